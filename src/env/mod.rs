@@ -1,0 +1,51 @@
+//! Everything that is not deterministic, behind traits: the clock, entropy, the disk, the network,
+//! and the named points where a test may kill the process.
+//!
+//! Each trait has a real implementation (here, and in `transport` for the network) and a simulated
+//! one (in `sim`). Code outside this folder and the edges never asks the operating system for the
+//! time, for random numbers, for a file or for a socket, so one seed replays a whole cluster.
+
+mod clock;
+mod disk;
+mod entropy;
+mod network;
+mod point;
+
+use std::sync::Arc;
+
+pub use clock::{BootClock, Clock};
+pub use disk::{Disk, DiskLock, File, OpenMode, RealDisk};
+pub use entropy::{Entropy, OsEntropy};
+pub use network::{Network, SendOutcome};
+pub use point::{NoPoints, Point, Points};
+
+/// The world that a node lives in, without its network.
+#[derive(Clone)]
+pub struct Env {
+    /// What time it is.
+    pub clock: Arc<dyn Clock>,
+    /// Random numbers.
+    pub entropy: Arc<dyn Entropy>,
+    /// Files.
+    pub disk: Arc<dyn Disk>,
+    /// Where a test may end the process.
+    pub points: Arc<dyn Points>,
+}
+
+impl Env {
+    /// The real world.
+    pub fn real() -> Self {
+        Self {
+            clock: Arc::new(BootClock),
+            entropy: Arc::new(OsEntropy),
+            disk: Arc::new(RealDisk),
+            points: Arc::new(NoPoints),
+        }
+    }
+}
+
+impl std::fmt::Debug for Env {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Env")
+    }
+}

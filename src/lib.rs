@@ -1,0 +1,4 @@
+//! Bowline: see the README.
+
+pub mod env;
+pub mod model;

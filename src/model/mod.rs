@@ -1,0 +1,31 @@
+//! The nouns: what a key, a revision, a request and an answer are.
+//!
+//! Types here hold meaning and nothing else. They know no bytes on a wire or a disk (`codec` does),
+//! no clock, no thread and no other module. Everything that Bowline's stages hand to each other is
+//! made of them.
+
+mod command;
+mod id;
+mod kv;
+mod limits;
+mod message;
+mod moment;
+mod outcome;
+mod range;
+mod request;
+
+pub use command::{AckWindow, Command, Item, Proposal, RequestId, SessionInfo};
+pub use id::{ClusterId, DiskId, Incarnation, LeaseId, LogIndex, NodeId, Revision, Term};
+pub use kv::{Event, EventKind, KeyValue};
+pub use limits::Limits;
+pub use message::{Hello, Lane, PeerMessage, ProposeRefusal, Standing};
+pub use moment::Moment;
+pub use outcome::{
+    DeleteReply, Fault, GrantReply, Outcome, PutReply, RangeReply, Refusal, Reply, RevokeReply,
+    TxnReply, TxnResult,
+};
+pub use range::{KeyRange, RangeEnd};
+pub use request::{
+    Compare, CompareBuilder, CompareOp, CompareTarget, Delete, Op, Put, PutLease, PutValue, Range,
+    RevisionBounds, Sort, SortOrder, SortTarget, Txn,
+};

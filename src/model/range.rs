@@ -1,0 +1,154 @@
+//! Which keys a request is about.
+
+use bytes::Bytes;
+
+/// Where a range of keys ends.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum RangeEnd {
+    /// Only the start key itself.
+    Single,
+    /// Every key from the start up to, and without, this one. At or below the start: nothing.
+    Before(Bytes),
+    /// Every key from the start on.
+    Unbounded,
+}
+
+/// One key, a prefix, or a half-open range of keys, in byte order.
+///
+/// Anything that turns into bytes is a single key: `"a".into()`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KeyRange {
+    start: Bytes,
+    end: RangeEnd,
+}
+
+impl KeyRange {
+    /// Only `key`.
+    pub fn key(key: impl Into<Bytes>) -> Self {
+        Self { start: key.into(), end: RangeEnd::Single }
+    }
+
+    /// Every key that starts with `prefix`. The empty prefix means every key.
+    pub fn prefix(prefix: impl Into<Bytes>) -> Self {
+        let start = prefix.into();
+        if start.is_empty() {
+            return Self::all();
+        }
+        // The first key after all keys with the prefix: the prefix with its last byte that can
+        // grow grown, and everything after that byte cut. 0xff cannot grow.
+        let end = match start.iter().rposition(|&byte| byte != 0xff) {
+            Some(last) => {
+                let mut end = start[..=last].to_vec();
+                end[last] += 1;
+                RangeEnd::Before(end.into())
+            }
+            None => RangeEnd::Unbounded,
+        };
+        Self { start, end }
+    }
+
+    /// Every key from `start` on.
+    pub fn from(start: impl Into<Bytes>) -> Self {
+        Self { start: start.into(), end: RangeEnd::Unbounded }
+    }
+
+    /// Every key from `start` up to, and without, `end`.
+    pub fn between(start: impl Into<Bytes>, end: impl Into<Bytes>) -> Self {
+        Self { start: start.into(), end: RangeEnd::Before(end.into()) }
+    }
+
+    /// Every key.
+    pub fn all() -> Self {
+        // No key is empty, so the smallest possible one is a single zero byte.
+        Self { start: Bytes::from_static(b"\0"), end: RangeEnd::Unbounded }
+    }
+
+    /// The first key that can be in the range.
+    pub fn start(&self) -> &Bytes {
+        &self.start
+    }
+
+    /// Where the range ends.
+    pub fn end(&self) -> &RangeEnd {
+        &self.end
+    }
+
+    /// The key, if the range is a single one.
+    pub fn as_single(&self) -> Option<&Bytes> {
+        matches!(self.end, RangeEnd::Single).then_some(&self.start)
+    }
+
+    /// Whether `key` is in the range.
+    pub fn contains(&self, key: &[u8]) -> bool {
+        match &self.end {
+            RangeEnd::Single => key == self.start,
+            RangeEnd::Before(end) => key >= &self.start[..] && key < &end[..],
+            RangeEnd::Unbounded => key >= &self.start[..],
+        }
+    }
+
+    /// The same range below `prefix`: what [`Client::scoped`](crate::Client::scoped) asks the store
+    /// for. An unbounded range ends where the prefix ends.
+    #[must_use]
+    pub fn below(&self, prefix: &Bytes) -> Self {
+        if prefix.is_empty() {
+            return self.clone();
+        }
+        let join = |key: &Bytes| -> Bytes { [&prefix[..], &key[..]].concat().into() };
+        if *self == Self::all() {
+            return Self::prefix(prefix.clone());
+        }
+        let end = match &self.end {
+            RangeEnd::Single => RangeEnd::Single,
+            RangeEnd::Before(end) => RangeEnd::Before(join(end)),
+            RangeEnd::Unbounded => Self::prefix(prefix.clone()).end,
+        };
+        Self { start: join(&self.start), end }
+    }
+}
+
+impl<T: Into<Bytes>> From<T> for KeyRange {
+    fn from(key: T) -> Self {
+        Self::key(key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_ends_before_the_next_sibling() {
+        let cases: [(&[u8], RangeEnd); 4] = [
+            (b"a", RangeEnd::Before(Bytes::from_static(b"b"))),
+            (b"a/", RangeEnd::Before(Bytes::from_static(b"a0"))),
+            (b"a\xff", RangeEnd::Before(Bytes::from_static(b"b"))),
+            (b"\xff\xff", RangeEnd::Unbounded),
+        ];
+        for (prefix, end) in cases {
+            assert_eq!(*KeyRange::prefix(prefix.to_vec()).end(), end, "{prefix:?}");
+        }
+        assert_eq!(KeyRange::prefix(""), KeyRange::all());
+    }
+
+    #[test]
+    fn a_range_contains_its_start_and_not_its_end() {
+        let range = KeyRange::between("b", "d");
+        assert!(range.contains(b"b") && range.contains(b"c") && range.contains(b"cz"));
+        assert!(!range.contains(b"a") && !range.contains(b"d"));
+        assert!(!KeyRange::between("d", "b").contains(b"c"));
+        assert!(KeyRange::from("b").contains(b"zzz"));
+        assert!(KeyRange::all().contains(b"\0"));
+    }
+
+    #[test]
+    fn a_range_below_a_prefix_never_leaves_it() {
+        let prefix = Bytes::from_static(b"app/");
+        for range in [KeyRange::all(), KeyRange::from("x"), KeyRange::prefix("k"), "k".into()] {
+            let below = range.below(&prefix);
+            assert!(!below.contains(b"app") && !below.contains(b"app0"), "{range:?} {below:?}");
+        }
+        assert!(KeyRange::all().below(&prefix).contains(b"app/x"));
+        assert_eq!(KeyRange::key("k").below(&prefix), KeyRange::key("app/k"));
+    }
+}
