@@ -18,7 +18,7 @@ pub struct Limits {
     /// The most compares, or operations of one branch, in one level of a transaction; the operations
     /// of a parent count against its children. Default 128, etcd's.
     pub txn_ops_max: usize,
-    /// How deep transactions may be nested. Default 8.
+    /// How deep transactions may be nested, at most [`Limits::TXN_DEPTH_CEILING`]. Default 8.
     pub txn_depth_max: usize,
 }
 
@@ -37,6 +37,10 @@ impl Default for Limits {
 impl Limits {
     /// The longest life of a lease: etcd's nine thousand million seconds.
     pub const LEASE_TTL_MAX: Duration = Duration::from_secs(9_000_000_000);
+
+    /// Transactions are never nested deeper than this, whatever `txn_depth_max` says: a log entry or
+    /// a message with a deeper one is not read.
+    pub const TXN_DEPTH_CEILING: usize = 16;
 
     /// What an operation counts for beside its keys and values, in bytes.
     const OP_BYTES: usize = 16;
@@ -118,8 +122,9 @@ impl Limits {
     }
 
     fn check_level(&self, txn: &Txn, budget: usize, depth: usize) -> Result<usize, Refusal> {
-        if depth > self.txn_depth_max {
-            return Err(Refusal::TooDeep { max: self.txn_depth_max });
+        let depth_max = self.txn_depth_max.min(Self::TXN_DEPTH_CEILING);
+        if depth > depth_max {
+            return Err(Refusal::TooDeep { max: depth_max });
         }
         let count = txn.compares.len().max(txn.success.len()).max(txn.failure.len());
         if count > budget {
