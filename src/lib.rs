@@ -1,4 +1,6 @@
 //! Bowline: see the README.
 
+#[allow(dead_code, unused_imports, reason = "used by the stages that follow")]
+mod codec;
 pub mod env;
 pub mod model;

@@ -1,0 +1,202 @@
+//! Reading: the checked counterpart of the encoder.
+//!
+//! Every method either returns a value that lies wholly inside the bytes given, or an error. Nothing
+//! is allocated for a length or a count before it was compared with the bytes that are left.
+
+use bytes::Bytes;
+
+use super::CodecError;
+use crate::model::{LeaseId, Limits, NodeId};
+
+/// What can be read. [`Encode`](super::Encode) wrote it.
+pub(crate) trait Decode: Sized {
+    /// The fewest bytes that any value takes: bounds how many of them a list can claim to have.
+    const BYTES_MIN: usize;
+
+    /// Reads one.
+    fn decode(from: &mut Decoder) -> Result<Self, CodecError>;
+}
+
+/// Reads the parts that everything else is made of, front to back.
+pub(crate) struct Decoder {
+    input: Bytes,
+    at: usize,
+    depth: usize,
+    what: &'static str,
+}
+
+impl Decoder {
+    /// Reads `input`, called `what` in errors.
+    pub(crate) fn new(what: &'static str, input: Bytes) -> Self {
+        Self { input, at: 0, depth: 0, what }
+    }
+
+    /// How many bytes have not been read.
+    pub(crate) fn left(&self) -> usize {
+        self.input.len() - self.at
+    }
+
+    /// The version byte; must be 1 up to `known`.
+    pub(crate) fn version(&mut self, known: u8) -> Result<u8, CodecError> {
+        match self.byte()? {
+            0 => Err(self.malformed("version 0")),
+            found if found > known => {
+                Err(CodecError::NewerVersion { what: self.what, found, known })
+            }
+            found => Ok(found),
+        }
+    }
+
+    /// One byte.
+    pub(crate) fn byte(&mut self) -> Result<u8, CodecError> {
+        let byte = *self.input.get(self.at).ok_or_else(|| self.cut_short(1))?;
+        self.at += 1;
+        Ok(byte)
+    }
+
+    /// A number.
+    pub(crate) fn number(&mut self) -> Result<u64, CodecError> {
+        let mut number = 0u64;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            if shift == 63 && byte > 1 {
+                return Err(self.malformed("a number of more than 64 bits"));
+            }
+            number |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                if byte == 0 && shift > 0 {
+                    return Err(self.malformed("a number longer than needed"));
+                }
+                return Ok(number);
+            }
+        }
+        Err(self.malformed("a number of more than 64 bits"))
+    }
+
+    /// Flags, all of which must be among `known`.
+    pub(crate) fn flags(&mut self, what: &'static str, known: u64) -> Result<u64, CodecError> {
+        let found = self.number()?;
+        if found & !known == 0 { Ok(found) } else { Err(CodecError::Newer { what, found }) }
+    }
+
+    /// Eight bytes.
+    pub(crate) fn fixed_u64(&mut self) -> Result<u64, CodecError> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    /// Sixteen bytes.
+    pub(crate) fn fixed_u128(&mut self) -> Result<u128, CodecError> {
+        self.array().map(u128::from_le_bytes)
+    }
+
+    /// Bytes behind their length: a slice of the input, not a copy.
+    pub(crate) fn bytes(&mut self) -> Result<Bytes, CodecError> {
+        let len = self.number()?;
+        if len > self.left() as u64 {
+            return Err(self.cut_short(len));
+        }
+        let bytes = self.input.slice(self.at..self.at + len as usize);
+        self.at += len as usize;
+        Ok(bytes)
+    }
+
+    /// Everything to the end.
+    pub(crate) fn rest(&mut self) -> Bytes {
+        let bytes = self.input.slice(self.at..);
+        self.at = self.input.len();
+        bytes
+    }
+
+    /// Text behind its length.
+    pub(crate) fn text(&mut self) -> Result<String, CodecError> {
+        let bytes = self.bytes()?;
+        match std::str::from_utf8(&bytes) {
+            Ok(text) => Ok(text.to_owned()),
+            Err(_) => Err(self.malformed("text that is not UTF-8")),
+        }
+    }
+
+    /// A list behind its length.
+    pub(crate) fn list<T: Decode>(&mut self) -> Result<Vec<T>, CodecError> {
+        let count = self.count(T::BYTES_MIN)?;
+        let mut items = Vec::with_capacity(count);
+        for _ in 0..count {
+            items.push(T::decode(self)?);
+        }
+        Ok(items)
+    }
+
+    /// The length of a list whose items take `bytes_min` bytes or more: there can be no more of them
+    /// than the bytes left have room for.
+    pub(crate) fn count(&mut self, bytes_min: usize) -> Result<usize, CodecError> {
+        assert!(bytes_min > 0, "items of no bytes could be claimed without limit");
+        let count = self.number()?;
+        if count > (self.left() / bytes_min) as u64 {
+            return Err(self.cut_short(count.saturating_mul(bytes_min as u64)));
+        }
+        Ok(count as usize)
+    }
+
+    /// Reads something inside a transaction.
+    pub(crate) fn nested<T>(
+        &mut self,
+        read: impl FnOnce(&mut Self) -> Result<T, CodecError>,
+    ) -> Result<T, CodecError> {
+        if self.depth == Limits::TXN_DEPTH_CEILING {
+            return Err(CodecError::TooDeep { max: Limits::TXN_DEPTH_CEILING });
+        }
+        self.depth += 1;
+        let value = read(self);
+        self.depth -= 1;
+        value
+    }
+
+    /// Says that everything has been read.
+    pub(crate) fn finish(self) -> Result<(), CodecError> {
+        match self.left() {
+            0 => Ok(()),
+            bytes => Err(CodecError::Trailing { what: self.what, bytes }),
+        }
+    }
+
+    /// An error about what is being read.
+    pub(crate) fn malformed(&self, why: &'static str) -> CodecError {
+        CodecError::Malformed { what: self.what, why }
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], CodecError> {
+        let Some(bytes) = self.input[self.at..].first_chunk::<N>() else {
+            return Err(self.cut_short(N as u64));
+        };
+        self.at += N;
+        Ok(*bytes)
+    }
+
+    fn cut_short(&self, needed: u64) -> CodecError {
+        CodecError::CutShort { what: self.what, needed, left: self.left() }
+    }
+}
+
+impl Decode for u64 {
+    const BYTES_MIN: usize = 1;
+
+    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
+        from.number()
+    }
+}
+
+impl Decode for NodeId {
+    const BYTES_MIN: usize = 1;
+
+    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
+        NodeId::new(from.number()?).ok_or_else(|| from.malformed("member 0"))
+    }
+}
+
+impl Decode for LeaseId {
+    const BYTES_MIN: usize = 1;
+
+    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
+        LeaseId::new(from.number()?).ok_or_else(|| from.malformed("lease 0"))
+    }
+}

@@ -1,0 +1,138 @@
+//! Items: what one log entry holds.
+//!
+//! ```text
+//! entry    = version u8 | list of item
+//! item     = 1 proposal | 2 term, list of lease (expire)
+//! proposal = member | incarnation | window | list of (number, command)
+//! window   = frontier | list of (gap after the last end, length)
+//! ```
+
+use bytes::Bytes;
+
+use super::{CodecError, Decode, Decoder, Encode, Encoder, Sink};
+use crate::model::{AckWindow, Command, Incarnation, Item, LeaseId, NodeId, Proposal, Term};
+
+/// The format of log entries that this build writes, and the newest that it reads.
+const VERSION: u8 = 1;
+
+const PROPOSAL: u8 = 1;
+const EXPIRE: u8 = 2;
+
+/// The payload of a log entry.
+pub(crate) fn encode_items(items: &[Item]) -> Vec<u8> {
+    let mut bytes = vec![VERSION];
+    Encoder::new(&mut bytes).list(items);
+    bytes
+}
+
+/// Reads the payload of a log entry. Keys and values are slices of `bytes`.
+pub(crate) fn decode_items(bytes: Bytes) -> Result<Vec<Item>, CodecError> {
+    let mut from = Decoder::new("log entry", bytes);
+    from.version(VERSION)?;
+    let items = from.list()?;
+    from.finish()?;
+    Ok(items)
+}
+
+impl Encode for Item {
+    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
+        match self {
+            Item::Proposal(proposal) => {
+                to.byte(PROPOSAL);
+                proposal.encode(to);
+            }
+            Item::Expire { term, leases } => {
+                to.byte(EXPIRE);
+                to.number(term.get());
+                to.list(leases);
+            }
+        }
+    }
+}
+
+impl Decode for Item {
+    const BYTES_MIN: usize = 3;
+
+    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
+        Ok(match from.byte()? {
+            PROPOSAL => Item::Proposal(Proposal::decode(from)?),
+            EXPIRE => Item::Expire { term: Term(from.number()?), leases: from.list()? },
+            found => return Err(CodecError::Newer { what: "log item", found: found.into() }),
+        })
+    }
+}
+
+impl Encode for Proposal {
+    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
+        to.number(self.node.get());
+        to.number(self.incarnation.get());
+        self.window.encode(to);
+        to.number(self.requests.len() as u64);
+        for (seq, command) in &self.requests {
+            to.number(*seq);
+            command.encode(to);
+        }
+    }
+}
+
+impl Decode for Proposal {
+    const BYTES_MIN: usize = 5;
+
+    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
+        let node = NodeId::decode(from)?;
+        let incarnation = Incarnation(from.number()?);
+        let window = AckWindow::decode(from)?;
+        let count = from.count(1 + Command::BYTES_MIN)?;
+        let mut requests = Vec::with_capacity(count);
+        for _ in 0..count {
+            requests.push((from.number()?, Command::decode(from)?));
+        }
+        Ok(Proposal { node, incarnation, window, requests })
+    }
+}
+
+impl Encode for AckWindow {
+    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
+        to.number(self.frontier);
+        to.number(self.open.len() as u64);
+        let mut last_end = 0;
+        for (place, span) in self.open.iter().enumerate() {
+            assert!(span.start < span.end && span.end <= self.frontier, "an empty or future span");
+            assert!(place == 0 || span.start > last_end, "open spans out of order or adjacent");
+            to.number(span.start - last_end);
+            to.number(span.end - span.start);
+            last_end = span.end;
+        }
+    }
+}
+
+impl Decode for AckWindow {
+    const BYTES_MIN: usize = 2;
+
+    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
+        let frontier = from.number()?;
+        let count = from.count(2)?;
+        let mut open = Vec::with_capacity(count);
+        let mut last_end = 0u64;
+        for place in 0..count {
+            let (gap, len) = (from.number()?, from.number()?);
+            if len == 0 || (gap == 0 && place > 0) {
+                return Err(from.malformed("open requests that are empty or adjacent"));
+            }
+            let start = last_end.checked_add(gap);
+            let end = start.and_then(|start| start.checked_add(len));
+            let (Some(start), Some(end)) = (start, end.filter(|end| *end <= frontier)) else {
+                return Err(from.malformed("open requests above the frontier"));
+            };
+            open.push(start..end);
+            last_end = end;
+        }
+        Ok(AckWindow { frontier, open })
+    }
+}
+
+impl Encode for LeaseId {
+    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
+        to.number(self.get());
+    }
+}

@@ -1,0 +1,251 @@
+//! Messages: what one member sends to another, one a frame.
+//!
+//! ```text
+//! message  = version u8 | kind u8 | body
+//! hello    = cluster u128 | from | to | disk u128 | incarnation | 0 (blank) | 1 list of (member, disk u128)
+//! raft     = the consensus' own bytes, to the end
+//! ```
+//!
+//! The other bodies are their fields in the order in which `model` names them. The hello never
+//! changes in a way that an older member cannot refuse with a clear word: the handshake settles the
+//! protocol's version before it is read.
+
+use bytes::Bytes;
+use std::collections::BTreeMap;
+
+use super::{CodecError, Decode, Decoder, Encode, Encoder, Length, Sink};
+use crate::model::{
+    ClusterId, DiskId, Hello, Incarnation, LogIndex, NodeId, PeerMessage, Proposal, ProposeRefusal,
+    Standing, Term,
+};
+
+/// The format of messages that this build writes, and the newest that it reads.
+const VERSION: u8 = 1;
+
+mod kind {
+    pub(super) const HELLO: u8 = 1;
+    pub(super) const RAFT: u8 = 2;
+    pub(super) const PROPOSE: u8 = 3;
+    pub(super) const PROPOSE_REFUSED: u8 = 4;
+    pub(super) const READ_ASK: u8 = 5;
+    pub(super) const READ_ANSWER: u8 = 6;
+    pub(super) const RENEW: u8 = 7;
+    pub(super) const RENEWED: u8 = 8;
+    pub(super) const DIGEST: u8 = 9;
+    pub(super) const FAREWELL: u8 = 10;
+}
+
+/// Appends the message to `sink`.
+pub(crate) fn encode_message(message: &PeerMessage, sink: &mut impl Sink) {
+    let mut to = Encoder::new(sink);
+    to.byte(VERSION);
+    message.encode(&mut to);
+}
+
+/// How many bytes [`encode_message`] would append.
+pub(crate) fn message_len(message: &PeerMessage) -> usize {
+    let mut length = Length::default();
+    encode_message(message, &mut length);
+    length.0
+}
+
+/// Reads one message. Keys and values in it are slices of `bytes`.
+pub(crate) fn decode_message(bytes: Bytes) -> Result<PeerMessage, CodecError> {
+    let mut from = Decoder::new("message", bytes);
+    from.version(VERSION)?;
+    let message = PeerMessage::decode(&mut from)?;
+    from.finish()?;
+    Ok(message)
+}
+
+impl Encode for PeerMessage {
+    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
+        match self {
+            PeerMessage::Hello(hello) => {
+                to.byte(kind::HELLO);
+                hello.encode(to);
+            }
+            PeerMessage::Raft(bytes) => {
+                to.byte(kind::RAFT);
+                to.rest(bytes);
+            }
+            PeerMessage::Propose(proposal) => {
+                to.byte(kind::PROPOSE);
+                proposal.encode(to);
+            }
+            PeerMessage::ProposeRefused { incarnation, seqs, why } => {
+                to.byte(kind::PROPOSE_REFUSED);
+                to.number(incarnation.get());
+                to.list(seqs);
+                why.encode(to);
+            }
+            PeerMessage::ReadAsk { round, incarnation } => {
+                to.byte(kind::READ_ASK);
+                to.number(*round);
+                to.number(incarnation.get());
+            }
+            PeerMessage::ReadAnswer { round, incarnation, index } => {
+                to.byte(kind::READ_ANSWER);
+                to.number(*round);
+                to.number(incarnation.get());
+                match index {
+                    None => to.byte(0),
+                    Some(index) => {
+                        to.byte(1);
+                        to.number(index.get());
+                    }
+                }
+            }
+            PeerMessage::Renew { round, incarnation, leases } => {
+                to.byte(kind::RENEW);
+                to.number(*round);
+                to.number(incarnation.get());
+                to.list(leases);
+            }
+            PeerMessage::Renewed { round, incarnation, renewed, gone } => {
+                to.byte(kind::RENEWED);
+                to.number(*round);
+                to.number(incarnation.get());
+                to.list(renewed);
+                to.list(gone);
+            }
+            PeerMessage::Digest { index, digest } => {
+                to.byte(kind::DIGEST);
+                to.number(index.get());
+                to.fixed_u64(*digest);
+            }
+            PeerMessage::Farewell { term } => {
+                to.byte(kind::FAREWELL);
+                to.number(term.get());
+            }
+        }
+    }
+}
+
+impl Decode for PeerMessage {
+    const BYTES_MIN: usize = 1;
+
+    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
+        Ok(match from.byte()? {
+            kind::HELLO => PeerMessage::Hello(Hello::decode(from)?),
+            kind::RAFT => PeerMessage::Raft(from.rest()),
+            kind::PROPOSE => PeerMessage::Propose(Proposal::decode(from)?),
+            kind::PROPOSE_REFUSED => PeerMessage::ProposeRefused {
+                incarnation: Incarnation(from.number()?),
+                seqs: from.list()?,
+                why: ProposeRefusal::decode(from)?,
+            },
+            kind::READ_ASK => PeerMessage::ReadAsk {
+                round: from.number()?,
+                incarnation: Incarnation(from.number()?),
+            },
+            kind::READ_ANSWER => PeerMessage::ReadAnswer {
+                round: from.number()?,
+                incarnation: Incarnation(from.number()?),
+                index: match from.byte()? {
+                    0 => None,
+                    1 => Some(LogIndex(from.number()?)),
+                    found => {
+                        return Err(CodecError::Newer { what: "read answer", found: found.into() });
+                    }
+                },
+            },
+            kind::RENEW => PeerMessage::Renew {
+                round: from.number()?,
+                incarnation: Incarnation(from.number()?),
+                leases: from.list()?,
+            },
+            kind::RENEWED => PeerMessage::Renewed {
+                round: from.number()?,
+                incarnation: Incarnation(from.number()?),
+                renewed: from.list()?,
+                gone: from.list()?,
+            },
+            kind::DIGEST => {
+                PeerMessage::Digest { index: LogIndex(from.number()?), digest: from.fixed_u64()? }
+            }
+            kind::FAREWELL => PeerMessage::Farewell { term: Term(from.number()?) },
+            found => return Err(CodecError::Newer { what: "message", found: found.into() }),
+        })
+    }
+}
+
+impl Encode for Hello {
+    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
+        to.fixed_u128(self.cluster.0);
+        to.number(self.from.get());
+        to.number(self.to.get());
+        to.fixed_u128(self.disk.0);
+        to.number(self.incarnation.get());
+        match &self.standing {
+            Standing::Blank => to.byte(0),
+            Standing::Founded(founding) => {
+                to.byte(1);
+                to.number(founding.len() as u64);
+                for (member, disk) in founding {
+                    to.number(member.get());
+                    to.fixed_u128(disk.0);
+                }
+            }
+        }
+    }
+}
+
+impl Decode for Hello {
+    const BYTES_MIN: usize = 36;
+
+    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
+        Ok(Hello {
+            cluster: ClusterId(from.fixed_u128()?),
+            from: NodeId::decode(from)?,
+            to: NodeId::decode(from)?,
+            disk: DiskId(from.fixed_u128()?),
+            incarnation: Incarnation(from.number()?),
+            standing: match from.byte()? {
+                0 => Standing::Blank,
+                1 => Standing::Founded(decode_founding(from)?),
+                found => return Err(CodecError::Newer { what: "standing", found: found.into() }),
+            },
+        })
+    }
+}
+
+fn decode_founding(from: &mut Decoder) -> Result<BTreeMap<NodeId, DiskId>, CodecError> {
+    let mut founding = BTreeMap::new();
+    for _ in 0..from.count(17)? {
+        let member = NodeId::decode(from)?;
+        if founding.last_key_value().is_some_and(|(last, _)| *last >= member) {
+            return Err(from.malformed("founding members out of order"));
+        }
+        founding.insert(member, DiskId(from.fixed_u128()?));
+    }
+    Ok(founding)
+}
+
+impl Encode for ProposeRefusal {
+    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
+        match self {
+            ProposeRefusal::NotLeader(None) => to.byte(0),
+            ProposeRefusal::NotLeader(Some(leader)) => {
+                to.byte(1);
+                to.number(leader.get());
+            }
+            ProposeRefusal::Busy => to.byte(2),
+            ProposeRefusal::Diverged => to.byte(3),
+        }
+    }
+}
+
+impl Decode for ProposeRefusal {
+    const BYTES_MIN: usize = 1;
+
+    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
+        Ok(match from.byte()? {
+            0 => ProposeRefusal::NotLeader(None),
+            1 => ProposeRefusal::NotLeader(Some(NodeId::decode(from)?)),
+            2 => ProposeRefusal::Busy,
+            3 => ProposeRefusal::Diverged,
+            found => return Err(CodecError::Newer { what: "refusal", found: found.into() }),
+        })
+    }
+}

@@ -1,0 +1,55 @@
+//! Bytes: how the nouns of `model` stand in a log entry and in a message between members.
+//!
+//! The model knows no encoding; this folder knows nothing else. It opens no file and no socket. Two
+//! things are encoded, and each begins with a version byte of its own:
+//!
+//! ```text
+//! log entry  = version u8 | list of Item                    encode_items     decode_items
+//! message    = version u8 | kind u8 | body                  encode_message   decode_message
+//! ```
+//!
+//! The parts are the same everywhere:
+//!
+//! ```text
+//! number     a varint: seven bits a byte, the least significant first, never longer than needed
+//! bytes      number of bytes | the bytes
+//! list       number of items | the items
+//! choice     kind u8 | what belongs to that kind
+//! flags      a number whose bits say what follows
+//! ```
+//!
+//! **Versions.** A version, a kind or a flag that this build does not know is
+//! [`CodecError::NewerVersion`] or [`CodecError::Newer`], never a guess and never skipped: a replica
+//! that passed over a command would no longer be one. Golden bytes in `tests/golden/codec.txt` freeze
+//! what is written; they are only ever added to.
+//!
+//! **Hostile bytes.** Decoding never panics. A length or a count is compared with the bytes that are
+//! left before anything is allocated; transactions nest at most [`Limits::TXN_DEPTH_CEILING`] deep, so
+//! bytes cannot use up the stack; bytes after the end are an error. There is one way to write a value
+//! and only that one is read, so equal values have equal bytes. What is decoded can be larger than its
+//! bytes by the ratio of an empty operation in memory to the four bytes that it takes, which a test
+//! states; the frame limit of the lane bounds the whole.
+//!
+//! **Copies.** Decoding takes [`Bytes`](bytes::Bytes) and hands out slices of it: keys and values are
+//! not copied, and keep the buffer that they came in alive.
+//!
+//! [`Limits::TXN_DEPTH_CEILING`]: crate::model::Limits::TXN_DEPTH_CEILING
+
+mod command;
+mod decoder;
+mod encoder;
+mod error;
+mod item;
+mod message;
+
+#[cfg(test)]
+pub(crate) mod sample;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use command::encoded_len_hint;
+pub(crate) use decoder::{Decode, Decoder};
+pub(crate) use encoder::{Encode, Encoder, Length, Sink};
+pub(crate) use error::CodecError;
+pub(crate) use item::{decode_items, encode_items};
+pub(crate) use message::{decode_message, encode_message, message_len};

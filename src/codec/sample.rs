@@ -1,0 +1,265 @@
+//! Random values for tests: the same seed gives the same ones.
+//!
+//! Small numbers and extremes are as likely as anything else, lists are short, and every variant and
+//! every optional field occurs.
+
+use bytes::Bytes;
+use std::time::Duration;
+
+use crate::model::*;
+
+/// A source of random values.
+pub(crate) struct Sample {
+    state: u64,
+}
+
+impl Sample {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { state: seed }
+    }
+
+    /// splitmix64
+    pub(crate) fn next(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    fn flip(&mut self) -> bool {
+        self.next() & 1 == 1
+    }
+
+    fn number(&mut self) -> u64 {
+        match self.below(5) {
+            0 => 0,
+            1 => self.below(300),
+            2 => 1 << self.below(64),
+            3 => u64::MAX - self.below(2),
+            _ => self.next(),
+        }
+    }
+
+    fn positive(&mut self) -> u64 {
+        self.number().max(1)
+    }
+
+    fn maybe<T>(&mut self, make: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        self.flip().then(|| make(self))
+    }
+
+    fn list<T>(&mut self, len_below: u64, mut make: impl FnMut(&mut Self) -> T) -> Vec<T> {
+        (0..self.below(len_below)).map(|_| make(self)).collect()
+    }
+
+    pub(crate) fn bytes(&mut self) -> Bytes {
+        let len = match self.below(8) {
+            0 => 0,
+            1 => 200 + self.below(200),
+            _ => self.below(20),
+        };
+        (0..len).map(|_| self.next() as u8).collect()
+    }
+
+    fn node(&mut self) -> NodeId {
+        NodeId::new(self.positive()).expect("not 0")
+    }
+
+    fn lease(&mut self) -> LeaseId {
+        LeaseId::new(self.positive()).expect("not 0")
+    }
+
+    fn revision(&mut self) -> Revision {
+        Revision(self.number())
+    }
+
+    fn keys(&mut self) -> KeyRange {
+        match self.below(3) {
+            0 => KeyRange::key(self.bytes()),
+            1 => KeyRange::between(self.bytes(), self.bytes()),
+            _ => KeyRange::from(self.bytes()),
+        }
+    }
+
+    fn put(&mut self) -> Put {
+        Put {
+            key: self.bytes(),
+            value: if self.flip() { PutValue::Set(self.bytes()) } else { PutValue::Keep },
+            lease: match self.below(3) {
+                0 => PutLease::None,
+                1 => PutLease::Attach(self.lease()),
+                _ => PutLease::Keep,
+            },
+            prev_kv: self.flip(),
+        }
+    }
+
+    fn delete(&mut self) -> Delete {
+        Delete { range: self.keys(), prev_kv: self.flip() }
+    }
+
+    fn range(&mut self) -> Range {
+        let target = match self.below(5) {
+            0 => SortTarget::Key,
+            1 => SortTarget::Version,
+            2 => SortTarget::Create,
+            3 => SortTarget::Mod,
+            _ => SortTarget::Value,
+        };
+        let order = if self.flip() { SortOrder::Ascend } else { SortOrder::Descend };
+        Range {
+            range: self.keys(),
+            revision: self.maybe(Self::revision),
+            limit: self.maybe(Self::number),
+            sort: Sort { target, order },
+            keys_only: self.flip(),
+            count_only: self.flip(),
+            bounds: RevisionBounds {
+                mod_min: self.maybe(Self::revision),
+                mod_max: self.maybe(Self::revision),
+                create_min: self.maybe(Self::revision),
+                create_max: self.maybe(Self::revision),
+            },
+        }
+    }
+
+    fn compare(&mut self) -> Compare {
+        Compare {
+            range: self.keys(),
+            target: match self.below(5) {
+                0 => CompareTarget::Version(self.number()),
+                1 => CompareTarget::Create(self.revision()),
+                2 => CompareTarget::Mod(self.revision()),
+                3 => CompareTarget::Value(self.bytes()),
+                _ => CompareTarget::Lease(self.number()),
+            },
+            op: match self.below(4) {
+                0 => CompareOp::Equal,
+                1 => CompareOp::NotEqual,
+                2 => CompareOp::Greater,
+                _ => CompareOp::Less,
+            },
+        }
+    }
+
+    fn txn(&mut self, depth: u64) -> Txn {
+        Txn {
+            compares: self.list(4, Self::compare),
+            success: self.list(4, |sample| sample.op(depth)),
+            failure: self.list(3, |sample| sample.op(depth)),
+        }
+    }
+
+    fn op(&mut self, depth: u64) -> Op {
+        match self.below(if depth < 4 { 4 } else { 3 }) {
+            0 => Op::Range(self.range()),
+            1 => Op::Put(self.put()),
+            2 => Op::Delete(self.delete()),
+            _ => Op::Txn(self.txn(depth + 1)),
+        }
+    }
+
+    pub(crate) fn command(&mut self) -> Command {
+        match self.below(6) {
+            0 => Command::Put(self.put()),
+            1 => Command::Delete(self.delete()),
+            2 => Command::Txn(self.txn(1)),
+            3 => Command::Compact(self.revision()),
+            4 => Command::Grant {
+                id: self.maybe(Self::lease),
+                ttl: Duration::from_millis(self.number()),
+                session: self.maybe(|sample| SessionInfo {
+                    label: sample
+                        .list(9, |sample| char::from(b'a' + sample.below(26) as u8))
+                        .iter()
+                        .collect(),
+                    own: sample.flip(),
+                }),
+            },
+            _ => Command::Revoke(self.lease()),
+        }
+    }
+
+    fn window(&mut self) -> AckWindow {
+        let mut at = self.below(1000);
+        let mut open = Vec::new();
+        for _ in 0..self.below(4) {
+            let end = at + 1 + self.below(100);
+            open.push(at..end);
+            at = end + 1 + self.below(100_000);
+        }
+        AckWindow { frontier: at, open }
+    }
+
+    fn proposal(&mut self) -> Proposal {
+        Proposal {
+            node: self.node(),
+            incarnation: Incarnation(self.number()),
+            window: self.window(),
+            requests: self.list(5, |sample| (sample.number(), sample.command())),
+        }
+    }
+
+    pub(crate) fn items(&mut self) -> Vec<Item> {
+        self.list(4, |sample| match sample.below(3) {
+            0 => Item::Expire { term: Term(sample.number()), leases: sample.list(9, Self::lease) },
+            _ => Item::Proposal(sample.proposal()),
+        })
+    }
+
+    fn hello(&mut self) -> Hello {
+        Hello {
+            cluster: ClusterId(u128::from(self.next()) << 64 | u128::from(self.next())),
+            from: self.node(),
+            to: self.node(),
+            disk: DiskId(self.next().into()),
+            incarnation: Incarnation(self.number()),
+            standing: match self.flip() {
+                true => Standing::Blank,
+                false => Standing::Founded(
+                    self.list(8, |sample| (sample.node(), DiskId(sample.next().into())))
+                        .into_iter()
+                        .collect(),
+                ),
+            },
+        }
+    }
+
+    pub(crate) fn message(&mut self) -> PeerMessage {
+        let (round, incarnation) = (self.number(), Incarnation(self.number()));
+        match self.below(10) {
+            0 => PeerMessage::Hello(self.hello()),
+            1 => PeerMessage::Raft(self.bytes()),
+            2 => PeerMessage::Propose(self.proposal()),
+            3 => PeerMessage::ProposeRefused {
+                incarnation,
+                seqs: self.list(9, Self::number),
+                why: match self.below(4) {
+                    0 => ProposeRefusal::NotLeader(None),
+                    1 => ProposeRefusal::NotLeader(Some(self.node())),
+                    2 => ProposeRefusal::Busy,
+                    _ => ProposeRefusal::Diverged,
+                },
+            },
+            4 => PeerMessage::ReadAsk { round, incarnation },
+            5 => {
+                let index = self.maybe(|sample| LogIndex(sample.number()));
+                PeerMessage::ReadAnswer { round, incarnation, index }
+            }
+            6 => PeerMessage::Renew { round, incarnation, leases: self.list(9, Self::lease) },
+            7 => PeerMessage::Renewed {
+                round,
+                incarnation,
+                renewed: self.list(9, Self::lease),
+                gone: self.list(9, Self::lease),
+            },
+            8 => PeerMessage::Digest { index: LogIndex(self.number()), digest: self.next() },
+            _ => PeerMessage::Farewell { term: Term(self.number()) },
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! What holds for every encoded value: it comes back, its bytes are frozen, damage is an error.
+
+use bytes::Bytes;
+use std::fmt::Write;
+use std::time::Duration;
+
+use super::sample::Sample;
+use super::*;
+use crate::model::*;
+
+/// One line a case: a sentence, then the bytes. Lines are added, never changed: released versions
+/// have written them.
+const GOLDEN: &str = include_str!("../../tests/golden/codec.txt");
+
+fn message_bytes(message: &PeerMessage) -> Bytes {
+    let mut bytes = Vec::new();
+    encode_message(message, &mut bytes);
+    bytes.into()
+}
+
+fn node(id: u64) -> NodeId {
+    NodeId::new(id).expect("not 0")
+}
+
+fn lease(id: u64) -> LeaseId {
+    LeaseId::new(id).expect("not 0")
+}
+
+/// An entry with one command of member 2, incarnation 3, request 300.
+fn entry(command: Command) -> Vec<Item> {
+    let window = AckWindow { frontier: 300, open: vec![5..6, 200..300] };
+    let (node, incarnation) = (node(2), Incarnation(3));
+    vec![Item::Proposal(Proposal { node, incarnation, window, requests: vec![(300, command)] })]
+}
+
+fn golden_entries() -> Vec<(&'static str, Vec<Item>)> {
+    let put = Put {
+        lease: PutLease::Attach(lease(0x1234_5678_9abc_def0)),
+        prev_kv: true,
+        ..Put::new("k", "value")
+    };
+    let keep = Put { value: PutValue::Keep, lease: PutLease::Keep, ..Put::new("k", "") };
+    let range = Range {
+        revision: Some(Revision(9)),
+        limit: Some(100),
+        sort: Sort { target: SortTarget::Value, order: SortOrder::Descend },
+        keys_only: true,
+        count_only: true,
+        bounds: RevisionBounds {
+            mod_min: Some(Revision(1)),
+            mod_max: Some(Revision(2)),
+            create_min: Some(Revision(3)),
+            create_max: Some(Revision(4)),
+        },
+        ..Range::new(KeyRange::prefix("a/"))
+    };
+    let txn = Txn {
+        compares: vec![
+            Compare::version("k").eq(1u64),
+            Compare::create_revision("k").ne(2),
+            Compare::mod_revision("k").gt(3),
+            Compare::value(KeyRange::from("k")).lt("v"),
+            Compare::lease(KeyRange::all()).eq(4u64),
+        ],
+        success: vec![range.into(), Op::get("k"), Op::Txn(Txn::default())],
+        failure: vec![Op::delete(KeyRange::between("a", "b")), Op::put("k", "v")],
+    };
+    let session = SessionInfo { label: "host ü".to_owned(), own: true };
+    let ttl = Duration::from_millis(5000);
+    vec![
+        ("an entry with nothing in it", vec![]),
+        (
+            "leases that have run out",
+            vec![Item::Expire { term: Term(7), leases: vec![lease(1), lease(u64::MAX)] }],
+        ),
+        ("a put", entry(Command::Put(Put::new("k", "value")))),
+        ("a put that binds a lease and asks for the row before", entry(Command::Put(put))),
+        ("a put that keeps value and lease", entry(Command::Put(keep))),
+        ("a delete of a prefix", entry(Command::Delete(Delete::new(KeyRange::prefix("a/"))))),
+        ("a transaction with everything in it", entry(Command::Txn(txn))),
+        ("a compaction", entry(Command::Compact(Revision(1 << 40)))),
+        ("a grant", entry(Command::Grant { id: None, ttl, session: None })),
+        (
+            "a grant of a session under a chosen id",
+            entry(Command::Grant { id: Some(lease(16)), ttl, session: Some(session) }),
+        ),
+        ("a revocation", entry(Command::Revoke(lease(16)))),
+    ]
+}
+
+fn golden_messages() -> Vec<(&'static str, PeerMessage)> {
+    let incarnation = Incarnation(3);
+    let hello = Hello {
+        cluster: ClusterId(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10),
+        from: node(1),
+        to: node(2),
+        disk: DiskId(0xaabb),
+        incarnation,
+        standing: Standing::Blank,
+    };
+    let founding = [(node(1), DiskId(0xaabb)), (node(2), DiskId(u128::MAX))].into();
+    let founded = Hello { standing: Standing::Founded(founding), ..hello.clone() };
+    let Some(Item::Proposal(proposal)) = entry(Command::Put(Put::new("k", "v"))).pop() else {
+        unreachable!("an entry of one proposal");
+    };
+    let refused = |why| PeerMessage::ProposeRefused { incarnation, seqs: vec![1, 300], why };
+    let answer = |index| PeerMessage::ReadAnswer { round: 4, incarnation, index };
+    vec![
+        ("the hello of a blank member", PeerMessage::Hello(hello)),
+        ("the hello of a founded member", PeerMessage::Hello(founded)),
+        ("a message of the consensus", PeerMessage::Raft(Bytes::from_static(b"raft"))),
+        ("a proposal", PeerMessage::Propose(proposal)),
+        ("refused: nobody leads", refused(ProposeRefusal::NotLeader(None))),
+        ("refused: another leads", refused(ProposeRefusal::NotLeader(Some(node(3))))),
+        ("refused: busy", refused(ProposeRefusal::Busy)),
+        ("refused: diverged", refused(ProposeRefusal::Diverged)),
+        ("a question for the read index", PeerMessage::ReadAsk { round: 4, incarnation }),
+        ("the read index", answer(Some(LogIndex(1000)))),
+        ("no read index here", answer(None)),
+        (
+            "a renewal",
+            PeerMessage::Renew { round: 4, incarnation, leases: vec![lease(1), lease(200)] },
+        ),
+        (
+            "an answer to a renewal",
+            PeerMessage::Renewed {
+                round: 4,
+                incarnation,
+                renewed: vec![lease(1)],
+                gone: vec![lease(200)],
+            },
+        ),
+        ("a digest", PeerMessage::Digest { index: LogIndex(1000), digest: 0x0102_0304_0506_0708 }),
+        ("a farewell", PeerMessage::Farewell { term: Term(7) }),
+    ]
+}
+
+#[test]
+fn the_formats_are_frozen() {
+    let mut written = String::new();
+    for (name, items) in golden_entries() {
+        let bytes = encode_items(&items);
+        writeln!(written, "{name}: {}", hex(&bytes)).expect("a string takes everything");
+        assert_eq!(decode_items(bytes.into()).as_ref(), Ok(&items), "{name}");
+    }
+    for (name, message) in golden_messages() {
+        let bytes = message_bytes(&message);
+        writeln!(written, "{name}: {}", hex(&bytes)).expect("a string takes everything");
+        assert_eq!(decode_message(bytes).as_ref(), Ok(&message), "{name}");
+    }
+    assert!(written == GOLDEN, "tests/golden/codec.txt differs from what is written:\n{written}");
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn what_was_written_is_read_back() {
+    for seed in 0..3000 {
+        let mut sample = Sample::new(seed);
+        let items = sample.items();
+        assert_eq!(decode_items(encode_items(&items).into()).as_ref(), Ok(&items), "seed {seed}");
+        let message = sample.message();
+        let bytes = message_bytes(&message);
+        assert_eq!(message_len(&message), bytes.len(), "seed {seed}");
+        assert_eq!(decode_message(bytes).as_ref(), Ok(&message), "seed {seed}");
+    }
+}
+
+#[test]
+fn the_length_of_a_command_is_known_before_it_is_encoded() {
+    for seed in 0..500 {
+        let command = Sample::new(seed).command();
+        let mut bytes = Vec::new();
+        command.encode(&mut Encoder::new(&mut bytes));
+        assert_eq!(encoded_len_hint(&command), bytes.len(), "seed {seed}");
+    }
+}
+
+#[test]
+fn bytes_cut_short_anywhere_are_an_error() {
+    for seed in 0..300 {
+        let mut sample = Sample::new(seed);
+        let entry = Bytes::from(encode_items(&sample.items()));
+        for len in 0..entry.len() {
+            assert!(decode_items(entry.slice(..len)).is_err(), "seed {seed}, {len} bytes");
+        }
+        let message = sample.message();
+        let bytes = message_bytes(&message);
+        for len in 0..bytes.len() {
+            let cut = decode_message(bytes.slice(..len));
+            // The consensus' bytes reach to the end: they are judged where they are understood.
+            let expected = matches!(message, PeerMessage::Raft(_)) && len >= 2;
+            assert_eq!(cut.is_ok(), expected, "seed {seed}, {len} bytes");
+        }
+    }
+}
+
+#[test]
+fn damaged_bytes_are_an_error_or_another_value_and_never_a_panic() {
+    for seed in 0..4000 {
+        let mut sample = Sample::new(seed);
+        let mut entry = encode_items(&sample.items());
+        let mut message = message_bytes(&sample.message()).to_vec();
+        for bytes in [&mut entry, &mut message] {
+            for _ in 0..1 + sample.below(4) {
+                let at = sample.below(bytes.len() as u64) as usize;
+                bytes[at] ^= 1 << sample.below(8);
+            }
+        }
+        // One way to write a value: whatever is still read is written as the same bytes.
+        if let Ok(items) = decode_items(entry.clone().into()) {
+            assert_eq!(encode_items(&items), entry, "seed {seed}");
+        }
+        if let Ok(read) = decode_message(message.clone().into()) {
+            assert_eq!(message_bytes(&read), message, "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn random_bytes_are_never_a_panic() {
+    for seed in 0..20_000 {
+        let mut sample = Sample::new(seed);
+        let mut bytes = sample.bytes().to_vec();
+        if let Some(first) = bytes.first_mut() {
+            *first = 1;
+        }
+        let _ = decode_items(bytes.clone().into());
+        let _ = decode_message(bytes.into());
+    }
+}
+
+#[test]
+fn bytes_after_the_end_are_an_error() {
+    let mut entry = encode_items(&[]);
+    entry.push(0);
+    let trailing = |what| CodecError::Trailing { what, bytes: 1 };
+    assert_eq!(decode_items(entry.into()), Err(trailing("log entry")));
+    let mut message = message_bytes(&PeerMessage::Farewell { term: Term(1) }).to_vec();
+    message.push(0);
+    assert_eq!(decode_message(message.into()), Err(trailing("message")));
+}
+
+#[test]
+fn what_only_a_newer_version_knows_is_named_as_such() {
+    let cases: [(&str, &[u8]); 6] = [
+        ("version", b"\x02"),
+        ("item", b"\x01\x01\x09\x00\x00"),
+        ("command", b"\x01\x01\x01\x01\x01\x00\x00\x01\x01\x63\x00"),
+        ("flag of a put", b"\x01\x01\x01\x01\x01\x00\x00\x01\x01\x01\x10\x00"),
+        ("kind of keys", b"\x01\x01\x01\x01\x01\x00\x00\x01\x01\x02\x00\x03\x00"),
+        ("operation", b"\x01\x01\x01\x01\x01\x00\x00\x01\x01\x03\x00\x01\x07\x00\x00"),
+    ];
+    for (what, bytes) in cases {
+        let error = decode_items(Bytes::from_static(bytes)).expect_err(what);
+        assert!(error.to_string().contains("newer version"), "{what}: {error}");
+    }
+    for bytes in [b"\x07\x01", b"\x01\x63"] {
+        let error = decode_message(Bytes::from_static(bytes)).expect_err("unknown");
+        assert!(error.to_string().contains("newer version"), "{error}");
+    }
+}
+
+#[test]
+fn a_claimed_length_is_compared_with_what_is_left() {
+    // 2^63 items, 2^63 leases, 2^63 bytes of key: none of them may be allocated.
+    let huge = b"\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01";
+    let lists: [&[u8]; 4] = [
+        b"\x01",
+        b"\x01\x01\x02\x01",
+        b"\x01\x01\x01\x01\x01\x00\x00\x01\x01\x01\x00",
+        b"\x01\x01\x01\x01\x01\x00",
+    ];
+    for start in lists {
+        let bytes = [start, huge, b"\x00\x00\x00\x00"].concat();
+        let error = decode_items(bytes.into()).expect_err("too large");
+        assert!(matches!(error, CodecError::CutShort { .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_decoded_list_is_not_much_larger_than_its_bytes() {
+    let ratio = |item: usize, bytes_min: usize| item / bytes_min;
+    assert!(ratio(size_of::<Op>(), <Op as Decode>::BYTES_MIN) <= 64);
+    assert!(ratio(size_of::<Compare>(), <Compare as Decode>::BYTES_MIN) <= 64);
+    assert!(ratio(size_of::<Item>(), <Item as Decode>::BYTES_MIN) <= 64);
+    assert!(ratio(size_of::<(u64, Command)>(), 1 + <Command as Decode>::BYTES_MIN) <= 64);
+    // And what they say of their least length is true: nothing shorter is ever written.
+    for seed in 0..2000 {
+        let command = Sample::new(seed).command();
+        assert!(encoded_len_hint(&command) >= <Command as Decode>::BYTES_MIN);
+    }
+}
+
+#[test]
+fn transactions_nest_to_the_ceiling_and_no_deeper() {
+    let nested = |depth: usize| {
+        let mut txn = Txn::default();
+        for _ in 1..depth {
+            txn = Txn { success: vec![Op::Txn(txn)], ..Txn::default() };
+        }
+        entry(Command::Txn(txn))
+    };
+    let deepest = nested(Limits::TXN_DEPTH_CEILING);
+    assert_eq!(decode_items(encode_items(&deepest).into()), Ok(deepest));
+    let max = Limits::TXN_DEPTH_CEILING;
+    let deeper = encode_items(&nested(max + 1));
+    assert_eq!(decode_items(deeper.into()), Err(CodecError::TooDeep { max }));
+    // Far deeper than any stack: compares none, one operation, a transaction, and so on.
+    let mut bytes = b"\x01\x01\x01\x01\x01\x00\x00\x01\x01\x03".to_vec();
+    for _ in 0..1_000_000 {
+        bytes.extend_from_slice(b"\x00\x01\x03");
+    }
+    bytes.extend_from_slice(&[0; 3_000_000]);
+    assert_eq!(decode_items(bytes.into()), Err(CodecError::TooDeep { max }));
+}
+
+#[test]
+fn a_number_has_one_form() {
+    let read = |bytes: &'static [u8]| Decoder::new("number", Bytes::from_static(bytes)).number();
+    assert_eq!(read(b"\x00"), Ok(0));
+    assert_eq!(read(b"\x7f"), Ok(127));
+    assert_eq!(read(b"\x80\x01"), Ok(128));
+    assert_eq!(read(b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"), Ok(u64::MAX));
+    let malformed: [&[u8]; 3] = [
+        b"\x80\x00",
+        b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x02",
+        b"\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01",
+    ];
+    for bytes in malformed {
+        assert!(matches!(read(bytes), Err(CodecError::Malformed { .. })), "{bytes:?}");
+    }
+}
+
+#[test]
+fn numbers_that_name_nobody_are_malformed() {
+    let cases: [(&str, &[u8]); 5] = [
+        ("member 0", b"\x01\x01\x01\x00\x01\x00\x00\x00"),
+        ("lease 0", b"\x01\x01\x02\x01\x01\x00"),
+        ("an empty open span", b"\x01\x01\x01\x01\x01\x05\x01\x01\x00\x00"),
+        ("adjacent open spans", b"\x01\x01\x01\x01\x01\x05\x02\x01\x01\x00\x01\x00"),
+        ("an open span above the frontier", b"\x01\x01\x01\x01\x01\x05\x01\x04\x02\x00"),
+    ];
+    for (what, bytes) in cases {
+        let read = decode_items(Bytes::from_static(bytes));
+        assert!(matches!(read, Err(CodecError::Malformed { .. })), "{what}: {read:?}");
+    }
+}
+
+#[test]
+fn keys_and_values_are_slices_of_what_came_in() {
+    let value = Bytes::from(vec![7; 5000]);
+    let bytes = Bytes::from(encode_items(&entry(Command::Put(Put::new("key", value)))));
+    let items = decode_items(bytes.clone()).expect("just written");
+    let [Item::Proposal(Proposal { requests, .. })] = &items[..] else { panic!("{items:?}") };
+    let (_, Command::Put(Put { key, value: PutValue::Set(value), .. })) = &requests[0] else {
+        panic!("{requests:?}")
+    };
+    for part in [key, value] {
+        assert!(bytes.as_ptr_range().contains(&part.as_ptr()), "copied");
+    }
+}
