@@ -178,19 +178,26 @@ impl<'a> Written<'a> {
                     {
                         branch.collect(ops)?;
                     }
-                    let [success, failure] = branches;
-                    let both: std::collections::BTreeSet<_> =
-                        success.puts.union(&failure.puts).copied().collect();
-                    for key in both {
-                        self.put(key)?;
-                    }
-                    for range in success.deletes.into_iter().chain(failure.deletes) {
-                        self.delete(range)?;
-                    }
+                    self.nested(branches)?;
                 }
                 Op::Range(_) | Op::Delete(_) => {}
             }
         }
+        Ok(())
+    }
+
+    /// The branches of a nested transaction, each judged already, against what stands beside it.
+    fn nested(&mut self, [mut branch, failure]: [Written<'a>; 2]) -> Result<(), Refusal> {
+        branch.puts.extend(failure.puts);
+        branch.deletes.extend(failure.deletes);
+        // Both lists are judged before either is added: the branches do not meet each other.
+        for range in &branch.deletes {
+            self.check_delete(range)?;
+        }
+        for key in branch.puts {
+            self.put(key)?;
+        }
+        self.deletes.extend(branch.deletes);
         Ok(())
     }
 
@@ -201,10 +208,15 @@ impl<'a> Written<'a> {
         Ok(())
     }
 
-    fn delete(&mut self, range: &'a KeyRange) -> Result<(), Refusal> {
-        if let Some(key) = self.puts.iter().find(|key| range.contains(key)) {
-            return Err(Refusal::DuplicateKey(key.to_vec().into()));
+    fn check_delete(&self, range: &KeyRange) -> Result<(), Refusal> {
+        match self.puts.iter().find(|key| range.contains(key)) {
+            Some(key) => Err(Refusal::DuplicateKey(key.to_vec().into())),
+            None => Ok(()),
         }
+    }
+
+    fn delete(&mut self, range: &'a KeyRange) -> Result<(), Refusal> {
+        self.check_delete(range)?;
         self.deletes.push(range);
         Ok(())
     }
