@@ -3,4 +3,6 @@
 #[allow(dead_code, unused_imports, reason = "used by the stages that follow")]
 mod codec;
 pub mod env;
+#[doc(hidden)]
+pub mod machine;
 pub mod model;

@@ -1,0 +1,423 @@
+//! The table of answers: what makes a request that arrives twice apply once.
+//!
+//! A node numbers its requests and says with each proposal which of them are closed: answered, or
+//! given up and never to be sent again. For those that are not closed the table keeps the answer. A
+//! request that arrives is then one of three:
+//!
+//! | | |
+//! |---|---|
+//! | closed, or of an earlier life of its node | refused, never executed |
+//! | answered and still open | given the same answer again |
+//! | neither | executed, and its answer kept |
+//!
+//! Everything is bounded. A node can have [`WINDOW`] requests between its lowest open one and its
+//! newest: one further up closes those that fall out below. A correct node keeps a smaller window and
+//! never meets this. Rows in answers have a budget: an answer above [`ANSWER_BYTES_MAX`], and the
+//! oldest ones once a node's exceed [`NODE_BYTES_MAX`], keep only that they were applied and at which
+//! revision. A life that begins closes all requests of the lives before it. And where more than
+//! [`NODES_MAX`] nodes ask, the rest is refused.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+
+use super::digest::Fingerprint;
+use super::range_set::OpenSet;
+use crate::model::{
+    AckWindow, DeleteReply, Incarnation, KeyValue, NodeId, Outcome, PutReply, RangeReply, Refusal,
+    Reply, RequestId, TxnReply, TxnResult,
+};
+
+/// How many requests of one node, from its lowest open one up, are told apart.
+pub(super) const WINDOW: u64 = 1 << 16;
+
+/// The largest answer that is kept whole, in bytes of rows and their surroundings.
+pub(super) const ANSWER_BYTES_MAX: usize = 1 << 10;
+
+/// The most that the rows in the answers to one node may take together, in bytes.
+pub(super) const NODE_BYTES_MAX: usize = 4 << 20;
+
+/// The most nodes that have answers.
+const NODES_MAX: usize = 1 << 10;
+
+/// The longest key that a kept refusal shows.
+const REFUSED_KEY_BYTES_MAX: usize = 128;
+
+/// What to do with a request.
+pub(super) enum Verdict {
+    Closed,
+    Answered(Outcome),
+    New,
+}
+
+/// The answers to every node's open requests.
+#[derive(Default)]
+pub(super) struct Answers {
+    nodes: BTreeMap<NodeId, Life>,
+}
+
+/// One life of a node.
+struct Life {
+    incarnation: Incarnation,
+    open: OpenSet,
+    answers: BTreeMap<u64, Outcome>,
+    /// The answers with rows in them, and how many bytes of rows each.
+    heavy: BTreeMap<u64, usize>,
+    /// The sum of `heavy`.
+    bytes: usize,
+    /// The sum of the fingerprints of the answers.
+    sum: u64,
+}
+
+impl Answers {
+    /// Takes note of a life of a node, and of what it has closed.
+    pub(super) fn hear(&mut self, node: NodeId, incarnation: Incarnation, window: &AckWindow) {
+        if self.nodes.len() >= NODES_MAX && !self.nodes.contains_key(&node) {
+            return;
+        }
+        let life = self.nodes.entry(node).or_insert_with(|| Life::new(incarnation));
+        if life.incarnation > incarnation {
+            return;
+        }
+        if life.incarnation < incarnation {
+            *life = Life::new(incarnation);
+        }
+        life.open.merge(&OpenSet::new(window.frontier, &window.open));
+        life.forget_closed();
+    }
+
+    /// What to do with a request of a proposal whose window has been heard.
+    pub(super) fn judge(&mut self, id: RequestId) -> Verdict {
+        let Some(life) = self.nodes.get_mut(&id.node) else { return Verdict::Closed };
+        if life.incarnation != id.incarnation || life.open.is_closed(id.seq) {
+            return Verdict::Closed;
+        }
+        if let Some(outcome) = life.answers.get(&id.seq) {
+            return Verdict::Answered(outcome.clone());
+        }
+        if id.seq - life.open.lowest_open() >= WINDOW {
+            life.open.close_below(id.seq - (WINDOW - 1));
+            life.forget_closed();
+        }
+        Verdict::New
+    }
+
+    /// Keeps the answer to a request that was judged to be new.
+    pub(super) fn remember(&mut self, id: RequestId, outcome: &Outcome) {
+        let life = self.nodes.get_mut(&id.node).expect("judged new");
+        assert_eq!(life.incarnation, id.incarnation, "judged new");
+        life.remember(id.seq, outcome);
+    }
+
+    /// What is known of a request: its answer, that it is closed, or nothing yet.
+    pub(super) fn answer(&self, id: RequestId) -> Option<Outcome> {
+        let life = self.nodes.get(&id.node)?;
+        if life.incarnation < id.incarnation {
+            return None;
+        }
+        if life.incarnation > id.incarnation || life.open.is_closed(id.seq) {
+            return Some(Err(Refusal::Closed));
+        }
+        life.answers.get(&id.seq).cloned()
+    }
+
+    /// What the table adds to the digest.
+    pub(super) fn fingerprint(&self) -> u64 {
+        let mut print = Fingerprint::default();
+        for (node, life) in &self.nodes {
+            print = print.number(node.get()).number(life.incarnation.get()).number(life.sum);
+            print = print.number(life.open.frontier());
+            for span in life.open.open() {
+                print = print.number(span.start).number(span.end);
+            }
+        }
+        print.finish()
+    }
+}
+
+impl Life {
+    fn new(incarnation: Incarnation) -> Self {
+        Self {
+            incarnation,
+            // There is no request 0.
+            open: OpenSet::new(1, &[]),
+            answers: BTreeMap::new(),
+            heavy: BTreeMap::new(),
+            bytes: 0,
+            sum: 0,
+        }
+    }
+
+    fn remember(&mut self, seq: u64, outcome: &Outcome) {
+        let bytes = row_bytes(outcome);
+        let kept = if bytes > ANSWER_BYTES_MAX { without_rows(outcome) } else { copied(outcome) };
+        self.set(seq, kept);
+        if bytes > 0 && bytes <= ANSWER_BYTES_MAX {
+            self.heavy.insert(seq, bytes);
+            self.bytes += bytes;
+        }
+        while self.bytes > NODE_BYTES_MAX {
+            let (&oldest, _) = self.heavy.first_key_value().expect("the bytes are somebody's");
+            let outcome = without_rows(&self.answers[&oldest]);
+            self.lighten(oldest);
+            self.set(oldest, outcome);
+        }
+        assert!(self.answers.len() as u64 <= WINDOW, "the window bounds the answers");
+    }
+
+    fn set(&mut self, seq: u64, outcome: Outcome) {
+        self.sum = self.sum.wrapping_add(fingerprint(seq, &outcome));
+        if let Some(before) = self.answers.insert(seq, outcome) {
+            self.sum = self.sum.wrapping_sub(fingerprint(seq, &before));
+        }
+    }
+
+    fn lighten(&mut self, seq: u64) {
+        if let Some(bytes) = self.heavy.remove(&seq) {
+            self.bytes -= bytes;
+        }
+    }
+
+    fn forget_closed(&mut self) {
+        let mut closed = Vec::new();
+        let mut from = 0;
+        for span in self.open.open() {
+            closed.extend(self.answers.range(from..span.start).map(|(&seq, _)| seq));
+            from = span.end;
+        }
+        closed.extend(self.answers.range(from..self.open.frontier()).map(|(&seq, _)| seq));
+        for seq in closed {
+            let outcome = self.answers.remove(&seq).expect("it was just seen");
+            self.sum = self.sum.wrapping_sub(fingerprint(seq, &outcome));
+            self.lighten(seq);
+        }
+    }
+}
+
+fn fingerprint(seq: u64, outcome: &Outcome) -> u64 {
+    Fingerprint::default().number(seq).outcome(outcome).finish()
+}
+
+/// What the parts of an answer count for beside the bytes of keys and values.
+const PART_BYTES: usize = 96;
+
+/// How much memory an answer takes beyond a fixed size.
+fn row_bytes(outcome: &Outcome) -> usize {
+    fn rows<'a>(kvs: impl IntoIterator<Item = &'a KeyValue>) -> usize {
+        kvs.into_iter().map(|kv| PART_BYTES + kv.key.len() + kv.value.len()).sum()
+    }
+    fn txn(reply: &TxnReply) -> usize {
+        let result = |result: &TxnResult| match result {
+            TxnResult::Range(reply) => rows(&reply.kvs),
+            TxnResult::Put(reply) => rows(&reply.prev),
+            TxnResult::Delete(reply) => rows(&reply.prev_kvs),
+            TxnResult::Txn(reply) => txn(reply),
+        };
+        reply.results.iter().map(|reply| PART_BYTES + result(reply)).sum()
+    }
+    match outcome {
+        Ok(Reply::Put(reply)) => rows(&reply.prev),
+        Ok(Reply::Delete(reply)) => rows(&reply.prev_kvs),
+        Ok(Reply::Txn(reply)) => txn(reply),
+        Ok(
+            Reply::Compacted { .. }
+            | Reply::Grant(_)
+            | Reply::Revoke(_)
+            | Reply::AppliedBefore { .. },
+        )
+        | Err(_) => 0,
+    }
+}
+
+fn without_rows(outcome: &Outcome) -> Outcome {
+    outcome.as_ref().map_err(Refusal::clone).map(|reply| {
+        let revision = reply.revision();
+        Reply::AppliedBefore { revision }
+    })
+}
+
+/// The same answer in memory of its own: its rows must not keep larger buffers alive.
+fn copied(outcome: &Outcome) -> Outcome {
+    fn row(kv: &KeyValue) -> KeyValue {
+        let key = Bytes::copy_from_slice(&kv.key);
+        let value = Bytes::copy_from_slice(&kv.value);
+        KeyValue { key, value, ..*kv }
+    }
+    fn rows(kvs: &[KeyValue]) -> Vec<KeyValue> {
+        kvs.iter().map(row).collect()
+    }
+    fn put(reply: &PutReply) -> PutReply {
+        PutReply { revision: reply.revision, prev: reply.prev.as_ref().map(row) }
+    }
+    fn delete(reply: &DeleteReply) -> DeleteReply {
+        DeleteReply { prev_kvs: rows(&reply.prev_kvs), ..*reply }
+    }
+    fn txn(reply: &TxnReply) -> TxnReply {
+        let result = |result: &TxnResult| match result {
+            TxnResult::Range(reply) => {
+                TxnResult::Range(RangeReply { kvs: rows(&reply.kvs), ..*reply })
+            }
+            TxnResult::Put(reply) => TxnResult::Put(put(reply)),
+            TxnResult::Delete(reply) => TxnResult::Delete(delete(reply)),
+            TxnResult::Txn(reply) => TxnResult::Txn(txn(reply)),
+        };
+        TxnReply { results: reply.results.iter().map(result).collect(), ..*reply }
+    }
+    match outcome {
+        Ok(Reply::Put(reply)) => Ok(Reply::Put(put(reply))),
+        Ok(Reply::Delete(reply)) => Ok(Reply::Delete(delete(reply))),
+        Ok(Reply::Txn(reply)) => Ok(Reply::Txn(txn(reply))),
+        Err(Refusal::DuplicateKey(key)) => {
+            let shown = &key[..key.len().min(REFUSED_KEY_BYTES_MAX)];
+            Err(Refusal::DuplicateKey(Bytes::copy_from_slice(shown)))
+        }
+        Ok(
+            Reply::Compacted { .. }
+            | Reply::Grant(_)
+            | Reply::Revoke(_)
+            | Reply::AppliedBefore { .. },
+        )
+        | Err(_) => outcome.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Revision;
+
+    fn node() -> NodeId {
+        NodeId::new(1).unwrap()
+    }
+
+    fn id(life: u64, seq: u64) -> RequestId {
+        RequestId { node: node(), incarnation: Incarnation(life), seq }
+    }
+
+    fn put(revision: u64, prev_bytes: usize) -> Outcome {
+        let prev = (prev_bytes > 0).then(|| KeyValue {
+            key: Bytes::from_static(b"k"),
+            value: vec![0; prev_bytes].into(),
+            create_revision: Revision(1),
+            mod_revision: Revision(1),
+            version: 1,
+            lease: None,
+        });
+        Ok(Reply::Put(PutReply { revision: Revision(revision), prev }))
+    }
+
+    fn hear(answers: &mut Answers, life: u64, frontier: u64, open: &[std::ops::Range<u64>]) {
+        let window = AckWindow { frontier, open: open.to_vec() };
+        answers.hear(node(), Incarnation(life), &window);
+    }
+
+    fn is_new(answers: &mut Answers, id: RequestId) -> bool {
+        matches!(answers.judge(id), Verdict::New)
+    }
+
+    #[test]
+    fn an_open_request_gets_its_answer_again_until_it_is_closed() {
+        let mut answers = Answers::default();
+        hear(&mut answers, 1, 1, &[]);
+        for seq in 1..=4 {
+            assert!(is_new(&mut answers, id(1, seq)));
+            answers.remember(id(1, seq), &put(seq + 1, 0));
+        }
+        assert!(matches!(answers.judge(id(1, 2)), Verdict::Answered(again) if again == put(3, 0)));
+        hear(&mut answers, 1, 4, &[2..3]);
+        assert!(matches!(answers.judge(id(1, 1)), Verdict::Closed));
+        assert!(matches!(answers.judge(id(1, 2)), Verdict::Answered(_)));
+        assert!(matches!(answers.judge(id(1, 3)), Verdict::Closed));
+        assert!(matches!(answers.judge(id(1, 4)), Verdict::Answered(_)));
+        assert_eq!(answers.nodes[&node()].answers.len(), 2);
+        // An older window that comes late opens nothing.
+        hear(&mut answers, 1, 2, &[1..2]);
+        assert!(matches!(answers.judge(id(1, 1)), Verdict::Closed));
+        assert_eq!(answers.answer(id(1, 1)), Some(Err(Refusal::Closed)));
+        assert_eq!(answers.answer(id(1, 2)), Some(put(3, 0)));
+        assert_eq!(answers.answer(id(1, 9)), None);
+        assert!(matches!(answers.judge(id(1, 0)), Verdict::Closed));
+    }
+
+    #[test]
+    fn a_new_life_closes_the_one_before() {
+        let mut answers = Answers::default();
+        hear(&mut answers, 1, 1, &[]);
+        answers.remember(id(1, 1), &put(2, 0));
+        hear(&mut answers, 2, 1, &[]);
+        assert!(matches!(answers.judge(id(1, 1)), Verdict::Closed));
+        assert!(is_new(&mut answers, id(2, 1)));
+        hear(&mut answers, 1, 1, &[]);
+        assert!(matches!(answers.judge(id(1, 5)), Verdict::Closed));
+        assert_eq!(answers.answer(id(1, 1)), Some(Err(Refusal::Closed)));
+        assert_eq!(answers.answer(id(3, 1)), None);
+    }
+
+    #[test]
+    fn a_request_far_ahead_closes_those_that_fall_out_of_the_window() {
+        let mut answers = Answers::default();
+        hear(&mut answers, 1, 1, &[]);
+        for seq in [1, 2, WINDOW] {
+            assert!(is_new(&mut answers, id(1, seq)));
+            answers.remember(id(1, seq), &put(seq + 1, 0));
+        }
+        assert!(matches!(answers.judge(id(1, 1)), Verdict::Answered(_)));
+        assert!(is_new(&mut answers, id(1, WINDOW + 1)));
+        answers.remember(id(1, WINDOW + 1), &put(9, 0));
+        assert!(matches!(answers.judge(id(1, 1)), Verdict::Closed));
+        assert!(matches!(answers.judge(id(1, 2)), Verdict::Answered(_)));
+        assert!(is_new(&mut answers, id(1, u64::MAX)));
+        answers.remember(id(1, u64::MAX), &put(9, 0));
+        assert_eq!(answers.nodes[&node()].answers.len(), 1);
+        hear(&mut answers, 1, u64::MAX, &[]);
+        assert!(matches!(answers.judge(id(1, u64::MAX)), Verdict::Answered(_)));
+    }
+
+    #[test]
+    fn large_answers_are_forgotten_before_small_ones() {
+        let mut answers = Answers::default();
+        hear(&mut answers, 1, 1, &[]);
+        answers.remember(id(1, 1), &put(2, ANSWER_BYTES_MAX));
+        let before = Some(Ok(Reply::AppliedBefore { revision: Revision(2) }));
+        assert_eq!(answers.answer(id(1, 1)), before);
+        let mut seq = 2;
+        while answers.answer(id(1, 2)) == Some(put(3, 500)) || seq == 2 {
+            answers.remember(id(1, seq), &put(seq + 1, 500));
+            seq += 1;
+        }
+        let kept = seq - 3;
+        assert_eq!(kept as usize, NODE_BYTES_MAX / (500 + 1 + PART_BYTES));
+        let before = Some(Ok(Reply::AppliedBefore { revision: Revision(3) }));
+        assert_eq!(answers.answer(id(1, 2)), before);
+        assert_eq!(answers.answer(id(1, 3)), Some(put(4, 500)));
+        hear(&mut answers, 1, seq, &[]);
+        let life = &answers.nodes[&node()];
+        assert_eq!((life.bytes, life.heavy.len(), life.answers.len(), life.sum), (0, 0, 0, 0));
+    }
+
+    #[test]
+    fn a_kept_answer_does_not_keep_the_buffer_of_its_rows() {
+        let mut answers = Answers::default();
+        hear(&mut answers, 1, 1, &[]);
+        let buffer = Bytes::from(vec![0; 100_000]);
+        let mut outcome = put(2, 10);
+        let Ok(Reply::Put(PutReply { prev: Some(kv), .. })) = &mut outcome else { panic!("a put") };
+        kv.value = buffer.slice(..10);
+        kv.key = buffer.slice(..3);
+        answers.remember(id(1, 1), &outcome);
+        drop(outcome);
+        assert!(buffer.is_unique());
+    }
+
+    #[test]
+    fn too_many_nodes_are_refused() {
+        let mut answers = Answers::default();
+        for number in 1..=NODES_MAX as u64 + 1 {
+            let node = NodeId::new(number).unwrap();
+            answers.hear(node, Incarnation(1), &AckWindow::default());
+            let id = RequestId { node, incarnation: Incarnation(1), seq: 1 };
+            let closed = matches!(answers.judge(id), Verdict::Closed);
+            assert_eq!(closed, number > NODES_MAX as u64);
+        }
+    }
+}

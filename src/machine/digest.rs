@@ -1,0 +1,115 @@
+//! What replicas compare: one number for everything that was applied.
+//!
+//! Each part of the state keeps a sum of the mixed checksums of its pieces, added when a piece comes
+//! and taken off when it goes, so that a change costs the same however large the state is. Sums do
+//! not depend on any order. The rows are told twice: `live` sums the newest versions, and `past`
+//! chains every change ever applied. `past` is what makes the digest speak of the whole history
+//! without depending on how far a replica has come with forgetting it.
+
+use crate::model::{KeyValue, Outcome, RangeReply, Reply, TxnReply, TxnResult};
+
+/// Spreads a number over 64 bits (the finalizer of splitmix64).
+pub(super) const fn mix(number: u64) -> u64 {
+    let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Collects the fields of one piece of state into a number. Order matters.
+#[derive(Default)]
+pub(super) struct Fingerprint(u64);
+
+impl Fingerprint {
+    #[must_use]
+    pub(super) fn number(self, number: u64) -> Self {
+        Self(mix(self.0.rotate_left(17) ^ mix(number)))
+    }
+
+    #[must_use]
+    pub(super) fn bytes(self, bytes: &[u8]) -> Self {
+        self.number(bytes.len() as u64).number(u64::from(crc32fast::hash(bytes)))
+    }
+
+    pub(super) fn finish(self) -> u64 {
+        self.0
+    }
+
+    #[must_use]
+    fn row(self, kv: &KeyValue) -> Self {
+        self.bytes(&kv.key)
+            .bytes(&kv.value)
+            .number(kv.create_revision.get())
+            .number(kv.mod_revision.get())
+            .number(kv.version)
+            .number(kv.lease.map_or(0, |lease| lease.get()))
+    }
+
+    #[must_use]
+    fn rows<'a>(self, kvs: impl IntoIterator<Item = &'a KeyValue>) -> Self {
+        kvs.into_iter().fold(self, Self::row)
+    }
+
+    #[must_use]
+    fn range(self, reply: &RangeReply) -> Self {
+        let RangeReply { revision, kvs, more, count } = reply;
+        self.number(revision.get()).rows(kvs).number(u64::from(*more)).number(*count)
+    }
+
+    #[must_use]
+    fn txn(self, reply: &TxnReply) -> Self {
+        let TxnReply { revision, succeeded, results } = reply;
+        let start = self.number(revision.get()).number(u64::from(*succeeded));
+        results.iter().fold(start, |print, result| match result {
+            TxnResult::Range(reply) => print.number(1).range(reply),
+            TxnResult::Put(reply) => print.number(2).number(reply.revision.get()).rows(&reply.prev),
+            TxnResult::Delete(reply) => print.number(3).number(reply.deleted).rows(&reply.prev_kvs),
+            TxnResult::Txn(reply) => print.number(4).txn(reply),
+        })
+    }
+
+    /// An answer, as the table of answers keeps it.
+    #[must_use]
+    pub(super) fn outcome(self, outcome: &Outcome) -> Self {
+        match outcome {
+            Ok(reply) => {
+                let print = self.number(reply.revision().get());
+                match reply {
+                    Reply::Put(reply) => print.number(1).rows(&reply.prev),
+                    Reply::Delete(reply) => {
+                        print.number(2).number(reply.deleted).rows(&reply.prev_kvs)
+                    }
+                    Reply::Txn(reply) => print.number(3).txn(reply),
+                    Reply::Compacted { .. } => print.number(4),
+                    Reply::Grant(reply) => print.number(5).number(reply.id.get()),
+                    Reply::Revoke(reply) => print.number(6).number(reply.deleted),
+                    Reply::AppliedBefore { .. } => print.number(7),
+                }
+            }
+            // The text names the kind of refusal and its figures.
+            Err(refusal) => self.number(8).bytes(refusal.to_string().as_bytes()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{PutReply, Refusal, Revision};
+
+    #[test]
+    fn answers_that_differ_have_different_fingerprints() {
+        let put = |revision| Ok(Reply::Put(PutReply { revision: Revision(revision), prev: None }));
+        let outcomes = [
+            put(2),
+            put(3),
+            Ok(Reply::AppliedBefore { revision: Revision(2) }),
+            Ok(Reply::Compacted { revision: Revision(2) }),
+            Err(Refusal::EmptyKey),
+            Err(Refusal::KeyNotFound),
+        ];
+        let prints: std::collections::BTreeSet<u64> =
+            outcomes.iter().map(|o| Fingerprint::default().outcome(o).finish()).collect();
+        assert_eq!(prints.len(), outcomes.len());
+    }
+}

@@ -1,0 +1,118 @@
+//! What each revision changed, oldest first: for watches that catch up, and for the sweep that
+//! forgets.
+//!
+//! Revisions are dense, so the revision is the place in the list. The list is cut into chunks, so
+//! that growing it never copies it. A front that is forgotten gives its memory back.
+
+use std::collections::VecDeque;
+
+use super::row::Rows;
+use crate::model::Revision;
+
+/// How many revisions a chunk holds.
+const CHUNK_REVISIONS: usize = 512;
+
+/// The changes of the revisions from `first` to the newest.
+#[derive(Debug)]
+pub(super) struct History {
+    first: Revision,
+    /// All but the front one had [`CHUNK_REVISIONS`] when the next was begun; the front one has lost
+    /// those that are forgotten.
+    chunks: VecDeque<VecDeque<Rows>>,
+    len: usize,
+}
+
+impl History {
+    /// Of a store in which nothing has happened.
+    pub(super) fn new() -> Self {
+        Self { first: Revision::FIRST.next(), chunks: VecDeque::new(), len: 0 }
+    }
+
+    /// The oldest revision that is still known; the one after the newest, if none is.
+    pub(super) fn first(&self) -> Revision {
+        self.first
+    }
+
+    /// The revision that comes next.
+    pub(super) fn next(&self) -> Revision {
+        Revision(self.first.get() + self.len as u64)
+    }
+
+    pub(super) fn push(&mut self, revision: Revision, rows: Rows) {
+        assert_eq!(revision, self.next(), "revisions are dense");
+        if self.begun() % CHUNK_REVISIONS == 0 {
+            self.chunks.push_back(VecDeque::with_capacity(CHUNK_REVISIONS));
+        }
+        self.chunks.back_mut().expect("a chunk was just begun").push_back(rows);
+        self.len += 1;
+    }
+
+    pub(super) fn get(&self, revision: Revision) -> Option<&Rows> {
+        let at = usize::try_from(revision.get().checked_sub(self.first.get())?).ok()?;
+        if at >= self.len {
+            return None;
+        }
+        let at = at + self.forgotten();
+        let chunk = at / CHUNK_REVISIONS;
+        let gone = if chunk == 0 { self.forgotten() } else { 0 };
+        self.chunks.get(chunk)?.get(at % CHUNK_REVISIONS - gone)
+    }
+
+    /// Forgets the oldest revision and hands out its rows, for the caller to drop where it hurts
+    /// nobody.
+    pub(super) fn pop_front(&mut self) -> Option<Rows> {
+        let last_of_chunk = self.forgotten() + 1 == CHUNK_REVISIONS;
+        let rows = self.chunks.front_mut()?.pop_front()?;
+        self.first = self.first.next();
+        self.len -= 1;
+        if last_of_chunk {
+            self.chunks.pop_front();
+        }
+        Some(rows)
+    }
+
+    /// How many revisions of the front chunk are gone. Chunks begin at revisions 2, 514, 1026, ...
+    fn forgotten(&self) -> usize {
+        ((self.first.get() - 2) % CHUNK_REVISIONS as u64) as usize
+    }
+
+    fn begun(&self) -> usize {
+        self.forgotten() + self.len
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::row::Row;
+
+    fn rows(revision: u64) -> Rows {
+        Rows::one(Row::tombstone(&mut Vec::new(), b"k", Revision(revision)))
+    }
+
+    #[test]
+    fn every_revision_is_found_at_its_place_however_many_were_forgotten() {
+        let mut history = History::new();
+        let mut next = 2;
+        for round in 0..40 {
+            for _ in 0..100 {
+                history.push(Revision(next), rows(next));
+                next += 1;
+            }
+            for _ in 0..(if round % 3 == 0 { 200 } else { 37 }) {
+                let first = history.first();
+                match history.pop_front() {
+                    Some(rows) => assert_eq!(rows.newest().modified(), first),
+                    None => assert_eq!(first, Revision(next)),
+                }
+            }
+            assert_eq!(history.next(), Revision(next));
+            assert!(history.get(Revision(next)).is_none());
+            assert!(history.get(Revision(history.first().get() - 1)).is_none());
+            for revision in history.first().get()..next {
+                let found = history.get(Revision(revision)).unwrap().newest().modified();
+                assert_eq!(found, Revision(revision));
+            }
+        }
+    }
+}

@@ -1,0 +1,510 @@
+//! The state machine: what the log means.
+//!
+//! Log entries go in, in order; what comes out is the answer to each request in them, what changed,
+//! and a state that readers in other threads see. It is the same on every replica, to the bit: apply
+//! knows no clock, no entropy, no node of its own and no map whose order is left to chance. A
+//! [digest](Machine::digest) of everything says so in one number.
+//!
+//! ```text
+//!    entry = items
+//!      |
+//!      v
+//!   [apply] --- [answers]   was this request applied before?        exactly once
+//!      |
+//!      +------- [txn]       which branch, and may it?               decided before the first write
+//!      |
+//!      +------- [store]     key -> versions, revision -> changes    index, history, sweep
+//!      |
+//!      +------- [lease]     which exist, which keys they hold       no deadlines here
+//!      |
+//!      v
+//!   Applied: outcomes, changes, leases          publish -> [reader]
+//! ```
+//!
+//! `store` and `lease` do not know each other: a put that binds a key, and an end of a lease that
+//! deletes keys, are made here.
+//!
+//! # Revisions
+//! The store begins at revision 1 with nothing in it. A request that changes at least one key takes
+//! exactly one revision, however many keys it changes; a request that changes none takes none. A
+//! refusal has no effect at all.
+//!
+//! # Time
+//! There is none. A lease ends because the log says so: an expiry is an item like any other, and void
+//! if the leader that counted is not the one whose entry it stands in.
+//!
+//! # What is forgotten
+//! Compaction at R makes reads before R refusals. What a read at R sees stays, and so do the changes
+//! made at R itself, deletions too. The answer and the digest know only the number R; memory is given
+//! back piece by piece behind it (see `store`).
+
+mod answers;
+mod digest;
+mod history;
+mod index;
+mod lease;
+mod range_set;
+mod read;
+mod reader;
+mod row;
+mod store;
+mod txn;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use lease::LeaseInfo;
+pub use reader::{HistoryPage, Reader};
+pub use txn::only_reads;
+
+use answers::{Answers, Verdict};
+use digest::Fingerprint;
+use read::resolve;
+use row::RowRef;
+use store::{Mutation, Published, Scan, Store};
+use txn::{Path, check_put};
+
+use crate::model::{
+    Command, Delete, DeleteReply, Event, Fault, GrantReply, Incarnation, Item, KeyRange, LeaseId,
+    Limits, LogIndex, NodeId, Op, Outcome, Proposal, Put, PutLease, PutReply, PutValue, Refusal,
+    Reply, RequestId, Revision, RevokeReply, SessionInfo, Term, Txn, TxnReply, TxnResult,
+};
+
+/// What every command must satisfy to be executed, whatever limits the members are configured with:
+/// keys are not empty, no key is written twice, and nesting ends before the stack does. The sizes
+/// are beyond what an entry can hold, and small enough to be added up.
+const STRUCTURE: Limits = Limits {
+    key_bytes_max: usize::MAX / 4,
+    value_bytes_max: usize::MAX / 4,
+    request_bytes_max: usize::MAX / 2,
+    txn_ops_max: usize::MAX / 4,
+    txn_depth_max: Limits::TXN_DEPTH_CEILING,
+};
+
+/// How the machine treats its own memory. Nothing here changes what anybody can observe, so members
+/// may differ.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MachineOptions {
+    /// After each entry, memory of about so many compacted versions is given back, and of two for
+    /// each version that the entry wrote, so that the sweep cannot fall behind. Default 64.
+    pub sweep_rows: usize,
+}
+
+impl Default for MachineOptions {
+    fn default() -> Self {
+        Self { sweep_rows: 64 }
+    }
+}
+
+/// The replicated state and its one writer.
+pub struct Machine {
+    options: MachineOptions,
+    applied: LogIndex,
+    store: Store,
+    answers: Answers,
+}
+
+/// What came of one log entry.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Applied {
+    /// What became of each request in it, in order.
+    pub outcomes: Vec<(RequestId, Outcome)>,
+    /// What changed, by revision.
+    pub changes: Vec<Change>,
+    /// Which leases came and went, in order.
+    pub leases: Vec<LeaseChange>,
+    /// The last revision that was compacted at, if one was.
+    pub compacted: Option<Revision>,
+}
+
+/// What one revision changed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Change {
+    /// Which revision.
+    pub revision: Revision,
+    /// Its changes in the order in which the request made them, with the rows before them.
+    pub events: Arc<[Event]>,
+}
+
+/// A lease that came or went.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum LeaseChange {
+    /// It exists from now on.
+    Granted {
+        /// Which.
+        id: LeaseId,
+        /// How long it lives without renewal.
+        ttl: Duration,
+        /// Whose session it is, if it is one.
+        session: Option<(NodeId, Incarnation, SessionInfo)>,
+    },
+    /// It was revoked or has expired; its keys are gone.
+    Ended {
+        /// Which.
+        id: LeaseId,
+    },
+}
+
+/// Why a command was not executed to its end.
+enum Stop {
+    /// It had no effect.
+    Refused(Refusal),
+    /// The node must stop.
+    Fault(Fault),
+}
+
+impl From<Refusal> for Stop {
+    fn from(refusal: Refusal) -> Self {
+        Stop::Refused(refusal)
+    }
+}
+
+impl From<Fault> for Stop {
+    fn from(fault: Fault) -> Self {
+        Stop::Fault(fault)
+    }
+}
+
+impl Machine {
+    /// A state in which nothing has happened, with the synthetic first log entry applied.
+    pub fn new(options: MachineOptions) -> Self {
+        let (store, answers) = (Store::new(), Answers::default());
+        Self { options, applied: LogIndex(1), store, answers }
+    }
+
+    /// Applies the next log entry. An entry without items only counts as applied. Readers see
+    /// nothing of it before [`Machine::publish`].
+    ///
+    /// # Errors
+    /// A [`Fault`]: the state can no longer be trusted and must not be published.
+    pub fn apply(
+        &mut self,
+        index: LogIndex,
+        term: Term,
+        items: Vec<Item>,
+    ) -> Result<Applied, Fault> {
+        let applied = self.applied;
+        if applied.get().checked_add(1) != Some(index.get()) {
+            return Err(Fault::OutOfOrder { found: index, applied });
+        }
+        let mut done = Applied::default();
+        for item in items {
+            match item {
+                Item::Proposal(proposal) => self.apply_proposal(proposal, &mut done)?,
+                Item::Expire { term: counted, leases } if counted == term => {
+                    for id in leases {
+                        self.end_lease(id, &mut done)?;
+                    }
+                }
+                Item::Expire { .. } => {}
+            }
+        }
+        self.applied = index;
+        let written: usize = done.changes.iter().map(|change| change.events.len()).sum();
+        self.store.sweep(self.options.sweep_rows + 2 * written);
+        Ok(done)
+    }
+
+    fn apply_proposal(&mut self, proposal: Proposal, done: &mut Applied) -> Result<(), Fault> {
+        let Proposal { node, incarnation, window, requests } = proposal;
+        self.answers.hear(node, incarnation, &window);
+        for (seq, command) in requests {
+            let id = RequestId { node, incarnation, seq };
+            let outcome = match self.answers.judge(id) {
+                Verdict::Closed => Err(Refusal::Closed),
+                Verdict::Answered(outcome) => outcome,
+                Verdict::New => {
+                    let outcome = match self.execute(id, command, done) {
+                        Ok(reply) => Ok(reply),
+                        Err(Stop::Refused(refusal)) => Err(refusal),
+                        Err(Stop::Fault(fault)) => return Err(fault),
+                    };
+                    self.answers.remember(id, &outcome);
+                    outcome
+                }
+            };
+            done.outcomes.push((id, outcome));
+        }
+        Ok(())
+    }
+
+    fn execute(
+        &mut self,
+        by: RequestId,
+        command: Command,
+        done: &mut Applied,
+    ) -> Result<Reply, Stop> {
+        STRUCTURE.check(&command)?;
+        match command {
+            Command::Put(put) => {
+                check_put(&put, &self.store.snapshot())?;
+                let mut mutation = self.store.begin();
+                let reply = self.put(&mut mutation, &put)?;
+                self.commit(mutation, done);
+                Ok(Reply::Put(reply))
+            }
+            Command::Delete(delete) => {
+                let mut mutation = self.store.begin();
+                let reply = self.delete(&mut mutation, &delete)?;
+                self.commit(mutation, done);
+                Ok(Reply::Delete(reply))
+            }
+            Command::Txn(txn) => {
+                let before = self.store.snapshot();
+                let path = Path::judge(&txn, &before);
+                path.check(&txn, &before, self.newest())?;
+                let mut mutation = self.store.begin();
+                let reply = self.txn(&mut mutation, &txn, &path)?;
+                self.commit(mutation, done);
+                Ok(Reply::Txn(reply))
+            }
+            Command::Compact(at) => self.compact(at, done),
+            Command::Grant { id, ttl, session } => {
+                let session = session.map(|info| (by.node, by.incarnation, info));
+                self.grant(id, ttl, session, done)
+            }
+            Command::Revoke(id) => {
+                let Some(deleted) = self.end_lease(id, done)? else {
+                    return Err(Refusal::LeaseNotFound(id).into());
+                };
+                Ok(Reply::Revoke(RevokeReply { revision: self.store.revision(), deleted }))
+            }
+        }
+    }
+
+    /// What a read in the log may ask for: published or not makes no difference there.
+    fn newest(&self) -> Published {
+        Published { revision: self.store.revision(), compacted: self.store.compacted() }
+    }
+
+    fn commit(&mut self, mutation: Mutation, done: &mut Applied) {
+        done.changes.extend(self.store.commit(mutation));
+    }
+
+    /// A put that has been checked.
+    fn put(&mut self, mutation: &mut Mutation, put: &Put) -> Result<PutReply, Fault> {
+        let before = match (&put.value, put.lease) {
+            (PutValue::Set(_), PutLease::None | PutLease::Attach(_)) => None,
+            (PutValue::Keep, _) | (_, PutLease::Keep) => {
+                self.store.snapshot_in(mutation).get(&put.key)
+            }
+        };
+        let before = before.as_ref().map(row::Row::view);
+        let value = match &put.value {
+            PutValue::Set(value) => value.clone(),
+            PutValue::Keep => before.map(RowRef::shared_value).unwrap_or_default(),
+        };
+        let lease = match put.lease {
+            PutLease::None => None,
+            PutLease::Attach(lease) => Some(lease),
+            PutLease::Keep => before.and_then(|row| row.meta().lease),
+        };
+        let event = self.store.put(mutation, &put.key, &value, lease)?;
+        let prev = event.prev.as_ref();
+        let lease_before = prev.and_then(|kv| kv.lease);
+        let reply = PutReply {
+            revision: event.revision(),
+            prev: if put.prev_kv { prev.cloned() } else { None },
+        };
+        self.attach(&put.key, lease_before, lease);
+        Ok(reply)
+    }
+
+    fn delete(&mut self, mutation: &mut Mutation, delete: &Delete) -> Result<DeleteReply, Fault> {
+        let keys = self.keys(mutation, &delete.range);
+        let mut prev_kvs = Vec::new();
+        let mut deleted = 0;
+        for row in &keys {
+            let key = row.view().key();
+            let event = self.store.delete(mutation, key)?.expect("a row that was just seen");
+            let prev = event.prev.as_ref().expect("a deletion of something");
+            let lease = prev.lease;
+            if delete.prev_kv {
+                prev_kvs.push(prev.clone());
+            }
+            deleted += 1;
+            self.attach(key, lease, None);
+        }
+        Ok(DeleteReply { revision: self.store.revision_in(mutation), deleted, prev_kvs })
+    }
+
+    fn keys(&self, mutation: &Mutation, range: &KeyRange) -> Vec<row::Row> {
+        let mut keys = Vec::new();
+        self.store.snapshot_in(mutation).scan(range, |row| {
+            keys.push(row.to_row());
+            Scan::On
+        });
+        keys
+    }
+
+    fn attach(&mut self, key: &[u8], before: Option<LeaseId>, now: Option<LeaseId>) {
+        if before != now {
+            self.store.shared().leases_mut().attach(key, before, now);
+        }
+    }
+
+    /// A transaction that has been checked along its path.
+    fn txn(&mut self, mutation: &mut Mutation, txn: &Txn, path: &Path) -> Result<TxnReply, Stop> {
+        let mut nested = path.nested.iter();
+        let mut results = Vec::new();
+        for op in path.branch(txn) {
+            results.push(match op {
+                Op::Range(range) => {
+                    let revision = self.store.revision_in(mutation);
+                    let mut snapshot = self.store.snapshot_in(mutation);
+                    if range.revision.is_some_and(|asked| asked > Revision(0)) {
+                        snapshot.at = resolve(range.revision, self.newest())?;
+                    }
+                    TxnResult::Range(snapshot.range(range, revision))
+                }
+                Op::Put(put) => TxnResult::Put(self.put(mutation, put)?),
+                Op::Delete(delete) => TxnResult::Delete(self.delete(mutation, delete)?),
+                Op::Txn(txn) => {
+                    let path = nested.next().expect("a path for each nested transaction");
+                    TxnResult::Txn(self.txn(mutation, txn, path)?)
+                }
+            });
+        }
+        let revision = self.store.revision_in(mutation);
+        Ok(TxnReply { revision, succeeded: path.succeeded, results })
+    }
+
+    fn compact(&mut self, at: Revision, done: &mut Applied) -> Result<Reply, Stop> {
+        let newest = self.store.revision();
+        if at > newest {
+            return Err(Refusal::Future { asked: at, newest }.into());
+        }
+        if let Some(compacted) = self.store.compacted()
+            && at <= compacted
+        {
+            return Err(Refusal::Compacted { asked: at, compacted }.into());
+        }
+        self.store.compact(at);
+        done.compacted = Some(at);
+        Ok(Reply::Compacted { revision: newest })
+    }
+
+    fn grant(
+        &mut self,
+        id: Option<LeaseId>,
+        ttl: Duration,
+        session: Option<(NodeId, Incarnation, SessionInfo)>,
+        done: &mut Applied,
+    ) -> Result<Reply, Stop> {
+        let shared = Arc::clone(self.store.shared());
+        if let Some(id) = id
+            && shared.leases().contains(id)
+        {
+            return Err(Refusal::LeaseExists(id).into());
+        }
+        if let Some((node, incarnation, SessionInfo { own: true, .. })) = session {
+            let ghosts = shared.leases().left_behind(node, incarnation);
+            for ghost in ghosts {
+                self.end_lease(ghost, done)?;
+            }
+        }
+        let mut leases = shared.leases_mut();
+        let id = match id {
+            Some(id) => {
+                leases.choose(id);
+                id
+            }
+            None => leases.mint(),
+        };
+        leases.grant(id, ttl, session.clone());
+        done.leases.push(LeaseChange::Granted { id, ttl, session });
+        Ok(Reply::Grant(GrantReply { revision: self.store.revision(), id, ttl }))
+    }
+
+    /// Ends a lease and deletes its keys, in key order, in one revision. Tells how many keys, or
+    /// that there was no such lease.
+    fn end_lease(&mut self, id: LeaseId, done: &mut Applied) -> Result<Option<u64>, Fault> {
+        let ended = self.store.shared().leases_mut().end(id);
+        let Some(keys) = ended else { return Ok(None) };
+        let mut mutation = self.store.begin();
+        let mut deleted = 0;
+        for key in &keys {
+            let event = self.store.delete(&mut mutation, key)?;
+            let prev = event.and_then(|event| event.prev.as_ref());
+            assert!(prev.is_some_and(|kv| kv.lease == Some(id)), "lease {id} held a foreign key");
+            deleted += 1;
+        }
+        self.commit(mutation, done);
+        done.leases.push(LeaseChange::Ended { id });
+        Ok(Some(deleted))
+    }
+
+    /// Lets readers see everything applied so far.
+    pub fn publish(&mut self) {
+        self.store.publish();
+    }
+
+    /// One number for everything applied: equal on all replicas that have applied the same entries,
+    /// whatever each has swept. Costs the same however large the state is.
+    pub fn digest(&self) -> u64 {
+        let print = Fingerprint::default().number(self.applied.get());
+        let print = self.store.fingerprint().into_iter().fold(print, Fingerprint::number);
+        let leases = self.store.shared().leases().fingerprint();
+        let print = leases.into_iter().fold(print, Fingerprint::number);
+        print.number(self.answers.fingerprint()).finish()
+    }
+
+    /// The last entry applied.
+    pub fn applied(&self) -> LogIndex {
+        self.applied
+    }
+
+    /// The newest revision, published or not.
+    pub fn revision(&self) -> Revision {
+        self.store.revision()
+    }
+
+    /// What the table of answers knows of a request: what became of it; [`Refusal::Closed`], if it
+    /// is too late to say and it will not be applied any more; or nothing.
+    pub fn answer(&self, id: RequestId) -> Option<Outcome> {
+        self.answers.answer(id)
+    }
+
+    /// Checks the next `rows` versions in memory against their checksums, round and round.
+    ///
+    /// # Errors
+    /// [`Fault::Rotten`], for one that has changed.
+    pub fn scrub(&mut self, rows: usize) -> Result<(), Fault> {
+        self.store.scrub(rows)
+    }
+
+    /// Gives back the memory of about `rows` compacted versions, beside what every
+    /// [`Machine::apply`] does. True if there is more to do.
+    pub fn sweep(&mut self, rows: usize) -> bool {
+        self.store.sweep(rows)
+    }
+
+    /// Every lease with its time to live, by id.
+    pub fn leases(&self) -> Vec<(LeaseId, Duration)> {
+        self.store.shared().leases().ids().collect()
+    }
+
+    /// A reader of what is published.
+    pub fn reader(&self) -> Reader {
+        Reader::new(Arc::clone(self.store.shared()))
+    }
+
+    /// Flips one bit of the newest version of `key` in memory, as a failing memory would. True if
+    /// there is such a key.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn rot(&mut self, key: &[u8]) -> bool {
+        self.store.rot(key)
+    }
+}
+
+impl std::fmt::Debug for Machine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Machine")
+            .field("applied", &self.applied)
+            .field("revision", &self.store.revision())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

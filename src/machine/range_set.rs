@@ -1,0 +1,141 @@
+//! Which numbers of a growing sequence are still open.
+//!
+//! Every number below the frontier has been judged: closed, unless it stands in one of the open
+//! spans. Numbers at and above the frontier have not been judged. Closing is for ever: two sets are
+//! merged by closing what either has closed, so an old one that arrives late opens nothing again.
+
+use std::ops::Range as Span;
+
+/// See the module.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct OpenSet {
+    frontier: u64,
+    /// Sorted, disjoint, not adjacent, not empty, all below `frontier`.
+    open: Vec<Span<u64>>,
+}
+
+impl OpenSet {
+    /// From parts that somebody else has written: whatever order or overlap they have.
+    pub(super) fn new(frontier: u64, open: &[Span<u64>]) -> Self {
+        let mut spans: Vec<Span<u64>> = open
+            .iter()
+            .map(|span| span.start..span.end.min(frontier))
+            .filter(|span| span.start < span.end)
+            .collect();
+        spans.sort_by_key(|span| span.start);
+        let mut open: Vec<Span<u64>> = Vec::with_capacity(spans.len());
+        for span in spans {
+            match open.last_mut() {
+                Some(last) if span.start <= last.end => last.end = last.end.max(span.end),
+                _ => open.push(span),
+            }
+        }
+        Self { frontier, open }
+    }
+
+    pub(super) fn is_closed(&self, number: u64) -> bool {
+        if number >= self.frontier {
+            return false;
+        }
+        let after = self.open.partition_point(|span| span.start <= number);
+        !after.checked_sub(1).is_some_and(|at| self.open[at].contains(&number))
+    }
+
+    /// Closes what `other` has closed.
+    pub(super) fn merge(&mut self, other: &OpenSet) {
+        let frontier = self.frontier.max(other.frontier);
+        // Not judged is as good as open, up to where the other one has judged.
+        let spread = |set: &OpenSet| {
+            let rest = Some(set.frontier..frontier).filter(|rest| rest.start < rest.end);
+            set.open.iter().cloned().chain(rest).collect::<Vec<_>>()
+        };
+        let (ours, theirs) = (spread(self), spread(other));
+        let mut both = Vec::new();
+        let (mut i, mut j) = (0, 0);
+        while let (Some(a), Some(b)) = (ours.get(i), theirs.get(j)) {
+            let common = a.start.max(b.start)..a.end.min(b.end);
+            if common.start < common.end {
+                both.push(common);
+            }
+            if a.end < b.end {
+                i += 1;
+            } else {
+                j += 1;
+            }
+        }
+        // Spans that touch come out of `spread`; `new` joins them.
+        *self = Self::new(frontier, &both);
+    }
+
+    /// Closes every number below `floor`.
+    pub(super) fn close_below(&mut self, floor: u64) {
+        if self.lowest_open() < floor {
+            self.merge(&OpenSet { frontier: floor, open: Vec::new() });
+        }
+    }
+
+    /// The lowest number that is not closed.
+    pub(super) fn lowest_open(&self) -> u64 {
+        self.open.first().map_or(self.frontier, |span| span.start)
+    }
+
+    pub(super) fn frontier(&self) -> u64 {
+        self.frontier
+    }
+
+    pub(super) fn open(&self) -> &[Span<u64>] {
+        &self.open
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spans(bits: u64, frontier: u64) -> Vec<Span<u64>> {
+        (0..frontier).filter(|n| bits >> n & 1 == 1).map(|n| n..n + 1).collect()
+    }
+
+    #[test]
+    fn closed_in_either_is_closed_and_nothing_else() {
+        // Every pair of sets over six numbers.
+        for (a_frontier, b_frontier) in (0..=6).flat_map(|a| (0..=6).map(move |b| (a, b))) {
+            for a_bits in 0..1 << a_frontier {
+                for b_bits in 0..1 << b_frontier {
+                    let a = OpenSet::new(a_frontier, &spans(a_bits, a_frontier));
+                    let b = OpenSet::new(b_frontier, &spans(b_bits, b_frontier));
+                    let mut both = a.clone();
+                    both.merge(&b);
+                    for n in 0..8 {
+                        let want = a.is_closed(n) || b.is_closed(n);
+                        assert_eq!(both.is_closed(n), want, "{n} in {a:?} and {b:?}: {both:?}");
+                    }
+                    assert!(both.open.windows(2).all(|pair| pair[0].end < pair[1].start));
+                    assert!(both.open.iter().all(|span| span.end <= both.frontier));
+                }
+            }
+        }
+    }
+
+    #[test]
+    #[allow(clippy::reversed_empty_ranges, reason = "what a damaged peer could send")]
+    fn spans_in_any_disorder_are_put_in_order() {
+        let set = OpenSet::new(10, &[7..20, 3..3, 5..2, 1..4, 2..5]);
+        assert_eq!(set.open(), [1..5, 7..10]);
+        let open = (0..12).filter(|&n| !set.is_closed(n));
+        assert_eq!(open.collect::<Vec<_>>(), [1, 2, 3, 4, 7, 8, 9, 10, 11]);
+    }
+
+    #[test]
+    fn everything_below_a_floor_closes() {
+        let mut set = OpenSet::new(10, &[2..5, 7..9]);
+        set.close_below(3);
+        assert_eq!((set.frontier(), set.open()), (10, &[3..5, 7..9][..]));
+        set.close_below(20);
+        assert_eq!((set.frontier(), set.lowest_open()), (20, 20));
+        set.close_below(5);
+        assert_eq!(set.lowest_open(), 20);
+        set.close_below(u64::MAX);
+        assert!(set.is_closed(u64::MAX - 1) && !set.is_closed(u64::MAX));
+    }
+}

@@ -1,0 +1,157 @@
+//! What a range and a compare find in a snapshot. The same for the reader, for a transaction in the
+//! middle of its writes, and for etcd.
+
+use std::cmp::Ordering;
+
+use super::row::{Row, RowRef};
+use super::store::{Published, Scan, Snapshot};
+use crate::model::{
+    Compare, CompareOp, CompareTarget, LeaseId, Range, RangeReply, Refusal, Revision,
+    RevisionBounds, Sort, SortOrder, SortTarget,
+};
+
+/// The revision that a range reads at, if it may. As in etcd, 0 asks for the newest.
+pub(super) fn resolve(
+    asked: Option<Revision>,
+    Published { revision: newest, compacted }: Published,
+) -> Result<Revision, Refusal> {
+    let Some(asked) = asked.filter(|&asked| asked > Revision(0)) else { return Ok(newest) };
+    if asked > newest {
+        return Err(Refusal::Future { asked, newest });
+    }
+    match compacted {
+        Some(compacted) if asked < compacted => Err(Refusal::Compacted { asked, compacted }),
+        _ => Ok(asked),
+    }
+}
+
+impl Snapshot<'_> {
+    /// Answers a range whose revision has been resolved to this snapshot. `newest` is what the
+    /// answer says the store's revision is.
+    pub(super) fn range(&self, range: &Range, newest: Revision) -> RangeReply {
+        let mut collector = Collector::new(range);
+        self.scan(&range.range, |row| {
+            collector.visit(row);
+            Scan::On
+        });
+        collector.finish(newest)
+    }
+
+    /// Whether every key of the compare's range satisfies it; a range without keys is judged once,
+    /// as a missing key.
+    pub(super) fn holds(&self, compare: &Compare) -> bool {
+        let mut empty = true;
+        let mut holds = true;
+        self.scan(&compare.range, |row| {
+            empty = false;
+            holds = satisfies(Some(row), compare);
+            if holds { Scan::On } else { Scan::Enough }
+        });
+        if empty { satisfies(None, compare) } else { holds }
+    }
+}
+
+fn satisfies(row: Option<RowRef<'_>>, compare: &Compare) -> bool {
+    let meta = row.map(RowRef::meta);
+    let number = |found: u64, given: u64| found.cmp(&given);
+    let order = match &compare.target {
+        CompareTarget::Version(given) => number(meta.map_or(0, |meta| meta.version), *given),
+        CompareTarget::Create(given) => {
+            number(meta.map_or(0, |meta| meta.create.get()), given.get())
+        }
+        CompareTarget::Mod(given) => {
+            number(meta.map_or(0, |meta| meta.modified.get()), given.get())
+        }
+        CompareTarget::Lease(given) => {
+            number(meta.and_then(|meta| meta.lease).map_or(0, LeaseId::get), *given)
+        }
+        CompareTarget::Value(given) => match row {
+            Some(row) => row.value().cmp(given),
+            // Whatever the operator: a missing key has no value to differ from.
+            None => return false,
+        },
+    };
+    match compare.op {
+        CompareOp::Equal => order == Ordering::Equal,
+        CompareOp::NotEqual => order != Ordering::Equal,
+        CompareOp::Greater => order == Ordering::Greater,
+        CompareOp::Less => order == Ordering::Less,
+    }
+}
+
+/// Gathers the rows of one range. Rows that the limit will cut off are counted and not kept,
+/// wherever that can be known beforehand.
+pub(super) struct Collector<'a> {
+    range: &'a Range,
+    limit: usize,
+    /// Rows come in the order of the answer, and all that come belong to it.
+    direct: bool,
+    rows: Vec<Row>,
+    more: bool,
+    count: u64,
+}
+
+impl<'a> Collector<'a> {
+    pub(super) fn new(range: &'a Range) -> Self {
+        let limit = range.limit.map_or(usize::MAX, |limit| limit.try_into().unwrap_or(usize::MAX));
+        let direct = range.bounds == RevisionBounds::default() && range.sort == Sort::default();
+        Self { range, limit, direct, rows: Vec::new(), more: false, count: 0 }
+    }
+
+    pub(super) fn visit(&mut self, row: RowRef<'_>) {
+        self.count += 1;
+        if self.range.count_only {
+            return;
+        }
+        if self.direct && self.rows.len() == self.limit {
+            self.more = true;
+            return;
+        }
+        if self.direct || within(&self.range.bounds, row) {
+            self.rows.push(row.to_row());
+        }
+    }
+
+    pub(super) fn finish(mut self, newest: Revision) -> RangeReply {
+        if !self.direct {
+            sort(&mut self.rows, self.range.sort);
+            self.more = self.rows.len() > self.limit;
+            self.rows.truncate(self.limit);
+        }
+        let keys_only = self.range.keys_only;
+        let kvs = self.rows.iter().map(|row| {
+            let mut kv = row.view().key_value();
+            if keys_only {
+                kv.value.clear();
+            }
+            kv
+        });
+        RangeReply { revision: newest, kvs: kvs.collect(), more: self.more, count: self.count }
+    }
+}
+
+fn within(bounds: &RevisionBounds, row: RowRef<'_>) -> bool {
+    let meta = row.meta();
+    bounds.mod_min.is_none_or(|min| meta.modified >= min)
+        && bounds.mod_max.is_none_or(|max| meta.modified <= max)
+        && bounds.create_min.is_none_or(|min| meta.create >= min)
+        && bounds.create_max.is_none_or(|max| meta.create <= max)
+}
+
+/// Rows come by key, and the sort is stable in both directions: equal ones stay by key.
+fn sort(rows: &mut [Row], sort: Sort) {
+    let compare = |a: &Row, b: &Row| {
+        let (a, b) = (a.view(), b.view());
+        match sort.target {
+            SortTarget::Key => a.key().cmp(b.key()),
+            SortTarget::Version => a.meta().version.cmp(&b.meta().version),
+            SortTarget::Create => a.meta().create.cmp(&b.meta().create),
+            SortTarget::Mod => a.modified().cmp(&b.modified()),
+            SortTarget::Value => a.value().cmp(b.value()),
+        }
+    };
+    match sort.order {
+        SortOrder::Ascend => rows.sort_by(compare),
+        SortOrder::Descend => rows.sort_by(|a, b| compare(b, a)),
+    }
+}

@@ -1,0 +1,209 @@
+//! The readers' side of the machine: any number of them, in any thread, beside the one writer.
+//!
+//! Each read happens at one revision, at most the published one, and is never torn. The lock is held
+//! for a few hundred keys at most, then let go, so that neither side waits long for the other.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Change;
+use super::lease::LeaseInfo;
+use super::read::{Collector, resolve};
+use super::row::{Row, RowRef};
+use super::store::{HOLD_KEYS, Published, Shared, Snapshot};
+use super::txn::{Path, only_reads};
+use crate::model::{
+    KeyRange, KeyValue, LeaseId, Op, Range, RangeReply, Refusal, Revision, Txn, TxnReply, TxnResult,
+};
+
+/// The most changes of rows that one page of history looks at, unless one revision has more.
+const PAGE_ROWS: usize = 4096;
+
+/// Reads the state that the machine has published. Cheap to clone.
+#[derive(Clone)]
+pub struct Reader {
+    shared: Arc<Shared>,
+}
+
+/// A piece of history. See [`Reader::events`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HistoryPage {
+    /// The revisions that changed keys of the range, oldest first, each whole as far as the range
+    /// goes.
+    pub changes: Vec<Change>,
+    /// Everything before this revision has been looked at: where the next page starts. One more than
+    /// the published revision if there was nothing left.
+    pub next: Revision,
+}
+
+impl Reader {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
+    /// The newest revision that can be read.
+    pub fn revision(&self) -> Revision {
+        self.shared.revision()
+    }
+
+    /// The oldest revision that can be read; 0 if nothing was compacted yet.
+    pub fn compacted(&self) -> Revision {
+        self.shared.state().published.compacted.unwrap_or_default()
+    }
+
+    /// The newest row of a key, and the revision at which it was looked up.
+    pub fn get(&self, key: &[u8]) -> (Option<KeyValue>, Revision) {
+        let state = self.shared.state();
+        let at = state.published.revision;
+        let row = state.index.get(key).and_then(|rows| rows.live(at)).map(RowRef::to_row);
+        drop(state);
+        (row.map(|row| row.view().key_value()), at)
+    }
+
+    /// Answers a range.
+    ///
+    /// # Errors
+    /// [`Refusal::Future`] or [`Refusal::Compacted`], if it asks for such a revision.
+    pub fn range(&self, range: &Range) -> Result<RangeReply, Refusal> {
+        let state = self.shared.state();
+        let newest = state.published.revision;
+        let at = resolve(range.revision, state.published)?;
+        if let Some(key) = range.range.as_single() {
+            let mut collector = Collector::new(range);
+            if let Some(row) = state.index.get(key).and_then(|rows| rows.live(at)) {
+                collector.visit(row);
+            }
+            drop(state);
+            return Ok(collector.finish(newest));
+        }
+        let _kept = self.shared.register(&state, at);
+        drop(state);
+        Ok(Snapshot { shared: &self.shared, at }.range(range, newest))
+    }
+
+    /// Answers a transaction that [only reads](only_reads), at one revision.
+    ///
+    /// # Errors
+    /// [`Refusal::Future`] or [`Refusal::Compacted`], if a range of it asks for such a revision.
+    ///
+    /// # Panics
+    /// If the transaction writes: that is for the log to do.
+    pub fn read_txn(&self, txn: &Txn) -> Result<TxnReply, Refusal> {
+        assert!(only_reads(txn), "a transaction that writes goes through the log");
+        let state = self.shared.state();
+        let published = state.published;
+        // Ranges may look back as far as the compacted revision.
+        let oldest = published.compacted.unwrap_or(Revision::FIRST);
+        let _kept = self.shared.register(&state, oldest);
+        drop(state);
+        let now = Snapshot { shared: &self.shared, at: published.revision };
+        let path = Path::judge(txn, &now);
+        path.check(txn, &now, published)?;
+        self.read_path(txn, &path, published)
+    }
+
+    fn read_path(&self, txn: &Txn, path: &Path, published: Published) -> Result<TxnReply, Refusal> {
+        let mut nested = path.nested.iter();
+        let mut results = Vec::new();
+        for op in path.branch(txn) {
+            results.push(match op {
+                Op::Range(range) => {
+                    let at = resolve(range.revision, published)?;
+                    let snapshot = Snapshot { shared: &self.shared, at };
+                    TxnResult::Range(snapshot.range(range, published.revision))
+                }
+                Op::Txn(txn) => {
+                    let path = nested.next().expect("a path for each nested transaction");
+                    TxnResult::Txn(self.read_path(txn, path, published)?)
+                }
+                Op::Put(_) | Op::Delete(_) => unreachable!("it only reads"),
+            });
+        }
+        Ok(TxnReply { revision: published.revision, succeeded: path.succeeded, results })
+    }
+
+    /// What changed the keys of `range`, from revision `from` on, as far as one page goes: about
+    /// `bytes_max` of rows, but at least one revision, and revisions always whole. The rows before
+    /// the changes come along, except at the compacted revision itself, where they are gone.
+    ///
+    /// # Errors
+    /// [`Refusal::Compacted`], if `from` lies before the compacted revision.
+    pub fn events(
+        &self,
+        range: &KeyRange,
+        from: Revision,
+        bytes_max: usize,
+    ) -> Result<HistoryPage, Refusal> {
+        let state = self.shared.state();
+        let Published { revision: newest, compacted } = state.published;
+        if let Some(compacted) = compacted
+            && from < compacted
+        {
+            return Err(Refusal::Compacted { asked: from, compacted });
+        }
+        // Nothing happened at revision 1.
+        let mut next = from.max(Revision::FIRST.next());
+        let mut found: Vec<(Revision, Vec<Row>)> = Vec::new();
+        let (mut looked, mut bytes) = (0, 0);
+        while next <= newest && looked < PAGE_ROWS && bytes < bytes_max.max(1) {
+            let rows = state.history.get(next).expect("published, and not compacted");
+            looked += rows.len();
+            let rows: Vec<Row> = (0..rows.len())
+                .map(|at| rows.get(at))
+                .filter(|row| range.contains(row.key()))
+                .inspect(|row| bytes += row.key().len() + row.value().len())
+                .map(RowRef::to_row)
+                .collect();
+            if !rows.is_empty() {
+                found.push((next, rows));
+            }
+            next = next.next();
+        }
+        let oldest = compacted.unwrap_or(Revision::FIRST);
+        let _kept = self.shared.register(&state, oldest);
+        drop(state);
+        let changes = found.into_iter().map(|(revision, rows)| {
+            let events: Vec<_> = rows
+                .chunks(HOLD_KEYS)
+                .flat_map(|rows| {
+                    let prevs = self.rows_before(rows, oldest);
+                    rows.iter().zip(prevs).map(|(row, prev)| {
+                        row.view().event(prev.map(|prev| prev.view().key_value()))
+                    })
+                })
+                .collect();
+            Change { revision, events: events.into() }
+        });
+        Ok(HistoryPage { changes: changes.collect(), next })
+    }
+
+    fn rows_before(&self, rows: &[Row], oldest: Revision) -> Vec<Option<Row>> {
+        let state = self.shared.state();
+        let before = |row: &Row| {
+            let row = row.view();
+            let before = Revision(row.modified().get() - 1);
+            if before < oldest {
+                return None;
+            }
+            Some(state.index.get(row.key())?.live(before)?.to_row())
+        };
+        rows.iter().map(before).collect()
+    }
+
+    /// What is known of a lease, as of the last entry applied.
+    pub fn lease(&self, id: LeaseId) -> Option<LeaseInfo> {
+        self.shared.leases().info(id)
+    }
+
+    /// Every lease with its time to live, by id, as of the last entry applied.
+    pub fn leases(&self) -> Vec<(LeaseId, Duration)> {
+        self.shared.leases().ids().collect()
+    }
+}
+
+impl fmt::Debug for Reader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reader").field("revision", &self.revision()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,493 @@
+//! One version of one key, as it lies in memory.
+//!
+//! A million small rows must not cost much more than their bytes, so a row is one allocation that
+//! holds everything, shared by counting: by the index (as a version of its key), by the history (as
+//! a change of its revision) and by whoever has read it.
+//!
+//! ```text
+//!   0          8       12         16         17
+//!   +----------+-------+----------+----------+----------------------------+-----+-------+
+//!   | mod      | crc32 | key      | head     | since create, version,     | key | value |
+//!   | revision | of all| bytes    | bytes    | lease: variable-length     |     |       |
+//!   |          | others|          |          | numbers                    |     |       |
+//!   +----------+-------+----------+----------+----------------------------+-----+-------+
+//!   |<------------------------ head bytes ------------------------------->|
+//! ```
+//!
+//! Numbers are little-endian. A deletion is a row too, a tombstone: version 0, no lease, no value.
+//! A value of [`SHARED_VALUE_BYTES`] or more is not copied: it stays a slice of the buffer in which
+//! it came, beside the rest. Smaller ones, and keys, are copied, so that a few bytes never keep a
+//! whole log entry in memory.
+//!
+//! This layout is private to a running process: no disk and no wire ever sees it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::digest::mix;
+use crate::model::{Event, EventKind, KeyValue, LeaseId, Revision};
+
+/// From this length on a value is not copied out of the buffer in which it came.
+pub(super) const SHARED_VALUE_BYTES: usize = 1 << 10;
+
+const CRC_AT: usize = 8;
+const KEY_BYTES_AT: usize = 12;
+const HEAD_BYTES_AT: usize = 16;
+const NUMBERS_AT: usize = 17;
+
+/// What a row says about itself, beside key and value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Meta {
+    pub(super) create: Revision,
+    pub(super) modified: Revision,
+    /// 0 for a tombstone.
+    pub(super) version: u64,
+    pub(super) lease: Option<LeaseId>,
+}
+
+/// One version of one key.
+#[derive(Clone, Debug)]
+pub(super) enum Row {
+    /// Key and value together.
+    Packed(Arc<[u8]>),
+    /// A large value by itself.
+    Split(Arc<Split>),
+}
+
+#[derive(Debug)]
+pub(super) struct Split {
+    /// The layout above without the value.
+    head: Bytes,
+    value: Bytes,
+}
+
+impl Row {
+    /// Builds a row. `scratch` saves an allocation for each.
+    pub(super) fn new(scratch: &mut Vec<u8>, key: &[u8], value: &Bytes, meta: Meta) -> Self {
+        assert!(meta.create <= meta.modified, "created after it was modified: {meta:?}");
+        scratch.clear();
+        scratch.extend_from_slice(&meta.modified.get().to_le_bytes());
+        scratch.extend_from_slice(&[0; 4]);
+        let key_bytes = u32::try_from(key.len()).expect("a key is shorter than a log entry");
+        scratch.extend_from_slice(&key_bytes.to_le_bytes());
+        scratch.push(0);
+        put_number(scratch, meta.modified.get() - meta.create.get());
+        put_number(scratch, meta.version);
+        put_number(scratch, meta.lease.map_or(0, LeaseId::get));
+        scratch[HEAD_BYTES_AT] = scratch.len() as u8; // 17 and three numbers of at most 10 bytes.
+        scratch.extend_from_slice(key);
+        let shared = value.len() >= SHARED_VALUE_BYTES;
+        if !shared {
+            scratch.extend_from_slice(value);
+        }
+        let sum = checksum(scratch, if shared { value } else { &[] });
+        scratch[CRC_AT..KEY_BYTES_AT].copy_from_slice(&sum.to_le_bytes());
+        if shared {
+            let head = Bytes::copy_from_slice(scratch);
+            Row::Split(Arc::new(Split { head, value: value.clone() }))
+        } else {
+            Row::Packed(Arc::from(&scratch[..]))
+        }
+    }
+
+    /// The row that says that `key` was deleted.
+    pub(super) fn tombstone(scratch: &mut Vec<u8>, key: &[u8], modified: Revision) -> Self {
+        let meta = Meta { create: modified, modified, version: 0, lease: None };
+        Self::new(scratch, key, &Bytes::new(), meta)
+    }
+
+    pub(super) fn view(&self) -> RowRef<'_> {
+        match self {
+            Row::Packed(row) => RowRef::Packed(row),
+            Row::Split(row) => RowRef::Split(row),
+        }
+    }
+
+    /// The same row with one bit of its value (of its key, if the value is empty) turned over, and
+    /// the checksum left as it was.
+    #[cfg(any(test, feature = "sim"))]
+    pub(super) fn rotten(&self) -> Self {
+        let flip = |bytes: &[u8]| {
+            let mut bytes = bytes.to_vec();
+            *bytes.last_mut().expect("a row is not empty") ^= 1;
+            bytes
+        };
+        match self {
+            Row::Packed(row) => Row::Packed(flip(row).into()),
+            Row::Split(row) => Row::Split(Arc::new(Split {
+                head: row.head.clone(),
+                value: flip(&row.value).into(),
+            })),
+        }
+    }
+}
+
+/// A row that somebody else holds.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum RowRef<'a> {
+    Packed(&'a Arc<[u8]>),
+    Split(&'a Arc<Split>),
+}
+
+impl<'a> RowRef<'a> {
+    pub(super) fn to_row(self) -> Row {
+        match self {
+            RowRef::Packed(row) => Row::Packed(Arc::clone(row)),
+            RowRef::Split(row) => Row::Split(Arc::clone(row)),
+        }
+    }
+
+    fn head(self) -> &'a [u8] {
+        match self {
+            RowRef::Packed(row) => row,
+            RowRef::Split(row) => &row.head,
+        }
+    }
+
+    fn head_bytes(self) -> usize {
+        usize::from(self.head()[HEAD_BYTES_AT])
+    }
+
+    fn key_end(self) -> usize {
+        let bytes = self.head()[KEY_BYTES_AT..HEAD_BYTES_AT].try_into().expect("four bytes");
+        self.head_bytes() + u32::from_le_bytes(bytes) as usize
+    }
+
+    pub(super) fn key(self) -> &'a [u8] {
+        &self.head()[self.head_bytes()..self.key_end()]
+    }
+
+    pub(super) fn value(self) -> &'a [u8] {
+        match self {
+            RowRef::Packed(row) => &row[self.key_end()..],
+            RowRef::Split(row) => &row.value,
+        }
+    }
+
+    pub(super) fn modified(self) -> Revision {
+        Revision(u64::from_le_bytes(self.head()[..CRC_AT].try_into().expect("eight bytes")))
+    }
+
+    pub(super) fn meta(self) -> Meta {
+        let mut numbers = &self.head()[NUMBERS_AT..];
+        let modified = self.modified();
+        let create = Revision(modified.get() - take_number(&mut numbers));
+        let version = take_number(&mut numbers);
+        let lease = LeaseId::new(take_number(&mut numbers));
+        Meta { create, modified, version, lease }
+    }
+
+    pub(super) fn is_tombstone(self) -> bool {
+        // Only a tombstone has version 0, and the numbers of one are all 0.
+        self.head()[NUMBERS_AT..][..3] == [0; 3]
+    }
+
+    /// The value as the rows of an answer carry it.
+    pub(super) fn shared_value(self) -> Bytes {
+        match self {
+            RowRef::Packed(row) => {
+                Bytes::from_owner(Arc::clone(row)).slice(self.key_end()..row.len())
+            }
+            RowRef::Split(row) => row.value.clone(),
+        }
+    }
+
+    pub(super) fn key_value(self) -> KeyValue {
+        let keys = self.head_bytes()..self.key_end();
+        let (key, value) = match self {
+            RowRef::Packed(row) => {
+                let whole = Bytes::from_owner(Arc::clone(row));
+                (whole.slice(keys.clone()), whole.slice(keys.end..))
+            }
+            RowRef::Split(row) => (row.head.slice(keys), row.value.clone()),
+        };
+        let Meta { create, modified, version, lease } = self.meta();
+        KeyValue { key, value, create_revision: create, mod_revision: modified, version, lease }
+    }
+
+    /// The change that brought this row, after `prev`.
+    pub(super) fn event(self, prev: Option<KeyValue>) -> Event {
+        let mut kv = self.key_value();
+        let kind = if self.is_tombstone() {
+            kv.create_revision = Revision(0);
+            EventKind::Delete
+        } else {
+            EventKind::Put
+        };
+        Event { kind, kv, prev }
+    }
+
+    fn stored_checksum(self) -> u32 {
+        let bytes = self.head()[CRC_AT..KEY_BYTES_AT].try_into().expect("four bytes");
+        u32::from_le_bytes(bytes)
+    }
+
+    /// Whether the row is what was written.
+    pub(super) fn is_sound(self) -> bool {
+        let beside = match self {
+            RowRef::Packed(_) => &[][..],
+            RowRef::Split(row) => &row.value,
+        };
+        checksum(self.head(), beside) == self.stored_checksum()
+    }
+
+    /// What the row adds to the digest.
+    pub(super) fn fingerprint(self) -> u64 {
+        mix(u64::from(self.stored_checksum()) << 32 ^ self.modified().get())
+    }
+}
+
+fn checksum(head: &[u8], value: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&head[..CRC_AT]);
+    hasher.update(&head[KEY_BYTES_AT..]);
+    hasher.update(value);
+    hasher.finalize()
+}
+
+fn put_number(into: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        into.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    into.push(number as u8);
+}
+
+fn take_number(from: &mut &[u8]) -> u64 {
+    let mut number = 0;
+    for shift in (0..64).step_by(7) {
+        let byte = from[0];
+        *from = &from[1..];
+        number |= u64::from(byte & 0x7f) << shift;
+        if byte < 0x80 {
+            break;
+        }
+    }
+    number
+}
+
+/// Rows in the order in which they were written: the versions of one key, or the changes of one
+/// revision. A single small one, which is what most keys and most revisions have, costs these
+/// sixteen bytes and nothing more.
+#[derive(Debug)]
+pub(super) enum Rows {
+    /// One packed row.
+    One(Arc<[u8]>),
+    /// Any number of rows of any kind, but never none.
+    Many(Box<VecDeque<Row>>),
+}
+
+impl Rows {
+    pub(super) fn one(row: Row) -> Self {
+        match row {
+            Row::Packed(row) => Rows::One(row),
+            Row::Split(_) => Rows::Many(Box::new(VecDeque::from([row]))),
+        }
+    }
+
+    pub(super) fn collect(mut rows: Vec<Row>) -> Self {
+        assert!(!rows.is_empty(), "a revision that changes nothing");
+        if rows.len() == 1 {
+            return Self::one(rows.remove(0));
+        }
+        Rows::Many(Box::new(rows.into()))
+    }
+
+    pub(super) fn push(&mut self, row: Row) {
+        match self {
+            Rows::One(first) => {
+                let first = Row::Packed(Arc::clone(first));
+                *self = Rows::Many(Box::new(VecDeque::from([first, row])));
+            }
+            Rows::Many(rows) => rows.push_back(row),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Rows::One(_) => 1,
+            Rows::Many(rows) => rows.len(),
+        }
+    }
+
+    pub(super) fn get(&self, at: usize) -> RowRef<'_> {
+        match self {
+            Rows::One(row) => {
+                assert!(at == 0, "row {at} of one");
+                RowRef::Packed(row)
+            }
+            Rows::Many(rows) => rows[at].view(),
+        }
+    }
+
+    pub(super) fn newest(&self) -> RowRef<'_> {
+        self.get(self.len() - 1)
+    }
+
+    /// How many rows are not newer than `revision`.
+    pub(super) fn until(&self, revision: Revision) -> usize {
+        match self {
+            Rows::One(row) => usize::from(RowRef::Packed(row).modified() <= revision),
+            // Most readers want the newest one, or the one before it.
+            Rows::Many(rows) if rows[rows.len() - 1].view().modified() <= revision => rows.len(),
+            Rows::Many(rows) => rows.partition_point(|row| row.view().modified() <= revision),
+        }
+    }
+
+    /// The version that a read at `revision` sees, unless it is a tombstone.
+    pub(super) fn live(&self, revision: Revision) -> Option<RowRef<'_>> {
+        let row = self.get(self.until(revision).checked_sub(1)?);
+        (!row.is_tombstone()).then_some(row)
+    }
+
+    /// Forgets what no read at or after `revision` can see. True if nothing is left.
+    pub(super) fn prune(&mut self, revision: Revision) -> bool {
+        let seen = self.until(revision);
+        match self {
+            Rows::One(row) => seen == 1 && RowRef::Packed(row).is_tombstone(),
+            Rows::Many(rows) => {
+                rows.drain(..seen.saturating_sub(1));
+                if seen > 0 && rows[0].view().is_tombstone() {
+                    rows.pop_front();
+                }
+                if rows.is_empty() {
+                    return true;
+                }
+                if rows.len() == 1
+                    && let Row::Packed(row) = &rows[0]
+                {
+                    *self = Rows::One(Arc::clone(row));
+                } else if rows.capacity() > 4 * rows.len() {
+                    rows.shrink_to(2 * rows.len());
+                }
+                false
+            }
+        }
+    }
+
+    #[cfg(any(test, feature = "sim"))]
+    pub(super) fn rot_newest(&mut self) {
+        match self {
+            Rows::One(row) => {
+                if let Row::Packed(rotten) = Row::Packed(Arc::clone(row)).rotten() {
+                    *row = rotten;
+                }
+            }
+            Rows::Many(rows) => {
+                let newest = rows.back_mut().expect("never none");
+                *newest = newest.rotten();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(key: &str, value: &[u8], meta: Meta) -> Row {
+        Row::new(&mut Vec::new(), key.as_bytes(), &Bytes::copy_from_slice(value), meta)
+    }
+
+    #[test]
+    fn a_row_gives_back_what_it_was_made_of() {
+        let metas = [
+            Meta { create: Revision(2), modified: Revision(2), version: 1, lease: None },
+            Meta {
+                create: Revision(1),
+                modified: Revision(u64::MAX),
+                version: u64::MAX,
+                lease: LeaseId::new(u64::MAX),
+            },
+            Meta {
+                create: Revision(300),
+                modified: Revision(70_000),
+                version: 128,
+                lease: LeaseId::new(0x1234),
+            },
+        ];
+        for meta in metas {
+            for bytes in [0, 1, SHARED_VALUE_BYTES - 1, SHARED_VALUE_BYTES, 70_000] {
+                let value = vec![0xa5; bytes];
+                let row = row("some/key", &value, meta);
+                assert_eq!(matches!(row, Row::Split(_)), bytes >= SHARED_VALUE_BYTES);
+                let view = row.view();
+                assert_eq!(view.meta(), meta);
+                assert_eq!(view.key(), b"some/key");
+                assert_eq!(view.value(), &value[..]);
+                assert_eq!(view.shared_value(), value);
+                assert!(view.is_sound() && !view.is_tombstone());
+                let kv = view.key_value();
+                assert_eq!((&kv.key[..], &kv.value[..]), (&b"some/key"[..], &value[..]));
+            }
+        }
+    }
+
+    #[test]
+    fn a_tombstone_carries_only_its_key_and_revision() {
+        let row = Row::tombstone(&mut Vec::new(), b"k", Revision(9));
+        assert!(row.view().is_tombstone());
+        let event = row.view().event(None);
+        assert_eq!(event.kind, EventKind::Delete);
+        assert_eq!(&event.kv.key[..], b"k");
+        assert_eq!(event.kv.mod_revision, Revision(9));
+        assert_eq!(event.kv.create_revision, Revision(0));
+        assert_eq!((event.kv.version, event.kv.value.len(), event.kv.lease), (0, 0, None));
+    }
+
+    #[test]
+    fn one_flipped_bit_is_seen() {
+        let meta = Meta { create: Revision(2), modified: Revision(3), version: 2, lease: None };
+        for bytes in [0, 10, SHARED_VALUE_BYTES] {
+            let row = row("k", &vec![7; bytes], meta);
+            assert!(!row.rotten().view().is_sound(), "{bytes}");
+        }
+        let Row::Packed(sound) = row("key", b"value", meta) else { panic!("small") };
+        for at in 0..sound.len() {
+            let mut bytes = sound.to_vec();
+            bytes[at] ^= 0x10;
+            // A head length that points elsewhere would make the row unreadable, not unsound: only
+            // what the checksum itself says is asked here.
+            let stored = u32::from_le_bytes(bytes[CRC_AT..KEY_BYTES_AT].try_into().unwrap());
+            assert_ne!(checksum(&bytes, &[]), stored, "byte {at}");
+        }
+    }
+
+    #[test]
+    fn a_row_or_a_list_of_rows_is_sixteen_bytes() {
+        assert_eq!(size_of::<Row>(), 16);
+        assert_eq!(size_of::<Rows>(), 16);
+    }
+
+    #[test]
+    fn a_small_value_does_not_keep_the_buffer_it_came_in() {
+        let entry = Bytes::from(vec![1; 100_000]);
+        let meta = Meta { create: Revision(2), modified: Revision(2), version: 1, lease: None };
+        let row = Row::new(&mut Vec::new(), &entry[..4], &entry.slice(..100), meta);
+        assert!(entry.is_unique());
+        let large = Row::new(&mut Vec::new(), &entry[..4], &entry.slice(..2000), meta);
+        assert!(!entry.is_unique());
+        drop((row, large));
+    }
+
+    #[test]
+    fn pruning_keeps_what_a_read_at_the_revision_sees() {
+        let version = |modified, version| {
+            let meta =
+                Meta { create: Revision(2), modified: Revision(modified), version, lease: None };
+            row("k", b"v", meta)
+        };
+        let mut rows = Rows::one(version(2, 1));
+        rows.push(version(5, 2));
+        rows.push(Row::tombstone(&mut Vec::new(), b"k", Revision(7)));
+        assert!(!rows.prune(Revision(1)));
+        assert_eq!(rows.len(), 3);
+        assert!(!rows.prune(Revision(6)));
+        assert_eq!(rows.len(), 2);
+        assert_eq!(rows.live(Revision(6)).unwrap().modified(), Revision(5));
+        assert!(rows.live(Revision(7)).is_none());
+        assert!(rows.prune(Revision(7)), "only a tombstone was left");
+    }
+}

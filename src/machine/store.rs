@@ -1,0 +1,449 @@
+//! The versioned keys: the one writer's side of them, and what it shares with the readers.
+//!
+//! ```text
+//!     writer                      shared, under one lock held for moments        readers
+//!   ---------                   ------------------------------------------      ---------
+//!   put, delete  ------------>   index    key -> its versions         <-------   get, range
+//!   commit       ------------>   history  revision -> its changes     <-------   events
+//!   publish      ------------>   published  (revision, compacted)     <-------   every one, first
+//!   sweep        ------------>   forgets what `published.compacted` allows
+//! ```
+//!
+//! Every read is a read at one revision, and versions do not change once they are written. So the
+//! lock may be let go between any two keys: what a reader must not see yet has a higher revision
+//! than the one it reads at, and `published` rises only when a whole batch of entries is in. What a
+//! reader still needs is kept: it registers its revision while it reads on over several holds, and
+//! the sweep stays behind the oldest one registered.
+//!
+//! Compaction is one number that is part of the replicated state; the sweep that gives memory back
+//! follows it at a pace that nobody can observe, and is no part of it.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use bytes::Bytes;
+
+use super::Change;
+use super::digest::mix;
+use super::history::History;
+use super::index::Index;
+use super::lease::LeaseTable;
+use super::row::{Meta, Row, RowRef, Rows};
+use crate::model::{Event, Fault, KeyRange, LeaseId, RangeEnd, Revision};
+
+/// How many keys a reader, or the sweep, passes in one hold of the lock.
+pub(super) const HOLD_KEYS: usize = 512;
+
+/// What readers may know of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Published {
+    pub(super) revision: Revision,
+    /// `None` until the first compaction.
+    pub(super) compacted: Option<Revision>,
+}
+
+pub(super) struct State {
+    pub(super) index: Index,
+    pub(super) history: History,
+    pub(super) published: Published,
+}
+
+/// What the writer and all readers hold together.
+pub(super) struct Shared {
+    state: RwLock<State>,
+    leases: RwLock<LeaseTable>,
+    /// The revision in `published`, to be had without the lock.
+    revision: AtomicU64,
+    /// At which revisions readers are reading over several holds, and how many each.
+    reading: Mutex<BTreeMap<Revision, usize>>,
+}
+
+// A lock is poisoned when the thread that held it panicked. If that was the writer, its node stops;
+// what was published before is whole and stays readable.
+impl Shared {
+    fn new() -> Self {
+        let published = Published { revision: Revision::FIRST, compacted: None };
+        Self {
+            state: RwLock::new(State {
+                index: Index::default(),
+                history: History::new(),
+                published,
+            }),
+            leases: RwLock::default(),
+            revision: AtomicU64::new(Revision::FIRST.get()),
+            reading: Mutex::default(),
+        }
+    }
+
+    pub(super) fn state(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn state_mut(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn leases(&self) -> RwLockReadGuard<'_, LeaseTable> {
+        self.leases.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn leases_mut(&self) -> RwLockWriteGuard<'_, LeaseTable> {
+        self.leases.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn reading(&self) -> MutexGuard<'_, BTreeMap<Revision, usize>> {
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn revision(&self) -> Revision {
+        Revision(self.revision.load(Ordering::Acquire))
+    }
+
+    /// Keeps what a read at `revision` sees until the registration is dropped. The caller holds the
+    /// state and has seen that `revision` is not compacted.
+    pub(super) fn register(&self, _state: &State, revision: Revision) -> Registration<'_> {
+        *self.reading().entry(revision).or_insert(0) += 1;
+        Registration { shared: self, revision }
+    }
+}
+
+/// See [`Shared::register`].
+pub(super) struct Registration<'a> {
+    shared: &'a Shared,
+    revision: Revision,
+}
+
+impl Drop for Registration<'_> {
+    fn drop(&mut self) {
+        let mut reading = self.shared.reading();
+        if let Some(count) = reading.get_mut(&self.revision) {
+            *count -= 1;
+            if *count == 0 {
+                reading.remove(&self.revision);
+            }
+        }
+    }
+}
+
+/// Whether a scan goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Scan {
+    On,
+    Enough,
+}
+
+/// The keys as of one revision.
+///
+/// Whoever makes one sees to it that the revision is not swept away: the writer does the sweeping,
+/// and readers register, or stay within one hold.
+#[derive(Clone, Copy)]
+pub(super) struct Snapshot<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) at: Revision,
+}
+
+impl Snapshot<'_> {
+    pub(super) fn get(&self, key: &[u8]) -> Option<Row> {
+        let state = self.shared.state();
+        Some(state.index.get(key)?.live(self.at)?.to_row())
+    }
+
+    /// Shows every row of `range` in key order. `visit` runs under the lock and must be short.
+    pub(super) fn scan(&self, range: &KeyRange, mut visit: impl FnMut(RowRef<'_>) -> Scan) {
+        if let Some(key) = range.as_single() {
+            let state = self.shared.state();
+            if let Some(row) = state.index.get(key).and_then(|rows| rows.live(self.at)) {
+                visit(row);
+            }
+            return;
+        }
+        let mut last: Option<Vec<u8>> = None;
+        loop {
+            let state = self.shared.state();
+            let from = match &last {
+                None => Bound::Included(&range.start()[..]),
+                Some(key) => Bound::Excluded(&key[..]),
+            };
+            let mut resume = None;
+            for (number, rows) in state.index.iter_from(from).enumerate() {
+                let key = rows.newest().key();
+                if matches!(range.end(), RangeEnd::Before(end) if key >= &end[..]) {
+                    return;
+                }
+                if let Some(row) = rows.live(self.at)
+                    && visit(row) == Scan::Enough
+                {
+                    return;
+                }
+                if number + 1 == HOLD_KEYS {
+                    resume = Some(key.to_vec());
+                    break;
+                }
+            }
+            match resume {
+                Some(key) => last = Some(key),
+                None => return,
+            }
+        }
+    }
+}
+
+/// The changes of one request, on their way to become one revision.
+pub(super) struct Mutation {
+    revision: Revision,
+    rows: Vec<Row>,
+    events: Vec<Event>,
+}
+
+impl Mutation {
+    pub(super) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+}
+
+/// The writer's side.
+pub(super) struct Store {
+    shared: Arc<Shared>,
+    revision: Revision,
+    compacted: Option<Revision>,
+    /// Every revision up to this one has been swept, as far as it may be.
+    swept: Revision,
+    /// How many rows of the revision after `swept` have been swept.
+    swept_rows: usize,
+    /// The sum of the fingerprints of the newest version of each key.
+    live: u64,
+    /// A chain of the fingerprints of every version ever written.
+    past: u64,
+    /// Where the scrub goes on.
+    scrub_at: (Vec<u8>, Revision),
+    scratch: Vec<u8>,
+}
+
+impl Store {
+    pub(super) fn new() -> Self {
+        Self {
+            shared: Arc::new(Shared::new()),
+            revision: Revision::FIRST,
+            compacted: None,
+            swept: Revision::FIRST,
+            swept_rows: 0,
+            live: 0,
+            past: 0,
+            scrub_at: (Vec::new(), Revision(0)),
+            scratch: Vec::new(),
+        }
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    pub(super) fn revision(&self) -> Revision {
+        self.revision
+    }
+
+    pub(super) fn compacted(&self) -> Option<Revision> {
+        self.compacted
+    }
+
+    /// The newest state, published or not.
+    pub(super) fn snapshot(&self) -> Snapshot<'_> {
+        Snapshot { shared: &self.shared, at: self.revision }
+    }
+
+    /// What a request sees that has made the changes of `mutation` already.
+    pub(super) fn snapshot_in(&self, mutation: &Mutation) -> Snapshot<'_> {
+        Snapshot { shared: &self.shared, at: mutation.revision }
+    }
+
+    /// The store's revision as a request in the middle of `mutation` tells it.
+    pub(super) fn revision_in(&self, mutation: &Mutation) -> Revision {
+        if mutation.is_empty() { self.revision } else { mutation.revision }
+    }
+
+    pub(super) fn begin(&self) -> Mutation {
+        Mutation { revision: self.revision.next(), rows: Vec::new(), events: Vec::new() }
+    }
+
+    /// Writes a key and tells the change.
+    pub(super) fn put<'m>(
+        &mut self,
+        mutation: &'m mut Mutation,
+        key: &[u8],
+        value: &Bytes,
+        lease: Option<LeaseId>,
+    ) -> Result<&'m Event, Fault> {
+        let modified = mutation.revision;
+        self.write(mutation, key, |scratch, prev| {
+            let (create, version) = prev.map_or((modified, 1), |row| {
+                let meta = row.meta();
+                (meta.create, meta.version.saturating_add(1))
+            });
+            Some(Row::new(scratch, key, value, Meta { create, modified, version, lease }))
+        })?;
+        Ok(mutation.events.last().expect("a put is a change"))
+    }
+
+    /// Deletes a key and tells the change, if the key was there.
+    pub(super) fn delete<'m>(
+        &mut self,
+        mutation: &'m mut Mutation,
+        key: &[u8],
+    ) -> Result<Option<&'m Event>, Fault> {
+        let modified = mutation.revision;
+        let wrote = self.write(mutation, key, |scratch, prev| {
+            prev.map(|_| Row::tombstone(scratch, key, modified))
+        })?;
+        Ok(if wrote { mutation.events.last() } else { None })
+    }
+
+    fn write(
+        &mut self,
+        mutation: &mut Mutation,
+        key: &[u8],
+        next: impl FnOnce(&mut Vec<u8>, Option<RowRef<'_>>) -> Option<Row>,
+    ) -> Result<bool, Fault> {
+        let mut state = self.shared.state_mut();
+        let versions = state.index.get_mut(key);
+        let before = versions.as_ref().and_then(|rows| rows.live(mutation.revision));
+        if let Some(row) = before {
+            expect_sound(row)?;
+        }
+        let Some(row) = next(&mut self.scratch, before) else { return Ok(false) };
+        if let Some(row) = before {
+            self.live = self.live.wrapping_sub(row.fingerprint());
+        }
+        let prev = before.map(RowRef::to_row);
+        match versions {
+            Some(rows) => rows.push(row.clone()),
+            None => state.index.push(row.clone()),
+        }
+        drop(state);
+        let fingerprint = row.view().fingerprint();
+        if !row.view().is_tombstone() {
+            self.live = self.live.wrapping_add(fingerprint);
+        }
+        self.past = mix(self.past.wrapping_add(fingerprint));
+        mutation.events.push(row.view().event(prev.map(|row| row.view().key_value())));
+        mutation.rows.push(row);
+        Ok(true)
+    }
+
+    /// Makes the changes the next revision, if there are any.
+    pub(super) fn commit(&mut self, mutation: Mutation) -> Option<Change> {
+        assert_eq!(mutation.revision, self.revision.next(), "one request at a time");
+        if mutation.rows.is_empty() {
+            return None;
+        }
+        let revision = mutation.revision;
+        self.shared.state_mut().history.push(revision, Rows::collect(mutation.rows));
+        self.revision = revision;
+        Some(Change { revision, events: mutation.events.into() })
+    }
+
+    /// The caller has judged `revision`.
+    pub(super) fn compact(&mut self, revision: Revision) {
+        assert!(revision <= self.revision, "a future revision");
+        assert!(self.compacted.is_none_or(|before| before < revision), "compaction goes forward");
+        self.compacted = Some(revision);
+    }
+
+    /// Shows readers everything up to here.
+    pub(super) fn publish(&mut self) {
+        let mut state = self.shared.state_mut();
+        state.published = Published { revision: self.revision, compacted: self.compacted };
+        // Under the lock, so that the two never run apart.
+        self.shared.revision.store(self.revision.get(), Ordering::Release);
+    }
+
+    /// Gives back the memory of about `rows` versions that nobody can read any more. True if more
+    /// could be done at once.
+    pub(super) fn sweep(&mut self, mut rows: usize) -> bool {
+        while rows > 0 {
+            let hold = rows.min(HOLD_KEYS);
+            rows -= hold;
+            if !self.sweep_hold(hold) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn sweep_hold(&mut self, hold: usize) -> bool {
+        let mut forgotten = Vec::new();
+        let mut state = self.shared.state_mut();
+        let State { index, history, published } = &mut *state;
+        let Some(compacted) = published.compacted else { return false };
+        let oldest_read = self.shared.reading().keys().next().copied();
+        let target = oldest_read.map_or(compacted, |read| read.min(compacted));
+        for _ in 0..hold {
+            if history.first() <= self.swept && history.first() < compacted {
+                forgotten.extend(history.pop_front());
+                continue;
+            }
+            let revision = self.swept.next();
+            if revision > target {
+                return false;
+            }
+            let changes = history.get(revision).expect("every revision not forgotten");
+            index.prune(changes.get(self.swept_rows).key(), revision);
+            self.swept_rows += 1;
+            if self.swept_rows == changes.len() {
+                self.swept = revision;
+                self.swept_rows = 0;
+            }
+        }
+        // Large values are given back after the lock.
+        drop(state);
+        drop(forgotten);
+        true
+    }
+
+    /// Checks the next `rows` versions, round and round.
+    pub(super) fn scrub(&mut self, mut rows: usize) -> Result<(), Fault> {
+        while rows > 0 {
+            let hold = rows.min(HOLD_KEYS);
+            rows -= hold;
+            let state = self.shared.state();
+            let (key, revision) = &self.scrub_at;
+            let mut looked = 0;
+            let mut last = None;
+            for row in state.index.rows_from(key, *revision).take(hold) {
+                expect_sound(row)?;
+                looked += 1;
+                last = Some(row);
+            }
+            self.scrub_at = match last {
+                Some(row) if looked == hold => (row.key().to_vec(), row.modified().next()),
+                Some(_) | None => {
+                    self.scrub_at = (Vec::new(), Revision(0));
+                    return Ok(());
+                }
+            };
+        }
+        Ok(())
+    }
+
+    /// What the rows and the counters add to the digest.
+    pub(super) fn fingerprint(&self) -> [u64; 4] {
+        let compacted = self.compacted.map_or(u64::MAX, Revision::get);
+        [self.live, self.past, self.revision.get(), compacted]
+    }
+
+    /// Flips a bit of the newest version of `key`. True if there is one.
+    #[cfg(any(test, feature = "sim"))]
+    pub(super) fn rot(&mut self, key: &[u8]) -> bool {
+        let mut state = self.shared.state_mut();
+        let rows = state.index.get_mut(key);
+        rows.map(Rows::rot_newest).is_some()
+    }
+}
+
+fn expect_sound(row: RowRef<'_>) -> Result<(), Fault> {
+    if row.is_sound() {
+        return Ok(());
+    }
+    Err(Fault::Rotten { key: Bytes::copy_from_slice(row.key()), revision: row.modified() })
+}

@@ -1,0 +1,83 @@
+//! What a transaction will do, decided before it does anything.
+//!
+//! All compares, those of nested transactions too, are judged on the state before the first write;
+//! what follows is a path through the branches. Along the path everything that could be refused is
+//! looked for: once the first write is made, nothing can fail.
+
+use super::read::resolve;
+use super::store::{Published, Snapshot};
+use crate::model::{Op, Put, PutLease, PutValue, Refusal, Txn};
+
+/// Which branch a transaction takes, and which ones those nested in that branch take, in order.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) struct Path {
+    pub(super) succeeded: bool,
+    pub(super) nested: Vec<Path>,
+}
+
+impl Path {
+    pub(super) fn judge(txn: &Txn, before: &Snapshot<'_>) -> Self {
+        let succeeded = txn.compares.iter().all(|compare| before.holds(compare));
+        let nested = branch(txn, succeeded).iter().filter_map(|op| match op {
+            Op::Txn(nested) => Some(Self::judge(nested, before)),
+            Op::Range(_) | Op::Put(_) | Op::Delete(_) => None,
+        });
+        Self { succeeded, nested: nested.collect() }
+    }
+
+    /// The operations that will be executed, those of nested transactions in their place.
+    pub(super) fn branch<'t>(&self, txn: &'t Txn) -> &'t [Op] {
+        branch(txn, self.succeeded)
+    }
+
+    /// Refuses what cannot be executed.
+    pub(super) fn check(
+        &self,
+        txn: &Txn,
+        before: &Snapshot<'_>,
+        published: Published,
+    ) -> Result<(), Refusal> {
+        let mut nested = self.nested.iter();
+        for op in self.branch(txn) {
+            match op {
+                Op::Range(range) => {
+                    resolve(range.revision, published)?;
+                }
+                Op::Put(put) => check_put(put, before)?,
+                Op::Delete(_) => {}
+                Op::Txn(txn) => {
+                    let path = nested.next().expect("a path for each nested transaction");
+                    path.check(txn, before, published)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn branch(txn: &Txn, succeeded: bool) -> &[Op] {
+    if succeeded { &txn.success } else { &txn.failure }
+}
+
+/// Whether a put can be executed: its lease exists, and so does what it wants to keep.
+pub(super) fn check_put(put: &Put, before: &Snapshot<'_>) -> Result<(), Refusal> {
+    if let PutLease::Attach(lease) = put.lease
+        && !before.shared.leases().contains(lease)
+    {
+        return Err(Refusal::LeaseNotFound(lease));
+    }
+    let keeps = put.value == PutValue::Keep || put.lease == PutLease::Keep;
+    if keeps && before.get(&put.key).is_none() {
+        return Err(Refusal::KeyNotFound);
+    }
+    Ok(())
+}
+
+/// Whether a transaction only reads, whichever branches it takes: then no log entry is needed.
+pub fn only_reads(txn: &Txn) -> bool {
+    txn.success.iter().chain(&txn.failure).all(|op| match op {
+        Op::Range(_) => true,
+        Op::Put(_) | Op::Delete(_) => false,
+        Op::Txn(nested) => only_reads(nested),
+    })
+}
