@@ -6,3 +6,5 @@ pub mod env;
 #[doc(hidden)]
 pub mod machine;
 pub mod model;
+#[cfg(any(test, feature = "sim"))]
+pub mod sim;

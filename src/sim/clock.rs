@@ -1,0 +1,126 @@
+//! Simulated time: one true time line, and for every node a clock of its own that starts anywhere
+//! and runs a little too fast or too slow. Nothing here reads a real clock.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::env::Clock;
+use crate::model::Moment;
+
+/// The true time of a world, which nobody in it can read.
+#[derive(Debug, Default)]
+pub(crate) struct Timeline {
+    nanos: AtomicU64,
+}
+
+impl Timeline {
+    pub(crate) fn now(&self) -> Duration {
+        Duration::from_nanos(self.nanos.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn advance_to(&self, to: Duration) {
+        let to = u64::try_from(to.as_nanos()).expect("a world ends long before 584 years");
+        let before = self.nanos.swap(to, Ordering::Relaxed);
+        assert!(before <= to, "true time went back from {before} to {to} ns");
+    }
+}
+
+/// How much faster than true time a clock runs, in parts per million; negative is slower.
+pub(crate) type DriftPpm = i64;
+
+/// One machine's clock.
+#[derive(Debug)]
+pub(crate) struct SimClock {
+    timeline: Arc<Timeline>,
+    line: Mutex<Line>,
+}
+
+/// Where a clock was at a point of true time, and how it goes on from there.
+#[derive(Clone, Copy, Debug)]
+struct Line {
+    from: Duration,
+    shown: Duration,
+    drift: DriftPpm,
+}
+
+impl Line {
+    fn at(&self, now: Duration) -> Duration {
+        self.shown + scale(now.saturating_sub(self.from), self.drift)
+    }
+}
+
+impl SimClock {
+    /// A clock that shows `shown` now.
+    pub(crate) fn new(timeline: Arc<Timeline>, shown: Duration, drift: DriftPpm) -> Self {
+        let line = Mutex::new(Line { from: timeline.now(), shown, drift });
+        Self { timeline, line }
+    }
+
+    /// From now on the clock runs at another rate. It does not jump.
+    pub(crate) fn set_drift(&self, drift: DriftPpm) {
+        let now = self.timeline.now();
+        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        *line = Line { from: now, shown: line.at(now), drift };
+    }
+
+    /// The true time at which this clock will show `moment`, if its rate stays; now, if it does
+    /// already. Never a nanosecond early.
+    pub(crate) fn true_time_of(&self, moment: Moment) -> Duration {
+        let now = self.timeline.now();
+        let line = *self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        let missing = moment.elapsed_since_boot().saturating_sub(line.at(now));
+        if missing.is_zero() {
+            return now;
+        }
+        // Dividing by the rate, rounded up, with a nanosecond for the rounding in `at`.
+        let rate = u128::try_from(1_000_000 + line.drift).expect("a clock runs forwards");
+        let nanos = (missing.as_nanos() * 1_000_000).div_ceil(rate) + 1;
+        now + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX / 4))
+    }
+}
+
+impl Clock for SimClock {
+    fn now(&self) -> Moment {
+        let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        Moment::since_boot(line.at(self.timeline.now()))
+    }
+}
+
+/// `true_time` as a clock with this drift measures it.
+fn scale(true_time: Duration, drift: DriftPpm) -> Duration {
+    let rate = u128::try_from(1_000_000 + drift).expect("a clock runs forwards");
+    let nanos = true_time.as_nanos() * rate / 1_000_000;
+    Duration::from_nanos(u64::try_from(nanos).expect("a world ends long before 584 years"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_drifts_and_never_jumps() {
+        let timeline = Arc::new(Timeline::default());
+        let clock = SimClock::new(timeline.clone(), Duration::from_secs(7), 50_000);
+        timeline.advance_to(Duration::from_secs(10));
+        assert_eq!(clock.now(), Moment::since_boot(Duration::from_millis(17_500)));
+        clock.set_drift(-50_000);
+        assert_eq!(clock.now(), Moment::since_boot(Duration::from_millis(17_500)));
+        timeline.advance_to(Duration::from_secs(20));
+        assert_eq!(clock.now(), Moment::since_boot(Duration::from_millis(27_000)));
+    }
+
+    #[test]
+    fn a_timer_is_never_early_by_the_clock_it_was_set_by() {
+        let timeline = Arc::new(Timeline::default());
+        for drift in [-49_999, -1, 0, 1, 33_333] {
+            let clock = SimClock::new(timeline.clone(), Duration::from_nanos(3), drift);
+            for wait in [1, 10, 999, 1_000_003, 123_456_789_123] {
+                let moment = clock.now() + Duration::from_nanos(wait);
+                let due = clock.true_time_of(moment);
+                timeline.advance_to(due);
+                assert!(clock.now() >= moment, "{drift} {wait}");
+            }
+        }
+    }
+}

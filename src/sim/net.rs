@@ -1,0 +1,343 @@
+//! The simulated network. Every message is encoded and decoded as on a real wire; between the two it
+//! can be lost, doubled, delayed and overtaken, and a link can be cut in one direction or both.
+//!
+//! Connections are made and noticed broken by the world ([`super::world`]); this file says which
+//! messages arrive when. What the network never does, as TCP never does: deliver a message of an
+//! older connection on a newer one.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+
+use super::clock::Timeline;
+use super::rng::Rng;
+use crate::codec;
+use crate::env::{Entropy, Network, SendOutcome};
+use crate::model::{Lane, NodeId, PeerMessage};
+
+/// Messages under way on one lane of one link; more are refused, as a full socket buffer does.
+const IN_FLIGHT_MAX: usize = 4096;
+
+/// How the network treats messages.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NetConditions {
+    /// The least time a message travels.
+    pub delay_min: Duration,
+    /// The most time a message travels, unless something holds it up.
+    pub delay_max: Duration,
+    /// Of a million messages, so many are lost.
+    pub loss_ppm: u64,
+    /// Of a million messages, so many arrive twice.
+    pub duplicate_ppm: u64,
+    /// Of a million messages, so many are held up, by up to `straggle_max`.
+    pub straggle_ppm: u64,
+    /// How long a message may be held up.
+    pub straggle_max: Duration,
+    /// Whether messages of one lane may overtake each other. Across lanes they always may.
+    pub reorder: bool,
+}
+
+impl Default for NetConditions {
+    fn default() -> Self {
+        Self {
+            delay_min: Duration::from_micros(100),
+            delay_max: Duration::from_millis(2),
+            loss_ppm: 0,
+            duplicate_ppm: 0,
+            straggle_ppm: 0,
+            straggle_max: Duration::ZERO,
+            reorder: false,
+        }
+    }
+}
+
+/// A message on its way.
+pub(crate) struct Flight {
+    pub(crate) at: Duration,
+    pub(crate) from: NodeId,
+    pub(crate) to: NodeId,
+    pub(crate) lane: Lane,
+    /// The connection it was sent on.
+    pub(crate) connection: u64,
+    pub(crate) frame: Bytes,
+}
+
+/// One direction between two nodes.
+#[derive(Default)]
+struct Link {
+    /// Nothing that is sent now arrives.
+    cut: bool,
+    /// Nothing arrives before this time.
+    clogged_until: Duration,
+    /// When the last message of each lane arrives: the next one comes after it.
+    last: BTreeMap<Lane, Duration>,
+    in_flight: BTreeMap<Lane, usize>,
+}
+
+struct State {
+    conditions: NetConditions,
+    rng: Rng,
+    links: BTreeMap<(NodeId, NodeId), Link>,
+    /// The number of the connection between two nodes that are connected, the smaller id first.
+    connections: BTreeMap<(NodeId, NodeId), u64>,
+    next_connection: u64,
+    outgoing: Vec<Flight>,
+    sent: u64,
+}
+
+/// The network of a world. A handle: clones are the same network.
+#[derive(Clone)]
+pub(crate) struct SimNet {
+    timeline: Arc<Timeline>,
+    state: Arc<Mutex<State>>,
+}
+
+impl SimNet {
+    pub(crate) fn new(timeline: Arc<Timeline>, conditions: NetConditions, rng: Rng) -> Self {
+        let state = State {
+            conditions,
+            rng,
+            links: BTreeMap::new(),
+            connections: BTreeMap::new(),
+            next_connection: 1,
+            outgoing: Vec::new(),
+            sent: 0,
+        };
+        Self { timeline, state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// A node's way out.
+    pub(crate) fn network_of(&self, from: NodeId) -> SimNetwork {
+        SimNetwork { from, net: self.clone() }
+    }
+
+    pub(crate) fn set_conditions(&self, conditions: NetConditions) {
+        self.state().conditions = conditions;
+    }
+
+    /// From now on nothing that `from` sends reaches `to`.
+    pub(crate) fn cut(&self, from: NodeId, to: NodeId) {
+        self.state().link(from, to).cut = true;
+    }
+
+    /// Everything that was cut or clogged passes again.
+    pub(crate) fn heal(&self) {
+        for link in self.state().links.values_mut() {
+            link.cut = false;
+            link.clogged_until = Duration::ZERO;
+        }
+    }
+
+    /// Holds up everything from `from` to `to` until then.
+    pub(crate) fn clog(&self, from: NodeId, to: NodeId, until: Duration) {
+        self.state().link(from, to).clogged_until = until;
+    }
+
+    /// Whether messages pass in both directions, as a handshake needs it.
+    pub(crate) fn passable(&self, a: NodeId, b: NodeId) -> bool {
+        let mut state = self.state();
+        !state.link(a, b).cut && !state.link(b, a).cut
+    }
+
+    /// Whether messages pass in neither direction, so that a connection must die of silence.
+    pub(crate) fn silent(&self, a: NodeId, b: NodeId) -> bool {
+        let mut state = self.state();
+        state.link(a, b).cut && state.link(b, a).cut
+    }
+
+    pub(crate) fn connected(&self, a: NodeId, b: NodeId) -> Option<u64> {
+        self.state().connections.get(&pair(a, b)).copied()
+    }
+
+    pub(crate) fn connect(&self, a: NodeId, b: NodeId) {
+        let mut state = self.state();
+        let number = state.next_connection;
+        state.next_connection += 1;
+        let before = state.connections.insert(pair(a, b), number);
+        assert!(before.is_none(), "{a:?} and {b:?} were connected already");
+        // A new connection owes no order to an older one.
+        for (from, to) in [(a, b), (b, a)] {
+            let link = state.link(from, to);
+            link.last.clear();
+            link.in_flight.clear();
+        }
+    }
+
+    /// Whether there was a connection.
+    pub(crate) fn disconnect(&self, a: NodeId, b: NodeId) -> bool {
+        self.state().connections.remove(&pair(a, b)).is_some()
+    }
+
+    /// What was sent since the last call.
+    pub(crate) fn take_outgoing(&self) -> Vec<Flight> {
+        std::mem::take(&mut self.state().outgoing)
+    }
+
+    /// The message, if its connection still stands.
+    ///
+    /// # Panics
+    /// If what was encoded cannot be decoded: the codec is broken.
+    pub(crate) fn arrive(&self, flight: &Flight) -> Option<PeerMessage> {
+        let mut state = self.state();
+        if state.connections.get(&pair(flight.from, flight.to)) != Some(&flight.connection) {
+            return None;
+        }
+        let link = state.link(flight.from, flight.to);
+        if let Some(count) = link.in_flight.get_mut(&flight.lane) {
+            *count = count.saturating_sub(1);
+        }
+        let message = codec::decode_message(flight.frame.clone());
+        Some(message.expect("what one node encoded another can decode"))
+    }
+
+    /// How many messages were ever sent.
+    pub(crate) fn sent(&self) -> u64 {
+        self.state().sent
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn link(&mut self, from: NodeId, to: NodeId) -> &mut Link {
+        self.links.entry((from, to)).or_default()
+    }
+
+    fn send(
+        &mut self,
+        now: Duration,
+        from: NodeId,
+        to: NodeId,
+        lane: Lane,
+        message: &PeerMessage,
+    ) -> SendOutcome {
+        let Some(connection) = self.connections.get(&pair(from, to)).copied() else {
+            return SendOutcome::Unreachable;
+        };
+        if self.link(from, to).in_flight.get(&lane).is_some_and(|&count| count >= IN_FLIGHT_MAX) {
+            return SendOutcome::Full;
+        }
+        self.sent += 1;
+        if self.link(from, to).cut || self.chance(self.conditions.loss_ppm) {
+            return SendOutcome::Queued;
+        }
+        let mut frame = BytesMut::new();
+        codec::encode_message(message, &mut frame);
+        let frame = frame.freeze();
+        let copies = if self.chance(self.conditions.duplicate_ppm) { 2 } else { 1 };
+        for _ in 0..copies {
+            let at = self.arrival(now, from, to, lane);
+            self.outgoing.push(Flight { at, from, to, lane, connection, frame: frame.clone() });
+        }
+        SendOutcome::Queued
+    }
+
+    fn arrival(&mut self, now: Duration, from: NodeId, to: NodeId, lane: Lane) -> Duration {
+        let conditions = self.conditions.clone();
+        let mut travel = self.between(conditions.delay_min, conditions.delay_max);
+        if self.chance(conditions.straggle_ppm) {
+            travel += self.between(Duration::ZERO, conditions.straggle_max);
+        }
+        let link = self.link(from, to);
+        *link.in_flight.entry(lane).or_default() += 1;
+        let mut at = (now + travel).max(link.clogged_until);
+        if !conditions.reorder {
+            let last = link.last.entry(lane).or_default();
+            at = at.max(*last);
+            *last = at;
+        }
+        at
+    }
+
+    fn chance(&self, ppm: u64) -> bool {
+        ppm > 0 && self.rng.below(1_000_000) < ppm
+    }
+
+    fn between(&self, least: Duration, most: Duration) -> Duration {
+        let span = u64::try_from(most.saturating_sub(least).as_nanos()).expect("a short delay");
+        least + Duration::from_nanos(self.rng.below(span + 1))
+    }
+}
+
+/// See [`SimNet::network_of`].
+pub(crate) struct SimNetwork {
+    from: NodeId,
+    net: SimNet,
+}
+
+impl Network for SimNetwork {
+    fn send(&mut self, to: NodeId, lane: Lane, message: PeerMessage) -> SendOutcome {
+        let now = self.net.timeline.now();
+        self.net.state().send(now, self.from, to, lane, &message)
+    }
+}
+
+fn pair(a: NodeId, b: NodeId) -> (NodeId, NodeId) {
+    (a.min(b), a.max(b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Term;
+
+    fn node(id: u64) -> NodeId {
+        NodeId::new(id).expect("not zero")
+    }
+
+    fn sent(conditions: NetConditions, count: u64) -> (SimNet, Vec<u64>) {
+        let timeline = Arc::new(Timeline::default());
+        let net = SimNet::new(timeline, conditions, Rng::new(1));
+        net.connect(node(1), node(2));
+        let mut network = net.network_of(node(1));
+        for term in 0..count {
+            let message = PeerMessage::Farewell { term: Term(term) };
+            assert_eq!(network.send(node(2), Lane::Control, message), SendOutcome::Queued);
+        }
+        let mut flights = net.take_outgoing();
+        flights.sort_by_key(|flight| flight.at);
+        let arrived = flights.iter().filter_map(|flight| match net.arrive(flight) {
+            Some(PeerMessage::Farewell { term }) => Some(term.get()),
+            _ => None,
+        });
+        let arrived = arrived.collect();
+        (net, arrived)
+    }
+
+    #[test]
+    fn a_lane_keeps_its_order_unless_reordering_is_on() {
+        let wide = NetConditions { delay_max: Duration::from_secs(1), ..NetConditions::default() };
+        let (_, arrived) = sent(wide.clone(), 100);
+        assert!(arrived.is_sorted() && arrived.len() == 100);
+        let (_, arrived) = sent(NetConditions { reorder: true, ..wide }, 100);
+        assert!(!arrived.is_sorted() && arrived.len() == 100);
+    }
+
+    #[test]
+    fn messages_are_lost_and_doubled_as_often_as_the_conditions_say() {
+        let lossy = NetConditions { loss_ppm: 300_000, ..NetConditions::default() };
+        let (_, arrived) = sent(lossy, 1000);
+        assert!((600..800).contains(&arrived.len()), "{}", arrived.len());
+        let doubling = NetConditions { duplicate_ppm: 300_000, ..NetConditions::default() };
+        let (_, arrived) = sent(doubling, 1000);
+        assert!((1200..1400).contains(&arrived.len()), "{}", arrived.len());
+    }
+
+    #[test]
+    fn a_message_of_an_older_connection_never_arrives() {
+        let (net, _) = sent(NetConditions::default(), 0);
+        let mut network = net.network_of(node(1));
+        let message = PeerMessage::Farewell { term: Term(1) };
+        network.send(node(2), Lane::Control, message.clone());
+        assert!(net.disconnect(node(2), node(1)));
+        assert_eq!(network.send(node(2), Lane::Control, message), SendOutcome::Unreachable);
+        net.connect(node(1), node(2));
+        let flights = net.take_outgoing();
+        assert_eq!(flights.len(), 1);
+        assert_eq!(net.arrive(&flights[0]), None);
+    }
+}

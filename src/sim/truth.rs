@@ -1,0 +1,275 @@
+//! What really happened: the history of the store, revision by revision, put together from what the
+//! replicas apply. The first replica to apply a revision teaches it, every other one must agree, and
+//! every answer that a caller gets is held against it. It is a fold over events and nothing more: it
+//! shares no code with the state machine.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+
+use super::violation::Violation;
+use crate::model::{Event, EventKind, KeyRange, KeyValue, LeaseId, Revision};
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Truth {
+    /// From revision 2 on.
+    revisions: Vec<Vec<Event>>,
+    /// What each key became, and when.
+    history: BTreeMap<Bytes, Vec<(Revision, Option<KeyValue>)>>,
+    /// Every value that was ever put, with the revision of its put. The workload never puts a value
+    /// twice, so a second one is a request that was applied twice.
+    put_at: BTreeMap<Bytes, Revision>,
+    /// Values of requests whose callers were told that nothing was applied.
+    refused: BTreeSet<Bytes>,
+    /// Leases that have ended, and at which revision at the latest.
+    ended: BTreeMap<LeaseId, Revision>,
+}
+
+impl Truth {
+    /// The newest revision that any replica has applied.
+    pub(crate) fn newest(&self) -> Revision {
+        Revision(self.revisions.len() as u64 + 1)
+    }
+
+    /// A replica has applied a revision with these events.
+    pub(crate) fn learn(&mut self, revision: Revision, events: &[Event]) -> Result<(), Violation> {
+        if revision <= self.newest() {
+            return self.compare(revision, events);
+        }
+        if revision != self.newest().next() {
+            let newest = self.newest();
+            return Violation::found("M-DENSE", format!("{revision:?} follows {newest:?}"));
+        }
+        if events.is_empty() {
+            return Violation::found("M-DENSE", format!("{revision:?} changes nothing"));
+        }
+        let mut keys = BTreeSet::new();
+        for event in events {
+            if !keys.insert(event.kv.key.clone()) {
+                return Violation::found(
+                    "W-UNIQUE",
+                    format!("{revision:?} has a key twice: {event:?}"),
+                );
+            }
+            self.fold(revision, event)?;
+        }
+        self.revisions.push(events.to_vec());
+        Ok(())
+    }
+
+    fn compare(&self, revision: Revision, events: &[Event]) -> Result<(), Violation> {
+        let Some(facts) = self.facts(revision) else {
+            return Violation::found("M-DENSE", format!("{revision:?} has events: {events:?}"));
+        };
+        let same = facts.len() == events.len()
+            && facts.iter().zip(events).all(|(a, b)| a.kind == b.kind && a.kv == b.kv);
+        if same {
+            return Ok(());
+        }
+        let (first, second) = (facts, events);
+        Violation::found(
+            "R-SM",
+            format!("{revision:?} is {first:?} on one and {second:?} on another"),
+        )
+    }
+
+    fn fold(&mut self, revision: Revision, event: &Event) -> Result<(), Violation> {
+        let before = self.row_at(&event.kv.key, Revision(revision.get() - 1)).cloned();
+        if event.kv.mod_revision != revision {
+            return Violation::found(
+                "M-KEY",
+                format!("{revision:?} has an event of another: {event:?}"),
+            );
+        }
+        if event.prev.is_some() && event.prev != before {
+            return Violation::found("W-PREV", format!("{event:?}, but it was {before:?}"));
+        }
+        let after = match event.kind {
+            EventKind::Put => {
+                self.fold_put(revision, event, before.as_ref())?;
+                Some(event.kv.clone())
+            }
+            EventKind::Delete if before.is_none() => {
+                return Violation::found("M-KEY", format!("deleted and not there: {event:?}"));
+            }
+            EventKind::Delete => None,
+        };
+        self.history.entry(event.kv.key.clone()).or_default().push((revision, after));
+        Ok(())
+    }
+
+    fn fold_put(
+        &mut self,
+        revision: Revision,
+        event: &Event,
+        before: Option<&KeyValue>,
+    ) -> Result<(), Violation> {
+        let (create, version) = match before {
+            Some(row) => (row.create_revision, row.version + 1),
+            None => (revision, 1),
+        };
+        if (event.kv.create_revision, event.kv.version) != (create, version) {
+            return Violation::found("M-KEY", format!("{event:?} after {before:?}"));
+        }
+        if let Some(ended) = event.kv.lease.and_then(|lease| self.ended.get(&lease)) {
+            return Violation::found(
+                "L-REVOKE",
+                format!("{event:?}, but its lease ended by {ended:?}"),
+            );
+        }
+        let value = &event.kv.value;
+        if self.refused.contains(value) {
+            return Violation::found(
+                "X-UNKNOWN",
+                format!("told as not applied, but applied: {event:?}"),
+            );
+        }
+        // What the recipes put is not ours to judge by value.
+        if !value.starts_with(b"#") {
+            return Ok(());
+        }
+        match self.put_at.insert(value.clone(), revision) {
+            Some(earlier) if earlier != revision => {
+                Violation::found("X-ONCE", format!("put at {earlier:?} and again: {event:?}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A caller was told that its request was not applied; this value must never appear.
+    pub(crate) fn refuse(&mut self, value: &Bytes) -> Result<(), Violation> {
+        self.refused.insert(value.clone());
+        match self.put_at.get(value) {
+            Some(revision) => {
+                let value = value.escape_ascii();
+                Violation::found(
+                    "X-UNKNOWN",
+                    format!("told as not applied, but it is at {revision:?}: {value}"),
+                )
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// A lease ended, no later than at `revision`: no row has it there or later.
+    pub(crate) fn lease_ended(
+        &mut self,
+        lease: LeaseId,
+        revision: Revision,
+    ) -> Result<(), Violation> {
+        self.ended.entry(lease).or_insert(revision);
+        for rows in self.history.values() {
+            let at = rows.partition_point(|(of, _)| *of <= revision);
+            let alive = rows[at.saturating_sub(1)..].iter().filter_map(|(_, row)| row.as_ref());
+            let mut bound = alive.filter(|row| row.lease == Some(lease));
+            if let Some(row) = bound.next() {
+                return Violation::found(
+                    "L-REVOKE",
+                    format!("{lease:?} ended by {revision:?}, and yet {row:?}"),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// The row of a key at a revision.
+    pub(crate) fn row_at(&self, key: &[u8], revision: Revision) -> Option<&KeyValue> {
+        let rows = self.history.get(key)?;
+        let at = rows.partition_point(|(of, _)| *of <= revision);
+        rows.get(at.checked_sub(1)?)?.1.as_ref()
+    }
+
+    /// The rows of a range at a revision, by key.
+    pub(crate) fn rows_at(&self, range: &KeyRange, revision: Revision) -> Vec<&KeyValue> {
+        let keys = self.history.range(range.start().clone()..);
+        let keys = keys.map(|(key, _)| key).take_while(|key| range.contains(key));
+        keys.filter_map(|key| self.row_at(key, revision)).collect()
+    }
+
+    /// The events of a range after one revision, up to and with another.
+    pub(crate) fn events(
+        &self,
+        range: &KeyRange,
+        after: Revision,
+        to: Revision,
+    ) -> impl Iterator<Item = &Event> {
+        let all = (after.get() + 1..=to.get()).filter_map(|at| self.facts(Revision(at)));
+        all.flatten().filter(|event| range.contains(&event.kv.key))
+    }
+
+    fn facts(&self, revision: Revision) -> Option<&Vec<Event>> {
+        self.revisions.get(usize::try_from(revision.get().checked_sub(2)?).ok()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(key: &'static str, value: &'static str, create: u64, at: u64, version: u64) -> Event {
+        let kv = KeyValue {
+            key: key.into(),
+            value: value.into(),
+            create_revision: Revision(create),
+            mod_revision: Revision(at),
+            version,
+            lease: LeaseId::new(7),
+        };
+        Event { kind: EventKind::Put, kv, prev: None }
+    }
+
+    fn delete(key: &'static str, at: u64) -> Event {
+        let mut event = put(key, "", 0, at, 0);
+        event.kind = EventKind::Delete;
+        event.kv.lease = None;
+        event
+    }
+
+    fn invariant(found: Result<(), Violation>) -> &'static str {
+        found.expect_err("a violation").invariant
+    }
+
+    fn learn(truth: &mut Truth, event: Event) -> Result<(), Violation> {
+        truth.learn(event.revision(), &[event])
+    }
+
+    #[test]
+    fn a_history_that_is_right_is_taken_and_read_back_at_any_revision() {
+        let mut truth = Truth::default();
+        for event in [put("a", "#1", 2, 2, 1), put("a", "#2", 2, 3, 2), delete("a", 4)] {
+            learn(&mut truth, event.clone()).unwrap();
+            learn(&mut truth, event).unwrap();
+        }
+        let value = |at| truth.row_at(b"a", Revision(at)).map(|row| row.value.clone());
+        assert_eq!(
+            [value(1), value(2), value(3), value(4)],
+            [None, Some("#1".into()), Some("#2".into()), None]
+        );
+        assert_eq!(truth.events(&KeyRange::all(), Revision(2), Revision(4)).count(), 2);
+    }
+
+    #[test]
+    fn each_kind_of_wrong_history_is_named() {
+        let base = || {
+            let mut truth = Truth::default();
+            learn(&mut truth, put("a", "#1", 2, 2, 1)).unwrap();
+            truth
+        };
+        assert_eq!(invariant(learn(&mut base(), put("a", "#2", 2, 4, 2))), "M-DENSE");
+        assert_eq!(invariant(learn(&mut base(), put("a", "#2", 3, 3, 2))), "M-KEY");
+        assert_eq!(invariant(learn(&mut base(), delete("b", 3))), "M-KEY");
+        assert_eq!(invariant(learn(&mut base(), put("b", "#1", 2, 2, 1))), "R-SM");
+        assert_eq!(invariant(learn(&mut base(), put("a", "#1", 2, 3, 2))), "X-ONCE");
+        assert_eq!(invariant(base().refuse(&"#1".into())), "X-UNKNOWN");
+        let mut truth = base();
+        truth.refuse(&"#2".into()).unwrap();
+        assert_eq!(invariant(learn(&mut truth, put("a", "#2", 2, 3, 2))), "X-UNKNOWN");
+        let lease = LeaseId::new(7).unwrap();
+        assert_eq!(invariant(base().lease_ended(lease, Revision(2))), "L-REVOKE");
+        let mut truth = base();
+        learn(&mut truth, delete("a", 3)).unwrap();
+        truth.lease_ended(lease, Revision(3)).unwrap();
+        assert_eq!(invariant(learn(&mut truth, put("a", "#2", 4, 4, 1))), "L-REVOKE");
+    }
+}
