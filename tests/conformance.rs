@@ -1,0 +1,367 @@
+//! Plays the scripts in `tests/scripts` and compares what the store answers with what they say.
+//!
+//! A case is a sentence (`# ...`) with commands (`> ...`) and the answers to them, on a store of its
+//! own; an empty line ends it. The language is described in `tests/language`. Each case is played on
+//! the state machine and on the naive model; then its log is applied to further machines, cut into
+//! entries in other ways, which must answer alike and end with the same digest.
+//!
+//! `UPDATE=1 cargo test --test conformance` writes the machine's answers into the scripts. Then read
+//! the difference: the scripts say what is right, not the machine.
+
+mod language;
+mod naive;
+mod subject;
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use bowline::machine::MachineOptions;
+use bowline::model::{
+    AckWindow, Command, Incarnation, Item, Limits, LogIndex, NodeId, Outcome, Proposal, Refusal,
+    RequestId, Revision,
+};
+
+use language::{Block, Step, TERM};
+use naive::Naive;
+use subject::{Applied, LeaseNews, Real, Subject};
+
+/// Fewer cases than this mean that something was not found.
+const CASES_MIN: usize = 300;
+
+#[test]
+fn the_store_answers_as_the_scripts_say() {
+    let update = std::env::var_os("UPDATE").is_some();
+    let mut names = BTreeSet::new();
+    let mut wrong = String::new();
+    let files = scripts();
+    for path in &files {
+        let text = std::fs::read_to_string(path).expect("a script can be read");
+        let file = path.file_name().expect("a file").to_string_lossy();
+        let mut told = Vec::new();
+        for case in cases(&text) {
+            if let Some(name) = case.name() {
+                let place = format!("{file}:{}: {name}", case.line);
+                assert!(
+                    names.insert(name.to_owned()),
+                    "{place}: there is another case of this name"
+                );
+                told.push(case.play(&place, &mut wrong));
+            } else {
+                told.push(case.lines.join("\n"));
+            }
+        }
+        let told = told.join("\n\n") + "\n";
+        if update && told != text {
+            std::fs::write(path, told).expect("a script can be written");
+        }
+    }
+    assert!(names.len() >= CASES_MIN, "only {} cases in {} files", names.len(), files.len());
+    if !update {
+        assert!(wrong.is_empty(), "\n{wrong}");
+    }
+}
+
+/// The scripts, by name.
+fn scripts() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts");
+    let entries = std::fs::read_dir(folder).expect("the folder of the scripts");
+    let paths = entries.map(|entry| entry.expect("an entry of the folder").path());
+    let mut paths: Vec<_> =
+        paths.filter(|path| path.extension().is_some_and(|e| e == "txt")).collect();
+    paths.sort();
+    paths
+}
+
+/// Lines of a script that stand together.
+struct Case<'a> {
+    /// Where it starts, from 1.
+    line: usize,
+    lines: Vec<&'a str>,
+}
+
+fn cases(text: &str) -> Vec<Case<'_>> {
+    let mut cases = vec![Case { line: 1, lines: Vec::new() }];
+    for (at, line) in text.lines().enumerate() {
+        if line.is_empty() {
+            cases.push(Case { line: at + 2, lines: Vec::new() });
+        } else {
+            cases.last_mut().expect("never empty").lines.push(line);
+        }
+    }
+    cases.retain(|case| !case.lines.is_empty());
+    cases
+}
+
+impl<'a> Case<'a> {
+    fn name(&self) -> Option<&'a str> {
+        self.lines[0].strip_prefix("# ")
+    }
+
+    /// Plays the case; returns it with the answers that the machine gave, and adds to `wrong` what
+    /// the file expects otherwise.
+    fn play(&self, place: &str, wrong: &mut String) -> String {
+        let mut machine = Player::new(Real::new(MachineOptions::default(), usize::MAX));
+        let mut naive = Player::new(Naive::new());
+        let mut told: Vec<String> = Vec::new();
+        let mut at = 0;
+        while at < self.lines.len() {
+            let line = self.lines[at];
+            if line.starts_with('#') {
+                told.push(line.to_owned());
+                at += 1;
+                continue;
+            }
+            // A command is a line and the lines below it that stand further in.
+            let is_more = |line: &&&str| line.starts_with(">  ");
+            let more = self.lines[at + 1..].iter().take_while(is_more).count();
+            let command = &self.lines[at..=at + more];
+            let line = self.line + at;
+            at += command.len();
+            let expected = self.lines[at..].iter().take_while(|line| !line.starts_with(['>', '#']));
+            let expected: Vec<&str> = expected.copied().collect();
+            at += expected.len();
+
+            told.extend(command.iter().map(|line| (*line).to_owned()));
+            let stripped: Vec<&str> = command
+                .iter()
+                .map(|text| text.strip_prefix("> "))
+                .collect::<Option<_>>()
+                .unwrap_or_else(|| panic!("{place}: line {line}: an answer without a command"));
+            let blocks = Block::parse(&stripped);
+            let answers = |player: &mut dyn FnMut(Step) -> Vec<String>| -> Vec<String> {
+                assert_eq!(blocks.len(), 1, "{place}: line {line}: one command at a time");
+                match language::parse(&blocks[0]) {
+                    Ok(step) => player(step),
+                    Err(why) => panic!("{place}: line {line}: {why}"),
+                }
+            };
+            let answer = answers(&mut |step| machine.play(step));
+            if answer != expected {
+                complain(wrong, place, line, command, &expected, &answer);
+            }
+            let naive = answers(&mut |step| naive.play(step));
+            if naive != answer {
+                writeln!(wrong, "(below: the naive model, against the machine)").expect("a string");
+                complain(wrong, place, line, command, &naive, &answer);
+            }
+            told.extend(answer);
+        }
+        machine.replay(place, wrong);
+        told.join("\n")
+    }
+}
+
+/// Says what differs, in a form to be read.
+fn complain(
+    wrong: &mut String,
+    place: &str,
+    line: usize,
+    command: &[&str],
+    expected: &[impl AsRef<str>],
+    answer: &[String],
+) {
+    let mut say = |text: std::fmt::Arguments<'_>| wrong.write_fmt(text).expect("a string");
+    say(format_args!("{place}\n  line {line}\n"));
+    for line in command {
+        say(format_args!("      {line}\n"));
+    }
+    let expected: Vec<&str> = expected.iter().map(AsRef::as_ref).collect();
+    for line in &expected {
+        let sign = if answer.iter().any(|other| other == line) { ' ' } else { '-' };
+        say(format_args!("    {sign} {line}\n"));
+    }
+    for line in answer.iter().filter(|line| !expected.contains(&line.as_str())) {
+        say(format_args!("    + {line}\n"));
+    }
+    say(format_args!("\n"));
+}
+
+/// A store that a case is played on.
+struct Player<S> {
+    store: S,
+    /// What was applied, one entry each.
+    log: Vec<Item>,
+    outcomes: Vec<(RequestId, Outcome)>,
+    /// The number of the script's last own request.
+    seq: u64,
+    shows: bool,
+}
+
+/// Who makes the requests that the scripts do not give to another node.
+const NODE: u64 = 9;
+
+impl<S: Subject> Player<S> {
+    fn new(store: S) -> Self {
+        Self { store, log: Vec::new(), outcomes: Vec::new(), seq: 0, shows: true }
+    }
+
+    /// Does what a command asks for; the lines of its answer.
+    fn play(&mut self, step: Step) -> Vec<String> {
+        let limits = Limits::default();
+        let early = |why: Refusal| vec![format!("refused before the log: {why}")];
+        match step {
+            Step::Request(command) => {
+                if let Err(why) = limits.check(&command) {
+                    return early(why);
+                }
+                self.seq += 1;
+                let applied = self.apply(Item::Proposal(Proposal {
+                    node: NodeId::new(NODE).expect("not 0"),
+                    incarnation: Incarnation(1),
+                    window: AckWindow { frontier: self.seq, open: Vec::new() },
+                    requests: vec![(self.seq, command)],
+                }));
+                let outcomes = applied.outcomes.iter();
+                let lines = outcomes.flat_map(|(_, outcome)| language::outcome(outcome));
+                lines.chain(ended(&applied)).collect()
+            }
+            Step::Propose(proposal) => {
+                for (_, command) in &proposal.requests {
+                    if let Err(why) = limits.check(command) {
+                        return early(why);
+                    }
+                }
+                let applied = self.apply(Item::Proposal(proposal));
+                let mut lines = Vec::new();
+                for (RequestId { seq, .. }, outcome) in &applied.outcomes {
+                    let mut answer = language::outcome(outcome).into_iter();
+                    lines.extend(answer.next().map(|first| format!("{seq}: {first}")));
+                    lines.extend(answer);
+                }
+                lines.extend(ended(&applied));
+                if lines.is_empty() {
+                    lines.push("no requests".to_owned());
+                }
+                lines
+            }
+            Step::Expire(item) => {
+                let applied = self.apply(item);
+                let changed = |applied: &Applied| {
+                    let revisions = applied.changes.iter().map(|(revision, _)| revision);
+                    revisions.map(|revision| format!("revision={revision}")).collect::<Vec<_>>()
+                };
+                let mut lines = ended(&applied);
+                lines.extend(changed(&applied));
+                if lines.is_empty() {
+                    lines.push("nothing".to_owned());
+                }
+                lines
+            }
+            Step::Range(range) => match limits.check_range(&range) {
+                Err(why) => early(why),
+                Ok(()) => match self.store.range(&range) {
+                    Ok(reply) => language::range_lines(&reply),
+                    Err(why) => vec![format!("refused: {why}")],
+                },
+            },
+            Step::Read(txn) => match limits.check(&Command::Txn(txn.clone())) {
+                Err(why) => early(why),
+                Ok(()) => match self.store.read_txn(&txn) {
+                    Ok(reply) => language::txn_lines(&reply),
+                    Err(why) => vec![format!("refused: {why}")],
+                },
+            },
+            Step::Events { range, from, prev } => match self.store.events(&range, from) {
+                Err(why) => vec![format!("refused: {why}")],
+                Ok(events) if events.is_empty() => vec!["nothing".to_owned()],
+                Ok(events) => {
+                    events.iter().flat_map(|event| language::event_lines(event, prev)).collect()
+                }
+            },
+            Step::Lease(id) => vec![match self.store.lease(id) {
+                None => format!("no lease {id}"),
+                Some((lease, keys)) => language::lease_line(id, &lease, &keys),
+            }],
+            Step::Leases => {
+                let mut line = "leases:".to_owned();
+                for id in self.store.leases() {
+                    write!(line, " {id}").expect("a string");
+                }
+                vec![line]
+            }
+            Step::Revision => {
+                let mut line = format!("revision={}", self.store.revision());
+                if self.store.compacted() > Revision(0) {
+                    write!(line, " compacted={}", self.store.compacted()).expect("a string");
+                }
+                vec![line]
+            }
+            Step::Answer(id) => match self.store.answer(id) {
+                None => vec!["no answer".to_owned()],
+                Some(outcome) => language::outcome(&outcome),
+            },
+            Step::Hold => {
+                self.shows = false;
+                vec!["readers see no more".to_owned()]
+            }
+            Step::Publish => {
+                self.shows = true;
+                self.store.publish();
+                vec!["readers see everything".to_owned()]
+            }
+        }
+    }
+
+    fn apply(&mut self, item: Item) -> Applied {
+        let applied = self.store.apply(TERM, std::slice::from_ref(&item));
+        self.log.push(item);
+        self.outcomes.extend(applied.outcomes.iter().cloned());
+        if self.shows {
+            self.store.publish();
+        }
+        applied
+    }
+}
+
+impl Player<Real> {
+    /// Applies the log to other machines, cut into entries in other ways: all in one, two by two, and
+    /// each request of a proposal in an entry of its own. They must answer alike and end alike.
+    fn replay(&mut self, place: &str, wrong: &mut String) {
+        let alone: Vec<Item> = self.log.iter().flat_map(taken_apart).collect();
+        let end = LogIndex(2 + alone.len() as u64);
+        self.store.skip_to(end);
+        let digest = self.store.machine.digest();
+        let cuts = [
+            ("all in one entry", &self.log, self.log.len().max(1)),
+            ("two in an entry", &self.log, 2),
+            ("each request in an entry", &alone, 1),
+        ];
+        for (how, items, size) in cuts {
+            let mut other = Real::new(MachineOptions { sweep_rows: 0 }, 1);
+            let mut outcomes = Vec::new();
+            for items in items.chunks(size) {
+                outcomes.extend(other.apply(TERM, items).outcomes);
+            }
+            other.skip_to(end);
+            if outcomes != self.outcomes {
+                writeln!(wrong, "{place}\n  {how}: other answers: {outcomes:#?}")
+                    .expect("a string");
+            }
+            if other.machine.digest() != digest {
+                writeln!(wrong, "{place}\n  {how}: another digest").expect("a string");
+            }
+        }
+    }
+}
+
+/// The same requests, each in a proposal of its own.
+fn taken_apart(item: &Item) -> Vec<Item> {
+    let Item::Proposal(whole) = item else { return vec![item.clone()] };
+    if whole.requests.is_empty() {
+        return vec![item.clone()];
+    }
+    let alone = |request: &(u64, Command)| {
+        Item::Proposal(Proposal { requests: vec![request.clone()], ..whole.clone() })
+    };
+    whole.requests.iter().map(alone).collect()
+}
+
+/// The lines for the leases that ended.
+fn ended(applied: &Applied) -> Vec<String> {
+    let ended = applied.leases.iter().filter_map(|news| match news {
+        LeaseNews::Ended(id) => Some(format!("ended lease={id}")),
+        LeaseNews::Granted(..) => None,
+    });
+    ended.collect()
+}

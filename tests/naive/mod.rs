@@ -1,0 +1,576 @@
+//! A store that is obviously right and nothing else: what the state machine is judged by.
+//!
+//! It keeps every state that there ever was, whole, and looks through all rows for everything. What
+//! it leaves out: limits, digests, memory, speed. It is written from what etcd documents and from
+//! `bowline::model`; it shares no code with `bowline::machine`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use bowline::model::{
+    AckWindow, Command, Compare, CompareOp, CompareTarget, Delete, DeleteReply, Event, EventKind,
+    GrantReply, Incarnation, Item, KeyRange, KeyValue, LeaseId, NodeId, Op, Outcome, Proposal, Put,
+    PutLease, PutReply, PutValue, Range, RangeReply, Refusal, Reply, RequestId, Revision,
+    RevokeReply, SessionInfo, SortOrder, SortTarget, Term, Txn, TxnReply, TxnResult,
+};
+use bytes::Bytes;
+
+use crate::subject::{Applied, Lease, LeaseNews, Subject};
+
+/// Ids chosen above this do not move the count of those that the store makes. (The scripts and the
+/// histories choose ids far from it.)
+const MINTED_MAX: u64 = 1 << 31;
+
+/// An answer with more bytes than this is kept without its rows, for a request that comes again.
+const ANSWER_BYTES_MAX: usize = 1 << 10;
+
+/// What a row, or the result of an operation, counts for in an answer beside its key and value.
+const PART_BYTES: usize = 96;
+
+/// All rows, at one revision.
+type State = BTreeMap<Bytes, KeyValue>;
+
+/// What is known of one node's requests, in its newest life.
+struct Life {
+    incarnation: Incarnation,
+    /// Everything the node ever said in this life about which requests are closed.
+    windows: Vec<AckWindow>,
+    answers: BTreeMap<u64, Outcome>,
+}
+
+impl Life {
+    fn is_closed(&self, seq: u64) -> bool {
+        // There is no request 0.
+        let is_closed_in = |window: &AckWindow| {
+            seq < window.frontier && !window.open.iter().any(|open| open.contains(&seq))
+        };
+        seq == 0 || self.windows.iter().any(is_closed_in)
+    }
+}
+
+pub(crate) struct Naive {
+    /// `states[n]` is the store at revision n + 1.
+    states: Vec<State>,
+    /// `events[n]` is what revision n + 1 did.
+    events: Vec<Vec<Event>>,
+    compacted: Option<Revision>,
+    leases: BTreeMap<LeaseId, Lease>,
+    /// Every id that a lease ever had.
+    lease_ids: BTreeSet<LeaseId>,
+    /// What readers see: the revision, and the compacted one.
+    shown: (Revision, Option<Revision>),
+    lives: BTreeMap<NodeId, Life>,
+    applied: Applied,
+}
+
+impl Naive {
+    pub(crate) fn new() -> Self {
+        Self {
+            states: vec![State::new()],
+            events: vec![Vec::new()],
+            compacted: None,
+            leases: BTreeMap::new(),
+            lease_ids: BTreeSet::new(),
+            shown: (Revision::FIRST, None),
+            lives: BTreeMap::new(),
+            applied: Applied::default(),
+        }
+    }
+
+    // ---- requests ----
+
+    fn proposal(&mut self, proposal: &Proposal) {
+        let fresh = || Life {
+            incarnation: proposal.incarnation,
+            windows: Vec::new(),
+            answers: BTreeMap::new(),
+        };
+        let life = self.lives.entry(proposal.node).or_insert_with(fresh);
+        if life.incarnation < proposal.incarnation {
+            *life = fresh();
+        }
+        let outdated = life.incarnation > proposal.incarnation;
+        if !outdated {
+            life.windows.push(proposal.window.clone());
+        }
+        for (seq, command) in &proposal.requests {
+            let life = &self.lives[&proposal.node];
+            let outcome = if outdated || life.is_closed(*seq) {
+                Err(Refusal::Closed)
+            } else if let Some(answer) = life.answers.get(seq) {
+                answer.clone()
+            } else {
+                let outcome = self.execute(proposal, command);
+                let life = self.lives.get_mut(&proposal.node).expect("made above");
+                life.answers.insert(*seq, kept(&outcome));
+                outcome
+            };
+            let (node, incarnation) = (proposal.node, proposal.incarnation);
+            self.applied.outcomes.push((RequestId { node, incarnation, seq: *seq }, outcome));
+        }
+    }
+
+    fn execute(&mut self, proposal: &Proposal, command: &Command) -> Outcome {
+        match command {
+            Command::Put(put) => {
+                self.check_put(put)?;
+                let mut draft = self.draft();
+                let reply = draft.put(put);
+                self.keep(draft);
+                Ok(Reply::Put(reply))
+            }
+            Command::Delete(delete) => {
+                let mut draft = self.draft();
+                let reply = draft.delete(delete);
+                self.keep(draft);
+                Ok(Reply::Delete(reply))
+            }
+            Command::Txn(txn) => {
+                let path = Path::choose(txn, self.now());
+                self.check_path(&path, (self.now_revision(), self.compacted))?;
+                let mut draft = self.draft();
+                let reply = draft.txn(self, &path);
+                self.keep(draft);
+                Ok(Reply::Txn(reply))
+            }
+            Command::Compact(at) => {
+                if let Some(compacted) = self.compacted.filter(|compacted| at <= compacted) {
+                    return Err(Refusal::Compacted { asked: *at, compacted });
+                }
+                if *at > self.now_revision() {
+                    return Err(Refusal::Future { asked: *at, newest: self.now_revision() });
+                }
+                self.compacted = Some(*at);
+                self.applied.compacted = Some(*at);
+                Ok(Reply::Compacted { revision: self.now_revision() })
+            }
+            Command::Grant { id, ttl, session } => {
+                self.grant(proposal, *id, *ttl, session.as_ref())
+            }
+            Command::Revoke(id) => {
+                if !self.leases.contains_key(id) {
+                    return Err(Refusal::LeaseNotFound(*id));
+                }
+                let deleted = self.end(*id);
+                Ok(Reply::Revoke(RevokeReply { revision: self.now_revision(), deleted }))
+            }
+        }
+    }
+
+    fn grant(
+        &mut self,
+        proposal: &Proposal,
+        id: Option<LeaseId>,
+        ttl: Duration,
+        session: Option<&SessionInfo>,
+    ) -> Outcome {
+        let id = match id {
+            Some(id) if self.leases.contains_key(&id) => return Err(Refusal::LeaseExists(id)),
+            Some(id) => id,
+            None => self.mint(),
+        };
+        if session.is_some_and(|session| session.own) {
+            let left_behind = |lease: &Lease| {
+                lease.session.as_ref().is_some_and(|(node, incarnation, info)| {
+                    *node == proposal.node && *incarnation < proposal.incarnation && info.own
+                })
+            };
+            let ghosts = self.leases.iter().filter(|(_, lease)| left_behind(lease));
+            let life =
+                |lease: &Lease| lease.session.as_ref().map(|(_, incarnation, _)| *incarnation);
+            let mut ghosts: Vec<_> = ghosts.map(|(id, lease)| (life(lease), *id)).collect();
+            // The oldest life first.
+            ghosts.sort();
+            for (_, ghost) in ghosts {
+                self.end(ghost);
+            }
+        }
+        self.lease_ids.insert(id);
+        let session = session.map(|info| (proposal.node, proposal.incarnation, info.clone()));
+        let lease = Lease { ttl, session };
+        self.leases.insert(id, lease.clone());
+        self.applied.leases.push(LeaseNews::Granted(id, lease));
+        Ok(Reply::Grant(GrantReply { revision: self.now_revision(), id, ttl }))
+    }
+
+    /// Ids that nobody chose are small numbers counted upwards, none that was ever used.
+    fn mint(&self) -> LeaseId {
+        let small = self.lease_ids.iter().map(|id| id.get()).filter(|id| *id <= MINTED_MAX);
+        LeaseId::new(small.max().unwrap_or(0) + 1).expect("not 0")
+    }
+
+    /// Ends a lease that exists: its keys are deleted, in key order, in one revision.
+    fn end(&mut self, id: LeaseId) -> u64 {
+        let (_, keys) = self.lease(id).expect("checked by the caller");
+        let mut draft = self.draft();
+        for key in &keys {
+            draft.delete(&Delete::new(KeyRange::key(key.clone())));
+        }
+        self.keep(draft);
+        self.leases.remove(&id);
+        self.applied.leases.push(LeaseNews::Ended(id));
+        keys.len() as u64
+    }
+
+    // ---- what is judged before anything is written ----
+
+    fn check_put(&self, put: &Put) -> Result<(), Refusal> {
+        if let PutLease::Attach(id) = put.lease
+            && !self.leases.contains_key(&id)
+        {
+            return Err(Refusal::LeaseNotFound(id));
+        }
+        let keeps = put.value == PutValue::Keep || put.lease == PutLease::Keep;
+        if keeps && !self.now().contains_key(&put.key) {
+            return Err(Refusal::KeyNotFound);
+        }
+        Ok(())
+    }
+
+    fn check_path(
+        &self,
+        path: &Path<'_>,
+        now: (Revision, Option<Revision>),
+    ) -> Result<(), Refusal> {
+        path.steps.iter().try_for_each(|step| match step {
+            Step::Range(range) => check_revision(range, now),
+            Step::Put(put) => self.check_put(put),
+            Step::Delete(_) => Ok(()),
+            Step::Txn(nested) => self.check_path(nested, now),
+        })
+    }
+
+    // ---- states ----
+
+    fn now(&self) -> &State {
+        self.states.last().expect("there is always a state")
+    }
+
+    fn now_revision(&self) -> Revision {
+        Revision(self.states.len() as u64)
+    }
+
+    fn at(&self, revision: Revision) -> &State {
+        &self.states[revision.get() as usize - 1]
+    }
+
+    fn state_at<'a>(&'a self, range: &Range, newest: &'a State) -> &'a State {
+        asked(range).map_or(newest, |revision| self.at(revision))
+    }
+
+    fn draft(&self) -> Draft {
+        Draft { base: self.now_revision(), state: self.now().clone(), events: Vec::new() }
+    }
+
+    /// The revision that a request made, if it changed anything.
+    fn keep(&mut self, draft: Draft) {
+        if !draft.events.is_empty() {
+            self.applied.changes.push((draft.now(), draft.events.clone()));
+            self.states.push(draft.state);
+            self.events.push(draft.events);
+        }
+    }
+}
+
+impl Subject for Naive {
+    fn apply(&mut self, term: Term, items: &[Item]) -> Applied {
+        for item in items {
+            match item {
+                Item::Proposal(proposal) => self.proposal(proposal),
+                Item::Expire { term: counted, leases } if *counted == term => {
+                    for id in leases {
+                        if self.leases.contains_key(id) {
+                            self.end(*id);
+                        }
+                    }
+                }
+                Item::Expire { .. } => {}
+            }
+        }
+        std::mem::take(&mut self.applied)
+    }
+
+    fn publish(&mut self) {
+        self.shown = (self.now_revision(), self.compacted);
+    }
+
+    fn revision(&self) -> Revision {
+        self.shown.0
+    }
+
+    fn compacted(&self) -> Revision {
+        self.shown.1.unwrap_or_default()
+    }
+
+    fn range(&self, range: &Range) -> Result<RangeReply, Refusal> {
+        check_revision(range, self.shown)?;
+        Ok(read(self.state_at(range, self.at(self.shown.0)), range, self.shown.0))
+    }
+
+    fn read_txn(&self, txn: &Txn) -> Result<TxnReply, Refusal> {
+        let state = self.at(self.shown.0);
+        let path = Path::choose(txn, state);
+        self.check_path(&path, self.shown)?;
+        let mut draft = Draft { base: self.shown.0, state: state.clone(), events: Vec::new() };
+        let reply = draft.txn(self, &path);
+        assert!(draft.events.is_empty(), "a transaction that only reads");
+        Ok(reply)
+    }
+
+    fn events(&self, range: &KeyRange, from: Revision) -> Result<Vec<Event>, Refusal> {
+        let (newest, compacted) = self.shown;
+        if let Some(compacted) = compacted.filter(|compacted| from < *compacted) {
+            return Err(Refusal::Compacted { asked: from, compacted });
+        }
+        let mut events: Vec<Event> = self.events.concat();
+        events.retain(|event| {
+            event.revision() >= from && event.revision() <= newest && range.contains(&event.kv.key)
+        });
+        for event in &mut events {
+            // The row before the change was a row of the revision before.
+            if compacted.is_some_and(|compacted| event.revision() <= compacted) {
+                event.prev = None;
+            }
+        }
+        Ok(events)
+    }
+
+    fn lease(&self, id: LeaseId) -> Option<(Lease, Vec<Bytes>)> {
+        let lease = self.leases.get(&id)?.clone();
+        let keys = self.now().values().filter(|row| row.lease == Some(id));
+        Some((lease, keys.map(|row| row.key.clone()).collect()))
+    }
+
+    fn leases(&self) -> Vec<LeaseId> {
+        self.leases.keys().copied().collect()
+    }
+
+    fn answer(&self, id: RequestId) -> Option<Outcome> {
+        let life = self.lives.get(&id.node).filter(|life| life.incarnation >= id.incarnation)?;
+        if life.incarnation > id.incarnation || life.is_closed(id.seq) {
+            return Some(Err(Refusal::Closed));
+        }
+        life.answers.get(&id.seq).cloned()
+    }
+}
+
+/// What is kept of an answer.
+fn kept(outcome: &Outcome) -> Outcome {
+    fn rows<'a>(kvs: impl IntoIterator<Item = &'a KeyValue>) -> usize {
+        kvs.into_iter().map(|kv| PART_BYTES + kv.key.len() + kv.value.len()).sum()
+    }
+    fn results(txn: &TxnReply) -> usize {
+        let bytes = txn.results.iter().map(|result| match result {
+            TxnResult::Range(range) => rows(&range.kvs),
+            TxnResult::Put(put) => rows(&put.prev),
+            TxnResult::Delete(delete) => rows(&delete.prev_kvs),
+            TxnResult::Txn(txn) => results(txn),
+        });
+        bytes.map(|bytes| PART_BYTES + bytes).sum()
+    }
+    let bytes = match outcome {
+        Ok(Reply::Put(put)) => rows(&put.prev),
+        Ok(Reply::Delete(delete)) => rows(&delete.prev_kvs),
+        Ok(Reply::Txn(txn)) => results(txn),
+        _ => 0,
+    };
+    match outcome {
+        Ok(reply) if bytes > ANSWER_BYTES_MAX => {
+            Ok(Reply::AppliedBefore { revision: reply.revision() })
+        }
+        _ => outcome.clone(),
+    }
+}
+
+/// What a request has done so far.
+struct Draft {
+    base: Revision,
+    state: State,
+    events: Vec<Event>,
+}
+
+impl Draft {
+    /// The store's revision if the request ended here.
+    fn now(&self) -> Revision {
+        if self.events.is_empty() { self.base } else { self.base.next() }
+    }
+
+    fn put(&mut self, put: &Put) -> PutReply {
+        let revision = self.base.next();
+        let old = self.state.get(&put.key).cloned();
+        let row = KeyValue {
+            key: put.key.clone(),
+            value: match &put.value {
+                PutValue::Set(value) => value.clone(),
+                PutValue::Keep => old.as_ref().expect("checked before").value.clone(),
+            },
+            create_revision: old.as_ref().map_or(revision, |old| old.create_revision),
+            mod_revision: revision,
+            version: old.as_ref().map_or(1, |old| old.version + 1),
+            lease: match put.lease {
+                PutLease::None => None,
+                PutLease::Attach(id) => Some(id),
+                PutLease::Keep => old.as_ref().expect("checked before").lease,
+            },
+        };
+        self.state.insert(put.key.clone(), row.clone());
+        self.events.push(Event { kind: EventKind::Put, kv: row, prev: old.clone() });
+        PutReply { revision, prev: old.filter(|_| put.prev_kv) }
+    }
+
+    fn delete(&mut self, delete: &Delete) -> DeleteReply {
+        let rows = self.state.values().filter(|row| delete.range.contains(&row.key));
+        let rows: Vec<KeyValue> = rows.cloned().collect();
+        for row in &rows {
+            self.state.remove(&row.key);
+            let tombstone = KeyValue {
+                key: row.key.clone(),
+                value: Bytes::new(),
+                create_revision: Revision(0),
+                mod_revision: self.base.next(),
+                version: 0,
+                lease: None,
+            };
+            let prev = Some(row.clone());
+            self.events.push(Event { kind: EventKind::Delete, kv: tombstone, prev });
+        }
+        DeleteReply {
+            revision: self.now(),
+            deleted: rows.len() as u64,
+            prev_kvs: if delete.prev_kv { rows } else { Vec::new() },
+        }
+    }
+
+    fn txn(&mut self, store: &Naive, path: &Path<'_>) -> TxnReply {
+        let mut results = Vec::new();
+        for step in &path.steps {
+            results.push(match step {
+                Step::Range(range) => {
+                    let state = store.state_at(range, &self.state);
+                    TxnResult::Range(read(state, range, self.now()))
+                }
+                Step::Put(put) => TxnResult::Put(self.put(put)),
+                Step::Delete(delete) => TxnResult::Delete(self.delete(delete)),
+                Step::Txn(nested) => TxnResult::Txn(self.txn(store, nested)),
+            });
+        }
+        TxnReply { revision: self.now(), succeeded: path.succeeded, results }
+    }
+}
+
+/// The way through a transaction, chosen on the state before it.
+struct Path<'a> {
+    succeeded: bool,
+    steps: Vec<Step<'a>>,
+}
+
+enum Step<'a> {
+    Range(&'a Range),
+    Put(&'a Put),
+    Delete(&'a Delete),
+    Txn(Path<'a>),
+}
+
+impl<'a> Path<'a> {
+    fn choose(txn: &'a Txn, before: &State) -> Self {
+        let succeeded = txn.compares.iter().all(|compare| holds(compare, before));
+        let ops = if succeeded { &txn.success } else { &txn.failure };
+        let steps = ops.iter().map(|op| match op {
+            Op::Range(range) => Step::Range(range),
+            Op::Put(put) => Step::Put(put),
+            Op::Delete(delete) => Step::Delete(delete),
+            Op::Txn(nested) => Step::Txn(Path::choose(nested, before)),
+        });
+        Path { succeeded, steps: steps.collect() }
+    }
+}
+
+/// The revision that a range asks for; 0 asks for the newest.
+fn asked(range: &Range) -> Option<Revision> {
+    range.revision.filter(|revision| *revision > Revision(0))
+}
+
+/// Whether the revision that a range asks for can be read where `newest` and `compacted` are so.
+fn check_revision(
+    range: &Range,
+    (newest, compacted): (Revision, Option<Revision>),
+) -> Result<(), Refusal> {
+    let Some(asked) = asked(range) else { return Ok(()) };
+    if asked > newest {
+        return Err(Refusal::Future { asked, newest });
+    }
+    match compacted.filter(|compacted| asked < *compacted) {
+        Some(compacted) => Err(Refusal::Compacted { asked, compacted }),
+        None => Ok(()),
+    }
+}
+
+/// Whether every row of the compare's range satisfies it; a range without rows counts as one row of
+/// zeroes, without a value.
+fn holds(compare: &Compare, state: &State) -> bool {
+    let mut rows = state.values().filter(|row| compare.range.contains(&row.key)).peekable();
+    if rows.peek().is_none() {
+        return holds_for(compare, None);
+    }
+    rows.all(|row| holds_for(compare, Some(row)))
+}
+
+fn holds_for(compare: &Compare, row: Option<&KeyValue>) -> bool {
+    let order = match &compare.target {
+        CompareTarget::Version(right) => row.map_or(0, |row| row.version).cmp(right),
+        CompareTarget::Create(right) => {
+            row.map_or(Revision(0), |row| row.create_revision).cmp(right)
+        }
+        CompareTarget::Mod(right) => row.map_or(Revision(0), |row| row.mod_revision).cmp(right),
+        CompareTarget::Lease(right) => {
+            row.and_then(|row| row.lease).map_or(0, LeaseId::get).cmp(right)
+        }
+        CompareTarget::Value(right) => match row {
+            Some(row) => row.value.cmp(right),
+            None => return false,
+        },
+    };
+    match compare.op {
+        CompareOp::Equal => order.is_eq(),
+        CompareOp::NotEqual => order.is_ne(),
+        CompareOp::Greater => order.is_gt(),
+        CompareOp::Less => order.is_lt(),
+    }
+}
+
+/// The rows of `range` in `state`, told at revision `now`.
+fn read(state: &State, range: &Range, now: Revision) -> RangeReply {
+    let rows = state.values().filter(|row| range.range.contains(&row.key));
+    let mut kvs: Vec<KeyValue> = rows.cloned().collect();
+    let count = kvs.len() as u64;
+    if range.count_only {
+        return RangeReply { revision: now, kvs: Vec::new(), more: false, count };
+    }
+    let bounds = &range.bounds;
+    kvs.retain(|row| {
+        bounds.mod_max.is_none_or(|max| row.mod_revision <= max)
+            && bounds.mod_min.is_none_or(|min| row.mod_revision >= min)
+            && bounds.create_max.is_none_or(|max| row.create_revision <= max)
+            && bounds.create_min.is_none_or(|min| row.create_revision >= min)
+    });
+    // A stable sort of rows that stand in key order: what is equal stays in key order, both ways.
+    kvs.sort_by(|a, b| {
+        let order = match range.sort.target {
+            SortTarget::Key => a.key.cmp(&b.key),
+            SortTarget::Version => a.version.cmp(&b.version),
+            SortTarget::Create => a.create_revision.cmp(&b.create_revision),
+            SortTarget::Mod => a.mod_revision.cmp(&b.mod_revision),
+            SortTarget::Value => a.value.cmp(&b.value),
+        };
+        match range.sort.order {
+            SortOrder::Ascend => order,
+            SortOrder::Descend => order.reverse(),
+        }
+    });
+    let more = range.limit.is_some_and(|limit| kvs.len() as u64 > limit);
+    kvs.truncate(range.limit.unwrap_or(count) as usize);
+    if range.keys_only {
+        kvs.iter_mut().for_each(|row| row.value = Bytes::new());
+    }
+    RangeReply { revision: now, kvs, more, count }
+}

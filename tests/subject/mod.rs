@@ -1,0 +1,152 @@
+//! What a store under test can be asked, so that the state machine and the naive model can be put to
+//! the same questions.
+
+use std::time::Duration;
+
+use bowline::machine::{self, LeaseChange, Machine, MachineOptions, Reader};
+use bowline::model::{
+    Event, Incarnation, Item, KeyRange, LeaseId, LogIndex, NodeId, Outcome, Range, RangeReply,
+    Refusal, RequestId, Revision, SessionInfo, Term, Txn, TxnReply,
+};
+use bytes::Bytes;
+
+/// A store that log entries are applied to.
+pub(crate) trait Subject {
+    /// Applies one log entry, written by the leader of `term`.
+    fn apply(&mut self, term: Term, items: &[Item]) -> Applied;
+    /// Lets readers see what was applied.
+    fn publish(&mut self);
+
+    /// The newest revision that readers see.
+    fn revision(&self) -> Revision;
+    /// The oldest revision that can be read; 0 before the first compaction.
+    fn compacted(&self) -> Revision;
+    /// Rows.
+    fn range(&self, range: &Range) -> Result<RangeReply, Refusal>;
+    /// A transaction that only reads.
+    fn read_txn(&self, txn: &Txn) -> Result<TxnReply, Refusal>;
+    /// Every event of a revision from `from` on, of a key in `range`.
+    fn events(&self, range: &KeyRange, from: Revision) -> Result<Vec<Event>, Refusal>;
+    /// A lease, and the keys bound to it.
+    fn lease(&self, id: LeaseId) -> Option<(Lease, Vec<Bytes>)>;
+    /// All leases.
+    fn leases(&self) -> Vec<LeaseId>;
+    /// What is known of a request.
+    fn answer(&self, id: RequestId) -> Option<Outcome>;
+}
+
+/// What one log entry did.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub(crate) struct Applied {
+    pub(crate) outcomes: Vec<(RequestId, Outcome)>,
+    pub(crate) changes: Vec<(Revision, Vec<Event>)>,
+    pub(crate) leases: Vec<LeaseNews>,
+    pub(crate) compacted: Option<Revision>,
+}
+
+/// A lease that came or went.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum LeaseNews {
+    Granted(LeaseId, Lease),
+    Ended(LeaseId),
+}
+
+/// A lease, without its keys.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Lease {
+    pub(crate) ttl: Duration,
+    pub(crate) session: Option<(NodeId, Incarnation, SessionInfo)>,
+}
+
+/// The state machine.
+pub(crate) struct Real {
+    pub(crate) machine: Machine,
+    reader: Reader,
+    /// How much of history is asked for at a time.
+    page_bytes: usize,
+}
+
+impl Real {
+    pub(crate) fn new(options: MachineOptions, page_bytes: usize) -> Self {
+        let machine = Machine::new(options);
+        let reader = machine.reader();
+        Self { machine, reader, page_bytes }
+    }
+
+    /// Applies entries that say nothing until the last one applied is `index`.
+    pub(crate) fn skip_to(&mut self, index: LogIndex) {
+        while self.machine.applied() < index {
+            self.apply(Term(1), &[]);
+        }
+    }
+}
+
+impl Subject for Real {
+    fn apply(&mut self, term: Term, items: &[Item]) -> Applied {
+        let index = self.machine.applied().next();
+        let applied = self.machine.apply(index, term, items.to_vec()).expect("no fault");
+        let changes = applied.changes.iter();
+        let lease = |ttl, session| Lease { ttl, session };
+        let leases = applied.leases.into_iter().map(|change| match change {
+            LeaseChange::Granted { id, ttl, session } => {
+                LeaseNews::Granted(id, lease(ttl, session))
+            }
+            LeaseChange::Ended { id } => LeaseNews::Ended(id),
+        });
+        Applied {
+            outcomes: applied.outcomes,
+            changes: changes.map(|change| (change.revision, change.events.to_vec())).collect(),
+            leases: leases.collect(),
+            compacted: applied.compacted,
+        }
+    }
+
+    fn publish(&mut self) {
+        self.machine.publish();
+    }
+
+    fn revision(&self) -> Revision {
+        self.reader.revision()
+    }
+
+    fn compacted(&self) -> Revision {
+        self.reader.compacted()
+    }
+
+    fn range(&self, range: &Range) -> Result<RangeReply, Refusal> {
+        self.reader.range(range)
+    }
+
+    fn read_txn(&self, txn: &Txn) -> Result<TxnReply, Refusal> {
+        self.reader.read_txn(txn)
+    }
+
+    fn events(&self, range: &KeyRange, from: Revision) -> Result<Vec<Event>, Refusal> {
+        let mut events = Vec::new();
+        let mut from = from;
+        loop {
+            let page = self.reader.events(range, from, self.page_bytes)?;
+            for machine::Change { revision, events: of_one } in page.changes {
+                assert!(of_one.iter().all(|event| event.revision() == revision));
+                events.extend(of_one.iter().cloned());
+            }
+            if page.next > self.reader.revision() {
+                return Ok(events);
+            }
+            from = page.next;
+        }
+    }
+
+    fn lease(&self, id: LeaseId) -> Option<(Lease, Vec<Bytes>)> {
+        let info = self.reader.lease(id)?;
+        Some((Lease { ttl: info.ttl, session: info.session }, info.keys))
+    }
+
+    fn leases(&self) -> Vec<LeaseId> {
+        self.reader.leases().into_iter().map(|(id, _)| id).collect()
+    }
+
+    fn answer(&self, id: RequestId) -> Option<Outcome> {
+        self.machine.answer(id)
+    }
+}
