@@ -83,6 +83,8 @@ impl Answers {
             *life = Life::new(incarnation);
         }
         life.open.merge(&OpenSet::new(window.frontier, &window.open));
+        // Bounds the spans too: a damaged node could leave holes behind for ever.
+        life.open.close_below(life.open.frontier().saturating_sub(WINDOW));
         life.forget_closed();
     }
 
@@ -282,6 +284,7 @@ fn copied(outcome: &Outcome) -> Outcome {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "one open span is meant")]
 mod tests {
     use super::*;
     use crate::model::Revision;
@@ -371,6 +374,18 @@ mod tests {
         assert_eq!(answers.nodes[&node()].answers.len(), 1);
         hear(&mut answers, 1, u64::MAX, &[]);
         assert!(matches!(answers.judge(id(1, u64::MAX)), Verdict::Answered(_)));
+    }
+
+    #[test]
+    fn holes_left_behind_for_ever_are_closed() {
+        let mut answers = Answers::default();
+        for round in 1..=10 {
+            let open: Vec<_> = (0..round * WINDOW / 20).map(|n| 10 * n + 1..10 * n + 2).collect();
+            hear(&mut answers, 1, round * WINDOW / 2, &open);
+            let life = &answers.nodes[&node()];
+            assert!(life.open.open().len() as u64 <= WINDOW / 10 + 1);
+            assert!(life.open.frontier() - life.open.lowest_open() <= WINDOW);
+        }
     }
 
     #[test]

@@ -40,7 +40,7 @@ impl History {
 
     pub(super) fn push(&mut self, revision: Revision, rows: Rows) {
         assert_eq!(revision, self.next(), "revisions are dense");
-        if self.begun() % CHUNK_REVISIONS == 0 {
+        if self.begun().is_multiple_of(CHUNK_REVISIONS) {
             self.chunks.push_back(VecDeque::with_capacity(CHUNK_REVISIONS));
         }
         self.chunks.back_mut().expect("a chunk was just begun").push_back(rows);

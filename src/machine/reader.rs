@@ -18,7 +18,7 @@ use crate::model::{
 };
 
 /// The most changes of rows that one page of history looks at, unless one revision has more.
-const PAGE_ROWS: usize = 4096;
+const PAGE_ROWS: usize = 1024;
 
 /// Reads the state that the machine has published. Cheap to clone.
 #[derive(Clone)]
@@ -32,8 +32,8 @@ pub struct HistoryPage {
     /// The revisions that changed keys of the range, oldest first, each whole as far as the range
     /// goes.
     pub changes: Vec<Change>,
-    /// Everything before this revision has been looked at: where the next page starts. One more than
-    /// the published revision if there was nothing left.
+    /// Everything before this revision has been looked at: where the next page starts. Above the
+    /// published revision if there was nothing left.
     pub next: Revision,
 }
 

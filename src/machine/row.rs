@@ -272,6 +272,7 @@ fn take_number(from: &mut &[u8]) -> u64 {
 /// revision. A single small one, which is what most keys and most revisions have, costs these
 /// sixteen bytes and nothing more.
 #[derive(Debug)]
+#[allow(clippy::box_collection, reason = "a deque in place would make every list 40 bytes")]
 pub(super) enum Rows {
     /// One packed row.
     One(Arc<[u8]>),

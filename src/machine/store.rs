@@ -212,6 +212,9 @@ pub(super) struct Store {
     swept: Revision,
     /// How many rows of the revision after `swept` have been swept.
     swept_rows: usize,
+    /// The published compaction, once nothing is left to sweep for it.
+    swept_for: Option<Revision>,
+    published: Published,
     /// The sum of the fingerprints of the newest version of each key.
     live: u64,
     /// A chain of the fingerprints of every version ever written.
@@ -229,6 +232,8 @@ impl Store {
             compacted: None,
             swept: Revision::FIRST,
             swept_rows: 0,
+            swept_for: None,
+            published: Published { revision: Revision::FIRST, compacted: None },
             live: 0,
             past: 0,
             scrub_at: (Vec::new(), Revision(0)),
@@ -352,8 +357,9 @@ impl Store {
 
     /// Shows readers everything up to here.
     pub(super) fn publish(&mut self) {
+        self.published = Published { revision: self.revision, compacted: self.compacted };
         let mut state = self.shared.state_mut();
-        state.published = Published { revision: self.revision, compacted: self.compacted };
+        state.published = self.published;
         // Under the lock, so that the two never run apart.
         self.shared.revision.store(self.revision.get(), Ordering::Release);
     }
@@ -361,21 +367,22 @@ impl Store {
     /// Gives back the memory of about `rows` versions that nobody can read any more. True if more
     /// could be done at once.
     pub(super) fn sweep(&mut self, mut rows: usize) -> bool {
-        while rows > 0 {
+        while rows > 0 && self.swept_for != self.published.compacted {
             let hold = rows.min(HOLD_KEYS);
             rows -= hold;
             if !self.sweep_hold(hold) {
                 return false;
             }
         }
-        true
+        self.swept_for != self.published.compacted
     }
 
+    /// False if nothing more can be done for now.
     fn sweep_hold(&mut self, hold: usize) -> bool {
         let mut forgotten = Vec::new();
         let mut state = self.shared.state_mut();
-        let State { index, history, published } = &mut *state;
-        let Some(compacted) = published.compacted else { return false };
+        let State { index, history, .. } = &mut *state;
+        let Some(compacted) = self.published.compacted else { return false };
         let oldest_read = self.shared.reading().keys().next().copied();
         let target = oldest_read.map_or(compacted, |read| read.min(compacted));
         for _ in 0..hold {
@@ -385,6 +392,7 @@ impl Store {
             }
             let revision = self.swept.next();
             if revision > target {
+                self.swept_for = Some(compacted).filter(|_| target == compacted);
                 return false;
             }
             let changes = history.get(revision).expect("every revision not forgotten");
@@ -409,19 +417,18 @@ impl Store {
             let state = self.shared.state();
             let (key, revision) = &self.scrub_at;
             let mut looked = 0;
-            let mut last = None;
+            let mut next = (Vec::new(), Revision(0));
             for row in state.index.rows_from(key, *revision).take(hold) {
                 expect_sound(row)?;
                 looked += 1;
-                last = Some(row);
-            }
-            self.scrub_at = match last {
-                Some(row) if looked == hold => (row.key().to_vec(), row.modified().next()),
-                Some(_) | None => {
-                    self.scrub_at = (Vec::new(), Revision(0));
-                    return Ok(());
+                if looked == hold {
+                    next = (row.key().to_vec(), row.modified().next());
                 }
-            };
+            }
+            self.scrub_at = next;
+            if looked < hold {
+                return Ok(()); // Once around.
+            }
         }
         Ok(())
     }
