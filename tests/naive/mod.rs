@@ -322,10 +322,10 @@ impl Subject for Naive {
         if let Some(compacted) = compacted.filter(|compacted| from < *compacted) {
             return Err(Refusal::Compacted { asked: from, compacted });
         }
-        let mut events: Vec<Event> = self.events.concat();
-        events.retain(|event| {
-            event.revision() >= from && event.revision() <= newest && range.contains(&event.kv.key)
+        let seen = self.events.iter().flatten().filter(|event| {
+            (from..=newest).contains(&event.revision()) && range.contains(&event.kv.key)
         });
+        let mut events: Vec<Event> = seen.cloned().collect();
         for event in &mut events {
             // The row before the change was a row of the revision before.
             if compacted.is_some_and(|compacted| event.revision() <= compacted) {

@@ -1,0 +1,366 @@
+//! Random histories: log entries and questions, drawn from a seed.
+//!
+//! Keys, leases, nodes and values are few, so that requests meet. What is drawn depends on the seed
+//! of the step and on the state it falls on, so a step means something in a shortened history, too.
+
+use std::ops::Range as Span;
+use std::time::Duration;
+
+use bowline::model::{
+    AckWindow, Command, Compare, CompareOp, CompareTarget, Delete, Incarnation, Item, KeyRange,
+    LeaseId, Limits, NodeId, Op, Proposal, Put, PutLease, PutValue, Range, RequestId, Revision,
+    RevisionBounds, SessionInfo, Sort, SortOrder, SortTarget, Term, Txn,
+};
+use bytes::Bytes;
+
+/// The term of every entry.
+pub(crate) const TERM: Term = Term(7);
+
+/// How deep transactions are nested at most.
+const DEPTH_MAX: u64 = 3;
+
+/// A small generator of random numbers (splitmix64).
+#[derive(Clone)]
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `end`.
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    pub(crate) fn percent(&mut self, chance: u64) -> bool {
+        self.below(100) < chance
+    }
+
+    pub(crate) fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len() as u64) as usize]
+    }
+
+    /// Up to `max` of something.
+    fn some<T>(&mut self, max: u64, mut one: impl FnMut(&mut Self) -> T) -> Vec<T> {
+        (0..self.below(max + 1)).map(|_| one(self)).collect()
+    }
+}
+
+/// Where the store stands: what a drawn revision is near to.
+#[derive(Clone, Copy)]
+pub(crate) struct Now {
+    pub(crate) revision: Revision,
+    pub(crate) compacted: Revision,
+}
+
+/// A node that makes requests, and what it has asked for so far.
+struct Node {
+    id: NodeId,
+    incarnation: Incarnation,
+    /// The number of its next request.
+    next: u64,
+    /// Numbers that it left out and may still use.
+    skipped: Vec<u64>,
+    sent: Vec<(RequestId, Command)>,
+    windows: Vec<AckWindow>,
+}
+
+/// Everybody who asks.
+pub(crate) struct Authors {
+    nodes: Vec<Node>,
+}
+
+impl Authors {
+    pub(crate) fn new() -> Self {
+        let node = |id| Node {
+            id: NodeId::new(id).expect("not 0"),
+            incarnation: Incarnation(1),
+            next: 1,
+            skipped: Vec::new(),
+            sent: Vec::new(),
+            windows: Vec::new(),
+        };
+        Self { nodes: (1..=3).map(node).collect() }
+    }
+
+    /// The items of one log entry.
+    pub(crate) fn entry(&mut self, random: &mut Random, now: Now) -> Vec<Item> {
+        random.some(3, |random| match random.below(20) {
+            0 => Item::Expire {
+                term: if random.percent(80) { TERM } else { Term(random.below(9)) },
+                leases: random.some(2, lease_id),
+            },
+            _ => {
+                let node = random.below(self.nodes.len() as u64) as usize;
+                Item::Proposal(self.nodes[node].proposal(random, now))
+            }
+        })
+    }
+
+    /// The id of a request, mostly one that was made.
+    pub(crate) fn request_id(&self, random: &mut Random) -> RequestId {
+        let node = random.pick(&self.nodes);
+        match node.sent.len() as u64 {
+            sent if sent > 0 && random.percent(90) => node.sent[random.below(sent) as usize].0,
+            _ => RequestId {
+                node: node.id,
+                incarnation: Incarnation(random.below(4)),
+                seq: random.below(9),
+            },
+        }
+    }
+}
+
+impl Node {
+    fn proposal(&mut self, random: &mut Random, now: Now) -> Proposal {
+        if random.percent(3) {
+            self.incarnation = Incarnation(self.incarnation.get() + 1 + random.below(2));
+            self.next = 1;
+            self.skipped.clear();
+            self.windows.clear();
+        }
+        let again = !self.sent.is_empty() && random.percent(25);
+        let (incarnation, requests) = if again {
+            // Requests that travel once more: of one life, in any order, perhaps long closed.
+            let (first, _) = random.pick(&self.sent).clone();
+            let life: Vec<_> =
+                self.sent.iter().filter(|(id, _)| id.incarnation == first.incarnation).collect();
+            let newest = life.len().saturating_sub(6);
+            let few = if random.percent(70) { &life[newest..] } else { &life[..] };
+            let requests = (0..=random.below(2)).map(|_| {
+                let (id, command) = random.pick(few);
+                (id.seq, command.clone())
+            });
+            (first.incarnation, requests.collect())
+        } else {
+            let requests = random.some(3, |random| {
+                let seq = self.number(random);
+                let command = command(random, now);
+                let id = RequestId { node: self.id, incarnation: self.incarnation, seq };
+                self.sent.push((id, command.clone()));
+                (seq, command)
+            });
+            (self.incarnation, requests)
+        };
+        let window = match self.windows.len() as u64 {
+            // One that was overtaken.
+            old if old > 0 && random.percent(20) => {
+                self.windows[random.below(old) as usize].clone()
+            }
+            _ => self.window(random),
+        };
+        self.windows.push(window.clone());
+        Proposal { node: self.id, incarnation, window, requests }
+    }
+
+    /// The number for a new request: mostly the next one.
+    fn number(&mut self, random: &mut Random) -> u64 {
+        if !self.skipped.is_empty() && random.percent(30) {
+            let at = random.below(self.skipped.len() as u64) as usize;
+            return self.skipped.swap_remove(at);
+        }
+        for _ in 0..if random.percent(10) { random.below(3) } else { 0 } {
+            self.skipped.push(self.next);
+            self.next += 1;
+        }
+        self.next += 1;
+        self.next - 1
+    }
+
+    /// Mostly what a careful node would say, and sometimes that something in use is closed.
+    fn window(&self, random: &mut Random) -> AckWindow {
+        let frontier = self.next.saturating_sub(random.below(8));
+        let lowest = frontier.saturating_sub(8).max(1);
+        let mut open: Vec<Span<u64>> = Vec::new();
+        for seq in lowest..frontier {
+            if random.percent(85) {
+                match open.last_mut() {
+                    Some(last) if last.end == seq => last.end += 1,
+                    _ => open.push(seq..seq + 1),
+                }
+            }
+        }
+        AckWindow { frontier, open }
+    }
+}
+
+/// A command that passes the limits, as every caller sees to.
+fn command(random: &mut Random, now: Now) -> Command {
+    let limits = Limits::default();
+    loop {
+        let command = match random.below(100) {
+            0..40 => Command::Put(put(random, 15)),
+            40..55 => Command::Delete(delete(random)),
+            55..80 => Command::Txn(txn(random, now, 1, false)),
+            80..84 => Command::Compact(compaction(random, now)),
+            84..96 => Command::Grant {
+                id: random.percent(80).then(|| lease_id(random)),
+                ttl: Duration::from_millis(1 + random.below(9000)),
+                session: random.percent(50).then(|| SessionInfo {
+                    label: (*random.pick(&["", "worker", "batch"])).to_owned(),
+                    own: random.percent(60),
+                }),
+            },
+            _ => Command::Revoke(lease_id(random)),
+        };
+        if limits.check(&command).is_ok() {
+            return command;
+        }
+    }
+}
+
+/// A put that may be refused: with this chance, in percent, it keeps a value or a lease.
+fn put(random: &mut Random, keeps: u64) -> Put {
+    Put {
+        key: key(random),
+        value: if random.percent(keeps) { PutValue::Keep } else { PutValue::Set(value(random)) },
+        lease: match random.below(100) {
+            n if n < keeps => PutLease::Keep,
+            n if n < 3 * keeps => PutLease::Attach(lease_id(random)),
+            _ => PutLease::None,
+        },
+        prev_kv: random.percent(30),
+    }
+}
+
+fn delete(random: &mut Random) -> Delete {
+    Delete { range: keys(random), prev_kv: random.percent(30) }
+}
+
+fn txn(random: &mut Random, now: Now, depth: u64, only_reads: bool) -> Txn {
+    let mut op = |random: &mut Random| match random.below(100) {
+        0..15 if depth < DEPTH_MAX => Op::Txn(txn(random, now, depth + 1, only_reads)),
+        15..60 if !only_reads => Op::Put(put(random, 4)),
+        60..75 if !only_reads => Op::Delete(delete(random)),
+        _ => Op::Range(range(random, now)),
+    };
+    Txn {
+        compares: random.some(2, |random| compare(random, now)),
+        success: random.some(4, &mut op),
+        failure: random.some(4, &mut op),
+    }
+}
+
+/// A transaction that is answered beside the log.
+pub(crate) fn read_txn(random: &mut Random, now: Now) -> Txn {
+    txn(random, now, 1, true)
+}
+
+fn compare(random: &mut Random, now: Now) -> Compare {
+    Compare {
+        range: keys(random),
+        target: match random.below(5) {
+            0 => CompareTarget::Version(random.below(4)),
+            1 => CompareTarget::Create(revision(random, now)),
+            2 => CompareTarget::Mod(revision(random, now)),
+            3 => CompareTarget::Value(value(random)),
+            _ => CompareTarget::Lease(random.below(5)),
+        },
+        op: *random.pick(&[
+            CompareOp::Equal,
+            CompareOp::NotEqual,
+            CompareOp::Greater,
+            CompareOp::Less,
+        ]),
+    }
+}
+
+/// A range of any kind, at any revision.
+pub(crate) fn range(random: &mut Random, now: Now) -> Range {
+    let bounded = random.percent(25);
+    let bound = |random: &mut Random| {
+        let bound = (bounded && random.percent(40)).then(|| revision(random, now));
+        bound.filter(|revision| *revision > Revision(0))
+    };
+    Range {
+        bounds: RevisionBounds {
+            mod_min: bound(random),
+            mod_max: bound(random),
+            create_min: bound(random),
+            create_max: bound(random),
+        },
+        range: keys(random),
+        revision: random.percent(40).then(|| revision(random, now)),
+        limit: random.percent(40).then(|| random.below(5)),
+        sort: Sort {
+            target: *random.pick(&[
+                SortTarget::Key,
+                SortTarget::Key,
+                SortTarget::Key,
+                SortTarget::Version,
+                SortTarget::Create,
+                SortTarget::Mod,
+                SortTarget::Value,
+            ]),
+            order: *random.pick(&[SortOrder::Ascend, SortOrder::Ascend, SortOrder::Descend]),
+        },
+        keys_only: random.percent(15),
+        count_only: random.percent(15),
+    }
+}
+
+/// A revision: mostly one that can be read, now and then one too old or too new.
+pub(crate) fn revision(random: &mut Random, now: Now) -> Revision {
+    let (oldest, newest) = (now.compacted.get(), now.revision.get());
+    Revision(match random.below(10) {
+        0 => random.below(newest + 3),
+        1..4 => newest.saturating_sub(random.below(3)),
+        _ => oldest + random.below(newest - oldest + 1),
+    })
+}
+
+/// A revision to compact at: mostly a little further on, so that some history stays.
+fn compaction(random: &mut Random, now: Now) -> Revision {
+    let (oldest, newest) = (now.compacted.get(), now.revision.get());
+    Revision(match random.below(10) {
+        0 => newest,
+        1 => random.below(newest + 3),
+        _ => oldest + random.below((newest - oldest) / 2 + 1),
+    })
+}
+
+/// Keys that are each other's neighbours and prefixes.
+const KEYS: [&[u8]; 9] = [b"\0", b"a", b"a\0", b"aa", b"ab", b"b", b"b\xff", b"c", b"\xff"];
+
+fn key(random: &mut Random) -> Bytes {
+    Bytes::from_static(random.pick::<&[u8]>(&KEYS))
+}
+
+/// A range of keys of any kind.
+pub(crate) fn keys(random: &mut Random) -> KeyRange {
+    let start = key(random);
+    match random.below(10) {
+        0..4 => KeyRange::key(start),
+        4..6 => KeyRange::prefix(start),
+        6 => KeyRange::from(start),
+        7 => KeyRange::all(),
+        _ => KeyRange::between(start, key(random)),
+    }
+}
+
+fn value(random: &mut Random) -> Bytes {
+    match random.below(12) {
+        // Long enough to be held apart from its row.
+        0 => vec![b'x'; 2000].into(),
+        n => Bytes::from_static(["", "1", "2", "10"][n as usize % 4].as_bytes()),
+    }
+}
+
+/// A lease id: a few small ones, and two far away.
+pub(crate) fn lease_id(random: &mut Random) -> LeaseId {
+    let id = match random.below(12) {
+        0 => u64::MAX,
+        1 => 1 << 40,
+        small => 1 + small % 5,
+    };
+    LeaseId::new(id).expect("not 0")
+}

@@ -1,0 +1,454 @@
+//! Random histories on the state machine and on a naive model: they must agree in every answer.
+//!
+//! A history is some sixty log entries with questions in between. Compared are: the outcome of each
+//! request, the changes, the leases that came and went, ranges at any revision, reads beside the log,
+//! events, leases with their keys, known answers. Two more machines get the same items in other
+//! entries and forget compacted rows at another pace; wherever all have applied the same items, their
+//! digests must be equal.
+//!
+//! `BOWLINE_MODEL_CASES` says how many histories are played (2000). A failure is shortened and tells
+//! the command that plays it again: `BOWLINE_MODEL_SEED=... cargo test --test model`.
+
+mod histories;
+mod naive;
+mod subject;
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+use std::num::NonZeroUsize;
+use std::ops::Range as Span;
+use std::panic::{self, AssertUnwindSafe};
+use std::thread;
+
+use bowline::machine::MachineOptions;
+use bowline::model::{
+    Command, Event, Item, KeyRange, LogIndex, Op, Outcome, Range, RangeReply, Refusal, Reply,
+    RequestId, Revision, Txn,
+};
+use bytes::Bytes;
+
+use histories::{Authors, Now, Random, TERM};
+use naive::Naive;
+use subject::{Applied, Lease, LeaseNews, Real, Subject};
+
+const CASES_DEFAULT: u64 = 2000;
+
+/// How many steps a history has.
+const STEPS: u64 = 60;
+
+/// How many questions follow each step.
+const QUESTIONS: u64 = 3;
+
+#[test]
+fn the_machine_does_what_the_naive_model_does() {
+    let number = |name: &str| {
+        let text = std::env::var(name).ok()?;
+        Some(text.parse::<u64>().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
+    };
+    let (seeds, all) = match number("BOWLINE_MODEL_SEED") {
+        Some(seed) => (seed..seed + 1, false),
+        None => (0..number("BOWLINE_MODEL_CASES").unwrap_or(CASES_DEFAULT), true),
+    };
+    let cases = seeds.end - seeds.start;
+    // Panics of the machine are failures like others: told with their history, and only there.
+    let hook = panic::take_hook();
+    panic::set_hook(Box::new(|_| {}));
+    let played = on_all_cores(seeds);
+    panic::set_hook(hook);
+    match played {
+        Err(failure) => panic!("{failure}"),
+        Ok(tally) if all => tally.must_have_met(cases),
+        Ok(_) => {}
+    }
+}
+
+/// Plays the histories of these seeds, each core some of them.
+fn on_all_cores(seeds: Span<u64>) -> Result<Tally, String> {
+    let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let some = |core: usize| {
+        let mut tally = Tally::default();
+        seeds.clone().skip(core).step_by(cores).try_for_each(|seed| history(seed, &mut tally))?;
+        Ok(tally)
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..cores)
+            .map(|core| {
+                let some = &some;
+                scope.spawn(move || some(core))
+            })
+            .collect();
+        let tallies = workers.into_iter().map(|worker| worker.join().expect("failures are told"));
+        tallies.reduce(|one, other| Ok(one?.and(other?))).expect("there is a core")
+    })
+}
+
+/// Plays one history; the failure tells the shortest one found that fails, too.
+fn history(seed: u64, tally: &mut Tally) -> Result<(), String> {
+    let steps: Vec<u64> = (0..STEPS).map(|step| Random::new(seed * STEPS + step).next()).collect();
+    if play(&steps, tally, &mut Vec::new()).is_ok() {
+        return Ok(());
+    }
+    let shortest = shorten(steps);
+    let mut told = Vec::new();
+    let why = play(&shortest, &mut Tally::default(), &mut told).expect_err("it failed before");
+    let story =
+        told.iter().filter(|items| !items.is_empty()).fold(String::new(), |mut story, items| {
+            writeln!(story, "  {items:?}").expect("a string");
+            story
+        });
+    Err(format!(
+        "history {seed}, {} of {STEPS} steps left:\n{story}{why}\n\
+         BOWLINE_MODEL_SEED={seed} cargo test --test model",
+        shortest.len()
+    ))
+}
+
+/// Leaves out steps for as long as the rest still fails.
+fn shorten(mut steps: Vec<u64>) -> Vec<u64> {
+    let fails = |steps: &[u64]| play(steps, &mut Tally::default(), &mut Vec::new()).is_err();
+    while let Some(fewer) = (0..steps.len()).rev().find_map(|at| {
+        let mut fewer = steps.clone();
+        fewer.remove(at);
+        fails(&fewer).then_some(fewer)
+    }) {
+        steps = fewer;
+    }
+    steps
+}
+
+/// Plays steps; `told` gets the entries as far as they went.
+fn play(steps: &[u64], tally: &mut Tally, told: &mut Vec<Vec<Item>>) -> Result<(), String> {
+    let done = panic::catch_unwind(AssertUnwindSafe(|| {
+        let mut world = World::new(steps.first().copied().unwrap_or_default());
+        for &step in steps {
+            world.step(&mut Random::new(step), tally, told)?;
+        }
+        world.end()
+    }));
+    done.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(format!("panic: {}", text.unwrap_or("of an unknown kind")))
+    })
+}
+
+/// The machine, the model, and two more machines that come after.
+struct World {
+    machine: Real,
+    naive: Naive,
+    followers: [Follower; 2],
+    authors: Authors,
+    /// Where the store stands, published or not.
+    now: Now,
+    log: Vec<Item>,
+    /// The items in `log` of the last entry that did something.
+    eventful: Span<usize>,
+    outcomes: usize,
+}
+
+/// A machine that applies the same items later, cut into other entries.
+struct Follower {
+    machine: Real,
+    /// How many items it has applied.
+    applied: usize,
+    /// How many items it takes into one entry, at most.
+    entry_items: usize,
+    outcomes: Vec<(RequestId, Outcome)>,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let random = &mut Random::new(seed);
+        let page_bytes = *random.pick(&[1, 20, usize::MAX]);
+        let machine = |sweep_rows| Real::new(MachineOptions { sweep_rows }, page_bytes);
+        let paces = [0, 1, 64];
+        let main = machine(*random.pick(&paces));
+        let follower = |sweep_rows, entry_items| Follower {
+            machine: machine(sweep_rows),
+            applied: 0,
+            entry_items,
+            outcomes: Vec::new(),
+        };
+        Self {
+            machine: main,
+            naive: Naive::new(),
+            followers: [follower(*random.pick(&paces), 1), follower(*random.pick(&paces), 1000)],
+            authors: Authors::new(),
+            now: Now { revision: Revision::FIRST, compacted: Revision(0) },
+            log: Vec::new(),
+            eventful: 0..0,
+            outcomes: 0,
+        }
+    }
+
+    fn step(
+        &mut self,
+        random: &mut Random,
+        tally: &mut Tally,
+        told: &mut Vec<Vec<Item>>,
+    ) -> Result<(), String> {
+        let items = self.authors.entry(random, self.now);
+        told.push(items.clone());
+        let naive = self.naive.apply(TERM, &items);
+        let machine = self.machine.apply(TERM, &items);
+        agree("applied", &machine, &naive)?;
+        tally.note(&items, &naive);
+        let before = self.log.len();
+        self.log.extend(items);
+        if !naive.changes.is_empty() || !naive.leases.is_empty() || naive.compacted.is_some() {
+            self.eventful = before..self.log.len();
+        }
+        self.outcomes += naive.outcomes.len();
+        if let Some((revision, _)) = naive.changes.last() {
+            self.now.revision = *revision;
+        }
+        self.now.compacted = naive.compacted.unwrap_or(self.now.compacted);
+        if random.percent(80) {
+            self.machine.publish();
+            self.naive.publish();
+        }
+        if random.percent(10) {
+            self.machine.machine.sweep(random.below(20) as usize);
+        }
+        for _ in 0..QUESTIONS {
+            self.question(random, tally)?;
+        }
+        for follower in 0..self.followers.len() {
+            if random.percent(10) {
+                self.follow(follower)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn question(&mut self, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
+        let (machine, naive, now) = (&self.machine, &self.naive, self.now);
+        agree("revision", &machine.revision(), &naive.revision())?;
+        agree("compacted", &machine.compacted(), &naive.compacted())?;
+        match random.below(10) {
+            0..4 => {
+                let range = histories::range(random, now);
+                let (machine, naive) = (machine.range(&range), naive.range(&range));
+                tally.refusal(naive.as_ref().err());
+                agree(&range, &machine, &naive)
+            }
+            4 => {
+                let txn = histories::read_txn(random, now);
+                let (machine, naive) = (machine.read_txn(&txn), naive.read_txn(&txn));
+                agree(&txn, &machine, &naive)
+            }
+            5..8 => {
+                let (range, from) = (histories::keys(random), histories::revision(random, now));
+                let (machine, naive) = (machine.events(&range, from), naive.events(&range, from));
+                tally.refusal(naive.as_ref().err());
+                if naive.as_ref().is_ok_and(|events| events.len() > 1) {
+                    tally.count("events");
+                }
+                agree(&format_args!("events of {range:?} from {from}"), &machine, &naive)
+            }
+            8 => {
+                let id = histories::lease_id(random);
+                agree("leases", &machine.leases(), &naive.leases())?;
+                agree(&id, &machine.lease(id), &naive.lease(id))
+            }
+            _ => {
+                let id = self.authors.request_id(random);
+                agree(&id, &machine.answer(id), &naive.answer(id))
+            }
+        }
+    }
+
+    /// Lets a follower catch up and compares what came of it.
+    fn follow(&mut self, follower: usize) -> Result<(), String> {
+        let follower = &mut self.followers[follower];
+        for items in self.log[follower.applied..].chunks(follower.entry_items) {
+            follower.outcomes.extend(follower.machine.apply(TERM, items).outcomes);
+        }
+        follower.applied = self.log.len();
+        follower.machine.publish();
+        // Digests are equal at equal index.
+        let [ours, theirs] = [&self.machine, &follower.machine].map(|real| real.machine.applied());
+        self.machine.skip_to(ours.max(theirs));
+        follower.machine.skip_to(ours.max(theirs));
+        let [ours, theirs] = [&self.machine, &follower.machine].map(|real| real.machine.digest());
+        agree("digest in other entries", &theirs, &ours)?;
+        agree("answers in other entries", &follower.outcomes.len(), &self.outcomes)
+    }
+
+    /// Looks at everything once more, before and after all is forgotten that may be.
+    fn end(mut self) -> Result<(), String> {
+        self.machine.publish();
+        self.naive.publish();
+        let naive = all_of(&self.naive);
+        agree("everything", &all_of(&self.machine), &naive)?;
+        while self.machine.machine.sweep(100) {}
+        agree("everything, swept", &all_of(&self.machine), &naive)?;
+        self.machine.machine.scrub(10_000).map_err(|fault| fault.to_string())?;
+        for follower in 0..self.followers.len() {
+            self.follow(follower)?;
+        }
+        let [one, other] = &self.followers;
+        agree("everything, in other entries", &all_of(&other.machine), &naive)?;
+        agree("answers in other entries", &one.outcomes, &other.outcomes)?;
+        self.digest_tells()
+    }
+
+    /// Two machines, one of which has missed the last entry that did something, must not have the
+    /// same digest.
+    fn digest_tells(&self) -> Result<(), String> {
+        if self.eventful.is_empty() {
+            return Ok(());
+        }
+        let [missed, whole] = [self.eventful.start, self.eventful.end].map(|end| {
+            let mut machine = Real::new(MachineOptions::default(), 1);
+            if end > 0 {
+                machine.apply(TERM, &self.log[..end]);
+            }
+            machine.skip_to(LogIndex(3));
+            machine.machine.digest()
+        });
+        if missed == whole {
+            let items = &self.log[self.eventful.clone()];
+            return Err(format!("the digest does not tell that {items:?} were missed"));
+        }
+        Ok(())
+    }
+}
+
+/// Every row at every revision, every event, every lease.
+type All = (Vec<RangeReply>, Vec<Event>, Vec<(Lease, Vec<Bytes>)>);
+
+fn all_of(store: &impl Subject) -> All {
+    let (all, oldest) = (KeyRange::all(), store.compacted());
+    let rows = (oldest.get()..=store.revision().get()).map(|revision| {
+        let range = Range { revision: Some(Revision(revision)), ..Range::new(all.clone()) };
+        store.range(&range).expect("not compacted")
+    });
+    let leases = store.leases().into_iter();
+    (
+        rows.collect(),
+        store.events(&all, oldest).expect("not compacted"),
+        leases.map(|id| store.lease(id).expect("just seen")).collect(),
+    )
+}
+
+fn agree<T: PartialEq + fmt::Debug>(
+    what: impl fmt::Debug,
+    machine: &T,
+    naive: &T,
+) -> Result<(), String> {
+    if machine == naive {
+        return Ok(());
+    }
+    Err(format!("{what:?}\n  machine: {machine:?}\n  naive:   {naive:?}"))
+}
+
+/// What the histories have met. What they never meet they do not test.
+#[derive(Default)]
+struct Tally(BTreeMap<&'static str, u64>);
+
+impl Tally {
+    /// What must have been met once in eight histories, on average.
+    const MET: [&'static str; 15] = [
+        "answered again",
+        "applied before",
+        "closed",
+        "compaction",
+        "events",
+        "expiry with keys",
+        "future",
+        "compacted",
+        "key not found",
+        "lease exists",
+        "lease not found",
+        "minted lease",
+        "nested write",
+        "other branch",
+        "session left behind",
+    ];
+
+    fn must_have_met(&self, cases: u64) {
+        for what in Self::MET {
+            let met = self.0.get(what).copied().unwrap_or_default();
+            assert!(met * 8 >= cases, "{met} times `{what}` in {cases} histories: {:?}", self.0);
+        }
+    }
+
+    fn and(mut self, other: Self) -> Self {
+        for (what, times) in other.0 {
+            *self.0.entry(what).or_insert(0) += times;
+        }
+        self
+    }
+
+    fn count(&mut self, what: &'static str) {
+        *self.0.entry(what).or_insert(0) += 1;
+    }
+
+    fn refusal(&mut self, refusal: Option<&Refusal>) {
+        match refusal {
+            Some(Refusal::Closed) => self.count("closed"),
+            Some(Refusal::Future { .. }) => self.count("future"),
+            Some(Refusal::Compacted { .. }) => self.count("compacted"),
+            Some(Refusal::KeyNotFound) => self.count("key not found"),
+            Some(Refusal::LeaseExists(_)) => self.count("lease exists"),
+            Some(Refusal::LeaseNotFound(_)) => self.count("lease not found"),
+            _ => {}
+        }
+    }
+
+    fn note(&mut self, items: &[Item], applied: &Applied) {
+        let commands = items.iter().flat_map(|item| match item {
+            Item::Proposal(proposal) => &proposal.requests[..],
+            Item::Expire { .. } => &[],
+        });
+        let ended = applied.leases.iter().any(|news| matches!(news, LeaseNews::Ended(_)));
+        let expires = items.iter().any(|item| matches!(item, Item::Expire { .. }));
+        if ended && expires && !applied.changes.is_empty() {
+            self.count("expiry with keys");
+        }
+        let granted = applied.leases.iter().filter_map(|news| match news {
+            LeaseNews::Granted(id, _) => Some(*id),
+            LeaseNews::Ended(_) => None,
+        });
+        let granted: Vec<_> = granted.collect();
+        for ((_, command), (_, outcome)) in commands.zip(&applied.outcomes) {
+            self.refusal(outcome.as_ref().err());
+            match (command, outcome) {
+                (_, Ok(Reply::AppliedBefore { .. })) => self.count("applied before"),
+                (Command::Txn(txn), Ok(Reply::Txn(reply))) => {
+                    if !reply.succeeded {
+                        self.count("other branch");
+                    }
+                    if !applied.changes.is_empty() && nests(txn) {
+                        self.count("nested write");
+                    }
+                }
+                (Command::Grant { id, session, .. }, Ok(Reply::Grant(reply))) => {
+                    if !granted.contains(&reply.id) {
+                        self.count("answered again");
+                    } else if id.is_none() {
+                        self.count("minted lease");
+                    }
+                    if ended && session.as_ref().is_some_and(|session| session.own) {
+                        self.count("session left behind");
+                    }
+                }
+                (Command::Compact(_), Ok(_)) if applied.compacted.is_some() => {
+                    self.count("compaction");
+                }
+                (Command::Put(_), Ok(Reply::Put(reply))) => {
+                    let is_new = |(revision, _): &(Revision, _)| *revision == reply.revision;
+                    if !applied.changes.iter().any(is_new) {
+                        self.count("answered again");
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn nests(txn: &Txn) -> bool {
+    txn.success.iter().chain(&txn.failure).any(|op| matches!(op, Op::Txn(_)))
+}
