@@ -3,6 +3,7 @@
 
 #[allow(dead_code, reason = "used by the world that follows")]
 mod clock;
+mod disk;
 #[allow(dead_code, reason = "used by the world that follows")]
 mod executor;
 #[allow(dead_code, reason = "used by the world that follows")]
@@ -18,6 +19,7 @@ mod trace;
 mod truth;
 mod violation;
 
+pub use disk::SimDisk;
 pub use net::NetConditions;
 pub use rng::Rng;
 pub use violation::Violation;

@@ -1,0 +1,605 @@
+//! A machine's disk in a simulated world: it keeps exactly what `env::disk` promises and no more.
+//!
+//! A file is an inode with three views: what a reader sees, what is durable, and the writes between
+//! the two, in order. A directory is the same with names. A power cut ([`SimDisk::crash`]) keeps, of
+//! each sector of 512 bytes, some prefix of the unsynced writes to it, independently of every other
+//! sector, and some prefix of the unsynced changes of each directory. A killed process
+//! ([`SimDisk::kill`]) loses nothing, as the operating system lives on. After a failed sync the
+//! writes before it are seen by readers but belong to nobody: no later sync makes them durable,
+//! which is what Linux does.
+//!
+//! It takes no time; how long a disk takes is the world's matter. Which bytes a crash keeps follows
+//! from the seed and from what was done.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::Rng;
+use crate::env::{Disk, DiskLock, Entropy, File, OpenMode};
+
+/// What a crash keeps or loses as a whole.
+const SECTOR_BYTES: usize = 512;
+
+/// A simulated disk. Files opened in one life of the machine fail in the next.
+#[derive(Debug)]
+pub struct SimDisk {
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Clone, Debug)]
+struct State {
+    dirs: BTreeMap<PathBuf, Dir>,
+    files: BTreeMap<u64, Content>,
+    files_made: u64,
+    /// Rises with each crash and kill.
+    life: u64,
+    locked: BTreeMap<PathBuf, u64>,
+    locks_made: u64,
+    faults: Faults,
+    seed: u64,
+}
+
+/// What is wrong with the disk.
+#[derive(Clone, Default, Debug)]
+struct Faults {
+    sync_fails: bool,
+    writes_fail: bool,
+    bytes_max: Option<usize>,
+    steps_left: Option<u64>,
+}
+
+#[derive(Clone, Default, Debug)]
+struct Dir {
+    seen: BTreeMap<String, u64>,
+    durable: BTreeMap<String, u64>,
+    changes: Vec<Change>,
+}
+
+#[derive(Clone, Debug)]
+enum Change {
+    Create(String, u64),
+    Rename(String, String),
+    Remove(String),
+}
+
+#[derive(Clone, Default, Debug)]
+struct Content {
+    seen: Vec<u8>,
+    durable: Vec<u8>,
+    writes: Vec<(usize, Vec<u8>)>,
+}
+
+impl SimDisk {
+    /// An empty disk.
+    pub fn new(seed: u64) -> Self {
+        let state = State {
+            dirs: BTreeMap::new(),
+            files: BTreeMap::new(),
+            files_made: 0,
+            life: 0,
+            locked: BTreeMap::new(),
+            locks_made: 0,
+            faults: Faults::default(),
+            seed,
+        };
+        Self { state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// A disk of its own with the same content, durable and not. Open files and locks stay behind.
+    #[must_use]
+    pub fn copy(&self) -> Self {
+        let mut state = self.state().clone();
+        state.next_life();
+        Self { state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// Cuts the power: of what was not synced some is there and some is not. Open files, locks and
+    /// faults (but for the room that there is) end.
+    pub fn crash(&self) {
+        let mut state = self.state();
+        let rng = Rng::new(state.seed);
+        for dir in state.dirs.values_mut() {
+            let kept = rng.below(dir.changes.len() as u64 + 1) as usize;
+            let changes = std::mem::take(&mut dir.changes);
+            for change in &changes[..kept] {
+                change.apply(&mut dir.durable);
+            }
+            dir.seen = dir.durable.clone();
+        }
+        for file in state.files.values_mut() {
+            file.crash(&rng);
+        }
+        state.seed = rng.next_u64();
+        state.next_life();
+    }
+
+    /// Ends the process that used the disk: nothing is lost, and open files and locks end.
+    pub fn kill(&self) {
+        self.state().next_life();
+    }
+
+    /// Lets the next sync of a file fail. What was written to the file before it is never durable.
+    pub fn fail_next_sync(&self) {
+        self.state().faults.sync_fails = true;
+    }
+
+    /// Lets every write fail until the faults are cleared.
+    pub fn fail_writes(&self) {
+        self.state().faults.writes_fail = true;
+    }
+
+    /// How many bytes all files may have together; `None` is no limit.
+    pub fn limit(&self, bytes_max: Option<usize>) {
+        self.state().faults.bytes_max = bytes_max;
+    }
+
+    /// Lets the next `steps` changes and syncs happen; everything after them fails, until the
+    /// machine is crashed or killed.
+    pub fn stop_after(&self, steps: u64) {
+        self.state().faults.steps_left = Some(steps);
+    }
+
+    /// Ends all faults.
+    pub fn clear_faults(&self) {
+        self.state().faults = Faults::default();
+    }
+
+    /// What is in a file, as a reader sees it.
+    pub fn read(&self, path: &Path) -> Option<Vec<u8>> {
+        let state = self.state();
+        let id = state.find(path).ok()?;
+        Some(state.files[&id].seen.clone())
+    }
+
+    /// Replaces what is in a file, durably, as nothing that uses the disk would do. The file is made
+    /// if it is not there.
+    pub fn replace(&self, path: &Path, bytes: &[u8]) {
+        let mut state = self.state();
+        let id = state.find(path).unwrap_or_else(|_| {
+            let (dir, name) = split(path).expect("a file has a name and a directory");
+            let id = state.make_file();
+            let dir = state.dirs.entry(dir).or_default();
+            dir.seen.insert(name.clone(), id);
+            dir.durable.insert(name, id);
+            id
+        });
+        let content = Content { seen: bytes.to_vec(), durable: bytes.to_vec(), writes: Vec::new() };
+        state.files.insert(id, content);
+    }
+
+    /// Flips one bit of a file, durably: the medium rots. `bit` counts from the file's start.
+    ///
+    /// # Panics
+    /// There is no such file or no such bit.
+    pub fn flip_bit(&self, path: &Path, bit: usize) {
+        let mut bytes = self.read(path).expect("the file is there");
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        self.replace(path, &bytes);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn next_life(&mut self) {
+        self.life += 1;
+        self.locked.clear();
+        self.faults = Faults { bytes_max: self.faults.bytes_max, ..Faults::default() };
+        let named: Vec<u64> = self
+            .dirs
+            .values()
+            .flat_map(|dir| dir.seen.values().chain(dir.durable.values()).copied())
+            .collect();
+        self.files.retain(|id, _| named.contains(id));
+    }
+
+    fn make_file(&mut self) -> u64 {
+        self.files_made += 1;
+        self.files.insert(self.files_made, Content::default());
+        self.files_made
+    }
+
+    fn dir(&mut self, path: &Path) -> io::Result<&mut Dir> {
+        self.dirs.get_mut(path).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn find(&self, path: &Path) -> io::Result<u64> {
+        let (dir, name) = split(path)?;
+        let found = self.dirs.get(&dir).and_then(|dir| dir.seen.get(&name));
+        found.copied().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Takes a step of those that are left.
+    fn step(&mut self) -> io::Result<()> {
+        match &mut self.faults.steps_left {
+            None => Ok(()),
+            Some(0) => Err(io::Error::other("the machine has stopped")),
+            Some(steps) => {
+                *steps -= 1;
+                Ok(())
+            }
+        }
+    }
+
+    fn change(&mut self, dir: &Path, change: Change) -> io::Result<()> {
+        self.step()?;
+        let dir = self.dir(dir)?;
+        change.apply(&mut dir.seen);
+        dir.changes.push(change);
+        Ok(())
+    }
+
+    fn write(&mut self, id: u64, offset: usize, bytes: &[u8]) -> io::Result<()> {
+        self.step()?;
+        if self.faults.writes_fail {
+            return Err(io::Error::other("the simulated disk failed a write"));
+        }
+        let used: usize = self.files.values().map(|file| file.seen.len()).sum();
+        let file = self.files.get_mut(&id).ok_or(io::ErrorKind::NotFound)?;
+        let grows = (offset + bytes.len()).saturating_sub(file.seen.len());
+        let room = self.faults.bytes_max.map_or(usize::MAX, |max| max.saturating_sub(used));
+        let fits = bytes.len() - grows.saturating_sub(room).min(bytes.len());
+        put(&mut file.seen, offset, &bytes[..fits]);
+        file.writes.push((offset, bytes[..fits].to_vec()));
+        if fits < bytes.len() { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+    }
+
+    fn sync(&mut self, id: u64) -> io::Result<()> {
+        self.step()?;
+        let fails = std::mem::take(&mut self.faults.sync_fails);
+        let file = self.files.get_mut(&id).ok_or(io::ErrorKind::NotFound)?;
+        let writes = std::mem::take(&mut file.writes);
+        if fails {
+            return Err(io::Error::other("the simulated disk failed a sync"));
+        }
+        for (offset, bytes) in writes {
+            put(&mut file.durable, offset, &bytes);
+        }
+        Ok(())
+    }
+}
+
+impl Change {
+    fn apply(&self, names: &mut BTreeMap<String, u64>) {
+        match self {
+            Self::Create(name, id) => {
+                names.insert(name.clone(), *id);
+            }
+            Self::Rename(from, to) => {
+                if let Some(id) = names.remove(from) {
+                    names.insert(to.clone(), id);
+                }
+            }
+            Self::Remove(name) => {
+                names.remove(name);
+            }
+        }
+    }
+}
+
+impl Content {
+    fn crash(&mut self, rng: &Rng) {
+        let writes = std::mem::take(&mut self.writes);
+        // Whole outcomes are as likely as mixed ones, or long runs of sectors would hardly ever be
+        // kept together.
+        let whole = match rng.below(4) {
+            0 => Some(0),
+            1 => Some(writes.len() as u64),
+            _ => None,
+        };
+        // For each sector, how many of the writes to it reached the medium.
+        let mut kept: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (number, (offset, bytes)) in writes.iter().enumerate() {
+            for sector in sectors(*offset, bytes.len()) {
+                kept.entry(sector).or_default().push(number);
+            }
+        }
+        for (sector, numbers) in kept {
+            let count = whole.unwrap_or_else(|| rng.below(numbers.len() as u64 + 1)) as usize;
+            for &number in numbers.iter().take(count) {
+                let (offset, bytes) = &writes[number];
+                let from = (*offset).max(sector * SECTOR_BYTES);
+                let to = (offset + bytes.len()).min((sector + 1) * SECTOR_BYTES);
+                put(&mut self.durable, from, &bytes[from - offset..to - offset]);
+            }
+        }
+        self.seen = self.durable.clone();
+    }
+}
+
+/// The sectors that a write touches.
+fn sectors(offset: usize, length: usize) -> Range<usize> {
+    offset / SECTOR_BYTES..(offset + length).div_ceil(SECTOR_BYTES)
+}
+
+fn put(content: &mut Vec<u8>, offset: usize, bytes: &[u8]) {
+    let end = offset + bytes.len();
+    if content.len() < end {
+        content.resize(end, 0);
+    }
+    content[offset..end].copy_from_slice(bytes);
+}
+
+fn split(path: &Path) -> io::Result<(PathBuf, String)> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    match (path.parent(), name) {
+        (Some(dir), Some(name)) => Ok((dir.to_owned(), name.to_owned())),
+        _ => Err(io::ErrorKind::InvalidInput.into()),
+    }
+}
+
+impl Disk for SimDisk {
+    fn create_dir(&self, dir: &Path) -> io::Result<()> {
+        let mut state = self.state();
+        if !state.dirs.contains_key(dir) {
+            state.step()?;
+            state.dirs.insert(dir.to_owned(), Dir::default());
+        }
+        Ok(())
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        Ok(self.state().dir(dir)?.seen.keys().cloned().collect())
+    }
+
+    fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Box<dyn File>> {
+        let mut state = self.state();
+        let file = match (mode, state.find(path)) {
+            (OpenMode::CreateNew, Ok(_)) => return Err(io::ErrorKind::AlreadyExists.into()),
+            (OpenMode::CreateNew, Err(_)) => {
+                let (dir, name) = split(path)?;
+                state.dir(&dir)?;
+                let id = state.make_file();
+                state.change(&dir, Change::Create(name, id))?;
+                id
+            }
+            (OpenMode::Write | OpenMode::Read, found) => found?,
+        };
+        let writable = mode != OpenMode::Read;
+        Ok(Box::new(SimFile { disk: Arc::clone(&self.state), life: state.life, file, writable }))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let mut state = self.state();
+        state.find(from)?;
+        let ((dir, from), (to_dir, to)) = (split(from)?, split(to)?);
+        if dir != to_dir {
+            return Err(io::ErrorKind::CrossesDevices.into());
+        }
+        state.change(&dir, Change::Rename(from, to))
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        let mut state = self.state();
+        state.find(path)?;
+        let (dir, name) = split(path)?;
+        state.change(&dir, Change::Remove(name))
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        let mut state = self.state();
+        state.step()?;
+        let dir = state.dir(dir)?;
+        dir.changes.clear();
+        dir.durable = dir.seen.clone();
+        Ok(())
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<DiskLock> {
+        let mut state = self.state();
+        if state.locked.contains_key(path) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        if state.find(path).is_err() {
+            let (dir, name) = split(path)?;
+            state.dir(&dir)?;
+            let id = state.make_file();
+            state.change(&dir, Change::Create(name, id))?;
+        }
+        state.locks_made += 1;
+        let ticket = state.locks_made;
+        state.locked.insert(path.to_owned(), ticket);
+        Ok(DiskLock::new(Held { disk: Arc::clone(&self.state), path: path.to_owned(), ticket }))
+    }
+}
+
+/// Gives the lock back, unless a crash already did.
+struct Held {
+    disk: Arc<Mutex<State>>,
+    path: PathBuf,
+    ticket: u64,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut state = self.disk.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.locked.get(&self.path) == Some(&self.ticket) {
+            state.locked.remove(&self.path);
+        }
+    }
+}
+
+struct SimFile {
+    disk: Arc<Mutex<State>>,
+    life: u64,
+    file: u64,
+    writable: bool,
+}
+
+impl SimFile {
+    fn state(&self) -> io::Result<MutexGuard<'_, State>> {
+        let state = self.disk.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.life != self.life {
+            return Err(io::Error::other("the file was opened before the machine went down"));
+        }
+        Ok(state)
+    }
+}
+
+impl File for SimFile {
+    fn len(&self) -> io::Result<u64> {
+        let state = self.state()?;
+        let file = state.files.get(&self.file).ok_or(io::ErrorKind::NotFound)?;
+        Ok(file.seen.len() as u64)
+    }
+
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        let state = self.state()?;
+        let file = state.files.get(&self.file).ok_or(io::ErrorKind::NotFound)?;
+        let start = usize::try_from(offset).map_err(|_| io::ErrorKind::UnexpectedEof)?;
+        let bytes = start.checked_add(buffer.len()).and_then(|end| file.seen.get(start..end));
+        buffer.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let mut state = self.state()?;
+        if !self.writable {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        let offset = usize::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+        state.write(self.file, offset, bytes)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.state()?.sync(self.file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk(seed: u64) -> SimDisk {
+        let disk = SimDisk::new(seed);
+        disk.create_dir(Path::new("d")).unwrap();
+        disk
+    }
+
+    fn path() -> &'static Path {
+        Path::new("d/f")
+    }
+
+    #[test]
+    fn a_synced_write_in_a_synced_directory_survives_every_crash() {
+        for seed in 0..50 {
+            let disk = disk(seed);
+            let file = disk.open(path(), OpenMode::CreateNew).unwrap();
+            file.write_all_at(b"synced", 0).unwrap();
+            file.sync_data().unwrap();
+            disk.sync_dir(Path::new("d")).unwrap();
+            file.write_all_at(b"later", 600).unwrap();
+            disk.crash();
+            let bytes = disk.read(path()).unwrap();
+            assert_eq!(&bytes[..6], b"synced");
+        }
+    }
+
+    #[test]
+    fn an_unsynced_write_is_kept_lost_or_torn_between_sectors_and_never_within_one() {
+        let (mut kept, mut lost, mut torn) = (0, 0, 0);
+        for seed in 0..200 {
+            let disk = disk(seed);
+            let file = disk.open(path(), OpenMode::CreateNew).unwrap();
+            file.write_all_at(&[0; 2048], 0).unwrap();
+            file.sync_data().unwrap();
+            disk.sync_dir(Path::new("d")).unwrap();
+            file.write_all_at(&[1; 2048], 0).unwrap();
+            disk.crash();
+            let bytes = disk.read(path()).unwrap();
+            for sector in bytes.chunks(SECTOR_BYTES) {
+                assert!(sector.iter().all(|byte| *byte == sector[0]));
+            }
+            match bytes.iter().map(|byte| u32::from(*byte)).sum() {
+                2048 => kept += 1,
+                0 => lost += 1,
+                _ => torn += 1,
+            }
+        }
+        assert!(kept > 20 && lost > 20 && torn > 20, "{kept} {lost} {torn}");
+    }
+
+    #[test]
+    fn names_are_lost_in_the_order_in_which_they_were_changed() {
+        let mut seen = std::collections::BTreeSet::new();
+        for seed in 0..100 {
+            let disk = disk(seed);
+            for name in ["a", "b"] {
+                disk.open(&Path::new("d").join(name), OpenMode::CreateNew).unwrap();
+            }
+            disk.rename(Path::new("d/a"), Path::new("d/c")).unwrap();
+            disk.crash();
+            seen.insert(disk.list(Path::new("d")).unwrap().join(""));
+        }
+        assert_eq!(seen.into_iter().collect::<Vec<_>>(), ["", "a", "ab", "bc"]);
+    }
+
+    #[test]
+    fn what_a_failed_sync_left_is_seen_and_never_durable() {
+        let disk = disk(1);
+        let file = disk.open(path(), OpenMode::CreateNew).unwrap();
+        disk.sync_dir(Path::new("d")).unwrap();
+        file.write_all_at(b"lost", 0).unwrap();
+        disk.fail_next_sync();
+        file.sync_data().unwrap_err();
+        file.sync_data().unwrap();
+        disk.kill();
+        assert_eq!(disk.read(path()).unwrap(), b"lost");
+        disk.crash();
+        assert_eq!(disk.read(path()).unwrap(), b"");
+    }
+
+    #[test]
+    fn files_and_locks_of_an_earlier_life_are_of_no_use() {
+        let disk = disk(1);
+        let file = disk.open(path(), OpenMode::CreateNew).unwrap();
+        let held = disk.lock(Path::new("d/LOCK")).unwrap();
+        assert_eq!(disk.lock(Path::new("d/LOCK")).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        disk.kill();
+        file.write_all_at(b"x", 0).unwrap_err();
+        file.len().unwrap_err();
+        let again = disk.lock(Path::new("d/LOCK")).unwrap();
+        drop(held);
+        assert!(disk.lock(Path::new("d/LOCK")).is_err());
+        drop(again);
+        disk.lock(Path::new("d/LOCK")).unwrap();
+    }
+
+    #[test]
+    fn a_full_disk_takes_what_fits_and_lets_what_is_there_be_overwritten() {
+        let disk = disk(1);
+        disk.limit(Some(10));
+        let file = disk.open(path(), OpenMode::CreateNew).unwrap();
+        let error = file.write_all_at(&[1; 16], 0).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        assert_eq!(file.len().unwrap(), 10);
+        file.write_all_at(&[2; 10], 0).unwrap();
+    }
+
+    #[test]
+    fn a_copy_lives_on_its_own() {
+        let disk = disk(1);
+        disk.replace(path(), b"abc");
+        let copy = disk.copy();
+        copy.flip_bit(path(), 8);
+        assert_eq!(disk.read(path()).unwrap(), b"abc");
+        assert_eq!(copy.read(path()).unwrap(), b"acc");
+    }
+
+    #[test]
+    fn after_its_last_step_everything_fails_until_the_machine_goes_down() {
+        let disk = disk(1);
+        disk.stop_after(2);
+        let file = disk.open(path(), OpenMode::CreateNew).unwrap();
+        file.write_all_at(b"x", 0).unwrap();
+        file.sync_data().unwrap_err();
+        disk.sync_dir(Path::new("d")).unwrap_err();
+        disk.kill();
+        disk.sync_dir(Path::new("d")).unwrap();
+    }
+}
