@@ -8,3 +8,4 @@ pub mod machine;
 pub mod model;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
+pub mod watch;

@@ -1,0 +1,205 @@
+//! The hub: where the driver publishes and watchers come and go.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::task::Waker;
+
+use super::history::{Change, History};
+use super::inbox::{Inbox, Published, Push};
+use super::index::{Index, WatcherId};
+use super::request::{WatchLimits, WatchRequest};
+use super::watcher::Watcher;
+use crate::model::{Event, Revision};
+
+/// The watches of one replica. One driver publishes; watchers are made, read and dropped on any
+/// thread.
+pub struct Hub {
+    history: Box<dyn History>,
+    limits: WatchLimits,
+    /// The revision published last. Written under the lock, read without.
+    visible: AtomicU64,
+    /// Why no more will be published. Written under the lock, read without.
+    closed: OnceLock<Arc<str>>,
+    state: Mutex<State>,
+}
+
+struct State {
+    index: Index,
+    /// Of the next watcher.
+    id: WatcherId,
+}
+
+impl Hub {
+    /// A hub for a replica that has made visible what `history` shows now.
+    pub fn new(history: impl History, limits: WatchLimits) -> Arc<Self> {
+        assert!(limits.queue_revisions_max > 0, "a queue has room for at least one revision");
+        Arc::new(Self {
+            visible: AtomicU64::new(history.revision().0),
+            history: Box::new(history),
+            limits,
+            closed: OnceLock::new(),
+            state: Mutex::new(State { index: Index::default(), id: WatcherId(0) }),
+        })
+    }
+
+    /// Starts a watch. What is wrong with it, a compacted start or a node that has stopped, is the
+    /// first thing that it yields.
+    pub fn watch(self: &Arc<Self>, request: WatchRequest) -> Watcher {
+        let WatchRequest { range, from, prev_kv, filter } = request;
+        // The caller may have read a revision that is not published yet: it is before the creation.
+        let seen = self.history.revision();
+        let mut state = self.lock();
+        let visible = self.visible();
+        let created_at = seen.max(visible);
+        let start = from.unwrap_or(created_at.next());
+        let id = state.id;
+        state.id = WatcherId(id.0 + 1);
+        let live = start > visible && self.closed.get().is_none();
+        let inbox = if live {
+            let inbox = Arc::new(Inbox::live(id, range, filter, start));
+            state.index.insert(Arc::clone(&inbox));
+            inbox
+        } else {
+            Arc::new(Inbox::behind(id, range, filter, start))
+        };
+        drop(state);
+        Watcher::new(Arc::clone(self), inbox, prev_kv, created_at, start)
+    }
+
+    /// Hands on what has become visible in the history: every change since the last call, in order,
+    /// up to `visible`. Waits for no consumer. After [`close`](Self::close) it does nothing.
+    ///
+    /// For each event it costs O(log n) comparisons of keys among n watchers that keep up, and for
+    /// each watcher that gets something one pointer in its queue and one wake-up.
+    pub fn publish(&self, changes: &[Change], visible: Revision) {
+        let mut state = self.lock();
+        if self.closed.get().is_some() {
+            return;
+        }
+        let mut newest = self.visible();
+        let mut touched: Vec<&Arc<Inbox>> = Vec::new();
+        let mut full: Vec<Arc<Inbox>> = Vec::new();
+        for change in changes {
+            assert!(
+                change.revision == newest.next(),
+                "revision {} published after {newest}",
+                change.revision
+            );
+            newest = change.revision;
+            if state.index.len() == 0 {
+                continue;
+            }
+            let bytes = change.events.iter().map(event_bytes).sum();
+            for (at, event) in (0u32..).zip(change.events.iter()) {
+                let published =
+                    Published { revision: change.revision, events: &change.events, at, bytes };
+                state.index.each(&event.kv.key, |inbox| {
+                    match inbox.push(published, &self.limits) {
+                        Push::First => touched.push(inbox),
+                        Push::Done => {}
+                        Push::Full => full.push(Arc::clone(inbox)),
+                    }
+                });
+            }
+        }
+        assert!(newest == visible, "{visible} became visible, and was published up to {newest}");
+        self.visible.store(visible.0, Ordering::Release);
+        let wakers: Vec<Waker> = touched.into_iter().filter_map(|inbox| inbox.announce()).collect();
+        for inbox in full {
+            let removed = state.index.remove(inbox.range(), inbox.id());
+            assert!(removed.is_some(), "a watcher that was pushed to stands in the index");
+        }
+        drop(state);
+        wake(wakers);
+    }
+
+    /// Ends all watches, because of `why`: each yields what is queued for it, then
+    /// [`WatchError::Closed`](super::WatchError::Closed). The first call counts.
+    pub fn close(&self, why: &str) {
+        let mut state = self.lock();
+        if self.closed.set(why.into()).is_err() {
+            return;
+        }
+        let index = std::mem::take(&mut state.index);
+        let next = self.visible().next();
+        let inboxes = index.into_inboxes();
+        let wakers = inboxes.iter().filter_map(|inbox| inbox.leave(next)).collect();
+        drop(state);
+        wake(wakers);
+    }
+
+    /// How many watchers keep up, and so take part in publications.
+    pub fn live(&self) -> usize {
+        self.lock().index.len()
+    }
+
+    /// The revision published last.
+    pub(super) fn visible(&self) -> Revision {
+        Revision(self.visible.load(Ordering::Acquire))
+    }
+
+    /// The same, to be read under another lock.
+    pub(super) fn visible_cell(&self) -> &AtomicU64 {
+        &self.visible
+    }
+
+    pub(super) fn closed(&self) -> Option<&Arc<str>> {
+        self.closed.get()
+    }
+
+    pub(super) fn history(&self) -> &dyn History {
+        &*self.history
+    }
+
+    pub(super) fn limits(&self) -> &WatchLimits {
+        &self.limits
+    }
+
+    /// Makes a watcher live that needs nothing before `next` any more, unless that has been
+    /// published meanwhile. Says whether it is live now.
+    pub(super) fn join(&self, inbox: &Arc<Inbox>, next: Revision) -> bool {
+        let mut state = self.lock();
+        if self.visible() >= next || self.closed.get().is_some() {
+            return false;
+        }
+        inbox.rejoin(next);
+        state.index.insert(Arc::clone(inbox));
+        true
+    }
+
+    /// Forgets a watcher.
+    pub(super) fn part(&self, inbox: &Inbox) {
+        let mut state = self.lock();
+        let live = inbox.is_live();
+        let removed = state.index.remove(inbox.range(), inbox.id());
+        assert!(removed.is_some() == live, "the index holds the live watchers and no others");
+        let waker = inbox.leave(self.visible().next());
+        drop(state);
+        drop(waker);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("nothing panics while it holds the hub")
+    }
+}
+
+impl std::fmt::Debug for Hub {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hub").field("visible", &self.visible()).finish_non_exhaustive()
+    }
+}
+
+/// What an event holds in memory.
+fn event_bytes(event: &Event) -> usize {
+    let prev = event.prev.as_ref().map_or(0, |prev| prev.key.len() + prev.value.len());
+    event.kv.key.len() + event.kv.value.len() + prev + size_of::<Event>()
+}
+
+/// Wakes consumers. To be called with no lock held.
+fn wake(wakers: Vec<Waker>) {
+    for waker in wakers {
+        // It may run code of the host's executor, whose panic is not the driver's.
+        let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+    }
+}

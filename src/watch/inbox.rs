@@ -1,0 +1,214 @@
+//! What waits for one watcher: written by publications, emptied by the watcher's consumer.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::Waker;
+
+use super::index::WatcherId;
+use super::request::{Filter, WatchLimits};
+use crate::model::{Event, KeyRange, Revision};
+
+/// The meeting place of a watcher and the publications that concern it.
+pub(super) struct Inbox {
+    id: WatcherId,
+    range: KeyRange,
+    filter: Filter,
+    queue: Mutex<Queue>,
+}
+
+struct Queue {
+    /// In the order of their revisions, each revision once.
+    entries: VecDeque<Entry>,
+    /// The sum of the entries' bytes.
+    bytes: usize,
+    position: Position,
+    /// Whether the publication that runs has put something in.
+    touched: bool,
+    waker: Option<Waker>,
+}
+
+/// Where the watcher stands, as far as publications are concerned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Position {
+    /// In the index. Gets what is published from this revision on.
+    Live(Revision),
+    /// Not in the index (or, while a publication runs, about to be taken out). Everything below
+    /// this revision is in the queue or has been taken; from it on, the consumer reads the history.
+    Behind(Revision),
+}
+
+/// One revision in which something happened to the range.
+pub(super) struct Entry {
+    revision: Revision,
+    /// All that the revision did, shared by all watchers.
+    events: Arc<[Event]>,
+    /// The events of this watcher lie here, perhaps with others between them.
+    first: u32,
+    last: u32,
+    bytes: usize,
+}
+
+impl Entry {
+    /// The events among which those of the watcher are.
+    pub(super) fn events(&self) -> &[Event] {
+        &self.events[self.first as usize..=self.last as usize]
+    }
+}
+
+/// One event of a revision that is being published.
+#[derive(Clone, Copy)]
+pub(super) struct Published<'a> {
+    pub(super) revision: Revision,
+    /// All events of the revision.
+    pub(super) events: &'a Arc<[Event]>,
+    /// Which of them this is.
+    pub(super) at: u32,
+    /// What all of them hold.
+    pub(super) bytes: usize,
+}
+
+/// What became of an event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Push {
+    /// Queued; the first of this publication: call [`Inbox::announce`] at its end.
+    First,
+    /// Queued, or not for this watcher.
+    Done,
+    /// There is no room: take the watcher out of the index.
+    Full,
+}
+
+/// What a consumer found in its inbox.
+pub(super) struct Taken {
+    pub(super) entries: VecDeque<Entry>,
+    /// With these entries, everything up to here has been taken.
+    pub(super) through: Revision,
+    /// Whether the consumer has to continue from the history.
+    pub(super) behind: bool,
+}
+
+impl Inbox {
+    /// The inbox of a watcher that waits for `start` and is to be put into the index.
+    pub(super) fn live(id: WatcherId, range: KeyRange, filter: Filter, start: Revision) -> Self {
+        Self::new(id, range, filter, Position::Live(start))
+    }
+
+    /// The inbox of a watcher that has to read the history from `start` on.
+    pub(super) fn behind(id: WatcherId, range: KeyRange, filter: Filter, start: Revision) -> Self {
+        Self::new(id, range, filter, Position::Behind(start))
+    }
+
+    fn new(id: WatcherId, range: KeyRange, filter: Filter, position: Position) -> Self {
+        let (entries, bytes, touched, waker) = (VecDeque::new(), 0, false, None);
+        let queue = Mutex::new(Queue { entries, bytes, position, touched, waker });
+        Self { id, range, filter, queue }
+    }
+
+    pub(super) fn id(&self) -> WatcherId {
+        self.id
+    }
+
+    pub(super) fn range(&self) -> &KeyRange {
+        &self.range
+    }
+
+    /// Whether an event is one of this watcher's, if its revision is.
+    pub(super) fn wants(&self, event: &Event) -> bool {
+        self.filter.passes(event.kind) && self.range.contains(&event.kv.key)
+    }
+
+    /// Puts an event in whose key is in the range.
+    pub(super) fn push(&self, published: Published<'_>, limits: &WatchLimits) -> Push {
+        let Published { revision, events, at, bytes } = published;
+        if !self.filter.passes(events[at as usize].kind) {
+            return Push::Done;
+        }
+        let mut queue = self.lock();
+        match queue.position {
+            Position::Live(start) if start <= revision => {}
+            Position::Live(_) | Position::Behind(_) => return Push::Done,
+        }
+        if let Some(last) = queue.entries.back_mut()
+            && last.revision >= revision
+        {
+            assert!(last.revision == revision && last.last < at, "published out of order");
+            last.last = at;
+            return Push::Done;
+        }
+        let room = queue.entries.is_empty()
+            || (queue.entries.len() < limits.queue_revisions_max
+                && queue.bytes.saturating_add(bytes) <= limits.queue_bytes_max);
+        if !room {
+            queue.position = Position::Behind(revision);
+            return Push::Full;
+        }
+        let events = Arc::clone(events);
+        queue.entries.push_back(Entry { revision, events, first: at, last: at, bytes });
+        queue.bytes += bytes;
+        if mem::replace(&mut queue.touched, true) { Push::Done } else { Push::First }
+    }
+
+    /// Ends the publication that has put something in, after its revisions have become visible. The
+    /// waker is to be woken with no lock held.
+    pub(super) fn announce(&self) -> Option<Waker> {
+        let mut queue = self.lock();
+        queue.touched = false;
+        queue.waker.take()
+    }
+
+    /// Whom to wake when `take` would find something.
+    pub(super) fn park(&self, waker: &Waker) {
+        let waker = waker.clone();
+        // The old one goes after the lock: dropping it may drop a task, and with it watchers.
+        let _old = self.lock().waker.replace(waker);
+    }
+
+    /// Takes what is visible.
+    pub(super) fn take(&self, visible: &AtomicU64) -> Taken {
+        let mut queue = self.lock();
+        // Read under the lock: what was published up to here has been pushed.
+        let visible = Revision(visible.load(Ordering::Acquire));
+        let entries = match queue.entries.iter().rposition(|entry| entry.revision <= visible) {
+            None => VecDeque::new(),
+            Some(last) if last + 1 == queue.entries.len() => mem::take(&mut queue.entries),
+            // A publication is under way.
+            Some(last) => queue.entries.drain(..=last).collect(),
+        };
+        queue.bytes -= entries.iter().map(|entry| entry.bytes).sum::<usize>();
+        let (through, behind) = match queue.position {
+            Position::Live(_) => (visible, false),
+            Position::Behind(missed) => {
+                (visible.min(Revision(missed.0.saturating_sub(1))), queue.entries.is_empty())
+            }
+        };
+        Taken { entries, through, behind }
+    }
+
+    /// Whether the watcher stands in the index; to be asked under the hub's lock.
+    pub(super) fn is_live(&self) -> bool {
+        matches!(self.lock().position, Position::Live(_))
+    }
+
+    /// The consumer has read the history up to `start`, and the watcher is put into the index.
+    pub(super) fn rejoin(&self, start: Revision) {
+        let mut queue = self.lock();
+        assert!(queue.entries.is_empty(), "a watcher that reads history has taken its queue");
+        assert!(matches!(queue.position, Position::Behind(_)), "a live watcher cannot rejoin");
+        queue.position = Position::Live(start);
+    }
+
+    /// Takes the watcher out of circulation: it gets nothing any more, and is not in the index.
+    pub(super) fn leave(&self, at: Revision) -> Option<Waker> {
+        let mut queue = self.lock();
+        if matches!(queue.position, Position::Live(_)) {
+            queue.position = Position::Behind(at);
+        }
+        queue.waker.take()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().expect("nothing panics while it holds an inbox")
+    }
+}

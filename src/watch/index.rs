@@ -1,0 +1,228 @@
+//! Which live watchers a key concerns.
+//!
+//! Single keys stand in an ordered map. Ranges stand in an interval tree: a treap ordered by the
+//! start of the range, in which each node knows how far the ranges below it reach.
+//!
+//! ```text
+//!              [c, f) reach i            Looking for g: nothing in a subtree whose reach is at or
+//!             /              \           before g covers it; nothing to the right of a node that
+//!     [a, i) reach i     [d, e) reach e  starts after g covers it.
+//! ```
+//!
+//! With n watchers, adding and removing one costs O(log n) comparisons of keys; a lookup with m
+//! matches at most O(log n) for each of them, and O(1) for each where ranges are equal or nested,
+//! which prefixes always are. The shape of the tree follows from the watchers' ids alone, so a seed replays.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::inbox::Inbox;
+use crate::model::{KeyRange, RangeEnd};
+
+/// Names a watcher within its hub; never reused.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct WatcherId(pub(super) u64);
+
+/// The live watchers, by what they watch.
+#[derive(Default)]
+pub(super) struct Index {
+    singles: BTreeMap<(Bytes, WatcherId), Arc<Inbox>>,
+    ranges: Link,
+    len: usize,
+}
+
+impl Index {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Adds a watcher that is not in it.
+    pub(super) fn insert(&mut self, inbox: Arc<Inbox>) {
+        let (start, id) = (inbox.range().start().clone(), inbox.id());
+        let end = match inbox.range().end() {
+            RangeEnd::Single => {
+                let before = self.singles.insert((start, id), inbox);
+                assert!(before.is_none(), "watcher {id:?} is in the index twice");
+                self.len += 1;
+                return;
+            }
+            RangeEnd::Before(end) => End::Before(end.clone()),
+            RangeEnd::Unbounded => End::Never,
+        };
+        let node = Node {
+            start,
+            id,
+            reach: end.clone(),
+            end,
+            priority: priority(id),
+            inbox,
+            left: None,
+            right: None,
+        };
+        insert(&mut self.ranges, Box::new(node));
+        self.len += 1;
+    }
+
+    /// Takes a watcher out. `None` if it is not in.
+    pub(super) fn remove(&mut self, range: &KeyRange, id: WatcherId) -> Option<Arc<Inbox>> {
+        let removed = if range.as_single().is_some() {
+            self.singles.remove(&(range.start().clone(), id))
+        } else {
+            remove(&mut self.ranges, (range.start(), id))
+        };
+        self.len -= usize::from(removed.is_some());
+        removed
+    }
+
+    /// Calls `visit` for each watcher that watches `key`.
+    pub(super) fn each<'a>(&'a self, key: &Bytes, mut visit: impl FnMut(&'a Arc<Inbox>)) {
+        let span = (key.clone(), WatcherId(0))..=(key.clone(), WatcherId(u64::MAX));
+        self.singles.range(span).for_each(|(_, inbox)| visit(inbox));
+        stab(&self.ranges, key, &mut visit);
+    }
+
+    /// All of them, in no order that means anything.
+    pub(super) fn into_inboxes(self) -> Vec<Arc<Inbox>> {
+        let mut inboxes: Vec<_> = self.singles.into_values().collect();
+        collect(self.ranges, &mut inboxes);
+        inboxes
+    }
+}
+
+/// The end of a range. Ordered: that which never ends is the last.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum End {
+    Before(Bytes),
+    Never,
+}
+
+impl End {
+    fn is_after(&self, key: &[u8]) -> bool {
+        match self {
+            End::Before(end) => key < &end[..],
+            End::Never => true,
+        }
+    }
+}
+
+type Link = Option<Box<Node>>;
+
+struct Node {
+    start: Bytes,
+    id: WatcherId,
+    end: End,
+    /// The last of the ends in this subtree.
+    reach: End,
+    /// Not below that of any node of this subtree.
+    priority: u64,
+    inbox: Arc<Inbox>,
+    left: Link,
+    right: Link,
+}
+
+impl Node {
+    fn key(&self) -> (&Bytes, WatcherId) {
+        (&self.start, self.id)
+    }
+
+    /// Computes `reach` again after the children have changed.
+    fn refresh(&mut self) {
+        let children = [&self.left, &self.right].into_iter().flatten().map(|child| &child.reach);
+        let reach = children.chain([&self.end]).max().expect("there is the node's own end");
+        if *reach != self.reach {
+            self.reach = reach.clone();
+        }
+    }
+}
+
+/// Spreads ids evenly (the finalizer of splitmix64), which keeps a treap balanced.
+fn priority(id: WatcherId) -> u64 {
+    let mut bits = id.0.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
+}
+
+fn insert(link: &mut Link, mut node: Box<Node>) {
+    match link {
+        Some(top) if top.priority >= node.priority => {
+            assert!(top.key() != node.key(), "watcher {:?} is in the index twice", node.id);
+            insert(if node.key() < top.key() { &mut top.left } else { &mut top.right }, node);
+            top.refresh();
+        }
+        _ => {
+            (node.left, node.right) = split(link.take(), node.key());
+            node.refresh();
+            *link = Some(node);
+        }
+    }
+}
+
+fn remove(link: &mut Link, key: (&Bytes, WatcherId)) -> Option<Arc<Inbox>> {
+    let top = link.as_mut()?;
+    if top.key() == key {
+        let top = link.take()?;
+        *link = merge(top.left, top.right);
+        return Some(top.inbox);
+    }
+    let removed = remove(if key < top.key() { &mut top.left } else { &mut top.right }, key)?;
+    top.refresh();
+    Some(removed)
+}
+
+/// The nodes before `key`, and the others.
+fn split(link: Link, key: (&Bytes, WatcherId)) -> (Link, Link) {
+    let Some(mut top) = link else { return (None, None) };
+    if top.key() < key {
+        let (low, high) = split(top.right.take(), key);
+        top.right = low;
+        top.refresh();
+        (Some(top), high)
+    } else {
+        let (low, high) = split(top.left.take(), key);
+        top.left = high;
+        top.refresh();
+        (low, Some(top))
+    }
+}
+
+/// One tree of two, where every node of `low` is before every node of `high`.
+fn merge(low: Link, high: Link) -> Link {
+    match (low, high) {
+        (None, other) | (other, None) => other,
+        (Some(mut low), Some(mut high)) => {
+            if low.priority >= high.priority {
+                low.right = merge(low.right.take(), Some(high));
+                low.refresh();
+                Some(low)
+            } else {
+                high.left = merge(Some(low), high.left.take());
+                high.refresh();
+                Some(high)
+            }
+        }
+    }
+}
+
+fn stab<'a>(link: &'a Link, key: &[u8], visit: &mut impl FnMut(&'a Arc<Inbox>)) {
+    let Some(node) = link else { return };
+    if !node.reach.is_after(key) {
+        return;
+    }
+    stab(&node.left, key, visit);
+    if node.start <= *key {
+        if node.end.is_after(key) {
+            visit(&node.inbox);
+        }
+        stab(&node.right, key, visit);
+    }
+}
+
+fn collect(link: Link, inboxes: &mut Vec<Arc<Inbox>>) {
+    let Some(node) = link else { return };
+    collect(node.left, inboxes);
+    inboxes.push(node.inbox);
+    collect(node.right, inboxes);
+}

@@ -1,0 +1,221 @@
+//! One watch, as its consumer holds it.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use futures_core::Stream;
+
+use super::history::Compacted;
+use super::hub::Hub;
+use super::inbox::{Entry, Inbox};
+use super::request::{WatchBatch, WatchError};
+use crate::model::{Event, Revision};
+
+/// A stream of the changes of a range: in order, each once, without a gap, a revision never torn.
+///
+/// It needs no particular runtime. It ends after an error. Dropping it ends the watch at once.
+pub struct Watcher {
+    hub: Arc<Hub>,
+    inbox: Arc<Inbox>,
+    prev_kv: bool,
+    created_at: Revision,
+    /// The first revision asked for.
+    start: Revision,
+    /// Every event from the start up to here has been yielded.
+    delivered: Revision,
+    /// The consumer wants to be told when this has been delivered.
+    progress: Option<Revision>,
+    ended: bool,
+}
+
+/// What one look for something to yield came to.
+enum Step {
+    /// To be yielded.
+    Batch(WatchBatch),
+    /// To be yielded, last.
+    Failed(WatchError),
+    /// A part of the history was read, and had nothing for this watch.
+    Reading,
+    /// There is nothing; a publication will wake who is parked.
+    Idle,
+}
+
+impl Watcher {
+    pub(super) fn new(
+        hub: Arc<Hub>,
+        inbox: Arc<Inbox>,
+        prev_kv: bool,
+        created_at: Revision,
+        start: Revision,
+    ) -> Self {
+        let delivered = created_at.min(Revision(start.0.saturating_sub(1)));
+        Self { hub, inbox, prev_kv, created_at, start, delivered, progress: None, ended: false }
+    }
+
+    /// The revision of the replica when the watch was made. Without a start of its own, the watch
+    /// yields what comes after it.
+    pub fn created_at(&self) -> Revision {
+        self.created_at
+    }
+
+    /// The revision from which another watch would continue this one: nothing from it on has been
+    /// yielded.
+    pub fn resume(&self) -> Revision {
+        self.start.max(self.delivered.next())
+    }
+
+    /// The next changes, or why there are none any more; `None` after that.
+    ///
+    /// Cancel safe: what an abandoned call would have yielded, the next one yields.
+    ///
+    /// # Errors
+    /// [`WatchError::Compacted`] if the watch needs changes that the replica has forgotten,
+    /// [`WatchError::Closed`] if the node has stopped.
+    pub async fn recv(&mut self) -> Option<Result<WatchBatch, WatchError>> {
+        poll_fn(|context| self.poll_recv(context)).await
+    }
+
+    /// What [`recv`](Self::recv) would yield without waiting; `Pending` is nothing. Wakes nobody
+    /// later.
+    pub fn try_recv(&mut self) -> Poll<Option<Result<WatchBatch, WatchError>>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        loop {
+            match self.step() {
+                Step::Batch(batch) => return Poll::Ready(Some(Ok(batch))),
+                Step::Failed(error) => return Poll::Ready(Some(Err(error))),
+                Step::Reading => {}
+                Step::Idle => return Poll::Pending,
+            }
+        }
+    }
+
+    /// [`recv`](Self::recv), for futures written by hand.
+    pub fn poll_recv(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<WatchBatch, WatchError>>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let mut parked = false;
+        loop {
+            match self.step() {
+                Step::Batch(batch) => return Poll::Ready(Some(Ok(batch))),
+                Step::Failed(error) => return Poll::Ready(Some(Err(error))),
+                Step::Reading => {
+                    // The history may be long: others have their turn before the next page.
+                    context.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                // Parked first and looked again, so that nothing falls between.
+                Step::Idle if parked => return Poll::Pending,
+                Step::Idle => {
+                    self.inbox.park(context.waker());
+                    parked = true;
+                }
+            }
+        }
+    }
+
+    /// Asks for an empty batch once everything that is published by now has been yielded. Its
+    /// revision says up to where that is, so at least the one published last. It comes without
+    /// waiting for another change. Asked again before the answer, the later question counts.
+    pub fn request_progress(&mut self) {
+        self.progress = Some(self.hub.visible());
+    }
+
+    fn step(&mut self) -> Step {
+        assert!(!self.ended, "a watch that has ended looks for nothing");
+        if let Some(batch) = self.answer_progress() {
+            return Step::Batch(batch);
+        }
+        let taken = self.inbox.take(self.hub.visible_cell());
+        self.delivered = self.delivered.max(taken.through);
+        if !taken.entries.is_empty() {
+            let events = taken.entries.iter().flat_map(Entry::events);
+            let events = events.filter(|event| self.inbox.wants(event));
+            let events: Vec<Event> = events.map(|event| self.dressed(event)).collect();
+            assert!(!events.is_empty(), "what is queued for a watcher is in its range");
+            return Step::Batch(WatchBatch { events, revision: self.delivered });
+        }
+        if taken.behind {
+            return self.read_history();
+        }
+        match self.answer_progress() {
+            Some(batch) => Step::Batch(batch),
+            None => Step::Idle,
+        }
+    }
+
+    /// Reads a page of history, and joins the live watchers if that was the last one.
+    fn read_history(&mut self) -> Step {
+        let next = self.resume();
+        if let Some(why) = self.hub.closed() {
+            let why = Arc::clone(why);
+            return self.failed(WatchError::Closed { resume: next, why });
+        }
+        let bytes_max = self.hub.limits().page_bytes_max;
+        let page = match self.hub.history().events(self.inbox.range(), next, bytes_max) {
+            Ok(page) => page,
+            Err(Compacted(compacted)) => {
+                return self.failed(WatchError::Compacted { asked: next, compacted });
+            }
+        };
+        assert!(page.through >= next, "the history shows what was published, {next} too");
+        self.delivered = page.through;
+        let joined = self.hub.join(&self.inbox, self.resume());
+        let mut events = page.events;
+        events.retain(|event| self.inbox.wants(event));
+        if !self.prev_kv {
+            events.iter_mut().for_each(|event| event.prev = None);
+        }
+        match (events.is_empty(), joined) {
+            (false, _) => Step::Batch(WatchBatch { events, revision: self.delivered }),
+            (true, false) => Step::Reading,
+            (true, true) => self.step(),
+        }
+    }
+
+    fn answer_progress(&mut self) -> Option<WatchBatch> {
+        self.progress.take_if(|asked| *asked <= self.delivered)?;
+        Some(WatchBatch { events: Vec::new(), revision: self.delivered })
+    }
+
+    fn failed(&mut self, error: WatchError) -> Step {
+        self.ended = true;
+        Step::Failed(error)
+    }
+
+    /// A copy of the event as this watch asked for it.
+    fn dressed(&self, event: &Event) -> Event {
+        let prev = if self.prev_kv { event.prev.clone() } else { None };
+        Event { kind: event.kind, kv: event.kv.clone(), prev }
+    }
+}
+
+impl Stream for Watcher {
+    type Item = Result<WatchBatch, WatchError>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.get_mut().poll_recv(context)
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.hub.part(&self.inbox);
+    }
+}
+
+impl std::fmt::Debug for Watcher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watcher")
+            .field("range", self.inbox.range())
+            .field("resume", &self.resume())
+            .finish_non_exhaustive()
+    }
+}
