@@ -91,7 +91,7 @@ impl Limits {
         self.check_key(range.start())?;
         let end = match range.end() {
             // One byte more than a key: the end of the prefix of a longest key, and its successor.
-            RangeEnd::Before(end) if end.len() > self.key_bytes_max + 1 => {
+            RangeEnd::Before(end) if end.len() > self.key_bytes_max.saturating_add(1) => {
                 return Err(Refusal::KeyTooLarge { bytes: end.len(), max: self.key_bytes_max });
             }
             RangeEnd::Before(end) => end.len(),
@@ -219,5 +219,172 @@ impl<'a> Written<'a> {
         self.check_delete(range)?;
         self.deletes.push(range);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Compare, Delete, LeaseId, Put, Revision, SessionInfo};
+
+    fn small() -> Limits {
+        Limits {
+            key_bytes_max: 4,
+            value_bytes_max: 8,
+            request_bytes_max: 200,
+            txn_ops_max: 3,
+            txn_depth_max: 2,
+        }
+    }
+
+    fn then(success: Vec<Op>) -> Txn {
+        Txn { success, ..Txn::default() }
+    }
+
+    fn check(txn: Txn) -> Result<(), Refusal> {
+        Limits::default().check(&Command::Txn(txn))
+    }
+
+    #[test]
+    fn a_key_and_a_value_have_a_longest_length_and_a_key_a_shortest() {
+        let put = |key: &'static str, value: &'static str| {
+            small().check(&Command::Put(Put::new(key, value)))
+        };
+        assert_eq!(put("four", "eightttt"), Ok(()));
+        assert_eq!(put("", ""), Err(Refusal::EmptyKey));
+        assert_eq!(put("fives", ""), Err(Refusal::KeyTooLarge { bytes: 5, max: 4 }));
+        assert_eq!(put("k", "nine bytes"), Err(Refusal::ValueTooLarge { bytes: 10, max: 8 }));
+        let delete =
+            |range: KeyRange| small().check(&Command::Delete(Delete { range, prev_kv: false }));
+        assert_eq!(delete(KeyRange::all()), Ok(()));
+        assert_eq!(delete(KeyRange::prefix("four")), Ok(()));
+        assert_eq!(
+            delete(KeyRange::between("a", "fives")),
+            Ok(()),
+            "the successor of a longest key"
+        );
+        let long = KeyRange::between("a", "sixsix");
+        assert_eq!(delete(long), Err(Refusal::KeyTooLarge { bytes: 6, max: 4 }));
+        assert_eq!(delete(KeyRange::from("")), Err(Refusal::EmptyKey));
+        assert_eq!(small().check_range(&Range::new("")), Err(Refusal::EmptyKey));
+        assert_eq!(small().check_range(&Range::new("four")), Ok(()));
+        let compare = |compare| {
+            small().check(&Command::Txn(Txn { compares: vec![compare], ..Txn::default() }))
+        };
+        assert_eq!(compare(Compare::missing("")), Err(Refusal::EmptyKey));
+        let long = compare(Compare::value("k").eq("nine bytes"));
+        assert_eq!(long, Err(Refusal::ValueTooLarge { bytes: 10, max: 8 }));
+    }
+
+    #[test]
+    fn a_request_is_as_large_as_all_its_parts() {
+        let put = |key: &'static str| Op::put(key, "12345678");
+        let nested = then(vec![put("c")]);
+        let fits = Txn {
+            compares: vec![Compare::value("k").eq("12345678"); 2],
+            success: vec![put("a"), nested.into()],
+            failure: vec![put("a"), put("b")],
+        };
+        let bytes = 6 * 25;
+        let exact = Limits { request_bytes_max: bytes, ..small() };
+        assert_eq!(exact.check(&Command::Txn(fits.clone())), Ok(()));
+        let max = bytes - 1;
+        let tight = Limits { request_bytes_max: max, ..small() };
+        let refusal = Refusal::RequestTooLarge { bytes, max };
+        assert_eq!(tight.check(&Command::Txn(fits)), Err(refusal));
+        let label = "l".repeat(201);
+        let session = Some(SessionInfo { label, own: true });
+        let grant = Command::Grant { id: None, ttl: Duration::from_secs(1), session };
+        let refusal = Refusal::RequestTooLarge { bytes: 201, max: 200 };
+        assert_eq!(small().check(&grant), Err(refusal));
+    }
+
+    #[test]
+    fn a_nested_transaction_may_have_as_many_operations_as_its_parent_leaves() {
+        let gets = |count| vec![Op::get("k"); count];
+        let max = Limits::default().txn_ops_max;
+        let compares = vec![Compare::exists("k"); max];
+        let full = Txn { compares, success: gets(max), failure: gets(max) };
+        assert_eq!(check(full), Ok(()), "each list has the limit to itself");
+        let too_many = |count, max| Err(Refusal::TooManyOps { count, max });
+        assert_eq!(check(then(gets(max + 1))), too_many(max + 1, max));
+        let compares = vec![Compare::exists("k"); max + 1];
+        assert_eq!(check(Txn { compares, ..Txn::default() }), too_many(max + 1, max));
+        assert_eq!(check(then(vec![then(gets(max - 1)).into()])), Ok(()));
+        assert_eq!(check(then(vec![then(gets(max)).into()])), too_many(max, max - 1));
+    }
+
+    #[test]
+    fn transactions_nest_only_so_deep() {
+        let deep = |depth| (1..depth).fold(Txn::default(), |txn, _| then(vec![txn.into()]));
+        let depth_max = Limits::default().txn_depth_max;
+        assert_eq!(check(deep(depth_max)), Ok(()));
+        assert_eq!(check(deep(depth_max + 1)), Err(Refusal::TooDeep { max: depth_max }));
+        let max = Limits::TXN_DEPTH_CEILING;
+        let endless = Limits { txn_depth_max: usize::MAX, ..Limits::default() };
+        assert_eq!(endless.check(&Command::Txn(deep(max))), Ok(()));
+        assert_eq!(endless.check(&Command::Txn(deep(max + 1))), Err(Refusal::TooDeep { max }));
+    }
+
+    #[test]
+    fn a_key_is_written_once_in_every_way_a_transaction_can_take() {
+        let put = || Op::put("k", "");
+        let delete = || Op::delete(KeyRange::prefix("k"));
+        let other = || Op::put("other", "");
+        let branches = |success, failure| Op::Txn(Txn { compares: vec![], success, failure });
+        let free = [
+            vec![put(), other()],
+            vec![delete(), delete(), Op::delete("k")],
+            vec![put(), Op::delete(KeyRange::between("l", "z")), Op::get("k")],
+            vec![put(), Op::delete(KeyRange::between("z", "a"))],
+            vec![branches(vec![put()], vec![put()])],
+            vec![branches(vec![put()], vec![delete()])],
+            vec![branches(vec![delete()], vec![put()])],
+            vec![branches(vec![delete()], vec![other()]), delete()],
+        ];
+        for ops in free {
+            assert_eq!(check(then(ops.clone())), Ok(()), "{ops:?}");
+            let txn = Txn { success: vec![put()], failure: ops, ..Txn::default() };
+            assert_eq!(check(txn), Ok(()), "branches do not meet");
+        }
+        let twice = [
+            vec![put(), put()],
+            vec![put(), delete()],
+            vec![delete(), put()],
+            vec![branches(vec![other()], vec![put()]), put()],
+            vec![put(), branches(vec![put()], vec![])],
+            vec![put(), branches(vec![], vec![delete()])],
+            vec![branches(vec![], vec![delete()]), put()],
+            vec![delete(), branches(vec![put()], vec![])],
+            vec![branches(vec![put()], vec![]), branches(vec![], vec![put()])],
+            vec![branches(vec![put()], vec![]), branches(vec![], vec![delete()])],
+            vec![branches(vec![branches(vec![], vec![put()])], vec![]), put()],
+        ];
+        for ops in twice {
+            let refusal = Err(Refusal::DuplicateKey("k".into()));
+            assert_eq!(check(then(ops.clone())), refusal, "{ops:?}");
+            let txn = Txn { failure: ops, ..Txn::default() };
+            assert_eq!(check(txn), refusal, "in the branch that will not run, too");
+        }
+    }
+
+    #[test]
+    fn a_lease_lives_a_millisecond_at_least_and_not_for_ever() {
+        let max = Limits::LEASE_TTL_MAX;
+        let grant = |ttl| Limits::default().check(&Command::Grant { id: None, ttl, session: None });
+        assert_eq!(grant(Duration::from_millis(1)), Ok(()));
+        assert_eq!(grant(max), Ok(()));
+        for asked in [Duration::ZERO, Duration::from_nanos(999_999), max + Duration::from_nanos(1)]
+        {
+            assert_eq!(grant(asked), Err(Refusal::LeaseTtl { asked, max }));
+        }
+    }
+
+    #[test]
+    fn what_carries_no_bytes_is_never_too_large() {
+        let nothing = Limits { request_bytes_max: 0, ..Limits::default() };
+        assert_eq!(nothing.check(&Command::Compact(Revision(u64::MAX))), Ok(()));
+        let lease = LeaseId::new(1).expect("not 0");
+        assert_eq!(nothing.check(&Command::Revoke(lease)), Ok(()));
     }
 }
