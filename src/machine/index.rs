@@ -21,6 +21,9 @@ use crate::model::Revision;
 /// The most keys of a page. Inserting moves half of a page at worst: two cache-resident kilobytes.
 const PAGE_KEYS: usize = 128;
 
+/// By how many keys a page grows: there are many pages, so doubling each would cost.
+const PAGE_STEP_KEYS: usize = 16;
+
 /// A page with fewer keys looks for a neighbour to join.
 const PAGE_KEYS_FEW: usize = PAGE_KEYS / 8;
 
@@ -58,6 +61,9 @@ impl Index {
             Err(at) => at,
         };
         if page.len() < PAGE_KEYS {
+            if page.len() == page.capacity() {
+                page.reserve_exact(PAGE_STEP_KEYS);
+            }
             page.insert(at, Rows::one(row));
             return;
         }

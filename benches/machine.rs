@@ -1,0 +1,172 @@
+//! What the state machine costs: memory a key, and time a request at three sizes of the store, each
+//! with and without a long history.
+//!
+//! `cargo bench --bench machine`, or with `-- 1000000` for one size only. Each size has a process of
+//! its own, since memory that was given back may stay with the allocator.
+
+#![allow(clippy::print_stdout, reason = "a benchmark reports to whoever runs it")]
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use bowline::machine::{Machine, MachineOptions, Reader};
+use bowline::model::{
+    AckWindow, Command, Incarnation, Item, KeyRange, LogIndex, NodeId, Proposal, Put, Range, Term,
+};
+use bytes::{Bytes, BytesMut};
+
+const VALUE_BYTES: usize = 256;
+const BATCH: u64 = 64;
+
+fn main() {
+    let asked: Vec<u64> = std::env::args().filter_map(|arg| arg.parse().ok()).collect();
+    if let [keys] = asked[..] {
+        return measure(keys);
+    }
+    let sizes = if asked.is_empty() { vec![1_000, 100_000, 1_000_000] } else { asked };
+    let program = std::env::current_exe().expect("the path of this program");
+    for keys in sizes {
+        let done = std::process::Command::new(&program).arg(keys.to_string()).status();
+        assert!(done.expect("a process for each size").success(), "{keys} keys");
+    }
+}
+
+fn measure(keys: u64) {
+    println!("{keys} keys of 20 bytes with values of {VALUE_BYTES}");
+    let before = resident_bytes();
+    let mut writer = Writer { machine: Machine::new(MachineOptions::default()), seq: 0 };
+    report("  load, scattered", keys, || writer.put_all(keys, 1));
+    let bytes = resident_bytes().saturating_sub(before);
+    println!(
+        "  memory, nothing compacted {:>9.1} MiB  {:>6} bytes a key",
+        mib(bytes),
+        bytes / keys
+    );
+    writer.compact();
+    let bytes = resident_bytes().saturating_sub(before);
+    println!(
+        "  memory, compacted         {:>9.1} MiB  {:>6} bytes a key",
+        mib(bytes),
+        bytes / keys
+    );
+    let ops = keys.clamp(100_000, 300_000);
+    for history in ["short", "long"] {
+        let reader = writer.machine.reader();
+        println!("  with a {history} history:");
+        report("    overwrite", ops, || writer.put_all(ops, keys));
+        report("    get", ops, || gets(&reader, ops, keys));
+        report("    range of ten", ops / 10, || ranges(&reader, ops / 10, keys));
+        let rounds = 10_000_000 / keys.max(100_000) / 10 + 1;
+        report("    count, each key", rounds * keys, || count(&reader, rounds));
+        if history == "short" {
+            report("    (making history)", 2 * ops, || writer.put_all(2 * ops, keys.min(1000)));
+        }
+    }
+    let versions = writer.machine.revision().get();
+    report("  sweep, each version", versions, || writer.compact());
+    report("  scrub, each row", keys, || writer.machine.scrub(keys as usize).expect("sound rows"));
+}
+
+struct Writer {
+    machine: Machine,
+    seq: u64,
+}
+
+impl Writer {
+    /// Puts `count` keys, scattered over the first `among` (1: over `count` keys).
+    fn put_all(&mut self, count: u64, among: u64) {
+        let among = if among == 1 { count } else { among };
+        for batch in 0..count.div_ceil(BATCH) {
+            let numbers = batch * BATCH..(batch * BATCH + BATCH).min(count);
+            // As from the log: all of an entry lies in one buffer.
+            let mut entry = BytesMut::new();
+            for number in numbers.clone() {
+                entry.extend_from_slice(&key(scatter(number, among)));
+                entry.extend_from_slice(&[number as u8; VALUE_BYTES]);
+            }
+            let entry = entry.freeze();
+            let frontier = self.seq + 1;
+            let puts = entry.len() / (20 + VALUE_BYTES);
+            let requests = (0..puts).map(|at| {
+                let row = entry.slice(at * (20 + VALUE_BYTES)..(at + 1) * (20 + VALUE_BYTES));
+                self.seq += 1;
+                (self.seq, Command::Put(Put::new(row.slice(..20), row.slice(20..))))
+            });
+            let requests = requests.collect();
+            self.apply(frontier, requests);
+        }
+    }
+
+    fn compact(&mut self) {
+        self.seq += 1;
+        let compact = Command::Compact(self.machine.revision());
+        self.apply(self.seq, vec![(self.seq, compact)]);
+        while self.machine.sweep(10_000) {}
+    }
+
+    fn apply(&mut self, frontier: u64, requests: Vec<(u64, Command)>) {
+        let proposal = Proposal {
+            node: NodeId::new(1).expect("not 0"),
+            incarnation: Incarnation(1),
+            window: AckWindow { frontier, open: Vec::new() },
+            requests,
+        };
+        let index = LogIndex(self.machine.applied().get() + 1);
+        let applied = self.machine.apply(index, Term(1), vec![Item::Proposal(proposal)]);
+        let applied = black_box(applied.expect("a sound entry"));
+        assert!(applied.outcomes.iter().all(|(_, outcome)| outcome.is_ok()));
+        self.machine.publish();
+    }
+}
+
+fn gets(reader: &Reader, count: u64, keys: u64) {
+    for number in 0..count {
+        let row = reader.get(&key(scatter(number, keys)));
+        assert!(black_box(row).0.is_some());
+    }
+}
+
+fn ranges(reader: &Reader, count: u64, keys: u64) {
+    for number in 0..count {
+        let from = key(scatter(number, keys));
+        let range = Range { limit: Some(10), ..Range::new(KeyRange::prefix(from[..19].to_vec())) };
+        assert!(!black_box(reader.range(&range)).expect("the newest").kvs.is_empty());
+    }
+}
+
+fn count(reader: &Reader, rounds: u64) {
+    for _ in 0..rounds {
+        let range = Range { limit: Some(10), ..Range::new(KeyRange::all()) };
+        black_box(reader.range(&range)).expect("the newest");
+    }
+}
+
+fn key(number: u64) -> Bytes {
+    format!("k/{number:018}").into()
+}
+
+/// Visits the numbers below `among` in an order without a pattern, each once in `among` steps.
+fn scatter(number: u64, among: u64) -> u64 {
+    // A step that has no factor in common with any of the sizes.
+    (number % among) * 7_654_321 % among
+}
+
+fn report(what: &str, count: u64, work: impl FnOnce()) {
+    let started = Instant::now();
+    work();
+    let took = started.elapsed().max(Duration::from_nanos(1));
+    let each = took.as_nanos() as f64 / count as f64;
+    let rate = count as f64 / took.as_secs_f64();
+    println!("{what:<28}{rate:>12.0} a second {each:>9.0} ns each");
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+/// The resident memory of this process; 0 where the system does not tell.
+fn resident_bytes() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = pages.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());
+    pages.unwrap_or(0) * 4096
+}
