@@ -244,16 +244,16 @@ impl World {
                 if naive.as_ref().is_ok_and(|events| events.len() > 1) {
                     tally.count("events");
                 }
-                agree(&format_args!("events of {range:?} from {from}"), &machine, &naive)
+                agree(format_args!("events of {range:?} from {from}"), &machine, &naive)
             }
             8 => {
                 let id = histories::lease_id(random);
                 agree("leases", &machine.leases(), &naive.leases())?;
-                agree(&id, &machine.lease(id), &naive.lease(id))
+                agree(id, &machine.lease(id), &naive.lease(id))
             }
             _ => {
                 let id = self.authors.request_id(random);
-                agree(&id, &machine.answer(id), &naive.answer(id))
+                agree(id, &machine.answer(id), &naive.answer(id))
             }
         }
     }
