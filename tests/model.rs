@@ -22,8 +22,8 @@ use std::thread;
 
 use bowline::machine::MachineOptions;
 use bowline::model::{
-    Command, Event, Item, KeyRange, LogIndex, Op, Outcome, Range, RangeReply, Refusal, Reply,
-    RequestId, Revision, Txn,
+    Command, Event, Item, KeyRange, LogIndex, Op, Outcome, Proposal, Range, RangeReply, Refusal,
+    Reply, RequestId, Revision, Txn,
 };
 use bytes::Bytes;
 
@@ -141,8 +141,8 @@ struct World {
     /// Where the store stands, published or not.
     now: Now,
     log: Vec<Item>,
-    /// The items in `log` of the last entry that did something.
-    eventful: Span<usize>,
+    /// The items in `log` of each entry that did something.
+    eventful: Vec<Span<usize>>,
     outcomes: usize,
 }
 
@@ -176,7 +176,7 @@ impl World {
             authors: Authors::new(),
             now: Now { revision: Revision::FIRST, compacted: Revision(0) },
             log: Vec::new(),
-            eventful: 0..0,
+            eventful: Vec::new(),
             outcomes: 0,
         }
     }
@@ -189,14 +189,19 @@ impl World {
     ) -> Result<(), String> {
         let items = self.authors.entry(random, self.now);
         told.push(items.clone());
+        let unanswered = self.unanswered(&items);
         let naive = self.naive.apply(TERM, &items);
         let machine = self.machine.apply(TERM, &items);
         agree("applied", &machine, &naive)?;
         tally.note(&items, &naive);
         let before = self.log.len();
         self.log.extend(items);
-        if !naive.changes.is_empty() || !naive.leases.is_empty() || naive.compacted.is_some() {
-            self.eventful = before..self.log.len();
+        let is_answered = |id: &RequestId| {
+            self.naive.answer(*id).is_some_and(|answer| answer != Err(Refusal::Closed))
+        };
+        let changed = !naive.changes.is_empty() || !naive.leases.is_empty();
+        if changed || naive.compacted.is_some() || unanswered.iter().any(is_answered) {
+            self.eventful.push(before..self.log.len());
         }
         self.outcomes += naive.outcomes.len();
         if let Some((revision, _)) = naive.changes.last() {
@@ -219,6 +224,20 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// The requests in these items that have no answer yet.
+    fn unanswered(&self, items: &[Item]) -> Vec<RequestId> {
+        let ids = items.iter().flat_map(|item| match item {
+            Item::Expire { .. } => Vec::new(),
+            Item::Proposal(Proposal { node, incarnation, requests, .. }) => {
+                let (node, incarnation) = (*node, *incarnation);
+                let ids =
+                    requests.iter().map(|(seq, _)| RequestId { node, incarnation, seq: *seq });
+                ids.collect()
+            }
+        });
+        ids.filter(|id| self.naive.answer(*id).is_none()).collect()
     }
 
     fn question(&mut self, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
@@ -293,13 +312,13 @@ impl World {
         self.digest_tells()
     }
 
-    /// Two machines, one of which has missed the last entry that did something, must not have the
-    /// same digest.
+    /// Two machines, one of which has missed an entry that did something, must not have the same
+    /// digest at the same index.
     fn digest_tells(&self) -> Result<(), String> {
-        if self.eventful.is_empty() {
-            return Ok(());
-        }
-        let [missed, whole] = [self.eventful.start, self.eventful.end].map(|end| {
+        // Any of them: the number of items is as good as a random one.
+        let Some(at) = self.log.len().checked_rem(self.eventful.len()) else { return Ok(()) };
+        let entry = &self.eventful[at];
+        let [missed, whole] = [entry.start, entry.end].map(|end| {
             let mut machine = Real::new(MachineOptions::default(), 1);
             if end > 0 {
                 machine.apply(TERM, &self.log[..end]);
@@ -308,7 +327,7 @@ impl World {
             machine.machine.digest()
         });
         if missed == whole {
-            let items = &self.log[self.eventful.clone()];
+            let items = &self.log[entry.clone()];
             return Err(format!("the digest does not tell that {items:?} were missed"));
         }
         Ok(())
