@@ -1,0 +1,252 @@
+//! The receiving end: the listener, and the connections that peers have dialed.
+//!
+//! A connection is nobody's until its handshake is over. Those in between are counted; one too many
+//! ends the oldest, because members need milliseconds for it and the silent stay. After it, there is
+//! one connection for each peer and lane: a newer one ends the older, and begins to read only when
+//! that has delivered its last message, so that the order holds.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::io::AsyncReadExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, oneshot};
+use tokio::time::MissedTickBehavior;
+
+use super::context::Context;
+use super::exchange::{self, Broken};
+use super::frame::{self, Frame, FrameKind, FrameReader};
+use super::pipe::is_passing;
+use super::tcp::ALIVE_PER_IDLE;
+use crate::codec;
+use crate::model::{DiskId, Hello, Incarnation, Lane, NodeId, PeerMessage};
+
+/// How long to wait after the operating system would not give a connection: it is out of something.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Accepts connections until the transport stops.
+pub(super) async fn listen(context: Arc<Context>, listener: TcpListener) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                // Counted before the task runs, so that a flood is bounded while it comes in.
+                let waiting = Waiting::begin(context.clone());
+                let context = context.clone();
+                tokio::spawn(async move {
+                    context.until_stopped(welcome(&context, stream, waiting)).await;
+                });
+            }
+            Err(error) => {
+                tracing::warn!(me = %context.admission.me(), "cannot accept a connection: {error}");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// One connection from its first byte to its last.
+async fn welcome(context: &Context, mut stream: TcpStream, waiting: Waiting) {
+    let handshake = async {
+        stream.set_nodelay(true)?;
+        // TLS goes here.
+        exchange::accept(&mut stream, &context.admission).await
+    };
+    let met = tokio::select! {
+        met = tokio::time::timeout(context.settings.handshake_timeout, handshake) => met,
+        () = waiting.evicted.notified() => return,
+    };
+    let (hello, lane) = match met {
+        Ok(Ok(met)) => met,
+        Ok(Err(broken)) => return context.report(None, &broken),
+        Err(_) => {
+            return context.report(None, &Broken::Socket(io::ErrorKind::TimedOut.into()));
+        }
+    };
+    drop(waiting);
+    let peer = hello.from;
+    let (seat, before) = context.incoming.seat(lane, &hello);
+    if let Some(before) = before {
+        // Ends with an error when the older connection drops its end.
+        let _ = before.await;
+    }
+    for lane in [Lane::Control, Lane::Bulk] {
+        if let Some(pipe) = context.pipes.get(&(peer, lane)) {
+            pipe.retry.notify_waiters();
+        }
+    }
+    let presence = context.presence.enter(peer, hello.clone());
+    let end = tokio::select! {
+        biased;
+        () = seat.replaced.notified() => Broken::Garbage("replaced by a newer connection".to_owned()),
+        end = receive(context, stream, &hello, lane) => end,
+    };
+    drop(presence);
+    context.incoming.leave(peer, lane, seat.number);
+    tracing::debug!(me = %context.admission.me(), %peer, ?lane, "connection from it lost: {end}");
+    if matches!(end, Broken::Refused { .. }) {
+        context.report(Some(lane), &end);
+    }
+}
+
+/// Delivers what arrives until the connection breaks.
+async fn receive(context: &Context, mut stream: TcpStream, hello: &Hello, lane: Lane) -> Broken {
+    let mut alive = Vec::new();
+    frame::put_frame(&mut alive, FrameKind::Alive, |_| {});
+    let mut frames = FrameReader::new(frame::body_bytes_max(lane));
+    let mut tick = tokio::time::interval(context.settings.idle_timeout / ALIVE_PER_IDLE);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut silent_ticks = 0;
+    loop {
+        tokio::select! {
+            read = stream.read_buf(frames.buffer()) => match read {
+                Ok(0) => return Broken::Socket(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) => silent_ticks = 0,
+                Err(error) => return error.into(),
+            },
+            _ = tick.tick() => {
+                if silent_ticks >= ALIVE_PER_IDLE {
+                    return Broken::Socket(io::ErrorKind::TimedOut.into());
+                }
+                silent_ticks += 1;
+                continue;
+            }
+        }
+        loop {
+            match frames.next() {
+                Ok(None) => break,
+                Ok(Some(frame)) if frame.kind == FrameKind::Alive => {
+                    match stream.try_write(&alive) {
+                        Ok(written) if written == alive.len() => {}
+                        Ok(_) => return Broken::Garbage("half an echo".to_owned()),
+                        // The dialer reads nothing. It will hear the next one, or hang up.
+                        Err(error) if is_passing(&error) => {}
+                        Err(error) => return error.into(),
+                    }
+                }
+                Ok(Some(frame)) => {
+                    if let Err(broken) = deliver(context, frame, hello) {
+                        return broken;
+                    }
+                }
+                Err(error) => return error.into(),
+            }
+        }
+    }
+}
+
+fn deliver(context: &Context, frame: Frame, hello: &Hello) -> Result<(), Broken> {
+    let peer = hello.from;
+    if frame.kind != FrameKind::Message {
+        return Err(Broken::Garbage(format!("{:?} where a message belongs", frame.kind)));
+    }
+    let message = match codec::decode_message(frame.body) {
+        Ok(message) => message,
+        Err(error) => {
+            let why = format!("member {peer} sent a message that cannot be read: {error}");
+            return Err(Broken::Refused { peer, why });
+        }
+    };
+    if let PeerMessage::Hello(newer) = &message {
+        if (newer.from, newer.disk, newer.incarnation) != (peer, hello.disk, hello.incarnation) {
+            return Err(Broken::Garbage("a hello of somebody else".to_owned()));
+        }
+        let admitted = context.admission.admit(&context.admission.hello(peer), newer);
+        admitted.map_err(|refusal| Broken::Refused { peer, why: refusal.to_string() })?;
+    }
+    context.receiver.deliver(peer, message);
+    Ok(())
+}
+
+/// The connections that others have dialed.
+#[derive(Default)]
+pub(super) struct Incoming {
+    state: Mutex<IncomingState>,
+}
+
+#[derive(Default)]
+struct IncomingState {
+    /// Counts connections; names each.
+    last_number: u64,
+    /// In their handshake, the oldest first.
+    waiting: BTreeMap<u64, Arc<Notify>>,
+    /// After it.
+    seated: BTreeMap<(NodeId, Lane), Seated>,
+}
+
+struct Seated {
+    number: u64,
+    life: (DiskId, Incarnation),
+    replaced: Arc<Notify>,
+    ended: oneshot::Receiver<()>,
+}
+
+/// A connection in its handshake.
+struct Waiting {
+    context: Arc<Context>,
+    number: u64,
+    evicted: Arc<Notify>,
+}
+
+impl Waiting {
+    /// Counts a new connection, and ends the oldest handshake if there are too many.
+    fn begin(context: Arc<Context>) -> Self {
+        let mut state = context.incoming.state();
+        while state.waiting.len() >= context.settings.handshakes_max.max(1) {
+            let (_, oldest) = state.waiting.pop_first().expect("not empty");
+            oldest.notify_one();
+        }
+        state.last_number += 1;
+        let (number, evicted) = (state.last_number, Arc::new(Notify::new()));
+        state.waiting.insert(number, evicted.clone());
+        drop(state);
+        Self { context, number, evicted }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.context.incoming.state().waiting.remove(&self.number);
+    }
+}
+
+/// A connection after its handshake.
+struct Seat {
+    number: u64,
+    replaced: Arc<Notify>,
+    /// Dropped at the end: the next connection waits for it.
+    _ended: oneshot::Sender<()>,
+}
+
+impl Incoming {
+    fn state(&self) -> MutexGuard<'_, IncomingState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the connection's place on its lane. Whoever had it is told to end; the receiver waits
+    /// until it has.
+    fn seat(&self, lane: Lane, hello: &Hello) -> (Seat, Option<oneshot::Receiver<()>>) {
+        let mut state = self.state();
+        let life = (hello.disk, hello.incarnation);
+        // A connection of an earlier life on the other lane is of a process that has gone.
+        for (place, seated) in &state.seated {
+            if *place == (hello.from, lane) || (place.0 == hello.from && seated.life != life) {
+                seated.replaced.notify_one();
+            }
+        }
+        state.last_number += 1;
+        let (number, replaced) = (state.last_number, Arc::new(Notify::new()));
+        let (sender, ended) = oneshot::channel();
+        let seated = Seated { number, life, replaced: replaced.clone(), ended };
+        let before = state.seated.insert((hello.from, lane), seated);
+        (Seat { number, replaced, _ended: sender }, before.map(|before| before.ended))
+    }
+
+    /// Frees the connection's place, if no newer one has taken it.
+    fn leave(&self, peer: NodeId, lane: Lane, number: u64) {
+        let mut state = self.state();
+        if state.seated.get(&(peer, lane)).is_some_and(|seated| seated.number == number) {
+            state.seated.remove(&(peer, lane));
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! What the connections of one member share.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
+use tokio::sync::watch;
+
+use super::Receiver;
+use super::acceptor::Incoming;
+use super::exchange::Broken;
+use super::handshake::Admission;
+use super::pipe::Pipe;
+use super::tcp::TcpSettings;
+use crate::env::Env;
+use crate::model::{Hello, Lane, Moment, NodeId};
+
+/// Refusals of one peer are reported at most this often: it dials again and again.
+const REFUSAL_REPORT_EVERY: Duration = Duration::from_secs(1);
+
+pub(super) type Pipes = BTreeMap<(NodeId, Lane), Arc<Pipe>>;
+
+/// What the connections of one member share. Each of its tasks holds one reference, so that the last
+/// to end drops it.
+pub(super) struct Context {
+    pub(super) env: Env,
+    pub(super) settings: TcpSettings,
+    pub(super) admission: Admission,
+    pub(super) receiver: Arc<dyn Receiver>,
+    pub(super) pipes: Pipes,
+    pub(super) incoming: Incoming,
+    pub(super) presence: Presence,
+    reported: Mutex<BTreeMap<Option<NodeId>, Moment>>,
+    stopping: watch::Receiver<bool>,
+    /// Never sent on: whoever waits for the tasks learns that this is dropped.
+    _ended: mpsc::Sender<()>,
+}
+
+impl Context {
+    pub(super) fn new(
+        env: Env,
+        settings: TcpSettings,
+        admission: Admission,
+        receiver: Arc<dyn Receiver>,
+        pipes: Pipes,
+        stopping: watch::Receiver<bool>,
+        ended: mpsc::Sender<()>,
+    ) -> Self {
+        Self {
+            env,
+            settings,
+            admission,
+            presence: Presence { connections: Mutex::default(), receiver: receiver.clone() },
+            receiver,
+            pipes,
+            incoming: Incoming::default(),
+            reported: Mutex::default(),
+            stopping,
+            _ended: ended,
+        }
+    }
+
+    /// Runs `task` until it ends or the transport stops.
+    pub(super) async fn until_stopped(&self, task: impl Future<Output = ()>) {
+        let mut stopping = self.stopping.clone();
+        tokio::select! {
+            biased;
+            _ = stopping.wait_for(|stopping| *stopping) => {}
+            () = task => {}
+        }
+    }
+
+    /// Reports why a connection did not come up, if it is of interest to anybody.
+    pub(super) fn report(&self, lane: Option<Lane>, broken: &Broken) {
+        let Broken::Refused { peer, why } = broken else {
+            tracing::debug!(me = %self.admission.me(), ?lane, "no connection: {broken}");
+            return;
+        };
+        // Strangers share one place, so that made-up ids neither fill the table nor the report.
+        let place = self.admission.is_member(*peer).then_some(*peer);
+        let now = self.env.clock.now();
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = reported.get(&place);
+        if last.is_some_and(|last| now.since(*last) < REFUSAL_REPORT_EVERY) {
+            return;
+        }
+        reported.insert(place, now);
+        drop(reported);
+        self.receiver.refused(*peer, why.clone());
+    }
+}
+
+/// Counts the connections with each peer, to say when the first is there and the last is gone.
+pub(super) struct Presence {
+    connections: Mutex<BTreeMap<NodeId, usize>>,
+    receiver: Arc<dyn Receiver>,
+}
+
+impl Presence {
+    /// A connection with `peer` has come up. It is gone when the guard is dropped.
+    pub(super) fn enter(&self, peer: NodeId, hello: Hello) -> PresenceGuard<'_> {
+        // The lock is held while the receiver is told, so that it hears things in their order.
+        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        *connections.entry(peer).or_default() += 1;
+        self.receiver.connected(peer, hello);
+        PresenceGuard { presence: self, peer }
+    }
+}
+
+/// One connection.
+pub(super) struct PresenceGuard<'a> {
+    presence: &'a Presence,
+    peer: NodeId,
+}
+
+impl Drop for PresenceGuard<'_> {
+    fn drop(&mut self) {
+        let mut connections =
+            self.presence.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = connections.get_mut(&self.peer).expect("entered");
+        *count -= 1;
+        if *count == 0 {
+            connections.remove(&self.peer);
+            self.presence.receiver.disconnected(self.peer);
+        }
+    }
+}

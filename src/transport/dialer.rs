@@ -1,0 +1,209 @@
+//! The sending end: keeps one connection to one peer on one lane.
+//!
+//! ```text
+//!   dial ──► handshake ──► up: write what is queued, say "alive", hear the echo ──┐
+//!    ▲           │                                                                │
+//!    └── pause ◄─┴────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! The name is resolved again at each connect. The pause grows to its maximum while connects or
+//! handshakes fail and begins small again after one that succeeded; it ends early when the peer itself
+//! dials: it has come back.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::time::MissedTickBehavior;
+
+use super::context::Context;
+use super::exchange::{self, Broken};
+use super::frame::{self, FrameKind, FrameReader};
+use super::pipe::{Batch, Pipe, is_passing};
+use super::tcp::{ALIVE_PER_IDLE, is_loopback};
+use crate::env::Entropy;
+use crate::model::{Hello, Lane, NodeId};
+
+/// Keeps the connection until the transport stops.
+pub(super) async fn keep(
+    context: Arc<Context>,
+    pipe: Arc<Pipe>,
+    peer: NodeId,
+    lane: Lane,
+    address: String,
+) {
+    let mut pause = Pause::new(context.settings.pause_min, context.settings.pause_max);
+    loop {
+        let limit = context.settings.handshake_timeout;
+        match tokio::time::timeout(limit, connect(&context, peer, lane, &address)).await {
+            Ok(Ok((stream, hello))) => {
+                pause.restart();
+                tracing::debug!(me = %context.admission.me(), %peer, ?lane, "connected");
+                let presence = context.presence.enter(peer, hello);
+                let end = serve(&context, &pipe, stream, peer).await;
+                drop(presence);
+                tracing::debug!(me = %context.admission.me(), %peer, ?lane, "connection lost: {end}");
+                if matches!(end, Broken::Refused { .. }) {
+                    context.report(Some(lane), &end);
+                }
+            }
+            Ok(Err(broken)) => context.report(Some(lane), &broken),
+            Err(_) => {
+                let silent = Broken::Socket(io::ErrorKind::TimedOut.into());
+                context.report(Some(lane), &silent);
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep(pause.next(&*context.env.entropy)) => {}
+            () = pipe.retry.notified() => {}
+        }
+    }
+}
+
+async fn connect(
+    context: &Context,
+    peer: NodeId,
+    lane: Lane,
+    address: &str,
+) -> Result<(TcpStream, Hello), Broken> {
+    // TLS goes between these two.
+    let mut stream = open(address, context.settings.insecure_peers).await?;
+    let hello = exchange::dial(&mut stream, peer, lane, &context.admission).await?;
+    Ok((stream, hello))
+}
+
+/// Connects to the first address of the name that answers.
+async fn open(address: &str, insecure_peers: bool) -> io::Result<TcpStream> {
+    // An address needs no name service, and no thread that could hang in it.
+    let addresses = match address.parse::<SocketAddr>() {
+        Ok(address) => vec![address],
+        Err(_) => tokio::net::lookup_host(address).await?.collect(),
+    };
+    let mut error = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for address in addresses {
+        if !insecure_peers && !is_loopback(address.ip()) {
+            error = io::Error::other("the name leads off loopback and insecure_peers is not set");
+            continue;
+        }
+        match TcpStream::connect(address).await {
+            Ok(stream) => {
+                stream.set_nodelay(true)?;
+                return Ok(stream);
+            }
+            Err(refused) => error = refused,
+        }
+    }
+    Err(error)
+}
+
+/// Serves a connection until it breaks.
+async fn serve(context: &Context, pipe: &Pipe, stream: TcpStream, peer: NodeId) -> Broken {
+    let stream = Arc::new(stream);
+    let _up = pipe.up(stream.clone());
+    let mut alive = Vec::new();
+    frame::put_frame(&mut alive, FrameKind::Alive, |_| {});
+    let mut tick = tokio::time::interval(context.settings.idle_timeout / ALIVE_PER_IDLE);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut silent_ticks = 0;
+    let mut echoes = FrameReader::new(frame::REFUSED_BODY_BYTES_MAX);
+    // What is being written: `batch[at..]`.
+    let (mut batch, mut at) = (Vec::new(), 0);
+    loop {
+        tokio::select! {
+            ready = stream.writable(), if at < batch.len() => {
+                if let Err(error) = ready {
+                    return error.into();
+                }
+                match stream.try_write(&batch[at..]) {
+                    // Room was made, so the other end acknowledges: it lives.
+                    Ok(written) => (at, silent_ticks) = (at + written, 0),
+                    Err(error) if is_passing(&error) => {}
+                    Err(error) => return error.into(),
+                }
+            }
+            () = pipe.work.notified(), if at == batch.len() => {}
+            ready = stream.readable() => {
+                if let Err(error) = ready {
+                    return error.into();
+                }
+                match stream.try_read_buf(echoes.buffer()) {
+                    Ok(0) => return Broken::Socket(io::ErrorKind::UnexpectedEof.into()),
+                    Ok(_) => silent_ticks = 0,
+                    Err(error) if is_passing(&error) => {}
+                    Err(error) => return error.into(),
+                }
+                loop {
+                    match echoes.next() {
+                        Ok(None) => break,
+                        Ok(Some(echo)) if echo.kind == FrameKind::Alive => {}
+                        Ok(Some(last)) if last.kind == FrameKind::Refused => {
+                            let why = exchange::reason_of(&last.body);
+                            return Broken::Refused { peer, why };
+                        }
+                        Ok(Some(other)) => {
+                            return Broken::Garbage(format!("{:?} on the way back", other.kind));
+                        }
+                        Err(error) => return error.into(),
+                    }
+                }
+            }
+            _ = tick.tick() => {
+                if silent_ticks >= ALIVE_PER_IDLE {
+                    return Broken::Socket(io::ErrorKind::TimedOut.into());
+                }
+                silent_ticks += 1;
+                pipe.send_alive(&alive);
+            }
+        }
+        if at == batch.len() {
+            at = 0;
+            if pipe.next_batch(&mut batch) == Batch::Down {
+                return Broken::Socket(io::ErrorKind::BrokenPipe.into());
+            }
+        }
+    }
+}
+
+/// How long to wait before dialing again: twice as long each time, up to a maximum, and drawn from the
+/// upper half so that members do not dial in step.
+struct Pause {
+    min: Duration,
+    max: Duration,
+    next: Duration,
+}
+
+impl Pause {
+    fn new(min: Duration, max: Duration) -> Self {
+        Self { min, max, next: min }
+    }
+
+    fn restart(&mut self) {
+        self.next = self.min;
+    }
+
+    fn next(&mut self, entropy: &dyn Entropy) -> Duration {
+        let pause = self.next;
+        self.next = (pause * 2).min(self.max);
+        let half = u64::try_from(pause.as_micros() / 2).unwrap_or(u64::MAX - 1);
+        pause - Duration::from_micros(entropy.below(half + 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::env::OsEntropy;
+
+    #[test]
+    fn the_pause_doubles_up_to_its_maximum_and_starts_again() {
+        let ms = Duration::from_millis;
+        let mut pause = Pause::new(ms(20), ms(500));
+        for whole in [20, 40, 80, 160, 320, 500, 500] {
+            let next = pause.next(&OsEntropy);
+            assert!(ms(whole) / 2 <= next && next <= ms(whole), "{next:?} of {whole} ms");
+        }
+        pause.restart();
+        assert!(pause.next(&OsEntropy) <= ms(20));
+    }
+}

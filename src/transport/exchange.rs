@@ -1,0 +1,296 @@
+//! The first words on a connection, from both ends.
+//!
+//! ```text
+//!   dialer                                     acceptor
+//!     preface | hello  ────────────────────►     judges
+//!                      ◄────────────────────     preface | hello       or    preface | refused
+//!     judges
+//!     alive            ────────────────────►     up                    or    refused
+//!
+//!   preface = "bowline\0" | least version u16 | greatest version u16 | lane u8 | 0 0 0
+//! ```
+//!
+//! The preface, and the frame that says `refused`, are the same in every version of the protocol, so
+//! that members of versions that cannot talk can still say so. Whoever does not begin with the magic
+//! is not answered. Everything here is read to an exact length, so that no byte of a message is read
+//! before both ends have agreed, and runs under the caller's timeout.
+
+use bytes::Bytes;
+use std::io;
+use std::time::Duration;
+use thiserror::Error;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::frame::{
+    self, Frame, FrameError, FrameKind, HEADER_BYTES, HELLO_BODY_BYTES_MAX, REFUSED_BODY_BYTES_MAX,
+};
+use super::handshake::Admission;
+use crate::codec;
+use crate::model::{Hello, Lane, NodeId, PeerMessage};
+
+const MAGIC: [u8; 8] = *b"bowline\0";
+const PREFACE_BYTES: usize = 16;
+/// The versions of the protocol that this build speaks.
+const VERSIONS: Versions = Versions { least: 1, greatest: 1 };
+/// How long a refused connection is kept open so that the reason arrives: closing a socket with
+/// unread bytes in it destroys what was sent last.
+const LINGER_MAX: Duration = Duration::from_millis(500);
+/// How many bytes of a refused peer are thrown away meanwhile.
+const LINGER_BYTES_MAX: u64 = 64 << 10;
+
+/// Why a connection did not come up.
+#[derive(Debug, Error)]
+pub(super) enum Broken {
+    /// The socket failed or closed.
+    #[error("{0}")]
+    Socket(#[from] io::Error),
+    /// What came is not what a member says.
+    #[error("{0}")]
+    Garbage(String),
+    /// One of the two has refused the other.
+    #[error("{why}")]
+    Refused {
+        /// The other end, as it calls itself.
+        peer: NodeId,
+        /// In words.
+        why: String,
+    },
+}
+
+impl From<FrameError> for Broken {
+    fn from(error: FrameError) -> Self {
+        Broken::Garbage(error.to_string())
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Versions {
+    least: u16,
+    greatest: u16,
+}
+
+impl Versions {
+    /// Nothing, if there is a version that both speak; the greatest such is spoken.
+    fn judge(self, theirs: Versions) -> Result<(), String> {
+        if self.least.max(theirs.least) <= self.greatest.min(theirs.greatest) {
+            return Ok(());
+        }
+        Err(format!(
+            "no version of the protocol in common: one end speaks {} to {}, the other {} to {}; \
+             upgrade the older one",
+            self.least, self.greatest, theirs.least, theirs.greatest
+        ))
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Preface {
+    versions: Versions,
+    lane: u8,
+}
+
+impl Preface {
+    fn new(lane: u8) -> Self {
+        Self { versions: VERSIONS, lane }
+    }
+
+    fn bytes(self) -> [u8; PREFACE_BYTES] {
+        let mut bytes = [0; PREFACE_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..10].copy_from_slice(&self.versions.least.to_le_bytes());
+        bytes[10..12].copy_from_slice(&self.versions.greatest.to_le_bytes());
+        bytes[12] = self.lane;
+        bytes
+    }
+
+    fn of(bytes: [u8; PREFACE_BYTES]) -> Result<Self, Broken> {
+        let [magic @ .., a, b, c, d, lane, _, _, _] = bytes;
+        if magic != MAGIC {
+            return Err(Broken::Garbage("the other end does not speak this protocol".to_owned()));
+        }
+        let (least, greatest) = (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]));
+        Ok(Self { versions: Versions { least, greatest }, lane })
+    }
+
+    async fn read(stream: &mut TcpStream) -> Result<Self, Broken> {
+        let mut bytes = [0; PREFACE_BYTES];
+        stream.read_exact(&mut bytes).await?;
+        Self::of(bytes)
+    }
+}
+
+const fn lane_byte(lane: Lane) -> u8 {
+    match lane {
+        Lane::Control => 0,
+        Lane::Bulk => 1,
+    }
+}
+
+/// Introduces this member to `peer`, which it has dialed.
+pub(super) async fn dial(
+    stream: &mut TcpStream,
+    peer: NodeId,
+    lane: Lane,
+    admission: &Admission,
+) -> Result<Hello, Broken> {
+    let mine = admission.hello(peer);
+    let mut words = Preface::new(lane_byte(lane)).bytes().to_vec();
+    put_hello(&mut words, &mine);
+    stream.write_all(&words).await?;
+    let preface = Preface::read(stream).await?;
+    if let Err(why) = VERSIONS.judge(preface.versions) {
+        return Err(Broken::Refused { peer, why });
+    }
+    let theirs = match read_frame(stream).await? {
+        Frame { kind: FrameKind::Hello, body } => hello_of(body)?,
+        Frame { kind: FrameKind::Refused, body } => {
+            return Err(Broken::Refused { peer, why: reason_of(&body) });
+        }
+        Frame { kind, .. } => {
+            return Err(Broken::Garbage(format!("{kind:?} where a hello belongs")));
+        }
+    };
+    if let Err(refusal) = admission.admit(&mine, &theirs) {
+        let why = refusal.to_string();
+        let mut words = Vec::new();
+        put_refused(&mut words, &why);
+        say_and_close(stream, &words).await;
+        return Err(Broken::Refused { peer, why });
+    }
+    let mut words = Vec::new();
+    frame::put_frame(&mut words, FrameKind::Alive, |_| {});
+    stream.write_all(&words).await?;
+    Ok(theirs)
+}
+
+/// Hears who has dialed this member, on which lane, and answers.
+pub(super) async fn accept(
+    stream: &mut TcpStream,
+    admission: &Admission,
+) -> Result<(Hello, Lane), Broken> {
+    let preface = Preface::read(stream).await?;
+    let answer = Preface::new(preface.lane).bytes();
+    if let Err(why) = VERSIONS.judge(preface.versions) {
+        refuse(stream, &answer, &why).await;
+        return Err(Broken::Garbage(why));
+    }
+    let lane = match preface.lane {
+        0 => Lane::Control,
+        1 => Lane::Bulk,
+        lane => {
+            let why = format!("no lane {lane}");
+            refuse(stream, &answer, &why).await;
+            return Err(Broken::Garbage(why));
+        }
+    };
+    let theirs = match read_frame(stream).await? {
+        Frame { kind: FrameKind::Hello, body } => hello_of(body)?,
+        Frame { kind, .. } => {
+            return Err(Broken::Garbage(format!("{kind:?} where a hello belongs")));
+        }
+    };
+    let peer = theirs.from;
+    let mine = admission.hello(peer);
+    if let Err(refusal) = admission.admit(&mine, &theirs) {
+        let why = refusal.to_string();
+        refuse(stream, &answer, &why).await;
+        return Err(Broken::Refused { peer, why });
+    }
+    let mut words = answer.to_vec();
+    put_hello(&mut words, &mine);
+    stream.write_all(&words).await?;
+    match read_frame(stream).await? {
+        Frame { kind: FrameKind::Alive, .. } => Ok((theirs, lane)),
+        Frame { kind: FrameKind::Refused, body } => {
+            Err(Broken::Refused { peer, why: reason_of(&body) })
+        }
+        Frame { kind, .. } => Err(Broken::Garbage(format!("{kind:?} in answer to a hello"))),
+    }
+}
+
+fn put_hello(words: &mut Vec<u8>, hello: &Hello) {
+    let message = PeerMessage::Hello(hello.clone());
+    frame::put_frame(words, FrameKind::Hello, |words| codec::encode_message(&message, words));
+}
+
+fn put_refused(words: &mut Vec<u8>, why: &str) {
+    // A character cut in two is the reader's to mend.
+    let why = &why.as_bytes()[..why.len().min(REFUSED_BODY_BYTES_MAX)];
+    frame::put_frame(words, FrameKind::Refused, |words| words.extend_from_slice(why));
+}
+
+async fn refuse(stream: &mut TcpStream, preface: &[u8], why: &str) {
+    let mut words = preface.to_vec();
+    put_refused(&mut words, why);
+    say_and_close(stream, &words).await;
+}
+
+/// Says the last words and waits a moment until the other end has closed. Whether they arrive is the
+/// other end's affair, so errors end it early and are nobody's.
+async fn say_and_close(stream: &mut TcpStream, words: &[u8]) {
+    let last = async {
+        stream.write_all(words).await?;
+        stream.shutdown().await?;
+        tokio::io::copy(&mut stream.take(LINGER_BYTES_MAX), &mut tokio::io::sink()).await
+    };
+    let _ = tokio::time::timeout(LINGER_MAX, last).await;
+}
+
+/// Reads one frame and not a byte more.
+async fn read_frame(stream: &mut TcpStream) -> Result<Frame, Broken> {
+    let mut header = [0; HEADER_BYTES];
+    stream.read_exact(&mut header).await?;
+    let len = frame::announced(header, HELLO_BODY_BYTES_MAX)?;
+    let mut checked = vec![0; len];
+    stream.read_exact(&mut checked).await?;
+    let kind = frame::check(header, &checked)?;
+    Ok(Frame { kind, body: Bytes::from(checked).slice(1..) })
+}
+
+fn hello_of(body: Bytes) -> Result<Hello, Broken> {
+    match codec::decode_message(body) {
+        Ok(PeerMessage::Hello(hello)) => Ok(hello),
+        Ok(_) => Err(Broken::Garbage("a message where a hello belongs".to_owned())),
+        Err(error) => Err(Broken::Garbage(error.to_string())),
+    }
+}
+
+/// The other end's words, made safe to print: at most the length that this end would write, and no
+/// control characters.
+pub(super) fn reason_of(body: &[u8]) -> String {
+    String::from_utf8_lossy(&body[..body.len().min(REFUSED_BODY_BYTES_MAX)])
+        .chars()
+        .map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_preface_is_frozen() {
+        let preface = Preface { versions: Versions { least: 1, greatest: 0x102 }, lane: 1 };
+        assert_eq!(&preface.bytes(), b"bowline\0\x01\x00\x02\x01\x01\x00\x00\x00");
+        assert_eq!(Preface::of(preface.bytes()).ok(), Some(preface));
+        assert!(Preface::of(*b"GET / HTTP/1.1\r\n").is_err());
+    }
+
+    #[test]
+    fn versions_need_one_in_common() {
+        let of = |least, greatest| Versions { least, greatest };
+        assert_eq!(of(1, 3).judge(of(3, 5)), Ok(()));
+        assert_eq!(of(3, 5).judge(of(1, 3)), Ok(()));
+        let refusal = of(1, 2).judge(of(3, 5)).expect_err("too far apart");
+        assert!(refusal.contains("1 to 2") && refusal.contains("3 to 5"), "{refusal}");
+        assert!(of(3, 5).judge(of(1, 2)).is_err());
+        assert!(of(3, 5).judge(of(9, 0)).is_err());
+    }
+
+    #[test]
+    fn foreign_words_are_safe_to_print() {
+        assert_eq!(reason_of(b"a\x1b[31m\n\xff"), "a\u{fffd}[31m\u{fffd}\u{fffd}");
+        assert!(reason_of(&[b'x'; 5000]).len() <= REFUSED_BODY_BYTES_MAX);
+    }
+}

@@ -1,0 +1,257 @@
+//! Frames: how a stream of bytes falls into pieces that were not damaged on the way.
+//!
+//! ```text
+//!  0         4         8      9
+//! +---------+---------+------+----------------+
+//! | length  | crc32   | kind | body           |      numbers least significant byte first
+//! +---------+---------+------+----------------+
+//!            \_________\_____/________________/
+//!             of these  \____ length counts these
+//! ```
+//!
+//! The length is compared with the lane's limit before anything is allocated for it, and the buffer
+//! grows with what has arrived, not with what was announced. The checksum covers kind and body and is
+//! compared before either is looked at. It finds accidents, not attackers.
+//!
+//! A small body is copied out of the read buffer, so that a key of ten bytes does not keep 64 KiB
+//! alive; a large one is a slice of it.
+
+use bytes::{Buf, Bytes, BytesMut};
+use thiserror::Error;
+
+use crate::model::Lane;
+
+/// The longest body on the control lane.
+pub(super) const CONTROL_BODY_BYTES_MAX: usize = 1 << 20;
+/// The longest body on the bulk lane.
+pub(super) const BULK_BODY_BYTES_MAX: usize = 16 << 20;
+/// The longest hello: room for the founding map of some nine hundred members.
+pub(super) const HELLO_BODY_BYTES_MAX: usize = 16 << 10;
+/// The longest reason of a refusal.
+pub(super) const REFUSED_BODY_BYTES_MAX: usize = 1 << 10;
+
+/// Length and checksum.
+pub(super) const HEADER_BYTES: usize = 8;
+/// Room made in the buffer before each read.
+const READ_BYTES: usize = 64 << 10;
+/// Bodies up to this length are copied out of the read buffer.
+const COPIED_BODY_BYTES_MAX: usize = 16 << 10;
+
+/// The longest body on `lane`.
+pub(super) fn body_bytes_max(lane: Lane) -> usize {
+    match lane {
+        Lane::Control => CONTROL_BODY_BYTES_MAX,
+        Lane::Bulk => BULK_BODY_BYTES_MAX,
+    }
+}
+
+/// What a body is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum FrameKind {
+    /// A hello, encoded as a message.
+    Hello,
+    /// Text that says why the connection is about to be closed.
+    Refused,
+    /// A message.
+    Message,
+    /// Nothing: a sign of life.
+    Alive,
+}
+
+impl FrameKind {
+    const fn byte(self) -> u8 {
+        match self {
+            FrameKind::Hello => 1,
+            FrameKind::Refused => 2,
+            FrameKind::Message => 3,
+            FrameKind::Alive => 4,
+        }
+    }
+
+    fn of(byte: u8) -> Result<Self, FrameError> {
+        [FrameKind::Hello, FrameKind::Refused, FrameKind::Message, FrameKind::Alive]
+            .into_iter()
+            .find(|kind| kind.byte() == byte)
+            .ok_or(FrameError::Kind(byte))
+    }
+}
+
+/// One piece.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Frame {
+    pub(super) kind: FrameKind,
+    pub(super) body: Bytes,
+}
+
+/// The stream does not consist of frames; nothing after this point can be trusted.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub(super) enum FrameError {
+    #[error("a frame of {bytes} bytes, where 1 to {max} are allowed")]
+    Length { bytes: usize, max: usize },
+    #[error("a frame whose checksum does not match")]
+    Checksum,
+    #[error("a frame of unknown kind {0}")]
+    Kind(u8),
+}
+
+/// Appends a frame to `out`. `body` appends the body.
+pub(super) fn put_frame(out: &mut Vec<u8>, kind: FrameKind, body: impl FnOnce(&mut Vec<u8>)) {
+    let start = out.len();
+    out.extend_from_slice(&[0; HEADER_BYTES]);
+    out.push(kind.byte());
+    body(out);
+    let (header, checked) = out[start..].split_at_mut(HEADER_BYTES);
+    let length = u32::try_from(checked.len()).expect("no lane allows a body of 4 GiB");
+    header[..4].copy_from_slice(&length.to_le_bytes());
+    header[4..].copy_from_slice(&crc32fast::hash(checked).to_le_bytes());
+}
+
+/// The length of kind and body that a header announces, if a body may have up to `body_bytes_max`.
+pub(super) fn announced(
+    header: [u8; HEADER_BYTES],
+    body_bytes_max: usize,
+) -> Result<usize, FrameError> {
+    let [a, b, c, d, ..] = header;
+    let (bytes, max) = (u32::from_le_bytes([a, b, c, d]) as usize, body_bytes_max + 1);
+    if bytes == 0 || bytes > max {
+        return Err(FrameError::Length { bytes, max });
+    }
+    Ok(bytes)
+}
+
+/// Checks kind and body against the header and returns the kind.
+pub(super) fn check(header: [u8; HEADER_BYTES], checked: &[u8]) -> Result<FrameKind, FrameError> {
+    let [_, _, _, _, a, b, c, d] = header;
+    if crc32fast::hash(checked) != u32::from_le_bytes([a, b, c, d]) {
+        return Err(FrameError::Checksum);
+    }
+    FrameKind::of(checked[0])
+}
+
+/// Cuts what was read into frames.
+pub(super) struct FrameReader {
+    buffer: BytesMut,
+    body_bytes_max: usize,
+}
+
+impl FrameReader {
+    pub(super) fn new(body_bytes_max: usize) -> Self {
+        Self { buffer: BytesMut::new(), body_bytes_max }
+    }
+
+    /// Where the next bytes belong, with room for some.
+    pub(super) fn buffer(&mut self) -> &mut BytesMut {
+        self.buffer.reserve(READ_BYTES);
+        &mut self.buffer
+    }
+
+    /// The next whole frame, if it has arrived.
+    pub(super) fn next(&mut self) -> Result<Option<Frame>, FrameError> {
+        let Some(&header) = self.buffer.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+        let end = HEADER_BYTES + announced(header, self.body_bytes_max)?;
+        let Some(checked) = self.buffer.get(HEADER_BYTES..end) else { return Ok(None) };
+        let kind = check(header, checked)?;
+        let body = if checked.len() <= COPIED_BODY_BYTES_MAX {
+            let body = Bytes::copy_from_slice(&checked[1..]);
+            self.buffer.advance(end);
+            body
+        } else {
+            self.buffer.split_to(end).freeze().slice(HEADER_BYTES + 1..)
+        };
+        Ok(Some(Frame { kind, body }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(kind: FrameKind, body: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        put_frame(&mut out, kind, |out| out.extend_from_slice(body));
+        out
+    }
+
+    fn read(bytes: &[u8], body_bytes_max: usize) -> Result<Option<Frame>, FrameError> {
+        let mut reader = FrameReader::new(body_bytes_max);
+        reader.buffer().extend_from_slice(bytes);
+        reader.next()
+    }
+
+    #[test]
+    fn the_format_is_frozen() {
+        let bytes = frame(FrameKind::Message, b"123456789");
+        assert_eq!(bytes, b"\x0a\0\0\0\xfd\xfe\x40\x25\x03123456789", "{bytes:02x?}");
+        for (kind, byte) in [(FrameKind::Hello, 1), (FrameKind::Refused, 2), (FrameKind::Alive, 4)]
+        {
+            assert_eq!(frame(kind, b"")[HEADER_BYTES], byte);
+        }
+    }
+
+    #[test]
+    fn frames_are_found_however_the_stream_is_cut() {
+        let bodies: [Vec<u8>; 4] = [vec![], vec![1; 10], vec![2; 40_000], vec![3; 300]];
+        let stream: Vec<u8> =
+            bodies.iter().flat_map(|body| frame(FrameKind::Message, body)).collect();
+        for step in [1, 7, 8, 9, 1000, 39_999, stream.len()] {
+            let mut reader = FrameReader::new(40_000);
+            let mut found = Vec::new();
+            for piece in stream.chunks(step) {
+                reader.buffer().extend_from_slice(piece);
+                while let Some(frame) = reader.next().expect("whole frames") {
+                    found.push(frame.body.to_vec());
+                }
+            }
+            assert_eq!(found, bodies, "in steps of {step}");
+        }
+    }
+
+    #[test]
+    fn a_length_over_the_limit_is_refused_by_its_header_alone() {
+        let max = 1000;
+        assert!(read(&frame(FrameKind::Message, &[0; 1000]), max).is_ok_and(|one| one.is_some()));
+        let header = &frame(FrameKind::Message, &[0; 1001])[..HEADER_BYTES];
+        assert_eq!(read(header, max), Err(FrameError::Length { bytes: 1002, max: 1001 }));
+        assert_eq!(read(&[0xff; 8], max).map_err(|_| ()), Err(()));
+        assert_eq!(read(&[0; 8], max), Err(FrameError::Length { bytes: 0, max: 1001 }));
+    }
+
+    #[test]
+    fn an_announced_length_allocates_nothing() {
+        let mut reader = FrameReader::new(BULK_BODY_BYTES_MAX);
+        let header = &frame(FrameKind::Message, &vec![0; BULK_BODY_BYTES_MAX])[..HEADER_BYTES];
+        reader.buffer().extend_from_slice(header);
+        assert_eq!(reader.next(), Ok(None));
+        assert!(reader.buffer().capacity() <= 2 * READ_BYTES + HEADER_BYTES);
+    }
+
+    #[test]
+    fn a_flipped_bit_anywhere_is_found() {
+        let whole = frame(FrameKind::Message, b"some message");
+        for bit in 0..whole.len() * 8 {
+            let mut damaged = whole.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            // A greater length waits for bytes that may come; all else is refused at once.
+            let waits = bit < 32 && damaged[..4] > whole[..4];
+            match read(&damaged, 1000) {
+                Ok(None) => assert!(waits, "bit {bit}"),
+                Ok(Some(frame)) => panic!("bit {bit}: {frame:?}"),
+                Err(_) => {}
+            }
+        }
+    }
+
+    #[test]
+    fn a_small_body_does_not_keep_the_buffer_alive_and_a_large_one_is_not_copied() {
+        let mut reader = FrameReader::new(BULK_BODY_BYTES_MAX);
+        let small = frame(FrameKind::Message, &[1; 100]);
+        let large = frame(FrameKind::Message, &[2; COPIED_BODY_BYTES_MAX + 1]);
+        reader.buffer().extend_from_slice(&small);
+        reader.buffer().extend_from_slice(&large);
+        let range = reader.buffer().as_ptr_range();
+        let small = reader.next().expect("whole").expect("there");
+        assert!(!range.contains(&small.body.as_ptr()));
+        let large = reader.next().expect("whole").expect("there");
+        assert!(range.contains(&large.body.as_ptr()));
+    }
+}

@@ -1,0 +1,229 @@
+//! Messages inside one process: clusters for tests, without sockets.
+//!
+//! The same judgement as over TCP, the same limits, the same calls to the receiver; a message is
+//! handed over as a value, on the sender's own thread. In debug builds it is encoded and decoded on the
+//! way, to prove that it survives. Wires can be cut, each direction by itself: what is sent into a cut
+//! wire is lost without a word, as on a real one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::handshake::Admission;
+use super::tcp::fits;
+use super::{HelloSource, Receiver};
+use crate::codec;
+use crate::env::{Network, SendOutcome};
+use crate::model::{Lane, NodeId, PeerMessage};
+
+/// Where the members of a cluster in one process meet. Clones are the same hub.
+#[derive(Clone, Default)]
+pub(crate) struct MemoryHub {
+    // Held while a receiver is called, so that nobody hears anything after it has left, and all hear
+    // things in one order. Receivers do not block and do not call back.
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Counts joins; names each.
+    last_number: u64,
+    seats: BTreeMap<NodeId, Seat>,
+    /// From, to.
+    cut: BTreeSet<(NodeId, NodeId)>,
+    /// Who has admitted each other, the lower id first.
+    linked: BTreeSet<(NodeId, NodeId)>,
+    /// Who has refused each other, and the words last reported.
+    refused: BTreeMap<(NodeId, NodeId), String>,
+}
+
+struct Seat {
+    number: u64,
+    admission: Admission,
+    receiver: Arc<dyn Receiver>,
+}
+
+impl MemoryHub {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Member `me` of `members` comes in, and meets everyone who is there and will come. If it is there
+    /// already, its earlier self is put out. It leaves when the network is dropped.
+    pub(crate) fn join(
+        &self,
+        me: NodeId,
+        members: BTreeSet<NodeId>,
+        hello: HelloSource,
+        receiver: Arc<dyn Receiver>,
+    ) -> MemoryNetwork {
+        let mut state = self.state();
+        state.leave(me);
+        state.last_number += 1;
+        let number = state.last_number;
+        let admission = Admission::new(me, members, hello);
+        state.seats.insert(me, Seat { number, admission, receiver });
+        let others: Vec<NodeId> = state.seats.keys().copied().filter(|id| *id != me).collect();
+        for other in others {
+            state.meet(me, other);
+        }
+        MemoryNetwork { hub: self.clone(), me, number }
+    }
+
+    /// Puts a member out, as a crash does: its own sends and those to it are unreachable.
+    pub(crate) fn leave(&self, node: NodeId) {
+        self.state().leave(node);
+    }
+
+    /// Loses everything that is sent from `from` to `to` until [`heal`](Self::heal).
+    pub(crate) fn cut(&self, from: NodeId, to: NodeId) {
+        self.state().cut.insert((from, to));
+    }
+
+    /// Mends the wire from `from` to `to`. What was lost stays lost.
+    pub(crate) fn heal(&self, from: NodeId, to: NodeId) {
+        let mut state = self.state();
+        state.cut.remove(&(from, to));
+        state.meet(from, to);
+    }
+
+    /// Mends all wires.
+    pub(crate) fn heal_all(&self) {
+        let mut state = self.state();
+        for (from, to) in std::mem::take(&mut state.cut) {
+            state.meet(from, to);
+        }
+    }
+}
+
+fn pair(a: NodeId, b: NodeId) -> (NodeId, NodeId) {
+    (a.min(b), a.max(b))
+}
+
+impl State {
+    /// Lets two members judge each other, if they can hear each other and have not yet. Whether they
+    /// are linked afterwards.
+    fn meet(&mut self, a: NodeId, b: NodeId) -> bool {
+        let pair = pair(a, b);
+        if self.linked.contains(&pair) {
+            return true;
+        }
+        if self.cut.contains(&(a, b)) || self.cut.contains(&(b, a)) {
+            return false;
+        }
+        let (Some(seat_a), Some(seat_b)) = (self.seats.get(&a), self.seats.get(&b)) else {
+            return false;
+        };
+        let (hello_a, hello_b) = (seat_a.admission.hello(b), seat_b.admission.hello(a));
+        let judged = seat_a
+            .admission
+            .admit(&hello_a, &hello_b)
+            .and_then(|()| seat_b.admission.admit(&hello_b, &hello_a));
+        match judged {
+            Ok(()) => {
+                seat_a.receiver.connected(b, hello_b);
+                seat_b.receiver.connected(a, hello_a);
+                self.refused.remove(&pair);
+                self.linked.insert(pair);
+                true
+            }
+            Err(refusal) => {
+                self.refuse(a, b, refusal.to_string());
+                false
+            }
+        }
+    }
+
+    /// Tells both, unless these were the last words.
+    fn refuse(&mut self, a: NodeId, b: NodeId, why: String) {
+        if self.refused.get(&pair(a, b)) == Some(&why) {
+            return;
+        }
+        for (me, them) in [(a, b), (b, a)] {
+            if let Some(seat) = self.seats.get(&me) {
+                seat.receiver.refused(them, why.clone());
+            }
+        }
+        self.refused.insert(pair(a, b), why);
+    }
+
+    /// Ends the link between two, if there is one.
+    fn part(&mut self, a: NodeId, b: NodeId) {
+        if !self.linked.remove(&pair(a, b)) {
+            return;
+        }
+        for (me, them) in [(a, b), (b, a)] {
+            if let Some(seat) = self.seats.get(&me) {
+                seat.receiver.disconnected(them);
+            }
+        }
+    }
+
+    fn leave(&mut self, node: NodeId) {
+        let others: Vec<NodeId> = self.seats.keys().copied().collect();
+        for other in others {
+            self.part(node, other);
+            self.refused.remove(&pair(node, other));
+        }
+        self.seats.remove(&node);
+    }
+}
+
+/// Sends inside the process. Dropping it leaves the hub.
+pub(crate) struct MemoryNetwork {
+    hub: MemoryHub,
+    me: NodeId,
+    number: u64,
+}
+
+impl MemoryNetwork {
+    fn is_seated(&self, state: &State) -> bool {
+        state.seats.get(&self.me).is_some_and(|seat| seat.number == self.number)
+    }
+}
+
+impl Network for MemoryNetwork {
+    fn send(&mut self, to: NodeId, lane: Lane, message: PeerMessage) -> SendOutcome {
+        if !fits(self.me, to, lane, &message) {
+            return SendOutcome::Full;
+        }
+        let message = if cfg!(debug_assertions) { through_codec(&message) } else { message };
+        let mut state = self.hub.state();
+        if to == self.me || !self.is_seated(&state) {
+            return SendOutcome::Unreachable;
+        }
+        if !state.seats.contains_key(&to) || !state.meet(self.me, to) {
+            return SendOutcome::Unreachable;
+        }
+        if state.cut.contains(&(self.me, to)) {
+            return SendOutcome::Queued;
+        }
+        let seat = &state.seats[&to];
+        if let PeerMessage::Hello(hello) = &message
+            && let Err(refusal) = seat.admission.admit(&seat.admission.hello(self.me), hello)
+        {
+            state.part(self.me, to);
+            state.refuse(self.me, to, refusal.to_string());
+            return SendOutcome::Queued;
+        }
+        seat.receiver.deliver(self.me, message);
+        SendOutcome::Queued
+    }
+}
+
+impl Drop for MemoryNetwork {
+    fn drop(&mut self) {
+        let mut state = self.hub.state();
+        if self.is_seated(&state) {
+            state.leave(self.me);
+        }
+    }
+}
+
+/// The message as it would arrive over a wire.
+fn through_codec(message: &PeerMessage) -> PeerMessage {
+    let mut bytes = Vec::new();
+    codec::encode_message(message, &mut bytes);
+    let arrived = codec::decode_message(bytes.into()).expect("what was encoded is decoded");
+    assert_eq!(arrived, *message, "the codec changed a message");
+    arrived
+}

@@ -1,0 +1,121 @@
+//! Messages between members: over TCP, or inside one process.
+//!
+//! A member hands a message to its [`Network`](crate::env::Network) and forgets it; what arrives is
+//! given to a [`Receiver`]. In between, any message may be lost, and none is damaged, doubled or, on
+//! its lane, overtaken by a later one. Nothing here knows what a message means, except the hello.
+//!
+//! ```text
+//!   driver thread                        'bowline-net' threads                 driver thread
+//!   TcpNetwork::send ── Pipe ──────────► dialer ══ TCP ══► acceptor ─────────► Receiver::deliver
+//!                       one per peer                       one connection per peer
+//!                       and lane                           and lane
+//! ```
+//!
+//! **One way each.** A pair of members has four connections: on each lane one that the first has
+//! dialed and one that the second has. The dialer sends messages, the acceptor only receives them (what
+//! flows back are signs of life), so no connection has to be elected when both dial at once, and a
+//! lane's order is a connection's order. Bulk has connections of its own: it fills its own buffers and
+//! never stands before a heartbeat.
+//!
+//! **The way out is short.** `send` encodes, and if nothing is queued before it, writes to the
+//! socket from the caller's own thread: no other thread has to wake up. What the socket does not take
+//! is queued, bounded in bytes and messages, and written by the dialer's task in batches. A full queue
+//! drops the new message; a lost connection drops the whole queue. Consensus repeats what it needs.
+//!
+//! **Who is there.** The first thing on a connection is a [`preface`](exchange) that settles the
+//! protocol's version, the second a hello in each direction. [`handshake::judge`] compares them; who is
+//! refused is told why, in words, and both sides report it. Not one byte of a message is looked at
+//! before. The hello names and compares; it proves nothing: until there is TLS, whoever reaches the
+//! port can claim to be a member. So listening on, or dialing, anything but loopback needs
+//! `insecure_peers`, which says that the network keeps strangers away. TLS will take its place between
+//! connect and preface ([`dialer`], [`acceptor`]); nothing after it changes.
+//!
+//! **What a stranger can cost.** A limited number of connections may be in their handshake at a time,
+//! for a limited time, each for a few kilobytes; when there are too many, the oldest goes, so that a
+//! flood of silent ones does not keep a member out. A frame's length is checked before a byte is
+//! allocated for it, its checksum before it is decoded ([`frame`]).
+//!
+//! **Half-open connections.** The dialer says that it lives a few times in each idle timeout and the
+//! acceptor echoes it. Whoever hears nothing for the whole of it closes.
+
+mod acceptor;
+mod context;
+mod dialer;
+mod exchange;
+mod frame;
+mod handshake;
+mod memory;
+mod pipe;
+mod runtime;
+mod tcp;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use thiserror::Error;
+
+use crate::model::{Hello, NodeId, PeerMessage};
+
+pub(crate) use memory::{MemoryHub, MemoryNetwork};
+pub(crate) use tcp::{TcpBound, TcpHandle, TcpNetwork, TcpSettings};
+
+/// What becomes of what arrives. Called from the network's threads, several at a time, but one at a
+/// time for each peer and lane. Must not block: put it into an inbox and return. Must not call back
+/// into the transport.
+pub(crate) trait Receiver: Send + Sync + 'static {
+    /// A message from `from`. On each lane in the order in which they were sent, with gaps where some
+    /// were lost.
+    fn deliver(&self, from: NodeId, message: PeerMessage);
+
+    /// A connection with `peer` has come up, in either direction and on either lane, so this is called
+    /// several times in a row. Its hello has been judged and was found right.
+    fn connected(&self, peer: NodeId, hello: Hello);
+
+    /// The last connection with `peer` is gone.
+    fn disconnected(&self, peer: NodeId);
+
+    /// A connection was refused, by this member or by the other, and why. `peer` is whom this member
+    /// has dialed, or who the other one claims to be: possibly no member at all. At most one a second
+    /// is reported for each peer.
+    fn refused(&self, peer: NodeId, why: String);
+}
+
+/// Makes the hello for a peer as of now. It changes when the cluster is founded. Called from the
+/// network's threads and with any id.
+pub(crate) type HelloSource = Arc<dyn Fn(NodeId) -> Hello + Send + Sync>;
+
+/// Why a transport cannot start.
+#[derive(Debug, Error)]
+pub(crate) enum TransportError {
+    /// An address outside this machine, and no leave to use it.
+    #[error(
+        "{what} {address} is not on loopback, and connections between members are neither encrypted \
+         nor authenticated yet: set insecure_peers if nobody else can reach that network"
+    )]
+    Insecure {
+        /// Whose address.
+        what: String,
+        /// The address.
+        address: String,
+    },
+    /// Not of the form `host:port`.
+    #[error("{what} {address:?} is not of the form host:port")]
+    Address {
+        /// Whose address.
+        what: String,
+        /// The address.
+        address: String,
+    },
+    /// The port cannot be listened on.
+    #[error("cannot listen on {address}: {source}")]
+    Bind {
+        /// The address.
+        address: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The operating system gives no thread.
+    #[error("cannot start the network's threads: {0}")]
+    Threads(std::io::Error),
+}

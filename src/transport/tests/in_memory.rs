@@ -1,0 +1,127 @@
+//! Members inside one process.
+
+use super::*;
+
+struct Guest {
+    inbox: Arc<Inbox>,
+    network: MemoryNetwork,
+}
+
+fn join(hub: &MemoryHub, of: Hello) -> Guest {
+    let inbox: Arc<Inbox> = Arc::default();
+    let network = hub.join(of.from, members(), source(of), inbox.clone());
+    Guest { inbox, network }
+}
+
+impl Guest {
+    fn send(&mut self, to: u64, number: u64) -> SendOutcome {
+        self.network.send(node(to), Lane::Control, ping(number))
+    }
+
+    fn heard(&self) -> Vec<Heard> {
+        self.inbox.heard.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+#[test]
+fn members_meet_talk_and_part() {
+    let hub = MemoryHub::default();
+    let mut one = join(&hub, hello(1, 2));
+    assert_eq!(one.send(2, 1), SendOutcome::Unreachable);
+    let mut two = join(&hub, hello(2, 1));
+    assert_eq!(one.send(2, 2), SendOutcome::Queued);
+    assert_eq!(two.send(1, 3), SendOutcome::Queued);
+    assert_eq!(one.send(1, 4), SendOutcome::Unreachable);
+    hub.leave(node(2));
+    assert_eq!(one.send(2, 5), SendOutcome::Unreachable);
+    assert_eq!(two.send(1, 6), SendOutcome::Unreachable);
+    let told = |peer, number: u64, message| {
+        let peer_hello = hello(peer, 3 - peer);
+        [
+            Heard::Connected(node(peer), peer_hello),
+            Heard::Message(node(peer), ping(message)),
+            Heard::Disconnected(node(peer)),
+        ][..number as usize]
+            .to_vec()
+    };
+    assert_eq!(one.heard(), told(2, 3, 3));
+    assert_eq!(two.heard(), told(1, 3, 2));
+}
+
+#[test]
+fn a_cut_wire_loses_in_its_direction_only_and_without_a_word() {
+    let hub = MemoryHub::default();
+    let (mut one, mut two) = (join(&hub, hello(1, 2)), join(&hub, hello(2, 1)));
+    hub.cut(node(1), node(2));
+    assert_eq!(one.send(2, 1), SendOutcome::Queued);
+    assert_eq!(two.send(1, 2), SendOutcome::Queued);
+    hub.heal(node(1), node(2));
+    assert_eq!(one.send(2, 3), SendOutcome::Queued);
+    assert_eq!(two.inbox.messages(), [ping(3)]);
+    assert_eq!(one.inbox.messages(), [ping(2)]);
+}
+
+#[test]
+fn members_do_not_meet_over_a_cut_wire() {
+    let hub = MemoryHub::default();
+    hub.cut(node(2), node(1));
+    let (mut one, two) = (join(&hub, hello(1, 2)), join(&hub, hello(2, 1)));
+    assert_eq!(one.send(2, 1), SendOutcome::Unreachable);
+    assert!(one.heard().is_empty() && two.heard().is_empty());
+    hub.heal_all();
+    assert_eq!(one.send(2, 2), SendOutcome::Queued);
+    assert_eq!(two.inbox.messages(), [ping(2)]);
+}
+
+#[test]
+fn a_refused_member_is_told_once_and_can_come_again() {
+    let hub = MemoryHub::default();
+    let founded = Hello { standing: founding(), ..hello(1, 2) };
+    let mut one = join(&hub, founded);
+    let lost = Hello { disk: DiskId(0xdead << 112), ..hello(2, 1) };
+    let mut two = join(&hub, lost);
+    for number in 0..3 {
+        assert_eq!(one.send(2, number), SendOutcome::Unreachable);
+        assert_eq!(two.send(1, number), SendOutcome::Unreachable);
+    }
+    for (guest, peer) in [(&one, 2), (&two, 1)] {
+        let heard = guest.heard();
+        assert!(
+            matches!(&heard[..], [Heard::Refused(who, why)] if *who == node(peer) && why.contains("dead0000")),
+            "{heard:?}"
+        );
+    }
+    let two = join(&hub, hello(2, 1));
+    assert_eq!(one.send(2, 9), SendOutcome::Queued);
+    assert_eq!(two.inbox.messages(), [ping(9)]);
+}
+
+#[test]
+fn a_member_that_joins_again_puts_its_earlier_self_out() {
+    let hub = MemoryHub::default();
+    let mut one = join(&hub, hello(1, 2));
+    let mut earlier = join(&hub, hello(2, 1));
+    let mut later = join(&hub, Hello { incarnation: Incarnation(2), ..hello(2, 1) });
+    assert_eq!(earlier.send(1, 1), SendOutcome::Unreachable);
+    drop(earlier);
+    assert_eq!(later.send(1, 2), SendOutcome::Queued, "the earlier self took it along");
+    assert_eq!(one.send(2, 3), SendOutcome::Queued);
+    assert_eq!(one.inbox.messages(), [ping(2)]);
+    let mut old = join(&hub, hello(2, 1));
+    assert_eq!(old.send(1, 4), SendOutcome::Unreachable, "an earlier life came back");
+}
+
+#[test]
+fn a_hello_on_the_way_is_judged() {
+    let hub = MemoryHub::default();
+    let mut one = join(&hub, hello(1, 2));
+    let two = join(&hub, Hello { standing: founding(), ..hello(2, 1) });
+    let right = PeerMessage::Hello(Hello { standing: founding(), ..hello(1, 2) });
+    one.network.send(node(2), Lane::Control, right.clone());
+    assert_eq!(two.inbox.messages(), [right]);
+    let lost = PeerMessage::Hello(Hello { disk: DiskId(9), ..hello(1, 2) });
+    one.network.send(node(2), Lane::Control, lost);
+    assert_eq!(two.inbox.messages().len(), 1);
+    one.inbox.wait_for_refusal(node(2), "now has disk");
+    two.inbox.wait_for_refusal(node(1), "now has disk");
+}

@@ -1,0 +1,282 @@
+//! Peers that speak garbage, say who they are not, or say nothing.
+
+use super::*;
+
+/// What is sent to member 1 instead of what belongs there, with what it answers.
+#[test]
+fn garbage_before_the_handshake_is_cut_off() {
+    let one = alone(settings());
+    let right = hello_frame(&hello(2, 1));
+    let damaged = |at: usize| {
+        let mut bytes = right.clone();
+        bytes[at] ^= 1;
+        bytes
+    };
+    let trailing = [&encoded(&PeerMessage::Hello(hello(2, 1)))[..], b"\0"].concat();
+    let after_preface = |bytes: Vec<u8>| [preface(0), bytes].concat();
+    let cases: [(&str, Vec<u8>); 14] = [
+        ("nothing", vec![]),
+        ("HTTP", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec()),
+        ("zeroes", vec![0; 5000]),
+        ("wrong magic", [b"bowlinx\0", &preface(0)[8..], &right].concat()),
+        ("half a preface", preface(0)[..9].to_vec()),
+        ("a preface and nothing", preface(0)),
+        ("an oversized length", after_preface(vec![0xff; 100])),
+        ("a length of nothing", after_preface(vec![0; 100])),
+        ("a damaged checksum", after_preface(damaged(5))),
+        ("a damaged body", after_preface(damaged(20))),
+        ("half a hello", after_preface(right[..20].to_vec())),
+        ("a hello with bytes after it", after_preface(framed(FrameKind::Hello, &trailing))),
+        (
+            "a hello that is another message",
+            after_preface(framed(FrameKind::Hello, &encoded(&ping(1)))),
+        ),
+        ("a message without a hello", after_preface(message_frame(&ping(1)))),
+    ];
+    for (what, bytes) in cases {
+        let mut stream = connect(one.handle.address());
+        // The other end may close before everything is written.
+        let _ = stream.write_all(&bytes);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        assert_eq!(read_to_close(&mut stream), b"", "{what}");
+    }
+    // None of it has reached the node, and the port still serves.
+    let _peer = introduce(one.handle.address(), 0, &hello(2, 1));
+    one.inbox.wait_for_connection(node(2));
+    assert_eq!(one.inbox.heard.lock().unwrap_or_else(PoisonError::into_inner).len(), 1);
+}
+
+#[test]
+fn garbage_after_the_handshake_ends_the_connection_and_is_not_delivered() {
+    let newer = framed(FrameKind::Message, b"\x63\x01");
+    let mut damaged = message_frame(&ping(2));
+    damaged[12] ^= 4;
+    let oversized = [&0x7fff_ffff_u32.to_le_bytes()[..], &[0; 100]].concat();
+    let as_other = PeerMessage::Hello(hello(3, 1));
+    let later = PeerMessage::Hello(Hello { incarnation: Incarnation(9), ..hello(2, 1) });
+    let cases: [(&str, Vec<u8>); 9] = [
+        ("a damaged frame", damaged),
+        ("an oversized length", oversized),
+        ("random bytes", (0..2000_u32).map(|at| ((at * 7919) >> 3) as u8).collect()),
+        ("a message of a newer version", newer),
+        ("a message cut short", framed(FrameKind::Message, &encoded(&ping(2))[..5])),
+        ("an unknown kind", {
+            let checked = b"\x09body";
+            let crc = crc32fast::hash(checked).to_le_bytes();
+            [&5u32.to_le_bytes()[..], &crc, checked].concat()
+        }),
+        ("a second hello as a frame", hello_frame(&hello(2, 1))),
+        ("a message in somebody else's name", message_frame(&as_other)),
+        ("a hello of another life", message_frame(&later)),
+    ];
+    for (what, bytes) in cases {
+        let one = alone(settings());
+        let mut peer = introduce(one.handle.address(), 0, &hello(2, 1));
+        peer.write_all(&message_frame(&ping(1))).expect("written");
+        one.inbox.wait_for_message(node(2), &ping(1));
+        let _ = peer.write_all(&bytes);
+        let _ = peer.write_all(&message_frame(&ping(3)));
+        read_to_close(&mut peer);
+        one.inbox.wait(what, |heard| heard.contains(&Heard::Disconnected(node(2))));
+        assert_eq!(one.inbox.messages(), [ping(1)], "{what}");
+    }
+}
+
+#[test]
+fn a_message_of_a_newer_version_is_named_as_such() {
+    let one = alone(settings());
+    let mut peer = introduce(one.handle.address(), 0, &hello(2, 1));
+    peer.write_all(&framed(FrameKind::Message, b"\x63\x01")).expect("written");
+    one.inbox.wait_for_refusal(node(2), "newer version");
+}
+
+#[test]
+fn a_peer_of_other_versions_is_told() {
+    let one = alone(settings());
+    let mut stream = connect(one.handle.address());
+    let mut newer = preface(0);
+    newer[8..12].copy_from_slice(&[7, 0, 9, 0]);
+    stream.write_all(&[newer, hello_frame(&hello(2, 1))].concat()).expect("written");
+    let (kind, why) = read_frame(&mut stream, 16);
+    let why = String::from_utf8(why).expect("text");
+    assert!(kind == 2 && why.contains("1 to 1") && why.contains("7 to 9"), "{kind} {why}");
+    read_to_close(&mut stream);
+    let mut stream = connect(one.handle.address());
+    stream.write_all(&[preface(5), hello_frame(&hello(2, 1))].concat()).expect("written");
+    assert_eq!(read_frame(&mut stream, 16), (2, b"no lane 5".to_vec()));
+}
+
+#[test]
+fn whoever_is_refused_is_told_why_and_so_is_the_one_who_refuses() {
+    let lost = |hello: Hello| Hello { disk: DiskId(0xdead << 112), ..hello };
+    let founded = |hello: Hello| Hello { standing: founding(), ..hello };
+    let other = Hello { cluster: ClusterId(8 << 96), ..hello(2, 1) };
+    let cases = [
+        ("of cluster 00000008..", hello(1, 2), other),
+        ("this is member 1", hello(1, 2), hello(2, 3)),
+        ("knows no member 9", hello(1, 2), hello(9, 1)),
+        ("both ends say", hello(1, 2), hello(1, 1)),
+        ("now has disk dead0000..", founded(hello(1, 2)), lost(hello(2, 1))),
+        ("now has disk dead0000..", lost(hello(1, 2)), founded(hello(2, 1))),
+    ];
+    for (words, mine, theirs) in cases {
+        let nobody = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let peers = [(2, nobody.local_addr().expect("bound"))];
+        drop(nobody);
+        let one = Member::start(bind(settings()), mine, &peers, &Arc::default());
+        let mut stream = connect(one.handle.address());
+        let said = [preface(0), hello_frame(&theirs), message_frame(&ping(1))].concat();
+        stream.write_all(&said).expect("written");
+        let (kind, why) = read_frame(&mut stream, 16);
+        let why = String::from_utf8(why).expect("text");
+        assert!(kind == 2 && why.contains(words), "{kind} {why}");
+        drop(stream);
+        one.inbox.wait_for_refusal(theirs.from, words);
+        assert!(!one.inbox.has(|heard| !matches!(heard, Heard::Refused(..))), "{words}");
+    }
+}
+
+#[test]
+fn members_of_two_clusters_wired_together_both_report_it() {
+    let other = Hello { cluster: ClusterId(8 << 96), ..hello(2, 1) };
+    let [mut one, mut two] = two(settings(), [hello(1, 2), other]);
+    one.inbox.wait_for_refusal(node(2), "cluster");
+    two.inbox.wait_for_refusal(node(1), "cluster");
+    assert_eq!(one.network.send(node(2), Lane::Control, ping(1)), SendOutcome::Unreachable);
+    assert_eq!(two.network.send(node(1), Lane::Control, ping(1)), SendOutcome::Unreachable);
+    for member in [&one, &two] {
+        assert!(!member.inbox.has(|heard| !matches!(heard, Heard::Refused(..))));
+    }
+}
+
+#[test]
+fn an_address_that_leads_to_another_member_is_reported() {
+    let bound = [bind(settings()), bind(settings())];
+    // Member 1 thinks that member 3 is member 2.
+    let peers = [(2, bound[1].address())];
+    let [first, third] = bound;
+    let one = Member::start(first, hello(1, 2), &peers, &Arc::default());
+    let address = one.handle.address();
+    let three = Member::start(third, hello(3, 1), &[(1, address)], &Arc::default());
+    one.inbox.wait_for_refusal(node(2), "wants to talk to member 2, but this is member 3");
+    three.inbox.wait_for_refusal(node(1), "wants to talk to member 2, but this is member 3");
+}
+
+#[test]
+fn an_earlier_life_is_refused_while_the_later_one_is_known() {
+    let one = alone(settings());
+    let life = |incarnation| Hello { incarnation: Incarnation(incarnation), ..hello(2, 1) };
+    let later = introduce(one.handle.address(), 0, &life(5));
+    one.inbox.wait_for_connection(node(2));
+    let mut stream = connect(one.handle.address());
+    stream.write_all(&[preface(0), hello_frame(&life(4))].concat()).expect("written");
+    let (kind, why) = read_frame(&mut stream, 16);
+    let why = String::from_utf8(why).expect("text");
+    assert!(kind == 2 && why.contains("in its life 5 before"), "{kind} {why}");
+    drop(later);
+    drop(stream);
+    one.inbox.wait_for_refusal(node(2), "in its life 5 before");
+    let mut stream = connect(one.handle.address());
+    stream.write_all(&[preface(0), hello_frame(&life(4))].concat()).expect("written");
+    assert_eq!(read_frame(&mut stream, 16).0, 2, "forgotten with the connection");
+}
+
+#[test]
+fn a_later_life_ends_the_connections_of_the_earlier_one() {
+    let one = alone(settings());
+    let life = |incarnation| Hello { incarnation: Incarnation(incarnation), ..hello(2, 1) };
+    let mut control = introduce(one.handle.address(), 0, &life(1));
+    let mut bulk = introduce(one.handle.address(), 1, &life(1));
+    for (stream, number) in [(&mut control, 1), (&mut bulk, 2)] {
+        stream.write_all(&message_frame(&ping(number))).expect("written");
+        one.inbox.wait_for_message(node(2), &ping(number));
+    }
+    let mut newer = introduce(one.handle.address(), 0, &life(2));
+    newer.write_all(&message_frame(&ping(3))).expect("written");
+    one.inbox.wait_for_message(node(2), &ping(3));
+    read_to_close(&mut control);
+    read_to_close(&mut bulk);
+}
+
+#[test]
+fn a_second_connection_replaces_the_first() {
+    let one = alone(settings());
+    let mut streams = Vec::new();
+    for number in 0..20 {
+        let mut stream = introduce(one.handle.address(), 0, &hello(2, 1));
+        stream.write_all(&message_frame(&ping(number))).expect("written");
+        one.inbox.wait_for_message(node(2), &ping(number));
+        streams.push(stream);
+    }
+    let last = streams.pop().expect("twenty");
+    for mut stream in streams {
+        read_to_close(&mut stream);
+    }
+    let gone = |heard: &Heard| *heard == Heard::Disconnected(node(2));
+    drop(last);
+    one.inbox.wait("gone", |heard| heard.last().is_some_and(gone));
+}
+
+#[test]
+fn a_silent_connection_is_cut_by_the_handshake_timeout() {
+    let one = alone(TcpSettings { handshake_timeout: Duration::from_millis(100), ..settings() });
+    let mut silent = connect(one.handle.address());
+    let mut slow = connect(one.handle.address());
+    slow.write_all(&preface(0)).expect("written");
+    let mut undecided = connect(one.handle.address());
+    undecided.write_all(&[preface(0), hello_frame(&hello(2, 1))].concat()).expect("written");
+    for stream in [&mut silent, &mut slow, &mut undecided] {
+        read_to_close(stream);
+    }
+    assert!(!one.inbox.has(|_| true), "somebody was let in");
+}
+
+#[test]
+fn a_thousand_silent_connections_keep_no_member_out() {
+    let one = alone(TcpSettings { handshake_timeout: Duration::from_secs(600), ..settings() });
+    let mut silent: Vec<_> = (0..1000).map(|_| connect(one.handle.address())).collect();
+    let peer = introduce(one.handle.address(), 0, &hello(2, 1));
+    one.inbox.wait_for_connection(node(2));
+    // All but the newest that were allowed have been cut, long before their timeout.
+    let kept = settings().handshakes_max;
+    for stream in &mut silent[..1000 - kept] {
+        read_to_close(stream);
+    }
+    let mut byte = [0];
+    let newest = silent.last_mut().expect("a thousand");
+    newest.set_nonblocking(true).expect("a mode");
+    let error = newest.read(&mut byte).expect_err("still open");
+    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    drop(peer);
+}
+
+#[test]
+fn a_server_of_something_else_is_left_alone() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let peers = [(2, listener.local_addr().expect("bound"))];
+    let mut one = Member::start(bind(settings()), hello(1, 2), &peers, &Arc::default());
+    let answers: [&[u8]; 3] = [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", &[0xff; 9000]];
+    for answer in answers.iter().cycle().take(12) {
+        let (mut stream, _) = listener.accept().expect("dialed again and again");
+        let _ = stream.write_all(answer);
+    }
+    assert_eq!(one.network.send(node(2), Lane::Control, ping(1)), SendOutcome::Unreachable);
+    assert!(!one.inbox.has(|_| true));
+}
+
+#[test]
+fn whoever_answers_as_somebody_else_is_told() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let peers = [(2, listener.local_addr().expect("bound"))];
+    let one = Member::start(bind(settings()), hello(1, 2), &peers, &Arc::default());
+    let (mut stream, _) = listener.accept().expect("dialed");
+    let mut asked = [0; 16];
+    stream.read_exact(&mut asked).expect("a preface");
+    assert_eq!(read_frame(&mut stream, 0).0, 1);
+    stream.write_all(&[&asked[..], &hello_frame(&hello(3, 1))].concat()).expect("written");
+    let (kind, why) = read_frame(&mut stream, 0);
+    let why = String::from_utf8(why).expect("text");
+    assert!(kind == 2 && why.contains("dialed member 2, but member 3 has answered"), "{why}");
+    drop(stream);
+    one.inbox.wait_for_refusal(node(2), "member 3 has answered");
+}

@@ -1,0 +1,273 @@
+//! Members that talk over real sockets on loopback or in memory, and peers that misbehave.
+//!
+//! Nothing here sleeps to let something happen: it waits until it has, and fails if that takes too
+//! long.
+
+mod in_memory;
+mod misbehaving;
+mod talking;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::frame::{self, FrameKind};
+use super::*;
+use crate::codec;
+use crate::env::{Env, Network, SendOutcome};
+use crate::model::*;
+
+/// How long anything may take on a busy machine before it counts as not happening.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+fn node(id: u64) -> NodeId {
+    NodeId::new(id).expect("not 0")
+}
+
+fn members() -> BTreeSet<NodeId> {
+    [1, 2, 3].map(node).into()
+}
+
+/// What a receiver has heard.
+#[derive(Clone, PartialEq, Debug)]
+enum Heard {
+    Message(NodeId, PeerMessage),
+    Connected(NodeId, Hello),
+    Disconnected(NodeId),
+    Refused(NodeId, String),
+}
+
+/// Keeps what it hears.
+#[derive(Default)]
+struct Inbox {
+    heard: Mutex<Vec<Heard>>,
+    more: Condvar,
+}
+
+impl Inbox {
+    fn push(&self, heard: Heard) {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner).push(heard);
+        self.more.notify_all();
+    }
+
+    /// Waits until `found` is right about everything heard.
+    fn wait(&self, what: &str, found: impl Fn(&[Heard]) -> bool) {
+        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let (heard, _) = self
+            .more
+            .wait_timeout_while(heard, DEADLINE, |heard| !found(heard))
+            .unwrap_or_else(PoisonError::into_inner);
+        let last = &heard[heard.len().saturating_sub(10)..];
+        assert!(
+            found(&heard),
+            "waited in vain until {what}; heard {} events, the last: {last:?}",
+            heard.len()
+        );
+    }
+
+    fn wait_for_message(&self, from: NodeId, message: &PeerMessage) {
+        let wanted = Heard::Message(from, message.clone());
+        self.wait("a message", |heard| heard.contains(&wanted));
+    }
+
+    fn wait_for_refusal(&self, peer: NodeId, words: &str) {
+        self.wait(words, |heard| {
+            heard.iter().any(
+                |one| matches!(one, Heard::Refused(who, why) if *who == peer && why.contains(words)),
+            )
+        });
+    }
+
+    fn wait_for_connection(&self, peer: NodeId) {
+        self.wait("connected", |heard| {
+            heard.iter().any(|one| matches!(one, Heard::Connected(who, _) if *who == peer))
+        });
+    }
+
+    fn has(&self, found: impl Fn(&Heard) -> bool) -> bool {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner).iter().any(found)
+    }
+
+    fn messages(&self) -> Vec<PeerMessage> {
+        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let message = |one: &Heard| match one {
+            Heard::Message(_, message) => Some(message.clone()),
+            _ => None,
+        };
+        heard.iter().filter_map(message).collect()
+    }
+}
+
+impl Receiver for Inbox {
+    fn deliver(&self, from: NodeId, message: PeerMessage) {
+        self.push(Heard::Message(from, message));
+    }
+
+    fn connected(&self, peer: NodeId, hello: Hello) {
+        self.push(Heard::Connected(peer, hello));
+    }
+
+    fn disconnected(&self, peer: NodeId) {
+        self.push(Heard::Disconnected(peer));
+    }
+
+    fn refused(&self, peer: NodeId, why: String) {
+        self.push(Heard::Refused(peer, why));
+    }
+}
+
+fn hello(from: u64, to: u64) -> Hello {
+    Hello {
+        cluster: ClusterId(7),
+        from: node(from),
+        to: node(to),
+        disk: DiskId(from.into()),
+        incarnation: Incarnation(1),
+        standing: Standing::Blank,
+    }
+}
+
+fn founding() -> Standing {
+    Standing::Founded([1, 2, 3].map(|id| (node(id), DiskId(id.into()))).into())
+}
+
+/// A source that makes the hello of `of`, whoever asks.
+fn source(of: Hello) -> HelloSource {
+    Arc::new(move |to| Hello { to, ..of.clone() })
+}
+
+/// Settings under which a test ends soon.
+fn settings() -> TcpSettings {
+    TcpSettings { handshake_timeout: Duration::from_secs(5), ..TcpSettings::default() }
+}
+
+struct Member {
+    inbox: Arc<Inbox>,
+    network: TcpNetwork,
+    handle: TcpHandle,
+}
+
+impl Member {
+    fn start(bound: TcpBound, of: Hello, peers: &[(u64, SocketAddr)], inbox: &Arc<Inbox>) -> Self {
+        let me = of.from;
+        let peers: BTreeMap<NodeId, String> =
+            peers.iter().map(|(id, address)| (node(*id), address.to_string())).collect();
+        let (network, handle) = bound
+            .start(&Env::real(), me, &peers, source(of), inbox.clone())
+            .expect("a transport on loopback");
+        Self { inbox: inbox.clone(), network, handle }
+    }
+
+    /// Sends until the message is on its way.
+    fn send(&mut self, to: u64, lane: Lane, message: &PeerMessage) {
+        let began = std::time::Instant::now();
+        while self.network.send(node(to), lane, message.clone()) != SendOutcome::Queued {
+            assert!(began.elapsed() < DEADLINE, "cannot send to member {to}");
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn bind(settings: TcpSettings) -> TcpBound {
+    TcpBound::bind("127.0.0.1:0", settings).expect("a free port")
+}
+
+/// Members 1 and 2, which know each other.
+fn two(settings: TcpSettings, hellos: [Hello; 2]) -> [Member; 2] {
+    let bound = [bind(settings.clone()), bind(settings)];
+    let peers = [(1, bound[0].address()), (2, bound[1].address())];
+    let mut members = bound
+        .into_iter()
+        .zip(hellos)
+        .map(|(bound, hello)| Member::start(bound, hello, &peers, &Arc::default()));
+    [members.next().expect("one"), members.next().expect("two")]
+}
+
+/// Member 1, whose peer 2 is somewhere that nobody answers.
+fn alone(settings: TcpSettings) -> Member {
+    let nobody = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let peers = [(2, nobody.local_addr().expect("bound"))];
+    drop(nobody);
+    Member::start(bind(settings), hello(1, 2), &peers, &Arc::default())
+}
+
+fn ping(number: u64) -> PeerMessage {
+    PeerMessage::Digest { index: LogIndex(number), digest: number }
+}
+
+/// A message of this many bytes.
+fn load(bytes: usize, fill: u8) -> PeerMessage {
+    PeerMessage::Raft(vec![fill; bytes].into())
+}
+
+fn preface(lane: u8) -> Vec<u8> {
+    let mut bytes = b"bowline\0\x01\x00\x01\x00".to_vec();
+    bytes.extend_from_slice(&[lane, 0, 0, 0]);
+    bytes
+}
+
+fn framed(kind: FrameKind, body: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    frame::put_frame(&mut bytes, kind, |out| out.extend_from_slice(body));
+    bytes
+}
+
+fn encoded(message: &PeerMessage) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    codec::encode_message(message, &mut bytes);
+    bytes
+}
+
+fn hello_frame(hello: &Hello) -> Vec<u8> {
+    framed(FrameKind::Hello, &encoded(&PeerMessage::Hello(hello.clone())))
+}
+
+fn message_frame(message: &PeerMessage) -> Vec<u8> {
+    framed(FrameKind::Message, &encoded(message))
+}
+
+/// A peer made by hand, on a blocking socket.
+fn connect(to: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(to).expect("the port is open");
+    stream.set_read_timeout(Some(DEADLINE)).expect("a timeout");
+    stream.set_write_timeout(Some(DEADLINE)).expect("a timeout");
+    stream
+}
+
+/// Reads one frame after `skip` other bytes.
+fn read_frame(stream: &mut TcpStream, skip: usize) -> (u8, Vec<u8>) {
+    let mut skipped = vec![0; skip];
+    stream.read_exact(&mut skipped).expect("the bytes before the frame");
+    let mut header = [0; 8];
+    stream.read_exact(&mut header).expect("a header");
+    let mut checked =
+        vec![0; u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize];
+    stream.read_exact(&mut checked).expect("a whole frame");
+    (checked[0], checked[1..].to_vec())
+}
+
+/// A hand-made peer that dials and goes through the handshake.
+fn introduce(to: SocketAddr, lane: u8, hello: &Hello) -> TcpStream {
+    let mut stream = connect(to);
+    stream.write_all(&[preface(lane), hello_frame(hello)].concat()).expect("written");
+    let (kind, body) = read_frame(&mut stream, 16);
+    assert_eq!(kind, 1, "refused: {}", String::from_utf8_lossy(&body));
+    stream.write_all(&framed(FrameKind::Alive, b"")).expect("written");
+    stream
+}
+
+/// Waits until the other end has closed, and returns what it said before.
+fn read_to_close(stream: &mut TcpStream) -> Vec<u8> {
+    let mut said = Vec::new();
+    let mut piece = [0; 4096];
+    loop {
+        match stream.read(&mut piece) {
+            Ok(0) => return said,
+            Ok(len) => said.extend_from_slice(&piece[..len]),
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return said,
+            Err(error) => panic!("not closed in time: {error}"),
+        }
+    }
+}

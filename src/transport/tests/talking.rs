@@ -1,0 +1,300 @@
+//! Members that mean well.
+
+use super::*;
+use std::time::Instant;
+
+#[test]
+fn messages_arrive_in_order_on_each_lane() {
+    let [mut one, two] = two(settings(), [hello(1, 2), hello(2, 1)]);
+    for number in 0..5000 {
+        one.send(2, Lane::Control, &ping(number));
+        if number % 10 == 0 {
+            one.send(2, Lane::Bulk, &load(number as usize * 10, number as u8));
+        }
+    }
+    one.send(2, Lane::Bulk, &ping(5000));
+    two.inbox.wait_for_message(node(1), &ping(4999));
+    two.inbox.wait_for_message(node(1), &ping(5000));
+    let (control, bulk): (Vec<_>, Vec<_>) = two.inbox.messages().into_iter().partition(
+        |message| matches!(message, PeerMessage::Digest { index, .. } if index.get() < 5000),
+    );
+    assert!(control == (0..5000).map(ping).collect::<Vec<_>>(), "control out of order");
+    let loads = (0..500).map(|ten: usize| load(ten * 100, (ten * 10) as u8));
+    assert!(bulk == loads.chain([ping(5000)]).collect::<Vec<_>>(), "bulk out of order");
+}
+
+#[test]
+fn every_kind_of_message_arrives_as_it_was_sent() {
+    let [mut one, two] = two(settings(), [hello(1, 2), hello(2, 1)]);
+    let sent: Vec<_> = (0..300)
+        .map(|seed| codec::sample::Sample::new(seed).message())
+        .filter(|message| !matches!(message, PeerMessage::Hello(_)))
+        .collect();
+    for message in &sent {
+        one.send(2, Lane::Bulk, message);
+    }
+    two.inbox.wait("all", |heard| {
+        heard.iter().filter(|one| matches!(one, Heard::Message(..))).count() == sent.len()
+    });
+    assert!(two.inbox.messages() == sent);
+}
+
+#[test]
+fn the_receiver_hears_who_comes_and_who_goes() {
+    let [one, two] = two(settings(), [hello(1, 2), hello(2, 1)]);
+    one.inbox.wait_for_connection(node(2));
+    two.inbox.wait_for_connection(node(1));
+    assert!(one.inbox.has(|heard| *heard == Heard::Connected(node(2), hello(2, 1))));
+    two.handle.stop();
+    let heard = two.inbox.heard.lock().unwrap_or_else(PoisonError::into_inner).len();
+    one.inbox.wait("gone", |heard| heard.last() == Some(&Heard::Disconnected(node(2))));
+    let after = two.inbox.heard.lock().unwrap_or_else(PoisonError::into_inner);
+    assert_eq!(after.len(), heard, "called after it was stopped");
+    assert_eq!(after.last(), Some(&Heard::Disconnected(node(1))));
+}
+
+#[test]
+fn a_peer_that_is_not_there_is_unreachable() {
+    let mut one = alone(settings());
+    for to in [1, 2, 9] {
+        assert_eq!(one.network.send(node(to), Lane::Control, ping(1)), SendOutcome::Unreachable);
+    }
+}
+
+#[test]
+fn a_peer_that_restarts_is_found_again() {
+    let [mut one, mut two] = two(settings(), [hello(1, 2), hello(2, 1)]);
+    for life in 1..4 {
+        one.send(2, Lane::Control, &ping(life));
+        two.inbox.wait_for_message(node(1), &ping(life));
+        let (address, peer) = (two.handle.address(), one.handle.address());
+        two.handle.stop();
+        one.inbox.wait("gone", |heard| heard.last() == Some(&Heard::Disconnected(node(2))));
+        assert_eq!(one.network.send(node(2), Lane::Control, ping(0)), SendOutcome::Unreachable);
+        let bound = TcpBound::bind(&address.to_string(), settings()).expect("the port is free");
+        let of = Hello { incarnation: Incarnation(life + 1), ..hello(2, 1) };
+        two = Member::start(bound, of, &[(1, peer)], &Arc::default());
+        two.send(1, Lane::Bulk, &ping(100 + life));
+        one.inbox.wait_for_message(node(2), &ping(100 + life));
+    }
+}
+
+#[test]
+fn a_hello_that_changes_is_judged_again() {
+    let [mut one, two] = two(settings(), [hello(1, 2), hello(2, 1)]);
+    let founded = Hello { standing: founding(), ..hello(1, 2) };
+    one.send(2, Lane::Control, &PeerMessage::Hello(founded.clone()));
+    two.inbox.wait_for_message(node(1), &PeerMessage::Hello(founded.clone()));
+    // Somebody who founded it with another disk of member 2.
+    let other = [(node(1), DiskId(1)), (node(2), DiskId(9 << 100))].into();
+    let other = Hello { standing: Standing::Founded(other), ..founded };
+    one.send(2, Lane::Control, &PeerMessage::Hello(other.clone()));
+    two.inbox.wait_for_refusal(node(1), "member 2 founded the cluster with disk 00000090..");
+    assert!(
+        !two.inbox
+            .has(|heard| *heard == Heard::Message(node(1), PeerMessage::Hello(other.clone())))
+    );
+}
+
+#[test]
+fn a_message_that_no_frame_has_room_for_is_dropped() {
+    let [mut one, two] = two(settings(), [hello(1, 2), hello(2, 1)]);
+    one.send(2, Lane::Control, &ping(1));
+    let (control, bulk) = (frame::CONTROL_BODY_BYTES_MAX, frame::BULK_BODY_BYTES_MAX);
+    assert_eq!(one.network.send(node(2), Lane::Control, load(control, 0)), SendOutcome::Full);
+    assert_eq!(one.network.send(node(2), Lane::Bulk, load(bulk, 0)), SendOutcome::Full);
+    // Version and kind take two bytes.
+    one.send(2, Lane::Control, &load(control - 2, 1));
+    one.send(2, Lane::Bulk, &load(bulk - 2, 2));
+    two.inbox.wait_for_message(node(1), &load(control - 2, 1));
+    two.inbox.wait_for_message(node(1), &load(bulk - 2, 2));
+}
+
+/// A hand-made member 2 that member 1 dials: it goes through both handshakes and returns the
+/// connections, control first.
+fn be_dialed(listener: &TcpListener) -> [TcpStream; 2] {
+    let mut lanes = [None, None];
+    while lanes.iter().any(Option::is_none) {
+        let (mut stream, _) = listener.accept().expect("dialed");
+        stream.set_read_timeout(Some(DEADLINE)).expect("a timeout");
+        let mut preface = [0; 16];
+        stream.read_exact(&mut preface).expect("a preface");
+        assert_eq!(read_frame(&mut stream, 0).0, 1, "a hello");
+        stream.write_all(&[&preface[..], &hello_frame(&hello(2, 1))].concat()).expect("written");
+        assert_eq!(read_frame(&mut stream, 0).0, 4, "a sign of life");
+        lanes[usize::from(preface[12])] = Some(stream);
+    }
+    lanes.map(|lane| lane.expect("both"))
+}
+
+#[test]
+fn a_queue_before_a_peer_that_does_not_read_fills_up_and_does_not_delay_control() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let peers = [(2, listener.local_addr().expect("bound"))];
+    let bulk_queue = pipe::QueueLimit { bytes: 64 << 20, messages: 1000 };
+    let settings = TcpSettings { bulk_queue, ..settings() };
+    let mut one = Member::start(bind(settings), hello(1, 2), &peers, &Arc::default());
+    let [mut control, mut bulk] = be_dialed(&listener);
+    one.send(2, Lane::Bulk, &load(1 << 20, 1));
+    let mut queued = 1;
+    while one.network.send(node(2), Lane::Bulk, load(1 << 20, 1)) == SendOutcome::Queued {
+        queued += 1;
+        assert!(queued < 200, "nothing is ever full");
+    }
+    assert!(queued >= 64, "only {queued} MiB were queued");
+    assert_eq!(
+        one.network.send(node(2), Lane::Bulk, ping(0)),
+        SendOutcome::Queued,
+        "room for less"
+    );
+    let began = Instant::now();
+    for number in 0..100 {
+        one.send(2, Lane::Control, &ping(number));
+        loop {
+            let (kind, body) = read_frame(&mut control, 0);
+            if kind == 3 {
+                assert_eq!(body, encoded(&ping(number)));
+                break;
+            }
+        }
+    }
+    assert!(began.elapsed() < Duration::from_secs(2), "control took {:?}", began.elapsed());
+    // And when the peer reads again, everything comes.
+    for _ in 0..queued {
+        while read_frame(&mut bulk, 0).0 != 3 {}
+    }
+    while read_frame(&mut bulk, 0).1 != encoded(&ping(0)) {}
+    one.send(2, Lane::Bulk, &ping(1));
+}
+
+#[test]
+fn what_waits_is_bounded_in_messages_too_and_dropped_with_the_connection() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let peers = [(2, listener.local_addr().expect("bound"))];
+    let bulk_queue = pipe::QueueLimit { bytes: 64 << 20, messages: 100 };
+    let settings = TcpSettings { bulk_queue, ..settings() };
+    let mut one = Member::start(bind(settings), hello(1, 2), &peers, &Arc::default());
+    let lanes = be_dialed(&listener);
+    one.send(2, Lane::Bulk, &load(8 << 20, 1));
+    let mut queued = 0;
+    while one.network.send(node(2), Lane::Bulk, ping(1)) == SendOutcome::Queued {
+        queued += 1;
+        assert!(queued <= 100, "more than the limit");
+    }
+    assert_eq!(one.network.send(node(2), Lane::Bulk, ping(1)), SendOutcome::Full);
+    drop(lanes);
+    let [_control, mut bulk] = be_dialed(&listener);
+    one.send(2, Lane::Bulk, &ping(7));
+    while read_frame(&mut bulk, 0) != (3, encoded(&ping(7))) {}
+}
+
+#[test]
+fn a_dialer_hangs_up_on_a_peer_that_gives_no_sign_of_life() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let peers = [(2, listener.local_addr().expect("bound"))];
+    let settings = TcpSettings { idle_timeout: Duration::from_millis(100), ..settings() };
+    let mut one = Member::start(bind(settings), hello(1, 2), &peers, &Arc::default());
+    let mut lanes = be_dialed(&listener);
+    one.inbox.wait_for_connection(node(2));
+    for lane in &mut lanes {
+        read_to_close(lane);
+    }
+    one.inbox.wait("gone", |heard| heard.contains(&Heard::Disconnected(node(2))));
+    let _ = one.network.send(node(2), Lane::Control, ping(1));
+}
+
+#[test]
+fn an_acceptor_hangs_up_on_a_peer_that_gives_no_sign_of_life() {
+    let one = alone(TcpSettings { idle_timeout: Duration::from_millis(100), ..settings() });
+    let mut peer = introduce(one.handle.address(), 0, &hello(2, 1));
+    read_to_close(&mut peer);
+    one.inbox.wait("gone", |heard| heard.contains(&Heard::Disconnected(node(2))));
+}
+
+#[test]
+fn members_that_have_nothing_to_say_stay_connected() {
+    let idle = Duration::from_millis(200);
+    let settings = TcpSettings { idle_timeout: idle, ..settings() };
+    let [mut one, mut two] = two(settings, [hello(1, 2), hello(2, 1)]);
+    one.send(2, Lane::Control, &ping(1));
+    two.send(1, Lane::Control, &ping(1));
+    one.inbox.wait_for_message(node(2), &ping(1));
+    two.inbox.wait_for_message(node(1), &ping(1));
+    // The passing of time is what is tested.
+    std::thread::sleep(idle * 5);
+    for member in [&one, &two] {
+        assert!(!member.inbox.has(|heard| matches!(heard, Heard::Disconnected(_))));
+    }
+}
+
+#[test]
+fn a_stop_leaves_neither_port_nor_thread_behind() {
+    // In a process of its own, since the other tests have transports too.
+    const CHILD: &str = "BOWLINE_TEST_STOP_CHILD";
+    if std::env::var_os(CHILD).is_none() {
+        let name = "transport::tests::talking::a_stop_leaves_neither_port_nor_thread_behind";
+        let program = std::env::current_exe().expect("this test");
+        let child = std::process::Command::new(program)
+            .args(["--exact", name, "--test-threads=1"])
+            .env(CHILD, "1")
+            .output()
+            .expect("started");
+        assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
+        return;
+    }
+    // On a thread of somebody else's runtime, where blocking on one's own is not allowed.
+    let host = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    host.block_on(async {
+        for _ in 0..3 {
+            let [mut one, two] = two(settings(), [hello(1, 2), hello(2, 1)]);
+            one.send(2, Lane::Control, &ping(1));
+            two.inbox.wait_for_message(node(1), &ping(1));
+            assert!(!threads().is_empty(), "{:?}", threads());
+            one.handle.stop();
+            assert_eq!(one.network.send(node(2), Lane::Control, ping(1)), SendOutcome::Unreachable);
+            assert!(!threads().is_empty(), "{:?}", threads());
+            two.handle.stop();
+            assert_eq!(Vec::<String>::new(), threads());
+            for handle in [&one.handle, &two.handle] {
+                let address = handle.address().to_string();
+                drop(TcpBound::bind(&address, settings()).expect("the port is free"));
+            }
+            assert_eq!(Arc::strong_count(&one.inbox), 1, "somebody still holds the receiver");
+        }
+    });
+}
+
+/// The names of the network's threads in this process.
+fn threads() -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
+    tasks
+        .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok())
+        .map(|name| name.trim().to_owned())
+        .filter(|name| name.starts_with("bowline-net"))
+        .collect()
+}
+
+#[test]
+fn leaving_loopback_needs_leave() {
+    let error = TcpBound::bind("0.0.0.0:0", settings()).err().expect("refused");
+    assert!(error.to_string().contains("insecure_peers"), "{error}");
+    let open = TcpSettings { insecure_peers: true, ..settings() };
+    assert!(TcpBound::bind("0.0.0.0:0", open.clone()).is_ok());
+    for address in ["192.0.2.1:7400", "n2.example:7400"] {
+        let peers: BTreeMap<_, _> = [(node(2), address.to_owned())].into();
+        let start = |settings| {
+            bind(settings).start(
+                &Env::real(),
+                node(1),
+                &peers,
+                source(hello(1, 2)),
+                Arc::new(Inbox::default()),
+            )
+        };
+        let error = start(settings()).err().expect("refused").to_string();
+        assert!(error.contains("insecure_peers") && error.contains("member 2"), "{error}");
+    }
+    let taken = bind(settings());
+    let error = TcpBound::bind(&taken.address().to_string(), settings()).err().expect("taken");
+    assert!(error.to_string().contains("cannot listen on 127.0.0.1"), "{error}");
+}
