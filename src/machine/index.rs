@@ -80,13 +80,13 @@ impl Index {
         self.pages.insert(fence, upper);
     }
 
-    /// Forgets the versions of `key` that no read at or after `revision` can see.
-    pub(super) fn prune(&mut self, key: &[u8], revision: Revision) {
+    /// Moves the versions of `key` that no read at or after `revision` can see to `forgotten`.
+    pub(super) fn prune(&mut self, key: &[u8], revision: Revision, forgotten: &mut Vec<Row>) {
         let Some((fence, page)) = self.pages.range_mut::<[u8], _>(until(key)).next_back() else {
             return;
         };
         let Ok(at) = find(page, key) else { return };
-        if !page[at].prune(revision) {
+        if !page[at].prune(revision, forgotten) {
             return;
         }
         page.remove(at);
@@ -212,7 +212,7 @@ mod tests {
             for (number, i) in shuffled(KEYS, 997).enumerate() {
                 let key = i.to_be_bytes();
                 index.push(Row::tombstone(&mut Vec::new(), &key, Revision(3)));
-                index.prune(&key, Revision(3));
+                index.prune(&key, Revision(3), &mut Vec::new());
                 want.remove(&key[..]);
                 assert!(index.get(&key).is_none());
                 if number % 500 == 0 {

@@ -32,7 +32,7 @@ pub struct LeaseInfo {
     pub session: Option<(NodeId, Incarnation, SessionInfo)>,
 }
 
-/// A lease that ended, with the keys that it held, in order.
+/// The keys of a lease that ended, in order.
 pub(super) type Ended = BTreeSet<Box<[u8]>>;
 
 #[derive(Debug)]

@@ -343,13 +343,13 @@ impl Rows {
         (!row.is_tombstone()).then_some(row)
     }
 
-    /// Forgets what no read at or after `revision` can see. True if nothing is left.
-    pub(super) fn prune(&mut self, revision: Revision) -> bool {
+    /// Moves what no read at or after `revision` can see to `forgotten`. True if nothing is left.
+    pub(super) fn prune(&mut self, revision: Revision, forgotten: &mut Vec<Row>) -> bool {
         let seen = self.until(revision);
         match self {
             Rows::One(row) => seen == 1 && RowRef::Packed(row).is_tombstone(),
             Rows::Many(rows) => {
-                rows.drain(..seen.saturating_sub(1));
+                forgotten.extend(rows.drain(..seen.saturating_sub(1)));
                 if seen > 0 && rows[0].view().is_tombstone() {
                     rows.pop_front();
                 }
@@ -483,12 +483,17 @@ mod tests {
         let mut rows = Rows::one(version(2, 1));
         rows.push(version(5, 2));
         rows.push(Row::tombstone(&mut Vec::new(), b"k", Revision(7)));
-        assert!(!rows.prune(Revision(1)));
+        let prune = |rows: &mut Rows, at| {
+            let mut forgotten = Vec::new();
+            let empty = rows.prune(Revision(at), &mut forgotten);
+            (empty, forgotten.len())
+        };
+        assert_eq!(prune(&mut rows, 1), (false, 0));
         assert_eq!(rows.len(), 3);
-        assert!(!rows.prune(Revision(6)));
+        assert_eq!(prune(&mut rows, 6), (false, 1));
         assert_eq!(rows.len(), 2);
         assert_eq!(rows.live(Revision(6)).unwrap().modified(), Revision(5));
         assert!(rows.live(Revision(7)).is_none());
-        assert!(rows.prune(Revision(7)), "only a tombstone was left");
+        assert_eq!(prune(&mut rows, 7), (true, 1), "only a tombstone was left");
     }
 }

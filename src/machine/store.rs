@@ -379,7 +379,8 @@ impl Store {
 
     /// False if nothing more can be done for now.
     fn sweep_hold(&mut self, hold: usize) -> bool {
-        let mut forgotten = Vec::new();
+        // Large values take their time to go: these outlive the lock, which is taken after them.
+        let (mut changes_forgotten, mut versions_forgotten) = (Vec::new(), Vec::new());
         let mut state = self.shared.state_mut();
         let State { index, history, .. } = &mut *state;
         let Some(compacted) = self.published.compacted else { return false };
@@ -387,7 +388,7 @@ impl Store {
         let target = oldest_read.map_or(compacted, |read| read.min(compacted));
         for _ in 0..hold {
             if history.first() <= self.swept && history.first() < compacted {
-                forgotten.extend(history.pop_front());
+                changes_forgotten.extend(history.pop_front());
                 continue;
             }
             let revision = self.swept.next();
@@ -396,16 +397,14 @@ impl Store {
                 return false;
             }
             let changes = history.get(revision).expect("every revision not forgotten");
-            index.prune(changes.get(self.swept_rows).key(), revision);
+            let key = changes.get(self.swept_rows).key();
+            index.prune(key, revision, &mut versions_forgotten);
             self.swept_rows += 1;
             if self.swept_rows == changes.len() {
                 self.swept = revision;
                 self.swept_rows = 0;
             }
         }
-        // Large values are given back after the lock.
-        drop(state);
-        drop(forgotten);
         true
     }
 
