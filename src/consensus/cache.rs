@@ -1,0 +1,147 @@
+//! The newest entries of the log, in memory.
+
+use std::collections::VecDeque;
+
+use raft::eraftpb::Entry;
+
+/// What an entry costs beside its data, in bytes.
+const ENTRY_OVERHEAD: usize = std::mem::size_of::<Entry>();
+
+/// The bytes that an entry takes.
+pub(super) fn entry_bytes(entry: &Entry) -> usize {
+    entry.data.len() + ENTRY_OVERHEAD
+}
+
+/// An unbroken run of entries that ends with the newest one.
+#[derive(Debug)]
+pub(super) struct Cache {
+    entries: VecDeque<Entry>,
+    /// The index after the newest entry's.
+    next: u64,
+    bytes: usize,
+}
+
+impl Cache {
+    /// Nothing yet; the log ends before `next`.
+    pub(super) fn new(next: u64) -> Self {
+        Self { entries: VecDeque::new(), next, bytes: 0 }
+    }
+
+    /// The index of the oldest entry here, or of the next one that comes.
+    pub(super) fn first(&self) -> u64 {
+        self.next - self.entries.len() as u64
+    }
+
+    /// The index of the newest entry of the log.
+    pub(super) fn last(&self) -> u64 {
+        self.next - 1
+    }
+
+    /// The bytes held.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The entry at `index`, if it is here.
+    pub(super) fn get(&self, index: u64) -> Option<&Entry> {
+        self.entries.get(usize::try_from(index.checked_sub(self.first())?).ok()?)
+    }
+
+    /// Adds entries. They replace what is here from the first one's index on.
+    pub(super) fn append(&mut self, entries: &[Entry]) {
+        let Some(first) = entries.first().map(|entry| entry.index) else { return };
+        assert!(first <= self.next, "entry {first} after a log that ends before {}", self.next);
+        let keep = usize::try_from(first.saturating_sub(self.first())).unwrap_or(usize::MAX);
+        for cut in self.entries.drain(keep.min(self.entries.len())..) {
+            self.bytes -= entry_bytes(&cut);
+        }
+        self.next = first;
+        for entry in entries {
+            assert_eq!(entry.index, self.next, "entries in order");
+            self.bytes += entry_bytes(entry);
+            self.entries.push_back(entry.clone());
+            self.next += 1;
+        }
+    }
+
+    /// Forgets the oldest entries, none after `up_to`, until `bytes_max` holds.
+    pub(super) fn evict(&mut self, up_to: u64, bytes_max: usize) {
+        while self.bytes > bytes_max
+            && let Some(entry) = self.entries.front()
+            && entry.index <= up_to
+        {
+            self.bytes -= entry_bytes(entry);
+            self.entries.pop_front();
+        }
+    }
+
+    /// The entries from `from` up to and without `to`, as many as fit in `bytes_max`, at least one.
+    /// All of them must be here.
+    pub(super) fn range(&self, from: u64, to: u64, bytes_max: u64) -> Vec<Entry> {
+        assert!(
+            self.first() <= from && from < to && to <= self.next,
+            "entries {from}..{to} cached"
+        );
+        let (skip, take) = ((from - self.first()) as usize, (to - from) as usize);
+        let mut bytes = 0;
+        let fits = |entry: &&Entry| {
+            let first = bytes == 0;
+            bytes += entry_bytes(entry) as u64;
+            first || bytes <= bytes_max
+        };
+        self.entries.range(skip..skip + take).take_while(fits).cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries(range: std::ops::Range<u64>, term: u64) -> Vec<Entry> {
+        range.map(|index| Entry { index, term, ..Entry::default() }).collect()
+    }
+
+    fn indices(entries: &[Entry]) -> Vec<(u64, u64)> {
+        entries.iter().map(|entry| (entry.index, entry.term)).collect()
+    }
+
+    #[test]
+    fn entries_from_an_older_index_replace_what_follows_it() {
+        let mut cache = Cache::new(5);
+        cache.append(&entries(5..9, 1));
+        cache.append(&entries(7..8, 2));
+        assert_eq!((cache.first(), cache.last()), (5, 7));
+        assert_eq!(indices(&cache.range(5, 8, u64::MAX)), [(5, 1), (6, 1), (7, 2)]);
+        assert_eq!(cache.bytes(), 3 * ENTRY_OVERHEAD);
+    }
+
+    #[test]
+    fn entries_from_before_the_cache_leave_only_themselves() {
+        let mut cache = Cache::new(5);
+        cache.append(&entries(5..9, 1));
+        cache.append(&entries(3..5, 2));
+        assert_eq!((cache.first(), cache.last()), (3, 4));
+        assert_eq!(cache.bytes(), 2 * ENTRY_OVERHEAD);
+    }
+
+    #[test]
+    fn eviction_stops_at_the_bytes_and_at_the_index_it_may_not_pass() {
+        let mut cache = Cache::new(5);
+        cache.append(&entries(5..15, 1));
+        cache.evict(14, 8 * ENTRY_OVERHEAD);
+        assert_eq!(cache.first(), 7);
+        cache.evict(8, 0);
+        assert_eq!(cache.first(), 9);
+        assert!(cache.get(8).is_none());
+        assert_eq!(cache.get(9).unwrap().index, 9);
+        assert!(cache.get(15).is_none());
+    }
+
+    #[test]
+    fn a_range_is_cut_to_its_bytes_and_never_empty() {
+        let mut cache = Cache::new(5);
+        cache.append(&entries(5..15, 1));
+        assert_eq!(cache.range(5, 15, 3 * ENTRY_OVERHEAD as u64).len(), 3);
+        assert_eq!(cache.range(5, 15, 0).len(), 1);
+    }
+}

@@ -1,0 +1,385 @@
+//! What raft reads its log from: the newest entries from memory, older ones from the log on disk.
+//!
+//! ```text
+//!   2 ............ first ................... last
+//!   └─ log reader ─┘└──────── cache ────────┘
+//!        (disk)         (some not on disk yet)
+//! ```
+//!
+//! The raft crate takes an error for the end of the world (it panics) or for a reason to send a
+//! snapshot. So an error of the disk is noted here as a fault, which stops the member at its next
+//! turn, and raft is told that the entries are not there *yet*. Where it would not take that for an
+//! answer, the entries are fetched before it asks: see [`RaftStore::prefetch`].
+
+use std::cell::RefCell;
+
+use raft::eraftpb::{self, ConfState, EntryType};
+use raft::{GetEntriesContext, RaftState, Storage, StorageError};
+
+use crate::model::{LogIndex, Term};
+use crate::wal;
+
+use super::cache::{Cache, entry_bytes};
+use super::fault::ConsensusFault;
+
+/// The entries that are on disk. The log's reader, or its twin in memory.
+pub(crate) trait OlderEntries: Send {
+    /// Entries from `from` up to and without `to`, unbroken, as many as fit in `bytes_max`, at least
+    /// one.
+    ///
+    /// # Errors
+    /// What keeps them from being read.
+    fn entries(
+        &self,
+        from: LogIndex,
+        to: LogIndex,
+        bytes_max: usize,
+    ) -> Result<Vec<wal::Entry>, Box<dyn std::error::Error + Send + Sync>>;
+
+    /// The term of an entry, from memory. `None`: there is no such entry.
+    fn term(&self, index: LogIndex) -> Option<Term>;
+
+    /// The oldest entry: 2, until logs are cut.
+    fn first(&self) -> LogIndex;
+
+    /// The newest one; 1 if there is none.
+    fn last(&self) -> LogIndex;
+}
+
+impl OlderEntries for wal::LogReader {
+    fn entries(
+        &self,
+        from: LogIndex,
+        to: LogIndex,
+        bytes_max: usize,
+    ) -> Result<Vec<wal::Entry>, Box<dyn std::error::Error + Send + Sync>> {
+        wal::LogReader::entries(self, from, to, bytes_max).map_err(Into::into)
+    }
+
+    fn term(&self, index: LogIndex) -> Option<Term> {
+        wal::LogReader::term(self, index)
+    }
+
+    fn first(&self) -> LogIndex {
+        wal::LogReader::first(self)
+    }
+
+    fn last(&self) -> LogIndex {
+        wal::LogReader::last(self)
+    }
+}
+
+/// An entry in raft's words. Its data is shared, not copied.
+pub(super) fn to_raft(entry: wal::Entry) -> eraftpb::Entry {
+    let entry_type = match entry.kind {
+        wal::EntryKind::Data => EntryType::EntryNormal,
+        wal::EntryKind::Membership => EntryType::EntryConfChangeV2,
+    };
+    eraftpb::Entry {
+        entry_type,
+        term: entry.term.get(),
+        index: entry.index.get(),
+        data: entry.data,
+        ..eraftpb::Entry::default()
+    }
+}
+
+/// An entry in the log's words. Its data is shared, not copied.
+pub(super) fn to_wal(entry: eraftpb::Entry) -> wal::Entry {
+    let kind = match entry.entry_type {
+        EntryType::EntryNormal => wal::EntryKind::Data,
+        EntryType::EntryConfChange | EntryType::EntryConfChangeV2 => wal::EntryKind::Membership,
+    };
+    wal::Entry { index: LogIndex(entry.index), term: Term(entry.term), kind, data: entry.data }
+}
+
+/// See the module.
+pub(super) struct RaftStore {
+    older: Box<dyn OlderEntries>,
+    cache: Cache,
+    /// Entries from before the cache that raft is about to ask for.
+    prefetched: Vec<eraftpb::Entry>,
+    start: RaftState,
+    /// The most bytes that one read from disk brings.
+    read_bytes_max: usize,
+    fault: RefCell<Option<ConsensusFault>>,
+}
+
+impl RaftStore {
+    pub(super) fn new(
+        older: Box<dyn OlderEntries>,
+        hard_state: eraftpb::HardState,
+        members: ConfState,
+        read_bytes_max: u64,
+    ) -> Self {
+        let cache = Cache::new(older.last().get() + 1);
+        Self {
+            older,
+            cache,
+            prefetched: Vec::new(),
+            start: RaftState::new(hard_state, members),
+            read_bytes_max: usize::try_from(read_bytes_max).unwrap_or(usize::MAX),
+            fault: RefCell::new(None),
+        }
+    }
+
+    /// Adds entries to the cache, on their way to the disk.
+    pub(super) fn append(&mut self, entries: &[eraftpb::Entry]) {
+        self.cache.append(entries);
+    }
+
+    /// Forgets entries beyond `bytes_max`, none after `up_to`, which must be on disk and applied.
+    pub(super) fn evict(&mut self, up_to: LogIndex, bytes_max: usize) {
+        self.cache.evict(up_to.get(), bytes_max);
+    }
+
+    /// Whether the entries from this one on are in memory.
+    pub(super) fn is_cached(&self, from: LogIndex) -> bool {
+        self.cache.first() <= from.get()
+    }
+
+    /// The bytes of entries in memory.
+    #[cfg(test)]
+    pub(super) fn cached_bytes(&self) -> usize {
+        self.cache.bytes()
+    }
+
+    /// Fetches the entries from `from` on, before `to`, that raft will ask for next, as far as they
+    /// are not in the cache: one read's worth.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub(super) fn prefetch(&mut self, from: LogIndex, to: LogIndex) -> Result<(), ConsensusFault> {
+        self.prefetched.clear();
+        let to = to.get().min(self.cache.first());
+        if from.get() < to {
+            self.prefetched = self.read(from.get(), to, self.read_bytes_max)?;
+        }
+        Ok(())
+    }
+
+    /// The fault that was noted while raft was reading.
+    pub(super) fn take_fault(&mut self) -> Option<ConsensusFault> {
+        self.fault.get_mut().take()
+    }
+
+    /// One read from disk. What comes back is what was asked for, or a fault: an answer that ends too
+    /// early is never the end of the log.
+    fn read(
+        &self,
+        from: u64,
+        to: u64,
+        bytes_max: usize,
+    ) -> Result<Vec<eraftpb::Entry>, ConsensusFault> {
+        let entries =
+            self.older.entries(LogIndex(from), LogIndex(to), bytes_max).map_err(|error| {
+                ConsensusFault::Unreadable { index: LogIndex(from), why: error.to_string() }
+            })?;
+        if entries.is_empty() {
+            return Err(ConsensusFault::OutOfOrder { asked: LogIndex(from), found: None });
+        }
+        for (entry, index) in entries.iter().zip(from..) {
+            if entry.index.get() != index || index >= to {
+                let found = Some(entry.index);
+                return Err(ConsensusFault::OutOfOrder { asked: LogIndex(index), found });
+            }
+        }
+        Ok(entries.into_iter().map(to_raft).collect())
+    }
+
+    /// Entries from before the cache: what was fetched ahead, or from disk.
+    fn read_older(
+        &self,
+        from: u64,
+        to: u64,
+        bytes_max: Option<u64>,
+    ) -> Result<Vec<eraftpb::Entry>, ConsensusFault> {
+        if let Some(first) = self.prefetched.first()
+            && let Some(skip) = from.checked_sub(first.index)
+            && (skip as usize) < self.prefetched.len()
+        {
+            let mut bytes = 0;
+            let fits = |entry: &&eraftpb::Entry| {
+                let first = bytes == 0;
+                bytes += entry_bytes(entry) as u64;
+                entry.index < to && (first || bytes_max.is_none_or(|max| bytes <= max))
+            };
+            let found: Vec<_> =
+                self.prefetched[skip as usize..].iter().take_while(fits).cloned().collect();
+            if bytes_max.is_some() || found.len() as u64 == to - from {
+                return Ok(found);
+            }
+        }
+        let Some(bytes_max) = bytes_max else {
+            // Raft wants to see every entry, and would take a short answer for all of them.
+            let mut all = Vec::new();
+            while from + (all.len() as u64) < to {
+                all.extend(self.read(from + all.len() as u64, to, self.read_bytes_max)?);
+            }
+            return Ok(all);
+        };
+        self.read(from, to, usize::try_from(bytes_max).unwrap_or(usize::MAX))
+    }
+
+    fn note(&self, fault: ConsensusFault) {
+        self.fault.borrow_mut().get_or_insert(fault);
+    }
+}
+
+impl Storage for RaftStore {
+    fn initial_state(&self) -> raft::Result<RaftState> {
+        Ok(self.start.clone())
+    }
+
+    fn entries(
+        &self,
+        low: u64,
+        high: u64,
+        max_size: impl Into<Option<u64>>,
+        context: GetEntriesContext,
+    ) -> raft::Result<Vec<eraftpb::Entry>> {
+        let max_size = max_size.into();
+        if low < self.older.first().get() {
+            return Err(StorageError::Compacted.into());
+        }
+        if high > self.cache.last() + 1 {
+            return Err(StorageError::Unavailable.into());
+        }
+        if low >= high {
+            return Ok(Vec::new());
+        }
+        if low >= self.cache.first() {
+            return Ok(self.cache.range(low, high, max_size.unwrap_or(u64::MAX)));
+        }
+        let from_disk = high.min(self.cache.first());
+        match self.read_older(low, from_disk, max_size) {
+            Ok(mut entries) => {
+                if max_size.is_none() && from_disk < high {
+                    entries.extend(self.cache.range(from_disk, high, u64::MAX));
+                }
+                Ok(entries)
+            }
+            Err(fault) => {
+                let text = fault.to_string();
+                self.note(fault);
+                Err(if context.can_async() {
+                    StorageError::LogTemporarilyUnavailable.into()
+                } else {
+                    StorageError::Other(text.into()).into()
+                })
+            }
+        }
+    }
+
+    fn term(&self, index: u64) -> raft::Result<u64> {
+        if let Some(entry) = self.cache.get(index) {
+            return Ok(entry.term);
+        }
+        if index > self.cache.last() {
+            return Err(StorageError::Unavailable.into());
+        }
+        match self.older.term(LogIndex(index)) {
+            Some(term) => Ok(term.get()),
+            None if index + 1 < self.older.first().get() => Err(StorageError::Compacted.into()),
+            None => {
+                self.note(ConsensusFault::OutOfOrder { asked: LogIndex(index), found: None });
+                Err(StorageError::Unavailable.into())
+            }
+        }
+    }
+
+    fn first_index(&self) -> raft::Result<u64> {
+        Ok(self.older.first().get())
+    }
+
+    fn last_index(&self) -> raft::Result<u64> {
+        Ok(self.cache.last())
+    }
+
+    /// Snapshots do not exist yet: logs are not cut, so nobody needs one.
+    fn snapshot(&self, _: u64, _: u64) -> raft::Result<eraftpb::Snapshot> {
+        Err(StorageError::SnapshotTemporarilyUnavailable.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Entries 2 to 11, three to a read.
+    struct Pieces;
+
+    impl OlderEntries for Pieces {
+        fn entries(
+            &self,
+            from: LogIndex,
+            to: LogIndex,
+            _: usize,
+        ) -> Result<Vec<wal::Entry>, Box<dyn std::error::Error + Send + Sync>> {
+            let entry = |index| to_wal(eraftpb::Entry { index, term: 1, ..Default::default() });
+            Ok((from.get()..to.get()).take(3).map(entry).collect())
+        }
+
+        fn term(&self, index: LogIndex) -> Option<Term> {
+            (1..=11).contains(&index.get()).then_some(Term(1))
+        }
+
+        fn first(&self) -> LogIndex {
+            LogIndex(2)
+        }
+
+        fn last(&self) -> LogIndex {
+            LogIndex(11)
+        }
+    }
+
+    fn store() -> RaftStore {
+        let mut store =
+            RaftStore::new(Box::new(Pieces), Default::default(), Default::default(), u64::MAX);
+        let new = |index| eraftpb::Entry { index, term: 2, ..Default::default() };
+        store.append(&[new(12), new(13)]);
+        store
+    }
+
+    fn indices(low: u64, high: u64, max: Option<u64>) -> Vec<u64> {
+        let entries = store().entries(low, high, max, GetEntriesContext::empty(false)).unwrap();
+        entries.iter().map(|entry| entry.index).collect()
+    }
+
+    #[test]
+    fn without_a_limit_every_entry_comes_however_many_reads_it_takes() {
+        assert_eq!(indices(2, 14, None), (2..14).collect::<Vec<_>>());
+        assert_eq!(indices(5, 9, None), (5..9).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn with_a_limit_one_read_is_enough_and_no_answer_joins_over_a_gap() {
+        assert_eq!(indices(2, 14, Some(u64::MAX)), [2, 3, 4]);
+        assert_eq!(indices(11, 14, Some(u64::MAX)), [11]);
+        assert_eq!(indices(12, 14, Some(u64::MAX)), [12, 13]);
+    }
+
+    #[test]
+    fn what_lies_before_or_after_the_log_is_said_to_do_so() {
+        let get = |low, high| store().entries(low, high, None, GetEntriesContext::empty(false));
+        assert_eq!(get(1, 3).unwrap_err(), StorageError::Compacted.into());
+        assert_eq!(get(12, 15).unwrap_err(), StorageError::Unavailable.into());
+        assert_eq!(store().term(0).unwrap_err(), StorageError::Compacted.into());
+        assert_eq!(store().term(14).unwrap_err(), StorageError::Unavailable.into());
+        let terms = [1, 2, 11, 12, 13].map(|index| store().term(index).unwrap());
+        assert_eq!(terms, [1, 1, 1, 2, 2]);
+    }
+
+    #[test]
+    fn entries_fetched_ahead_are_not_read_again() {
+        let mut store = store();
+        store.prefetch(LogIndex(2), LogIndex(9)).unwrap();
+        assert_eq!(store.prefetched.len(), 3);
+        let get = |low, max| store.entries(low, 9, max, GetEntriesContext::empty(false)).unwrap();
+        assert_eq!(get(3, Some(u64::MAX)).len(), 2);
+        assert_eq!(get(3, Some(0)).len(), 1);
+        assert_eq!(get(2, None).len(), 7, "all, if all were asked for");
+        store.prefetch(LogIndex(12), LogIndex(14)).unwrap();
+        assert!(store.prefetched.is_empty(), "in the cache");
+    }
+}

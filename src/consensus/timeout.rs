@@ -1,0 +1,78 @@
+//! How long a member waits for its leader before it campaigns.
+//!
+//! The raft crate draws this number from a source of its own whenever its state is reset, which no
+//! seed could replay. So it is set again after every call, to a number that depends on nothing but
+//! what is named here: an unexpected reset inside the crate changes nothing.
+
+use crate::model::{NodeId, Term};
+
+/// Election timeouts between T and 2 T.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ElectionTimeouts {
+    /// Drawn once, at the start.
+    seed: u64,
+    node: NodeId,
+    /// T, in ticks.
+    ticks_min: u64,
+    /// Campaigns so far: two members that collided once draw again.
+    attempts: u64,
+}
+
+impl ElectionTimeouts {
+    pub(super) fn new(seed: u64, node: NodeId, ticks_min: usize) -> Self {
+        assert!(ticks_min > 0, "an election timeout of no ticks");
+        Self { seed, node, ticks_min: ticks_min as u64, attempts: 0 }
+    }
+
+    /// A campaign has begun.
+    pub(super) fn attempted(&mut self) {
+        self.attempts += 1;
+    }
+
+    /// The timeout to use in this term, in ticks: at least T, less than 2 T.
+    pub(super) fn ticks(&self, term: Term) -> usize {
+        let mixed = [self.node.get(), term.get(), self.attempts]
+            .into_iter()
+            .fold(self.seed, |mixed, number| mix(mixed ^ mix(number)));
+        (self.ticks_min + mixed % self.ticks_min) as usize
+    }
+}
+
+/// The finalizer of splitmix64: every bit of the input moves every bit of the output.
+fn mix(mut z: u64) -> u64 {
+    z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn timeouts_lie_between_t_and_2t_and_use_the_whole_range() {
+        let mut timeouts = ElectionTimeouts::new(7, NodeId::new(1).unwrap(), 10);
+        let mut seen = BTreeSet::new();
+        for _ in 0..500 {
+            seen.insert(timeouts.ticks(Term(3)));
+            timeouts.attempted();
+        }
+        assert_eq!(seen, (10..20).collect());
+    }
+
+    #[test]
+    fn a_timeout_depends_on_seed_node_term_and_attempt_and_on_nothing_else() {
+        let a = ElectionTimeouts::new(7, NodeId::new(1).unwrap(), 1_000_000);
+        let mut again = a;
+        assert_eq!(a.ticks(Term(3)), again.ticks(Term(3)));
+        assert_ne!(a.ticks(Term(3)), a.ticks(Term(4)));
+        again.attempted();
+        assert_ne!(a.ticks(Term(3)), again.ticks(Term(3)));
+        let other_node = ElectionTimeouts::new(7, NodeId::new(2).unwrap(), 1_000_000);
+        assert_ne!(a.ticks(Term(3)), other_node.ticks(Term(3)));
+        let other_seed = ElectionTimeouts::new(8, NodeId::new(1).unwrap(), 1_000_000);
+        assert_ne!(a.ticks(Term(3)), other_seed.ticks(Term(3)));
+    }
+}
