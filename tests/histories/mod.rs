@@ -1,6 +1,7 @@
 //! Random histories: log entries and questions, drawn from a seed.
 //!
-//! Keys, leases, nodes and values are few, so that requests meet. What is drawn depends on the seed
+//! Keys, leases, nodes and values are few, so that requests meet; a wide history has many keys more,
+//! so that scans are long. What is drawn depends on the seed
 //! of the step and on the state it falls on, so a step means something in a shortened history, too.
 
 use std::ops::Range as Span;
@@ -21,16 +22,24 @@ const DEPTH_MAX: u64 = 3;
 
 /// A small generator of random numbers (splitmix64).
 #[derive(Clone)]
-pub(crate) struct Random(u64);
+pub(crate) struct Random {
+    state: u64,
+    is_wide: bool,
+}
 
 impl Random {
     pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
+        Self { state: seed, is_wide: false }
+    }
+
+    /// For a wide history.
+    pub(crate) fn wide(seed: u64) -> Self {
+        Self { state: seed, is_wide: true }
     }
 
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
@@ -233,7 +242,14 @@ fn put(random: &mut Random, keeps: u64) -> Put {
 }
 
 fn delete(random: &mut Random) -> Delete {
-    Delete { range: keys(random), prev_kv: random.percent(30) }
+    // A wide history must not lose all its keys at once.
+    let range = if random.is_wide { few_keys(random) } else { keys(random) };
+    Delete { range, prev_kv: random.percent(30) }
+}
+
+fn few_keys(random: &mut Random) -> KeyRange {
+    let first = random.below(WIDE_KEYS);
+    KeyRange::between(wide_key(first), wide_key(first + random.below(20)))
 }
 
 fn txn(random: &mut Random, now: Now, depth: u64, only_reads: bool) -> Txn {
@@ -332,13 +348,42 @@ fn compaction(random: &mut Random, now: Now) -> Revision {
 const KEYS: [&[u8]; 9] = [b"\0", b"a", b"a\0", b"aa", b"ab", b"b", b"b\xff", b"c", b"\xff"];
 
 fn key(random: &mut Random) -> Bytes {
+    if random.is_wide && random.percent(90) {
+        return wide_key(random.below(WIDE_KEYS));
+    }
     Bytes::from_static(random.pick::<&[u8]>(&KEYS))
+}
+
+/// How many keys a wide history has beside the others.
+const WIDE_KEYS: u64 = 700;
+
+fn wide_key(number: u64) -> Bytes {
+    format!("k{number:03}").into()
+}
+
+/// Puts every key of a wide history.
+pub(crate) fn wide_start() -> Vec<Item> {
+    let ops_max = Limits::default().txn_ops_max as u64;
+    let txn = |first: u64| Txn {
+        success: (first..WIDE_KEYS.min(first + ops_max))
+            .map(|n| Op::put(wide_key(n), "0"))
+            .collect(),
+        ..Txn::default()
+    };
+    let requests = (0..WIDE_KEYS).step_by(ops_max as usize).map(txn).map(Command::Txn);
+    vec![Item::Proposal(Proposal {
+        node: NodeId::new(9).expect("not 0"),
+        incarnation: Incarnation(1),
+        window: AckWindow::default(),
+        requests: (1..).zip(requests).collect(),
+    })]
 }
 
 /// A range of keys of any kind.
 pub(crate) fn keys(random: &mut Random) -> KeyRange {
     let start = key(random);
     match random.below(10) {
+        0..3 if random.is_wide => few_keys(random),
         0..4 => KeyRange::key(start),
         4..6 => KeyRange::prefix(start),
         6 => KeyRange::from(start),
