@@ -39,6 +39,9 @@ const STEPS: u64 = 60;
 /// How many steps a wide history has.
 const WIDE_STEPS: u64 = 500;
 
+/// The name of the threads that play histories.
+const WORKER: &str = "histories";
+
 /// How many questions follow each step.
 const QUESTIONS: u64 = 3;
 
@@ -55,10 +58,12 @@ fn the_machine_does_what_the_naive_model_does() {
     let cases = seeds.end - seeds.start;
     // Panics of the machine are failures like others: told with their history, and only there.
     let hook = panic::take_hook();
-    panic::set_hook(Box::new(|_| {}));
-    let played = on_all_cores(seeds);
-    panic::set_hook(hook);
-    match played {
+    panic::set_hook(Box::new(move |panic| {
+        if thread::current().name() != Some(WORKER) {
+            hook(panic);
+        }
+    }));
+    match on_all_cores(seeds) {
         Err(failure) => panic!("{failure}"),
         Ok(tally) if all => tally.must_have_met(cases),
         Ok(_) => {}
@@ -87,18 +92,17 @@ fn long_scans_and_histories_agree_too() {
 /// Plays the histories of these seeds, each core some of them.
 fn on_all_cores(seeds: Span<u64>) -> Result<Tally, String> {
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let some = |core: usize| {
+    let some = &|core: usize| {
         let mut tally = Tally::default();
         seeds.clone().skip(core).step_by(cores).try_for_each(|seed| history(seed, &mut tally))?;
         Ok(tally)
     };
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..cores)
-            .map(|core| {
-                let some = &some;
-                scope.spawn(move || some(core))
-            })
-            .collect();
+        let work = |core| {
+            let worker = thread::Builder::new().name(WORKER.to_owned());
+            worker.spawn_scoped(scope, move || some(core)).expect("a thread")
+        };
+        let workers: Vec<_> = (0..cores).map(work).collect();
         let tallies = workers.into_iter().map(|worker| worker.join().expect("failures are told"));
         tallies.reduce(|one, other| Ok(one?.and(other?))).expect("there is a core")
     })
