@@ -392,10 +392,12 @@ pub(crate) fn keys(random: &mut Random) -> KeyRange {
     }
 }
 
+/// The length of a long value, which is held apart from its row and is too much for a kept answer.
+pub(crate) const LONG_BYTES: usize = 2000;
+
 fn value(random: &mut Random) -> Bytes {
     match random.below(12) {
-        // Long enough to be held apart from its row.
-        0 => vec![b'x'; 2000].into(),
+        0 => vec![b'x'; LONG_BYTES].into(),
         n => Bytes::from_static(["", "1", "2", "10"][n as usize % 4].as_bytes()),
     }
 }
