@@ -7,6 +7,7 @@
 #![allow(clippy::print_stdout, reason = "a benchmark reports to whoever runs it")]
 
 use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bowline::machine::{Machine, MachineOptions, Reader};
@@ -62,6 +63,7 @@ fn measure(keys: u64) {
             report("    (making history)", 2 * ops, || writer.put_all(2 * ops, keys.min(1000)));
         }
     }
+    beside(&mut writer, ops, keys);
     let versions = writer.machine.revision().get();
     report("  sweep, each version", versions, || writer.compact());
     report("  scrub, each row", keys, || writer.machine.scrub(keys as usize).expect("sound rows"));
@@ -132,6 +134,35 @@ fn ranges(reader: &Reader, count: u64, keys: u64) {
         let range = Range { limit: Some(10), ..Range::new(KeyRange::prefix(from[..19].to_vec())) };
         assert!(!black_box(reader.range(&range)).expect("the newest").kvs.is_empty());
     }
+}
+
+/// A reader in a second thread while the writer writes without a pause.
+fn beside(writer: &mut Writer, ops: u64, keys: u64) {
+    let reader = writer.machine.reader();
+    let done = AtomicBool::new(false);
+    let mut waits = std::thread::scope(|scope| {
+        let look = scope.spawn(|| {
+            let mut waits = Vec::new();
+            while !done.load(Ordering::Relaxed) {
+                let started = Instant::now();
+                gets(&reader, 1, keys);
+                waits.push(started.elapsed());
+            }
+            waits
+        });
+        report("  overwrite, one reader", ops, || writer.put_all(ops, keys));
+        done.store(true, Ordering::Relaxed);
+        look.join().expect("the reader")
+    });
+    waits.sort_unstable();
+    let at = |part: f64| waits[((waits.len() - 1) as f64 * part) as usize];
+    println!(
+        "  {} gets beside it: half within {:?}, 99 of 100 within {:?}, all within {:?}",
+        waits.len(),
+        at(0.5),
+        at(0.99),
+        at(1.0)
+    );
 }
 
 fn count(reader: &Reader, rounds: u64) {

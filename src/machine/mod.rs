@@ -61,13 +61,13 @@ use answers::{Answers, Verdict};
 use digest::Fingerprint;
 use read::resolve;
 use row::RowRef;
-use store::{Mutation, Published, Scan, Store};
-use txn::{Path, check_put};
+use store::{Hold, Mutation, Published, Scan, Store};
+use txn::{Path, check_put, is_wide};
 
 use crate::model::{
-    Command, Delete, DeleteReply, Event, Fault, GrantReply, Incarnation, Item, KeyRange, LeaseId,
-    Limits, LogIndex, NodeId, Op, Outcome, Proposal, Put, PutLease, PutReply, PutValue, Refusal,
-    Reply, RequestId, Revision, RevokeReply, SessionInfo, Term, Txn, TxnReply, TxnResult,
+    Command, Delete, DeleteReply, Event, Fault, GrantReply, Incarnation, Item, LeaseId, Limits,
+    LogIndex, NodeId, Op, Outcome, Proposal, Put, PutLease, PutReply, PutValue, Refusal, Reply,
+    RequestId, Revision, RevokeReply, SessionInfo, Term, Txn, TxnReply, TxnResult,
 };
 
 /// What every command must satisfy to be executed, whatever limits the members are configured with:
@@ -146,6 +146,12 @@ pub enum LeaseChange {
     },
 }
 
+/// One entry on its way through the machine.
+struct Turn<'a> {
+    hold: Hold<'a>,
+    done: Applied,
+}
+
 /// Why a command was not executed to its end.
 enum Stop {
     /// It had no effect.
@@ -188,25 +194,29 @@ impl Machine {
         if applied.get().checked_add(1) != Some(index.get()) {
             return Err(Fault::OutOfOrder { found: index, applied });
         }
-        let mut done = Applied::default();
+        let shared = Arc::clone(self.store.shared());
+        let mut turn = Turn { hold: Hold::new(&shared), done: Applied::default() };
         for item in items {
             match item {
-                Item::Proposal(proposal) => self.apply_proposal(proposal, &mut done)?,
+                Item::Proposal(proposal) => self.apply_proposal(proposal, &mut turn)?,
                 Item::Expire { term: counted, leases } if counted == term => {
+                    turn.hold.begin(false);
                     for id in leases {
-                        self.end_lease(id, &mut done)?;
+                        self.end_lease(id, &mut turn)?;
                     }
                 }
                 Item::Expire { .. } => {}
             }
         }
+        let Turn { hold, done } = turn;
+        drop(hold);
         self.applied = index;
         let written: usize = done.changes.iter().map(|change| change.events.len()).sum();
         self.store.sweep(self.options.sweep_rows + 2 * written);
         Ok(done)
     }
 
-    fn apply_proposal(&mut self, proposal: Proposal, done: &mut Applied) -> Result<(), Fault> {
+    fn apply_proposal(&mut self, proposal: Proposal, turn: &mut Turn<'_>) -> Result<(), Fault> {
         let Proposal { node, incarnation, window, requests } = proposal;
         self.answers.hear(node, incarnation, &window);
         for (seq, command) in requests {
@@ -215,7 +225,7 @@ impl Machine {
                 Verdict::Closed => Err(Refusal::Closed),
                 Verdict::Answered(outcome) => outcome,
                 Verdict::New => {
-                    let outcome = match self.execute(id, command, done) {
+                    let outcome = match self.execute(id, command, turn) {
                         Ok(reply) => Ok(reply),
                         Err(Stop::Refused(refusal)) => Err(refusal),
                         Err(Stop::Fault(fault)) => return Err(fault),
@@ -224,7 +234,7 @@ impl Machine {
                     outcome
                 }
             };
-            done.outcomes.push((id, outcome));
+            turn.done.outcomes.push((id, outcome));
         }
         Ok(())
     }
@@ -233,39 +243,41 @@ impl Machine {
         &mut self,
         by: RequestId,
         command: Command,
-        done: &mut Applied,
+        turn: &mut Turn<'_>,
     ) -> Result<Reply, Stop> {
         STRUCTURE.check(&command)?;
+        turn.hold.begin(is_wide(&command));
+        let newest = self.newest();
         match command {
             Command::Put(put) => {
-                check_put(&put, &self.store.snapshot())?;
+                check_put(&put, &turn.hold.snapshot(newest.revision))?;
                 let mut mutation = self.store.begin();
-                let reply = self.put(&mut mutation, &put)?;
-                self.commit(mutation, done);
+                let reply = self.put(turn, &mut mutation, &put)?;
+                self.commit(turn, mutation);
                 Ok(Reply::Put(reply))
             }
             Command::Delete(delete) => {
                 let mut mutation = self.store.begin();
-                let reply = self.delete(&mut mutation, &delete)?;
-                self.commit(mutation, done);
+                let reply = self.delete(turn, &mut mutation, &delete)?;
+                self.commit(turn, mutation);
                 Ok(Reply::Delete(reply))
             }
             Command::Txn(txn) => {
-                let before = self.store.snapshot();
+                let before = turn.hold.snapshot(newest.revision);
                 let path = Path::judge(&txn, &before);
-                path.check(&txn, &before, self.newest())?;
+                path.check(&txn, &before, newest)?;
                 let mut mutation = self.store.begin();
-                let reply = self.txn(&mut mutation, &txn, &path)?;
-                self.commit(mutation, done);
+                let reply = self.txn(turn, &mut mutation, &txn, &path)?;
+                self.commit(turn, mutation);
                 Ok(Reply::Txn(reply))
             }
-            Command::Compact(at) => self.compact(at, done),
+            Command::Compact(at) => self.compact(at, turn),
             Command::Grant { id, ttl, session } => {
                 let session = session.map(|info| (by.node, by.incarnation, info));
-                self.grant(id, ttl, session, done)
+                self.grant(id, ttl, session, turn)
             }
             Command::Revoke(id) => {
-                let Some(deleted) = self.end_lease(id, done)? else {
+                let Some(deleted) = self.end_lease(id, turn)? else {
                     return Err(Refusal::LeaseNotFound(id).into());
                 };
                 Ok(Reply::Revoke(RevokeReply { revision: self.store.revision(), deleted }))
@@ -278,16 +290,21 @@ impl Machine {
         Published { revision: self.store.revision(), compacted: self.store.compacted() }
     }
 
-    fn commit(&mut self, mutation: Mutation, done: &mut Applied) {
-        done.changes.extend(self.store.commit(mutation));
+    fn commit(&mut self, turn: &mut Turn<'_>, mutation: Mutation) {
+        turn.done.changes.extend(self.store.commit(&mut turn.hold, mutation));
     }
 
     /// A put that has been checked.
-    fn put(&mut self, mutation: &mut Mutation, put: &Put) -> Result<PutReply, Fault> {
+    fn put(
+        &mut self,
+        turn: &mut Turn<'_>,
+        mutation: &mut Mutation,
+        put: &Put,
+    ) -> Result<PutReply, Fault> {
         let before = match (&put.value, put.lease) {
             (PutValue::Set(_), PutLease::None | PutLease::Attach(_)) => None,
             (PutValue::Keep, _) | (_, PutLease::Keep) => {
-                self.store.snapshot_in(mutation).get(&put.key)
+                turn.hold.snapshot(mutation.revision()).get(&put.key)
             }
         };
         let before = before.as_ref().map(row::Row::view);
@@ -300,7 +317,7 @@ impl Machine {
             PutLease::Attach(lease) => Some(lease),
             PutLease::Keep => before.and_then(|row| row.meta().lease),
         };
-        let event = self.store.put(mutation, &put.key, &value, lease)?;
+        let event = self.store.put(&mut turn.hold, mutation, &put.key, &value, lease)?;
         let prev = event.prev.as_ref();
         let lease_before = prev.and_then(|kv| kv.lease);
         let reply = PutReply {
@@ -311,13 +328,25 @@ impl Machine {
         Ok(reply)
     }
 
-    fn delete(&mut self, mutation: &mut Mutation, delete: &Delete) -> Result<DeleteReply, Fault> {
-        let keys = self.keys(mutation, &delete.range);
+    fn delete(
+        &mut self,
+        turn: &mut Turn<'_>,
+        mutation: &mut Mutation,
+        delete: &Delete,
+    ) -> Result<DeleteReply, Fault> {
+        let mut keys = Vec::new();
+        turn.hold.snapshot(mutation.revision()).scan(&delete.range, |row| {
+            keys.push(row.to_row());
+            Scan::On
+        });
         let mut prev_kvs = Vec::new();
         let mut deleted = 0;
         for row in &keys {
             let key = row.view().key();
-            let event = self.store.delete(mutation, key)?.expect("a row that was just seen");
+            let event = self
+                .store
+                .delete(&mut turn.hold, mutation, key)?
+                .expect("a row that was just seen");
             let prev = event.prev.as_ref().expect("a deletion of something");
             let lease = prev.lease;
             if delete.prev_kv {
@@ -329,15 +358,6 @@ impl Machine {
         Ok(DeleteReply { revision: self.store.revision_in(mutation), deleted, prev_kvs })
     }
 
-    fn keys(&self, mutation: &Mutation, range: &KeyRange) -> Vec<row::Row> {
-        let mut keys = Vec::new();
-        self.store.snapshot_in(mutation).scan(range, |row| {
-            keys.push(row.to_row());
-            Scan::On
-        });
-        keys
-    }
-
     fn attach(&mut self, key: &[u8], before: Option<LeaseId>, now: Option<LeaseId>) {
         if before != now {
             self.store.shared().leases_mut().attach(key, before, now);
@@ -345,24 +365,30 @@ impl Machine {
     }
 
     /// A transaction that has been checked along its path.
-    fn txn(&mut self, mutation: &mut Mutation, txn: &Txn, path: &Path) -> Result<TxnReply, Stop> {
+    fn txn(
+        &mut self,
+        turn: &mut Turn<'_>,
+        mutation: &mut Mutation,
+        txn: &Txn,
+        path: &Path,
+    ) -> Result<TxnReply, Stop> {
         let mut nested = path.nested.iter();
         let mut results = Vec::new();
         for op in path.branch(txn) {
             results.push(match op {
                 Op::Range(range) => {
                     let revision = self.store.revision_in(mutation);
-                    let mut snapshot = self.store.snapshot_in(mutation);
+                    let mut snapshot = turn.hold.snapshot(mutation.revision());
                     if range.revision.is_some_and(|asked| asked > Revision(0)) {
-                        snapshot.at = resolve(range.revision, self.newest())?;
+                        snapshot = snapshot.at(resolve(range.revision, self.newest())?);
                     }
                     TxnResult::Range(snapshot.range(range, revision))
                 }
-                Op::Put(put) => TxnResult::Put(self.put(mutation, put)?),
-                Op::Delete(delete) => TxnResult::Delete(self.delete(mutation, delete)?),
+                Op::Put(put) => TxnResult::Put(self.put(turn, mutation, put)?),
+                Op::Delete(delete) => TxnResult::Delete(self.delete(turn, mutation, delete)?),
                 Op::Txn(txn) => {
                     let path = nested.next().expect("a path for each nested transaction");
-                    TxnResult::Txn(self.txn(mutation, txn, path)?)
+                    TxnResult::Txn(self.txn(turn, mutation, txn, path)?)
                 }
             });
         }
@@ -370,7 +396,7 @@ impl Machine {
         Ok(TxnReply { revision, succeeded: path.succeeded, results })
     }
 
-    fn compact(&mut self, at: Revision, done: &mut Applied) -> Result<Reply, Stop> {
+    fn compact(&mut self, at: Revision, turn: &mut Turn<'_>) -> Result<Reply, Stop> {
         let newest = self.store.revision();
         if at > newest {
             return Err(Refusal::Future { asked: at, newest }.into());
@@ -381,7 +407,7 @@ impl Machine {
             return Err(Refusal::Compacted { asked: at, compacted }.into());
         }
         self.store.compact(at);
-        done.compacted = Some(at);
+        turn.done.compacted = Some(at);
         Ok(Reply::Compacted { revision: newest })
     }
 
@@ -390,7 +416,7 @@ impl Machine {
         id: Option<LeaseId>,
         ttl: Duration,
         session: Option<(NodeId, Incarnation, SessionInfo)>,
-        done: &mut Applied,
+        turn: &mut Turn<'_>,
     ) -> Result<Reply, Stop> {
         let shared = Arc::clone(self.store.shared());
         if let Some(id) = id
@@ -401,7 +427,7 @@ impl Machine {
         if let Some((node, incarnation, SessionInfo { own: true, .. })) = session {
             let ghosts = shared.leases().left_behind(node, incarnation);
             for ghost in ghosts {
-                self.end_lease(ghost, done)?;
+                self.end_lease(ghost, turn)?;
             }
         }
         let mut leases = shared.leases_mut();
@@ -413,25 +439,25 @@ impl Machine {
             None => leases.mint(),
         };
         leases.grant(id, ttl, session.clone());
-        done.leases.push(LeaseChange::Granted { id, ttl, session });
+        turn.done.leases.push(LeaseChange::Granted { id, ttl, session });
         Ok(Reply::Grant(GrantReply { revision: self.store.revision(), id, ttl }))
     }
 
     /// Ends a lease and deletes its keys, in key order, in one revision. Tells how many keys, or
     /// that there was no such lease.
-    fn end_lease(&mut self, id: LeaseId, done: &mut Applied) -> Result<Option<u64>, Fault> {
+    fn end_lease(&mut self, id: LeaseId, turn: &mut Turn<'_>) -> Result<Option<u64>, Fault> {
         let ended = self.store.shared().leases_mut().end(id);
         let Some(keys) = ended else { return Ok(None) };
         let mut mutation = self.store.begin();
         let mut deleted = 0;
         for key in &keys {
-            let event = self.store.delete(&mut mutation, key)?;
+            let event = self.store.delete(&mut turn.hold, &mut mutation, key)?;
             let prev = event.and_then(|event| event.prev.as_ref());
             assert!(prev.is_some_and(|kv| kv.lease == Some(id)), "lease {id} held a foreign key");
             deleted += 1;
         }
-        self.commit(mutation, done);
-        done.leases.push(LeaseChange::Ended { id });
+        self.commit(turn, mutation);
+        turn.done.leases.push(LeaseChange::Ended { id });
         Ok(Some(deleted))
     }
 

@@ -79,7 +79,7 @@ impl Reader {
         }
         let _kept = self.shared.register(&state, at);
         drop(state);
-        Ok(Snapshot { shared: &self.shared, at }.range(range, newest))
+        Ok(Snapshot::new(&self.shared, at).range(range, newest))
     }
 
     /// Answers a transaction that [only reads](only_reads), at one revision.
@@ -97,7 +97,7 @@ impl Reader {
         let oldest = published.compacted.unwrap_or(Revision::FIRST);
         let _kept = self.shared.register(&state, oldest);
         drop(state);
-        let now = Snapshot { shared: &self.shared, at: published.revision };
+        let now = Snapshot::new(&self.shared, published.revision);
         let path = Path::judge(txn, &now);
         path.check(txn, &now, published)?;
         self.read_path(txn, &path, published)
@@ -110,7 +110,7 @@ impl Reader {
             results.push(match op {
                 Op::Range(range) => {
                     let at = resolve(range.revision, published)?;
-                    let snapshot = Snapshot { shared: &self.shared, at };
+                    let snapshot = Snapshot::new(&self.shared, at);
                     TxnResult::Range(snapshot.range(range, published.revision))
                 }
                 Op::Txn(txn) => {

@@ -20,8 +20,10 @@
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
+};
 
 use bytes::Bytes;
 
@@ -35,6 +37,13 @@ use crate::model::{Event, Fault, KeyRange, LeaseId, RangeEnd, Revision};
 
 /// How many keys a reader, or the sweep, passes in one hold of the lock.
 pub(super) const HOLD_KEYS: usize = 512;
+
+/// How many rows the writer writes in one hold of the lock.
+const HOLD_ROWS: usize = 16;
+
+/// How long the writer gives way to readers between two holds, at most, in looks at whether they
+/// are in: some ten microseconds, the time that a sleeping reader needs to wake up.
+const GIVE_WAY_LOOKS: usize = 1000;
 
 /// What readers may know of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,6 +67,9 @@ pub(super) struct Shared {
     revision: AtomicU64,
     /// At which revisions readers are reading over several holds, and how many each.
     reading: Mutex<BTreeMap<Revision, usize>>,
+    /// How many readers stand before the lock: the writer, who comes back to it again and again,
+    /// would leave them standing.
+    waiting: AtomicUsize,
 }
 
 // A lock is poisoned when the thread that held it panicked. If that was the writer, its node stops;
@@ -74,15 +86,35 @@ impl Shared {
             leases: RwLock::default(),
             revision: AtomicU64::new(Revision::FIRST.get()),
             reading: Mutex::default(),
+            waiting: AtomicUsize::new(0),
         }
     }
 
     pub(super) fn state(&self) -> RwLockReadGuard<'_, State> {
-        self.state.read().unwrap_or_else(PoisonError::into_inner)
+        match self.state.try_read() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(state)) => state.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                self.waiting.fetch_add(1, Ordering::Relaxed);
+                let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+                self.waiting.fetch_sub(1, Ordering::Relaxed);
+                state
+            }
+        }
     }
 
     fn state_mut(&self) -> RwLockWriteGuard<'_, State> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Between two holds of the writer: lets in whoever waits.
+    fn give_way(&self) {
+        for _ in 0..GIVE_WAY_LOOKS {
+            if self.waiting.load(Ordering::Relaxed) == 0 {
+                return;
+            }
+            std::hint::spin_loop();
+        }
     }
 
     pub(super) fn leases(&self) -> RwLockReadGuard<'_, LeaseTable> {
@@ -140,53 +172,140 @@ pub(super) enum Scan {
 /// and readers register, or stay within one hold.
 #[derive(Clone, Copy)]
 pub(super) struct Snapshot<'a> {
-    pub(super) shared: &'a Shared,
-    pub(super) at: Revision,
+    shared: &'a Shared,
+    /// The state, if its maker holds the lock.
+    held: Option<&'a State>,
+    at: Revision,
 }
 
-impl Snapshot<'_> {
+impl<'a> Snapshot<'a> {
+    /// Of one who does not hold the lock.
+    pub(super) fn new(shared: &'a Shared, at: Revision) -> Self {
+        Self { shared, held: None, at }
+    }
+
+    /// The same at another revision.
+    pub(super) fn at(self, at: Revision) -> Self {
+        Self { at, ..self }
+    }
+
+    pub(super) fn has_lease(&self, id: LeaseId) -> bool {
+        self.shared.leases().contains(id)
+    }
+
     pub(super) fn get(&self, key: &[u8]) -> Option<Row> {
-        let state = self.shared.state();
-        Some(state.index.get(key)?.live(self.at)?.to_row())
+        let row = |state: &State| Some(state.index.get(key)?.live(self.at)?.to_row());
+        match self.held {
+            Some(state) => row(state),
+            None => row(&self.shared.state()),
+        }
     }
 
     /// Shows every row of `range` in key order. `visit` runs under the lock and must be short.
     pub(super) fn scan(&self, range: &KeyRange, mut visit: impl FnMut(RowRef<'_>) -> Scan) {
-        if let Some(key) = range.as_single() {
+        if let Some(state) = self.held {
+            self.scan_some(state, range, None, usize::MAX, &mut visit);
+            return;
+        }
+        let mut last = None;
+        loop {
             let state = self.shared.state();
+            last = self.scan_some(&state, range, last, HOLD_KEYS, &mut visit);
+            if last.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Shows at most `keys` keys after `last`. Tells the last one, if there may be more.
+    fn scan_some(
+        &self,
+        state: &State,
+        range: &KeyRange,
+        last: Option<Vec<u8>>,
+        keys: usize,
+        visit: &mut impl FnMut(RowRef<'_>) -> Scan,
+    ) -> Option<Vec<u8>> {
+        if let Some(key) = range.as_single() {
             if let Some(row) = state.index.get(key).and_then(|rows| rows.live(self.at)) {
                 visit(row);
             }
-            return;
+            return None;
         }
-        let mut last: Option<Vec<u8>> = None;
-        loop {
-            let state = self.shared.state();
-            let from = match &last {
-                None => Bound::Included(&range.start()[..]),
-                Some(key) => Bound::Excluded(&key[..]),
-            };
-            let mut resume = None;
-            for (number, rows) in state.index.iter_from(from).enumerate() {
-                let key = rows.newest().key();
-                if matches!(range.end(), RangeEnd::Before(end) if key >= &end[..]) {
-                    return;
-                }
-                if let Some(row) = rows.live(self.at)
-                    && visit(row) == Scan::Enough
-                {
-                    return;
-                }
-                if number + 1 == HOLD_KEYS {
-                    resume = Some(key.to_vec());
-                    break;
-                }
+        let from = match &last {
+            None => Bound::Included(&range.start()[..]),
+            Some(key) => Bound::Excluded(&key[..]),
+        };
+        for (number, rows) in state.index.iter_from(from).enumerate() {
+            let key = rows.newest().key();
+            if matches!(range.end(), RangeEnd::Before(end) if key >= &end[..]) {
+                return None;
             }
-            match resume {
-                Some(key) => last = Some(key),
-                None => return,
+            if let Some(row) = rows.live(self.at)
+                && visit(row) == Scan::Enough
+            {
+                return None;
+            }
+            if number + 1 == keys {
+                return Some(key.to_vec());
             }
         }
+        None
+    }
+}
+
+/// The writer's hold of the lock. Taking it costs as much as writing a row, and much more when
+/// readers are about; keeping it makes them wait. So it is kept over some rows, of one request or of
+/// several, and let go while a request looks at many keys.
+pub(super) struct Hold<'a> {
+    shared: &'a Shared,
+    state: Option<RwLockWriteGuard<'a, State>>,
+    /// How many rows have been written in it.
+    rows: usize,
+    /// Whether the request at hand looks at ranges of keys.
+    wide: bool,
+}
+
+impl<'a> Hold<'a> {
+    pub(super) fn new(shared: &'a Shared) -> Self {
+        Self { shared, state: None, rows: 0, wide: false }
+    }
+
+    /// Begins a request. A wide one looks at ranges of keys.
+    pub(super) fn begin(&mut self, wide: bool) {
+        self.wide = wide;
+        if wide {
+            self.let_go();
+        }
+    }
+
+    /// The keys as of `at`, published or not.
+    pub(super) fn snapshot(&mut self, at: Revision) -> Snapshot<'_> {
+        let shared = self.shared;
+        if self.wide {
+            // It takes the lock by itself.
+            self.let_go();
+            return Snapshot::new(shared, at);
+        }
+        Snapshot { shared, held: Some(self.take()), at }
+    }
+
+    fn take(&mut self) -> &mut State {
+        self.state.get_or_insert_with(|| self.shared.state_mut())
+    }
+
+    fn wrote(&mut self) {
+        self.rows += 1;
+        if self.wide || self.rows >= HOLD_ROWS {
+            self.let_go();
+        }
+    }
+
+    fn let_go(&mut self) {
+        if self.state.take().is_some() {
+            self.shared.give_way();
+        }
+        self.rows = 0;
     }
 }
 
@@ -198,7 +317,12 @@ pub(super) struct Mutation {
 }
 
 impl Mutation {
-    pub(super) fn is_empty(&self) -> bool {
+    /// The revision that its changes take, and at which its request sees them.
+    pub(super) fn revision(&self) -> Revision {
+        self.revision
+    }
+
+    fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 }
@@ -253,16 +377,6 @@ impl Store {
         self.compacted
     }
 
-    /// The newest state, published or not.
-    pub(super) fn snapshot(&self) -> Snapshot<'_> {
-        Snapshot { shared: &self.shared, at: self.revision }
-    }
-
-    /// What a request sees that has made the changes of `mutation` already.
-    pub(super) fn snapshot_in(&self, mutation: &Mutation) -> Snapshot<'_> {
-        Snapshot { shared: &self.shared, at: mutation.revision }
-    }
-
     /// The store's revision as a request in the middle of `mutation` tells it.
     pub(super) fn revision_in(&self, mutation: &Mutation) -> Revision {
         if mutation.is_empty() { self.revision } else { mutation.revision }
@@ -275,13 +389,14 @@ impl Store {
     /// Writes a key and tells the change.
     pub(super) fn put<'m>(
         &mut self,
+        hold: &mut Hold<'_>,
         mutation: &'m mut Mutation,
         key: &[u8],
         value: &Bytes,
         lease: Option<LeaseId>,
     ) -> Result<&'m Event, Fault> {
         let modified = mutation.revision;
-        self.write(mutation, key, |scratch, prev| {
+        self.write(hold, mutation, key, |scratch, prev| {
             let (create, version) = prev.map_or((modified, 1), |row| {
                 let meta = row.meta();
                 (meta.create, meta.version.saturating_add(1))
@@ -294,11 +409,12 @@ impl Store {
     /// Deletes a key and tells the change, if the key was there.
     pub(super) fn delete<'m>(
         &mut self,
+        hold: &mut Hold<'_>,
         mutation: &'m mut Mutation,
         key: &[u8],
     ) -> Result<Option<&'m Event>, Fault> {
         let modified = mutation.revision;
-        let wrote = self.write(mutation, key, |scratch, prev| {
+        let wrote = self.write(hold, mutation, key, |scratch, prev| {
             prev.map(|_| Row::tombstone(scratch, key, modified))
         })?;
         Ok(if wrote { mutation.events.last() } else { None })
@@ -306,11 +422,12 @@ impl Store {
 
     fn write(
         &mut self,
+        hold: &mut Hold<'_>,
         mutation: &mut Mutation,
         key: &[u8],
         next: impl FnOnce(&mut Vec<u8>, Option<RowRef<'_>>) -> Option<Row>,
     ) -> Result<bool, Fault> {
-        let mut state = self.shared.state_mut();
+        let state = hold.take();
         let versions = state.index.get_mut(key);
         let before = versions.as_ref().and_then(|rows| rows.live(mutation.revision));
         if let Some(row) = before {
@@ -325,7 +442,7 @@ impl Store {
             Some(rows) => rows.push(row.clone()),
             None => state.index.push(row.clone()),
         }
-        drop(state);
+        hold.wrote();
         let fingerprint = row.view().fingerprint();
         if !row.view().is_tombstone() {
             self.live = self.live.wrapping_add(fingerprint);
@@ -337,13 +454,14 @@ impl Store {
     }
 
     /// Makes the changes the next revision, if there are any.
-    pub(super) fn commit(&mut self, mutation: Mutation) -> Option<Change> {
+    pub(super) fn commit(&mut self, hold: &mut Hold<'_>, mutation: Mutation) -> Option<Change> {
         assert_eq!(mutation.revision, self.revision.next(), "one request at a time");
         if mutation.rows.is_empty() {
             return None;
         }
         let revision = mutation.revision;
-        self.shared.state_mut().history.push(revision, Rows::collect(mutation.rows));
+        hold.take().history.push(revision, Rows::collect(mutation.rows));
+        hold.wrote();
         self.revision = revision;
         Some(Change { revision, events: mutation.events.into() })
     }
@@ -373,6 +491,7 @@ impl Store {
             if !self.sweep_hold(hold) {
                 return false;
             }
+            self.shared.give_way();
         }
         self.swept_for != self.published.compacted
     }

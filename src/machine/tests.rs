@@ -3,14 +3,15 @@
 #![allow(clippy::single_range_in_vec_init, reason = "one open span is meant")]
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 
 use super::store::Snapshot;
 use super::*;
 use crate::model::{
-    AckWindow, Compare, EventKind, KeyValue, Range, RangeEnd, RangeReply, RevisionBounds, Sort,
-    SortOrder, SortTarget,
+    AckWindow, Compare, EventKind, KeyRange, KeyValue, Range, RangeEnd, RangeReply, RevisionBounds,
+    Sort, SortOrder, SortTarget,
 };
 
 /// A machine that is fed one command an entry.
@@ -567,7 +568,7 @@ fn the_sweep_gives_everything_back_and_waits_for_readers() {
     };
     world.run(Command::Compact(newest)).unwrap();
     assert!(!world.machine.sweep(100_000), "held back");
-    let old = Snapshot { shared: &shared, at: Revision(500) };
+    let old = Snapshot::new(&shared, Revision(500));
     let reply = old.range(&Range::new(KeyRange::all()), newest);
     assert_eq!(reply.count, 50);
     assert_eq!(shared.state().history.first(), Revision(501));
@@ -659,28 +660,28 @@ fn a_long_range_is_read_at_one_revision_while_the_writer_goes_on() {
     };
     world.run(all(0)).unwrap();
     let reader = world.reader.clone();
-    let done = std::sync::atomic::AtomicBool::new(false);
+    let (done, looks) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         let look = scope.spawn(|| {
             let mut seen = BTreeSet::new();
-            while !done.load(std::sync::atomic::Ordering::Relaxed) || seen.len() < 2 {
+            while !done.load(Ordering::Relaxed) {
                 let reply = reader.range(&Range::new(KeyRange::all())).unwrap();
                 let values: BTreeSet<_> = reply.kvs.iter().map(|kv| kv.value.clone()).collect();
                 assert_eq!((reply.count, values.len()), (KEYS, 1), "torn: {values:?}");
                 assert!(reply.kvs.iter().all(|kv| kv.mod_revision == reply.kvs[0].mod_revision));
                 seen.insert(reply.revision);
+                looks.store(seen.len(), Ordering::Relaxed);
             }
         });
         let mut value = 0;
-        while value < 20 || (!look.is_finished() && value < 200 && reader.revision() < Revision(30))
-        {
+        while value < 20 || (looks.load(Ordering::Relaxed) < 3 && !look.is_finished()) {
             value += 1;
             world.run(all(value)).unwrap();
             let before = world.reader.revision();
             world.run(Command::Compact(before)).unwrap();
             world.machine.sweep(10 * KEYS as usize);
         }
-        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        done.store(true, Ordering::Relaxed);
         look.join().unwrap();
     });
 }
@@ -703,7 +704,8 @@ fn replicas_that_applied_the_same_have_the_same_digest_and_others_do_not() {
         }
         world.put("last", last);
         let state = world.reader.range(&Range::new(KeyRange::all())).unwrap();
-        let rows = state.kvs.iter().map(|kv| world.machine.store.snapshot().get(&kv.key).unwrap());
+        let (shared, newest) = (world.machine.store.shared(), world.machine.revision());
+        let rows = state.kvs.iter().map(|kv| Snapshot::new(&shared, newest).get(&kv.key).unwrap());
         let live = rows.fold(0u64, |sum, row| sum.wrapping_add(row.view().fingerprint()));
         assert_eq!(live, world.machine.store.fingerprint()[0], "the newest rows, and nothing else");
         world.machine.digest()

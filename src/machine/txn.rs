@@ -6,7 +6,7 @@
 
 use super::read::resolve;
 use super::store::{Published, Snapshot};
-use crate::model::{Op, Put, PutLease, PutValue, Refusal, Txn};
+use crate::model::{Command, KeyRange, Op, Put, PutLease, PutValue, Refusal, Txn};
 
 /// Which branch a transaction takes, and which ones those nested in that branch take, in order.
 #[derive(PartialEq, Eq, Debug)]
@@ -62,7 +62,7 @@ fn branch(txn: &Txn, succeeded: bool) -> &[Op] {
 /// Whether a put can be executed: its lease exists, and so does what it wants to keep.
 pub(super) fn check_put(put: &Put, before: &Snapshot<'_>) -> Result<(), Refusal> {
     if let PutLease::Attach(lease) = put.lease
-        && !before.shared.leases().contains(lease)
+        && !before.has_lease(lease)
     {
         return Err(Refusal::LeaseNotFound(lease));
     }
@@ -71,6 +71,25 @@ pub(super) fn check_put(put: &Put, before: &Snapshot<'_>) -> Result<(), Refusal>
         return Err(Refusal::KeyNotFound);
     }
     Ok(())
+}
+
+/// Whether a command looks at ranges of keys, not only at single ones.
+pub(super) fn is_wide(command: &Command) -> bool {
+    fn wide(txn: &Txn) -> bool {
+        let is_range = |range: &KeyRange| range.as_single().is_none();
+        txn.compares.iter().any(|compare| is_range(&compare.range))
+            || txn.success.iter().chain(&txn.failure).any(|op| match op {
+                Op::Range(range) => is_range(&range.range),
+                Op::Delete(delete) => is_range(&delete.range),
+                Op::Put(_) => false,
+                Op::Txn(nested) => wide(nested),
+            })
+    }
+    match command {
+        Command::Delete(delete) => delete.range.as_single().is_none(),
+        Command::Txn(txn) => wide(txn),
+        Command::Put(_) | Command::Compact(_) | Command::Grant { .. } | Command::Revoke(_) => false,
+    }
 }
 
 /// Whether a transaction only reads, whichever branches it takes: then no log entry is needed.
