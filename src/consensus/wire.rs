@@ -10,6 +10,8 @@ use protobuf::Message as _;
 use raft::eraftpb::{Message, MessageType};
 use thiserror::Error;
 
+use super::config::ENTRY_BYTES_MAX;
+
 /// The largest message that is read, in bytes.
 pub(crate) const FRAME_BYTES_MAX: usize = 8 << 20;
 
@@ -32,6 +34,12 @@ pub(crate) enum WireError {
     /// More entries than any message carries.
     #[error("more than {ENTRIES_MAX} entries")]
     TooManyEntries,
+    /// An entry that no member proposes.
+    #[error("an entry of {bytes} bytes, at most {ENTRY_BYTES_MAX}")]
+    EntryTooLong {
+        /// How long.
+        bytes: usize,
+    },
     /// The bytes end inside a field.
     #[error("ends inside a field")]
     Truncated,
@@ -167,9 +175,16 @@ fn walk_message(bytes: &[u8]) -> Result<(), WireError> {
 fn walk_entry(bytes: &[u8]) -> Result<(), WireError> {
     let mut walk = Walk { part: "an entry", fields: &ENTRY, rest: bytes };
     while let Some((field, value)) = walk.next()? {
-        // Members are static: no entry changes them. Data is kind 0, which is not written at all.
-        if let (ENTRY_KIND, Value::Number(kind)) = (field, value) {
-            return Err(WireError::Kind { part: "an entry", kind });
+        match (field, value) {
+            // Members are static: no entry changes them. Data is kind 0, which is not written at all.
+            (ENTRY_KIND, Value::Number(kind)) => {
+                return Err(WireError::Kind { part: "an entry", kind });
+            }
+            // It must still fit into a message when this member sends it on.
+            (_, Value::Bytes(data)) if data.len() > ENTRY_BYTES_MAX => {
+                return Err(WireError::EntryTooLong { bytes: data.len() });
+            }
+            _ => {}
         }
     }
     Ok(())
@@ -335,6 +350,15 @@ mod tests {
         with.context = Bytes::from_static(b"x");
         let error = refused(encode(&append(vec![with])).to_vec());
         assert_eq!(error, WireError::Field { part: "an entry", field: 6, wire_type: 2 });
+    }
+
+    #[test]
+    fn an_entry_that_could_not_be_sent_on_is_refused() {
+        let bytes = encode(&append(vec![entry(10, &vec![7; ENTRY_BYTES_MAX])]));
+        assert_eq!(decode(&bytes).unwrap().entries.len(), 1);
+        let error =
+            refused(encode(&append(vec![entry(10, &vec![7; ENTRY_BYTES_MAX + 1])])).to_vec());
+        assert_eq!(error, WireError::EntryTooLong { bytes: ENTRY_BYTES_MAX + 1 });
     }
 
     #[test]
