@@ -1,41 +1,44 @@
-//! The past, as a watcher that is behind reads it.
+//! The past, as a watcher that is behind reads it. A door, so that tests can act while it is read.
 
-use std::sync::Arc;
-
-use crate::model::{Event, KeyRange, Revision};
+use crate::machine::{HistoryPage, Reader};
+use crate::model::{KeyRange, Refusal, Revision};
 
 /// The changes that the replica remembers. Shows a revision before the hub publishes it.
 pub trait History: Send + Sync + 'static {
     /// The newest revision that can be read. Never goes back.
     fn revision(&self) -> Revision;
 
-    /// The changes of `range` from revision `from` on: whole revisions of at most `bytes_max`
-    /// together, or a single larger one.
+    /// The changes of `range` from revision `from` on: whole revisions, about `bytes_max` of them
+    /// and at least one.
     ///
     /// # Errors
     /// If `from` is below what is left.
-    fn events(&self, range: &KeyRange, from: Revision, bytes_max: usize)
-    -> Result<Page, Compacted>;
+    fn events(
+        &self,
+        range: &KeyRange,
+        from: Revision,
+        bytes_max: usize,
+    ) -> Result<HistoryPage, Compacted>;
 }
 
 /// The history before this revision is gone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Compacted(pub Revision);
 
-/// What one revision changed.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Change {
-    /// The revision.
-    pub revision: Revision,
-    /// Its events, in the order in which the request made them.
-    pub events: Arc<[Event]>,
-}
+impl History for Reader {
+    fn revision(&self) -> Revision {
+        Reader::revision(self)
+    }
 
-/// A piece of history.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Page {
-    /// The changes, oldest first, with the rows before them.
-    pub events: Vec<Event>,
-    /// Nothing up to here is left out. Not below the revision asked for, if that one exists.
-    pub through: Revision,
+    fn events(
+        &self,
+        range: &KeyRange,
+        from: Revision,
+        bytes_max: usize,
+    ) -> Result<HistoryPage, Compacted> {
+        Reader::events(self, range, from, bytes_max).map_err(|refusal| match refusal {
+            Refusal::Compacted { compacted, .. } => Compacted(compacted),
+            other => unreachable!("history is refused only where it is compacted: {other}"),
+        })
+    }
 }

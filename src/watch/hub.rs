@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::Waker;
 
-use super::history::{Change, History};
+use super::history::History;
 use super::inbox::{Inbox, Published, Push};
 use super::index::{Index, WatcherId};
 use super::request::{WatchLimits, WatchRequest};
 use super::watcher::Watcher;
+use crate::machine::Change;
 use crate::model::{Event, Revision};
 
 /// The watches of one replica. One driver publishes; watchers are made, read and dropped on any

@@ -212,3 +212,66 @@ impl Inbox {
         self.queue.lock().expect("nothing panics while it holds an inbox")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::model::{EventKind, KeyValue};
+
+    fn change(revision: u64) -> Arc<[Event]> {
+        let kv = KeyValue {
+            key: Bytes::from_static(b"k"),
+            value: Bytes::new(),
+            create_revision: Revision(revision),
+            mod_revision: Revision(revision),
+            version: 1,
+            lease: None,
+        };
+        [Event { kind: EventKind::Put, kv, prev: None }].into()
+    }
+
+    #[test]
+    fn a_queue_holds_no_more_than_its_limits_or_one_revision() {
+        // (revisions at most, bytes at most, bytes of each revision) -> how many are kept
+        let cases =
+            [(4, 1_000, 10, 4), (4, 25, 10, 2), (4, 10, 10, 1), (4, 5, 10, 1), (1, 99, 1, 1)];
+        for (queue_revisions_max, queue_bytes_max, bytes, kept) in cases {
+            let limits =
+                WatchLimits { queue_revisions_max, queue_bytes_max, ..WatchLimits::default() };
+            let inbox = Inbox::live(WatcherId(0), KeyRange::all(), Filter::All, Revision(2));
+            for number in 2..12 {
+                let events = &change(number);
+                let published = Published { revision: Revision(number), events, at: 0, bytes };
+                let expected = match number - 2 {
+                    0 => Push::First,
+                    n if n == kept => Push::Full,
+                    _ => Push::Done,
+                };
+                assert_eq!(inbox.push(published, &limits), expected, "{number} of {limits:?}");
+            }
+            let taken = inbox.take(&AtomicU64::new(11));
+            assert_eq!(taken.entries.len() as u64, kept);
+            assert_eq!((taken.through, taken.behind), (Revision(kept + 1), true));
+            assert_eq!(inbox.lock().bytes, 0);
+        }
+    }
+
+    #[test]
+    fn what_is_not_visible_yet_is_not_taken() {
+        let limits = WatchLimits::default();
+        let inbox = Inbox::live(WatcherId(0), KeyRange::all(), Filter::All, Revision(2));
+        for number in 2..5 {
+            let published =
+                Published { revision: Revision(number), events: &change(number), at: 0, bytes: 1 };
+            inbox.push(published, &limits);
+        }
+        let visible = AtomicU64::new(1);
+        for (seen, count) in [(1, 0), (3, 2), (3, 0), (9, 1)] {
+            visible.store(seen, Ordering::Release);
+            let taken = inbox.take(&visible);
+            assert_eq!((taken.entries.len(), taken.through), (count, Revision(seen)));
+        }
+    }
+}

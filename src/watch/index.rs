@@ -226,3 +226,90 @@ fn collect(link: Link, inboxes: &mut Vec<Arc<Inbox>>) {
     inboxes.push(node.inbox);
     collect(node.right, inboxes);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::request::Filter;
+    use super::*;
+    use crate::model::Revision;
+
+    fn inbox(id: u64, range: KeyRange) -> Arc<Inbox> {
+        Arc::new(Inbox::live(WatcherId(id), range, Filter::All, Revision(2)))
+    }
+
+    fn depth(link: &Link) -> usize {
+        link.as_ref().map_or(0, |node| 1 + depth(&node.left).max(depth(&node.right)))
+    }
+
+    fn found(index: &Index, key: &[u8]) -> Vec<u64> {
+        let mut found = Vec::new();
+        index.each(&Bytes::copy_from_slice(key), |inbox| found.push(inbox.id().0));
+        found.sort_unstable();
+        found
+    }
+
+    /// Keys of two letters of four: all of them.
+    fn keys() -> impl Iterator<Item = [u8; 2]> {
+        (0..16u8).map(|n| [b'a' + n / 4, b'a' + n % 4])
+    }
+
+    #[test]
+    fn a_key_finds_exactly_the_ranges_that_contain_it() {
+        let mut index = Index::default();
+        let mut model: BTreeMap<u64, KeyRange> = BTreeMap::new();
+        let mut bits = 7u64;
+        let mut random = |bound: u64| {
+            bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (bits >> 33) % bound
+        };
+        for id in 0..3_000 {
+            let mut key = |_| {
+                let n = random(16) as u8;
+                let long = [b'a' + n / 4, b'a' + n % 4];
+                long[..1 + random(2) as usize].to_vec()
+            };
+            let (a, b) = (key(0), key(1));
+            let range = match random(5) {
+                0 => KeyRange::key(a),
+                1 => KeyRange::prefix(a),
+                2 => KeyRange::from(a),
+                _ => KeyRange::between(a, b),
+            };
+            index.insert(inbox(id, range.clone()));
+            model.insert(id, range);
+            if model.len() > 60 || random(3) == 0 {
+                let at = random(model.len() as u64) as usize;
+                let id = *model.keys().nth(at).unwrap();
+                let range = model.remove(&id).unwrap();
+                assert_eq!(index.remove(&range, WatcherId(id)).unwrap().id(), WatcherId(id));
+                assert!(index.remove(&range, WatcherId(id)).is_none());
+            }
+            assert_eq!(index.len(), model.len());
+            if id % 8 == 0 {
+                for key in keys() {
+                    let contains = model.iter().filter(|(_, range)| range.contains(&key));
+                    let expected: Vec<u64> = contains.map(|(id, _)| *id).collect();
+                    assert_eq!(found(&index, &key), expected, "{key:?}");
+                }
+            }
+        }
+        let mut all: Vec<u64> = index.into_inboxes().iter().map(|inbox| inbox.id().0).collect();
+        all.sort_unstable();
+        assert_eq!(all, model.into_keys().collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_tree_stays_flat_in_whatever_order_ranges_come() {
+        let mut index = Index::default();
+        for id in 0..20_000 {
+            index.insert(inbox(id, KeyRange::prefix(format!("{id:08}"))));
+        }
+        // A random tree of so many has a depth of about 33.
+        assert!(depth(&index.ranges) < 60, "{}", depth(&index.ranges));
+        for id in 0..19_900 {
+            index.remove(&KeyRange::prefix(format!("{id:08}")), WatcherId(id)).unwrap();
+        }
+        assert!(depth(&index.ranges) < 30, "{}", depth(&index.ranges));
+        assert_eq!(found(&index, b"00019950/x"), [19_950]);
+    }
+}

@@ -48,7 +48,10 @@ mod index;
 mod request;
 mod watcher;
 
-pub use history::{Change, Compacted, History, Page};
+#[cfg(test)]
+mod tests;
+
+pub use history::{Compacted, History};
 pub use hub::Hub;
 pub use request::{Filter, WatchBatch, WatchError, WatchLimits, WatchRequest};
 pub use watcher::Watcher;

@@ -136,9 +136,7 @@ impl Watcher {
         let taken = self.inbox.take(self.hub.visible_cell());
         self.delivered = self.delivered.max(taken.through);
         if !taken.entries.is_empty() {
-            let events = taken.entries.iter().flat_map(Entry::events);
-            let events = events.filter(|event| self.inbox.wants(event));
-            let events: Vec<Event> = events.map(|event| self.dressed(event)).collect();
+            let events = self.dressed(taken.entries.iter().flat_map(Entry::events));
             assert!(!events.is_empty(), "what is queued for a watcher is in its range");
             return Step::Batch(WatchBatch { events, revision: self.delivered });
         }
@@ -165,14 +163,10 @@ impl Watcher {
                 return self.failed(WatchError::Compacted { asked: next, compacted });
             }
         };
-        assert!(page.through >= next, "the history shows what was published, {next} too");
-        self.delivered = page.through;
+        assert!(page.next > next, "the history shows what was published, {next} too");
+        self.delivered = Revision(page.next.0 - 1);
         let joined = self.hub.join(&self.inbox, self.resume());
-        let mut events = page.events;
-        events.retain(|event| self.inbox.wants(event));
-        if !self.prev_kv {
-            events.iter_mut().for_each(|event| event.prev = None);
-        }
+        let events = self.dressed(page.changes.iter().flat_map(|change| &*change.events));
         match (events.is_empty(), joined) {
             (false, _) => Step::Batch(WatchBatch { events, revision: self.delivered }),
             (true, false) => Step::Reading,
@@ -190,10 +184,13 @@ impl Watcher {
         Step::Failed(error)
     }
 
-    /// A copy of the event as this watch asked for it.
-    fn dressed(&self, event: &Event) -> Event {
-        let prev = if self.prev_kv { event.prev.clone() } else { None };
-        Event { kind: event.kind, kv: event.kv.clone(), prev }
+    /// Copies of those events that this watch asked for, as it asked for them.
+    fn dressed<'a>(&self, events: impl Iterator<Item = &'a Event>) -> Vec<Event> {
+        let prev = |event: &Event| if self.prev_kv { event.prev.clone() } else { None };
+        events
+            .filter(|event| self.inbox.wants(event))
+            .map(|event| Event { kind: event.kind, kv: event.kv.clone(), prev: prev(event) })
+            .collect()
     }
 }
 

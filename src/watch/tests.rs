@@ -1,0 +1,125 @@
+//! The hub on a real machine: scripts, random worlds against a naive model, and real threads.
+
+mod random;
+mod scripts;
+mod threads;
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use super::{Compacted, History, Hub, WatchLimits};
+use crate::machine::{Change, HistoryPage, Machine, MachineOptions, Reader};
+use crate::model::{
+    AckWindow, Command, Incarnation, Item, KeyRange, LogIndex, NodeId, Op, Proposal, Revision,
+    Term, Txn,
+};
+
+/// A machine, the hub of its watches, and the truth about what it did.
+struct World {
+    hub: Arc<Hub>,
+    store: Arc<Mutex<Store>>,
+    /// What else happens at the end of a read of history.
+    meanwhile: Meanwhile,
+}
+
+type Meanwhile = Arc<Mutex<Option<Box<dyn FnMut() + Send>>>>;
+
+/// What the driver owns.
+struct Store {
+    machine: Machine,
+    seq: u64,
+    /// Everything that ever changed.
+    log: Vec<Change>,
+    /// How much of the log the hub was told of.
+    published: usize,
+    compacted: Revision,
+}
+
+/// A reader beside which something else happens.
+struct Beside {
+    reader: Reader,
+    meanwhile: Meanwhile,
+}
+
+impl History for Beside {
+    fn revision(&self) -> Revision {
+        self.reader.revision()
+    }
+
+    fn events(
+        &self,
+        range: &KeyRange,
+        from: Revision,
+        bytes_max: usize,
+    ) -> Result<HistoryPage, Compacted> {
+        let page = History::events(&self.reader, range, from, bytes_max);
+        if let Some(act) = &mut *self.meanwhile.lock().unwrap() {
+            act();
+        }
+        page
+    }
+}
+
+impl World {
+    fn new(limits: WatchLimits) -> Self {
+        let machine = Machine::new(MachineOptions::default());
+        let meanwhile = Meanwhile::default();
+        let beside = Beside { reader: machine.reader(), meanwhile: Arc::clone(&meanwhile) };
+        let hub = Hub::new(beside, limits);
+        let (seq, log, published, compacted) = (0, Vec::new(), 0, Revision(0));
+        let store = Arc::new(Mutex::new(Store { machine, seq, log, published, compacted }));
+        Self { hub, store, meanwhile }
+    }
+
+    fn store(&self) -> MutexGuard<'_, Store> {
+        self.store.lock().unwrap()
+    }
+
+    /// Makes changes and publishes them.
+    fn change(&self, ops: Vec<Op>) {
+        let mut store = self.store();
+        store.apply(ops);
+        store.publish(&self.hub);
+    }
+}
+
+impl Store {
+    /// Applies one transaction and shows it to readers, but not yet to the hub.
+    fn apply(&mut self, ops: Vec<Op>) {
+        self.command(Command::Txn(Txn { success: ops, ..Txn::default() }));
+    }
+
+    fn compact(&mut self, at: Revision) {
+        self.command(Command::Compact(at));
+        self.compacted = self.compacted.max(at);
+    }
+
+    fn command(&mut self, command: Command) {
+        self.seq += 1;
+        let window = AckWindow { frontier: self.seq, open: Vec::new() };
+        let (node, incarnation) = (NodeId::new(1).unwrap(), Incarnation(1));
+        let requests = vec![(self.seq, command)];
+        let item = Item::Proposal(Proposal { node, incarnation, window, requests });
+        let index = LogIndex(self.seq + 1);
+        let applied = self.machine.apply(index, Term(1), vec![item]).unwrap();
+        for (_, outcome) in &applied.outcomes {
+            assert!(outcome.is_ok(), "{outcome:?}");
+        }
+        self.log.extend(applied.changes);
+        self.machine.publish();
+    }
+
+    fn publish(&mut self, hub: &Hub) {
+        hub.publish(&self.log[self.published..], self.newest());
+        self.published = self.log.len();
+    }
+
+    /// The revision of the machine.
+    fn newest(&self) -> Revision {
+        self.log.last().map_or(Revision::FIRST, |change| change.revision)
+    }
+
+    /// The revision of the hub.
+    fn visible(&self) -> Revision {
+        Revision(Revision::FIRST.0 + self.published as u64)
+    }
+}

@@ -1,0 +1,252 @@
+//! Real threads race: one publishes; others watch, wait, dawdle, drop and resume. And wakers.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use futures_core::Stream;
+
+use super::World;
+use crate::model::{Event, KeyRange, Op, Revision};
+use crate::watch::{WatchBatch, WatchError, WatchLimits, WatchRequest, Watcher};
+
+const CHANGES: u64 = 4_000;
+const CONSUMERS: u64 = 6;
+/// Far beyond what the test takes: who sleeps so long was not woken.
+const LOST: Duration = Duration::from_secs(60);
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut future = pin!(future);
+    let deadline = Instant::now() + LOST;
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return value;
+        }
+        thread::park_timeout(LOST);
+        assert!(Instant::now() < deadline, "a wake-up was lost");
+    }
+}
+
+fn recv(watcher: &mut Watcher) -> WatchBatch {
+    block_on(watcher.recv()).expect("not ended").expect("not failed")
+}
+
+#[test]
+fn threads_that_race_see_every_change_once_and_whole() {
+    let limits = WatchLimits { queue_revisions_max: 8, ..WatchLimits::default() };
+    let world = World::new(limits);
+    let last = Revision(CHANGES + 1);
+    let reached = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for number in 0..CONSUMERS {
+            let (world, reached) = (&world, &reached);
+            scope.spawn(move || consume(world, number, last, reached));
+        }
+        for at in 0..CHANGES {
+            // Several events a revision, of several ranges.
+            let put = |key: &str| Op::put(format!("{key}/{}", at % 7), at.to_string());
+            let ops =
+                if at % 3 == 0 { vec![put("a"), put("b"), put("a/x")] } else { vec![put("a")] };
+            let mut store = world.store();
+            store.apply(ops);
+            if at % 2 == 1 || at + 1 == CHANGES {
+                store.publish(&world.hub);
+            }
+            drop(store);
+            if at % 64 == 0 {
+                // Let the others keep up now and then, so that they are live as often as behind.
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+    });
+    assert_eq!(reached.into_inner(), CONSUMERS);
+    assert_eq!(world.hub.live(), 0);
+    assert_eq!(Arc::strong_count(&world.hub), 1);
+}
+
+/// Follows the stream to its end, sometimes with another watch, sometimes dawdling.
+fn consume(world: &World, number: u64, last: Revision, reached: &AtomicU64) {
+    let range =
+        [KeyRange::prefix("a"), KeyRange::all(), KeyRange::key("a/3")][number as usize % 3].clone();
+    let request = WatchRequest { from: Some(Revision(2)), ..WatchRequest::new(range.clone()) };
+    let mut watcher = world.hub.watch(request.clone());
+    let mut found: Vec<Event> = Vec::new();
+    let mut through = Revision(1);
+    for round in 1u64.. {
+        // The other ranges hear of the end only if they ask.
+        if world.hub.visible() == last {
+            watcher.request_progress();
+        }
+        let batch = if range.as_single().is_some() {
+            // Nobody wakes it for the last revision.
+            match watcher.try_recv() {
+                Poll::Ready(batch) => batch.expect("not ended").expect("not failed"),
+                Poll::Pending => {
+                    thread::yield_now();
+                    continue;
+                }
+            }
+        } else {
+            recv(&mut watcher)
+        };
+        assert!(batch.revision >= through, "{} after {through}", batch.revision);
+        assert!(batch.events.iter().all(|event| event.revision() > through), "a torn revision");
+        assert!(batch.events.iter().all(|event| event.revision() <= batch.revision));
+        through = batch.revision;
+        found.extend(batch.events);
+        if through == last {
+            break;
+        }
+        if round % (11 + number) == 0 {
+            let from = Some(watcher.resume());
+            drop(watcher);
+            watcher = world.hub.watch(WatchRequest { from, ..request.clone() });
+        }
+        if round % 32 == number {
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+    drop(watcher);
+    let store = world.store();
+    let truth = store.log.iter().flat_map(|change| change.events.iter());
+    let truth: Vec<Event> = truth
+        .filter(|event| range.contains(&event.kv.key))
+        .map(|event| Event { prev: None, ..event.clone() })
+        .collect();
+    assert!(found == truth, "{} events of {}", found.len(), truth.len());
+    reached.fetch_add(1, Ordering::Relaxed);
+}
+
+#[test]
+fn a_consumer_that_waits_is_woken_by_each_change_however_they_race() {
+    let world = World::new(WatchLimits::default());
+    let mut watcher = world.hub.watch(WatchRequest::new("k"));
+    let turn = AtomicU64::new(0);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for at in 0..CHANGES {
+                while turn.load(Ordering::Acquire) < at {
+                    std::hint::spin_loop();
+                    thread::yield_now();
+                }
+                world.change(vec![Op::put("k", at.to_string())]);
+            }
+        });
+        for at in 0..CHANGES {
+            let batch = recv(&mut watcher);
+            assert_eq!(batch.events.len(), 1);
+            assert_eq!(batch.revision, Revision(at + 2));
+            turn.store(at + 1, Ordering::Release);
+        }
+    });
+}
+
+#[test]
+fn closing_wakes_who_waits() {
+    let world = World::new(WatchLimits::default());
+    thread::scope(|scope| {
+        let mut watcher = world.hub.watch(WatchRequest::new("k"));
+        let waiter = scope.spawn(move || block_on(watcher.recv()));
+        thread::sleep(Duration::from_millis(5));
+        world.hub.close("a test");
+        let end = waiter.join().unwrap();
+        let closed = WatchError::Closed { resume: Revision(2), why: "a test".into() };
+        assert_eq!(end, Some(Err(closed)));
+    });
+}
+
+/// Counts its wake-ups, and panics at each if told so.
+struct Counting {
+    woken: AtomicUsize,
+    panics: bool,
+}
+
+impl Wake for Counting {
+    fn wake(self: Arc<Self>) {
+        self.woken.fetch_add(1, Ordering::Relaxed);
+        if self.panics {
+            std::panic::resume_unwind(Box::new("the host's executor is broken"));
+        }
+    }
+}
+
+fn counting(panics: bool) -> (Arc<Counting>, Waker) {
+    let counting = Arc::new(Counting { woken: AtomicUsize::new(0), panics });
+    (Arc::clone(&counting), Waker::from(counting))
+}
+
+#[test]
+fn one_publication_wakes_a_watcher_once_and_others_never() {
+    let world = World::new(WatchLimits::default());
+    let mut one = world.hub.watch(WatchRequest::new(KeyRange::prefix("a")));
+    let mut other = world.hub.watch(WatchRequest::new("z"));
+    let (woken, waker) = counting(false);
+    let (idle, idle_waker) = counting(false);
+    assert!(one.poll_recv(&mut Context::from_waker(&waker)).is_pending());
+    assert!(other.poll_recv(&mut Context::from_waker(&idle_waker)).is_pending());
+    let mut store = world.store();
+    store.apply(vec![Op::put("a1", "x"), Op::put("a2", "x")]);
+    store.apply(vec![Op::put("a3", "x")]);
+    store.publish(&world.hub);
+    drop(store);
+    assert_eq!(woken.woken.load(Ordering::Relaxed), 1);
+    assert_eq!(idle.woken.load(Ordering::Relaxed), 0);
+    let mut context = Context::from_waker(&waker);
+    let Poll::Ready(Some(Ok(batch))) = Pin::new(&mut one).poll_next(&mut context) else { panic!() };
+    assert_eq!(batch.events.len(), 3);
+}
+
+#[test]
+fn a_waker_that_panics_hurts_neither_the_driver_nor_others() {
+    let world = World::new(WatchLimits::default());
+    let mut bad = world.hub.watch(WatchRequest::new("k"));
+    let mut good = world.hub.watch(WatchRequest::new("k"));
+    let (broken, broken_waker) = counting(true);
+    let (sound, sound_waker) = counting(false);
+    assert!(bad.poll_recv(&mut Context::from_waker(&broken_waker)).is_pending());
+    assert!(good.poll_recv(&mut Context::from_waker(&sound_waker)).is_pending());
+    world.change(vec![Op::put("k", "v")]);
+    assert_eq!(broken.woken.load(Ordering::Relaxed), 1);
+    assert_eq!(sound.woken.load(Ordering::Relaxed), 1);
+    assert_eq!(recv(&mut bad), recv(&mut good));
+}
+
+#[test]
+fn a_dropped_call_loses_nothing_and_a_dropped_watcher_leaves_nothing() {
+    let world = World::new(WatchLimits::default());
+    let mut watcher = world.hub.watch(WatchRequest::new("k"));
+    let (woken, waker) = counting(false);
+    {
+        let mut call = pin!(watcher.recv());
+        assert!(call.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        world.change(vec![Op::put("k", "v")]);
+    }
+    assert_eq!(recv(&mut watcher).events.len(), 1);
+    let mut call = Box::pin(watcher.recv());
+    assert!(call.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    drop(call);
+    drop(watcher);
+    drop(waker);
+    assert_eq!(world.hub.live(), 0);
+    assert_eq!(Arc::strong_count(&woken), 1, "the hub keeps a waker of nobody");
+}
+
+#[test]
+fn a_watcher_may_be_sent_and_shared() {
+    fn is<T: Send + Sync + 'static>() {}
+    is::<Watcher>();
+    is::<crate::watch::Hub>();
+}
