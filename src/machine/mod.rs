@@ -47,6 +47,7 @@ mod range_set;
 mod read;
 mod reader;
 mod row;
+mod shared;
 mod store;
 mod txn;
 
@@ -61,7 +62,8 @@ use answers::{Answers, Verdict};
 use digest::Fingerprint;
 use read::resolve;
 use row::RowRef;
-use store::{Hold, Mutation, Published, Scan, Store};
+use shared::{Hold, Published, Scan};
+use store::{Mutation, Store};
 use txn::{Path, check_put, is_wide};
 
 use crate::model::{

@@ -4,7 +4,7 @@
 use std::cmp::Ordering;
 
 use super::row::{Row, RowRef};
-use super::store::{Published, Scan, Snapshot};
+use super::shared::{Published, Scan, Snapshot};
 use crate::model::{
     Compare, CompareOp, CompareTarget, LeaseId, Range, RangeReply, Refusal, Revision,
     RevisionBounds, Sort, SortOrder, SortTarget,

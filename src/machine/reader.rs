@@ -11,7 +11,7 @@ use super::Change;
 use super::lease::LeaseInfo;
 use super::read::{Collector, resolve};
 use super::row::{Row, RowRef};
-use super::store::{HOLD_KEYS, Published, Shared, Snapshot};
+use super::shared::{HOLD_KEYS, Published, Shared, Snapshot};
 use super::txn::{Path, only_reads};
 use crate::model::{
     KeyRange, KeyValue, LeaseId, Op, Range, RangeReply, Refusal, Revision, Txn, TxnReply, TxnResult,

@@ -5,7 +5,7 @@
 //! looked for: once the first write is made, nothing can fail.
 
 use super::read::resolve;
-use super::store::{Published, Snapshot};
+use super::shared::{Published, Snapshot};
 use crate::model::{Command, KeyRange, Op, Put, PutLease, PutValue, Refusal, Txn};
 
 /// Which branch a transaction takes, and which ones those nested in that branch take, in order.

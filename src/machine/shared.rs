@@ -1,0 +1,302 @@
+//! What the one writer and the readers hold together, and the ways to hold it.
+//!
+//! Every read is a read at one revision, and versions do not change once they are written. So the
+//! lock may be let go between any two keys: what a reader must not see yet has a higher revision
+//! than the one it reads at, and `published` rises only when a whole batch of entries is in. What a
+//! reader still needs is kept: it registers its revision while it reads on over several holds, and
+//! the sweep stays behind the oldest one registered.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{
+    Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
+};
+
+use super::history::History;
+use super::index::Index;
+use super::lease::LeaseTable;
+use super::row::{Row, RowRef};
+use crate::model::{KeyRange, LeaseId, RangeEnd, Revision};
+
+/// How many keys a reader, or the sweep, passes in one hold of the lock.
+pub(super) const HOLD_KEYS: usize = 512;
+
+/// How many rows the writer writes in one hold of the lock.
+const HOLD_ROWS: usize = 16;
+
+/// How long the writer gives way to readers between two holds, at most, in looks at whether they
+/// are in: some ten microseconds, the time that a sleeping reader needs to wake up.
+const GIVE_WAY_LOOKS: usize = 1000;
+
+/// What readers may know of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Published {
+    pub(super) revision: Revision,
+    /// `None` until the first compaction.
+    pub(super) compacted: Option<Revision>,
+}
+
+pub(super) struct State {
+    pub(super) index: Index,
+    pub(super) history: History,
+    pub(super) published: Published,
+}
+
+/// What the writer and all readers hold together.
+pub(super) struct Shared {
+    state: RwLock<State>,
+    leases: RwLock<LeaseTable>,
+    /// The revision in `published`, to be had without the lock.
+    revision: AtomicU64,
+    /// At which revisions readers are reading over several holds, and how many each.
+    reading: Mutex<BTreeMap<Revision, usize>>,
+    /// How many readers stand before the lock: the writer, who comes back to it again and again,
+    /// would leave them standing.
+    waiting: AtomicUsize,
+}
+
+// A lock is poisoned when the thread that held it panicked. If that was the writer, its node stops;
+// what was published before is whole and stays readable.
+impl Shared {
+    pub(super) fn new() -> Self {
+        let published = Published { revision: Revision::FIRST, compacted: None };
+        Self {
+            state: RwLock::new(State {
+                index: Index::default(),
+                history: History::new(),
+                published,
+            }),
+            leases: RwLock::default(),
+            revision: AtomicU64::new(Revision::FIRST.get()),
+            reading: Mutex::default(),
+            waiting: AtomicUsize::new(0),
+        }
+    }
+
+    pub(super) fn state(&self) -> RwLockReadGuard<'_, State> {
+        match self.state.try_read() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(state)) => state.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                self.waiting.fetch_add(1, Ordering::Relaxed);
+                let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+                self.waiting.fetch_sub(1, Ordering::Relaxed);
+                state
+            }
+        }
+    }
+
+    pub(super) fn state_mut(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Between two holds of the writer: lets in whoever waits.
+    pub(super) fn give_way(&self) {
+        for _ in 0..GIVE_WAY_LOOKS {
+            if self.waiting.load(Ordering::Relaxed) == 0 {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    pub(super) fn leases(&self) -> RwLockReadGuard<'_, LeaseTable> {
+        self.leases.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn leases_mut(&self) -> RwLockWriteGuard<'_, LeaseTable> {
+        self.leases.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn reading(&self) -> MutexGuard<'_, BTreeMap<Revision, usize>> {
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn publish(&self, published: Published) {
+        let mut state = self.state_mut();
+        state.published = published;
+        // Under the lock, so that the two never run apart.
+        self.revision.store(published.revision.get(), Ordering::Release);
+    }
+
+    pub(super) fn revision(&self) -> Revision {
+        Revision(self.revision.load(Ordering::Acquire))
+    }
+
+    /// Keeps what a read at `revision` sees until the registration is dropped. The caller holds the
+    /// state and has seen that `revision` is not compacted.
+    pub(super) fn register(&self, _state: &State, revision: Revision) -> Registration<'_> {
+        *self.reading().entry(revision).or_insert(0) += 1;
+        Registration { shared: self, revision }
+    }
+}
+
+/// See [`Shared::register`].
+pub(super) struct Registration<'a> {
+    shared: &'a Shared,
+    revision: Revision,
+}
+
+impl Drop for Registration<'_> {
+    fn drop(&mut self) {
+        let mut reading = self.shared.reading();
+        if let Some(count) = reading.get_mut(&self.revision) {
+            *count -= 1;
+            if *count == 0 {
+                reading.remove(&self.revision);
+            }
+        }
+    }
+}
+
+/// Whether a scan goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Scan {
+    On,
+    Enough,
+}
+
+/// The keys as of one revision.
+///
+/// Whoever makes one sees to it that the revision is not swept away: the writer does the sweeping,
+/// and readers register, or stay within one hold.
+#[derive(Clone, Copy)]
+pub(super) struct Snapshot<'a> {
+    shared: &'a Shared,
+    /// The state, if its maker holds the lock.
+    held: Option<&'a State>,
+    at: Revision,
+}
+
+impl<'a> Snapshot<'a> {
+    /// Of one who does not hold the lock.
+    pub(super) fn new(shared: &'a Shared, at: Revision) -> Self {
+        Self { shared, held: None, at }
+    }
+
+    /// The same at another revision.
+    pub(super) fn at(self, at: Revision) -> Self {
+        Self { at, ..self }
+    }
+
+    pub(super) fn has_lease(&self, id: LeaseId) -> bool {
+        self.shared.leases().contains(id)
+    }
+
+    pub(super) fn get(&self, key: &[u8]) -> Option<Row> {
+        let row = |state: &State| Some(state.index.get(key)?.live(self.at)?.to_row());
+        match self.held {
+            Some(state) => row(state),
+            None => row(&self.shared.state()),
+        }
+    }
+
+    /// Shows every row of `range` in key order. `visit` runs under the lock and must be short.
+    pub(super) fn scan(&self, range: &KeyRange, mut visit: impl FnMut(RowRef<'_>) -> Scan) {
+        if let Some(state) = self.held {
+            self.scan_some(state, range, None, usize::MAX, &mut visit);
+            return;
+        }
+        let mut last = None;
+        loop {
+            let state = self.shared.state();
+            last = self.scan_some(&state, range, last, HOLD_KEYS, &mut visit);
+            if last.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Shows at most `keys` keys after `last`. Tells the last one, if there may be more.
+    fn scan_some(
+        &self,
+        state: &State,
+        range: &KeyRange,
+        last: Option<Vec<u8>>,
+        keys: usize,
+        visit: &mut impl FnMut(RowRef<'_>) -> Scan,
+    ) -> Option<Vec<u8>> {
+        if let Some(key) = range.as_single() {
+            if let Some(row) = state.index.get(key).and_then(|rows| rows.live(self.at)) {
+                visit(row);
+            }
+            return None;
+        }
+        let from = match &last {
+            None => Bound::Included(&range.start()[..]),
+            Some(key) => Bound::Excluded(&key[..]),
+        };
+        for (number, rows) in state.index.iter_from(from).enumerate() {
+            let key = rows.newest().key();
+            if matches!(range.end(), RangeEnd::Before(end) if key >= &end[..]) {
+                return None;
+            }
+            if let Some(row) = rows.live(self.at)
+                && visit(row) == Scan::Enough
+            {
+                return None;
+            }
+            if number + 1 == keys {
+                return Some(key.to_vec());
+            }
+        }
+        None
+    }
+}
+
+/// The writer's hold of the lock. Taking it costs as much as writing a row, and much more when
+/// readers are about; keeping it makes them wait. So it is kept over some rows, of one request or of
+/// several, and let go while a request looks at many keys.
+pub(super) struct Hold<'a> {
+    shared: &'a Shared,
+    state: Option<RwLockWriteGuard<'a, State>>,
+    /// How many rows have been written in it.
+    rows: usize,
+    /// Whether the request at hand looks at ranges of keys.
+    wide: bool,
+}
+
+impl<'a> Hold<'a> {
+    pub(super) fn new(shared: &'a Shared) -> Self {
+        Self { shared, state: None, rows: 0, wide: false }
+    }
+
+    /// Begins a request. A wide one looks at ranges of keys.
+    pub(super) fn begin(&mut self, wide: bool) {
+        self.wide = wide;
+        if wide {
+            self.let_go();
+        }
+    }
+
+    /// The keys as of `at`, published or not.
+    pub(super) fn snapshot(&mut self, at: Revision) -> Snapshot<'_> {
+        let shared = self.shared;
+        if self.wide {
+            // It takes the lock by itself.
+            self.let_go();
+            return Snapshot::new(shared, at);
+        }
+        Snapshot { shared, held: Some(self.take()), at }
+    }
+
+    pub(super) fn take(&mut self) -> &mut State {
+        self.state.get_or_insert_with(|| self.shared.state_mut())
+    }
+
+    /// Tells that a row was written: after some, readers get their turn.
+    pub(super) fn wrote(&mut self) {
+        self.rows += 1;
+        if self.wide || self.rows >= HOLD_ROWS {
+            self.let_go();
+        }
+    }
+
+    fn let_go(&mut self) {
+        if self.state.take().is_some() {
+            self.shared.give_way();
+        }
+        self.rows = 0;
+    }
+}

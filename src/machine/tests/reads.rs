@@ -1,0 +1,202 @@
+//! What readers see, and when.
+
+use super::*;
+
+#[test]
+fn a_read_at_an_old_revision_sees_the_old_state() {
+    let mut world = World::new();
+    world.put("a", "1");
+    world.put("b", "1");
+    world.put("a", "2");
+    world.delete("b".into());
+    let look = |revision| {
+        let range = Range { revision, ..Range::new(KeyRange::all()) };
+        world.reader.range(&range).map(|reply| {
+            let rows = reply.kvs.iter().map(|kv| format!("{}={}", text(&kv.key), text(&kv.value)));
+            assert_eq!(reply.revision, Revision(5), "the store's, not the one asked for");
+            rows.collect::<Vec<_>>()
+        })
+    };
+    assert_eq!(look(at(1)).unwrap(), Vec::<String>::new());
+    assert_eq!(look(at(2)).unwrap(), ["a=1"]);
+    assert_eq!(look(at(3)).unwrap(), ["a=1", "b=1"]);
+    assert_eq!(look(at(4)).unwrap(), ["a=2", "b=1"]);
+    assert_eq!(look(at(5)).unwrap(), ["a=2"]);
+    assert_eq!(look(None).unwrap(), ["a=2"]);
+    assert_eq!(look(at(0)).unwrap(), ["a=2"]);
+    let refusal = Refusal::Future { asked: Revision(6), newest: Revision(5) };
+    assert_eq!(look(at(6)), Err(refusal));
+}
+
+#[test]
+fn limit_bounds_count_and_more_mean_what_they_mean_in_etcd() {
+    let mut world = World::new();
+    for (key, value) in [("a", "3"), ("b", "1"), ("c", "2"), ("d", "1")] {
+        world.put(key, value);
+    }
+    world.put("b", "9");
+    let ask = |change: &dyn Fn(&mut Range)| {
+        let mut range = Range::new(KeyRange::all());
+        change(&mut range);
+        let reply = world.reader.range(&range).unwrap();
+        (names(&reply).concat(), reply.more, reply.count)
+    };
+    let is = |rows: &str, more, count| (rows.to_owned(), more, count);
+    assert_eq!(ask(&|_| {}), is("abcd", false, 4));
+    assert_eq!(ask(&|range| range.limit = Some(4)), is("abcd", false, 4));
+    assert_eq!(ask(&|range| range.limit = Some(3)), is("abc", true, 4));
+    assert_eq!(ask(&|range| range.count_only = true), is("", false, 4));
+    assert_eq!(ask(&|range| range.range = KeyRange::between("b", "d")), is("bc", false, 2));
+    assert_eq!(ask(&|range| range.range = KeyRange::between("d", "b")), is("", false, 0));
+    assert_eq!(ask(&|range| range.range = KeyRange::from("c")), is("cd", false, 2));
+    let bounds = RevisionBounds { mod_max: at(5), mod_min: at(3), ..RevisionBounds::default() };
+    assert_eq!(ask(&|range| range.bounds = bounds), is("cd", false, 4));
+    let limited = |range: &mut Range| (range.bounds, range.limit) = (bounds, Some(1));
+    assert_eq!(ask(&limited), is("c", true, 4), "the limit counts after the bounds");
+    let bounds = RevisionBounds { create_max: at(4), create_min: at(3), ..Default::default() };
+    assert_eq!(ask(&|range| range.bounds = bounds), is("bc", false, 4));
+    let sorts = [
+        (SortTarget::Key, "abcd", "dcba"),
+        (SortTarget::Create, "abcd", "dcba"),
+        (SortTarget::Mod, "acdb", "bdca"),
+        (SortTarget::Version, "acdb", "bacd"),
+        (SortTarget::Value, "dcab", "bacd"),
+    ];
+    for (target, up, down) in sorts {
+        for (order, rows) in [(SortOrder::Ascend, up), (SortOrder::Descend, down)] {
+            let sort = Sort { target, order };
+            assert_eq!(ask(&|range| range.sort = sort), is(rows, false, 4), "{sort:?}");
+            let first = |range: &mut Range| {
+                (range.sort, range.limit, range.keys_only) = (sort, Some(2), true);
+            };
+            assert_eq!(ask(&first), is(&rows[..2], true, 4), "{sort:?}");
+        }
+    }
+}
+
+#[test]
+fn rows_without_values_keep_everything_else() {
+    let mut world = World::new();
+    let lease = world.grant(None);
+    let put = Put { lease: PutLease::Attach(lease), ..Put::new("k", vec![7; 5000]) };
+    world.run(Command::Put(put)).unwrap();
+    let range = Range { keys_only: true, ..Range::new("k") };
+    let reply = world.reader.range(&range).unwrap();
+    let want = KeyValue { value: Bytes::new(), ..world.reader.get(b"k").0.unwrap() };
+    assert_eq!(reply.kvs, [want]);
+    assert_eq!(reply.kvs[0].lease, Some(lease));
+}
+
+#[test]
+fn readers_see_nothing_before_it_is_published() {
+    let mut world = World::new();
+    world.put("a", "1");
+    let reader = world.reader.clone();
+    let requests =
+        vec![(100, put("a", "2")), (101, put("b", "1")), (102, Command::Compact(Revision(4)))];
+    let items = vec![Item::Proposal(proposal(1, 1, (100, &[]), requests))];
+    let applied = world.machine.apply(LogIndex(3), Term(1), items).unwrap();
+    assert_eq!(applied.compacted, at(4));
+    assert_eq!((reader.revision(), reader.compacted()), (Revision(2), Revision(0)));
+    assert_eq!(&reader.get(b"a").0.unwrap().value[..], b"1");
+    assert_eq!(names(&reader.range(&Range::new(KeyRange::all())).unwrap()), ["a"]);
+    let page = reader.events(&KeyRange::all(), Revision(1), 1 << 20).unwrap();
+    assert_eq!((page.changes.len(), page.next), (1, Revision(3)));
+    world.machine.sweep(1000);
+    assert_eq!(&reader.get(b"a").0.unwrap().value[..], b"1", "not swept either");
+    world.machine.publish();
+    assert_eq!((reader.revision(), reader.compacted()), (Revision(4), Revision(4)));
+    assert_eq!(world.keys(KeyRange::all()), ["a", "b"]);
+}
+
+#[test]
+fn history_comes_in_pages_of_whole_revisions_with_the_rows_before() {
+    let mut world = World::new();
+    world.put("a", "1"); // 2
+    world.put("z", "1"); // 3
+    let ops = vec![Op::put("b", "2"), Op::put("z", "2"), Op::put("a", "2")];
+    world.txn(Txn { success: ops, ..Txn::default() }).unwrap(); // 4
+    world.delete("a".into()); // 5
+    let range = KeyRange::between("a", "c");
+    let mut next = Revision(1);
+    let mut shown = Vec::new();
+    while next <= world.reader.revision() {
+        let page = world.reader.events(&range, next, 1).unwrap();
+        assert!(page.changes.len() <= 1 && page.next > next);
+        next = page.next;
+        for change in &page.changes {
+            for event in change.events.iter() {
+                assert_eq!(event.revision(), change.revision);
+                let prev = event.prev.as_ref().map_or("-".into(), |kv| text(&kv.value));
+                let (key, value) = (text(&event.kv.key), text(&event.kv.value));
+                shown.push(format!("{} {key}={value} was {prev}", change.revision));
+            }
+        }
+    }
+    assert_eq!(shown, ["2 a=1 was -", "4 b=2 was -", "4 a=2 was 1", "5 a= was 2"]);
+    assert_eq!(next, Revision(6));
+    let page = world.reader.events(&range, Revision(100), 1).unwrap();
+    assert_eq!((page.changes.len(), page.next), (0, Revision(100)));
+}
+
+#[test]
+fn the_changes_of_an_entry_are_what_history_tells_later() {
+    let mut world = World::new();
+    let lease = world.grant(None);
+    let mut told = Vec::new();
+    for number in 0..300u64 {
+        let key = format!("{}", number * 7 % 20);
+        let command = match number % 5 {
+            0 => Command::Delete(Delete::new(KeyRange::prefix(key))),
+            1 => Command::Put(Put { lease: PutLease::Attach(lease), ..Put::new(key, "l") }),
+            2 => {
+                let ops =
+                    vec![Op::put(key, "t"), Op::delete(KeyRange::prefix("x")), Op::put("y", "")];
+                Command::Txn(Txn { success: ops, ..Txn::default() })
+            }
+            _ => Command::Put(Put::new(key, number.to_string())),
+        };
+        told.extend(world.apply(command).changes);
+    }
+    told.extend(world.apply(Command::Revoke(lease)).changes);
+    let page = world.reader.events(&KeyRange::all(), Revision(1), usize::MAX).unwrap();
+    assert_eq!(page.changes, told);
+    let revisions: Vec<_> = told.iter().map(|change| change.revision.get()).collect();
+    assert_eq!(revisions, (2..2 + told.len() as u64).collect::<Vec<_>>(), "dense");
+}
+
+#[test]
+fn a_long_range_is_read_at_one_revision_while_the_writer_goes_on() {
+    const KEYS: u64 = 3000;
+    let mut world = World::new();
+    let all = |value: u64| {
+        let ops = (0..KEYS).map(|key| Op::put(format!("{key:05}"), value.to_string()));
+        Command::Txn(Txn { success: ops.collect(), ..Txn::default() })
+    };
+    world.run(all(0)).unwrap();
+    let reader = world.reader.clone();
+    let (done, looks) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        let look = scope.spawn(|| {
+            let mut seen = BTreeSet::new();
+            while !done.load(Ordering::Relaxed) {
+                let reply = reader.range(&Range::new(KeyRange::all())).unwrap();
+                let values: BTreeSet<_> = reply.kvs.iter().map(|kv| kv.value.clone()).collect();
+                assert_eq!((reply.count, values.len()), (KEYS, 1), "torn: {values:?}");
+                assert!(reply.kvs.iter().all(|kv| kv.mod_revision == reply.kvs[0].mod_revision));
+                seen.insert(reply.revision);
+                looks.store(seen.len(), Ordering::Relaxed);
+            }
+        });
+        let mut value = 0;
+        while value < 20 || (looks.load(Ordering::Relaxed) < 3 && !look.is_finished()) {
+            value += 1;
+            world.run(all(value)).unwrap();
+            let before = world.reader.revision();
+            world.run(Command::Compact(before)).unwrap();
+            world.machine.sweep(10 * KEYS as usize);
+        }
+        done.store(true, Ordering::Relaxed);
+        look.join().unwrap();
+    });
+}
