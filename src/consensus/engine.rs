@@ -67,8 +67,8 @@ struct Pending {
     /// The newest of raft's batches that this group completes: the one that made it, and those after
     /// it that had nothing for the log.
     ready: u64,
-    /// The first of its entries.
-    first: Option<LogIndex>,
+    /// The first and the last of its entries.
+    entries: Option<(LogIndex, LogIndex)>,
     bytes: usize,
 }
 
@@ -324,12 +324,19 @@ impl Consensus {
     pub(crate) fn persisted(&mut self, proof: wal::Durable) -> Vec<Outbound> {
         let number = proof.number();
         assert!(number <= self.group, "group {number} of {} is durable", self.group);
-        let mut ready = None;
+        let (mut ready, mut last) = (None, None);
         while let Some(pending) = self.pending.front()
             && pending.group <= number
         {
             ready = Some(pending.ready);
+            last = pending.entries.map(|(_, last)| last).or(last);
             self.pending.pop_front();
+        }
+        // Raft looks whether its log still has the last entry of the group. It does, if that entry was
+        // replaced and then came again; but then the disk is about to lose it for a while. The group
+        // that replaces it will report for this one as well.
+        if last.is_some_and(|last| self.oldest_pending().is_some_and(|first| first <= last)) {
+            ready = None;
         }
         if self.proof.as_ref().is_none_or(|proof| proof.number() < number) {
             self.proof = Some(proof);
@@ -421,7 +428,11 @@ impl Consensus {
         self.pending.push_back(Pending {
             group: self.group,
             ready: ready.number(),
-            first: ready.entries().first().map(|entry| LogIndex(entry.index)),
+            entries: ready
+                .entries()
+                .first()
+                .zip(ready.entries().last())
+                .map(|(first, last)| (LogIndex(first.index), LogIndex(last.index))),
             bytes: ready.entries().iter().map(entry_bytes).sum(),
         });
         Some(wal::Group {
@@ -507,8 +518,8 @@ impl Consensus {
     /// and not applied is in memory, where raft will look it through.
     fn may_campaign(&self) -> bool {
         let raft = &self.raw.raft;
-        let is_on_disk = raft.raft_log.unstable_entries().is_empty()
-            && self.pending.iter().all(|pending| pending.first.is_none());
+        let is_on_disk =
+            raft.raft_log.unstable_entries().is_empty() && self.oldest_pending().is_none();
         let next = self.applied_index().next();
         is_on_disk && (next > self.commit() || self.raw.store().is_cached(next))
     }
@@ -523,21 +534,20 @@ impl Consensus {
     }
 
     fn evict(&mut self) {
-        let on_disk = self.pending.iter().filter_map(|pending| pending.first).min();
-        let on_disk = on_disk.map_or(self.last(), |first| LogIndex(first.get() - 1));
+        let on_disk = self.oldest_pending().map_or(self.last(), |first| LogIndex(first.get() - 1));
         let up_to = on_disk.min(self.applied_index());
         let bytes_max = self.config.cache_bytes_max;
         self.raw.mut_store().evict(up_to, bytes_max);
     }
 
+    /// The lowest index that is on its way to the disk.
+    fn oldest_pending(&self) -> Option<LogIndex> {
+        self.pending.iter().filter_map(|pending| pending.entries).map(|(first, _)| first).min()
+    }
+
     fn unpersisted_bytes(&self) -> usize {
         let pending: usize = self.pending.iter().map(|pending| pending.bytes).sum();
         pending + self.raw.raft.raft_log.unstable.entries_size
-    }
-
-    #[cfg(test)]
-    pub(super) fn cached_bytes(&self) -> usize {
-        self.raw.store().cached_bytes()
     }
 
     fn check_fault(&mut self) -> Result<(), ConsensusFault> {
@@ -647,6 +657,12 @@ impl Consensus {
 
     fn applied_index(&self) -> LogIndex {
         LogIndex(self.raw.raft.raft_log.applied)
+    }
+
+    /// The bytes of entries in memory.
+    #[cfg(test)]
+    pub(super) fn cached_bytes(&self) -> usize {
+        self.raw.store().cached_bytes()
     }
 }
 

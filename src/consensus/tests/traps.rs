@@ -798,6 +798,38 @@ fn an_old_proof_after_a_newer_one_takes_nothing_back() {
     assert_eq!(world.flying.len(), 1, "the vote is still durable, and repeated at once");
 }
 
+/// Entries are written, replaced by another leader's, and come back: the disk holds them, loses them
+/// and holds them again. In between they must not count.
+#[test]
+fn an_entry_that_comes_back_after_it_was_replaced_is_durable_when_it_is_written_again() {
+    let config = config(2, &[1, 2, 3]);
+    let mut follower = Consensus::new(config, Disk::new(), hard_state(1, 1), LogIndex(1)).unwrap();
+    let mut groups = Vec::new();
+    for (from, term, entries, commit) in [
+        (1, 2, vec![(2, 2), (3, 2), (4, 2)], 1),
+        (3, 3, vec![(2, 3)], 1),
+        (1, 4, vec![(2, 2), (3, 2), (4, 2)], 4),
+    ] {
+        let mut append = message(MessageType::MsgAppend, from, 2, term);
+        (append.index, append.log_term, append.commit) = (1, 1, commit);
+        let entry = |(index, term)| raft::eraftpb::Entry { index, term, ..Default::default() };
+        append.set_entries(entries.into_iter().map(entry).collect::<Vec<_>>().into());
+        follower.step(node(from), wire::encode(&append)).unwrap();
+        while let Some(turn) = follower.turn().unwrap() {
+            groups.extend(turn.persist.map(|group| group.number));
+            assert!(turn.commit.is_empty());
+        }
+    }
+    let mut committed = 0;
+    for (place, number) in groups.iter().enumerate() {
+        follower.persisted(wal::Durable::for_test(*number));
+        while let Some(turn) = follower.turn().unwrap() {
+            committed += turn.commit.len();
+        }
+        assert_eq!(committed, if place == 2 { 3 } else { 0 }, "after group {number}");
+    }
+}
+
 #[test]
 fn a_commit_index_that_comes_with_a_vote_does_not_bring_the_whole_log_into_memory() {
     let disk = disk(2, 1, (2..=100).map(|index| entry(index, 2)).collect());
