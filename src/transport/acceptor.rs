@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::MissedTickBehavior;
 
-use super::context::Context;
+use super::context::{Context, Side};
 use super::exchange::{self, Broken};
 use super::frame::{self, Frame, FrameKind, FrameReader};
 use super::pipe::is_passing;
@@ -58,9 +58,9 @@ async fn welcome(context: &Context, mut stream: TcpStream, waiting: Waiting) {
     };
     let (hello, lane) = match met {
         Ok(Ok(met)) => met,
-        Ok(Err(broken)) => return context.report(None, &broken),
+        Ok(Err(broken)) => return context.report(Side::Acceptor, &broken),
         Err(_) => {
-            return context.report(None, &Broken::Socket(io::ErrorKind::TimedOut.into()));
+            return context.report(Side::Acceptor, &Broken::Socket(io::ErrorKind::TimedOut.into()));
         }
     };
     drop(waiting);
@@ -85,7 +85,7 @@ async fn welcome(context: &Context, mut stream: TcpStream, waiting: Waiting) {
     context.incoming.leave(peer, lane, seat.number);
     tracing::debug!(me = %context.admission.me(), %peer, ?lane, "connection from it lost: {end}");
     if matches!(end, Broken::Refused { .. }) {
-        context.report(Some(lane), &end);
+        context.report(Side::Acceptor, &end);
     }
 }
 
@@ -126,6 +126,9 @@ async fn receive(context: &Context, mut stream: TcpStream, hello: &Hello, lane: 
                 }
                 Ok(Some(frame)) => {
                     if let Err(broken) = deliver(context, frame, hello) {
+                        if let Broken::Refused { why, .. } = &broken {
+                            exchange::refuse(&mut stream, &[], why).await;
+                        }
                         return broken;
                     }
                 }

@@ -14,10 +14,17 @@ use super::tcp::TcpSettings;
 use crate::env::Env;
 use crate::model::{Hello, Lane, Moment, NodeId};
 
-/// Refusals of one peer are reported at most this often: it dials again and again.
+/// Refusals of one peer on one side are reported at most this often: it dials again and again.
 const REFUSAL_REPORT_EVERY: Duration = Duration::from_secs(1);
 
 pub(super) type Pipes = BTreeMap<(NodeId, Lane), Arc<Pipe>>;
+
+/// Which end of a connection this member is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Side {
+    Dialer,
+    Acceptor,
+}
 
 /// What the connections of one member share. Each of its tasks holds one reference, so that the last
 /// to end drops it.
@@ -29,7 +36,7 @@ pub(super) struct Context {
     pub(super) pipes: Pipes,
     pub(super) incoming: Incoming,
     pub(super) presence: Presence,
-    reported: Mutex<BTreeMap<Option<NodeId>, Moment>>,
+    reported: Mutex<BTreeMap<(Side, Option<NodeId>), Moment>>,
     stopping: watch::Receiver<bool>,
     /// Never sent on: whoever waits for the tasks learns that this is dropped.
     _ended: mpsc::Sender<()>,
@@ -70,13 +77,13 @@ impl Context {
     }
 
     /// Reports why a connection did not come up, if it is of interest to anybody.
-    pub(super) fn report(&self, lane: Option<Lane>, broken: &Broken) {
+    pub(super) fn report(&self, side: Side, broken: &Broken) {
         let Broken::Refused { peer, why } = broken else {
-            tracing::debug!(me = %self.admission.me(), ?lane, "no connection: {broken}");
+            tracing::debug!(me = %self.admission.me(), ?side, "no connection: {broken}");
             return;
         };
         // Strangers share one place, so that made-up ids neither fill the table nor the report.
-        let place = self.admission.is_member(*peer).then_some(*peer);
+        let place = (side, self.admission.is_member(*peer).then_some(*peer));
         let now = self.env.clock.now();
         let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
         let last = reported.get(&place);

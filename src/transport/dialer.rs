@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The name is resolved again at each connect. The pause grows to its maximum while connects or
-//! handshakes fail and begins small again after one that succeeded; it ends early when the peer itself
+//! handshakes fail and begins small again after a connection that was not refused; it ends early when the peer itself
 //! dials: it has come back.
 
 use std::io;
@@ -17,11 +17,11 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::MissedTickBehavior;
 
-use super::context::Context;
+use super::context::{Context, Side};
 use super::exchange::{self, Broken};
 use super::frame::{self, FrameKind, FrameReader};
 use super::pipe::{Batch, Pipe, is_passing};
-use super::tcp::{ALIVE_PER_IDLE, is_loopback};
+use super::tcp::{ALIVE_PER_IDLE, TcpSettings, is_loopback};
 use crate::env::Entropy;
 use crate::model::{Hello, Lane, NodeId};
 
@@ -38,20 +38,21 @@ pub(super) async fn keep(
         let limit = context.settings.handshake_timeout;
         match tokio::time::timeout(limit, connect(&context, peer, lane, &address)).await {
             Ok(Ok((stream, hello))) => {
-                pause.restart();
                 tracing::debug!(me = %context.admission.me(), %peer, ?lane, "connected");
                 let presence = context.presence.enter(peer, hello);
                 let end = serve(&context, &pipe, stream, peer).await;
                 drop(presence);
                 tracing::debug!(me = %context.admission.me(), %peer, ?lane, "connection lost: {end}");
                 if matches!(end, Broken::Refused { .. }) {
-                    context.report(Some(lane), &end);
+                    context.report(Side::Dialer, &end);
+                } else {
+                    pause.restart();
                 }
             }
-            Ok(Err(broken)) => context.report(Some(lane), &broken),
+            Ok(Err(broken)) => context.report(Side::Dialer, &broken),
             Err(_) => {
                 let silent = Broken::Socket(io::ErrorKind::TimedOut.into());
-                context.report(Some(lane), &silent);
+                context.report(Side::Dialer, &silent);
             }
         }
         tokio::select! {
@@ -68,30 +69,33 @@ async fn connect(
     address: &str,
 ) -> Result<(TcpStream, Hello), Broken> {
     // TLS goes between these two.
-    let mut stream = open(address, context.settings.insecure_peers).await?;
+    let mut stream = open(address, &context.settings).await?;
     let hello = exchange::dial(&mut stream, peer, lane, &context.admission).await?;
     Ok((stream, hello))
 }
 
 /// Connects to the first address of the name that answers.
-async fn open(address: &str, insecure_peers: bool) -> io::Result<TcpStream> {
+async fn open(address: &str, settings: &TcpSettings) -> io::Result<TcpStream> {
     // An address needs no name service, and no thread that could hang in it.
     let addresses = match address.parse::<SocketAddr>() {
         Ok(address) => vec![address],
         Err(_) => tokio::net::lookup_host(address).await?.collect(),
     };
     let mut error = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    // An address that swallows packets must not use up the time of the next.
+    let limit = settings.handshake_timeout / u32::try_from(addresses.len()).unwrap_or(1).max(1);
     for address in addresses {
-        if !insecure_peers && !is_loopback(address.ip()) {
+        if !settings.insecure_peers && !is_loopback(address.ip()) {
             error = io::Error::other("the name leads off loopback and insecure_peers is not set");
             continue;
         }
-        match TcpStream::connect(address).await {
-            Ok(stream) => {
+        match tokio::time::timeout(limit, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => {
                 stream.set_nodelay(true)?;
                 return Ok(stream);
             }
-            Err(refused) => error = refused,
+            Ok(Err(refused)) => error = refused,
+            Err(_) => error = io::ErrorKind::TimedOut.into(),
         }
     }
     Err(error)

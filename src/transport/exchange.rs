@@ -153,9 +153,7 @@ pub(super) async fn dial(
     };
     if let Err(refusal) = admission.admit(&mine, &theirs) {
         let why = refusal.to_string();
-        let mut words = Vec::new();
-        put_refused(&mut words, &why);
-        say_and_close(stream, &words).await;
+        refuse(stream, &[], &why).await;
         return Err(Broken::Refused { peer, why });
     }
     let mut words = Vec::new();
@@ -214,23 +212,16 @@ fn put_hello(words: &mut Vec<u8>, hello: &Hello) {
     frame::put_frame(words, FrameKind::Hello, |words| codec::encode_message(&message, words));
 }
 
-fn put_refused(words: &mut Vec<u8>, why: &str) {
+/// Says why, after `preface` if none was sent yet, and closes.
+pub(super) async fn refuse(stream: &mut TcpStream, preface: &[u8], why: &str) {
+    let mut words = preface.to_vec();
     // A character cut in two is the reader's to mend.
     let why = &why.as_bytes()[..why.len().min(REFUSED_BODY_BYTES_MAX)];
-    frame::put_frame(words, FrameKind::Refused, |words| words.extend_from_slice(why));
-}
-
-async fn refuse(stream: &mut TcpStream, preface: &[u8], why: &str) {
-    let mut words = preface.to_vec();
-    put_refused(&mut words, why);
-    say_and_close(stream, &words).await;
-}
-
-/// Says the last words and waits a moment until the other end has closed. Whether they arrive is the
-/// other end's affair, so errors end it early and are nobody's.
-async fn say_and_close(stream: &mut TcpStream, words: &[u8]) {
+    frame::put_frame(&mut words, FrameKind::Refused, |words| words.extend_from_slice(why));
+    // Then waits a moment until the other end has closed. Whether the words arrive is its affair, so
+    // errors end this early and are nobody's.
     let last = async {
-        stream.write_all(words).await?;
+        stream.write_all(&words).await?;
         stream.shutdown().await?;
         tokio::io::copy(&mut stream.take(LINGER_BYTES_MAX), &mut tokio::io::sink()).await
     };

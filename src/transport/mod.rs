@@ -77,7 +77,7 @@ pub(crate) trait Receiver: Send + Sync + 'static {
 
     /// A connection was refused, by this member or by the other, and why. `peer` is whom this member
     /// has dialed, or who the other one claims to be: possibly no member at all. At most one a second
-    /// is reported for each peer.
+    /// is reported for each peer and end of a connection.
     fn refused(&self, peer: NodeId, why: String);
 }
 

@@ -231,6 +231,7 @@ fn message_frame(message: &PeerMessage) -> Vec<u8> {
 /// A peer made by hand, on a blocking socket.
 fn connect(to: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(to).expect("the port is open");
+    stream.set_nodelay(true).expect("an option");
     stream.set_read_timeout(Some(DEADLINE)).expect("a timeout");
     stream.set_write_timeout(Some(DEADLINE)).expect("a timeout");
     stream
