@@ -65,6 +65,26 @@ fn golden_entries() -> Vec<(&'static str, Vec<Item>)> {
         success: vec![range.into(), Op::get("k"), Op::Txn(Txn::default())],
         failure: vec![Op::delete(KeyRange::between("a", "b")), Op::put("k", "v")],
     };
+    let get = || Range::new("k");
+    let sorted = |target, order| Range { sort: Sort { target, order }, ..get() };
+    let bound = |bounds| Range { bounds, ..get() };
+    let (bounds, at) = (RevisionBounds::default(), Some(Revision(5)));
+    let ranges = [
+        Range { revision: at, ..get() },
+        Range { limit: Some(5), ..get() },
+        Range { keys_only: true, ..get() },
+        Range { count_only: true, ..get() },
+        sorted(SortTarget::Key, SortOrder::Descend),
+        sorted(SortTarget::Version, SortOrder::Ascend),
+        sorted(SortTarget::Create, SortOrder::Ascend),
+        sorted(SortTarget::Mod, SortOrder::Ascend),
+        sorted(SortTarget::Value, SortOrder::Ascend),
+        bound(RevisionBounds { mod_min: at, ..bounds }),
+        bound(RevisionBounds { mod_max: at, ..bounds }),
+        bound(RevisionBounds { create_min: at, ..bounds }),
+        bound(RevisionBounds { create_max: at, ..bounds }),
+    ];
+    let ranges = Txn { success: ranges.into_iter().map(Op::from).collect(), ..Txn::default() };
     let session = SessionInfo { label: "host ü".to_owned(), own: true };
     let ttl = Duration::from_millis(5000);
     vec![
@@ -78,6 +98,39 @@ fn golden_entries() -> Vec<(&'static str, Vec<Item>)> {
         ("a put that keeps value and lease", entry(Command::Put(keep))),
         ("a delete of a prefix", entry(Command::Delete(Delete::new(KeyRange::prefix("a/"))))),
         ("a transaction with everything in it", entry(Command::Txn(txn))),
+        ("ranges that each ask for one thing more", entry(Command::Txn(ranges))),
+        (
+            "compares with each operator",
+            entry(Command::Txn(Txn {
+                compares: vec![
+                    Compare::version("k").eq(1u64),
+                    Compare::version("k").ne(1u64),
+                    Compare::version("k").gt(1u64),
+                    Compare::version("k").lt(1u64),
+                ],
+                ..Txn::default()
+            })),
+        ),
+        (
+            "puts that each ask for one thing more",
+            entry(Command::Txn(Txn {
+                success: vec![
+                    Put { prev_kv: true, ..Put::new("k", "v") }.into(),
+                    Put { value: PutValue::Keep, ..Put::new("k", "") }.into(),
+                    Put { lease: PutLease::Keep, ..Put::new("k", "v") }.into(),
+                    Delete { prev_kv: true, ..Delete::new("k") }.into(),
+                ],
+                ..Txn::default()
+            })),
+        ),
+        (
+            "a grant of a session that is not the node's own",
+            entry(Command::Grant {
+                id: None,
+                ttl,
+                session: Some(SessionInfo { label: "x".to_owned(), own: false }),
+            }),
+        ),
         ("a compaction", entry(Command::Compact(Revision(1 << 40)))),
         ("a grant", entry(Command::Grant { id: None, ttl, session: None })),
         (

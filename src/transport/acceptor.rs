@@ -253,3 +253,37 @@ impl Incoming {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{ClusterId, Standing};
+
+    #[test]
+    fn a_newer_connection_waits_until_the_older_has_ended() {
+        let node = |id| NodeId::new(id).expect("not 0");
+        let hello = |incarnation| Hello {
+            cluster: ClusterId(7),
+            from: node(2),
+            to: node(1),
+            disk: DiskId(2),
+            incarnation: Incarnation(incarnation),
+            standing: Standing::Blank,
+        };
+        let incoming = Incoming::default();
+        let (first, before) = incoming.seat(Lane::Control, &hello(1));
+        assert!(before.is_none());
+        let (other_lane, before) = incoming.seat(Lane::Bulk, &hello(1));
+        assert!(before.is_none());
+        let (second, before) = incoming.seat(Lane::Control, &hello(1));
+        let mut before = before.expect("the first");
+        assert_eq!(before.try_recv(), Err(oneshot::error::TryRecvError::Empty));
+        // The first leaves its place to the second and not to nobody.
+        incoming.leave(node(2), Lane::Control, first.number);
+        drop(first);
+        assert_eq!(before.try_recv(), Err(oneshot::error::TryRecvError::Closed));
+        let (_third, before) = incoming.seat(Lane::Control, &hello(2));
+        assert!(before.is_some(), "the second has lost its place");
+        drop((second, other_lane));
+    }
+}

@@ -170,3 +170,68 @@ impl Drop for UpGuard<'_> {
 pub(super) fn is_passing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::AsyncReadExt;
+    use tokio::net::TcpListener;
+
+    const LIMIT: QueueLimit = QueueLimit { bytes: 1000, messages: 5 };
+
+    /// A pipe whose socket takes no more, and the silent other end.
+    async fn backed_up(pipe: &Pipe) -> (UpGuard<'_>, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let (near, far) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let near = Arc::new(near.expect("connected"));
+        near.writable().await.expect("open");
+        let up = pipe.up(near);
+        while !pipe.link().as_ref().expect("up").backed_up() {
+            assert_eq!(pipe.send(&[1; 100_000]), SendOutcome::Queued);
+        }
+        (up, far.expect("accepted").0)
+    }
+
+    #[tokio::test]
+    async fn what_the_task_has_taken_still_counts() {
+        let pipe = Pipe::new(LIMIT);
+        let (_up, _far) = backed_up(&pipe).await;
+        let mut batch = Vec::new();
+        assert_eq!(pipe.next_batch(&mut batch), Batch::Taken);
+        // What the socket had begun is longer than the limit: nothing more until it is written.
+        assert!(batch.len() > LIMIT.bytes);
+        assert_eq!(pipe.send(&[2; 10]), SendOutcome::Full);
+        assert_eq!(pipe.next_batch(&mut batch), Batch::Empty, "as if it had been written");
+        // The socket is still full, so this waits, and 990 bytes fit behind it.
+        assert_eq!(pipe.send(&[3; 10]), SendOutcome::Queued);
+        assert_eq!(pipe.next_batch(&mut batch), Batch::Taken);
+        assert_eq!(pipe.send(&[4; 991]), SendOutcome::Full);
+        assert_eq!(pipe.send(&[4; 986]), SendOutcome::Queued);
+        assert_eq!(pipe.send(&[5; 5]), SendOutcome::Full);
+        for _ in 0..3 {
+            assert_eq!(pipe.send(&[6; 1]), SendOutcome::Queued);
+        }
+        assert_eq!(pipe.send(&[6; 1]), SendOutcome::Full, "the sixth message");
+        pipe.send_alive(&[7; 100]);
+        assert_eq!(pipe.next_batch(&mut batch), Batch::Taken);
+        assert_eq!(batch.len(), 986 + 3 + 100);
+    }
+
+    #[tokio::test]
+    async fn bytes_leave_in_the_order_in_which_they_came() {
+        let pipe = Pipe::new(QueueLimit { bytes: 1 << 20, messages: 1000 });
+        let (up, mut far) = backed_up(&pipe).await;
+        let mut batch = Vec::new();
+        assert_eq!(pipe.next_batch(&mut batch), Batch::Taken);
+        // The socket has room again, and the batch is not written yet: nobody may pass it.
+        let mut some = vec![0; 1 << 20];
+        far.read_exact(&mut some).await.expect("what was sent");
+        assert_eq!(pipe.send(b"later"), SendOutcome::Queued);
+        assert_eq!(pipe.next_batch(&mut batch), Batch::Taken);
+        assert_eq!(batch, b"later");
+        drop(up);
+        assert_eq!(pipe.send(b"too late"), SendOutcome::Unreachable);
+        assert_eq!(pipe.next_batch(&mut batch), Batch::Down);
+    }
+}
