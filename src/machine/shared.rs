@@ -23,7 +23,7 @@ use crate::model::{KeyRange, LeaseId, RangeEnd, Revision};
 pub(super) const HOLD_KEYS: usize = 512;
 
 /// How many rows the writer writes in one hold of the lock.
-const HOLD_ROWS: usize = 16;
+const HOLD_ROWS: usize = 32;
 
 /// How long the writer gives way to readers between two holds, at most, in looks at whether they
 /// are in: some ten microseconds, the time that a sleeping reader needs to wake up.

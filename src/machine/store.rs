@@ -174,7 +174,6 @@ impl Store {
         }
         let revision = mutation.revision;
         hold.take().history.push(revision, Rows::collect(mutation.rows));
-        hold.wrote();
         self.revision = revision;
         Some(Change { revision, events: mutation.events.into() })
     }
