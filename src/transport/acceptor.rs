@@ -27,9 +27,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Accepts connections until the transport stops.
 pub(super) async fn listen(context: Arc<Context>, listener: TcpListener) {
+    let mut failing = false;
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
+                failing = false;
                 // Counted before the task runs, so that a flood is bounded while it comes in.
                 let waiting = Waiting::begin(context.clone());
                 let context = context.clone();
@@ -38,7 +40,11 @@ pub(super) async fn listen(context: Arc<Context>, listener: TcpListener) {
                 });
             }
             Err(error) => {
-                tracing::warn!(me = %context.admission.me(), "cannot accept a connection: {error}");
+                if !failing {
+                    let me = context.admission.me();
+                    tracing::warn!(%me, "cannot accept connections, trying on: {error}");
+                }
+                failing = true;
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -94,7 +100,7 @@ async fn receive(context: &Context, mut stream: TcpStream, hello: &Hello, lane: 
     let mut alive = Vec::new();
     frame::put_frame(&mut alive, FrameKind::Alive, |_| {});
     let mut frames = FrameReader::new(frame::body_bytes_max(lane));
-    let mut tick = tokio::time::interval(context.settings.idle_timeout / ALIVE_PER_IDLE);
+    let mut tick = tokio::time::interval(context.settings.tick());
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut silent_ticks = 0;
     loop {

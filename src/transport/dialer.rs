@@ -107,7 +107,7 @@ async fn serve(context: &Context, pipe: &Pipe, stream: TcpStream, peer: NodeId) 
     let _up = pipe.up(stream.clone());
     let mut alive = Vec::new();
     frame::put_frame(&mut alive, FrameKind::Alive, |_| {});
-    let mut tick = tokio::time::interval(context.settings.idle_timeout / ALIVE_PER_IDLE);
+    let mut tick = tokio::time::interval(context.settings.tick());
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut silent_ticks = 0;
     let mut echoes = FrameReader::new(frame::REFUSED_BODY_BYTES_MAX);

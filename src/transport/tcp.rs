@@ -18,6 +18,8 @@ use crate::model::{Lane, NodeId, PeerMessage};
 
 /// How often the dialer says in one idle timeout that it lives.
 pub(super) const ALIVE_PER_IDLE: u32 = 3;
+/// However short the idle timeout, signs of life are not sent more often.
+const TICK_MIN: Duration = Duration::from_millis(1);
 /// How long a stop waits for a receiver that does not return.
 const STOP_WAIT_MAX: Duration = Duration::from_secs(1);
 /// A buffer for encoding larger than this is given back after use.
@@ -58,6 +60,13 @@ impl Default for TcpSettings {
             control_queue: QueueLimit { bytes: 4 << 20, messages: 16_384 },
             bulk_queue: QueueLimit { bytes: 32 << 20, messages: 16_384 },
         }
+    }
+}
+
+impl TcpSettings {
+    /// How often a connection looks whether the other end lives, and the dialer says that it does.
+    pub(super) fn tick(&self) -> Duration {
+        (self.idle_timeout / ALIVE_PER_IDLE).max(TICK_MIN)
     }
 }
 

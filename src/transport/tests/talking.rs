@@ -62,6 +62,25 @@ fn a_peer_that_is_not_there_is_unreachable() {
 }
 
 #[test]
+fn a_peer_is_found_by_its_name() {
+    let bound = [bind(settings()), bind(settings())];
+    let ports = [(2, bound[1].address().port()), (1, bound[0].address().port())];
+    let mut members = bound.into_iter().zip([hello(1, 2), hello(2, 1)]).zip(ports).map(
+        |((bound, of), (peer, port))| {
+            let (me, inbox): (_, Arc<Inbox>) = (of.from, Arc::default());
+            let peers = [(node(peer), format!("localhost:{port}"))].into();
+            let (network, handle) = bound
+                .start(&Env::real(), me, &peers, source(of), inbox.clone())
+                .expect("a transport on loopback");
+            Member { inbox, network, handle }
+        },
+    );
+    let (mut one, two) = (members.next().expect("one"), members.next().expect("two"));
+    one.send(2, Lane::Control, &ping(1));
+    two.inbox.wait_for_message(node(1), &ping(1));
+}
+
+#[test]
 fn a_peer_that_restarts_is_found_again() {
     let [mut one, mut two] = two(settings(), [hello(1, 2), hello(2, 1)]);
     for life in 1..4 {
