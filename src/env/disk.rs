@@ -69,6 +69,7 @@ pub enum OpenMode {
 }
 
 /// An open file.
+#[allow(clippy::len_without_is_empty, reason = "a file is not a collection")]
 pub trait File: Send + Sync {
     /// Its length in bytes.
     ///
