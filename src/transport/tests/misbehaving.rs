@@ -285,3 +285,33 @@ fn whoever_answers_as_somebody_else_is_told() {
     drop(stream);
     one.inbox.wait_for_refusal(node(2), "member 3 has answered");
 }
+
+#[test]
+fn a_damaged_stream_delivers_nothing_that_was_not_sent() {
+    let one = alone(settings());
+    let sent: Vec<_> = (0..3).map(ping).collect();
+    let mut whole = [preface(0), hello_frame(&hello(2, 1)), framed(FrameKind::Alive, b"")].concat();
+    sent.iter().for_each(|message| whole.extend(message_frame(message)));
+    let mut sample = codec::sample::Sample::new(1);
+    for _ in 0..400 {
+        let mut damaged = whole.clone();
+        match sample.below(3) {
+            0 => damaged.truncate(sample.below(whole.len() as u64) as usize),
+            1 => {
+                let from = sample.below(whole.len() as u64) as usize;
+                damaged.drain(from..(from + 5).min(whole.len()));
+            }
+            _ => damaged[sample.below(whole.len() as u64) as usize] ^= 1 << sample.below(8),
+        }
+        let mut stream = connect(one.handle.address());
+        let _ = stream.write_all(&damaged);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        read_to_close(&mut stream);
+    }
+    let mut last = introduce(one.handle.address(), 0, &hello(2, 1));
+    last.write_all(&message_frame(&ping(9))).expect("written");
+    one.inbox.wait_for_message(node(2), &ping(9));
+    let heard = one.inbox.messages();
+    assert!(heard.len() > 100, "hardly anything got through: nothing was tested");
+    assert!(heard.iter().all(|message| sent.contains(message) || *message == ping(9)));
+}
