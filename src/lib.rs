@@ -1,13 +1,48 @@
-//! Bowline: see the README.
+#![doc = include_str!("../README.md")]
+//!
+//! # The house
+//!
+//! Modules stand in the order in which a request travels. `docs/architecture.md` is the map.
 
-#[allow(dead_code, unused_imports, reason = "used by the stages that follow")]
-mod codec;
-pub mod env;
+mod api;
+mod node;
+
+mod consensus;
+mod transport;
+mod wal;
+
 #[doc(hidden)]
 pub mod machine;
+#[doc(hidden)]
+pub mod watch;
+
+mod codec;
+#[doc(hidden)]
+pub mod env;
+#[doc(hidden)]
 pub mod model;
+
+mod recipes;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
-#[allow(dead_code, unused_imports, reason = "used by the stages that follow")]
-mod transport;
-pub mod watch;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+
+pub use api::{
+    Client, Config, ConfigError, DeleteCall, Effect, Error, GetCall, GrantCall, Lease, LeaseStatus,
+    Node, OpenSession, PutCall, RangeCall, Session, Shutdown, StartError, TxnCall, Wait, Watch,
+    WatchCall,
+};
+pub use model::{
+    Compare, CompareBuilder, CompareOp, CompareTarget, Delete, DeleteReply, Event, EventKind,
+    KeyRange, KeyValue, LeaseId, Limits, LogIndex, Moment, NodeId, Op, Put, PutLease, PutReply,
+    PutValue, Range, RangeEnd, RangeReply, Refusal, Revision, RevisionBounds, Sort, SortOrder,
+    SortTarget, Term, Txn, TxnReply, TxnResult,
+};
+pub use node::{DIGEST_EVERY, NodeStatus, Role, SessionEnd, StopReason};
+pub use recipes::{
+    Campaign, Election, Guard, GuardError, GuardTxn, Holder, Leader, LeaderEvent, Leadership,
+    LockCall, LockError, LockState, Loss, Mutex, Observe, Released, Token,
+};
+pub use transport::TransportError;
+pub use watch::{Filter, WatchBatch, WatchError};

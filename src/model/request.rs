@@ -164,6 +164,17 @@ pub struct Txn {
     pub failure: Vec<Op>,
 }
 
+impl Txn {
+    /// Whether it can change anything, in either branch.
+    pub fn writes(&self) -> bool {
+        self.success.iter().chain(&self.failure).any(|op| match op {
+            Op::Range(_) => false,
+            Op::Put(_) | Op::Delete(_) => true,
+            Op::Txn(nested) => nested.writes(),
+        })
+    }
+}
+
 /// One operation of a [`Txn`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {

@@ -153,7 +153,7 @@ fn deliver(context: &Context, frame: Frame, hello: &Hello) -> Result<(), Broken>
         Ok(message) => message,
         Err(error) => {
             let why = format!("member {peer} sent a message that cannot be read: {error}");
-            return Err(Broken::Refused { peer, why });
+            return Err(Broken::Refused { peer, why: why.into() });
         }
     };
     if let PeerMessage::Hello(newer) = &message {
@@ -161,7 +161,7 @@ fn deliver(context: &Context, frame: Frame, hello: &Hello) -> Result<(), Broken>
             return Err(Broken::Garbage("a hello of somebody else".to_owned()));
         }
         let admitted = context.admission.admit(&context.admission.hello(peer), newer);
-        admitted.map_err(|refusal| Broken::Refused { peer, why: refusal.to_string() })?;
+        admitted.map_err(|refusal| Broken::Refused { peer, why: refusal.into() })?;
     }
     context.receiver.deliver(peer, message);
     Ok(())

@@ -142,7 +142,7 @@ async fn serve(context: &Context, pipe: &Pipe, stream: TcpStream, peer: NodeId) 
                         Ok(None) => break,
                         Ok(Some(echo)) if echo.kind == FrameKind::Alive => {}
                         Ok(Some(last)) if last.kind == FrameKind::Refused => {
-                            let why = exchange::reason_of(&last.body);
+                            let why = exchange::reason_of(&last.body).into();
                             return Broken::Refused { peer, why };
                         }
                         Ok(Some(other)) => {

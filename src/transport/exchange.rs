@@ -22,6 +22,7 @@ use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use super::Refused;
 use super::frame::{
     self, Frame, FrameError, FrameKind, HEADER_BYTES, HELLO_BODY_BYTES_MAX, REFUSED_BODY_BYTES_MAX,
 };
@@ -53,8 +54,8 @@ pub(super) enum Broken {
     Refused {
         /// The other end, as it calls itself.
         peer: NodeId,
-        /// In words.
-        why: String,
+        /// Why.
+        why: Refused,
     },
 }
 
@@ -140,20 +141,20 @@ pub(super) async fn dial(
     stream.write_all(&words).await?;
     let preface = Preface::read(stream).await?;
     if let Err(why) = VERSIONS.judge(preface.versions) {
-        return Err(Broken::Refused { peer, why });
+        return Err(Broken::Refused { peer, why: why.into() });
     }
     let theirs = match read_frame(stream).await? {
         Frame { kind: FrameKind::Hello, body } => hello_of(body)?,
         Frame { kind: FrameKind::Refused, body } => {
-            return Err(Broken::Refused { peer, why: reason_of(&body) });
+            return Err(Broken::Refused { peer, why: reason_of(&body).into() });
         }
         Frame { kind, .. } => {
             return Err(Broken::Garbage(format!("{kind:?} where a hello belongs")));
         }
     };
     if let Err(refusal) = admission.admit(&mine, &theirs) {
-        let why = refusal.to_string();
-        refuse(stream, &[], &why).await;
+        let why = Refused::from(refusal);
+        refuse(stream, &[], &why.why).await;
         return Err(Broken::Refused { peer, why });
     }
     let mut words = Vec::new();
@@ -191,8 +192,8 @@ pub(super) async fn accept(
     let peer = theirs.from;
     let mine = admission.hello(peer);
     if let Err(refusal) = admission.admit(&mine, &theirs) {
-        let why = refusal.to_string();
-        refuse(stream, &answer, &why).await;
+        let why = Refused::from(refusal);
+        refuse(stream, &answer, &why.why).await;
         return Err(Broken::Refused { peer, why });
     }
     let mut words = answer.to_vec();
@@ -201,7 +202,7 @@ pub(super) async fn accept(
     match read_frame(stream).await? {
         Frame { kind: FrameKind::Alive, .. } => Ok((theirs, lane)),
         Frame { kind: FrameKind::Refused, body } => {
-            Err(Broken::Refused { peer, why: reason_of(&body) })
+            Err(Broken::Refused { peer, why: reason_of(&body).into() })
         }
         Frame { kind, .. } => Err(Broken::Garbage(format!("{kind:?} in answer to a hello"))),
     }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::handshake::Admission;
 use super::tcp::fits;
-use super::{HelloSource, Receiver};
+use super::{HelloSource, Receiver, Refused};
 use crate::codec;
 use crate::env::{Network, SendOutcome};
 use crate::model::{Lane, NodeId, PeerMessage};
@@ -33,7 +33,7 @@ struct State {
     /// Who has admitted each other, the lower id first.
     linked: BTreeSet<(NodeId, NodeId)>,
     /// Who has refused each other, and the words last reported.
-    refused: BTreeMap<(NodeId, NodeId), String>,
+    refused: BTreeMap<(NodeId, NodeId), Refused>,
 }
 
 struct Seat {
@@ -127,14 +127,14 @@ impl State {
                 true
             }
             Err(refusal) => {
-                self.refuse(a, b, refusal.to_string());
+                self.refuse(a, b, refusal.into());
                 false
             }
         }
     }
 
     /// Tells both, unless these were the last words.
-    fn refuse(&mut self, a: NodeId, b: NodeId, why: String) {
+    fn refuse(&mut self, a: NodeId, b: NodeId, why: Refused) {
         if self.refused.get(&pair(a, b)) == Some(&why) {
             return;
         }
@@ -202,7 +202,7 @@ impl Network for MemoryNetwork {
             && let Err(refusal) = seat.admission.admit(&seat.admission.hello(self.me), hello)
         {
             state.part(self.me, to);
-            state.refuse(self.me, to, refusal.to_string());
+            state.refuse(self.me, to, refusal.into());
             return SendOutcome::Queued;
         }
         seat.receiver.deliver(self.me, message);

@@ -57,6 +57,8 @@ use thiserror::Error;
 
 use crate::model::{Hello, NodeId, PeerMessage};
 
+use handshake::HelloRefusal;
+
 pub(crate) use memory::{MemoryHub, MemoryNetwork};
 pub(crate) use tcp::{TcpBound, TcpHandle, TcpNetwork, TcpSettings};
 
@@ -78,7 +80,39 @@ pub(crate) trait Receiver: Send + Sync + 'static {
     /// A connection was refused, by this member or by the other, and why. `peer` is whom this member
     /// has dialed, or who the other one claims to be: possibly no member at all. At most one a second
     /// is reported for each peer and end of a connection.
-    fn refused(&self, peer: NodeId, why: String);
+    fn refused(&self, peer: NodeId, why: Refused);
+}
+
+/// Why two members do not talk.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Refused {
+    /// In words.
+    pub(crate) why: String,
+    /// Set if this end has found that a member, possibly itself, has not the disk any more with which
+    /// it founded the cluster.
+    pub(crate) disk_lost: Option<NodeId>,
+}
+
+impl From<String> for Refused {
+    fn from(why: String) -> Self {
+        Self { why, disk_lost: None }
+    }
+}
+
+impl From<HelloRefusal> for Refused {
+    fn from(refusal: HelloRefusal) -> Self {
+        let disk_lost = match refusal {
+            HelloRefusal::ReplacedDisk { member, .. } => Some(member),
+            _ => None,
+        };
+        Self { why: refusal.to_string(), disk_lost }
+    }
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.why)
+    }
 }
 
 /// Makes the hello for a peer as of now. It changes when the cluster is founded. Called from the
@@ -87,7 +121,7 @@ pub(crate) type HelloSource = Arc<dyn Fn(NodeId) -> Hello + Send + Sync>;
 
 /// Why a transport cannot start.
 #[derive(Debug, Error)]
-pub(crate) enum TransportError {
+pub enum TransportError {
     /// An address outside this machine, and no leave to use it.
     #[error(
         "{what} {address} is not on loopback, and connections between members are neither encrypted \

@@ -113,8 +113,8 @@ impl Receiver for Inbox {
         self.push(Heard::Disconnected(peer));
     }
 
-    fn refused(&self, peer: NodeId, why: String) {
-        self.push(Heard::Refused(peer, why));
+    fn refused(&self, peer: NodeId, why: Refused) {
+        self.push(Heard::Refused(peer, why.why));
     }
 }
 

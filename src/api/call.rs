@@ -1,0 +1,286 @@
+//! The calls of a [`Client`] on keys: built, then awaited.
+
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::model::{
+    Command, Delete, DeleteReply, KeyRange, KeyValue, LeaseId, Put, PutLease, PutReply, PutValue,
+    Range, RangeReply, Reply, Revision, RevisionBounds, SortOrder, SortTarget,
+};
+
+use super::{Client, Error};
+
+/// What a call becomes when it is awaited.
+pub(crate) type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
+
+/// How fresh a read must be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Consistency {
+    /// It sees everything that was acknowledged anywhere before it was made.
+    Linearizable,
+    /// It sees what this replica has.
+    Local,
+    /// It sees at least this revision.
+    AtLeast(Revision),
+}
+
+/// Writes a key; see [`Client::put`].
+#[derive(Debug)]
+#[must_use = "a call does nothing until it is awaited"]
+pub struct PutCall {
+    client: Client,
+    put: Put,
+    timeout: Option<Duration>,
+}
+
+impl PutCall {
+    pub(crate) fn new(client: Client, key: Bytes, value: Bytes) -> Self {
+        let put = Put::new(client.scope.key(key), value);
+        Self { client, put, timeout: None }
+    }
+
+    /// Binds the key to a lease: it is deleted when the lease ends. Without this a key that had a lease
+    /// is detached from it.
+    pub fn lease(mut self, lease: LeaseId) -> Self {
+        self.put.lease = PutLease::Attach(lease);
+        self
+    }
+
+    /// Leaves the key with the lease that it has. The key must exist.
+    pub fn keep_lease(mut self) -> Self {
+        self.put.lease = PutLease::Keep;
+        self
+    }
+
+    /// Leaves the key with the value that it has, whatever was given; for changing only its lease. The
+    /// key must exist.
+    pub fn keep_value(mut self) -> Self {
+        self.put.value = PutValue::Keep;
+        self
+    }
+
+    /// Answers with the row before the put, if there was one.
+    pub fn prev_kv(mut self) -> Self {
+        self.put.prev_kv = true;
+        self
+    }
+
+    /// How long the call may take.
+    pub fn deadline(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+}
+
+impl IntoFuture for PutCall {
+    type Output = Result<PutReply, Error>;
+    type IntoFuture = Answer<PutReply>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            match self.client.propose(Command::Put(self.put), self.timeout).await? {
+                Reply::Put(mut reply) => {
+                    self.client.scope.strip_all(&mut reply.prev);
+                    Ok(reply)
+                }
+                other => unreachable!("a put is answered by {other:?}"),
+            }
+        })
+    }
+}
+
+/// Deletes keys; see [`Client::delete`].
+#[derive(Debug)]
+#[must_use = "a call does nothing until it is awaited"]
+pub struct DeleteCall {
+    client: Client,
+    delete: Delete,
+    timeout: Option<Duration>,
+}
+
+impl DeleteCall {
+    pub(crate) fn new(client: Client, keys: KeyRange) -> Self {
+        let delete = Delete::new(client.scope.range(keys));
+        Self { client, delete, timeout: None }
+    }
+
+    /// Answers with the deleted rows.
+    pub fn prev_kv(mut self) -> Self {
+        self.delete.prev_kv = true;
+        self
+    }
+
+    /// How long the call may take.
+    pub fn deadline(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+}
+
+impl IntoFuture for DeleteCall {
+    type Output = Result<DeleteReply, Error>;
+    type IntoFuture = Answer<DeleteReply>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            match self.client.propose(Command::Delete(self.delete), self.timeout).await? {
+                Reply::Delete(mut reply) => {
+                    self.client.scope.strip_all(&mut reply.prev_kvs);
+                    Ok(reply)
+                }
+                other => unreachable!("a delete is answered by {other:?}"),
+            }
+        })
+    }
+}
+
+/// Reads one key; see [`Client::get`].
+#[derive(Debug)]
+#[must_use = "a call does nothing until it is awaited"]
+pub struct GetCall {
+    client: Client,
+    key: Bytes,
+    revision: Option<Revision>,
+    consistency: Consistency,
+    timeout: Option<Duration>,
+}
+
+impl GetCall {
+    pub(crate) fn new(client: Client, key: Bytes) -> Self {
+        let key = client.scope.key(key);
+        Self { client, key, revision: None, consistency: Consistency::Linearizable, timeout: None }
+    }
+
+    /// Reads the key as it was at a revision.
+    pub fn revision(mut self, revision: Revision) -> Self {
+        self.revision = Some(revision);
+        self
+    }
+
+    /// Reads what this replica has, without asking anybody: it may be behind, but on one node it never
+    /// goes back in time.
+    pub fn local(mut self) -> Self {
+        self.consistency = Consistency::Local;
+        self
+    }
+
+    /// Reads this replica as soon as it has reached `revision`.
+    pub fn at_least(mut self, revision: Revision) -> Self {
+        self.consistency = Consistency::AtLeast(revision);
+        self
+    }
+
+    /// How long the call may take.
+    pub fn deadline(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+}
+
+impl IntoFuture for GetCall {
+    type Output = Result<Option<KeyValue>, Error>;
+    type IntoFuture = Answer<Option<KeyValue>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let Self { client, key, revision, consistency, timeout } = self;
+            let mut range = Range::new(KeyRange::key(key));
+            range.revision = revision;
+            client.shared.settings.limits.check_range(&range)?;
+            client.be_current(consistency, client.shared.deadline(timeout)).await?;
+            let mut row = client.shared.reader.range(&range)?.kvs.pop();
+            client.scope.strip_all(&mut row);
+            Ok(row)
+        })
+    }
+}
+
+/// Reads a range of keys; see [`Client::range`].
+#[derive(Debug)]
+#[must_use = "a call does nothing until it is awaited"]
+pub struct RangeCall {
+    client: Client,
+    range: Range,
+    consistency: Consistency,
+    timeout: Option<Duration>,
+}
+
+impl RangeCall {
+    pub(crate) fn new(client: Client, keys: KeyRange) -> Self {
+        let range = Range::new(client.scope.range(keys));
+        Self { client, range, consistency: Consistency::Linearizable, timeout: None }
+    }
+
+    /// At most so many rows; the answer's `more` says whether there were more.
+    pub fn limit(mut self, rows: u64) -> Self {
+        self.range.limit = Some(rows);
+        self
+    }
+
+    /// Reads the keys as they were at a revision.
+    pub fn revision(mut self, revision: Revision) -> Self {
+        self.range.revision = Some(revision);
+        self
+    }
+
+    /// In which order; by key, ascending, unless said otherwise.
+    pub fn sort(mut self, target: SortTarget, order: SortOrder) -> Self {
+        self.range.sort.target = target;
+        self.range.sort.order = order;
+        self
+    }
+
+    /// Rows without their values.
+    pub fn keys_only(mut self) -> Self {
+        self.range.keys_only = true;
+        self
+    }
+
+    /// No rows, only how many there are.
+    pub fn count_only(mut self) -> Self {
+        self.range.count_only = true;
+        self
+    }
+
+    /// Only rows whose revisions lie within bounds.
+    pub fn bounds(mut self, bounds: RevisionBounds) -> Self {
+        self.range.bounds = bounds;
+        self
+    }
+
+    /// Reads what this replica has, without asking anybody: it may be behind, but on one node it never
+    /// goes back in time. The answer's `revision` says how new it is.
+    pub fn local(mut self) -> Self {
+        self.consistency = Consistency::Local;
+        self
+    }
+
+    /// Reads this replica as soon as it has reached `revision`.
+    pub fn at_least(mut self, revision: Revision) -> Self {
+        self.consistency = Consistency::AtLeast(revision);
+        self
+    }
+
+    /// How long the call may take.
+    pub fn deadline(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+}
+
+impl IntoFuture for RangeCall {
+    type Output = Result<RangeReply, Error>;
+    type IntoFuture = Answer<RangeReply>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let Self { client, range, consistency, timeout } = self;
+            client.shared.settings.limits.check_range(&range)?;
+            client.be_current(consistency, client.shared.deadline(timeout)).await?;
+            Ok(client.scope.strip_range(client.shared.reader.range(&range)?))
+        })
+    }
+}

@@ -1,0 +1,158 @@
+//! The way to the store.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::model::{Command, KeyRange, LeaseId, Moment, Reply, Revision};
+use crate::node::{CallError, Shared};
+
+use super::call::{Consistency, DeleteCall, GetCall, PutCall, RangeCall};
+use super::lease::{GrantCall, LeaseStatus};
+use super::scope::Scope;
+use super::{Error, TxnCall, WatchCall};
+
+/// Reads, writes and watches the store through one node. Cheap to clone, and usable from any thread,
+/// task and runtime.
+///
+/// Reads are linearizable unless they say otherwise: they see everything that was acknowledged
+/// anywhere before they were made. They are answered from this node's own replica, after asking the
+/// leader how far it must have come.
+#[derive(Clone)]
+pub struct Client {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) scope: Scope,
+}
+
+impl Client {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, scope: Scope::default() }
+    }
+
+    /// A client for the keys below `prefix`: it is put before every key that goes in and taken off
+    /// every key that comes out. Nothing outside can be reached through it.
+    ///
+    /// ```
+    /// # use bowline::{Config, KeyRange, Node, Wait};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// let app = node.client().scoped("app/");
+    /// app.put("rate", "100").wait()?;
+    /// assert_eq!(app.get("rate").wait()?.unwrap().key, "rate");
+    /// assert_eq!(node.client().get("app/rate").wait()?.unwrap().key, "app/rate");
+    /// # node.shutdown().wait();
+    /// # Ok::<(), bowline::Error>(())
+    /// ```
+    #[must_use]
+    pub fn scoped(&self, prefix: impl Into<Bytes>) -> Client {
+        Client { shared: Arc::clone(&self.shared), scope: self.scope.inner(prefix.into()) }
+    }
+
+    /// Writes `value` to `key`.
+    pub fn put(&self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> PutCall {
+        PutCall::new(self.clone(), key.into(), value.into())
+    }
+
+    /// Reads the row of one key.
+    pub fn get(&self, key: impl Into<Bytes>) -> GetCall {
+        GetCall::new(self.clone(), key.into())
+    }
+
+    /// Reads the rows of a range of keys.
+    pub fn range(&self, keys: impl Into<KeyRange>) -> RangeCall {
+        RangeCall::new(self.clone(), keys.into())
+    }
+
+    /// Deletes the keys of a range: `kv.delete("k")` deletes one.
+    pub fn delete(&self, keys: impl Into<KeyRange>) -> DeleteCall {
+        DeleteCall::new(self.clone(), keys.into())
+    }
+
+    /// Begins a transaction.
+    pub fn txn(&self) -> TxnCall {
+        TxnCall::new(self.clone())
+    }
+
+    /// Watches a range of keys.
+    pub fn watch(&self, keys: impl Into<KeyRange>) -> WatchCall {
+        WatchCall::new(self.clone(), keys.into())
+    }
+
+    /// Forgets what was before `revision`: reads at `revision` and later stay possible, reads and
+    /// watches from before it do not. Answers with the store's revision.
+    ///
+    /// # Errors
+    /// [`Refusal::Compacted`](crate::Refusal::Compacted) if that was done already,
+    /// [`Refusal::Future`](crate::Refusal::Future) if there is no such revision yet.
+    pub async fn compact(&self, revision: Revision) -> Result<Revision, Error> {
+        Ok(self.propose(Command::Compact(revision), None).await?.revision())
+    }
+
+    /// Makes a lease that lives for `ttl`. Nobody renews it: for one that lives as long as this node
+    /// does, open a [`Session`](crate::Session).
+    pub fn grant(&self, ttl: Duration) -> GrantCall {
+        GrantCall::new(self.clone(), ttl)
+    }
+
+    /// Ends a lease: its keys are deleted, in one revision. Answers with how many they were.
+    ///
+    /// # Errors
+    /// [`Refusal::LeaseNotFound`](crate::Refusal::LeaseNotFound).
+    pub async fn revoke(&self, lease: LeaseId) -> Result<u64, Error> {
+        match self.propose(Command::Revoke(lease), None).await? {
+            Reply::Revoke(reply) => Ok(reply.deleted),
+            other => unreachable!("a revocation is answered by {other:?}"),
+        }
+    }
+
+    /// What is known of a lease; `None` if there is no such lease (any more). Linearizable.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn lease(&self, lease: LeaseId) -> Result<Option<LeaseStatus>, Error> {
+        self.be_current(Consistency::Linearizable, self.shared.deadline(None)).await?;
+        Ok(self.shared.reader.lease(lease).map(|info| LeaseStatus::new(lease, info)))
+    }
+
+    /// All leases, as this replica knows them, by id. Local: perhaps not the newest.
+    pub fn leases(&self) -> Vec<LeaseId> {
+        self.shared.reader.leases().into_iter().map(|(lease, _)| lease).collect()
+    }
+
+    /// The revision that this node's replica has reached. Local: other nodes may be ahead.
+    pub fn revision(&self) -> Revision {
+        self.shared.reader.revision()
+    }
+
+    /// Waits until this replica may be read.
+    pub(crate) async fn be_current(
+        &self,
+        consistency: Consistency,
+        deadline: Moment,
+    ) -> Result<(), Error> {
+        if let Some(reason) = self.shared.stop_reason() {
+            return Err(CallError::Stopped { reason, maybe_applied: false }.into());
+        }
+        match consistency {
+            Consistency::Linearizable => self.shared.read_barrier(deadline).await?,
+            Consistency::Local => {}
+            Consistency::AtLeast(revision) => self.shared.at_least(revision, deadline).await?,
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn propose(
+        &self,
+        command: Command,
+        timeout: Option<Duration>,
+    ) -> Result<Reply, Error> {
+        Ok(self.shared.write(command, self.shared.deadline(timeout)).await?)
+    }
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("scope", &self.scope).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,367 @@
+//! What a node is told when it starts.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::model::{ClusterId, Limits, NodeId};
+use crate::node::{Drift, Member, Settings};
+use crate::transport::TcpSettings;
+
+/// The configuration of a node. Start with [`Config::new`]; everything has a default.
+#[derive(Clone, Debug)]
+#[must_use = "give it to Node::start"]
+pub struct Config {
+    dir: PathBuf,
+    name: String,
+    members: Vec<(String, String)>,
+    listen: Option<String>,
+    token: String,
+    insecure_peers: bool,
+    heartbeat: Duration,
+    election_timeout: Duration,
+    session_ttl: Duration,
+    drift_percent: u32,
+    call_deadline: Duration,
+    label: Option<String>,
+    limits: Limits,
+    open_writes_max: usize,
+    open_bytes_max: usize,
+    log_segment_bytes: u64,
+}
+
+/// What is wrong with a [`Config`].
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The node is not among the members.
+    #[error(
+        "this node is called {name:?}, and the members are {members:?}: name it as one of them"
+    )]
+    UnknownMember {
+        /// This node's name.
+        name: String,
+        /// The members' names.
+        members: Vec<String>,
+    },
+    /// Two members have one name.
+    #[error("two members are called {0:?}: each needs a name of its own")]
+    DuplicateName(String),
+    /// Two members have one address.
+    #[error("members {0:?} and {1:?} have the same address {2:?}: each needs one of its own")]
+    DuplicateAddress(String, String, String),
+    /// An address is not `host:port`.
+    #[error("the address {address:?} of member {name:?} is not of the form host:port")]
+    BadAddress {
+        /// Whose it is.
+        name: String,
+        /// What was given.
+        address: String,
+    },
+    /// More members than a cluster may have.
+    #[error("{0} members, at most {max}", max = Config::MEMBERS_MAX)]
+    TooManyMembers(usize),
+    /// A name that is empty.
+    #[error("a member's name is empty")]
+    EmptyName,
+    /// A number that is out of its range.
+    #[error("{what} is {is}, and must be {must}")]
+    OutOfRange {
+        /// Which setting.
+        what: &'static str,
+        /// Its value.
+        is: String,
+        /// Its range.
+        must: &'static str,
+    },
+}
+
+impl Config {
+    /// The most voting members of a cluster.
+    pub const MEMBERS_MAX: usize = 7;
+
+    /// A node that keeps its data in `dir` and is called `name`. Without [`Config::members`] it is a
+    /// cluster of its own.
+    pub fn new(dir: impl Into<PathBuf>, name: impl Into<String>) -> Self {
+        Self {
+            dir: dir.into(),
+            name: name.into(),
+            members: Vec::new(),
+            listen: None,
+            token: String::new(),
+            insecure_peers: false,
+            heartbeat: Duration::from_millis(100),
+            election_timeout: Duration::from_millis(500),
+            session_ttl: Duration::from_secs(5),
+            drift_percent: 10,
+            call_deadline: Duration::from_secs(5),
+            label: None,
+            limits: Limits::default(),
+            open_writes_max: 16_384,
+            open_bytes_max: 64 << 20,
+            log_segment_bytes: 16 << 20,
+        }
+    }
+
+    /// All members, this node too: a name and an address `host:port` for each. The same on all. The
+    /// names found the cluster and cannot be changed; the addresses can, with a restart.
+    pub fn members<N: Into<String>, A: Into<String>>(
+        mut self,
+        members: impl IntoIterator<Item = (N, A)>,
+    ) -> Self {
+        self.members = members.into_iter().map(|(name, at)| (name.into(), at.into())).collect();
+        self
+    }
+
+    /// Where to listen for the other members, if not at this member's own address.
+    pub fn listen(mut self, address: impl Into<String>) -> Self {
+        self.listen = Some(address.into());
+        self
+    }
+
+    /// Tells clusters apart whose members have the same names. The same on all members.
+    pub fn cluster_token(mut self, token: impl Into<String>) -> Self {
+        self.token = token.into();
+        self
+    }
+
+    /// Allows members to talk without encryption beyond this machine. Whoever can reach their ports
+    /// can then read and change everything.
+    pub fn insecure_peers(mut self, allowed: bool) -> Self {
+        self.insecure_peers = allowed;
+        self
+    }
+
+    /// How often a leader says that it is there. Default 100 ms; 4 ms to 10 s. The same on all members.
+    pub fn heartbeat(mut self, interval: Duration) -> Self {
+        self.heartbeat = interval;
+        self
+    }
+
+    /// A member that hears no leader stands for election after a time drawn at random from this to
+    /// twice this. Default 500 ms; at least three heartbeats, at most a minute. The same on all.
+    pub fn election_timeout(mut self, timeout: Duration) -> Self {
+        self.election_timeout = timeout;
+        self
+    }
+
+    /// How long a session, with its locks, outlives its node's silence. Default 5 s. One that is shorter
+    /// than three election timeouts can be ended by a change of the leader.
+    pub fn session_ttl(mut self, ttl: Duration) -> Self {
+        self.session_ttl = ttl;
+        self
+    }
+
+    /// How many percent the rate of any member's clock may be off true time, either way, without a
+    /// lease ending early. Default 10; 0 to 30. The same on all members.
+    pub fn drift_percent(mut self, percent: u32) -> Self {
+        self.drift_percent = percent;
+        self
+    }
+
+    /// How long a call may take that says nothing else. Default 5 s.
+    pub fn call_deadline(mut self, deadline: Duration) -> Self {
+        self.call_deadline = deadline;
+        self
+    }
+
+    /// What others see of this node's session, as the holder of a lock say. Default: the node's name.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = Some(label.into());
+        self
+    }
+
+    /// How large requests may be. The same on all members.
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// How many writes of this node's callers, and how many bytes of them, may be without an answer
+    /// before a call is refused with [`Error::Busy`](crate::Error::Busy). Default 16,384 and 64 MiB.
+    pub fn open_writes_max(mut self, writes: usize, bytes: usize) -> Self {
+        self.open_writes_max = writes;
+        self.open_bytes_max = bytes;
+        self
+    }
+
+    /// The size of a file of the log. Default 16 MiB; 64 KiB to 1 GiB.
+    pub fn log_segment_bytes(mut self, bytes: u64) -> Self {
+        self.log_segment_bytes = bytes;
+        self
+    }
+
+    /// Checks it, once, at the edge.
+    pub(crate) fn check(&self) -> Result<Settings, ConfigError> {
+        let members = self.check_members()?;
+        let node = members
+            .iter()
+            .find(|(_, member)| member.name == self.name)
+            .map(|(node, _)| *node)
+            .ok_or_else(|| ConfigError::UnknownMember {
+                name: self.name.clone(),
+                members: members.values().map(|member| member.name.clone()).collect(),
+            })?;
+        let ms = Duration::from_millis;
+        within("heartbeat", self.heartbeat, ms(4), ms(10_000), "4 ms to 10 s")?;
+        let timeout = self.election_timeout;
+        let least = self.heartbeat * 3;
+        within("election_timeout", timeout, least, ms(60_000), "3 heartbeats to 60 s")?;
+        within("session_ttl", self.session_ttl, ms(100), Limits::LEASE_TTL_MAX, "at least 100 ms")?;
+        within("call_deadline", self.call_deadline, ms(1), ms(86_400_000), "1 ms to a day")?;
+        within("drift_percent", self.drift_percent, 0, 30, "0 to 30")?;
+        within("open_writes_max", self.open_writes_max, 1, 1 << 20, "1 to 1,048,576")?;
+        within("open_bytes_max", self.open_bytes_max, 1 << 20, 1 << 40, "at least 1 MiB")?;
+        within("log_segment_bytes", self.log_segment_bytes, 64 << 10, 1 << 30, "64 KiB to 1 GiB")?;
+        if self.session_ttl < timeout * 3 {
+            tracing::warn!(
+                session_ttl = ?self.session_ttl, election_timeout = ?timeout,
+                "sessions live shorter than three election timeouts: a change of the leader can end them"
+            );
+        }
+        let cluster = cluster_id(&self.token, members.values().map(|member| member.name.as_str()));
+        Ok(Settings {
+            node,
+            cluster,
+            members,
+            dir: self.dir.clone(),
+            heartbeat: self.heartbeat,
+            election_timeout: timeout,
+            drift: Drift::percent(self.drift_percent),
+            session_ttl: self.session_ttl,
+            call_deadline: self.call_deadline,
+            label: self.label.clone().unwrap_or_else(|| self.name.clone()),
+            limits: self.limits.clone(),
+            open_writes_max: self.open_writes_max,
+            open_bytes_max: self.open_bytes_max,
+            log_segment_bytes: self.log_segment_bytes,
+        })
+    }
+
+    /// Where to listen, as far as the configuration says.
+    pub(crate) fn listen_address(&self, settings: &Settings) -> String {
+        self.listen.clone().unwrap_or_else(|| settings.members[&settings.node].address.clone())
+    }
+
+    /// How to talk to the other members.
+    pub(crate) fn tcp_settings(&self) -> TcpSettings {
+        TcpSettings { insecure_peers: self.insecure_peers, ..TcpSettings::default() }
+    }
+
+    fn check_members(&self) -> Result<BTreeMap<NodeId, Member>, ConfigError> {
+        let mut members: Vec<Member> = self
+            .members
+            .iter()
+            .map(|(name, address)| Member { name: name.clone(), address: address.clone() })
+            .collect();
+        let alone = members.is_empty();
+        if alone {
+            members.push(Member { name: self.name.clone(), address: String::new() });
+        }
+        if members.len() > Self::MEMBERS_MAX {
+            return Err(ConfigError::TooManyMembers(members.len()));
+        }
+        // The order in which they are written down must not matter.
+        members.sort_by(|a, b| a.name.cmp(&b.name));
+        for pair in members.windows(2) {
+            if pair[0].name == pair[1].name {
+                return Err(ConfigError::DuplicateName(pair[0].name.clone()));
+            }
+        }
+        for (i, member) in members.iter().enumerate() {
+            let Member { name, address } = member;
+            if name.is_empty() {
+                return Err(ConfigError::EmptyName);
+            }
+            if !alone && !is_host_and_port(address) {
+                let (name, address) = (name.clone(), address.clone());
+                return Err(ConfigError::BadAddress { name, address });
+            }
+            if let Some(other) = members[..i].iter().find(|other| other.address == *address) {
+                let (one, two) = (other.name.clone(), name.clone());
+                return Err(ConfigError::DuplicateAddress(one, two, address.clone()));
+            }
+        }
+        let ids = (1..).filter_map(NodeId::new);
+        Ok(ids.zip(members).collect())
+    }
+}
+
+fn is_host_and_port(address: &str) -> bool {
+    address
+        .rsplit_once(':')
+        .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+}
+
+fn within<T: PartialOrd + std::fmt::Debug>(
+    what: &'static str,
+    is: T,
+    least: T,
+    most: T,
+    must: &'static str,
+) -> Result<(), ConfigError> {
+    if is < least || is > most {
+        return Err(ConfigError::OutOfRange { what, is: format!("{is:?}"), must });
+    }
+    Ok(())
+}
+
+/// A 128-bit FNV-1a hash: it tells clusters apart, it protects against nobody.
+fn cluster_id<'a>(token: &'a str, names: impl Iterator<Item = &'a str>) -> ClusterId {
+    const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    let mut hash = OFFSET;
+    for part in std::iter::once(token).chain(names) {
+        let length = (part.len() as u64).to_le_bytes();
+        for byte in length.iter().chain(part.as_bytes()) {
+            hash = (hash ^ u128::from(*byte)).wrapping_mul(PRIME);
+        }
+    }
+    ClusterId(hash)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn three() -> Config {
+        Config::new("d", "b").members([("c", "h:3"), ("a", "h:1"), ("b", "h:2")])
+    }
+
+    #[test]
+    fn ids_and_the_cluster_do_not_depend_on_the_order_of_the_members() {
+        let one = three().check().unwrap();
+        let other = Config::new("x", "b").members([("a", "z:1"), ("b", "h:2"), ("c", "h:3")]);
+        let other = other.check().unwrap();
+        assert_eq!((one.node, one.cluster), (other.node, other.cluster));
+        assert_eq!(one.node.get(), 2);
+        let token = three().cluster_token("t").check().unwrap();
+        assert_ne!(token.cluster, one.cluster);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_in_words() {
+        let cases = [
+            (Config::new("d", "z").members([("a", "h:1")]), "this node is called \"z\""),
+            (Config::new("d", "a").members([("a", "h:1"), ("a", "h:2")]), "two members are called"),
+            (Config::new("d", "a").members([("a", "h:1"), ("b", "h:1")]), "the same address"),
+            (Config::new("d", "a").members([("a", "h")]), "not of the form host:port"),
+            (Config::new("d", "a").members([("a", "h:99999")]), "not of the form host:port"),
+            (Config::new("d", "").members([("", "h:1")]), "name is empty"),
+            (three().heartbeat(Duration::ZERO), "heartbeat is 0ns, and must be 4 ms to 10 s"),
+            (three().election_timeout(Duration::from_millis(150)), "3 heartbeats to 60 s"),
+            (three().drift_percent(40), "drift_percent is 40, and must be 0 to 30"),
+            (three().log_segment_bytes(1), "64 KiB to 1 GiB"),
+            (
+                Config::new("d", "1").members((1..=8).map(|i| (i.to_string(), format!("h:{i}")))),
+                "8 members, at most 7",
+            ),
+        ];
+        for (config, words) in cases {
+            let error = config.check().unwrap_err().to_string();
+            assert!(error.contains(words), "{error:?} lacks {words:?}");
+        }
+    }
+}

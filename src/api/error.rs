@@ -1,0 +1,128 @@
+//! What can go wrong, and what that means for what was asked.
+
+use std::io;
+use thiserror::Error as ThisError;
+
+use crate::model::Refusal;
+use crate::node::{CallError, SessionEnd, StopReason};
+use crate::transport::TransportError;
+
+use super::ConfigError;
+
+/// Whether a call that brought an error has changed anything.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Effect {
+    /// Nothing was changed, and nothing will be.
+    NotApplied,
+    /// It may have been applied, or may still be: at most once, and not after the cluster has learnt
+    /// that this node gave it up. Read to find out.
+    Unknown,
+}
+
+/// Why a call brought no answer. [`Error::effect`] says whether anything was changed.
+#[derive(Clone, PartialEq, Eq, Debug, ThisError)]
+#[non_exhaustive]
+pub enum Error {
+    /// The store says no. Nothing was changed.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// Too many calls of this node are without an answer. Nothing was changed: slow down and try
+    /// again.
+    #[error("too busy, not applied: too many calls on this node have no answer yet; try again")]
+    Busy,
+    /// Replicas differ and no majority says which one is right. Nothing was changed.
+    #[error(
+        "not applied: the replicas of this cluster differ and no majority says which is right; an \
+         operator must look at the members' logs"
+    )]
+    Diverged,
+    /// The time is up. There may be no leader, no quorum, or too much to do.
+    #[error("{}: the deadline has passed", words(*effect))]
+    Deadline {
+        /// Whether anything was changed.
+        effect: Effect,
+    },
+    /// The node has stopped.
+    #[error("{}: the node has stopped: {reason}", words(*effect))]
+    Stopped {
+        /// Why.
+        reason: StopReason,
+        /// Whether anything was changed.
+        effect: Effect,
+    },
+    /// The session has ended. Nothing was changed by this call.
+    #[error("not applied: the session has ended: {0}")]
+    SessionEnded(SessionEnd),
+    /// No other member could take the leadership.
+    #[error("no other member is connected and caught up: leadership stays where it is")]
+    NoTransferee,
+}
+
+impl Error {
+    /// Whether anything was changed.
+    pub fn effect(&self) -> Effect {
+        match self {
+            Error::Deadline { effect } | Error::Stopped { effect, .. } => *effect,
+            Error::Refused(_)
+            | Error::Busy
+            | Error::Diverged
+            | Error::SessionEnded(_)
+            | Error::NoTransferee => Effect::NotApplied,
+        }
+    }
+
+    /// Whether the same call may succeed later without anybody doing anything. One whose effect is
+    /// unknown may then be applied twice, unless it is a transaction that guards against that.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Error::Busy | Error::Deadline { .. })
+    }
+}
+
+fn words(effect: Effect) -> &'static str {
+    match effect {
+        Effect::NotApplied => "not applied",
+        Effect::Unknown => "may have been applied or not",
+    }
+}
+
+impl From<CallError> for Error {
+    fn from(error: CallError) -> Self {
+        let effect = |maybe| if maybe { Effect::Unknown } else { Effect::NotApplied };
+        match error {
+            CallError::Refused(refusal) => Error::Refused(refusal),
+            CallError::Busy => Error::Busy,
+            CallError::Diverged => Error::Diverged,
+            CallError::Deadline { maybe_applied } => {
+                Error::Deadline { effect: effect(maybe_applied) }
+            }
+            CallError::Stopped { reason, maybe_applied } => {
+                Error::Stopped { reason, effect: effect(maybe_applied) }
+            }
+            CallError::NoTransferee => Error::NoTransferee,
+        }
+    }
+}
+
+/// Why a node did not start. Nothing of its data was changed.
+#[derive(Debug, ThisError)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The configuration makes no sense.
+    #[error("configuration: {0}")]
+    Config(#[from] ConfigError),
+    /// The data directory cannot be used, in words that say what to do.
+    #[error("data directory: {0}")]
+    Data(String),
+    /// The network cannot be used.
+    #[error("network: {0}")]
+    Network(#[from] TransportError),
+    /// The operating system gives no thread.
+    #[error("thread: {0}")]
+    Thread(#[source] io::Error),
+}
+
+impl From<crate::node::StartError> for StartError {
+    fn from(error: crate::node::StartError) -> Self {
+        StartError::Data(error.to_string())
+    }
+}

@@ -1,0 +1,79 @@
+//! Leases that nobody renews.
+
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::machine::LeaseInfo;
+use crate::model::{Command, GrantReply, LeaseId, NodeId, Reply};
+
+use super::call::Answer;
+use super::{Client, Error};
+
+/// A granted lease.
+pub type Lease = GrantReply;
+
+/// Makes a lease; see [`Client::grant`].
+#[derive(Debug)]
+#[must_use = "a call does nothing until it is awaited"]
+pub struct GrantCall {
+    client: Client,
+    ttl: Duration,
+    id: Option<LeaseId>,
+    timeout: Option<Duration>,
+}
+
+impl GrantCall {
+    pub(crate) fn new(client: Client, ttl: Duration) -> Self {
+        Self { client, ttl, id: None, timeout: None }
+    }
+
+    /// Under this id, which must be free. Otherwise it gets one that was never used.
+    pub fn id(mut self, id: LeaseId) -> Self {
+        self.id = Some(id);
+        self
+    }
+
+    /// How long the call may take.
+    pub fn deadline(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+}
+
+impl IntoFuture for GrantCall {
+    type Output = Result<Lease, Error>;
+    type IntoFuture = Answer<Lease>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let command = Command::Grant { id: self.id, ttl: self.ttl, session: None };
+            match self.client.propose(command, self.timeout).await? {
+                Reply::Grant(reply) => Ok(reply),
+                other => unreachable!("a grant is answered by {other:?}"),
+            }
+        })
+    }
+}
+
+/// What is known of a lease.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct LeaseStatus {
+    /// Its id.
+    pub id: LeaseId,
+    /// How long it lives without renewal.
+    pub ttl: Duration,
+    /// The keys that its end will delete, in order. Not scoped: as the store knows them.
+    pub keys: Vec<Bytes>,
+    /// If it is a session's: which node keeps it alive, and how the session is labelled.
+    pub session: Option<(NodeId, String)>,
+}
+
+impl LeaseStatus {
+    pub(crate) fn new(id: LeaseId, info: LeaseInfo) -> Self {
+        let session = info.session.map(|(node, _, session)| (node, session.label));
+        Self { id, ttl: info.ttl, keys: info.keys, session }
+    }
+}

@@ -1,0 +1,29 @@
+//! What a program that embeds Bowline sees: a [`Node`] that is one member of the cluster, a [`Client`]
+//! that reads, writes and watches through it, leases and [`Session`]s.
+//!
+//! A call is built, and does nothing until it is awaited (or until [`Wait::wait`] blocks on it):
+//! `kv.put("k", "v").prev_kv().await`. Every call has a deadline. Dropping a call's future gives up
+//! the waiting, not the change: a put whose future was dropped may still be applied, once.
+
+mod call;
+mod client;
+mod config;
+mod error;
+mod lease;
+mod node;
+mod scope;
+mod session;
+mod txn;
+mod wait;
+mod watch;
+
+pub use call::{DeleteCall, GetCall, PutCall, RangeCall};
+pub use client::Client;
+pub use config::{Config, ConfigError};
+pub use error::{Effect, Error, StartError};
+pub use lease::{GrantCall, Lease, LeaseStatus};
+pub use node::{Node, Shutdown};
+pub use session::{OpenSession, Session};
+pub use txn::TxnCall;
+pub use wait::Wait;
+pub use watch::{Watch, WatchCall};

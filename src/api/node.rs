@@ -1,0 +1,244 @@
+//! A member of a cluster, inside this program.
+
+use std::sync::Arc;
+use std::thread;
+
+use tokio::sync::{Mutex, oneshot};
+
+use crate::env::Env;
+use crate::model::{Moment, NodeId};
+use crate::node::{Assembly, Bells, NodeStatus, Role, Running, Settings, Shared, StopReason};
+use crate::transport::{MemoryHub, TcpBound, TcpHandle};
+
+use super::{Client, Config, Error, OpenSession, Session, StartError};
+
+/// A member of a cluster, inside this program. It runs on threads of its own, needs no particular
+/// async runtime, and stops when it is shut down or dropped.
+///
+/// ```
+/// use bowline::{Config, Node, Wait};
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let data = dir.path();
+/// let node = Node::start(Config::new(data, "solo")).wait()?;
+/// node.client().put("greeting", "hello").wait().unwrap();
+/// node.shutdown().wait();
+/// # Ok::<(), bowline::StartError>(())
+/// ```
+pub struct Node {
+    shared: Arc<Shared>,
+    running: Running,
+    link: Link,
+    /// The node's own session, opened on first use and again when it has ended.
+    session: Mutex<Option<Session>>,
+}
+
+/// What connects a node with its peers.
+enum Link {
+    /// Sockets.
+    Tcp(TcpHandle),
+    /// Other nodes in this process, if any.
+    Memory(MemoryHub, NodeId),
+}
+
+/// How a shutdown went.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[must_use = "a thread may be left behind"]
+pub struct Shutdown {
+    /// The threads that had not ended after a second: they hang in the disk. Empty if all is well.
+    pub hanging: Vec<&'static str>,
+}
+
+impl Node {
+    /// Starts a member: opens its data, replays it, listens, and lets it look for the others. Answers
+    /// when it runs, which is before it has found them: calls wait for that, up to their deadlines.
+    ///
+    /// # Errors
+    /// See [`StartError`]. Nothing keeps running then.
+    pub async fn start(config: Config) -> Result<Node, StartError> {
+        let settings = config.check()?;
+        off_thread(move || {
+            if settings.members.len() == 1 {
+                return Self::open_in_memory(settings, &MemoryHub::default());
+            }
+            // The port is taken first: a second node on it must not touch the data.
+            let bound = TcpBound::bind(&config.listen_address(&settings), config.tcp_settings())?;
+            let env = Env::real();
+            let assembly = Assembly::open(settings.clone(), env.clone(), Bells::silent())?;
+            let peers = settings.members.iter().map(|(id, member)| (*id, member.address.clone()));
+            let (network, handle) = bound.start(
+                &env,
+                settings.node,
+                &peers.collect(),
+                assembly.hello_source(),
+                assembly.receiver(),
+            )?;
+            Self::run(assembly, Box::new(network), Link::Tcp(handle))
+        })
+        .await
+    }
+
+    /// Starts a member of a cluster whose members are all in this process.
+    pub(crate) async fn start_in_memory(
+        config: &Config,
+        hub: MemoryHub,
+    ) -> Result<Node, StartError> {
+        let settings = config.check()?;
+        off_thread(move || Self::open_in_memory(settings, &hub)).await
+    }
+
+    fn open_in_memory(settings: Settings, hub: &MemoryHub) -> Result<Node, StartError> {
+        let (node, members) = (settings.node, settings.members.keys().copied().collect());
+        let assembly = Assembly::open(settings, Env::real(), Bells::silent())?;
+        let network = hub.join(node, members, assembly.hello_source(), assembly.receiver());
+        Self::run(assembly, Box::new(network), Link::Memory(hub.clone(), node))
+    }
+
+    fn run(
+        assembly: Assembly,
+        network: Box<dyn crate::env::Network>,
+        link: Link,
+    ) -> Result<Node, StartError> {
+        let assembled = assembly.finish(network)?;
+        let shared = Arc::clone(&assembled.shared);
+        let running = Running::start(assembled).map_err(StartError::Thread)?;
+        Ok(Node { shared, running, link, session: Mutex::new(None) })
+    }
+
+    /// A client that works through this node.
+    pub fn client(&self) -> Client {
+        Client::new(Arc::clone(&self.shared))
+    }
+
+    /// The node's own session: opened on first use, shared by all who ask, opened anew when it has
+    /// ended. When the program restarts, the old one ends at once.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn session(&self) -> Result<Session, Error> {
+        let mut session = self.session.lock().await;
+        if let Some(session) = session.as_ref().filter(|session| session.end().is_none()) {
+            return Ok(session.clone());
+        }
+        let opened = OpenSession::new(self, true).await?;
+        *session = Some(opened.clone());
+        Ok(opened)
+    }
+
+    /// Opens a session beside the node's own, for what should live and die apart from it.
+    pub fn open_session(&self) -> OpenSession {
+        OpenSession::new(self, false)
+    }
+
+    /// What the node says about itself, as of its last turn.
+    pub fn status(&self) -> NodeStatus {
+        self.shared.status.borrow().clone()
+    }
+
+    /// Waits until the node's status satisfies `condition`. Ends too when the node stops: its role says
+    /// so.
+    pub async fn wait_for(&self, mut condition: impl FnMut(&NodeStatus) -> bool) -> NodeStatus {
+        let mut status = self.shared.status.subscribe();
+        let satisfied =
+            status.wait_for(|status| status.role == Role::Stopped || condition(status)).await;
+        match satisfied {
+            Ok(status) => status.clone(),
+            Err(_) => self.status(),
+        }
+    }
+
+    /// Why the node has stopped, if it has.
+    pub fn stop_reason(&self) -> Option<StopReason> {
+        self.shared.stop_reason()
+    }
+
+    /// Waits until the node has stopped, and says why.
+    pub async fn stopped(&self) -> StopReason {
+        let mut stopped = self.shared.watch_stop();
+        match stopped.wait_for(Option::is_some).await {
+            Ok(reason) => reason.clone().expect("it was waited for"),
+            Err(_) => StopReason::Shutdown,
+        }
+    }
+
+    /// The present moment, on the clock that [`Session::valid_until`] and the locks count on.
+    pub fn now(&self) -> Moment {
+        self.shared.now()
+    }
+
+    /// Moves leadership to a member, or, with `None`, to the one that is best prepared. Does nothing if
+    /// this node does not lead.
+    ///
+    /// # Errors
+    /// [`Error::NoTransferee`], [`Error::Deadline`]; the leader stays.
+    pub async fn transfer_leadership(&self, to: Option<NodeId>) -> Result<(), Error> {
+        Ok(self.shared.transfer(to, self.shared.deadline(None)).await?)
+    }
+
+    /// Stops the node: its sessions end, so that its locks are free at once, leadership is handed over,
+    /// its threads end. Takes no longer than about a second, whatever the disk and the peers do.
+    pub async fn shutdown(self) -> Shutdown {
+        self.running.stop();
+        let report = self.running.ended().await;
+        self.link.stop();
+        Shutdown { hanging: report.hanging }
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    pub(crate) fn running(&self) -> &Running {
+        &self.running
+    }
+
+    /// Stops the node as a crash would.
+    pub(crate) async fn kill(self) -> Shutdown {
+        self.link.stop();
+        self.running.abort();
+        let report = self.running.ended().await;
+        Shutdown { hanging: report.hanging }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.running.stop();
+        self.link.stop();
+    }
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node").field("name", &self.status().name).finish_non_exhaustive()
+    }
+}
+
+impl Link {
+    fn stop(&self) {
+        match self {
+            Link::Tcp(handle) => handle.stop(),
+            Link::Memory(hub, node) => hub.leave(*node),
+        }
+    }
+}
+
+/// Runs what waits for the disk on a thread of its own, so that no executor waits for it.
+async fn off_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, StartError> + Send + 'static,
+) -> Result<T, StartError> {
+    let (sender, receiver) = oneshot::channel();
+    thread::Builder::new()
+        .name("bowline-start".into())
+        .spawn(move || drop(sender.send(work())))
+        .map_err(StartError::Thread)?;
+    receiver
+        .await
+        .unwrap_or_else(|_| Err(StartError::Data("the thread that opened it fell".to_owned())))
+}
+
+const _: () = {
+    const fn is_send_sync<T: Send + Sync>() {}
+    is_send_sync::<Node>();
+    is_send_sync::<Client>();
+    is_send_sync::<Session>();
+};

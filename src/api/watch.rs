@@ -1,0 +1,130 @@
+//! Watching keys.
+
+use std::future::IntoFuture;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures_core::Stream;
+
+use crate::model::{KeyRange, Revision};
+use crate::watch::{Filter, WatchBatch, WatchError, WatchRequest, Watcher};
+
+use super::call::Answer;
+use super::scope::Scope;
+use super::{Client, Error};
+
+/// Begins to watch; see [`Client::watch`].
+#[derive(Debug)]
+#[must_use = "a call does nothing until it is awaited"]
+pub struct WatchCall {
+    client: Client,
+    request: WatchRequest,
+}
+
+impl WatchCall {
+    pub(crate) fn new(client: Client, keys: KeyRange) -> Self {
+        let request = WatchRequest::new(client.scope.range(keys));
+        Self { client, request }
+    }
+
+    /// Every change from this revision on, past ones too. Without it: what happens from now on.
+    pub fn from(mut self, revision: Revision) -> Self {
+        self.request.from = Some(revision);
+        self
+    }
+
+    /// With the row before each change.
+    pub fn prev_kv(mut self) -> Self {
+        self.request.prev_kv = true;
+        self
+    }
+
+    /// Without some kinds of events.
+    pub fn filter(mut self, filter: Filter) -> Self {
+        self.request.filter = filter;
+        self
+    }
+}
+
+impl IntoFuture for WatchCall {
+    type Output = Result<Watch, Error>;
+    type IntoFuture = Answer<Watch>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let Self { client, request } = self;
+            let range = crate::model::Range::new(request.range.clone());
+            client.shared.settings.limits.check_range(&range)?;
+            let watcher = client.shared.hub.watch(request);
+            Ok(Watch { watcher, scope: client.scope })
+        })
+    }
+}
+
+/// The changes of a range of keys, from this node's own replica: in order, each once, none left out,
+/// those of one revision together. Slow consumers cost nobody else anything: they catch up from the
+/// store's history, and if that has been compacted meanwhile they are told so, and the watch ends.
+///
+/// ```
+/// # use bowline::{Config, KeyRange, Node, Wait};
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+/// # let kv = node.client();
+/// let put = kv.put("config/rate", "100").wait()?;
+/// let mut changes = kv.watch(KeyRange::prefix("config/")).from(put.revision).wait()?;
+/// let batch = changes.next().wait().unwrap().unwrap();
+/// assert_eq!(batch.events[0].kv.value, "100");
+/// # node.shutdown().wait();
+/// # Ok::<(), bowline::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Watch {
+    watcher: Watcher,
+    scope: Scope,
+}
+
+impl Watch {
+    /// The next changes; `None` after an error has ended the watch. Cancel-safe: dropping the future
+    /// loses nothing.
+    ///
+    /// # Errors
+    /// See [`WatchError`]; the watch ends with it.
+    pub async fn next(&mut self) -> Option<Result<WatchBatch, WatchError>> {
+        let batch = self.watcher.recv().await;
+        self.strip(batch)
+    }
+
+    /// Asks for a batch without events, once everything up to the present revision was delivered: its
+    /// `revision` says how far that is.
+    pub fn request_progress(&mut self) {
+        self.watcher.request_progress();
+    }
+
+    /// The revision at which the watch began: without [`WatchCall::from`], everything after it is
+    /// delivered.
+    pub fn created_at(&self) -> Revision {
+        self.watcher.created_at()
+    }
+
+    fn strip(
+        &self,
+        mut batch: Option<Result<WatchBatch, WatchError>>,
+    ) -> Option<Result<WatchBatch, WatchError>> {
+        if let Some(Ok(batch)) = &mut batch {
+            batch.events.iter_mut().for_each(|event| self.scope.strip_event(event));
+        }
+        batch
+    }
+}
+
+impl Stream for Watch {
+    type Item = Result<WatchBatch, WatchError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        match Pin::new(&mut this.watcher).poll_next(context) {
+            Poll::Ready(batch) => Poll::Ready(this.strip(batch)),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}

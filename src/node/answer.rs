@@ -1,0 +1,95 @@
+//! How a caller learns what became of its call.
+
+use std::fmt;
+use std::sync::Arc;
+use thiserror::Error;
+use tokio::sync::oneshot;
+
+use crate::model::Refusal;
+
+/// What became of a call.
+pub(crate) type CallResult<T> = Result<T, CallError>;
+
+/// Why a call brought no reply.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub(crate) enum CallError {
+    /// The store says no; the same on every replica. Nothing was applied.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// Too much is waiting. Nothing was applied.
+    #[error("too busy")]
+    Busy,
+    /// Replicas differ and no majority says which is right. Nothing was applied.
+    #[error("replicas differ and no majority says which is right: writes are refused")]
+    Diverged,
+    /// The time is up.
+    #[error("the deadline has passed")]
+    Deadline {
+        /// Whether the change may have been applied, or may still be.
+        maybe_applied: bool,
+    },
+    /// The node has stopped.
+    #[error("the node has stopped: {reason}")]
+    Stopped {
+        /// Why.
+        reason: StopReason,
+        /// Whether the change may have been applied, or may still be.
+        maybe_applied: bool,
+    },
+    /// There is nobody that leadership could be moved to.
+    #[error("there is no other member that could lead now")]
+    NoTransferee,
+}
+
+/// Why a node has stopped.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum StopReason {
+    /// It was asked to.
+    Shutdown,
+    /// Something inside it failed; what, in words. The host process lives on.
+    Failed(Arc<str>),
+}
+
+impl StopReason {
+    /// A failure, in words.
+    pub(crate) fn failed(why: impl fmt::Display) -> Self {
+        StopReason::Failed(why.to_string().into())
+    }
+}
+
+impl fmt::Display for StopReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StopReason::Shutdown => f.write_str("it was shut down"),
+            StopReason::Failed(why) => f.write_str(why),
+        }
+    }
+}
+
+/// Where the result of a call goes.
+pub(crate) enum ReplyTo<T> {
+    /// To a future that waits for it.
+    Waiting(oneshot::Sender<CallResult<T>>),
+    /// To a closure, called by the driver: it must be quick and must not wait.
+    Call(Box<dyn FnOnce(CallResult<T>) + Send>),
+    /// Nobody cares.
+    Nobody,
+}
+
+impl<T> ReplyTo<T> {
+    /// Delivers the result.
+    pub(crate) fn send(self, result: CallResult<T>) {
+        match self {
+            // A receiver that was dropped is a caller that went away: nobody to tell.
+            ReplyTo::Waiting(sender) => drop(sender.send(result)),
+            ReplyTo::Call(call) => call(result),
+            ReplyTo::Nobody => {}
+        }
+    }
+
+    /// Whether nobody will look at the result any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        matches!(self, ReplyTo::Waiting(sender) if sender.is_closed())
+    }
+}

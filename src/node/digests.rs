@@ -1,0 +1,139 @@
+//! Compares this replica with the others: at every [`EVERY`]th entry each member tells the others the
+//! digest of what it has applied. Who differs from a majority is wrong and stops. Where there are
+//! differences and no majority, nobody can say who is right: writes are refused until there is one.
+
+use std::collections::BTreeMap;
+
+use crate::model::{LogIndex, NodeId};
+
+/// How many entries apart the comparisons are: a replica that has gone wrong is named within twice as
+/// many.
+pub const EVERY: u64 = 128;
+
+/// How many comparisons are kept for members that lag.
+const KEPT: usize = 64;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Digests {
+    me: NodeId,
+    quorum: usize,
+    told: BTreeMap<LogIndex, BTreeMap<NodeId, u64>>,
+    undecided: Option<LogIndex>,
+}
+
+/// What a comparison came to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Verdict {
+    /// No reason to worry.
+    Fine,
+    /// These members differ from a majority that this one is part of.
+    Others(Vec<NodeId>),
+    /// This member differs from a majority.
+    Me,
+    /// There are differences and no majority, yet.
+    Nobody,
+}
+
+impl Digests {
+    /// Nothing was told yet, in a cluster of so many voters.
+    pub(crate) fn new(me: NodeId, voters: usize) -> Self {
+        Self { me, quorum: voters / 2 + 1, told: BTreeMap::new(), undecided: None }
+    }
+
+    /// Whether a digest is due after applying `index`.
+    pub(crate) fn is_due(index: LogIndex) -> bool {
+        index.get().is_multiple_of(EVERY)
+    }
+
+    /// Somebody, or this node itself, tells a digest.
+    pub(crate) fn tell(&mut self, from: NodeId, index: LogIndex, digest: u64) -> Verdict {
+        if !Self::is_due(index) {
+            return Verdict::Fine;
+        }
+        self.told.entry(index).or_default().insert(from, digest);
+        // Never forget what decides, and never let somebody fill the table with indexes to come.
+        while self.told.len() > KEPT {
+            let mine = self.told.iter().find(|(_, told)| !told.contains_key(&self.me));
+            let oldest = *self.told.first_key_value().expect("it is not empty").0;
+            let victim = mine.map_or(oldest, |(index, _)| *index);
+            self.told.remove(&victim);
+        }
+        let verdict = self.told.get(&index).map_or(Verdict::Fine, |told| self.judge(told));
+        match verdict {
+            Verdict::Nobody => self.undecided = Some(index),
+            // A later agreement does not heal an earlier difference, the decision at that index does.
+            _ if self.undecided == Some(index) => self.undecided = None,
+            _ => {}
+        }
+        verdict
+    }
+
+    /// Whether writes must be refused.
+    pub(crate) fn is_undecided(&self) -> bool {
+        self.undecided.is_some()
+    }
+
+    fn judge(&self, told: &BTreeMap<NodeId, u64>) -> Verdict {
+        let Some(mine) = told.get(&self.me) else { return Verdict::Fine };
+        let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
+        for digest in told.values() {
+            *counts.entry(*digest).or_default() += 1;
+        }
+        if counts.len() == 1 {
+            return Verdict::Fine;
+        }
+        match counts.into_iter().find(|(_, count)| *count >= self.quorum) {
+            Some((right, _)) if right == *mine => {
+                let wrong = told.iter().filter(|(_, digest)| **digest != right);
+                Verdict::Others(wrong.map(|(node, _)| *node).collect())
+            }
+            Some(_) => Verdict::Me,
+            None => Verdict::Nobody,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(id: u64) -> NodeId {
+        NodeId::new(id).unwrap()
+    }
+
+    #[test]
+    fn who_differs_from_a_majority_is_wrong() {
+        let index = LogIndex(EVERY);
+        let mut digests = Digests::new(node(1), 3);
+        assert_eq!(digests.tell(node(1), index, 7), Verdict::Fine);
+        assert_eq!(digests.tell(node(2), index, 8), Verdict::Nobody);
+        assert!(digests.is_undecided());
+        assert_eq!(digests.tell(node(3), index, 7), Verdict::Others(vec![node(2)]));
+        assert!(!digests.is_undecided());
+
+        let mut digests = Digests::new(node(2), 3);
+        assert_eq!(digests.tell(node(1), index, 7), Verdict::Fine);
+        assert_eq!(digests.tell(node(3), index, 7), Verdict::Fine);
+        assert_eq!(digests.tell(node(2), index, 8), Verdict::Me);
+    }
+
+    #[test]
+    fn two_that_differ_decide_nothing() {
+        let mut digests = Digests::new(node(1), 2);
+        digests.tell(node(1), LogIndex(EVERY), 7);
+        assert_eq!(digests.tell(node(2), LogIndex(EVERY), 8), Verdict::Nobody);
+        digests.tell(node(1), LogIndex(2 * EVERY), 9);
+        digests.tell(node(2), LogIndex(2 * EVERY), 9);
+        assert!(digests.is_undecided(), "a later agreement does not say who was right");
+    }
+
+    #[test]
+    fn the_table_stays_small() {
+        let mut digests = Digests::new(node(1), 3);
+        for i in 1..10_000 {
+            digests.tell(node(2), LogIndex(i * EVERY), i);
+        }
+        assert!(digests.told.len() <= KEPT);
+    }
+}

@@ -1,0 +1,98 @@
+//! What this node wants of the leader, whoever that is: changes, reads, renewals.
+
+use super::*;
+
+impl Driver {
+    pub(super) fn hold(&mut self, now: Moment) {
+        self.hold_until = self.hold_until.max(now + self.shared.settings.heartbeat / 4);
+    }
+
+    /// A request of the node's own, to be carried out however long that takes.
+    pub(super) fn insist(&mut self, command: Command) {
+        self.proposals.add(Write { command, deadline: None, bytes: 0, reply: ReplyTo::Nobody });
+    }
+
+    /// Hands this node's requests to the leader, if that is another node.
+    pub(super) fn hand_over(&mut self, now: Moment) {
+        let Some(leader) = self.known_leader.1 else { return };
+        if leader == self.shared.settings.node || now < self.hold_until {
+            return;
+        }
+        while let Some(Batch { proposal, fresh }) = self.proposals.batch(now, ENTRY_BYTES) {
+            let seqs: Vec<u64> = proposal.requests.iter().map(|(seq, _)| *seq).collect();
+            let message = PeerMessage::Propose(proposal);
+            if self.network.send(leader, Lane::Bulk, message) != SendOutcome::Queued {
+                self.proposals.put_back(seqs, &fresh);
+                self.hold(now);
+                return;
+            }
+        }
+    }
+
+    pub(super) fn tell(&mut self, closed: Vec<Closed>) {
+        for closed in closed {
+            self.shared.release(closed.bytes);
+            closed.tell();
+        }
+    }
+
+    /// Puts this node's questions to the leader: may these read? do these leases live on?
+    pub(super) fn ask(&mut self, now: Moment) {
+        let Some(leader) = self.known_leader.1 else { return };
+        if now < self.hold_until {
+            return;
+        }
+        let (me, incarnation) = (self.shared.settings.node, self.identity.incarnation());
+        if let Some(round) = self.reads.ask(now) {
+            if leader == me {
+                self.rounds.join(Asker::Local { round });
+            } else {
+                self.send(leader, PeerMessage::ReadAsk { round, incarnation });
+            }
+        }
+        if let Some((round, leases)) = self.sessions.due(now) {
+            if leader == me {
+                self.rounds.join(Asker::Renewal { node: me, incarnation, round, leases });
+            } else {
+                self.send(leader, PeerMessage::Renew { round, incarnation, leases });
+            }
+        }
+    }
+
+    pub(super) fn renewed(&mut self, round: u64, renewed: &[LeaseId], gone: &[LeaseId]) {
+        self.sessions.renewed(round, renewed);
+        for lease in gone {
+            self.sessions.end(*lease, SessionEnd::LeaseEnded);
+        }
+    }
+
+    pub(super) fn open_session(&mut self, opening: SessionOpening) {
+        let (ttl, session) = (opening.ttl, Some(opening.info.clone()));
+        let deadline = Some(opening.deadline);
+        let inbox = Arc::clone(&self.shared.inbox);
+        let reply = ReplyTo::Call(Box::new(move |granted| {
+            drop(inbox.push(Input::SessionGranted(opening, granted)));
+        }));
+        let command = Command::Grant { id: None, ttl, session };
+        self.take_write(Write { command, deadline, bytes: 0, reply });
+    }
+
+    pub(super) fn session_granted(&mut self, opening: SessionOpening, granted: CallResult<Reply>) {
+        let lease = match granted {
+            Ok(Reply::Grant(grant)) => grant.id,
+            Ok(_) => {
+                let maybe_applied = true;
+                return opening.reply.send(Err(CallError::Deadline { maybe_applied }));
+            }
+            Err(error) => return opening.reply.send(Err(error)),
+        };
+        if opening.reply.is_gone() || self.stopping.is_some() {
+            return self.insist(Command::Revoke(lease));
+        }
+        let state = self.sessions.opened(lease, opening.ttl, opening.asked);
+        if self.shared.reader.lease(lease).is_none() {
+            self.sessions.end(lease, SessionEnd::LeaseEnded);
+        }
+        opening.reply.send(Ok(state));
+    }
+}

@@ -1,0 +1,133 @@
+//! What is committed: applied, made visible, told to everybody, and compared with the other replicas.
+
+use super::*;
+
+impl Driver {
+    /// Applies committed entries, and tells everybody what became of them, in the order in which it
+    /// may be told: readers see it first, then watchers and recipes hear of it, then callers.
+    pub(super) fn apply(&mut self, entries: Vec<wal::Entry>) -> Result<(), Fatal> {
+        self.shared.env.points.reach(Point::DriverBeforeApply);
+        let mine = (self.shared.settings.node, self.identity.incarnation());
+        let (count, mut last) = (entries.len(), self.machine.applied());
+        let (mut changes, mut closed) = (Vec::new(), Vec::new());
+        for entry in entries {
+            let (index, term) = (entry.index, entry.term);
+            let applied = apply_entry(&mut self.machine, entry)?;
+            for (id, outcome) in applied.outcomes {
+                if let Some(leading) = &mut self.leading {
+                    leading.in_log.remove(&id);
+                }
+                if (id.node, id.incarnation) == mine {
+                    closed.extend(self.proposals.applied(id.seq, outcome));
+                }
+            }
+            for change in applied.leases {
+                self.follow_lease(change);
+            }
+            changes.extend(applied.changes);
+            last = index;
+            tracing::trace!(%index, %term, "applied");
+            if Digests::is_due(index) {
+                self.tell_digest(index)?;
+            }
+        }
+        self.machine.publish();
+        let visible = self.shared.reader.revision();
+        self.shared.hub.publish(&changes, visible);
+        if let Some(follower) = self.shared.follower.get() {
+            follower.applied(&changes, visible);
+        }
+        if let Stage::Running(consensus) = &mut self.stage {
+            consensus.applied(last);
+        }
+        self.shared.env.points.reach(Point::DriverBeforeReply);
+        self.reads.applied(last);
+        self.release_at_least(visible);
+        self.judge_renewals();
+        self.tell(closed);
+        self.shared.env.points.reach(Point::DriverAfterReply);
+        self.machine.scrub(SCRUB_ROWS * count).map_err(|fault| fault.to_string())
+    }
+
+    pub(super) fn follow_lease(&mut self, change: LeaseChange) {
+        let lessor = self.leading.as_mut().and_then(|leading| leading.lessor.as_mut());
+        match change {
+            LeaseChange::Granted { id, ttl, session } => {
+                if let Some(lessor) = lessor {
+                    lessor.granted(id, ttl);
+                }
+                // An own earlier life, whose last words arrive late.
+                if let Some((node, incarnation, _)) = session
+                    && node == self.shared.settings.node
+                    && incarnation < self.identity.incarnation()
+                {
+                    self.insist(Command::Revoke(id));
+                }
+            }
+            LeaseChange::Ended { id } => {
+                if let Some(lessor) = lessor {
+                    lessor.ended(id);
+                }
+                self.sessions.end(id, SessionEnd::LeaseEnded);
+            }
+        }
+    }
+
+    pub(super) fn release_at_least(&mut self, visible: Revision) {
+        while let Some(entry) = self.at_least.first_entry() {
+            if *entry.key() > visible {
+                break;
+            }
+            for asking in entry.remove() {
+                asking.reply.send(Ok(()));
+            }
+        }
+    }
+
+    pub(super) fn tell_digest(&mut self, index: LogIndex) -> Result<(), Fatal> {
+        let digest = self.machine.digest();
+        for peer in self.shared.settings.peers().collect::<Vec<_>>() {
+            self.send(peer, PeerMessage::Digest { index, digest });
+        }
+        self.compare(self.shared.settings.node, index, digest)
+    }
+
+    pub(super) fn compare(
+        &mut self,
+        from: NodeId,
+        index: LogIndex,
+        digest: u64,
+    ) -> Result<(), Fatal> {
+        match self.digests.tell(from, index, digest) {
+            Verdict::Fine => Ok(()),
+            Verdict::Others(wrong) => {
+                for node in wrong {
+                    let name = self.shared.settings.name_of(node);
+                    tracing::error!(member = name, %index, "its replica differs from the majority's");
+                }
+                Ok(())
+            }
+            Verdict::Nobody => {
+                tracing::error!(%index, "replicas differ and no majority says which is right");
+                Ok(())
+            }
+            Verdict::Me => Err(format!(
+                "this node's replica differs from the majority's at log index {index}: its memory or \
+                 its disk has gone wrong"
+            )),
+        }
+    }
+}
+
+/// Applies one entry of the log.
+pub(crate) fn apply_entry(machine: &mut Machine, entry: wal::Entry) -> Result<Applied, Fatal> {
+    let items = if entry.kind == wal::EntryKind::Data && !entry.data.is_empty() {
+        codec::decode_items(entry.data).map_err(|error| {
+            Fault::Unreadable { index: entry.index, why: error.to_string() }.to_string()
+        })?
+    } else {
+        // A leader's first entry, which only counts.
+        Vec::new()
+    };
+    machine.apply(entry.index, entry.term, items).map_err(|fault| fault.to_string())
+}

@@ -1,0 +1,49 @@
+//! The end, in good order or not.
+
+use super::*;
+
+impl Driver {
+    /// Whether a node that was asked to stop has put its affairs in order, or has taken long enough.
+    pub(super) fn is_done(&mut self, now: Moment) -> bool {
+        let Some(stopping) = &mut self.stopping else { return false };
+        let waited = now.since(stopping.began);
+        if self.proposals.len() > 0 && self.known_leader.1.is_some() && waited < FAREWELL {
+            return false;
+        }
+        let Stage::Running(consensus) = &mut self.stage else { return true };
+        if self.leading.is_none() || waited > FAREWELL * 2 {
+            return true;
+        }
+        if !stopping.transferred {
+            let Some(peer) = consensus.best_transferee() else { return true };
+            consensus.transfer_to(peer);
+            stopping.transferred = true;
+        }
+        false
+    }
+
+    /// The driver fell in the middle of a turn: lets go of what others wait for.
+    pub(crate) fn abandon(&mut self) {
+        self.stopped = true;
+        self.sessions.end_all(SessionEnd::NodeStopped);
+        self.log.close();
+    }
+
+    pub(super) fn stop(&mut self, reason: StopReason) -> Next {
+        self.stopped = true;
+        self.publish_status();
+        let closed = self.proposals.stop(&reason);
+        self.tell(closed);
+        self.reads.stop(&reason);
+        let waiting = std::mem::take(&mut self.at_least).into_values().flatten();
+        let transfers = std::mem::take(&mut self.transfers).into_iter().map(|(_, reply)| reply);
+        for reply in waiting.map(|asking| asking.reply).chain(transfers) {
+            let reason = reason.clone();
+            reply.send(Err(CallError::Stopped { reason, maybe_applied: false }));
+        }
+        self.sessions.end_all(SessionEnd::NodeStopped);
+        self.shared.stop(reason);
+        self.log.close();
+        Next::Stopped
+    }
+}

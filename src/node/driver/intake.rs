@@ -1,0 +1,167 @@
+//! What comes in, one by one.
+
+use super::*;
+
+impl Driver {
+    pub(super) fn take(&mut self, input: Input, now: Moment) -> Result<(), Fatal> {
+        match input {
+            Input::Peer(from, message) => self.take_message(from, message, now)?,
+            Input::Connected(peer, hello) => {
+                tracing::debug!(%peer, "connected");
+                self.hear(&hello)?;
+            }
+            Input::Disconnected(peer) => {
+                if let Stage::Running(consensus) = &mut self.stage {
+                    consensus.unreachable(peer);
+                }
+            }
+            Input::Refused(peer, refusal) => self.refused(peer, refusal)?,
+            Input::Durable(proof) => self.take_proof(proof, now)?,
+            Input::LogFailed(why) => return Err(format!("the log has failed: {why}")),
+            Input::Write(write) => self.take_write(write),
+            Input::Read { deadline, reply } => self.reads.add(Asking { deadline, reply }),
+            Input::AtLeast { revision, deadline, reply } => {
+                if self.shared.reader.revision() >= revision {
+                    reply.send(Ok(()));
+                } else {
+                    self.at_least.entry(revision).or_default().push(Asking { deadline, reply });
+                }
+            }
+            Input::OpenSession(opening) => self.open_session(opening),
+            Input::SessionGranted(opening, granted) => self.session_granted(opening, granted),
+            Input::CloseSession(lease) => {
+                if self.sessions.end(lease, SessionEnd::Closed) {
+                    self.insist(Command::Revoke(lease));
+                }
+            }
+            Input::Transfer { to, deadline, reply } => self.transfer(to, deadline, reply),
+            Input::Abort => self.aborted = true,
+            Input::Stop => {
+                if self.stopping.is_none() {
+                    for lease in self.sessions.end_all(SessionEnd::Closed) {
+                        self.insist(Command::Revoke(lease));
+                    }
+                    self.stopping = Some(Stopping { began: now, transferred: false });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn take_message(
+        &mut self,
+        from: NodeId,
+        message: PeerMessage,
+        now: Moment,
+    ) -> Result<(), Fatal> {
+        let mine = self.identity.incarnation();
+        if let PeerMessage::Hello(hello) = &message {
+            self.hear(hello)?;
+            if matches!(hello.standing, crate::model::Standing::Blank) {
+                self.send(from, PeerMessage::Hello(self.identity.hello(from)));
+            }
+            return Ok(());
+        }
+        let Stage::Running(consensus) = &mut self.stage else {
+            // A blank member takes part in nothing.
+            return Ok(());
+        };
+        match message {
+            PeerMessage::Hello(_) => {}
+            PeerMessage::Raft(bytes) => match consensus.step(from, bytes) {
+                Ok(()) => {}
+                Err(refusal) if refusal.is_fatal() => return Err(refusal.to_string()),
+                Err(refusal) => {
+                    tracing::warn!(%from, %refusal, "a message was refused");
+                }
+            },
+            PeerMessage::Propose(proposal) => match &mut self.leading {
+                Some(leading) if proposal.node == from => leading.forwarded.push(proposal),
+                _ => {
+                    let why = ProposeRefusal::NotLeader(consensus.leader());
+                    self.refuse(&proposal, why);
+                }
+            },
+            PeerMessage::ProposeRefused { incarnation, seqs, .. } if incarnation == mine => {
+                self.proposals.refused(&seqs);
+                self.hold(now);
+            }
+            PeerMessage::ReadAsk { round, incarnation } => {
+                if self.leading.is_some() {
+                    self.rounds.join(Asker::Remote { node: from, incarnation, round });
+                } else {
+                    self.send(from, PeerMessage::ReadAnswer { round, incarnation, index: None });
+                }
+            }
+            PeerMessage::ReadAnswer { round, incarnation, index } if incarnation == mine => {
+                self.reads.answered(round, index);
+                self.reads.applied(self.machine.applied());
+                if index.is_none() {
+                    self.hold(now);
+                }
+            }
+            PeerMessage::Renew { round, incarnation, leases } => {
+                if self.leading.is_some() {
+                    self.rounds.join(Asker::Renewal { node: from, incarnation, round, leases });
+                }
+            }
+            PeerMessage::Renewed { round, incarnation, renewed, gone } if incarnation == mine => {
+                self.renewed(round, &renewed, &gone);
+            }
+            PeerMessage::Digest { index, digest } => self.compare(from, index, digest)?,
+            // An answer to an earlier life.
+            PeerMessage::Farewell { .. }
+            | PeerMessage::ProposeRefused { .. }
+            | PeerMessage::ReadAnswer { .. }
+            | PeerMessage::Renewed { .. } => {}
+        }
+        Ok(())
+    }
+
+    pub(super) fn take_write(&mut self, write: Write) {
+        if self.digests.is_undecided() {
+            self.shared.release(write.bytes);
+            write.reply.send(Err(CallError::Diverged));
+        } else {
+            self.proposals.add(write);
+        }
+    }
+
+    pub(super) fn take_proof(&mut self, proof: wal::Durable, now: Moment) -> Result<(), Fatal> {
+        match &mut self.stage {
+            Stage::Running(consensus) => {
+                self.shared.env.points.reach(Point::DriverBeforeSend);
+                let opened = consensus.persisted(proof);
+                self.log_owes_since = consensus.owes_log().then_some(now);
+                self.send_raft(opened);
+                self.shared.env.points.reach(Point::DriverAfterSend);
+            }
+            Stage::Recording(founders) => {
+                self.identity.founded(std::mem::take(founders));
+                self.start_consensus(wal::HardState::default())?;
+                for peer in self.shared.settings.peers().collect::<Vec<_>>() {
+                    self.send(peer, PeerMessage::Hello(self.identity.hello(peer)));
+                }
+            }
+            Stage::Founding(_) => {}
+        }
+        Ok(())
+    }
+
+    /// A peer and this node do not talk to each other.
+    pub(super) fn refused(&mut self, peer: NodeId, refusal: Refused) -> Result<(), Fatal> {
+        let name = self.shared.settings.name_of(peer);
+        if refusal.disk_lost == Some(self.shared.settings.node) {
+            return Err(format!("{name} does not accept this member: {}", refusal.why));
+        }
+        tracing::warn!(peer = name, why = refusal.why, "a peer is refused, or refuses");
+        Ok(())
+    }
+
+    pub(super) fn hear(&mut self, hello: &crate::model::Hello) -> Result<(), Fatal> {
+        match &mut self.stage {
+            Stage::Founding(founding) => founding.hear(hello),
+            Stage::Recording(_) | Stage::Running(_) => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! What a leader does for everybody: proposes, answers reads and renewals, ends leases.
+
+use super::*;
+
+impl Driver {
+    /// Notices who leads, and what that means for those who wait.
+    pub(super) fn follow_leader(&mut self, now: Moment) {
+        let Stage::Running(consensus) = &self.stage else { return };
+        let known = (consensus.term(), consensus.leader());
+        let (me, leads) = (self.shared.settings.node, consensus.is_leader());
+        if known != self.known_leader || leads != self.leading.is_some() {
+            self.known_leader = known;
+            self.stop_leading();
+            if leads {
+                tracing::info!(node = self.my_name(), term = %known.0, "leads");
+                self.leading = Some(Leading {
+                    forwarded: Vec::new(),
+                    in_log: BTreeSet::new(),
+                    lessor: None,
+                    renewals: BTreeMap::new(),
+                });
+            }
+            self.proposals.leader_changed();
+            self.reads.leader_changed();
+            self.hold_until = now;
+            if known.1.is_some_and(|leader| leader != me) {
+                for (_, reply) in std::mem::take(&mut self.transfers) {
+                    reply.send(Ok(()));
+                }
+            }
+            self.publish_status();
+        }
+        self.start_lessor(now);
+    }
+
+    pub(super) fn start_lessor(&mut self, now: Moment) {
+        let Stage::Running(consensus) = &self.stage else { return };
+        let Some(leading) = &mut self.leading else { return };
+        if leading.lessor.is_none() && consensus.is_ready_to_lead() {
+            let leases = self.machine.leases();
+            leading.lessor = Some(Lessor::new(self.shared.settings.drift, now, leases));
+        }
+    }
+
+    pub(super) fn stop_leading(&mut self) {
+        let Some(leading) = self.leading.take() else { return };
+        for proposal in &leading.forwarded {
+            self.refuse(proposal, ProposeRefusal::NotLeader(self.known_leader.1));
+        }
+        for asker in self.rounds.end() {
+            match asker {
+                Asker::Local { round } => self.reads.answered(round, None),
+                Asker::Remote { node, incarnation, round } => {
+                    self.send(node, PeerMessage::ReadAnswer { round, incarnation, index: None });
+                }
+                // Whoever renews asks again by itself.
+                Asker::Renewal { .. } => {}
+            }
+        }
+    }
+
+    pub(super) fn transfer(&mut self, to: Option<NodeId>, deadline: Moment, reply: ReplyTo<()>) {
+        let Stage::Running(consensus) = &mut self.stage else {
+            return reply.send(Err(CallError::NoTransferee));
+        };
+        if self.leading.is_none() || to == Some(self.shared.settings.node) {
+            return reply.send(Ok(()));
+        }
+        match to.or_else(|| consensus.best_transferee()) {
+            Some(peer) => {
+                consensus.transfer_to(peer);
+                self.transfers.push((deadline, reply));
+            }
+            None => reply.send(Err(CallError::NoTransferee)),
+        }
+    }
+
+    pub(super) fn expire_transfers(&mut self, now: Moment) {
+        for (_, reply) in self.transfers.extract_if(.., |(deadline, _)| *deadline <= now) {
+            reply.send(Err(CallError::Deadline { maybe_applied: false }));
+        }
+    }
+
+    /// A leader whose log does not answer can still send heartbeats, but commits nothing: another one
+    /// should lead.
+    pub(super) fn hand_over_from_dead_disk(&mut self, now: Moment) {
+        let patience = self.shared.settings.election_timeout * 2;
+        let stuck = self.log_owes_since.is_some_and(|since| now.since(since) > patience);
+        if let Stage::Running(consensus) = &mut self.stage
+            && stuck
+            && self.leading.is_some()
+            && !consensus.is_transferring()
+            && let Some(peer) = consensus.best_transferee()
+        {
+            tracing::warn!(%peer, "the log does not answer: leadership is handed over");
+            consensus.transfer_to(peer);
+        }
+    }
+
+    /// As the leader: packs this node's requests and the other nodes' into entries.
+    pub(super) fn propose(&mut self, now: Moment) {
+        let Some(leading) = &mut self.leading else { return };
+        let mut waiting: Vec<Batch> = std::mem::take(&mut leading.forwarded)
+            .into_iter()
+            .map(|proposal| Batch { proposal, fresh: Vec::new() })
+            .collect();
+        if now >= self.hold_until {
+            while let Some(batch) = self.proposals.batch(now, ENTRY_BYTES) {
+                waiting.push(batch);
+            }
+        }
+        let (mut entries, mut bytes) = (vec![Vec::new()], 0);
+        for mut batch in waiting {
+            let Proposal { node, incarnation, .. } = batch.proposal;
+            batch.proposal.requests.retain(|(seq, _)| {
+                !leading.in_log.contains(&RequestId { node, incarnation, seq: *seq })
+            });
+            if batch.proposal.requests.is_empty() {
+                continue;
+            }
+            if bytes >= ENTRY_BYTES {
+                bytes = 0;
+                entries.push(Vec::new());
+            }
+            let requests = batch.proposal.requests.iter();
+            bytes += requests.map(|(_, command)| encoded_len_hint(command)).sum::<usize>();
+            entries.last_mut().expect("there is one").push(batch);
+        }
+        for entry in entries.into_iter().filter(|entry| !entry.is_empty()) {
+            self.propose_entry(entry, now);
+        }
+    }
+
+    pub(super) fn propose_entry(&mut self, batches: Vec<Batch>, now: Moment) {
+        let (mut items, mut fresh) = (Vec::new(), Vec::new());
+        for batch in batches {
+            items.push(Item::Proposal(batch.proposal));
+            fresh.push(batch.fresh);
+        }
+        match self.propose_items(&items) {
+            Ok(()) => {
+                let Some(leading) = &mut self.leading else { return };
+                for item in items {
+                    let Item::Proposal(Proposal { node, incarnation, requests, .. }) = item else {
+                        continue;
+                    };
+                    let ids = requests.into_iter();
+                    leading.in_log.extend(ids.map(|(seq, _)| RequestId { node, incarnation, seq }));
+                }
+            }
+            Err(why) => {
+                for (item, fresh) in items.into_iter().zip(fresh) {
+                    let Item::Proposal(proposal) = item else { continue };
+                    if proposal.node == self.shared.settings.node {
+                        self.not_proposed(&proposal, &fresh, why, now);
+                    } else {
+                        self.refuse(&proposal, why);
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn propose_items(&mut self, items: &[Item]) -> Result<(), ProposeRefusal> {
+        let Stage::Running(consensus) = &mut self.stage else {
+            return Err(ProposeRefusal::NotLeader(None));
+        };
+        if self.digests.is_undecided() {
+            return Err(ProposeRefusal::Diverged);
+        }
+        consensus.propose(codec::encode_items(items)).map(|_| ())
+    }
+
+    /// This node's own requests could not be proposed here.
+    pub(super) fn not_proposed(
+        &mut self,
+        proposal: &Proposal,
+        fresh: &[u64],
+        why: ProposeRefusal,
+        now: Moment,
+    ) {
+        self.proposals.put_back(proposal.requests.iter().map(|(seq, _)| *seq), fresh);
+        self.hold(now);
+        let error = match why {
+            // Somebody else leads, or is about to.
+            ProposeRefusal::NotLeader(_) => return,
+            ProposeRefusal::Busy => CallError::Busy,
+            ProposeRefusal::Diverged => CallError::Diverged,
+        };
+        // What no log has seen is refused; what an earlier leader may have is tried on.
+        let refused = fresh.iter().filter_map(|seq| self.proposals.refuse(*seq, error.clone()));
+        let refused = refused.collect();
+        self.tell(refused);
+    }
+
+    /// Tells another node that its requests were not proposed.
+    pub(super) fn refuse(&mut self, proposal: &Proposal, why: ProposeRefusal) {
+        let seqs = proposal.requests.iter().map(|(seq, _)| *seq).collect();
+        let incarnation = proposal.incarnation;
+        self.send(proposal.node, PeerMessage::ProposeRefused { incarnation, seqs, why });
+    }
+
+    /// As the leader: starts a round of the consensus for the questions that wait.
+    pub(super) fn start_rounds(&mut self, now: Moment) {
+        let Stage::Running(consensus) = &mut self.stage else { return };
+        while self.leading.is_some()
+            && let Some(round) = self.rounds.start(now)
+        {
+            if !consensus.read_round(round) {
+                self.rounds.not_started(round);
+                return;
+            }
+        }
+    }
+
+    /// A quorum has confirmed that this node led when the round began.
+    pub(super) fn confirmed(&mut self, round: RoundId, index: LogIndex) {
+        for asker in self.rounds.confirmed(round) {
+            match asker {
+                Asker::Local { round } => self.reads.answered(round, Some(index)),
+                Asker::Remote { node, incarnation, round } => {
+                    let index = Some(index);
+                    self.send(node, PeerMessage::ReadAnswer { round, incarnation, index });
+                }
+                renewal @ Asker::Renewal { .. } => {
+                    if let Some(leading) = &mut self.leading {
+                        leading.renewals.entry(index).or_default().push(renewal);
+                    }
+                }
+            }
+        }
+        self.reads.applied(self.machine.applied());
+        self.judge_renewals();
+    }
+
+    /// Judges the renewals whose index is applied: every lease that their senders know is known here.
+    pub(super) fn judge_renewals(&mut self) {
+        let applied = self.machine.applied();
+        let Some(leading) = &mut self.leading else { return };
+        let Some(lessor) = &mut leading.lessor else { return };
+        let mut answers = Vec::new();
+        while let Some(entry) = leading.renewals.first_entry() {
+            if *entry.key() > applied {
+                break;
+            }
+            for asker in entry.remove() {
+                let Asker::Renewal { node, incarnation, round, leases } = asker else { continue };
+                let (mut renewed, mut gone) = (Vec::new(), Vec::new());
+                for lease in leases {
+                    match lessor.renew(lease) {
+                        Renewal::Renewed => renewed.push(lease),
+                        Renewal::Gone => gone.push(lease),
+                        Renewal::Expiring => {}
+                    }
+                }
+                answers.push((node, incarnation, round, renewed, gone));
+            }
+        }
+        for (node, incarnation, round, renewed, gone) in answers {
+            if node == self.shared.settings.node {
+                self.renewed(round, &renewed, &gone);
+            } else {
+                self.send(node, PeerMessage::Renewed { round, incarnation, renewed, gone });
+            }
+        }
+    }
+
+    /// As the leader: proposes the end of leases whose time is up.
+    pub(super) fn end_leases(&mut self, now: Moment) {
+        let term = self.known_leader.0;
+        loop {
+            let Some(leading) = &mut self.leading else { return };
+            let Some(lessor) = &mut leading.lessor else { return };
+            lessor.advance(now);
+            let room = LEASES_ENDING_MAX - lessor.expiring().min(LEASES_ENDING_MAX);
+            let leases = lessor.due(room.min(LEASES_AN_ENTRY));
+            if leases.is_empty() {
+                return;
+            }
+            let item = Item::Expire { term, leases };
+            if self.propose_items(std::slice::from_ref(&item)).is_err() {
+                let Item::Expire { leases, .. } = item else { unreachable!("it was just made") };
+                if let Some(lessor) = self.leading.as_mut().and_then(|l| l.lessor.as_mut()) {
+                    lessor.not_proposed(&leases);
+                }
+                return;
+            }
+        }
+    }
+}

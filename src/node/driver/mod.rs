@@ -1,0 +1,361 @@
+//! The driver: the one place that knows the order in which things happen inside a node.
+//!
+//! A turn takes everything that has happened since the last one, and carries all of it as far as it
+//! will go: messages and proposals into the consensus; out of it messages to peers, groups to the
+//! log, and committed entries into the state machine; then what became visible to watchers, to the
+//! recipes and at last to the callers. A turn never waits: not for the disk, not for a peer. A real
+//! node runs turns on a thread of its own; the simulated world runs them when it likes.
+//!
+//! ```text
+//!   inbox ──▶ take ──▶ hand over ──▶ consensus ──▶ persist ──▶ log worker ──▶ inbox (durable)
+//!                                        │  ├────▶ send ─────▶ peers
+//!                                        │  └────▶ rounds ───▶ reads, renewals
+//!                                        ▼
+//!                                     commit ──▶ apply ──▶ publish ──▶ watch ──▶ recipes ──▶ callers
+//! ```
+//!
+//! Any fault ends the node, never the process: the driver marks it stopped, tells everybody who
+//! waits, and is not run again.
+
+mod ask;
+mod begin;
+mod commit;
+mod end;
+mod intake;
+mod lead;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::codec::{self, encoded_len_hint};
+use crate::consensus::{self, Consensus, ConsensusConfig, Outbound, RoundId};
+use crate::env::{Network, Point, SendOutcome};
+use crate::machine::{Applied, LeaseChange, Machine};
+use crate::model::{
+    Command, Fault, Item, Lane, LeaseId, LogIndex, Moment, NodeId, PeerMessage, Proposal,
+    ProposeRefusal, Reply, RequestId, Revision, Term,
+};
+use crate::transport::Refused;
+use crate::wal;
+
+use crate::node::answer::{CallError, CallResult, ReplyTo, StopReason};
+use crate::node::digests::{Digests, Verdict};
+use crate::node::founding::Founding;
+use crate::node::identity::Identity;
+use crate::node::inbox::{Input, Write};
+use crate::node::lessor::{Lessor, Renewal};
+use crate::node::log_worker::LogQueue;
+use crate::node::proposals::{Batch, Closed, Proposals};
+use crate::node::reads::{Asker, Asking, Reads, Rounds};
+use crate::node::session::{SessionEnd, SessionOpening, Sessions};
+use crate::node::settings::Settings;
+use crate::node::shared::Shared;
+use crate::node::status::{NodeStatus, Role};
+
+/// How large an entry of several requests grows, in bytes. A single large request is an entry alone.
+const ENTRY_BYTES: usize = 256 << 10;
+
+/// The most leases that one entry ends.
+const LEASES_AN_ENTRY: usize = 1_000;
+
+/// How many leases' ends may be proposed and not yet applied: more wait, so that a storm of them does
+/// not keep writes out.
+const LEASES_ENDING_MAX: usize = 4_000;
+
+/// Rows whose checksums are looked at after each applied entry.
+const SCRUB_ROWS: usize = 16;
+
+/// How long a stopping node waits for its sessions to end, and for another leader.
+const FAREWELL: Duration = Duration::from_millis(400);
+
+/// When the driver wants its next turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Next {
+    /// When something comes, or at this moment.
+    At(Moment),
+    /// Never: the node has stopped.
+    Stopped,
+}
+
+/// A sentence that says why the node must stop.
+type Fatal = String;
+
+pub(crate) use commit::apply_entry;
+
+/// See the module.
+pub(crate) struct Driver {
+    shared: Arc<Shared>,
+    identity: Arc<Identity>,
+    network: Box<dyn Network>,
+    log: Arc<LogQueue>,
+    log_reader: wal::LogReader,
+    machine: Machine,
+    stage: Stage,
+    proposals: Proposals,
+    reads: Reads,
+    rounds: Rounds,
+    sessions: Sessions,
+    digests: Digests,
+    at_least: BTreeMap<Revision, Vec<Asking>>,
+    /// Set while this node leads.
+    leading: Option<Leading>,
+    /// Who leads which term, as far as this node knew after the last turn.
+    known_leader: (Term, Option<NodeId>),
+    /// Nothing is handed to the leader before: it has just said no, or could not be reached.
+    hold_until: Moment,
+    next_tick: Moment,
+    next_hello: Moment,
+    /// Since when the log has owed an answer.
+    log_owes_since: Option<Moment>,
+    /// Transfers that callers wait for.
+    transfers: Vec<(Moment, ReplyTo<()>)>,
+    stopping: Option<Stopping>,
+    /// Stop at once, without a word.
+    aborted: bool,
+    stopped: bool,
+}
+
+enum Stage {
+    /// This member's disk is new; it has to meet the others.
+    Founding(Founding),
+    /// The list of founders is on its way to the disk.
+    Recording(wal::Founding),
+    /// Like most of its life.
+    Running(Box<Consensus>),
+}
+
+/// What only a leader needs.
+struct Leading {
+    /// Proposals of other nodes that came this turn.
+    forwarded: Vec<Proposal>,
+    /// Requests proposed in this term and not applied yet: a repetition is not proposed again.
+    in_log: BTreeSet<RequestId>,
+    /// Counts leases, from the first applied entry of the term on.
+    lessor: Option<Lessor>,
+    /// Confirmed renewals, to be judged when the index is applied.
+    renewals: BTreeMap<LogIndex, Vec<Asker>>,
+}
+
+struct Stopping {
+    began: Moment,
+    transferred: bool,
+}
+
+/// The parts that a driver is made of.
+pub(crate) struct Parts {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) identity: Arc<Identity>,
+    pub(crate) network: Box<dyn Network>,
+    pub(crate) log: Arc<LogQueue>,
+    pub(crate) log_reader: wal::LogReader,
+    pub(crate) machine: Machine,
+    pub(crate) hard_state: wal::HardState,
+    pub(crate) founded: bool,
+}
+
+impl Driver {
+    /// A driver that has not run yet.
+    ///
+    /// # Errors
+    /// Why the consensus cannot start from what the log holds.
+    pub(crate) fn new(parts: Parts) -> Result<Self, Fatal> {
+        let Parts { shared, identity, network, log, log_reader, machine, hard_state, founded } =
+            parts;
+        let settings = &shared.settings;
+        let (node, incarnation) = (settings.node, identity.incarnation());
+        let (heartbeat, now) = (settings.heartbeat, shared.now());
+        let voters = settings.members.len();
+        let mut driver = Self {
+            proposals: Proposals::new(node, incarnation, settings.election_timeout),
+            reads: Reads::new(heartbeat * 2),
+            rounds: Rounds::new(node, incarnation, heartbeat * 2),
+            sessions: Sessions::new(settings.drift, heartbeat * 2),
+            digests: Digests::new(node, voters),
+            stage: Stage::Founding(Founding::new(
+                node,
+                identity.disk(),
+                settings.members.keys().copied().collect(),
+            )),
+            at_least: BTreeMap::new(),
+            leading: None,
+            known_leader: (Term(0), None),
+            hold_until: now,
+            next_tick: now,
+            next_hello: now,
+            log_owes_since: None,
+            transfers: Vec::new(),
+            stopping: None,
+            aborted: false,
+            stopped: false,
+            shared,
+            identity,
+            network,
+            log,
+            log_reader,
+            machine,
+        };
+        if founded {
+            driver.start_consensus(hard_state)?;
+        }
+        driver.end_own_past();
+        Ok(driver)
+    }
+
+    /// Carries everything that has happened as far as it will go.
+    pub(crate) fn turn(&mut self) -> Next {
+        if self.stopped {
+            return Next::Stopped;
+        }
+        let now = self.shared.now();
+        match self.work(now) {
+            Ok(()) if self.aborted || self.is_done(now) => self.stop(StopReason::Shutdown),
+            Ok(()) => Next::At(self.next_tick),
+            Err(why) => {
+                tracing::error!(node = self.my_name(), %why, "the node stops");
+                self.stop(StopReason::failed(why))
+            }
+        }
+    }
+
+    fn my_name(&self) -> &str {
+        self.shared.settings.name_of(self.shared.settings.node)
+    }
+
+    fn work(&mut self, now: Moment) -> Result<(), Fatal> {
+        for input in self.shared.inbox.take() {
+            self.take(input, now)?;
+        }
+        if self.aborted {
+            return Ok(());
+        }
+        if now >= self.next_tick {
+            self.tick(now)?;
+        }
+        if matches!(self.stage, Stage::Running(_)) {
+            self.follow_leader(now);
+            self.end_leases(now);
+            self.propose(now);
+            self.hand_over(now);
+            self.ask(now);
+            self.start_rounds(now);
+            self.run_consensus(now)?;
+        } else {
+            self.found(now);
+        }
+        Ok(())
+    }
+
+    fn tick(&mut self, now: Moment) -> Result<(), Fatal> {
+        // One tick a turn, never a burst: after a stall, time is not made up for.
+        let tick = self.shared.settings.tick();
+        self.next_tick =
+            if now.since(self.next_tick) > tick { now + tick } else { self.next_tick + tick };
+        if let Stage::Running(consensus) = &mut self.stage {
+            consensus.tick();
+        }
+        self.proposals.resend(now);
+        let expired = self.proposals.expire(now);
+        self.tell(expired);
+        self.reads.expire(now);
+        self.reads.ask_again(now);
+        self.rounds.start_again(now);
+        for askers in self.at_least.values_mut() {
+            for asking in askers.extract_if(.., |a| a.deadline <= now || a.reply.is_gone()) {
+                asking.reply.send(Err(CallError::Deadline { maybe_applied: false }));
+            }
+        }
+        self.at_least.retain(|_, askers| !askers.is_empty());
+        for lease in self.sessions.expire(now) {
+            self.insist(Command::Revoke(lease));
+        }
+        self.expire_transfers(now);
+        self.hand_over_from_dead_disk(now);
+        if let Some(follower) = self.shared.follower.get() {
+            follower.tick(now);
+        }
+        self.machine.scrub(SCRUB_ROWS).map_err(|fault| fault.to_string())?;
+        self.publish_status();
+        Ok(())
+    }
+
+    fn run_consensus(&mut self, now: Moment) -> Result<(), Fatal> {
+        loop {
+            let Stage::Running(consensus) = &mut self.stage else { return Ok(()) };
+            let turn = match consensus.turn() {
+                Ok(Some(turn)) => turn,
+                Ok(None) => return Ok(()),
+                Err(fault) => return Err(fault.to_string()),
+            };
+            self.send_raft(turn.send);
+            if let Some(group) = turn.persist {
+                self.shared.env.points.reach(Point::DriverBeforePersist);
+                self.log_owes_since.get_or_insert(now);
+                self.log.push(group);
+            }
+            if !turn.commit.is_empty() {
+                self.apply(turn.commit)?;
+            }
+            for (round, index) in turn.rounds {
+                self.confirmed(round, index);
+            }
+            self.follow_leader(now);
+        }
+    }
+
+    fn send(&mut self, to: NodeId, message: PeerMessage) {
+        let lane = message.lane();
+        self.network.send(to, lane, message);
+    }
+
+    fn send_raft(&mut self, messages: Vec<Outbound>) {
+        for Outbound { to, lane, message } in messages {
+            if self.network.send(to, lane, message) != SendOutcome::Queued
+                && let Stage::Running(consensus) = &mut self.stage
+            {
+                consensus.unreachable(to);
+            }
+        }
+    }
+
+    fn publish_status(&self) {
+        let settings = &self.shared.settings;
+        let (role, term, leader, commit, unmet) = match &self.stage {
+            Stage::Running(consensus) => (
+                match consensus.role() {
+                    consensus::Role::Leader => Role::Leader,
+                    consensus::Role::Candidate | consensus::Role::PreCandidate => Role::Candidate,
+                    consensus::Role::Follower => Role::Follower,
+                },
+                consensus.term(),
+                consensus.leader(),
+                consensus.commit(),
+                Vec::new(),
+            ),
+            Stage::Founding(founding) => {
+                (Role::Founding, Term(0), None, LogIndex(1), founding.missing())
+            }
+            Stage::Recording(_) => (Role::Founding, Term(0), None, LogIndex(1), Vec::new()),
+        };
+        let status = NodeStatus {
+            id: settings.node,
+            name: settings.name_of(settings.node).to_owned(),
+            role: if self.stopped { Role::Stopped } else { role },
+            term,
+            leader,
+            revision: self.shared.reader.revision(),
+            commit,
+            applied: self.machine.applied(),
+            open_requests: self.proposals.len(),
+            sessions: self.sessions.len(),
+            unmet,
+            diverged: self.digests.is_undecided(),
+            digest: (self.machine.applied(), self.machine.digest()),
+        };
+        self.shared.status.send_if_modified(|old| {
+            let news = *old != status;
+            *old = status;
+            news
+        });
+    }
+}

@@ -1,0 +1,141 @@
+//! How a cluster begins: once, and never by mistake.
+//!
+//! A member on a new disk does not vote, propose or answer. The founder, which is the founding member
+//! with the lowest id, waits until it has met all founding members, each on a new disk, and then
+//! writes down who founded the cluster and with which disk. The others take that list from it, or
+//! from any member that has it. A member whose disk is not the one in the list has lost its disk: it
+//! must not come back under its old id, because it may have voted and acknowledged entries that it
+//! does not know any more. So two wiped disks of three never make an empty quorum: at least one of
+//! the three still knows the list, and says so.
+//!
+//! There is one founder, so there cannot be two lists among members that share a quorum: should the
+//! founder lose its disk after writing the list, it meets either a member that has the old list, and
+//! stops, or only members that have none, which have then never taken part in anything.
+
+use std::collections::BTreeMap;
+
+use crate::model::{DiskId, Hello, NodeId, Standing};
+use crate::wal;
+
+/// What a member on a new disk knows of the others.
+#[derive(Debug)]
+pub(crate) struct Founding {
+    me: NodeId,
+    disk: DiskId,
+    members: Vec<NodeId>,
+    met: BTreeMap<NodeId, DiskId>,
+    /// Whether `met` is the list itself, taken from somebody who has it.
+    told: bool,
+}
+
+impl Founding {
+    /// Nothing is known yet.
+    pub(crate) fn new(me: NodeId, disk: DiskId, members: Vec<NodeId>) -> Self {
+        Self { me, disk, members, met: BTreeMap::from([(me, disk)]), told: false }
+    }
+
+    /// Hears a member say who it is.
+    ///
+    /// # Errors
+    /// The sentence to stop with, if the cluster exists and this disk is not part of it.
+    pub(crate) fn hear(&mut self, hello: &Hello) -> Result<(), String> {
+        match &hello.standing {
+            Standing::Blank if self.told => Ok(()),
+            Standing::Blank => {
+                self.met.insert(hello.from, hello.disk);
+                Ok(())
+            }
+            Standing::Founded(list) if list.get(&self.me) == Some(&self.disk) => {
+                self.met.clone_from(list);
+                self.told = true;
+                Ok(())
+            }
+            Standing::Founded(_) => Err(format!(
+                "member {} says that the cluster exists already and that this member's data was on \
+                 another disk: a member that has lost its disk must be replaced under a new id, it \
+                 cannot come back empty under its old one",
+                hello.from
+            )),
+        }
+    }
+
+    /// The list, once this member may write it down.
+    pub(crate) fn done(&self) -> Option<wal::Founding> {
+        let all = self.members.iter().all(|member| self.met.contains_key(member));
+        (all && (self.told || self.me == self.founder())).then(|| self.met.clone())
+    }
+
+    /// Who has not been met.
+    pub(crate) fn missing(&self) -> Vec<NodeId> {
+        self.members.iter().copied().filter(|member| !self.met.contains_key(member)).collect()
+    }
+
+    fn founder(&self) -> NodeId {
+        *self.members.iter().min().expect("a cluster has members")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{ClusterId, Incarnation};
+
+    fn node(id: u64) -> NodeId {
+        NodeId::new(id).unwrap()
+    }
+
+    fn hello(from: u64, disk: u128, standing: Standing) -> Hello {
+        Hello {
+            cluster: ClusterId(7),
+            from: node(from),
+            to: node(9),
+            disk: DiskId(disk),
+            incarnation: Incarnation(1),
+            standing,
+        }
+    }
+
+    fn three(me: u64) -> Founding {
+        Founding::new(node(me), DiskId(u128::from(me)), vec![node(1), node(2), node(3)])
+    }
+
+    fn list(disks: [u128; 3]) -> wal::Founding {
+        (1..).map(node).zip(disks.map(DiskId)).collect()
+    }
+
+    #[test]
+    fn a_single_member_founds_at_once() {
+        let founding = Founding::new(node(1), DiskId(1), vec![node(1)]);
+        assert_eq!(founding.done(), Some(BTreeMap::from([(node(1), DiskId(1))])));
+    }
+
+    #[test]
+    fn the_founder_waits_until_it_has_met_everybody() {
+        let mut founding = three(1);
+        founding.hear(&hello(2, 2, Standing::Blank)).unwrap();
+        assert_eq!(founding.done(), None);
+        assert_eq!(founding.missing(), [node(3)]);
+        founding.hear(&hello(3, 3, Standing::Blank)).unwrap();
+        assert_eq!(founding.done(), Some(list([1, 2, 3])));
+    }
+
+    #[test]
+    fn the_others_wait_for_the_founders_list_even_if_they_have_met_everybody() {
+        let mut founding = three(2);
+        founding.hear(&hello(1, 1, Standing::Blank)).unwrap();
+        founding.hear(&hello(3, 3, Standing::Blank)).unwrap();
+        assert_eq!(founding.done(), None);
+        founding.hear(&hello(3, 3, Standing::Founded(list([1, 2, 3])))).unwrap();
+        assert_eq!(founding.done(), Some(list([1, 2, 3])));
+        founding.hear(&hello(1, 1, Standing::Founded(list([1, 2, 3])))).unwrap();
+        assert_eq!(founding.done(), Some(list([1, 2, 3])), "it may be told twice");
+    }
+
+    #[test]
+    fn a_member_whose_disk_is_not_in_the_list_stops() {
+        for me in [1, 2] {
+            let why = three(me).hear(&hello(3, 3, Standing::Founded(list([8, 9, 3])))).unwrap_err();
+            assert!(why.contains("must be replaced under a new id"), "{why}");
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! The one way into a node: everything that happens to it is put here, from any thread, and taken by
+//! the driver, all at once, at the start of its turn.
+//!
+//! What comes from callers is bounded by admission (`Shared`), before it is put here. What comes from
+//! peers is bounded here: any message of a peer may be lost, so what does not fit is dropped.
+
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::model::{Command, Hello, LeaseId, Moment, NodeId, PeerMessage, Reply, Revision};
+use crate::transport::{Receiver, Refused};
+use crate::wal;
+
+use super::answer::{CallError, CallResult, ReplyTo};
+use super::session::SessionOpening;
+
+/// One thing that happened.
+pub(crate) enum Input {
+    /// A peer said something.
+    Peer(NodeId, PeerMessage),
+    /// A peer has proven who it is.
+    Connected(NodeId, Hello),
+    /// The last connection to a peer is gone.
+    Disconnected(NodeId),
+    /// A peer and this node do not accept each other.
+    Refused(NodeId, Refused),
+    /// The log has synced all groups up to a number.
+    Durable(wal::Durable),
+    /// The log has failed; the node must stop.
+    LogFailed(String),
+    /// A caller wants a change.
+    Write(Write),
+    /// A caller wants to read what was committed before the call.
+    Read { deadline: Moment, reply: ReplyTo<()> },
+    /// A caller wants the replica to have reached a revision.
+    AtLeast { revision: Revision, deadline: Moment, reply: ReplyTo<()> },
+    /// A caller wants a lease of its own to be kept alive by this node.
+    OpenSession(SessionOpening),
+    /// The lease for it was granted, or not.
+    SessionGranted(SessionOpening, CallResult<Reply>),
+    /// Nobody needs this session any more: end its lease.
+    CloseSession(LeaseId),
+    /// Leadership should move to a peer, or to whoever is best.
+    Transfer { to: Option<NodeId>, deadline: Moment, reply: ReplyTo<()> },
+    /// The node should stop, in good order.
+    Stop,
+    /// The node should stop as if it had crashed.
+    Abort,
+}
+
+/// A command on its way from a caller.
+pub(crate) struct Write {
+    /// What to do.
+    pub(crate) command: Command,
+    /// When to give up; `None` never gives up.
+    pub(crate) deadline: Option<Moment>,
+    /// What admission counted for it, in bytes.
+    pub(crate) bytes: usize,
+    /// Who wants to know.
+    pub(crate) reply: ReplyTo<Reply>,
+}
+
+/// See the module.
+pub(crate) struct Inbox {
+    state: Mutex<State>,
+    bell: Condvar,
+    on_push: Box<dyn Fn() + Send + Sync>,
+    peer_bytes_max: usize,
+}
+
+#[derive(Default)]
+struct State {
+    inputs: Vec<Input>,
+    peer_bytes: usize,
+    closed: bool,
+}
+
+impl Inbox {
+    /// An empty inbox that holds at most `peer_bytes_max` bytes of peers' messages. `on_push` is
+    /// called after each input, for whoever runs the driver without waiting in [`Inbox::wait`].
+    pub(crate) fn new(peer_bytes_max: usize, on_push: Box<dyn Fn() + Send + Sync>) -> Self {
+        Self { state: Mutex::default(), bell: Condvar::new(), on_push, peer_bytes_max }
+    }
+
+    /// Puts something in. Gives it back if the driver has stopped and will never look again.
+    pub(crate) fn push(&self, input: Input) -> Result<(), Box<Input>> {
+        {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            if state.closed {
+                return Err(Box::new(input));
+            }
+            if let Input::Peer(_, message) = &input {
+                let bytes = weight(message);
+                if state.peer_bytes + bytes > self.peer_bytes_max {
+                    return Ok(());
+                }
+                state.peer_bytes += bytes;
+            }
+            state.inputs.push(input);
+            if state.inputs.len() == 1 {
+                self.bell.notify_one();
+            }
+        }
+        (self.on_push)();
+        Ok(())
+    }
+
+    /// Takes everything.
+    pub(crate) fn take(&self) -> Vec<Input> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.peer_bytes = 0;
+        let room = state.inputs.len().min(1024);
+        std::mem::replace(&mut state.inputs, Vec::with_capacity(room))
+    }
+
+    /// Waits until there is something, but no longer than `at_most`.
+    pub(crate) fn wait(&self, at_most: Duration) {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.inputs.is_empty() && !at_most.is_zero() {
+            drop(
+                self.bell
+                    .wait_timeout_while(state, at_most, |state| state.inputs.is_empty())
+                    .unwrap_or_else(PoisonError::into_inner),
+            );
+        }
+    }
+
+    /// Takes nothing more, and gives back what was left, whose callers must be told.
+    pub(crate) fn close(&self) -> Vec<Input> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.closed = true;
+        std::mem::take(&mut state.inputs)
+    }
+}
+
+impl Receiver for Inbox {
+    fn deliver(&self, from: NodeId, message: PeerMessage) {
+        drop(self.push(Input::Peer(from, message)));
+    }
+
+    fn connected(&self, peer: NodeId, hello: Hello) {
+        drop(self.push(Input::Connected(peer, hello)));
+    }
+
+    fn disconnected(&self, peer: NodeId) {
+        drop(self.push(Input::Disconnected(peer)));
+    }
+
+    fn refused(&self, peer: NodeId, why: Refused) {
+        drop(self.push(Input::Refused(peer, why)));
+    }
+}
+
+/// About how much memory a message holds.
+fn weight(message: &PeerMessage) -> usize {
+    const FIXED: usize = 128;
+    FIXED
+        + match message {
+            PeerMessage::Raft(bytes) => bytes.len(),
+            PeerMessage::Propose(proposal) => proposal
+                .requests
+                .iter()
+                .map(|(_, command)| crate::codec::encoded_len_hint(command) + FIXED)
+                .sum(),
+            PeerMessage::ProposeRefused { seqs, .. } => seqs.len() * 8,
+            PeerMessage::Renew { leases, .. } => leases.len() * 8,
+            PeerMessage::Renewed { renewed, gone, .. } => (renewed.len() + gone.len()) * 8,
+            _ => 0,
+        }
+}
+
+/// Tells every caller whose input will never be looked at that the node has stopped.
+pub(crate) fn refuse_all(inputs: Vec<Input>, why: &super::StopReason) {
+    let error = || CallError::Stopped { reason: why.clone(), maybe_applied: false };
+    for input in inputs {
+        match input {
+            Input::Write(write) => write.reply.send(Err(error())),
+            Input::Read { reply, .. }
+            | Input::AtLeast { reply, .. }
+            | Input::Transfer { reply, .. } => reply.send(Err(error())),
+            Input::OpenSession(opening) | Input::SessionGranted(opening, _) => {
+                opening.reply.send(Err(error()))
+            }
+            Input::Peer(..)
+            | Input::Connected(..)
+            | Input::Disconnected(..)
+            | Input::Refused(..)
+            | Input::Durable(_)
+            | Input::LogFailed(_)
+            | Input::CloseSession(_)
+            | Input::Stop
+            | Input::Abort => {}
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! The leader's count of how long each lease still lives. Nothing of it is replicated: a lease ends
+//! when the log says so, and the leader says so when it has counted long enough.
+//!
+//! Time here is the lessor's own: it advances with the node's clock, but never by more than
+//! [`STEP_MAX`] a turn, so a leader that was stopped, suspended or starved for a while counts almost
+//! nothing for that while: its deadlines move back by the stall. A leader counts from a full TTL when
+//! it has applied the first entry of its own term, not before: every expiry that an earlier leader
+//! proposed is then known.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::model::{LeaseId, Moment};
+
+use super::settings::Drift;
+
+/// The most that the lessor's time advances between two looks at the clock.
+const STEP_MAX: Duration = Duration::from_millis(100);
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Lessor {
+    drift: Drift,
+    /// The lessor's own time.
+    time: Duration,
+    looked: Moment,
+    /// How many expiries are proposed and undecided.
+    expiring: usize,
+    leases: BTreeMap<LeaseId, Counted>,
+    deadlines: BTreeSet<(Duration, LeaseId)>,
+}
+
+#[derive(Debug)]
+struct Counted {
+    ttl: Duration,
+    deadline: Duration,
+    /// Its expiry has been proposed: no renewal until the outcome is known.
+    expiring: bool,
+}
+
+/// What a renewal came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Renewal {
+    /// It lives for another TTL.
+    Renewed,
+    /// Its expiry is proposed and undecided: neither yes nor no.
+    Expiring,
+    /// There is no such lease.
+    Gone,
+}
+
+impl Lessor {
+    /// Starts to count: every lease has its full TTL before it.
+    pub(crate) fn new(drift: Drift, now: Moment, leases: Vec<(LeaseId, Duration)>) -> Self {
+        let mut lessor = Self {
+            drift,
+            time: Duration::ZERO,
+            looked: now,
+            expiring: 0,
+            leases: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
+        };
+        for (id, ttl) in leases {
+            lessor.granted(id, ttl);
+        }
+        lessor
+    }
+
+    /// Looks at the clock.
+    pub(crate) fn advance(&mut self, now: Moment) {
+        self.time += now.since(self.looked).min(STEP_MAX);
+        self.looked = self.looked.max(now);
+    }
+
+    /// A lease was granted.
+    pub(crate) fn granted(&mut self, id: LeaseId, ttl: Duration) {
+        self.ended(id);
+        let deadline = self.time.saturating_add(self.drift.wait_for(ttl));
+        self.leases.insert(id, Counted { ttl, deadline, expiring: false });
+        self.deadlines.insert((deadline, id));
+    }
+
+    /// A lease has ended.
+    pub(crate) fn ended(&mut self, id: LeaseId) {
+        if let Some(lease) = self.leases.remove(&id) {
+            self.deadlines.remove(&(lease.deadline, id));
+            self.expiring -= usize::from(lease.expiring);
+        }
+    }
+
+    /// A renewal has come, and a quorum has confirmed since that this node leads.
+    pub(crate) fn renew(&mut self, id: LeaseId) -> Renewal {
+        let Some(lease) = self.leases.get_mut(&id) else { return Renewal::Gone };
+        if lease.expiring {
+            return Renewal::Expiring;
+        }
+        self.deadlines.remove(&(lease.deadline, id));
+        lease.deadline = self.time.saturating_add(self.drift.wait_for(lease.ttl));
+        self.deadlines.insert((lease.deadline, id));
+        Renewal::Renewed
+    }
+
+    /// Up to `most` leases whose time is up and whose expiry has not been proposed yet; it must be
+    /// proposed now, or given back with [`Lessor::not_proposed`].
+    pub(crate) fn due(&mut self, most: usize) -> Vec<LeaseId> {
+        let mut due = Vec::new();
+        while due.len() < most {
+            let Some(&(deadline, id)) = self.deadlines.first() else { break };
+            if deadline > self.time {
+                break;
+            }
+            self.deadlines.remove(&(deadline, id));
+            self.leases.get_mut(&id).expect("what has a deadline is a lease").expiring = true;
+            self.expiring += 1;
+            due.push(id);
+        }
+        due
+    }
+
+    /// The expiry of these could not be proposed.
+    pub(crate) fn not_proposed(&mut self, ids: &[LeaseId]) {
+        for id in ids {
+            if let Some(lease) = self.leases.get_mut(id) {
+                self.expiring -= usize::from(std::mem::replace(&mut lease.expiring, false));
+                self.deadlines.insert((lease.deadline, *id));
+            }
+        }
+    }
+
+    /// How many leases' ends are proposed and undecided.
+    pub(crate) fn expiring(&self) -> usize {
+        self.expiring
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lease(id: u64) -> LeaseId {
+        LeaseId::new(id).unwrap()
+    }
+
+    fn at(ms: u64) -> Moment {
+        Moment::since_boot(Duration::from_millis(ms))
+    }
+
+    fn lessor() -> Lessor {
+        let leases = vec![(lease(1), Duration::from_millis(1000))];
+        Lessor::new(Drift::percent(10), at(0), leases)
+    }
+
+    fn run(lessor: &mut Lessor, from: u64, to: u64) {
+        (from..=to).step_by(10).for_each(|ms| lessor.advance(at(ms)));
+    }
+
+    #[test]
+    fn a_lease_falls_due_after_its_ttl_and_the_drift_bound() {
+        let mut lessor = lessor();
+        run(&mut lessor, 0, 1090);
+        assert_eq!(lessor.due(10), []);
+        run(&mut lessor, 1100, 1100);
+        assert_eq!(lessor.due(10), [lease(1)]);
+        assert_eq!(lessor.due(10), [], "it is proposed once");
+    }
+
+    #[test]
+    fn a_stall_of_the_leader_counts_for_nothing() {
+        let mut lessor = lessor();
+        lessor.advance(at(60_000));
+        assert_eq!(lessor.due(10), []);
+        run(&mut lessor, 60_010, 60_990);
+        assert_eq!(lessor.due(10), []);
+        run(&mut lessor, 61_000, 61_000);
+        assert_eq!(lessor.due(10), [lease(1)]);
+    }
+
+    #[test]
+    fn a_renewal_gives_a_full_ttl_but_not_after_the_expiry_was_proposed() {
+        let mut lessor = lessor();
+        run(&mut lessor, 0, 1000);
+        assert_eq!(lessor.renew(lease(1)), Renewal::Renewed);
+        run(&mut lessor, 1010, 2090);
+        assert_eq!(lessor.due(10), []);
+        run(&mut lessor, 2100, 2100);
+        assert_eq!(lessor.due(10), [lease(1)]);
+        assert_eq!(lessor.renew(lease(1)), Renewal::Expiring);
+        lessor.not_proposed(&[lease(1)]);
+        assert_eq!(lessor.renew(lease(1)), Renewal::Renewed);
+        lessor.ended(lease(1));
+        assert_eq!(lessor.renew(lease(1)), Renewal::Gone);
+    }
+}

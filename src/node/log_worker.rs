@@ -1,0 +1,134 @@
+//! The log's own thread: takes every group that was queued while the last sync ran, writes and syncs
+//! them together, and reports.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::wal;
+
+use super::inbox::{Inbox, Input};
+
+/// How long the log must be idle before it protects what it wrote last.
+const IDLE_AFTER: Duration = Duration::from_millis(20);
+
+/// Groups on their way to the log.
+pub(crate) struct LogQueue {
+    state: Mutex<State>,
+    bell: Condvar,
+    on_push: Box<dyn Fn() + Send + Sync>,
+}
+
+#[derive(Default)]
+struct State {
+    groups: Vec<wal::Group>,
+    closed: bool,
+}
+
+impl LogQueue {
+    /// An empty queue. `on_push` is called after each group, for whoever runs the worker without
+    /// waiting.
+    pub(crate) fn new(on_push: Box<dyn Fn() + Send + Sync>) -> Self {
+        Self { state: Mutex::default(), bell: Condvar::new(), on_push }
+    }
+
+    /// Queues a group.
+    pub(crate) fn push(&self, group: wal::Group) {
+        {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.groups.push(group);
+            self.bell.notify_one();
+        }
+        (self.on_push)();
+    }
+
+    /// What is queued is still written; then the worker ends.
+    pub(crate) fn close(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
+        self.bell.notify_one();
+        (self.on_push)();
+    }
+
+    /// Waits for groups; `None` when the queue is closed and empty. Empty after `at_most`.
+    fn take(&self, at_most: Option<Duration>) -> Option<Vec<wal::Group>> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let idle = |state: &mut State| state.groups.is_empty() && !state.closed;
+        state = match at_most {
+            None => self.bell.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner),
+            Some(at_most) => {
+                self.bell
+                    .wait_timeout_while(state, at_most, idle)
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .0
+            }
+        };
+        if state.closed && state.groups.is_empty() {
+            return None;
+        }
+        Some(std::mem::take(&mut state.groups))
+    }
+}
+
+/// See the module.
+pub(crate) struct LogWorker {
+    writer: wal::Writer,
+    queue: Arc<LogQueue>,
+    inbox: Arc<Inbox>,
+}
+
+/// What a worker should do after a turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum LogTurn {
+    /// It has written.
+    Wrote,
+    /// There was nothing to write.
+    Idle,
+    /// The queue is closed, or the log has failed: no more turns.
+    Ended,
+}
+
+impl LogWorker {
+    /// A worker that takes from `queue` and reports to `inbox`.
+    pub(crate) fn new(writer: wal::Writer, queue: Arc<LogQueue>, inbox: Arc<Inbox>) -> Self {
+        Self { writer, queue, inbox }
+    }
+
+    /// Writes what is queued, without waiting: for whoever runs a node by hand.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn turn(&mut self) -> LogTurn {
+        match self.queue.take(Some(Duration::ZERO)) {
+            None => LogTurn::Ended,
+            Some(groups) => self.write(&groups),
+        }
+    }
+
+    /// Works until the queue is closed or the log fails.
+    pub(crate) fn run(&mut self) {
+        let mut patience = None;
+        while let Some(groups) = self.queue.take(patience) {
+            patience = match self.write(&groups) {
+                LogTurn::Wrote => Some(IDLE_AFTER),
+                LogTurn::Idle => None,
+                LogTurn::Ended => return,
+            };
+        }
+    }
+
+    fn write(&mut self, groups: &[wal::Group]) -> LogTurn {
+        let result = if groups.is_empty() {
+            self.writer.idle().map(|()| None)
+        } else {
+            self.writer.commit(groups).map(Some)
+        };
+        match result {
+            Ok(Some(proof)) => {
+                drop(self.inbox.push(Input::Durable(proof)));
+                LogTurn::Wrote
+            }
+            Ok(None) => LogTurn::Idle,
+            Err(error) => {
+                drop(self.inbox.push(Input::LogFailed(error.to_string())));
+                LogTurn::Ended
+            }
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! A node: one member of the cluster, put together.
+//!
+//! `driver` is the heart and the page to read first. Around it stand the things that it keeps in
+//! order, none of which knows the others: `proposals` (requests without an answer), `reads` (who may
+//! read, and the leader's rounds), `session` and `lessor` (the two sides of a lease's life), `founding`
+//! (how a cluster begins), `digests` (whether replicas still agree). `inbox` is the way in; `shared` is
+//! what handles hold; `log_worker` is the log's thread; `assembly` puts a node together out of them,
+//! and `thread` runs it for real.
+
+mod answer;
+mod assembly;
+mod digests;
+mod driver;
+mod founding;
+mod identity;
+mod inbox;
+mod lessor;
+mod log_worker;
+mod proposals;
+mod reads;
+mod session;
+mod settings;
+mod shared;
+mod status;
+mod thread;
+
+pub use answer::StopReason;
+pub(crate) use answer::{CallError, CallResult, ReplyTo};
+pub(crate) use assembly::{Assembly, Bells, StartError};
+pub use digests::EVERY as DIGEST_EVERY;
+pub(crate) use inbox::Input;
+pub use session::SessionEnd;
+pub(crate) use session::SessionState;
+pub(crate) use settings::{Drift, Member, Settings};
+pub(crate) use shared::{Follower, Shared};
+pub use status::{NodeStatus, Role};
+pub(crate) use thread::Running;
+
+// For whoever runs a node by hand.
+#[cfg(any(test, feature = "sim"))]
+pub(crate) use {
+    assembly::Assembled,
+    driver::{Driver, Next},
+    log_worker::{LogTurn, LogWorker},
+};

@@ -1,0 +1,383 @@
+//! The requests made on this node that have no answer yet.
+//!
+//! Each gets a number that it keeps through every attempt, so that the table of answers in the state
+//! machine can tell a repetition from a new request. A request is handed to whoever leads; it is
+//! answered by this node's own apply, never by the leader, so a returned write is visible to this
+//! node's local reads, watches and locks. It is handed over again when the leader changes, and when
+//! nothing has come of it for a while, since messages get lost. At its deadline it is given up: it is
+//! left out of the window of open numbers from then on, and what has not been applied before the
+//! replicas learn that will never be.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range as Span;
+use std::time::Duration;
+
+use crate::codec::encoded_len_hint;
+use crate::model::{
+    AckWindow, Command, Incarnation, Moment, NodeId, Outcome, Proposal, Refusal, Reply,
+};
+
+use super::answer::{CallError, CallResult, ReplyTo, StopReason};
+use super::inbox::Write;
+
+/// How far apart the oldest open request and the newest one sent may be. The state machine
+/// remembers more than that.
+const WINDOW: u64 = 32_768;
+
+/// See the module.
+pub(crate) struct Proposals {
+    node: NodeId,
+    incarnation: Incarnation,
+    next: u64,
+    open: BTreeMap<u64, Open>,
+    /// The keys of `open`, as spans.
+    spans: Spans,
+    /// To be handed over, again or for the first time.
+    unsent: BTreeSet<u64>,
+    /// In the order in which they were handed over.
+    sent: VecDeque<(Moment, u64)>,
+    deadlines: BTreeSet<(Moment, u64)>,
+    resend_after: Duration,
+}
+
+struct Open {
+    command: Command,
+    deadline: Option<Moment>,
+    bytes: usize,
+    reply: ReplyTo<Reply>,
+    /// When it was last handed over.
+    sent: Option<Moment>,
+    /// Whether any attempt may have reached a log.
+    maybe_applied: bool,
+}
+
+/// Requests to hand over together.
+pub(crate) struct Batch {
+    /// What to hand over.
+    pub(crate) proposal: Proposal,
+    /// Which of its requests nobody has seen before.
+    pub(crate) fresh: Vec<u64>,
+}
+
+/// A request that has ended, with what to tell its caller and what admission may give back.
+pub(crate) struct Closed {
+    reply: ReplyTo<Reply>,
+    result: CallResult<Reply>,
+    /// What admission counted, in bytes.
+    pub(crate) bytes: usize,
+}
+
+impl Closed {
+    /// Tells the caller.
+    pub(crate) fn tell(self) {
+        self.reply.send(self.result);
+    }
+}
+
+impl Proposals {
+    /// No requests, in a new life of a node.
+    pub(crate) fn new(node: NodeId, incarnation: Incarnation, resend_after: Duration) -> Self {
+        Self {
+            node,
+            incarnation,
+            next: 1,
+            open: BTreeMap::new(),
+            spans: Spans::default(),
+            unsent: BTreeSet::new(),
+            sent: VecDeque::new(),
+            deadlines: BTreeSet::new(),
+            resend_after,
+        }
+    }
+
+    /// Takes a new request.
+    pub(crate) fn add(&mut self, write: Write) {
+        let seq = self.next;
+        self.next += 1;
+        self.spans.push(seq);
+        self.unsent.insert(seq);
+        if let Some(deadline) = write.deadline {
+            self.deadlines.insert((deadline, seq));
+        }
+        let Write { command, deadline, bytes, reply } = write;
+        let open = Open { command, deadline, bytes, reply, sent: None, maybe_applied: false };
+        self.open.insert(seq, open);
+    }
+
+    /// How many have no answer.
+    pub(crate) fn len(&self) -> usize {
+        self.open.len()
+    }
+
+    fn first_unsent(&self) -> Option<u64> {
+        let oldest = self.spans.first()?;
+        self.unsent.first().copied().filter(|seq| *seq < oldest + WINDOW)
+    }
+
+    /// The next requests to hand over, up to about `bytes_max`, at least one.
+    pub(crate) fn batch(&mut self, now: Moment, bytes_max: usize) -> Option<Batch> {
+        let mut requests = Vec::new();
+        let mut fresh = Vec::new();
+        let mut bytes = 0;
+        while bytes < bytes_max {
+            let Some(seq) = self.first_unsent() else { break };
+            self.unsent.remove(&seq);
+            let open = self.open.get_mut(&seq).expect("what is unsent is open");
+            open.sent = Some(now);
+            if !std::mem::replace(&mut open.maybe_applied, true) {
+                fresh.push(seq);
+            }
+            self.sent.push_back((now, seq));
+            bytes += encoded_len_hint(&open.command);
+            requests.push((seq, open.command.clone()));
+        }
+        if requests.is_empty() {
+            return None;
+        }
+        let window = AckWindow { frontier: self.next, open: self.spans.list() };
+        let (node, incarnation) = (self.node, self.incarnation);
+        Some(Batch { proposal: Proposal { node, incarnation, window, requests }, fresh })
+    }
+
+    /// This batch reached nobody: no log has its requests from this attempt.
+    pub(crate) fn put_back(&mut self, seqs: impl IntoIterator<Item = u64>, fresh: &[u64]) {
+        for seq in seqs {
+            if let Some(open) = self.open.get_mut(&seq) {
+                open.sent = None;
+                self.unsent.insert(seq);
+            }
+        }
+        for seq in fresh {
+            if let Some(open) = self.open.get_mut(seq) {
+                open.maybe_applied = false;
+            }
+        }
+    }
+
+    /// The leader says that it did not take these: hand them over again, later.
+    pub(crate) fn refused(&mut self, seqs: &[u64]) {
+        for seq in seqs {
+            if self.open.contains_key(seq) {
+                self.unsent.insert(*seq);
+            }
+        }
+    }
+
+    /// Another leader: whatever was handed over must be handed over again.
+    pub(crate) fn leader_changed(&mut self) {
+        self.sent.clear();
+        self.unsent.extend(self.open.keys().copied());
+    }
+
+    /// Nothing has come of these for a while.
+    pub(crate) fn resend(&mut self, now: Moment) {
+        while let Some((at, seq)) = self.sent.front().copied() {
+            if now.since(at) < self.resend_after {
+                break;
+            }
+            self.sent.pop_front();
+            if self.open.get(&seq).is_some_and(|open| open.sent == Some(at)) {
+                self.unsent.insert(seq);
+            }
+        }
+    }
+
+    /// This node has applied a request.
+    pub(crate) fn applied(&mut self, seq: u64, outcome: Outcome) -> Option<Closed> {
+        // A second entry with the same request may have been refused as closed after the answer to
+        // the first was known here; an open one is never refused so.
+        if outcome == Err(Refusal::Closed) {
+            debug_assert!(!self.open.contains_key(&seq), "an open request was taken for closed");
+        }
+        self.close(seq, |_| outcome.map_err(CallError::from))
+    }
+
+    /// The store says no before anything was proposed.
+    pub(crate) fn refuse(&mut self, seq: u64, error: CallError) -> Option<Closed> {
+        self.close(seq, |_| Err(error))
+    }
+
+    /// Those whose time is up.
+    pub(crate) fn expire(&mut self, now: Moment) -> Vec<Closed> {
+        let mut closed = Vec::new();
+        while let Some((deadline, seq)) = self.deadlines.first().copied() {
+            if deadline > now {
+                break;
+            }
+            let deadline =
+                |open: &Open| Err(CallError::Deadline { maybe_applied: open.maybe_applied });
+            closed.extend(self.close(seq, deadline));
+        }
+        closed
+    }
+
+    /// The node stops: nobody will be answered any more.
+    pub(crate) fn stop(&mut self, reason: &StopReason) -> Vec<Closed> {
+        let open: Vec<u64> = self.open.keys().copied().collect();
+        let stopped = |open: &Open| {
+            Err(CallError::Stopped { reason: reason.clone(), maybe_applied: open.maybe_applied })
+        };
+        open.into_iter().filter_map(|seq| self.close(seq, stopped)).collect()
+    }
+
+    fn close(
+        &mut self,
+        seq: u64,
+        result: impl FnOnce(&Open) -> CallResult<Reply>,
+    ) -> Option<Closed> {
+        let open = self.open.remove(&seq)?;
+        self.spans.remove(seq);
+        self.unsent.remove(&seq);
+        if let Some(deadline) = open.deadline {
+            self.deadlines.remove(&(deadline, seq));
+        }
+        let result = result(&open);
+        Some(Closed { reply: open.reply, result, bytes: open.bytes })
+    }
+}
+
+/// Numbers, kept as spans: they come in order and go in almost the same order.
+#[derive(Default)]
+struct Spans(BTreeMap<u64, u64>);
+
+impl Spans {
+    /// Adds a number greater than all before.
+    fn push(&mut self, number: u64) {
+        if let Some(mut last) = self.0.last_entry() {
+            assert!(*last.get() <= number, "numbers come in order");
+            if *last.get() == number {
+                *last.get_mut() = number + 1;
+                return;
+            }
+        }
+        self.0.insert(number, number + 1);
+    }
+
+    /// Takes a number out.
+    fn remove(&mut self, number: u64) {
+        let Some((&start, &end)) = self.0.range(..=number).next_back() else { return };
+        if number >= end {
+            return;
+        }
+        self.0.remove(&start);
+        if start < number {
+            self.0.insert(start, number);
+        }
+        if number + 1 < end {
+            self.0.insert(number + 1, end);
+        }
+    }
+
+    fn first(&self) -> Option<u64> {
+        self.0.first_key_value().map(|(start, _)| *start)
+    }
+
+    fn list(&self) -> Vec<Span<u64>> {
+        self.0.iter().map(|(start, end)| *start..*end).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Put, PutReply, Revision};
+    use std::sync::{Arc, Mutex};
+
+    type Results = Arc<Mutex<Vec<CallResult<Reply>>>>;
+
+    fn proposals() -> Proposals {
+        Proposals::new(NodeId::new(1).unwrap(), Incarnation(3), Duration::from_millis(500))
+    }
+
+    fn at(ms: u64) -> Moment {
+        Moment::since_boot(Duration::from_millis(ms))
+    }
+
+    fn write(results: &Results, deadline: Option<Moment>) -> Write {
+        let results = results.clone();
+        let reply = ReplyTo::Call(Box::new(move |result| results.lock().unwrap().push(result)));
+        Write { command: Command::Put(Put::new("a", "1")), deadline, bytes: 10, reply }
+    }
+
+    fn seqs(batch: Option<Batch>) -> Vec<u64> {
+        let requests = batch.map_or_else(Vec::new, |batch| batch.proposal.requests);
+        requests.into_iter().map(|(seq, _)| seq).collect()
+    }
+
+    fn put_reply() -> Outcome {
+        Ok(Reply::Put(PutReply { revision: Revision(2), prev: None }))
+    }
+
+    #[test]
+    fn a_request_is_handed_over_once_until_the_leader_changes_or_it_takes_too_long() {
+        let (mut proposals, results) = (proposals(), Results::default());
+        proposals.add(write(&results, None));
+        proposals.add(write(&results, None));
+        assert_eq!(seqs(proposals.batch(at(0), 1 << 20)), [1, 2]);
+        assert_eq!(seqs(proposals.batch(at(1), 1 << 20)), [0; 0]);
+        proposals.leader_changed();
+        assert_eq!(seqs(proposals.batch(at(2), 1 << 20)), [1, 2]);
+        proposals.resend(at(501));
+        assert_eq!(seqs(proposals.batch(at(501), 1 << 20)), [0; 0]);
+        proposals.resend(at(502));
+        assert_eq!(seqs(proposals.batch(at(502), 1 << 20)), [1, 2]);
+    }
+
+    #[test]
+    fn the_window_closes_what_is_answered_and_keeps_what_is_open() {
+        let (mut proposals, results) = (proposals(), Results::default());
+        for _ in 0..5 {
+            proposals.add(write(&results, None));
+        }
+        proposals.batch(at(0), 1 << 20).unwrap();
+        for seq in [1, 3] {
+            proposals.applied(seq, put_reply()).unwrap().tell();
+        }
+        proposals.add(write(&results, None));
+        let window = proposals.batch(at(1), 1 << 20).unwrap().proposal.window;
+        assert_eq!(window, AckWindow { frontier: 7, open: vec![2..3, 4..7] });
+        assert_eq!(results.lock().unwrap().len(), 2);
+        assert!(proposals.applied(3, put_reply()).is_none(), "a second answer finds nobody");
+    }
+
+    #[test]
+    fn at_the_deadline_a_request_that_nobody_saw_was_not_applied_and_another_one_may_have_been() {
+        let (mut proposals, results) = (proposals(), Results::default());
+        proposals.add(write(&results, Some(at(10))));
+        proposals.batch(at(0), 1 << 20).unwrap();
+        proposals.add(write(&results, Some(at(10))));
+        assert!(proposals.expire(at(9)).is_empty());
+        proposals.expire(at(10)).into_iter().for_each(Closed::tell);
+        let results = results.lock().unwrap();
+        assert_eq!(results[0], Err(CallError::Deadline { maybe_applied: true }));
+        assert_eq!(results[1], Err(CallError::Deadline { maybe_applied: false }));
+        assert_eq!(proposals.len(), 0);
+    }
+
+    #[test]
+    fn what_reached_nobody_was_not_applied() {
+        let (mut proposals, results) = (proposals(), Results::default());
+        proposals.add(write(&results, Some(at(10))));
+        let batch = proposals.batch(at(0), 1 << 20).unwrap();
+        proposals.put_back([1], &batch.fresh);
+        proposals.expire(at(10)).into_iter().for_each(Closed::tell);
+        let expected = Err(CallError::Deadline { maybe_applied: false });
+        assert_eq!(*results.lock().unwrap(), [expected]);
+    }
+
+    #[test]
+    fn nothing_is_sent_too_far_ahead_of_the_oldest_open_request() {
+        let mut proposals = proposals();
+        let results = Results::default();
+        for _ in 0..WINDOW + 2 {
+            proposals.add(write(&results, None));
+        }
+        let mut sent = 0;
+        while let Some(batch) = proposals.batch(at(0), 1 << 20) {
+            sent += batch.proposal.requests.len() as u64;
+        }
+        assert_eq!(sent, WINDOW);
+        proposals.applied(1, put_reply()).unwrap().tell();
+        assert_eq!(seqs(proposals.batch(at(0), 1 << 20)), [WINDOW + 1]);
+    }
+}

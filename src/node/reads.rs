@@ -1,0 +1,200 @@
+//! Linearizable reads, and the renewals of leases, which need the same proof: that a quorum has
+//! confirmed, after the question came, that who answers it leads.
+//!
+//! [`Reads`] is the asking side, on every node: callers that come while the driver is away share one
+//! question to the leader; the answer is a log index, and when this node has applied it, they may read
+//! this node's own replica. [`Rounds`] is the answering side, on the leader: questions of all nodes,
+//! its own too, share one round of the consensus. A round that brings no answer in time is started
+//! anew under a new number: a number that is used twice could be confirmed by an answer to the past.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::consensus::RoundId;
+use crate::model::{Incarnation, LeaseId, LogIndex, Moment, NodeId};
+
+use super::answer::{CallError, ReplyTo, StopReason};
+
+/// A caller that waits for a read to be allowed.
+pub(crate) struct Asking {
+    /// When to give up.
+    pub(crate) deadline: Moment,
+    /// Who wants it.
+    pub(crate) reply: ReplyTo<()>,
+}
+
+/// The asking side.
+pub(crate) struct Reads {
+    waiting: Vec<Asking>,
+    asked: BTreeMap<u64, (Moment, Vec<Asking>)>,
+    /// Allowed, once this index is applied.
+    applying: BTreeMap<LogIndex, Vec<Asking>>,
+    next_round: u64,
+    ask_again: Duration,
+}
+
+impl Reads {
+    /// Nobody asks.
+    pub(crate) fn new(ask_again: Duration) -> Self {
+        let (asked, applying) = (BTreeMap::new(), BTreeMap::new());
+        Self { waiting: Vec::new(), asked, applying, next_round: 1, ask_again }
+    }
+
+    /// Somebody asks.
+    pub(crate) fn add(&mut self, asking: Asking) {
+        self.waiting.push(asking);
+    }
+
+    /// The number of a question to put now, for all that wait.
+    pub(crate) fn ask(&mut self, now: Moment) -> Option<u64> {
+        if self.waiting.is_empty() {
+            return None;
+        }
+        let round = self.next_round;
+        self.next_round += 1;
+        self.asked.insert(round, (now, std::mem::take(&mut self.waiting)));
+        Some(round)
+    }
+
+    /// The leader's answer: an index, or that it does not lead.
+    pub(crate) fn answered(&mut self, round: u64, index: Option<LogIndex>) {
+        let Some((_, askers)) = self.asked.remove(&round) else { return };
+        match index {
+            Some(index) => self.applying.entry(index).or_default().extend(askers),
+            None => self.waiting.extend(askers),
+        }
+    }
+
+    /// Another leader: it must be asked.
+    pub(crate) fn leader_changed(&mut self) {
+        for (_, askers) in std::mem::take(&mut self.asked).into_values() {
+            self.waiting.extend(askers);
+        }
+    }
+
+    /// Questions that nobody has answered for a while are put again.
+    pub(crate) fn ask_again(&mut self, now: Moment) {
+        while let Some(entry) = self.asked.first_entry() {
+            if now.since(entry.get().0) < self.ask_again {
+                break;
+            }
+            self.waiting.extend(entry.remove().1);
+        }
+    }
+
+    /// This node has applied everything up to `index`, and readers see it.
+    pub(crate) fn applied(&mut self, index: LogIndex) {
+        while let Some(entry) = self.applying.first_entry() {
+            if *entry.key() > index {
+                break;
+            }
+            for asking in entry.remove() {
+                asking.reply.send(Ok(()));
+            }
+        }
+    }
+
+    /// Ends those whose time is up, and forgets those who went away.
+    pub(crate) fn expire(&mut self, now: Moment) {
+        let asked = self.asked.values_mut().map(|(_, askers)| askers);
+        for askers in asked.chain(self.applying.values_mut()).chain([&mut self.waiting]) {
+            for asking in askers.extract_if(.., |a| a.deadline <= now || a.reply.is_gone()) {
+                asking.reply.send(Err(CallError::Deadline { maybe_applied: false }));
+            }
+        }
+        self.asked.retain(|_, (_, askers)| !askers.is_empty());
+        self.applying.retain(|_, askers| !askers.is_empty());
+    }
+
+    /// The node stops.
+    pub(crate) fn stop(&mut self, reason: &StopReason) {
+        let asked = std::mem::take(&mut self.asked).into_values().flat_map(|(_, askers)| askers);
+        let applying = std::mem::take(&mut self.applying).into_values().flatten();
+        for asking in asked.chain(applying).chain(std::mem::take(&mut self.waiting)) {
+            let reason = reason.clone();
+            asking.reply.send(Err(CallError::Stopped { reason, maybe_applied: false }));
+        }
+    }
+}
+
+/// Who put a question to the leader.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Asker {
+    /// This node, for reads.
+    Local { round: u64 },
+    /// Another node, for reads.
+    Remote { node: NodeId, incarnation: Incarnation, round: u64 },
+    /// Any node, this one too, for leases.
+    Renewal { node: NodeId, incarnation: Incarnation, round: u64, leases: Vec<LeaseId> },
+}
+
+/// The answering side.
+#[derive(Debug)]
+pub(crate) struct Rounds {
+    node: NodeId,
+    incarnation: Incarnation,
+    counter: u64,
+    pending: Vec<Asker>,
+    flying: BTreeMap<u64, (Moment, Vec<Asker>)>,
+    start_again: Duration,
+}
+
+/// How many rounds may be under way at once.
+const FLYING_MAX: usize = 4;
+
+/// How many questions the leader holds; what is more is dropped, and asked again by who asked.
+const PENDING_MAX: usize = 16_384;
+
+impl Rounds {
+    /// No rounds, in a new life of a node.
+    pub(crate) fn new(node: NodeId, incarnation: Incarnation, start_again: Duration) -> Self {
+        let (pending, flying) = (Vec::new(), BTreeMap::new());
+        Self { node, incarnation, counter: 0, pending, flying, start_again }
+    }
+
+    /// A question came.
+    pub(crate) fn join(&mut self, asker: Asker) {
+        if self.pending.len() < PENDING_MAX {
+            self.pending.push(asker);
+        }
+    }
+
+    /// A round to start now, for all questions that wait.
+    pub(crate) fn start(&mut self, now: Moment) -> Option<RoundId> {
+        if self.pending.is_empty() || self.flying.len() >= FLYING_MAX {
+            return None;
+        }
+        self.counter += 1;
+        self.flying.insert(self.counter, (now, std::mem::take(&mut self.pending)));
+        Some(RoundId { node: self.node, incarnation: self.incarnation, counter: self.counter })
+    }
+
+    /// The round could not be started after all. Its number is not used again.
+    pub(crate) fn not_started(&mut self, round: RoundId) {
+        if let Some((_, askers)) = self.flying.remove(&round.counter) {
+            self.pending.extend(askers);
+        }
+    }
+
+    /// Rounds without an answer are started again, under new numbers.
+    pub(crate) fn start_again(&mut self, now: Moment) {
+        while let Some(entry) = self.flying.first_entry() {
+            if now.since(entry.get().0) < self.start_again {
+                break;
+            }
+            self.pending.extend(entry.remove().1);
+        }
+    }
+
+    /// A quorum has confirmed a round: its questions can be answered.
+    pub(crate) fn confirmed(&mut self, round: RoundId) -> Vec<Asker> {
+        assert_eq!((round.node, round.incarnation), (self.node, self.incarnation));
+        self.flying.remove(&round.counter).map(|(_, askers)| askers).unwrap_or_default()
+    }
+
+    /// This node does not lead any more: who must be told so.
+    pub(crate) fn end(&mut self) -> Vec<Asker> {
+        let flying = std::mem::take(&mut self.flying).into_values().flat_map(|(_, askers)| askers);
+        flying.chain(std::mem::take(&mut self.pending)).collect()
+    }
+}

@@ -1,0 +1,99 @@
+//! What a node needs to know, checked. Callers give a `Config`; it becomes this, once, at the edge.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::model::{ClusterId, Limits, NodeId};
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    /// This member.
+    pub(crate) node: NodeId,
+    /// The cluster.
+    pub(crate) cluster: ClusterId,
+    /// All members, this one too.
+    pub(crate) members: BTreeMap<NodeId, Member>,
+    /// Where its data is.
+    pub(crate) dir: PathBuf,
+    /// Time between heartbeats of a leader.
+    pub(crate) heartbeat: Duration,
+    /// A follower that hears nothing for a time drawn from this to twice this stands for election.
+    pub(crate) election_timeout: Duration,
+    /// How far clocks may be off.
+    pub(crate) drift: Drift,
+    /// How long sessions live without renewal, unless they say otherwise.
+    pub(crate) session_ttl: Duration,
+    /// How long a call may take, unless it says otherwise.
+    pub(crate) call_deadline: Duration,
+    /// What people see of the node's session.
+    pub(crate) label: String,
+    /// How large requests may be.
+    pub(crate) limits: Limits,
+    /// How many writes of this node's callers may be without an answer.
+    pub(crate) open_writes_max: usize,
+    /// How many bytes they may have together.
+    pub(crate) open_bytes_max: usize,
+    /// The size of a segment of the log, in bytes.
+    pub(crate) log_segment_bytes: u64,
+}
+
+/// A member as the configuration names it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Member {
+    /// Its name.
+    pub(crate) name: String,
+    /// Where the others reach it: `host:port`.
+    pub(crate) address: String,
+}
+
+impl Settings {
+    /// How often the driver counts a tick of the consensus.
+    pub(crate) fn tick(&self) -> Duration {
+        self.heartbeat / Self::TICKS_A_HEARTBEAT
+    }
+
+    /// Ticks between heartbeats.
+    pub(crate) const TICKS_A_HEARTBEAT: u32 = 4;
+
+    /// Ticks of an election timeout.
+    pub(crate) fn election_ticks(&self) -> u32 {
+        let ticks = self.election_timeout.as_micros().div_ceil(self.tick().as_micros());
+        u32::try_from(ticks).expect("checked when the settings were made")
+    }
+
+    /// The other members.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.members.keys().copied().filter(|member| *member != self.node)
+    }
+
+    /// The name of a member, for people.
+    pub(crate) fn name_of(&self, node: NodeId) -> &str {
+        self.members.get(&node).map_or("unknown", |member| &member.name)
+    }
+}
+
+/// How far the rate of a clock may be off true time, either way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Drift {
+    percent: u32,
+}
+
+impl Drift {
+    /// So many percent, below 50.
+    pub(crate) fn percent(percent: u32) -> Self {
+        assert!(percent < 50, "a drift bound of {percent} percent leaves no time to trust");
+        Self { percent }
+    }
+
+    /// How long the holder of a lease trusts it, on a clock that may be slow.
+    pub(crate) fn trust_for(self, ttl: Duration) -> Duration {
+        ttl / 100 * (100 - self.percent)
+    }
+
+    /// How long the leader waits before it ends a lease, on a clock that may be fast.
+    pub(crate) fn wait_for(self, ttl: Duration) -> Duration {
+        ttl.saturating_add(ttl / 100 * self.percent)
+    }
+}

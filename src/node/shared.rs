@@ -1,0 +1,219 @@
+//! What a node's handles and its driver have in common.
+
+use std::any::Any;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::sync::{oneshot, watch};
+
+use crate::codec::encoded_len_hint;
+use crate::env::Env;
+use crate::machine::{Change, Reader};
+use crate::model::{Command, Moment, Reply, Revision, SessionInfo};
+use crate::watch::Hub;
+
+use super::answer::{CallError, CallResult, ReplyTo, StopReason};
+use super::inbox::{Inbox, Input, Write};
+use super::session::{SessionOpening, SessionState};
+use super::settings::Settings;
+use super::status::NodeStatus;
+
+/// Is told, by the driver, of everything that has been applied: how the recipes follow the replica.
+/// Called after readers can see it and before the callers are answered. Must be quick and must not
+/// wait.
+pub(crate) trait Follower: Any + Send + Sync {
+    /// These changes are visible, up to `visible`.
+    fn applied(&self, changes: &[Change], visible: Revision);
+
+    /// Time has passed: called at every tick.
+    fn tick(&self, now: Moment);
+
+    /// The node has stopped.
+    fn stopped(&self, reason: &StopReason);
+}
+
+/// See the module.
+pub(crate) struct Shared {
+    pub(crate) settings: Settings,
+    pub(crate) env: Env,
+    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) reader: Reader,
+    pub(crate) hub: Arc<Hub>,
+    pub(crate) status: watch::Sender<NodeStatus>,
+    /// Set once, before the node runs.
+    pub(crate) follower: OnceLock<Arc<dyn Follower>>,
+    stopped: watch::Sender<Option<StopReason>>,
+    open_writes: AtomicUsize,
+    open_bytes: AtomicUsize,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        settings: Settings,
+        env: Env,
+        inbox: Arc<Inbox>,
+        reader: Reader,
+        hub: Arc<Hub>,
+        status: NodeStatus,
+    ) -> Self {
+        Self {
+            settings,
+            env,
+            inbox,
+            reader,
+            hub,
+            status: watch::Sender::new(status),
+            follower: OnceLock::new(),
+            stopped: watch::Sender::new(None),
+            open_writes: AtomicUsize::new(0),
+            open_bytes: AtomicUsize::new(0),
+        }
+    }
+
+    /// The present moment on this node's clock.
+    pub(crate) fn now(&self) -> Moment {
+        self.env.clock.now()
+    }
+
+    /// The moment by which a call made now must end.
+    pub(crate) fn deadline(&self, timeout: Option<Duration>) -> Moment {
+        self.now() + timeout.unwrap_or(self.settings.call_deadline)
+    }
+
+    /// Why the node has stopped, if it has.
+    pub(crate) fn stop_reason(&self) -> Option<StopReason> {
+        self.stopped.borrow().clone()
+    }
+
+    /// Told when the node stops.
+    pub(crate) fn watch_stop(&self) -> watch::Receiver<Option<StopReason>> {
+        self.stopped.subscribe()
+    }
+
+    /// Marks the node as stopped, unless it is already, and tells everybody who waits.
+    pub(crate) fn stop(&self, reason: StopReason) {
+        let mut first = false;
+        self.stopped.send_if_modified(|stopped| {
+            first = stopped.is_none();
+            stopped.get_or_insert_with(|| reason.clone());
+            first
+        });
+        if first {
+            super::inbox::refuse_all(self.inbox.close(), &reason);
+            self.hub.close(&reason.to_string());
+            if let Some(follower) = self.follower.get() {
+                follower.stopped(&reason);
+            }
+        }
+    }
+
+    /// Proposes a command and waits for its outcome on this replica.
+    pub(crate) async fn write(&self, command: Command, deadline: Moment) -> CallResult<Reply> {
+        self.settings.limits.check(&command)?;
+        let bytes = encoded_len_hint(&command);
+        self.admit(bytes)?;
+        let (sender, receiver) = oneshot::channel();
+        let reply = ReplyTo::Waiting(sender);
+        self.push(Input::Write(Write { command, deadline: Some(deadline), bytes, reply }));
+        self.answer(receiver, true).await
+    }
+
+    /// Proposes a command that must be carried out however long that takes, and calls back. For the
+    /// recipes: it is not counted by admission and not given up.
+    pub(crate) fn insist(&self, command: Command, reply: ReplyTo<Reply>) {
+        self.push(Input::Write(Write { command, deadline: None, bytes: 0, reply }));
+    }
+
+    /// Waits until this replica holds everything that was committed anywhere before the call.
+    pub(crate) async fn read_barrier(&self, deadline: Moment) -> CallResult<()> {
+        let (sender, receiver) = oneshot::channel();
+        self.push(Input::Read { deadline, reply: ReplyTo::Waiting(sender) });
+        self.answer(receiver, false).await
+    }
+
+    /// Waits until this replica has reached `revision`.
+    pub(crate) async fn at_least(&self, revision: Revision, deadline: Moment) -> CallResult<()> {
+        if self.reader.revision() >= revision {
+            return Ok(());
+        }
+        let (sender, receiver) = oneshot::channel();
+        self.push(Input::AtLeast { revision, deadline, reply: ReplyTo::Waiting(sender) });
+        self.answer(receiver, false).await
+    }
+
+    /// Ends at `deadline`, by the driver's ticks, or when the node stops: a timer that needs no runtime.
+    pub(crate) async fn sleep_until(&self, deadline: Moment) {
+        // No replica ever reaches it.
+        drop(self.at_least(Revision(u64::MAX), deadline).await);
+    }
+
+    /// Opens a session of this node.
+    pub(crate) async fn open_session(
+        &self,
+        ttl: Duration,
+        info: SessionInfo,
+        deadline: Moment,
+    ) -> CallResult<Arc<SessionState>> {
+        let (sender, receiver) = oneshot::channel();
+        let (asked, reply) = (self.now(), ReplyTo::Waiting(sender));
+        self.push(Input::OpenSession(SessionOpening { ttl, info, asked, deadline, reply }));
+        self.answer(receiver, true).await
+    }
+
+    /// Moves leadership to a member, or to whoever is best.
+    pub(crate) async fn transfer(
+        &self,
+        to: Option<crate::model::NodeId>,
+        deadline: Moment,
+    ) -> CallResult<()> {
+        let (sender, receiver) = oneshot::channel();
+        self.push(Input::Transfer { to, deadline, reply: ReplyTo::Waiting(sender) });
+        self.answer(receiver, false).await
+    }
+
+    /// Hands something to the driver; if it has stopped, its caller is told at once.
+    pub(crate) fn push(&self, input: Input) {
+        if let Err(input) = self.inbox.push(input) {
+            let reason = self.stop_reason().unwrap_or(StopReason::Shutdown);
+            if let Input::Write(write) = &*input {
+                self.release(write.bytes);
+            }
+            super::inbox::refuse_all(vec![*input], &reason);
+        }
+    }
+
+    /// A write has ended: admission may let another one in.
+    pub(crate) fn release(&self, bytes: usize) {
+        if bytes > 0 {
+            self.open_writes.fetch_sub(1, Ordering::Relaxed);
+            self.open_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    fn admit(&self, bytes: usize) -> CallResult<()> {
+        assert!(bytes > 0, "a command of no bytes");
+        let writes = self.open_writes.fetch_add(1, Ordering::Relaxed) + 1;
+        let total = self.open_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if writes > self.settings.open_writes_max || total > self.settings.open_bytes_max {
+            self.release(bytes);
+            return Err(CallError::Busy);
+        }
+        Ok(())
+    }
+
+    async fn answer<T>(
+        &self,
+        receiver: oneshot::Receiver<CallResult<T>>,
+        changes: bool,
+    ) -> CallResult<T> {
+        match receiver.await {
+            Ok(result) => result,
+            // The driver went away with the call inside: it fell.
+            Err(_) => {
+                let reason = self.stop_reason().unwrap_or_else(|| StopReason::failed("it fell"));
+                Err(CallError::Stopped { reason, maybe_applied: changes })
+            }
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Runs a node for real: the driver and the log each on a thread of their own, so that a host program
+//! whose executor hangs costs the node neither its leadership nor its leases.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::answer::StopReason;
+use super::assembly::Assembled;
+use super::driver::{Driver, Next};
+use super::inbox::Input;
+use super::log_worker::LogWorker;
+use super::shared::Shared;
+
+/// How long a shutdown waits for the threads to end.
+const SHUTDOWN_MAX: Duration = Duration::from_secs(1);
+
+/// A running node.
+pub(crate) struct Running {
+    shared: Arc<Shared>,
+    threads: Arc<Threads>,
+}
+
+/// What a shutdown left behind.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct ShutdownReport {
+    /// The threads that had not ended: they hang in the disk.
+    pub(crate) hanging: Vec<&'static str>,
+}
+
+const DRIVER: &str = "bowline-driver";
+const LOG: &str = "bowline-log";
+
+#[derive(Default)]
+struct Threads {
+    state: Mutex<ThreadState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct ThreadState {
+    alive: Vec<&'static str>,
+    paused: bool,
+}
+
+impl Threads {
+    fn lock(&self) -> std::sync::MutexGuard<'_, ThreadState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ended(&self, name: &'static str) {
+        self.lock().alive.retain(|alive| *alive != name);
+        self.changed.notify_all();
+    }
+
+    /// Waits while the node is paused.
+    fn pass(&self) {
+        let state = self.lock();
+        drop(
+            self.changed
+                .wait_while(state, |state| state.paused)
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+    }
+}
+
+impl Running {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// The operating system gives no thread.
+    pub(crate) fn start(node: Assembled) -> io::Result<Self> {
+        let Assembled { mut driver, mut log_worker, shared } = node;
+        let threads = Arc::new(Threads::default());
+        let running = Self { shared: Arc::clone(&shared), threads: Arc::clone(&threads) };
+        running.spawn(LOG, {
+            let shared = Arc::clone(&shared);
+            move || run_log(&mut log_worker, &shared)
+        })?;
+        running.spawn(DRIVER, move || run_driver(&mut driver, &shared, &threads))?;
+        Ok(running)
+    }
+
+    /// Stops the node in good order: its session ends, leadership is handed over.
+    pub(crate) fn stop(&self) {
+        drop(self.shared.inbox.push(Input::Stop));
+    }
+
+    /// Stops the node as a crash would: nothing is handed over, nothing is said.
+    pub(crate) fn abort(&self) {
+        drop(self.shared.inbox.push(Input::Abort));
+        self.resume();
+    }
+
+    /// Holds the driver still, as a stopped process would be.
+    pub(crate) fn pause(&self) {
+        self.threads.lock().paused = true;
+    }
+
+    /// Lets it go on.
+    pub(crate) fn resume(&self) {
+        self.threads.lock().paused = false;
+        self.threads.changed.notify_all();
+    }
+
+    /// Waits until the threads have ended, but no longer than a second.
+    pub(crate) async fn ended(&self) -> ShutdownReport {
+        let (sender, receiver) = oneshot::channel();
+        let threads = Arc::clone(&self.threads);
+        // Waiting needs a timer, and no runtime is to be relied upon.
+        let waiter = thread::Builder::new().name("bowline-shutdown".into()).spawn(move || {
+            let state = threads.lock();
+            let (state, _) = threads
+                .changed
+                .wait_timeout_while(state, SHUTDOWN_MAX, |state| !state.alive.is_empty())
+                .unwrap_or_else(PoisonError::into_inner);
+            let report = ShutdownReport { hanging: state.alive.clone() };
+            drop(state);
+            drop(sender.send(report));
+        });
+        if waiter.is_err() {
+            return ShutdownReport { hanging: self.threads.lock().alive.clone() };
+        }
+        receiver.await.expect("the waiter reports before it ends")
+    }
+
+    fn spawn(&self, name: &'static str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let threads = Arc::clone(&self.threads);
+        self.threads.lock().alive.push(name);
+        let spawned = thread::Builder::new().name(name.into()).spawn(move || {
+            work();
+            threads.ended(name);
+        });
+        if spawned.is_err() {
+            self.threads.ended(name);
+        }
+        spawned.map(drop)
+    }
+}
+
+fn run_driver(driver: &mut Driver, shared: &Shared, threads: &Threads) {
+    let fell = catch_unwind(AssertUnwindSafe(|| {
+        while let Next::At(moment) = driver.turn() {
+            shared.inbox.wait(moment.since(shared.now()));
+            threads.pass();
+        }
+    }));
+    if let Err(panic) = fell {
+        // The driver is half-way through something: it must not run again.
+        shared.stop(StopReason::failed(format!("its driver fell: {}", words_of(&*panic))));
+        driver.abandon();
+    }
+}
+
+fn run_log(worker: &mut LogWorker, shared: &Shared) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| worker.run())) {
+        let why = format!("its thread fell: {}", words_of(&*panic));
+        drop(shared.inbox.push(Input::LogFailed(why)));
+    }
+}
+
+/// What a panic said.
+fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
+    panic
+        .downcast_ref::<String>()
+        .cloned()
+        .or_else(|| panic.downcast_ref::<&str>().map(|words| (*words).to_owned()))
+        .unwrap_or_else(|| "it said nothing".to_owned())
+}

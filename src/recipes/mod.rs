@@ -1,0 +1,21 @@
+//! Locks and elections, run directly against this node's own replica.
+//!
+//! A lock is a line of keys below its name: who wants it puts a key there, bound to its session, and
+//! the key with the lowest create revision holds. That is the recipe of etcd and ZooKeeper, with
+//! etcd's own key names, so that programs that use etcd's concurrency packages stand in the same line.
+//! But nothing here is watched over a network: one proposal puts the key there, and then the node's own
+//! apply, through [`line`](self), tells exactly the one whose turn it is.
+//!
+//! Whatever ends a wish for a lock (the deadline, the loss of the session, a dropped future, at any
+//! point) ends with its key deleted: never before it is known whether the key was put there, and for as
+//! long as it takes.
+
+mod election;
+mod line;
+mod mutex;
+
+pub use election::{Campaign, Election, Leader, LeaderEvent, Leadership, Observe};
+pub use line::Loss;
+pub use mutex::{
+    Guard, GuardError, GuardTxn, Holder, LockCall, LockError, LockState, Mutex, Released, Token,
+};

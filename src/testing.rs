@@ -1,0 +1,291 @@
+//! A cluster for tests of your own program: real nodes, real logs in a temporary directory, an
+//! in-memory network that can be cut.
+//!
+//! ```
+//! use bowline::testing::Cluster;
+//! use bowline::Wait;
+//!
+//! let mut cluster = Cluster::start(3).wait()?;
+//! let leader = cluster.leader().wait()?;
+//! cluster.node(leader).client().put("k", "v").wait()?;
+//!
+//! cluster.kill(leader).wait();
+//! let next = cluster.leader().wait()?;
+//! assert_ne!(next, leader);
+//! assert_eq!(cluster.node(next).client().get("k").wait()?.unwrap().value, "v");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Nothing here sleeps: waits are for conditions, with a limit ([`Cluster::wait_limit`]).
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+use std::thread;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use thiserror::Error;
+use tokio::sync::oneshot;
+
+use crate::model::{NodeId, Revision};
+use crate::node::{NodeStatus, Role};
+use crate::transport::MemoryHub;
+use crate::{Config, Node, StartError};
+
+/// How a [`Cluster`] is made.
+pub struct ClusterOptions {
+    members: usize,
+    configure: Box<dyn Fn(Config) -> Config + Send + Sync>,
+    wait_limit: Duration,
+}
+
+impl ClusterOptions {
+    /// A cluster of so many members, 1 to [`Config::MEMBERS_MAX`].
+    pub fn new(members: usize) -> Self {
+        Self { members, configure: Box::new(|config| config), wait_limit: Duration::from_secs(30) }
+    }
+
+    /// Changes each member's configuration: its timeouts, its limits.
+    #[must_use]
+    pub fn configure(mut self, with: impl Fn(Config) -> Config + Send + Sync + 'static) -> Self {
+        self.configure = Box::new(with);
+        self
+    }
+
+    /// How long a wait may take before it is an error. Default 30 s.
+    #[must_use]
+    pub fn wait_limit(mut self, limit: Duration) -> Self {
+        self.wait_limit = limit;
+        self
+    }
+
+    /// Starts all members.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub async fn start(self) -> Result<Cluster, StartError> {
+        let dir = TempDir::with_prefix("bowline-cluster-")
+            .map_err(|error| StartError::Data(format!("no temporary directory: {error}")))?;
+        let mut cluster = Cluster {
+            nodes: (0..self.members).map(|_| None).collect(),
+            hub: MemoryHub::default(),
+            options: self,
+            dir,
+        };
+        for member in 0..cluster.nodes.len() {
+            cluster.restart(member).await?;
+        }
+        Ok(cluster)
+    }
+}
+
+/// A cluster in this process; see the module. Members are numbered from 0. Dropping it stops them and
+/// removes their data.
+pub struct Cluster {
+    nodes: Vec<Option<Node>>,
+    hub: MemoryHub,
+    options: ClusterOptions,
+    dir: TempDir,
+}
+
+/// A condition that was waited for has not come true in time.
+#[derive(Debug, Error)]
+#[error("{what} within {limit:?}; members: {members:#?}")]
+pub struct TooLate {
+    what: String,
+    limit: Duration,
+    members: Vec<Option<NodeStatus>>,
+}
+
+impl Cluster {
+    /// Starts a cluster of so many members, with default configurations.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub async fn start(members: usize) -> Result<Cluster, StartError> {
+        ClusterOptions::new(members).start().await
+    }
+
+    /// A running member.
+    ///
+    /// # Panics
+    /// It does not run: it was killed and not restarted.
+    pub fn node(&self, member: usize) -> &Node {
+        self.nodes[member].as_ref().unwrap_or_else(|| panic!("member {member} was killed"))
+    }
+
+    /// The members that run.
+    pub fn running(&self) -> impl Iterator<Item = (usize, &Node)> {
+        self.nodes.iter().enumerate().filter_map(|(i, node)| Some((i, node.as_ref()?)))
+    }
+
+    /// Stops a member as a crash of its process would: nothing is said or handed over. What it had not
+    /// synced may be lost, as far as the operating system's cache allows.
+    pub async fn kill(&mut self, member: usize) {
+        if let Some(node) = self.nodes[member].take() {
+            let _ = node.kill().await;
+        }
+    }
+
+    /// Stops a member in good order.
+    pub async fn shutdown(&mut self, member: usize) {
+        if let Some(node) = self.nodes[member].take() {
+            let _ = node.shutdown().await;
+        }
+    }
+
+    /// Starts a member again, on the data that it has. Does nothing if it runs.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub async fn restart(&mut self, member: usize) -> Result<(), StartError> {
+        if self.nodes[member].is_none() {
+            // The addresses are never dialed.
+            let names =
+                (0..self.nodes.len()).map(|i| (format!("m{i}"), format!("in-memory:{}", i + 1)));
+            let config = Config::new(self.data_dir(member), format!("m{member}")).members(names);
+            let config = (self.options.configure)(config);
+            self.nodes[member] = Some(Node::start_in_memory(&config, self.hub.clone()).await?);
+        }
+        Ok(())
+    }
+
+    /// Where a member keeps its data.
+    pub fn data_dir(&self, member: usize) -> std::path::PathBuf {
+        self.dir.path().join(format!("m{member}"))
+    }
+
+    /// Holds a member still, as `SIGSTOP` would; its callers go on and wait.
+    pub fn pause(&self, member: usize) {
+        self.node(member).running().pause();
+    }
+
+    /// Lets a paused member go on.
+    pub fn resume(&self, member: usize) {
+        self.node(member).running().resume();
+    }
+
+    /// Cuts the members in `group` off from all others, both ways. Earlier cuts stay.
+    pub fn partition(&self, group: &[usize]) {
+        for inside in group {
+            for outside in (0..self.nodes.len()).filter(|member| !group.contains(member)) {
+                self.cut(*inside, outside);
+                self.cut(outside, *inside);
+            }
+        }
+    }
+
+    /// Loses everything that `from` sends to `to`, one way.
+    pub fn cut(&self, from: usize, to: usize) {
+        self.hub.cut(id(from), id(to));
+    }
+
+    /// Ends all cuts.
+    pub fn heal(&self) {
+        self.hub.heal_all();
+    }
+
+    /// Waits until a member leads that a quorum of the running members follows, and says which.
+    ///
+    /// # Errors
+    /// [`TooLate`].
+    pub async fn leader(&self) -> Result<usize, TooLate> {
+        let quorum = self.nodes.len() / 2 + 1;
+        let leader = |statuses: &[NodeStatus]| {
+            let leader =
+                statuses.iter().filter(|s| s.role == Role::Leader).max_by_key(|s| s.term)?;
+            let behind = |s: &&NodeStatus| s.leader == Some(leader.id) && s.term == leader.term;
+            (statuses.iter().filter(behind).count() >= quorum).then_some(leader.id)
+        };
+        let mut found = None;
+        self.wait_until("no leader that a quorum follows", |statuses| {
+            found = leader(statuses);
+            found.is_some()
+        })
+        .await?;
+        let id = found.expect("it was waited for").get();
+        Ok(usize::try_from(id).expect("few members") - 1)
+    }
+
+    /// Waits until all running members have reached `revision`.
+    ///
+    /// # Errors
+    /// [`TooLate`].
+    pub async fn all_at(&self, revision: Revision) -> Result<(), TooLate> {
+        self.wait_until("not all members have reached the revision", |statuses| {
+            statuses.iter().all(|status| status.revision >= revision)
+        })
+        .await
+    }
+
+    /// Waits until the running members' statuses satisfy `condition`; `otherwise` says what the matter
+    /// is if they do not in time.
+    ///
+    /// # Errors
+    /// [`TooLate`].
+    pub async fn wait_until(
+        &self,
+        otherwise: &str,
+        mut condition: impl FnMut(&[NodeStatus]) -> bool,
+    ) -> Result<(), TooLate> {
+        let mut changes: Vec<_> =
+            self.running().map(|(_, node)| node.shared().status.subscribe()).collect();
+        let waiting = async {
+            loop {
+                let statuses: Vec<NodeStatus> =
+                    changes.iter_mut().map(|change| change.borrow_and_update().clone()).collect();
+                if condition(&statuses) {
+                    return;
+                }
+                let mut any: Vec<_> =
+                    changes.iter_mut().map(|change| Box::pin(change.changed())).collect();
+                poll_fn(|context| {
+                    let ready =
+                        any.iter_mut().any(|change| change.as_mut().poll(context).is_ready());
+                    if ready { Poll::Ready(()) } else { Poll::Pending }
+                })
+                .await;
+            }
+        };
+        let limit = self.options.wait_limit;
+        match within(limit, waiting).await {
+            Some(()) => Ok(()),
+            None => Err(TooLate {
+                what: otherwise.to_owned(),
+                limit,
+                members: self.nodes.iter().map(|node| node.as_ref().map(Node::status)).collect(),
+            }),
+        }
+    }
+}
+
+fn id(member: usize) -> NodeId {
+    NodeId::new(member as u64 + 1).expect("it is not 0")
+}
+
+/// The future's output, unless it takes longer than `limit`.
+async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
+    let (cancel, cancelled) = std::sync::mpsc::channel::<()>();
+    let (sender, receiver) = oneshot::channel();
+    // A timer that needs no runtime; it ends with this call.
+    let timer = thread::Builder::new().name("bowline-test-timer".into()).spawn(move || {
+        if cancelled.recv_timeout(limit) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            let _ = sender.send(());
+        }
+    });
+    timer.expect("the operating system gives a thread");
+    let (mut future, mut late) = (pin!(future), pin!(receiver));
+    let result = poll_fn(|context| {
+        if let Poll::Ready(output) = future.as_mut().poll(context) {
+            return Poll::Ready(Some(output));
+        }
+        match late.as_mut().poll(context) {
+            Poll::Ready(_) => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await;
+    drop(cancel);
+    result
+}

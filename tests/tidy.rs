@@ -1,0 +1,249 @@
+//! The house's own rules, checked by reading the source: who may import whom, what no file may do, and
+//! what every file must have.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Which modules of the library each one may name. `model`, the nouns, and `env`, the doors to the
+/// world, are for everybody above them; nobody else is for everybody.
+const MAY_IMPORT: &[(&str, &[&str])] = &[
+    ("model", &[]),
+    ("env", &["model"]),
+    ("codec", &["model"]),
+    ("wal", &["model", "codec", "env"]),
+    ("transport", &["model", "codec", "env"]),
+    ("consensus", &["model", "codec", "env", "wal"]),
+    ("machine", &["model"]),
+    ("watch", &["model", "machine"]),
+    ("node", &["model", "codec", "env", "wal", "transport", "consensus", "machine", "watch"]),
+    ("api", &["model", "env", "transport", "machine", "watch", "node"]),
+    ("recipes", &["model", "machine", "watch", "node", "api"]),
+    ("testing", &["model", "transport", "node", "api"]),
+    (
+        "sim",
+        &[
+            "model",
+            "codec",
+            "env",
+            "wal",
+            "transport",
+            "consensus",
+            "machine",
+            "watch",
+            "node",
+            "api",
+            "recipes",
+        ],
+    ),
+];
+
+/// Crates that belong to one module, since their types would otherwise be everywhere.
+const FOREIGN: &[(&str, &[&str])] = &[
+    ("raft::", &["consensus"]),
+    ("protobuf::", &["consensus"]),
+    ("slog::", &["consensus"]),
+    ("tokio::net", &["transport"]),
+    ("tokio::runtime", &["transport"]),
+    ("rustix::", &["env"]),
+    ("getrandom::", &["env"]),
+];
+
+/// Words that only the doors to the world may say: everything else must be replayable from a seed.
+const NOT_DETERMINISTIC: &[&str] = &[
+    "Instant::now",
+    "SystemTime::now",
+    "thread_rng",
+    "rand::",
+    "RandomState",
+    "std::fs",
+    "fs::File",
+];
+
+/// Modules that may say them: the doors, and those that run for real.
+const DOORS: &[&str] = &["env", "testing"];
+
+struct Source {
+    path: PathBuf,
+    /// The module of the library that the file belongs to.
+    module: String,
+    text: String,
+}
+
+impl Source {
+    fn is_test(&self) -> bool {
+        let stem = |part: std::path::Component<'_>| part.as_os_str() == "tests";
+        self.path.ends_with("tests.rs")
+            || self.path.strip_prefix(root()).unwrap().components().any(stem)
+    }
+
+    /// The lines that are code, with their numbers, without the tests at the end.
+    fn code(&self) -> impl Iterator<Item = (usize, &str)> {
+        let tests = self.text.find("#[cfg(test)]\nmod tests {").unwrap_or(self.text.len());
+        let body = if self.is_test() { "" } else { &self.text[..tests] };
+        body.lines()
+            .enumerate()
+            .map(|(i, line)| (i + 1, line))
+            .filter(|(_, line)| !line.trim_start().starts_with("//"))
+    }
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn rust_files(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            rust_files(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// The files of the library: the command line is a crate of its own.
+fn sources() -> Vec<Source> {
+    let src = root().join("src");
+    let mut paths = Vec::new();
+    rust_files(&src, &mut paths);
+    paths.sort();
+    paths
+        .into_iter()
+        .filter_map(|path| {
+            let inside = path.strip_prefix(&src).unwrap();
+            let first = inside.components().next()?.as_os_str().to_str()?;
+            let module = first.trim_end_matches(".rs").to_owned();
+            let text = fs::read_to_string(&path).unwrap();
+            (!["cli", "lib"].contains(&module.as_str())).then_some(Source { path, module, text })
+        })
+        .collect()
+}
+
+/// Fails with all complaints at once.
+fn settle(complaints: Vec<String>) {
+    assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+}
+
+/// The modules that a line names through `crate::`.
+fn imports(line: &str) -> impl Iterator<Item = &str> {
+    line.match_indices("crate::").filter_map(|(at, _)| {
+        let rest = &line[at + "crate::".len()..];
+        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+        (end > 0).then(|| &rest[..end])
+    })
+}
+
+#[test]
+fn a_module_imports_only_what_the_table_allows() {
+    let table: BTreeMap<&str, &[&str]> = MAY_IMPORT.iter().copied().collect();
+    let mut complaints = Vec::new();
+    for source in sources() {
+        let Some(allowed) = table.get(source.module.as_str()) else {
+            complaints.push(format!("{}: module is not in the table", source.path.display()));
+            continue;
+        };
+        for (number, line) in source.code() {
+            for import in imports(line) {
+                // What lib.rs re-exports by name is the public API: for what stands above it.
+                let public = import.starts_with(char::is_uppercase);
+                let above = ["api", "recipes", "testing", "sim"].contains(&source.module.as_str());
+                let fine = import == source.module
+                    || allowed.contains(&import)
+                    || (public && above)
+                    || (source.module == "watch" && public);
+                if !fine {
+                    complaints.push(format!(
+                        "{}:{number}: {} must not import {import}",
+                        source.path.display(),
+                        source.module
+                    ));
+                }
+            }
+        }
+    }
+    settle(complaints);
+}
+
+#[test]
+fn the_table_has_no_cycle() {
+    let table: BTreeMap<&str, &[&str]> = MAY_IMPORT.iter().copied().collect();
+    let mut done: BTreeSet<&str> = BTreeSet::new();
+    while done.len() < table.len() {
+        let next: Vec<&str> = table
+            .iter()
+            .filter(|(module, needs)| {
+                !done.contains(*module) && needs.iter().all(|need| done.contains(need))
+            })
+            .map(|(module, _)| *module)
+            .collect();
+        assert!(!next.is_empty(), "a cycle among {:?}", table.keys().collect::<Vec<_>>());
+        done.extend(next);
+    }
+}
+
+#[test]
+fn a_foreign_crate_stays_in_its_module() {
+    let mut complaints = Vec::new();
+    for source in sources() {
+        for (number, line) in source.code() {
+            for (words, modules) in FOREIGN {
+                let named = line.match_indices(words).any(|(at, _)| {
+                    !line[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':')
+                });
+                if named && !modules.contains(&source.module.as_str()) {
+                    complaints.push(format!(
+                        "{}:{number}: {words} belongs to {modules:?}",
+                        source.path.display()
+                    ));
+                }
+            }
+        }
+    }
+    settle(complaints);
+}
+
+#[test]
+fn only_the_doors_to_the_world_are_not_deterministic() {
+    let mut complaints = Vec::new();
+    for source in sources().iter().filter(|source| !DOORS.contains(&source.module.as_str())) {
+        for (number, line) in source.code() {
+            for words in NOT_DETERMINISTIC.iter().filter(|words| line.contains(**words)) {
+                complaints.push(format!("{}:{number}: {words}", source.path.display()));
+            }
+        }
+    }
+    settle(complaints);
+}
+
+#[test]
+fn every_file_says_what_it_is() {
+    let mut complaints = Vec::new();
+    for source in sources() {
+        if !source.text.starts_with("//!") {
+            complaints.push(format!("{}: no //! page", source.path.display()));
+        }
+        let name = source.path.file_stem().unwrap().to_str().unwrap();
+        if ["utils", "util", "common", "helpers", "misc", "manager", "handler"].contains(&name) {
+            complaints.push(format!("{}: a name that says nothing", source.path.display()));
+        }
+    }
+    settle(complaints);
+}
+
+#[test]
+fn nothing_pretends() {
+    let mut complaints = Vec::new();
+    for source in sources() {
+        for (number, line) in source.text.lines().enumerate() {
+            for words in ["todo!(", "unimplemented!(", "#[ignore", "FIXME", "XXX", "thread::sleep"]
+            {
+                if line.contains(words) {
+                    complaints.push(format!("{}:{}: {words}", source.path.display(), number + 1));
+                }
+            }
+        }
+    }
+    settle(complaints);
+}
