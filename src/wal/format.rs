@@ -1,0 +1,374 @@
+//! The bytes of a segment: its header and its records.
+//!
+//! Numbers are little-endian. A segment is a file of a fixed length, zero where nothing was written.
+//!
+//! ```text
+//! segment:  | header 72 | record | record | ... | Roll | zeros |
+//!
+//! header    0 | "BOWLINE\n"                          8
+//!           8 | format version                       4
+//!          12 | segment number, from 1               4
+//!          16 | cluster                             16
+//!          32 | disk                                16
+//!          48 | node                                 8
+//!          56 | length of the file                   4
+//!          60 | chain at the end of the last segment 4   (0 in the first)
+//!          64 | zero                                 4
+//!          68 | crc of 0..68                         4   = the chain that this segment starts with
+//!
+//! record    0 | "BLr\x01"                            4
+//!           4 | crc of 8..48, seeded                 4   seed: crc of disk and segment number
+//!           8 | length of the payload                4
+//!          12 | kind 1 | flags 1 | zero 2            4   flags: 1 = the last record of its group
+//!          16 | durable: segment 4 (high), offset 4  8   all before it was synced when this was written
+//!          24 | term                                 8
+//!          32 | index                                8
+//!          40 | the record's own offset              4
+//!          44 | chain: crc of 8..44, payload, zeros  4   starts from the chain of the record before
+//!          48 | payload, zeros up to a multiple of 8
+//! ```
+//!
+//! Two checksums, because they answer two questions. The chain says "this is what follows the record
+//! before": a record that an earlier life left behind, or that belongs elsewhere, never fits. The
+//! seeded one can be checked without knowing what came before: so a record found after damage is a
+//! witness, by its `durable`, that the damaged place had been synced.
+//!
+//! The header's layout is for ever; a new format changes what follows and the version.
+
+use crc32fast::Hasher;
+
+use super::Identity;
+use crate::model::{ClusterId, DiskId, NodeId};
+
+/// The format that this code writes, and the newest that it reads.
+pub(super) const VERSION: u32 = 1;
+pub(super) const HEADER_BYTES: usize = 72;
+pub(super) const RECORD_BYTES: usize = 48;
+
+const HEADER_MAGIC: [u8; 8] = *b"BOWLINE\n";
+const RECORD_MAGIC: [u8; 4] = *b"BLr\x01";
+const GROUP_END: u8 = 1;
+
+/// A place in the log. Ordered as the bytes were written.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Position {
+    pub(super) segment: u32,
+    pub(super) offset: u32,
+}
+
+impl Position {
+    fn to_u64(self) -> u64 {
+        u64::from(self.segment) << 32 | u64::from(self.offset)
+    }
+
+    fn from_u64(packed: u64) -> Self {
+        Self { segment: (packed >> 32) as u32, offset: packed as u32 }
+    }
+}
+
+/// What stands at the start of a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Header {
+    pub(super) version: u32,
+    pub(super) segment: u32,
+    pub(super) identity: Identity,
+    pub(super) disk: DiskId,
+    /// Of the whole file, in bytes. A shorter file has lost something.
+    pub(super) length: u32,
+    /// The chain at the end of the segment before.
+    pub(super) chain: u32,
+}
+
+impl Header {
+    /// The bytes, and the chain that the first record starts from.
+    pub(super) fn encode(&self) -> ([u8; HEADER_BYTES], u32) {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[0..8].copy_from_slice(&HEADER_MAGIC);
+        bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.segment.to_le_bytes());
+        bytes[16..32].copy_from_slice(&self.identity.cluster.0.to_le_bytes());
+        bytes[32..48].copy_from_slice(&self.disk.0.to_le_bytes());
+        bytes[48..56].copy_from_slice(&self.identity.node.get().to_le_bytes());
+        bytes[56..60].copy_from_slice(&self.length.to_le_bytes());
+        bytes[60..64].copy_from_slice(&self.chain.to_le_bytes());
+        let crc = crc32fast::hash(&bytes[..68]);
+        bytes[68..72].copy_from_slice(&crc.to_le_bytes());
+        (bytes, crc)
+    }
+
+    /// The header in these bytes and the chain that it starts, or `None` if they are not one.
+    pub(super) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<(Self, u32)> {
+        let crc = u32_at(bytes, 68);
+        if bytes[..8] != HEADER_MAGIC || crc32fast::hash(&bytes[..68]) != crc {
+            return None;
+        }
+        let header = Self {
+            version: u32_at(bytes, 8),
+            segment: u32_at(bytes, 12),
+            identity: Identity {
+                cluster: ClusterId(u128_at(bytes, 16)),
+                node: NodeId::new(u64_at(bytes, 48))?,
+            },
+            disk: DiskId(u128_at(bytes, 32)),
+            length: u32_at(bytes, 56),
+            chain: u32_at(bytes, 60),
+        };
+        Some((header, crc))
+    }
+}
+
+/// What a record is about. The numbers are on disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(super) enum Kind {
+    /// The payload is the incarnation.
+    Boot = 1,
+    /// The payload lists the founders.
+    Founding = 2,
+    /// Term in `term`, commit in `index`, the payload is the vote, 0 for none.
+    HardState = 3,
+    /// A command of the state machine.
+    Data = 4,
+    /// A change of the membership.
+    Membership = 5,
+    /// Only its `durable` matters.
+    Watermark = 6,
+    /// The last record of its segment: the log goes on in the next.
+    Roll = 7,
+}
+
+impl Kind {
+    fn from_u8(byte: u8) -> Option<Self> {
+        Some(match byte {
+            1 => Self::Boot,
+            2 => Self::Founding,
+            3 => Self::HardState,
+            4 => Self::Data,
+            5 => Self::Membership,
+            6 => Self::Watermark,
+            7 => Self::Roll,
+            _ => return None,
+        })
+    }
+}
+
+/// What stands before a record's payload.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Record {
+    pub(super) kind: Kind,
+    /// Whether its group is complete with it.
+    pub(super) ends_group: bool,
+    /// Everything before this position was synced when the record was written.
+    pub(super) durable: Position,
+    pub(super) term: u64,
+    pub(super) index: u64,
+    /// Its own offset in the segment.
+    pub(super) offset: u32,
+    /// Of the payload, in bytes.
+    pub(super) length: u32,
+    /// Over everything in the segment up to and with this record.
+    pub(super) chain: u32,
+}
+
+impl Record {
+    /// How many bytes a record with a payload of `length` bytes takes.
+    pub(super) const fn bytes(length: usize) -> usize {
+        RECORD_BYTES + length.next_multiple_of(8)
+    }
+
+    /// The record in these bytes, if they are one that was written at `offset` of the segment with
+    /// this seed. Says nothing about the payload, nor whether it belongs after its neighbour.
+    pub(super) fn decode(bytes: &[u8; RECORD_BYTES], seed: u32, offset: u32) -> Option<Self> {
+        if bytes[..4] != RECORD_MAGIC || crc(seed, &bytes[8..]) != u32_at(bytes, 4) {
+            return None;
+        }
+        let record = Self {
+            kind: Kind::from_u8(bytes[12])?,
+            ends_group: bytes[13] == GROUP_END,
+            durable: Position::from_u64(u64_at(bytes, 16)),
+            term: u64_at(bytes, 24),
+            index: u64_at(bytes, 32),
+            offset: u32_at(bytes, 40),
+            length: u32_at(bytes, 8),
+            chain: u32_at(bytes, 44),
+        };
+        (record.offset == offset).then_some(record)
+    }
+
+    /// Whether the record follows one with the chain `before` and has this payload (with its zeros).
+    pub(super) fn follows(&self, bytes: &[u8; RECORD_BYTES], payload: &[u8], before: u32) -> bool {
+        let mut hasher = Hasher::new_with_initial(before);
+        hasher.update(&bytes[8..44]);
+        hasher.update(payload);
+        hasher.finalize() == self.chain
+    }
+}
+
+/// A record to be written.
+pub(super) struct Draft<'a> {
+    pub(super) kind: Kind,
+    pub(super) ends_group: bool,
+    pub(super) durable: Position,
+    pub(super) term: u64,
+    pub(super) index: u64,
+    pub(super) payload: &'a [u8],
+}
+
+impl Draft<'_> {
+    /// Appends the record's bytes to `buffer`, as it stands at `offset` of the segment with this
+    /// seed, after a record with the chain `before`. Returns its chain.
+    pub(super) fn encode(&self, buffer: &mut Vec<u8>, seed: u32, offset: u32, before: u32) -> u32 {
+        let start = buffer.len();
+        let length = u32::try_from(self.payload.len()).expect("groups are limited to 1 GiB");
+        buffer.extend_from_slice(&RECORD_MAGIC);
+        buffer.extend_from_slice(&[0; 4]);
+        buffer.extend_from_slice(&length.to_le_bytes());
+        buffer.push(self.kind as u8);
+        buffer.push(if self.ends_group { GROUP_END } else { 0 });
+        buffer.extend_from_slice(&[0; 2]);
+        buffer.extend_from_slice(&self.durable.to_u64().to_le_bytes());
+        buffer.extend_from_slice(&self.term.to_le_bytes());
+        buffer.extend_from_slice(&self.index.to_le_bytes());
+        buffer.extend_from_slice(&offset.to_le_bytes());
+        buffer.extend_from_slice(&[0; 4]);
+        buffer.extend_from_slice(self.payload);
+        buffer.resize(start + Record::bytes(self.payload.len()), 0);
+
+        let record = &mut buffer[start..];
+        let mut hasher = Hasher::new_with_initial(before);
+        hasher.update(&record[8..44]);
+        hasher.update(&record[RECORD_BYTES..]);
+        let chain = hasher.finalize();
+        record[44..48].copy_from_slice(&chain.to_le_bytes());
+        let own = crc(seed, &record[8..RECORD_BYTES]);
+        record[4..8].copy_from_slice(&own.to_le_bytes());
+        chain
+    }
+}
+
+/// What the checksums of a segment's records start from.
+pub(super) fn seed(disk: DiskId, segment: u32) -> u32 {
+    crc(crc32fast::hash(&disk.0.to_le_bytes()), &segment.to_le_bytes())
+}
+
+fn crc(seed: u32, bytes: &[u8]) -> u32 {
+    let mut hasher = Hasher::new_with_initial(seed);
+    hasher.update(bytes);
+    hasher.finalize()
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
+}
+
+fn u128_at(bytes: &[u8], at: usize) -> u128 {
+    u128::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
+}
+
+/// The number in a payload of eight bytes.
+pub(super) fn decode_u64(payload: &[u8]) -> Option<u64> {
+    payload.try_into().ok().map(u64::from_le_bytes)
+}
+
+/// The bytes of a founding: a node and its disk, 24 bytes each, in the order of the nodes.
+pub(super) fn encode_founding(founding: &super::Founding) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(founding.len() * 24);
+    for (node, disk) in founding {
+        bytes.extend_from_slice(&node.get().to_le_bytes());
+        bytes.extend_from_slice(&disk.0.to_le_bytes());
+    }
+    bytes
+}
+
+/// The founding in these bytes.
+pub(super) fn decode_founding(payload: &[u8]) -> Option<super::Founding> {
+    if !payload.len().is_multiple_of(24) {
+        return None;
+    }
+    payload
+        .chunks_exact(24)
+        .map(|pair| Some((NodeId::new(u64_at(pair, 0))?, DiskId(u128_at(pair, 8)))))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header() -> Header {
+        Header {
+            version: VERSION,
+            segment: 3,
+            identity: Identity { cluster: ClusterId(7), node: NodeId::new(2).unwrap() },
+            disk: DiskId(99),
+            length: 4096,
+            chain: 0xabcd,
+        }
+    }
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    #[test]
+    fn the_bytes_of_a_header_and_a_record_are_frozen() {
+        let (bytes, chain) = header().encode();
+        assert_eq!(hex(&bytes), "GOLDEN_HEADER");
+        let mut record = Vec::new();
+        let draft = Draft {
+            kind: Kind::Data,
+            ends_group: true,
+            durable: Position { segment: 2, offset: 72 },
+            term: 5,
+            index: 6,
+            payload: b"abc",
+        };
+        draft.encode(&mut record, seed(DiskId(99), 3), 72, chain);
+        assert_eq!(hex(&record), "GOLDEN_RECORD");
+    }
+
+    #[test]
+    fn a_header_with_any_bit_flipped_is_none() {
+        let (bytes, chain) = header().encode();
+        assert_eq!(Header::decode(&bytes), Some((header(), chain)));
+        for bit in 0..HEADER_BYTES * 8 {
+            let mut flipped = bytes;
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Header::decode(&flipped), None, "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_record_counts_only_on_its_disk_in_its_segment_at_its_place_after_its_neighbour() {
+        let mut bytes = Vec::new();
+        let draft = Draft {
+            kind: Kind::Data,
+            ends_group: false,
+            durable: Position { segment: 1, offset: 0 },
+            term: 1,
+            index: 2,
+            payload: b"payload",
+        };
+        draft.encode(&mut bytes, seed(DiskId(1), 1), 72, 55);
+        let head: &[u8; RECORD_BYTES] = bytes.first_chunk().unwrap();
+        let record = Record::decode(head, seed(DiskId(1), 1), 72).unwrap();
+        assert!(record.follows(head, &bytes[RECORD_BYTES..], 55));
+        assert!(!record.follows(head, &bytes[RECORD_BYTES..], 56));
+        assert_eq!(Record::decode(head, seed(DiskId(2), 1), 72), None);
+        assert_eq!(Record::decode(head, seed(DiskId(1), 2), 72), None);
+        assert_eq!(Record::decode(head, seed(DiskId(1), 1), 80), None);
+    }
+
+    #[test]
+    fn a_founding_survives_its_bytes() {
+        let founding: super::super::Founding =
+            (1..=3).map(|n| (NodeId::new(n).unwrap(), DiskId(u128::from(n) << 70))).collect();
+        let bytes = encode_founding(&founding);
+        assert_eq!(decode_founding(&bytes), Some(founding));
+        assert_eq!(decode_founding(&bytes[1..]), None);
+    }
+}

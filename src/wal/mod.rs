@@ -1,0 +1,186 @@
+//! The log: the durable truth of a member.
+//!
+//! Everything that a member must not forget is a record here: the entries of consensus, its term,
+//! vote and commit index, who founded the cluster, how often the member was started. The log is only
+//! ever appended to. An entry whose index is not the next one replaces, by that, the entries from its
+//! index on; their bytes stay where they are.
+//!
+//! ```text
+//! consensus --Group--> Writer::commit --Durable--> consensus
+//!                          |
+//!                  0000000001.log  0000000002.log  0000000003.log (zeros, ready for use)
+//!                          |
+//!                      LogReader --Entry--> lagging peers, replay at start
+//! ```
+//!
+//! A group is the unit: after a crash it is there whole or not at all. It never spans two segments.
+//! Groups that arrive together are written together and synced once. A segment's file is filled with
+//! zeros and synced before it is used, so that a sync has no blocks to allocate.
+//!
+//! **A torn tail or a damaged log?** Each record carries the position up to which the log was synced
+//! when it was written. Bytes that make no sense, with nothing behind them that knows of their having
+//! been synced, are what a crash leaves of an unacknowledged group: they are cut. All else that makes
+//! no sense is damage: the member may have voted or acknowledged on the strength of what is lost, so
+//! the log refuses to open. What remains is a window: between a group's sync and the next group's, or
+//! [`Writer::idle`], nothing vouches for that group; if it rots within that time, it is taken for a
+//! torn tail.
+//!
+//! Assumptions about the disk: those of `env::disk`; a write changes no sector that it does not touch,
+//! and of the sectors that it touches, bytes written again with the same value stay the same.
+//!
+//! The log is kept whole for now: it starts with segment 1, and entry 2.
+
+mod error;
+mod format;
+mod index;
+mod reader;
+mod recover;
+mod scan;
+mod segment;
+mod writer;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+
+pub(crate) use error::LogError;
+pub(crate) use reader::LogReader;
+pub(crate) use writer::Writer;
+
+use crate::env::Env;
+use crate::model::{ClusterId, DiskId, Incarnation, LogIndex, NodeId, Term};
+
+/// One entry of consensus.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Entry {
+    pub(crate) index: LogIndex,
+    pub(crate) term: Term,
+    pub(crate) kind: EntryKind,
+    pub(crate) data: Bytes,
+}
+
+/// What an entry is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum EntryKind {
+    /// For the state machine.
+    Data,
+    /// For consensus itself.
+    Membership,
+}
+
+/// What a member of a Raft group must not forget, beside the entries.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct HardState {
+    pub(crate) term: Term,
+    pub(crate) vote: Option<NodeId>,
+    /// May lag behind what the member knows; never ahead of the last entry.
+    pub(crate) commit: LogIndex,
+}
+
+impl Default for HardState {
+    /// Every member starts as if the synthetic entry (index 1, term 1) were committed.
+    fn default() -> Self {
+        Self { term: Term(1), vote: None, commit: LogIndex(1) }
+    }
+}
+
+/// Who founded the cluster, each with the disk that it had.
+pub(crate) type Founding = BTreeMap<NodeId, DiskId>;
+
+/// What must become durable together.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Group {
+    /// Never falls from group to group.
+    pub(crate) number: u64,
+    pub(crate) hard_state: Option<HardState>,
+    /// Consecutive. The first may be one that the log already has: it and what follows it is replaced.
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) founding: Option<Founding>,
+}
+
+/// The proof that every group up to a number is durable. Only this module can make one.
+#[derive(Debug)]
+#[must_use = "what waits for the group is opened by its proof"]
+pub(crate) struct Durable {
+    number: u64,
+}
+
+impl Durable {
+    /// The number of the last group that is proven durable.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// A proof of nothing, for tests of those who wait for proofs.
+    #[cfg(test)]
+    pub(crate) fn for_test(number: u64) -> Self {
+        Self { number }
+    }
+}
+
+/// Whose log it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Identity {
+    pub(crate) cluster: ClusterId,
+    pub(crate) node: NodeId,
+}
+
+/// How the log uses its disk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LogOptions {
+    /// The length of a segment's file in bytes; a group that is larger gets a longer one. Twice this
+    /// is in use at least. Default 16 MiB; what lies outside 1 KiB to 1 GiB is taken as the nearest.
+    pub(crate) segment_bytes: u64,
+}
+
+impl Default for LogOptions {
+    fn default() -> Self {
+        Self { segment_bytes: 16 << 20 }
+    }
+}
+
+/// An open log: one end to write, one to read, and what was in it.
+pub(crate) struct Opened {
+    pub(crate) writer: Writer,
+    pub(crate) reader: LogReader,
+    pub(crate) recovered: Recovered,
+}
+
+/// What the log knew when it was opened.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Recovered {
+    /// Drawn when the log was made.
+    pub(crate) disk: DiskId,
+    /// Of this start: one more than ever before, and durable.
+    pub(crate) incarnation: Incarnation,
+    pub(crate) founding: Option<Founding>,
+    pub(crate) hard_state: HardState,
+    /// The last entry; 1 if there is none.
+    pub(crate) last: LogIndex,
+    /// What was cut off, if a crash had left half a group.
+    pub(crate) torn: Option<TornTail>,
+}
+
+/// The remains of a group that was never acknowledged.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct TornTail {
+    pub(crate) segment: PathBuf,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+}
+
+/// Opens the log in `dir`, making it if there is none, and starts a new incarnation.
+///
+/// When this returns, everything that the log holds is durable.
+///
+/// # Errors
+/// [`LogError`]; but for a torn tail cut off, nothing that the log held has changed.
+pub(crate) fn open(
+    env: &Env,
+    dir: &Path,
+    identity: Identity,
+    options: LogOptions,
+) -> Result<Opened, LogError> {
+    Writer::open(env, dir, identity, options)
+}

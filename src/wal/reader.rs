@@ -1,0 +1,173 @@
+//! Reading entries back: for peers that lag behind what is kept in memory, and for the replay at
+//! start. Every byte is checked again along the chain.
+//!
+//! Invariant: sees only what is durable, and never writes.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+
+use super::format::{self, Kind};
+use super::index::{Index, Sample};
+use super::scan::Cursor;
+use super::segment::Folder;
+use super::{Entry, EntryKind, LogError};
+use crate::env::OpenMode;
+use crate::model::{DiskId, LogIndex, Term};
+
+/// The most samples that one call follows: about 16 MiB of log.
+const SAMPLES_MAX: usize = 256;
+
+/// Reads the log, beside its writer. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct LogReader {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    folder: Folder,
+    disk: DiskId,
+    index: Mutex<Index>,
+}
+
+impl LogReader {
+    pub(super) fn new(folder: Folder, disk: DiskId, index: Index) -> Self {
+        Self { shared: Arc::new(Shared { folder, disk, index: Mutex::new(index) }) }
+    }
+
+    /// Shows readers the entries that have become durable, in the order in which they were written.
+    pub(super) fn publish(&self, entries: impl Iterator<Item = (Sample, Term)>) {
+        let mut index = self.index();
+        for (sample, term) in entries {
+            index.insert(sample, term);
+        }
+    }
+
+    /// The first index that can be read: 2, as 1 is synthetic.
+    pub(crate) fn first(&self) -> LogIndex {
+        LogIndex(2)
+    }
+
+    /// The last durable entry's index; 1 if there is none.
+    pub(crate) fn last(&self) -> LogIndex {
+        self.index().last()
+    }
+
+    /// The term of an entry, from index 1 to the last one; `None` outside.
+    pub(crate) fn term(&self, index: LogIndex) -> Option<Term> {
+        self.index().term(index)
+    }
+
+    /// The entries from `from` on, before `to`. They may be fewer than that: as many as have
+    /// `bytes_max` bytes of data together, but at least one (if `from < to`), and never more than
+    /// some 16 MiB of log.
+    ///
+    /// # Errors
+    /// [`LogError::OutOfRange`]; [`LogError::Corrupt`] and [`LogError::Io`], after which the node
+    /// must stop.
+    pub(crate) fn entries(
+        &self,
+        from: LogIndex,
+        to: LogIndex,
+        bytes_max: usize,
+    ) -> Result<Vec<Entry>, LogError> {
+        let (stretch, until) = {
+            let index = self.index();
+            let (first, last) = (self.first(), index.last());
+            if from < first || from > to || to > last.next() {
+                return Err(LogError::OutOfRange { from, to, first, last });
+            }
+            if from == to {
+                return Ok(Vec::new());
+            }
+            index.stretch(from, to, SAMPLES_MAX)
+        };
+        let ends = stretch.iter().skip(1).map(|next| next.index).chain([until]);
+        let mut batch = Batch { from, bytes_left: bytes_max, entries: Vec::new() };
+        let mut open: Option<(u32, Cursor)> = None;
+        for (sample, end) in stretch.iter().zip(ends) {
+            let (segment, offset) = (sample.position.segment, u64::from(sample.position.offset));
+            let mut cursor = match open.take() {
+                Some((number, cursor)) if number == segment => cursor,
+                _ => self.cursor(segment, offset, sample.chain)?,
+            };
+            cursor.seek(offset, sample.chain);
+            if !self.follow(&mut cursor, *sample, end, &mut batch)? {
+                break;
+            }
+            open = Some((segment, cursor));
+        }
+        Ok(batch.entries)
+    }
+
+    /// Reads from a sample up to the entry before `end`. Whether the batch has room for more.
+    fn follow(
+        &self,
+        cursor: &mut Cursor,
+        sample: Sample,
+        end: LogIndex,
+        batch: &mut Batch,
+    ) -> Result<bool, LogError> {
+        let segment = sample.position.segment;
+        let mut expected = sample.index;
+        while expected < end {
+            let offset = cursor.offset();
+            let corrupt = |why: &str| LogError::Corrupt {
+                segment: self.shared.folder.path_of(segment),
+                offset,
+                why: why.to_owned(),
+            };
+            let path = || self.shared.folder.path_of(segment);
+            let found = cursor.next().map_err(|error| LogError::io("read", &path())(error))?;
+            let found = found.map_err(corrupt)?;
+            let kind = match found.record.kind {
+                Kind::Data => EntryKind::Data,
+                Kind::Membership => EntryKind::Membership,
+                _ => continue,
+            };
+            if found.record.index != expected.get() {
+                return Err(corrupt("an entry stands in another's place"));
+            }
+            let term = Term(found.record.term);
+            if !batch.take(expected, term, kind, found.payload) {
+                return Ok(false);
+            }
+            expected = expected.next();
+        }
+        Ok(true)
+    }
+
+    fn cursor(&self, segment: u32, offset: u64, chain: u32) -> Result<Cursor, LogError> {
+        let file = self.shared.folder.open(segment, OpenMode::Read)?;
+        let seed = format::seed(self.shared.disk, segment);
+        Cursor::new(file, seed, offset, chain)
+            .map_err(LogError::io("read", &self.shared.folder.path_of(segment)))
+    }
+
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.shared.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Batch {
+    from: LogIndex,
+    bytes_left: usize,
+    entries: Vec<Entry>,
+}
+
+impl Batch {
+    /// Takes an entry, unless it lies before what was asked for. Whether there was room for it.
+    fn take(&mut self, index: LogIndex, term: Term, kind: EntryKind, data: &[u8]) -> bool {
+        if index < self.from {
+            return true;
+        }
+        if data.len() > self.bytes_left && !self.entries.is_empty() {
+            return false;
+        }
+        self.bytes_left = self.bytes_left.saturating_sub(data.len());
+        // Each entry gets memory of its own: the state keeps slices of it for as long as it likes.
+        let data = Bytes::copy_from_slice(data);
+        self.entries.push(Entry { index, term, kind, data });
+        true
+    }
+}

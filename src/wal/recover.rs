@@ -1,0 +1,328 @@
+//! Finding out what the log holds, and where it ends.
+//!
+//! Reads every record once, in order, keeping only what [`Index`] keeps. Changes nothing: a log that
+//! turns out to be damaged is left as it was found. What is to be cut is said in [`Recovery`], and
+//! the writer cuts it.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::format::{self, HEADER_BYTES, Header, Kind, Position};
+use super::index::{Index, Sample};
+use super::scan::{self, Cursor, Found};
+use super::segment::Folder;
+use super::{Founding, HardState, Identity, LogError};
+use crate::env::{File, OpenMode};
+use crate::model::{DiskId, LogIndex, NodeId, Term};
+
+/// What the log holds, and where it goes on.
+pub(super) struct Recovery {
+    pub(super) disk: DiskId,
+    pub(super) state: State,
+    /// The last segment with a header.
+    pub(super) tail: Tail,
+    /// The file behind it, if there is one: nothing that must be kept stands in it.
+    pub(super) next: Option<NextFile>,
+    /// What stands behind the end and is not zero.
+    pub(super) torn: Option<Torn>,
+}
+
+/// What the records add up to.
+#[derive(Clone)]
+pub(super) struct State {
+    pub(super) index: Index,
+    pub(super) hard_state: HardState,
+    pub(super) founding: Option<Founding>,
+    pub(super) incarnation: u64,
+}
+
+/// The last segment that is in use.
+pub(super) struct Tail {
+    pub(super) number: u32,
+    pub(super) file: Box<dyn File>,
+    pub(super) length: u32,
+    /// Behind its last whole group.
+    pub(super) end: u32,
+    pub(super) chain: u32,
+    /// From here on nothing in it vouches for its having been synced.
+    pub(super) unproven_from: u32,
+    /// If the log goes on in the next segment, that one's length.
+    pub(super) next_length: Option<u32>,
+    /// Where the first byte is that makes no sense, and why it makes none.
+    stopped_at: u64,
+    why: &'static str,
+}
+
+/// A file behind the last segment.
+pub(super) struct NextFile {
+    pub(super) file: Box<dyn File>,
+    pub(super) length: u32,
+    /// Whether it holds only zeros.
+    pub(super) blank: bool,
+}
+
+/// Bytes to be cut off.
+pub(super) struct Torn {
+    pub(super) position: Position,
+    pub(super) until: u32,
+}
+
+/// Reads the log whose segments have these numbers, at least one.
+pub(super) fn recover(
+    folder: &Folder,
+    own: Identity,
+    numbers: &[u32],
+) -> Result<Recovery, LogError> {
+    if let Some(gap) = (1..).zip(numbers).find(|(expected, number)| expected != *number) {
+        return Err(corrupt(folder, gap.0, 0, "the segment is missing"));
+    }
+    let mut state = State {
+        index: Index::new(),
+        hard_state: HardState::default(),
+        founding: None,
+        incarnation: 0,
+    };
+    let mut disk = None;
+    let mut tail: Option<Tail> = None;
+    let mut blank = None;
+    for &number in numbers {
+        let path = folder.path_of(number);
+        let file = folder.open(number, OpenMode::Write)?;
+        let file_bytes = file.len().map_err(LogError::io("read", &path))?;
+        let head = read_header(&*file, file_bytes).map_err(LogError::io("read", &path))?;
+        let Some((header, chain)) = head else {
+            // Only behind the last segment in use may there be a file without a header.
+            if number == 1 || (number as usize) < numbers.len() {
+                return Err(corrupt(folder, number, 0, "the segment's header is damaged"));
+            }
+            blank = Some((number, file, file_bytes));
+            break;
+        };
+        judge_header(folder, number, &header, own, disk)?;
+        disk = Some(header.disk);
+        if file_bytes < u64::from(header.length) {
+            return Err(corrupt(folder, number, file_bytes, "the file was cut short"));
+        }
+        if let Some(before) = &tail {
+            before.leads_to(folder, &header)?;
+        }
+        let seed = format::seed(header.disk, number);
+        let cursor = Cursor::new(file, seed, HEADER_BYTES as u64, chain)
+            .map_err(LogError::io("read", &path))?;
+        tail = Some(read_segment(folder, number, header.length, cursor, &mut state)?);
+    }
+    let (Some(disk), Some(tail)) = (disk, tail) else {
+        return Err(corrupt(folder, 1, 0, "the segment is missing"));
+    };
+    finish(folder, disk, state, tail, blank)
+}
+
+/// Judges what stands behind the last whole group.
+fn finish(
+    folder: &Folder,
+    disk: DiskId,
+    state: State,
+    tail: Tail,
+    blank: Option<(u32, Box<dyn File>, u64)>,
+) -> Result<Recovery, LogError> {
+    let mut end = Position { segment: tail.number, offset: tail.end };
+    let (mut stopped_at, mut why) = (tail.stopped_at, tail.why);
+    if let Some(next_length) = tail.next_length {
+        let number = tail.number + 1;
+        match &blank {
+            None => return Err(corrupt(folder, number, 0, "the segment is missing")),
+            Some((_, _, bytes)) if *bytes < u64::from(next_length) => {
+                return Err(corrupt(folder, number, *bytes, "the file was cut short"));
+            }
+            Some(_) => {}
+        }
+        end = Position { segment: number, offset: 0 };
+        (stopped_at, why) = (0, "the segment's header is damaged");
+    }
+    let mut torn = None;
+    let mut judge = |number: u32, file: &dyn File, from: u32| -> Result<bool, LogError> {
+        let seed = format::seed(disk, number);
+        let rest = scan::search(file, seed, u64::from(from))
+            .map_err(LogError::io("read", &folder.path_of(number)))?;
+        if rest.witness > Some(end) {
+            let why = format!("{why}, and a later record knows that it had been synced");
+            return Err(corrupt(folder, end.segment, stopped_at, &why));
+        }
+        let used = rest.used_until > u64::from(from);
+        if used && number == end.segment {
+            let until = u32::try_from(rest.used_until).unwrap_or(u32::MAX);
+            torn = Some(Torn { position: end, until });
+        }
+        Ok(!used)
+    };
+    if tail.next_length.is_none() {
+        judge(tail.number, &*tail.file, tail.end)?;
+    }
+    let next = match blank {
+        None => None,
+        Some((number, file, bytes)) => {
+            let blank = judge(number, &*file, 0)?;
+            let length = u32::try_from(bytes).unwrap_or(u32::MAX);
+            Some(NextFile { file, length, blank })
+        }
+    };
+    Ok(Recovery { disk, state, tail, next, torn })
+}
+
+fn read_header(file: &dyn File, file_bytes: u64) -> io::Result<Option<(Header, u32)>> {
+    if file_bytes < HEADER_BYTES as u64 {
+        return Ok(None);
+    }
+    let mut bytes = [0; HEADER_BYTES];
+    file.read_exact_at(&mut bytes, 0)?;
+    Ok(Header::decode(&bytes))
+}
+
+fn judge_header(
+    folder: &Folder,
+    number: u32,
+    header: &Header,
+    own: Identity,
+    disk: Option<DiskId>,
+) -> Result<(), LogError> {
+    if header.version > format::VERSION {
+        let segment = folder.path_of(number);
+        return Err(LogError::Newer { segment, found: header.version, known: format::VERSION });
+    }
+    if header.identity != own {
+        return Err(LogError::Foreign { dir: folder.path.clone(), found: header.identity, own });
+    }
+    if header.segment != number || disk.is_some_and(|disk| disk != header.disk) {
+        return Err(corrupt(folder, number, 0, "the file is not a segment of this log"));
+    }
+    Ok(())
+}
+
+impl Tail {
+    /// Whether the segment ends where the next one says that it did.
+    fn leads_to(&self, folder: &Folder, next: &Header) -> Result<(), LogError> {
+        if self.next_length == Some(next.length) && self.chain == next.chain {
+            return Ok(());
+        }
+        let why = format!("{}, and another segment follows", self.why);
+        Err(corrupt(folder, self.number, self.stopped_at, &why))
+    }
+}
+
+fn read_segment(
+    folder: &Folder,
+    number: u32,
+    length: u32,
+    mut cursor: Cursor,
+    state: &mut State,
+) -> Result<Tail, LogError> {
+    let mut end = (HEADER_BYTES as u32, cursor.chain());
+    let mut unproven_from = 0;
+    let mut next_length = None;
+    let mut staged = Staged::default();
+    let why = loop {
+        let offset = cursor.offset();
+        let corrupt = |why: &str| corrupt(folder, number, offset, why);
+        let found = match cursor.next() {
+            Err(error) => return Err(LogError::io("read", &folder.path_of(number))(error)),
+            Ok(Err(why)) => break why,
+            Ok(Ok(found)) => found,
+        };
+        let record = found.record;
+        if record.durable.segment == number {
+            unproven_from = unproven_from.max(record.durable.offset);
+        }
+        staged.take(number, &found).map_err(corrupt)?;
+        if !record.ends_group {
+            continue;
+        }
+        std::mem::take(&mut staged).apply(state).map_err(corrupt)?;
+        let after = u32::try_from(cursor.offset()).map_err(|_| corrupt("the log is too long"))?;
+        end = (after, record.chain);
+        if record.kind == Kind::Roll {
+            next_length = u32::try_from(record.index).ok();
+            break "the segment was closed here";
+        }
+    };
+    Ok(Tail {
+        number,
+        length,
+        end: end.0,
+        chain: end.1,
+        unproven_from,
+        next_length,
+        stopped_at: cursor.offset(),
+        why,
+        file: cursor.into_file(),
+    })
+}
+
+/// A group that is not complete yet.
+#[derive(Default)]
+struct Staged {
+    entries: Vec<(Sample, Term)>,
+    hard_state: Option<HardState>,
+    founding: Option<Founding>,
+    incarnation: Option<u64>,
+}
+
+impl Staged {
+    fn take(&mut self, segment: u32, found: &Found<'_>) -> Result<(), &'static str> {
+        let record = &found.record;
+        match record.kind {
+            Kind::Boot => {
+                let number = format::decode_u64(found.payload);
+                self.incarnation = Some(number.ok_or("a start of the member has no number")?);
+            }
+            Kind::Founding => {
+                let founding = format::decode_founding(found.payload);
+                self.founding = Some(founding.ok_or("the list of founders makes no sense")?);
+            }
+            Kind::HardState => {
+                let vote = format::decode_u64(found.payload).ok_or("a vote is not a number")?;
+                self.hard_state = Some(HardState {
+                    term: Term(record.term),
+                    vote: NodeId::new(vote),
+                    commit: LogIndex(record.index),
+                });
+            }
+            Kind::Data | Kind::Membership => {
+                let sample = Sample {
+                    index: LogIndex(record.index),
+                    position: Position { segment, offset: record.offset },
+                    chain: found.before,
+                };
+                self.entries.push((sample, Term(record.term)));
+            }
+            Kind::Watermark | Kind::Roll => {}
+        }
+        Ok(())
+    }
+
+    fn apply(self, state: &mut State) -> Result<(), &'static str> {
+        for (sample, term) in self.entries {
+            let committed = state.hard_state.commit;
+            state.index.follows(sample.index, term, committed)?;
+            state.index.insert(sample, term);
+        }
+        if let Some(hard_state) = self.hard_state {
+            hard_state.follows(&state.hard_state, state.index.last())?;
+            state.hard_state = hard_state;
+        }
+        if let Some(incarnation) = self.incarnation {
+            if incarnation <= state.incarnation {
+                return Err("the member was started with a number that it had before");
+            }
+            state.incarnation = incarnation;
+        }
+        if self.founding.is_some() {
+            state.founding = self.founding;
+        }
+        Ok(())
+    }
+}
+
+fn corrupt(folder: &Folder, number: u32, offset: u64, why: &str) -> LogError {
+    let segment: PathBuf = folder.path_of(number);
+    LogError::Corrupt { segment, offset, why: why.to_owned() }
+}

@@ -1,0 +1,144 @@
+//! Reading a segment: record after record along the chain, or, after damage, in search of witnesses.
+
+use std::io;
+
+use super::format::{Position, RECORD_BYTES, Record};
+use crate::env::File;
+
+/// How much is read at once.
+const CHUNK_BYTES: u64 = 128 << 10;
+
+/// Walks along the records of one segment.
+pub(super) struct Cursor {
+    file: Box<dyn File>,
+    file_bytes: u64,
+    seed: u32,
+    /// The bytes from `window_at` on.
+    window: Vec<u8>,
+    window_at: u64,
+    offset: u64,
+    chain: u32,
+}
+
+/// A record that was found where the cursor stood, and fits.
+pub(super) struct Found<'a> {
+    pub(super) record: Record,
+    pub(super) payload: &'a [u8],
+    /// The chain before it.
+    pub(super) before: u32,
+}
+
+impl Cursor {
+    /// Stands at `offset` of a segment, behind a record (or header) with that chain.
+    pub(super) fn new(file: Box<dyn File>, seed: u32, offset: u64, chain: u32) -> io::Result<Self> {
+        let file_bytes = file.len()?;
+        Ok(Self { file, file_bytes, seed, window: Vec::new(), window_at: offset, offset, chain })
+    }
+
+    /// Goes elsewhere in the same segment.
+    pub(super) fn seek(&mut self, offset: u64, chain: u32) {
+        if offset < self.window_at {
+            self.window.clear();
+            self.window_at = offset;
+        }
+        self.offset = offset;
+        self.chain = chain;
+    }
+
+    pub(super) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    pub(super) fn chain(&self) -> u32 {
+        self.chain
+    }
+
+    pub(super) fn into_file(self) -> Box<dyn File> {
+        self.file
+    }
+
+    /// The next record, or why there is none; then the cursor stays.
+    pub(super) fn next(&mut self) -> io::Result<Result<Found<'_>, &'static str>> {
+        if !self.load(RECORD_BYTES as u64)? {
+            return Ok(Err("the file ends where a record should be"));
+        }
+        let Ok(offset) = u32::try_from(self.offset) else {
+            return Ok(Err("the file is longer than any segment"));
+        };
+        let start = self.window_start();
+        let head = *self.window[start..].first_chunk::<RECORD_BYTES>().expect("just loaded");
+        let Some(record) = Record::decode(&head, self.seed, offset) else {
+            return Ok(Err("the bytes are not a record of this place"));
+        };
+        let bytes = Record::bytes(record.length as usize);
+        if !self.load(bytes as u64)? {
+            return Ok(Err("the record goes on beyond the end of the file"));
+        }
+        let start = self.window_start();
+        let body = &self.window[start + RECORD_BYTES..start + bytes];
+        if !record.follows(&head, body, self.chain) {
+            return Ok(Err("the record's checksum is not that of its bytes and of those before"));
+        }
+        let before = std::mem::replace(&mut self.chain, record.chain);
+        self.offset += bytes as u64;
+        Ok(Ok(Found { record, payload: &body[..record.length as usize], before }))
+    }
+
+    fn window_start(&self) -> usize {
+        usize::try_from(self.offset - self.window_at).expect("the window lies in memory")
+    }
+
+    /// Makes the window hold `bytes` from the offset on, unless the file ends before.
+    fn load(&mut self, bytes: u64) -> io::Result<bool> {
+        let rest = self.file_bytes.saturating_sub(self.offset);
+        if rest < bytes {
+            return Ok(false);
+        }
+        let loaded = (self.window_at + self.window.len() as u64).saturating_sub(self.offset);
+        if loaded < bytes {
+            let passed = self.window_start().min(self.window.len());
+            self.window.drain(..passed);
+            self.window_at = self.offset;
+            let have = self.window.len();
+            let want = bytes.max(CHUNK_BYTES).min(rest);
+            self.window.resize(usize::try_from(want).map_err(io::Error::other)?, 0);
+            self.file.read_exact_at(&mut self.window[have..], self.window_at + have as u64)?;
+        }
+        Ok(true)
+    }
+}
+
+/// What stands behind the last record that fits.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) struct Rest {
+    /// Where the bytes that are not zero end.
+    pub(super) used_until: u64,
+    /// The furthest position that a record found there knows to have been synced.
+    pub(super) witness: Option<Position>,
+}
+
+/// Looks through a segment from `offset`, a multiple of 8, to the end.
+pub(super) fn search(file: &dyn File, seed: u32, offset: u64) -> io::Result<Rest> {
+    let file_bytes = file.len()?;
+    let mut rest = Rest { used_until: offset, witness: None };
+    let mut window = Vec::new();
+    let mut at = offset;
+    while at < file_bytes {
+        // Windows overlap by a record's head, so that none is cut in two.
+        let want = (CHUNK_BYTES + RECORD_BYTES as u64).min(file_bytes - at);
+        window.resize(usize::try_from(want).map_err(io::Error::other)?, 0);
+        file.read_exact_at(&mut window, at)?;
+        if let Some(last) = window.iter().rposition(|byte| *byte != 0) {
+            rest.used_until = at + last as u64 + 1;
+            for start in (0..window.len()).step_by(8) {
+                let Some(head) = window[start..].first_chunk::<RECORD_BYTES>() else { break };
+                let Ok(place) = u32::try_from(at + start as u64) else { break };
+                if let Some(record) = Record::decode(head, seed, place) {
+                    rest.witness = rest.witness.max(Some(record.durable));
+                }
+            }
+        }
+        at += CHUNK_BYTES;
+    }
+    Ok(rest)
+}
