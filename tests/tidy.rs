@@ -237,8 +237,7 @@ fn nothing_pretends() {
     let mut complaints = Vec::new();
     for source in sources() {
         for (number, line) in source.text.lines().enumerate() {
-            for words in ["todo!(", "unimplemented!(", "#[ignore", "FIXME", "XXX"]
-            {
+            for words in ["todo!(", "unimplemented!(", "#[ignore", "FIXME", "XXX"] {
                 if line.contains(words) {
                     complaints.push(format!("{}:{}: {words}", source.path.display(), number + 1));
                 }

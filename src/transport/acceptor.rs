@@ -133,7 +133,7 @@ async fn receive(context: &Context, mut stream: TcpStream, hello: &Hello, lane: 
                 Ok(Some(frame)) => {
                     if let Err(broken) = deliver(context, frame, hello) {
                         if let Broken::Refused { why, .. } = &broken {
-                            exchange::refuse(&mut stream, &[], why).await;
+                            exchange::refuse(&mut stream, &[], &why.why).await;
                         }
                         return broken;
                     }
