@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use crate::env::Env;
 use crate::model::{ClusterId, Limits, NodeId};
 use crate::node::{Drift, Member, Settings};
 use crate::transport::TcpSettings;
@@ -30,6 +31,7 @@ pub struct Config {
     open_writes_max: usize,
     open_bytes_max: usize,
     log_segment_bytes: u64,
+    env: Env,
 }
 
 /// What is wrong with a [`Config`].
@@ -102,6 +104,7 @@ impl Config {
             open_writes_max: 16_384,
             open_bytes_max: 64 << 20,
             log_segment_bytes: 16 << 20,
+            env: Env::real(),
         }
     }
 
@@ -191,6 +194,18 @@ impl Config {
     pub fn log_segment_bytes(mut self, bytes: u64) -> Self {
         self.log_segment_bytes = bytes;
         self
+    }
+
+    /// The clock, disk and crash points that the node lives with: for tests that break them.
+    #[doc(hidden)]
+    pub fn env(mut self, env: Env) -> Self {
+        self.env = env;
+        self
+    }
+
+    /// What was given to [`Config::env`].
+    pub(crate) fn world(&self) -> &Env {
+        &self.env
     }
 
     /// Checks it, once, at the edge.

@@ -57,12 +57,12 @@ impl Node {
     pub async fn start(config: Config) -> Result<Node, StartError> {
         let settings = config.check()?;
         off_thread(move || {
+            let env = config.world().clone();
             if settings.members.len() == 1 {
-                return Self::open_in_memory(settings, &MemoryHub::default());
+                return Self::open_in_memory(settings, env, &MemoryHub::default());
             }
             // The port is taken first: a second node on it must not touch the data.
             let bound = TcpBound::bind(&config.listen_address(&settings), config.tcp_settings())?;
-            let env = Env::real();
             let assembly = Assembly::open(settings.clone(), env.clone(), Bells::silent())?;
             let peers = settings.members.iter().map(|(id, member)| (*id, member.address.clone()));
             let (network, handle) = bound.start(
@@ -82,13 +82,13 @@ impl Node {
         config: &Config,
         hub: MemoryHub,
     ) -> Result<Node, StartError> {
-        let settings = config.check()?;
-        off_thread(move || Self::open_in_memory(settings, &hub)).await
+        let (settings, env) = (config.check()?, config.world().clone());
+        off_thread(move || Self::open_in_memory(settings, env, &hub)).await
     }
 
-    fn open_in_memory(settings: Settings, hub: &MemoryHub) -> Result<Node, StartError> {
+    fn open_in_memory(settings: Settings, env: Env, hub: &MemoryHub) -> Result<Node, StartError> {
         let (node, members) = (settings.node, settings.members.keys().copied().collect());
-        let assembly = Assembly::open(settings, Env::real(), Bells::silent())?;
+        let assembly = Assembly::open(settings, env, Bells::silent())?;
         let network = hub.join(node, members, assembly.hello_source(), assembly.receiver());
         Self::run(assembly, Box::new(network), Link::Memory(hub.clone(), node))
     }
