@@ -1,1 +1,53 @@
-fn main() {}
+//! The command line of Bowline: its arguments, and which command they name. What a command does stands
+//! in a module of its own; nothing here, or below, uses more of the library than its public interface.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+
+mod demo;
+
+/// A small, strongly consistent, replicated key-value store inside your program
+#[derive(Parser, Debug)]
+#[command(name = "bowline", version, arg_required_else_help = true, disable_help_subcommand = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    Demo(demo::Options),
+    /// One process of the demo; reads its orders from standard input
+    #[command(hide = true)]
+    DemoNode,
+}
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return explained(&error),
+    };
+    match arguments.command {
+        Command::Demo(options) => demo::main(&options),
+        Command::DemoNode => demo::node_main(),
+    }
+}
+
+/// Prints what clap has to say: help that was asked for is no failure.
+fn explained(error: &clap::Error) -> ExitCode {
+    // Where nobody can read the explanation, the exit code has to do.
+    drop(error.print());
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
+        _ => ExitCode::from(demo::EXIT_USAGE),
+    }
+}
+
+/// Says on standard error why nothing came of it.
+fn complain(why: &dyn std::fmt::Display) {
+    // Where nobody can read the complaint, the exit code has to do.
+    drop(writeln!(io::stderr().lock(), "error: {why}"));
+}

@@ -1,0 +1,414 @@
+//! Where the demo plays: the processes, the ledger, the clock, and the account of everything that was
+//! heard so far. The story waits here for what must come next; while it waits, reports are heard, events
+//! are shown, and Ctrl-C is obeyed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::time::Duration;
+
+use thiserror::Error;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::crew::{Crew, News, Seat};
+use super::ledger::Ledger;
+use super::proof::{Evidence, Store};
+use super::timeline::{Event, Figures, Spread, Timeline, ms};
+use super::wire::{Fence, Instant, OpId, Order, Point, Report, Worker};
+
+/// How long anything that must happen may take. An election and the end of a lease together take less
+/// than five seconds; a machine with much else to do may be slow.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How often conditions are looked at that nobody reports.
+const LOOK: Duration = Duration::from_millis(25);
+
+/// Why the story ended before its end.
+#[derive(Debug, Error)]
+pub(crate) enum Trouble {
+    /// Somebody wants it to.
+    #[error("interrupted by {0}")]
+    Interrupted(&'static str),
+    /// The machine does not allow it.
+    #[error("{0}")]
+    Environment(String),
+    /// Nobody listens.
+    #[error("standard output: {0}")]
+    Output(#[source] io::Error),
+    /// Something that must happen did not, or something fell that must not: the promise is broken.
+    #[error("{0}")]
+    Halted(String),
+}
+
+impl Trouble {
+    /// For what only the machine can be blamed for.
+    pub(crate) fn environment(what: &str) -> impl FnOnce(io::Error) -> Trouble {
+        move |error| Trouble::Environment(format!("{what}: {error}"))
+    }
+}
+
+/// Everything that was heard.
+#[derive(Debug, Default)]
+struct Account {
+    /// Which life of each process has said that it runs.
+    running: BTreeMap<Seat, u32>,
+    leader: Option<Leader>,
+    terms_led: BTreeSet<u64>,
+    acknowledged: BTreeMap<OpId, u64>,
+    refused_by_ledger: BTreeSet<OpId>,
+    refused_by_store: BTreeSet<OpId>,
+    /// Those that ended with an answer, with a refusal, or without: nothing more will be heard of them.
+    ended: BTreeSet<OpId>,
+    unknown: u64,
+    holder: Option<Worker>,
+    handoffs: u64,
+    lingering: Option<Lingering>,
+    /// Since when no increment has been begun and acknowledged.
+    halted_at: Option<Instant>,
+    recovered_after: Option<Duration>,
+    resting: BTreeSet<Seat>,
+    /// What each is reading, and whether it has finished.
+    stores: BTreeMap<Seat, (Store, bool)>,
+    /// The story's own part.
+    recoveries: Vec<Duration>,
+    late: BTreeSet<OpId>,
+    leader_kills: u64,
+    holder_kills: u64,
+    worked: Duration,
+}
+
+/// Who leads, as far as was heard.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Leader {
+    pub(crate) seat: Seat,
+    life: u32,
+    pub(crate) term: u64,
+}
+
+/// A worker that holds the lock and stays where it is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Lingering {
+    pub(crate) seat: Seat,
+    pub(crate) op: OpId,
+    pub(crate) token: Fence,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Stage {
+    pub(crate) crew: Crew,
+    pub(crate) ledger: Ledger,
+    timeline: Timeline,
+    account: Account,
+    signals: [(&'static str, Signal); 3],
+    /// Since when there is work.
+    work_began: Option<Instant>,
+}
+
+impl Stage {
+    pub(crate) fn set(crew: Crew, ledger: Ledger, timeline: Timeline) -> io::Result<Self> {
+        let signals = [
+            ("Ctrl-C", signal(SignalKind::interrupt())?),
+            ("SIGTERM", signal(SignalKind::terminate())?),
+            ("SIGHUP", signal(SignalKind::hangup())?),
+        ];
+        let (account, work_began) = (Account::default(), None);
+        Ok(Self { crew, ledger, timeline, account, signals, work_began })
+    }
+
+    /// The timeline, for what comes after the story.
+    pub(crate) fn timeline(&self) -> &Timeline {
+        &self.timeline
+    }
+
+    /// Shows an event, of one process or of all.
+    pub(crate) fn tell(&self, seat: Option<Seat>, event: &Event) -> Result<(), Trouble> {
+        let member = seat.map(|seat| self.crew.name(seat));
+        self.timeline.tell(member, event).map_err(Trouble::Output)
+    }
+
+    /// Waits until `met`. What must come is `what`, in words for the case that it does not.
+    pub(crate) async fn until(
+        &mut self,
+        what: &str,
+        met: impl Fn(&Stage) -> bool,
+    ) -> Result<(), Trouble> {
+        let patience = Instant::now();
+        while !met(self) {
+            if Instant::now().since(patience) > PATIENCE {
+                return Err(Trouble::Halted(format!("waited {PATIENCE:?} in vain for {what}")));
+            }
+            self.wait(LOOK).await?;
+        }
+        Ok(())
+    }
+
+    /// Lets time pass.
+    pub(crate) async fn pass(&mut self, time: Duration) -> Result<(), Trouble> {
+        let since = Instant::now();
+        loop {
+            let passed = Instant::now().since(since);
+            if passed >= time {
+                return Ok(());
+            }
+            self.wait(LOOK.min(time - passed)).await?;
+        }
+    }
+
+    /// Waits for news, but not long.
+    async fn wait(&mut self, at_most: Duration) -> Result<(), Trouble> {
+        let [(a, first), (b, second), (c, third)] = &mut self.signals;
+        tokio::select! {
+            _ = first.recv() => return Err(Trouble::Interrupted(a)),
+            _ = second.recv() => return Err(Trouble::Interrupted(b)),
+            _ = third.recv() => return Err(Trouble::Interrupted(c)),
+            news = self.crew.news() => self.hear(news)?,
+            () = tokio::time::sleep(at_most) => {}
+        }
+        if let Some(why) = self.ledger.failure() {
+            return Err(Trouble::Environment(why));
+        }
+        if let Some(began) = self.work_began {
+            let worked = Instant::now().since(began);
+            let increments = self.account.acknowledged.len();
+            let rate = increments as f64 / worked.as_secs_f64().max(0.1);
+            self.timeline.progress(worked, format!("{increments} increments, {rate:.0}/s"));
+        }
+        Ok(())
+    }
+
+    /// What a report changes.
+    fn hear(&mut self, News { from, life, report }: News) -> Result<(), Trouble> {
+        let present = self.crew.runs(from) && life == self.crew.life(from);
+        let Some(report) = report else {
+            return match present {
+                true => Err(self.fell(from, "ended by itself")),
+                false => Ok(()),
+            };
+        };
+        let account = &mut self.account;
+        let event = match report {
+            Report::Started => {
+                account.running.insert(from, life);
+                Event::Started { life }
+            }
+            Report::Failed { why } => {
+                return if present { Err(self.fell(from, &why)) } else { Ok(()) };
+            }
+            Report::Leads { term } => {
+                account.terms_led.insert(term);
+                if account.leader.is_none_or(|leader| leader.term < term) {
+                    account.leader = Some(Leader { seat: from, life, term });
+                }
+                Event::Leads { term }
+            }
+            Report::LeadsNoMore { term } => {
+                account.leader.take_if(|leader| leader.term == term);
+                Event::LeadsNoMore { term }
+            }
+            Report::Granted { worker, .. } => {
+                account.handoffs += u64::from(account.holder.as_ref() != Some(&worker));
+                account.holder = Some(worker);
+                return Ok(());
+            }
+            Report::Lingers { op, token } => {
+                account.lingering = Some(Lingering { seat: from, op, token });
+                return Ok(());
+            }
+            Report::Acknowledged { op, count, began } => {
+                account.ended.insert(op.clone());
+                account.acknowledged.insert(op, count);
+                match account.halted_at {
+                    Some(halted) if began > halted => {
+                        let after = Instant::now().since(halted);
+                        account.halted_at = None;
+                        account.recovered_after = Some(after);
+                        Event::Recovered { after_ms: ms(after) }
+                    }
+                    _ => return Ok(()),
+                }
+            }
+            Report::LedgerRefused { op, token, highest } => {
+                account.refused_by_ledger.insert(op.clone());
+                Event::LedgerRefused { op: op.to_string(), token, highest }
+            }
+            Report::StoreRefused { op } => {
+                account.refused_by_store.insert(op.clone());
+                account.ended.insert(op.clone());
+                Event::StoreRefused { op: op.to_string() }
+            }
+            Report::Unknown { op, why } => {
+                account.unknown += 1;
+                account.ended.insert(op.clone());
+                Event::Unknown { op: op.to_string(), why }
+            }
+            Report::Lost { worker, why } => Event::Lost { worker: worker.0, why },
+            Report::Resting => {
+                account.resting.insert(from);
+                return Ok(());
+            }
+            Report::Rows { mut rows } => {
+                account.stores.entry(from).or_default().0.rows.append(&mut rows);
+                return Ok(());
+            }
+            Report::Store { count, in_line } => {
+                let member = self.crew.name(from).to_owned();
+                let (store, finished) = account.stores.entry(from).or_default();
+                (store.member, store.count, store.in_line) = (member, count, in_line);
+                *finished = true;
+                Event::Read { increments: store.rows.len() as u64, count }
+            }
+        };
+        self.tell(Some(from), &event)
+    }
+
+    /// A process has ended that should not have. At the very start that is the machine's fault.
+    fn fell(&self, seat: Seat, why: &str) -> Trouble {
+        let why = format!("{} {why}", self.crew.name(seat));
+        match self.work_began {
+            None => Trouble::Environment(why),
+            Some(_) => Trouble::Halted(why),
+        }
+    }
+
+    /// Starts a process, and waits until its node runs.
+    pub(crate) async fn start(&mut self, seat: Seat) -> Result<(), Trouble> {
+        self.crew.start(seat).await.map_err(Trouble::environment("a process cannot be started"))?;
+        self.until("a process's node to run", |stage| stage.has_started(seat)).await
+    }
+
+    /// Starts all, and waits until there is work.
+    pub(crate) async fn start_all(&mut self) -> Result<(), Trouble> {
+        for seat in self.crew.seats() {
+            let started = self.crew.start(seat).await;
+            started.map_err(Trouble::environment("a process cannot be started"))?;
+        }
+        self.until("all nodes to run", |stage| {
+            stage.crew.seats().all(|seat| stage.has_started(seat))
+        })
+        .await?;
+        self.until("the first increment", |stage| !stage.account.acknowledged.is_empty()).await?;
+        self.work_began = Some(Instant::now());
+        Ok(())
+    }
+
+    fn has_started(&self, seat: Seat) -> bool {
+        self.account.running.get(&seat) == Some(&self.crew.life(seat))
+    }
+
+    /// How long there has been work.
+    pub(crate) fn worked(&self) -> Duration {
+        self.work_began.map_or(Duration::ZERO, |began| Instant::now().since(began))
+    }
+
+    /// Who leads, if that is known and it runs.
+    pub(crate) fn leader(&self) -> Option<Leader> {
+        self.account.leader.filter(|Leader { seat, life, .. }| {
+            self.crew.runs(*seat) && self.crew.life(*seat) == *life
+        })
+    }
+
+    /// Waits until a worker of this process holds the lock and stays at this point.
+    pub(crate) async fn linger(&mut self, seat: Seat, at: Point) -> Result<Lingering, Trouble> {
+        self.account.lingering = None;
+        self.crew.tell(seat, &Order::Linger { at }).await;
+        self.until("a worker to hold the lock", |stage| stage.account.lingering.is_some()).await?;
+        Ok(self.account.lingering.take().expect("it was waited for"))
+    }
+
+    /// Waits until nothing more will be heard of an increment.
+    pub(crate) async fn end_of(&mut self, op: &OpId) -> Result<(), Trouble> {
+        let what = format!("the end of increment {op}");
+        self.until(&what, |stage| stage.account.ended.contains(op)).await
+    }
+
+    /// Counts, from this moment, how long it takes until an increment is begun and acknowledged.
+    pub(crate) fn expect_recovery(&mut self) {
+        self.account.halted_at = Some(Instant::now());
+        self.account.recovered_after = None;
+    }
+
+    /// Waits for that.
+    pub(crate) async fn recovery(&mut self) -> Result<Duration, Trouble> {
+        self.until("an increment after a fault", |stage| stage.account.halted_at.is_none()).await?;
+        Ok(self.account.recovered_after.expect("it was waited for"))
+    }
+
+    /// A leader was killed, and the work went on after this time.
+    pub(crate) fn count_leader_kill(&mut self, recovered_after: Duration) {
+        self.account.leader_kills += 1;
+        self.account.recoveries.push(recovered_after);
+    }
+
+    /// The holder of the lock was killed.
+    pub(crate) fn count_holder_kill(&mut self) {
+        self.account.holder_kills += 1;
+    }
+
+    /// A holder was stopped beyond its lease: this is what it was at.
+    pub(crate) fn count_late(&mut self, op: OpId) {
+        self.account.late.insert(op);
+    }
+
+    /// Waits until all workers rest.
+    pub(crate) async fn rest(&mut self) -> Result<(), Trouble> {
+        self.account.worked = self.worked();
+        self.tell(None, &Event::Resting)?;
+        self.crew.tell_all(&Order::Rest).await;
+        self.until("all workers to rest", |stage| {
+            stage.crew.seats().all(|seat| stage.account.resting.contains(&seat))
+        })
+        .await
+    }
+
+    /// Lets every member read its store.
+    pub(crate) async fn read_all(&mut self) -> Result<(), Trouble> {
+        self.crew.tell_all(&Order::Read).await;
+        self.until("all members to read their stores", |stage| {
+            stage.crew.seats().all(|seat| stage.account.stores.get(&seat).is_some_and(|it| it.1))
+        })
+        .await
+    }
+
+    /// What the proof needs.
+    pub(crate) fn evidence(&mut self, complaints: Vec<String>) -> Result<Evidence, Trouble> {
+        let ledger = self.ledger.read_back();
+        let ledger = ledger.map_err(Trouble::environment("the ledger cannot be read"))?;
+        let account = &mut self.account;
+        let refused = account.refused_by_ledger.union(&account.refused_by_store).cloned();
+        Ok(Evidence {
+            refused: refused.collect(),
+            acknowledged: account.acknowledged.clone(),
+            refused_by_store: account.refused_by_store.clone(),
+            late: account.late.clone(),
+            ledger,
+            stores: std::mem::take(&mut account.stores).into_values().map(|it| it.0).collect(),
+            kills: account.leader_kills + account.holder_kills,
+            complaints,
+        })
+    }
+
+    /// What people want to know.
+    pub(crate) fn figures(&self) -> Figures {
+        let account = &self.account;
+        let worked_s = account.worked.as_secs_f64();
+        let per_s = |many: u64| {
+            let rate = if worked_s > 0.0 { many as f64 / worked_s } else { 0.0 };
+            (rate * 10.0).round() / 10.0
+        };
+        let acknowledged = account.acknowledged.len() as u64;
+        Figures {
+            worked_s: (worked_s * 1000.0).round() / 1000.0,
+            acknowledged,
+            increments_per_s: per_s(acknowledged),
+            handoffs: account.handoffs,
+            handoffs_per_s: per_s(account.handoffs),
+            elections: account.terms_led.len() as u64,
+            leader_kills: account.leader_kills,
+            holder_kills: account.holder_kills,
+            holders_stopped: account.late.len() as u64,
+            refused_by_ledger: account.refused_by_ledger.len() as u64,
+            refused_by_store: account.refused_by_store.len() as u64,
+            unknown: account.unknown,
+            recovery_ms: Spread::of(&account.recoveries),
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! What people and machines see of a demo: a line for each event as it happens, a progress bar on a
+//! terminal, the verdict. Everything that is printed is printed here.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use super::proof::{Claim, Finding};
+use super::wire::{Fence, Instant};
+
+/// Something that people want to see.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub(crate) enum Event {
+    /// The demo begins.
+    Begins { nodes: u8, seconds: u64, seed: u64, dir: String },
+    /// A process has its node running.
+    Started { life: u32 },
+    /// It leads.
+    Leads { term: u64 },
+    /// It leads no more, and lives.
+    LeadsNoMore { term: u64 },
+    /// `kill -9` for the leader.
+    LeaderKilled { term: u64 },
+    /// `kill -9` for a process with a worker that holds the lock.
+    HolderKilled { op: String, token: Fence, at: String },
+    /// The first increment since the kill.
+    Recovered { after_ms: u64 },
+    /// A process with a worker that holds the lock is stopped.
+    HolderStopped { op: String, token: Fence },
+    /// Meanwhile the ledger has accepted a later holder's write.
+    Overtaken { token: Fence },
+    /// The stopped process goes on, and does not know.
+    Resumed { after_ms: u64 },
+    /// The ledger refuses a write.
+    LedgerRefused { op: String, token: Fence, highest: Fence },
+    /// The store refuses a write.
+    StoreRefused { op: String },
+    /// An increment ended without an answer.
+    Unknown { op: String, why: String },
+    /// A worker lost its lock, or did not get it.
+    Lost { worker: String, why: String },
+    /// The workers are told to rest.
+    Resting,
+    /// A member has read its store.
+    Read { increments: u64, count: u64 },
+}
+
+/// How an event is coloured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Tone {
+    Plain,
+    Good,
+    Bad,
+    Warning,
+    Faint,
+}
+
+impl Tone {
+    /// The sequence that switches a terminal to it.
+    fn code(self) -> &'static str {
+        match self {
+            Tone::Plain => "",
+            Tone::Good => "\x1b[32m",
+            Tone::Bad => "\x1b[31m",
+            Tone::Warning => "\x1b[33m",
+            Tone::Faint => "\x1b[2m",
+        }
+    }
+}
+
+impl Event {
+    fn tone(&self) -> Tone {
+        match self {
+            Event::Begins { .. } | Event::Resting | Event::Resumed { .. } => Tone::Plain,
+            Event::Started { .. }
+            | Event::Leads { .. }
+            | Event::Recovered { .. }
+            | Event::Read { .. } => Tone::Good,
+            Event::LeaderKilled { .. }
+            | Event::HolderKilled { .. }
+            | Event::HolderStopped { .. } => Tone::Bad,
+            Event::Overtaken { .. } | Event::LedgerRefused { .. } | Event::StoreRefused { .. } => {
+                Tone::Warning
+            }
+            Event::LeadsNoMore { .. } | Event::Unknown { .. } | Event::Lost { .. } => Tone::Faint,
+        }
+    }
+
+    fn sentence(&self) -> String {
+        match self {
+            Event::Begins { nodes, seconds, seed, dir } => {
+                format!("{nodes} processes, {seconds} s of work, seed {seed}, in {dir}")
+            }
+            Event::Started { life: 1 } => "runs".to_owned(),
+            Event::Started { life } => format!("runs again (life {life})"),
+            Event::Leads { term } => format!("leads (term {term})"),
+            Event::LeadsNoMore { term } => format!("leads no more (term {term})"),
+            Event::LeaderKilled { term } => format!("kill -9: the leader of term {term}"),
+            Event::HolderKilled { op, token, at } => {
+                format!("kill -9: it holds the lock (token {token}) for increment {op}, {at}")
+            }
+            Event::Recovered { after_ms } => {
+                format!("first increment made since then, after {after_ms} ms")
+            }
+            Event::HolderStopped { op, token } => {
+                format!("stopped: it holds the lock (token {token}) for increment {op}")
+            }
+            Event::Overtaken { token } => {
+                format!("its lease has ended: the ledger has token {token} of another holder")
+            }
+            Event::Resumed { after_ms } => {
+                format!("goes on after {after_ms} ms, and tries its late writes")
+            }
+            Event::LedgerRefused { op, token, highest } => {
+                format!("the ledger refuses {op}: token {token} is lower than {highest}")
+            }
+            Event::StoreRefused { op } => {
+                format!("the store refuses {op}: the lock is not held any more")
+            }
+            Event::Unknown { op, why } => format!("no telling whether {op} was made: {why}"),
+            Event::Lost { worker, why } => format!("{worker}: {why}"),
+            Event::Resting => "all is healed, the workers rest".to_owned(),
+            Event::Read { increments, count } => {
+                format!("has read {increments} increments, the counter is {count}")
+            }
+        }
+    }
+}
+
+/// The figures of a run.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Figures {
+    /// From the first process's running to the workers' rest, in seconds.
+    pub(crate) worked_s: f64,
+    pub(crate) acknowledged: u64,
+    pub(crate) increments_per_s: f64,
+    /// How often the lock was granted to another worker than the last time.
+    pub(crate) handoffs: u64,
+    pub(crate) handoffs_per_s: f64,
+    pub(crate) elections: u64,
+    pub(crate) leader_kills: u64,
+    pub(crate) holder_kills: u64,
+    pub(crate) holders_stopped: u64,
+    pub(crate) refused_by_ledger: u64,
+    pub(crate) refused_by_store: u64,
+    pub(crate) unknown: u64,
+    /// From the kill of a leader to the acknowledgement of the next increment begun after it.
+    pub(crate) recovery_ms: Option<Spread>,
+}
+
+/// The least, the middle and the most.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct Spread {
+    pub(crate) min: u64,
+    pub(crate) median: u64,
+    pub(crate) max: u64,
+}
+
+impl Spread {
+    /// In milliseconds; `None` of nothing. Of two in the middle it takes the greater.
+    pub(crate) fn of(durations: &[Duration]) -> Option<Self> {
+        let mut all: Vec<u64> = durations.iter().map(|duration| ms(*duration)).collect();
+        all.sort_unstable();
+        let (min, max) = (*all.first()?, *all.last()?);
+        Some(Self { min, median: all[all.len() / 2], max })
+    }
+}
+
+/// A duration as events show it.
+pub(crate) fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The last thing a machine reads.
+#[derive(Serialize)]
+struct Verdict<'a> {
+    at: f64,
+    event: &'static str,
+    proven: bool,
+    seed: u64,
+    claims: &'a [Claim],
+    figures: &'a Figures,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Timeline {
+    json: bool,
+    colour: bool,
+    bar: ProgressBar,
+    began: Instant,
+}
+
+impl Timeline {
+    /// Begins to count. `length` is what the progress bar goes to.
+    pub(crate) fn begin(json: bool, length: Duration) -> Self {
+        let terminal = io::stdout().is_terminal();
+        let colourless = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        // The bar draws on standard error, and nothing if that is no terminal.
+        let bar = if json || !terminal {
+            ProgressBar::hidden()
+        } else {
+            let look = if colourless { "[{bar:30}]" } else { "[{bar:30.green}]" };
+            let style = ProgressStyle::with_template(&format!("  {look} {{msg}}"))
+                .expect("the template is one")
+                .progress_chars("=> ");
+            ProgressBar::new(ms(length)).with_style(style)
+        };
+        Self { json, colour: !json && terminal && !colourless, bar, began: Instant::now() }
+    }
+
+    /// Shows an event, of a member or of all.
+    pub(crate) fn tell(&self, member: Option<&str>, event: &Event) -> io::Result<()> {
+        let at = Instant::now().since(self.began);
+        if self.json {
+            #[derive(Serialize)]
+            struct Told<'a> {
+                at: f64,
+                #[serde(skip_serializing_if = "Option::is_none")]
+                member: Option<&'a str>,
+                #[serde(flatten)]
+                event: &'a Event,
+            }
+            return self.print_json(&Told { at: rounded(at), member, event });
+        }
+        let (who, sentence) = (member.unwrap_or("-"), event.sentence());
+        let at = self.paint(Tone::Faint, &format!("{:7.2}s", at.as_secs_f64()));
+        self.print(&format!("{at}  {who:<3} {}\n", self.paint(event.tone(), &sentence)))
+    }
+
+    /// Moves the progress bar.
+    pub(crate) fn progress(&self, worked: Duration, message: String) {
+        self.bar.set_position(ms(worked));
+        self.bar.set_message(message);
+    }
+
+    /// Takes the progress bar away.
+    pub(crate) fn end_progress(&self) {
+        self.bar.finish_and_clear();
+    }
+
+    /// Shows what it all came to.
+    pub(crate) fn verdict(&self, seed: u64, claims: &[Claim], figures: &Figures) -> io::Result<()> {
+        self.end_progress();
+        let proven = !claims.iter().any(Claim::is_disproven);
+        if self.json {
+            let at = rounded(Instant::now().since(self.began));
+            return self.print_json(&Verdict {
+                at,
+                event: "verdict",
+                proven,
+                seed,
+                claims,
+                figures,
+            });
+        }
+        let mut text = String::from("\n");
+        for (what, figure) in figures.lines() {
+            text += &format!("  {what:<38} {figure}\n");
+        }
+        text.push('\n');
+        for Claim { claim, finding } in claims {
+            let (tone, word, detail) = match finding {
+                Finding::Proven { by } => (Tone::Good, "proven   ", vec![by.clone()]),
+                Finding::Disproven { because } => (Tone::Bad, "DISPROVEN", because.clone()),
+                Finding::Untested { because } => {
+                    (Tone::Warning, "untested ", vec![because.clone()])
+                }
+            };
+            text += &format!("  {}  {claim}\n", self.paint(tone, word));
+            for line in detail {
+                text += &format!("             {}\n", self.paint(Tone::Faint, &line));
+            }
+        }
+        text += &match proven {
+            true => format!("\n{}\n", self.paint(Tone::Good, "Nothing was lost.")),
+            false => format!(
+                "\n{} The same schedule of faults: bowline demo --seed {seed}; with --keep, the \
+                 members' data, their logs and the ledger stay.\n",
+                self.paint(Tone::Bad, "Something is wrong.")
+            ),
+        };
+        self.print(&text)
+    }
+
+    /// Says where the files are.
+    pub(crate) fn kept(&self, dir: &std::path::Path) -> io::Result<()> {
+        if self.json {
+            return Ok(());
+        }
+        self.print(&format!("Kept: {}\n", dir.display()))
+    }
+
+    fn paint(&self, tone: Tone, text: &str) -> String {
+        match (self.colour, tone.code()) {
+            (false, _) | (_, "") => text.to_owned(),
+            (true, code) => format!("{code}{text}\x1b[0m"),
+        }
+    }
+
+    fn print_json<T: Serialize>(&self, value: &T) -> io::Result<()> {
+        self.print(&super::wire::line(value))
+    }
+
+    fn print(&self, text: &str) -> io::Result<()> {
+        self.bar.suspend(|| {
+            let mut output = io::stdout().lock();
+            output.write_all(text.as_bytes())?;
+            output.flush()
+        })
+    }
+}
+
+impl Figures {
+    fn lines(&self) -> Vec<(&'static str, String)> {
+        let recovery = self.recovery_ms.map_or_else(
+            || "-".to_owned(),
+            |Spread { min, median, max }| format!("{min} / {median} / {max} ms"),
+        );
+        vec![
+            (
+                "increments acknowledged",
+                format!("{} ({:.1}/s)", self.acknowledged, self.increments_per_s),
+            ),
+            ("lock handoffs", format!("{} ({:.1}/s)", self.handoffs, self.handoffs_per_s)),
+            ("elections", self.elections.to_string()),
+            ("leaders killed", self.leader_kills.to_string()),
+            ("holders killed", self.holder_kills.to_string()),
+            ("holders stopped beyond their lease", self.holders_stopped.to_string()),
+            (
+                "refused by the ledger / by the store",
+                format!("{} / {}", self.refused_by_ledger, self.refused_by_store),
+            ),
+            ("without an answer", self.unknown.to_string()),
+            ("leader kill to next increment", format!("{recovery} (min / median / max)")),
+        ]
+    }
+}
+
+fn rounded(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1000.0).round() / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spread_names_the_least_the_middle_and_the_most() {
+        let ms = |ms: &[u64]| -> Vec<Duration> {
+            ms.iter().map(|ms| Duration::from_millis(*ms)).collect()
+        };
+        assert_eq!(Spread::of(&[]), None);
+        assert_eq!(Spread::of(&ms(&[7])), Some(Spread { min: 7, median: 7, max: 7 }));
+        assert_eq!(Spread::of(&ms(&[9, 1, 4])), Some(Spread { min: 1, median: 4, max: 9 }));
+    }
+}
