@@ -38,6 +38,7 @@ impl Cache {
     }
 
     /// The bytes held.
+    #[cfg(test)]
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }

@@ -21,8 +21,10 @@ use super::fault::ConsensusFault;
 use super::gate::{self, GateRefusal, Standpoint};
 use super::round::{RoundContext, RoundId};
 use super::seal::Sealed;
-use super::status::{PeerStatus, Role, Status};
-use super::store::{OlderEntries, RaftStore, to_raft, to_wal};
+#[cfg(test)]
+use super::status::Status;
+use super::status::{PeerStatus, Role};
+use super::store::{OlderEntries, RaftStore, to_wal};
 use super::timeout::ElectionTimeouts;
 use super::wire;
 
@@ -613,7 +615,8 @@ impl Consensus {
     }
 
     /// All of it.
-    pub(crate) fn status(&self) -> Status {
+    #[cfg(test)]
+    pub(super) fn status(&self) -> Status {
         Status {
             id: self.config.id,
             role: self.role(),
@@ -642,13 +645,8 @@ impl Consensus {
         let mut peers: Vec<_> = peers
             .filter(|id| **id != self.config.id)
             .filter_map(|id| {
-                let progress = self.raw.raft.prs().get(id.get())?;
-                Some(PeerStatus {
-                    id: *id,
-                    matched: LogIndex(progress.matched),
-                    active: is_active(id),
-                    flow: progress.state.into(),
-                })
+                let matched = LogIndex(self.raw.raft.prs().get(id.get())?.matched);
+                Some(PeerStatus { id: *id, matched, active: is_active(id) })
             })
             .collect();
         peers.sort_by_key(|peer| peer.id);

@@ -43,13 +43,10 @@ mod store;
 mod timeout;
 mod wire;
 
-pub(crate) use config::{ConsensusConfig, ENTRY_BYTES_MAX};
-pub(crate) use engine::{Consensus, Outbound, Turn};
-pub(crate) use fault::ConsensusFault;
-pub(crate) use gate::GateRefusal;
+pub(crate) use config::ConsensusConfig;
+pub(crate) use engine::{Consensus, Outbound};
 pub(crate) use round::RoundId;
-pub(crate) use status::{Flow, PeerStatus, Role, Status};
-pub(crate) use store::OlderEntries;
+pub(crate) use status::Role;
 
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,8 @@
 //! How a member stands, as far as it knows itself.
 
-use crate::model::{LogIndex, NodeId, Term};
+#[cfg(test)]
+use crate::model::Term;
+use crate::model::{LogIndex, NodeId};
 
 /// What part a member plays.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,7 +28,8 @@ impl From<raft::StateRole> for Role {
     }
 }
 
-/// See the module.
+/// See the module. The node asks for the few parts that it needs; tests look at all of it.
+#[cfg(test)]
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Status {
     /// This member.
@@ -62,27 +65,4 @@ pub(crate) struct PeerStatus {
     pub(crate) matched: LogIndex,
     /// It was heard of within an election timeout.
     pub(crate) active: bool,
-    /// How it is served.
-    pub(crate) flow: Flow,
-}
-
-/// How a leader serves a follower.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Flow {
-    /// One message at a time, to find out where the logs agree.
-    Probe,
-    /// Entries as they come.
-    Replicate,
-    /// It waits for a snapshot.
-    Snapshot,
-}
-
-impl From<raft::ProgressState> for Flow {
-    fn from(state: raft::ProgressState) -> Self {
-        match state {
-            raft::ProgressState::Probe => Flow::Probe,
-            raft::ProgressState::Replicate => Flow::Replicate,
-            raft::ProgressState::Snapshot => Flow::Snapshot,
-        }
-    }
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::consensus::OlderEntries;
+use crate::consensus::store::OlderEntries;
 use crate::model::{LogIndex, Term};
 use crate::wal;
 

@@ -3,9 +3,10 @@
 use raft::eraftpb::{Entry, Message, MessageType};
 
 use super::world::{ELECTION, Flying, World, draw, node};
+use crate::consensus::fault::ConsensusFault;
 use crate::consensus::gate::GateRefusal;
 use crate::consensus::wire::{self, WireError};
-use crate::consensus::{ConsensusFault, Outbound, Role, RoundId};
+use crate::consensus::{Outbound, Role, RoundId};
 use crate::model::{Incarnation, LogIndex, PeerMessage, Term};
 use crate::wal;
 

@@ -3,6 +3,7 @@
 
 mod disk;
 mod hostile;
+mod log;
 mod seeds;
 mod traps;
 mod world;

@@ -6,11 +6,11 @@ use raft::eraftpb::{Message, MessageType};
 
 use super::disk::Disk;
 use super::world::{ELECTION, Flying, HEARTBEAT, World, node};
+use crate::consensus::config::ENTRY_BYTES_MAX;
+use crate::consensus::fault::ConsensusFault;
 use crate::consensus::gate::Standpoint;
 use crate::consensus::round::RoundContext;
-use crate::consensus::{
-    Consensus, ConsensusConfig, ConsensusFault, ENTRY_BYTES_MAX, Flow, Role, RoundId, wire,
-};
+use crate::consensus::{Consensus, ConsensusConfig, Role, RoundId, wire};
 use crate::env::OsEntropy;
 use crate::model::{Incarnation, Lane, LogIndex, PeerMessage, ProposeRefusal, Term};
 use crate::wal;
@@ -875,8 +875,8 @@ fn a_leader_knows_how_far_its_followers_are() {
         (LogIndex(3), LogIndex(3), LogIndex(3))
     );
     let peers: Vec<_> =
-        status.peers.iter().map(|peer| (peer.id.get(), peer.matched.get(), peer.flow)).collect();
-    assert_eq!(peers, [(2, 3, Flow::Replicate), (3, 2, Flow::Replicate), (4, 3, Flow::Replicate)]);
+        status.peers.iter().map(|peer| (peer.id.get(), peer.matched.get())).collect();
+    assert_eq!(peers, [(2, 3), (3, 2), (4, 3)]);
     assert!(status.peers.iter().all(|peer| peer.active));
     assert!(world.at(2).status().peers.is_empty());
     assert_eq!(world.at(2).status().leader, Some(node(1)));

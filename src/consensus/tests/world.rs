@@ -7,8 +7,9 @@ use bytes::Bytes;
 use raft::eraftpb::{Message, MessageType};
 
 use super::disk::Disk;
+use crate::consensus::fault::ConsensusFault;
 use crate::consensus::wire;
-use crate::consensus::{Consensus, ConsensusConfig, ConsensusFault, Outbound, Role, RoundId};
+use crate::consensus::{Consensus, ConsensusConfig, Outbound, Role, RoundId};
 use crate::env::Entropy;
 use crate::model::{Incarnation, LogIndex, NodeId, PeerMessage, Term};
 use crate::wal;
