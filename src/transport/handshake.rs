@@ -160,13 +160,13 @@ pub(crate) fn judge(
     if let Standing::Founded(founding) = &mine.standing {
         judge_disk(founding, theirs, me, them)?;
     }
-    if let Standing::Founded(founding) = &theirs.standing {
-        judge_disk(founding, mine, me, them)?;
-    }
     match (&mine.standing, &theirs.standing) {
+        // This member's own log says who founded with what: another's word does not make its disk a
+        // lost one, it makes two foundings.
         (Standing::Founded(mine), Standing::Founded(theirs)) if mine != theirs => {
             Err(HelloRefusal::OtherFounding { me, them })
         }
+        (Standing::Blank, Standing::Founded(founding)) => judge_disk(founding, mine, me, them),
         _ => Ok(()),
     }
 }
@@ -309,6 +309,11 @@ mod tests {
                 lost(blank(1, 2)),
                 founded(2, 1),
                 "member 1 founded the cluster with disk 00000001.. and now has disk dead0000..",
+            ),
+            (
+                founded(1, 2),
+                with(&[(1, 9), (2, 2), (3, 3)], blank(2, 1)),
+                "do not agree on who founded",
             ),
             (with(&[(1, 1), (3, 3)], blank(1, 2)), blank(2, 1), "do not agree on who founded"),
             (blank(1, 2), with(&[(2, 2), (3, 3)], blank(2, 1)), "do not agree on who founded"),
