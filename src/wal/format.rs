@@ -317,7 +317,10 @@ mod tests {
     #[test]
     fn the_bytes_of_a_header_and_a_record_are_frozen() {
         let (bytes, chain) = header().encode();
-        assert_eq!(hex(&bytes), "GOLDEN_HEADER");
+        assert_eq!(
+            hex(&bytes),
+            "424f574c494e450a01000000030000000700000000000000000000000000000063000000000000000000000000000000020000000000000000100000cdab000000000000c913f8d8"
+        );
         let mut record = Vec::new();
         let draft = Draft {
             kind: Kind::Data,
@@ -328,7 +331,10 @@ mod tests {
             payload: b"abc",
         };
         draft.encode(&mut record, seed(DiskId(99), 3), 72, chain);
-        assert_eq!(hex(&record), "GOLDEN_RECORD");
+        assert_eq!(
+            hex(&record),
+            "424c72010b74d67f0300000004010000480000000200000005000000000000000600000000000000480000000ab8d9306162630000000000"
+        );
     }
 
     #[test]

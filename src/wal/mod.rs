@@ -37,6 +37,8 @@ mod reader;
 mod recover;
 mod scan;
 mod segment;
+#[cfg(test)]
+mod tests;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -130,7 +132,7 @@ pub(crate) struct Identity {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogOptions {
     /// The length of a segment's file in bytes; a group that is larger gets a longer one. Twice this
-    /// is in use at least. Default 16 MiB; what lies outside 1 KiB to 1 GiB is taken as the nearest.
+    /// is in use at least. Default 16 MiB; what lies outside 2 KiB to 1 GiB is taken as the nearest.
     pub(crate) segment_bytes: u64,
 }
 

@@ -146,29 +146,24 @@ impl Next {
         }
     }
 
-    /// Does what is left of the work and hands the segment out, at least `length` long.
+    /// Does what is left of the work and hands the segment out, at least `least` bytes long.
     pub(super) fn take(
         &mut self,
         folder: &Folder,
         number: u32,
-        length: u32,
+        least: u32,
     ) -> Result<(Box<dyn File>, u32), LogError> {
         if matches!(self, Self::Refused) {
             *self = Self::Absent;
         }
         loop {
             match std::mem::replace(self, Self::Absent) {
-                Self::Ready { file, length: made } => {
-                    if made < length {
-                        let path = folder.path_of(number);
-                        fill(&*file, made, length).map_err(LogError::io("prepare", &path))?;
-                        file.sync_data().map_err(LogError::io("sync", &path))?;
-                    }
-                    return Ok((file, made.max(length)));
-                }
+                Self::Ready { file, length } if length >= least => return Ok((file, length)),
+                // A file that has its name is durable as it is; a longer one is made and takes over.
+                Self::Ready { .. } => {}
                 unfinished => {
                     *self = unfinished;
-                    self.step(folder, number, length)?;
+                    self.step(folder, number, least)?;
                 }
             }
         }

@@ -35,8 +35,12 @@ const LOCK: &str = "LOCK";
 /// The largest group, with everything that the log adds.
 const GROUP_BYTES_MAX: usize = 1 << 30;
 
-/// Every segment has room for these behind its last group: a watermark and the end of the segment.
-const RESERVE_BYTES: u32 = 2 * Record::bytes(0) as u32;
+/// A disk loses bytes by the sector.
+const SECTOR_BYTES: u32 = 512;
+
+/// Every segment has room behind its last group for a watermark, padded to the next sector, another
+/// one there, and the end of the segment.
+const RESERVE_BYTES: u32 = SECTOR_BYTES + 3 * Record::bytes(0) as u32;
 
 /// The write buffer's memory is given back above this.
 const BUFFER_BYTES_KEPT: usize = 4 << 20;
@@ -44,7 +48,7 @@ const BUFFER_BYTES_KEPT: usize = 4 << 20;
 /// How many slices of the next segment are made in an idle moment.
 const IDLE_SLICES: usize = 4;
 
-const SEGMENT_BYTES_MIN: u64 = 1 << 10;
+const SEGMENT_BYTES_MIN: u64 = 2 << 10;
 const SEGMENT_BYTES_MAX: u64 = 1 << 30;
 
 /// Writes the log. There is one in a directory, held by a lock.
@@ -349,6 +353,10 @@ impl Writer {
         if self.segment.length - self.offset() >= bytes {
             return Ok(());
         }
+        if self.buffer_at == 0 {
+            // The file behind a segment may exist only when the segment's header does.
+            self.flush()?;
+        }
         let number = self.segment.number + 1;
         let least = self.segment_bytes.max((bytes + HEADER_BYTES as u32).next_multiple_of(8));
         let (file, length) = self.next.take(&self.folder, number, least)?;
@@ -379,9 +387,14 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes a record that says how far the log is synced.
+    /// Writes a record that says how far the log is synced, into a sector that holds nothing else: a
+    /// sector that is lost must not take its witness along.
     fn vouch(&mut self) -> Result<(), LogError> {
+        const PADDING: [u8; SECTOR_BYTES as usize] = [0; SECTOR_BYTES as usize];
         assert!(self.segment.length - self.offset() >= RESERVE_BYTES);
+        let used = (self.offset() + Record::bytes(0) as u32) % SECTOR_BYTES;
+        let padding = (SECTOR_BYTES - used) % SECTOR_BYTES;
+        self.append(Kind::Watermark, 0, 0, &PADDING[..padding as usize], true);
         self.append(Kind::Watermark, 0, 0, &[], true);
         self.flush()?;
         self.unvouched = false;
