@@ -96,6 +96,12 @@ impl Crew {
         self.members[seat.0].process.is_some()
     }
 
+    /// The last line that it wrote on standard error.
+    pub(crate) fn last_words(&self, seat: Seat) -> Option<String> {
+        let log = std::fs::read_to_string(&self.members[seat.0].log).ok()?;
+        log.lines().rfind(|line| !line.trim().is_empty()).map(str::to_owned)
+    }
+
     /// Waits for the next news. Never ends by itself.
     pub(crate) async fn news(&mut self) -> News {
         self.news.recv().await.expect("this holds a sender")

@@ -36,7 +36,7 @@ mod timeline;
 use crew::Crew;
 use faults::Schedule;
 use ledger::Ledger;
-use stage::{Stage, Trouble};
+use stage::{Signals, Stage, Trouble};
 use timeline::{Event, Timeline};
 use workplace::Workplace;
 
@@ -134,6 +134,7 @@ pub(crate) fn main(options: &Options) -> ExitCode {
 
 /// Whether all was proven.
 async fn run(options: &Options) -> Result<bool, Trouble> {
+    let signals = Signals::listen().map_err(Trouble::environment("signals cannot be heard"))?;
     let given = options.dir.as_deref();
     let place = Workplace::make(given, options.keep).map_err(|error| {
         let dir = given.map_or_else(std::env::temp_dir, PathBuf::from);
@@ -147,8 +148,7 @@ async fn run(options: &Options) -> Result<bool, Trouble> {
         .map_err(Trouble::environment("no addresses for the members"))?;
     let crew = Crew::new(&place, addresses, ledger.address(), WORKERS)
         .map_err(Trouble::environment("this program cannot find itself"))?;
-    let mut stage = Stage::set(crew, ledger, timeline)
-        .map_err(Trouble::environment("signals cannot be heard"))?;
+    let mut stage = Stage::set(crew, ledger, timeline, signals);
     let begins = Event::Begins {
         nodes: options.nodes,
         seconds: options.seconds,
@@ -168,7 +168,7 @@ async fn run(options: &Options) -> Result<bool, Trouble> {
             stage.crew.kill_all().await;
             stage.timeline().end_progress();
             match trouble {
-                Trouble::Halted(why) => proof::halted(why, Vec::new()),
+                Trouble::Halted(why) => proof::halted(why),
                 other => return Err(other),
             }
         }

@@ -85,10 +85,8 @@ impl Claim {
 }
 
 /// A run that came to a halt proves nothing: that is a finding too.
-pub(crate) fn halted(why: String, complaints: Vec<String>) -> Vec<Claim> {
-    let mut because = vec![why];
-    because.extend(complaints);
-    vec![Claim::judged(WENT_ON, String::new(), because)]
+pub(crate) fn halted(why: String) -> Vec<Claim> {
+    vec![Claim { claim: WENT_ON, finding: Finding::Disproven { because: vec![why] } }]
 }
 
 const WENT_ON: &str = "the work went on after every fault";

@@ -91,6 +91,34 @@ pub(crate) struct Lingering {
     pub(crate) token: Fence,
 }
 
+/// The signals that end a demo in order: heard from the moment that this is made, so that what is made
+/// after it is cleaned up.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hang_up: Signal,
+}
+
+impl Signals {
+    pub(crate) fn listen() -> io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hang_up: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// The name of the next that comes.
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.interrupt.recv() => "Ctrl-C",
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.hang_up.recv() => "SIGHUP",
+        }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Stage {
@@ -98,20 +126,15 @@ pub(crate) struct Stage {
     pub(crate) ledger: Ledger,
     timeline: Timeline,
     account: Account,
-    signals: [(&'static str, Signal); 3],
+    signals: Signals,
     /// Since when there is work.
     work_began: Option<Instant>,
 }
 
 impl Stage {
-    pub(crate) fn set(crew: Crew, ledger: Ledger, timeline: Timeline) -> io::Result<Self> {
-        let signals = [
-            ("Ctrl-C", signal(SignalKind::interrupt())?),
-            ("SIGTERM", signal(SignalKind::terminate())?),
-            ("SIGHUP", signal(SignalKind::hangup())?),
-        ];
+    pub(crate) fn set(crew: Crew, ledger: Ledger, timeline: Timeline, signals: Signals) -> Self {
         let (account, work_began) = (Account::default(), None);
-        Ok(Self { crew, ledger, timeline, account, signals, work_began })
+        Self { crew, ledger, timeline, account, signals, work_began }
     }
 
     /// The timeline, for what comes after the story.
@@ -155,11 +178,8 @@ impl Stage {
 
     /// Waits for news, but not long.
     async fn wait(&mut self, at_most: Duration) -> Result<(), Trouble> {
-        let [(a, first), (b, second), (c, third)] = &mut self.signals;
         tokio::select! {
-            _ = first.recv() => return Err(Trouble::Interrupted(a)),
-            _ = second.recv() => return Err(Trouble::Interrupted(b)),
-            _ = third.recv() => return Err(Trouble::Interrupted(c)),
+            signal = self.signals.next() => return Err(Trouble::Interrupted(signal)),
             news = self.crew.news() => self.hear(news)?,
             () = tokio::time::sleep(at_most) => {}
         }
@@ -180,7 +200,7 @@ impl Stage {
         let present = self.crew.runs(from) && life == self.crew.life(from);
         let Some(report) = report else {
             return match present {
-                true => Err(self.fell(from, "ended by itself")),
+                true => Err(self.fell(from, "has ended by itself")),
                 false => Ok(()),
             };
         };
@@ -262,7 +282,10 @@ impl Stage {
 
     /// A process has ended that should not have. At the very start that is the machine's fault.
     fn fell(&self, seat: Seat, why: &str) -> Trouble {
-        let why = format!("{} {why}", self.crew.name(seat));
+        let mut why = format!("{}: {why}", self.crew.name(seat));
+        if let Some(words) = self.crew.last_words(seat) {
+            why += &format!(" (the last line of its log: {words})");
+        }
         match self.work_began {
             None => Trouble::Environment(why),
             Some(_) => Trouble::Halted(why),

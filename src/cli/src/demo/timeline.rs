@@ -160,12 +160,13 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// In milliseconds; `None` of nothing. Of two in the middle it takes the greater.
+    /// In milliseconds; `None` of nothing.
     pub(crate) fn of(durations: &[Duration]) -> Option<Self> {
         let mut all: Vec<u64> = durations.iter().map(|duration| ms(*duration)).collect();
         all.sort_unstable();
         let (min, max) = (*all.first()?, *all.last()?);
-        Some(Self { min, median: all[all.len() / 2], max })
+        let median = u64::midpoint(all[(all.len() - 1) / 2], all[all.len() / 2]);
+        Some(Self { min, median, max })
     }
 }
 
@@ -355,6 +356,7 @@ mod tests {
         };
         assert_eq!(Spread::of(&[]), None);
         assert_eq!(Spread::of(&ms(&[7])), Some(Spread { min: 7, median: 7, max: 7 }));
+        assert_eq!(Spread::of(&ms(&[7, 9])), Some(Spread { min: 7, median: 8, max: 9 }));
         assert_eq!(Spread::of(&ms(&[9, 1, 4])), Some(Spread { min: 1, median: 4, max: 9 }));
     }
 }
