@@ -230,6 +230,10 @@ impl Config {
         within("open_writes_max", self.open_writes_max, 1, 1 << 20, "1 to 1,048,576")?;
         within("open_bytes_max", self.open_bytes_max, 1 << 20, 1 << 40, "at least 1 MiB")?;
         within("log_segment_bytes", self.log_segment_bytes, 64 << 10, 1 << 30, "64 KiB to 1 GiB")?;
+        // One request is one entry of the log at most, which has a largest size.
+        let (bytes, ops) = (self.limits.request_bytes_max, self.limits.txn_ops_max);
+        within("limits.request_bytes_max", bytes, 1, 3 << 20, "1 byte to 3 MiB")?;
+        within("limits.txn_ops_max", ops, 1, 10_000, "1 to 10,000")?;
         if self.session_ttl < timeout * 3 {
             tracing::warn!(
                 session_ttl = ?self.session_ttl, election_timeout = ?timeout,
@@ -369,6 +373,11 @@ mod tests {
             (three().election_timeout(Duration::from_millis(150)), "3 heartbeats to 60 s"),
             (three().drift_percent(40), "drift_percent is 40, and must be 0 to 30"),
             (three().log_segment_bytes(1), "64 KiB to 1 GiB"),
+            (
+                three().limits(Limits { request_bytes_max: 4 << 20, ..Limits::default() }),
+                "1 byte to 3 MiB",
+            ),
+            (three().limits(Limits { txn_ops_max: 0, ..Limits::default() }), "1 to 10,000"),
             (
                 Config::new("d", "1").members((1..=8).map(|i| (i.to_string(), format!("h:{i}")))),
                 "8 members, at most 7",

@@ -8,9 +8,9 @@ use crate::model::NodeId;
 
 use super::fault::ConsensusFault;
 
-/// The largest entry, in bytes. Larger than any batch of requests that the node makes of several,
-/// and small enough that a message with one entry passes every gate.
-pub(crate) const ENTRY_BYTES_MAX: usize = 4 << 20;
+/// The largest entry, in bytes. Larger than any request that the settings allow, and small enough
+/// that a message with one entry passes every gate.
+pub(crate) const ENTRY_BYTES_MAX: usize = 7 << 20;
 
 /// How the consensus of one member is set up.
 ///
