@@ -104,6 +104,9 @@ fn a_short_demo_proves_its_claims_and_leaves_nothing_behind() {
     }
     assert!(figures["recovery_ms"]["min"].as_u64().unwrap() > 0, "{figures}");
 
+    // A name that stands twice in an object would hide the first.
+    assert!(events.iter().all(|told| told["at"].is_f64()), "{events:#?}");
+
     let told = |event: &str| events.iter().filter(|told| told["event"] == event).count() as u64;
     assert_eq!(told("begins"), 1);
     assert_eq!(told("leader_killed"), figures["leader_kills"].as_u64().unwrap());

@@ -118,8 +118,8 @@ async fn kill_leader(round: Round, stage: &mut Stage) -> Result<(), Trouble> {
 
 async fn kill_holder(round: Round, stage: &mut Stage) -> Result<(), Trouble> {
     let holder = stage.linger(round.seat, round.point).await?;
-    let (op, at) = (holder.op.to_string(), round.point.to_string());
-    let event = Event::HolderKilled { op, token: holder.token, at };
+    let (op, point) = (holder.op.to_string(), round.point);
+    let event = Event::HolderKilled { op, token: holder.token, point };
     kill(stage, holder.seat, &event).await?;
     bring_back(round, stage, holder.seat).await?;
     stage.count_holder_kill();

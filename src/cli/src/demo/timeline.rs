@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use super::proof::{Claim, Finding};
-use super::wire::{Fence, Instant};
+use super::wire::{Fence, Instant, Point};
 
 /// Something that people want to see.
 #[derive(Clone, Debug, Serialize)]
@@ -25,7 +25,7 @@ pub(crate) enum Event {
     /// `kill -9` for the leader.
     LeaderKilled { term: u64 },
     /// `kill -9` for a process with a worker that holds the lock.
-    HolderKilled { op: String, token: Fence, at: String },
+    HolderKilled { op: String, token: Fence, point: Point },
     /// The first increment since the kill.
     Recovered { after_ms: u64 },
     /// A process with a worker that holds the lock is stopped.
@@ -99,8 +99,8 @@ impl Event {
             Event::Leads { term } => format!("leads (term {term})"),
             Event::LeadsNoMore { term } => format!("leads no more (term {term})"),
             Event::LeaderKilled { term } => format!("kill -9: the leader of term {term}"),
-            Event::HolderKilled { op, token, at } => {
-                format!("kill -9: it holds the lock (token {token}) for increment {op}, {at}")
+            Event::HolderKilled { op, token, point } => {
+                format!("kill -9: it holds the lock (token {token}) for increment {op}, {point}")
             }
             Event::Recovered { after_ms } => {
                 format!("first increment made since then, after {after_ms} ms")
