@@ -74,19 +74,14 @@ impl MemoryHub {
         self.state().leave(node);
     }
 
-    /// Loses everything that is sent from `from` to `to` until [`heal`](Self::heal).
+    /// Loses everything that is sent from `from` to `to` until [`heal_all`](Self::heal_all).
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn cut(&self, from: NodeId, to: NodeId) {
         self.state().cut.insert((from, to));
     }
 
-    /// Mends the wire from `from` to `to`. What was lost stays lost.
-    pub(crate) fn heal(&self, from: NodeId, to: NodeId) {
-        let mut state = self.state();
-        state.cut.remove(&(from, to));
-        state.meet(from, to);
-    }
-
-    /// Mends all wires.
+    /// Mends all wires. What was lost stays lost.
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn heal_all(&self) {
         let mut state = self.state();
         for (from, to) in std::mem::take(&mut state.cut) {

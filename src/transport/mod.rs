@@ -59,8 +59,8 @@ use crate::model::{Hello, NodeId, PeerMessage};
 
 use handshake::HelloRefusal;
 
-pub(crate) use memory::{MemoryHub, MemoryNetwork};
-pub(crate) use tcp::{TcpBound, TcpHandle, TcpNetwork, TcpSettings};
+pub(crate) use memory::MemoryHub;
+pub(crate) use tcp::{TcpBound, TcpHandle, TcpSettings};
 
 /// What becomes of what arrives. Called from the network's threads, several at a time, but one at a
 /// time for each peer and lane. Must not block: put it into an inbox and return. Must not call back

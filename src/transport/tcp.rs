@@ -97,6 +97,7 @@ impl TcpBound {
     }
 
     /// The address that is listened on.
+    #[cfg(test)]
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -218,6 +219,7 @@ struct Running {
 
 impl TcpHandle {
     /// The address that is listened on.
+    #[cfg(test)]
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }

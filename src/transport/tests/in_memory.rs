@@ -55,7 +55,7 @@ fn a_cut_wire_loses_in_its_direction_only_and_without_a_word() {
     hub.cut(node(1), node(2));
     assert_eq!(one.send(2, 1), SendOutcome::Queued);
     assert_eq!(two.send(1, 2), SendOutcome::Queued);
-    hub.heal(node(1), node(2));
+    hub.heal_all();
     assert_eq!(one.send(2, 3), SendOutcome::Queued);
     assert_eq!(two.inbox.messages(), [ping(3)]);
     assert_eq!(one.inbox.messages(), [ping(2)]);

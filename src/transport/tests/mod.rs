@@ -14,6 +14,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::frame::{self, FrameKind};
+use super::memory::MemoryNetwork;
+use super::tcp::TcpNetwork;
 use super::*;
 use crate::codec;
 use crate::env::{Env, Network, SendOutcome};
