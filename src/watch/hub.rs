@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 
 use super::history::History;
@@ -78,16 +78,16 @@ impl Hub {
         if self.closed.get().is_some() {
             return;
         }
+        // Judged before anything is pushed, so that no publication stops halfway.
         let mut newest = self.visible();
+        for Change { revision, .. } in changes {
+            assert!(*revision == newest.next(), "revision {revision} published after {newest}");
+            newest = *revision;
+        }
+        assert!(newest == visible, "{visible} became visible, and {newest} was published");
         let mut touched: Vec<&Arc<Inbox>> = Vec::new();
         let mut full: Vec<Arc<Inbox>> = Vec::new();
         for change in changes {
-            assert!(
-                change.revision == newest.next(),
-                "revision {} published after {newest}",
-                change.revision
-            );
-            newest = change.revision;
             if state.index.len() == 0 {
                 continue;
             }
@@ -104,7 +104,6 @@ impl Hub {
                 });
             }
         }
-        assert!(newest == visible, "{visible} became visible, and was published up to {newest}");
         self.visible.store(visible.0, Ordering::Release);
         let wakers: Vec<Waker> = touched.into_iter().filter_map(|inbox| inbox.announce()).collect();
         for inbox in full {
@@ -174,14 +173,19 @@ impl Hub {
         let mut state = self.lock();
         let live = inbox.is_live();
         let removed = state.index.remove(inbox.range(), inbox.id());
-        assert!(removed.is_some() == live, "the index holds the live watchers and no others");
+        // Called by a drop: a second panic would abort the host.
+        assert!(
+            removed.is_some() == live || std::thread::panicking(),
+            "the index holds the live watchers and no others"
+        );
         let waker = inbox.leave(self.visible().next());
         drop(state);
         drop(waker);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("nothing panics while it holds the hub")
+        // After a panic of the driver, watchers must still be told that the node has stopped.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

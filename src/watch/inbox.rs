@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use super::index::WatcherId;
@@ -209,7 +209,8 @@ impl Inbox {
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().expect("nothing panics while it holds an inbox")
+        // See the hub's lock.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Real threads race: one publishes; others watch, wait, dawdle, drop and resume. And wakers.
 
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -132,26 +133,81 @@ fn consume(world: &World, number: u64, last: Revision, reached: &AtomicU64) {
 
 #[test]
 fn a_consumer_that_waits_is_woken_by_each_change_however_they_race() {
+    const ROUNDS: u64 = 20_000;
     let world = World::new(WatchLimits::default());
     let mut watcher = world.hub.watch(WatchRequest::new("k"));
+    let mut store = world.store();
+    (0..ROUNDS).for_each(|at| store.apply(vec![Op::put("k", at.to_string())]));
     let turn = AtomicU64::new(0);
     thread::scope(|scope| {
         scope.spawn(|| {
-            for at in 0..CHANGES {
-                while turn.load(Ordering::Acquire) < at {
+            for (at, change) in (0..).zip(&store.log) {
+                for spins in 0u64.. {
+                    if turn.load(Ordering::Acquire) == at {
+                        break;
+                    }
                     std::hint::spin_loop();
-                    thread::yield_now();
+                    if spins % 1_000 == 999 {
+                        thread::yield_now();
+                    }
                 }
-                world.change(vec![Op::put("k", at.to_string())]);
+                // A little later each time: before, while and after the other looks and parks.
+                (0..at % 64).for_each(|_| std::hint::spin_loop());
+                world.hub.publish(std::slice::from_ref(change), change.revision);
             }
         });
-        for at in 0..CHANGES {
+        for at in 0..ROUNDS {
             let batch = recv(&mut watcher);
-            assert_eq!(batch.events.len(), 1);
-            assert_eq!(batch.revision, Revision(at + 2));
+            assert_eq!((batch.events.len(), batch.revision), (1, Revision(at + 2)));
             turn.store(at + 1, Ordering::Release);
         }
     });
+}
+
+#[test]
+fn a_revision_is_whole_even_for_who_looks_while_it_is_published() {
+    const ROUNDS: u64 = 100;
+    const KEYS: usize = 400;
+    let world = World::new(WatchLimits::default());
+    let mut watcher = world.hub.watch(WatchRequest::new(KeyRange::prefix("k")));
+    let last = Revision(ROUNDS + 1);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..ROUNDS {
+                world.change((0..KEYS).map(|key| Op::put(format!("k{key}"), "")).collect());
+            }
+        });
+        let mut seen = 0;
+        while watcher.resume() <= last {
+            match watcher.try_recv() {
+                Poll::Ready(batch) => {
+                    let batch = batch.expect("not ended").expect("not failed");
+                    seen += batch.events.len();
+                    assert_eq!(seen, KEYS * (batch.revision.0 as usize - 1), "a torn revision");
+                }
+                Poll::Pending => std::hint::spin_loop(),
+            }
+        }
+        assert_eq!(seen, KEYS * ROUNDS as usize);
+    });
+}
+
+#[test]
+fn a_driver_that_panics_while_it_publishes_can_still_close_the_hub() {
+    let world = World::new(WatchLimits::default());
+    let mut watcher = world.hub.watch(WatchRequest::new("k"));
+    let mut store = world.store();
+    store.apply(vec![Op::put("k", "1")]);
+    store.apply(vec![Op::put("k", "2")]);
+    let gap = [store.log[0].clone(), store.log[0].clone()];
+    let driver = || world.hub.publish(&gap, Revision(3));
+    assert!(catch_unwind(AssertUnwindSafe(driver)).is_err());
+    assert!(watcher.try_recv().is_pending(), "nothing was pushed");
+    world.hub.close("the driver panicked");
+    let Poll::Ready(Some(Err(WatchError::Closed { resume, .. }))) = watcher.try_recv() else {
+        panic!("not closed")
+    };
+    assert_eq!(resume, Revision(2));
 }
 
 #[test]
