@@ -200,12 +200,22 @@ pub(super) async fn accept(
     put_hello(&mut words, &mine);
     stream.write_all(&words).await?;
     match read_frame(stream).await? {
-        Frame { kind: FrameKind::Alive, .. } => Ok((theirs, lane)),
+        Frame { kind: FrameKind::Alive, .. } => {}
         Frame { kind: FrameKind::Refused, body } => {
-            Err(Broken::Refused { peer, why: reason_of(&body).into() })
+            return Err(Broken::Refused { peer, why: reason_of(&body).into() });
         }
-        Frame { kind, .. } => Err(Broken::Garbage(format!("{kind:?} in answer to a hello"))),
+        Frame { kind, .. } => {
+            return Err(Broken::Garbage(format!("{kind:?} in answer to a hello")));
+        }
     }
+    // The dialer chose when to answer. Meanwhile a later life of it may have been met, or the cluster
+    // founded without its disk.
+    if let Err(refusal) = admission.admit(&admission.hello(peer), &theirs) {
+        let why = Refused::from(refusal);
+        refuse(stream, &[], &why.why).await;
+        return Err(Broken::Refused { peer, why });
+    }
+    Ok((theirs, lane))
 }
 
 fn put_hello(words: &mut Vec<u8>, hello: &Hello) {

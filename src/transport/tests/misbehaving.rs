@@ -184,6 +184,21 @@ fn an_earlier_life_is_refused_while_the_later_one_is_known() {
 }
 
 #[test]
+fn an_earlier_life_that_was_let_in_and_dawdled_is_refused_too() {
+    let one = alone(settings());
+    let life = |incarnation| Hello { incarnation: Incarnation(incarnation), ..hello(2, 1) };
+    let mut dawdler = connect(one.handle.address());
+    dawdler.write_all(&[preface(0), hello_frame(&life(1))].concat()).expect("written");
+    assert_eq!(read_frame(&mut dawdler, 16).0, 1, "a hello");
+    let mut later = introduce(one.handle.address(), 0, &life(2));
+    one.inbox.wait_for_connection(node(2));
+    dawdler.write_all(&framed(FrameKind::Alive, b"")).expect("written");
+    assert_eq!(read_frame(&mut dawdler, 0).0, 2, "not refused");
+    later.write_all(&message_frame(&ping(1))).expect("written");
+    one.inbox.wait_for_message(node(2), &ping(1));
+}
+
+#[test]
 fn a_later_life_ends_the_connections_of_the_earlier_one() {
     let one = alone(settings());
     let life = |incarnation| Hello { incarnation: Incarnation(incarnation), ..hello(2, 1) };
