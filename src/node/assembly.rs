@@ -120,6 +120,12 @@ impl Assembly {
         Arc::clone(&self.inbox) as Arc<dyn Receiver>
     }
 
+    /// What the log holds, for a judge of a simulated world.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn log_reader(&self) -> wal::LogReader {
+        self.opened.reader.clone()
+    }
+
     /// What the network says first on each connection.
     pub(crate) fn hello_source(&self) -> Arc<dyn Fn(NodeId) -> Hello + Send + Sync> {
         let identity = Arc::clone(&self.identity);

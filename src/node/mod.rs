@@ -40,6 +40,6 @@ pub(crate) use thread::Running;
 #[cfg(any(test, feature = "sim"))]
 pub(crate) use {
     assembly::Assembled,
-    driver::{Driver, Next},
-    log_worker::{LogTurn, LogWorker},
+    driver::{Look, Next},
+    log_worker::LogTurn,
 };

@@ -122,7 +122,8 @@ impl Executor {
     }
 
     /// How many tasks of an owner are left.
-    pub(crate) fn count_of(&self, owner: Owner) -> usize {
+    #[cfg(test)]
+    fn count_of(&self, owner: Owner) -> usize {
         self.tasks.values().filter(|task| task.owner == owner).count()
             + self.newborn.borrow().iter().filter(|(of, _)| *of == owner).count()
     }

@@ -1,25 +1,43 @@
-//! A deterministic world: a whole cluster, its machines and its network on one thread, driven by a
-//! seed.
+//! A deterministic world: a whole cluster on one thread, with its machines and its network, driven by
+//! a seed.
+//!
+//! The nodes are the real ones. What they stand on is simulated: [`clock`] (time, which goes on only
+//! when something happens), [`disk`] (files that a power cut tears), [`net`] (messages that are lost,
+//! doubled, late and overtaken), [`point`] (crashes at named places of the code), [`rng`] (all that is
+//! random). [`world`] makes things happen, one after the other; [`process`] is one life of one node in
+//! it; [`executor`] runs the tasks of the programs that the nodes are embedded in.
+//!
+//! What the programs do is [`workload`], with [`watching`] and [`locking`], through [`caller`]. What goes
+//! wrong is the [`plan`] that a seed draws. What really happened is [`truth`]; [`judge`] holds everything
+//! against it, and names what is broken, a [`Violation`]. [`run`] is one seed from beginning to end, and
+//! [`trace`] is how two runs of it are compared. `docs/simulator.md` is the page for who uses it.
+//!
+//! Invariant: knows no thread, no socket, no file and no clock but its own.
 
-#[allow(dead_code, reason = "used by the world that follows")]
-mod clock;
-mod disk;
-#[allow(dead_code, reason = "used by the world that follows")]
-mod executor;
-#[allow(dead_code, reason = "used by the world that follows")]
-mod net;
-#[allow(dead_code, reason = "used by the world that follows")]
 mod plan;
-#[allow(dead_code, reason = "used by the world that follows")]
-mod point;
-mod rng;
-#[allow(dead_code, reason = "used by the world that follows")]
+mod run;
+
+mod caller;
+mod locking;
+mod watching;
+mod workload;
+
+mod judge;
 mod trace;
-#[allow(dead_code, reason = "used by the world that follows")]
 mod truth;
 mod violation;
 
+mod process;
+mod world;
+
+mod clock;
+mod disk;
+mod executor;
+mod net;
+mod point;
+mod rng;
+
 pub use disk::SimDisk;
-pub use net::NetConditions;
 pub use rng::Rng;
+pub use run::{Failure, Report, run_seed};
 pub use violation::Violation;

@@ -22,21 +22,21 @@ const IN_FLIGHT_MAX: usize = 4096;
 
 /// How the network treats messages.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct NetConditions {
+pub(crate) struct NetConditions {
     /// The least time a message travels.
-    pub delay_min: Duration,
+    pub(crate) delay_min: Duration,
     /// The most time a message travels, unless something holds it up.
-    pub delay_max: Duration,
+    pub(crate) delay_max: Duration,
     /// Of a million messages, so many are lost.
-    pub loss_ppm: u64,
+    pub(crate) loss_ppm: u64,
     /// Of a million messages, so many arrive twice.
-    pub duplicate_ppm: u64,
+    pub(crate) duplicate_ppm: u64,
     /// Of a million messages, so many are held up, by up to `straggle_max`.
-    pub straggle_ppm: u64,
+    pub(crate) straggle_ppm: u64,
     /// How long a message may be held up.
-    pub straggle_max: Duration,
+    pub(crate) straggle_max: Duration,
     /// Whether messages of one lane may overtake each other. Across lanes they always may.
-    pub reorder: bool,
+    pub(crate) reorder: bool,
 }
 
 impl Default for NetConditions {

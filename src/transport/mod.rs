@@ -58,6 +58,8 @@ use thiserror::Error;
 use crate::model::{Hello, NodeId, PeerMessage};
 
 use handshake::HelloRefusal;
+#[cfg(any(test, feature = "sim"))]
+pub(crate) use handshake::judge;
 
 pub(crate) use memory::MemoryHub;
 pub(crate) use tcp::{TcpBound, TcpHandle, TcpSettings};

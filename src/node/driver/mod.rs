@@ -23,6 +23,11 @@ mod commit;
 mod end;
 mod intake;
 mod lead;
+#[cfg(any(test, feature = "sim"))]
+mod look;
+
+#[cfg(any(test, feature = "sim"))]
+pub(crate) use look::Look;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

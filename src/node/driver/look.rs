@@ -1,0 +1,40 @@
+//! What a judge of a simulated world sees of a node after each of its turns.
+
+use super::{Driver, Stage};
+use crate::model::{LogIndex, Revision, Term};
+
+/// See the module.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Look {
+    /// Its term; 0 before its cluster is founded.
+    pub(crate) term: Term,
+    /// Whether it acts as the leader.
+    pub(crate) leads: bool,
+    /// The last index that it knows to be committed.
+    pub(crate) commit: LogIndex,
+    /// The last index that it has applied.
+    pub(crate) applied: LogIndex,
+    /// The digest of its replica there.
+    pub(crate) digest: u64,
+    /// The revision that its readers see.
+    pub(crate) revision: Revision,
+}
+
+impl Driver {
+    /// What it is now.
+    pub(crate) fn look(&self) -> Look {
+        let applied = self.machine.applied();
+        let (term, commit) = match &self.stage {
+            Stage::Running(consensus) => (consensus.term(), consensus.commit()),
+            Stage::Founding(_) | Stage::Recording(_) => (Term(0), applied),
+        };
+        Look {
+            term,
+            leads: self.leading.is_some(),
+            commit,
+            applied,
+            digest: self.machine.digest(),
+            revision: self.shared.reader.revision(),
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! How the programs of a simulated world talk to their node: its handles, with every error boiled
+//! down to what it says of the request.
+
+use std::time::Duration;
+
+use crate::api::{Client, Effect, Error, Session};
+use crate::model::{
+    Command, KeyRange, KeyValue, RangeReply, Refusal, Reply, Revision, SessionInfo,
+};
+use crate::watch::{WatchRequest, Watcher};
+
+/// What an error says of its request.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Fate {
+    /// The store said no; nothing was applied.
+    Refused(Refusal),
+    /// Nothing was applied, and nothing will be.
+    NotApplied,
+    /// It was applied, or will be, or not.
+    Unknown,
+}
+
+impl From<Error> for Fate {
+    fn from(error: Error) -> Self {
+        match (error.effect(), error) {
+            (_, Error::Refused(refusal)) => Fate::Refused(refusal),
+            (Effect::NotApplied, _) => Fate::NotApplied,
+            (Effect::Unknown, _) => Fate::Unknown,
+        }
+    }
+}
+
+/// A handle on a node.
+#[derive(Clone)]
+pub(crate) struct Caller {
+    client: Client,
+}
+
+impl Caller {
+    pub(crate) fn new(client: Client) -> Self {
+        Self { client }
+    }
+
+    /// How long a call may take, by the node's clock.
+    pub(crate) fn deadline(&self) -> Duration {
+        self.client.shared.settings.call_deadline
+    }
+
+    /// Sends a command and waits for its outcome.
+    ///
+    /// # Errors
+    /// What became of it instead.
+    pub(crate) async fn write(&self, command: Command) -> Result<Reply, Fate> {
+        Ok(self.client.propose(command, None).await?)
+    }
+
+    /// Reads a range, linearizably.
+    ///
+    /// # Errors
+    /// What became of it instead.
+    pub(crate) async fn range(&self, range: KeyRange) -> Result<RangeReply, Fate> {
+        Ok(self.client.range(range).await?)
+    }
+
+    /// Reads a key as this replica has it; `None` if the node has stopped.
+    pub(crate) async fn get_local(&self, key: &[u8]) -> Option<(Option<KeyValue>, Revision)> {
+        let range = KeyRange::key(key.to_vec());
+        let mut reply = self.client.range(range).local().await.ok()?;
+        Some((reply.kvs.pop(), reply.revision))
+    }
+
+    /// Opens a session, which the node keeps alive; `None` if that did not succeed.
+    pub(crate) async fn session(&self, ttl: Duration) -> Option<Session> {
+        let info = SessionInfo { label: "simulated".to_owned(), own: false };
+        let shared = &self.client.shared;
+        let state = shared.open_session(ttl, info, shared.deadline(None)).await.ok()?;
+        Some(Session::new(shared.clone(), state))
+    }
+
+    pub(crate) fn watch(&self, range: KeyRange, from: Revision) -> Watcher {
+        let request = WatchRequest { from: Some(from), ..WatchRequest::new(range) };
+        self.client.shared.hub.watch(request)
+    }
+}

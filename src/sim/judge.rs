@@ -1,0 +1,719 @@
+//! Asserts the invariants as things happen. It sees what no node sees: true time, every replica, and
+//! every answer that any caller got. `docs/simulator.md` lists the invariants by their short names.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::clock::Timeline;
+use super::process::Process;
+use super::truth::Truth;
+use super::violation::Violation;
+use super::world::place;
+use crate::model::{
+    Compare, CompareOp, CompareTarget, Event, EventKind, KeyRange, KeyValue, LeaseId, LogIndex,
+    NodeId, Revision, Term,
+};
+use crate::node::Look;
+use crate::recipes::Token;
+
+/// How much later than its deadline a call may return, beside what clocks and pauses explain.
+const DEADLINE_GRACE: Duration = Duration::from_millis(500);
+
+/// Digests of older entries than so many are forgotten.
+const DIGESTS_KEPT: usize = 20_000;
+
+/// What has been seen of one node.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    /// The highest term it was ever in, in any life.
+    term: Term,
+    /// In this life.
+    commit: LogIndex,
+    applied: LogIndex,
+    /// The newest revision that its readers have seen, in this life.
+    revision: Revision,
+    paused_since: Option<Duration>,
+    /// How long it has stood still, all in all.
+    paused: Duration,
+}
+
+/// A call that has not returned.
+struct Call {
+    node: NodeId,
+    what: &'static str,
+    began: Duration,
+    paused_before: Duration,
+    may_take: Duration,
+}
+
+/// A guard of a lock, as the judge sees it.
+struct Holder {
+    node: NodeId,
+    token: Token,
+    held: Box<dyn Fn() -> bool>,
+}
+
+/// Names a call.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct CallId(u64);
+
+/// Names a watch.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct WatchId(u64);
+
+/// A watch, and how far it has come.
+struct Watching {
+    node: NodeId,
+    range: KeyRange,
+    seen: Revision,
+}
+
+/// Names a guard.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct HolderId(u64);
+
+/// What was done, counted.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tally {
+    /// Operations with a definite answer, by name.
+    pub(crate) done: BTreeMap<&'static str, u64>,
+    /// Operations that were told not applied.
+    pub(crate) not_applied: u64,
+    /// Operations that were told unknown.
+    pub(crate) unknown: u64,
+    /// Operations whose node ended under them.
+    pub(crate) orphaned: u64,
+    /// What else happened, by name.
+    pub(crate) others: BTreeMap<&'static str, u64>,
+    /// Events that watches have yielded.
+    pub(crate) watched: u64,
+}
+
+impl Tally {
+    pub(crate) fn acknowledged(&self) -> u64 {
+        self.done.values().sum()
+    }
+}
+
+/// See the module.
+pub(crate) struct Judge {
+    timeline: Arc<Timeline>,
+    quorum: usize,
+    truth: Truth,
+    violation: Option<Violation>,
+    seen: Vec<Seen>,
+    leaders: BTreeMap<Term, NodeId>,
+    /// Term and hash of every entry that any node has applied, from index 2 on.
+    entries: Vec<(Term, u64)>,
+    digests: BTreeMap<LogIndex, (u64, NodeId)>,
+    /// The newest revision that any linearizable answer has shown.
+    floor: Revision,
+    calls: BTreeMap<CallId, Call>,
+    watches: BTreeMap<WatchId, Watching>,
+    locks: BTreeMap<&'static str, BTreeMap<HolderId, Holder>>,
+    last_token: BTreeMap<&'static str, Token>,
+    /// Leases that somebody counts on, with a key each that only their end deletes.
+    leases: BTreeMap<LeaseId, CountedOn>,
+    /// The newest revision at which a compaction was ever asked for.
+    compaction_asked: Revision,
+    next: u64,
+    next_call_check: Duration,
+    pub(crate) tally: Tally,
+}
+
+/// A lease that was granted and is not renewed.
+struct CountedOn {
+    sent: Duration,
+    ttl: Duration,
+    may_end: bool,
+}
+
+impl Judge {
+    pub(crate) fn new(timeline: Arc<Timeline>, nodes: u64) -> Self {
+        let nodes = usize::try_from(nodes).expect("few");
+        Self {
+            timeline,
+            quorum: nodes / 2 + 1,
+            truth: Truth::default(),
+            violation: None,
+            seen: (0..nodes).map(|_| Seen::default()).collect(),
+            leaders: BTreeMap::new(),
+            entries: Vec::new(),
+            digests: BTreeMap::new(),
+            floor: Revision::FIRST,
+            calls: BTreeMap::new(),
+            watches: BTreeMap::new(),
+            locks: BTreeMap::new(),
+            last_token: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            compaction_asked: Revision(0),
+            next: 0,
+            next_call_check: Duration::ZERO,
+            tally: Tally::default(),
+        }
+    }
+
+    /// The first invariant that was broken, if any was.
+    ///
+    /// # Errors
+    /// That one.
+    pub(crate) fn verdict(&mut self) -> Result<(), Violation> {
+        self.check_calls();
+        match &self.violation {
+            Some(violation) => Err(violation.clone()),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn truth(&self) -> &Truth {
+        &self.truth
+    }
+
+    /// Takes the answer of a check.
+    pub(crate) fn note<T>(&mut self, found: Result<T, Violation>) -> Option<T> {
+        match found {
+            Ok(value) => Some(value),
+            Err(violation) => {
+                self.violation.get_or_insert(violation);
+                None
+            }
+        }
+    }
+
+    fn broken(&mut self, invariant: &'static str, detail: impl FnOnce() -> String) {
+        if self.violation.is_none() {
+            self.violation = Some(Violation::new(invariant, detail()));
+        }
+    }
+
+    // ---- nodes -----------------------------------------------------------------------------
+
+    /// A process has started.
+    pub(crate) fn started(&mut self, id: NodeId) {
+        // The term is kept: what a node was in before, it must never fall behind of. A term is told
+        // to the judge only when a turn ends, and may not be durable yet; what follows from it is
+        // sealed until it is.
+        let seen = &mut self.seen[place(id)];
+        *seen = Seen { paused: seen.paused, ..Seen::default() };
+    }
+
+    /// A process has ended: its callers are gone, and nobody on it believes in anything.
+    pub(crate) fn ended(&mut self, id: NodeId) {
+        let seen = &mut self.seen[place(id)];
+        seen.paused_since = None;
+        let before = self.calls.len();
+        self.calls.retain(|_, call| call.node != id);
+        self.tally.orphaned += (before - self.calls.len()) as u64;
+        self.watches.retain(|_, watch| watch.node != id);
+        for holders in self.locks.values_mut() {
+            holders.retain(|_, holder| holder.node != id);
+        }
+    }
+
+    pub(crate) fn paused(&mut self, id: NodeId) {
+        self.seen[place(id)].paused_since = Some(self.timeline.now());
+    }
+
+    pub(crate) fn resumed(&mut self, id: NodeId) {
+        let now = self.timeline.now();
+        let seen = &mut self.seen[place(id)];
+        if let Some(since) = seen.paused_since.take() {
+            seen.paused += now - since;
+        }
+    }
+
+    /// A driver has had a turn.
+    pub(crate) fn look(&mut self, id: NodeId, process: &Process, look: &Look) {
+        self.hear(process);
+        let Seen { term, commit, applied, revision, .. } = self.seen[place(id)];
+        if look.term < term {
+            self.broken("R-TERM", || format!("{id:?} goes from {term:?} back to {:?}", look.term));
+        }
+        if look.commit < commit {
+            self.broken("R-COMMIT", || format!("{id:?}: {commit:?}, then {:?}", look.commit));
+        }
+        if look.applied < applied || look.applied > look.commit {
+            self.broken("R-APPLIED", || format!("{id:?}: {applied:?}, then {look:?}"));
+        }
+        if look.revision < revision {
+            self.broken("M-MONO", || format!("{id:?}: {revision:?}, then {look:?}"));
+        }
+        if look.leads {
+            self.check_leader(id, look.term);
+        }
+        self.check_digest(id, look.applied, look.digest);
+        if look.applied > applied {
+            self.check_entries(id, process, applied, look.applied);
+        }
+        let seen = &mut self.seen[place(id)];
+        seen.term = look.term;
+        seen.commit = look.commit;
+        seen.applied = look.applied;
+        seen.revision = look.revision;
+        self.check_holders();
+    }
+
+    /// Takes what a node has applied into the history.
+    pub(crate) fn hear(&mut self, process: &Process) {
+        for change in process.take_changes() {
+            self.learn(change.revision, &change.events);
+        }
+    }
+
+    fn learn(&mut self, revision: Revision, events: &[Event]) {
+        let news = revision > self.truth.newest();
+        let learned = self.truth.learn(revision, events);
+        self.note(learned);
+        let leased =
+            |event: &&Event| event.kind == EventKind::Delete && event.kv.key.starts_with(b"lease/");
+        for event in events.iter().filter(leased).filter(|_| news) {
+            self.lease_key_gone(event);
+        }
+    }
+
+    fn check_leader(&mut self, id: NodeId, term: Term) {
+        let other = *self.leaders.entry(term).or_insert(id);
+        if other != id {
+            self.broken("R-ELECT", || format!("{other:?} and {id:?} both lead {term:?}"));
+        }
+    }
+
+    fn check_digest(&mut self, id: NodeId, index: LogIndex, digest: u64) {
+        let (other, whose) = *self.digests.entry(index).or_insert((digest, id));
+        if other != digest {
+            self.broken("M-HASH", || {
+                format!("at {index:?} {whose:?} has {other:016x} and {id:?} has {digest:016x}")
+            });
+        }
+        if self.digests.len() > DIGESTS_KEPT {
+            self.digests.pop_first();
+        }
+    }
+
+    fn check_entries(&mut self, id: NodeId, process: &Process, from: LogIndex, to: LogIndex) {
+        for (index, term, hash) in process.entries(from, to) {
+            let at = usize::try_from(index.get() - 2).expect("indexes of entries start at 2");
+            if at < self.entries.len() {
+                let first = self.entries[at];
+                if first != (term, hash) {
+                    self.broken("R-SM", || {
+                        format!(
+                            "{id:?} applies {term:?} {hash:08x} at {index:?}, another {first:?}"
+                        )
+                    });
+                }
+            } else if at == self.entries.len() {
+                self.entries.push((term, hash));
+            }
+        }
+    }
+
+    /// An entry that a leader says is committed is in the logs of a quorum: of the nodes that run,
+    /// and of those that do not, which get the benefit of the doubt.
+    pub(crate) fn check_quorum(&mut self, index: LogIndex, with_it: usize, stopped: usize) {
+        if with_it + stopped < self.quorum {
+            let quorum = self.quorum;
+            self.broken("R-QUORUM", || {
+                format!("{index:?} is committed; of {quorum} logs {with_it} have it, {stopped} are unknown")
+            });
+        }
+    }
+
+    /// How often leadership has changed.
+    pub(crate) fn leader_changes(&self) -> u64 {
+        (self.leaders.len() as u64).saturating_sub(1)
+    }
+
+    // ---- calls -----------------------------------------------------------------------------
+
+    /// A caller on a node begins something that may take that long by the node's clock.
+    pub(crate) fn call(&mut self, node: NodeId, what: &'static str, may_take: Duration) -> CallId {
+        let id = CallId(self.next);
+        self.next += 1;
+        let paused_before = self.seen[place(node)].paused;
+        let began = self.timeline.now();
+        self.calls.insert(id, Call { node, what, began, paused_before, may_take });
+        id
+    }
+
+    /// It has returned.
+    pub(crate) fn returned(&mut self, id: CallId) {
+        self.check_call(id);
+        self.calls.remove(&id);
+    }
+
+    fn check_calls(&mut self) {
+        let now = self.timeline.now();
+        if now < self.next_call_check {
+            return;
+        }
+        self.next_call_check = now + Duration::from_millis(100);
+        for id in self.calls.keys().copied().collect::<Vec<_>>() {
+            self.check_call(id);
+        }
+    }
+
+    fn check_call(&mut self, id: CallId) {
+        let Some(call) = self.calls.get(&id) else { return };
+        let seen = &self.seen[place(call.node)];
+        if seen.paused_since.is_some() {
+            return;
+        }
+        let took =
+            (self.timeline.now() - call.began).saturating_sub(seen.paused - call.paused_before);
+        // The slowest clock inside the bound takes an eighth longer.
+        let limit = call.may_take + call.may_take / 8 + DEADLINE_GRACE;
+        if took > limit {
+            let (node, what) = (call.node, call.what);
+            self.broken("C-NOHANG", || {
+                format!("{what} on {node:?} took {took:?}, at most {limit:?}")
+            });
+        }
+    }
+
+    // ---- answers ---------------------------------------------------------------------------
+
+    /// The newest revision that any linearizable answer has shown by now: what begins now must not
+    /// be answered from an older one.
+    pub(crate) fn floor(&self) -> Revision {
+        self.floor
+    }
+
+    fn done(&mut self, what: &'static str) {
+        *self.tally.done.entry(what).or_default() += 1;
+    }
+
+    /// A linearizable read has answered.
+    pub(crate) fn read(
+        &mut self,
+        floor: Revision,
+        range: &KeyRange,
+        revision: Revision,
+        rows: &[KeyValue],
+    ) {
+        if revision < floor {
+            self.broken("X-LIN", || {
+                format!(
+                    "a read was answered at {revision:?}, but {floor:?} was known before it began"
+                )
+            });
+        }
+        self.floor = self.floor.max(revision);
+        self.check_rows("X-LIN", range, revision, rows);
+        self.done("read");
+    }
+
+    /// A local read has answered; `floor` is the newest revision that this handle has seen.
+    pub(crate) fn local_read(
+        &mut self,
+        floor: Revision,
+        range: &KeyRange,
+        revision: Revision,
+        rows: &[KeyValue],
+    ) {
+        if revision < floor {
+            self.broken("X-RYW", || format!("a local read shows {revision:?} after {floor:?}"));
+        }
+        self.check_rows("X-STALE", range, revision, rows);
+        self.done("local read");
+    }
+
+    fn check_rows(
+        &mut self,
+        invariant: &'static str,
+        range: &KeyRange,
+        revision: Revision,
+        rows: &[KeyValue],
+    ) {
+        let expected = self.truth.rows_at(range, revision);
+        if !expected.iter().copied().eq(rows.iter()) || revision > self.truth.newest() {
+            let expected: Vec<KeyValue> = expected.into_iter().cloned().collect();
+            self.broken(invariant, || {
+                format!("at {revision:?} {range:?} is {expected:?}; a caller was told {rows:?}")
+            });
+        }
+    }
+
+    /// A change was acknowledged: it took `revision`, and put these.
+    pub(crate) fn wrote(
+        &mut self,
+        what: &'static str,
+        floor: Revision,
+        revision: Revision,
+        puts: &[(Bytes, Bytes)],
+    ) {
+        if revision <= floor {
+            self.broken("X-LIN", || {
+                format!("{what} took {revision:?}, but {floor:?} was known before it began")
+            });
+        }
+        self.floor = self.floor.max(revision);
+        for (key, value) in puts {
+            let row = self.truth.row_at(key, revision);
+            if row.is_none_or(|row| row.mod_revision != revision || row.value != value) {
+                let row = row.cloned();
+                self.broken("X-LIN", || {
+                    format!("{what} of {key:?} took {revision:?}, where there is {row:?}")
+                });
+            }
+        }
+        self.done(what);
+    }
+
+    /// A request that changes nothing was answered: a transaction whose compares did not hold, a
+    /// deletion that found nothing, a grant.
+    pub(crate) fn changed_nothing(
+        &mut self,
+        what: &'static str,
+        floor: Revision,
+        revision: Revision,
+    ) {
+        if revision < floor || revision > self.truth.newest() {
+            self.broken("X-LIN", || {
+                format!("{what} was answered at {revision:?}; {floor:?} was known before it began")
+            });
+        }
+        self.floor = self.floor.max(revision);
+        self.done(what);
+    }
+
+    /// A transaction says whether its compares held right before `revision`, if it changed
+    /// something, or at it, if it did not.
+    pub(crate) fn compared(&mut self, compares: &[Compare], held: bool, on: Revision) {
+        let all = compares.iter().all(|compare| self.holds(compare, on));
+        if all != held {
+            self.broken("M-TXN", || {
+                format!("on {on:?} {compares:?} hold: {all}; a caller was told {held}")
+            });
+        }
+    }
+
+    fn holds(&self, compare: &Compare, on: Revision) -> bool {
+        let key = compare.range.as_single().expect("the workload compares single keys");
+        let row = self.truth.row_at(key, on);
+        let number = |field: fn(&KeyValue) -> u64, right: u64| {
+            relates(compare.op, &row.map_or(0, field), &right)
+        };
+        match &compare.target {
+            CompareTarget::Version(right) => number(|row| row.version, *right),
+            CompareTarget::Create(right) => number(|row| row.create_revision.get(), right.get()),
+            CompareTarget::Mod(right) => number(|row| row.mod_revision.get(), right.get()),
+            CompareTarget::Value(right) => {
+                row.is_some_and(|row| relates(compare.op, &row.value, right))
+            }
+            CompareTarget::Lease(right) => {
+                number(|row| row.lease.map_or(0, |lease| lease.get()), *right)
+            }
+        }
+    }
+
+    /// A caller was told that nothing was applied: these values must never appear.
+    pub(crate) fn not_applied(&mut self, values: &[(Bytes, Bytes)]) {
+        self.tally.not_applied += 1;
+        for (_, value) in values {
+            let found = self.truth.refuse(value);
+            self.note(found);
+        }
+    }
+
+    /// A caller was told that nobody knows.
+    pub(crate) fn unknown(&mut self) {
+        self.tally.unknown += 1;
+    }
+
+    /// Something else that must be so.
+    pub(crate) fn expect(
+        &mut self,
+        so: bool,
+        invariant: &'static str,
+        detail: impl FnOnce() -> String,
+    ) {
+        if !so {
+            self.broken(invariant, detail);
+        }
+    }
+
+    /// A compaction will be asked for.
+    pub(crate) fn may_compact(&mut self, at: Revision) {
+        self.compaction_asked = self.compaction_asked.max(at);
+    }
+
+    pub(crate) fn compaction_asked(&self) -> Revision {
+        self.compaction_asked
+    }
+
+    /// A program on a node watches a range.
+    pub(crate) fn watch_begins(
+        &mut self,
+        node: NodeId,
+        range: KeyRange,
+        seen: Revision,
+    ) -> WatchId {
+        let id = WatchId(self.next);
+        self.next += 1;
+        self.watches.insert(id, Watching { node, range, seen });
+        id
+    }
+
+    /// A watch has yielded everything up to a revision; so many events since the last time.
+    pub(crate) fn watched(&mut self, id: WatchId, seen: Revision, events: usize) {
+        self.tally.watched += events as u64;
+        if let Some(watching) = self.watches.get_mut(&id) {
+            watching.seen = seen;
+        }
+    }
+
+    /// Whether a watch on one of these nodes owes its program an event.
+    pub(crate) fn watch_owes(&self, nodes: &[usize]) -> Option<String> {
+        let newest = self.truth.newest();
+        let here = self.watches.values().filter(|watch| nodes.contains(&place(watch.node)));
+        let mut owing = here
+            .filter(|watch| self.truth.events(&watch.range, watch.seen, newest).next().is_some());
+        owing.next().map(|watch| format!("{:?} of {:?}, newest {newest:?}", watch.seen, watch.node))
+    }
+
+    /// Whether a caller on one of these nodes waits for an answer.
+    pub(crate) fn calls_open(&self, nodes: &[usize]) -> bool {
+        self.calls.values().any(|call| nodes.contains(&place(call.node)))
+    }
+
+    // ---- leases ----------------------------------------------------------------------------
+
+    /// A lease was asked for at `sent`, for that long, and granted. Nobody renews it; only its end
+    /// deletes the keys below `lease/`.
+    pub(crate) fn lease_counts(&mut self, lease: LeaseId, sent: Duration, ttl: Duration) {
+        let before = self.leases.insert(lease, CountedOn { sent, ttl, may_end: false });
+        if before.is_some() {
+            self.broken("L-UNIQUE", || format!("{lease:?} was granted twice"));
+        }
+    }
+
+    /// Somebody is about to revoke it.
+    pub(crate) fn lease_may_end(&mut self, lease: LeaseId) {
+        if let Some(counted) = self.leases.get_mut(&lease) {
+            counted.may_end = true;
+        }
+    }
+
+    /// A lease was revoked, and the answer named this revision.
+    pub(crate) fn revoked(&mut self, lease: LeaseId, revision: Revision) {
+        let found = self.truth.lease_ended(lease, revision);
+        self.note(found);
+    }
+
+    /// A key that only the end of its lease deletes is gone.
+    fn lease_key_gone(&mut self, event: &Event) {
+        let revision = event.revision();
+        let before = Revision(revision.get() - 1);
+        let row = self.truth.row_at(&event.kv.key, before);
+        let Some(lease) = row.and_then(|row| row.lease) else { return };
+        let found = self.truth.lease_ended(lease, revision);
+        self.note(found);
+        let Some(counted) = self.leases.get(&lease) else { return };
+        let (lived, ttl) = (self.timeline.now() - counted.sent, counted.ttl);
+        if !counted.may_end && lived < ttl {
+            self.broken("L-EARLY", || {
+                format!("{lease:?} ended at {revision:?}, {lived:?} after a grant that was good for {ttl:?}")
+            });
+        }
+        self.count("lease end");
+    }
+
+    // ---- locks -----------------------------------------------------------------------------
+
+    /// A lock was granted. `held` says whether its holder still believes in it.
+    pub(crate) fn granted(
+        &mut self,
+        lock: &'static str,
+        node: NodeId,
+        token: Token,
+        held: impl Fn() -> bool + 'static,
+    ) -> HolderId {
+        if let Some(last) = self.last_token.get(lock).copied() {
+            if token <= last {
+                self.broken("K-TOKEN", || format!("{lock}: {token:?} is granted after {last:?}"));
+            }
+        }
+        self.last_token.insert(lock, token);
+        if !held() {
+            self.broken("K-HELD", || {
+                format!("{lock} is granted to {node:?} with {token:?}, and is not held")
+            });
+        }
+        let id = HolderId(self.next);
+        self.next += 1;
+        let holder = Holder { node, token, held: Box::new(held) };
+        self.locks.entry(lock).or_default().insert(id, holder);
+        self.done("lock");
+        self.check_holders();
+        id
+    }
+
+    /// This key is the oldest of the lock's line at this revision, with a lease.
+    pub(crate) fn first_in_line(&mut self, lock: &'static str, key: &Bytes, at: Revision) {
+        let line = KeyRange::prefix(format!("{lock}/"));
+        let rows = self.truth.rows_at(&line, at);
+        let first = rows.into_iter().min_by_key(|row| row.create_revision).cloned();
+        if first.as_ref().is_none_or(|row| row.key != *key || row.lease.is_none()) {
+            self.broken("K-FIFO", || {
+                format!("{key:?} is said to hold {lock} at {at:?}; first is {first:?}")
+            });
+        }
+    }
+
+    /// A release was acknowledged: the key that `since` made is gone.
+    pub(crate) fn left_the_line(&mut self, key: &Bytes, since: Revision) {
+        let row = self.truth.row_at(key, self.truth.newest()).cloned();
+        if row.as_ref().is_some_and(|row| row.create_revision == since) {
+            self.broken("K-LEAK", || format!("{key:?} was released and is still there: {row:?}"));
+        }
+    }
+
+    /// Whether anything is left below the locks.
+    pub(crate) fn line_left(&self, lock: &str) -> Option<KeyValue> {
+        let line = KeyRange::prefix(format!("{lock}/"));
+        self.truth.rows_at(&line, self.truth.newest()).first().copied().cloned()
+    }
+
+    /// Something else has happened that is worth counting.
+    pub(crate) fn count(&mut self, what: &'static str) {
+        *self.tally.others.entry(what).or_default() += 1;
+    }
+
+    /// The holder has let go, or knows that it has lost the lock.
+    pub(crate) fn released(&mut self, lock: &'static str, id: HolderId) {
+        if let Some(holders) = self.locks.get_mut(lock) {
+            holders.remove(&id);
+        }
+    }
+
+    /// At most one holder of each lock believes in it, now.
+    fn check_holders(&mut self) {
+        let mut found = None;
+        for (lock, holders) in &self.locks {
+            let believers: Vec<_> = holders
+                .values()
+                .filter(|holder| (holder.held)())
+                .map(|holder| (holder.node, holder.token))
+                .collect();
+            if believers.len() > 1 {
+                found = Some((*lock, believers));
+            }
+        }
+        if let Some((lock, believers)) = found {
+            self.broken("K-LOCAL", || format!("{lock} is held by {believers:?} at once"));
+        }
+    }
+}
+
+fn relates<T: Ord>(op: CompareOp, left: &T, right: &T) -> bool {
+    match op {
+        CompareOp::Equal => left == right,
+        CompareOp::NotEqual => left != right,
+        CompareOp::Greater => left > right,
+        CompareOp::Less => left < right,
+    }
+}

@@ -1,0 +1,229 @@
+//! One process of a simulated node: the parts that real threads would run, and what the judge wants
+//! to see of them.
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::caller::Caller;
+use super::net::SimNetwork;
+use crate::api::Client;
+use crate::env::Env;
+use crate::machine::Change;
+use crate::model::{
+    ClusterId, Hello, KeyRange, Limits, LogIndex, Moment, NodeId, PeerMessage, Refusal, Revision,
+    Term,
+};
+use crate::node::{
+    Assembled, Assembly, Bells, Drift, Input, LogTurn, Look, Member, Next, Settings,
+};
+use crate::transport::{Receiver, Refused, judge};
+use crate::wal::LogReader;
+
+/// Every cluster of every world has this id: worlds never meet.
+const CLUSTER: ClusterId = ClusterId(0xb0_11e);
+
+/// How far clocks may be off, as the nodes are told. See [`super::plan::DRIFT_PPM_MAX`].
+const DRIFT_PERCENT: u32 = 10;
+
+/// Small, so that the log changes segments while faults go on.
+const SEGMENT_BYTES: u64 = 64 << 10;
+
+/// How much of the history is read at once.
+const PAGE_BYTES: usize = 256 << 10;
+
+/// Which parts of a process have something to do.
+#[derive(Debug, Default)]
+pub(crate) struct Wakes {
+    driver: AtomicBool,
+    log: AtomicBool,
+}
+
+impl Wakes {
+    /// Whether the driver, and whether the log was rung for since the last look.
+    pub(crate) fn take(&self) -> (bool, bool) {
+        (self.driver.swap(false, Ordering::Relaxed), self.log.swap(false, Ordering::Relaxed))
+    }
+}
+
+/// What a process is started with.
+pub(crate) struct ProcessParts {
+    pub(crate) id: NodeId,
+    pub(crate) nodes: u64,
+    pub(crate) env: Env,
+    pub(crate) network: SimNetwork,
+    pub(crate) wakes: Arc<Wakes>,
+}
+
+/// When a driver wants its next turn.
+pub(crate) enum TurnEnd {
+    /// At this moment of its clock, if nothing comes before.
+    Next(Moment),
+    /// Never; why it has stopped.
+    Stopped(String),
+}
+
+/// See the module.
+pub(crate) struct Process {
+    node: Assembled,
+    receiver: Arc<dyn Receiver>,
+    hello: Arc<dyn Fn(NodeId) -> Hello + Send + Sync>,
+    members: BTreeSet<NodeId>,
+    log_reader: LogReader,
+    /// The newest revision that the judge was shown.
+    shown: Cell<Revision>,
+    leads: Cell<bool>,
+}
+
+impl Process {
+    /// Opens the node's directory and puts the node together.
+    pub(crate) fn start(parts: ProcessParts) -> Result<Self, String> {
+        let ProcessParts { id, nodes, env, network, wakes } = parts;
+        let settings = settings(id, nodes);
+        let members = settings.members.keys().copied().collect();
+        let bells = {
+            let (driver, log) = (wakes.clone(), wakes);
+            Bells {
+                driver: Box::new(move || driver.driver.store(true, Ordering::Relaxed)),
+                log: Box::new(move || log.log.store(true, Ordering::Relaxed)),
+            }
+        };
+        let assembly = Assembly::open(settings, env, bells).map_err(|why| why.to_string())?;
+        let (receiver, hello) = (assembly.receiver(), assembly.hello_source());
+        let log_reader = assembly.log_reader();
+        let node = assembly.finish(Box::new(network)).map_err(|why| why.to_string())?;
+        let (shown, leads) = (Cell::new(Revision::FIRST), Cell::new(false));
+        Ok(Self { node, receiver, hello, members, log_reader, shown, leads })
+    }
+
+    pub(crate) fn turn(&mut self) -> TurnEnd {
+        match self.node.driver.turn() {
+            Next::At(moment) => TurnEnd::Next(moment),
+            Next::Stopped => {
+                let why = self.node.shared.stop_reason();
+                TurnEnd::Stopped(
+                    why.map_or_else(|| "nobody knows why".to_owned(), |why| why.to_string()),
+                )
+            }
+        }
+    }
+
+    /// A turn of the log. Whether it should have another one.
+    pub(crate) fn log_turn(&mut self) -> bool {
+        matches!(self.node.log_worker.turn(), LogTurn::Wrote)
+    }
+
+    pub(crate) fn look(&self) -> Look {
+        let look = self.node.driver.look();
+        self.leads.set(look.leads);
+        look
+    }
+
+    /// Whether it led after its last turn.
+    pub(crate) fn leads(&self) -> bool {
+        self.leads.get()
+    }
+
+    pub(crate) fn caller(&self) -> Caller {
+        Caller::new(Client::new(self.node.shared.clone()))
+    }
+
+    pub(crate) fn transfer_leadership(&self) {
+        let reply = crate::node::ReplyTo::Nobody;
+        let deadline = self.node.shared.deadline(None);
+        self.node.shared.push(Input::Transfer { to: None, deadline, reply });
+    }
+
+    // ---- the network -----------------------------------------------------------------------
+
+    pub(crate) fn hello(&self, to: NodeId) -> Hello {
+        (self.hello)(to)
+    }
+
+    pub(crate) fn judge_hello(&self, theirs: &Hello) -> Result<(), Refused> {
+        Ok(judge(&self.hello(theirs.from), theirs, &self.members)?)
+    }
+
+    pub(crate) fn deliver(&self, from: NodeId, message: PeerMessage) {
+        self.receiver.deliver(from, message);
+    }
+
+    pub(crate) fn connected(&self, peer: NodeId, hello: Hello) {
+        self.receiver.connected(peer, hello);
+    }
+
+    pub(crate) fn disconnected(&self, peer: NodeId) {
+        self.receiver.disconnected(peer);
+    }
+
+    pub(crate) fn refused(&self, peer: NodeId, why: Refused) {
+        self.receiver.refused(peer, why);
+    }
+
+    // ---- the judge -------------------------------------------------------------------------
+
+    /// What has become visible since the last call, revision by revision. What was compacted before
+    /// anybody looked is left out.
+    pub(crate) fn take_changes(&self) -> Vec<Change> {
+        let reader = &self.node.shared.reader;
+        let newest = reader.revision();
+        let mut changes = Vec::new();
+        while self.shown.get() < newest {
+            match reader.events(&KeyRange::all(), self.shown.get().next(), PAGE_BYTES) {
+                Ok(page) => {
+                    changes.extend(page.changes);
+                    self.shown.set(Revision(page.next.get() - 1));
+                }
+                Err(Refusal::Compacted { compacted, .. }) => {
+                    self.shown.set(Revision(compacted.get() - 1));
+                }
+                Err(why) => unreachable!("the history refuses only what was compacted: {why}"),
+            }
+        }
+        changes
+    }
+
+    /// Term and hash of the entries after `from`, up to and with `to`.
+    pub(crate) fn entries(&self, from: LogIndex, to: LogIndex) -> Vec<(LogIndex, Term, u64)> {
+        let mut hashes = Vec::new();
+        let mut next = LogIndex(from.get().max(1)).next();
+        while next <= to {
+            let entries = self.log_reader.entries(next, to.next(), PAGE_BYTES);
+            let Ok(entries) = entries else { break };
+            for entry in entries {
+                next = entry.index.next();
+                hashes.push((entry.index, entry.term, u64::from(crc32fast::hash(&entry.data))));
+            }
+        }
+        hashes
+    }
+
+    /// The term of an entry in its log.
+    pub(crate) fn term_of(&self, index: LogIndex) -> Option<Term> {
+        self.log_reader.term(index)
+    }
+}
+
+fn settings(id: NodeId, nodes: u64) -> Settings {
+    let member = |id: u64| Member { name: format!("n{id}"), address: format!("n{id}:1") };
+    let members = (1..=nodes).filter_map(|id| Some((NodeId::new(id)?, member(id)))).collect();
+    Settings {
+        node: id,
+        cluster: CLUSTER,
+        members,
+        dir: PathBuf::from("/data"),
+        heartbeat: Duration::from_millis(100),
+        election_timeout: Duration::from_millis(500),
+        drift: Drift::percent(DRIFT_PERCENT),
+        session_ttl: Duration::from_secs(5),
+        call_deadline: Duration::from_secs(5),
+        label: format!("n{id}"),
+        limits: Limits::default(),
+        open_writes_max: 4096,
+        open_bytes_max: 64 << 20,
+        log_segment_bytes: SEGMENT_BYTES,
+    }
+}

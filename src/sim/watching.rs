@@ -1,0 +1,99 @@
+//! A program that watches a range for ever, continues where it was after every end of its watch, and
+//! holds every batch against what really happened.
+
+use std::time::Duration;
+
+use super::caller::Caller;
+use super::plan::{between, one_in};
+use super::rng::Rng;
+use super::workload::Scene;
+use crate::model::{Event, KeyRange, NodeId, Revision};
+use crate::watch::{WatchBatch, WatchError};
+
+/// Watches until its node ends.
+pub(crate) async fn live(
+    scene: Scene,
+    caller: Caller,
+    node: NodeId,
+    range: KeyRange,
+    slow: bool,
+    rng: Rng,
+) {
+    // From a point in the past, when there is one: history and live events must join without a seam.
+    let newest = scene.judge.borrow().truth().newest();
+    let mut seen = if one_in(&rng, 2) { newest } else { Revision(newest.get() / 2) };
+    let id = scene.judge.borrow_mut().watch_begins(node, range.clone(), seen);
+    loop {
+        let mut watcher = caller.watch(range.clone(), seen.next());
+        loop {
+            match watcher.recv().await {
+                Some(Ok(batch)) => {
+                    seen = judge_batch(&scene, &range, seen, &batch);
+                    scene.judge.borrow_mut().watched(id, seen, batch.events.len());
+                }
+                Some(Err(WatchError::Compacted { compacted, .. })) => {
+                    seen = judge_compaction(&scene, seen, compacted);
+                    scene.judge.borrow_mut().watched(id, seen, 0);
+                    break;
+                }
+                Some(Err(WatchError::Closed { resume, .. })) => {
+                    judge_resume(&scene, &range, seen, resume);
+                    return;
+                }
+                None => return,
+            }
+            if slow {
+                // Now and then so slow that its queue overflows and it must read the history.
+                let most = if one_in(&rng, 20) { 20_000 } else { 500 };
+                scene
+                    .timers
+                    .sleep(between(&rng, Duration::ZERO, Duration::from_millis(most)))
+                    .await;
+            }
+            // Resumed now and then, where it was.
+            if one_in(&rng, 50) {
+                judge_resume(&scene, &range, seen, watcher.resume());
+                break;
+            }
+        }
+    }
+}
+
+/// A batch is exactly what happened after `seen`, up to its revision.
+fn judge_batch(scene: &Scene, range: &KeyRange, seen: Revision, batch: &WatchBatch) -> Revision {
+    let mut judge = scene.judge.borrow_mut();
+    judge.expect(batch.revision > seen, "W-ORDER", || format!("after {seen:?} comes {batch:?}"));
+    let newest = judge.truth().newest();
+    judge.expect(batch.revision <= newest, "W-DURABLE", || {
+        format!("nothing after {newest:?} has happened, and yet {batch:?}")
+    });
+    let expected: Vec<Event> = judge.truth().events(range, seen, batch.revision).cloned().collect();
+    let same = expected.len() == batch.events.len()
+        && expected.iter().zip(&batch.events).all(|(a, b)| a.kind == b.kind && a.kv == b.kv);
+    judge.expect(same, "W-RELIABLE", || {
+        format!("after {seen:?} in {range:?} comes {expected:?}, and a watch yields {batch:?}")
+    });
+    batch.revision.max(seen)
+}
+
+/// A watch is only told of a compaction that was asked for, and only if it needs what is gone.
+fn judge_compaction(scene: &Scene, seen: Revision, compacted: Revision) -> Revision {
+    let mut judge = scene.judge.borrow_mut();
+    let asked = judge.compaction_asked();
+    judge.expect(compacted <= asked && seen.next() < compacted.next(), "W-COMPACT", || {
+        format!(
+            "a watch after {seen:?} is told that {compacted:?} is compacted; {asked:?} was asked"
+        )
+    });
+    compacted.max(seen)
+}
+
+/// A watch that is to be continued at `resume` has not passed anything by.
+fn judge_resume(scene: &Scene, range: &KeyRange, seen: Revision, resume: Revision) {
+    let mut judge = scene.judge.borrow_mut();
+    let before = Revision(resume.get() - 1);
+    let missed = judge.truth().events(range, seen, before).next().cloned();
+    judge.expect(missed.is_none() && resume > seen, "W-RESUME", || {
+        format!("a watch that has yielded {seen:?} is to go on at {resume:?}, past {missed:?}")
+    });
+}

@@ -1,0 +1,420 @@
+//! What the programs of a simulated world do: clients on every node that put, delete, compare and
+//! set, move money between accounts, read in both ways, hold leases, watch and take locks, and tell
+//! the judge of everything that they ask and are told.
+//!
+//! Every value that is put is used once in the life of the world, so that a value says which request
+//! put it.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::caller::{Caller, Fate};
+use super::clock::Timeline;
+use super::executor::{Spawner, Timers};
+use super::judge::Judge;
+use super::locking::{self, LOCKS};
+use super::plan::{between, index, one_in};
+use super::rng::Rng;
+use super::watching;
+use crate::env::Entropy;
+use crate::model::{
+    Command, Compare, Delete, KeyRange, KeyValue, NodeId, Op, Put, PutLease, PutValue, Reply,
+    Revision, Txn,
+};
+
+/// How many keys the clients fight over.
+const KEYS: usize = 8;
+
+/// How many accounts there are, and how much money in each at the beginning.
+const ACCOUNTS: usize = 4;
+const BALANCE: i64 = 100;
+
+/// What all tasks of a world share.
+#[derive(Clone)]
+pub(crate) struct Scene {
+    pub(crate) judge: Rc<RefCell<Judge>>,
+    pub(crate) timers: Timers,
+    pub(crate) timeline: Arc<Timeline>,
+    pub(crate) spawner: Spawner,
+    /// How long a client thinks between two operations, at most.
+    pub(crate) think_max: Duration,
+    /// Set when the clients should come to an end.
+    pub(crate) closing: Rc<Cell<bool>>,
+    unique: Rc<Cell<u64>>,
+}
+
+impl Scene {
+    pub(crate) fn new(
+        judge: Rc<RefCell<Judge>>,
+        timers: Timers,
+        timeline: Arc<Timeline>,
+        spawner: Spawner,
+        think_max: Duration,
+    ) -> Self {
+        let (closing, unique) = (Rc::default(), Rc::default());
+        Self { judge, timers, timeline, spawner, think_max, closing, unique }
+    }
+
+    /// A value that no other request puts, with something to say.
+    pub(crate) fn value(&self, says: &str) -> Bytes {
+        self.unique.set(self.unique.get() + 1);
+        format!("#{}:{says}", self.unique.get()).into()
+    }
+
+    pub(crate) async fn think(&self, rng: &Rng) {
+        self.timers.sleep(between(rng, Duration::from_millis(1), self.think_max)).await;
+    }
+}
+
+/// What a value says.
+fn says(value: &[u8]) -> &str {
+    let text = std::str::from_utf8(value).unwrap_or_default();
+    text.split_once(':').map_or("", |(_, says)| says)
+}
+
+/// One client: does one thing after another until the scene closes.
+pub(crate) struct Client {
+    scene: Scene,
+    caller: Caller,
+    node: NodeId,
+    rng: Rng,
+    /// The newest revision that this client has seen in its local reads and writes.
+    seen: Revision,
+}
+
+/// Starts the tasks of a process.
+pub(crate) fn start(
+    scene: &Scene,
+    caller: &Caller,
+    node: NodeId,
+    at: usize,
+    clients: u64,
+    rng: &Rng,
+) {
+    for _ in 0..clients {
+        let client = Client {
+            scene: scene.clone(),
+            caller: caller.clone(),
+            node,
+            rng: Rng::new(rng.next_u64()),
+            seen: Revision(0),
+        };
+        scene.spawner.spawn(Some(at), client.live());
+    }
+    for lock in LOCKS {
+        let rng = Rng::new(rng.next_u64());
+        locking::start(scene, caller, node, at, lock, rng);
+    }
+    let range = [KeyRange::all(), KeyRange::prefix("kv/"), KeyRange::prefix("acct/")];
+    let range = range[index(rng, range.len())].clone();
+    let slow = one_in(rng, 3);
+    scene.spawner.spawn(
+        Some(at),
+        watching::live(scene.clone(), caller.clone(), node, range, slow, Rng::new(rng.next_u64())),
+    );
+}
+
+/// After the storm: one task on each of these nodes writes, reads everything, and takes every lock.
+/// Counts those that have come to their end.
+pub(crate) fn last_round(scene: &Scene, places: &[(usize, NodeId, Caller)]) -> Rc<Cell<usize>> {
+    let done: Rc<Cell<usize>> = Rc::default();
+    for (at, node, caller) in places {
+        let mut client = Client {
+            scene: scene.clone(),
+            caller: caller.clone(),
+            node: *node,
+            rng: Rng::new(node.get()),
+            seen: Revision(0),
+        };
+        let done = done.clone();
+        scene.spawner.spawn(Some(*at), async move {
+            client.put().await;
+            client.read_all().await;
+            for lock in LOCKS {
+                locking::once(&client.scene, &client.caller, client.node, lock).await;
+            }
+            done.set(done.get() + 1);
+        });
+    }
+    done
+}
+
+impl Client {
+    async fn live(mut self) {
+        while !self.scene.closing.get() {
+            match self.rng.below(100) {
+                0..30 => self.put().await,
+                30..42 => self.compare_and_set().await,
+                42..54 => self.transfer().await,
+                54..72 => self.read().await,
+                72..76 => self.read_all().await,
+                76..88 => self.local_read().await,
+                88..92 => self.delete().await,
+                92..98 => self.lease().await,
+                98 => self.compact().await,
+                _ => self.impossible().await,
+            }
+            self.scene.think(&self.rng).await;
+        }
+    }
+
+    fn key(&self) -> Bytes {
+        format!("kv/{}", index(&self.rng, KEYS)).into()
+    }
+
+    /// Sends a command, with what it puts, and tells the judge what became of it. `None` if it was
+    /// not applied, or nobody knows.
+    async fn change(
+        &mut self,
+        what: &'static str,
+        command: Command,
+        puts: &[(Bytes, Bytes)],
+    ) -> Option<Result<Reply, Fate>> {
+        let call = self.scene.judge.borrow_mut().call(self.node, what, self.caller.deadline());
+        let answer = self.caller.write(command).await;
+        let mut judge = self.scene.judge.borrow_mut();
+        judge.returned(call);
+        match answer {
+            Ok(reply) => Some(Ok(reply)),
+            Err(Fate::Unknown) => {
+                judge.unknown();
+                None
+            }
+            Err(Fate::NotApplied) => {
+                judge.not_applied(puts);
+                None
+            }
+            Err(Fate::Refused(why)) => {
+                judge.not_applied(puts);
+                Some(Err(Fate::Refused(why)))
+            }
+        }
+    }
+
+    async fn put(&mut self) {
+        let (key, value) = (self.key(), self.scene.value("put"));
+        let puts = [(key.clone(), value.clone())];
+        let floor = self.scene.judge.borrow().floor();
+        let answer = self.change("put", Command::Put(Put::new(key, value)), &puts).await;
+        if let Some(Ok(reply)) = answer {
+            self.scene.judge.borrow_mut().wrote("put", floor, reply.revision(), &puts);
+            self.saw(reply.revision());
+        }
+    }
+
+    async fn delete(&mut self) {
+        let key = self.key();
+        let floor = self.scene.judge.borrow().floor();
+        let command = Command::Delete(Delete::new(KeyRange::key(key.clone())));
+        let Some(Ok(Reply::Delete(reply))) = self.change("delete", command, &[]).await else {
+            return;
+        };
+        let mut judge = self.scene.judge.borrow_mut();
+        if reply.deleted == 0 {
+            judge.changed_nothing("delete of nothing", floor, reply.revision);
+        } else {
+            judge.wrote("delete", floor, reply.revision, &[]);
+        }
+        let gone = judge.truth().row_at(&key, reply.revision).is_none();
+        judge.expect(gone, "X-LIN", || format!("{key:?} was deleted at {:?}", reply.revision));
+        drop(judge);
+        self.saw(reply.revision);
+    }
+
+    /// Puts a key if it is as it was when last read.
+    async fn compare_and_set(&mut self) {
+        let key = self.key();
+        let Some((row, _)) = self.caller.get_local(&key).await else { return };
+        if one_in(&self.rng, 2) {
+            self.scene.think(&self.rng).await;
+        }
+        let value = self.scene.value("cas");
+        let modified = row.map_or(Revision(0), |row| row.mod_revision);
+        let txn = Txn {
+            compares: vec![Compare::mod_revision(key.clone()).eq(modified)],
+            success: vec![Op::put(key.clone(), value.clone())],
+            failure: vec![Op::get(key.clone())],
+        };
+        self.transact("compare and set", txn, &[(key, value)]).await;
+    }
+
+    /// Moves money from one account to another; opens the accounts if there are none.
+    async fn transfer(&mut self) {
+        let floor = self.scene.judge.borrow().floor();
+        let Some((rows, revision)) = self.read_range("acct/").await else { return };
+        let range = KeyRange::prefix("acct/");
+        self.scene.judge.borrow_mut().read(floor, &range, revision, &rows);
+        if rows.is_empty() {
+            return self.open_accounts().await;
+        }
+        self.check_sum(&rows);
+        let (from, to) = (index(&self.rng, ACCOUNTS), index(&self.rng, ACCOUNTS - 1));
+        let to = if to >= from { to + 1 } else { to };
+        let (Some(from), Some(to)) = (rows.get(from), rows.get(to)) else { return };
+        let amount = i64::try_from(self.rng.below(20)).expect("small");
+        let puts = [
+            (from.key.clone(), self.scene.value(&(balance(from) - amount).to_string())),
+            (to.key.clone(), self.scene.value(&(balance(to) + amount).to_string())),
+        ];
+        let compares = vec![
+            Compare::mod_revision(from.key.clone()).eq(from.mod_revision),
+            Compare::mod_revision(to.key.clone()).eq(to.mod_revision),
+        ];
+        let success = puts.iter().map(|(key, value)| Op::put(key.clone(), value.clone())).collect();
+        self.transact("transfer", Txn { compares, success, failure: Vec::new() }, &puts).await;
+    }
+
+    async fn open_accounts(&mut self) {
+        let puts: Vec<(Bytes, Bytes)> = (0..ACCOUNTS)
+            .map(|account| {
+                (format!("acct/{account}").into(), self.scene.value(&BALANCE.to_string()))
+            })
+            .collect();
+        let compares = puts.iter().map(|(key, _)| Compare::missing(key.clone())).collect();
+        let success = puts.iter().map(|(key, value)| Op::put(key.clone(), value.clone())).collect();
+        self.transact("open accounts", Txn { compares, success, failure: Vec::new() }, &puts).await;
+    }
+
+    fn check_sum(&self, rows: &[KeyValue]) {
+        let sum: i64 = rows.iter().map(balance).sum();
+        let expected = BALANCE * i64::try_from(ACCOUNTS).expect("few");
+        let right = rows.len() == ACCOUNTS && sum == expected;
+        self.scene.judge.borrow_mut().expect(right, "X-LIN", || {
+            format!("the accounts hold {sum} together, not {expected}: {rows:?}")
+        });
+    }
+
+    async fn transact(&mut self, what: &'static str, txn: Txn, puts: &[(Bytes, Bytes)]) {
+        let floor = self.scene.judge.borrow().floor();
+        let compares = txn.compares.clone();
+        let answer = self.change(what, Command::Txn(txn), puts).await;
+        let Some(Ok(Reply::Txn(reply))) = answer else { return };
+        let mut judge = self.scene.judge.borrow_mut();
+        if reply.succeeded {
+            judge.wrote(what, floor, reply.revision, puts);
+            judge.compared(&compares, true, Revision(reply.revision.get() - 1));
+        } else {
+            judge.changed_nothing(what, floor, reply.revision);
+            judge.compared(&compares, false, reply.revision);
+            judge.not_applied(puts);
+        }
+        drop(judge);
+        self.saw(reply.revision);
+    }
+
+    async fn read(&mut self) {
+        let key = self.key();
+        let prefix = String::from_utf8_lossy(&key).into_owned();
+        let floor = self.scene.judge.borrow().floor();
+        // A prefix that is a whole key: one row or none.
+        let Some((rows, revision)) = self.read_range(&prefix).await else { return };
+        let mut judge = self.scene.judge.borrow_mut();
+        judge.read(floor, &KeyRange::prefix(key), revision, &rows);
+    }
+
+    async fn read_all(&mut self) {
+        let floor = self.scene.judge.borrow().floor();
+        let Some((rows, revision)) = self.read_range("").await else { return };
+        self.scene.judge.borrow_mut().read(floor, &KeyRange::all(), revision, &rows);
+    }
+
+    async fn read_range(&mut self, prefix: &str) -> Option<(Vec<KeyValue>, Revision)> {
+        let range = KeyRange::prefix(prefix.to_owned());
+        let call = self.scene.judge.borrow_mut().call(self.node, "read", self.caller.deadline());
+        let answer = self.caller.range(range).await;
+        self.scene.judge.borrow_mut().returned(call);
+        let reply = answer.ok()?;
+        self.saw(reply.revision);
+        Some((reply.kvs, reply.revision))
+    }
+
+    async fn local_read(&mut self) {
+        let key = self.key();
+        let Some((row, revision)) = self.caller.get_local(&key).await else { return };
+        let rows: Vec<KeyValue> = row.into_iter().collect();
+        let mut judge = self.scene.judge.borrow_mut();
+        judge.local_read(self.seen, &KeyRange::key(key), revision, &rows);
+        drop(judge);
+        self.saw(revision);
+    }
+
+    fn saw(&mut self, revision: Revision) {
+        self.seen = self.seen.max(revision);
+    }
+
+    /// A lease with a key on it: left alone until it ends, or revoked.
+    async fn lease(&mut self) {
+        let ttl = between(&self.rng, Duration::from_millis(500), Duration::from_secs(4));
+        let ttl = Duration::from_millis(u64::try_from(ttl.as_millis()).expect("short"));
+        let floor = self.scene.judge.borrow().floor();
+        let sent = self.scene.timeline.now();
+        let command = Command::Grant { id: None, ttl, session: None };
+        let Some(Ok(Reply::Grant(granted))) = self.change("grant", command, &[]).await else {
+            return;
+        };
+        let value = self.scene.value("leased");
+        let key: Bytes = format!("lease/{}", granted.id).into();
+        let mut judge = self.scene.judge.borrow_mut();
+        judge.changed_nothing("grant", floor, granted.revision);
+        judge.lease_counts(granted.id, sent, ttl);
+        drop(judge);
+        let puts = [(key.clone(), value.clone())];
+        let put = Put {
+            key,
+            value: PutValue::Set(value),
+            lease: PutLease::Attach(granted.id),
+            prev_kv: false,
+        };
+        let floor = self.scene.judge.borrow().floor();
+        match self.change("leased put", Command::Put(put), &puts).await {
+            Some(Ok(reply)) => {
+                self.scene.judge.borrow_mut().wrote("leased put", floor, reply.revision(), &puts);
+            }
+            _ => return,
+        }
+        if one_in(&self.rng, 2) {
+            return;
+        }
+        self.scene.judge.borrow_mut().lease_may_end(granted.id);
+        let revoke = Command::Revoke(granted.id);
+        if let Some(Ok(Reply::Revoke(reply))) = self.change("revoke", revoke, &[]).await {
+            let mut judge = self.scene.judge.borrow_mut();
+            judge.changed_nothing("revoke", floor, reply.revision);
+            judge.revoked(granted.id, reply.revision);
+        }
+    }
+
+    /// Forgets the older part of the history.
+    async fn compact(&mut self) {
+        let floor = self.scene.judge.borrow().floor();
+        let keep = self.rng.below(60);
+        let Some(at) = floor.get().checked_sub(keep).filter(|at| *at > 1) else { return };
+        self.scene.judge.borrow_mut().may_compact(Revision(at));
+        let answer = self.change("compact", Command::Compact(Revision(at)), &[]).await;
+        if let Some(Ok(Reply::Compacted { revision })) = answer {
+            self.scene.judge.borrow_mut().changed_nothing("compact", floor, revision);
+        }
+    }
+
+    /// Asks for what the store must refuse, whatever else goes on.
+    async fn impossible(&mut self) {
+        let (key, value) = (self.key(), self.scene.value("impossible"));
+        let puts = [(key.clone(), value.clone())];
+        let lease = crate::model::LeaseId::new(0x7fff_ffff_ffff_fff0).expect("not zero");
+        let lease = PutLease::Attach(lease);
+        let put = Put { key, value: PutValue::Set(value), lease, prev_kv: false };
+        if let Some(Ok(reply)) = self.change("impossible", Command::Put(put), &puts).await {
+            self.scene.judge.borrow_mut().expect(false, "M-TXN", || {
+                format!("a put with a lease that does not exist was answered {reply:?}")
+            });
+        }
+    }
+}
+
+fn balance(row: &KeyValue) -> i64 {
+    says(&row.value).parse().unwrap_or(i64::MIN / 1000)
+}
