@@ -1,0 +1,149 @@
+//! A node in a process of its own, for the harness: `jepsen-node DIR NAME NAME=ADDRESS,... [POINT:HITS]`.
+//!
+//! Takes orders on its standard input, answers on its standard output, and stops when the input ends.
+//! What a line means stands in `bowline_jepsen::wire`.
+
+use std::error::Error as StdError;
+use std::io::{BufRead, Write};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use bowline::env::{Env, Point, Points};
+use bowline::{Client, Config, Effect, Error, KeyRange, Node, Op, Role, Wait};
+use bowline_jepsen::wire::{self, Answer, Order, Row, Rows};
+
+/// How many orders are carried out at a time.
+const WORKERS: usize = 16;
+
+fn main() -> Result<(), Box<dyn StdError>> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let [dir, name, members, armed @ ..] = &words[..] else {
+        return Err("jepsen-node DIR NAME NAME=ADDRESS,... [POINT:HITS]".into());
+    };
+    let members: Vec<(&str, &str)> =
+        members.split(',').filter_map(|member| member.split_once('=')).collect();
+    let trap = Arc::new(Trap::default());
+    for armed in armed {
+        let (point, hits) = armed.split_once(':').ok_or("POINT:HITS")?;
+        trap.arm(wire::point_named(point).ok_or("no such point")?, hits.parse()?);
+    }
+    let config = Config::new(dir, name)
+        .members(members)
+        .heartbeat(Duration::from_millis(50))
+        .election_timeout(Duration::from_millis(400))
+        .log_segment_bytes(64 << 10)
+        .env(Env { points: trap.clone(), ..Env::real() });
+    let node = match Node::start(config).wait() {
+        Ok(node) => Arc::new(node),
+        Err(error) => {
+            say(&format!("stopped it did not start: {error}"));
+            return Err(error.into());
+        }
+    };
+    say("ready");
+    let watched = Arc::clone(&node);
+    thread::spawn(move || say(&format!("stopped {}", watched.stopped().wait())));
+    serve(&node, &trap);
+    Ok(())
+}
+
+/// Carries out orders until there are no more.
+fn serve(node: &Arc<Node>, trap: &Trap) {
+    let (sender, receiver) = mpsc::channel::<(String, Order)>();
+    let receiver = Arc::new(Mutex::new(receiver));
+    for _ in 0..WORKERS {
+        let (node, receiver) = (Arc::clone(node), Arc::clone(&receiver));
+        thread::spawn(move || {
+            let next = || receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            while let Ok((id, order)) = next() {
+                say(&format!("{id} {}", carry_out(&node, order).words()));
+            }
+        });
+    }
+    for line in std::io::stdin().lock().lines() {
+        let Ok(line) = line else { return };
+        match line.split_once(' ').and_then(|(id, words)| Some((id, Order::parse(words)?))) {
+            Some((id, Order::Arm(point, hits))) => {
+                trap.arm(point, hits);
+                say(&format!("{id} {}", Answer::Armed.words()));
+            }
+            Some((id, order)) => drop(sender.send((id.to_owned(), order))),
+            None => say(&format!("stopped it was told nonsense: {line}")),
+        }
+    }
+}
+
+fn carry_out(node: &Node, order: Order) -> Answer {
+    let kv = node.client();
+    let answer = match order {
+        Order::Write(key) => write(&kv, &key),
+        Order::Rows => rows(&kv),
+        Order::Status => kv.get("status").wait().map(|_| {
+            let status = node.status();
+            let leads = status.role == Role::Leader;
+            let leader = status.leader.map(|leader| leader.get());
+            Answer::Status { leads, term: status.term.get(), leader }
+        }),
+        Order::Arm(..) => Ok(Answer::Refused("it is armed where it is read".to_owned())),
+    };
+    answer.unwrap_or_else(|error| match error.effect() {
+        Effect::NotApplied => Answer::Refused(error.to_string()),
+        Effect::Unknown => Answer::Unknown(error.to_string()),
+    })
+}
+
+fn write(kv: &Client, key: &str) -> Result<Answer, Error> {
+    let (value, tally) = (wire::value_of(key), wire::tally_of(key));
+    let txn = kv.txn().then(Op::put(key.to_owned(), value)).then(Op::put(tally, key.to_owned()));
+    Ok(Answer::Done(txn.commit().wait()?.revision.get()))
+}
+
+fn rows(kv: &Client) -> Result<Answer, Error> {
+    let reply = kv.range(KeyRange::all()).wait()?;
+    let row = |row: &bowline::KeyValue| Row {
+        key: String::from_utf8_lossy(&row.key).into_owned(),
+        revision: row.mod_revision.get(),
+        version: row.version,
+        value: wire::hash(&row.value),
+    };
+    let rows = reply.kvs.iter().map(row).collect();
+    Ok(Answer::Rows(Rows { revision: reply.revision.get(), rows }))
+}
+
+/// Kills the process where it was told to.
+#[derive(Default)]
+struct Trap {
+    armed: Mutex<Option<(Point, u64)>>,
+}
+
+impl Trap {
+    fn arm(&self, point: Point, hits: u64) {
+        *self.armed.lock().unwrap_or_else(PoisonError::into_inner) = Some((point, hits));
+    }
+}
+
+impl Points for Trap {
+    fn reach(&self, reached: Point) {
+        let mut armed = self.armed.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((point, hits)) = armed.as_mut().filter(|(point, _)| *point == reached) else {
+            return;
+        };
+        *hits = hits.saturating_sub(1);
+        if *hits == 0 {
+            say(&format!("dies {point:?}"));
+            let me = rustix::process::getpid();
+            let killed = rustix::process::kill_process(me, rustix::process::Signal::KILL);
+            // Nothing of this thread may happen after this point, whenever the signal arrives.
+            while killed.is_ok() {
+                thread::park();
+            }
+        }
+    }
+}
+
+/// Says a line. A harness that has gone away is no reason to fail: the input ends then too.
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    drop(writeln!(out, "{line}").and_then(|()| out.flush()));
+}

@@ -1,0 +1,28 @@
+//! The harness that runs real processes, breaks them, and judges what they kept.
+//!
+//! A node is a process of its own (`jepsen-node`), with a real data directory and real sockets on
+//! loopback. It takes orders on its standard input and answers on its standard output, a line each
+//! ([`wire`]). It can be told to kill itself at the n-th reach of a named point of its own code, which
+//! is how a crash is put where it hurts most; or it is killed from outside at any moment.
+//!
+//! ```text
+//!   Load ──write──▶ Process ══ stdin/stdout ══ jepsen-node ── Node ── log
+//!     │                ▲                            ╳ SIGKILL, from inside or outside
+//!     ▼                │ start again
+//!   History ◀──rows── Cluster
+//!     └─▶ judge: acknowledged writes once, unknown ones at most once, nothing else
+//! ```
+//!
+//! Nothing here knows the library's inside but the names of its crash points.
+
+pub mod cluster;
+pub mod history;
+pub mod load;
+pub mod process;
+pub mod wire;
+
+pub use cluster::Cluster;
+pub use history::{Fate, History, Verdict};
+pub use load::Load;
+pub use process::{Death, Process, Trouble};
+pub use wire::{Answer, Order, Row, Rows};

@@ -1,0 +1,236 @@
+//! One life of a node's process, from outside.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use bowline::env::Point;
+use thiserror::Error;
+
+use crate::wire::{self, Answer, Order};
+
+/// How long anything may take that must happen: a machine with far too much to do must get there too.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+const SIGKILL: i32 = 9;
+
+/// What keeps the harness from going on.
+#[derive(Debug, Error)]
+pub enum Trouble {
+    /// The operating system says no.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What it said.
+        source: std::io::Error,
+    },
+    /// Something that must happen has not.
+    #[error("{0}, within {LIMIT:?}")]
+    TooLate(String),
+    /// A node has stopped that should run.
+    #[error("a node has stopped: {0}")]
+    Stopped(String),
+    /// A process ended otherwise than by being killed.
+    #[error("a process ended by itself: {0}")]
+    Ended(String),
+    /// A node does not do what it is told.
+    #[error("a node answered {order:?} with {answer:?}")]
+    Answered {
+        /// What was asked.
+        order: Order,
+        /// What it said.
+        answer: Answer,
+    },
+}
+
+/// How a process was killed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Death {
+    /// By itself, at this point.
+    At(Point),
+    /// From outside.
+    Outside,
+}
+
+/// See the module. It is killed when it is dropped.
+pub struct Process {
+    child: Mutex<Child>,
+    input: Mutex<ChildStdin>,
+    heard: Arc<Heard>,
+}
+
+#[derive(Default)]
+struct Heard {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    waiting: BTreeMap<u64, mpsc::Sender<Answer>>,
+    ready: bool,
+    dies: Option<Point>,
+    stopped: Option<String>,
+    /// Nothing more will be heard.
+    over: bool,
+}
+
+impl Heard {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait_while(
+        &self,
+        what: &str,
+        mut condition: impl FnMut(&State) -> bool,
+    ) -> Result<MutexGuard<'_, State>, Trouble> {
+        let (state, late) = self
+            .changed
+            .wait_timeout_while(self.lock(), LIMIT, |state| condition(state))
+            .unwrap_or_else(PoisonError::into_inner);
+        if late.timed_out() { Err(Trouble::TooLate(what.to_owned())) } else { Ok(state) }
+    }
+
+    fn listen(&self, output: ChildStdout) {
+        for line in BufReader::new(output).lines() {
+            let Ok(line) = line else { break };
+            let (first, rest) = line.split_once(' ').unwrap_or((&line, ""));
+            let mut state = self.lock();
+            match first {
+                "ready" => state.ready = true,
+                "dies" => state.dies = wire::point_named(rest),
+                "stopped" => state.stopped = Some(rest.to_owned()),
+                _ => {
+                    // A line that was cut in two by the kill answers nobody.
+                    let id = first.parse().ok();
+                    if let (Some(answer), Some(id)) = (Answer::parse(rest), id)
+                        && let Some(waiting) = state.waiting.remove(&id)
+                    {
+                        drop(waiting.send(answer));
+                    }
+                }
+            }
+            drop(state);
+            self.changed.notify_all();
+        }
+        let mut state = self.lock();
+        state.over = true;
+        state.waiting.clear();
+        drop(state);
+        self.changed.notify_all();
+    }
+}
+
+impl Process {
+    /// Starts a process.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn spawn(command: &mut Command) -> Result<Self, Trouble> {
+        let system = |what| move |source| Trouble::System { what, source };
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(system("starting a process"))?;
+        let input = child.stdin.take().expect("it is piped");
+        let output = child.stdout.take().expect("it is piped");
+        let heard = Arc::new(Heard::default());
+        let listener = Arc::clone(&heard);
+        thread::Builder::new()
+            .name("listener".to_owned())
+            .spawn(move || listener.listen(output))
+            .map_err(system("starting a thread"))?;
+        Ok(Self { child: Mutex::new(child), input: Mutex::new(input), heard })
+    }
+
+    /// Waits until its node runs, or the process has ended: false then.
+    ///
+    /// # Errors
+    /// Neither happens.
+    pub fn ready(&self) -> Result<bool, Trouble> {
+        let state = self.heard.wait_while("a node does not start", |s| !s.ready && !s.over)?;
+        Ok(state.ready)
+    }
+
+    /// Asks for something. If the process ends before it answers, the receiver is told so.
+    pub fn ask(&self, order: &Order) -> mpsc::Receiver<Answer> {
+        let (sender, receiver) = mpsc::channel();
+        let id = {
+            let mut state = self.heard.lock();
+            state.next += 1;
+            let id = state.next;
+            if !state.over {
+                state.waiting.insert(id, sender);
+            }
+            id
+        };
+        let line = format!("{id} {}\n", order.words());
+        let mut input = self.input.lock().unwrap_or_else(PoisonError::into_inner);
+        // A process that does not read any more has ended: the listener will find out.
+        drop(input.write_all(line.as_bytes()));
+        receiver
+    }
+
+    /// Asks, and waits for the answer. `None` if the process ends before.
+    ///
+    /// # Errors
+    /// It neither answers nor ends.
+    pub fn answer(&self, order: &Order) -> Result<Option<Answer>, Trouble> {
+        match self.ask(order).recv_timeout(LIMIT) {
+            Ok(answer) => Ok(Some(answer)),
+            Err(mpsc::RecvTimeoutError::Disconnected) => Ok(None),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                Err(Trouble::TooLate(format!("no answer to {order:?}")))
+            }
+        }
+    }
+
+    /// Whether it has ended.
+    pub fn is_over(&self) -> bool {
+        self.heard.lock().over
+    }
+
+    /// Kills it, wherever it is.
+    pub fn kill(&self) {
+        // One that has ended already is dead too.
+        drop(self.child.lock().unwrap_or_else(PoisonError::into_inner).kill());
+    }
+
+    /// Waits until it has been killed, by itself or from outside, and says where.
+    ///
+    /// # Errors
+    /// It lives on, its node has stopped by itself, or it has ended in another way.
+    pub fn died(&self) -> Result<Death, Trouble> {
+        let state = self
+            .heard
+            .wait_while("a process lives that should die", |s| !s.over && s.stopped.is_none())?;
+        let (dies, stopped) = (state.dies, state.stopped.clone());
+        drop(state);
+        if let Some(why) = stopped {
+            return Err(Trouble::Stopped(why));
+        }
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        let status = child
+            .wait()
+            .map_err(|source| Trouble::System { what: "waiting for a process", source })?;
+        if status.signal() != Some(SIGKILL) {
+            return Err(Trouble::Ended(status.to_string()));
+        }
+        Ok(dies.map_or(Death::Outside, Death::At))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+        drop(self.child.lock().unwrap_or_else(PoisonError::into_inner).wait());
+    }
+}

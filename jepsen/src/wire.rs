@@ -1,0 +1,226 @@
+//! What a node's process and the harness say to each other: one line each, words between spaces.
+//!
+//! ```text
+//!   to the node                 from the node
+//!   7 write w/2/19              7 done 311   |  7 refused why...  |  7 unknown why...
+//!   8 rows                      8 rows 311 w/2/19@311#1=9f0c..  ...
+//!   9 status                    9 status leader 4 2        (role, term, leader or 0)
+//!   10 arm LogAfterSync 3       10 armed
+//!                               ready                      (the node runs)
+//!                               dies LogAfterSync          (it is about to kill itself there)
+//!                               stopped why...             (the node has stopped by itself)
+//! ```
+
+use bowline::env::Point;
+
+/// What the harness wants of a node.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// Write a key, with the value that belongs to it, and count it in its writer's tally, in one
+    /// transaction.
+    Write(String),
+    /// All rows, read linearizably.
+    Rows,
+    /// Who leads, as of now.
+    Status,
+    /// Kill yourself at the n-th reach of a point from now on.
+    Arm(Point, u64),
+}
+
+impl Order {
+    /// As a line says it.
+    pub fn words(&self) -> String {
+        match self {
+            Order::Write(key) => format!("write {key}"),
+            Order::Rows => "rows".to_owned(),
+            Order::Status => "status".to_owned(),
+            Order::Arm(point, hits) => format!("arm {point:?} {hits}"),
+        }
+    }
+
+    /// What a line says.
+    pub fn parse(words: &str) -> Option<Self> {
+        let words: Vec<&str> = words.split(' ').collect();
+        Some(match words[..] {
+            ["write", key] => Order::Write(key.to_owned()),
+            ["rows"] => Order::Rows,
+            ["status"] => Order::Status,
+            ["arm", point, hits] => Order::Arm(point_named(point)?, hits.parse().ok()?),
+            _ => return None,
+        })
+    }
+}
+
+/// What a node answers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// Written, at this revision.
+    Done(u64),
+    /// Not done, and never will be.
+    Refused(String),
+    /// Perhaps done, perhaps not.
+    Unknown(String),
+    /// All rows.
+    Rows(Rows),
+    /// Its part, its term, and whom it follows.
+    Status {
+        /// Whether it leads.
+        leads: bool,
+        /// Its term.
+        term: u64,
+        /// The id of the leader, as far as it knows.
+        leader: Option<u64>,
+    },
+    /// The point is armed.
+    Armed,
+}
+
+impl Answer {
+    /// As a line says it.
+    pub fn words(&self) -> String {
+        match self {
+            Answer::Done(revision) => format!("done {revision}"),
+            Answer::Refused(why) => format!("refused {}", one_line(why)),
+            Answer::Unknown(why) => format!("unknown {}", one_line(why)),
+            Answer::Rows(rows) => rows.words(),
+            Answer::Status { leads, term, leader } => {
+                let role = if *leads { "leader" } else { "other" };
+                format!("status {role} {term} {}", leader.unwrap_or(0))
+            }
+            Answer::Armed => "armed".to_owned(),
+        }
+    }
+
+    /// What a line says.
+    pub fn parse(words: &str) -> Option<Self> {
+        let (kind, rest) = words.split_once(' ').unwrap_or((words, ""));
+        Some(match kind {
+            "done" => Answer::Done(rest.parse().ok()?),
+            "refused" => Answer::Refused(rest.to_owned()),
+            "unknown" => Answer::Unknown(rest.to_owned()),
+            "rows" => Answer::Rows(Rows::parse(rest)?),
+            "status" => {
+                let [role, term, leader] = rest.split(' ').collect::<Vec<_>>()[..] else {
+                    return None;
+                };
+                let leader = Some(leader.parse().ok()?).filter(|leader| *leader != 0);
+                Answer::Status { leads: role == "leader", term: term.parse().ok()?, leader }
+            }
+            "armed" => Answer::Armed,
+            _ => return None,
+        })
+    }
+}
+
+/// A row as far as it is judged.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Row {
+    /// Its key.
+    pub key: String,
+    /// The revision of its last change.
+    pub revision: u64,
+    /// How often it was written.
+    pub version: u64,
+    /// The [`hash`] of its value.
+    pub value: u64,
+}
+
+/// All rows of a store.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Rows {
+    /// The store's revision.
+    pub revision: u64,
+    /// In the order of their keys.
+    pub rows: Vec<Row>,
+}
+
+impl Rows {
+    fn words(&self) -> String {
+        let mut line = format!("rows {}", self.revision);
+        for Row { key, revision, version, value } in &self.rows {
+            line.push_str(&format!(" {key}@{revision}#{version}={value:x}"));
+        }
+        line
+    }
+
+    fn parse(words: &str) -> Option<Self> {
+        let mut words = words.split(' ');
+        let revision = words.next()?.parse().ok()?;
+        let row = |word: &str| {
+            let (key, rest) = word.split_once('@')?;
+            let (revision, rest) = rest.split_once('#')?;
+            let (version, value) = rest.split_once('=')?;
+            Some(Row {
+                key: key.to_owned(),
+                revision: revision.parse().ok()?,
+                version: version.parse().ok()?,
+                value: u64::from_str_radix(value, 16).ok()?,
+            })
+        };
+        Some(Self { revision, rows: words.map(row).collect::<Option<_>>()? })
+    }
+}
+
+/// The bytes of a value: a segment of the log is full after some sixty of them.
+const VALUE_BYTES: usize = 1000;
+
+/// The value that is written to a key: its own for each.
+pub fn value_of(key: &str) -> String {
+    key.chars().chain(std::iter::once('.')).cycle().take(VALUE_BYTES).collect()
+}
+
+/// Where a writer's writes are counted.
+pub fn tally_of(key: &str) -> String {
+    let writer = key.split('/').nth(1).unwrap_or("");
+    format!("tally/{writer}")
+}
+
+/// A 64-bit FNV-1a hash.
+pub fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+/// The crash point of this name.
+pub fn point_named(name: &str) -> Option<Point> {
+    Point::ALL.into_iter().find(|point| format!("{point:?}") == name)
+}
+
+fn one_line(words: &str) -> String {
+    words.replace('\n', " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_and_answers_survive_their_lines() {
+        let orders = [
+            Order::Write("w/1/2".to_owned()),
+            Order::Rows,
+            Order::Status,
+            Order::Arm(Point::LogAfterSync, 3),
+        ];
+        for order in orders {
+            assert_eq!(Order::parse(&order.words()), Some(order));
+        }
+        let row = Row { key: "w/1/2".to_owned(), revision: 5, version: 1, value: u64::MAX };
+        let answers = [
+            Answer::Done(7),
+            Answer::Refused("too busy".to_owned()),
+            Answer::Unknown("too late".to_owned()),
+            Answer::Rows(Rows { revision: 9, rows: vec![row.clone(), row] }),
+            Answer::Rows(Rows { revision: 1, rows: vec![] }),
+            Answer::Status { leads: true, term: 4, leader: Some(2) },
+            Answer::Status { leads: false, term: 4, leader: None },
+            Answer::Armed,
+        ];
+        for answer in answers {
+            assert_eq!(Answer::parse(&answer.words()), Some(answer));
+        }
+        assert_eq!(Order::parse("arm Nowhere 3"), None);
+        assert_eq!(Answer::parse("rows 5 k@1"), None);
+    }
+}

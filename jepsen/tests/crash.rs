@@ -1,0 +1,204 @@
+//! Real processes, killed at every named point of the log and the driver, and at random moments, while
+//! writes run: what was acknowledged is there once, what is unknown at most once, and who was killed
+//! comes back.
+//!
+//! `BOWLINE_CRASH_ROUNDS` multiplies the crashes (default 1), `BOWLINE_CRASH_SEED` draws other random
+//! moments.
+
+#![allow(clippy::print_stderr, reason = "the counts are part of the test's result")]
+
+use std::collections::BTreeMap;
+
+use bowline::env::Point;
+use bowline_jepsen::{Cluster, Death, Trouble};
+
+const NODE: &str = env!("CARGO_BIN_EXE_jepsen-node");
+
+fn rounds() -> u64 {
+    number("BOWLINE_CRASH_ROUNDS").unwrap_or(1)
+}
+
+fn number(variable: &str) -> Option<u64> {
+    let value = std::env::var(variable).ok()?;
+    Some(value.parse().unwrap_or_else(|_| panic!("{variable} is not a number: {value:?}")))
+}
+
+/// Random numbers from a seed: which member, and after how many writes.
+struct Dice(u64);
+
+impl Dice {
+    fn new() -> Self {
+        let seed = number("BOWLINE_CRASH_SEED").unwrap_or(1);
+        eprintln!("BOWLINE_CRASH_SEED={seed} draws these moments");
+        Self(seed)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        ((z ^ (z >> 27)) >> 16) % bound
+    }
+}
+
+/// At which points processes have died, and how often.
+#[derive(Default)]
+struct Coverage(BTreeMap<Point, u64>);
+
+impl Coverage {
+    fn died(&mut self, death: Death, expected: Point) {
+        assert_eq!(death, Death::At(expected));
+        *self.0.entry(expected).or_default() += 1;
+    }
+
+    fn is_complete(&self) {
+        let missing: Vec<_> =
+            Point::ALL.into_iter().filter(|point| !self.0.contains_key(point)).collect();
+        assert!(missing.is_empty(), "nobody died at {missing:?}");
+    }
+}
+
+/// Every point with every one of these hits, and more by chance in more rounds.
+fn crashes(hits: [u64; 2]) -> Vec<(Point, u64)> {
+    let mut dice = Dice::new();
+    let mut crashes = Vec::new();
+    for round in 0..rounds() {
+        for point in Point::ALL {
+            for hits in hits {
+                // Segments are rare: a high count of them is a long test.
+                let rare = matches!(point, Point::LogSegmentCreated | Point::LogSegmentSynced);
+                let more = if round == 0 { 0 } else { dice.below(if rare { 3 } else { 60 }) };
+                crashes.push((point, if rare { 1 } else { hits } + more));
+            }
+        }
+    }
+    crashes
+}
+
+/// Kills whom `victim` names at every point, while writes run.
+fn killed_at_every_point(
+    mut cluster: Cluster,
+    hits: [u64; 2],
+    victim: impl Fn(&Cluster) -> Result<usize, Trouble>,
+) -> Result<(), Trouble> {
+    let mut coverage = Coverage::default();
+    cluster.start()?;
+    cluster.load().more(10)?;
+    for (point, hits) in crashes(hits) {
+        let victim = victim(&cluster)?;
+        cluster.arm(victim, point, hits)?;
+        coverage.died(cluster.process(victim).died()?, point);
+        if cluster.members() > 1 {
+            cluster.load().more(5)?;
+        }
+        cluster.restart(victim)?;
+        cluster.judge(victim)?;
+        cluster.load().more(5)?;
+    }
+    coverage.is_complete();
+    eprintln!("deaths: {:?}; {}", coverage.0, cluster.conclude()?);
+    Ok(())
+}
+
+#[test]
+fn a_single_node_that_is_killed_at_any_point_keeps_what_it_acknowledged() -> Result<(), Trouble> {
+    killed_at_every_point(Cluster::new(NODE, 1)?, [1, 17], |_| Ok(0))
+}
+
+#[test]
+fn a_leader_that_is_killed_at_any_point_loses_nothing_and_comes_back() -> Result<(), Trouble> {
+    killed_at_every_point(Cluster::new(NODE, 3)?, [1, 6], Cluster::leader)
+}
+
+#[test]
+fn a_follower_that_is_killed_at_any_point_loses_nothing_and_comes_back() -> Result<(), Trouble> {
+    let follower = |cluster: &Cluster| Ok((cluster.leader()? + 1) % cluster.members());
+    killed_at_every_point(Cluster::new(NODE, 3)?, [2, 9], follower)
+}
+
+#[test]
+fn a_member_that_is_killed_while_the_cluster_is_founded_takes_part_when_it_is_back()
+-> Result<(), Trouble> {
+    let mut coverage = Coverage::default();
+    let hits = (0..=rounds()).map(|round| 1 + 2 * round);
+    let all = Point::ALL.into_iter().flat_map(|point| hits.clone().map(move |hits| (point, hits)));
+    for (i, (point, hits)) in all.enumerate() {
+        let rare = matches!(point, Point::LogSegmentCreated | Point::LogSegmentSynced);
+        let hits = if rare { 1 } else { hits };
+        let members = if i % 4 == 0 { 3 } else { 1 };
+        let victim = i % members;
+        let mut cluster = Cluster::new(NODE, members)?;
+        for member in 0..members {
+            cluster.spawn(member, (member == victim).then_some((point, hits)))?;
+        }
+        for member in (0..members).filter(|member| *member != victim) {
+            cluster.join(member)?;
+        }
+        // It may die before it runs, or later, by what its own writers make it do.
+        if cluster.process(victim).ready()? {
+            cluster.load().write_to(victim, cluster.process(victim));
+        }
+        coverage.died(cluster.process(victim).died()?, point);
+        cluster.restart(victim)?;
+        cluster.load().more(5)?;
+        cluster.conclude()?;
+    }
+    coverage.is_complete();
+    eprintln!("deaths while founding: {:?}", coverage.0);
+    Ok(())
+}
+
+#[test]
+fn a_node_that_is_killed_while_it_recovers_recovers_the_next_time() -> Result<(), Trouble> {
+    let mut cluster = Cluster::new(NODE, 1)?;
+    cluster.start()?;
+    let mut deaths = 0;
+    for point in [Point::LogBeforeWrite, Point::LogAfterWrite, Point::LogAfterSync] {
+        for hits in 1..=1 + 2 * rounds() {
+            cluster.load().more(20)?;
+            cluster.kill(&[0])?;
+            cluster.spawn(0, Some((point, hits)))?;
+            if cluster.process(0).ready()? {
+                cluster.load().write_to(0, cluster.process(0));
+            }
+            assert_eq!(cluster.process(0).died()?, Death::At(point));
+            deaths += 1;
+            cluster.restart(0)?;
+            cluster.judge(0)?;
+        }
+    }
+    eprintln!("{deaths} deaths while recovering; {}", cluster.conclude()?);
+    Ok(())
+}
+
+#[test]
+fn members_that_are_killed_at_random_moments_lose_nothing() -> Result<(), Trouble> {
+    let mut dice = Dice::new();
+    let mut cluster = Cluster::new(NODE, 3)?;
+    cluster.start()?;
+    let (mut minorities, mut majorities, mut all) = (0, 0, 0);
+    for round in 0..9 * rounds() {
+        cluster.load().more(1 + dice.below(120))?;
+        // One, two, all three at once; each in turn.
+        let many = 1 + usize::try_from(round % 3).unwrap_or(0);
+        let first = usize::try_from(dice.below(3)).unwrap_or(0);
+        let victims: Vec<usize> = (0..many).map(|i| (first + i) % 3).collect();
+        cluster.kill(&victims)?;
+        match many {
+            1 => minorities += 1,
+            2 => majorities += 1,
+            _ => all += 1,
+        }
+        if many == 1 {
+            cluster.load().more(1 + dice.below(40))?;
+        }
+        for victim in victims {
+            cluster.restart(victim)?;
+        }
+        cluster.judge(first)?;
+    }
+    eprintln!(
+        "kills of one: {minorities}, of two: {majorities}, of all: {all}; {}",
+        cluster.conclude()?
+    );
+    Ok(())
+}
