@@ -35,8 +35,10 @@ const COUNT: &str = "demo/count";
 const OPS: &str = "demo/op/";
 /// How many rows are read at a time.
 const PAGE_ROWS: u64 = 500;
-/// How often an increment without a clear answer is tried again.
-const TRIES_MAX: u32 = 4;
+/// How often an increment without a clear answer is tried, and for how long each time: shorter than
+/// an election takes, so that it happens.
+const TRIES_MAX: u32 = 12;
+const TRY: Duration = Duration::from_millis(400);
 /// How long a worker that did not get the lock waits before it asks again.
 const PAUSE: Duration = Duration::from_millis(50);
 /// How long the line for the lock may take to empty when all workers rest.
@@ -285,22 +287,20 @@ async fn write(guard: &Guard, op: OpId, count: u64) -> Result<Report, String> {
     let value = format!("{count} {}", guard.token());
     let began = Instant::now();
     let mut doubt: Option<Error> = None;
-    for _ in 0..TRIES_MAX {
+    for tries in 1..=TRIES_MAX {
         let txn = guard
             .txn()
             .when(Compare::missing(key.clone()))
             .then(Op::put(COUNT, count.to_string()))
-            .then(Op::put(key.clone(), value.clone()));
+            .then(Op::put(key.clone(), value.clone()))
+            .deadline(TRY);
         match txn.commit().await {
             Ok(reply) if reply.succeeded || doubt.is_some() => {
-                return Ok(Report::Acknowledged { op, count, began });
+                return Ok(Report::Acknowledged { op, count, began, tries });
             }
             Ok(_) => return Err(format!("{op} was in the store before it was written")),
             Err(GuardError::NotHeld) => {
-                return Ok(match doubt {
-                    None => Report::StoreRefused { op },
-                    Some(error) => Report::Unknown { op, why: error.to_string() },
-                });
+                return Ok(Report::StoreRefused { op, doubt: doubt.is_some() });
             }
             Err(GuardError::Store(error)) if error.effect() == Effect::Unknown => {
                 doubt = Some(error);

@@ -17,9 +17,9 @@ const EXAMPLES_MAX: usize = 5;
 pub(crate) struct Evidence {
     /// The increments that the store acknowledged, each with what it made of the counter.
     pub(crate) acknowledged: BTreeMap<OpId, u64>,
-    /// Those that the ledger or the store refused.
+    /// Those that the ledger refused, or the store at the first try: they cannot have been made.
     pub(crate) refused: BTreeSet<OpId>,
-    /// Those that the store refused.
+    /// Those that the store refused in the end.
     pub(crate) refused_by_store: BTreeSet<OpId>,
     /// Those whose writer was stopped in mid-course until somebody else had the lock.
     pub(crate) late: BTreeSet<OpId>,

@@ -57,7 +57,10 @@ struct Account {
     refused_by_store: BTreeSet<OpId>,
     /// Those that ended with an answer, with a refusal, or without: nothing more will be heard of them.
     ended: BTreeSet<OpId>,
-    unknown: u64,
+    /// Those of which nobody was told whether they were made.
+    doubtful: BTreeSet<OpId>,
+    /// Increments whose acknowledgement took more than one try.
+    tried_again: u64,
     holder: Option<Worker>,
     handoffs: u64,
     lingering: Option<Lingering>,
@@ -233,7 +236,8 @@ impl Stage {
                 account.lingering = Some(Lingering { seat: from, op, token });
                 return Ok(());
             }
-            Report::Acknowledged { op, count, began } => {
+            Report::Acknowledged { op, count, began, tries } => {
+                account.tried_again += u64::from(tries > 1);
                 account.ended.insert(op.clone());
                 account.acknowledged.insert(op, count);
                 match account.halted_at {
@@ -250,13 +254,16 @@ impl Stage {
                 account.refused_by_ledger.insert(op.clone());
                 Event::LedgerRefused { op: op.to_string(), token, highest }
             }
-            Report::StoreRefused { op } => {
+            Report::StoreRefused { op, doubt } => {
                 account.refused_by_store.insert(op.clone());
+                if doubt {
+                    account.doubtful.insert(op.clone());
+                }
                 account.ended.insert(op.clone());
                 Event::StoreRefused { op: op.to_string() }
             }
             Report::Unknown { op, why } => {
-                account.unknown += 1;
+                account.doubtful.insert(op.clone());
                 account.ended.insert(op.clone());
                 Event::Unknown { op: op.to_string(), why }
             }
@@ -396,7 +403,8 @@ impl Stage {
         let ledger = self.ledger.read_back();
         let ledger = ledger.map_err(Trouble::environment("the ledger cannot be read"))?;
         let account = &mut self.account;
-        let refused = account.refused_by_ledger.union(&account.refused_by_store).cloned();
+        let by_store = account.refused_by_store.difference(&account.doubtful);
+        let refused = account.refused_by_ledger.iter().chain(by_store).cloned();
         Ok(Evidence {
             refused: refused.collect(),
             acknowledged: account.acknowledged.clone(),
@@ -430,7 +438,8 @@ impl Stage {
             holders_stopped: account.late.len() as u64,
             refused_by_ledger: account.refused_by_ledger.len() as u64,
             refused_by_store: account.refused_by_store.len() as u64,
-            unknown: account.unknown,
+            unknown: account.doubtful.len() as u64,
+            tried_again: account.tried_again,
             recovery_ms: Spread::of(&account.recoveries),
         }
     }

@@ -147,6 +147,8 @@ pub(crate) struct Figures {
     pub(crate) refused_by_ledger: u64,
     pub(crate) refused_by_store: u64,
     pub(crate) unknown: u64,
+    /// Increments that were tried again because there was no telling whether they had been made.
+    pub(crate) tried_again: u64,
     /// From the kill of a leader to the acknowledgement of the next increment begun after it.
     pub(crate) recovery_ms: Option<Spread>,
 }
@@ -260,7 +262,7 @@ impl Timeline {
         }
         let mut text = String::from("\n");
         for (what, figure) in figures.lines() {
-            text += &format!("  {what:<38} {figure}\n");
+            text += &format!("  {what:<43} {figure}\n");
         }
         text.push('\n');
         for Claim { claim, finding } in claims {
@@ -335,7 +337,10 @@ impl Figures {
                 "refused by the ledger / by the store",
                 format!("{} / {}", self.refused_by_ledger, self.refused_by_store),
             ),
-            ("without an answer", self.unknown.to_string()),
+            (
+                "tried again / in the end without an answer",
+                format!("{} / {}", self.tried_again, self.unknown),
+            ),
             ("leader kill to next increment", format!("{recovery} (min / median / max)")),
         ]
     }

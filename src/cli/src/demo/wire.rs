@@ -146,10 +146,12 @@ pub(crate) enum Report {
     Lingers { op: OpId, token: Fence },
     /// The ledger refused, because of a later holder.
     LedgerRefused { op: OpId, token: Fence, highest: Fence },
-    /// The store carried the increment out, and made the counter `count`.
-    Acknowledged { op: OpId, count: u64, began: Instant },
-    /// The store refused, because the lock was lost: nothing was changed.
-    StoreRefused { op: OpId },
+    /// The store carried the increment out, and made the counter `count`. Of earlier tries there was no
+    /// telling.
+    Acknowledged { op: OpId, count: u64, began: Instant, tries: u32 },
+    /// The store refused, because the lock was lost: nothing was changed, unless there is a doubt about
+    /// an earlier try.
+    StoreRefused { op: OpId, doubt: bool },
     /// No telling whether the store carried it out.
     Unknown { op: OpId, why: String },
     /// A worker has lost, or did not get, its lock: a sentence.
