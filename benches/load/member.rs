@@ -1,0 +1,270 @@
+//! A member of the measured cluster: a process of its own, or a thread of this one. Either way it is
+//! told what to do by lines of words, and answers each with a line.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, PipeReader, PipeWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bowline::{Config, Node, Role};
+
+use crate::report::Measured;
+use crate::work::{Site, Work};
+
+/// What a member must know to start.
+#[derive(Clone)]
+pub(crate) struct Plan {
+    pub(crate) dir: PathBuf,
+    /// Its place among the ports.
+    pub(crate) number: usize,
+    /// One for each member.
+    pub(crate) ports: Vec<u16>,
+    pub(crate) heartbeat: Duration,
+    pub(crate) election: Duration,
+    pub(crate) keys: u64,
+    /// How many threads the callers have.
+    pub(crate) threads: usize,
+}
+
+impl Plan {
+    /// The first argument of a process that is a member.
+    pub(crate) const WORD: &str = "member";
+
+    fn to_args(&self) -> Vec<String> {
+        let ports: Vec<String> = self.ports.iter().map(u16::to_string).collect();
+        vec![
+            Self::WORD.to_owned(),
+            self.dir.display().to_string(),
+            self.number.to_string(),
+            ports.join(","),
+            self.heartbeat.as_millis().to_string(),
+            self.election.as_millis().to_string(),
+            self.keys.to_string(),
+            self.threads.to_string(),
+        ]
+    }
+
+    pub(crate) fn from_args(args: &[String]) -> Option<Self> {
+        let [word, dir, number, ports, heartbeat, election, keys, threads] = args else {
+            return None;
+        };
+        let millis = |text: &String| text.parse().ok().map(Duration::from_millis);
+        (word == Self::WORD).then_some(())?;
+        Some(Self {
+            dir: dir.into(),
+            number: number.parse().ok()?,
+            ports: ports.split(',').map(|port| port.parse().ok()).collect::<Option<_>>()?,
+            heartbeat: millis(heartbeat)?,
+            election: millis(election)?,
+            keys: keys.parse().ok()?,
+            threads: threads.parse().ok()?,
+        })
+    }
+
+    fn config(&self) -> Config {
+        let config = Config::new(&self.dir, format!("n{}", self.number))
+            .heartbeat(self.heartbeat)
+            .election_timeout(self.election)
+            .call_deadline(Duration::from_secs(30));
+        match self.ports.len() {
+            1 => config,
+            _ => config.members(
+                self.ports
+                    .iter()
+                    .enumerate()
+                    .map(|(i, port)| (format!("n{i}"), format!("127.0.0.1:{port}"))),
+            ),
+        }
+    }
+}
+
+/// What a member says about itself.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Standing {
+    pub(crate) leads: bool,
+    pub(crate) leader: u64,
+    pub(crate) applied: u64,
+}
+
+/// A member, from outside.
+pub(crate) struct Member {
+    body: Body,
+    to: Box<dyn Write + Send>,
+    from: Box<dyn BufRead + Send>,
+}
+
+enum Body {
+    Process(Child),
+    Thread(Option<thread::JoinHandle<()>>),
+}
+
+impl Member {
+    /// Starts a process.
+    pub(crate) fn process(plan: &Plan) -> io::Result<Self> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(plan.to_args())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let to = child.stdin.take().expect("it was asked for");
+        let from = child.stdout.take().expect("it was asked for");
+        let (to, from) = (Box::new(to), Box::new(BufReader::new(from)));
+        Ok(Self { body: Body::Process(child), to, from })
+    }
+
+    /// Starts a thread.
+    pub(crate) fn thread(plan: &Plan) -> io::Result<Self> {
+        let (theirs, to): (PipeReader, PipeWriter) = io::pipe()?;
+        let (from, mine) = io::pipe()?;
+        let plan = plan.clone();
+        let thread = thread::spawn(move || live(&plan, BufReader::new(theirs), mine));
+        let (to, from) = (Box::new(to), Box::new(BufReader::new(from)));
+        Ok(Self { body: Body::Thread(Some(thread)), to, from })
+    }
+
+    /// Tells it something.
+    pub(crate) fn tell(&mut self, words: &str) {
+        writeln!(self.to, "{words}").expect("the member listens");
+    }
+
+    /// Its next answer.
+    pub(crate) fn answer(&mut self) -> String {
+        let mut line = String::new();
+        self.from.read_line(&mut line).expect("the member answers");
+        assert!(line.ends_with('\n'), "the member is gone");
+        line.trim_end().to_owned()
+    }
+
+    /// Lets it work.
+    pub(crate) fn begin(&mut self, work: Work, callers: u64, time: Duration) {
+        self.tell(&format!("{} {callers} {}", work.word(), time.as_millis()));
+    }
+
+    /// What the work, or the thing it was told, came to.
+    pub(crate) fn measured(&mut self) -> Measured {
+        let words = self.answer();
+        Measured::from_words(&words).unwrap_or_else(|| panic!("not a measurement: {words:?}"))
+    }
+
+    pub(crate) fn standing(&mut self) -> Standing {
+        self.tell("standing");
+        let words = self.answer();
+        let numbers: Vec<u64> = words.split(' ').filter_map(|word| word.parse().ok()).collect();
+        let [leads, leader, applied] = numbers[..] else { panic!("not a standing: {words:?}") };
+        Standing { leads: leads == 1, leader, applied }
+    }
+
+    /// The CPU time that its process has taken.
+    pub(crate) fn cpu(&self) -> Duration {
+        match &self.body {
+            Body::Process(child) => cpu_of(&child.id().to_string()),
+            Body::Thread(_) => Duration::ZERO,
+        }
+    }
+
+    /// Kills the process, as `kill -9` does.
+    pub(crate) fn kill(mut self) {
+        let Body::Process(child) = &mut self.body else { panic!("a thread cannot be killed") };
+        child.kill().expect("it runs");
+        child.wait().expect("it ends");
+    }
+
+    /// Closes its ears, and waits until it has ended.
+    pub(crate) fn end(self) {
+        let Self { body, to, from } = self;
+        drop((to, from));
+        match body {
+            Body::Process(mut child) => drop(child.wait()),
+            Body::Thread(thread) => thread.expect("once").join().expect("it ends in good order"),
+        }
+    }
+}
+
+/// The CPU time of all threads of a process that run.
+pub(crate) fn cpu_of(process: &str) -> Duration {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let nanos = threads.map(|thread| {
+        let text = fs::read_to_string(thread.path().join("schedstat")).unwrap_or_default();
+        text.split(' ').next().and_then(|nanos| nanos.parse().ok()).unwrap_or(0)
+    });
+    Duration::from_nanos(nanos.sum())
+}
+
+/// The life of a member: does what it is told until nobody is there to tell it.
+pub(crate) fn live(plan: &Plan, orders: impl BufRead, mut answers: impl Write) {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(plan.threads)
+        .enable_time()
+        .build()
+        .expect("a runtime for the callers");
+    let node = runtime.block_on(Node::start(plan.config())).expect("the node starts");
+    let site = Arc::new(Site::new(node, plan.keys));
+    for order in orders.lines() {
+        let Ok(order) = order else { break };
+        // On the callers' threads, like everything that a host program does.
+        let doing = runtime.spawn(obey(Arc::clone(&site), order));
+        let answer = runtime.block_on(doing).expect("an order that is understood");
+        if writeln!(answers, "{answer}").and_then(|()| answers.flush()).is_err() {
+            break;
+        }
+    }
+    let Ok(site) = Arc::try_unwrap(site).map_err(drop) else { return };
+    let _ = runtime.block_on(site.into_node().shutdown());
+}
+
+async fn obey(site: Arc<Site>, order: String) -> String {
+    let words: Vec<&str> = order.split(' ').collect();
+    let node = site.node();
+    match words[..] {
+        ["standing"] => {
+            let status = node.status();
+            let leader = status.leader.map_or(0, |leader| leader.get());
+            let leads = u8::from(status.role == Role::Leader);
+            format!("{leads} {leader} {}", status.applied.get())
+        }
+        // Until the next write is acknowledged, whatever has to happen before.
+        ["next-write"] => timed(async { put_next(node).await }).await.to_words(),
+        ["transfer"] => {
+            let transfer = async {
+                node.transfer_leadership(None).await.expect("somebody takes over");
+                put_next(node).await;
+            };
+            timed(transfer).await.to_words()
+        }
+        [work, callers, millis] => {
+            let work: Work = work.parse().expect("a kind of work");
+            let callers = callers.parse().expect("a number of callers");
+            let time = Duration::from_millis(millis.parse().expect("milliseconds"));
+            site.run(work, callers, time).await.to_words()
+        }
+        _ => panic!("no such order: {order:?}"),
+    }
+}
+
+async fn put_next(node: &Node) {
+    node.client().put("next", "v").await.expect("the next write");
+}
+
+async fn timed(work: impl Future<Output = ()>) -> Measured {
+    let begun = Instant::now();
+    work.await;
+    let mut measured = Measured::new(begun.elapsed());
+    measured.add(measured.elapsed);
+    measured
+}
+
+/// Ports that were free a moment ago.
+pub(crate) fn free_ports(count: usize) -> io::Result<Vec<u16>> {
+    let taken: Vec<_> = (0..count)
+        .map(|_| std::net::TcpListener::bind("127.0.0.1:0"))
+        .collect::<io::Result<_>>()?;
+    taken.iter().map(|listener| Ok(listener.local_addr()?.port())).collect()
+}
+
+/// Where a member keeps its data.
+pub(crate) fn data_dir(base: &Path, number: usize) -> PathBuf {
+    base.join(format!("n{number}"))
+}

@@ -1,0 +1,313 @@
+//! The work that callers inside a member do: each caller is a task that makes one call after the other.
+
+use std::future::Future;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use bowline::{Client, Compare, KeyRange, LeaseId, Node, Op, Session};
+use tokio::task::JoinSet;
+
+use crate::report::Measured;
+
+/// Bytes of each value.
+const VALUE_BYTES: usize = 256;
+
+/// How many puts one transaction does while the store is filled.
+const FILL_AT_ONCE: u64 = 100;
+
+/// How many watchers there are in the row of watches.
+const WATCHERS: usize = 100;
+
+/// How many keys the callers of compare-and-set share.
+const COMPARED_KEYS: u64 = 10_000;
+
+/// A kind of work; its word is how processes call it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Work {
+    /// Not measured: every key gets its first value.
+    Fill,
+    /// A put of a random key.
+    Put,
+    /// A linearizable get of a random key.
+    Get,
+    /// A get of what this replica has.
+    LocalGet,
+    /// Every second call a put, the others linearizable gets.
+    Mixed,
+    /// A local get, and a transaction that puts if the row is still the same.
+    CompareAndSet,
+    /// Puts; measured is their delivery to each of the watchers.
+    Watch,
+    /// Grants of leases; they stay for the next row.
+    Grant,
+    /// Revocations of the leases that were granted.
+    Revoke,
+    /// Each caller locks and unlocks a name of its own.
+    Lock,
+    /// All callers of all members lock and unlock the same name; measured is the wait.
+    Handoff,
+}
+
+const WORDS: [(&str, Work); 11] = [
+    ("fill", Work::Fill),
+    ("put", Work::Put),
+    ("get", Work::Get),
+    ("local-get", Work::LocalGet),
+    ("mixed", Work::Mixed),
+    ("compare-and-set", Work::CompareAndSet),
+    ("watch", Work::Watch),
+    ("grant", Work::Grant),
+    ("revoke", Work::Revoke),
+    ("lock", Work::Lock),
+    ("handoff", Work::Handoff),
+];
+
+impl Work {
+    pub(crate) fn word(self) -> &'static str {
+        WORDS.iter().find(|(_, work)| *work == self).expect("every work has a word").0
+    }
+}
+
+impl FromStr for Work {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        let found = WORDS.iter().find(|(known, _)| *known == word);
+        found.map(|(_, work)| *work).ok_or_else(|| format!("no work is called {word:?}"))
+    }
+}
+
+/// Where callers work: a member, and what they share.
+pub(crate) struct Site {
+    node: Node,
+    keys: u64,
+    leases: Mutex<Vec<LeaseId>>,
+}
+
+impl Site {
+    pub(crate) fn new(node: Node, keys: u64) -> Self {
+        Self { node, keys, leases: Mutex::default() }
+    }
+
+    pub(crate) fn node(&self) -> &Node {
+        &self.node
+    }
+
+    pub(crate) fn into_node(self) -> Node {
+        self.node
+    }
+
+    /// Lets so many callers work for a time.
+    pub(crate) async fn run(
+        self: &Arc<Self>,
+        work: Work,
+        callers: u64,
+        time: Duration,
+    ) -> Measured {
+        match work {
+            Work::Fill => self.fill(callers).await,
+            Work::Watch => self.watch(callers, time).await,
+            _ => self.work(work, callers, time).await,
+        }
+    }
+
+    async fn fill(self: &Arc<Self>, callers: u64) -> Measured {
+        let share = self.keys.div_ceil(callers);
+        together(callers, |number| {
+            let site = Arc::clone(self);
+            async move {
+                let measured = Measured::new(Duration::ZERO);
+                let end = ((number + 1) * share).min(site.keys);
+                let mut at = number * share;
+                while at < end {
+                    let next = (at + FILL_AT_ONCE).min(end);
+                    let txn = site.node.client().txn();
+                    let filled = (at..next).fold(txn, |t, n| t.then(Op::put(key(n), value())));
+                    filled.commit().await.expect("a transaction that fills");
+                    at = next;
+                }
+                measured
+            }
+        })
+        .await
+    }
+
+    async fn work(self: &Arc<Self>, work: Work, callers: u64, time: Duration) -> Measured {
+        // Opened before the clock runs.
+        let session = match work {
+            Work::Lock | Work::Handoff => Some(self.node.session().await.expect("a session")),
+            _ => None,
+        };
+        together(callers, |number| {
+            let (site, session) = (Arc::clone(self), session.clone());
+            async move { site.caller(work, number, session, Instant::now() + time).await }
+        })
+        .await
+    }
+
+    async fn caller(
+        &self,
+        work: Work,
+        number: u64,
+        session: Option<Session>,
+        until: Instant,
+    ) -> Measured {
+        let mut measured = Measured::new(Duration::ZERO);
+        let kv = self.node.client();
+        let mut random = Random::new(number);
+        for turn in 0_u64.. {
+            let begun = Instant::now();
+            if begun >= until {
+                break;
+            }
+            let pick = random.below(self.keys);
+            match work {
+                Work::Put => put(&kv, pick).await,
+                Work::Get => get(&kv, pick).await,
+                Work::Mixed if turn % 2 == 0 => put(&kv, pick).await,
+                Work::Mixed => get(&kv, pick).await,
+                Work::LocalGet => {
+                    let row = kv.get(key(pick)).local().await.expect("a local get");
+                    assert!(row.is_some(), "every key has a value");
+                }
+                Work::CompareAndSet => {
+                    compare_and_set(&kv, pick % COMPARED_KEYS.min(self.keys)).await;
+                }
+                Work::Grant => {
+                    let lease = kv.grant(Duration::from_secs(600)).await.expect("a grant").id;
+                    self.leases().push(lease);
+                }
+                Work::Revoke => {
+                    let Some(lease) = self.leases().pop() else { break };
+                    kv.revoke(lease).await.expect("a revocation");
+                }
+                Work::Lock | Work::Handoff => {
+                    let session = session.as_ref().expect("it was opened for this");
+                    let name = match work {
+                        Work::Lock => format!("lock/{}/{number}", self.node.status().name),
+                        _ => "handoff".to_owned(),
+                    };
+                    let guard = session.mutex(name).lock().await.expect("a lock");
+                    if work == Work::Handoff {
+                        measured.add(begun.elapsed());
+                    }
+                    let _ = guard.release().await.expect("a release");
+                }
+                Work::Fill | Work::Watch => unreachable!("it has a function of its own"),
+            }
+            if work != Work::Handoff {
+                measured.add(begun.elapsed());
+            }
+            if work == Work::LocalGet && turn % 64 == 63 {
+                // It never waits, and there are others.
+                tokio::task::yield_now().await;
+            }
+        }
+        measured
+    }
+
+    async fn watch(self: &Arc<Self>, callers: u64, time: Duration) -> Measured {
+        let begun = Instant::now();
+        let until = begun + time;
+        let mut watchers = JoinSet::new();
+        for _ in 0..WATCHERS {
+            let range = KeyRange::prefix("watched/");
+            let mut watch = self.node.client().watch(range).await.expect("a watch");
+            watchers.spawn(async move {
+                let mut measured = Measured::new(Duration::ZERO);
+                while let Ok(batch) = tokio::time::timeout_at(until.into(), watch.next()).await {
+                    let batch = batch.expect("it goes on").expect("nothing is compacted");
+                    let now = begun.elapsed();
+                    for event in &batch.events {
+                        let sent = event.kv.value[..8].try_into().expect("eight bytes");
+                        let sent = Duration::from_nanos(u64::from_le_bytes(sent));
+                        measured.add(now.saturating_sub(sent));
+                    }
+                }
+                measured
+            });
+        }
+        let writers = together(callers, |number| {
+            let kv = self.node.client();
+            async move {
+                while Instant::now() < until {
+                    let mut value = value();
+                    let sent = u64::try_from(begun.elapsed().as_nanos()).expect("not centuries");
+                    value[..8].copy_from_slice(&sent.to_le_bytes());
+                    kv.put(format!("watched/{number}"), value).await.expect("a put");
+                }
+                Measured::new(Duration::ZERO)
+            }
+        });
+        let _ = writers.await;
+        let mut all = Measured::new(time);
+        while let Some(measured) = watchers.join_next().await {
+            all.merge(&measured.expect("a watcher"));
+        }
+        all
+    }
+
+    fn leases(&self) -> std::sync::MutexGuard<'_, Vec<LeaseId>> {
+        self.leases.lock().expect("nobody fell")
+    }
+}
+
+/// Runs tasks at once, and puts together what they measured.
+async fn together<F>(callers: u64, task: impl Fn(u64) -> F) -> Measured
+where
+    F: Future<Output = Measured> + Send + 'static,
+{
+    let begun = Instant::now();
+    let mut tasks = JoinSet::new();
+    for number in 0..callers {
+        tasks.spawn(task(number));
+    }
+    let mut all = Measured::new(Duration::ZERO);
+    while let Some(measured) = tasks.join_next().await {
+        all.merge(&measured.expect("a caller"));
+    }
+    all.elapsed = begun.elapsed();
+    all
+}
+
+async fn put(kv: &Client, number: u64) {
+    kv.put(key(number), value()).await.expect("a put");
+}
+
+async fn get(kv: &Client, number: u64) {
+    let row = kv.get(key(number)).await.expect("a get");
+    assert!(row.is_some(), "every key has a value");
+}
+
+async fn compare_and_set(kv: &Client, number: u64) {
+    let key = key(number);
+    let row = kv.get(key.clone()).local().await.expect("a local get");
+    let same = Compare::mod_revision(key.clone()).eq(row.expect("it is there").mod_revision);
+    let txn = kv.txn().when(same).then(Op::put(key, value()));
+    txn.commit().await.expect("a transaction");
+}
+
+fn key(number: u64) -> String {
+    format!("k/{number:016}")
+}
+
+fn value() -> Vec<u8> {
+    vec![b'v'; VALUE_BYTES]
+}
+
+/// Numbers without a pattern (xorshift), a series for each caller.
+struct Random(u64);
+
+impl Random {
+    fn new(caller: u64) -> Self {
+        Self((caller + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+}
