@@ -158,15 +158,10 @@ impl Inbox {
         queue.waker.take()
     }
 
-    /// Whom to wake when `take` would find something.
-    pub(super) fn park(&self, waker: &Waker) {
-        let waker = waker.clone();
-        // The old one goes after the lock: dropping it may drop a task, and with it watchers.
-        let _old = self.lock().waker.replace(waker);
-    }
-
-    /// Takes what is visible.
-    pub(super) fn take(&self, visible: &AtomicU64) -> Taken {
+    /// Takes what is visible. If there is nothing, and nothing to read either, `waker` is parked
+    /// under the same lock, so that no publication falls between.
+    pub(super) fn take(&self, visible: &AtomicU64, waker: Option<&Waker>) -> Taken {
+        let waker = waker.cloned();
         let mut queue = self.lock();
         // Read under the lock: what was published up to here has been pushed.
         let visible = Revision(visible.load(Ordering::Acquire));
@@ -183,6 +178,12 @@ impl Inbox {
                 (visible.min(Revision(missed.0.saturating_sub(1))), queue.entries.is_empty())
             }
         };
+        let idle = entries.is_empty() && !behind;
+        let old =
+            if idle && waker.is_some() { mem::replace(&mut queue.waker, waker) } else { None };
+        drop(queue);
+        // Not before: dropping a waker may drop a task, and with it watchers.
+        drop(old);
         Taken { entries, through, behind }
     }
 
@@ -252,7 +253,7 @@ mod tests {
                 };
                 assert_eq!(inbox.push(published, &limits), expected, "{number} of {limits:?}");
             }
-            let taken = inbox.take(&AtomicU64::new(11));
+            let taken = inbox.take(&AtomicU64::new(11), None);
             assert_eq!(taken.entries.len() as u64, kept);
             assert_eq!((taken.through, taken.behind), (Revision(kept + 1), true));
             assert_eq!(inbox.lock().bytes, 0);
@@ -271,8 +272,33 @@ mod tests {
         let visible = AtomicU64::new(1);
         for (seen, count) in [(1, 0), (3, 2), (3, 0), (9, 1)] {
             visible.store(seen, Ordering::Release);
-            let taken = inbox.take(&visible);
+            let taken = inbox.take(&visible, None);
             assert_eq!((taken.entries.len(), taken.through), (count, Revision(seen)));
         }
+    }
+
+    #[test]
+    fn a_waker_is_parked_exactly_if_there_is_nothing_to_do() {
+        let limits = WatchLimits { queue_revisions_max: 1, ..WatchLimits::default() };
+        let inbox = Inbox::live(WatcherId(0), KeyRange::all(), Filter::All, Revision(2));
+        let push = |number| {
+            let events = &change(number);
+            inbox.push(Published { revision: Revision(number), events, at: 0, bytes: 1 }, &limits)
+        };
+        let look = |visible| inbox.take(&AtomicU64::new(visible), Some(Waker::noop()));
+        // Nothing is there, or nothing that may be taken yet.
+        assert!(look(1).entries.is_empty());
+        assert!(inbox.announce().is_some());
+        assert_eq!(push(2), Push::First);
+        assert!(look(1).entries.is_empty());
+        assert!(inbox.announce().is_some());
+        // Something is there.
+        assert_eq!(look(2).entries.len(), 1);
+        assert!(inbox.announce().is_none());
+        // There is history to read.
+        push(3);
+        assert_eq!(push(4), Push::Full);
+        assert!(!look(4).entries.is_empty() && look(4).behind);
+        assert!(inbox.announce().is_none());
     }
 }

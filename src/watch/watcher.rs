@@ -3,7 +3,7 @@
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use futures_core::Stream;
 
@@ -38,7 +38,7 @@ enum Step {
     Failed(WatchError),
     /// A part of the history was read, and had nothing for this watch.
     Reading,
-    /// There is nothing; a publication will wake who is parked.
+    /// There is nothing.
     Idle,
 }
 
@@ -84,7 +84,7 @@ impl Watcher {
             return Poll::Ready(None);
         }
         loop {
-            match self.step() {
+            match self.step(None) {
                 Step::Batch(batch) => return Poll::Ready(Some(Ok(batch))),
                 Step::Failed(error) => return Poll::Ready(Some(Err(error))),
                 Step::Reading => {}
@@ -101,23 +101,15 @@ impl Watcher {
         if self.ended {
             return Poll::Ready(None);
         }
-        let mut parked = false;
-        loop {
-            match self.step() {
-                Step::Batch(batch) => return Poll::Ready(Some(Ok(batch))),
-                Step::Failed(error) => return Poll::Ready(Some(Err(error))),
-                Step::Reading => {
-                    // The history may be long: others have their turn before the next page.
-                    context.waker().wake_by_ref();
-                    return Poll::Pending;
-                }
-                // Parked first and looked again, so that nothing falls between.
-                Step::Idle if parked => return Poll::Pending,
-                Step::Idle => {
-                    self.inbox.park(context.waker());
-                    parked = true;
-                }
+        match self.step(Some(context.waker())) {
+            Step::Batch(batch) => Poll::Ready(Some(Ok(batch))),
+            Step::Failed(error) => Poll::Ready(Some(Err(error))),
+            Step::Reading => {
+                // The history may be long: others have their turn before the next page.
+                context.waker().wake_by_ref();
+                Poll::Pending
             }
+            Step::Idle => Poll::Pending,
         }
     }
 
@@ -128,12 +120,13 @@ impl Watcher {
         self.progress = Some(self.hub.visible());
     }
 
-    fn step(&mut self) -> Step {
+    /// Looks for something to yield. If there is nothing, a publication will wake `waker`.
+    fn step(&mut self, waker: Option<&Waker>) -> Step {
         assert!(!self.ended, "a watch that has ended looks for nothing");
         if let Some(batch) = self.answer_progress() {
             return Step::Batch(batch);
         }
-        let taken = self.inbox.take(self.hub.visible_cell());
+        let taken = self.inbox.take(self.hub.visible_cell(), waker);
         self.delivered = self.delivered.max(taken.through);
         if !taken.entries.is_empty() {
             let events = self.dressed(taken.entries.iter().flat_map(Entry::events));
@@ -141,7 +134,7 @@ impl Watcher {
             return Step::Batch(WatchBatch { events, revision: self.delivered });
         }
         if taken.behind {
-            return self.read_history();
+            return self.read_history(waker);
         }
         match self.answer_progress() {
             Some(batch) => Step::Batch(batch),
@@ -150,7 +143,7 @@ impl Watcher {
     }
 
     /// Reads a page of history, and joins the live watchers if that was the last one.
-    fn read_history(&mut self) -> Step {
+    fn read_history(&mut self, waker: Option<&Waker>) -> Step {
         let next = self.resume();
         if let Some(why) = self.hub.closed() {
             let why = Arc::clone(why);
@@ -170,7 +163,7 @@ impl Watcher {
         match (events.is_empty(), joined) {
             (false, _) => Step::Batch(WatchBatch { events, revision: self.delivered }),
             (true, false) => Step::Reading,
-            (true, true) => self.step(),
+            (true, true) => self.step(waker),
         }
     }
 
