@@ -121,20 +121,25 @@ pub struct RealDisk;
 impl Disk for RealDisk {
     fn create_dir(&self, dir: &Path) -> io::Result<()> {
         use std::os::unix::fs::DirBuilderExt;
+        let parent = match dir.parent() {
+            None => return Ok(()),
+            Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+            Some(parent) => parent,
+        };
         if dir.is_dir() {
-            return Ok(());
+            // Whoever made it may have been killed before its name was durable. A parent that we may
+            // not read is none that we made a directory in.
+            return match self.sync_dir(parent) {
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+                result => result,
+            };
         }
-        if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-            self.create_dir(parent)?;
-        }
+        self.create_dir(parent)?;
         match fs::DirBuilder::new().mode(0o700).create(dir) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
-        match dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-            Some(parent) => self.sync_dir(parent),
-            None => self.sync_dir(Path::new(".")),
-        }
+        self.sync_dir(parent)
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
