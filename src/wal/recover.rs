@@ -237,8 +237,8 @@ fn read_segment(
             continue;
         }
         std::mem::take(&mut staged).apply(state).map_err(corrupt)?;
-        let after = u32::try_from(cursor.offset()).map_err(|_| corrupt("the log is too long"))?;
-        end = (after, record.chain);
+        let after = u32::try_from(cursor.offset()).ok().filter(|after| *after <= length);
+        end = (after.ok_or("the segment is overfull").map_err(corrupt)?, record.chain);
         if record.kind == Kind::Roll {
             next_length = u32::try_from(record.index).ok();
             break "the segment was closed here";

@@ -493,6 +493,58 @@ fn a_file_cut_short_or_lost_is_refused_unless_nothing_was_in_it() {
 }
 
 #[test]
+fn a_segment_lost_or_cut_short_right_after_the_log_came_to_it_is_missed() {
+    let disk = Arc::new(SimDisk::new(3));
+    let mut opened = reopen(&disk);
+    let mut number = 2;
+    while disk.read(&path(2)).is_none_or(|bytes| bytes[0] == 0) {
+        let _proof =
+            opened.writer.commit(&[group(number, vec![entry(number, 1, &[1; 99])])]).unwrap();
+        number += 1;
+    }
+    assert_eq!(disk.read(&path(3)), None, "nothing may stand behind the segment");
+    disk.kill();
+    let bytes = disk.read(&path(2)).unwrap();
+    for length in [0, 8, 71, 72, 512, 2047] {
+        let disk = disk.copy();
+        disk.replace(&path(2), &bytes[..length]);
+        assert!(matches!(try_open(&Arc::new(disk)), Err(LogError::Corrupt { .. })), "{length}");
+    }
+    disk.remove(&path(2)).unwrap();
+    assert!(matches!(try_open(&disk), Err(LogError::Corrupt { .. })));
+}
+
+#[test]
+fn a_term_or_vote_that_rots_is_never_forgotten() {
+    let disk = Arc::new(SimDisk::new(3));
+    let mut opened = reopen(&disk);
+    let mut last = HardState::default();
+    for term in 2..12 {
+        last = hard_state(term, Some(1 + term % 3), 1);
+        let group = Group { number: term, hard_state: Some(last.clone()), ..Group::default() };
+        let _proof = opened.writer.commit(&[group]).unwrap();
+    }
+    // What follows says nothing of the term, and stands in other segments.
+    for number in 12..15 {
+        let entries = vec![entry(number - 10, 11, &[1; 1000])];
+        let _proof = opened.writer.commit(&[group(number, entries)]).unwrap();
+    }
+    opened.writer.idle().unwrap();
+    drop(opened);
+    let disk = disk.copy();
+    for number in 1..=3 {
+        for at in 0..disk.read(&path(number)).unwrap().len() {
+            let disk = Arc::new(disk.copy());
+            disk.flip_bit(&path(number), at * 8 + at % 8);
+            match try_open(&disk) {
+                Ok(opened) => assert_eq!(opened.recovered.hard_state, last, "{number}:{at}"),
+                Err(error) => assert!(matches!(error, LogError::Corrupt { .. }), "{error}"),
+            }
+        }
+    }
+}
+
+#[test]
 fn sectors_that_stand_in_each_others_place_or_went_back_in_time_are_noticed() {
     let written = written(true);
     let mut outcomes = Outcomes::default();
