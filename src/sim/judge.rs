@@ -22,6 +22,9 @@ use crate::recipes::Token;
 /// How much later than its deadline a call may return, beside what clocks and pauses explain.
 const DEADLINE_GRACE: Duration = Duration::from_millis(500);
 
+/// Reading a log costs more than comparing: entries are compared so many at a time.
+const COMPARE_AT_ONCE: u64 = 16;
+
 /// Digests of older entries than so many are forgotten.
 const DIGESTS_KEPT: usize = 20_000;
 
@@ -33,6 +36,8 @@ struct Seen {
     /// In this life.
     commit: LogIndex,
     applied: LogIndex,
+    /// Entries up to here have been compared with those of the other nodes.
+    compared: LogIndex,
     /// The newest revision that its readers have seen, in this life.
     revision: Revision,
     paused_since: Option<Duration>,
@@ -245,8 +250,9 @@ impl Judge {
             self.check_leader(id, look.term);
         }
         self.check_digest(id, look.applied, look.digest);
-        if look.applied > applied {
-            self.check_entries(id, process, applied, look.applied);
+        let compared = self.seen[place(id)].compared;
+        if look.applied.get() >= compared.get() + COMPARE_AT_ONCE {
+            self.check_entries(id, process, compared, look.applied);
         }
         let seen = &mut self.seen[place(id)];
         seen.term = look.term;
@@ -293,7 +299,14 @@ impl Judge {
         }
     }
 
+    /// Compares what a node has applied and nobody has looked at yet.
+    pub(crate) fn compare_rest(&mut self, id: NodeId, process: &Process) {
+        let Seen { compared, applied, .. } = self.seen[place(id)];
+        self.check_entries(id, process, compared, applied);
+    }
+
     fn check_entries(&mut self, id: NodeId, process: &Process, from: LogIndex, to: LogIndex) {
+        self.seen[place(id)].compared = to;
         for (index, term, hash) in process.entries(from, to) {
             let at = usize::try_from(index.get() - 2).expect("indexes of entries start at 2");
             if at < self.entries.len() {

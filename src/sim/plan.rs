@@ -151,8 +151,8 @@ impl Plan {
         if menu.is_empty() {
             menu.extend(MENU);
         }
-        // About forty clients, however many nodes they are spread over, would be too many for 7.
-        let clients = 1 + 12 / nodes;
+        // About ten all together, however many nodes they are spread over.
+        let clients = 1 + 8 / nodes;
         Self {
             nodes,
             storm,
@@ -161,7 +161,7 @@ impl Plan {
             sync_max: Duration::from_millis(1 + rng.below(12)),
             fault_every: Duration::from_millis(1_000 + rng.below(5_000)),
             clients,
-            think_max: Duration::from_millis(200 + rng.below(600)),
+            think_max: Duration::from_millis(300 + rng.below(900)),
             menu,
         }
     }

@@ -216,7 +216,7 @@ impl Run {
             let left = left(&self.world);
             return Violation::found("K-LEAK", format!("left in the end: {left:?}"));
         }
-        Ok(())
+        self.world.compare_rest()
     }
 
     fn report(&self) -> Report {

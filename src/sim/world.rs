@@ -273,6 +273,18 @@ impl World {
         all_run && together && leaders == 1 && !self.judge.borrow().calls_open(core)
     }
 
+    /// Looks at what the judge has put off until the end.
+    ///
+    /// # Errors
+    /// The violation.
+    pub(crate) fn compare_rest(&self) -> Result<(), Violation> {
+        let mut judge = self.judge.borrow_mut();
+        for (at, process) in self.processes() {
+            judge.compare_rest(self.nodes[at].id, process);
+        }
+        judge.verdict()
+    }
+
     /// The state of every node, for the report of a failure.
     pub(crate) fn describe(&self) -> String {
         let one = |node: &SimNode| match node.running() {

@@ -5,8 +5,11 @@ use std::io;
 use super::format::{Position, RECORD_BYTES, Record};
 use crate::env::File;
 
-/// How much is read at once.
+/// How much is read at once, at most.
 const CHUNK_BYTES: u64 = 128 << 10;
+
+/// How much is read first; then twice as much each time. Who wants a few entries does not pay for many.
+const FIRST_CHUNK_BYTES: u64 = 8 << 10;
 
 /// Walks along the records of one segment.
 pub(super) struct Cursor {
@@ -16,6 +19,8 @@ pub(super) struct Cursor {
     /// The bytes from `window_at` on.
     window: Vec<u8>,
     window_at: u64,
+    /// How much to read next.
+    chunk: u64,
     offset: u64,
     chain: u32,
 }
@@ -32,7 +37,16 @@ impl Cursor {
     /// Stands at `offset` of a segment, behind a record (or header) with that chain.
     pub(super) fn new(file: Box<dyn File>, seed: u32, offset: u64, chain: u32) -> io::Result<Self> {
         let file_bytes = file.len()?;
-        Ok(Self { file, file_bytes, seed, window: Vec::new(), window_at: offset, offset, chain })
+        Ok(Self {
+            file,
+            file_bytes,
+            seed,
+            window: Vec::new(),
+            window_at: offset,
+            chunk: FIRST_CHUNK_BYTES,
+            offset,
+            chain,
+        })
     }
 
     /// Goes elsewhere in the same segment.
@@ -100,7 +114,8 @@ impl Cursor {
             self.window.drain(..passed);
             self.window_at = self.offset;
             let have = self.window.len();
-            let want = bytes.max(CHUNK_BYTES).min(rest);
+            let want = bytes.max(self.chunk).min(rest);
+            self.chunk = (self.chunk * 2).min(CHUNK_BYTES);
             self.window.resize(usize::try_from(want).map_err(io::Error::other)?, 0);
             self.file.read_exact_at(&mut self.window[have..], self.window_at + have as u64)?;
         }
