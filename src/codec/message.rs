@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use super::{CodecError, Decode, Decoder, Encode, Encoder, Length, Sink};
 use crate::model::{
     ClusterId, DiskId, Hello, Incarnation, LogIndex, NodeId, PeerMessage, Proposal, ProposeRefusal,
-    Standing, Term,
+    Standing,
 };
 
 /// The format of messages that this build writes, and the newest that it reads.
@@ -32,7 +32,6 @@ mod kind {
     pub(super) const RENEW: u8 = 7;
     pub(super) const RENEWED: u8 = 8;
     pub(super) const DIGEST: u8 = 9;
-    pub(super) const FAREWELL: u8 = 10;
 }
 
 /// Appends the message to `sink`.
@@ -114,10 +113,6 @@ impl Encode for PeerMessage {
                 to.number(index.get());
                 to.fixed_u64(*digest);
             }
-            PeerMessage::Farewell { term } => {
-                to.byte(kind::FAREWELL);
-                to.number(term.get());
-            }
         }
     }
 }
@@ -164,7 +159,6 @@ impl Decode for PeerMessage {
             kind::DIGEST => {
                 PeerMessage::Digest { index: LogIndex(from.number()?), digest: from.fixed_u64()? }
             }
-            kind::FAREWELL => PeerMessage::Farewell { term: Term(from.number()?) },
             found => return Err(CodecError::Newer { what: "message", found: found.into() }),
         })
     }

@@ -232,7 +232,7 @@ impl Sample {
 
     pub(crate) fn message(&mut self) -> PeerMessage {
         let (round, incarnation) = (self.number(), Incarnation(self.number()));
-        match self.below(10) {
+        match self.below(9) {
             0 => PeerMessage::Hello(self.hello()),
             1 => PeerMessage::Raft(self.bytes()),
             2 => PeerMessage::Propose(self.proposal()),
@@ -258,8 +258,7 @@ impl Sample {
                 renewed: self.list(9, Self::lease),
                 gone: self.list(9, Self::lease),
             },
-            8 => PeerMessage::Digest { index: LogIndex(self.number()), digest: self.next() },
-            _ => PeerMessage::Farewell { term: Term(self.number()) },
+            _ => PeerMessage::Digest { index: LogIndex(self.number()), digest: self.next() },
         }
     }
 }

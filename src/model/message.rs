@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use std::collections::BTreeMap;
 
-use super::{ClusterId, DiskId, Incarnation, LeaseId, LogIndex, NodeId, Proposal, Term};
+use super::{ClusterId, DiskId, Incarnation, LeaseId, LogIndex, NodeId, Proposal};
 
 /// Which connection a message travels on: bulk must never delay a heartbeat.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -102,12 +102,6 @@ pub enum PeerMessage {
         index: LogIndex,
         /// The digest of keys, leases, answers and configuration there.
         digest: u64,
-    },
-    /// A leader that is about to stop, or has stopped leading, asks for nothing: only tells its term,
-    /// so that callers waiting on it look for another one at once.
-    Farewell {
-        /// The term it led.
-        term: Term,
     },
 }
 

@@ -283,7 +283,7 @@ fn pair(a: NodeId, b: NodeId) -> (NodeId, NodeId) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Term;
+    use crate::model::LogIndex;
 
     fn node(id: u64) -> NodeId {
         NodeId::new(id).expect("not zero")
@@ -294,14 +294,14 @@ mod tests {
         let net = SimNet::new(timeline, conditions, Rng::new(1));
         net.connect(node(1), node(2));
         let mut network = net.network_of(node(1));
-        for term in 0..count {
-            let message = PeerMessage::Farewell { term: Term(term) };
+        for number in 0..count {
+            let message = PeerMessage::Digest { index: LogIndex(1), digest: number };
             assert_eq!(network.send(node(2), Lane::Control, message), SendOutcome::Queued);
         }
         let mut flights = net.take_outgoing();
         flights.sort_by_key(|flight| flight.at);
         let arrived = flights.iter().filter_map(|flight| match net.arrive(flight) {
-            Some(PeerMessage::Farewell { term }) => Some(term.get()),
+            Some(PeerMessage::Digest { digest, .. }) => Some(digest),
             _ => None,
         });
         let arrived = arrived.collect();
@@ -331,7 +331,7 @@ mod tests {
     fn a_message_of_an_older_connection_never_arrives() {
         let (net, _) = sent(NetConditions::default(), 0);
         let mut network = net.network_of(node(1));
-        let message = PeerMessage::Farewell { term: Term(1) };
+        let message = PeerMessage::Digest { index: LogIndex(1), digest: 1 };
         network.send(node(2), Lane::Control, message.clone());
         assert!(net.disconnect(node(2), node(1)));
         assert_eq!(network.send(node(2), Lane::Control, message), SendOutcome::Unreachable);

@@ -110,8 +110,7 @@ impl Driver {
             }
             PeerMessage::Digest { index, digest } => self.compare(from, index, digest)?,
             // An answer to an earlier life.
-            PeerMessage::Farewell { .. }
-            | PeerMessage::ProposeRefused { .. }
+            PeerMessage::ProposeRefused { .. }
             | PeerMessage::ReadAnswer { .. }
             | PeerMessage::Renewed { .. } => {}
         }
