@@ -151,7 +151,7 @@ impl Config {
     }
 
     /// How long a session, with its locks, outlives its node's silence. Default 5 s. One that is shorter
-    /// than three election timeouts can be ended by a change of the leader.
+    /// than four election timeouts can be ended by a change of the leader.
     pub fn session_ttl(mut self, ttl: Duration) -> Self {
         self.session_ttl = ttl;
         self
@@ -234,10 +234,10 @@ impl Config {
         let (bytes, ops) = (self.limits.request_bytes_max, self.limits.txn_ops_max);
         within("limits.request_bytes_max", bytes, 1, 3 << 20, "1 byte to 3 MiB")?;
         within("limits.txn_ops_max", ops, 1, 10_000, "1 to 10,000")?;
-        if self.session_ttl < timeout * 3 {
+        if self.session_ttl < timeout * 4 {
             tracing::warn!(
                 session_ttl = ?self.session_ttl, election_timeout = ?timeout,
-                "sessions live shorter than three election timeouts: a change of the leader can end them"
+                "sessions live shorter than four election timeouts: a change of the leader can end them"
             );
         }
         let cluster = cluster_id(&self.token, members.values().map(|member| member.name.as_str()));

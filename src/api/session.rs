@@ -136,8 +136,14 @@ impl IntoFuture for OpenSession {
             let command = Command::Grant { id: None, ttl, session };
             let shared = client.shared;
             shared.settings.limits.check(&command)?;
-            let state = shared.open_session(ttl, info, shared.deadline(timeout)).await?;
-            Ok(Session::new(shared, state))
+            let deadline = shared.deadline(timeout);
+            loop {
+                let state = shared.open_session(ttl, info.clone(), deadline).await?;
+                // One that took longer to open than it lives is lost before it is used.
+                if state.end(shared.now()).is_none() {
+                    return Ok(Session::new(shared, state));
+                }
+            }
         })
     }
 }

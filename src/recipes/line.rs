@@ -97,10 +97,13 @@ impl Place {
 
     /// Why it is over, if it is: a session that has ended has taken it along.
     pub(crate) fn loss(&self, now: Moment) -> Option<Loss> {
-        if let Phase::Gone(loss) = &*self.phase.borrow() {
-            return Some(loss.clone());
+        let ended = self.session.end(now).map(Loss::SessionEnded);
+        match &*self.phase.borrow() {
+            // The end of the session has deleted the key.
+            Phase::Gone(Loss::KeyDeleted) if ended.is_some() => ended,
+            Phase::Gone(loss) => Some(loss.clone()),
+            Phase::Entering | Phase::Waiting { .. } | Phase::Held { .. } => ended,
         }
-        self.session.end(now).map(Loss::SessionEnded)
     }
 
     /// Moves on, unless it is over. Answers with the phase before.
