@@ -645,10 +645,10 @@ impl Judge {
         token: Token,
         held: impl Fn() -> bool + 'static,
     ) -> HolderId {
-        if let Some(last) = self.last_token.get(lock).copied() {
-            if token <= last {
-                self.broken("K-TOKEN", || format!("{lock}: {token:?} is granted after {last:?}"));
-            }
+        if let Some(last) = self.last_token.get(lock).copied()
+            && token <= last
+        {
+            self.broken("K-TOKEN", || format!("{lock}: {token:?} is granted after {last:?}"));
         }
         self.last_token.insert(lock, token);
         if !held() {

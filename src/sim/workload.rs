@@ -358,10 +358,11 @@ impl Client {
         };
         let value = self.scene.value("leased");
         let key: Bytes = format!("lease/{}", granted.id).into();
-        let mut judge = self.scene.judge.borrow_mut();
-        judge.changed_nothing("grant", floor, granted.revision);
-        judge.lease_counts(granted.id, sent, ttl);
-        drop(judge);
+        {
+            let mut judge = self.scene.judge.borrow_mut();
+            judge.changed_nothing("grant", floor, granted.revision);
+            judge.lease_counts(granted.id, sent, ttl);
+        }
         let puts = [(key.clone(), value.clone())];
         let put = Put {
             key,
