@@ -16,7 +16,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Nothing here sleeps: waits are for conditions, with a limit ([`Cluster::wait_limit`]).
+//! Nothing here sleeps: waits are for conditions, with a limit ([`ClusterOptions::wait_limit`]).
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
