@@ -1,0 +1,257 @@
+//! Whether the work of a request grows: with the size of the store, with watchers, with waiters in the
+//! line for a lock, with the history of a key. One member; one caller, one call after the other.
+//!
+//! `cargo bench --bench scale`, or with `-- --quick` for small sizes only. Each situation has a process
+//! of its own, since memory that was given back may stay with the allocator. A situation
+//! may cost a logarithm more than the first of its kind, and cache misses, not more. On a machine with
+//! other work look at the quickest tenth: half of the calls there have waited for a core.
+
+#![allow(clippy::print_stdout, reason = "a benchmark reports to whoever runs it")]
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use bowline::{Client, Compare, Config, Guard, KeyRange, LockError, Node, Op, Wait, Watch};
+use hdrhistogram::Histogram;
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+/// Bytes of each value.
+const VALUE_BYTES: usize = 256;
+
+/// Keys where it is not the number of keys that is looked at.
+const SOME_KEYS: u64 = 1_000;
+
+/// Puts in one transaction while the store is filled.
+const FILL_AT_ONCE: u64 = 100;
+
+/// Turns in the line that are timed.
+const TURNS: u64 = 200;
+
+/// The situations, with their sizes: in a run that only shows that it runs, the first two.
+const SITUATIONS: &[(&str, &[u64])] = &[
+    ("keys", &[1_000, 10_000, 100_000, 1_000_000]),
+    ("watchers", &[0, 1_000, 100_000]),
+    ("waiters", &[0, 1_000, 10_000]),
+    ("versions", &[1, 1_000, 100_000]),
+];
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if let [situation, size, calls] = &args[..]
+        && let (Ok(size), Ok(calls)) = (size.parse(), calls.parse())
+    {
+        return measure(situation, size, calls);
+    }
+    // `cargo bench` says so; whoever runs it otherwise only wants to see that it runs.
+    let quick = !args.iter().any(|arg| arg == "--bench") || args.iter().any(|arg| arg == "--quick");
+    println!(
+        "one member, one caller, values of {VALUE_BYTES} bytes; microseconds: a tenth within / half / 99 of 100\n"
+    );
+    println!("| situation | put | local get | linearizable get | transaction | besides |");
+    println!("|---|---|---|---|---|---|");
+    let program = std::env::current_exe().expect("the path of this program");
+    for (situation, sizes) in SITUATIONS {
+        for size in sizes.iter().take(if quick { 2 } else { sizes.len() }) {
+            let calls = if quick { 200_u64 } else { 4_000 };
+            let args = [situation.to_string(), size.to_string(), calls.to_string()];
+            let done = Command::new(&program).args(args).status();
+            assert!(done.expect("a process for each").success(), "{size} {situation}");
+        }
+    }
+}
+
+fn measure(situation: &str, size: u64, calls: u64) {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let config = || Config::new(dir.path(), "solo").call_deadline(Duration::from_secs(60));
+    let runtime = Runtime::new().expect("a runtime");
+    let before = resident_bytes();
+    let node = Node::start(config()).wait().expect("the node starts");
+    let name = format!("{size} {situation}");
+    match situation {
+        "keys" => {
+            fill(&node, size);
+            let bytes = resident_bytes().saturating_sub(before) / size;
+            let row = all_calls(&node.client(), size, calls);
+            assert!(node.shutdown().wait().hanging.is_empty(), "it stops in good order");
+            let begun = Instant::now();
+            let node = Node::start(config()).wait().expect("the node starts again");
+            node.client().put(key(0), value()).wait().expect("the first put");
+            let restart = begun.elapsed().as_millis();
+            let besides = format!("{bytes} bytes a key; restart to first put {restart} ms");
+            report(&name, &row, &besides);
+            let _ = node.shutdown().wait();
+        }
+        "watchers" => {
+            fill(&node, SOME_KEYS);
+            let mut watches: Vec<Watch> = (0..size)
+                .map(|n| node.client().watch(format!("w/{n}")).wait().expect("a watch"))
+                .collect();
+            let row = all_calls(&node.client(), SOME_KEYS, calls);
+            let besides = match watches.last_mut() {
+                Some(watch) => {
+                    let name = format!("w/{}", size - 1);
+                    format!("watched put to its event {}", heard(&node, &name, watch, calls))
+                }
+                None => String::new(),
+            };
+            report(&name, &row, &besides);
+        }
+        "waiters" => {
+            fill(&node, SOME_KEYS);
+            let mut line = Line::of(&runtime, &node, size);
+            let row = all_calls(&node.client(), SOME_KEYS, calls);
+            let turns = line.turns(&runtime, TURNS.min(size));
+            let besides = format!("release to next holder {turns}");
+            report(&name, &row, if size > 0 { &besides } else { "" });
+            line.all.abort_all();
+        }
+        "versions" => {
+            let kv = node.client();
+            let filling = |_| kv.put(key(0), value());
+            runtime.block_on(async {
+                for at in (0..size).step_by(FILL_AT_ONCE as usize) {
+                    let mut puts = JoinSet::new();
+                    (at..size.min(at + FILL_AT_ONCE)).map(filling).for_each(|put| {
+                        puts.spawn(put.into_future());
+                    });
+                    while let Some(put) = puts.join_next().await {
+                        put.expect("a task").expect("a put");
+                    }
+                }
+            });
+            report(&name, &all_calls(&kv, 1, calls), "");
+        }
+        other => panic!("no situation is called {other:?}"),
+    }
+}
+
+/// Gives the first so many keys a value.
+fn fill(node: &Node, keys: u64) {
+    for at in (0..keys).step_by(FILL_AT_ONCE as usize) {
+        let txn = node.client().txn();
+        let end = keys.min(at + FILL_AT_ONCE);
+        let txn = (at..end).fold(txn, |txn, n| txn.then(Op::put(key(n), value())));
+        txn.commit().wait().expect("a transaction that fills");
+    }
+}
+
+/// The four calls, on keys without a pattern.
+fn all_calls(kv: &Client, keys: u64, calls: u64) -> [Latencies; 4] {
+    let each = |call: &dyn Fn(String)| {
+        let mut latencies = Latencies::new();
+        for n in 0..calls {
+            let key = key(n * 7_654_321 % keys);
+            latencies.time(|| call(key));
+        }
+        latencies
+    };
+    let txn = |key: String| {
+        let txn = kv.txn().when(Compare::exists(key.clone())).then(Op::put(key.clone(), value()));
+        assert!(txn.or_else(Op::get(key)).commit().wait().expect("a transaction").succeeded);
+    };
+    [
+        each(&|key| drop(kv.put(key, value()).wait().expect("a put"))),
+        each(&|key| assert!(kv.get(key).local().wait().expect("a get").is_some())),
+        each(&|key| assert!(kv.get(key).wait().expect("a get").is_some())),
+        each(&txn),
+    ]
+}
+
+/// From a put of a watched key to its event.
+fn heard(node: &Node, name: &str, watch: &mut Watch, calls: u64) -> Latencies {
+    let (kv, mut latencies) = (node.client(), Latencies::new());
+    for _ in 0..calls {
+        latencies.time(|| {
+            kv.put(name.to_owned(), value()).wait().expect("a put");
+            watch.next().wait().expect("it goes on").expect("nothing is compacted");
+        });
+    }
+    latencies
+}
+
+/// Many who wait for one lock.
+struct Line {
+    all: JoinSet<()>,
+    holds: mpsc::UnboundedReceiver<Guard>,
+    head: Option<Guard>,
+}
+
+impl Line {
+    fn of(runtime: &Runtime, node: &Node, waiters: u64) -> Self {
+        let session = node.session().wait().expect("a session");
+        let mutex = session.mutex("line");
+        let head = mutex.lock().wait().expect("the first in line");
+        let (report, holds) = mpsc::unbounded_channel();
+        let mut all = JoinSet::new();
+        let _on = runtime.enter();
+        for _ in 0..waiters {
+            let (mutex, report) = (mutex.clone(), report.clone());
+            all.spawn(async move {
+                match mutex.lock().await {
+                    Ok(guard) => drop(report.send(guard)),
+                    Err(LockError::Lost(_)) => {}
+                    Err(error) => panic!("a lock: {error}"),
+                }
+            });
+        }
+        let standing = || node.client().range(KeyRange::prefix("line/")).count_only().wait();
+        while standing().expect("a count").count <= waiters {}
+        Self { all, holds, head: Some(head) }
+    }
+
+    /// From a release to the next holder, so many times.
+    fn turns(&mut self, runtime: &Runtime, turns: u64) -> Latencies {
+        let mut latencies = Latencies::new();
+        for _ in 0..turns {
+            let head = self.head.take().expect("somebody holds");
+            latencies.time(|| {
+                drop(head);
+                self.head = runtime.block_on(self.holds.recv());
+            });
+        }
+        latencies
+    }
+}
+
+struct Latencies(Histogram<u64>);
+
+impl Latencies {
+    fn new() -> Self {
+        Self(Histogram::new(3).expect("three digits are few"))
+    }
+
+    fn time(&mut self, work: impl FnOnce()) {
+        let begun = Instant::now();
+        work();
+        let nanos = u64::try_from(begun.elapsed().as_nanos()).expect("not centuries");
+        self.0.record(nanos).expect("it grows by itself");
+    }
+}
+
+impl std::fmt::Display for Latencies {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let micros = |quantile| self.0.value_at_quantile(quantile) as f64 / 1_000.0;
+        write!(f, "{:.1} / {:.1} / {:.1}", micros(0.1), micros(0.5), micros(0.99))
+    }
+}
+
+fn report(name: &str, [put, local, get, txn]: &[Latencies; 4], besides: &str) {
+    println!("| {name} | {put} | {local} | {get} | {txn} | {besides} |");
+}
+
+fn key(number: u64) -> String {
+    format!("k/{number:016}")
+}
+
+fn value() -> Vec<u8> {
+    vec![b'v'; VALUE_BYTES]
+}
+
+/// The resident memory of this process; 0 where the system does not tell.
+fn resident_bytes() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = pages.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());
+    pages.unwrap_or(0) * 4096
+}
