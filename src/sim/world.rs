@@ -43,6 +43,9 @@ const DIAL_EVERY: Duration = Duration::from_millis(40);
 /// How long a connection that carries nothing lives, at most.
 const SILENCE_MAX: Duration = Duration::from_secs(3);
 
+/// The most polls of tasks at one point of time: a task that wakes itself for ever stops the world.
+const POLLS_MAX: u64 = 100_000;
+
 /// The longest time between the bell and a turn, on a machine that has something else to do.
 const SCHEDULING_MAX: Duration = Duration::from_micros(300);
 
@@ -341,7 +344,13 @@ impl World {
 
     /// Runs the tasks that were woken, and schedules what they and the last happening asked for.
     fn settle(&mut self) -> Result<(), Violation> {
-        loop {
+        for polls in 0.. {
+            if polls == POLLS_MAX {
+                return Violation::found(
+                    "C-SPIN",
+                    format!("{polls} polls, and no time has passed"),
+                );
+            }
             self.collect();
             let nodes = &self.nodes;
             let may_run = |owner: Owner| owner.is_none_or(|at| !nodes[at].paused);
