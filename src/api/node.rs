@@ -174,6 +174,17 @@ impl Node {
         Ok(self.shared.transfer(to, self.shared.deadline(None)).await?)
     }
 
+    /// Flips one bit of a key's newest row in this node's memory, as failing memory would: for tests
+    /// that the node notices. Answers with whether there is such a key.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`].
+    #[cfg(any(test, feature = "sim"))]
+    #[doc(hidden)]
+    pub async fn rot(&self, key: &[u8]) -> Result<bool, Error> {
+        Ok(self.shared.rot(key.to_vec()).await?)
+    }
+
     /// Stops the node: its sessions end, so that its locks are free at once, leadership is handed over,
     /// its threads end. Takes no longer than about a second, whatever the disk and the peers do.
     pub async fn shutdown(self) -> Shutdown {

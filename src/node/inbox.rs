@@ -42,6 +42,14 @@ pub(crate) enum Input {
     CloseSession(LeaseId),
     /// Leadership should move to a peer, or to whoever is best.
     Transfer { to: Option<NodeId>, deadline: Moment, reply: ReplyTo<()> },
+    /// A test wants a bit of a key's row in memory to flip; answered with whether there is one.
+    #[cfg(any(test, feature = "sim"))]
+    Rot {
+        /// Which key.
+        key: Vec<u8>,
+        /// Who wants to know.
+        reply: ReplyTo<bool>,
+    },
     /// The node should stop, in good order.
     Stop,
     /// The node should stop as if it had crashed.
@@ -178,6 +186,8 @@ pub(crate) fn refuse_all(inputs: Vec<Input>, why: &super::StopReason) {
             Input::Read { reply, .. }
             | Input::AtLeast { reply, .. }
             | Input::Transfer { reply, .. } => reply.send(Err(error())),
+            #[cfg(any(test, feature = "sim"))]
+            Input::Rot { reply, .. } => reply.send(Err(error())),
             Input::OpenSession(opening) | Input::SessionGranted(opening, _) => {
                 opening.reply.send(Err(error()))
             }

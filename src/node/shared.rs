@@ -172,6 +172,14 @@ impl Shared {
         self.answer(receiver, false).await
     }
 
+    /// Flips a bit of a key's row in memory. True if there is such a key.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) async fn rot(&self, key: Vec<u8>) -> CallResult<bool> {
+        let (sender, receiver) = oneshot::channel();
+        self.push(Input::Rot { key, reply: ReplyTo::Waiting(sender) });
+        self.answer(receiver, false).await
+    }
+
     /// Hands something to the driver; if it has stopped, its caller is told at once.
     pub(crate) fn push(&self, input: Input) {
         if let Err(input) = self.inbox.push(input) {

@@ -35,6 +35,8 @@ impl Driver {
                 }
             }
             Input::Transfer { to, deadline, reply } => self.transfer(to, deadline, reply),
+            #[cfg(any(test, feature = "sim"))]
+            Input::Rot { key, reply } => reply.send(Ok(self.machine.rot(&key))),
             Input::Abort => self.aborted = true,
             Input::Stop => {
                 if self.stopping.is_none() {
