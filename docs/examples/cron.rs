@@ -4,6 +4,8 @@
 //! Here the three instances live in one process, so that the example can kill one. In your program each
 //! is a process with a node of its own.
 
+#![allow(clippy::print_stdout, reason = "an example shows what it does")]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;

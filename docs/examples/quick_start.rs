@@ -1,5 +1,7 @@
 //! The quick start: one member, in this process. `cargo run --example quick_start`
 
+#![allow(clippy::print_stdout, reason = "an example shows what it does")]
+
 use bowline::{Compare, Config, KeyRange, Node, Op};
 
 #[tokio::main]

@@ -3,6 +3,8 @@
 //!
 //! Four sessions enter as 2, 3, 1, 4 and are served as 2, 3, 1, 4; each release wakes exactly one.
 
+#![allow(clippy::print_stdout, reason = "an example shows what it does")]
+
 use std::time::Duration;
 
 use bowline::testing::Cluster;

@@ -10,6 +10,8 @@
 //! `kill -9` and start it again: nothing is lost, nothing is counted twice. A fourth argument says how
 //! many times; a fifth the first of three ports.
 
+#![allow(clippy::print_stdout, reason = "an example shows what it does")]
+
 use bowline::{Config, Node, Op};
 
 #[tokio::main]

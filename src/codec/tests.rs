@@ -290,7 +290,8 @@ fn bytes_after_the_end_are_an_error() {
     entry.push(0);
     let trailing = |what| CodecError::Trailing { what, bytes: 1 };
     assert_eq!(decode_items(entry.into()), Err(trailing("log entry")));
-    let mut message = message_bytes(&PeerMessage::Digest { index: LogIndex(1), digest: 1 }).to_vec();
+    let mut message =
+        message_bytes(&PeerMessage::Digest { index: LogIndex(1), digest: 1 }).to_vec();
     message.push(0);
     assert_eq!(decode_message(message.into()), Err(trailing("message")));
 }
