@@ -1,5 +1,6 @@
 //! Real nodes in one process: what a program that embeds them sees, told by what it does.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -391,4 +392,25 @@ fn a_hanging_host_costs_the_node_neither_leadership_nor_leases() {
     assert!(guard.is_held());
     let status = cluster.node(leader).status();
     assert_eq!((status.term, status.role), (term, Role::Leader));
+}
+
+#[test]
+fn a_guard_dropped_while_leadership_is_on_its_way_frees_the_lock_all_the_same() {
+    let cluster = quick(3);
+    let leader = cluster.leader().wait().unwrap();
+    let (other, third) = ((leader + 1) % 3, (leader + 2) % 3);
+    let guard = cluster.node(leader).session().wait().unwrap().mutex("l").lock().wait().unwrap();
+    // The transferee hears nothing of it: until the leader gives up, it takes no proposals.
+    cluster.cut(leader, third);
+    let node = cluster.node(leader);
+    let to = cluster.node(third).status().id;
+    let mut transfer = Box::pin(node.transfer_leadership(Some(to)));
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(transfer.as_mut().poll(&mut context).is_pending());
+    drop(guard);
+    let put = node.client().put("k", "v").wait().unwrap();
+    let waiter = cluster.node(other).session().wait().unwrap();
+    let guard = waiter.mutex("l").lock().deadline(Duration::from_secs(10)).wait().unwrap();
+    assert!(guard.token().revision() > put.revision);
+    cluster.heal();
 }

@@ -192,8 +192,10 @@ impl Proposals {
         self.close(seq, |_| outcome.map_err(CallError::from))
     }
 
-    /// The store says no before anything was proposed.
+    /// Nothing was proposed, and will not be. What has no deadline is to be carried out however long
+    /// that takes: it stays.
     pub(crate) fn refuse(&mut self, seq: u64, error: CallError) -> Option<Closed> {
+        self.open.get(&seq)?.deadline?;
         self.close(seq, |_| Err(error))
     }
 
@@ -363,6 +365,19 @@ mod tests {
         proposals.expire(at(10)).into_iter().for_each(Closed::tell);
         let expected = Err(CallError::Deadline { maybe_applied: false });
         assert_eq!(*results.lock().unwrap(), [expected]);
+    }
+
+    #[test]
+    fn what_has_no_deadline_is_never_refused() {
+        let (mut proposals, results) = (proposals(), Results::default());
+        proposals.add(write(&results, None));
+        proposals.add(write(&results, Some(at(10))));
+        let batch = proposals.batch(at(0), 1 << 20).unwrap();
+        proposals.put_back([1, 2], &batch.fresh);
+        assert!(proposals.refuse(1, CallError::Diverged).is_none());
+        proposals.refuse(2, CallError::Diverged).unwrap().tell();
+        assert_eq!(*results.lock().unwrap(), [Err(CallError::Diverged)]);
+        assert_eq!(seqs(proposals.batch(at(1), 1 << 20)), [1]);
     }
 
     #[test]

@@ -120,7 +120,8 @@ impl Driver {
     }
 
     pub(super) fn take_write(&mut self, write: Write) {
-        if self.digests.is_undecided() {
+        // What is to be carried out however long that takes waits for the decision.
+        if self.digests.is_undecided() && write.deadline.is_some() {
             self.shared.release(write.bytes);
             write.reply.send(Err(CallError::Diverged));
         } else {

@@ -181,16 +181,17 @@ impl Driver {
     ) {
         self.proposals.put_back(proposal.requests.iter().map(|(seq, _)| *seq), fresh);
         self.hold(now);
-        let error = match why {
-            // Somebody else leads, or is about to.
-            ProposeRefusal::NotLeader(_) => return,
-            ProposeRefusal::Busy => CallError::Busy,
-            ProposeRefusal::Diverged => CallError::Diverged,
-        };
-        // What no log has seen is refused; what an earlier leader may have is tried on.
-        let refused = fresh.iter().filter_map(|seq| self.proposals.refuse(*seq, error.clone()));
-        let refused = refused.collect();
-        self.tell(refused);
+        match why {
+            // Somebody else leads, or is about to, or the log has much to do: each passes, as it does
+            // for the requests of the other nodes.
+            ProposeRefusal::NotLeader(_) | ProposeRefusal::Busy => {}
+            // What no log has seen is refused; what an earlier leader may have is tried on.
+            ProposeRefusal::Diverged => {
+                let refuse = |seq: &u64| self.proposals.refuse(*seq, CallError::Diverged);
+                let refused = fresh.iter().filter_map(refuse).collect();
+                self.tell(refused);
+            }
+        }
     }
 
     /// Tells another node that its requests were not proposed.
