@@ -134,9 +134,20 @@ impl Proposals {
         if requests.is_empty() {
             return None;
         }
-        let window = AckWindow { frontier: self.next, open: self.spans.list() };
+        let window = self.window();
         let (node, incarnation) = (self.node, self.incarnation);
         Some(Batch { proposal: Proposal { node, incarnation, window, requests }, fresh })
+    }
+
+    /// Says nothing of requests that are too far ahead to be sent: the table of answers closes what
+    /// lies too far below the frontier, and the oldest open request must not be among that.
+    fn window(&self) -> AckWindow {
+        let frontier = self.spans.first().map_or(self.next, |oldest| {
+            self.next.min(oldest.saturating_add(WINDOW))
+        });
+        let below = self.spans.list().into_iter().filter(|span| span.start < frontier);
+        let open = below.map(|span| span.start..span.end.min(frontier)).collect();
+        AckWindow { frontier, open }
     }
 
     /// This batch reached nobody: no log has its requests from this attempt.
@@ -365,6 +376,21 @@ mod tests {
         proposals.expire(at(10)).into_iter().for_each(Closed::tell);
         let expected = Err(CallError::Deadline { maybe_applied: false });
         assert_eq!(*results.lock().unwrap(), [expected]);
+    }
+
+    #[test]
+    fn the_window_never_ends_further_ahead_than_requests_are_sent() {
+        let (mut proposals, results) = (proposals(), Results::default());
+        for _ in 0..3 * WINDOW {
+            proposals.add(write(&results, None));
+        }
+        let window = proposals.batch(at(0), 1).unwrap().proposal.window;
+        assert_eq!(window, AckWindow { frontier: WINDOW + 1, open: vec![1..WINDOW + 1] });
+        // One in the middle is answered, and the newest of all.
+        proposals.applied(7, put_reply()).unwrap().tell();
+        proposals.applied(3 * WINDOW, put_reply()).unwrap().tell();
+        let window = proposals.batch(at(0), 1).unwrap().proposal.window;
+        assert_eq!(window, AckWindow { frontier: WINDOW + 1, open: vec![1..7, 8..WINDOW + 1] });
     }
 
     #[test]
