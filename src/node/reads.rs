@@ -45,10 +45,15 @@ impl Reads {
         self.waiting.push(asking);
     }
 
-    /// The number of a question to put now, for all that wait.
+    /// The number of a question to put now: a new one, for all that wait, or one that nobody has
+    /// answered for a while. That keeps its number, since all who wait for it came before it was put
+    /// first: a leader that takes longer than that to answer can still be heard.
     pub(crate) fn ask(&mut self, now: Moment) -> Option<u64> {
         if self.waiting.is_empty() {
-            return None;
+            let late = |sent: Moment| now.since(sent) >= self.ask_again;
+            let (round, (sent, _)) = self.asked.iter_mut().find(|(_, (sent, _))| late(*sent))?;
+            *sent = now;
+            return Some(*round);
         }
         let round = self.next_round;
         self.next_round += 1;
@@ -69,16 +74,6 @@ impl Reads {
     pub(crate) fn leader_changed(&mut self) {
         for (_, askers) in std::mem::take(&mut self.asked).into_values() {
             self.waiting.extend(askers);
-        }
-    }
-
-    /// Questions that nobody has answered for a while are put again.
-    pub(crate) fn ask_again(&mut self, now: Moment) {
-        while let Some(entry) = self.asked.first_entry() {
-            if now.since(entry.get().0) < self.ask_again {
-                break;
-            }
-            self.waiting.extend(entry.remove().1);
         }
     }
 
@@ -196,5 +191,48 @@ impl Rounds {
     pub(crate) fn end(&mut self) -> Vec<Asker> {
         let flying = std::mem::take(&mut self.flying).into_values().flat_map(|(_, askers)| askers);
         flying.chain(std::mem::take(&mut self.pending)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::answer::CallResult;
+    use tokio::sync::oneshot;
+
+    fn at(ms: u64) -> Moment {
+        Moment::since_boot(Duration::from_millis(ms))
+    }
+
+    #[test]
+    fn an_answer_that_takes_longer_than_a_repetition_of_the_question_still_counts() {
+        let mut reads = Reads::new(Duration::from_millis(200));
+        let (sender, mut receiver) = oneshot::channel();
+        reads.add(Asking { deadline: at(5_000), reply: ReplyTo::Waiting(sender) });
+        let round = reads.ask(at(0)).unwrap();
+        assert_eq!(reads.ask(at(199)), None);
+        assert_eq!(reads.ask(at(200)), Some(round), "it is put again");
+        assert_eq!(reads.ask(at(201)), None);
+        reads.answered(round, Some(LogIndex(7)));
+        reads.applied(LogIndex(7));
+        assert_eq!(receiver.try_recv(), Ok(Ok(())));
+        assert_eq!(reads.ask(at(999)), None);
+    }
+
+    #[test]
+    fn who_comes_after_a_question_was_put_gets_one_of_its_own() {
+        let mut reads = Reads::new(Duration::from_millis(200));
+        let mut waiters = [0, 1].map(|_| oneshot::channel());
+        let [(first, _), (second, receiver)] = &mut waiters;
+        let mut add = |sender: &mut oneshot::Sender<CallResult<()>>| {
+            let sender = std::mem::replace(sender, oneshot::channel().0);
+            reads.add(Asking { deadline: at(5_000), reply: ReplyTo::Waiting(sender) });
+            reads.ask(at(0)).unwrap()
+        };
+        let (early, late) = (add(first), add(second));
+        assert_ne!(early, late);
+        reads.answered(early, Some(LogIndex(7)));
+        reads.applied(LogIndex(7));
+        assert!(receiver.try_recv().is_err(), "an answer to the past is none");
     }
 }

@@ -43,7 +43,7 @@ impl Driver {
             return;
         }
         let (me, incarnation) = (self.shared.settings.node, self.identity.incarnation());
-        if let Some(round) = self.reads.ask(now) {
+        while let Some(round) = self.reads.ask(now) {
             if leader == me {
                 self.rounds.join(Asker::Local { round });
             } else {

@@ -174,7 +174,8 @@ impl Driver {
         let mut driver = Self {
             proposals: Proposals::new(node, incarnation, settings.election_timeout),
             reads: Reads::new(heartbeat * 2),
-            rounds: Rounds::new(node, incarnation, heartbeat * 2),
+            // Heartbeats repeat a round: it takes a slow network as long as an election would.
+            rounds: Rounds::new(node, incarnation, settings.election_timeout),
             sessions: Sessions::new(settings.drift, heartbeat * 2),
             digests: Digests::new(node, voters),
             stage: Stage::Founding(Founding::new(
@@ -263,7 +264,6 @@ impl Driver {
         let expired = self.proposals.expire(now);
         self.tell(expired);
         self.reads.expire(now);
-        self.reads.ask_again(now);
         self.rounds.start_again(now);
         for askers in self.at_least.values_mut() {
             for asking in askers.extract_if(.., |a| a.deadline <= now || a.reply.is_gone()) {
