@@ -125,6 +125,22 @@ impl Shared {
         self.push(Input::Write(Write { command, deadline: None, bytes: 0, reply }));
     }
 
+    /// As [`Shared::insist`], for what callers can ask for without end: counted by admission.
+    ///
+    /// # Errors
+    /// [`CallError::Busy`], or a refusal of the limits: nothing will be carried out.
+    pub(crate) fn insist_admitted(
+        &self,
+        command: Command,
+        reply: ReplyTo<Reply>,
+    ) -> CallResult<()> {
+        self.settings.limits.check(&command)?;
+        let bytes = encoded_len_hint(&command);
+        self.admit(bytes)?;
+        self.push(Input::Write(Write { command, deadline: None, bytes, reply }));
+        Ok(())
+    }
+
     /// Waits until this replica holds everything that was committed anywhere before the call.
     pub(crate) async fn read_barrier(&self, deadline: Moment) -> CallResult<()> {
         let (sender, receiver) = oneshot::channel();

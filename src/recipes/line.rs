@@ -210,15 +210,11 @@ impl Lines {
             success: vec![Op::Put(put)],
             failure: Vec::new(),
         });
-        if let Err(refusal) = shared.settings.limits.check(&command) {
-            self.not_entered(&place, Loss::NotEntered(refusal.into()));
-            return place;
-        }
         let (lines, entering) = (Arc::clone(self), Arc::clone(&place));
-        shared.insist(
-            command,
-            ReplyTo::Call(Box::new(move |outcome| lines.entered(&entering, outcome))),
-        );
+        let reply = ReplyTo::Call(Box::new(move |outcome| lines.entered(&entering, outcome)));
+        if let Err(error) = shared.insist_admitted(command, reply) {
+            self.not_entered(&place, Loss::NotEntered(error.into()));
+        }
         place
     }
 
