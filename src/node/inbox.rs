@@ -188,9 +188,13 @@ pub(crate) fn refuse_all(inputs: Vec<Input>, why: &super::StopReason) {
             | Input::Transfer { reply, .. } => reply.send(Err(error())),
             #[cfg(any(test, feature = "sim"))]
             Input::Rot { reply, .. } => reply.send(Err(error())),
-            Input::OpenSession(opening) | Input::SessionGranted(opening, _) => {
-                opening.reply.send(Err(error()))
+            Input::OpenSession(opening) => opening.reply.send(Err(error())),
+            // Its lease lives until it has run out.
+            Input::SessionGranted(opening, Ok(_)) => {
+                let reason = why.clone();
+                opening.reply.send(Err(CallError::Stopped { reason, maybe_applied: true }));
             }
+            Input::SessionGranted(opening, Err(why)) => opening.reply.send(Err(why)),
             Input::Peer(..)
             | Input::Connected(..)
             | Input::Disconnected(..)
