@@ -234,6 +234,7 @@ pub(crate) async fn take(
             Phase::Gone(loss) => return Err(loss.into()),
         }
         tokio::select! {
+            biased;
             _ = phase.changed() => {}
             _ = end.changed() => {}
         }
@@ -332,6 +333,7 @@ impl Guard {
             // Both channels live as long as this guard and its session: they do not close.
             loop {
                 tokio::select! {
+                    biased;
                     _ = phase.changed() => {}
                     _ = end.changed() => {}
                 }
