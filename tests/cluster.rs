@@ -414,3 +414,33 @@ fn a_guard_dropped_while_leadership_is_on_its_way_frees_the_lock_all_the_same() 
     assert!(guard.token().revision() > put.revision);
     cluster.heal();
 }
+
+#[test]
+fn a_member_that_is_held_still_can_be_stopped_and_started_again() {
+    let mut cluster = quick(3);
+    cluster.leader().wait().unwrap();
+    cluster.pause(0);
+    cluster.shutdown(0).wait();
+    cluster.restart(0).wait().unwrap();
+}
+
+#[test]
+fn many_who_ask_for_the_nodes_session_without_a_quorum_wait_no_longer_than_one() {
+    let call = Duration::from_millis(400);
+    let options = ClusterOptions::new(3).configure(move |config| config.call_deadline(call));
+    let mut cluster = options.start().wait().unwrap();
+    cluster.leader().wait().unwrap();
+    cluster.kill(1).wait();
+    cluster.kill(2).wait();
+    let node = cluster.node(0);
+    let began = node.now();
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let error = node.session().wait().unwrap_err();
+                assert!(matches!(error, Error::Deadline { .. }), "{error:?}");
+            });
+        }
+    });
+    assert!(node.now().since(began) < 4 * call, "{:?}", node.now().since(began));
+}

@@ -10,7 +10,7 @@ use crate::model::{Moment, NodeId};
 use crate::node::{Assembly, Bells, NodeStatus, Role, Running, Settings, Shared, StopReason};
 use crate::transport::{MemoryHub, TcpBound, TcpHandle};
 
-use super::{Client, Config, Error, OpenSession, Session, StartError};
+use super::{Client, Config, Effect, Error, OpenSession, Session, StartError};
 
 /// A member of a cluster, inside this program. It runs on threads of its own, needs no particular
 /// async runtime, and stops when it is shut down or dropped.
@@ -115,11 +115,20 @@ impl Node {
     /// # Errors
     /// See [`Error`].
     pub async fn session(&self) -> Result<Session, Error> {
-        let mut session = self.session.lock().await;
+        let deadline = self.shared.deadline(None);
+        // Who opens it may need its whole deadline, and so may everybody before this call.
+        let mut session = tokio::select! {
+            biased;
+            session = self.session.lock() => session,
+            () = self.shared.sleep_until(deadline) => {
+                return Err(Error::Deadline { effect: Effect::NotApplied });
+            }
+        };
         if let Some(session) = session.as_ref().filter(|session| session.end().is_none()) {
             return Ok(session.clone());
         }
-        let opened = OpenSession::new(self, true).await?;
+        let left = deadline.since(self.shared.now());
+        let opened = OpenSession::new(self, true).deadline(left).await?;
         *session = Some(opened.clone());
         Ok(opened)
     }
@@ -245,6 +254,24 @@ async fn off_thread<T: Send + 'static>(
     receiver
         .await
         .unwrap_or_else(|_| Err(StartError::Data("the thread that opened it fell".to_owned())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Wait;
+    use crate::model::{Command, Put};
+    use crate::node::ReplyTo;
+
+    #[test]
+    fn who_waits_for_a_node_whose_driver_falls_hears_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+        let fall = ReplyTo::Call(Box::new(|_| panic!("a test's own panic")));
+        node.shared.insist(Command::Put(Put::new("k", "v")), fall);
+        assert_eq!(node.wait_for(|_| false).wait().role, Role::Stopped);
+        assert!(node.stopped().wait().to_string().contains("a test's own panic"));
+    }
 }
 
 const _: () = {

@@ -142,9 +142,10 @@ impl Proposals {
     /// Says nothing of requests that are too far ahead to be sent: the table of answers closes what
     /// lies too far below the frontier, and the oldest open request must not be among that.
     fn window(&self) -> AckWindow {
-        let frontier = self.spans.first().map_or(self.next, |oldest| {
-            self.next.min(oldest.saturating_add(WINDOW))
-        });
+        let frontier = self
+            .spans
+            .first()
+            .map_or(self.next, |oldest| self.next.min(oldest.saturating_add(WINDOW)));
         let below = self.spans.list().into_iter().filter(|span| span.start < frontier);
         let open = below.map(|span| span.start..span.end.min(frontier)).collect();
         AckWindow { frontier, open }

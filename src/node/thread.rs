@@ -85,9 +85,11 @@ impl Running {
         Ok(running)
     }
 
-    /// Stops the node in good order: its session ends, leadership is handed over.
+    /// Stops the node in good order: its session ends, leadership is handed over. One that is held
+    /// still goes on for that: nobody could let it go afterwards.
     pub(crate) fn stop(&self) {
         drop(self.shared.inbox.push(Input::Stop));
+        self.resume();
     }
 
     /// Stops the node as a crash would: nothing is handed over, nothing is said.

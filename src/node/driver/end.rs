@@ -26,6 +26,7 @@ impl Driver {
     pub(crate) fn abandon(&mut self) {
         self.stopped = true;
         self.sessions.end_all(SessionEnd::NodeStopped);
+        self.shared.status.send_modify(|status| status.role = Role::Stopped);
         self.log.close();
     }
 
