@@ -256,6 +256,13 @@ async fn off_thread<T: Send + 'static>(
         .unwrap_or_else(|_| Err(StartError::Data("the thread that opened it fell".to_owned())))
 }
 
+const _: () = {
+    const fn is_send_sync<T: Send + Sync>() {}
+    is_send_sync::<Node>();
+    is_send_sync::<Client>();
+    is_send_sync::<Session>();
+};
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -273,10 +280,3 @@ mod tests {
         assert!(node.stopped().wait().to_string().contains("a test's own panic"));
     }
 }
-
-const _: () = {
-    const fn is_send_sync<T: Send + Sync>() {}
-    is_send_sync::<Node>();
-    is_send_sync::<Client>();
-    is_send_sync::<Session>();
-};

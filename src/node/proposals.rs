@@ -385,8 +385,9 @@ mod tests {
         for _ in 0..3 * WINDOW {
             proposals.add(write(&results, None));
         }
+        let full = 1..WINDOW + 1;
         let window = proposals.batch(at(0), 1).unwrap().proposal.window;
-        assert_eq!(window, AckWindow { frontier: WINDOW + 1, open: vec![1..WINDOW + 1] });
+        assert_eq!(window, AckWindow { frontier: WINDOW + 1, open: vec![full] });
         // One in the middle is answered, and the newest of all.
         proposals.applied(7, put_reply()).unwrap().tell();
         proposals.applied(3 * WINDOW, put_reply()).unwrap().tell();
