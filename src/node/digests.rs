@@ -1,6 +1,7 @@
 //! Compares this replica with the others: at every [`EVERY`]th entry each member tells the others the
 //! digest of what it has applied. Who differs from a majority is wrong and stops. Where there are
-//! differences and no majority, nobody can say who is right: writes are refused until there is one.
+//! differences and no majority, and those that have not told do not decide it soon, nobody can say who is
+//! right: writes are refused until there is a majority.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +20,16 @@ pub(crate) struct Digests {
     me: NodeId,
     quorum: usize,
     told: BTreeMap<LogIndex, BTreeMap<NodeId, u64>>,
-    undecided: Option<LogIndex>,
+    undecided: Option<Undecided>,
+    patience_ticks: u32,
+}
+
+/// A difference without a majority.
+#[derive(Debug)]
+struct Undecided {
+    index: LogIndex,
+    /// How long those that have not told yet may still decide it.
+    ticks_left: u32,
 }
 
 /// What a comparison came to.
@@ -36,9 +46,18 @@ pub(crate) enum Verdict {
 }
 
 impl Digests {
-    /// Nothing was told yet, in a cluster of so many voters.
-    pub(crate) fn new(me: NodeId, voters: usize) -> Self {
-        Self { me, quorum: voters / 2 + 1, told: BTreeMap::new(), undecided: None }
+    /// Nothing was told yet, in a cluster of so many voters. A difference without a majority may be
+    /// decided for `patience_ticks` by those that have not told yet; then it counts.
+    pub(crate) fn new(me: NodeId, voters: usize, patience_ticks: u32) -> Self {
+        let quorum = voters / 2 + 1;
+        Self { me, quorum, told: BTreeMap::new(), undecided: None, patience_ticks }
+    }
+
+    /// Time passes.
+    pub(crate) fn tick(&mut self) {
+        if let Some(undecided) = &mut self.undecided {
+            undecided.ticks_left = undecided.ticks_left.saturating_sub(1);
+        }
     }
 
     /// Whether a digest is due after applying `index`.
@@ -61,17 +80,19 @@ impl Digests {
         }
         let verdict = self.told.get(&index).map_or(Verdict::Fine, |told| self.judge(told));
         match verdict {
-            Verdict::Nobody => self.undecided = Some(index),
+            Verdict::Nobody => {
+                let ticks_left = self.patience_ticks;
+                self.undecided.get_or_insert(Undecided { index, ticks_left });
+            }
             // A later agreement does not heal an earlier difference, the decision at that index does.
-            _ if self.undecided == Some(index) => self.undecided = None,
-            _ => {}
+            _ => drop(self.undecided.take_if(|undecided| undecided.index == index)),
         }
         verdict
     }
 
     /// Whether writes must be refused.
     pub(crate) fn is_undecided(&self) -> bool {
-        self.undecided.is_some()
+        self.undecided.as_ref().is_some_and(|undecided| undecided.ticks_left == 0)
     }
 
     fn judge(&self, told: &BTreeMap<NodeId, u64>) -> Verdict {
@@ -105,14 +126,17 @@ mod tests {
     #[test]
     fn who_differs_from_a_majority_is_wrong() {
         let index = LogIndex(EVERY);
-        let mut digests = Digests::new(node(1), 3);
+        let mut digests = Digests::new(node(1), 3, 2);
         assert_eq!(digests.tell(node(1), index, 7), Verdict::Fine);
         assert_eq!(digests.tell(node(2), index, 8), Verdict::Nobody);
+        digests.tick();
+        assert!(!digests.is_undecided(), "the third may be about to tell");
+        digests.tick();
         assert!(digests.is_undecided());
         assert_eq!(digests.tell(node(3), index, 7), Verdict::Others(vec![node(2)]));
         assert!(!digests.is_undecided());
 
-        let mut digests = Digests::new(node(2), 3);
+        let mut digests = Digests::new(node(2), 3, 2);
         assert_eq!(digests.tell(node(1), index, 7), Verdict::Fine);
         assert_eq!(digests.tell(node(3), index, 7), Verdict::Fine);
         assert_eq!(digests.tell(node(2), index, 8), Verdict::Me);
@@ -120,17 +144,18 @@ mod tests {
 
     #[test]
     fn two_that_differ_decide_nothing() {
-        let mut digests = Digests::new(node(1), 2);
+        let mut digests = Digests::new(node(1), 2, 1);
         digests.tell(node(1), LogIndex(EVERY), 7);
         assert_eq!(digests.tell(node(2), LogIndex(EVERY), 8), Verdict::Nobody);
         digests.tell(node(1), LogIndex(2 * EVERY), 9);
         digests.tell(node(2), LogIndex(2 * EVERY), 9);
+        digests.tick();
         assert!(digests.is_undecided(), "a later agreement does not say who was right");
     }
 
     #[test]
     fn the_table_stays_small() {
-        let mut digests = Digests::new(node(1), 3);
+        let mut digests = Digests::new(node(1), 3, 2);
         for i in 1..10_000 {
             digests.tell(node(2), LogIndex(i * EVERY), i);
         }

@@ -177,7 +177,7 @@ impl Driver {
             // Heartbeats repeat a round: it takes a slow network as long as an election would.
             rounds: Rounds::new(node, incarnation, settings.election_timeout),
             sessions: Sessions::new(settings.drift, heartbeat * 2),
-            digests: Digests::new(node, voters),
+            digests: Digests::new(node, voters, settings.election_ticks()),
             stage: Stage::Founding(Founding::new(
                 node,
                 identity.disk(),
@@ -264,6 +264,7 @@ impl Driver {
         let expired = self.proposals.expire(now);
         self.tell(expired);
         self.reads.expire(now);
+        self.digests.tick();
         self.rounds.start_again(now);
         for askers in self.at_least.values_mut() {
             for asking in askers.extract_if(.., |a| a.deadline <= now || a.reply.is_gone()) {
