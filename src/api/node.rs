@@ -78,6 +78,7 @@ impl Node {
     }
 
     /// Starts a member of a cluster whose members are all in this process.
+    #[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for `testing`"))]
     pub(crate) async fn start_in_memory(
         config: &Config,
         hub: MemoryHub,
@@ -203,15 +204,18 @@ impl Node {
         Shutdown { hanging: report.hanging }
     }
 
+    #[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for `testing`"))]
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 
+    #[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for `testing`"))]
     pub(crate) fn running(&self) -> &Running {
         &self.running
     }
 
     /// Stops the node as a crash would.
+    #[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for `testing`"))]
     pub(crate) async fn kill(self) -> Shutdown {
         self.link.stop();
         self.running.abort();

@@ -53,6 +53,7 @@ pub(crate) enum Input {
     /// The node should stop, in good order.
     Stop,
     /// The node should stop as if it had crashed.
+    #[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for `testing`"))]
     Abort,
 }
 

@@ -93,12 +93,14 @@ impl Running {
     }
 
     /// Stops the node as a crash would: nothing is handed over, nothing is said.
+    #[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for `testing`"))]
     pub(crate) fn abort(&self) {
         drop(self.shared.inbox.push(Input::Abort));
         self.resume();
     }
 
     /// Holds the driver still, as a stopped process would be.
+    #[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for `testing`"))]
     pub(crate) fn pause(&self) {
         self.threads.lock().paused = true;
     }
