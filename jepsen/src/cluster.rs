@@ -15,13 +15,15 @@ use crate::load::Load;
 use crate::process::{Death, LIMIT, Process, Trouble};
 use crate::wire::{Answer, Order, Rows};
 
-/// See the module. Dropping it kills all processes and removes their data.
+/// See the module. Dropping it kills all processes, and removes their data if it made the directories.
 pub struct Cluster {
     program: PathBuf,
-    dir: TempDir,
+    dirs: Vec<PathBuf>,
     addresses: Vec<String>,
     processes: Vec<Option<Arc<Process>>>,
     load: Load,
+    /// Of the directories, if it made them.
+    _temporary: Option<TempDir>,
 }
 
 impl Cluster {
@@ -32,12 +34,22 @@ impl Cluster {
     pub fn new(program: impl Into<PathBuf>, members: usize) -> Result<Self, Trouble> {
         let dir = TempDir::with_prefix("bowline-jepsen-")
             .map_err(|source| Trouble::System { what: "making a directory", source })?;
+        let dirs = (0..members).map(|member| dir.path().join(format!("m{member}"))).collect();
+        Ok(Self { _temporary: Some(dir), ..Self::on(program, dirs)? })
+    }
+
+    /// The same, each member with its data in one of these directories.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn on(program: impl Into<PathBuf>, dirs: Vec<PathBuf>) -> Result<Self, Trouble> {
         Ok(Self {
             program: program.into(),
-            dir,
-            addresses: free_addresses(members)?,
-            processes: (0..members).map(|_| None).collect(),
+            addresses: free_addresses(dirs.len())?,
+            processes: dirs.iter().map(|_| None).collect(),
+            dirs,
             load: Load::default(),
+            _temporary: None,
         })
     }
 
@@ -71,8 +83,7 @@ impl Cluster {
             .map(|(member, address)| format!("m{member}={address}"))
             .collect();
         let mut command = Command::new(&self.program);
-        let data = self.dir.path().join(format!("m{member}"));
-        command.arg(data).arg(format!("m{member}")).arg(members.join(","));
+        command.arg(&self.dirs[member]).arg(format!("m{member}")).arg(members.join(","));
         command.args(armed.map(|(point, hits)| format!("{point:?}:{hits}")));
         self.processes[member] = Some(Arc::new(Process::spawn(&mut command)?));
         Ok(())
@@ -123,6 +134,19 @@ impl Cluster {
             }
         }
         Ok(())
+    }
+
+    /// Ends these members' processes, whatever has become of their nodes. Says how many of those had
+    /// stopped by themselves.
+    ///
+    /// # Errors
+    /// A process does not die.
+    pub fn bury(&self, members: &[usize]) -> Result<usize, Trouble> {
+        for member in members {
+            self.process(*member).kill();
+        }
+        let ends = members.iter().map(|member| self.process(*member).end());
+        Ok(ends.collect::<Result<Vec<_>, _>>()?.iter().flatten().count())
     }
 
     /// Tells a member to die at the n-th reach of a point.

@@ -13,16 +13,22 @@
 //!     └─▶ judge: acknowledged writes once, unknown ones at most once, nothing else
 //! ```
 //!
+//! Data directories may stand on file systems of their own ([`volume`]), which lose their power or fill up.
+//!
 //! Nothing here knows the library's inside but the names of its crash points.
 
 pub mod cluster;
+pub mod dice;
 pub mod history;
 pub mod load;
 pub mod process;
+pub mod volume;
 pub mod wire;
 
 pub use cluster::Cluster;
+pub use dice::{Dice, number_in};
 pub use history::{Fate, History, Verdict};
 pub use load::Load;
 pub use process::{Death, Process, Trouble};
+pub use volume::{Medium, Switch, Volumes};
 pub use wire::{Answer, Order, Row, Rows};

@@ -29,6 +29,16 @@ pub enum Trouble {
         /// What it said.
         source: std::io::Error,
     },
+    /// A tool fails.
+    #[error("{tool}: {status}: {said}")]
+    Tool {
+        /// Which.
+        tool: String,
+        /// How it ended.
+        status: String,
+        /// What it said.
+        said: String,
+    },
     /// Something that must happen has not.
     #[error("{0}, within {LIMIT:?}")]
     TooLate(String),
@@ -193,15 +203,30 @@ impl Process {
         }
     }
 
-    /// Whether it has ended.
+    /// Whether it has ended, or its node has stopped.
     pub fn is_over(&self) -> bool {
-        self.heard.lock().over
+        let state = self.heard.lock();
+        state.over || state.stopped.is_some()
     }
 
     /// Kills it, wherever it is.
     pub fn kill(&self) {
         // One that has ended already is dead too.
         drop(self.child.lock().unwrap_or_else(PoisonError::into_inner).kill());
+    }
+
+    /// Kills it if it still lives. Says why its node had stopped by itself, if it had.
+    ///
+    /// # Errors
+    /// It does not die of it.
+    pub fn end(&self) -> Result<Option<String>, Trouble> {
+        self.kill();
+        let state = self.heard.wait_while("a process lives that was killed", |s| !s.over)?;
+        let stopped = state.stopped.clone();
+        drop(state);
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        child.wait().map_err(|source| Trouble::System { what: "waiting for a process", source })?;
+        Ok(stopped)
     }
 
     /// Waits until it has been killed, by itself or from outside, and says where.

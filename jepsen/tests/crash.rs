@@ -10,34 +10,19 @@
 use std::collections::BTreeMap;
 
 use bowline::env::Point;
-use bowline_jepsen::{Cluster, Death, Trouble};
+use bowline_jepsen::{Cluster, Death, Dice, Trouble, number_in};
 
 const NODE: &str = env!("CARGO_BIN_EXE_jepsen-node");
 
 fn rounds() -> u64 {
-    number("BOWLINE_CRASH_ROUNDS").unwrap_or(1)
+    number_in("BOWLINE_CRASH_ROUNDS").unwrap_or(1)
 }
 
-fn number(variable: &str) -> Option<u64> {
-    let value = std::env::var(variable).ok()?;
-    Some(value.parse().unwrap_or_else(|_| panic!("{variable} is not a number: {value:?}")))
-}
-
-/// Random numbers from a seed: which member, and after how many writes.
-struct Dice(u64);
-
-impl Dice {
-    fn new() -> Self {
-        let seed = number("BOWLINE_CRASH_SEED").unwrap_or(1);
-        eprintln!("BOWLINE_CRASH_SEED={seed} draws these moments");
-        Self(seed)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        ((z ^ (z >> 27)) >> 16) % bound
-    }
+/// Which member, and after how many writes.
+fn dice() -> Dice {
+    let seed = number_in("BOWLINE_CRASH_SEED").unwrap_or(1);
+    eprintln!("BOWLINE_CRASH_SEED={seed} draws these moments");
+    Dice::new(seed)
 }
 
 /// At which points processes have died, and how often.
@@ -59,7 +44,7 @@ impl Coverage {
 
 /// Every point with every one of these hits, and more by chance in more rounds.
 fn crashes(hits: [u64; 2]) -> Vec<(Point, u64)> {
-    let mut dice = Dice::new();
+    let mut dice = dice();
     let mut crashes = Vec::new();
     for round in 0..rounds() {
         for point in Point::ALL {
@@ -172,7 +157,7 @@ fn a_node_that_is_killed_while_it_recovers_recovers_the_next_time() -> Result<()
 
 #[test]
 fn members_that_are_killed_at_random_moments_lose_nothing() -> Result<(), Trouble> {
-    let mut dice = Dice::new();
+    let mut dice = dice();
     let mut cluster = Cluster::new(NODE, 3)?;
     cluster.start()?;
     let (mut minorities, mut majorities, mut all) = (0, 0, 0);
@@ -180,7 +165,7 @@ fn members_that_are_killed_at_random_moments_lose_nothing() -> Result<(), Troubl
         cluster.load().more(1 + dice.below(120))?;
         // One, two, all three at once; each in turn.
         let many = 1 + usize::try_from(round % 3).unwrap_or(0);
-        let first = usize::try_from(dice.below(3)).unwrap_or(0);
+        let first = dice.one_of(3);
         let victims: Vec<usize> = (0..many).map(|i| (first + i) % 3).collect();
         cluster.kill(&victims)?;
         match many {
