@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! command = 1 put | 2 delete | 3 txn | 4 revision (compact) | 5 grant | 6 lease (revoke)
+//!         | 7 name bytes, address bytes (announce) | 8 cluster version (raise)
 //! op      = 1 put | 2 delete | 3 txn | 4 range
 //! put     = flags | key bytes | [value bytes] | [lease]
 //! delete  = flags | keys
@@ -16,9 +17,9 @@ use std::time::Duration;
 
 use super::{CodecError, Decode, Decoder, Encode, Encoder, Length, Sink};
 use crate::model::{
-    Command, Compare, CompareOp, CompareTarget, Delete, KeyRange, LeaseId, Op, Put, PutLease,
-    PutValue, Range, RangeEnd, Revision, RevisionBounds, SessionInfo, Sort, SortOrder, SortTarget,
-    Txn,
+    ClusterVersion, Command, Compare, CompareOp, CompareTarget, Delete, KeyRange, LeaseId, Op, Put,
+    PutLease, PutValue, Range, RangeEnd, Revision, RevisionBounds, SessionInfo, Sort, SortOrder,
+    SortTarget, Txn,
 };
 
 /// How many bytes a command takes in a log entry. Walks the operations and copies nothing.
@@ -35,6 +36,8 @@ mod kind {
     pub(super) const COMPACT: u8 = 4;
     pub(super) const GRANT: u8 = 5;
     pub(super) const REVOKE: u8 = 6;
+    pub(super) const ANNOUNCE: u8 = 7;
+    pub(super) const RAISE: u8 = 8;
     /// Only inside a transaction.
     pub(super) const RANGE: u8 = 4;
 }
@@ -66,6 +69,15 @@ impl Encode for Command {
                 to.byte(kind::REVOKE);
                 to.number(lease.get());
             }
+            Command::Announce { name, address } => {
+                to.byte(kind::ANNOUNCE);
+                to.bytes(name.as_bytes());
+                to.bytes(address.as_bytes());
+            }
+            Command::Raise(version) => {
+                to.byte(kind::RAISE);
+                to.number(version.get());
+            }
         }
     }
 }
@@ -81,6 +93,8 @@ impl Decode for Command {
             kind::COMPACT => Command::Compact(Revision(from.number()?)),
             kind::GRANT => decode_grant(from)?,
             kind::REVOKE => Command::Revoke(LeaseId::decode(from)?),
+            kind::ANNOUNCE => Command::Announce { name: from.text()?, address: from.text()? },
+            kind::RAISE => Command::Raise(ClusterVersion(from.number()?)),
             found => return Err(CodecError::Newer { what: "command", found: found.into() }),
         })
     }

@@ -2,7 +2,9 @@
 //!
 //! ```text
 //! message  = version u8 | kind u8 | body
-//! hello    = cluster u128 | from | to | disk u128 | incarnation | 0 (blank) | 1 list of (member, disk u128)
+//! hello    = cluster u128 | from | to | disk u128 | incarnation | standing | since | address bytes | speaks
+//! standing = 0 (blank) | 1 list of (member, disk u128)
+//! snapshot = index | term | bytes | checksum u64
 //! raft     = the consensus' own bytes, to the end
 //! ```
 //!
@@ -15,8 +17,8 @@ use std::collections::BTreeMap;
 
 use super::{CodecError, Decode, Decoder, Encode, Encoder, Length, Sink};
 use crate::model::{
-    ClusterId, DiskId, Hello, Incarnation, LogIndex, NodeId, PeerMessage, Proposal, ProposeRefusal,
-    Standing,
+    ClusterId, ClusterVersion, DiskId, Hello, Incarnation, LogIndex, MemberAnswer, MemberWish,
+    NodeId, PeerMessage, Proposal, ProposeRefusal, SnapshotId, Standing,
 };
 
 /// The format of messages that this build writes, and the newest that it reads.
@@ -32,6 +34,14 @@ mod kind {
     pub(super) const RENEW: u8 = 7;
     pub(super) const RENEWED: u8 = 8;
     pub(super) const DIGEST: u8 = 9;
+    pub(super) const SNAPSHOT_ASK: u8 = 10;
+    pub(super) const SNAPSHOT_PART: u8 = 11;
+    pub(super) const SNAPSHOT_GONE: u8 = 12;
+    pub(super) const SNAPSHOT_WANTED: u8 = 13;
+    pub(super) const SNAPSHOT_HERE: u8 = 14;
+    pub(super) const MEMBER_ASK: u8 = 15;
+    pub(super) const MEMBER_ANSWER: u8 = 16;
+    pub(super) const SPACE: u8 = 17;
 }
 
 /// Appends the message to `sink`.
@@ -113,6 +123,45 @@ impl Encode for PeerMessage {
                 to.number(index.get());
                 to.fixed_u64(*digest);
             }
+            PeerMessage::SnapshotAsk { id, offset } => {
+                to.byte(kind::SNAPSHOT_ASK);
+                id.encode(to);
+                to.number(*offset);
+            }
+            PeerMessage::SnapshotPart { id, offset, data } => {
+                to.byte(kind::SNAPSHOT_PART);
+                id.encode(to);
+                to.number(*offset);
+                to.rest(data);
+            }
+            PeerMessage::SnapshotGone { id } => {
+                to.byte(kind::SNAPSHOT_GONE);
+                id.encode(to);
+            }
+            PeerMessage::SnapshotWanted { least } => {
+                to.byte(kind::SNAPSHOT_WANTED);
+                to.number(least.get());
+            }
+            PeerMessage::SnapshotHere { id } => {
+                to.byte(kind::SNAPSHOT_HERE);
+                id.encode(to);
+            }
+            PeerMessage::MemberAsk { round, incarnation, wish } => {
+                to.byte(kind::MEMBER_ASK);
+                to.number(*round);
+                to.number(incarnation.get());
+                wish.encode(to);
+            }
+            PeerMessage::MemberAnswer { round, incarnation, answer } => {
+                to.byte(kind::MEMBER_ANSWER);
+                to.number(*round);
+                to.number(incarnation.get());
+                answer.encode(to);
+            }
+            PeerMessage::Space { low } => {
+                to.byte(kind::SPACE);
+                to.byte(u8::from(*low));
+            }
         }
     }
 }
@@ -159,6 +208,30 @@ impl Decode for PeerMessage {
             kind::DIGEST => {
                 PeerMessage::Digest { index: LogIndex(from.number()?), digest: from.fixed_u64()? }
             }
+            kind::SNAPSHOT_ASK => {
+                PeerMessage::SnapshotAsk { id: SnapshotId::decode(from)?, offset: from.number()? }
+            }
+            kind::SNAPSHOT_PART => PeerMessage::SnapshotPart {
+                id: SnapshotId::decode(from)?,
+                offset: from.number()?,
+                data: from.rest(),
+            },
+            kind::SNAPSHOT_GONE => PeerMessage::SnapshotGone { id: SnapshotId::decode(from)? },
+            kind::SNAPSHOT_WANTED => {
+                PeerMessage::SnapshotWanted { least: LogIndex(from.number()?) }
+            }
+            kind::SNAPSHOT_HERE => PeerMessage::SnapshotHere { id: SnapshotId::decode(from)? },
+            kind::MEMBER_ASK => PeerMessage::MemberAsk {
+                round: from.number()?,
+                incarnation: Incarnation(from.number()?),
+                wish: MemberWish::decode(from)?,
+            },
+            kind::MEMBER_ANSWER => PeerMessage::MemberAnswer {
+                round: from.number()?,
+                incarnation: Incarnation(from.number()?),
+                answer: MemberAnswer::decode(from)?,
+            },
+            kind::SPACE => PeerMessage::Space { low: from.flags("space", 1)? == 1 },
             found => return Err(CodecError::Newer { what: "message", found: found.into() }),
         })
     }
@@ -182,11 +255,14 @@ impl Encode for Hello {
                 }
             }
         }
+        to.number(self.since.get());
+        to.bytes(self.address.as_bytes());
+        to.number(self.speaks.get());
     }
 }
 
 impl Decode for Hello {
-    const BYTES_MIN: usize = 36;
+    const BYTES_MIN: usize = 39;
 
     fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
         Ok(Hello {
@@ -200,6 +276,9 @@ impl Decode for Hello {
                 1 => Standing::Founded(decode_founding(from)?),
                 found => return Err(CodecError::Newer { what: "standing", found: found.into() }),
             },
+            since: LogIndex(from.number()?),
+            address: from.text()?,
+            speaks: ClusterVersion(from.number()?),
         })
     }
 }
@@ -226,6 +305,8 @@ impl Encode for ProposeRefusal {
             }
             ProposeRefusal::Busy => to.byte(2),
             ProposeRefusal::Diverged => to.byte(3),
+            ProposeRefusal::QuotaExceeded => to.byte(4),
+            ProposeRefusal::NoSpace => to.byte(5),
         }
     }
 }
@@ -239,6 +320,8 @@ impl Decode for ProposeRefusal {
             1 => ProposeRefusal::NotLeader(Some(NodeId::decode(from)?)),
             2 => ProposeRefusal::Busy,
             3 => ProposeRefusal::Diverged,
+            4 => ProposeRefusal::QuotaExceeded,
+            5 => ProposeRefusal::NoSpace,
             found => return Err(CodecError::Newer { what: "refusal", found: found.into() }),
         })
     }

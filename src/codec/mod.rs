@@ -1,11 +1,12 @@
 //! Bytes: how the nouns of `model` stand in a log entry and in a message between members.
 //!
-//! The model knows no encoding; this folder knows nothing else. It opens no file and no socket. Two
+//! The model knows no encoding; this folder knows nothing else. It opens no file and no socket. Three
 //! things are encoded, and each begins with a version byte of its own:
 //!
 //! ```text
 //! log entry  = version u8 | list of Item                    encode_items     decode_items
 //! message    = version u8 | kind u8 | body                  encode_message   decode_message
+//! membership = version u8 | MemberChange                    encode_member_change  decode_member_change
 //! ```
 //!
 //! The parts are the same everywhere:
@@ -40,6 +41,7 @@ mod decoder;
 mod encoder;
 mod error;
 mod item;
+mod member;
 mod message;
 
 #[cfg(test)]
@@ -52,4 +54,6 @@ pub(crate) use decoder::{Decode, Decoder};
 pub(crate) use encoder::{Encode, Encoder, Length, Sink};
 pub(crate) use error::CodecError;
 pub(crate) use item::{decode_items, encode_items};
+#[allow(unused_imports, reason = "the consensus will use them within the hour")]
+pub(crate) use member::{decode_member_change, encode_member_change};
 pub(crate) use message::{decode_message, encode_message, message_len};

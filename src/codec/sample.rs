@@ -165,7 +165,7 @@ impl Sample {
     }
 
     pub(crate) fn command(&mut self) -> Command {
-        match self.below(6) {
+        match self.below(8) {
             0 => Command::Put(self.put()),
             1 => Command::Delete(self.delete()),
             2 => Command::Txn(self.txn(1)),
@@ -181,7 +181,85 @@ impl Sample {
                     own: sample.flip(),
                 }),
             },
-            _ => Command::Revoke(self.lease()),
+            5 => Command::Revoke(self.lease()),
+            6 => Command::Announce { name: self.text(), address: self.text() },
+            _ => Command::Raise(ClusterVersion(self.number())),
+        }
+    }
+
+    fn text(&mut self) -> String {
+        self.list(9, |sample| char::from(b'a' + sample.below(26) as u8)).into_iter().collect()
+    }
+
+    fn snapshot(&mut self) -> SnapshotId {
+        SnapshotId {
+            index: LogIndex(self.number()),
+            term: Term(self.number()),
+            bytes: self.number(),
+            checksum: self.next(),
+        }
+    }
+
+    fn disk(&mut self) -> DiskId {
+        DiskId(u128::from(self.next()) << 64 | u128::from(self.next()))
+    }
+
+    pub(crate) fn member_change(&mut self) -> MemberChange {
+        match self.below(5) {
+            0 => MemberChange::Add {
+                id: self.node(),
+                disk: self.disk(),
+                name: self.text(),
+                address: self.text(),
+                replaces: self.maybe(Self::node),
+            },
+            1 => MemberChange::Promote(self.node()),
+            2 => MemberChange::Remove(self.node()),
+            3 => MemberChange::Replace { old: self.node(), new: self.node() },
+            _ => MemberChange::LeaveJoint,
+        }
+    }
+
+    fn member_wish(&mut self) -> MemberWish {
+        match self.below(3) {
+            0 => MemberWish::Add {
+                disk: self.disk(),
+                name: self.text(),
+                address: self.text(),
+                replaces: self.maybe(Self::node),
+            },
+            1 => MemberWish::Promote(self.node()),
+            _ => MemberWish::Remove(self.node()),
+        }
+    }
+
+    fn member_refusal(&mut self) -> MemberRefusal {
+        let count = |sample: &mut Self| sample.below(100) as usize;
+        match self.below(13) {
+            0 => MemberRefusal::Unknown(self.node()),
+            1 => MemberRefusal::Voter(self.node()),
+            2 => MemberRefusal::NotVoter(self.node()),
+            3 => MemberRefusal::NameTaken(self.text()),
+            4 => MemberRefusal::TooMany(count(self)),
+            5 => MemberRefusal::TooManyVoters(count(self)),
+            6 => MemberRefusal::LastVoter(self.node()),
+            7 => MemberRefusal::Pending,
+            8 => MemberRefusal::LosesQuorum {
+                active: count(self),
+                voters: count(self),
+                needed: count(self),
+            },
+            9 => MemberRefusal::NotCaughtUp(self.node()),
+            10 => MemberRefusal::NotNext(self.node()),
+            _ => MemberRefusal::NotJoint,
+        }
+    }
+
+    fn member_answer(&mut self) -> MemberAnswer {
+        match self.below(3) {
+            0 => MemberAnswer::Done { id: self.node(), index: LogIndex(self.number()) },
+            1 => MemberAnswer::NotLeader(self.maybe(Self::node)),
+            _ => MemberAnswer::Refused(self.member_refusal()),
         }
     }
 
@@ -227,22 +305,27 @@ impl Sample {
                         .collect(),
                 ),
             },
+            since: LogIndex(self.number()),
+            address: self.text(),
+            speaks: ClusterVersion(self.number()),
         }
     }
 
     pub(crate) fn message(&mut self) -> PeerMessage {
         let (round, incarnation) = (self.number(), Incarnation(self.number()));
-        match self.below(9) {
+        match self.below(17) {
             0 => PeerMessage::Hello(self.hello()),
             1 => PeerMessage::Raft(self.bytes()),
             2 => PeerMessage::Propose(self.proposal()),
             3 => PeerMessage::ProposeRefused {
                 incarnation,
                 seqs: self.list(9, Self::number),
-                why: match self.below(4) {
+                why: match self.below(6) {
                     0 => ProposeRefusal::NotLeader(None),
                     1 => ProposeRefusal::NotLeader(Some(self.node())),
                     2 => ProposeRefusal::Busy,
+                    3 => ProposeRefusal::QuotaExceeded,
+                    4 => ProposeRefusal::NoSpace,
                     _ => ProposeRefusal::Diverged,
                 },
             },
@@ -258,7 +341,19 @@ impl Sample {
                 renewed: self.list(9, Self::lease),
                 gone: self.list(9, Self::lease),
             },
-            _ => PeerMessage::Digest { index: LogIndex(self.number()), digest: self.next() },
+            8 => PeerMessage::Digest { index: LogIndex(self.number()), digest: self.next() },
+            9 => PeerMessage::SnapshotAsk { id: self.snapshot(), offset: self.number() },
+            10 => PeerMessage::SnapshotPart {
+                id: self.snapshot(),
+                offset: self.number(),
+                data: self.bytes(),
+            },
+            11 => PeerMessage::SnapshotGone { id: self.snapshot() },
+            12 => PeerMessage::SnapshotWanted { least: LogIndex(self.number()) },
+            13 => PeerMessage::SnapshotHere { id: self.snapshot() },
+            14 => PeerMessage::MemberAsk { round, incarnation, wish: self.member_wish() },
+            15 => PeerMessage::MemberAnswer { round, incarnation, answer: self.member_answer() },
+            _ => PeerMessage::Space { low: self.flip() },
         }
     }
 }

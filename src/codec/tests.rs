@@ -150,6 +150,9 @@ fn golden_messages() -> Vec<(&'static str, PeerMessage)> {
         disk: DiskId(0xaabb),
         incarnation,
         standing: Standing::Blank,
+        since: LogIndex(1),
+        address: String::new(),
+        speaks: ClusterVersion::NEWEST,
     };
     let founding = [(node(1), DiskId(0xaabb)), (node(2), DiskId(u128::MAX))].into();
     let founded = Hello { standing: Standing::Founded(founding), ..hello.clone() };
@@ -158,6 +161,16 @@ fn golden_messages() -> Vec<(&'static str, PeerMessage)> {
     };
     let refused = |why| PeerMessage::ProposeRefused { incarnation, seqs: vec![1, 300], why };
     let answer = |index| PeerMessage::ReadAnswer { round: 4, incarnation, index };
+    let id = SnapshotId { index: LogIndex(1000), term: Term(7), bytes: 5000, checksum: 0xaabb };
+    let add = MemberWish::Add {
+        disk: DiskId(0xaabb),
+        name: "d".to_owned(),
+        address: "h:1".to_owned(),
+        replaces: Some(node(2)),
+    };
+    let wish = MemberWish::Remove(node(2));
+    let done = |answer| PeerMessage::MemberAnswer { round: 4, incarnation, answer };
+    let refusal = MemberRefusal::LosesQuorum { active: 1, voters: 4, needed: 3 };
     vec![
         ("the hello of a blank member", PeerMessage::Hello(hello)),
         ("the hello of a founded member", PeerMessage::Hello(founded)),
@@ -184,6 +197,19 @@ fn golden_messages() -> Vec<(&'static str, PeerMessage)> {
             },
         ),
         ("a digest", PeerMessage::Digest { index: LogIndex(1000), digest: 0x0102_0304_0506_0708 }),
+        ("a question for a part of a snapshot", PeerMessage::SnapshotAsk { id, offset: 4096 }),
+        (
+            "a part of a snapshot",
+            PeerMessage::SnapshotPart { id, offset: 4096, data: Bytes::from_static(b"part") },
+        ),
+        ("a snapshot that is gone", PeerMessage::SnapshotGone { id }),
+        ("any snapshot is wanted", PeerMessage::SnapshotWanted { least: LogIndex(1000) }),
+        ("here is one", PeerMessage::SnapshotHere { id }),
+        ("a member is to be added", PeerMessage::MemberAsk { round: 4, incarnation, wish: add }),
+        ("a member is to be removed", PeerMessage::MemberAsk { round: 4, incarnation, wish }),
+        ("a member was added", done(MemberAnswer::Done { id: node(4), index: LogIndex(1000) })),
+        ("no quorum would be left", done(MemberAnswer::Refused(refusal))),
+        ("the disk is full", PeerMessage::Space { low: true }),
     ]
 }
 
@@ -242,8 +268,12 @@ fn bytes_cut_short_anywhere_are_an_error() {
         let bytes = message_bytes(&message);
         for len in 0..bytes.len() {
             let cut = decode_message(bytes.slice(..len));
-            // The consensus' bytes reach to the end: they are judged where they are understood.
-            let expected = matches!(message, PeerMessage::Raft(_)) && len >= 2;
+            // What reaches to the end is judged where it is understood.
+            let expected = match &message {
+                PeerMessage::Raft(_) => len >= 2,
+                PeerMessage::SnapshotPart { data, .. } => len >= bytes.len() - data.len(),
+                _ => false,
+            };
             assert_eq!(cut.is_ok(), expected, "seed {seed}, {len} bytes");
         }
     }
@@ -413,5 +443,17 @@ fn keys_and_values_are_slices_of_what_came_in() {
     };
     for part in [key, value] {
         assert!(bytes.as_ptr_range().contains(&part.as_ptr()), "copied");
+    }
+}
+
+#[test]
+fn changes_of_the_members_read_back_as_they_were_written() {
+    for seed in 0..300 {
+        let change = Sample::new(seed).member_change();
+        let bytes = encode_member_change(&change);
+        assert_eq!(decode_member_change(bytes.clone().into()), Ok(change));
+        for end in 0..bytes.len() {
+            assert!(decode_member_change(Bytes::copy_from_slice(&bytes[..end])).is_err());
+        }
     }
 }

@@ -225,6 +225,7 @@ fn row_bytes(outcome: &Outcome) -> usize {
             Reply::Compacted { .. }
             | Reply::Grant(_)
             | Reply::Revoke(_)
+            | Reply::Noted { .. }
             | Reply::AppliedBefore { .. },
         )
         | Err(_) => 0,
@@ -277,6 +278,7 @@ fn copied(outcome: &Outcome) -> Outcome {
             Reply::Compacted { .. }
             | Reply::Grant(_)
             | Reply::Revoke(_)
+            | Reply::Noted { .. }
             | Reply::AppliedBefore { .. },
         )
         | Err(_) => outcome.clone(),

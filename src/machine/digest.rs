@@ -84,6 +84,7 @@ impl Fingerprint {
                     Reply::Grant(reply) => print.number(5).number(reply.id.get()),
                     Reply::Revoke(reply) => print.number(6).number(reply.deleted),
                     Reply::AppliedBefore { .. } => print.number(7),
+                    Reply::Noted { .. } => print.number(9),
                 }
             }
             // The text names the kind of refusal and its figures.

@@ -284,6 +284,8 @@ impl Machine {
                 };
                 Ok(Reply::Revoke(RevokeReply { revision: self.store.revision(), deleted }))
             }
+            Command::Announce { .. } => Err(Refusal::NotMember(by.node).into()),
+            Command::Raise(_) => Ok(Reply::Noted { revision: self.store.revision() }),
         }
     }
 

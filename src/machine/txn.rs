@@ -88,7 +88,12 @@ pub(super) fn is_wide(command: &Command) -> bool {
     match command {
         Command::Delete(delete) => delete.range.as_single().is_none(),
         Command::Txn(txn) => wide(txn),
-        Command::Put(_) | Command::Compact(_) | Command::Grant { .. } | Command::Revoke(_) => false,
+        Command::Put(_)
+        | Command::Compact(_)
+        | Command::Grant { .. }
+        | Command::Revoke(_)
+        | Command::Announce { .. }
+        | Command::Raise(_) => false,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ops::Range as Span;
 use std::time::Duration;
 
-use super::{Delete, Incarnation, LeaseId, NodeId, Put, Revision, Term, Txn};
+use super::{ClusterVersion, Delete, Incarnation, LeaseId, NodeId, Put, Revision, Term, Txn};
 
 /// A change of the replicated state.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -27,6 +27,15 @@ pub enum Command {
     },
     /// End a lease: its keys are deleted, in key order, in one revision.
     Revoke(LeaseId),
+    /// What the node that makes the request is called, and where the others reach it.
+    Announce {
+        /// Its name.
+        name: String,
+        /// Its address, `host:port`.
+        address: String,
+    },
+    /// Every member understands this version: what it brings may be used from now on.
+    Raise(ClusterVersion),
 }
 
 /// What others see of a session.

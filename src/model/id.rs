@@ -59,6 +59,18 @@ number!(
     "b"
 );
 
+number!(
+    /// What all members of a cluster understand: raised, and never lowered, when every member runs a
+    /// build that does. What the log may hold depends on it.
+    ClusterVersion,
+    "v"
+);
+
+impl ClusterVersion {
+    /// The newest that this build understands.
+    pub const NEWEST: ClusterVersion = ClusterVersion(1);
+}
+
 impl Revision {
     /// The revision of a store in which nothing has happened.
     pub const FIRST: Revision = Revision(1);

@@ -61,7 +61,8 @@ impl Limits {
                 }
                 session.as_ref().map_or(0, |session| session.label.len())
             }
-            Command::Compact(_) | Command::Revoke(_) => 0,
+            Command::Announce { name, address } => name.len() + address.len(),
+            Command::Compact(_) | Command::Revoke(_) | Command::Raise(_) => 0,
         };
         if bytes > self.request_bytes_max {
             return Err(Refusal::RequestTooLarge { bytes, max: self.request_bytes_max });

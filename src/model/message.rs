@@ -3,7 +3,10 @@
 use bytes::Bytes;
 use std::collections::BTreeMap;
 
-use super::{ClusterId, DiskId, Incarnation, LeaseId, LogIndex, NodeId, Proposal};
+use super::{
+    ClusterId, ClusterVersion, DiskId, Incarnation, LeaseId, LogIndex, MemberRefusal, MemberWish,
+    NodeId, Proposal, SnapshotId,
+};
 
 /// Which connection a message travels on: bulk must never delay a heartbeat.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -12,6 +15,8 @@ pub enum Lane {
     Control,
     /// Large: entries, proposals.
     Bulk,
+    /// Very large and in no hurry: parts of snapshots.
+    Snapshot,
 }
 
 /// Who is at the other end of a connection. The first frame in each direction; nothing else is
@@ -28,8 +33,14 @@ pub struct Hello {
     pub disk: DiskId,
     /// Which life of it.
     pub incarnation: Incarnation,
-    /// Whether the sender has founded its cluster.
+    /// Whether the sender has founded its cluster, or joined it.
     pub standing: Standing,
+    /// The log entry that made the sender a member; 1 for the founders.
+    pub since: LogIndex,
+    /// Where the sender can be reached, `host:port`; empty if nowhere.
+    pub address: String,
+    /// The newest cluster version that the sender understands.
+    pub speaks: ClusterVersion,
 }
 
 /// How far a member is with founding its cluster.
@@ -37,7 +48,7 @@ pub struct Hello {
 pub enum Standing {
     /// Its disk is new and it has not met all founding members yet.
     Blank,
-    /// It has met them: which disk each had.
+    /// It has met them, or has joined later: which disk each founder had.
     Founded(BTreeMap<NodeId, DiskId>),
 }
 
@@ -103,6 +114,76 @@ pub enum PeerMessage {
         /// The digest of keys, leases, answers and configuration there.
         digest: u64,
     },
+    /// Send me a part of this snapshot.
+    SnapshotAsk {
+        /// Which.
+        id: SnapshotId,
+        /// From which byte on.
+        offset: u64,
+    },
+    /// A part of a snapshot: as many bytes as the sender likes, none only at the end.
+    SnapshotPart {
+        /// Of which.
+        id: SnapshotId,
+        /// Where in the file.
+        offset: u64,
+        /// The bytes there.
+        data: Bytes,
+    },
+    /// I do not have this snapshot, or not any more.
+    SnapshotGone {
+        /// Which.
+        id: SnapshotId,
+    },
+    /// I need a snapshot of the state, mine is lost: whatever you have from this entry on.
+    SnapshotWanted {
+        /// The least index that it must cover.
+        least: LogIndex,
+    },
+    /// This is one.
+    SnapshotHere {
+        /// Which.
+        id: SnapshotId,
+    },
+    /// Take this step, if you lead.
+    MemberAsk {
+        /// Named by the asking node, never used twice in one incarnation.
+        round: u64,
+        /// The asking node's incarnation.
+        incarnation: Incarnation,
+        /// Which step.
+        wish: MemberWish,
+    },
+    /// What became of it.
+    MemberAnswer {
+        /// As in the request.
+        round: u64,
+        /// As in the request.
+        incarnation: Incarnation,
+        /// See there.
+        answer: MemberAnswer,
+    },
+    /// Whether my disk has room for more than what shrinks the state.
+    Space {
+        /// Only the reserve is left.
+        low: bool,
+    },
+}
+
+/// What a leader says to a [`MemberWish`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum MemberAnswer {
+    /// The step is taken, at this log index; whom it is about.
+    Done {
+        /// The member.
+        id: NodeId,
+        /// Where in the log.
+        index: LogIndex,
+    },
+    /// I do not lead; `Some` names who does, as far as I know. Nothing has changed.
+    NotLeader(Option<NodeId>),
+    /// It is not taken. Nothing has changed.
+    Refused(MemberRefusal),
 }
 
 impl PeerMessage {
@@ -110,6 +191,7 @@ impl PeerMessage {
     pub fn lane(&self) -> Lane {
         match self {
             PeerMessage::Propose(_) => Lane::Bulk,
+            PeerMessage::SnapshotPart { .. } => Lane::Snapshot,
             _ => Lane::Control,
         }
     }
@@ -122,6 +204,10 @@ pub enum ProposeRefusal {
     NotLeader(Option<NodeId>),
     /// Too much is waiting already.
     Busy,
+    /// The state has reached its quota: only what makes it smaller is taken.
+    QuotaExceeded,
+    /// Too few members have room on their disks: only what makes the state smaller is taken.
+    NoSpace,
     /// Replicas differ and no majority says which is right: writes are refused until an operator
     /// has looked.
     Diverged,

@@ -8,6 +8,7 @@ mod command;
 mod id;
 mod kv;
 mod limits;
+mod member;
 mod message;
 mod moment;
 mod outcome;
@@ -15,10 +16,15 @@ mod range;
 mod request;
 
 pub use command::{AckWindow, Command, Item, Proposal, RequestId, SessionInfo};
-pub use id::{ClusterId, DiskId, Incarnation, LeaseId, LogIndex, NodeId, Revision, Term};
+pub use id::{
+    ClusterId, ClusterVersion, DiskId, Incarnation, LeaseId, LogIndex, NodeId, Revision, Term,
+};
 pub use kv::{Event, EventKind, KeyValue};
 pub use limits::Limits;
-pub use message::{Hello, Lane, PeerMessage, ProposeRefusal, Standing};
+pub use member::{
+    Member, MemberChange, MemberRefusal, MemberRole, MemberWish, Members, SnapshotId,
+};
+pub use message::{Hello, Lane, MemberAnswer, PeerMessage, ProposeRefusal, Standing};
 pub use moment::Moment;
 pub use outcome::{
     DeleteReply, Fault, GrantReply, Outcome, PutReply, RangeReply, Refusal, Reply, RevokeReply,

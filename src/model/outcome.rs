@@ -4,7 +4,7 @@ use bytes::Bytes;
 use std::time::Duration;
 use thiserror::Error;
 
-use super::{KeyValue, LeaseId, LogIndex, Revision};
+use super::{KeyValue, LeaseId, LogIndex, NodeId, Revision};
 
 /// What became of one request when it was applied.
 pub type Outcome = Result<Reply, Refusal>;
@@ -27,6 +27,11 @@ pub enum Reply {
     Grant(GrantReply),
     /// To a revocation.
     Revoke(RevokeReply),
+    /// To a command that changes no key: an announcement, a raised version.
+    Noted {
+        /// The store's revision.
+        revision: Revision,
+    },
     /// The request was applied before and its answer was too large to keep: this is a second answer
     /// to it, with the revision of the first.
     AppliedBefore {
@@ -44,7 +49,9 @@ impl Reply {
             Reply::Txn(reply) => reply.revision,
             Reply::Grant(reply) => reply.revision,
             Reply::Revoke(reply) => reply.revision,
-            Reply::Compacted { revision } | Reply::AppliedBefore { revision } => *revision,
+            Reply::Compacted { revision }
+            | Reply::Noted { revision }
+            | Reply::AppliedBefore { revision } => *revision,
         }
     }
 }
@@ -214,6 +221,9 @@ pub enum Refusal {
     /// applied by this entry, and never will be.
     #[error("request is closed: its node gave it up or has restarted")]
     Closed,
+    /// The node that asks is not a member of the cluster any more.
+    #[error("node {0} is not a member of the cluster")]
+    NotMember(NodeId),
 }
 
 /// The state machine or its input is broken: this node must stop. The host process lives.

@@ -79,6 +79,7 @@ impl Founding {
 mod tests {
     use super::*;
     use crate::model::{ClusterId, Incarnation};
+    use crate::model::{ClusterVersion, LogIndex};
 
     fn node(id: u64) -> NodeId {
         NodeId::new(id).unwrap()
@@ -92,6 +93,9 @@ mod tests {
             disk: DiskId(disk),
             incarnation: Incarnation(1),
             standing,
+            since: LogIndex(1),
+            address: String::new(),
+            speaks: ClusterVersion::NEWEST,
         }
     }
 

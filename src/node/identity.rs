@@ -2,7 +2,9 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::model::{ClusterId, DiskId, Hello, Incarnation, NodeId, Standing};
+use crate::model::{
+    ClusterId, ClusterVersion, DiskId, Hello, Incarnation, LogIndex, NodeId, Standing,
+};
 use crate::wal;
 
 /// Who this node is. Only its standing ever changes, once.
@@ -47,6 +49,16 @@ impl Identity {
     pub(crate) fn hello(&self, to: NodeId) -> Hello {
         let standing = self.standing.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Self { cluster, node: from, disk, incarnation, .. } = *self;
-        Hello { cluster, from, to, disk, incarnation, standing }
+        Hello {
+            cluster,
+            from,
+            to,
+            disk,
+            incarnation,
+            standing,
+            since: LogIndex(1),
+            address: String::new(),
+            speaks: ClusterVersion::NEWEST,
+        }
     }
 }

@@ -264,6 +264,7 @@ impl Incoming {
 mod tests {
     use super::*;
     use crate::model::{ClusterId, Standing};
+    use crate::model::{ClusterVersion, LogIndex};
 
     #[test]
     fn a_newer_connection_waits_until_the_older_has_ended() {
@@ -275,6 +276,9 @@ mod tests {
             disk: DiskId(2),
             incarnation: Incarnation(incarnation),
             standing: Standing::Blank,
+            since: LogIndex(1),
+            address: String::new(),
+            speaks: ClusterVersion::NEWEST,
         };
         let incoming = Incoming::default();
         let (first, before) = incoming.seat(Lane::Control, &hello(1));

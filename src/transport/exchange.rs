@@ -125,6 +125,7 @@ const fn lane_byte(lane: Lane) -> u8 {
     match lane {
         Lane::Control => 0,
         Lane::Bulk => 1,
+        Lane::Snapshot => 2,
     }
 }
 

@@ -41,7 +41,7 @@ const COPIED_BODY_BYTES_MAX: usize = 16 << 10;
 pub(super) fn body_bytes_max(lane: Lane) -> usize {
     match lane {
         Lane::Control => CONTROL_BODY_BYTES_MAX,
-        Lane::Bulk => BULK_BODY_BYTES_MAX,
+        Lane::Bulk | Lane::Snapshot => BULK_BODY_BYTES_MAX,
     }
 }
 

@@ -240,6 +240,7 @@ impl Admission {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::{ClusterVersion, LogIndex};
     use std::sync::Arc;
 
     fn node(id: u64) -> NodeId {
@@ -254,6 +255,9 @@ mod tests {
             disk: disk(from),
             incarnation: Incarnation(1),
             standing: Standing::Blank,
+            since: LogIndex(1),
+            address: String::new(),
+            speaks: ClusterVersion::NEWEST,
         }
     }
 

@@ -420,7 +420,9 @@ fn reply(reply: &Reply) -> Vec<String> {
             "was ",
         ),
         Reply::Txn(txn) => txn_lines(txn),
-        Reply::Compacted { revision } => vec![format!("revision={revision}")],
+        Reply::Compacted { revision } | Reply::Noted { revision } => {
+            vec![format!("revision={revision}")]
+        }
         Reply::Grant(grant) => {
             vec![format!("revision={} lease={} ttl={:?}", grant.revision, grant.id, grant.ttl)]
         }

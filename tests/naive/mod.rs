@@ -144,6 +144,8 @@ impl Naive {
                 self.applied.compacted = Some(*at);
                 Ok(Reply::Compacted { revision: self.now_revision() })
             }
+            Command::Announce { .. } => Err(Refusal::NotMember(proposal.node)),
+            Command::Raise(_) => Ok(Reply::Noted { revision: self.now_revision() }),
             Command::Grant { id, ttl, session } => {
                 self.grant(proposal, *id, *ttl, session.as_ref())
             }

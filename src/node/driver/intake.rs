@@ -111,6 +111,15 @@ impl Driver {
                 self.renewed(round, &renewed, &gone);
             }
             PeerMessage::Digest { index, digest } => self.compare(from, index, digest)?,
+            // Nothing asks for these yet.
+            PeerMessage::SnapshotAsk { .. }
+            | PeerMessage::SnapshotPart { .. }
+            | PeerMessage::SnapshotGone { .. }
+            | PeerMessage::SnapshotWanted { .. }
+            | PeerMessage::SnapshotHere { .. }
+            | PeerMessage::MemberAsk { .. }
+            | PeerMessage::MemberAnswer { .. }
+            | PeerMessage::Space { .. } => {}
             // An answer to an earlier life.
             PeerMessage::ProposeRefused { .. }
             | PeerMessage::ReadAnswer { .. }

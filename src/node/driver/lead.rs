@@ -186,7 +186,7 @@ impl Driver {
             // for the requests of the other nodes.
             ProposeRefusal::NotLeader(_) | ProposeRefusal::Busy => {}
             // What no log has seen is refused; what an earlier leader may have is tried on.
-            ProposeRefusal::Diverged => {
+            ProposeRefusal::Diverged | ProposeRefusal::QuotaExceeded | ProposeRefusal::NoSpace => {
                 let refuse = |seq: &u64| self.proposals.refuse(*seq, CallError::Diverged);
                 let refused = fresh.iter().filter_map(refuse).collect();
                 self.tell(refused);

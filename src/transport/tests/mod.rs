@@ -128,6 +128,9 @@ fn hello(from: u64, to: u64) -> Hello {
         disk: DiskId(from.into()),
         incarnation: Incarnation(1),
         standing: Standing::Blank,
+        since: LogIndex(1),
+        address: String::new(),
+        speaks: ClusterVersion::NEWEST,
     }
 }
 

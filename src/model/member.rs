@@ -1,0 +1,454 @@
+//! Who belongs to the cluster: a part of the replicated state, changed one step at a time.
+//!
+//! ```text
+//!            Add                Promote
+//!   (new) ─────────▶ learner ───────────▶ voter
+//!                       │                   │
+//!                       │ Remove            │ Remove
+//!                       ▼                   ▼
+//!                    (gone: its id is never used again)
+//!
+//!   Replace { old, new }: the learner `new` votes and `old` does not any more, in one step. Until
+//!   LeaveJoint, both the voters before and the voters after must agree to everything (joint consensus).
+//! ```
+//!
+//! Ids are minted upwards, so an id below the next one that has no row was removed, for ever.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use thiserror::Error;
+
+use super::{DiskId, LogIndex, NodeId, Term};
+
+/// A member's part in the consensus.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum MemberRole {
+    /// It votes, may lead, and counts for a quorum.
+    Voter,
+    /// It follows the log and serves its host like any member, but does not vote.
+    Learner,
+}
+
+/// A member, as all members know it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Member {
+    /// The data directory that its id is bound to.
+    pub disk: DiskId,
+    /// Its name; empty until it has announced itself.
+    pub name: String,
+    /// Where the others reach it, `host:port`; empty until it has announced itself.
+    pub address: String,
+    /// Its part.
+    pub role: MemberRole,
+    /// The voter whose place it is to take, once it has caught up.
+    pub replaces: Option<NodeId>,
+    /// The log entry that added it; 1 for the founders.
+    pub since: LogIndex,
+}
+
+/// All members, as of a log index.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Members {
+    rows: BTreeMap<NodeId, Member>,
+    outgoing: BTreeSet<NodeId>,
+    next: u64,
+}
+
+/// One step. It stands in the log as an entry of its own.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum MemberChange {
+    /// A new member, as a learner, under an id that was never used.
+    Add {
+        /// Its id: the next one, or the step is void.
+        id: NodeId,
+        /// Its data directory.
+        disk: DiskId,
+        /// Its name.
+        name: String,
+        /// Its address.
+        address: String,
+        /// The voter whose place it is to take.
+        replaces: Option<NodeId>,
+    },
+    /// A learner votes from now on.
+    Promote(NodeId),
+    /// A member is one no more.
+    Remove(NodeId),
+    /// A learner takes a voter's place.
+    Replace {
+        /// The voter that goes.
+        old: NodeId,
+        /// The learner that comes.
+        new: NodeId,
+    },
+    /// The end of a `Replace`: the voters after it decide alone.
+    LeaveJoint,
+}
+
+/// A step that somebody wants the leader to take.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum MemberWish {
+    /// As [`MemberChange::Add`]; the leader mints the id. If the disk is a member's, nothing is to do.
+    Add {
+        /// Its data directory.
+        disk: DiskId,
+        /// Its name.
+        name: String,
+        /// Its address.
+        address: String,
+        /// The voter whose place it is to take.
+        replaces: Option<NodeId>,
+    },
+    /// As [`MemberChange::Promote`].
+    Promote(NodeId),
+    /// As [`MemberChange::Remove`].
+    Remove(NodeId),
+}
+
+/// Why a step is not taken. Nothing has changed.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum MemberRefusal {
+    /// There is no such member.
+    #[error("there is no member {0}")]
+    Unknown(NodeId),
+    /// It votes already.
+    #[error("member {0} is a voter already")]
+    Voter(NodeId),
+    /// Only a voter's place can be taken.
+    #[error("member {0} does not vote: only a voter can be replaced")]
+    NotVoter(NodeId),
+    /// Another member has the name.
+    #[error(
+        "there is a member called {0:?}: choose another name, or have the new member replace the old one"
+    )]
+    NameTaken(String),
+    /// As many as there can be.
+    #[error("there are {0} members, more are not possible: remove one first")]
+    TooMany(usize),
+    /// As many voters as there can be.
+    #[error("there are {0} voters, more are not possible: remove one first")]
+    TooManyVoters(usize),
+    /// Without it nobody would vote.
+    #[error("member {0} is the last voter: shut it down instead")]
+    LastVoter(NodeId),
+    /// Another step is not finished.
+    #[error("another change of the members is under way: try again when it is done")]
+    Pending,
+    /// Too few of the voters after the step are there.
+    #[error(
+        "only {active} of the {voters} voters after this change are there, {needed} are needed: bring \
+         the others back first"
+    )]
+    LosesQuorum {
+        /// How many of them have been heard of within an election timeout.
+        active: usize,
+        /// How many there would be.
+        voters: usize,
+        /// How many must agree.
+        needed: usize,
+    },
+    /// The learner does not have the newest entries yet.
+    #[error("member {0} has not caught up yet: try again in a while")]
+    NotCaughtUp(NodeId),
+    /// The id is not the next one: somebody was quicker. Only in the log.
+    #[error("the id {0} is not the next one")]
+    NotNext(NodeId),
+    /// There is no joint configuration to leave. Only in the log.
+    #[error("no replacement is under way")]
+    NotJoint,
+}
+
+impl Members {
+    /// The most voters.
+    pub const VOTERS_MAX: usize = 7;
+
+    /// The most members, learners too.
+    pub const MEMBERS_MAX: usize = 64;
+
+    /// The members that found a cluster, all of them voters.
+    pub fn founded(founders: &BTreeMap<NodeId, DiskId>) -> Self {
+        let rows: BTreeMap<NodeId, Member> = founders
+            .iter()
+            .map(|(id, disk)| {
+                let member = Member {
+                    disk: *disk,
+                    name: String::new(),
+                    address: String::new(),
+                    role: MemberRole::Voter,
+                    replaces: None,
+                    since: LogIndex(1),
+                };
+                (*id, member)
+            })
+            .collect();
+        let next = rows.last_key_value().map_or(1, |(id, _)| id.get() + 1);
+        Self { rows, outgoing: BTreeSet::new(), next }
+    }
+
+    /// What `rows`, `outgoing` and `next` of other members were; for the codec. `None` if they cannot
+    /// have been.
+    pub fn from_parts(
+        rows: BTreeMap<NodeId, Member>,
+        outgoing: BTreeSet<NodeId>,
+        next: u64,
+    ) -> Option<Self> {
+        let minted = rows.keys().chain(&outgoing).all(|id| id.get() < next);
+        minted.then_some(Self { rows, outgoing, next })
+    }
+
+    /// Every member, by id.
+    pub fn rows(&self) -> &BTreeMap<NodeId, Member> {
+        &self.rows
+    }
+
+    /// A member.
+    pub fn get(&self, id: NodeId) -> Option<&Member> {
+        self.rows.get(&id)
+    }
+
+    /// The member with this name.
+    pub fn named(&self, name: &str) -> Option<NodeId> {
+        self.rows.iter().find(|(_, member)| member.name == name).map(|(id, _)| *id)
+    }
+
+    /// Those that vote.
+    pub fn voters(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.with_role(MemberRole::Voter)
+    }
+
+    /// Those that do not.
+    pub fn learners(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.with_role(MemberRole::Learner)
+    }
+
+    fn with_role(&self, role: MemberRole) -> impl Iterator<Item = NodeId> + '_ {
+        self.rows.iter().filter(move |(_, member)| member.role == role).map(|(id, _)| *id)
+    }
+
+    /// Whether it votes, in the configuration before or after a replacement that is under way.
+    pub fn is_voter(&self, id: NodeId) -> bool {
+        self.outgoing.contains(&id)
+            || self.get(id).is_some_and(|member| member.role == MemberRole::Voter)
+    }
+
+    /// While a replacement is under way: those that voted before it. Else empty. Who goes is here and
+    /// has no row any more.
+    pub fn outgoing(&self) -> &BTreeSet<NodeId> {
+        &self.outgoing
+    }
+
+    /// Whether a replacement is under way.
+    pub fn is_joint(&self) -> bool {
+        !self.outgoing.is_empty()
+    }
+
+    /// The next id to be minted; 0 if no member is known.
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Whether it was a member and is none any more. One that is going still counts.
+    pub fn is_removed(&self, id: NodeId) -> bool {
+        id.get() < self.next && !self.rows.contains_key(&id) && !self.outgoing.contains(&id)
+    }
+
+    /// Whether a step may be taken. Says nothing of quorums.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn judge(&self, change: &MemberChange) -> Result<(), MemberRefusal> {
+        let known = |id: &NodeId| self.get(*id).ok_or(MemberRefusal::Unknown(*id));
+        let voter = |id: &NodeId| match known(id)?.role {
+            MemberRole::Voter => Ok(()),
+            MemberRole::Learner => Err(MemberRefusal::NotVoter(*id)),
+        };
+        let learner = |id: &NodeId| match known(id)?.role {
+            MemberRole::Learner => Ok(()),
+            MemberRole::Voter => Err(MemberRefusal::Voter(*id)),
+        };
+        if self.is_joint() != matches!(change, MemberChange::LeaveJoint) {
+            return Err(if self.is_joint() {
+                MemberRefusal::Pending
+            } else {
+                MemberRefusal::NotJoint
+            });
+        }
+        match change {
+            MemberChange::Add { id, name, replaces, .. } => {
+                if id.get() != self.next {
+                    return Err(MemberRefusal::NotNext(*id));
+                }
+                if let Some(old) = replaces {
+                    voter(old)?;
+                }
+                let namesake = self.named(name).filter(|_| !name.is_empty());
+                if namesake.is_some_and(|namesake| Some(namesake) != *replaces) {
+                    return Err(MemberRefusal::NameTaken(name.clone()));
+                }
+                if self.rows.len() >= Self::MEMBERS_MAX {
+                    return Err(MemberRefusal::TooMany(self.rows.len()));
+                }
+                Ok(())
+            }
+            MemberChange::Promote(id) => {
+                learner(id)?;
+                match self.voters().count() {
+                    voters if voters >= Self::VOTERS_MAX => {
+                        Err(MemberRefusal::TooManyVoters(voters))
+                    }
+                    _ => Ok(()),
+                }
+            }
+            MemberChange::Remove(id) => {
+                known(id)?;
+                if self.voters().eq([*id]) {
+                    return Err(MemberRefusal::LastVoter(*id));
+                }
+                Ok(())
+            }
+            MemberChange::Replace { old, new } => {
+                voter(old)?;
+                learner(new)
+            }
+            MemberChange::LeaveJoint => Ok(()),
+        }
+    }
+
+    /// Takes a step that was judged.
+    ///
+    /// # Panics
+    /// If it may not be taken.
+    pub fn apply(&mut self, index: LogIndex, change: &MemberChange) {
+        assert_eq!(self.judge(change), Ok(()), "a step was taken that may not be");
+        match change.clone() {
+            MemberChange::Add { id, disk, name, address, replaces } => {
+                let role = MemberRole::Learner;
+                self.rows.insert(id, Member { disk, name, address, role, replaces, since: index });
+                self.next = id.get() + 1;
+            }
+            MemberChange::Promote(id) => self.promote(id),
+            MemberChange::Remove(id) => drop(self.rows.remove(&id)),
+            MemberChange::Replace { old, new } => {
+                self.outgoing = self.voters().collect();
+                self.rows.remove(&old);
+                self.promote(new);
+            }
+            MemberChange::LeaveJoint => self.outgoing.clear(),
+        }
+        // Whose place was to be taken may be gone: then there is nothing to replace.
+        let rows = self.rows.keys().copied().collect::<BTreeSet<_>>();
+        for member in self.rows.values_mut() {
+            member.replaces = member.replaces.filter(|old| rows.contains(old));
+        }
+    }
+
+    fn promote(&mut self, id: NodeId) {
+        let member = self.rows.get_mut(&id).expect("judged");
+        member.role = MemberRole::Voter;
+        member.replaces = None;
+    }
+
+    /// A member says what it is called and where it is. False if there is no such member.
+    pub fn announce(&mut self, id: NodeId, name: &str, address: &str) -> bool {
+        let Some(member) = self.rows.get_mut(&id) else { return false };
+        name.clone_into(&mut member.name);
+        address.clone_into(&mut member.address);
+        true
+    }
+}
+
+/// Names one snapshot file exactly: two files with the same id have the same bytes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SnapshotId {
+    /// The last entry that it covers.
+    pub index: LogIndex,
+    /// The term of that entry.
+    pub term: Term,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// Over the whole file.
+    pub checksum: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(number: u64) -> NodeId {
+        NodeId::new(number).unwrap()
+    }
+
+    fn three() -> Members {
+        Members::founded(&(1..=3).map(|n| (id(n), DiskId(n.into()))).collect())
+    }
+
+    fn add(number: u64, replaces: Option<u64>) -> MemberChange {
+        MemberChange::Add {
+            id: id(number),
+            disk: DiskId(number.into()),
+            name: format!("m{number}"),
+            address: String::new(),
+            replaces: replaces.map(id),
+        }
+    }
+
+    fn voters(members: &Members) -> Vec<u64> {
+        members.voters().map(NodeId::get).collect()
+    }
+
+    #[test]
+    fn a_member_comes_as_a_learner_votes_and_goes_for_ever() {
+        let mut members = three();
+        members.apply(LogIndex(7), &add(4, None));
+        assert_eq!(members.get(id(4)).unwrap().since, LogIndex(7));
+        assert_eq!(members.learners().collect::<Vec<_>>(), [id(4)]);
+        members.apply(LogIndex(8), &MemberChange::Promote(id(4)));
+        assert_eq!(voters(&members), [1, 2, 3, 4]);
+        members.apply(LogIndex(9), &MemberChange::Remove(id(4)));
+        assert!(members.is_removed(id(4)) && !members.is_removed(id(5)));
+        assert_eq!(members.judge(&add(4, None)), Err(MemberRefusal::NotNext(id(4))));
+        assert_eq!(members.judge(&add(5, None)), Ok(()));
+    }
+
+    #[test]
+    fn a_replacement_is_one_step_and_joint_until_it_is_left() {
+        let mut members = three();
+        members.apply(LogIndex(2), &add(4, Some(2)));
+        assert_eq!(members.judge(&MemberChange::LeaveJoint), Err(MemberRefusal::NotJoint));
+        members.apply(LogIndex(3), &MemberChange::Replace { old: id(2), new: id(4) });
+        assert_eq!(voters(&members), [1, 3, 4]);
+        assert_eq!(members.outgoing().iter().map(|id| id.get()).collect::<Vec<_>>(), [1, 2, 3]);
+        assert!(members.is_voter(id(2)) && !members.is_removed(id(2)));
+        assert_eq!(members.judge(&MemberChange::Remove(id(1))), Err(MemberRefusal::Pending));
+        members.apply(LogIndex(4), &MemberChange::LeaveJoint);
+        assert!(members.is_removed(id(2)) && !members.is_joint());
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let mut members = three();
+        assert!(members.announce(id(1), "a", "h:1") && !members.announce(id(9), "z", ""));
+        let named = |name: &str| MemberChange::Add {
+            id: id(4),
+            disk: DiskId(4),
+            name: name.to_owned(),
+            address: String::new(),
+            replaces: None,
+        };
+        assert_eq!(members.judge(&named("a")), Err(MemberRefusal::NameTaken("a".to_owned())));
+        assert_eq!(members.judge(&named("b")), Ok(()));
+        assert_eq!(members.judge(&add(4, Some(9))), Err(MemberRefusal::Unknown(id(9))));
+        let promote = MemberChange::Promote(id(1));
+        assert_eq!(members.judge(&promote), Err(MemberRefusal::Voter(id(1))));
+        for gone in [1, 2] {
+            members.apply(LogIndex(2), &MemberChange::Remove(id(gone)));
+        }
+        let last = MemberChange::Remove(id(3));
+        assert_eq!(members.judge(&last), Err(MemberRefusal::LastVoter(id(3))));
+        members.apply(LogIndex(3), &add(4, Some(3)));
+        members.apply(LogIndex(4), &add(5, None));
+        members.apply(LogIndex(5), &MemberChange::Replace { old: id(3), new: id(4) });
+        assert_eq!(voters(&members), [4]);
+    }
+}
