@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::env::Env;
 use crate::model::{ClusterId, Limits, NodeId};
-use crate::node::{Drift, Member, Settings};
+use crate::node::{Contact, Drift, Settings};
 use crate::transport::TcpSettings;
 
 /// The configuration of a node. Start with [`Config::new`]; everything has a default.
@@ -243,6 +243,7 @@ impl Config {
         let cluster = cluster_id(&self.token, members.values().map(|member| member.name.as_str()));
         Ok(Settings {
             node,
+            contact: members[&node].clone(),
             cluster,
             members,
             dir: self.dir.clone(),
@@ -261,7 +262,7 @@ impl Config {
 
     /// Where to listen, as far as the configuration says.
     pub(crate) fn listen_address(&self, settings: &Settings) -> String {
-        self.listen.clone().unwrap_or_else(|| settings.members[&settings.node].address.clone())
+        self.listen.clone().unwrap_or_else(|| settings.contact.address.clone())
     }
 
     /// How to talk to the other members.
@@ -269,15 +270,15 @@ impl Config {
         TcpSettings { insecure_peers: self.insecure_peers, ..TcpSettings::default() }
     }
 
-    fn check_members(&self) -> Result<BTreeMap<NodeId, Member>, ConfigError> {
-        let mut members: Vec<Member> = self
+    fn check_members(&self) -> Result<BTreeMap<NodeId, Contact>, ConfigError> {
+        let mut members: Vec<Contact> = self
             .members
             .iter()
-            .map(|(name, address)| Member { name: name.clone(), address: address.clone() })
+            .map(|(name, address)| Contact { name: name.clone(), address: address.clone() })
             .collect();
         let alone = members.is_empty();
         if alone {
-            members.push(Member { name: self.name.clone(), address: String::new() });
+            members.push(Contact { name: self.name.clone(), address: String::new() });
         }
         if members.len() > Self::MEMBERS_MAX {
             return Err(ConfigError::TooManyMembers(members.len()));
@@ -290,7 +291,7 @@ impl Config {
             }
         }
         for (i, member) in members.iter().enumerate() {
-            let Member { name, address } = member;
+            let Contact { name, address } = member;
             if name.is_empty() {
                 return Err(ConfigError::EmptyName);
             }

@@ -103,8 +103,7 @@ impl Assembly {
         let mut machine = Machine::new(MachineOptions::default());
         replay(&mut machine, &opened.reader, recovered.hard_state.commit)?;
         let identity = Arc::new(Identity::new(
-            settings.cluster,
-            settings.node,
+            &settings,
             recovered.disk,
             recovered.incarnation,
             recovered.founding.clone(),
@@ -143,7 +142,7 @@ impl Assembly {
         let hub = Hub::new(reader.clone(), WatchLimits::default());
         let status = NodeStatus {
             id: settings.node,
-            name: settings.name_of(settings.node).to_owned(),
+            name: settings.contact.name.clone(),
             role: Role::Founding,
             term: Term(0),
             leader: None,

@@ -3,7 +3,7 @@
 //! differences and no majority, and those that have not told do not decide it soon, nobody can say who is
 //! right: writes are refused until there is a majority.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::{LogIndex, NodeId};
 
@@ -18,7 +18,8 @@ const KEPT: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Digests {
     me: NodeId,
-    quorum: usize,
+    /// Whose word counts.
+    voters: BTreeSet<NodeId>,
     told: BTreeMap<LogIndex, BTreeMap<NodeId, u64>>,
     undecided: Option<Undecided>,
     patience_ticks: u32,
@@ -46,11 +47,28 @@ pub(crate) enum Verdict {
 }
 
 impl Digests {
-    /// Nothing was told yet, in a cluster of so many voters. A difference without a majority may be
-    /// decided for `patience_ticks` by those that have not told yet; then it counts.
-    pub(crate) fn new(me: NodeId, voters: usize, patience_ticks: u32) -> Self {
-        let quorum = voters / 2 + 1;
-        Self { me, quorum, told: BTreeMap::new(), undecided: None, patience_ticks }
+    /// Nothing was told yet. A difference without a majority may be decided for `patience_ticks` by
+    /// those that have not told yet; then it counts.
+    pub(crate) fn new(me: NodeId, patience_ticks: u32) -> Self {
+        let (voters, told) = (BTreeSet::new(), BTreeMap::new());
+        Self { me, voters, told, undecided: None, patience_ticks }
+    }
+
+    /// These vote from now on: a majority is one of theirs. A learner compares itself with them, and
+    /// counts for nothing.
+    pub(crate) fn set_voters(&mut self, voters: impl IntoIterator<Item = NodeId>) {
+        self.voters = voters.into_iter().collect();
+        let (voters, me) = (&self.voters, self.me);
+        for told in self.told.values_mut() {
+            told.retain(|node, _| *node == me || voters.contains(node));
+        }
+        // Who made the difference may be gone, and nobody will decide it.
+        let is_open = |undecided: &Undecided| {
+            self.told.get(&undecided.index).is_some_and(|told| self.judge(told) == Verdict::Nobody)
+        };
+        if !self.undecided.as_ref().is_some_and(is_open) {
+            self.undecided = None;
+        }
     }
 
     /// Time passes.
@@ -67,7 +85,7 @@ impl Digests {
 
     /// Somebody, or this node itself, tells a digest.
     pub(crate) fn tell(&mut self, from: NodeId, index: LogIndex, digest: u64) -> Verdict {
-        if !Self::is_due(index) {
+        if !Self::is_due(index) || (from != self.me && !self.voters.contains(&from)) {
             return Verdict::Fine;
         }
         self.told.entry(index).or_default().insert(from, digest);
@@ -97,14 +115,15 @@ impl Digests {
 
     fn judge(&self, told: &BTreeMap<NodeId, u64>) -> Verdict {
         let Some(mine) = told.get(&self.me) else { return Verdict::Fine };
-        let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
-        for digest in told.values() {
-            *counts.entry(*digest).or_default() += 1;
-        }
-        if counts.len() == 1 {
+        if told.values().all(|digest| digest == mine) {
             return Verdict::Fine;
         }
-        match counts.into_iter().find(|(_, count)| *count >= self.quorum) {
+        let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
+        for (_, digest) in told.iter().filter(|(node, _)| self.voters.contains(node)) {
+            *counts.entry(*digest).or_default() += 1;
+        }
+        let quorum = self.voters.len() / 2 + 1;
+        match counts.into_iter().find(|(_, count)| *count >= quorum) {
             Some((right, _)) if right == *mine => {
                 let wrong = told.iter().filter(|(_, digest)| **digest != right);
                 Verdict::Others(wrong.map(|(node, _)| *node).collect())
@@ -123,10 +142,16 @@ mod tests {
         NodeId::new(id).unwrap()
     }
 
+    fn among(me: u64, voters: u64, patience_ticks: u32) -> Digests {
+        let mut digests = Digests::new(node(me), patience_ticks);
+        digests.set_voters((1..=voters).map(node));
+        digests
+    }
+
     #[test]
     fn who_differs_from_a_majority_is_wrong() {
         let index = LogIndex(EVERY);
-        let mut digests = Digests::new(node(1), 3, 2);
+        let mut digests = among(1, 3, 2);
         assert_eq!(digests.tell(node(1), index, 7), Verdict::Fine);
         assert_eq!(digests.tell(node(2), index, 8), Verdict::Nobody);
         digests.tick();
@@ -136,7 +161,7 @@ mod tests {
         assert_eq!(digests.tell(node(3), index, 7), Verdict::Others(vec![node(2)]));
         assert!(!digests.is_undecided());
 
-        let mut digests = Digests::new(node(2), 3, 2);
+        let mut digests = among(2, 3, 2);
         assert_eq!(digests.tell(node(1), index, 7), Verdict::Fine);
         assert_eq!(digests.tell(node(3), index, 7), Verdict::Fine);
         assert_eq!(digests.tell(node(2), index, 8), Verdict::Me);
@@ -144,7 +169,7 @@ mod tests {
 
     #[test]
     fn two_that_differ_decide_nothing() {
-        let mut digests = Digests::new(node(1), 2, 1);
+        let mut digests = among(1, 2, 1);
         digests.tell(node(1), LogIndex(EVERY), 7);
         assert_eq!(digests.tell(node(2), LogIndex(EVERY), 8), Verdict::Nobody);
         digests.tell(node(1), LogIndex(2 * EVERY), 9);
@@ -154,8 +179,27 @@ mod tests {
     }
 
     #[test]
+    fn a_learner_counts_for_nothing_and_stops_if_the_voters_agree_on_something_else() {
+        let index = LogIndex(EVERY);
+        let mut learner = among(4, 3, 2);
+        assert_eq!(learner.tell(node(4), index, 8), Verdict::Fine);
+        assert_eq!(learner.tell(node(1), index, 7), Verdict::Nobody);
+        assert_eq!(learner.tell(node(2), index, 7), Verdict::Me);
+        let mut voter = among(1, 3, 2);
+        voter.tell(node(1), index, 7);
+        assert_eq!(voter.tell(node(4), index, 8), Verdict::Fine);
+        // The one that differs goes, and with it the question.
+        assert_eq!(voter.tell(node(2), index, 8), Verdict::Nobody);
+        voter.tick();
+        voter.tick();
+        assert!(voter.is_undecided());
+        voter.set_voters([node(1), node(3)]);
+        assert!(!voter.is_undecided());
+    }
+
+    #[test]
     fn the_table_stays_small() {
-        let mut digests = Digests::new(node(1), 3, 2);
+        let mut digests = among(1, 3, 2);
         for i in 1..10_000 {
             digests.tell(node(2), LogIndex(i * EVERY), i);
         }

@@ -1,33 +1,48 @@
 //! Who this node is, and how it says so.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::model::{
-    ClusterId, ClusterVersion, DiskId, Hello, Incarnation, LogIndex, NodeId, Standing,
+    ClusterId, ClusterVersion, DiskId, Hello, Incarnation, LogIndex, Members, NodeId, Standing,
 };
 use crate::wal;
 
-/// Who this node is. Only its standing ever changes, once.
+use super::settings::Settings;
+
+/// Who this node is. What it knows of the others changes; the rest never does, but for the founding.
 #[derive(Debug)]
 pub(crate) struct Identity {
     cluster: ClusterId,
     node: NodeId,
     disk: DiskId,
     incarnation: Incarnation,
-    standing: Mutex<Standing>,
+    address: String,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug)]
+struct Known {
+    standing: Standing,
+    members: Arc<Members>,
 }
 
 impl Identity {
-    /// A node in its present life. `founders` is known unless its disk is new.
+    /// A node in its present life, on this disk. `founders` is known unless its disk is new.
     pub(crate) fn new(
-        cluster: ClusterId,
-        node: NodeId,
+        settings: &Settings,
         disk: DiskId,
         incarnation: Incarnation,
         founders: Option<wal::Founding>,
     ) -> Self {
-        let standing = Mutex::new(founders.map_or(Standing::Blank, Standing::Founded));
-        Self { cluster, node, disk, incarnation, standing }
+        let standing = founders.map_or(Standing::Blank, Standing::Founded);
+        Self {
+            cluster: settings.cluster,
+            node: settings.node,
+            disk,
+            incarnation,
+            address: settings.contact.address.clone(),
+            known: Mutex::new(Known { standing, members: Arc::default() }),
+        }
     }
 
     /// Its disk.
@@ -40,25 +55,41 @@ impl Identity {
         self.incarnation
     }
 
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The list of founders is on its disk.
     pub(crate) fn founded(&self, founders: wal::Founding) {
-        *self.standing.lock().unwrap_or_else(PoisonError::into_inner) = Standing::Founded(founders);
+        self.known().standing = Standing::Founded(founders);
+    }
+
+    /// Who founded the cluster; nobody, before it is founded.
+    pub(crate) fn founders(&self) -> wal::Founding {
+        match &self.known().standing {
+            Standing::Blank => wal::Founding::new(),
+            Standing::Founded(founders) => founders.clone(),
+        }
+    }
+
+    /// Its replica has applied a change of the members.
+    pub(crate) fn knows(&self, members: Arc<Members>) {
+        self.known().members = members;
     }
 
     /// What it says to another member before anything else.
     pub(crate) fn hello(&self, to: NodeId) -> Hello {
-        let standing = self.standing.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let known = self.known();
+        let (standing, row) = (known.standing.clone(), known.members.get(self.node));
+        // One that has not applied its own joining yet: later than anything that others have applied.
+        let since = match (&standing, row) {
+            (_, Some(member)) => member.since,
+            (Standing::Founded(founders), None) if founders.contains_key(&self.node) => LogIndex(1),
+            (Standing::Blank, None) => LogIndex(1),
+            (Standing::Founded(_), None) => LogIndex(u64::MAX),
+        };
         let Self { cluster, node: from, disk, incarnation, .. } = *self;
-        Hello {
-            cluster,
-            from,
-            to,
-            disk,
-            incarnation,
-            standing,
-            since: LogIndex(1),
-            address: String::new(),
-            speaks: ClusterVersion::NEWEST,
-        }
+        let (address, speaks) = (self.address.clone(), ClusterVersion::NEWEST);
+        Hello { cluster, from, to, disk, incarnation, standing, since, address, speaks }
     }
 }

@@ -11,10 +11,13 @@ use crate::model::{ClusterId, Limits, NodeId};
 pub(crate) struct Settings {
     /// This member.
     pub(crate) node: NodeId,
+    /// What it is called, and where the others reach it.
+    pub(crate) contact: Contact,
     /// The cluster.
     pub(crate) cluster: ClusterId,
-    /// All members, this one too.
-    pub(crate) members: BTreeMap<NodeId, Member>,
+    /// The members that the configuration names, this one too: those that found the cluster, if it does
+    /// not exist yet.
+    pub(crate) members: BTreeMap<NodeId, Contact>,
     /// Where its data is.
     pub(crate) dir: PathBuf,
     /// Time between heartbeats of a leader.
@@ -39,12 +42,12 @@ pub(crate) struct Settings {
     pub(crate) log_segment_bytes: u64,
 }
 
-/// A member as the configuration names it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Member {
+/// A member as people name it.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Contact {
     /// Its name.
     pub(crate) name: String,
-    /// Where the others reach it: `host:port`.
+    /// Where the others reach it: `host:port`; empty if nowhere.
     pub(crate) address: String,
 }
 
@@ -61,16 +64,6 @@ impl Settings {
     pub(crate) fn election_ticks(&self) -> u32 {
         let ticks = self.election_timeout.as_micros().div_ceil(self.tick().as_micros());
         u32::try_from(ticks).expect("checked when the settings were made")
-    }
-
-    /// The other members.
-    pub(crate) fn peers(&self) -> impl Iterator<Item = NodeId> + '_ {
-        self.members.keys().copied().filter(|member| *member != self.node)
-    }
-
-    /// The name of a member, for people.
-    pub(crate) fn name_of(&self, node: NodeId) -> &str {
-        self.members.get(&node).map_or("unknown", |member| &member.name)
     }
 }
 

@@ -18,7 +18,7 @@ use crate::model::{
     Term,
 };
 use crate::node::{
-    Assembled, Assembly, Bells, Drift, Input, LogTurn, Look, Member, Next, Settings,
+    Assembled, Assembly, Bells, Contact, Drift, Input, LogTurn, Look, Next, Settings,
 };
 use crate::transport::{Receiver, Refused, judge};
 use crate::wal::LogReader;
@@ -208,10 +208,11 @@ impl Process {
 }
 
 fn settings(id: NodeId, nodes: u64) -> Settings {
-    let member = |id: u64| Member { name: format!("n{id}"), address: format!("n{id}:1") };
+    let member = |id: u64| Contact { name: format!("n{id}"), address: format!("n{id}:1") };
     let members = (1..=nodes).filter_map(|id| Some((NodeId::new(id)?, member(id)))).collect();
     Settings {
         node: id,
+        contact: member(id.get()),
         cluster: CLUSTER,
         members,
         dir: PathBuf::from("/data"),

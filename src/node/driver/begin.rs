@@ -16,13 +16,21 @@ impl Driver {
             self.log.push(group);
         } else if now >= self.next_hello {
             self.next_hello = now + self.shared.settings.heartbeat;
-            for peer in self.shared.settings.peers().collect::<Vec<_>>() {
+            for peer in self.roster.peers() {
                 self.send(peer, PeerMessage::Hello(self.identity.hello(peer)));
             }
         }
     }
 
+    /// The members have changed: whom this node talks to, whose word counts.
+    pub(super) fn members_changed(&mut self, members: &Members) {
+        self.roster.update(members);
+        self.identity.knows(Arc::clone(self.roster.members()));
+        self.digests.set_voters(members.voters());
+    }
+
     pub(super) fn start_consensus(&mut self, hard_state: wal::HardState) -> Result<(), Fatal> {
+        self.members_changed(&Members::founded(&self.identity.founders()));
         let settings = &self.shared.settings;
         let config = ConsensusConfig::new(
             settings.node,

@@ -86,8 +86,11 @@ impl Driver {
 
     pub(super) fn tell_digest(&mut self, index: LogIndex) -> Result<(), Fatal> {
         let digest = self.machine.digest();
-        for peer in self.shared.settings.peers().collect::<Vec<_>>() {
-            self.send(peer, PeerMessage::Digest { index, digest });
+        // Only voters count: what a learner says about itself decides nothing.
+        if self.roster.members().is_voter(self.shared.settings.node) {
+            for peer in self.roster.peers() {
+                self.send(peer, PeerMessage::Digest { index, digest });
+            }
         }
         self.compare(self.shared.settings.node, index, digest)
     }
@@ -102,7 +105,7 @@ impl Driver {
             Verdict::Fine => Ok(()),
             Verdict::Others(wrong) => {
                 for node in wrong {
-                    let name = self.shared.settings.name_of(node);
+                    let name = self.roster.name_of(node);
                     tracing::error!(member = name, %index, "its replica differs from the majority's");
                 }
                 Ok(())

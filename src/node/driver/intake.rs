@@ -150,7 +150,7 @@ impl Driver {
             Stage::Recording(founders) => {
                 self.identity.founded(std::mem::take(founders));
                 self.start_consensus(wal::HardState::default())?;
-                for peer in self.shared.settings.peers().collect::<Vec<_>>() {
+                for peer in self.roster.peers() {
                     self.send(peer, PeerMessage::Hello(self.identity.hello(peer)));
                 }
             }
@@ -161,7 +161,7 @@ impl Driver {
 
     /// A peer and this node do not talk to each other.
     pub(super) fn refused(&mut self, peer: NodeId, refusal: Refused) -> Result<(), Fatal> {
-        let name = self.shared.settings.name_of(peer);
+        let name = self.roster.name_of(peer);
         if refusal.disk_lost == Some(self.shared.settings.node) {
             return Err(format!("{name} does not accept this member: {}", refusal.why));
         }

@@ -38,7 +38,7 @@ use crate::consensus::{self, Consensus, ConsensusConfig, Outbound, RoundId};
 use crate::env::{Network, Point, SendOutcome};
 use crate::machine::{Applied, LeaseChange, Machine};
 use crate::model::{
-    Command, Fault, Item, Lane, LeaseId, LogIndex, Moment, NodeId, PeerMessage, Proposal,
+    Command, Fault, Item, Lane, LeaseId, LogIndex, Members, Moment, NodeId, PeerMessage, Proposal,
     ProposeRefusal, Reply, RequestId, Revision, Term,
 };
 use crate::transport::Refused;
@@ -53,6 +53,7 @@ use crate::node::lessor::{Lessor, Renewal};
 use crate::node::log_worker::LogQueue;
 use crate::node::proposals::{Batch, Closed, Proposals};
 use crate::node::reads::{Asker, Asking, Reads, Rounds};
+use crate::node::roster::Roster;
 use crate::node::session::{SessionEnd, SessionOpening, Sessions};
 use crate::node::settings::Settings;
 use crate::node::shared::Shared;
@@ -102,6 +103,7 @@ pub(crate) struct Driver {
     rounds: Rounds,
     sessions: Sessions,
     digests: Digests,
+    roster: Roster,
     at_least: BTreeMap<Revision, Vec<Asking>>,
     /// Set while this node leads.
     leading: Option<Leading>,
@@ -170,14 +172,14 @@ impl Driver {
         let settings = &shared.settings;
         let (node, incarnation) = (settings.node, identity.incarnation());
         let (heartbeat, now) = (settings.heartbeat, shared.now());
-        let voters = settings.members.len();
         let mut driver = Self {
             proposals: Proposals::new(node, incarnation, settings.election_timeout),
             reads: Reads::new(heartbeat * 2),
             // Heartbeats repeat a round: it takes a slow network as long as an election would.
             rounds: Rounds::new(node, incarnation, settings.election_timeout),
             sessions: Sessions::new(settings.drift, heartbeat * 2),
-            digests: Digests::new(node, voters, settings.election_ticks()),
+            digests: Digests::new(node, settings.election_ticks()),
+            roster: Roster::new(node, settings.members.clone()),
             stage: Stage::Founding(Founding::new(
                 node,
                 identity.disk(),
@@ -225,7 +227,7 @@ impl Driver {
     }
 
     fn my_name(&self) -> &str {
-        self.shared.settings.name_of(self.shared.settings.node)
+        &self.shared.settings.contact.name
     }
 
     fn work(&mut self, now: Moment) -> Result<(), Fatal> {
@@ -345,7 +347,7 @@ impl Driver {
         };
         let status = NodeStatus {
             id: settings.node,
-            name: settings.name_of(settings.node).to_owned(),
+            name: settings.contact.name.clone(),
             role: if self.stopped { Role::Stopped } else { role },
             term,
             leader,

@@ -1,0 +1,149 @@
+//! The members as this node knows them: what is replicated, and until that says more, what its
+//! configuration or a greeting said.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::model::{Members, NodeId};
+
+use super::settings::Contact;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Roster {
+    me: NodeId,
+    members: Arc<Members>,
+    /// Told by the configuration, or by members that this replica does not know yet.
+    hints: BTreeMap<NodeId, Contact>,
+}
+
+impl Roster {
+    /// Before anything is known but what the configuration says.
+    pub(crate) fn new(me: NodeId, hints: BTreeMap<NodeId, Contact>) -> Self {
+        Self { me, members: Arc::default(), hints }
+    }
+
+    /// What this replica has applied.
+    pub(crate) fn members(&self) -> &Arc<Members> {
+        &self.members
+    }
+
+    /// This replica has applied a change.
+    pub(crate) fn update(&mut self, members: &Members) {
+        self.members = Arc::new(members.clone());
+        let members = &self.members;
+        self.hints.retain(|id, _| !members.is_removed(*id));
+    }
+
+    /// A member that this replica may not know yet has said where it is. True if that is news.
+    #[allow(dead_code, reason = "until the network can be told")]
+    pub(crate) fn hear(&mut self, id: NodeId, address: &str) -> bool {
+        let announced = self.members.get(id).is_some_and(|member| !member.address.is_empty());
+        if address.is_empty() || announced || self.members.is_removed(id) {
+            return false;
+        }
+        let hint = self.hints.entry(id).or_default();
+        let news = hint.address != address;
+        address.clone_into(&mut hint.address);
+        news
+    }
+
+    /// The other members, in the order of their ids.
+    pub(crate) fn peers(&self) -> Vec<NodeId> {
+        let known = self.members.rows().keys().chain(self.members.outgoing());
+        let mut peers: Vec<NodeId> = if self.members.rows().is_empty() {
+            self.hints.keys().copied().collect()
+        } else {
+            known.copied().collect()
+        };
+        peers.sort_unstable();
+        peers.dedup();
+        peers.retain(|peer| *peer != self.me);
+        peers
+    }
+
+    /// A member's name, for people.
+    pub(crate) fn name_of(&self, id: NodeId) -> String {
+        let announced = self.members.get(id).map(|member| member.name.as_str());
+        let hint = || self.hints.get(&id).map(|hint| hint.name.as_str());
+        match announced.filter(|name| !name.is_empty()).or_else(hint) {
+            Some(name) if !name.is_empty() => name.to_owned(),
+            _ => format!("member {id}"),
+        }
+    }
+
+    /// Where a member is, if that is known.
+    #[allow(dead_code, reason = "until the network can be told")]
+    pub(crate) fn address_of(&self, id: NodeId) -> Option<&str> {
+        let announced = self.members.get(id).map(|member| member.address.as_str());
+        let hint = || self.hints.get(&id).map(|hint| hint.address.as_str());
+        announced.filter(|address| !address.is_empty()).or_else(hint).filter(|a| !a.is_empty())
+    }
+
+    /// Whom this node keeps connections to, and where they are. Learners talk to voters only, and to
+    /// strangers that have talked to them: a leader whose joining they have not applied yet.
+    #[allow(dead_code, reason = "until the network can be told")]
+    pub(crate) fn contacts(&self) -> BTreeMap<NodeId, String> {
+        let learns = self.members.get(self.me).is_some() && !self.members.is_voter(self.me);
+        let stranger = |id: &NodeId| self.members.get(*id).is_none();
+        let wanted = |id: &NodeId| !learns || self.members.is_voter(*id) || stranger(id);
+        let mut ids = self.peers();
+        ids.extend(self.hints.keys().copied().filter(|id| *id != self.me && stranger(id)));
+        ids.into_iter()
+            .filter(wanted)
+            .filter_map(|id| Some((id, self.address_of(id)?.to_owned())))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{DiskId, LogIndex, MemberChange};
+
+    fn id(number: u64) -> NodeId {
+        NodeId::new(number).unwrap()
+    }
+
+    fn contact(name: &str, address: &str) -> Contact {
+        Contact { name: name.to_owned(), address: address.to_owned() }
+    }
+
+    fn hints() -> BTreeMap<NodeId, Contact> {
+        let names = [("a", "a:1"), ("b", "b:1"), ("c", "c:1")];
+        (1..).map(id).zip(names.map(|(name, address)| contact(name, address))).collect()
+    }
+
+    #[test]
+    fn what_is_announced_comes_before_what_is_configured() {
+        let mut roster = Roster::new(id(1), hints());
+        assert_eq!(roster.peers(), [id(2), id(3)]);
+        let mut members = Members::founded(&(1..=3).map(|n| (id(n), DiskId(n.into()))).collect());
+        members.announce(id(2), "bee", "bee:2");
+        roster.update(&members);
+        assert_eq!((roster.name_of(id(2)), roster.name_of(id(3))), ("bee".into(), "c".into()));
+        let contacts: BTreeMap<_, _> =
+            [(id(2), "bee:2".to_owned()), (id(3), "c:1".to_owned())].into();
+        assert_eq!(roster.contacts(), contacts);
+        assert!(!roster.hear(id(2), "elsewhere:1") && roster.hear(id(3), "sea:3"));
+        assert_eq!(roster.address_of(id(3)), Some("sea:3"));
+    }
+
+    #[test]
+    fn a_learner_talks_to_voters_and_to_strangers_and_nobody_to_those_that_were_removed() {
+        let mut members = Members::founded(&(1..=3).map(|n| (id(n), DiskId(n.into()))).collect());
+        for number in [4, 5] {
+            let (name, address) = (format!("m{number}"), format!("m{number}:1"));
+            let (id, disk) = (id(number), DiskId(number.into()));
+            let add = MemberChange::Add { id, disk, name, address, replaces: None };
+            members.apply(LogIndex(number), &add);
+        }
+        members.apply(LogIndex(6), &MemberChange::Remove(id(3)));
+        let mut roster = Roster::new(id(5), hints());
+        roster.update(&members);
+        roster.hear(id(9), "m9:1");
+        assert_eq!(roster.contacts().keys().map(|id| id.get()).collect::<Vec<_>>(), [1, 2, 9]);
+        assert!(!roster.hear(id(3), "c:1"));
+        assert_eq!(roster.name_of(id(77)), "member 77");
+    }
+}
