@@ -1,0 +1,184 @@
+//! What comes in: ticks, messages, proposals, questions, and word of what was done.
+
+use super::*;
+
+impl Consensus {
+    /// One tick of the clock has passed.
+    ///
+    /// Only a member whose log is quiet campaigns: raft takes what was handed to the disk for granted
+    /// when it becomes leader. Until then its patience does not run out; a leader's heartbeats do not
+    /// wait for the disk. A member that votes alone has nobody to be patient with.
+    pub(crate) fn tick(&mut self) {
+        self.ticks += 1;
+        let follows = !self.is_leader();
+        if follows && self.members.voters.len() == 1 {
+            return self.campaign();
+        }
+        let raft = &self.raw.raft;
+        let runs_out = raft.election_elapsed + 1 >= raft.randomized_election_timeout();
+        if follows && runs_out && !self.may_campaign() {
+            return;
+        }
+        let has_campaigned = self.with_raft(|raw| raw.tick()) && follows;
+        if has_campaigned {
+            self.draw_again();
+        }
+    }
+
+    /// Asks the others for their votes at once. Does nothing where a tick would not.
+    pub(crate) fn campaign(&mut self) {
+        if self.is_leader() || !self.raw.raft.promotable() || !self.may_campaign() {
+            return;
+        }
+        if let Err(error) = self.with_raft(|raw| raw.campaign()) {
+            tracing::debug!(%error, "did not campaign");
+        }
+        self.draw_again();
+    }
+
+    /// A message of `from`, whose identity its connection has proven.
+    ///
+    /// # Errors
+    /// The message is none that a correct member sends. It was not processed. If the refusal
+    /// [is fatal](GateRefusal::is_fatal), this member must stop, and the next turn says so again.
+    pub(crate) fn step(&mut self, from: NodeId, bytes: Bytes) -> Result<(), GateRefusal> {
+        let mut message = wire::decode(&bytes)?;
+        if let Err(refusal) = gate::judge(&message, from, self) {
+            if let GateRefusal::LogLost { promised, last } = refusal {
+                self.fault.get_or_insert(ConsensusFault::LogLost { promised, last });
+            }
+            return Err(refusal);
+        }
+        self.heard.insert(from, self.ticks);
+        match message.get_msg_type() {
+            // The leader gives up after an election timeout, or asks again.
+            MessageType::MsgTimeoutNow if !self.may_campaign() => return Ok(()),
+            MessageType::MsgTimeoutNow => {
+                self.with_raft(|raw| raw.step(message)).ok();
+                self.draw_again();
+                return Ok(());
+            }
+            // The disk does not keep up. Lost, as any message may be; the leader sends it again.
+            MessageType::MsgAppend
+                if !message.entries.is_empty()
+                    && self.unpersisted_bytes() > self.config.unpersisted_bytes_max =>
+            {
+                return Ok(());
+            }
+            // A candidate's commit index, passed on, lets raft read everything up to it at once. It
+            // is a courtesy; only where the entries are in memory is it taken.
+            MessageType::MsgRequestVote
+            | MessageType::MsgRequestVoteResponse
+            | MessageType::MsgRequestPreVote
+            | MessageType::MsgRequestPreVoteResponse
+                if !self.raw.store().is_cached(self.commit().next()) =>
+            {
+                (message.commit, message.commit_term) = (0, 0);
+            }
+            _ => {}
+        }
+        if let Err(error) = self.with_raft(|raw| raw.step(message)) {
+            tracing::debug!(%from, %error, "raft did not take a message");
+        }
+        Ok(())
+    }
+
+    /// Puts `data`, which is not empty and at most [`ENTRY_BYTES_MAX`], into the log, if this member
+    /// leads.
+    ///
+    /// Returns where: if the entry applied at that index is of that term, it is this one; if it is of
+    /// another term, this one is lost for good.
+    ///
+    /// # Errors
+    /// It was not proposed, and nothing will come of it.
+    pub(crate) fn propose(&mut self, data: Vec<u8>) -> Result<(Term, LogIndex), ProposeRefusal> {
+        assert!(!data.is_empty(), "an entry without data means nothing");
+        assert!(data.len() <= ENTRY_BYTES_MAX, "an entry of {} bytes", data.len());
+        if !self.is_leader() {
+            return Err(ProposeRefusal::NotLeader(self.leader()));
+        }
+        if self.is_transferring() || self.fault.is_some() {
+            return Err(ProposeRefusal::Busy);
+        }
+        match self.with_raft(|raw| raw.propose(Vec::new(), data)) {
+            Ok(()) => Ok((self.term(), self.last())),
+            Err(error) => {
+                tracing::debug!(%error, "a proposal was not taken");
+                Err(ProposeRefusal::Busy)
+            }
+        }
+    }
+
+    /// Begins a round that asks a quorum whether this member still leads. A [`Turn`] brings the
+    /// answer, with the index that was committed when the round began.
+    ///
+    /// `false`: not now, because this member does not lead, or has not yet committed an entry of its
+    /// term, or no quorum answers and too many rounds wait; ask again later.
+    ///
+    /// An answer may never come: rounds end with the leadership, silently. So give each a deadline of
+    /// some heartbeats, and then begin another one, under a new id. Heartbeats repeat a round, so a
+    /// lost message alone costs one heartbeat's time.
+    pub(crate) fn read_round(&mut self, id: RoundId) -> bool {
+        let raft = &self.raw.raft;
+        let can_ask = self.is_leader()
+            && raft.commit_to_current_term()
+            && raft.pending_read_count() < ROUNDS_MAX;
+        if can_ask {
+            self.rounds += 1;
+            let context = RoundContext { serial: self.rounds, id };
+            self.with_raft(|raw| raw.read_index(context.to_bytes()));
+        }
+        can_ask
+    }
+
+    /// Hands the leadership to another voter, if this member leads. Proposals are refused as busy
+    /// until that has happened, or an election timeout has passed.
+    pub(crate) fn transfer_to(&mut self, peer: NodeId) {
+        if self.is_leader() && peer != self.config.id && self.members.voters.contains(&peer) {
+            self.with_raft(|raw| raw.transfer_leader(peer.get()));
+        }
+    }
+
+    /// A message to `peer` could not be sent.
+    pub(crate) fn unreachable(&mut self, peer: NodeId) {
+        self.heard.remove(&peer);
+        self.with_raft(|raw| raw.report_unreachable(peer.get()));
+    }
+
+    /// A group, and all before it, are durable. Returns the messages that waited for that.
+    pub(crate) fn persisted(&mut self, proof: wal::Durable) -> Vec<Outbound> {
+        let number = proof.number();
+        assert!(number <= self.group, "group {number} of {} is durable", self.group);
+        let (mut ready, mut last) = (None, None);
+        while let Some(pending) = self.pending.front()
+            && pending.group <= number
+        {
+            ready = Some(pending.ready);
+            last = pending.entries.map(|(_, last)| last).or(last);
+            self.pending.pop_front();
+        }
+        // Raft looks whether its log still has the last entry of the group. It does, if that entry was
+        // replaced and then came again; but then the disk is about to lose it for a while. The group
+        // that replaces it will report for this one as well.
+        if last.is_some_and(|last| self.oldest_pending().is_some_and(|first| first <= last)) {
+            ready = None;
+        }
+        if self.proof.as_ref().is_none_or(|proof| proof.number() < number) {
+            self.proof = Some(proof);
+        }
+        if let Some(ready) = ready {
+            self.with_raft(|raw| raw.on_persist_ready(ready));
+            self.evict();
+        }
+        self.unseal()
+    }
+
+    /// The machine has applied everything up to `index`, all of which a turn has handed out.
+    pub(crate) fn applied(&mut self, index: LogIndex) {
+        assert!(index <= self.handed, "entry {index} applied, {} handed out", self.handed);
+        if index > self.applied_index() {
+            self.with_raft(|raw| raw.advance_apply_to(index.get()));
+            self.evict();
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! What goes out: a turn's work, and messages when what they speak of is durable.
+
+use super::*;
+
+impl Consensus {
+    /// What has to be done, or `None`: nothing until something comes in. Call it until then.
+    ///
+    /// # Errors
+    /// This member must stop.
+    pub(crate) fn turn(&mut self) -> Result<Option<Turn>, ConsensusFault> {
+        self.check_fault()?;
+        if !self.raw.has_ready() {
+            return Ok(None);
+        }
+        if let Err(fault) = self.prefetch() {
+            return Err(self.fault.insert(fault).clone());
+        }
+        let mut turn = Turn::default();
+        let mut ready = self.with_raft(|raw| raw.ready());
+        assert!(ready.snapshot().is_empty(), "the gate lets no snapshot in");
+        let leads = self.is_leader();
+        let mut messages = ready.take_messages();
+        messages.append(&mut ready.take_persisted_messages());
+        for state in ready.take_read_states() {
+            let context = RoundContext::from_bytes(&state.request_ctx);
+            let context = context.expect("only rounds of our own come back");
+            turn.rounds.push((context.id, LogIndex(state.index)));
+        }
+        turn.commit = ready.take_committed_entries().into_iter().map(to_wal).collect();
+        if let Some(entry) = turn.commit.last() {
+            self.handed = entry.index;
+        }
+        turn.persist = self.group_of(&ready);
+        self.raw.mut_store().append(ready.entries());
+        let number = ready.number();
+        self.with_raft(|raw| raw.advance_append_async(ready));
+        if turn.persist.is_none() {
+            match self.pending.back_mut() {
+                Some(pending) => pending.ready = number,
+                None => self.with_raft(|raw| raw.on_persist_ready(number)),
+            }
+        }
+        for message in messages {
+            self.seal(message, leads);
+        }
+        turn.send = self.unseal();
+        self.check_fault()?;
+        Ok(Some(turn))
+    }
+
+    /// The group that carries what of this batch must be durable, if anything must.
+    ///
+    /// A commit index alone need not be: it rides with the next group.
+    fn group_of(&mut self, ready: &raft::Ready) -> Option<wal::Group> {
+        let now = self.raw.raft.hard_state();
+        let has_vowed = (now.term, now.vote) != (self.written.term, self.written.vote);
+        let must_sync = has_vowed || !ready.entries().is_empty();
+        assert_eq!(must_sync, ready.must_sync(), "raft and its driver disagree on what is new");
+        if !must_sync {
+            return None;
+        }
+        self.group = ready.number();
+        if has_vowed {
+            self.term_group = self.group;
+        }
+        let hard_state = (now != self.written).then(|| wal::HardState {
+            term: Term(now.term),
+            vote: NodeId::new(now.vote),
+            commit: LogIndex(now.commit),
+        });
+        self.written = now;
+        self.pending.push_back(Pending {
+            group: self.group,
+            ready: ready.number(),
+            entries: ready
+                .entries()
+                .first()
+                .zip(ready.entries().last())
+                .map(|(first, last)| (LogIndex(first.index), LogIndex(last.index))),
+            bytes: ready.entries().iter().map(entry_bytes).sum(),
+        });
+        Some(wal::Group {
+            number: self.group,
+            hard_state,
+            entries: ready.entries().iter().cloned().map(to_wal).collect(),
+            founding: None,
+        })
+    }
+
+    /// Puts a message under seal, with the group that carries the state it speaks of.
+    ///
+    /// A leader speaks of its term and its entries, and promises to have none of those: it writes
+    /// them while they travel. Its term must be durable, and where it is the only voter, raft makes
+    /// it leader before that. An answer to a heartbeat speaks of the term alone. Anything else (votes,
+    /// and their requests; what entries have arrived) speaks of all there is.
+    fn seal(&mut self, mut message: Message, leads: bool) {
+        let kind = message.get_msg_type();
+        let of_the_term = leads || kind == MessageType::MsgHeartbeatResponse;
+        let group = if of_the_term { self.term_group } else { self.group };
+        if kind == MessageType::MsgAppend && !self.mend(&mut message) {
+            return;
+        }
+        for part in wire::split(message) {
+            self.sealed.push_back(Sealed::new(group, part));
+        }
+        while self.sealed.len() > SEALED_MAX {
+            drop(self.sealed.pop_front());
+        }
+    }
+
+    /// With `batch_append`, raft adds entries to a message that still waits, and does not look whether
+    /// they follow on it if it was empty, or was of an earlier term. `false`: nothing sensible can be
+    /// made of it.
+    fn mend(&self, message: &mut Message) -> bool {
+        let Some(first) = message.entries.first() else { return true };
+        let (prev, terms_fit) =
+            (first.index - 1, message.entries.iter().all(|entry| entry.term <= message.term));
+        if message.index == prev {
+            return terms_fit;
+        }
+        if !terms_fit || !self.is_leader() || message.term != self.raw.raft.term {
+            return false;
+        }
+        match self.term_at(LogIndex(prev)) {
+            Some(term) => {
+                (message.index, message.log_term) = (prev, term.get());
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// The messages whose state is durable.
+    pub(super) fn unseal(&mut self) -> Vec<Outbound> {
+        let mut open = Vec::new();
+        for sealed in std::mem::take(&mut self.sealed) {
+            match sealed.open(self.proof.as_ref()) {
+                Ok(message) => open.extend(outbound(&message)),
+                Err(sealed) => self.sealed.push_back(sealed),
+            }
+        }
+        open
+    }
+}
+
+/// A message on its way, if it is one that crosses the wire.
+fn outbound(message: &Message) -> Option<Outbound> {
+    let to = NodeId::new(message.to)?;
+    let kind = message.get_msg_type();
+    let lane = match kind {
+        MessageType::MsgAppend if !message.entries.is_empty() => Lane::Bulk,
+        MessageType::MsgAppend
+        | MessageType::MsgAppendResponse
+        | MessageType::MsgRequestVote
+        | MessageType::MsgRequestVoteResponse
+        | MessageType::MsgHeartbeat
+        | MessageType::MsgHeartbeatResponse
+        | MessageType::MsgTimeoutNow
+        | MessageType::MsgRequestPreVote
+        | MessageType::MsgRequestPreVoteResponse => Lane::Control,
+        // Raft would forward proposals and reads in these; nothing here makes it.
+        _ => return None,
+    };
+    Some(Outbound { to, lane, message: PeerMessage::Raft(wire::encode(message)) })
+}

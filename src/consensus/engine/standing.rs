@@ -1,0 +1,144 @@
+//! How it stands, as far as it knows itself.
+
+use super::*;
+
+impl Consensus {
+    /// Its part.
+    pub(crate) fn role(&self) -> Role {
+        self.raw.raft.state.into()
+    }
+
+    /// Whether it leads, as far as it knows.
+    pub(crate) fn is_leader(&self) -> bool {
+        self.raw.raft.state == StateRole::Leader
+    }
+
+    /// Whether it leads and has applied an entry of its own term: everything that was committed
+    /// before is applied as well.
+    pub(crate) fn is_ready_to_lead(&self) -> bool {
+        self.is_leader() && self.raw.raft.apply_to_current_term()
+    }
+
+    /// Whether it is handing leadership to another member.
+    pub(crate) fn is_transferring(&self) -> bool {
+        self.raw.raft.lead_transferee.is_some()
+    }
+
+    /// Whether the log has groups that it has not proven durable.
+    pub(crate) fn owes_log(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// The term.
+    pub(crate) fn term(&self) -> Term {
+        Term(self.raw.raft.term)
+    }
+
+    /// Who leads the term, if known.
+    pub(crate) fn leader(&self) -> Option<NodeId> {
+        NodeId::new(self.raw.raft.leader_id)
+    }
+
+    /// The newest entry known to be committed.
+    pub(crate) fn commit(&self) -> LogIndex {
+        LogIndex(self.raw.raft.raft_log.committed)
+    }
+
+    /// Who should lead in this member's place: the voter heard of within an election timeout whose
+    /// log is the longest. `None`: there is nobody, or this member does not lead.
+    pub(crate) fn best_transferee(&self) -> Option<NodeId> {
+        let peers = self.peers();
+        let fit = peers.iter().filter(|peer| peer.active && self.members.voters.contains(&peer.id));
+        // Among equals the lowest id.
+        fit.max_by_key(|peer| (peer.matched, std::cmp::Reverse(peer.id))).map(|peer| peer.id)
+    }
+
+    /// All of it.
+    #[cfg(test)]
+    pub(in crate::consensus) fn status(&self) -> Status {
+        Status {
+            id: self.config.id,
+            role: self.role(),
+            term: self.term(),
+            leader: self.leader(),
+            commit: self.commit(),
+            applied: self.applied_index(),
+            last: self.last(),
+            persisted: LogIndex(self.raw.raft.raft_log.persisted),
+            ready_to_lead: self.is_ready_to_lead(),
+            transferring: self.raw.raft.lead_transferee.and_then(NodeId::new),
+            peers: self.peers(),
+        }
+    }
+
+    /// As a leader: how far the others are, in the order of their ids.
+    fn peers(&self) -> Vec<PeerStatus> {
+        if !self.is_leader() {
+            return Vec::new();
+        }
+        let is_active = |id| {
+            let since = self.heard.get(id).map(|heard| self.ticks - heard);
+            since.is_some_and(|since| since < self.config.election_ticks as u64)
+        };
+        let peers = self.members.voters.iter().chain(&self.members.learners);
+        let mut peers: Vec<_> = peers
+            .filter(|id| **id != self.config.id)
+            .filter_map(|id| {
+                let matched = LogIndex(self.raw.raft.prs().get(id.get())?.matched);
+                Some(PeerStatus { id: *id, matched, active: is_active(id) })
+            })
+            .collect();
+        peers.sort_by_key(|peer| peer.id);
+        peers
+    }
+
+    pub(super) fn applied_index(&self) -> LogIndex {
+        LogIndex(self.raw.raft.raft_log.applied)
+    }
+
+    /// The bytes of entries in memory.
+    #[cfg(test)]
+    pub(in crate::consensus) fn cached_bytes(&self) -> usize {
+        self.raw.store().cached_bytes()
+    }
+}
+
+impl Standpoint for Consensus {
+    fn id(&self) -> NodeId {
+        self.config.id
+    }
+
+    fn is_voter(&self, node: NodeId) -> bool {
+        self.members.voters.contains(&node)
+    }
+
+    fn is_member(&self, node: NodeId) -> bool {
+        self.members.voters.contains(&node) || self.members.learners.contains(&node)
+    }
+
+    fn role(&self) -> Role {
+        self.role()
+    }
+
+    fn term(&self) -> Term {
+        self.term()
+    }
+
+    fn leader(&self) -> Option<NodeId> {
+        self.leader()
+    }
+
+    fn commit(&self) -> LogIndex {
+        self.commit()
+    }
+
+    fn last(&self) -> LogIndex {
+        LogIndex(self.raw.raft.raft_log.last_index())
+    }
+
+    fn term_at(&self, index: LogIndex) -> Option<Term> {
+        let term = self.raw.raft.raft_log.term(index.get()).ok()?;
+        // Raft's answer for an index that it does not have.
+        (term != 0).then_some(Term(term))
+    }
+}

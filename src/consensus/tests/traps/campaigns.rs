@@ -1,0 +1,177 @@
+//! Who campaigns, when, and who is handed the leadership.
+
+use super::*;
+
+#[test]
+fn nobody_campaigns_while_its_entries_are_on_their_way_to_the_disk() {
+    let mut world = World::new(3, 0, 1);
+    world.elect(1);
+    world.propose(node(1), b"A");
+    for flying in std::mem::take(&mut world.flying) {
+        world.deliver(flying);
+    }
+    tick_long(&mut world, 2);
+    world.at(2).campaign();
+    let term = world.at(2).term().get();
+    give(&mut world, &message(MessageType::MsgTimeoutNow, 1, 2, term));
+    assert_eq!(world.at(2).role(), Role::Follower);
+    world.flying.clear();
+    world.sync_all(2);
+    world.tick(node(2));
+    assert_eq!(world.at(2).role(), Role::PreCandidate, "its patience was over long ago");
+}
+
+#[test]
+fn entries_that_raft_holds_and_no_turn_has_taken_keep_it_from_campaigning_too() {
+    let mut world = World::new(1, 1, 1);
+    let mut append = message(MessageType::MsgAppend, 1, 2, 2);
+    (append.index, append.log_term) = (1, 1);
+    append
+        .set_entries(vec![raft::eraftpb::Entry { index: 2, term: 2, ..Default::default() }].into());
+    world.at(2).step(node(1), wire::encode(&append)).unwrap();
+    world.at(2).campaign();
+    assert_eq!(world.at(2).role(), Role::Follower);
+}
+
+#[test]
+fn a_leader_whose_disk_is_slow_keeps_its_heartbeats_going() {
+    let mut world = World::new(3, 0, 1);
+    world.elect(1);
+    world.propose(node(1), b"A");
+    world.flying.clear();
+    for _ in 0..4 * ELECTION {
+        world.tick(node(1));
+        let flying = std::mem::take(&mut world.flying);
+        for flying in flying.into_iter().filter(|flying| flying.kind() != MessageType::MsgAppend) {
+            world.deliver(flying);
+        }
+    }
+    assert_eq!(world.at(1).role(), Role::Leader);
+    assert!(world.at(1).owes_log());
+}
+
+#[test]
+fn a_member_that_has_not_applied_what_its_disk_holds_does_not_campaign() {
+    let disk = disk(2, 6, (2..=6).map(|index| entry(index, 2)).collect());
+    let mut consensus =
+        Consensus::new(config(1, &[1, 2, 3]), disk, hard_state(2, 6), LogIndex(1)).unwrap();
+    for _ in 0..3 * ELECTION {
+        consensus.tick();
+    }
+    consensus.campaign();
+    assert_eq!(consensus.role(), Role::Follower);
+    while let Some(turn) = consensus.turn().unwrap() {
+        if let Some(last) = turn.commit.last() {
+            consensus.applied(last.index);
+        }
+    }
+    consensus.tick();
+    assert_eq!(consensus.role(), Role::PreCandidate);
+}
+
+#[test]
+fn a_pre_vote_refused_in_the_first_term_of_all_is_answered() {
+    // At term 0, where raft would start by itself, this panics.
+    let mut world = World::new(3, 0, 1);
+    let mut request = message(MessageType::MsgRequestPreVote, 2, 1, 2);
+    (request.index, request.log_term) = (1, 1);
+    *world.disk(1).look() = Default::default();
+    world.disk(1).look().read_max = usize::MAX;
+    world.disk(1).look().queued.push_back(group(1, 1, 1, vec![entry(2, 1)]));
+    world.disk(1).look().sync();
+    world.start(node(1));
+    give(&mut world, &request);
+    let answer = world.flying[0].message();
+    assert!(answer.reject);
+    assert_eq!((answer.get_msg_type(), answer.term), (MessageType::MsgRequestPreVoteResponse, 1));
+}
+
+#[test]
+fn a_leader_without_a_quorum_steps_down() {
+    let mut world = World::new(3, 0, 1);
+    world.elect(1);
+    for _ in 0..2 * ELECTION {
+        world.tick(node(1));
+        world.flying.clear();
+    }
+    assert_eq!(world.at(1).role(), Role::Follower);
+}
+
+#[test]
+fn a_member_that_reaches_nobody_does_not_raise_its_term() {
+    let mut world = World::new(3, 0, 1);
+    world.elect(1);
+    let term = world.at(2).term();
+    for _ in 0..20 * ELECTION {
+        world.tick(node(2));
+        world.flying.clear();
+    }
+    assert_eq!(world.at(2).term(), term);
+}
+
+#[test]
+fn a_member_that_votes_alone_waits_for_nobody() {
+    let mut world = World::new(1, 1, 1);
+    world.tick(node(2));
+    assert_eq!(world.at(2).role(), Role::Follower, "a learner does not lead");
+    world.tick(node(1));
+    assert_eq!(world.at(1).role(), Role::Leader);
+}
+
+#[test]
+fn two_members_that_always_collide_draw_new_timeouts_until_one_of_them_leads() {
+    for seed in 0..20 {
+        let mut world = World::new(2, 0, seed);
+        for _ in 0..40 * ELECTION {
+            world.tick(node(1));
+            world.tick(node(2));
+            world.settle();
+        }
+        assert!(world.leader().is_some(), "seed {seed}");
+    }
+}
+
+// ---- handing over ---------------------------------------------------------------------------------
+
+#[test]
+fn leadership_is_handed_to_the_longest_log_that_was_heard_of() {
+    let mut world = World::new(3, 0, 1);
+    assert_eq!(world.at(1).best_transferee(), None, "not a leader");
+    world.elect(1);
+    world.propose(node(1), b"A");
+    world.settle_without(|flying| flying.to == node(2));
+    assert_eq!(world.at(1).best_transferee(), Some(node(3)));
+    world.at(1).unreachable(node(3));
+    assert_eq!(world.at(1).best_transferee(), Some(node(2)), "unreachable");
+    world.propose(node(1), b"B");
+    world.settle();
+    world.at(1).transfer_to(node(3));
+    assert!(world.at(1).is_transferring());
+    assert_eq!(world.at(1).propose(b"C".to_vec()), Err(ProposeRefusal::Busy));
+    world.turn(node(1)).unwrap();
+    world.settle();
+    assert_eq!(world.leader(), Some(node(3)));
+}
+
+#[test]
+fn a_transfer_that_comes_to_nothing_ends_with_an_election_timeout() {
+    let mut world = World::new(3, 0, 1);
+    world.elect(1);
+    world.at(1).transfer_to(node(2));
+    world.turn(node(1)).unwrap();
+    for _ in 0..=ELECTION {
+        world.tick(node(1));
+        world.settle_without(|flying| flying.kind() == MessageType::MsgTimeoutNow);
+    }
+    assert!(!world.at(1).is_transferring());
+    assert!(world.propose(node(1), b"A").is_some());
+}
+
+#[test]
+fn nobody_is_handed_leadership_who_cannot_have_it() {
+    let mut world = World::new(1, 1, 1);
+    world.elect(1);
+    world.at(1).transfer_to(node(2));
+    assert!(!world.at(1).is_transferring(), "a learner");
+    assert_eq!(world.at(1).best_transferee(), None);
+}

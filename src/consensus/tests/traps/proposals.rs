@@ -1,0 +1,122 @@
+//! Proposals: where they end up, and how they travel.
+
+use super::*;
+
+#[test]
+fn a_follower_does_not_forward_a_proposal_but_says_who_leads() {
+    let mut world = World::new(3, 0, 1);
+    assert_eq!(world.at(2).propose(b"A".to_vec()), Err(ProposeRefusal::NotLeader(None)));
+    world.elect(1);
+    let refusal = world.at(2).propose(b"A".to_vec());
+    assert_eq!(refusal, Err(ProposeRefusal::NotLeader(Some(node(1)))));
+    world.turn(node(2)).unwrap();
+    assert!(world.flying.is_empty());
+}
+
+#[test]
+fn a_proposal_is_found_at_the_term_and_index_that_it_was_given() {
+    let mut world = World::new(3, 0, 1);
+    world.elect(1);
+    let (term, index) = world.propose(node(1), b"A").unwrap();
+    world.settle();
+    let entry = &world.history[&index];
+    assert_eq!((entry.term, &entry.data[..]), (term, &b"A"[..]));
+}
+
+#[test]
+fn without_a_quorum_proposals_are_refused_as_busy_before_memory_is_full() {
+    let mut world = World::dark(3, 0, 1);
+    world.tune = |config| {
+        config.uncommitted_bytes_max = 10_000;
+        config.append_bytes_max = 1_000;
+    };
+    (1..=3).for_each(|id| world.start(node(id)));
+    world.elect(1);
+    let mut taken = 0;
+    while world.at(1).propose(vec![7; 1000]).is_ok() {
+        taken += 1;
+        world.turn(node(1)).unwrap();
+        world.sync_all(1);
+        world.flying.clear();
+    }
+    assert_eq!(taken, 10);
+    assert_eq!(world.at(1).propose(vec![7; 1000]), Err(ProposeRefusal::Busy));
+    // With the quorum back, there is room again.
+    for _ in 0..2 * HEARTBEAT {
+        world.tick(node(1));
+        world.settle();
+    }
+    assert!(world.propose(node(1), &[7; 1000]).is_some());
+}
+
+#[test]
+fn entries_proposed_in_one_turn_travel_in_one_message_to_each_follower() {
+    let mut world = World::new(3, 0, 1);
+    world.elect(1);
+    for _ in 0..10 {
+        world.at(1).propose(b"A".to_vec()).unwrap();
+    }
+    let turn = world.at(1).turn().unwrap().unwrap();
+    assert_eq!(turn.send.len(), 2);
+    assert!(turn.send.iter().all(|outbound| outbound.lane == Lane::Bulk));
+    assert_eq!(turn.persist.unwrap().entries.len(), 10);
+}
+
+#[test]
+fn many_large_proposals_of_one_turn_are_cut_into_messages_that_a_gate_lets_in() {
+    let mut world = World::new(3, 0, 1);
+    world.elect(1);
+    for _ in 0..4 {
+        world.at(1).propose(vec![7; ENTRY_BYTES_MAX]).unwrap();
+    }
+    world.turn(node(1)).unwrap();
+    assert_eq!(world.flying.len(), 8);
+    world.settle();
+    assert!(world.members.values().all(|member| member.applied == LogIndex(6)));
+}
+
+#[test]
+fn entries_added_to_a_waiting_empty_message_follow_on_what_it_says() {
+    // With batch_append, raft adds entries to a message that waits without looking whether they
+    // follow it: an empty one speaks of the end of the log, the entries come from its beginning.
+    let mut world = World::new(3, 0, 1);
+    world.elect(1);
+    world.propose(node(1), b"A");
+    world.flying.clear();
+    for _ in 0..HEARTBEAT {
+        world.tick(node(1));
+    }
+    let mut heard = Vec::new();
+    for flying in std::mem::take(&mut world.flying) {
+        let mut answer = message(MessageType::MsgHeartbeatResponse, flying.to.get(), 1, 2);
+        answer.commit = 2;
+        heard.push(answer);
+    }
+    // Two answers, a loss between them, in one turn.
+    for answer in &heard {
+        let from = node(answer.from);
+        world.at(1).step(from, wire::encode(answer)).unwrap();
+        world.at(1).unreachable(from);
+        world.at(1).step(from, wire::encode(answer)).unwrap();
+    }
+    world.turn(node(1)).unwrap();
+    world.settle();
+    assert!(world.members.values().all(|member| member.applied == LogIndex(3)));
+}
+
+#[test]
+fn entries_travel_in_bulk_and_everything_else_does_not_wait_behind_them() {
+    let mut world = World::new(3, 0, 1);
+    world.elect(1);
+    world.at(1).propose(b"A".to_vec()).unwrap();
+    world.read(node(1));
+    let lanes: Vec<_> = world.flying.iter().map(Flying::kind).collect();
+    assert!(lanes.contains(&MessageType::MsgHeartbeat));
+    world.at(1).propose(b"B".to_vec()).unwrap();
+    let turn = world.at(1).turn().unwrap().unwrap();
+    for outbound in turn.send {
+        let PeerMessage::Raft(bytes) = outbound.message else { unreachable!() };
+        let message = wire::decode(&bytes).unwrap();
+        assert_eq!(outbound.lane == Lane::Bulk, !message.entries.is_empty());
+    }
+}

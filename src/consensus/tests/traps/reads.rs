@@ -1,0 +1,123 @@
+//! Read rounds.
+
+use super::*;
+
+#[test]
+fn no_round_begins_before_the_leader_has_committed_in_its_term() {
+    let mut world = World::new(3, 0, 1);
+    assert!(!world.read(node(1)), "a follower");
+    world.at(1).campaign();
+    world.turn(node(1)).unwrap();
+    while world.at(1).role() != Role::Leader {
+        let flying = world.flying.remove(0);
+        world.deliver(flying);
+        (1..=3).for_each(|id| world.sync_all(id));
+    }
+    assert!(!world.read(node(1)), "raft would drop it silently");
+    world.settle();
+    assert!(world.read(node(1)));
+    world.settle();
+    assert_eq!(world.rounds_confirmed, 1);
+}
+
+#[test]
+fn a_single_voter_confirms_a_round_at_once() {
+    let mut world = World::new(1, 0, 1);
+    world.elect(1);
+    assert!(world.read(node(1)));
+    assert_eq!(world.rounds_confirmed, 1);
+}
+
+#[test]
+fn a_leader_that_is_cut_off_confirms_no_round_however_fresh_its_lease() {
+    let mut world = World::new(3, 0, 1);
+    world.elect(1);
+    for _ in 0..HEARTBEAT {
+        world.tick(node(1));
+    }
+    world.settle();
+    for _ in 0..3 * ELECTION {
+        world.read(node(1));
+        world.tick(node(1));
+        world.flying.clear();
+        assert_eq!(world.rounds_confirmed, 0);
+    }
+}
+
+#[test]
+fn a_lost_heartbeat_delays_a_round_and_does_not_end_it() {
+    let mut world = World::new(3, 0, 1);
+    world.elect(1);
+    assert!(world.read(node(1)));
+    world.flying.clear();
+    for _ in 0..HEARTBEAT {
+        world.tick(node(1));
+    }
+    world.settle();
+    assert_eq!(world.rounds_confirmed, 1);
+}
+
+/// The scenario in which a context used twice confirms a stale read: a round is asked, answered late,
+/// and asked again under the same name after a write.
+#[test]
+fn an_answer_to_a_round_never_confirms_another_of_the_same_name() {
+    let mut world = World::new(3, 0, 1);
+    world.elect(1);
+    let id = RoundId { node: node(1), incarnation: Incarnation(1), counter: 7 };
+    assert!(world.at(1).read_round(id));
+    let first = heartbeats_of(&mut world);
+    // The answers to the first round are made, and wait in the network.
+    let mut late = Vec::new();
+    for heartbeat in &first {
+        let mut answer = heartbeat.clone();
+        (answer.from, answer.to) = (heartbeat.to, heartbeat.from);
+        answer.set_msg_type(MessageType::MsgHeartbeatResponse);
+        late.push(answer);
+    }
+    // A node that does what it must not: the same name again, after a write.
+    let (_, index) = world.propose(node(1), b"A").unwrap();
+    world.settle_without(|flying| flying.kind() == MessageType::MsgHeartbeatResponse);
+    assert_eq!(world.at(1).commit(), index);
+    assert!(world.at(1).read_round(id));
+    let second = heartbeats_of(&mut world);
+    assert_ne!(first[0].context, second[0].context);
+    for answer in late {
+        world.at(1).step(node(answer.from), wire::encode(&answer)).unwrap();
+    }
+    while let Some(turn) = world.at(1).turn().unwrap() {
+        for (_, confirmed) in turn.rounds {
+            assert!(confirmed < index, "only the first round is confirmed");
+        }
+    }
+    // What raft itself would do with one context for both is why the leader counts.
+    let serials: Vec<_> = [&first, &second]
+        .map(|round| RoundContext::from_bytes(&round[0].context).unwrap().serial)
+        .to_vec();
+    assert!(serials[0] < serials[1]);
+}
+
+fn heartbeats_of(world: &mut World) -> Vec<Message> {
+    let mut messages = Vec::new();
+    while let Some(turn) = world.at(1).turn().unwrap() {
+        for outbound in turn.send {
+            let PeerMessage::Raft(bytes) = outbound.message else { unreachable!() };
+            messages.push(wire::decode(&bytes).unwrap());
+        }
+    }
+    messages.retain(|message| message.get_msg_type() == MessageType::MsgHeartbeat);
+    assert_eq!(messages.len(), 2);
+    messages
+}
+
+#[test]
+fn rounds_that_nobody_answers_do_not_pile_up() {
+    let mut world = World::new(3, 0, 1);
+    world.elect(1);
+    let begun = (0..5000)
+        .filter(|_| {
+            world.flying.clear();
+            world.read(node(1))
+        })
+        .count();
+    assert_eq!(begun, 1024);
+}
