@@ -87,7 +87,11 @@ impl Assembly {
     /// See [`StartError`].
     pub(crate) fn open(settings: Settings, env: Env, bells: Bells) -> Result<Self, StartError> {
         let identity = wal::Identity { cluster: settings.cluster, node: settings.node };
-        let options = wal::LogOptions { segment_bytes: settings.log_segment_bytes };
+        let options = wal::LogOptions {
+            segment_bytes: settings.log_segment_bytes,
+            reserve_bytes: settings.log_segment_bytes,
+            disk: None,
+        };
         let opened = wal::open(&env, &settings.dir, identity, options)?;
         let recovered = &opened.recovered;
         if let Some(torn) = &recovered.torn {

@@ -26,6 +26,8 @@ pub(crate) enum Input {
     Refused(NodeId, Refused),
     /// The log has synced all groups up to a number.
     Durable(wal::Durable),
+    /// The disk has become full, as far as the log can tell, or has room again.
+    Space(wal::Space),
     /// The log has failed; the node must stop.
     LogFailed(String),
     /// A caller wants a change.
@@ -201,6 +203,7 @@ pub(crate) fn refuse_all(inputs: Vec<Input>, why: &super::StopReason) {
             | Input::Disconnected(..)
             | Input::Refused(..)
             | Input::Durable(_)
+            | Input::Space(_)
             | Input::LogFailed(_)
             | Input::CloseSession(_)
             | Input::Stop

@@ -11,6 +11,9 @@ use super::inbox::{Inbox, Input};
 /// How long the log must be idle before it protects what it wrote last.
 const IDLE_AFTER: Duration = Duration::from_millis(20);
 
+/// How long it waits for room on a full disk, before it tries again what it could not write.
+const TRY_AGAIN_AFTER: Duration = Duration::from_millis(500);
+
 /// Groups on their way to the log.
 pub(crate) struct LogQueue {
     state: Mutex<State>,
@@ -73,6 +76,10 @@ pub(crate) struct LogWorker {
     writer: wal::Writer,
     queue: Arc<LogQueue>,
     inbox: Arc<Inbox>,
+    /// Taken from the queue, and without room on the disk.
+    waiting: Vec<wal::Group>,
+    /// As the driver knows it.
+    space: wal::Space,
 }
 
 /// What a worker should do after a turn.
@@ -82,6 +89,8 @@ pub(crate) enum LogTurn {
     Wrote,
     /// There was nothing to write.
     Idle,
+    /// The disk is full. There may be groups that wait for room.
+    Full,
     /// The queue is closed, or the log has failed: no more turns.
     Ended,
 }
@@ -89,7 +98,7 @@ pub(crate) enum LogTurn {
 impl LogWorker {
     /// A worker that takes from `queue` and reports to `inbox`.
     pub(crate) fn new(writer: wal::Writer, queue: Arc<LogQueue>, inbox: Arc<Inbox>) -> Self {
-        Self { writer, queue, inbox }
+        Self { writer, queue, inbox, waiting: Vec::new(), space: wal::Space::Plenty }
     }
 
     /// Writes what is queued, without waiting: for whoever runs a node by hand.
@@ -97,7 +106,7 @@ impl LogWorker {
     pub(crate) fn turn(&mut self) -> LogTurn {
         match self.queue.take(Some(Duration::ZERO)) {
             None => LogTurn::Ended,
-            Some(groups) => self.write(&groups),
+            Some(groups) => self.write(groups),
         }
     }
 
@@ -105,30 +114,44 @@ impl LogWorker {
     pub(crate) fn run(&mut self) {
         let mut patience = None;
         while let Some(groups) = self.queue.take(patience) {
-            patience = match self.write(&groups) {
+            patience = match self.write(groups) {
                 LogTurn::Wrote => Some(IDLE_AFTER),
                 LogTurn::Idle => None,
+                LogTurn::Full => Some(TRY_AGAIN_AFTER),
                 LogTurn::Ended => return,
             };
         }
     }
 
-    fn write(&mut self, groups: &[wal::Group]) -> LogTurn {
-        let result = if groups.is_empty() {
+    fn write(&mut self, groups: Vec<wal::Group>) -> LogTurn {
+        self.waiting.extend(groups);
+        let result = if self.waiting.is_empty() {
             self.writer.idle().map(|()| None)
         } else {
-            self.writer.commit(groups).map(Some)
+            self.writer.commit(&self.waiting).map(Some)
         };
-        match result {
-            Ok(Some(proof)) => {
-                drop(self.inbox.push(Input::Durable(proof)));
+        let turn = match result {
+            Ok(Some(committed)) => {
+                self.waiting.drain(..self.waiting.len() - committed.waiting);
+                if let Some(proof) = committed.proof {
+                    drop(self.inbox.push(Input::Durable(proof)));
+                }
                 LogTurn::Wrote
             }
             Ok(None) => LogTurn::Idle,
             Err(error) => {
                 drop(self.inbox.push(Input::LogFailed(error.to_string())));
-                LogTurn::Ended
+                return LogTurn::Ended;
             }
+        };
+        let space = self.writer.space();
+        if space != self.space {
+            self.space = space;
+            drop(self.inbox.push(Input::Space(space)));
+        }
+        match space {
+            wal::Space::Plenty => turn,
+            wal::Space::Low => LogTurn::Full,
         }
     }
 }

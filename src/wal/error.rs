@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::Identity;
-use crate::model::LogIndex;
+use crate::model::{DiskId, LogIndex};
 
 /// Why the log cannot be opened, written or read.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +42,10 @@ pub(crate) enum LogError {
         own_cluster = own.cluster
     )]
     Foreign { dir: PathBuf, found: Identity, own: Identity },
+
+    /// The log is another disk's than the caller believes.
+    #[error("{dir} has the disk id {found}, not {own}", dir = dir.display())]
+    OtherDisk { dir: PathBuf, found: DiskId, own: DiskId },
 
     /// The log was written by a later release.
     #[error(

@@ -90,12 +90,30 @@ impl Default for HardState {
 /// Who founded the cluster, each with the disk that it had.
 pub(crate) type Founding = BTreeMap<NodeId, DiskId>;
 
+/// Where the entries of a log begin: a durable snapshot covers everything up to and with `index`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Base {
+    pub(crate) index: LogIndex,
+    /// Of the entry at `index`.
+    pub(crate) term: Term,
+}
+
+impl Default for Base {
+    /// Every log starts behind the synthetic entry: index 1, term 1.
+    fn default() -> Self {
+        Self { index: LogIndex(1), term: Term(1) }
+    }
+}
+
 /// What must become durable together.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Group {
     /// Never falls from group to group.
     pub(crate) number: u64,
     pub(crate) hard_state: Option<HardState>,
+    /// A durable snapshot covers everything up to here, which is committed by that. If the log does
+    /// not have this entry in this term, all its entries are dropped, and it goes on behind the base.
+    pub(crate) base: Option<Base>,
     /// Consecutive. The first may be one that the log already has: it and what follows it is replaced.
     pub(crate) entries: Vec<Entry>,
     pub(crate) founding: Option<Founding>,
@@ -121,6 +139,38 @@ impl Durable {
     }
 }
 
+/// What came of a commit.
+#[derive(Debug)]
+#[must_use = "groups that wait for room must be given again"]
+pub(crate) struct Committed {
+    /// Proves the groups that are durable now; `None` if none of those that were given is.
+    pub(crate) proof: Option<Durable>,
+    /// How many of the groups that were given, counted from the last, found no room on the disk.
+    /// Nothing of them was written. They are to be given again, in the same order.
+    pub(crate) waiting: usize,
+}
+
+impl Committed {
+    /// The proof of all groups.
+    ///
+    /// # Panics
+    /// Some wait for room.
+    #[cfg(test)]
+    pub(crate) fn whole(self) -> Durable {
+        assert_eq!(self.waiting, 0, "groups wait for room");
+        self.proof.expect("no group waits")
+    }
+}
+
+/// How much room the log finds on its disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Space {
+    /// Enough, as far as it knows.
+    Plenty,
+    /// The disk is full: what is left is what had been made ready before, the reserve last.
+    Low,
+}
+
 /// Whose log it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Identity {
@@ -134,11 +184,16 @@ pub(crate) struct LogOptions {
     /// The length of a segment's file in bytes; a group that is larger gets a longer one. Twice this
     /// is in use at least. Default 16 MiB; what lies outside 2 KiB to 1 GiB is taken as the nearest.
     pub(crate) segment_bytes: u64,
+    /// The length of a file that is kept ready for when the disk is full. It becomes a segment then.
+    /// 0 for none; otherwise not less than a segment. Default 16 MiB.
+    pub(crate) reserve_bytes: u64,
+    /// The disk's id, if it was drawn before there was a log. A log that exists must have it.
+    pub(crate) disk: Option<DiskId>,
 }
 
 impl Default for LogOptions {
     fn default() -> Self {
-        Self { segment_bytes: 16 << 20 }
+        Self { segment_bytes: 16 << 20, reserve_bytes: 16 << 20, disk: None }
     }
 }
 
@@ -158,7 +213,9 @@ pub(crate) struct Recovered {
     pub(crate) incarnation: Incarnation,
     pub(crate) founding: Option<Founding>,
     pub(crate) hard_state: HardState,
-    /// The last entry; 1 if there is none.
+    /// Entries up to here are gone, or were never there.
+    pub(crate) base: Base,
+    /// The last entry; the base if there is none.
     pub(crate) last: LogIndex,
     /// What was cut off, if a crash had left half a group.
     pub(crate) torn: Option<TornTail>,
@@ -185,4 +242,13 @@ pub(crate) fn open(
     options: LogOptions,
 ) -> Result<Opened, LogError> {
     Writer::open(env, dir, identity, options)
+}
+
+/// Whose log is in `dir`, and the id of its disk, without opening it; `None` if there is none.
+///
+/// # Errors
+/// [`LogError`], if what is there cannot be read.
+#[allow(dead_code, reason = "joining members ask soon")]
+pub(crate) fn peek(env: &Env, dir: &Path) -> Result<Option<(Identity, DiskId)>, LogError> {
+    recover::peek(&segment::Folder::new(env, dir))
 }

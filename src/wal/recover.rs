@@ -117,6 +117,24 @@ pub(super) fn recover(
     finish(folder, disk, state, tail, blank)
 }
 
+/// Whose log this is, by its first segment.
+pub(super) fn peek(folder: &Folder) -> Result<Option<(Identity, DiskId)>, LogError> {
+    let numbers = match folder.numbers() {
+        Err(LogError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Vec::new(),
+        numbers => numbers?,
+    };
+    let Some(&first) = numbers.first() else { return Ok(None) };
+    let file = folder.open(first, OpenMode::Read)?;
+    let head = file.len().and_then(|bytes| read_header(&*file, bytes));
+    match head.map_err(LogError::io("read", &folder.path_of(first)))? {
+        None => Err(corrupt(folder, first, 0, "the segment's header is damaged")),
+        Some((header, _)) => {
+            judge_header(folder, first, &header, header.identity, None)?;
+            Ok(Some((header.identity, header.disk)))
+        }
+    }
+}
+
 /// Judges what stands behind the last whole group.
 fn finish(
     folder: &Folder,

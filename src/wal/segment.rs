@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::LogError;
-use crate::env::{Disk, File, OpenMode, Point, Points};
+use crate::env::{Disk, Env, File, OpenMode, Point, Points};
 
 /// How many bytes of a future segment are zeroed and synced in one step.
 pub(super) const SLICE_BYTES: u32 = 256 << 10;
@@ -24,6 +24,10 @@ pub(super) struct Folder {
 }
 
 impl Folder {
+    pub(super) fn new(env: &Env, path: &Path) -> Self {
+        Self { disk: env.disk.clone(), points: env.points.clone(), path: path.to_owned() }
+    }
+
     /// Where the segment with this number is. The names' order is that of the numbers.
     pub(super) fn path_of(&self, number: u32) -> PathBuf {
         self.path.join(format!("{number:010}.log"))

@@ -32,7 +32,12 @@ fn node(id: u64) -> NodeId {
 
 /// Opens with the smallest segments.
 fn try_open(disk: &Arc<SimDisk>) -> Result<Opened, LogError> {
-    open(&env(disk), Path::new(DIR), identity(), LogOptions { segment_bytes: 2048 })
+    open(
+        &env(disk),
+        Path::new(DIR),
+        identity(),
+        LogOptions { segment_bytes: 2048, ..LogOptions::default() },
+    )
 }
 
 fn reopen(disk: &Arc<SimDisk>) -> Opened {
@@ -152,6 +157,7 @@ fn a_new_log_is_empty_and_counts_its_starts() {
                 incarnation: Incarnation(start),
                 founding: None,
                 hard_state: HardState::default(),
+                base: Base::default(),
                 last: LogIndex(1),
                 torn: None,
             }
@@ -169,9 +175,10 @@ fn a_group_is_there_after_a_crash_with_all_that_it_held() {
         number: 4,
         hard_state: Some(hard_state(3, Some(2), 2)),
         entries: vec![entry(2, 1, b""), entry(3, 3, b"12345678")],
+        base: None,
         founding: Some(BTreeMap::from([(node(1), opened.recovered.disk), (node(2), DiskId(5))])),
     };
-    let proof = opened.writer.commit(std::slice::from_ref(&group)).unwrap();
+    let proof = opened.writer.commit(std::slice::from_ref(&group)).unwrap().whole();
     assert_eq!(proof.number(), 4);
     disk.crash();
     assert_eq!(Said::of(&reopen(&disk)), Said::default().after(&group));
@@ -264,8 +271,8 @@ fn live_and_die(seed: u64) {
                         disk.fail_next_sync();
                     }
                     match opened.writer.commit(&groups) {
-                        Ok(proof) => {
-                            assert_eq!(proof.number(), number);
+                        Ok(committed) => {
+                            assert_eq!(committed.whole().number(), number);
                             acked = history.len() - 1;
                         }
                         Err(_) => break,
@@ -743,7 +750,7 @@ fn a_log_of_a_later_release_asks_for_the_later_release() {
 fn the_log_lives_on_a_real_disk_too() {
     let dir = tempfile::tempdir().unwrap();
     let env = Env { disk: Arc::new(RealDisk), ..Env::real() };
-    let options = LogOptions { segment_bytes: 64 << 10 };
+    let options = LogOptions { segment_bytes: 64 << 10, ..LogOptions::default() };
     let mut said = Said::default();
     let rng = Rng::new(9);
     for start in 1..=3 {

@@ -23,8 +23,8 @@ use super::reader::LogReader;
 use super::recover::{self, Recovery};
 use super::segment::{self, Folder, Next, SLICE_BYTES};
 use super::{
-    Durable, Entry, EntryKind, Group, HardState, Identity, LogError, LogOptions, Opened, Recovered,
-    TornTail,
+    Base, Committed, Durable, Entry, EntryKind, Group, HardState, Identity, LogError, LogOptions,
+    Opened, Recovered, Space, TornTail,
 };
 use crate::env::{DiskLock, Env, File, Point};
 use crate::model::{DiskId, Incarnation, LogIndex, Term};
@@ -96,8 +96,7 @@ impl Writer {
     ) -> Result<Opened, LogError> {
         let segment_bytes = options.segment_bytes.clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX);
         let segment_bytes = (segment_bytes as u32).next_multiple_of(8);
-        let folder =
-            Folder { disk: env.disk.clone(), points: env.points.clone(), path: dir.to_owned() };
+        let folder = Folder::new(env, dir);
         env.disk.create_dir(dir).map_err(LogError::io("create", dir))?;
         let lock = match env.disk.lock(&dir.join(LOCK)) {
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
@@ -107,7 +106,7 @@ impl Writer {
         };
         folder.remove_unfinished()?;
         if folder.numbers()?.is_empty() {
-            let disk = DiskId(env.entropy.next_u128());
+            let disk = options.disk.unwrap_or_else(|| DiskId(env.entropy.next_u128()));
             let header = Header {
                 version: VERSION,
                 segment: 1,
@@ -119,6 +118,9 @@ impl Writer {
             folder.make(1, segment_bytes, &header.encode().0)?;
         }
         let recovery = recover::recover(&folder, identity, &folder.numbers()?)?;
+        if let Some(own) = options.disk.filter(|own| *own != recovery.disk) {
+            return Err(LogError::OtherDisk { dir: dir.to_owned(), found: recovery.disk, own });
+        }
         Self::go_on(folder, identity, segment_bytes, lock, recovery)
     }
 
@@ -203,6 +205,7 @@ impl Writer {
             incarnation: Incarnation(incarnation),
             founding: state.founding,
             hard_state: state.hard_state,
+            base: Base::default(),
             last: writer.index.last(),
             torn: report,
         };
@@ -224,8 +227,23 @@ impl Writer {
     ///
     /// # Errors
     /// [`LogError`]; from then on every call fails.
-    pub(crate) fn commit(&mut self, groups: &[Group]) -> Result<Durable, LogError> {
+    pub(crate) fn commit(&mut self, groups: &[Group]) -> Result<Committed, LogError> {
         self.unless_failed(|writer| writer.commit_groups(groups))
+    }
+
+    /// Removes the segments all of whose entries are at or below `up_to`, or no longer count. A
+    /// durable snapshot must cover everything up to there.
+    ///
+    /// # Errors
+    /// As [`Writer::commit`].
+    #[allow(dead_code, reason = "snapshots call it soon")]
+    pub(crate) fn cut(&mut self, _up_to: LogIndex) -> Result<(), LogError> {
+        self.unless_failed(|_| Ok(()))
+    }
+
+    /// How much room there is.
+    pub(crate) fn space(&self) -> Space {
+        Space::Plenty
     }
 
     /// Uses a moment in which nothing is to be written: vouches for what was synced last, so that
@@ -262,7 +280,7 @@ impl Writer {
         result
     }
 
-    fn commit_groups(&mut self, groups: &[Group]) -> Result<Durable, LogError> {
+    fn commit_groups(&mut self, groups: &[Group]) -> Result<Committed, LogError> {
         assert!(!groups.is_empty(), "a proof was asked for with no group to prove");
         for group in groups {
             self.take_group(group)?;
@@ -275,7 +293,7 @@ impl Writer {
         while self.next.filled() < self.wanted_of_next() {
             self.prepare_slice();
         }
-        Ok(Durable { number: self.number })
+        Ok(Committed { proof: Some(Durable { number: self.number }), waiting: 0 })
     }
 
     /// Puts a group into the buffer, if it may follow what the log has.
@@ -283,6 +301,9 @@ impl Writer {
         let impossible = |why: &str| LogError::Impossible { why: why.to_owned() };
         if group.number < self.number {
             return Err(impossible("the number of a group is below that of the one before"));
+        }
+        if group.base.is_some() {
+            return Err(impossible("a base is not known yet"));
         }
         self.number = group.number;
         let founding = group.founding.as_ref().map(encode_founding);

@@ -83,7 +83,7 @@ impl Consensus {
             number: self.group,
             hard_state,
             entries: ready.entries().iter().cloned().map(to_wal).collect(),
-            founding: None,
+            ..wal::Group::default()
         })
     }
 

@@ -30,7 +30,7 @@ fn work(consensus: &mut Consensus, writer: &mut Writer) -> Vec<wal::Entry> {
         }
         committed.extend(turn.commit);
         if let Some(group) = turn.persist {
-            consensus.persisted(writer.commit(&[group]).unwrap());
+            consensus.persisted(writer.commit(&[group]).unwrap().whole());
         }
     }
     committed

@@ -6,12 +6,7 @@ impl Driver {
     pub(super) fn found(&mut self, now: Moment) {
         let Stage::Founding(founding) = &self.stage else { return };
         if let Some(founders) = founding.done() {
-            let group = wal::Group {
-                number: 0,
-                hard_state: None,
-                entries: Vec::new(),
-                founding: Some(founders.clone()),
-            };
+            let group = wal::Group { founding: Some(founders.clone()), ..wal::Group::default() };
             self.stage = Stage::Recording(founders);
             self.log.push(group);
         } else if now >= self.next_hello {

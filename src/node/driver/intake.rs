@@ -17,6 +17,8 @@ impl Driver {
             }
             Input::Refused(peer, refusal) => self.refused(peer, refusal)?,
             Input::Durable(proof) => self.take_proof(proof, now)?,
+            // Nothing depends on it yet: what finds no room waits in the log.
+            Input::Space(_) => {}
             Input::LogFailed(why) => return Err(format!("the log has failed: {why}")),
             Input::Write(write) => self.take_write(write),
             Input::Read { deadline, reply } => self.reads.add(Asking { deadline, reply }),

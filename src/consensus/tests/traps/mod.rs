@@ -34,7 +34,7 @@ pub(super) fn entry(index: u64, term: u64) -> wal::Entry {
 
 pub(super) fn group(number: u64, term: u64, commit: u64, entries: Vec<wal::Entry>) -> wal::Group {
     let hard_state = wal::HardState { term: Term(term), vote: None, commit: LogIndex(commit) };
-    wal::Group { number, hard_state: Some(hard_state), entries, founding: None }
+    wal::Group { number, hard_state: Some(hard_state), entries, ..wal::Group::default() }
 }
 
 /// A disk with a log.
