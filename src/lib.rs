@@ -19,6 +19,7 @@ pub mod watch;
 mod codec;
 #[doc(hidden)]
 pub mod env;
+mod metrics;
 #[doc(hidden)]
 pub mod model;
 
@@ -32,6 +33,9 @@ pub use api::{
     Client, Config, ConfigError, DeleteCall, Effect, Error, GetCall, GrantCall, Lease, LeaseStatus,
     Node, OpenSession, PutCall, RangeCall, Session, Shutdown, StartError, TxnCall, Wait, Watch,
     WatchCall,
+};
+pub use metrics::{
+    ByLabel, Ending, Histogram, Metrics, MetricsSnapshot, PeerLag, Refused, RequestKind, Stage,
 };
 pub use model::{
     Compare, CompareBuilder, CompareOp, CompareTarget, Delete, DeleteReply, Event, EventKind,

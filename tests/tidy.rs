@@ -10,14 +10,18 @@ use std::path::{Path, PathBuf};
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("model", &[]),
     ("env", &["model"]),
+    ("metrics", &["model"]),
     ("codec", &["model"]),
     ("wal", &["model", "codec", "env"]),
     ("transport", &["model", "codec", "env"]),
     ("consensus", &["model", "codec", "env", "wal"]),
     ("machine", &["model"]),
     ("watch", &["model", "machine"]),
-    ("node", &["model", "codec", "env", "wal", "transport", "consensus", "machine", "watch"]),
-    ("api", &["model", "env", "transport", "machine", "watch", "node"]),
+    (
+        "node",
+        &["model", "codec", "env", "metrics", "wal", "transport", "consensus", "machine", "watch"],
+    ),
+    ("api", &["model", "env", "metrics", "transport", "machine", "watch", "node"]),
     ("recipes", &["model", "machine", "watch", "node", "api"]),
     ("testing", &["model", "transport", "node", "api"]),
     (

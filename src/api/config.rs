@@ -31,6 +31,7 @@ pub struct Config {
     open_writes_max: usize,
     open_bytes_max: usize,
     log_segment_bytes: u64,
+    slow_request: Duration,
     env: Env,
 }
 
@@ -104,6 +105,7 @@ impl Config {
             open_writes_max: 16_384,
             open_bytes_max: 64 << 20,
             log_segment_bytes: 16 << 20,
+            slow_request: Duration::from_millis(300),
             env: Env::real(),
         }
     }
@@ -196,6 +198,13 @@ impl Config {
         self
     }
 
+    /// A request that takes longer gets a line in the log, at level `warn`, that says where the time
+    /// went; one line a second at most. Default 300 ms; [`Duration::MAX`] for none.
+    pub fn slow_request(mut self, threshold: Duration) -> Self {
+        self.slow_request = threshold;
+        self
+    }
+
     /// The clock, disk and crash points that the node lives with: for tests that break them.
     #[doc(hidden)]
     pub fn env(mut self, env: Env) -> Self {
@@ -257,6 +266,7 @@ impl Config {
             open_writes_max: self.open_writes_max,
             open_bytes_max: self.open_bytes_max,
             log_segment_bytes: self.log_segment_bytes,
+            slow_request: self.slow_request,
         })
     }
 

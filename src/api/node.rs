@@ -6,6 +6,7 @@ use std::thread;
 use tokio::sync::{Mutex, oneshot};
 
 use crate::env::Env;
+use crate::metrics::Metrics;
 use crate::model::{Moment, NodeId};
 use crate::node::{Assembly, Bells, NodeStatus, Role, Running, Settings, Shared, StopReason};
 use crate::transport::{MemoryHub, TcpBound, TcpHandle};
@@ -142,6 +143,24 @@ impl Node {
     /// What the node says about itself, as of its last turn.
     pub fn status(&self) -> NodeStatus {
         self.shared.status.borrow().clone()
+    }
+
+    /// What the node measures of itself.
+    ///
+    /// ```
+    /// # use bowline::{Config, Node, Wait};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// node.client().put("k", "v").wait()?;
+    /// let metrics = node.metrics();
+    /// assert!(metrics.snapshot().log_sync_seconds.quantile(0.99).is_some());
+    /// let text = metrics.to_prometheus(); // for whoever serves /metrics
+    /// assert!(text.contains(r#"bowline_requests_total{node="solo",kind="put",outcome="done"} 1"#));
+    /// # node.shutdown().wait();
+    /// # Ok::<(), bowline::Error>(())
+    /// ```
+    pub fn metrics(&self) -> Metrics {
+        Metrics::new(&self.shared.settings.contact.name, Arc::clone(&self.shared.meters))
     }
 
     /// Waits until the node's status satisfies `condition`. Ends too when the node stops: its role says

@@ -6,6 +6,7 @@ use thiserror::Error;
 
 use crate::env::{Env, Network};
 use crate::machine::{Machine, MachineOptions};
+use crate::metrics::Meters;
 use crate::model::{Hello, LogIndex, NodeId, Term};
 use crate::transport::Receiver;
 use crate::wal::{self, LogError};
@@ -71,6 +72,7 @@ pub(crate) struct Assembly {
     inbox: Arc<Inbox>,
     identity: Arc<Identity>,
     bells: Bells,
+    meters: Arc<Meters>,
 }
 
 /// A node in parts that run.
@@ -112,10 +114,11 @@ impl Assembly {
             recovered.incarnation,
             recovered.founding.clone(),
         ));
+        let meters = Arc::new(Meters::default());
         let Bells { driver, log } = bells;
-        let inbox = Arc::new(Inbox::new(PEER_BYTES_MAX, driver));
+        let inbox = Arc::new(Inbox::new(PEER_BYTES_MAX, Arc::clone(&meters), driver));
         let bells = Bells { driver: Box::new(|| {}), log };
-        Ok(Self { settings, env, opened, machine, inbox, identity, bells })
+        Ok(Self { settings, env, opened, machine, inbox, identity, bells, meters })
     }
 
     /// Where the network puts what comes in.
@@ -140,7 +143,7 @@ impl Assembly {
     /// # Errors
     /// The consensus cannot start from what the log holds.
     pub(crate) fn finish(self, network: Box<dyn Network>) -> Result<Assembled, StartError> {
-        let Self { settings, env, opened, machine, inbox, identity, bells } = self;
+        let Self { settings, env, opened, machine, inbox, identity, bells, meters } = self;
         let wal::Opened { writer, reader: log_reader, recovered } = opened;
         let reader = machine.reader();
         let hub = Hub::new(reader.clone(), WatchLimits::default());
@@ -159,9 +162,13 @@ impl Assembly {
             diverged: false,
             digest: (machine.applied(), machine.digest()),
         };
-        let shared = Arc::new(Shared::new(settings, env, Arc::clone(&inbox), reader, hub, status));
+        let clock = Arc::clone(&env.clock);
+        let inbox_of_shared = Arc::clone(&inbox);
+        let shared =
+            Shared::new(settings, env, inbox_of_shared, reader, hub, status, Arc::clone(&meters));
+        let shared = Arc::new(shared);
         let log = Arc::new(LogQueue::new(bells.log));
-        let log_worker = LogWorker::new(writer, Arc::clone(&log), inbox);
+        let log_worker = LogWorker::new(writer, Arc::clone(&log), inbox, clock, meters);
         let driver = Driver::new(Parts {
             shared: Arc::clone(&shared),
             identity,

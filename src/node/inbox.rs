@@ -4,15 +4,17 @@
 //! What comes from callers is bounded by admission (`Shared`), before it is put here. What comes from
 //! peers is bounded here: any message of a peer may be lost, so what does not fit is dropped.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::metrics::Meters;
 use crate::model::{Command, Hello, LeaseId, Moment, NodeId, PeerMessage, Reply, Revision};
 use crate::transport::{Receiver, Refused};
 use crate::wal;
 
 use super::answer::{CallError, CallResult, ReplyTo};
 use super::session::SessionOpening;
+use super::story::Story;
 
 /// One thing that happened.
 pub(crate) enum Input {
@@ -69,6 +71,8 @@ pub(crate) struct Write {
     pub(crate) bytes: usize,
     /// Who wants to know.
     pub(crate) reply: ReplyTo<Reply>,
+    /// What it was and when it came.
+    pub(crate) story: Story,
 }
 
 /// See the module.
@@ -77,6 +81,7 @@ pub(crate) struct Inbox {
     bell: Condvar,
     on_push: Box<dyn Fn() + Send + Sync>,
     peer_bytes_max: usize,
+    meters: Arc<Meters>,
 }
 
 #[derive(Default)]
@@ -89,8 +94,12 @@ struct State {
 impl Inbox {
     /// An empty inbox that holds at most `peer_bytes_max` bytes of peers' messages. `on_push` is
     /// called after each input, for whoever runs the driver without waiting in [`Inbox::wait`].
-    pub(crate) fn new(peer_bytes_max: usize, on_push: Box<dyn Fn() + Send + Sync>) -> Self {
-        Self { state: Mutex::default(), bell: Condvar::new(), on_push, peer_bytes_max }
+    pub(crate) fn new(
+        peer_bytes_max: usize,
+        meters: Arc<Meters>,
+        on_push: Box<dyn Fn() + Send + Sync>,
+    ) -> Self {
+        Self { state: Mutex::default(), bell: Condvar::new(), on_push, peer_bytes_max, meters }
     }
 
     /// Puts something in. Gives it back if the driver has stopped and will never look again.
@@ -103,9 +112,11 @@ impl Inbox {
             if let Input::Peer(_, message) = &input {
                 let bytes = weight(message);
                 if state.peer_bytes + bytes > self.peer_bytes_max {
+                    self.meters.inbox_dropped_total.one();
                     return Ok(());
                 }
                 state.peer_bytes += bytes;
+                self.meters.inbox_bytes_peak.at_least(state.peer_bytes);
             }
             state.inputs.push(input);
             if state.inputs.len() == 1 {

@@ -4,6 +4,8 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::env::Clock;
+use crate::metrics::Meters;
 use crate::wal;
 
 use super::inbox::{Inbox, Input};
@@ -44,6 +46,11 @@ impl LogQueue {
         (self.on_push)();
     }
 
+    /// How many groups wait.
+    pub(crate) fn len(&self) -> usize {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).groups.len()
+    }
+
     /// What is queued is still written; then the worker ends.
     pub(crate) fn close(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
@@ -80,6 +87,8 @@ pub(crate) struct LogWorker {
     waiting: Vec<wal::Group>,
     /// As the driver knows it.
     space: wal::Space,
+    clock: Arc<dyn Clock>,
+    meters: Arc<Meters>,
 }
 
 /// What a worker should do after a turn.
@@ -97,8 +106,15 @@ pub(crate) enum LogTurn {
 
 impl LogWorker {
     /// A worker that takes from `queue` and reports to `inbox`.
-    pub(crate) fn new(writer: wal::Writer, queue: Arc<LogQueue>, inbox: Arc<Inbox>) -> Self {
-        Self { writer, queue, inbox, waiting: Vec::new(), space: wal::Space::Plenty }
+    pub(crate) fn new(
+        writer: wal::Writer,
+        queue: Arc<LogQueue>,
+        inbox: Arc<Inbox>,
+        clock: Arc<dyn Clock>,
+        meters: Arc<Meters>,
+    ) -> Self {
+        let (waiting, space) = (Vec::new(), wal::Space::Plenty);
+        Self { writer, queue, inbox, waiting, space, clock, meters }
     }
 
     /// Writes what is queued, without waiting: for whoever runs a node by hand.
@@ -123,12 +139,26 @@ impl LogWorker {
         }
     }
 
+    fn measure(&self, groups: &[wal::Group], took: Duration) {
+        let entries = || groups.iter().flat_map(|group| &group.entries);
+        self.meters.log_sync_seconds.add(took);
+        self.meters.log_sync_groups.add(groups.len());
+        self.meters.log_entries_total.add(entries().count() as u64);
+        self.meters.log_bytes_total.add(entries().map(|entry| entry.data.len() as u64).sum());
+    }
+
     fn write(&mut self, groups: Vec<wal::Group>) -> LogTurn {
         self.waiting.extend(groups);
         let result = if self.waiting.is_empty() {
             self.writer.idle().map(|()| None)
         } else {
-            self.writer.commit(&self.waiting).map(Some)
+            let began = self.clock.now();
+            let committed = self.writer.commit(&self.waiting).map(Some);
+            let took = self.clock.now().since(began);
+            let waiting = committed.as_ref().ok().and_then(Option::as_ref).map(|done| done.waiting);
+            let written = self.waiting.len() - waiting.unwrap_or(0);
+            self.measure(&self.waiting[..written], took);
+            committed
         };
         let turn = match result {
             Ok(Some(committed)) => {

@@ -22,7 +22,9 @@ mod roster;
 mod session;
 mod settings;
 mod shared;
+mod slow;
 mod status;
+mod story;
 mod thread;
 
 pub use answer::StopReason;

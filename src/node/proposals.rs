@@ -19,6 +19,7 @@ use crate::model::{
 
 use super::answer::{CallError, CallResult, ReplyTo, StopReason};
 use super::inbox::Write;
+use super::story::Story;
 
 /// How far apart the oldest open request and the newest one sent may be. The state machine
 /// remembers more than that.
@@ -45,6 +46,7 @@ struct Open {
     deadline: Option<Moment>,
     bytes: usize,
     reply: ReplyTo<Reply>,
+    story: Story,
     /// When it was last handed over.
     sent: Option<Moment>,
     /// Whether any attempt may have reached a log.
@@ -63,13 +65,26 @@ pub(crate) struct Batch {
 pub(crate) struct Closed {
     reply: ReplyTo<Reply>,
     result: CallResult<Reply>,
+    story: Story,
     /// What admission counted, in bytes.
     pub(crate) bytes: usize,
 }
 
 impl Closed {
+    /// A request that was not even taken.
+    pub(crate) fn refused(write: Write, error: CallError) -> Self {
+        let Write { bytes, reply, story, .. } = write;
+        Self { reply, result: Err(error), story, bytes }
+    }
+
+    /// What is to be said of it, and to whom.
+    pub(crate) fn split(self) -> (Story, CallResult<Reply>, ReplyTo<Reply>) {
+        (self.story, self.result, self.reply)
+    }
+
     /// Tells the caller.
-    pub(crate) fn tell(self) {
+    #[cfg(test)]
+    fn tell(self) {
         self.reply.send(self.result);
     }
 }
@@ -99,8 +114,10 @@ impl Proposals {
         if let Some(deadline) = write.deadline {
             self.deadlines.insert((deadline, seq));
         }
-        let Write { command, deadline, bytes, reply } = write;
-        let open = Open { command, deadline, bytes, reply, sent: None, maybe_applied: false };
+        let Write { command, deadline, bytes, reply, story } = write;
+        tracing::trace!(parent: &story.span, seq, "numbered");
+        let (sent, maybe_applied) = (None, false);
+        let open = Open { command, deadline, bytes, reply, story, sent, maybe_applied };
         self.open.insert(seq, open);
     }
 
@@ -124,6 +141,8 @@ impl Proposals {
             self.unsent.remove(&seq);
             let open = self.open.get_mut(&seq).expect("what is unsent is open");
             open.sent = Some(now);
+            open.story.handed_over(now);
+            tracing::trace!(parent: &open.story.span, seq, "handed over");
             if !std::mem::replace(&mut open.maybe_applied, true) {
                 fresh.push(seq);
             }
@@ -162,6 +181,7 @@ impl Proposals {
         for seq in fresh {
             if let Some(open) = self.open.get_mut(seq) {
                 open.maybe_applied = false;
+                open.story.came_back();
             }
         }
     }
@@ -246,7 +266,8 @@ impl Proposals {
             self.deadlines.remove(&(deadline, seq));
         }
         let result = result(&open);
-        Some(Closed { reply: open.reply, result, bytes: open.bytes })
+        let Open { reply, story, bytes, .. } = open;
+        Some(Closed { reply, result, story, bytes })
     }
 }
 
@@ -310,7 +331,9 @@ mod tests {
     fn write(results: &Results, deadline: Option<Moment>) -> Write {
         let results = results.clone();
         let reply = ReplyTo::Call(Box::new(move |result| results.lock().unwrap().push(result)));
-        Write { command: Command::Put(Put::new("a", "1")), deadline, bytes: 10, reply }
+        let command = Command::Put(Put::new("a", "1"));
+        let story = Story::begin(&command, at(0));
+        Write { command, deadline, bytes: 10, reply, story }
     }
 
     fn seqs(batch: Option<Batch>) -> Vec<u64> {

@@ -40,6 +40,13 @@ impl Reads {
         Self { waiting: Vec::new(), asked, applying, next_round: 1, ask_again }
     }
 
+    /// How many wait.
+    pub(crate) fn len(&self) -> usize {
+        let asked = self.asked.values().map(|(_, askers)| askers.len());
+        let applying = self.applying.values().map(Vec::len);
+        self.waiting.len() + asked.chain(applying).sum::<usize>()
+    }
+
     /// Somebody asks.
     pub(crate) fn add(&mut self, asking: Asking) {
         self.waiting.push(asking);

@@ -40,6 +40,8 @@ pub(crate) struct Settings {
     pub(crate) open_bytes_max: usize,
     /// The size of a segment of the log, in bytes.
     pub(crate) log_segment_bytes: u64,
+    /// A request that takes longer is worth a line in the log.
+    pub(crate) slow_request: Duration,
 }
 
 /// A member as people name it.

@@ -6,10 +6,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
+use tracing::Instrument as _;
 
 use crate::codec::encoded_len_hint;
 use crate::env::Env;
 use crate::machine::{Change, Reader};
+use crate::metrics::{Meters, RequestKind};
 use crate::model::{Command, Moment, Reply, Revision, SessionInfo};
 use crate::watch::Hub;
 
@@ -17,7 +19,9 @@ use super::answer::{CallError, CallResult, ReplyTo, StopReason};
 use super::inbox::{Inbox, Input, Write};
 use super::session::{SessionOpening, SessionState};
 use super::settings::Settings;
+use super::slow::{Slow, SlowLog};
 use super::status::NodeStatus;
+use super::story::{Story, ending};
 
 /// Is told, by the driver, of everything that has been applied: how the recipes follow the replica.
 /// Called after readers can see it and before the callers are answered. Must be quick and must not
@@ -44,6 +48,9 @@ pub(crate) struct Shared {
     /// Set once, before the node runs.
     pub(crate) follower: OnceLock<Arc<dyn Follower>>,
     stopped: watch::Sender<Option<StopReason>>,
+    /// What the node measures of itself.
+    pub(crate) meters: Arc<Meters>,
+    pub(crate) slow: SlowLog,
     open_writes: AtomicUsize,
     open_bytes: AtomicUsize,
 }
@@ -56,8 +63,11 @@ impl Shared {
         reader: Reader,
         hub: Arc<Hub>,
         status: NodeStatus,
+        meters: Arc<Meters>,
     ) -> Self {
         Self {
+            slow: SlowLog::new(settings.slow_request),
+            meters,
             settings,
             env,
             inbox,
@@ -110,19 +120,45 @@ impl Shared {
 
     /// Proposes a command and waits for its outcome on this replica.
     pub(crate) async fn write(&self, command: Command, deadline: Moment) -> CallResult<Reply> {
-        self.settings.limits.check(&command)?;
-        let bytes = encoded_len_hint(&command);
-        self.admit(bytes)?;
+        let span = tracing::trace_span!("write", kind = RequestKind::of(&command).word());
         let (sender, receiver) = oneshot::channel();
         let reply = ReplyTo::Waiting(sender);
-        self.push(Input::Write(Write { command, deadline: Some(deadline), bytes, reply }));
-        self.answer(receiver, true).await
+        span.in_scope(|| self.begin_write(command, Some(deadline), reply))?;
+        self.answer(receiver, true).instrument(span).await
+    }
+
+    /// Checks a command, asks for admission, and puts it before the driver.
+    fn begin_write(
+        &self,
+        command: Command,
+        deadline: Option<Moment>,
+        reply: ReplyTo<Reply>,
+    ) -> CallResult<()> {
+        let story = Story::begin(&command, self.now());
+        let admitted = self.let_in(&command);
+        let bytes = admitted.inspect_err(|error| {
+            let end = ending(&Err::<(), _>(error.clone()));
+            self.meters.ended(story.kind, end, Duration::ZERO);
+            tracing::trace!(%error, "not let in");
+        })?;
+        tracing::trace!(bytes, "let in");
+        self.push(Input::Write(Write { command, deadline, bytes, reply, story }));
+        Ok(())
+    }
+
+    /// What admission counts for a command that may come in.
+    fn let_in(&self, command: &Command) -> CallResult<usize> {
+        self.settings.limits.check(command)?;
+        let bytes = encoded_len_hint(command);
+        self.admit(bytes)?;
+        Ok(bytes)
     }
 
     /// Proposes a command that must be carried out however long that takes, and calls back. For the
     /// recipes: it is not counted by admission and not given up.
     pub(crate) fn insist(&self, command: Command, reply: ReplyTo<Reply>) {
-        self.push(Input::Write(Write { command, deadline: None, bytes: 0, reply }));
+        let story = Story::begin(&command, self.now());
+        self.push(Input::Write(Write { command, deadline: None, bytes: 0, reply, story }));
     }
 
     /// As [`Shared::insist`], for what callers can ask for without end: counted by admission.
@@ -134,18 +170,49 @@ impl Shared {
         command: Command,
         reply: ReplyTo<Reply>,
     ) -> CallResult<()> {
-        self.settings.limits.check(&command)?;
-        let bytes = encoded_len_hint(&command);
-        self.admit(bytes)?;
-        self.push(Input::Write(Write { command, deadline: None, bytes, reply }));
-        Ok(())
+        self.begin_write(command, None, reply)
     }
 
     /// Waits until this replica holds everything that was committed anywhere before the call.
     pub(crate) async fn read_barrier(&self, deadline: Moment) -> CallResult<()> {
+        let asked = self.now();
         let (sender, receiver) = oneshot::channel();
         self.push(Input::Read { deadline, reply: ReplyTo::Waiting(sender) });
-        self.answer(receiver, false).await
+        let span = tracing::trace_span!("read");
+        let result = self.answer(receiver, false).instrument(span).await;
+        self.read_ended(asked, &result);
+        result
+    }
+
+    fn read_ended(&self, asked: Moment, result: &CallResult<()>) {
+        let (now, kind, end) = (self.now(), RequestKind::Read, ending(result));
+        let took = now.since(asked);
+        self.meters.ended(kind, end, took);
+        let judged = self.slow.judge(took, now);
+        if judged != Slow::No {
+            self.meters.slow_requests_total.one();
+        }
+        if let Slow::Line { passed_over } = judged {
+            let status = self.status.borrow().clone();
+            let (kind, outcome, leader) = (kind.word(), end.word(), status.leader);
+            let unapplied = status.commit.get().saturating_sub(status.applied.get());
+            let node = status.name;
+            tracing::warn!(
+                node,
+                kind,
+                outcome,
+                ?took,
+                ?leader,
+                unapplied,
+                passed_over,
+                "a slow request"
+            );
+        }
+    }
+
+    /// The bytes of the writes that admission has let in and that have no answer yet.
+    pub(crate) fn open_bytes(&self) -> usize {
+        self.open_bytes.load(Ordering::Relaxed)
     }
 
     /// Waits until this replica has reached `revision`.

@@ -226,5 +226,6 @@ fn settings(id: NodeId, nodes: u64) -> Settings {
         open_writes_max: 4096,
         open_bytes_max: 64 << 20,
         log_segment_bytes: SEGMENT_BYTES,
+        slow_request: Duration::MAX,
     }
 }

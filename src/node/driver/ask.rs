@@ -9,7 +9,9 @@ impl Driver {
 
     /// A request of the node's own, to be carried out however long that takes.
     pub(super) fn insist(&mut self, command: Command) {
-        self.proposals.add(Write { command, deadline: None, bytes: 0, reply: ReplyTo::Nobody });
+        let story = Story::begin(&command, self.shared.now());
+        let (deadline, reply) = (None, ReplyTo::Nobody);
+        self.proposals.add(Write { command, deadline, bytes: 0, reply, story });
     }
 
     /// Hands this node's requests to the leader, if that is another node.
@@ -21,18 +23,11 @@ impl Driver {
         while let Some(Batch { proposal, fresh }) = self.proposals.batch(now, ENTRY_BYTES) {
             let seqs: Vec<u64> = proposal.requests.iter().map(|(seq, _)| *seq).collect();
             let message = PeerMessage::Propose(proposal);
-            if self.network.send(leader, Lane::Bulk, message) != SendOutcome::Queued {
+            if self.post(leader, Lane::Bulk, message) != SendOutcome::Queued {
                 self.proposals.put_back(seqs, &fresh);
                 self.hold(now);
                 return;
             }
-        }
-    }
-
-    pub(super) fn tell(&mut self, closed: Vec<Closed>) {
-        for closed in closed {
-            self.shared.release(closed.bytes);
-            closed.tell();
         }
     }
 
@@ -68,13 +63,14 @@ impl Driver {
 
     pub(super) fn open_session(&mut self, opening: SessionOpening) {
         let (ttl, session) = (opening.ttl, Some(opening.info.clone()));
-        let deadline = Some(opening.deadline);
+        let (deadline, asked) = (Some(opening.deadline), opening.asked);
         let inbox = Arc::clone(&self.shared.inbox);
         let reply = ReplyTo::Call(Box::new(move |granted| {
             drop(inbox.push(Input::SessionGranted(opening, granted)));
         }));
         let command = Command::Grant { id: None, ttl, session };
-        self.take_write(Write { command, deadline, bytes: 0, reply });
+        let story = Story::begin(&command, asked);
+        self.take_write(Write { command, deadline, bytes: 0, reply, story });
     }
 
     pub(super) fn session_granted(&mut self, opening: SessionOpening, granted: CallResult<Reply>) {

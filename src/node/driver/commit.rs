@@ -7,6 +7,7 @@ impl Driver {
     /// may be told: readers see it first, then watchers and recipes hear of it, then callers.
     pub(super) fn apply(&mut self, entries: Vec<wal::Entry>) -> Result<(), Fatal> {
         self.shared.env.points.reach(Point::DriverBeforeApply);
+        let came = self.shared.now();
         let mine = (self.shared.settings.node, self.identity.incarnation());
         let (count, mut last) = (entries.len(), self.machine.applied());
         let (mut changes, mut closed) = (Vec::new(), Vec::new());
@@ -32,6 +33,9 @@ impl Driver {
             }
         }
         self.machine.publish();
+        let times = BatchTimes { came, visible: self.shared.now() };
+        self.shared.meters.apply_entries.add(count);
+        self.shared.meters.watch_changes_total.add(changes.len() as u64);
         let visible = self.shared.reader.revision();
         self.shared.hub.publish(&changes, visible);
         if let Some(follower) = self.shared.follower.get() {
@@ -44,7 +48,7 @@ impl Driver {
         self.reads.applied(last);
         self.release_at_least(visible);
         self.judge_renewals();
-        self.tell(closed);
+        self.tell_applied(closed, times);
         self.shared.env.points.reach(Point::DriverAfterReply);
         self.machine.scrub(SCRUB_ROWS * count).map_err(|fault| fault.to_string())
     }

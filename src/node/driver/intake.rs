@@ -133,8 +133,7 @@ impl Driver {
     pub(super) fn take_write(&mut self, write: Write) {
         // What is to be carried out however long that takes waits for the decision.
         if self.digests.is_undecided() && write.deadline.is_some() {
-            self.shared.release(write.bytes);
-            write.reply.send(Err(CallError::Diverged));
+            self.tell(vec![Closed::refused(write, CallError::Diverged)]);
         } else {
             self.proposals.add(write);
         }

@@ -9,6 +9,11 @@ impl Driver {
         let known = (consensus.term(), consensus.leader());
         let (me, leads) = (self.shared.settings.node, consensus.is_leader());
         if known != self.known_leader || leads != self.leading.is_some() {
+            if matches!(consensus.role(), consensus::Role::Candidate | consensus::Role::Leader) {
+                self.shared.meters.elections_total.add(u64::from(known.0 > self.stood_in));
+                self.stood_in = known.0;
+            }
+            self.shared.meters.leader_changes_total.add(u64::from(known.1 != self.known_leader.1));
             self.known_leader = known;
             self.stop_leading();
             if leads {
@@ -207,6 +212,7 @@ impl Driver {
         while self.leading.is_some()
             && let Some(round) = self.rounds.start(now)
         {
+            self.shared.meters.read_rounds_total.one();
             if !consensus.read_round(round) {
                 self.rounds.not_started(round);
                 return;

@@ -25,6 +25,7 @@ mod intake;
 mod lead;
 #[cfg(any(test, feature = "sim"))]
 mod look;
+mod measure;
 
 #[cfg(any(test, feature = "sim"))]
 pub(crate) use look::Look;
@@ -58,6 +59,7 @@ use crate::node::session::{SessionEnd, SessionOpening, Sessions};
 use crate::node::settings::Settings;
 use crate::node::shared::Shared;
 use crate::node::status::{NodeStatus, Role};
+use crate::node::story::{BatchTimes, Story};
 
 /// How large an entry of several requests grows, in bytes. A single large request is an entry alone.
 const ENTRY_BYTES: usize = 256 << 10;
@@ -109,6 +111,8 @@ pub(crate) struct Driver {
     leading: Option<Leading>,
     /// Who leads which term, as far as this node knew after the last turn.
     known_leader: (Term, Option<NodeId>),
+    /// The last term in which this node stood for election.
+    stood_in: Term,
     /// Nothing is handed to the leader before: it has just said no, or could not be reached.
     hold_until: Moment,
     next_tick: Moment,
@@ -188,6 +192,7 @@ impl Driver {
             at_least: BTreeMap::new(),
             leading: None,
             known_leader: (Term(0), None),
+            stood_in: Term(0),
             hold_until: now,
             next_tick: now,
             next_hello: now,
@@ -216,7 +221,9 @@ impl Driver {
             return Next::Stopped;
         }
         let now = self.shared.now();
-        match self.work(now) {
+        let worked = self.work(now);
+        self.shared.meters.turn_seconds.add(self.shared.now().since(now));
+        match worked {
             Ok(()) if self.aborted || self.is_done(now) => self.stop(StopReason::Shutdown),
             Ok(()) => Next::At(self.next_tick),
             Err(why) => {
@@ -231,7 +238,9 @@ impl Driver {
     }
 
     fn work(&mut self, now: Moment) -> Result<(), Fatal> {
-        for input in self.shared.inbox.take() {
+        let inputs = self.shared.inbox.take();
+        self.shared.meters.inbox_inputs.add(inputs.len());
+        for input in inputs {
             self.take(input, now)?;
         }
         if self.aborted {
@@ -284,6 +293,7 @@ impl Driver {
         }
         self.machine.scrub(SCRUB_ROWS).map_err(|fault| fault.to_string())?;
         self.publish_status();
+        self.read_gauges();
         Ok(())
     }
 
@@ -313,12 +323,23 @@ impl Driver {
 
     fn send(&mut self, to: NodeId, message: PeerMessage) {
         let lane = message.lane();
-        self.network.send(to, lane, message);
+        self.post(to, lane, message);
+    }
+
+    /// The one way out to the peers.
+    fn post(&mut self, to: NodeId, lane: Lane, message: PeerMessage) -> SendOutcome {
+        let outcome = self.network.send(to, lane, message);
+        match outcome {
+            SendOutcome::Queued => {}
+            SendOutcome::Full => self.shared.meters.messages_dropped_total.one(),
+            SendOutcome::Unreachable => self.shared.meters.messages_unreachable_total.one(),
+        }
+        outcome
     }
 
     fn send_raft(&mut self, messages: Vec<Outbound>) {
         for Outbound { to, lane, message } in messages {
-            if self.network.send(to, lane, message) != SendOutcome::Queued
+            if self.post(to, lane, message) != SendOutcome::Queued
                 && let Stage::Running(consensus) = &mut self.stage
             {
                 consensus.unreachable(to);

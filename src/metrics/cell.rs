@@ -1,0 +1,166 @@
+//! What a measurement is written to: numbers that any thread may add to, without a lock.
+//!
+//! A histogram has two buckets for each doubling, at fixed bounds, so that adding is one shift and one
+//! addition, histograms of several nodes can be summed, and a quantile is right within a half.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// How many buckets a histogram has, the last one without a bound.
+pub(super) const BUCKETS: usize = 46;
+
+/// A number that only grows.
+#[derive(Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    /// One more.
+    pub(crate) fn one(&self) {
+        self.add(1);
+    }
+
+    /// So many more.
+    pub(crate) fn add(&self, more: u64) {
+        self.0.fetch_add(more, Ordering::Relaxed);
+    }
+
+    pub(super) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A number that goes up and down.
+#[derive(Default)]
+pub(crate) struct Gauge(AtomicU64);
+
+impl Gauge {
+    /// It is now this.
+    pub(crate) fn set(&self, now: u64) {
+        self.0.store(now, Ordering::Relaxed);
+    }
+
+    /// As [`Gauge::set`], for what is counted in memory.
+    pub(crate) fn count(&self, now: usize) {
+        self.set(now as u64);
+    }
+
+    /// It was at least this.
+    pub(crate) fn at_least(&self, seen: usize) {
+        self.0.fetch_max(seen as u64, Ordering::Relaxed);
+    }
+
+    /// What it is.
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// How often numbers fell between which bounds.
+pub(super) struct Buckets {
+    counts: [AtomicU64; BUCKETS],
+    sum: AtomicU64,
+    /// The first bound is 2 to this power.
+    first: u32,
+}
+
+impl Buckets {
+    pub(super) fn new(first: u32) -> Self {
+        Self { counts: [const { AtomicU64::new(0) }; BUCKETS], sum: AtomicU64::new(0), first }
+    }
+
+    pub(super) fn add(&self, number: u64) {
+        self.counts[place(number, self.first)].fetch_add(1, Ordering::Relaxed);
+        self.sum.fetch_add(number, Ordering::Relaxed);
+    }
+
+    pub(super) fn read(&self) -> ([u64; BUCKETS], u64) {
+        let counts = std::array::from_fn(|at| self.counts[at].load(Ordering::Relaxed));
+        (counts, self.sum.load(Ordering::Relaxed))
+    }
+}
+
+/// The first bucket whose bound is not below `number`.
+fn place(number: u64, first: u32) -> usize {
+    // Bounds are 1 and 1.5 times the powers of two: of what lies above a power, its next bit says
+    // which half, and whatever else is set lies above that bound.
+    let above = number.saturating_sub(1) >> (first - 1);
+    if above < 2 {
+        return 0;
+    }
+    let power = above.ilog2();
+    let upper_half = (above >> (power - 1)) & 1;
+    ((power as usize - 1) * 2 + upper_half as usize + 1).min(BUCKETS - 1)
+}
+
+/// The bound of a bucket, which belongs to it; `None` for the last.
+pub(super) fn bound(at: usize, first: u32) -> Option<u64> {
+    if at + 1 == BUCKETS {
+        return None;
+    }
+    let power = 1 << (first as usize + at / 2);
+    Some(if at.is_multiple_of(2) { power } else { power / 2 * 3 })
+}
+
+/// How long things took.
+pub(crate) struct Seconds(pub(super) Buckets);
+
+/// Times are counted in microseconds; the first bound is 16 of them.
+pub(super) const SECONDS_FIRST: u32 = 4;
+
+impl Default for Seconds {
+    fn default() -> Self {
+        Self(Buckets::new(SECONDS_FIRST))
+    }
+}
+
+impl Seconds {
+    /// One took so long.
+    pub(crate) fn add(&self, took: Duration) {
+        self.0.add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+    }
+}
+
+/// How many, or how large, things were.
+pub(crate) struct Sizes(pub(super) Buckets);
+
+/// The first bound is 2.
+pub(super) const SIZES_FIRST: u32 = 1;
+
+impl Default for Sizes {
+    fn default() -> Self {
+        Self(Buckets::new(SIZES_FIRST))
+    }
+}
+
+impl Sizes {
+    /// One was so large.
+    pub(crate) fn add(&self, size: usize) {
+        self.0.add(size as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_falls_into_the_first_bucket_that_reaches_it() {
+        for first in [SIZES_FIRST, SECONDS_FIRST] {
+            for at in 0..BUCKETS {
+                let Some(bound) = bound(at, first) else { continue };
+                assert_eq!(place(bound, first), at, "the bound {bound} itself");
+                assert_eq!(place(bound + 1, first), at + 1, "one above {bound}");
+            }
+            assert_eq!(place(0, first), 0);
+            assert_eq!(place(u64::MAX, first), BUCKETS - 1);
+        }
+    }
+
+    #[test]
+    fn bounds_rise_from_a_few_microseconds_to_a_minute() {
+        let bounds: Vec<u64> = (0..BUCKETS).filter_map(|at| bound(at, SECONDS_FIRST)).collect();
+        assert!(bounds.is_sorted_by(|a, b| a < b));
+        assert_eq!(bounds[..4], [16, 24, 32, 48]);
+        assert!(*bounds.last().unwrap() > 60_000_000);
+    }
+}

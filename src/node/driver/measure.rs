@@ -1,0 +1,98 @@
+//! What the driver measures of itself and of the requests that end, and what it says of slow ones.
+
+use super::*;
+use crate::metrics::{self, Ending};
+use crate::node::slow::Slow;
+use crate::node::story::{BatchTimes, Story, ending};
+
+impl Driver {
+    /// Tells the callers of requests that have ended without having been applied by this node.
+    pub(super) fn tell(&mut self, closed: Vec<Closed>) {
+        for closed in closed {
+            self.close(closed, None);
+        }
+    }
+
+    /// Tells the callers of requests that a batch of entries has decided.
+    pub(super) fn tell_applied(&mut self, closed: Vec<Closed>, times: BatchTimes) {
+        for closed in closed {
+            self.close(closed, Some(times));
+        }
+        let now = self.shared.now();
+        self.shared.meters.apply_seconds.add(now.since(times.came));
+    }
+
+    fn close(&self, closed: Closed, times: Option<BatchTimes>) {
+        self.shared.release(closed.bytes);
+        let (story, result, teller) = closed.split();
+        let (now, end) = (self.shared.now(), ending(&result));
+        let took = now.since(story.asked);
+        self.shared.meters.ended(story.kind, end, took);
+        let stages = times.map(|times| story.stages(times, now));
+        for (stage, took) in stages.into_iter().flatten().filter(|_| end == Ending::Done) {
+            self.shared.meters.write_stage_seconds.at(stage).add(took);
+        }
+        tracing::trace!(parent: &story.span, outcome = end.word(), "answered");
+        self.judge_slow(&story, end, took, stages, now);
+        teller.send(result);
+    }
+
+    fn judge_slow(
+        &self,
+        story: &Story,
+        end: Ending,
+        took: Duration,
+        stages: Option<[(metrics::Stage, Duration); 4]>,
+        now: Moment,
+    ) {
+        let judged = self.shared.slow.judge(took, now);
+        if judged != Slow::No {
+            self.shared.meters.slow_requests_total.one();
+        }
+        let Slow::Line { passed_over } = judged else { return };
+        let (kind, outcome) = (story.kind.word(), end.word());
+        let node = self.my_name();
+        match stages {
+            Some([(_, waiting), (_, deciding), (_, applying), (_, telling)]) => tracing::warn!(
+                parent: &story.span,
+                node, kind, outcome, ?took, ?waiting, ?deciding, ?applying, ?telling, passed_over,
+                "a slow request"
+            ),
+            // It was given up: where it was is all that can be said.
+            None => {
+                let at = if story.sent.is_some() {
+                    metrics::Stage::Deciding
+                } else {
+                    metrics::Stage::Waiting
+                };
+                let leader = self.known_leader.1.map(|id| self.roster.name_of(id));
+                tracing::warn!(
+                    parent: &story.span,
+                    node, kind, outcome, ?took, at = at.word(), leader, passed_over,
+                    "a slow request"
+                );
+            }
+        }
+    }
+
+    /// Reads the gauges, once a tick.
+    pub(super) fn read_gauges(&self) {
+        let (shared, meters) = (&self.shared, &self.shared.meters);
+        meters.open_requests.count(self.proposals.len());
+        meters.open_bytes.count(shared.open_bytes());
+        meters
+            .open_reads
+            .count(self.reads.len() + self.at_least.values().map(Vec::len).sum::<usize>());
+        meters.log_queue_groups.count(self.log.len());
+        meters.watchers.count(shared.hub.live());
+        meters.sessions.count(self.sessions.len());
+        meters.is_leader.set(self.leading.is_some().into());
+        meters.has_leader.set(self.known_leader.1.is_some().into());
+        meters.term.set(self.known_leader.0.get());
+        meters.applied_index.set(self.machine.applied().get());
+        meters.revision.set(shared.reader.revision().get());
+        meters.compacted_revision.set(shared.reader.compacted().get());
+        let Stage::Running(consensus) = &self.stage else { return };
+        meters.commit_index.set(consensus.commit().get());
+    }
+}
