@@ -12,6 +12,8 @@
 //! against it, and names what is broken, a [`Violation`]. [`run`] is one seed from beginning to end, and
 //! [`trace`] is how two runs of it are compared. `docs/simulator.md` is the page for who uses it.
 //!
+//! Beside it stands [`quota`]: so much room and no more, on any disk, also a real one.
+//!
 //! Invariant: knows no thread, no socket, no file and no clock but its own.
 
 mod plan;
@@ -35,9 +37,11 @@ mod disk;
 mod executor;
 mod net;
 mod point;
+mod quota;
 mod rng;
 
 pub use disk::SimDisk;
+pub use quota::QuotaDisk;
 pub use rng::Rng;
 pub use run::{Failure, Report, run_seed};
 pub use violation::Violation;
