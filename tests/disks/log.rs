@@ -2,115 +2,14 @@
 //! with a clear message, and the cluster loses nothing. A single node refuses whatever had been vouched
 //! for, naming file and offset, and changes nothing; a torn tail is cut.
 
-#![allow(clippy::print_stderr, reason = "the counts are part of the test's result")]
-
-use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use bowline::testing::{Cluster, ClusterOptions};
-use bowline::{Config, KeyRange, Node, StartError, Wait};
+use bowline::{Node, StartError, Wait};
 
-/// The smallest segment there is.
-const SEGMENT_BYTES: usize = 64 << 10;
-
-/// Where records begin, behind the segment's header.
-const HEADER_BYTES: usize = 72;
-
-/// A member's files.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct Files(BTreeMap<String, Vec<u8>>);
-
-impl Files {
-    fn of(dir: &Path) -> Self {
-        let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
-        let name = |entry: &fs::DirEntry| entry.file_name().into_string().unwrap();
-        Self(entries.map(|entry| (name(&entry), fs::read(entry.path()).unwrap())).collect())
-    }
-
-    fn put(&self, dir: &Path) {
-        fs::remove_dir_all(dir).unwrap();
-        fs::create_dir(dir).unwrap();
-        for (name, bytes) in &self.0 {
-            fs::write(dir.join(name), bytes).unwrap();
-        }
-    }
-
-    /// With one segment changed.
-    fn with(&self, segment: usize, change: impl FnOnce(&mut Vec<u8>)) -> Self {
-        let mut files = self.clone();
-        change(files.0.get_mut(&name_of(segment)).unwrap());
-        files
-    }
-
-    fn segment(&self, number: usize) -> &[u8] {
-        &self.0[&name_of(number)]
-    }
-
-    /// The last segment with a header.
-    fn last(&self) -> usize {
-        let used = |number: &usize| {
-            self.0.get(&name_of(*number)).is_some_and(|bytes| bytes.starts_with(b"BOWLINE"))
-        };
-        (1..).take_while(used).last().unwrap()
-    }
-}
-
-fn name_of(segment: usize) -> String {
-    format!("{segment:010}.log")
-}
-
-/// What a segment's records say, read by the layout in `src/wal/format.rs`.
-struct Records {
-    /// Where the last of them ends.
-    end: usize,
-    /// Everything before this offset is known, by the last of them, to have been synced.
-    vouched: usize,
-}
-
-impl Records {
-    fn of(number: usize, segment: &[u8]) -> Self {
-        let number_at =
-            |at: usize| u32::from_le_bytes(segment[at..at + 4].try_into().unwrap()) as usize;
-        let (mut end, mut vouched) = (HEADER_BYTES, 0);
-        while segment[end..].starts_with(b"BLr\x01") {
-            if number_at(end + 20) == number {
-                vouched = number_at(end + 16);
-            }
-            end += 48 + number_at(end + 8).next_multiple_of(8);
-        }
-        Self { end, vouched }
-    }
-}
-
-fn config(dir: &Path) -> Config {
-    Config::new(dir, "solo")
-        .heartbeat(Duration::from_millis(20))
-        .election_timeout(Duration::from_millis(100))
-        .log_segment_bytes(SEGMENT_BYTES as u64)
-}
-
-/// A single node that has written so many values, was shut down, was started once more and has
-/// crashed: everything acknowledged is vouched for. Its directory, and its files.
-fn solo(values: usize, value_bytes: usize) -> (tempfile::TempDir, Files) {
-    let dir = tempfile::tempdir().unwrap();
-    for life in 0..2 {
-        let node = Node::start(config(dir.path())).wait().unwrap();
-        for i in 0..values * (1 - life) {
-            node.client().put(format!("k{i:04}"), vec![b'v'; value_bytes]).wait().unwrap();
-        }
-        // The first entry of the new life's term.
-        assert_eq!(count(&node), values as u64);
-        assert!(node.shutdown().wait().hanging.is_empty());
-    }
-    let files = Files::of(dir.path());
-    (dir, files)
-}
-
-fn count(node: &Node) -> u64 {
-    node.client().range(KeyRange::all()).count_only().wait().unwrap().count
-}
+use crate::files::{
+    Files, HEADER_BYTES, Records, config, count, has_everything, name_of, solo, three,
+};
+use crate::say;
 
 /// Starts a node on these files; says how many rows it has, or why it refuses.
 fn start_on(dir: &Path, files: &Files) -> Result<u64, String> {
@@ -239,16 +138,7 @@ const DAMAGES: [(&str, Damage); 3] = [
 
 #[test]
 fn a_cluster_of_three_loses_nothing_by_any_damage_to_the_log_of_one() {
-    let mut cluster = ClusterOptions::new(3)
-        .configure(|config| {
-            config
-                .heartbeat(Duration::from_millis(20))
-                .election_timeout(Duration::from_millis(150))
-                .log_segment_bytes(SEGMENT_BYTES as u64)
-        })
-        .start()
-        .wait()
-        .unwrap();
+    let mut cluster = three();
     let mut keys = 0;
     for _ in 0..40 {
         cluster.node(keys % 3).client().put(format!("k{keys:04}"), "v").wait().unwrap();
@@ -299,25 +189,8 @@ fn a_cluster_of_three_loses_nothing_by_any_damage_to_the_log_of_one() {
             has_everything(&cluster, 0..3, &mut keys, &format!("mending {damage}"));
         }
     }
-    eprintln!(
+    say(&format!(
         "{started} starts, {told_by_others} of them stopped by the leader; {refused} refusals"
-    );
+    ));
     assert!(started >= 3 && refused >= 12, "{started} starts, {refused} refusals");
-}
-
-/// These members take a write each, and read all.
-fn has_everything(
-    cluster: &Cluster,
-    members: impl Iterator<Item = usize> + Clone,
-    keys: &mut usize,
-    after: &str,
-) {
-    for member in members.clone() {
-        let put = cluster.node(member).client().put(format!("k{keys:04}"), "v").wait();
-        assert!(put.is_ok(), "m{member}, after {after}: {put:?}");
-        *keys += 1;
-    }
-    for member in members {
-        assert_eq!(count(cluster.node(member)), *keys as u64, "m{member}, after {after}");
-    }
 }

@@ -1,0 +1,137 @@
+//! What a member has on its disk, taken out, changed and put back; and the clusters that it is tried on.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use bowline::testing::{Cluster, ClusterOptions};
+use bowline::{Config, KeyRange, Node, Wait};
+
+/// The smallest segment there is.
+pub(crate) const SEGMENT_BYTES: usize = 64 << 10;
+
+/// Where records begin, behind the segment's header.
+pub(crate) const HEADER_BYTES: usize = 72;
+
+/// A member's files.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Files(pub(crate) BTreeMap<String, Vec<u8>>);
+
+impl Files {
+    pub(crate) fn of(dir: &Path) -> Self {
+        let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
+        let name = |entry: &fs::DirEntry| entry.file_name().into_string().unwrap();
+        Self(entries.map(|entry| (name(&entry), fs::read(entry.path()).unwrap())).collect())
+    }
+
+    pub(crate) fn put(&self, dir: &Path) {
+        fs::remove_dir_all(dir).unwrap();
+        fs::create_dir(dir).unwrap();
+        for (name, bytes) in &self.0 {
+            fs::write(dir.join(name), bytes).unwrap();
+        }
+    }
+
+    /// With one segment changed.
+    pub(crate) fn with(&self, segment: usize, change: impl FnOnce(&mut Vec<u8>)) -> Self {
+        let mut files = self.clone();
+        change(files.0.get_mut(&name_of(segment)).unwrap());
+        files
+    }
+
+    pub(crate) fn segment(&self, number: usize) -> &[u8] {
+        &self.0[&name_of(number)]
+    }
+
+    /// The last segment with a header.
+    pub(crate) fn last(&self) -> usize {
+        let used = |number: &usize| {
+            self.0.get(&name_of(*number)).is_some_and(|bytes| bytes.starts_with(b"BOWLINE"))
+        };
+        (1..).take_while(used).last().unwrap()
+    }
+}
+
+pub(crate) fn name_of(segment: usize) -> String {
+    format!("{segment:010}.log")
+}
+
+/// What a segment's records say, read by the layout in `src/wal/format.rs`.
+pub(crate) struct Records {
+    /// Where the last of them ends.
+    pub(crate) end: usize,
+    /// Everything before this offset is known, by the last of them, to have been synced.
+    pub(crate) vouched: usize,
+}
+
+impl Records {
+    pub(crate) fn of(number: usize, segment: &[u8]) -> Self {
+        let number_at =
+            |at: usize| u32::from_le_bytes(segment[at..at + 4].try_into().unwrap()) as usize;
+        let (mut end, mut vouched) = (HEADER_BYTES, 0);
+        while segment[end..].starts_with(b"BLr\x01") {
+            if number_at(end + 20) == number {
+                vouched = number_at(end + 16);
+            }
+            end += 48 + number_at(end + 8).next_multiple_of(8);
+        }
+        Self { end, vouched }
+    }
+}
+
+pub(crate) fn config(dir: &Path) -> Config {
+    Config::new(dir, "solo")
+        .heartbeat(Duration::from_millis(20))
+        .election_timeout(Duration::from_millis(100))
+        .log_segment_bytes(SEGMENT_BYTES as u64)
+}
+
+/// A single node that has written so many values, was shut down, was started once more and has
+/// crashed: everything acknowledged is vouched for. Its directory, and its files.
+pub(crate) fn solo(values: usize, value_bytes: usize) -> (tempfile::TempDir, Files) {
+    let dir = tempfile::tempdir().unwrap();
+    for life in 0..2 {
+        let node = Node::start(config(dir.path())).wait().unwrap();
+        for i in 0..values * (1 - life) {
+            node.client().put(format!("k{i:04}"), vec![b'v'; value_bytes]).wait().unwrap();
+        }
+        // The first entry of the new life's term.
+        assert_eq!(count(&node), values as u64);
+        assert!(node.shutdown().wait().hanging.is_empty());
+    }
+    let files = Files::of(dir.path());
+    (dir, files)
+}
+
+pub(crate) fn count(node: &Node) -> u64 {
+    node.client().range(KeyRange::all()).count_only().wait().unwrap().count
+}
+
+/// A cluster of three with small segments.
+pub(crate) fn three() -> Cluster {
+    let options = ClusterOptions::new(3).configure(|config| {
+        config
+            .heartbeat(Duration::from_millis(20))
+            .election_timeout(Duration::from_millis(150))
+            .log_segment_bytes(SEGMENT_BYTES as u64)
+    });
+    options.start().wait().unwrap()
+}
+
+/// These members take a write each, and read all.
+pub(crate) fn has_everything(
+    cluster: &Cluster,
+    members: impl Iterator<Item = usize> + Clone,
+    keys: &mut usize,
+    after: &str,
+) {
+    for member in members.clone() {
+        let put = cluster.node(member).client().put(format!("k{keys:04}"), "v").wait();
+        assert!(put.is_ok(), "m{member}, after {after}: {put:?}");
+        *keys += 1;
+    }
+    for member in members {
+        assert_eq!(count(cluster.node(member)), *keys as u64, "m{member}, after {after}");
+    }
+}
