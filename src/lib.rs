@@ -8,6 +8,7 @@ mod api;
 mod node;
 
 mod consensus;
+mod snapshot;
 mod transport;
 mod wal;
 

@@ -43,6 +43,8 @@ mod error;
 mod item;
 mod member;
 mod message;
+mod outcome;
+mod piece;
 
 #[cfg(test)]
 pub(crate) mod sample;
@@ -57,3 +59,4 @@ pub(crate) use item::{decode_items, encode_items};
 #[allow(unused_imports, reason = "the consensus will use them within the hour")]
 pub(crate) use member::{decode_member_change, encode_member_change};
 pub(crate) use message::{decode_message, encode_message, message_len};
+pub(crate) use piece::{decode_head, decode_piece, encode_head, encode_piece};

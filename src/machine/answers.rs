@@ -17,15 +17,15 @@
 //! revision. A life that begins closes all requests of the lives before it. And where more than
 //! [`NODES_MAX`] nodes ask, the rest is refused.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
 
 use super::digest::Fingerprint;
 use super::range_set::OpenSet;
 use crate::model::{
-    AckWindow, DeleteReply, Incarnation, KeyValue, NodeId, Outcome, PutReply, RangeReply, Refusal,
-    Reply, RequestId, TxnReply, TxnResult,
+    AckWindow, DeleteReply, Incarnation, KeyValue, LifeRow, NodeId, Outcome, PutReply, RangeReply,
+    Refusal, Reply, RequestId, TxnReply, TxnResult,
 };
 
 /// How many requests of one node, from its lowest open one up, are told apart.
@@ -54,6 +54,14 @@ pub(super) enum Verdict {
 #[derive(Default)]
 pub(super) struct Answers {
     nodes: BTreeMap<NodeId, Life>,
+}
+
+/// An answer as an image holds it.
+pub(super) struct AnswerRow {
+    pub(super) id: RequestId,
+    pub(super) outcome: Outcome,
+    /// What its rows take.
+    pub(super) bytes: usize,
 }
 
 /// One life of a node.
@@ -121,6 +129,54 @@ impl Answers {
             return Some(Err(Refusal::Closed));
         }
         life.answers.get(&id.seq).cloned()
+    }
+
+    /// The nodes of which something is known.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.nodes.keys().copied()
+    }
+
+    /// Forgets a node that will never ask again.
+    pub(super) fn forget(&mut self, node: NodeId) {
+        self.nodes.remove(&node);
+    }
+
+    /// Everything, to be read later.
+    pub(super) fn copy(&self) -> (VecDeque<LifeRow>, VecDeque<AnswerRow>) {
+        let (mut lives, mut answers) = (VecDeque::new(), VecDeque::new());
+        for (&node, life) in &self.nodes {
+            let incarnation = life.incarnation;
+            let window =
+                AckWindow { frontier: life.open.frontier(), open: life.open.open().to_vec() };
+            lives.push_back(LifeRow { node, incarnation, window });
+            answers.extend(life.answers.iter().map(|(&seq, outcome)| {
+                let id = RequestId { node, incarnation, seq };
+                let bytes = life.heavy.get(&seq).copied().unwrap_or_default();
+                AnswerRow { id, outcome: outcome.clone(), bytes }
+            }));
+        }
+        (lives, answers)
+    }
+
+    /// Takes in what another table knew of a node. False if that cannot be.
+    pub(super) fn revive(&mut self, life: LifeRow) -> bool {
+        let LifeRow { node, incarnation, window } = life;
+        let open = OpenSet::new(window.frontier, &window.open);
+        let life = Life { open, ..Life::new(incarnation) };
+        self.nodes.len() < NODES_MAX && self.nodes.insert(node, life).is_none()
+    }
+
+    /// Takes in an answer that another table kept. False if that cannot be.
+    pub(super) fn recall(&mut self, id: RequestId, outcome: &Outcome) -> bool {
+        let Some(life) = self.nodes.get_mut(&id.node) else { return false };
+        let fits = life.incarnation == id.incarnation
+            && !life.open.is_closed(id.seq)
+            && (life.answers.len() as u64) < WINDOW
+            && !life.answers.contains_key(&id.seq);
+        if fits {
+            life.remember(id.seq, outcome);
+        }
+        fits
     }
 
     /// What the table adds to the digest.

@@ -6,7 +6,9 @@
 //! chains every change ever applied. `past` is what makes the digest speak of the whole history
 //! without depending on how far a replica has come with forgetting it.
 
-use crate::model::{KeyValue, Outcome, RangeReply, Reply, TxnReply, TxnResult};
+use crate::model::{
+    KeyValue, MemberRole, Members, NodeId, Outcome, RangeReply, Reply, TxnReply, TxnResult,
+};
 
 /// Spreads a number over 64 bits (the finalizer of splitmix64).
 pub(super) const fn mix(number: u64) -> u64 {
@@ -66,6 +68,31 @@ impl Fingerprint {
             TxnResult::Delete(reply) => print.number(3).number(reply.deleted).rows(&reply.prev_kvs),
             TxnResult::Txn(reply) => print.number(4).txn(reply),
         })
+    }
+
+    /// Who belongs to the cluster.
+    #[must_use]
+    pub(super) fn members(self, members: &Members) -> Self {
+        let rows = members.rows();
+        let print = rows.iter().fold(self.number(rows.len() as u64), |print, (id, member)| {
+            print
+                .number(id.get())
+                .number(member.disk.0 as u64)
+                .number((member.disk.0 >> 64) as u64)
+                .bytes(member.name.as_bytes())
+                .bytes(member.address.as_bytes())
+                .number(match member.role {
+                    MemberRole::Learner => 0,
+                    MemberRole::Voter => 1,
+                })
+                .number(member.replaces.map_or(0, NodeId::get))
+                .number(member.since.get())
+        });
+        let outgoing = members.outgoing();
+        let print = outgoing
+            .iter()
+            .fold(print.number(outgoing.len() as u64), |print, id| print.number(id.get()));
+        print.number(members.next())
     }
 
     /// An answer, as the table of answers keeps it.

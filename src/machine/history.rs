@@ -25,7 +25,17 @@ pub(super) struct History {
 impl History {
     /// Of a store in which nothing has happened.
     pub(super) fn new() -> Self {
-        Self { first: Revision::FIRST.next(), chunks: VecDeque::new(), len: 0 }
+        Self::from(Revision::FIRST.next())
+    }
+
+    /// Of a store whose first known revision is `first`, once it has been pushed.
+    pub(super) fn from(first: Revision) -> Self {
+        assert!(first > Revision::FIRST, "nothing happens at revision 1");
+        let mut history = Self { first, chunks: VecDeque::new(), len: 0 };
+        if history.forgotten() > 0 {
+            history.chunks.push_back(VecDeque::new());
+        }
+        history
     }
 
     /// The oldest revision that is still known; the one after the newest, if none is.
@@ -85,6 +95,27 @@ impl History {
 mod tests {
     use super::*;
     use crate::machine::row::Row;
+
+    #[test]
+    fn a_history_may_begin_at_any_revision() {
+        for first in [2, 3, 300, 513, 514, 515, 1026, 1_000_000_123] {
+            let mut history = History::from(Revision(first));
+            assert_eq!((history.first(), history.next()), (Revision(first), Revision(first)));
+            assert!(history.pop_front().is_none());
+            for revision in first..first + 1200 {
+                history.push(Revision(revision), rows(revision));
+            }
+            for revision in first..first + 1200 {
+                let found = history.get(Revision(revision)).unwrap().newest().modified();
+                assert_eq!(found, Revision(revision));
+            }
+            for revision in first..first + 1200 {
+                let rows = history.pop_front().unwrap();
+                assert_eq!(rows.newest().modified(), Revision(revision));
+            }
+            assert!(history.pop_front().is_none() && history.get(Revision(first)).is_none());
+        }
+    }
 
     fn rows(revision: u64) -> Rows {
         Rows::one(Row::tombstone(&mut Vec::new(), b"k", Revision(revision)))

@@ -119,6 +119,16 @@ impl Index {
         }
     }
 
+    /// The last key, with its versions.
+    pub(super) fn last(&self) -> Option<&Rows> {
+        self.pages.last_key_value()?.1.last()
+    }
+
+    /// All keys in order, with their versions.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Rows> {
+        self.pages.values().flatten()
+    }
+
     /// The keys from `from` on, with their versions.
     pub(super) fn iter_from<'a>(&'a self, from: Bound<&'a [u8]>) -> impl Iterator<Item = &'a Rows> {
         let first = match from {

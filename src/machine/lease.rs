@@ -6,13 +6,14 @@
 //! Ids that the table mints are small numbers counted upwards. An id that a client chose, in reach
 //! of the counter, pushes the counter beyond it, so that a minted id was never used before.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 
 use super::digest::Fingerprint;
-use crate::model::{Incarnation, LeaseId, NodeId, SessionInfo};
+use crate::model::{Incarnation, LeaseId, LeaseRow, NodeId, SessionInfo};
 
 /// How far above the counter an id chosen by a client pushes it. Further up lies what the counter
 /// will not reach: so many grants are never made.
@@ -35,11 +36,29 @@ pub struct LeaseInfo {
 /// The keys of a lease that ended, in order.
 pub(super) type Ended = BTreeSet<Box<[u8]>>;
 
+/// Whose session a lease is.
+type Session = (NodeId, Incarnation, SessionInfo);
+
 #[derive(Debug)]
 struct Lease {
     ttl: Duration,
-    session: Option<(NodeId, Incarnation, SessionInfo)>,
+    /// Shared with images, which copy all leases at once.
+    session: Option<Arc<Session>>,
     keys: BTreeSet<Box<[u8]>>,
+}
+
+/// A lease as an image holds it, without its keys.
+pub(super) struct Held {
+    id: LeaseId,
+    ttl: Duration,
+    session: Option<Arc<Session>>,
+}
+
+impl Held {
+    pub(super) fn into_row(self) -> LeaseRow {
+        let session = self.session.map(|session| Session::clone(&session));
+        LeaseRow { id: self.id, ttl: self.ttl, session }
+    }
 }
 
 /// Every lease that has not ended.
@@ -61,6 +80,25 @@ impl Default for LeaseTable {
 }
 
 impl LeaseTable {
+    /// An empty table whose next minted id is at least `next`, if there can be such a one.
+    pub(super) fn counting_from(next: u64) -> Option<Self> {
+        (1..=MINT_MAX).contains(&next).then(|| Self { next, ..Self::default() })
+    }
+
+    /// The next number to try for a minted id.
+    pub(super) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// All leases, by id, to be read later.
+    pub(super) fn copy(&self) -> VecDeque<Held> {
+        let held = |(&id, lease): (&LeaseId, &Lease)| {
+            let session = lease.session.as_ref().map(Arc::clone);
+            Held { id, ttl: lease.ttl, session }
+        };
+        self.leases.iter().map(held).collect()
+    }
+
     pub(super) fn contains(&self, id: LeaseId) -> bool {
         self.leases.contains_key(&id)
     }
@@ -94,7 +132,7 @@ impl LeaseTable {
         if let Some((node, incarnation, SessionInfo { own: true, .. })) = session {
             self.own.insert((node, incarnation, id));
         }
-        let lease = Lease { ttl, session, keys: BTreeSet::new() };
+        let lease = Lease { ttl, session: session.map(Arc::new), keys: BTreeSet::new() };
         self.sum = self.sum.wrapping_add(fingerprint(id, &lease));
         let before = self.leases.insert(id, lease);
         assert!(before.is_none(), "lease {id} granted twice");
@@ -110,8 +148,8 @@ impl LeaseTable {
     /// Ends a lease, if it exists.
     pub(super) fn end(&mut self, id: LeaseId) -> Option<Ended> {
         let lease = self.leases.remove(&id)?;
-        if let Some((node, incarnation, SessionInfo { own: true, .. })) = lease.session {
-            self.own.remove(&(node, incarnation, id));
+        if let Some((node, incarnation, SessionInfo { own: true, .. })) = lease.session.as_deref() {
+            self.own.remove(&(*node, *incarnation, id));
         }
         self.sum = self.sum.wrapping_sub(fingerprint(id, &lease));
         for key in &lease.keys {
@@ -144,7 +182,7 @@ impl LeaseTable {
         Some(LeaseInfo {
             ttl: lease.ttl,
             keys: lease.keys.iter().map(|key| Bytes::copy_from_slice(key)).collect(),
-            session: lease.session.clone(),
+            session: lease.session.as_deref().cloned(),
         })
     }
 
@@ -163,7 +201,7 @@ fn fingerprint(id: LeaseId, lease: &Lease) -> u64 {
         .number(id.get())
         .number(lease.ttl.as_secs())
         .number(u64::from(lease.ttl.subsec_nanos()));
-    match &lease.session {
+    match lease.session.as_deref() {
         None => print,
         Some((node, incarnation, info)) => print
             .number(node.get())

@@ -41,11 +41,14 @@
 mod answers;
 mod digest;
 mod history;
+mod image;
 mod index;
 mod lease;
 mod range_set;
 mod read;
 mod reader;
+mod reseed;
+mod restore;
 mod row;
 mod shared;
 mod store;
@@ -54,22 +57,26 @@ mod txn;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use image::{Image, ImageError};
 pub use lease::LeaseInfo;
 pub use reader::{HistoryPage, Reader};
+pub use reseed::{REVISION_JUMP, Reseed};
+pub use restore::{Restore, RestoreError};
 pub use txn::only_reads;
 
 use answers::{Answers, Verdict};
 use digest::Fingerprint;
 use read::resolve;
 use row::RowRef;
-use shared::{Hold, Published, Scan};
+use shared::{Hold, Published, Replaced, Scan};
 use store::{Mutation, Store};
-use txn::{Path, check_put, is_wide};
+use txn::{Path, Unfit, check_put, is_wide};
 
 use crate::model::{
-    Command, Delete, DeleteReply, Event, Fault, GrantReply, Incarnation, Item, LeaseId, Limits,
-    LogIndex, NodeId, Op, Outcome, Proposal, Put, PutLease, PutReply, PutValue, Refusal, Reply,
-    RequestId, Revision, RevokeReply, SessionInfo, Term, Txn, TxnReply, TxnResult,
+    ClusterVersion, Command, Delete, DeleteReply, Event, Fault, GrantReply, Incarnation, Item,
+    LeaseId, Limits, LogIndex, MemberChange, Members, NodeId, Op, Outcome, Piece, Proposal, Put,
+    PutLease, PutReply, PutValue, Refusal, Reply, RequestId, Revision, RevokeReply, SessionInfo,
+    StateHead, Term, Txn, TxnReply, TxnResult,
 };
 
 /// What every command must satisfy to be executed, whatever limits the members are configured with:
@@ -103,8 +110,14 @@ impl Default for MachineOptions {
 pub struct Machine {
     options: MachineOptions,
     applied: LogIndex,
+    /// The term of the last entry applied.
+    term: Term,
     store: Store,
     answers: Answers,
+    members: Arc<Members>,
+    version: ClusterVersion,
+    /// What members and version add to the digest.
+    configuration: u64,
 }
 
 /// What came of one log entry.
@@ -118,6 +131,8 @@ pub struct Applied {
     pub leases: Vec<LeaseChange>,
     /// The last revision that was compacted at, if one was.
     pub compacted: Option<Revision>,
+    /// The members after it, if it changed anything about them.
+    pub members: Option<Arc<Members>>,
 }
 
 /// What one revision changed.
@@ -168,6 +183,21 @@ impl From<Refusal> for Stop {
     }
 }
 
+impl From<Unfit> for Stop {
+    fn from(unfit: Unfit) -> Self {
+        match unfit {
+            Unfit::Refused(refusal) => Stop::Refused(refusal),
+            Unfit::Replaced => Replaced.into(),
+        }
+    }
+}
+
+impl From<Replaced> for Stop {
+    fn from(_: Replaced) -> Self {
+        unreachable!("the writer's content is replaced by the writer, between two entries")
+    }
+}
+
 impl From<Fault> for Stop {
     fn from(fault: Fault) -> Self {
         Stop::Fault(fault)
@@ -175,10 +205,33 @@ impl From<Fault> for Stop {
 }
 
 impl Machine {
-    /// A state in which nothing has happened, with the synthetic first log entry applied.
+    /// A state in which nothing has happened, with the synthetic first log entry applied. It has no
+    /// members until they are [found](Machine::found).
     pub fn new(options: MachineOptions) -> Self {
         let (store, answers) = (Store::new(), Answers::default());
-        Self { options, applied: LogIndex(1), store, answers }
+        let mut machine = Self {
+            options,
+            applied: LogIndex(1),
+            term: Term(1),
+            store,
+            answers,
+            members: Arc::default(),
+            version: ClusterVersion::FIRST,
+            configuration: 0,
+        };
+        machine.set_members(Members::default());
+        machine
+    }
+
+    /// Says who founds the cluster.
+    ///
+    /// # Panics
+    /// If an entry has been applied or members are known: the founders are the same on all members,
+    /// before anything is.
+    pub fn found(&mut self, members: Members) {
+        assert!(self.applied == LogIndex(1), "members are found before the first entry");
+        assert!(*self.members == Members::default(), "members are found once");
+        self.set_members(members);
     }
 
     /// Applies the next log entry. An entry without items only counts as applied. Readers see
@@ -192,10 +245,7 @@ impl Machine {
         term: Term,
         items: Vec<Item>,
     ) -> Result<Applied, Fault> {
-        let applied = self.applied;
-        if applied.get().checked_add(1) != Some(index.get()) {
-            return Err(Fault::OutOfOrder { found: index, applied });
-        }
+        self.expect_next(index)?;
         let shared = Arc::clone(self.store.shared());
         let mut turn = Turn { hold: Hold::new(&shared), done: Applied::default() };
         for item in items {
@@ -212,15 +262,70 @@ impl Machine {
         }
         let Turn { hold, done } = turn;
         drop(hold);
-        self.applied = index;
+        (self.applied, self.term) = (index, term);
         let written: usize = done.changes.iter().map(|change| change.events.len()).sum();
         self.store.sweep(self.options.sweep_rows + 2 * written);
         Ok(done)
     }
 
+    fn expect_next(&self, index: LogIndex) -> Result<(), Fault> {
+        let applied = self.applied;
+        if applied.get().checked_add(1) == Some(index.get()) {
+            return Ok(());
+        }
+        Err(Fault::OutOfOrder { found: index, applied })
+    }
+
+    /// Applies the next log entry, which is one step of the membership. One that the members are not
+    /// in a position to take is void, and `None` stands for one that the consensus has made void: it
+    /// only counts as applied.
+    ///
+    /// # Errors
+    /// A [`Fault`]: the state can no longer be trusted and must not be published.
+    pub fn apply_member(
+        &mut self,
+        index: LogIndex,
+        term: Term,
+        change: Option<&MemberChange>,
+    ) -> Result<Applied, Fault> {
+        self.expect_next(index)?;
+        let mut done = Applied::default();
+        if let Some(change) = change
+            && self.members.judge(change).is_ok()
+        {
+            let mut members = Members::clone(&self.members);
+            members.apply(index, change);
+            // Their requests would find no answers any more: they are closed from now on.
+            for node in
+                self.answers.nodes().filter(|id| members.is_removed(*id)).collect::<Vec<_>>()
+            {
+                self.answers.forget(node);
+            }
+            self.set_members(members);
+            done.members = Some(Arc::clone(&self.members));
+        }
+        (self.applied, self.term) = (index, term);
+        Ok(done)
+    }
+
+    fn set_members(&mut self, members: Members) {
+        self.members = Arc::new(members);
+        self.store.shared().set_members(Arc::clone(&self.members));
+        self.set_configuration();
+    }
+
+    fn set_configuration(&mut self) {
+        let print = Fingerprint::default().members(&self.members);
+        self.configuration = print.number(self.version.get()).finish();
+    }
+
     fn apply_proposal(&mut self, proposal: Proposal, turn: &mut Turn<'_>) -> Result<(), Fault> {
         let Proposal { node, incarnation, window, requests } = proposal;
-        self.answers.hear(node, incarnation, &window);
+        // Of a removed member no answers are kept, so that none of its requests may be executed: it
+        // could have been before.
+        if !self.members.is_removed(node) {
+            self.answers.hear(node, incarnation, &window);
+        }
         for (seq, command) in requests {
             let id = RequestId { node, incarnation, seq };
             let outcome = match self.answers.judge(id) {
@@ -266,7 +371,7 @@ impl Machine {
             }
             Command::Txn(txn) => {
                 let before = turn.hold.snapshot(newest.revision);
-                let path = Path::judge(&txn, &before);
+                let path = Path::judge(&txn, &before)?;
                 path.check(&txn, &before, newest)?;
                 let mut mutation = self.store.begin();
                 let reply = self.txn(turn, &mut mutation, &txn, &path)?;
@@ -284,9 +389,39 @@ impl Machine {
                 };
                 Ok(Reply::Revoke(RevokeReply { revision: self.store.revision(), deleted }))
             }
-            Command::Announce { .. } => Err(Refusal::NotMember(by.node).into()),
-            Command::Raise(_) => Ok(Reply::Noted { revision: self.store.revision() }),
+            Command::Announce { name, address } => self.announce(by.node, &name, &address, turn),
+            Command::Raise(version) => self.raise(version),
         }
+    }
+
+    /// The node that asks is called so, and is there.
+    fn announce(
+        &mut self,
+        node: NodeId,
+        name: &str,
+        address: &str,
+        turn: &mut Turn<'_>,
+    ) -> Result<Reply, Stop> {
+        let mut members = Members::clone(&self.members);
+        if !members.announce(node, name, address) {
+            return Err(Refusal::NotMember(node).into());
+        }
+        if members != *self.members {
+            self.set_members(members);
+            turn.done.members = Some(Arc::clone(&self.members));
+        }
+        Ok(Reply::Noted { revision: self.store.revision() })
+    }
+
+    /// What all members understand rises to `version`, if it is not there yet.
+    fn raise(&mut self, version: ClusterVersion) -> Result<Reply, Stop> {
+        let known = ClusterVersion::NEWEST;
+        if version > known {
+            return Err(Fault::Outgrown { version, known }.into());
+        }
+        self.version = self.version.max(version);
+        self.set_configuration();
+        Ok(Reply::Noted { revision: self.store.revision() })
     }
 
     /// What a read in the log may ask for: published or not makes no difference there.
@@ -304,11 +439,11 @@ impl Machine {
         turn: &mut Turn<'_>,
         mutation: &mut Mutation,
         put: &Put,
-    ) -> Result<PutReply, Fault> {
+    ) -> Result<PutReply, Stop> {
         let before = match (&put.value, put.lease) {
             (PutValue::Set(_), PutLease::None | PutLease::Attach(_)) => None,
             (PutValue::Keep, _) | (_, PutLease::Keep) => {
-                turn.hold.snapshot(mutation.revision()).get(&put.key)
+                turn.hold.snapshot(mutation.revision()).get(&put.key)?
             }
         };
         let before = before.as_ref().map(row::Row::view);
@@ -337,12 +472,12 @@ impl Machine {
         turn: &mut Turn<'_>,
         mutation: &mut Mutation,
         delete: &Delete,
-    ) -> Result<DeleteReply, Fault> {
+    ) -> Result<DeleteReply, Stop> {
         let mut keys = Vec::new();
         turn.hold.snapshot(mutation.revision()).scan(&delete.range, |row| {
             keys.push(row.to_row());
             Scan::On
-        });
+        })?;
         let mut prev_kvs = Vec::new();
         let mut deleted = 0;
         for row in &keys {
@@ -386,7 +521,7 @@ impl Machine {
                     if range.revision.is_some_and(|asked| asked > Revision(0)) {
                         snapshot = snapshot.at(resolve(range.revision, self.newest())?);
                     }
-                    TxnResult::Range(snapshot.range(range, revision))
+                    TxnResult::Range(snapshot.range(range, revision)?)
                 }
                 Op::Put(put) => TxnResult::Put(self.put(turn, mutation, put)?),
                 Op::Delete(delete) => TxnResult::Delete(self.delete(turn, mutation, delete)?),
@@ -477,7 +612,84 @@ impl Machine {
         let print = self.store.fingerprint().into_iter().fold(print, Fingerprint::number);
         let leases = self.store.shared().leases().fingerprint();
         let print = leases.into_iter().fold(print, Fingerprint::number);
-        print.number(self.answers.fingerprint()).finish()
+        print.number(self.answers.fingerprint()).number(self.configuration).finish()
+    }
+
+    /// The whole state as of the last entry applied, to be read later, from any thread. What has
+    /// been applied and not published belongs to it.
+    pub fn image(&self) -> Image {
+        let shared = self.store.shared();
+        let leases = shared.leases();
+        let head = StateHead {
+            version: self.version,
+            index: self.applied,
+            term: self.term,
+            revision: self.store.revision(),
+            compacted: self.store.compacted(),
+            past: self.store.past(),
+            next_lease: leases.next(),
+            members: Members::clone(&self.members),
+            digest: self.digest(),
+        };
+        let copy = leases.copy();
+        drop(leases);
+        Image::new(head, shared, copy, self.answers.copy())
+    }
+
+    /// A machine made of the parts of another one, with everything published.
+    ///
+    /// # Errors
+    /// They are not the parts of a state, or not of the one that `head` tells of.
+    pub fn restore(
+        options: MachineOptions,
+        head: StateHead,
+        pieces: impl IntoIterator<Item = Piece>,
+    ) -> Result<Self, RestoreError> {
+        let mut restore = Restore::new(options, head)?;
+        pieces.into_iter().try_for_each(|piece| restore.add(piece))?;
+        restore.finish()
+    }
+
+    /// Takes over the state of `later`, a machine that has applied more of the same log, and
+    /// publishes it. Readers go on, and see it at once. Gives back the old state, to be dropped
+    /// where nobody waits for it. Images of it cannot be read on.
+    ///
+    /// # Errors
+    /// A [`Fault`]: the other one is not later, or was not fed the same log. Nothing has changed.
+    pub fn install(&mut self, mut later: Machine) -> Result<Machine, Fault> {
+        let (applied, found) = (self.applied, later.applied);
+        if found < applied {
+            return Err(Fault::OutOfOrder { found, applied });
+        }
+        let (ours, theirs) = (self.newest(), later.newest());
+        if theirs.revision < ours.revision || theirs.compacted < ours.compacted {
+            let (found, revision) = (theirs.revision, ours.revision);
+            return Err(Fault::Backwards { found, revision });
+        }
+        later.publish();
+        self.store.swap(&mut later.store);
+        std::mem::swap(&mut self.answers, &mut later.answers);
+        std::mem::swap(&mut self.members, &mut later.members);
+        (later.applied, self.applied) = (self.applied, later.applied);
+        (later.term, self.term) = (self.term, later.term);
+        (later.version, self.version) = (self.version, later.version);
+        (later.configuration, self.configuration) = (self.configuration, later.configuration);
+        Ok(later)
+    }
+
+    /// Who belongs to the cluster, as of the last entry applied.
+    pub fn members(&self) -> &Arc<Members> {
+        &self.members
+    }
+
+    /// What all members understand, as of the last entry applied.
+    pub fn version(&self) -> ClusterVersion {
+        self.version
+    }
+
+    /// The term of the last entry applied.
+    pub fn term(&self) -> Term {
+        self.term
     }
 
     /// The last entry applied.
@@ -493,6 +705,9 @@ impl Machine {
     /// What the table of answers knows of a request: what became of it; [`Refusal::Closed`], if it
     /// is too late to say and it will not be applied any more; or nothing.
     pub fn answer(&self, id: RequestId) -> Option<Outcome> {
+        if self.members.is_removed(id.node) {
+            return Some(Err(Refusal::Closed));
+        }
         self.answers.answer(id)
     }
 

@@ -4,7 +4,7 @@
 use std::cmp::Ordering;
 
 use super::row::{Row, RowRef};
-use super::shared::{Published, Scan, Snapshot};
+use super::shared::{Published, Replaced, Scan, Snapshot};
 use crate::model::{
     Compare, CompareOp, CompareTarget, LeaseId, Range, RangeReply, Refusal, Revision,
     RevisionBounds, Sort, SortOrder, SortTarget,
@@ -28,26 +28,26 @@ pub(super) fn resolve(
 impl Snapshot<'_> {
     /// Answers a range whose revision has been resolved to this snapshot. `newest` is what the
     /// answer says the store's revision is.
-    pub(super) fn range(&self, range: &Range, newest: Revision) -> RangeReply {
+    pub(super) fn range(&self, range: &Range, newest: Revision) -> Result<RangeReply, Replaced> {
         let mut collector = Collector::new(range);
         self.scan(&range.range, |row| {
             collector.visit(row);
             Scan::On
-        });
-        collector.finish(newest)
+        })?;
+        Ok(collector.finish(newest))
     }
 
     /// Whether every key of the compare's range satisfies it; a range without keys is judged once,
     /// as a missing key.
-    pub(super) fn holds(&self, compare: &Compare) -> bool {
+    pub(super) fn holds(&self, compare: &Compare) -> Result<bool, Replaced> {
         let mut empty = true;
         let mut holds = true;
         self.scan(&compare.range, |row| {
             empty = false;
             holds = satisfies(Some(row), compare);
             if holds { Scan::On } else { Scan::Enough }
-        });
-        if empty { satisfies(None, compare) } else { holds }
+        })?;
+        Ok(if empty { satisfies(None, compare) } else { holds })
     }
 }
 

@@ -1,7 +1,9 @@
 //! The readers' side of the machine: any number of them, in any thread, beside the one writer.
 //!
 //! Each read happens at one revision, at most the published one, and is never torn. The lock is held
-//! for a few hundred keys at most, then let go, so that neither side waits long for the other.
+//! for a few hundred keys at most, then let go, so that neither side waits long for the other. A read
+//! that finds the whole content replaced in between begins anew, and is then refused if what it asks
+//! for has gone.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,10 +13,11 @@ use super::Change;
 use super::lease::LeaseInfo;
 use super::read::{Collector, resolve};
 use super::row::{Row, RowRef};
-use super::shared::{HOLD_KEYS, Published, Shared, Snapshot};
-use super::txn::{Path, only_reads};
+use super::shared::{HOLD_KEYS, Published, Replaced, Shared, Snapshot};
+use super::txn::{Path, Unfit, only_reads};
 use crate::model::{
-    KeyRange, KeyValue, LeaseId, Op, Range, RangeReply, Refusal, Revision, Txn, TxnReply, TxnResult,
+    KeyRange, KeyValue, LeaseId, Members, Op, Range, RangeReply, Refusal, Revision, Txn, TxnReply,
+    TxnResult,
 };
 
 /// The most changes of rows that one page of history looks at, unless one revision has more.
@@ -66,20 +69,26 @@ impl Reader {
     /// # Errors
     /// [`Refusal::Future`] or [`Refusal::Compacted`], if it asks for such a revision.
     pub fn range(&self, range: &Range) -> Result<RangeReply, Refusal> {
-        let state = self.shared.state();
-        let newest = state.published.revision;
-        let at = resolve(range.revision, state.published)?;
-        if let Some(key) = range.range.as_single() {
-            let mut collector = Collector::new(range);
-            if let Some(row) = state.index.get(key).and_then(|rows| rows.live(at)) {
-                collector.visit(row);
+        loop {
+            let state = self.shared.state();
+            let newest = state.published.revision;
+            let at = resolve(range.revision, state.published)?;
+            if let Some(key) = range.range.as_single() {
+                let mut collector = Collector::new(range);
+                if let Some(row) = state.index.get(key).and_then(|rows| rows.live(at)) {
+                    collector.visit(row);
+                }
+                drop(state);
+                return Ok(collector.finish(newest));
             }
+            let generation = state.generation();
+            let _kept = self.shared.register(&state, at);
             drop(state);
-            return Ok(collector.finish(newest));
+            let reply = Snapshot::new(&self.shared, generation, at).range(range, newest);
+            if let Ok(reply) = reply {
+                return Ok(reply);
+            }
         }
-        let _kept = self.shared.register(&state, at);
-        drop(state);
-        Ok(Snapshot::new(&self.shared, at).range(range, newest))
     }
 
     /// Answers a transaction that [only reads](only_reads), at one revision.
@@ -91,36 +100,26 @@ impl Reader {
     /// If the transaction writes: that is for the log to do.
     pub fn read_txn(&self, txn: &Txn) -> Result<TxnReply, Refusal> {
         assert!(only_reads(txn), "a transaction that writes goes through the log");
+        loop {
+            match self.try_txn(txn) {
+                Ok(reply) => return Ok(reply),
+                Err(Unfit::Refused(refusal)) => return Err(refusal),
+                Err(Unfit::Replaced) => {}
+            }
+        }
+    }
+
+    fn try_txn(&self, txn: &Txn) -> Result<TxnReply, Unfit> {
         let state = self.shared.state();
-        let published = state.published;
+        let (published, generation) = (state.published, state.generation());
         // Ranges may look back as far as the compacted revision.
         let oldest = published.compacted.unwrap_or(Revision::FIRST);
         let _kept = self.shared.register(&state, oldest);
         drop(state);
-        let now = Snapshot::new(&self.shared, published.revision);
-        let path = Path::judge(txn, &now);
+        let now = Snapshot::new(&self.shared, generation, published.revision);
+        let path = Path::judge(txn, &now)?;
         path.check(txn, &now, published)?;
-        self.read_path(txn, &path, published)
-    }
-
-    fn read_path(&self, txn: &Txn, path: &Path, published: Published) -> Result<TxnReply, Refusal> {
-        let mut nested = path.nested.iter();
-        let mut results = Vec::new();
-        for op in path.branch(txn) {
-            results.push(match op {
-                Op::Range(range) => {
-                    let at = resolve(range.revision, published)?;
-                    let snapshot = Snapshot::new(&self.shared, at);
-                    TxnResult::Range(snapshot.range(range, published.revision))
-                }
-                Op::Txn(txn) => {
-                    let path = nested.next().expect("a path for each nested transaction");
-                    TxnResult::Txn(self.read_path(txn, path, published)?)
-                }
-                Op::Put(_) | Op::Delete(_) => unreachable!("it only reads"),
-            });
-        }
-        Ok(TxnReply { revision: published.revision, succeeded: path.succeeded, results })
+        read_path(txn, &path, now, published)
     }
 
     /// What changed the keys of `range`, from revision `from` on, as far as one page goes: about
@@ -135,12 +134,27 @@ impl Reader {
         from: Revision,
         bytes_max: usize,
     ) -> Result<HistoryPage, Refusal> {
+        loop {
+            match self.try_events(range, from, bytes_max) {
+                Ok(page) => return Ok(page),
+                Err(Unfit::Refused(refusal)) => return Err(refusal),
+                Err(Unfit::Replaced) => {}
+            }
+        }
+    }
+
+    fn try_events(
+        &self,
+        range: &KeyRange,
+        from: Revision,
+        bytes_max: usize,
+    ) -> Result<HistoryPage, Unfit> {
         let state = self.shared.state();
         let Published { revision: newest, compacted } = state.published;
         if let Some(compacted) = compacted
             && from < compacted
         {
-            return Err(Refusal::Compacted { asked: from, compacted });
+            return Err(Refusal::Compacted { asked: from, compacted }.into());
         }
         // Nothing happened at revision 1.
         let mut next = from.max(Revision::FIRST.next());
@@ -161,25 +175,33 @@ impl Reader {
             next = next.next();
         }
         let oldest = compacted.unwrap_or(Revision::FIRST);
+        let generation = state.generation();
         let _kept = self.shared.register(&state, oldest);
         drop(state);
-        let changes = found.into_iter().map(|(revision, rows)| {
-            let events: Vec<_> = rows
-                .chunks(HOLD_KEYS)
-                .flat_map(|rows| {
-                    let prevs = self.rows_before(rows, oldest);
+        let mut changes = Vec::with_capacity(found.len());
+        for (revision, rows) in found {
+            let mut events = Vec::with_capacity(rows.len());
+            for rows in rows.chunks(HOLD_KEYS) {
+                let prevs = self.rows_before(rows, oldest, generation)?;
+                events.extend(
                     rows.iter().zip(prevs).map(|(row, prev)| {
                         row.view().event(prev.map(|prev| prev.view().key_value()))
-                    })
-                })
-                .collect();
-            Change { revision, events: events.into() }
-        });
-        Ok(HistoryPage { changes: changes.collect(), next })
+                    }),
+                );
+            }
+            changes.push(Change { revision, events: events.into() });
+        }
+        Ok(HistoryPage { changes, next })
     }
 
-    fn rows_before(&self, rows: &[Row], oldest: Revision) -> Vec<Option<Row>> {
+    fn rows_before(
+        &self,
+        rows: &[Row],
+        oldest: Revision,
+        generation: u64,
+    ) -> Result<Vec<Option<Row>>, Replaced> {
         let state = self.shared.state();
+        state.expect(generation)?;
         let before = |row: &Row| {
             let row = row.view();
             let before = Revision(row.modified().get() - 1);
@@ -188,7 +210,7 @@ impl Reader {
             }
             Some(state.index.get(row.key())?.live(before)?.to_row())
         };
-        rows.iter().map(before).collect()
+        Ok(rows.iter().map(before).collect())
     }
 
     /// What is known of a lease, as of the last entry applied.
@@ -200,6 +222,41 @@ impl Reader {
     pub fn leases(&self) -> Vec<(LeaseId, Duration)> {
         self.shared.leases().ids().collect()
     }
+
+    /// What the kept versions of all keys take in memory, in bytes. On disk they take about
+    /// as much. What is compacted counts until it is swept.
+    pub fn bytes(&self) -> u64 {
+        self.shared.state().bytes
+    }
+
+    /// The members, as of the last entry applied.
+    pub fn members(&self) -> Arc<Members> {
+        self.shared.members()
+    }
+}
+
+fn read_path(
+    txn: &Txn,
+    path: &Path,
+    now: Snapshot<'_>,
+    published: Published,
+) -> Result<TxnReply, Unfit> {
+    let mut nested = path.nested.iter();
+    let mut results = Vec::new();
+    for op in path.branch(txn) {
+        results.push(match op {
+            Op::Range(range) => {
+                let at = resolve(range.revision, published)?;
+                TxnResult::Range(now.at(at).range(range, published.revision)?)
+            }
+            Op::Txn(txn) => {
+                let path = nested.next().expect("a path for each nested transaction");
+                TxnResult::Txn(read_path(txn, path, now, published)?)
+            }
+            Op::Put(_) | Op::Delete(_) => unreachable!("it only reads"),
+        });
+    }
+    Ok(TxnReply { revision: published.revision, succeeded: path.succeeded, results })
 }
 
 impl fmt::Debug for Reader {

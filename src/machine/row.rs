@@ -32,6 +32,10 @@ use crate::model::{Event, EventKind, KeyValue, LeaseId, Revision};
 /// From this length on a value is not copied out of the buffer in which it came.
 pub(super) const SHARED_VALUE_BYTES: usize = 1 << 10;
 
+/// What a version takes beside its bytes: the counts of its allocation, its place in the index, and
+/// its place in the history.
+pub(super) const ROW_BYTES: u64 = 48;
+
 const CRC_AT: usize = 8;
 const KEY_BYTES_AT: usize = 12;
 const HEAD_BYTES_AT: usize = 16;
@@ -184,6 +188,15 @@ impl<'a> RowRef<'a> {
         self.head()[NUMBERS_AT..][..3] == [0; 3]
     }
 
+    /// What the version takes in memory.
+    pub(super) fn bytes(self) -> u64 {
+        let value = match self {
+            RowRef::Packed(_) => 0,
+            RowRef::Split(row) => row.value.len(),
+        };
+        (self.head().len() + value) as u64 + ROW_BYTES
+    }
+
     /// The value as the rows of an answer carry it.
     pub(super) fn shared_value(self) -> Bytes {
         match self {
@@ -276,7 +289,8 @@ fn take_number(from: &mut &[u8]) -> u64 {
 pub(super) enum Rows {
     /// One packed row.
     One(Arc<[u8]>),
-    /// Any number of rows of any kind, but never none.
+    /// Any number of rows of any kind. None only in the history of a store that was made from a
+    /// backup, at its first revision.
     Many(Box<VecDeque<Row>>),
 }
 
@@ -289,7 +303,6 @@ impl Rows {
     }
 
     pub(super) fn collect(mut rows: Vec<Row>) -> Self {
-        assert!(!rows.is_empty(), "a revision that changes nothing");
         if rows.len() == 1 {
             return Self::one(rows.remove(0));
         }
@@ -347,11 +360,15 @@ impl Rows {
     pub(super) fn prune(&mut self, revision: Revision, forgotten: &mut Vec<Row>) -> bool {
         let seen = self.until(revision);
         match self {
-            Rows::One(row) => seen == 1 && RowRef::Packed(row).is_tombstone(),
+            Rows::One(row) if seen == 1 && RowRef::Packed(row).is_tombstone() => {
+                forgotten.push(Row::Packed(Arc::clone(row)));
+                true
+            }
+            Rows::One(_) => false,
             Rows::Many(rows) => {
                 forgotten.extend(rows.drain(..seen.saturating_sub(1)));
                 if seen > 0 && rows[0].view().is_tombstone() {
-                    rows.pop_front();
+                    forgotten.extend(rows.pop_front());
                 }
                 if rows.is_empty() {
                     return true;
@@ -494,6 +511,6 @@ mod tests {
         assert_eq!(rows.len(), 2);
         assert_eq!(rows.live(Revision(6)).unwrap().modified(), Revision(5));
         assert!(rows.live(Revision(7)).is_none());
-        assert_eq!(prune(&mut rows, 7), (true, 1), "only a tombstone was left");
+        assert_eq!(prune(&mut rows, 7), (true, 2), "only a tombstone was left");
     }
 }

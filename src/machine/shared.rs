@@ -5,19 +5,25 @@
 //! than the one it reads at, and `published` rises only when a whole batch of entries is in. What a
 //! reader still needs is kept: it registers its revision while it reads on over several holds, and
 //! the sweep stays behind the oldest one registered.
+//!
+//! # Installs
+//! A replica that was left behind gets the state of a later index all at once, in place of what it
+//! had. Both are states of one history, but the new one may have forgotten what a reader was in the
+//! middle of. So whoever reads over several holds compares, in each, which content it reads
+//! ([`State::generation`]), and begins anew if that is another one: [`Replaced`].
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{
-    Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
+    Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
 };
 
 use super::history::History;
 use super::index::Index;
 use super::lease::LeaseTable;
 use super::row::{Row, RowRef};
-use crate::model::{KeyRange, LeaseId, RangeEnd, Revision};
+use crate::model::{KeyRange, LeaseId, Members, RangeEnd, Revision};
 
 /// How many keys a reader, or the sweep, passes in one hold of the lock.
 pub(super) const HOLD_KEYS: usize = 512;
@@ -41,12 +47,23 @@ pub(super) struct State {
     pub(super) index: Index,
     pub(super) history: History,
     pub(super) published: Published,
+    /// What the versions in the index take, in bytes.
+    pub(super) bytes: u64,
+    /// Counts the installs.
+    generation: u64,
 }
+
+/// The content was replaced by an install while it was being read: what was read so far, and what
+/// would be read next, do not belong together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Replaced;
 
 /// What the writer and all readers hold together.
 pub(super) struct Shared {
     state: RwLock<State>,
     leases: RwLock<LeaseTable>,
+    /// As of the last entry applied.
+    members: RwLock<Arc<Members>>,
     /// The revision in `published`, to be had without the lock.
     revision: AtomicU64,
     /// At which revisions readers are reading over several holds, and how many each.
@@ -59,16 +76,12 @@ pub(super) struct Shared {
 // A lock is poisoned when the thread that held it panicked. If that was the writer, its node stops;
 // what was published before is whole and stays readable.
 impl Shared {
-    pub(super) fn new() -> Self {
-        let published = Published { revision: Revision::FIRST, compacted: None };
+    pub(super) fn new(index: Index, history: History, published: Published, bytes: u64) -> Self {
         Self {
-            state: RwLock::new(State {
-                index: Index::default(),
-                history: History::new(),
-                published,
-            }),
+            state: RwLock::new(State { index, history, published, bytes, generation: 0 }),
             leases: RwLock::default(),
-            revision: AtomicU64::new(Revision::FIRST.get()),
+            members: RwLock::default(),
+            revision: AtomicU64::new(published.revision.get()),
             reading: Mutex::default(),
             waiting: AtomicUsize::new(0),
         }
@@ -109,6 +122,27 @@ impl Shared {
         self.leases.write().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(super) fn members(&self) -> Arc<Members> {
+        Arc::clone(&self.members.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn set_members(&self, members: Arc<Members>) {
+        *self.members.write().unwrap_or_else(PoisonError::into_inner) = members;
+    }
+
+    /// Changes content with `other`, of which there are no readers. What is swapped in is published.
+    pub(super) fn swap(&self, other: &Shared) {
+        let (mut ours, mut theirs) = (self.state_mut(), other.state_mut());
+        // In the order in which the writer takes them.
+        std::mem::swap(&mut *self.leases_mut(), &mut *other.leases_mut());
+        let members = self.members();
+        self.set_members(other.members());
+        other.set_members(members);
+        std::mem::swap(&mut *ours, &mut *theirs);
+        ours.generation = theirs.generation + 1;
+        self.revision.store(ours.published.revision.get(), Ordering::Release);
+    }
+
     pub(super) fn reading(&self) -> MutexGuard<'_, BTreeMap<Revision, usize>> {
         self.reading.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -124,21 +158,33 @@ impl Shared {
         Revision(self.revision.load(Ordering::Acquire))
     }
 
-    /// Keeps what a read at `revision` sees until the registration is dropped. The caller holds the
-    /// state and has seen that `revision` is not compacted.
-    pub(super) fn register(&self, _state: &State, revision: Revision) -> Registration<'_> {
+    /// Keeps what a read at `revision` sees, and the history from it on, until the registration is
+    /// dropped. The caller holds the state and has seen that `revision` is not compacted.
+    pub(super) fn register(self: &Arc<Self>, _state: &State, revision: Revision) -> Registration {
         *self.reading().entry(revision).or_insert(0) += 1;
-        Registration { shared: self, revision }
+        Registration { shared: Arc::clone(self), revision }
+    }
+}
+
+impl State {
+    /// Which content this is: rises with each install.
+    pub(super) fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Sees to it that this is still the content that the caller began to read.
+    pub(super) fn expect(&self, generation: u64) -> Result<(), Replaced> {
+        if self.generation == generation { Ok(()) } else { Err(Replaced) }
     }
 }
 
 /// See [`Shared::register`].
-pub(super) struct Registration<'a> {
-    shared: &'a Shared,
+pub(super) struct Registration {
+    shared: Arc<Shared>,
     revision: Revision,
 }
 
-impl Drop for Registration<'_> {
+impl Drop for Registration {
     fn drop(&mut self) {
         let mut reading = self.shared.reading();
         if let Some(count) = reading.get_mut(&self.revision) {
@@ -166,13 +212,15 @@ pub(super) struct Snapshot<'a> {
     shared: &'a Shared,
     /// The state, if its maker holds the lock.
     held: Option<&'a State>,
+    /// Which content it is of. `None` if its maker is the writer, who alone could replace it.
+    generation: Option<u64>,
     at: Revision,
 }
 
 impl<'a> Snapshot<'a> {
-    /// Of one who does not hold the lock.
-    pub(super) fn new(shared: &'a Shared, at: Revision) -> Self {
-        Self { shared, held: None, at }
+    /// Of a reader that does not hold the lock any more, and has registered when it did.
+    pub(super) fn new(shared: &'a Shared, generation: u64, at: Revision) -> Self {
+        Self { shared, held: None, generation: Some(generation), at }
     }
 
     /// The same at another revision.
@@ -184,26 +232,38 @@ impl<'a> Snapshot<'a> {
         self.shared.leases().contains(id)
     }
 
-    pub(super) fn get(&self, key: &[u8]) -> Option<Row> {
+    pub(super) fn get(&self, key: &[u8]) -> Result<Option<Row>, Replaced> {
         let row = |state: &State| Some(state.index.get(key)?.live(self.at)?.to_row());
         match self.held {
-            Some(state) => row(state),
-            None => row(&self.shared.state()),
+            Some(state) => Ok(row(state)),
+            None => Ok(row(&*self.hold()?)),
         }
     }
 
+    fn hold(&self) -> Result<RwLockReadGuard<'a, State>, Replaced> {
+        let state = self.shared.state();
+        if let Some(generation) = self.generation {
+            state.expect(generation)?;
+        }
+        Ok(state)
+    }
+
     /// Shows every row of `range` in key order. `visit` runs under the lock and must be short.
-    pub(super) fn scan(&self, range: &KeyRange, mut visit: impl FnMut(RowRef<'_>) -> Scan) {
+    pub(super) fn scan(
+        &self,
+        range: &KeyRange,
+        mut visit: impl FnMut(RowRef<'_>) -> Scan,
+    ) -> Result<(), Replaced> {
         if let Some(state) = self.held {
             self.scan_some(state, range, None, usize::MAX, &mut visit);
-            return;
+            return Ok(());
         }
         let mut last = None;
         loop {
-            let state = self.shared.state();
+            let state = self.hold()?;
             last = self.scan_some(&state, range, last, HOLD_KEYS, &mut visit);
             if last.is_none() {
-                return;
+                return Ok(());
             }
         }
     }
@@ -276,9 +336,9 @@ impl<'a> Hold<'a> {
         if self.wide {
             // It takes the lock by itself.
             self.let_go();
-            return Snapshot::new(shared, at);
+            return Snapshot { shared, held: None, generation: None, at };
         }
-        Snapshot { shared, held: Some(self.take()), at }
+        Snapshot { shared, held: Some(self.take()), generation: None, at }
     }
 
     pub(super) fn take(&mut self) -> &mut State {

@@ -18,6 +18,8 @@ use bytes::Bytes;
 
 use super::Change;
 use super::digest::mix;
+use super::history::History;
+use super::index::Index;
 use super::row::{Meta, Row, RowRef, Rows};
 use super::shared::{HOLD_KEYS, Hold, Published, Shared, State};
 use crate::model::{Event, Fault, LeaseId, Revision};
@@ -64,7 +66,12 @@ pub(super) struct Store {
 impl Store {
     pub(super) fn new() -> Self {
         Self {
-            shared: Arc::new(Shared::new()),
+            shared: Arc::new(Shared::new(
+                Index::default(),
+                History::new(),
+                Published { revision: Revision::FIRST, compacted: None },
+                0,
+            )),
             revision: Revision::FIRST,
             compacted: None,
             swept: Revision::FIRST,
@@ -76,6 +83,43 @@ impl Store {
             scrub_at: (Vec::new(), Revision(0)),
             scratch: Vec::new(),
         }
+    }
+
+    /// A store that has come to where `published` says, and has swept everything that it may.
+    pub(super) fn restored(
+        index: Index,
+        history: History,
+        published: Published,
+        bytes: u64,
+        (live, past): (u64, u64),
+    ) -> Self {
+        let Published { revision, compacted } = published;
+        assert_eq!(history.next(), revision.next(), "history reaches up to the newest revision");
+        Self {
+            shared: Arc::new(Shared::new(index, history, published, bytes)),
+            revision,
+            compacted,
+            swept: compacted.unwrap_or_default().max(Revision::FIRST),
+            swept_rows: 0,
+            swept_for: compacted,
+            published,
+            live,
+            past,
+            scrub_at: (Vec::new(), Revision(0)),
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Changes everything but the readers with `other`.
+    pub(super) fn swap(&mut self, other: &mut Self) {
+        self.shared.swap(&other.shared);
+        std::mem::swap(self, other);
+        std::mem::swap(&mut self.shared, &mut other.shared);
+    }
+
+    /// The chain of everything ever written.
+    pub(super) fn past(&self) -> u64 {
+        self.past
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {
@@ -155,6 +199,7 @@ impl Store {
             Some(rows) => rows.push(row.clone()),
             None => state.index.push(row.clone()),
         }
+        state.bytes += row.view().bytes();
         hold.wrote();
         let fingerprint = row.view().fingerprint();
         if !row.view().is_tombstone() {
@@ -210,12 +255,13 @@ impl Store {
         // Large values take their time to go: these outlive the lock, which is taken after them.
         let (mut changes_forgotten, mut versions_forgotten) = (Vec::new(), Vec::new());
         let mut state = self.shared.state_mut();
-        let State { index, history, .. } = &mut *state;
+        let State { index, history, bytes, .. } = &mut *state;
         let Some(compacted) = self.published.compacted else { return false };
         let oldest_read = self.shared.reading().keys().next().copied();
         let target = oldest_read.map_or(compacted, |read| read.min(compacted));
         for _ in 0..hold {
-            if history.first() <= self.swept && history.first() < compacted {
+            // What was changed at the target itself stays, as after a compaction at it.
+            if history.first() <= self.swept && history.first() < target {
                 changes_forgotten.extend(history.pop_front());
                 continue;
             }
@@ -226,7 +272,10 @@ impl Store {
             }
             let changes = history.get(revision).expect("every revision not forgotten");
             let key = changes.get(self.swept_rows).key();
+            let before = versions_forgotten.len();
             index.prune(key, revision, &mut versions_forgotten);
+            *bytes -=
+                versions_forgotten[before..].iter().map(|row| row.view().bytes()).sum::<u64>();
             self.swept_rows += 1;
             if self.swept_rows == changes.len() {
                 self.swept = revision;
@@ -275,7 +324,8 @@ impl Store {
     }
 }
 
-fn expect_sound(row: RowRef<'_>) -> Result<(), Fault> {
+/// Sees to it that a row is what was written.
+pub(super) fn expect_sound(row: RowRef<'_>) -> Result<(), Fault> {
     if row.is_sound() {
         return Ok(());
     }

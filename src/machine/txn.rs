@@ -5,7 +5,7 @@
 //! looked for: once the first write is made, nothing can fail.
 
 use super::read::resolve;
-use super::shared::{Published, Snapshot};
+use super::shared::{Published, Replaced, Snapshot};
 use crate::model::{Command, KeyRange, Op, Put, PutLease, PutValue, Refusal, Txn};
 
 /// Which branch a transaction takes, and which ones those nested in that branch take, in order.
@@ -15,14 +15,40 @@ pub(super) struct Path {
     pub(super) nested: Vec<Path>,
 }
 
+/// Why a transaction cannot be executed on the state at hand.
+pub(super) enum Unfit {
+    /// It is refused.
+    Refused(Refusal),
+    /// The state is another one by now.
+    Replaced,
+}
+
+impl From<Refusal> for Unfit {
+    fn from(refusal: Refusal) -> Self {
+        Unfit::Refused(refusal)
+    }
+}
+
+impl From<Replaced> for Unfit {
+    fn from(_: Replaced) -> Self {
+        Unfit::Replaced
+    }
+}
+
 impl Path {
-    pub(super) fn judge(txn: &Txn, before: &Snapshot<'_>) -> Self {
-        let succeeded = txn.compares.iter().all(|compare| before.holds(compare));
+    pub(super) fn judge(txn: &Txn, before: &Snapshot<'_>) -> Result<Self, Replaced> {
+        let mut succeeded = true;
+        for compare in &txn.compares {
+            if !before.holds(compare)? {
+                succeeded = false;
+                break;
+            }
+        }
         let nested = branch(txn, succeeded).iter().filter_map(|op| match op {
             Op::Txn(nested) => Some(Self::judge(nested, before)),
             Op::Range(_) | Op::Put(_) | Op::Delete(_) => None,
         });
-        Self { succeeded, nested: nested.collect() }
+        Ok(Self { succeeded, nested: nested.collect::<Result<_, _>>()? })
     }
 
     /// The operations that will be executed, those of nested transactions in their place.
@@ -36,7 +62,7 @@ impl Path {
         txn: &Txn,
         before: &Snapshot<'_>,
         published: Published,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Unfit> {
         let mut nested = self.nested.iter();
         for op in self.branch(txn) {
             match op {
@@ -60,15 +86,15 @@ fn branch(txn: &Txn, succeeded: bool) -> &[Op] {
 }
 
 /// Whether a put can be executed: its lease exists, and so does what it wants to keep.
-pub(super) fn check_put(put: &Put, before: &Snapshot<'_>) -> Result<(), Refusal> {
+pub(super) fn check_put(put: &Put, before: &Snapshot<'_>) -> Result<(), Unfit> {
     if let PutLease::Attach(lease) = put.lease
         && !before.has_lease(lease)
     {
-        return Err(Refusal::LeaseNotFound(lease));
+        return Err(Refusal::LeaseNotFound(lease).into());
     }
     let keeps = put.value == PutValue::Keep || put.lease == PutLease::Keep;
-    if keeps && before.get(&put.key).is_none() {
-        return Err(Refusal::KeyNotFound);
+    if keeps && before.get(&put.key)?.is_none() {
+        return Err(Refusal::KeyNotFound.into());
     }
     Ok(())
 }

@@ -67,6 +67,9 @@ number!(
 );
 
 impl ClusterVersion {
+    /// Where every cluster begins.
+    pub const FIRST: ClusterVersion = ClusterVersion(1);
+
     /// The newest that this build understands.
     pub const NEWEST: ClusterVersion = ClusterVersion(1);
 }

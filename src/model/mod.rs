@@ -12,6 +12,7 @@ mod member;
 mod message;
 mod moment;
 mod outcome;
+mod piece;
 mod range;
 mod request;
 
@@ -30,6 +31,7 @@ pub use outcome::{
     DeleteReply, Fault, GrantReply, Outcome, PutReply, RangeReply, Refusal, Reply, RevokeReply,
     TxnReply, TxnResult,
 };
+pub use piece::{LeaseRow, LifeRow, Piece, PieceCounts, RowChange, StateHead};
 pub use range::{KeyRange, RangeEnd};
 pub use request::{
     Compare, CompareBuilder, CompareOp, CompareTarget, Delete, Op, Put, PutLease, PutValue, Range,

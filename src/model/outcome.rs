@@ -4,7 +4,7 @@ use bytes::Bytes;
 use std::time::Duration;
 use thiserror::Error;
 
-use super::{KeyValue, LeaseId, LogIndex, NodeId, Revision};
+use super::{ClusterVersion, KeyValue, LeaseId, LogIndex, NodeId, Revision};
 
 /// What became of one request when it was applied.
 pub type Outcome = Result<Reply, Refusal>;
@@ -246,6 +246,25 @@ pub enum Fault {
         /// Which key.
         key: Bytes,
         /// Which version of it.
+        revision: Revision,
+    },
+    /// The cluster has begun to use what only a newer build understands.
+    #[error(
+        "the cluster has been raised to version {version}, this program knows versions up to {known}: \
+         upgrade me"
+    )]
+    Outgrown {
+        /// What the cluster has been raised to.
+        version: ClusterVersion,
+        /// The newest that this build understands.
+        known: ClusterVersion,
+    },
+    /// A state of a later index that has seen less: it was not made by the same log.
+    #[error("a state at revision {found} was to take the place of one at {revision}")]
+    Backwards {
+        /// What came.
+        found: Revision,
+        /// What was there.
         revision: Revision,
     },
     /// An entry that does not follow the one applied last.

@@ -64,10 +64,10 @@ fn the_sweep_gives_everything_back_and_waits_for_readers() {
     };
     world.run(Command::Compact(newest)).unwrap();
     assert!(!world.machine.sweep(100_000), "held back");
-    let old = Snapshot::new(&shared, Revision(500));
-    let reply = old.range(&Range::new(KeyRange::all()), newest);
+    let old = Snapshot::new(&shared, 0, Revision(500));
+    let reply = old.range(&Range::new(KeyRange::all()), newest).unwrap();
     assert_eq!(reply.count, 50);
-    assert_eq!(shared.state().history.first(), Revision(501));
+    assert_eq!(shared.state().history.first(), Revision(500));
     drop(kept);
     assert!(!world.machine.sweep(100_000));
     let state = shared.state();
@@ -109,7 +109,10 @@ fn replicas_that_applied_the_same_have_the_same_digest_and_others_do_not() {
         world.put("last", last);
         let state = world.reader.range(&Range::new(KeyRange::all())).unwrap();
         let (shared, newest) = (world.machine.store.shared(), world.machine.revision());
-        let rows = state.kvs.iter().map(|kv| Snapshot::new(shared, newest).get(&kv.key).unwrap());
+        let rows = state
+            .kvs
+            .iter()
+            .map(|kv| Snapshot::new(shared, 0, newest).get(&kv.key).unwrap().unwrap());
         let live = rows.fold(0u64, |sum, row| sum.wrapping_add(row.view().fingerprint()));
         assert_eq!(live, world.machine.store.fingerprint()[0], "the newest rows, and nothing else");
         world.machine.digest()

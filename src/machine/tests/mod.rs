@@ -15,6 +15,7 @@ use crate::model::{
 };
 
 mod forgetting;
+mod images;
 mod leases;
 mod reads;
 

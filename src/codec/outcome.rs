@@ -1,0 +1,381 @@
+//! Answers and refusals: what the table of answers keeps, as it stands in a snapshot.
+//!
+//! ```text
+//! outcome  = 1 put | 2 delete | 3 txn | 4 revision (compacted) | 5 grant | 6 revision, deleted (revoke)
+//!          | 7 revision (applied before) | 8 revision (noted) | 64 refusal
+//! put      = revision | list of row, at most one
+//! delete   = revision | deleted | list of row
+//! txn      = revision | succeeded u8 | list of result
+//! result   = 1 put | 2 delete | 3 txn | 4 range
+//! range    = revision | list of row | more u8 | count
+//! grant    = revision | lease | time
+//! row      = key bytes | value bytes | create revision | mod revision | version | lease or 0
+//! time     = seconds | nanoseconds
+//! refusal  = kind u8 | its figures, in the order of their declaration
+//! ```
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::{CodecError, Decode, Decoder, Encode, Encoder, Sink};
+use crate::model::{
+    DeleteReply, GrantReply, KeyValue, LeaseId, NodeId, Outcome, PutReply, RangeReply, Refusal,
+    Reply, Revision, RevokeReply, TxnReply, TxnResult,
+};
+
+mod kind {
+    pub(super) const PUT: u8 = 1;
+    pub(super) const DELETE: u8 = 2;
+    pub(super) const TXN: u8 = 3;
+    pub(super) const COMPACTED: u8 = 4;
+    pub(super) const GRANT: u8 = 5;
+    pub(super) const REVOKE: u8 = 6;
+    pub(super) const APPLIED_BEFORE: u8 = 7;
+    pub(super) const NOTED: u8 = 8;
+    pub(super) const REFUSAL: u8 = 64;
+    /// Only inside a transaction.
+    pub(super) const RANGE: u8 = 4;
+}
+
+impl Encode for Outcome {
+    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
+        let (kind, revision) = match self {
+            Ok(Reply::Put(reply)) => {
+                to.byte(kind::PUT);
+                return reply.encode(to);
+            }
+            Ok(Reply::Delete(reply)) => {
+                to.byte(kind::DELETE);
+                return reply.encode(to);
+            }
+            Ok(Reply::Txn(reply)) => {
+                to.byte(kind::TXN);
+                return reply.encode(to);
+            }
+            Ok(Reply::Grant(GrantReply { revision, id, ttl })) => {
+                to.byte(kind::GRANT);
+                revision.encode(to);
+                id.encode(to);
+                return ttl.encode(to);
+            }
+            Ok(Reply::Revoke(RevokeReply { revision, deleted })) => {
+                to.byte(kind::REVOKE);
+                revision.encode(to);
+                return to.number(*deleted);
+            }
+            Err(refusal) => {
+                to.byte(kind::REFUSAL);
+                return refusal.encode(to);
+            }
+            Ok(Reply::Compacted { revision }) => (kind::COMPACTED, revision),
+            Ok(Reply::AppliedBefore { revision }) => (kind::APPLIED_BEFORE, revision),
+            Ok(Reply::Noted { revision }) => (kind::NOTED, revision),
+        };
+        to.byte(kind);
+        revision.encode(to);
+    }
+}
+
+impl Decode for Outcome {
+    const BYTES_MIN: usize = 2;
+
+    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
+        Ok(Ok(match from.byte()? {
+            kind::PUT => Reply::Put(PutReply::decode(from)?),
+            kind::DELETE => Reply::Delete(DeleteReply::decode(from)?),
+            kind::TXN => Reply::Txn(TxnReply::decode(from)?),
+            kind::COMPACTED => Reply::Compacted { revision: Revision::decode(from)? },
+            kind::GRANT => Reply::Grant(GrantReply {
+                revision: Revision::decode(from)?,
+                id: LeaseId::decode(from)?,
+                ttl: Duration::decode(from)?,
+            }),
+            kind::REVOKE => Reply::Revoke(RevokeReply {
+                revision: Revision::decode(from)?,
+                deleted: from.number()?,
+            }),
+            kind::APPLIED_BEFORE => Reply::AppliedBefore { revision: Revision::decode(from)? },
+            kind::NOTED => Reply::Noted { revision: Revision::decode(from)? },
+            kind::REFUSAL => return Ok(Err(Refusal::decode(from)?)),
+            found => return Err(CodecError::Newer { what: "answer", found: found.into() }),
+        }))
+    }
+}
+
+impl Encode for PutReply {
+    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
+        self.revision.encode(to);
+        to.list(self.prev.as_slice());
+    }
+}
+
+impl Decode for PutReply {
+    const BYTES_MIN: usize = 2;
+
+    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
+        let revision = Revision::decode(from)?;
+        let mut rows: Vec<KeyValue> = from.list()?;
+        if rows.len() > 1 {
+            return Err(from.malformed("a put with several rows before it"));
+        }
+        Ok(PutReply { revision, prev: rows.pop() })
+    }
+}
+
+impl Encode for DeleteReply {
+    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
+        self.revision.encode(to);
+        to.number(self.deleted);
+        to.list(&self.prev_kvs);
+    }
+}
+
+impl Decode for DeleteReply {
+    const BYTES_MIN: usize = 3;
+
+    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
+        Ok(DeleteReply {
+            revision: Revision::decode(from)?,
+            deleted: from.number()?,
+            prev_kvs: from.list()?,
+        })
+    }
+}
+
+impl Encode for TxnReply {
+    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
+        self.revision.encode(to);
+        to.byte(u8::from(self.succeeded));
+        to.list(&self.results);
+    }
+}
+
+impl Decode for TxnReply {
+    const BYTES_MIN: usize = 3;
+
+    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
+        from.nested(|from| {
+            Ok(TxnReply {
+                revision: Revision::decode(from)?,
+                succeeded: yes_or_no(from)?,
+                results: from.list()?,
+            })
+        })
+    }
+}
+
+impl Encode for TxnResult {
+    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
+        match self {
+            TxnResult::Put(reply) => {
+                to.byte(kind::PUT);
+                reply.encode(to);
+            }
+            TxnResult::Delete(reply) => {
+                to.byte(kind::DELETE);
+                reply.encode(to);
+            }
+            TxnResult::Txn(reply) => {
+                to.byte(kind::TXN);
+                reply.encode(to);
+            }
+            TxnResult::Range(RangeReply { revision, kvs, more, count }) => {
+                to.byte(kind::RANGE);
+                revision.encode(to);
+                to.list(kvs);
+                to.byte(u8::from(*more));
+                to.number(*count);
+            }
+        }
+    }
+}
+
+impl Decode for TxnResult {
+    const BYTES_MIN: usize = 3;
+
+    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
+        Ok(match from.byte()? {
+            kind::PUT => TxnResult::Put(PutReply::decode(from)?),
+            kind::DELETE => TxnResult::Delete(DeleteReply::decode(from)?),
+            kind::TXN => TxnResult::Txn(TxnReply::decode(from)?),
+            kind::RANGE => TxnResult::Range(RangeReply {
+                revision: Revision::decode(from)?,
+                kvs: from.list()?,
+                more: yes_or_no(from)?,
+                count: from.number()?,
+            }),
+            found => return Err(CodecError::Newer { what: "result", found: found.into() }),
+        })
+    }
+}
+
+impl Encode for KeyValue {
+    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
+        to.bytes(&self.key);
+        to.bytes(&self.value);
+        self.create_revision.encode(to);
+        self.mod_revision.encode(to);
+        to.number(self.version);
+        to.number(self.lease.map_or(0, LeaseId::get));
+    }
+}
+
+impl Decode for KeyValue {
+    const BYTES_MIN: usize = 6;
+
+    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
+        Ok(KeyValue {
+            key: from.bytes()?,
+            value: from.bytes()?,
+            create_revision: Revision::decode(from)?,
+            mod_revision: Revision::decode(from)?,
+            version: from.number()?,
+            lease: LeaseId::new(from.number()?),
+        })
+    }
+}
+
+mod refusal {
+    pub(super) const EMPTY_KEY: u8 = 1;
+    pub(super) const KEY_NOT_FOUND: u8 = 2;
+    pub(super) const COMPACTED: u8 = 3;
+    pub(super) const FUTURE: u8 = 4;
+    pub(super) const LEASE_NOT_FOUND: u8 = 5;
+    pub(super) const LEASE_EXISTS: u8 = 6;
+    pub(super) const LEASE_TTL: u8 = 7;
+    pub(super) const DUPLICATE_KEY: u8 = 8;
+    pub(super) const TOO_MANY_OPS: u8 = 9;
+    pub(super) const TOO_DEEP: u8 = 10;
+    pub(super) const KEY_TOO_LARGE: u8 = 11;
+    pub(super) const VALUE_TOO_LARGE: u8 = 12;
+    pub(super) const REQUEST_TOO_LARGE: u8 = 13;
+    pub(super) const CLOSED: u8 = 14;
+    pub(super) const NOT_MEMBER: u8 = 15;
+}
+
+impl Encode for Refusal {
+    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
+        let (kind, figures) = match self {
+            Refusal::EmptyKey => (refusal::EMPTY_KEY, vec![]),
+            Refusal::KeyNotFound => (refusal::KEY_NOT_FOUND, vec![]),
+            Refusal::Compacted { asked, compacted } => {
+                (refusal::COMPACTED, vec![asked.get(), compacted.get()])
+            }
+            Refusal::Future { asked, newest } => (refusal::FUTURE, vec![asked.get(), newest.get()]),
+            Refusal::LeaseNotFound(lease) => (refusal::LEASE_NOT_FOUND, vec![lease.get()]),
+            Refusal::LeaseExists(lease) => (refusal::LEASE_EXISTS, vec![lease.get()]),
+            Refusal::LeaseTtl { asked, max } => {
+                to.byte(refusal::LEASE_TTL);
+                asked.encode(to);
+                return max.encode(to);
+            }
+            Refusal::DuplicateKey(key) => {
+                to.byte(refusal::DUPLICATE_KEY);
+                return to.bytes(key);
+            }
+            Refusal::TooManyOps { count, max } => (refusal::TOO_MANY_OPS, sizes([*count, *max])),
+            Refusal::TooDeep { max } => (refusal::TOO_DEEP, sizes([*max])),
+            Refusal::KeyTooLarge { bytes, max } => (refusal::KEY_TOO_LARGE, sizes([*bytes, *max])),
+            Refusal::ValueTooLarge { bytes, max } => {
+                (refusal::VALUE_TOO_LARGE, sizes([*bytes, *max]))
+            }
+            Refusal::RequestTooLarge { bytes, max } => {
+                (refusal::REQUEST_TOO_LARGE, sizes([*bytes, *max]))
+            }
+            Refusal::Closed => (refusal::CLOSED, vec![]),
+            Refusal::NotMember(node) => (refusal::NOT_MEMBER, vec![node.get()]),
+        };
+        to.byte(kind);
+        for figure in figures {
+            to.number(figure);
+        }
+    }
+}
+
+impl Decode for Refusal {
+    const BYTES_MIN: usize = 1;
+
+    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
+        Ok(match from.byte()? {
+            refusal::EMPTY_KEY => Refusal::EmptyKey,
+            refusal::KEY_NOT_FOUND => Refusal::KeyNotFound,
+            refusal::COMPACTED => Refusal::Compacted {
+                asked: Revision::decode(from)?,
+                compacted: Revision::decode(from)?,
+            },
+            refusal::FUTURE => {
+                Refusal::Future { asked: Revision::decode(from)?, newest: Revision::decode(from)? }
+            }
+            refusal::LEASE_NOT_FOUND => Refusal::LeaseNotFound(LeaseId::decode(from)?),
+            refusal::LEASE_EXISTS => Refusal::LeaseExists(LeaseId::decode(from)?),
+            refusal::LEASE_TTL => {
+                Refusal::LeaseTtl { asked: Duration::decode(from)?, max: Duration::decode(from)? }
+            }
+            // A key that a refusal shows is never long, and must not keep the buffer alive.
+            refusal::DUPLICATE_KEY => Refusal::DuplicateKey(Bytes::copy_from_slice(&from.bytes()?)),
+            refusal::TOO_MANY_OPS => Refusal::TooManyOps { count: size(from)?, max: size(from)? },
+            refusal::TOO_DEEP => Refusal::TooDeep { max: size(from)? },
+            refusal::KEY_TOO_LARGE => Refusal::KeyTooLarge { bytes: size(from)?, max: size(from)? },
+            refusal::VALUE_TOO_LARGE => {
+                Refusal::ValueTooLarge { bytes: size(from)?, max: size(from)? }
+            }
+            refusal::REQUEST_TOO_LARGE => {
+                Refusal::RequestTooLarge { bytes: size(from)?, max: size(from)? }
+            }
+            refusal::CLOSED => Refusal::Closed,
+            refusal::NOT_MEMBER => Refusal::NotMember(NodeId::decode(from)?),
+            found => return Err(CodecError::Newer { what: "refusal", found: found.into() }),
+        })
+    }
+}
+
+fn sizes<const N: usize>(sizes: [usize; N]) -> Vec<u64> {
+    sizes.map(|size| size as u64).to_vec()
+}
+
+fn size(from: &mut Decoder) -> Result<usize, CodecError> {
+    let size = from.number()?;
+    usize::try_from(size).map_err(|_| from.malformed("a size beyond this machine's memory"))
+}
+
+pub(super) fn yes_or_no(from: &mut Decoder) -> Result<bool, CodecError> {
+    match from.byte()? {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(from.malformed("neither yes nor no")),
+    }
+}
+
+impl Encode for Revision {
+    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
+        to.number(self.get());
+    }
+}
+
+impl Decode for Revision {
+    const BYTES_MIN: usize = 1;
+
+    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
+        from.number().map(Revision)
+    }
+}
+
+impl Encode for Duration {
+    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
+        to.number(self.as_secs());
+        to.number(self.subsec_nanos().into());
+    }
+}
+
+impl Decode for Duration {
+    const BYTES_MIN: usize = 2;
+
+    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
+        let (seconds, nanos) = (from.number()?, from.number()?);
+        match u32::try_from(nanos) {
+            Ok(nanos) if nanos < 1_000_000_000 => Ok(Duration::new(seconds, nanos)),
+            _ => Err(from.malformed("more nanoseconds than a second has")),
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! An image: the whole state as of one log entry, taken at once and read later.
+//!
+//! Versions of rows do not change once they are written. So an image copies only what does change
+//! (leases, answers, members, a few numbers), and keeps the sweep from what it has not read yet: the
+//! rows live at the compacted revision, and the history from it on. They are read page by page, from
+//! any thread, each page in a hold of its own, while entries are applied and compactions go on.
+//!
+//! What it costs the writer is the copy, and memory: while an image lives, what is compacted after it
+//! was taken is not given back. A worker reads it to its end or drops it.
+
+use std::collections::VecDeque;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::answers::AnswerRow;
+use super::lease::Held;
+use super::row::{Row, RowRef};
+use super::shared::{Registration, Replaced, Shared};
+use super::store::expect_sound;
+use crate::model::{EventKind, Fault, KeyValue, LifeRow, Piece, Revision, RowChange, StateHead};
+
+/// How many rows are passed in one hold of the lock: fewer than a reader passes, as an image is in no
+/// hurry and reads everything.
+const HOLD_ROWS: usize = 128;
+
+/// What a lease or an answer without rows counts for in a piece, in bytes.
+const PART_BYTES: usize = 64;
+
+/// See the module.
+pub struct Image {
+    head: StateHead,
+    shared: Arc<Shared>,
+    generation: u64,
+    _kept: Registration,
+    next: Next,
+    leases: VecDeque<Held>,
+    lives: VecDeque<LifeRow>,
+    answers: VecDeque<AnswerRow>,
+}
+
+/// What the next piece begins with.
+enum Next {
+    /// The first key after this one.
+    Row { after: Option<Box<[u8]>>, at: Revision },
+    /// This change of this revision.
+    Change { revision: Revision, number: usize },
+    /// What was copied.
+    Rest,
+}
+
+/// Why an image cannot be read to its end.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum ImageError {
+    /// The state was replaced by a later one: take another image.
+    #[error("the state was replaced by an installed snapshot while it was being copied")]
+    Replaced,
+    /// The state is damaged, and would be damaged where it goes.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+}
+
+impl From<Replaced> for ImageError {
+    fn from(_: Replaced) -> Self {
+        ImageError::Replaced
+    }
+}
+
+impl Image {
+    pub(super) fn new(
+        head: StateHead,
+        shared: &Arc<Shared>,
+        leases: VecDeque<Held>,
+        (lives, answers): (VecDeque<LifeRow>, VecDeque<AnswerRow>),
+    ) -> Self {
+        let state = shared.state();
+        let kept = shared.register(&state, head.compacted.unwrap_or(Revision::FIRST));
+        let generation = state.generation();
+        drop(state);
+        let next = match head.compacted {
+            Some(at) => Next::Row { after: None, at },
+            None => first_change(None),
+        };
+        let shared = Arc::clone(shared);
+        Self { head, shared, generation, _kept: kept, next, leases, lives, answers }
+    }
+
+    /// What is known beforehand.
+    pub fn head(&self) -> &StateHead {
+        &self.head
+    }
+
+    /// The next piece, of about `bytes_max` but at least one row; `None` after the last.
+    ///
+    /// # Errors
+    /// The state is not there any more, or a row of it has changed in memory.
+    pub fn next(&mut self, bytes_max: usize) -> Result<Option<Piece>, ImageError> {
+        if let Next::Row { .. } = self.next {
+            let rows = self.rows(bytes_max)?;
+            if !rows.is_empty() {
+                return Ok(Some(Piece::Rows(rows)));
+            }
+        }
+        if let Next::Change { .. } = self.next {
+            let changes = self.changes(bytes_max)?;
+            if !changes.is_empty() {
+                return Ok(Some(Piece::Changes(changes)));
+            }
+        }
+        let parts = (bytes_max / PART_BYTES).max(1);
+        if !self.leases.is_empty() {
+            let some = self.leases.drain(..parts.min(self.leases.len()));
+            return Ok(Some(Piece::Leases(some.map(Held::into_row).collect())));
+        }
+        if !self.lives.is_empty() {
+            let some = self.lives.drain(..parts.min(self.lives.len()));
+            return Ok(Some(Piece::Lives(some.collect())));
+        }
+        let (mut some, mut bytes) = (Vec::new(), 0);
+        while bytes < bytes_max.max(1)
+            && let Some(answer) = self.answers.pop_front()
+        {
+            bytes += PART_BYTES + answer.bytes;
+            some.push((answer.id, answer.outcome));
+        }
+        Ok((!some.is_empty()).then_some(Piece::Answers(some)))
+    }
+
+    fn rows(&mut self, bytes_max: usize) -> Result<Vec<KeyValue>, ImageError> {
+        let (mut found, mut bytes) = (Vec::new(), 0);
+        while bytes < bytes_max.max(1)
+            && let Next::Row { after, at } = &mut self.next
+        {
+            let state = self.shared.state();
+            state.expect(self.generation)?;
+            let from = after.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+            let mut rows: Vec<Row> = Vec::with_capacity(HOLD_ROWS);
+            let (mut last, mut looked) = (None, 0);
+            for versions in state.index.iter_from(from).take(HOLD_ROWS) {
+                looked += 1;
+                last = Some(versions.newest());
+                if let Some(row) = versions.live(*at) {
+                    bytes += row.key().len() + row.value().len() + PART_BYTES;
+                    rows.push(row.to_row());
+                    if bytes >= bytes_max {
+                        break;
+                    }
+                }
+            }
+            let last = last.map(|row| row.key().into());
+            let more = looked == HOLD_ROWS || bytes >= bytes_max;
+            drop(state);
+            self.next = match last {
+                Some(_) if more => Next::Row { after: last, at: *at },
+                _ => first_change(Some(*at)),
+            };
+            for row in rows {
+                expect_sound(row.view())?;
+                found.push(row.view().key_value());
+            }
+        }
+        Ok(found)
+    }
+
+    fn changes(&mut self, bytes_max: usize) -> Result<Vec<RowChange>, ImageError> {
+        let (mut found, mut bytes) = (Vec::new(), 0);
+        while bytes < bytes_max.max(1)
+            && let Next::Change { revision, number } = &mut self.next
+        {
+            let state = self.shared.state();
+            state.expect(self.generation)?;
+            let mut rows: Vec<Row> = Vec::with_capacity(HOLD_ROWS);
+            while *revision <= self.head.revision && rows.len() < HOLD_ROWS && bytes < bytes_max {
+                let changes = state.history.get(*revision).expect("kept from the sweep");
+                if *number == changes.len() {
+                    (*revision, *number) = (revision.next(), 0);
+                    continue;
+                }
+                let row = changes.get(*number);
+                bytes += row.key().len() + row.value().len() + PART_BYTES;
+                rows.push(row.to_row());
+                *number += 1;
+            }
+            let done = *revision > self.head.revision;
+            drop(state);
+            if done {
+                self.next = Next::Rest;
+            }
+            for row in rows {
+                expect_sound(row.view())?;
+                found.push(change(row.view()));
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Nothing happened at revision 1.
+fn first_change(compacted: Option<Revision>) -> Next {
+    let revision = compacted.unwrap_or_default().max(Revision::FIRST.next());
+    Next::Change { revision, number: 0 }
+}
+
+fn change(row: RowRef<'_>) -> RowChange {
+    let event = row.event(None);
+    match event.kind {
+        EventKind::Put => RowChange::Put(event.kv),
+        EventKind::Delete => {
+            RowChange::Delete { revision: event.kv.mod_revision, key: event.kv.key }
+        }
+    }
+}
+
+impl std::fmt::Debug for Image {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Image").field("index", &self.head.index).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,239 @@
+//! The snapshots in a data directory.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::{Partial, Reader, SnapshotError, Writer};
+use crate::env::{Disk, File, OpenMode};
+use crate::model::{ClusterId, LogIndex, SnapshotId, StateHead, Term};
+
+/// The snapshots of one member. There may be other files beside them.
+pub(crate) struct Folder {
+    disk: Arc<dyn Disk>,
+    dir: PathBuf,
+    cluster: ClusterId,
+}
+
+/// A file that has the name of a whole snapshot.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Found {
+    /// The last entry that it covers.
+    pub(crate) index: LogIndex,
+    /// The term of that entry.
+    pub(crate) term: Term,
+    /// Where it is.
+    pub(crate) path: PathBuf,
+}
+
+impl Folder {
+    /// Opens the folder `dir`, which exists, and removes what writers have left behind.
+    ///
+    /// # Errors
+    /// The disk refuses.
+    pub(crate) fn open(
+        disk: &Arc<dyn Disk>,
+        dir: &Path,
+        cluster: ClusterId,
+    ) -> Result<Self, SnapshotError> {
+        let folder = Self { disk: Arc::clone(disk), dir: dir.to_owned(), cluster };
+        for name in folder.names()? {
+            if name.starts_with(PREFIX) && name.ends_with(".writing") {
+                folder.remove(&name)?;
+            }
+        }
+        Ok(folder)
+    }
+
+    /// The snapshots by their names, newest first. Whether they are sound is known once they are
+    /// read.
+    ///
+    /// # Errors
+    /// The disk refuses.
+    pub(crate) fn list(&self) -> Result<Vec<Found>, SnapshotError> {
+        let mut found: Vec<Found> = self
+            .names()?
+            .iter()
+            .filter_map(|name| {
+                let (index, term) = parse(name)?;
+                Some(Found { index, term, path: self.dir.join(name) })
+            })
+            .collect();
+        found.sort();
+        found.reverse();
+        Ok(found)
+    }
+
+    /// Opens one to be read.
+    ///
+    /// # Errors
+    /// The disk refuses, it is damaged, or another cluster's.
+    pub(crate) fn read(&self, found: &Found) -> Result<Reader, SnapshotError> {
+        let reader = Reader::open(&self.disk, &found.path)?;
+        reader.expect_cluster(self.cluster)?;
+        let head = reader.head();
+        if (head.index, head.term) != (found.index, found.term) {
+            let (path, offset) = (found.path.clone(), 0);
+            let why = format!("it is of entry {} in term {}", head.index, head.term);
+            return Err(SnapshotError::Damaged { path, offset, why });
+        }
+        Ok(reader)
+    }
+
+    /// The newest one that is sound from its first byte to its last; and what is wrong with newer
+    /// ones.
+    ///
+    /// # Errors
+    /// The disk refuses.
+    pub(crate) fn newest(&self) -> Result<(Option<SnapshotId>, Vec<SnapshotError>), SnapshotError> {
+        let mut wrong = Vec::new();
+        for found in self.list()? {
+            let read = || {
+                let mut reader = self.read(&found)?;
+                while reader.pass()? {}
+                Ok(reader.id())
+            };
+            match read() {
+                Ok(id) => return Ok((id, wrong)),
+                Err(error @ SnapshotError::Io { .. }) => return Err(error),
+                Err(error) => wrong.push(error),
+            }
+        }
+        Ok((None, wrong))
+    }
+
+    /// Begins to write one.
+    ///
+    /// # Errors
+    /// The disk refuses, or is full.
+    pub(crate) fn begin(&self, head: &StateHead) -> Result<Writer, SnapshotError> {
+        let path = self.dir.join(name(head.index, head.term));
+        Writer::create(&self.disk, &path, self.cluster, head)
+    }
+
+    /// Begins, or goes on, to receive one from another member. Receiving any other one is given up.
+    ///
+    /// # Errors
+    /// The disk refuses.
+    pub(crate) fn receive(&self, id: SnapshotId) -> Result<Partial, SnapshotError> {
+        let ours = partial_name(id);
+        for name in self.names()? {
+            if name.starts_with(PREFIX) && name.ends_with(".partial") && name != ours {
+                self.remove(&name)?;
+            }
+        }
+        let path = self.dir.join(name(id.index, id.term));
+        Partial::open(&self.disk, self.dir.join(ours), path, self.cluster, id)
+    }
+
+    /// Opens one to be sent. It can be sent to its end even if it is removed meanwhile. `None` if it
+    /// is not there.
+    ///
+    /// # Errors
+    /// The disk refuses.
+    pub(crate) fn source(&self, id: SnapshotId) -> Result<Option<Source>, SnapshotError> {
+        let path = self.dir.join(name(id.index, id.term));
+        let file = match self.disk.open(&path, OpenMode::Read) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file.map_err(SnapshotError::io("open", &path))?,
+        };
+        let len = file.len().map_err(SnapshotError::io("measure", &path))?;
+        Ok((len == id.bytes).then_some(Source { file, path, id }))
+    }
+
+    /// Removes what is older than `kept`, which is sound and durable: snapshots, and what was
+    /// received of others. Tells how many snapshots.
+    ///
+    /// # Errors
+    /// The disk refuses. To be tried again with the next one.
+    pub(crate) fn remove_older(&self, kept: SnapshotId) -> Result<usize, SnapshotError> {
+        let kept = (kept.index, kept.term);
+        let mut removed = 0;
+        for name in self.names()? {
+            let partial = parse_partial(&name).filter(|id| *id <= kept);
+            let older = parse(&name).filter(|id| *id < kept);
+            if partial.or(older).is_some() {
+                self.remove(&name)?;
+            }
+            removed += usize::from(older.is_some());
+        }
+        self.disk.sync_dir(&self.dir).map_err(SnapshotError::io("sync", &self.dir))?;
+        Ok(removed)
+    }
+
+    /// Removes one that is of no use.
+    ///
+    /// # Errors
+    /// The disk refuses.
+    pub(crate) fn discard(&self, found: &Found) -> Result<(), SnapshotError> {
+        self.disk.remove(&found.path).map_err(SnapshotError::io("remove", &found.path))?;
+        self.disk.sync_dir(&self.dir).map_err(SnapshotError::io("sync", &self.dir))
+    }
+
+    fn names(&self) -> Result<Vec<String>, SnapshotError> {
+        self.disk.list(&self.dir).map_err(SnapshotError::io("list", &self.dir))
+    }
+
+    fn remove(&self, name: &str) -> Result<(), SnapshotError> {
+        let path = self.dir.join(name);
+        self.disk.remove(&path).map_err(SnapshotError::io("remove", &path))
+    }
+}
+
+/// A snapshot that is being sent.
+pub(crate) struct Source {
+    file: Box<dyn File>,
+    path: PathBuf,
+    id: SnapshotId,
+}
+
+impl Source {
+    /// Which.
+    pub(crate) fn id(&self) -> SnapshotId {
+        self.id
+    }
+
+    /// The bytes from `offset` on, at most `bytes_max`; none at and after its end.
+    ///
+    /// # Errors
+    /// The disk refuses.
+    pub(crate) fn part(&self, offset: u64, bytes_max: usize) -> Result<Bytes, SnapshotError> {
+        let left = self.id.bytes.saturating_sub(offset);
+        let bytes = usize::try_from(left).unwrap_or(usize::MAX).min(bytes_max);
+        let mut part = vec![0; bytes];
+        self.file
+            .read_exact_at(&mut part, offset)
+            .map_err(SnapshotError::io("read", &self.path))?;
+        Ok(part.into())
+    }
+}
+
+const PREFIX: &str = "snap-";
+
+fn name(index: LogIndex, term: Term) -> String {
+    format!("{PREFIX}{:016x}-{:016x}.snapshot", index.get(), term.get())
+}
+
+fn partial_name(id: SnapshotId) -> String {
+    let SnapshotId { index, term, bytes, checksum } = id;
+    let (index, term) = (index.get(), term.get());
+    format!("{PREFIX}{index:016x}-{term:016x}-{bytes:016x}-{checksum:016x}.partial")
+}
+
+fn parse(name: &str) -> Option<(LogIndex, Term)> {
+    let (index, term) = name.strip_prefix(PREFIX)?.strip_suffix(".snapshot")?.split_once('-')?;
+    Some((LogIndex(hex(index)?), Term(hex(term)?)))
+}
+
+fn parse_partial(name: &str) -> Option<(LogIndex, Term)> {
+    let mut parts = name.strip_prefix(PREFIX)?.strip_suffix(".partial")?.split('-');
+    let (index, term) = (hex(parts.next()?)?, hex(parts.next()?)?);
+    (parts.count() == 2).then_some((LogIndex(index), Term(term)))
+}
+
+fn hex(text: &str) -> Option<u64> {
+    let plain = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    plain.then(|| u64::from_str_radix(text, 16).ok()).flatten()
+}

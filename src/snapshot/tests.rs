@@ -1,0 +1,1 @@
+//! Files that are whole, torn, flipped, cut and taken up again.
