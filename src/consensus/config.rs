@@ -1,10 +1,9 @@
 //! What the consensus is told when it starts, every limit with a name and a unit.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::env::Entropy;
-use crate::model::NodeId;
+use crate::model::{Members, NodeId};
 
 use super::fault::ConsensusFault;
 
@@ -13,17 +12,13 @@ use super::fault::ConsensusFault;
 pub(crate) const ENTRY_BYTES_MAX: usize = 7 << 20;
 
 /// How the consensus of one member is set up.
-///
-/// Members are static for now: the voters are given, and equal on all members. A change of membership
-/// will come out of the log as an entry of its own kind, and change them while the node runs.
 #[derive(Clone)]
 pub(crate) struct ConsensusConfig {
     /// This member.
     pub(crate) id: NodeId,
-    /// The members that vote, this one as well.
-    pub(crate) voters: Vec<NodeId>,
-    /// The members that replicate and do not vote. None until membership can change.
-    pub(crate) learners: Vec<NodeId>,
+    /// Everybody, as of what is applied. This one may be missing: it has joined and has not heard of
+    /// it from the log, or was removed.
+    pub(crate) members: Members,
     /// How often a leader speaks, in ticks. At least 1.
     pub(crate) heartbeat_ticks: usize,
     /// T: a follower waits between T and 2 T for its leader, in ticks. More than `heartbeat_ticks`.
@@ -44,6 +39,9 @@ pub(crate) struct ConsensusConfig {
     /// How many bytes of entries may wait for this member's disk; beyond it, entries from the leader
     /// are dropped, and come again. Default 64 MiB.
     pub(crate) unpersisted_bytes_max: usize,
+    /// How long a follower that fetches a snapshot may show no progress before the leader begins anew
+    /// with it, in ticks. Default 4 T.
+    pub(crate) snapshot_ticks: usize,
     /// Where randomness comes from: one number, at the start.
     pub(crate) entropy: Arc<dyn Entropy>,
 }
@@ -52,15 +50,14 @@ impl ConsensusConfig {
     /// A configuration with every limit at its default.
     pub(crate) fn new(
         id: NodeId,
-        voters: Vec<NodeId>,
+        members: Members,
         heartbeat_ticks: usize,
         election_ticks: usize,
         entropy: Arc<dyn Entropy>,
     ) -> Self {
         Self {
             id,
-            voters,
-            learners: Vec::new(),
+            members,
             heartbeat_ticks,
             election_ticks,
             append_bytes_max: 256 << 10,
@@ -69,20 +66,14 @@ impl ConsensusConfig {
             commit_bytes_max: 4 << 20,
             cache_bytes_max: 32 << 20,
             unpersisted_bytes_max: 64 << 20,
+            snapshot_ticks: 4 * election_ticks,
             entropy,
         }
     }
 
     /// The configuration in raft's words, if it makes sense.
     pub(super) fn to_raft(&self, applied: u64) -> Result<raft::Config, ConsensusFault> {
-        let members: BTreeSet<_> = self.voters.iter().chain(&self.learners).collect();
-        if members.len() != self.voters.len() + self.learners.len() {
-            return Err(ConsensusFault::Config("a member is named twice".to_owned()));
-        }
-        if !members.contains(&self.id) {
-            return Err(ConsensusFault::Config(format!("member {} is not in the list", self.id)));
-        }
-        if self.voters.is_empty() {
+        if self.members.voters().next().is_none() {
             return Err(ConsensusFault::Config("nobody votes".to_owned()));
         }
         let config = raft::Config {

@@ -50,4 +50,20 @@ pub(crate) enum ConsensusFault {
         /// What came, if anything.
         found: Option<LogIndex>,
     },
+    /// The log has been cut beyond the state that this member has.
+    #[error("the log begins at {first}, but the state ends at {applied}: a snapshot is lost")]
+    StateLost {
+        /// The oldest entry of the log.
+        first: LogIndex,
+        /// What is applied.
+        applied: LogIndex,
+    },
+    /// An entry that changes the members, or what the state made of it, makes no sense.
+    #[error("the change of the members at {index}: {why}")]
+    Membership {
+        /// Which entry.
+        index: LogIndex,
+        /// What is wrong.
+        why: String,
+    },
 }

@@ -5,15 +5,21 @@
 //! a stranger. A correct member sends none of them. The gate knows what a correct member can send to
 //! this one, and lets nothing else pass; what it refuses was not looked at by anybody.
 //!
+//! Who may speak is judged by what is applied here, and that may be old. A member that was removed is
+//! refused. One that is not known is let in, since its connection has proven that it belongs to the
+//! cluster: it has joined, and may even lead, while this one was away. And one that is known as a
+//! learner may vote by now.
+//!
 //! It cannot see through a member that lies well (one that says to have stored what it has not): the
 //! members of a cluster trust each other to crash, not to cheat.
 
 use raft::eraftpb::{Message, MessageType};
 use thiserror::Error;
 
-use crate::model::{LogIndex, NodeId, Term};
+use crate::model::{LogIndex, NodeId, SnapshotId, Term};
 
 use super::round::RoundContext;
+use super::snapshot;
 use super::status::Role;
 use super::wire::WireError;
 
@@ -46,9 +52,15 @@ pub(crate) enum GateRefusal {
         /// For whom.
         to: u64,
     },
-    /// The sender is not a member, or not one that may say this.
-    #[error("from a member that may not send this")]
-    Standing,
+    /// The sender is this member itself.
+    #[error("from this member itself")]
+    Oneself,
+    /// The sender was a member, and is none any more.
+    #[error("from a member that was removed")]
+    Removed,
+    /// A snapshot that no member sends, or not to this one.
+    #[error("a snapshot that makes no sense here")]
+    Snapshot,
     /// Messages of this kind do not cross the wire.
     #[error("messages of kind {kind} do not cross the wire")]
     Kind {
@@ -122,8 +134,7 @@ impl GateRefusal {
 /// What the gate must know about this member.
 pub(super) trait Standpoint {
     fn id(&self) -> NodeId;
-    fn is_voter(&self, node: NodeId) -> bool;
-    fn is_member(&self, node: NodeId) -> bool;
+    fn is_removed(&self, node: NodeId) -> bool;
     fn role(&self) -> Role;
     fn term(&self) -> Term;
     fn leader(&self) -> Option<NodeId>;
@@ -145,9 +156,12 @@ pub(super) fn judge(
         return Err(GateRefusal::Addressee { to: message.to });
     }
     if from == here.id() {
-        return Err(GateRefusal::Standing);
+        return Err(GateRefusal::Oneself);
     }
-    judge_kind(message, from, here)?;
+    if here.is_removed(from) {
+        return Err(GateRefusal::Removed);
+    }
+    judge_kind(message)?;
     judge_numbers(message, here.term())?;
     judge_fields(message)?;
     match message.get_msg_type() {
@@ -158,6 +172,10 @@ pub(super) fn judge(
         MessageType::MsgHeartbeat => {
             judge_leader(message, from, here)?;
             judge_heartbeat(message, here)
+        }
+        MessageType::MsgSnapshot => {
+            judge_leader(message, from, here)?;
+            judge_snapshot(message, here)
         }
         MessageType::MsgAppendResponse => judge_append_response(message, here),
         MessageType::MsgRequestVote | MessageType::MsgRequestPreVote => judge_vote_request(message),
@@ -173,19 +191,19 @@ pub(super) fn judge(
     }
 }
 
-fn judge_kind(message: &Message, from: NodeId, here: &impl Standpoint) -> Result<(), GateRefusal> {
-    let may_send = match message.get_msg_type() {
+fn judge_kind(message: &Message) -> Result<(), GateRefusal> {
+    match message.get_msg_type() {
         MessageType::MsgAppend
-        | MessageType::MsgHeartbeat
+        | MessageType::MsgAppendResponse
         | MessageType::MsgRequestVote
-        | MessageType::MsgRequestPreVote
-        | MessageType::MsgTimeoutNow => here.is_voter(from),
-        MessageType::MsgAppendResponse
-        | MessageType::MsgHeartbeatResponse
         | MessageType::MsgRequestVoteResponse
-        | MessageType::MsgRequestPreVoteResponse => here.is_member(from),
-        // What a node says to itself, what we say in words of our own (proposals, reads), and
-        // snapshots, which do not exist yet.
+        | MessageType::MsgSnapshot
+        | MessageType::MsgHeartbeat
+        | MessageType::MsgHeartbeatResponse
+        | MessageType::MsgTimeoutNow
+        | MessageType::MsgRequestPreVote
+        | MessageType::MsgRequestPreVoteResponse => Ok(()),
+        // What a node says to itself, and what we say in words of our own (proposals, reads).
         kind @ (MessageType::MsgHup
         | MessageType::MsgBeat
         | MessageType::MsgPropose
@@ -194,10 +212,8 @@ fn judge_kind(message: &Message, from: NodeId, here: &impl Standpoint) -> Result
         | MessageType::MsgCheckQuorum
         | MessageType::MsgTransferLeader
         | MessageType::MsgReadIndex
-        | MessageType::MsgReadIndexResp
-        | MessageType::MsgSnapshot) => return Err(GateRefusal::Kind { kind: kind as i32 }),
-    };
-    if may_send { Ok(()) } else { Err(GateRefusal::Standing) }
+        | MessageType::MsgReadIndexResp) => Err(GateRefusal::Kind { kind: kind as i32 }),
+    }
 }
 
 fn judge_numbers(message: &Message, mine: Term) -> Result<(), GateRefusal> {
@@ -235,7 +251,8 @@ fn judge_fields(message: &Message) -> Result<(), GateRefusal> {
     let fields = [
         ("a context", context_fits),
         ("entries", message.entries.is_empty() || kind == MessageType::MsgAppend),
-        ("a snapshot", !message.has_snapshot() && message.request_snapshot == 0),
+        ("a snapshot", !message.has_snapshot() || kind == MessageType::MsgSnapshot),
+        ("a wish for a snapshot", message.request_snapshot == 0),
         ("a priority", message.priority == 0 && message.deprecated_priority == 0),
     ];
     match fields.into_iter().find(|(_, fits)| !fits) {
@@ -296,6 +313,26 @@ fn judge_heartbeat(message: &Message, here: &impl Standpoint) -> Result<(), Gate
     let (promised, last) = (LogIndex(message.commit), here.last());
     if message.term >= here.term().get() && promised > last {
         return Err(GateRefusal::LogLost { promised, last });
+    }
+    Ok(())
+}
+
+fn judge_snapshot(message: &Message, here: &impl Standpoint) -> Result<(), GateRefusal> {
+    let (id, configuration) =
+        snapshot::from_raft(message.get_snapshot()).ok_or(GateRefusal::Snapshot)?;
+    let SnapshotId { index, term, .. } = id;
+    // (1, 1) is where everybody starts. Raft panics at a configuration that makes no sense, and passes
+    // over one without this member.
+    let makes_sense = (2..NUMBER_MAX).contains(&index.get())
+        && (1..=message.term).contains(&term.get())
+        && configuration.contains(here.id())
+        && (message.index, message.log_term, message.commit) == (0, 0, 0);
+    if !makes_sense {
+        return Err(GateRefusal::Snapshot);
+    }
+    let differs = here.term_at(index).is_some_and(|mine| mine != term);
+    if message.term >= here.term().get() && index <= here.commit() && differs {
+        return Err(GateRefusal::Contradiction { index });
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 #[cfg(test)]
 use crate::model::Term;
-use crate::model::{LogIndex, NodeId};
+use crate::model::{LogIndex, MemberRole, NodeId};
 
 /// What part a member plays.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,8 +61,33 @@ pub(crate) struct Status {
 pub(crate) struct PeerStatus {
     /// Which.
     pub(crate) id: NodeId,
+    /// Its part. One that is being replaced votes until that is done.
+    pub(crate) role: MemberRole,
     /// Up to here it has said that its log is the leader's.
     pub(crate) matched: LogIndex,
     /// It was heard of within an election timeout.
     pub(crate) active: bool,
+    /// How it is served.
+    pub(crate) state: PeerState,
+}
+
+/// How a leader serves a member.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum PeerState {
+    /// Where its log ends is not known, or it does not answer: one message a heartbeat.
+    Probe,
+    /// It gets entries as they come.
+    Replicate,
+    /// It is too far behind for the log, and fetches a snapshot.
+    Snapshot,
+}
+
+impl From<raft::ProgressState> for PeerState {
+    fn from(state: raft::ProgressState) -> Self {
+        match state {
+            raft::ProgressState::Probe => PeerState::Probe,
+            raft::ProgressState::Replicate => PeerState::Replicate,
+            raft::ProgressState::Snapshot => PeerState::Snapshot,
+        }
+    }
 }

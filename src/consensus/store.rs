@@ -1,26 +1,32 @@
 //! What raft reads its log from: the newest entries from memory, older ones from the log on disk.
 //!
 //! ```text
-//!   2 ............ first ................... last
-//!   └─ log reader ─┘└──────── cache ────────┘
-//!        (disk)         (some not on disk yet)
+//!   base │ ............ first ................... last
+//!        └─ log reader ─┘└──────── cache ────────┘
+//!             (disk)         (some not on disk yet)
 //! ```
+//!
+//! The base is the entry before the oldest: a snapshot covers everything up to it. It moves when the
+//! log's front is cut, and when a snapshot of another member takes the log's place; then at once,
+//! while the log on disk follows.
 //!
 //! The raft crate takes an error for the end of the world (it panics) or for a reason to send a
 //! snapshot. So an error of the disk is noted here as a fault, which stops the member at its next
 //! turn, and raft is told that the entries are not there *yet*. Where it would not take that for an
 //! answer, the entries are fetched before it asks: see [`RaftStore::prefetch`].
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use raft::eraftpb::{self, ConfState, EntryType};
 use raft::{GetEntriesContext, RaftState, Storage, StorageError};
 
-use crate::model::{LogIndex, Term};
+use crate::model::{LogIndex, NodeId, SnapshotId, Term};
 use crate::wal;
 
 use super::cache::{Cache, entry_bytes};
 use super::fault::ConsensusFault;
+use super::membership::Configuration;
+use super::snapshot;
 
 /// The entries that are on disk. The log's reader, or its twin in memory.
 pub(crate) trait OlderEntries: Send {
@@ -39,10 +45,10 @@ pub(crate) trait OlderEntries: Send {
     /// The term of an entry, from memory. `None`: there is no such entry.
     fn term(&self, index: LogIndex) -> Option<Term>;
 
-    /// The oldest entry: 2, until logs are cut.
+    /// The oldest entry, or the next one that comes. The term of the one before it is known.
     fn first(&self) -> LogIndex;
 
-    /// The newest one; 1 if there is none.
+    /// The newest one, or the one before the oldest if there is none.
     fn last(&self) -> LogIndex;
 }
 
@@ -96,31 +102,77 @@ pub(super) fn to_wal(entry: eraftpb::Entry) -> wal::Entry {
 /// See the module.
 pub(super) struct RaftStore {
     older: Box<dyn OlderEntries>,
+    /// The entry before the oldest that raft may ask for.
+    base: wal::Base,
     cache: Cache,
     /// Entries from before the cache that raft is about to ask for.
     prefetched: Vec<eraftpb::Entry>,
     start: RaftState,
+    /// What followers get that are too far behind for the log.
+    offered: Option<(SnapshotId, Configuration)>,
+    /// One of them needs another one.
+    is_wanted: Cell<bool>,
     /// The most bytes that one read from disk brings.
     read_bytes_max: usize,
     fault: RefCell<Option<ConsensusFault>>,
 }
 
 impl RaftStore {
+    /// # Errors
+    /// The log does not know where it begins.
     pub(super) fn new(
         older: Box<dyn OlderEntries>,
         hard_state: eraftpb::HardState,
         members: ConfState,
         read_bytes_max: u64,
-    ) -> Self {
-        let cache = Cache::new(older.last().get() + 1);
-        Self {
+    ) -> Result<Self, ConsensusFault> {
+        Ok(Self {
+            base: base_of(&*older)?,
+            cache: Cache::new(older.last().get() + 1),
             older,
-            cache,
             prefetched: Vec::new(),
             start: RaftState::new(hard_state, members),
+            offered: None,
+            is_wanted: Cell::new(false),
             read_bytes_max: usize::try_from(read_bytes_max).unwrap_or(usize::MAX),
             fault: RefCell::new(None),
+        })
+    }
+
+    /// The log's front was cut, or it has begun anew behind a snapshot.
+    ///
+    /// # Errors
+    /// The log does not know where it begins.
+    pub(super) fn cut(&mut self) -> Result<(), ConsensusFault> {
+        let base = base_of(&*self.older)?;
+        if base.index > self.base.index {
+            self.base = base;
         }
+        Ok(())
+    }
+
+    /// The entry before the oldest.
+    pub(super) fn base(&self) -> wal::Base {
+        self.base
+    }
+
+    /// A snapshot takes the log's place: it begins anew behind `base`.
+    pub(super) fn begin_anew(&mut self, base: wal::Base) {
+        assert!(base.index > self.base.index, "the log goes back to {}", base.index);
+        self.base = base;
+        self.cache = Cache::new(base.index.get() + 1);
+        self.prefetched.clear();
+    }
+
+    /// What followers get that are too far behind for the log.
+    pub(super) fn offer(&mut self, offered: Option<(SnapshotId, Configuration)>) {
+        self.offered = offered;
+        self.is_wanted.set(false);
+    }
+
+    /// Whether raft has asked for a snapshot since the last offer, and that one did not fit.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.is_wanted.get()
     }
 
     /// Adds entries to the cache, on their way to the disk.
@@ -239,7 +291,7 @@ impl Storage for RaftStore {
         context: GetEntriesContext,
     ) -> raft::Result<Vec<eraftpb::Entry>> {
         let max_size = max_size.into();
-        if low < self.older.first().get() {
+        if low <= self.base.index.get() {
             return Err(StorageError::Compacted.into());
         }
         if high > self.cache.last() + 1 {
@@ -259,6 +311,8 @@ impl Storage for RaftStore {
                 }
                 Ok(entries)
             }
+            // It was cut while it was read.
+            Err(_) if low < self.older.first().get() => Err(StorageError::Compacted.into()),
             Err(fault) => {
                 let text = fault.to_string();
                 self.note(fault);
@@ -272,6 +326,12 @@ impl Storage for RaftStore {
     }
 
     fn term(&self, index: u64) -> raft::Result<u64> {
+        if index == self.base.index.get() {
+            return Ok(self.base.term.get());
+        }
+        if index < self.base.index.get() {
+            return Err(StorageError::Compacted.into());
+        }
         if let Some(entry) = self.cache.get(index) {
             return Ok(entry.term);
         }
@@ -280,7 +340,8 @@ impl Storage for RaftStore {
         }
         match self.older.term(LogIndex(index)) {
             Some(term) => Ok(term.get()),
-            None if index + 1 < self.older.first().get() => Err(StorageError::Compacted.into()),
+            // It was cut, and raft has not been told yet.
+            None if index < self.older.first().get() => Err(StorageError::Compacted.into()),
             None => {
                 self.note(ConsensusFault::OutOfOrder { asked: LogIndex(index), found: None });
                 Err(StorageError::Unavailable.into())
@@ -289,16 +350,43 @@ impl Storage for RaftStore {
     }
 
     fn first_index(&self) -> raft::Result<u64> {
-        Ok(self.older.first().get())
+        Ok(self.base.index.get() + 1)
     }
 
     fn last_index(&self) -> raft::Result<u64> {
         Ok(self.cache.last())
     }
 
-    /// Snapshots do not exist yet: logs are not cut, so nobody needs one.
-    fn snapshot(&self, _: u64, _: u64) -> raft::Result<eraftpb::Snapshot> {
-        Err(StorageError::SnapshotTemporarilyUnavailable.into())
+    /// What is offered, if the log goes on behind it and it knows the follower: raft installs no
+    /// snapshot on a member that is not in it. Otherwise raft asks again later.
+    fn snapshot(&self, _: u64, to: u64) -> raft::Result<eraftpb::Snapshot> {
+        match &self.offered {
+            Some((id, configuration))
+                if id.index >= self.base.index
+                    && NodeId::new(to).is_some_and(|to| configuration.contains(to)) =>
+            {
+                Ok(snapshot::to_raft(*id, configuration))
+            }
+            _ => {
+                self.is_wanted.set(true);
+                Err(StorageError::SnapshotTemporarilyUnavailable.into())
+            }
+        }
+    }
+}
+
+/// The entry before the oldest one. The log may be cut meanwhile, by another thread.
+fn base_of(older: &dyn OlderEntries) -> Result<wal::Base, ConsensusFault> {
+    loop {
+        let first = older.first();
+        let index = LogIndex(first.get() - 1);
+        match older.term(index) {
+            Some(term) => return Ok(wal::Base { index, term }),
+            None if older.first() == first => {
+                return Err(ConsensusFault::OutOfOrder { asked: index, found: None });
+            }
+            None => {}
+        }
     }
 }
 
@@ -335,7 +423,8 @@ mod tests {
 
     fn store() -> RaftStore {
         let mut store =
-            RaftStore::new(Box::new(Pieces), Default::default(), Default::default(), u64::MAX);
+            RaftStore::new(Box::new(Pieces), Default::default(), Default::default(), u64::MAX)
+                .unwrap();
         let new = |index| eraftpb::Entry { index, term: 2, ..Default::default() };
         store.append(&[new(12), new(13)]);
         store

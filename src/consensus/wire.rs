@@ -11,12 +11,16 @@ use raft::eraftpb::{Message, MessageType};
 use thiserror::Error;
 
 use super::config::ENTRY_BYTES_MAX;
+use super::membership::{self, ChangeError};
 
 /// The largest message that is read, in bytes.
 pub(crate) const FRAME_BYTES_MAX: usize = 8 << 20;
 
 /// The most entries in one message.
 const ENTRIES_MAX: usize = 4096;
+
+/// The longest snapshot of raft's, in bytes: it names a file, and the members.
+const SNAPSHOT_BYTES_MAX: usize = 4 << 10;
 
 /// The most bytes of entries that are written into one message, except for a larger entry alone.
 const APPEND_BYTES_MAX: usize = 1 << 20;
@@ -37,6 +41,15 @@ pub(crate) enum WireError {
     /// An entry that no member proposes.
     #[error("an entry of {bytes} bytes, at most {ENTRY_BYTES_MAX}")]
     EntryTooLong {
+        /// How long.
+        bytes: usize,
+    },
+    /// An entry that changes the members in no way that a member does.
+    #[error("a change of the members: {0}")]
+    Change(#[from] ChangeError),
+    /// A snapshot that holds more than a name.
+    #[error("a snapshot of {bytes} bytes, at most {SNAPSHOT_BYTES_MAX}")]
+    SnapshotTooLong {
         /// How long.
         bytes: usize,
     },
@@ -134,24 +147,33 @@ enum Shape {
     Bytes,
 }
 
-/// The fields of a message, from number 1 on. Snapshots (9) do not exist yet.
-const MESSAGE: [Option<Shape>; 16] = {
-    const N: Option<Shape> = Some(Shape::Number);
-    const B: Option<Shape> = Some(Shape::Bytes);
-    [N, N, N, N, N, N, B, N, None, N, N, B, N, N, N, N]
-};
+const N: Option<Shape> = Some(Shape::Number);
+const B: Option<Shape> = Some(Shape::Bytes);
+
+/// The fields of a message, from number 1 on.
+const MESSAGE: [Option<Shape>; 16] = [N, N, N, N, N, N, B, N, B, N, N, B, N, N, N, N];
 const MESSAGE_KIND: u64 = 1;
 const MESSAGE_ENTRIES: u64 = 7;
+const MESSAGE_SNAPSHOT: u64 = 9;
 /// Kinds of messages are 0 to 18.
 const MESSAGE_KIND_MAX: u64 = 18;
 
 /// The fields of an entry, from number 1 on. We do not use its context (6) and the deprecated
 /// `sync_log` (5), and the log has no place for them.
-const ENTRY: [Option<Shape>; 4] =
-    [Some(Shape::Number), Some(Shape::Number), Some(Shape::Number), Some(Shape::Bytes)];
+const ENTRY: [Option<Shape>; 4] = [N, N, N, B];
 const ENTRY_KIND: u64 = 1;
+const ENTRY_DATA: u64 = 4;
+/// Data is kind 0, which is not written at all; kind 1 is an older way to change the members.
+const ENTRY_KIND_CHANGE: u64 = 2;
 
-fn walk_message(bytes: &[u8]) -> Result<(), WireError> {
+/// A snapshot, what it says of itself, and the configuration there.
+const SNAPSHOT: [Option<Shape>; 2] = [B, B];
+const SNAPSHOT_METADATA: u64 = 2;
+const METADATA: [Option<Shape>; 3] = [B, N, N];
+const METADATA_CONFIGURATION: u64 = 1;
+const CONFIGURATION: [Option<Shape>; 5] = [N, N, N, N, N];
+
+fn walk_message(bytes: &Bytes) -> Result<(), WireError> {
     let mut entries = 0;
     let mut walk = Walk { part: "a message", fields: &MESSAGE, rest: bytes };
     while let Some((field, value)) = walk.next()? {
@@ -164,27 +186,50 @@ fn walk_message(bytes: &[u8]) -> Result<(), WireError> {
                 if entries > ENTRIES_MAX {
                     return Err(WireError::TooManyEntries);
                 }
-                walk_entry(entry)?;
+                walk_entry(bytes, entry)?;
             }
+            (MESSAGE_SNAPSHOT, Value::Bytes(snapshot)) => walk_snapshot(snapshot)?,
             _ => {}
         }
     }
     Ok(())
 }
 
-fn walk_entry(bytes: &[u8]) -> Result<(), WireError> {
+fn walk_entry(message: &Bytes, bytes: &[u8]) -> Result<(), WireError> {
+    let (mut changes_members, mut data) = (false, &[][..]);
     let mut walk = Walk { part: "an entry", fields: &ENTRY, rest: bytes };
     while let Some((field, value)) = walk.next()? {
         match (field, value) {
-            // Members are static: no entry changes them. Data is kind 0, which is not written at all.
+            (ENTRY_KIND, Value::Number(ENTRY_KIND_CHANGE)) => changes_members = true,
             (ENTRY_KIND, Value::Number(kind)) => {
                 return Err(WireError::Kind { part: "an entry", kind });
             }
             // It must still fit into a message when this member sends it on.
-            (_, Value::Bytes(data)) if data.len() > ENTRY_BYTES_MAX => {
-                return Err(WireError::EntryTooLong { bytes: data.len() });
+            (ENTRY_DATA, Value::Bytes(found)) if found.len() > ENTRY_BYTES_MAX => {
+                return Err(WireError::EntryTooLong { bytes: found.len() });
             }
+            (ENTRY_DATA, Value::Bytes(found)) => data = found,
             _ => {}
+        }
+    }
+    if changes_members {
+        membership::read_change(&message.slice_ref(data))?;
+    }
+    Ok(())
+}
+
+fn walk_snapshot(bytes: &[u8]) -> Result<(), WireError> {
+    if bytes.len() > SNAPSHOT_BYTES_MAX {
+        return Err(WireError::SnapshotTooLong { bytes: bytes.len() });
+    }
+    let mut walk = Walk { part: "a snapshot", fields: &SNAPSHOT, rest: bytes };
+    while let Some((field, value)) = walk.next()? {
+        let (SNAPSHOT_METADATA, Value::Bytes(metadata)) = (field, value) else { continue };
+        let mut walk = Walk { part: "a snapshot's metadata", fields: &METADATA, rest: metadata };
+        while let Some((field, value)) = walk.next()? {
+            let (METADATA_CONFIGURATION, Value::Bytes(rest)) = (field, value) else { continue };
+            let mut walk = Walk { part: "a configuration", fields: &CONFIGURATION, rest };
+            while walk.next()?.is_some() {}
         }
     }
     Ok(())
@@ -338,10 +383,27 @@ mod tests {
     #[test]
     fn kinds_from_another_version_are_refused() {
         assert_eq!(refused(vec![0x08, 19]), WireError::Kind { part: "a message", kind: 19 });
-        let mut change = entry(10, b"");
-        change.set_entry_type(EntryType::EntryConfChangeV2);
-        let bytes = encode(&append(vec![change])).to_vec();
-        assert_eq!(refused(bytes), WireError::Kind { part: "an entry", kind: 2 });
+        for kind in [1, 3] {
+            let entry = vec![0x3a, 0x02, 0x08, kind];
+            let kind = kind.into();
+            assert_eq!(refused(entry), WireError::Kind { part: "an entry", kind });
+        }
+    }
+
+    #[test]
+    fn an_entry_that_changes_the_members_is_let_in_as_a_member_writes_it_and_no_other() {
+        let change = crate::model::MemberChange::Remove(crate::model::NodeId::new(3).unwrap());
+        let mut data = membership::write_change(&change);
+        let with = |data: &[u8]| {
+            let mut entry = entry(10, data);
+            entry.set_entry_type(EntryType::EntryConfChangeV2);
+            encode(&append(vec![entry]))
+        };
+        assert_eq!(decode(&with(&data)).unwrap().entries[0].data, data);
+        assert_eq!(decode(&with(b"")).unwrap().entries[0].data.len(), 0, "the end of joint");
+        *data.last_mut().unwrap() = 4;
+        let error = WireError::Change(ChangeError::NotCanonical);
+        assert_eq!(refused(with(&data).to_vec()), error);
     }
 
     #[test]
@@ -362,11 +424,19 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_is_refused_until_there_are_snapshots() {
+    fn a_snapshot_names_a_file_and_the_members_and_brings_nothing_else() {
         let mut message = append(Vec::new());
-        message.set_snapshot(raft::eraftpb::Snapshot::default());
+        message.mut_snapshot().data = Bytes::from_static(&[7; 16]);
+        message.mut_snapshot().mut_metadata().mut_conf_state().voters = vec![1, 2, 3];
+        assert_eq!(decode(&encode(&message)).unwrap(), message);
+        let bytes = vec![0x4a, 0x06, 0x12, 0x04, 0x0a, 0x02, 0x30, 0x01];
+        let error = WireError::Field { part: "a configuration", field: 6, wire_type: 0 };
+        assert_eq!(refused(bytes), error);
+        let bytes = vec![0x4a, 0x04, 0x0a, 0x7f, 0x00, 0x00];
+        assert_eq!(refused(bytes), WireError::Truncated);
+        message.mut_snapshot().data = vec![7; SNAPSHOT_BYTES_MAX].into();
         let error = refused(encode(&message).to_vec());
-        assert_eq!(error, WireError::Field { part: "a message", field: 9, wire_type: 2 });
+        assert!(matches!(error, WireError::SnapshotTooLong { .. }));
     }
 
     #[test]

@@ -10,11 +10,12 @@ impl Consensus {
     /// wait for the disk. A member that votes alone has nobody to be patient with.
     pub(crate) fn tick(&mut self) {
         self.ticks += 1;
+        self.look_after_fetching();
         let follows = !self.is_leader();
-        if follows && self.members.voters.len() == 1 {
+        let raft = &self.raw.raft;
+        if follows && raft.promotable() && raft.prs().is_singleton() {
             return self.campaign();
         }
-        let raft = &self.raw.raft;
         let runs_out = raft.election_elapsed + 1 >= raft.randomized_election_timeout();
         if follows && runs_out && !self.may_campaign() {
             return;
@@ -41,7 +42,7 @@ impl Consensus {
     /// # Errors
     /// The message is none that a correct member sends. It was not processed. If the refusal
     /// [is fatal](GateRefusal::is_fatal), this member must stop, and the next turn says so again.
-    pub(crate) fn step(&mut self, from: NodeId, bytes: Bytes) -> Result<(), GateRefusal> {
+    pub(crate) fn step(&mut self, from: NodeId, bytes: Bytes) -> Result<Stepped, GateRefusal> {
         let mut message = wire::decode(&bytes)?;
         if let Err(refusal) = gate::judge(&message, from, self) {
             if let GateRefusal::LogLost { promised, last } = refusal {
@@ -52,18 +53,21 @@ impl Consensus {
         self.heard.insert(from, self.ticks);
         match message.get_msg_type() {
             // The leader gives up after an election timeout, or asks again.
-            MessageType::MsgTimeoutNow if !self.may_campaign() => return Ok(()),
+            MessageType::MsgTimeoutNow if !self.may_campaign() => return Ok(Stepped::Done),
             MessageType::MsgTimeoutNow => {
                 self.with_raft(|raw| raw.step(message)).ok();
                 self.draw_again();
-                return Ok(());
+                return Ok(Stepped::Done);
             }
             // The disk does not keep up. Lost, as any message may be; the leader sends it again.
             MessageType::MsgAppend
                 if !message.entries.is_empty()
                     && self.unpersisted_bytes() > self.config.unpersisted_bytes_max =>
             {
-                return Ok(());
+                return Ok(Stepped::Done);
+            }
+            MessageType::MsgSnapshot if self.needs_install(&message) => {
+                return Ok(self.offer_of(from, message));
             }
             // A candidate's commit index, passed on, lets raft read everything up to it at once. It
             // is a courtesy; only where the entries are in memory is it taken.
@@ -80,7 +84,7 @@ impl Consensus {
         if let Err(error) = self.with_raft(|raw| raw.step(message)) {
             tracing::debug!(%from, %error, "raft did not take a message");
         }
-        Ok(())
+        Ok(Stepped::Done)
     }
 
     /// Puts `data`, which is not empty and at most [`ENTRY_BYTES_MAX`], into the log, if this member
@@ -134,7 +138,7 @@ impl Consensus {
     /// Hands the leadership to another voter, if this member leads. Proposals are refused as busy
     /// until that has happened, or an election timeout has passed.
     pub(crate) fn transfer_to(&mut self, peer: NodeId) {
-        if self.is_leader() && peer != self.config.id && self.members.voters.contains(&peer) {
+        if self.is_leader() && peer != self.config.id && self.configuration.voters.contains(&peer) {
             self.with_raft(|raw| raw.transfer_leader(peer.get()));
         }
     }
@@ -170,14 +174,21 @@ impl Consensus {
             self.with_raft(|raw| raw.on_persist_ready(ready));
             self.evict();
         }
+        self.prove_install(number);
         self.unseal()
     }
 
-    /// The machine has applied everything up to `index`, all of which a turn has handed out.
+    /// The machine has applied everything up to `index`, all of which a turn has handed out; of each
+    /// change of the members, [`Consensus::applied_membership`] has been told.
     pub(crate) fn applied(&mut self, index: LogIndex) {
         assert!(index <= self.handed, "entry {index} applied, {} handed out", self.handed);
         if index > self.applied_index() {
+            let last = self.last();
             self.with_raft(|raw| raw.advance_apply_to(index.get()));
+            if self.last() > last {
+                // Raft has proposed to leave the joint configuration, and told nobody.
+                self.with_raft(|raw| raw.raft.bcast_append());
+            }
             self.evict();
         }
     }

@@ -2,20 +2,26 @@
 //!
 //! Inputs (messages, ticks, proposals, reads) change raft's state in memory. [`Consensus::turn`] then
 //! says what has to be done about it, and [`Consensus::persisted`] and [`Consensus::applied`] report
-//! that it was done. Nothing here waits, reads a clock, or touches a disk except to serve a follower
+//! that it was done; for what changes the members, and for a snapshot that takes the state's place,
+//! [`Consensus::applied_membership`] and [`Consensus::installed`] do. Nothing here waits, reads a clock, or touches a disk except to serve a follower
 //! that is far behind.
 
 mod inputs;
+mod membership;
 mod outputs;
+mod snapshots;
 mod standing;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
 use raft::eraftpb::{self, Message, MessageType};
 use raft::{RawNode, StateRole};
 
-use crate::model::{Lane, LogIndex, NodeId, PeerMessage, ProposeRefusal, Term};
+use crate::model::{
+    Lane, LogIndex, MemberChange, MemberRefusal, MemberRole, Members, NodeId, PeerMessage,
+    ProposeRefusal, SnapshotId, Term,
+};
 use crate::wal;
 
 use super::cache::entry_bytes;
@@ -23,11 +29,13 @@ use super::config::{ConsensusConfig, ENTRY_BYTES_MAX};
 use super::drain;
 use super::fault::ConsensusFault;
 use super::gate::{self, GateRefusal, Standpoint};
+use super::membership::{self as changes, Configuration};
 use super::round::{RoundContext, RoundId};
 use super::seal::Sealed;
+use super::snapshot::{self, Offer, Stepped, Taken};
 #[cfg(test)]
 use super::status::Status;
-use super::status::{PeerStatus, Role};
+use super::status::{PeerState, PeerStatus, Role};
 use super::store::{OlderEntries, RaftStore, to_wal};
 use super::timeout::ElectionTimeouts;
 use super::wire;
@@ -58,8 +66,12 @@ pub(crate) struct Turn {
     pub(crate) send: Vec<Outbound>,
     /// A group for the log. [`Consensus::persisted`] takes the proof.
     pub(crate) persist: Option<wal::Group>,
+    /// A snapshot that [`Consensus::take_snapshot`] has brought in takes the place of the state and of
+    /// the log; `persist` says so to the log, and its proof is the moment from which it holds. Then the
+    /// state is put in place, and [`Consensus::installed`] told. Until then no turn comes.
+    pub(crate) install: Option<SnapshotId>,
     /// Entries to apply: committed, and on this member's disk. [`Consensus::applied`] is told. An
-    /// entry without data does nothing but count.
+    /// entry for the state machine without data does nothing but count.
     pub(crate) commit: Vec<wal::Entry>,
     /// Rounds that a quorum has confirmed: when the index is applied, what was asked before the round
     /// began can be answered.
@@ -82,7 +94,10 @@ struct Pending {
 pub(crate) struct Consensus {
     config: ConsensusConfig,
     raw: RawNode<RaftStore>,
+    /// Everybody, as of the newest applied change.
     members: Members,
+    /// What raft makes of them. It is ahead of `members` while a snapshot is being installed.
+    configuration: Configuration,
     timeouts: ElectionTimeouts,
     /// Ticks since the start.
     ticks: u64,
@@ -102,17 +117,34 @@ pub(crate) struct Consensus {
     sealed: VecDeque<Sealed<Message>>,
     /// Read rounds begun.
     rounds: u64,
+    /// A snapshot that raft has taken over and that is not in place yet.
+    install: Option<Install>,
+    /// As a leader: who fetches a snapshot, and when it last showed progress, in ticks since the start.
+    fetching: BTreeMap<NodeId, u64>,
     fault: Option<ConsensusFault>,
 }
 
-struct Members {
-    voters: BTreeSet<NodeId>,
-    learners: BTreeSet<NodeId>,
+/// A snapshot on its way into the place of the state.
+#[derive(Debug)]
+struct Install {
+    id: SnapshotId,
+    configuration: Configuration,
+    stage: InstallStage,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum InstallStage {
+    /// Raft has it; no turn has brought it out yet.
+    Taken,
+    /// The log is told, by this group.
+    Logged(u64),
+    /// The log has proven it. The state is to be put in place.
+    Proven,
 }
 
 impl Consensus {
-    /// Takes up what `older` and `hard_state` say was durable, and `applied` of it applied. The log's
-    /// groups count from 1 from here on.
+    /// Takes up what `older` and `hard_state` say was durable, and `applied` of it applied: the members
+    /// that `config` names are those of that state. The log's groups count from 1 from here on.
     ///
     /// Every member starts from a synthetic entry at index 1, of term 1, that nobody stores.
     ///
@@ -126,6 +158,10 @@ impl Consensus {
     ) -> Result<Self, ConsensusFault> {
         let raft_config = config.to_raft(applied.get())?;
         let last = older.last();
+        let first = older.first();
+        if applied.next() < first {
+            return Err(ConsensusFault::StateLost { first, applied });
+        }
         // Only committed entries are applied, and the commit index reaches the disk with the next
         // group only: it may be the older one.
         let commit = hard_state.commit.max(applied);
@@ -145,25 +181,17 @@ impl Consensus {
             commit: commit.get(),
             ..eraftpb::HardState::default()
         };
-        let numbers = |nodes: &[NodeId]| -> Vec<u64> { nodes.iter().map(|id| id.get()).collect() };
-        // The place of membership changes: what the newest applied one says will be read from the
-        // snapshot and the log, not from the configuration.
-        let members = eraftpb::ConfState {
-            voters: numbers(&config.voters),
-            learners: numbers(&config.learners),
-            ..eraftpb::ConfState::default()
-        };
+        let configuration = Configuration::of(&config.members);
+        let state = configuration.to_raft();
         let store =
-            RaftStore::new(Box::new(older), written.clone(), members, config.commit_bytes_max);
+            RaftStore::new(Box::new(older), written.clone(), state, config.commit_bytes_max)?;
         let raw = RawNode::new(&raft_config, store, &drain::logger())
             .map_err(|error| ConsensusFault::Config(error.to_string()))?;
         let seed = config.entropy.next_u64();
         let mut consensus = Self {
             timeouts: ElectionTimeouts::new(seed, config.id, config.election_ticks),
-            members: Members {
-                voters: config.voters.iter().copied().collect(),
-                learners: config.learners.iter().copied().collect(),
-            },
+            members: config.members.clone(),
+            configuration,
             config,
             raw,
             ticks: 0,
@@ -176,6 +204,8 @@ impl Consensus {
             proof: None,
             sealed: VecDeque::new(),
             rounds: 0,
+            install: None,
+            fetching: BTreeMap::new(),
             fault: None,
         };
         consensus.with_raft(|_| ());
@@ -198,10 +228,13 @@ impl Consensus {
         self.with_raft(|_| ());
     }
 
-    /// Whether nothing stands against becoming leader: all entries are on disk, and what is committed
-    /// and not applied is in memory, where raft will look it through.
+    /// Whether nothing stands against becoming leader: all entries are on disk, no snapshot is being
+    /// installed, and what is committed and not applied is in memory, where raft will look it through.
     fn may_campaign(&self) -> bool {
         let raft = &self.raw.raft;
+        if self.install.is_some() {
+            return false;
+        }
         let is_on_disk =
             raft.raft_log.unstable_entries().is_empty() && self.oldest_pending().is_none();
         let next = self.applied_index().next();
@@ -211,6 +244,9 @@ impl Consensus {
     /// Reads the committed entries that raft will hand out next, if they are not in memory: after a
     /// restart.
     fn prefetch(&mut self) -> Result<(), ConsensusFault> {
+        if self.install.is_some() {
+            return Ok(());
+        }
         let log = &self.raw.raft.raft_log;
         let end = LogIndex(log.committed.min(log.persisted)).next();
         let next = self.handed.next();

@@ -9,7 +9,7 @@ impl Consensus {
     /// This member must stop.
     pub(crate) fn turn(&mut self) -> Result<Option<Turn>, ConsensusFault> {
         self.check_fault()?;
-        if !self.raw.has_ready() {
+        if !self.raw.has_ready() || !self.may_turn() {
             return Ok(None);
         }
         if let Err(fault) = self.prefetch() {
@@ -17,7 +17,6 @@ impl Consensus {
         }
         let mut turn = Turn::default();
         let mut ready = self.with_raft(|raw| raw.ready());
-        assert!(ready.snapshot().is_empty(), "the gate lets no snapshot in");
         let leads = self.is_leader();
         let mut messages = ready.take_messages();
         messages.append(&mut ready.take_persisted_messages());
@@ -31,6 +30,7 @@ impl Consensus {
             self.handed = entry.index;
         }
         turn.persist = self.group_of(&ready);
+        turn.install = self.begin_install(&ready);
         self.raw.mut_store().append(ready.entries());
         let number = ready.number();
         self.with_raft(|raw| raw.advance_append_async(ready));
@@ -54,7 +54,8 @@ impl Consensus {
     fn group_of(&mut self, ready: &raft::Ready) -> Option<wal::Group> {
         let now = self.raw.raft.hard_state();
         let has_vowed = (now.term, now.vote) != (self.written.term, self.written.vote);
-        let must_sync = has_vowed || !ready.entries().is_empty();
+        let base = Self::base_of(ready);
+        let must_sync = has_vowed || !ready.entries().is_empty() || base.is_some();
         assert_eq!(must_sync, ready.must_sync(), "raft and its driver disagree on what is new");
         if !must_sync {
             return None;
@@ -82,6 +83,7 @@ impl Consensus {
         Some(wal::Group {
             number: self.group,
             hard_state,
+            base,
             entries: ready.entries().iter().cloned().map(to_wal).collect(),
             ..wal::Group::default()
         })
@@ -153,6 +155,7 @@ fn outbound(message: &Message) -> Option<Outbound> {
         | MessageType::MsgAppendResponse
         | MessageType::MsgRequestVote
         | MessageType::MsgRequestVoteResponse
+        | MessageType::MsgSnapshot
         | MessageType::MsgHeartbeat
         | MessageType::MsgHeartbeatResponse
         | MessageType::MsgTimeoutNow

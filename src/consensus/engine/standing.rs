@@ -44,11 +44,16 @@ impl Consensus {
         LogIndex(self.raw.raft.raft_log.committed)
     }
 
-    /// Who should lead in this member's place: the voter heard of within an election timeout whose
-    /// log is the longest. `None`: there is nobody, or this member does not lead.
+    /// Who should lead in this member's place: the voter, also after a replacement that is under way,
+    /// heard of within an election timeout, whose log is the longest. `None`: there is nobody, or this member does not lead.
     pub(crate) fn best_transferee(&self) -> Option<NodeId> {
         let peers = self.peers();
-        let fit = peers.iter().filter(|peer| peer.active && self.members.voters.contains(&peer.id));
+        let fits = |peer: &&PeerStatus| {
+            peer.active
+                && peer.state != PeerState::Snapshot
+                && self.configuration.voters.contains(&peer.id)
+        };
+        let fit = peers.iter().filter(fits);
         // Among equals the lowest id.
         fit.max_by_key(|peer| (peer.matched, std::cmp::Reverse(peer.id))).map(|peer| peer.id)
     }
@@ -72,24 +77,27 @@ impl Consensus {
     }
 
     /// As a leader: how far the others are, in the order of their ids.
-    fn peers(&self) -> Vec<PeerStatus> {
+    pub(crate) fn peers(&self) -> Vec<PeerStatus> {
         if !self.is_leader() {
             return Vec::new();
         }
-        let is_active = |id| {
-            let since = self.heard.get(id).map(|heard| self.ticks - heard);
-            since.is_some_and(|since| since < self.config.election_ticks as u64)
+        let status = |id: NodeId| {
+            let progress = self.raw.raft.prs().get(id.get())?;
+            let role = match self.configuration.is_voter(id) {
+                true => MemberRole::Voter,
+                false => MemberRole::Learner,
+            };
+            let (matched, state) = (LogIndex(progress.matched), progress.state.into());
+            Some(PeerStatus { id, role, matched, active: self.is_active(id), state })
         };
-        let peers = self.members.voters.iter().chain(&self.members.learners);
-        let mut peers: Vec<_> = peers
-            .filter(|id| **id != self.config.id)
-            .filter_map(|id| {
-                let matched = LogIndex(self.raw.raft.prs().get(id.get())?.matched);
-                Some(PeerStatus { id: *id, matched, active: is_active(id) })
-            })
-            .collect();
-        peers.sort_by_key(|peer| peer.id);
-        peers
+        let others = self.configuration.ids().into_iter().filter(|id| *id != self.config.id);
+        others.filter_map(status).collect()
+    }
+
+    /// Whether a member was heard of within an election timeout.
+    pub(super) fn is_active(&self, id: NodeId) -> bool {
+        let since = self.heard.get(&id).map(|heard| self.ticks - heard);
+        since.is_some_and(|since| since < self.config.election_ticks as u64)
     }
 
     pub(super) fn applied_index(&self) -> LogIndex {
@@ -108,12 +116,8 @@ impl Standpoint for Consensus {
         self.config.id
     }
 
-    fn is_voter(&self, node: NodeId) -> bool {
-        self.members.voters.contains(&node)
-    }
-
-    fn is_member(&self, node: NodeId) -> bool {
-        self.members.voters.contains(&node) || self.members.learners.contains(&node)
+    fn is_removed(&self, node: NodeId) -> bool {
+        self.members.is_removed(node)
     }
 
     fn role(&self) -> Role {

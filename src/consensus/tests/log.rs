@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::world::{ELECTION, HEARTBEAT, node};
+use super::world::{ELECTION, HEARTBEAT, members_of, node};
 use crate::consensus::{Consensus, ConsensusConfig};
 use crate::env::{Env, OsEntropy};
 use crate::model::{ClusterId, LogIndex};
@@ -14,7 +14,8 @@ fn start(dir: &Path) -> (Consensus, Writer) {
     let identity = Identity { cluster: ClusterId(7), node: node(1) };
     let opened = wal::open(&Env::real(), dir, identity, LogOptions::default()).unwrap();
     let entropy = Arc::new(OsEntropy);
-    let mut config = ConsensusConfig::new(node(1), vec![node(1)], HEARTBEAT, ELECTION, entropy);
+    let mut config =
+        ConsensusConfig::new(node(1), members_of(&[1], &[]), HEARTBEAT, ELECTION, entropy);
     config.cache_bytes_max = 4_000;
     config.commit_bytes_max = 2_000;
     let hard_state = opened.recovered.hard_state;

@@ -9,9 +9,11 @@ use raft::eraftpb::{Message, MessageType};
 use super::disk::Disk;
 use crate::consensus::fault::ConsensusFault;
 use crate::consensus::wire;
-use crate::consensus::{Consensus, ConsensusConfig, Outbound, Role, RoundId};
+use crate::consensus::{Consensus, ConsensusConfig, Outbound, Role, RoundId, Stepped};
 use crate::env::Entropy;
-use crate::model::{Incarnation, LogIndex, NodeId, PeerMessage, Term};
+use crate::model::{
+    DiskId, Incarnation, LogIndex, MemberChange, Members, NodeId, PeerMessage, Term,
+};
 use crate::wal;
 
 /// Ticks between heartbeats, and T.
@@ -28,6 +30,22 @@ pub(super) fn draw(state: &mut u64) -> u64 {
     let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
+}
+
+/// Voters from 1 on, and learners after them.
+pub(super) fn members_of(voters: &[u64], learners: &[u64]) -> Members {
+    let founders = voters.iter().map(|id| (node(*id), DiskId(u128::from(*id)))).collect();
+    let mut members = Members::founded(&founders);
+    for id in learners {
+        members.apply(LogIndex(1), &add(*id));
+    }
+    members
+}
+
+/// A new member.
+pub(super) fn add(id: u64) -> MemberChange {
+    let (disk, name) = (DiskId(u128::from(id)), format!("m{id}"));
+    MemberChange::Add { id: node(id), disk, name, address: String::new(), replaces: None }
 }
 
 struct Fixed(u64);
@@ -120,12 +138,12 @@ impl World {
     // ---- what happens to members ------------------------------------------------------------------
 
     pub(super) fn start(&mut self, id: NodeId) {
-        let (voters, learners) = (self.voters.clone(), self.learners.clone());
+        let numbers = |ids: &[NodeId]| ids.iter().map(|id| id.get()).collect::<Vec<_>>();
+        let members = members_of(&numbers(&self.voters), &numbers(&self.learners));
         let member = self.members.get_mut(&id).unwrap();
         member.lives += 1;
         let entropy = Arc::new(Fixed(self.seed ^ member.lives));
-        let mut config = ConsensusConfig::new(id, voters, HEARTBEAT, ELECTION, entropy);
-        config.learners = learners;
+        let mut config = ConsensusConfig::new(id, members, HEARTBEAT, ELECTION, entropy);
         (self.tune)(&mut config);
         member.applied = LogIndex(1);
         let hard_state = member.disk.look().hard_state.clone();
@@ -213,9 +231,11 @@ impl World {
     /// Delivers a message.
     pub(super) fn deliver(&mut self, flying: Flying) {
         if let Some(consensus) = self.consensus(flying.to) {
-            consensus.step(flying.from, flying.bytes.clone()).unwrap_or_else(|refusal| {
+            let stepped = consensus.step(flying.from, flying.bytes.clone());
+            let stepped = stepped.unwrap_or_else(|refusal| {
                 panic!("{}: {refusal}: {:?}", flying.to, flying.message());
             });
+            assert_eq!(stepped, Stepped::Done);
             self.run(flying.to);
         }
     }

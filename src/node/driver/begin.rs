@@ -29,7 +29,7 @@ impl Driver {
         let settings = &self.shared.settings;
         let config = ConsensusConfig::new(
             settings.node,
-            settings.members.keys().copied().collect(),
+            Members::founded(&self.identity.founders()),
             Settings::TICKS_A_HEARTBEAT as usize,
             settings.election_ticks() as usize,
             Arc::clone(&self.shared.env.entropy),

@@ -73,7 +73,7 @@ impl Driver {
         match message {
             PeerMessage::Hello(_) => {}
             PeerMessage::Raft(bytes) => match consensus.step(from, bytes) {
-                Ok(()) => {}
+                Ok(_) => {}
                 Err(refusal) if refusal.is_fatal() => return Err(refusal.to_string()),
                 Err(refusal) => {
                     tracing::warn!(%from, %refusal, "a message was refused");

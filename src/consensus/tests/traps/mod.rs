@@ -12,19 +12,24 @@ use std::sync::Arc;
 use raft::eraftpb::{Message, MessageType};
 
 use super::disk::Disk;
-use super::world::{ELECTION, Flying, HEARTBEAT, World, node};
+use super::world::{ELECTION, Flying, HEARTBEAT, World, members_of, node};
 use crate::consensus::config::ENTRY_BYTES_MAX;
 use crate::consensus::fault::ConsensusFault;
 use crate::consensus::gate::Standpoint;
 use crate::consensus::round::RoundContext;
-use crate::consensus::{Consensus, ConsensusConfig, Role, RoundId, wire};
+use crate::consensus::{Consensus, ConsensusConfig, Role, RoundId, Stepped, wire};
 use crate::env::OsEntropy;
 use crate::model::{Incarnation, Lane, LogIndex, PeerMessage, ProposeRefusal, Term};
 use crate::wal;
 
 pub(super) fn config(id: u64, voters: &[u64]) -> ConsensusConfig {
-    let voters = voters.iter().copied().map(node).collect();
-    ConsensusConfig::new(node(id), voters, HEARTBEAT, ELECTION, Arc::new(OsEntropy))
+    ConsensusConfig::new(
+        node(id),
+        members_of(voters, &[]),
+        HEARTBEAT,
+        ELECTION,
+        Arc::new(OsEntropy),
+    )
 }
 
 pub(super) fn entry(index: u64, term: u64) -> wal::Entry {
