@@ -43,6 +43,13 @@ pub trait Disk: Send + Sync + 'static {
     /// What the file system says.
     fn remove(&self, path: &Path) -> io::Result<()>;
 
+    /// Removes a directory with everything in it. Fine if it is not there. Durable after `sync_dir` on
+    /// the directory above.
+    ///
+    /// # Errors
+    /// What the file system says; then any part of it may be gone.
+    fn remove_dir(&self, dir: &Path) -> io::Result<()>;
+
     /// Makes creations, renames and removals in this directory durable.
     ///
     /// # Errors
@@ -171,6 +178,13 @@ impl Disk for RealDisk {
 
     fn remove(&self, path: &Path) -> io::Result<()> {
         fs::remove_file(path)
+    }
+
+    fn remove_dir(&self, dir: &Path) -> io::Result<()> {
+        match fs::remove_dir_all(dir) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {

@@ -13,7 +13,7 @@ mod point;
 
 use std::sync::Arc;
 
-pub use clock::{BootClock, Clock};
+pub use clock::{BootClock, BootId, Clock};
 pub use disk::{Disk, DiskLock, File, OpenMode, RealDisk};
 pub use entropy::{Entropy, OsEntropy};
 pub use network::{Network, SendOutcome};

@@ -381,6 +381,13 @@ impl Disk for SimDisk {
         state.change(&dir, Change::Remove(name))
     }
 
+    fn remove_dir(&self, dir: &Path) -> io::Result<()> {
+        let mut state = self.state();
+        state.step()?;
+        state.dirs.retain(|path, _| !path.starts_with(dir));
+        Ok(())
+    }
+
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         let mut state = self.state();
         state.step()?;

@@ -116,6 +116,12 @@ impl Disk for QuotaDisk {
         Ok(())
     }
 
+    fn remove_dir(&self, dir: &Path) -> io::Result<()> {
+        self.disk.remove_dir(dir)?;
+        self.state().files.retain(|path, _| !path.starts_with(dir));
+        Ok(())
+    }
+
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         self.disk.sync_dir(dir)
     }
