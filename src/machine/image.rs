@@ -33,7 +33,7 @@ pub struct Image {
     head: StateHead,
     shared: Arc<Shared>,
     generation: u64,
-    _kept: Registration,
+    kept: Option<Registration>,
     next: Next,
     leases: VecDeque<Held>,
     lives: VecDeque<LifeRow>,
@@ -83,12 +83,20 @@ impl Image {
             None => first_change(None),
         };
         let shared = Arc::clone(shared);
-        Self { head, shared, generation, _kept: kept, next, leases, lives, answers }
+        Self { head, shared, generation, kept: Some(kept), next, leases, lives, answers }
     }
 
     /// What is known beforehand.
     pub fn head(&self) -> &StateHead {
         &self.head
+    }
+
+    /// The same without rows and changes: it keeps nothing from the sweep.
+    #[must_use]
+    pub fn without_rows(mut self) -> Self {
+        self.next = Next::Rest;
+        self.kept = None;
+        self
     }
 
     /// The next piece, of about `bytes_max` but at least one row; `None` after the last.
@@ -202,7 +210,7 @@ fn first_change(compacted: Option<Revision>) -> Next {
     Next::Change { revision, number: 0 }
 }
 
-fn change(row: RowRef<'_>) -> RowChange {
+pub(super) fn change(row: RowRef<'_>) -> RowChange {
     let event = row.event(None);
     match event.kind {
         EventKind::Put => RowChange::Put(event.kv),

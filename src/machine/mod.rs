@@ -40,6 +40,7 @@
 
 mod answers;
 mod digest;
+mod follow;
 mod history;
 mod image;
 mod index;
@@ -57,6 +58,7 @@ mod txn;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use follow::{ChangesPage, RowsPage};
 pub use image::{Image, ImageError};
 pub use lease::LeaseInfo;
 pub use reader::{HistoryPage, Reader};

@@ -45,6 +45,10 @@ impl Reader {
         Self { shared }
     }
 
+    pub(super) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
     /// The newest revision that can be read.
     pub fn revision(&self) -> Revision {
         self.shared.revision()

@@ -1,0 +1,126 @@
+//! Following the state from outside: what a copy that is written behind needs to read.
+//!
+//! Nothing is kept from the sweep for whoever follows: it may lag for hours. So what it asks for may
+//! have been forgotten, and it must be able to live with that:
+//!
+//! - The changes since a revision are there or they are not: then [`Reader::changes`] says so.
+//! - The rows live at a compacted revision can be read page by page. A row that was superseded and
+//!   swept in between is missing. Its successor is among the changes since that revision.
+
+use std::ops::Bound;
+
+use super::image::change;
+use super::reader::Reader;
+use super::row::{Row, RowRef};
+use super::store::expect_sound;
+use crate::model::{Fault, KeyValue, Revision, RowChange};
+
+/// How many keys, or changes, are passed in one hold of the lock.
+const HOLD_ROWS: usize = 128;
+
+/// What a row or a change counts for beside its bytes.
+const PART_BYTES: usize = 64;
+
+/// Some rows, in key order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RowsPage {
+    /// The rows.
+    pub rows: Vec<KeyValue>,
+    /// The key after which the next page begins; `None` after the last page.
+    pub after: Option<Box<[u8]>>,
+}
+
+/// Some changes, in the order in which they were made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ChangesPage {
+    /// The changes; those of one revision stand together.
+    pub changes: Vec<RowChange>,
+    /// With which revision the next page begins.
+    pub next: Revision,
+    /// Whether that one was published already.
+    pub more: bool,
+}
+
+impl Reader {
+    /// The rows live at `at`, as far as they are still kept, behind the key `after`: a page of about
+    /// `bytes_max`, but at least one key.
+    ///
+    /// # Errors
+    /// A row has changed in memory.
+    pub fn rows_behind(
+        &self,
+        after: Option<&[u8]>,
+        at: Revision,
+        bytes_max: usize,
+    ) -> Result<RowsPage, Fault> {
+        let mut page = RowsPage { rows: Vec::new(), after: after.map(Into::into) };
+        let mut bytes = 0;
+        while bytes < bytes_max.max(1) {
+            let mut found: Vec<Row> = Vec::with_capacity(HOLD_ROWS);
+            let (mut last, mut looked) = (None, 0);
+            let state = self.shared().state();
+            let from = page.after.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+            for versions in state.index.iter_from(from).take(HOLD_ROWS) {
+                looked += 1;
+                last = Some(versions.newest());
+                if let Some(row) = versions.live(at) {
+                    bytes += bytes_of(row);
+                    found.push(row.to_row());
+                    if bytes >= bytes_max {
+                        break;
+                    }
+                }
+            }
+            let more = looked == HOLD_ROWS || bytes >= bytes_max;
+            page.after = last.filter(|_| more).map(|row| row.key().into());
+            drop(state);
+            for row in found {
+                expect_sound(row.view())?;
+                page.rows.push(row.view().key_value());
+            }
+            if page.after.is_none() {
+                break;
+            }
+        }
+        Ok(page)
+    }
+
+    /// What the published revisions from `from` on have changed, whole revisions, a page of about
+    /// `bytes_max`, but at least one revision. `None` if `from` is forgotten.
+    ///
+    /// # Errors
+    /// A row has changed in memory.
+    pub fn changes(&self, from: Revision, bytes_max: usize) -> Result<Option<ChangesPage>, Fault> {
+        // Nothing happened at revision 1.
+        let next = from.max(Revision::FIRST.next());
+        let mut page = ChangesPage { changes: Vec::new(), next, more: true };
+        let mut bytes = 0;
+        while page.more && bytes < bytes_max.max(1) {
+            let mut found: Vec<Row> = Vec::with_capacity(HOLD_ROWS);
+            let state = self.shared().state();
+            if page.next < state.history.first() {
+                return Ok(None);
+            }
+            let newest = state.published.revision;
+            while page.next <= newest && found.len() < HOLD_ROWS && bytes < bytes_max.max(1) {
+                let rows = state.history.get(page.next).expect("published, and not forgotten");
+                for row in (0..rows.len()).map(|at| rows.get(at)) {
+                    bytes += bytes_of(row);
+                    found.push(row.to_row());
+                }
+                page.next = page.next.next();
+            }
+            drop(state);
+            page.more = page.next <= newest;
+            for row in found {
+                expect_sound(row.view())?;
+                page.changes.push(change(row.view()));
+            }
+        }
+        Ok(Some(page))
+    }
+}
+
+fn bytes_of(row: RowRef<'_>) -> usize {
+    row.key().len() + row.value().len() + PART_BYTES
+}
