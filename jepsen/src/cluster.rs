@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bowline::env::Point;
 use tempfile::TempDir;
@@ -15,6 +15,9 @@ use crate::load::Load;
 use crate::process::{Death, LIMIT, Process, Trouble};
 use crate::wire::{Answer, Order, Rows};
 
+/// The variable in which a node's process is told its election timeout, in milliseconds.
+pub const ELECTION_MS: &str = "JEPSEN_ELECTION_MS";
+
 /// See the module. Dropping it kills all processes, and removes their data if it made the directories.
 pub struct Cluster {
     program: PathBuf,
@@ -22,6 +25,7 @@ pub struct Cluster {
     addresses: Vec<String>,
     processes: Vec<Option<Arc<Process>>>,
     load: Load,
+    election: Option<Duration>,
     /// Of the directories, if it made them.
     _temporary: Option<TempDir>,
 }
@@ -49,8 +53,16 @@ impl Cluster {
             processes: dirs.iter().map(|_| None).collect(),
             dirs,
             load: Load::default(),
+            election: None,
             _temporary: None,
         })
+    }
+
+    /// How long its nodes, when they are started, wait for a leader before they elect another.
+    #[must_use]
+    pub fn election_timeout(mut self, timeout: Duration) -> Self {
+        self.election = Some(timeout);
+        self
     }
 
     /// The load.
@@ -85,6 +97,7 @@ impl Cluster {
         let mut command = Command::new(&self.program);
         command.arg(&self.dirs[member]).arg(format!("m{member}")).arg(members.join(","));
         command.args(armed.map(|(point, hits)| format!("{point:?}:{hits}")));
+        command.envs(self.election.map(|limit| (ELECTION_MS, limit.as_millis().to_string())));
         self.processes[member] = Some(Arc::new(Process::spawn(&mut command)?));
         Ok(())
     }
@@ -176,6 +189,27 @@ impl Cluster {
             }
         }
         Err(Trouble::TooLate("nobody leads".to_owned()))
+    }
+
+    /// The highest term that any member is in, and who leads in it, as of a moment in which somebody does.
+    ///
+    /// # Errors
+    /// Nobody does, in time.
+    pub fn term(&self) -> Result<(u64, usize), Trouble> {
+        let begun = Instant::now();
+        while begun.elapsed() < LIMIT {
+            let statuses = (0..self.members())
+                .map(|member| self.process(member).answer(&Order::Status))
+                .collect::<Result<Vec<_>, _>>()?;
+            let highest = (0..).zip(statuses).filter_map(|(member, answer)| match answer {
+                Some(Answer::Status { leads, term, .. }) => Some((term, leads, member)),
+                _ => None,
+            });
+            if let Some((term, true, leader)) = highest.max() {
+                return Ok((term, leader));
+            }
+        }
+        Err(Trouble::TooLate("nobody leads in the highest term".to_owned()))
     }
 
     /// Everything in the store, as a member reads it.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -70,7 +70,8 @@ pub enum Death {
 /// See the module. It is killed when it is dropped.
 pub struct Process {
     child: Mutex<Child>,
-    input: Mutex<ChildStdin>,
+    /// Until it is told to stop.
+    input: Mutex<Option<ChildStdin>>,
     heard: Arc<Heard>,
 }
 
@@ -87,6 +88,8 @@ struct State {
     ready: bool,
     dies: Option<Point>,
     stopped: Option<String>,
+    /// It was told to stop.
+    ending: bool,
     /// Nothing more will be heard.
     over: bool,
 }
@@ -158,7 +161,7 @@ impl Process {
             .name("listener".to_owned())
             .spawn(move || listener.listen(output))
             .map_err(system("starting a thread"))?;
-        Ok(Self { child: Mutex::new(child), input: Mutex::new(input), heard })
+        Ok(Self { child: Mutex::new(child), input: Mutex::new(Some(input)), heard })
     }
 
     /// Waits until its node runs, or the process has ended: false then.
@@ -184,8 +187,10 @@ impl Process {
         };
         let line = format!("{id} {}\n", order.words());
         let mut input = self.input.lock().unwrap_or_else(PoisonError::into_inner);
-        // A process that does not read any more has ended: the listener will find out.
-        drop(input.write_all(line.as_bytes()));
+        if let Some(input) = input.as_mut() {
+            // A process that does not read any more has ended: the listener will find out.
+            drop(input.write_all(line.as_bytes()));
+        }
         receiver
     }
 
@@ -203,16 +208,33 @@ impl Process {
         }
     }
 
-    /// Whether it has ended, or its node has stopped.
+    /// Whether nothing more is to be asked of it: it has ended, its node has stopped, or it was told to.
     pub fn is_over(&self) -> bool {
         let state = self.heard.lock();
-        state.over || state.stopped.is_some()
+        state.over || state.ending || state.stopped.is_some()
     }
 
     /// Kills it, wherever it is.
     pub fn kill(&self) {
         // One that has ended already is dead too.
         drop(self.child.lock().unwrap_or_else(PoisonError::into_inner).kill());
+    }
+
+    /// Stops it in good order: what it was asked for is still answered, its node hands over and stops.
+    ///
+    /// # Errors
+    /// It does not end, or not well.
+    pub fn stop(&self) -> Result<(), Trouble> {
+        self.heard.lock().ending = true;
+        drop(self.input.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.heard.wait_while("a process lives that was told to stop", |s| !s.over)?);
+        let status = self.wait()?;
+        if status.success() { Ok(()) } else { Err(Trouble::Ended(status.to_string())) }
+    }
+
+    fn wait(&self) -> Result<ExitStatus, Trouble> {
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        child.wait().map_err(|source| Trouble::System { what: "waiting for a process", source })
     }
 
     /// Kills it if it still lives. Says why its node had stopped by itself, if it had.
@@ -242,10 +264,7 @@ impl Process {
         if let Some(why) = stopped {
             return Err(Trouble::Stopped(why));
         }
-        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
-        let status = child
-            .wait()
-            .map_err(|source| Trouble::System { what: "waiting for a process", source })?;
+        let status = self.wait()?;
         if status.signal() != Some(SIGKILL) {
             return Err(Trouble::Ended(status.to_string()));
         }

@@ -301,17 +301,26 @@ fn run(command: &mut Command) -> Result<(), Trouble> {
     Err(Trouble::Tool { tool, status: output.status.to_string(), said })
 }
 
-/// Unmounts what a run that was killed has left.
+/// Unmounts and removes what a run that was killed has left.
 fn clear_up_after_the_dead() {
-    let Ok(mounts) = fs::read_to_string("/proc/self/mounts") else { return };
+    let is_dead = |path: &str| {
+        let owner = path.split_once(PREFIX).and_then(|(_, rest)| rest.split_once('-'));
+        owner.is_some_and(|(owner, _)| {
+            owner.bytes().all(|byte| byte.is_ascii_digit())
+                && !Path::new("/proc").join(owner).exists()
+        })
+    };
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     // Later mounts stand on earlier ones.
     for at in mounts.lines().rev().filter_map(|line| line.split(' ').nth(1)) {
-        let owner = at.split_once(PREFIX).and_then(|(_, rest)| rest.split_once('-'));
-        if let Some((owner, _)) = owner
-            && owner.bytes().all(|byte| byte.is_ascii_digit())
-            && !Path::new("/proc").join(owner).exists()
-        {
-            drop(run(Command::new("umount").arg("--lazy").arg(at)));
+        if is_dead(at) {
+            drop(run(Command::new("umount").arg(at)));
+        }
+    }
+    for entry in fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.to_str().is_some_and(is_dead) {
+            drop(fs::remove_dir_all(path));
         }
     }
 }

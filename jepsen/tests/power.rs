@@ -7,9 +7,10 @@
 //! are (default 8), `BOWLINE_POWER_SEED` draws other moments. `docs/operating/disks.md` has the long run.
 
 use std::io::Write;
+use std::ops::Range;
 use std::time::Duration;
 
-use bowline_jepsen::{Cluster, Dice, Medium, Trouble, Volumes, number_in};
+use bowline_jepsen::{Cluster, Dice, Medium, Trouble, Verdict, Volumes, number_in};
 
 const NODE: &str = env!("CARGO_BIN_EXE_jepsen-node");
 
@@ -18,6 +19,9 @@ const VOLUME_BYTES: u64 = 256 << 20;
 
 /// All that lose their power at once do so within this, or the cut counts as several.
 const AT_ONCE: Duration = Duration::from_millis(50);
+
+/// After so many cuts it is another cluster's turn: with the history grows what there is to judge.
+const CUTS_OF_A_CLUSTER: u64 = 20;
 
 /// One member each way.
 const MEDIA: [Medium; 3] = [Medium::Plain, Medium::Loose, Medium::Cached];
@@ -86,26 +90,43 @@ fn members_whose_power_is_cut_lose_nothing_and_come_back() -> Result<(), Trouble
     let cuts = number_in("BOWLINE_POWER_CUTS").unwrap_or(8);
     say(&format!("BOWLINE_POWER_SEED={seed} BOWLINE_POWER_CUTS={cuts} draws these moments"));
     let (mut dice, mut counts) = (Dice::new(seed), Counts::default());
+    let mut verdicts = Vec::new();
+    for first in (0..cuts).step_by(usize::try_from(CUTS_OF_A_CLUSTER).expect("it is small")) {
+        let rounds = first..cuts.min(first + CUTS_OF_A_CLUSTER);
+        verdicts.push(one_cluster(rounds, &mut counts, &mut dice)?);
+    }
+    let done: u64 = verdicts.iter().map(|verdict| verdict.done).sum();
+    let unknown: u64 = verdicts.iter().map(|v| v.unknown_there + v.unknown_absent).sum();
+    let [_, one, two, all] = counts.cuts;
+    say(&format!(
+        "power cuts of one: {one}, of two: {two}, of all: {all}, each at once within {:?} ({} of them \
+         later than {AT_ONCE:?}); nodes that noticed before the end: {}; clusters: {}; writes \
+         acknowledged: {done}, all there once; of unknown fate: {unknown}, at most once",
+        counts.slowest,
+        counts.late,
+        counts.noticed,
+        verdicts.len(),
+    ));
+    Ok(())
+}
+
+/// A cluster that lives through these rounds, and the verdict on it.
+fn one_cluster(
+    rounds: Range<u64>,
+    counts: &mut Counts,
+    dice: &mut Dice,
+) -> Result<Verdict, Trouble> {
     let mut volumes = Volumes::make(&MEDIA, VOLUME_BYTES)?;
     let mut cluster = Cluster::on(NODE, (0..3).map(|m| volumes.dir(m).join("data")).collect())?;
     cluster.start()?;
     cluster.load().more(10)?;
-    for round in 0..cuts {
+    for round in rounds {
         let first = if round % 4 == 0 { cluster.leader()? } else { dice.one_of(3) };
         // The leader, somebody, two of them, all.
         let many = [1, 1, 2, 3][usize::try_from(round % 4).expect("it is small")];
         let victims: Vec<usize> = (0..many).map(|i| (first + i) % 3).collect();
-        cut(&mut volumes, &mut cluster, &victims, &mut counts, &mut dice)?;
+        cut(&mut volumes, &mut cluster, &victims, counts, dice)?;
         cluster.judge(victims[dice.one_of(many)])?;
     }
-    let [_, one, two, all] = counts.cuts;
-    say(&format!(
-        "power cuts of one: {one}, of two: {two}, of all: {all}, each at once within {:?} ({} of them \
-         later than {AT_ONCE:?}); nodes that noticed before the end: {}; {}",
-        counts.slowest,
-        counts.late,
-        counts.noticed,
-        cluster.conclude()?
-    ));
-    Ok(())
+    cluster.conclude()
 }

@@ -1,6 +1,7 @@
 //! A node in a process of its own, for the harness: `jepsen-node DIR NAME NAME=ADDRESS,... [POINT:HITS]`.
 //!
-//! Takes orders on its standard input, answers on its standard output, and stops when the input ends.
+//! Takes orders on its standard input, answers on its standard output, and stops in good order when the
+//! input ends: what was ordered before is still carried out.
 //! What a line means stands in `bowline_jepsen::wire`.
 
 use std::error::Error as StdError;
@@ -11,6 +12,8 @@ use std::time::Duration;
 
 use bowline::env::{Env, Point, Points};
 use bowline::{Client, Config, Effect, Error, KeyRange, Node, Op, Role, Wait};
+use bowline_jepsen::cluster::ELECTION_MS;
+use bowline_jepsen::number_in;
 use bowline_jepsen::wire::{self, Answer, Order, Row, Rows};
 
 /// How many orders are carried out at a time.
@@ -28,50 +31,65 @@ fn main() -> Result<(), Box<dyn StdError>> {
         let (point, hits) = armed.split_once(':').ok_or("POINT:HITS")?;
         trap.arm(wire::point_named(point).ok_or("no such point")?, hits.parse()?);
     }
+    let election_ms = number_in(ELECTION_MS).unwrap_or(400);
     let config = Config::new(dir, name)
         .members(members)
-        .heartbeat(Duration::from_millis(50))
-        .election_timeout(Duration::from_millis(400))
+        .heartbeat(Duration::from_millis(election_ms / 8))
+        .election_timeout(Duration::from_millis(election_ms))
         .log_segment_bytes(64 << 10)
         .env(Env { points: trap.clone(), ..Env::real() });
     let node = match Node::start(config).wait() {
-        Ok(node) => Arc::new(node),
+        Ok(node) => node,
         Err(error) => {
             say(&format!("stopped it did not start: {error}"));
             return Err(error.into());
         }
     };
     say("ready");
-    let watched = Arc::clone(&node);
-    thread::spawn(move || say(&format!("stopped {}", watched.stopped().wait())));
     serve(&node, &trap);
-    Ok(())
+    match node.shutdown().wait().hanging[..] {
+        [] => Ok(()),
+        ref hanging => Err(format!("these threads hang: {hanging:?}").into()),
+    }
 }
 
+/// How often it is asked whether the node has stopped by itself.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
 /// Carries out orders until there are no more.
-fn serve(node: &Arc<Node>, trap: &Trap) {
+fn serve(node: &Node, trap: &Trap) {
     let (sender, receiver) = mpsc::channel::<(String, Order)>();
-    let receiver = Arc::new(Mutex::new(receiver));
-    for _ in 0..WORKERS {
-        let (node, receiver) = (Arc::clone(node), Arc::clone(&receiver));
-        thread::spawn(move || {
-            let next = || receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
-            while let Ok((id, order)) = next() {
-                say(&format!("{id} {}", carry_out(&node, order).words()));
+    let receiver = Mutex::new(receiver);
+    let next = || receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
+    let (end, ended) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        for _ in 0..WORKERS {
+            scope.spawn(|| {
+                while let Ok((id, order)) = next() {
+                    say(&format!("{id} {}", carry_out(node, order).words()));
+                }
+            });
+        }
+        scope.spawn(move || {
+            while ended.recv_timeout(LOOK_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
+                if let Some(reason) = node.stop_reason() {
+                    return say(&format!("stopped {reason}"));
+                }
             }
         });
-    }
-    for line in std::io::stdin().lock().lines() {
-        let Ok(line) = line else { return };
-        match line.split_once(' ').and_then(|(id, words)| Some((id, Order::parse(words)?))) {
-            Some((id, Order::Arm(point, hits))) => {
-                trap.arm(point, hits);
-                say(&format!("{id} {}", Answer::Armed.words()));
+        for line in std::io::stdin().lock().lines() {
+            let Ok(line) = line else { break };
+            match line.split_once(' ').and_then(|(id, words)| Some((id, Order::parse(words)?))) {
+                Some((id, Order::Arm(point, hits))) => {
+                    trap.arm(point, hits);
+                    say(&format!("{id} {}", Answer::Armed.words()));
+                }
+                Some((id, order)) => drop(sender.send((id.to_owned(), order))),
+                None => say(&format!("stopped it was told nonsense: {line}")),
             }
-            Some((id, order)) => drop(sender.send((id.to_owned(), order))),
-            None => say(&format!("stopped it was told nonsense: {line}")),
         }
-    }
+        drop((sender, end));
+    });
 }
 
 fn carry_out(node: &Node, order: Order) -> Answer {

@@ -1,0 +1,46 @@
+//! A rolling restart: one real process after the other is stopped in good order and started again, while
+//! writes run. That costs at most one election each, none where a follower is restarted, and no
+//! acknowledged write; nobody else's write is lost or doubled either.
+//!
+//! `BOWLINE_ROLLING_ROUNDS` is how often everybody is restarted (default 2).
+
+#![allow(clippy::print_stderr, reason = "the counts are part of the test's result")]
+
+use std::time::Duration;
+
+use bowline_jepsen::{Cluster, Trouble, number_in};
+
+const NODE: &str = env!("CARGO_BIN_EXE_jepsen-node");
+
+/// Long enough that no machine, however busy, has an election that nobody caused.
+const ELECTION: Duration = Duration::from_secs(3);
+
+#[test]
+fn a_rolling_restart_costs_at_most_one_election_each_and_no_write() -> Result<(), Trouble> {
+    let mut cluster = Cluster::new(NODE, 3)?.election_timeout(ELECTION);
+    cluster.start()?;
+    cluster.load().more(20)?;
+    let (mut handed_over, mut elections) = (0, 0);
+    for round in 0..number_in("BOWLINE_ROLLING_ROUNDS").unwrap_or(2) {
+        for member in 0..cluster.members() {
+            let (before, leader) = cluster.term()?;
+            cluster.process(member).stop()?;
+            cluster.load().more(10)?;
+            cluster.restart(member)?;
+            cluster.load().more(10)?;
+            let (after, _) = cluster.term()?;
+            let allowed = u64::from(leader == member);
+            assert!(
+                after - before <= allowed,
+                "round {round}: restarting m{member} took {} elections, while m{leader} led",
+                after - before
+            );
+            handed_over += allowed;
+            elections += after - before;
+            cluster.judge(member)?;
+        }
+    }
+    assert!(handed_over > 0, "no leader was ever restarted");
+    eprintln!("{handed_over} leaders restarted, {elections} elections; {}", cluster.conclude()?);
+    Ok(())
+}
