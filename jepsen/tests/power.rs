@@ -1,16 +1,18 @@
-//! Power cuts on real file systems: each of three processes has its data on a small file system of its
-//! own, and while writes run one, two or all of these lose their power at once. What was acknowledged
+//! Power cuts on real file systems: each process has its data on a small file system of its own, and
+//! while writes run one, two or all of these lose their power at once. What was acknowledged
 //! is there once, and everybody comes back without a human.
 //!
 //! Needs root, loop devices and perl. Where they are missing the test says so, and why, and has shown
 //! nothing; with `BOWLINE_POWER_REQUIRED=1` that is a failure. `BOWLINE_POWER_CUTS` is how many cuts there
-//! are (default 8), `BOWLINE_POWER_SEED` draws other moments. `docs/operating/disks.md` has the long run.
+//! are of three members (default 8; of single nodes and of founding members a quarter of it each),
+//! `BOWLINE_POWER_SEED` draws other moments. `docs/operating/disks.md` has the long run.
 
+use std::collections::BTreeMap;
 use std::io::Write;
-use std::ops::Range;
+use std::thread;
 use std::time::Duration;
 
-use bowline_jepsen::{Cluster, Dice, Medium, Trouble, Verdict, Volumes, number_in};
+use bowline_jepsen::{Cluster, Dice, Medium, Switch, Trouble, Verdict, Volumes, number_in};
 
 const NODE: &str = env!("CARGO_BIN_EXE_jepsen-node");
 
@@ -26,9 +28,23 @@ const CUTS_OF_A_CLUSTER: u64 = 20;
 /// One member each way.
 const MEDIA: [Medium; 3] = [Medium::Plain, Medium::Loose, Medium::Cached];
 
+/// After so long a cluster of three has usually been founded.
+const FOUNDED_WITHIN_MS: u64 = 300;
+
 /// Says something that must be seen, also when the test passes.
 fn say(line: &str) {
     drop(writeln!(std::io::stderr(), "{line}"));
+}
+
+/// How many cuts there are to be.
+fn cuts() -> u64 {
+    number_in("BOWLINE_POWER_CUTS").unwrap_or(8)
+}
+
+fn dice(cuts: u64) -> Dice {
+    let seed = number_in("BOWLINE_POWER_SEED").unwrap_or(1);
+    say(&format!("BOWLINE_POWER_SEED={seed} draws the moments of {cuts} power cuts"));
+    Dice::new(seed)
 }
 
 /// Whether there is a way to cut the power here. If not, says why not.
@@ -40,14 +56,49 @@ fn is_possible() -> bool {
     false
 }
 
+/// What was done, over all clusters.
 #[derive(Default)]
 struct Counts {
     /// Cuts, by how many members lost their power at once.
-    cuts: [u64; 4],
+    cuts: BTreeMap<usize, u64>,
     /// Nodes that had noticed, before their process ended.
     noticed: usize,
     slowest: Duration,
     late: u64,
+    clusters: u64,
+    done: u64,
+    unknown: u64,
+}
+
+impl Counts {
+    fn cut(&mut self, switch: Switch, victims: &[usize]) -> Result<(), Trouble> {
+        let took = switch.cut()?;
+        *self.cuts.entry(victims.len()).or_default() += 1;
+        self.slowest = self.slowest.max(took);
+        self.late += u64::from(took > AT_ONCE);
+        Ok(())
+    }
+
+    fn concluded(&mut self, verdict: &Verdict) {
+        self.clusters += 1;
+        self.done += verdict.done;
+        self.unknown += verdict.unknown_there + verdict.unknown_absent;
+    }
+
+    fn say(&self, of: &str) {
+        let Self { cuts, noticed, slowest, late, clusters, done, unknown } = self;
+        say(&format!(
+            "power cuts of {of}, by how many members lost it at once: {cuts:?}, each within {slowest:?} \
+             ({late} of them later than {AT_ONCE:?}); nodes that noticed before their end: {noticed}; \
+             clusters: {clusters}; writes acknowledged: {done}, all there once; of unknown fate: \
+             {unknown}, at most once"
+        ));
+    }
+}
+
+/// A cluster whose members have their data on these volumes.
+fn cluster_on(volumes: &Volumes, members: usize) -> Result<Cluster, Trouble> {
+    Cluster::on(NODE, (0..members).map(|member| volumes.dir(member).join("data")).collect())
 }
 
 /// Cuts the power of these members while they work, and lets them come back.
@@ -58,18 +109,16 @@ fn cut(
     counts: &mut Counts,
     dice: &mut Dice,
 ) -> Result<(), Trouble> {
+    let quorum_lives = victims.len() * 2 < cluster.members();
     let switch = volumes.switch(victims)?;
     cluster.load().more(1 + dice.below(60))?;
-    let took = switch.cut()?;
-    if victims.len() == 1 && dice.below(2) == 0 {
+    counts.cut(switch, victims)?;
+    if quorum_lives && dice.below(2) == 0 {
         // The others go on, beside a machine that is still connected and has no disk.
         cluster.load().more(1 + dice.below(40))?;
     }
     counts.noticed += cluster.bury(victims)?;
-    counts.cuts[victims.len()] += 1;
-    counts.slowest = counts.slowest.max(took);
-    counts.late += u64::from(took > AT_ONCE);
-    if victims.len() == 1 {
+    if quorum_lives {
         cluster.load().more(1 + dice.below(20))?;
     }
     volumes.again(victims)?;
@@ -81,52 +130,86 @@ fn cut(
     Ok(())
 }
 
+/// Cuts so often, on clusters that stand on these media, whom `victims` names in each round.
+fn cut_and_judge(
+    of: &str,
+    cuts: u64,
+    media: &[Medium],
+    victims: impl Fn(&Cluster, u64, &mut Dice) -> Result<Vec<usize>, Trouble>,
+) -> Result<(), Trouble> {
+    let (mut dice, mut counts) = (dice(cuts), Counts::default());
+    let mut made = 0;
+    while made < cuts {
+        let mut volumes = Volumes::make(media, VOLUME_BYTES)?;
+        let mut cluster = cluster_on(&volumes, media.len())?;
+        cluster.start()?;
+        cluster.load().more(10)?;
+        for _ in 0..CUTS_OF_A_CLUSTER.min(cuts - made) {
+            let victims = victims(&cluster, made, &mut dice)?;
+            cut(&mut volumes, &mut cluster, &victims, &mut counts, &mut dice)?;
+            cluster.judge(victims[dice.one_of(victims.len())])?;
+            made += 1;
+        }
+        counts.concluded(&cluster.conclude()?);
+    }
+    counts.say(of);
+    Ok(())
+}
+
 #[test]
 fn members_whose_power_is_cut_lose_nothing_and_come_back() -> Result<(), Trouble> {
     if !is_possible() {
         return Ok(());
     }
-    let seed = number_in("BOWLINE_POWER_SEED").unwrap_or(1);
-    let cuts = number_in("BOWLINE_POWER_CUTS").unwrap_or(8);
-    say(&format!("BOWLINE_POWER_SEED={seed} BOWLINE_POWER_CUTS={cuts} draws these moments"));
-    let (mut dice, mut counts) = (Dice::new(seed), Counts::default());
-    let mut verdicts = Vec::new();
-    for first in (0..cuts).step_by(usize::try_from(CUTS_OF_A_CLUSTER).expect("it is small")) {
-        let rounds = first..cuts.min(first + CUTS_OF_A_CLUSTER);
-        verdicts.push(one_cluster(rounds, &mut counts, &mut dice)?);
+    cut_and_judge("members of three", cuts(), &MEDIA, |cluster, round, dice| {
+        // The leader, somebody, two of them, all.
+        let first = if round % 4 == 0 { cluster.leader()? } else { dice.one_of(3) };
+        let many = [1, 1, 2, 3][usize::try_from(round % 4).expect("it is small")];
+        Ok((0..many).map(|i| (first + i) % 3).collect())
+    })
+}
+
+#[test]
+fn a_single_node_whose_power_is_cut_loses_nothing_and_comes_back() -> Result<(), Trouble> {
+    if !is_possible() {
+        return Ok(());
     }
-    let done: u64 = verdicts.iter().map(|verdict| verdict.done).sum();
-    let unknown: u64 = verdicts.iter().map(|v| v.unknown_there + v.unknown_absent).sum();
-    let [_, one, two, all] = counts.cuts;
-    say(&format!(
-        "power cuts of one: {one}, of two: {two}, of all: {all}, each at once within {:?} ({} of them \
-         later than {AT_ONCE:?}); nodes that noticed before the end: {}; clusters: {}; writes \
-         acknowledged: {done}, all there once; of unknown fate: {unknown}, at most once",
-        counts.slowest,
-        counts.late,
-        counts.noticed,
-        verdicts.len(),
-    ));
+    for medium in MEDIA {
+        let of = format!("a single node on {medium:?}");
+        cut_and_judge(&of, cuts().div_ceil(4), &[medium], |_, _, _| Ok(vec![0]))?;
+    }
     Ok(())
 }
 
-/// A cluster that lives through these rounds, and the verdict on it.
-fn one_cluster(
-    rounds: Range<u64>,
-    counts: &mut Counts,
-    dice: &mut Dice,
-) -> Result<Verdict, Trouble> {
-    let mut volumes = Volumes::make(&MEDIA, VOLUME_BYTES)?;
-    let mut cluster = Cluster::on(NODE, (0..3).map(|m| volumes.dir(m).join("data")).collect())?;
-    cluster.start()?;
-    cluster.load().more(10)?;
-    for round in rounds {
-        let first = if round % 4 == 0 { cluster.leader()? } else { dice.one_of(3) };
-        // The leader, somebody, two of them, all.
-        let many = [1, 1, 2, 3][usize::try_from(round % 4).expect("it is small")];
-        let victims: Vec<usize> = (0..many).map(|i| (first + i) % 3).collect();
-        cut(&mut volumes, &mut cluster, &victims, counts, dice)?;
-        cluster.judge(victims[dice.one_of(many)])?;
+#[test]
+fn a_cluster_whose_power_is_cut_while_it_is_founded_is_founded_later() -> Result<(), Trouble> {
+    if !is_possible() {
+        return Ok(());
     }
-    cluster.conclude()
+    let rounds = cuts().div_ceil(4);
+    let (mut dice, mut counts) = (dice(rounds), Counts::default());
+    for round in 0..rounds {
+        let mut volumes = Volumes::make(&MEDIA, VOLUME_BYTES)?;
+        let mut cluster = cluster_on(&volumes, 3)?;
+        let many = if round % 2 == 0 { 3 } else { 1 };
+        let first = dice.one_of(3);
+        let victims: Vec<usize> = (0..many).map(|i| (first + i) % 3).collect();
+        let switch = volumes.switch(&victims)?;
+        for member in 0..3 {
+            cluster.spawn(member, None)?;
+        }
+        // At a random moment: nothing says when a member is half way through.
+        thread::sleep(Duration::from_millis(dice.below(FOUNDED_WITHIN_MS)));
+        counts.cut(switch, &victims)?;
+        counts.noticed += cluster.bury(&victims)?;
+        volumes.again(&victims)?;
+        for victim in &victims {
+            cluster.spawn(*victim, None)?;
+        }
+        (0..3).try_for_each(|member| cluster.join(member))?;
+        cluster.load().more(10)?;
+        counts.concluded(&cluster.conclude()?);
+    }
+    counts.say("members that found a cluster");
+    Ok(())
 }
