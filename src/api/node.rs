@@ -70,7 +70,7 @@ impl Node {
                 &env,
                 settings.node,
                 &peers.collect(),
-                assembly.hello_source(),
+                assembly.introducer(),
                 assembly.receiver(),
             )?;
             Self::run(assembly, Box::new(network), Link::Tcp(handle))
@@ -89,9 +89,9 @@ impl Node {
     }
 
     fn open_in_memory(settings: Settings, env: Env, hub: &MemoryHub) -> Result<Node, StartError> {
-        let (node, members) = (settings.node, settings.members.keys().copied().collect());
+        let node = settings.node;
         let assembly = Assembly::open(settings, env, Bells::silent())?;
-        let network = hub.join(node, members, assembly.hello_source(), assembly.receiver());
+        let network = hub.join(node, assembly.introducer(), assembly.receiver());
         Self::run(assembly, Box::new(network), Link::Memory(hub.clone(), node))
     }
 

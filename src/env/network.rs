@@ -1,5 +1,7 @@
 //! The way out to the other members.
 
+use std::collections::BTreeMap;
+
 use crate::model::{Lane, NodeId, PeerMessage};
 
 /// Sends messages to peers. Never blocks, never fails loudly: a message that cannot go is lost, as
@@ -9,6 +11,11 @@ use crate::model::{Lane, NodeId, PeerMessage};
 pub trait Network: Send + 'static {
     /// Hands a message over. Messages to one peer on one lane arrive in order or not at all.
     fn send(&mut self, to: NodeId, lane: Lane, message: PeerMessage) -> SendOutcome;
+
+    /// Says to whom connections are to be kept, and where each is: `host:port`, or nothing while that
+    /// is not known. To be called again whenever somebody belongs to the cluster or not any more:
+    /// everyone who is connected is judged anew. Who is not named here may still connect by itself.
+    fn set_peers(&mut self, peers: &BTreeMap<NodeId, String>);
 }
 
 /// What became of a message as far as the sender's side can say.

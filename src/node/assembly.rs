@@ -7,8 +7,8 @@ use thiserror::Error;
 use crate::env::{Env, Network};
 use crate::machine::{Machine, MachineOptions};
 use crate::metrics::Meters;
-use crate::model::{Hello, LogIndex, NodeId, Term};
-use crate::transport::Receiver;
+use crate::model::{LogIndex, NodeId, Term};
+use crate::transport::{Introducer, Receiver};
 use crate::wal::{self, LogError};
 use crate::watch::{Hub, WatchLimits};
 
@@ -132,10 +132,9 @@ impl Assembly {
         self.opened.reader.clone()
     }
 
-    /// What the network says first on each connection.
-    pub(crate) fn hello_source(&self) -> Arc<dyn Fn(NodeId) -> Hello + Send + Sync> {
-        let identity = Arc::clone(&self.identity);
-        Arc::new(move |to| identity.hello(to))
+    /// What the network says first on each connection, and whom it lets in.
+    pub(crate) fn introducer(&self) -> Arc<dyn Introducer> {
+        Arc::clone(&self.identity) as Arc<dyn Introducer>
     }
 
     /// The parts, connected to `network`.

@@ -1,10 +1,12 @@
 //! Who this node is, and how it says so.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::model::{
     ClusterId, ClusterVersion, DiskId, Hello, Incarnation, LogIndex, Members, NodeId, Standing,
 };
+use crate::transport::{self, Introducer};
 use crate::wal;
 
 use super::settings::Settings;
@@ -17,6 +19,8 @@ pub(crate) struct Identity {
     disk: DiskId,
     incarnation: Incarnation,
     address: String,
+    /// Those that are to found the cluster, if it does not exist yet.
+    founders: BTreeSet<NodeId>,
     known: Mutex<Known>,
 }
 
@@ -41,6 +45,7 @@ impl Identity {
             disk,
             incarnation,
             address: settings.contact.address.clone(),
+            founders: settings.members.keys().copied().collect(),
             known: Mutex::new(Known { standing, members: Arc::default() }),
         }
     }
@@ -91,5 +96,23 @@ impl Identity {
         let Self { cluster, node: from, disk, incarnation, .. } = *self;
         let (address, speaks) = (self.address.clone(), ClusterVersion::NEWEST);
         Hello { cluster, from, to, disk, incarnation, standing, since, address, speaks }
+    }
+}
+
+impl Introducer for Identity {
+    fn hello(&self, to: NodeId) -> Hello {
+        Identity::hello(self, to)
+    }
+
+    fn known(&self) -> transport::Known {
+        let known = self.known();
+        match &known.standing {
+            Standing::Blank => transport::Known::Founders(self.founders.clone()),
+            // Nothing has been applied yet.
+            Standing::Founded(founders) if known.members.rows().is_empty() => {
+                transport::Known::Members(Arc::new(Members::founded(founders)))
+            }
+            Standing::Founded(_) => transport::Known::Members(Arc::clone(&known.members)),
+        }
     }
 }

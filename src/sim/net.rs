@@ -5,7 +5,7 @@
 //! messages arrive when. What the network never does, as TCP never does: deliver a message of an
 //! older connection on a newer one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -83,6 +83,8 @@ struct State {
     /// The number of the connection between two nodes that are connected, the smaller id first.
     connections: BTreeMap<(NodeId, NodeId), u64>,
     next_connection: u64,
+    /// Whom each node wants to be connected with: everybody, until it has said.
+    wanted: BTreeMap<NodeId, BTreeSet<NodeId>>,
     outgoing: Vec<Flight>,
     sent: u64,
 }
@@ -102,14 +104,16 @@ impl SimNet {
             links: BTreeMap::new(),
             connections: BTreeMap::new(),
             next_connection: 1,
+            wanted: BTreeMap::new(),
             outgoing: Vec::new(),
             sent: 0,
         };
         Self { timeline, state: Arc::new(Mutex::new(state)) }
     }
 
-    /// A node's way out.
+    /// A node's way out, from the start of its process.
     pub(crate) fn network_of(&self, from: NodeId) -> SimNetwork {
+        self.state().wanted.remove(&from);
         SimNetwork { from, net: self.clone() }
     }
 
@@ -145,6 +149,13 @@ impl SimNet {
     pub(crate) fn silent(&self, a: NodeId, b: NodeId) -> bool {
         let mut state = self.state();
         state.link(a, b).cut && state.link(b, a).cut
+    }
+
+    /// Whether one of two wants a connection with the other.
+    pub(crate) fn wanted(&self, a: NodeId, b: NodeId) -> bool {
+        let state = self.state();
+        let wants = |who, whom| state.wanted.get(&who).is_none_or(|peers| peers.contains(&whom));
+        wants(a, b) || wants(b, a)
     }
 
     pub(crate) fn connected(&self, a: NodeId, b: NodeId) -> Option<u64> {
@@ -273,6 +284,10 @@ impl Network for SimNetwork {
     fn send(&mut self, to: NodeId, lane: Lane, message: PeerMessage) -> SendOutcome {
         let now = self.net.timeline.now();
         self.net.state().send(now, self.from, to, lane, &message)
+    }
+
+    fn set_peers(&mut self, peers: &BTreeMap<NodeId, String>) {
+        self.net.state().wanted.insert(self.from, peers.keys().copied().collect());
     }
 }
 

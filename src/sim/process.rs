@@ -2,7 +2,6 @@
 //! to see of them.
 
 use std::cell::Cell;
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +19,7 @@ use crate::model::{
 use crate::node::{
     Assembled, Assembly, Bells, Contact, Drift, Input, LogTurn, Look, Next, Settings,
 };
-use crate::transport::{Receiver, Refused, judge};
+use crate::transport::{Introducer, Receiver, Refused, judge};
 use crate::wal::LogReader;
 
 /// Every cluster of every world has this id: worlds never meet.
@@ -70,8 +69,7 @@ pub(crate) enum TurnEnd {
 pub(crate) struct Process {
     node: Assembled,
     receiver: Arc<dyn Receiver>,
-    hello: Arc<dyn Fn(NodeId) -> Hello + Send + Sync>,
-    members: BTreeSet<NodeId>,
+    introducer: Arc<dyn Introducer>,
     log_reader: LogReader,
     /// The newest revision that the judge was shown.
     shown: Cell<Revision>,
@@ -83,7 +81,6 @@ impl Process {
     pub(crate) fn start(parts: ProcessParts) -> Result<Self, String> {
         let ProcessParts { id, nodes, env, network, wakes } = parts;
         let settings = settings(id, nodes);
-        let members = settings.members.keys().copied().collect();
         let bells = {
             let (driver, log) = (wakes.clone(), wakes);
             Bells {
@@ -92,11 +89,11 @@ impl Process {
             }
         };
         let assembly = Assembly::open(settings, env, bells).map_err(|why| why.to_string())?;
-        let (receiver, hello) = (assembly.receiver(), assembly.hello_source());
+        let (receiver, introducer) = (assembly.receiver(), assembly.introducer());
         let log_reader = assembly.log_reader();
         let node = assembly.finish(Box::new(network)).map_err(|why| why.to_string())?;
         let (shown, leads) = (Cell::new(Revision::FIRST), Cell::new(false));
-        Ok(Self { node, receiver, hello, members, log_reader, shown, leads })
+        Ok(Self { node, receiver, introducer, log_reader, shown, leads })
     }
 
     pub(crate) fn turn(&mut self) -> TurnEnd {
@@ -140,11 +137,11 @@ impl Process {
     // ---- the network -----------------------------------------------------------------------
 
     pub(crate) fn hello(&self, to: NodeId) -> Hello {
-        (self.hello)(to)
+        self.introducer.hello(to)
     }
 
     pub(crate) fn judge_hello(&self, theirs: &Hello) -> Result<(), Refused> {
-        Ok(judge(&self.hello(theirs.from), theirs, &self.members)?)
+        Ok(judge(&self.hello(theirs.from), theirs, &self.introducer.known())?)
     }
 
     pub(crate) fn deliver(&self, from: NodeId, message: PeerMessage) {

@@ -688,10 +688,17 @@ impl World {
     fn dial_pair(&mut self, a: usize, b: usize) {
         let (id_a, id_b) = (self.nodes[a].id, self.nodes[b].id);
         let now = self.timeline.now();
+        if !self.net.wanted(id_a, id_b) {
+            self.disconnect(a, b);
+            return;
+        }
         if self.net.connected(id_a, id_b).is_some() {
             let dead = self.nodes[a].running().is_none() || self.nodes[b].running().is_none();
             if !dead && !self.net.silent(id_a, id_b) {
                 self.silent_since.remove(&(a, b));
+                if !self.judge_pair(a, b) {
+                    self.disconnect(a, b);
+                }
                 return;
             }
             let since = *self.silent_since.entry((a, b)).or_insert(now);
@@ -708,22 +715,33 @@ impl World {
         if self.nodes[a].paused || self.nodes[b].paused || !self.net.passable(id_a, id_b) {
             return;
         }
-        let (from_a, from_b) = (process_a.hello(id_b), process_b.hello(id_a));
-        let at_a = process_a.judge_hello(&from_b);
-        let at_b = process_b.judge_hello(&from_a);
-        if at_a.is_ok() && at_b.is_ok() {
+        if self.judge_pair(a, b) {
             self.net.connect(id_a, id_b);
-            process_a.connected(id_b, from_b);
-            process_b.connected(id_a, from_a);
-        } else {
-            if let Err(why) = at_a {
-                process_a.refused(id_b, why);
-            }
-            if let Err(why) = at_b {
-                process_b.refused(id_a, why);
-            }
+            process_a.connected(id_b, process_b.hello(id_a));
+            process_b.connected(id_a, process_a.hello(id_b));
         }
         self.note(10, &[id_a.get(), id_b.get()], || format!("{id_a:?} and {id_b:?} meet"));
+    }
+
+    /// Whether two processes accept each other. If not, they are told.
+    fn judge_pair(&self, a: usize, b: usize) -> bool {
+        let mut accepted = true;
+        for (mine, theirs) in [(a, b), (b, a)] {
+            let (id_mine, id_theirs) = (self.nodes[mine].id, self.nodes[theirs].id);
+            let (Some(process), Some(other)) =
+                (self.nodes[mine].running(), self.nodes[theirs].running())
+            else {
+                return accepted;
+            };
+            if let Err(why) = process.judge_hello(&other.hello(id_mine)) {
+                if why.removed.is_some() {
+                    other.refused(id_mine, why.clone());
+                }
+                process.refused(id_theirs, why);
+                accepted = false;
+            }
+        }
+        accepted
     }
 
     fn disconnect(&mut self, a: usize, b: usize) {

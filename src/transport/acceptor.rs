@@ -76,16 +76,12 @@ async fn welcome(context: &Context, mut stream: TcpStream, waiting: Waiting) {
         // Ends with an error when the older connection drops its end.
         let _ = before.await;
     }
-    for lane in [Lane::Control, Lane::Bulk] {
-        if let Some(pipe) = context.pipes.get(&(peer, lane)) {
-            pipe.retry.notify_waiters();
-        }
-    }
+    context.peers.heard_from(peer);
     let presence = context.presence.enter(peer, hello.clone());
     let end = tokio::select! {
         biased;
         () = seat.replaced.notified() => Broken::Garbage("replaced by a newer connection".to_owned()),
-        end = receive(context, stream, &hello, lane) => end,
+        end = receive(context, stream, &hello, lane, &seat) => end,
     };
     drop(presence);
     context.incoming.leave(peer, lane, seat.number);
@@ -96,7 +92,13 @@ async fn welcome(context: &Context, mut stream: TcpStream, waiting: Waiting) {
 }
 
 /// Delivers what arrives until the connection breaks.
-async fn receive(context: &Context, mut stream: TcpStream, hello: &Hello, lane: Lane) -> Broken {
+async fn receive(
+    context: &Context,
+    mut stream: TcpStream,
+    hello: &Hello,
+    lane: Lane,
+    seat: &Seat,
+) -> Broken {
     let mut alive = Vec::new();
     frame::put_frame(&mut alive, FrameKind::Alive, |_| {});
     let mut frames = FrameReader::new(frame::body_bytes_max(lane));
@@ -117,6 +119,13 @@ async fn receive(context: &Context, mut stream: TcpStream, hello: &Hello, lane: 
                 silent_ticks += 1;
                 continue;
             }
+            () = seat.judge_again.notified() => {
+                let admission = &context.admission;
+                if let Err(refusal) = admission.admit(&admission.hello(hello.from), hello) {
+                    return exchange::turn_away(&mut stream, &[], hello.from, refusal.into()).await;
+                }
+                continue;
+            }
         }
         loop {
             match frames.next() {
@@ -132,10 +141,12 @@ async fn receive(context: &Context, mut stream: TcpStream, hello: &Hello, lane: 
                 }
                 Ok(Some(frame)) => {
                     if let Err(broken) = deliver(context, frame, hello) {
-                        if let Broken::Refused { why, .. } = &broken {
-                            exchange::refuse(&mut stream, &[], &why.why).await;
-                        }
-                        return broken;
+                        return match broken {
+                            Broken::Refused { peer, why } => {
+                                exchange::turn_away(&mut stream, &[], peer, why).await
+                            }
+                            other => other,
+                        };
                     }
                 }
                 Err(error) => return error.into(),
@@ -187,6 +198,7 @@ struct Seated {
     number: u64,
     life: (DiskId, Incarnation),
     replaced: Arc<Notify>,
+    judge_again: Arc<Notify>,
     ended: oneshot::Receiver<()>,
 }
 
@@ -222,7 +234,10 @@ impl Drop for Waiting {
 /// A connection after its handshake.
 struct Seat {
     number: u64,
+    /// A newer connection has taken its place.
     replaced: Arc<Notify>,
+    /// Who belongs to the cluster has changed.
+    judge_again: Arc<Notify>,
     /// Dropped at the end: the next connection waits for it.
     _ended: oneshot::Sender<()>,
 }
@@ -237,18 +252,35 @@ impl Incoming {
     fn seat(&self, lane: Lane, hello: &Hello) -> (Seat, Option<oneshot::Receiver<()>>) {
         let mut state = self.state();
         let life = (hello.disk, hello.incarnation);
-        // A connection of an earlier life on the other lane is of a process that has gone.
+        // A connection of an earlier life on another lane is of a process that has gone.
         for (place, seated) in &state.seated {
             if *place == (hello.from, lane) || (place.0 == hello.from && seated.life != life) {
                 seated.replaced.notify_one();
             }
         }
         state.last_number += 1;
-        let (number, replaced) = (state.last_number, Arc::new(Notify::new()));
+        let number = state.last_number;
+        let (replaced, judge_again) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        // Who belongs to the cluster may have changed since it was judged.
+        judge_again.notify_one();
         let (sender, ended) = oneshot::channel();
-        let seated = Seated { number, life, replaced: replaced.clone(), ended };
+        let seated = Seated {
+            number,
+            life,
+            replaced: replaced.clone(),
+            judge_again: judge_again.clone(),
+            ended,
+        };
         let before = state.seated.insert((hello.from, lane), seated);
-        (Seat { number, replaced, _ended: sender }, before.map(|before| before.ended))
+        let seat = Seat { number, replaced, judge_again, _ended: sender };
+        (seat, before.map(|before| before.ended))
+    }
+
+    /// Who belongs to the cluster has changed: has everyone who is connected judged again.
+    pub(super) fn judge_again(&self) {
+        for seated in self.state().seated.values() {
+            seated.judge_again.notify_one();
+        }
     }
 
     /// Frees the connection's place, if no newer one has taken it.

@@ -9,15 +9,13 @@ use super::Receiver;
 use super::acceptor::Incoming;
 use super::exchange::Broken;
 use super::handshake::Admission;
-use super::pipe::Pipe;
+use super::peers::Peers;
 use super::tcp::TcpSettings;
 use crate::env::Env;
-use crate::model::{Hello, Lane, Moment, NodeId};
+use crate::model::{Hello, Moment, NodeId};
 
 /// Refusals of one peer on one side are reported at most this often: it dials again and again.
 const REFUSAL_REPORT_EVERY: Duration = Duration::from_secs(1);
-
-pub(super) type Pipes = BTreeMap<(NodeId, Lane), Arc<Pipe>>;
 
 /// Which end of a connection this member is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -33,7 +31,7 @@ pub(super) struct Context {
     pub(super) settings: TcpSettings,
     pub(super) admission: Admission,
     pub(super) receiver: Arc<dyn Receiver>,
-    pub(super) pipes: Pipes,
+    pub(super) peers: Peers,
     pub(super) incoming: Incoming,
     pub(super) presence: Presence,
     reported: Mutex<BTreeMap<(Side, Option<NodeId>), Moment>>,
@@ -48,7 +46,6 @@ impl Context {
         settings: TcpSettings,
         admission: Admission,
         receiver: Arc<dyn Receiver>,
-        pipes: Pipes,
         stopping: watch::Receiver<bool>,
         ended: mpsc::Sender<()>,
     ) -> Self {
@@ -58,7 +55,7 @@ impl Context {
             admission,
             presence: Presence { connections: Mutex::default(), receiver: receiver.clone() },
             receiver,
-            pipes,
+            peers: Peers::default(),
             incoming: Incoming::default(),
             reported: Mutex::default(),
             stopping,
@@ -83,7 +80,7 @@ impl Context {
             return;
         };
         // Strangers share one place, so that made-up ids neither fill the table nor the report.
-        let place = (side, self.admission.is_member(*peer).then_some(*peer));
+        let place = (side, self.admission.knows(*peer).then_some(*peer));
         let now = self.env.clock.now();
         let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
         let last = reported.get(&place);

@@ -7,8 +7,12 @@
 //! ```
 //!
 //! The name is resolved again at each connect. The pause grows to its maximum while connects or
-//! handshakes fail and begins small again after a connection that was not refused; it ends early when the peer itself
-//! dials: it has come back.
+//! handshakes fail and begins small again after a connection that was not refused; it ends early when
+//! the peer itself dials, for it has come back, and when the peer moves to another address. A
+//! connection to the address that it has left is given up.
+//!
+//! A lane that is used now and then is dialed when something is to be sent, and closed when nothing
+//! was for a while: see [`Pipe::wanted`].
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,48 +24,61 @@ use tokio::time::MissedTickBehavior;
 use super::context::{Context, Side};
 use super::exchange::{self, Broken};
 use super::frame::{self, FrameKind, FrameReader};
+use super::peers::Peer;
 use super::pipe::{Batch, Pipe, is_passing};
 use super::tcp::{ALIVE_PER_IDLE, TcpSettings, is_loopback};
 use crate::env::Entropy;
 use crate::model::{Hello, Lane, NodeId};
 
-/// Keeps the connection until the transport stops.
-pub(super) async fn keep(
-    context: Arc<Context>,
-    pipe: Arc<Pipe>,
-    peer: NodeId,
-    lane: Lane,
-    address: String,
-) {
+/// Keeps the connection until the peer is none any more or the transport stops.
+pub(super) async fn keep(context: Arc<Context>, peer: Arc<Peer>, lane: Lane) {
+    let pipe = peer.pipe(lane);
+    let mut target = peer.target();
     let mut pause = Pause::new(context.settings.pause_min, context.settings.pause_max);
     loop {
-        let limit = context.settings.handshake_timeout;
-        match tokio::time::timeout(limit, connect(&context, peer, lane, &address)).await {
-            Ok(Ok((stream, hello))) => {
-                tracing::debug!(me = %context.admission.me(), %peer, ?lane, "connected");
-                let presence = context.presence.enter(peer, hello);
-                let end = serve(&context, &pipe, stream, peer).await;
-                drop(presence);
-                tracing::debug!(me = %context.admission.me(), %peer, ?lane, "connection lost: {end}");
-                if matches!(end, Broken::Refused { .. }) {
-                    context.report(Side::Dialer, &end);
-                } else {
-                    pause.restart();
-                }
+        let Some(address) = target.borrow_and_update().clone() else { return };
+        tokio::select! {
+            biased;
+            _ = target.changed() => {
+                pause.restart();
+                continue;
             }
-            Ok(Err(broken)) => context.report(Side::Dialer, &broken),
-            Err(_) => {
-                let silent = Broken::Socket(io::ErrorKind::TimedOut.into());
-                context.report(Side::Dialer, &silent);
-            }
+            () = once(&context, &peer, lane, &address, &mut pause) => {}
         }
         tokio::select! {
+            biased;
+            _ = target.changed() => pause.restart(),
             () = tokio::time::sleep(pause.next(&*context.env.entropy)) => {}
             () = pipe.retry.notified() => {}
         }
     }
 }
 
+/// One connection, from the first try to its end.
+async fn once(context: &Context, peer: &Peer, lane: Lane, address: &str, pause: &mut Pause) {
+    let (id, pipe) = (peer.id, peer.pipe(lane));
+    let _dialing = pipe.wanted().await;
+    let limit = context.settings.handshake_timeout;
+    match tokio::time::timeout(limit, connect(context, id, lane, address)).await {
+        Ok(Ok((stream, hello))) => {
+            tracing::debug!(me = %context.admission.me(), peer = %id, ?lane, "connected");
+            let presence = context.presence.enter(id, hello);
+            let end = serve(context, pipe, stream, id).await;
+            drop(presence);
+            tracing::debug!(me = %context.admission.me(), peer = %id, ?lane, "connection lost: {end}");
+            if matches!(end, Broken::Refused { .. }) {
+                context.report(Side::Dialer, &end);
+            } else {
+                pause.restart();
+            }
+        }
+        Ok(Err(broken)) => context.report(Side::Dialer, &broken),
+        Err(_) => {
+            let silent = Broken::Socket(io::ErrorKind::TimedOut.into());
+            context.report(Side::Dialer, &silent);
+        }
+    }
+}
 async fn connect(
     context: &Context,
     peer: NodeId,
@@ -141,8 +158,8 @@ async fn serve(context: &Context, pipe: &Pipe, stream: TcpStream, peer: NodeId) 
                     match echoes.next() {
                         Ok(None) => break,
                         Ok(Some(echo)) if echo.kind == FrameKind::Alive => {}
-                        Ok(Some(last)) if last.kind == FrameKind::Refused => {
-                            let why = exchange::reason_of(&last.body).into();
+                        Ok(Some(last)) if last.kind.refuses() => {
+                            let why = exchange::refusal_of(&last, context.admission.me());
                             return Broken::Refused { peer, why };
                         }
                         Ok(Some(other)) => {
@@ -157,6 +174,9 @@ async fn serve(context: &Context, pipe: &Pipe, stream: TcpStream, peer: NodeId) 
                     return Broken::Socket(io::ErrorKind::TimedOut.into());
                 }
                 silent_ticks += 1;
+                if pipe.rest_if_unused() {
+                    return Broken::Socket(io::Error::other("nothing was sent for a while"));
+                }
                 pipe.send_alive(&alive);
             }
         }

@@ -146,17 +146,15 @@ pub(super) async fn dial(
     }
     let theirs = match read_frame(stream).await? {
         Frame { kind: FrameKind::Hello, body } => hello_of(body)?,
-        Frame { kind: FrameKind::Refused, body } => {
-            return Err(Broken::Refused { peer, why: reason_of(&body).into() });
+        last if last.kind.refuses() => {
+            return Err(Broken::Refused { peer, why: refusal_of(&last, mine.from) });
         }
         Frame { kind, .. } => {
             return Err(Broken::Garbage(format!("{kind:?} where a hello belongs")));
         }
     };
     if let Err(refusal) = admission.admit(&mine, &theirs) {
-        let why = Refused::from(refusal);
-        refuse(stream, &[], &why.why).await;
-        return Err(Broken::Refused { peer, why });
+        return Err(turn_away(stream, &[], peer, refusal.into()).await);
     }
     let mut words = Vec::new();
     frame::put_frame(&mut words, FrameKind::Alive, |_| {});
@@ -172,15 +170,16 @@ pub(super) async fn accept(
     let preface = Preface::read(stream).await?;
     let answer = Preface::new(preface.lane).bytes();
     if let Err(why) = VERSIONS.judge(preface.versions) {
-        refuse(stream, &answer, &why).await;
+        refuse(stream, &answer, FrameKind::Refused, &why).await;
         return Err(Broken::Garbage(why));
     }
     let lane = match preface.lane {
         0 => Lane::Control,
         1 => Lane::Bulk,
+        2 => Lane::Snapshot,
         lane => {
             let why = format!("no lane {lane}");
-            refuse(stream, &answer, &why).await;
+            refuse(stream, &answer, FrameKind::Refused, &why).await;
             return Err(Broken::Garbage(why));
         }
     };
@@ -193,17 +192,15 @@ pub(super) async fn accept(
     let peer = theirs.from;
     let mine = admission.hello(peer);
     if let Err(refusal) = admission.admit(&mine, &theirs) {
-        let why = Refused::from(refusal);
-        refuse(stream, &answer, &why.why).await;
-        return Err(Broken::Refused { peer, why });
+        return Err(turn_away(stream, &answer, peer, refusal.into()).await);
     }
     let mut words = answer.to_vec();
     put_hello(&mut words, &mine);
     stream.write_all(&words).await?;
     match read_frame(stream).await? {
         Frame { kind: FrameKind::Alive, .. } => {}
-        Frame { kind: FrameKind::Refused, body } => {
-            return Err(Broken::Refused { peer, why: reason_of(&body).into() });
+        last if last.kind.refuses() => {
+            return Err(Broken::Refused { peer, why: refusal_of(&last, mine.from) });
         }
         Frame { kind, .. } => {
             return Err(Broken::Garbage(format!("{kind:?} in answer to a hello")));
@@ -212,9 +209,7 @@ pub(super) async fn accept(
     // The dialer chose when to answer. Meanwhile a later life of it may have been met, or the cluster
     // founded without its disk.
     if let Err(refusal) = admission.admit(&admission.hello(peer), &theirs) {
-        let why = Refused::from(refusal);
-        refuse(stream, &[], &why.why).await;
-        return Err(Broken::Refused { peer, why });
+        return Err(turn_away(stream, &[], peer, refusal.into()).await);
     }
     Ok((theirs, lane))
 }
@@ -224,12 +219,25 @@ fn put_hello(words: &mut Vec<u8>, hello: &Hello) {
     frame::put_frame(words, FrameKind::Hello, |words| codec::encode_message(&message, words));
 }
 
+/// Refuses `peer`, after `preface` if none was sent yet, and closes.
+pub(super) async fn turn_away(
+    stream: &mut TcpStream,
+    preface: &[u8],
+    peer: NodeId,
+    why: Refused,
+) -> Broken {
+    let kind =
+        if why.removed == Some(peer) { FrameKind::Removed } else { FrameKind::Refused };
+    refuse(stream, preface, kind, &why.why).await;
+    Broken::Refused { peer, why }
+}
+
 /// Says why, after `preface` if none was sent yet, and closes.
-pub(super) async fn refuse(stream: &mut TcpStream, preface: &[u8], why: &str) {
+async fn refuse(stream: &mut TcpStream, preface: &[u8], kind: FrameKind, why: &str) {
     let mut words = preface.to_vec();
     // A character cut in two is the reader's to mend.
     let why = &why.as_bytes()[..why.len().min(REFUSED_BODY_BYTES_MAX)];
-    frame::put_frame(&mut words, FrameKind::Refused, |words| words.extend_from_slice(why));
+    frame::put_frame(&mut words, kind, |words| words.extend_from_slice(why));
     // Then waits a moment until the other end has closed. Whether the words arrive is its affair, so
     // errors end this early and are nobody's.
     let last = async {
@@ -259,9 +267,15 @@ fn hello_of(body: Bytes) -> Result<Hello, Broken> {
     }
 }
 
+/// What the other end's last frame says to `me`.
+pub(super) fn refusal_of(last: &Frame, me: NodeId) -> Refused {
+    let removed = (last.kind == FrameKind::Removed).then_some(me);
+    Refused { why: reason_of(&last.body), disk_lost: None, removed }
+}
+
 /// The other end's words, made safe to print: at most the length that this end would write, and no
 /// control characters.
-pub(super) fn reason_of(body: &[u8]) -> String {
+fn reason_of(body: &[u8]) -> String {
     String::from_utf8_lossy(&body[..body.len().min(REFUSED_BODY_BYTES_MAX)])
         .chars()
         .map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c })

@@ -56,6 +56,8 @@ pub(super) enum FrameKind {
     Message,
     /// Nothing: a sign of life.
     Alive,
+    /// As `Refused`, and for good: whoever reads it was removed from the cluster.
+    Removed,
 }
 
 impl FrameKind {
@@ -65,14 +67,26 @@ impl FrameKind {
             FrameKind::Refused => 2,
             FrameKind::Message => 3,
             FrameKind::Alive => 4,
+            FrameKind::Removed => 5,
         }
     }
 
     fn of(byte: u8) -> Result<Self, FrameError> {
-        [FrameKind::Hello, FrameKind::Refused, FrameKind::Message, FrameKind::Alive]
-            .into_iter()
-            .find(|kind| kind.byte() == byte)
-            .ok_or(FrameError::Kind(byte))
+        [
+            FrameKind::Hello,
+            FrameKind::Refused,
+            FrameKind::Message,
+            FrameKind::Alive,
+            FrameKind::Removed,
+        ]
+        .into_iter()
+        .find(|kind| kind.byte() == byte)
+        .ok_or(FrameError::Kind(byte))
+    }
+
+    /// Whether it is the last word on a connection.
+    pub(super) fn refuses(self) -> bool {
+        matches!(self, FrameKind::Refused | FrameKind::Removed)
     }
 }
 

@@ -1,18 +1,23 @@
 //! Who may talk to whom: two hellos compared. Knows no bytes and no sockets.
 //!
-//! Refused is whoever is of another cluster, was meant for somebody else, is no member, has lost the
-//! disk that it voted with, knows another disk of ours, or is an earlier life of a member that has
-//! already been met in a later one. The words are read on both sides, so they name members and never
+//! Refused is whoever is of another cluster, was meant for somebody else, is no member or none any
+//! more, has lost the disk that it voted with, knows another disk of ours, or is an earlier life of a
+//! member that has already been met in a later one. A member that this one has not heard of yet is
+//! let in if it says that it was added by a log entry that this one has not applied. The words are read on both sides, so they name members and never
 //! say "I" or "you". Of ids that are random they show a few digits: enough to compare, too few to
 //! repeat.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use thiserror::Error;
 
-use super::HelloSource;
-use crate::model::{ClusterId, DiskId, Hello, Incarnation, NodeId, Standing};
+use super::{Introducer, Known};
+use crate::model::{ClusterId, DiskId, Hello, Incarnation, Members, NodeId, Standing};
+
+/// In how many members' lives a member remembers having met them; more than a cluster has members, so
+/// that only made-up ids can make it forget.
+const SEEN_MAX: usize = 4 * Members::MEMBERS_MAX;
 
 /// The first digits of an id that is a long random number.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -95,16 +100,25 @@ pub(crate) enum HelloRefusal {
         /// The other.
         them: NodeId,
     },
-    /// The member's disk is not the one that it was founded with: what it promised there is lost, and
-    /// it must not vote again under this id.
+    /// It was one of the members.
     #[error(
-        "member {member} founded the cluster with disk {expected} and now has disk {found}: a member \
-         that lost its disk cannot come back under its old id"
+        "member {member} was removed from the cluster: it can come back only as a new member, with an \
+         empty data directory"
+    )]
+    Removed {
+        /// Who.
+        member: NodeId,
+    },
+    /// The member's disk is not the one that it became a member with: what it promised there is lost,
+    /// and it must not vote again under this id.
+    #[error(
+        "member {member} belongs to the cluster with disk {expected} and now has disk {found}: a \
+         member that lost its disk cannot come back under its old id"
     )]
     ReplacedDisk {
         /// Whose disk: either end's.
         member: NodeId,
-        /// The one in the founding map.
+        /// The one that the cluster knows.
         expected: Digits,
         /// The one it has.
         found: Digits,
@@ -135,11 +149,7 @@ pub(crate) enum HelloRefusal {
 ///
 /// # Errors
 /// The first reason against it.
-pub(crate) fn judge(
-    mine: &Hello,
-    theirs: &Hello,
-    members: &BTreeSet<NodeId>,
-) -> Result<(), HelloRefusal> {
+pub(crate) fn judge(mine: &Hello, theirs: &Hello, known: &Known) -> Result<(), HelloRefusal> {
     let (me, them) = (mine.from, theirs.from);
     if theirs.cluster != mine.cluster {
         let (mine, theirs) = (mine.cluster.into(), theirs.cluster.into());
@@ -154,11 +164,13 @@ pub(crate) fn judge(
     if mine.to != them {
         return Err(HelloRefusal::WrongAnswer { me, meant: mine.to, them });
     }
-    if !members.contains(&them) {
-        return Err(HelloRefusal::UnknownMember { me, them });
-    }
-    if let Standing::Founded(founding) = &mine.standing {
-        judge_disk(founding, theirs, me, them)?;
+    match known {
+        Known::Founders(founders) => {
+            if !founders.contains(&them) {
+                return Err(HelloRefusal::UnknownMember { me, them });
+            }
+        }
+        Known::Members(members) => judge_member(theirs, me, members)?,
     }
     match (&mine.standing, &theirs.standing) {
         // This member's own log says who founded with what: another's word does not make its disk a
@@ -166,53 +178,67 @@ pub(crate) fn judge(
         (Standing::Founded(mine), Standing::Founded(theirs)) if mine != theirs => {
             Err(HelloRefusal::OtherFounding { me, them })
         }
-        (Standing::Blank, Standing::Founded(founding)) => judge_disk(founding, mine, me, them),
+        (Standing::Blank, Standing::Founded(founding)) => match founding.get(&me) {
+            Some(disk) => judge_disk(me, *disk, mine.disk),
+            None => Err(HelloRefusal::OtherFounding { me, them }),
+        },
         _ => Ok(()),
     }
 }
 
-/// Whether the sender of `hello` still has the disk that it founded the cluster with.
-fn judge_disk(
-    founding: &BTreeMap<NodeId, DiskId>,
-    hello: &Hello,
-    me: NodeId,
-    them: NodeId,
-) -> Result<(), HelloRefusal> {
-    match founding.get(&hello.from) {
-        Some(disk) if *disk == hello.disk => Ok(()),
-        Some(disk) => Err(HelloRefusal::ReplacedDisk {
-            member: hello.from,
-            expected: (*disk).into(),
-            found: hello.disk.into(),
-        }),
-        None => Err(HelloRefusal::OtherFounding { me, them }),
+/// Whether the sender of `theirs` belongs to the cluster with its disk.
+fn judge_member(theirs: &Hello, me: NodeId, members: &Members) -> Result<(), HelloRefusal> {
+    let them = theirs.from;
+    if let Some(member) = members.get(them) {
+        return judge_disk(them, member.disk, theirs.disk);
     }
+    if members.is_removed(them) {
+        return Err(HelloRefusal::Removed { member: them });
+    }
+    // On its way out: it is needed until its successor and the others agree without it.
+    if members.outgoing().contains(&them) {
+        return Ok(());
+    }
+    // Added further on in the log than this member has come: its id is not minted here yet.
+    let newest = members.rows().values().map(|member| member.since).max();
+    if matches!(theirs.standing, Standing::Founded(_)) && Some(theirs.since) > newest {
+        return Ok(());
+    }
+    Err(HelloRefusal::UnknownMember { me, them })
+}
+
+fn judge_disk(member: NodeId, expected: DiskId, found: DiskId) -> Result<(), HelloRefusal> {
+    if expected == found {
+        return Ok(());
+    }
+    let (expected, found) = (expected.into(), found.into());
+    Err(HelloRefusal::ReplacedDisk { member, expected, found })
 }
 
 /// Judges everyone that one member meets, and remembers in which life each was met.
 pub(super) struct Admission {
     me: NodeId,
-    members: BTreeSet<NodeId>,
-    hello: HelloSource,
+    introducer: Arc<dyn Introducer>,
     seen: Mutex<BTreeMap<NodeId, (DiskId, Incarnation)>>,
 }
 
 impl Admission {
-    pub(super) fn new(me: NodeId, members: BTreeSet<NodeId>, hello: HelloSource) -> Self {
-        Self { me, members, hello, seen: Mutex::default() }
+    pub(super) fn new(me: NodeId, introducer: Arc<dyn Introducer>) -> Self {
+        Self { me, introducer, seen: Mutex::default() }
     }
 
     pub(super) fn me(&self) -> NodeId {
         self.me
     }
 
-    pub(super) fn is_member(&self, id: NodeId) -> bool {
-        self.members.contains(&id)
+    /// Whether this is a member.
+    pub(super) fn knows(&self, id: NodeId) -> bool {
+        self.introducer.known().knows(id)
     }
 
     /// This member's hello to `peer`, as of now.
     pub(super) fn hello(&self, peer: NodeId) -> Hello {
-        let hello = (self.hello)(peer);
+        let hello = self.introducer.hello(peer);
         assert!(hello.from == self.me && hello.to == peer, "a hello for somebody else");
         hello
     }
@@ -220,8 +246,12 @@ impl Admission {
     /// Whether the sender of `theirs` may talk to this member, which has said `mine`. Remembers the
     /// incarnation.
     pub(super) fn admit(&self, mine: &Hello, theirs: &Hello) -> Result<(), HelloRefusal> {
-        judge(mine, theirs, &self.members)?;
+        let known = self.introducer.known();
+        judge(mine, theirs, &known)?;
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.len() >= SEEN_MAX {
+            seen.retain(|id, _| known.knows(*id));
+        }
         match seen.get(&theirs.from) {
             // Incarnations are counted on a disk. Another disk passed the judgement, so nobody has
             // founded anything with the one before.
@@ -240,8 +270,8 @@ impl Admission {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{ClusterVersion, LogIndex};
-    use std::sync::Arc;
+    use crate::model::{ClusterVersion, LogIndex, MemberChange};
+    use crate::transport::Refused;
 
     fn node(id: u64) -> NodeId {
         NodeId::new(id).expect("not 0")
@@ -265,22 +295,86 @@ mod tests {
         DiskId(u128::from(id) << 96)
     }
 
-    fn founded(from: u64, to: u64) -> Hello {
-        let founding = [1, 2, 3].map(|id| (node(id), disk(id))).into();
-        Hello { standing: Standing::Founded(founding), ..blank(from, to) }
+    fn founding() -> BTreeMap<NodeId, DiskId> {
+        [1, 2, 3].map(|id| (node(id), disk(id))).into()
     }
 
-    fn members() -> BTreeSet<NodeId> {
-        [1, 2, 3].map(node).into()
+    fn founded(from: u64, to: u64) -> Hello {
+        Hello { standing: Standing::Founded(founding()), ..blank(from, to) }
+    }
+
+    fn founders() -> Known {
+        Known::Founders([1, 2, 3].map(node).into())
+    }
+
+    fn members(members: Members) -> Known {
+        Known::Members(Arc::new(members))
+    }
+
+    /// What the sender of a hello knows, if nobody was added or removed.
+    fn known_to(hello: &Hello) -> Known {
+        match &hello.standing {
+            Standing::Blank => founders(),
+            Standing::Founded(founding) => members(Members::founded(founding)),
+        }
+    }
+
+    struct Fixed(Hello, Known);
+
+    impl Introducer for Fixed {
+        fn hello(&self, to: NodeId) -> Hello {
+            Hello { to, ..self.0.clone() }
+        }
+
+        fn known(&self) -> Known {
+            self.1.clone()
+        }
     }
 
     #[test]
     fn members_talk_whether_blank_or_founded() {
         for mine in [blank(1, 2), founded(1, 2)] {
             for theirs in [blank(2, 1), founded(2, 1)] {
-                assert_eq!(judge(&mine, &theirs, &members()), Ok(()));
+                assert_eq!(judge(&mine, &theirs, &known_to(&mine)), Ok(()));
             }
         }
+    }
+
+    #[test]
+    fn members_come_and_go() {
+        let mut all = Members::founded(&founding());
+        let add = |id: u64, replaces: Option<u64>| MemberChange::Add {
+            id: node(id),
+            disk: disk(id),
+            name: format!("m{id}"),
+            address: String::new(),
+            replaces: replaces.map(node),
+        };
+        let added = |id: u64, since| Hello { since: LogIndex(since), ..founded(id, 1) };
+        let told = |all: &Members, theirs: &Hello| {
+            judge(&founded(1, theirs.from.get()), theirs, &members(all.clone()))
+        };
+        // Not heard of yet, unless what added it is no further on than what is known.
+        assert_eq!(told(&all, &added(4, 50)), Ok(()));
+        let (me, them) = (node(1), node(4));
+        assert_eq!(told(&all, &added(4, 1)), Err(HelloRefusal::UnknownMember { me, them }));
+        let blank = Hello { since: LogIndex(50), ..blank(4, 1) };
+        assert_eq!(told(&all, &blank), Err(HelloRefusal::UnknownMember { me, them }));
+        all.apply(LogIndex(50), &add(4, Some(2)));
+        assert_eq!(told(&all, &added(4, 50)), Ok(()));
+        let lost = Hello { disk: disk(9), ..added(4, 50) };
+        assert!(matches!(
+            told(&all, &lost),
+            Err(HelloRefusal::ReplacedDisk { member, .. }) if member == node(4)
+        ));
+        all.apply(LogIndex(51), &MemberChange::Replace { old: node(2), new: node(4) });
+        assert_eq!(told(&all, &founded(2, 1)), Ok(()), "still needed");
+        all.apply(LogIndex(52), &MemberChange::LeaveJoint);
+        let gone = Err(HelloRefusal::Removed { member: node(2) });
+        assert_eq!(told(&all, &founded(2, 1)), gone);
+        assert_eq!(told(&all, &Hello { since: LogIndex(999), ..founded(2, 1) }), gone);
+        let refused = Refused::from(HelloRefusal::Removed { member: node(2) });
+        assert_eq!((refused.removed, refused.disk_lost), (Some(node(2)), None));
     }
 
     #[test]
@@ -306,20 +400,20 @@ mod tests {
             (
                 founded(1, 2),
                 lost(blank(2, 1)),
-                "member 2 founded the cluster with disk 00000002.. and now has disk dead0000..",
+                "member 2 belongs to the cluster with disk 00000002.. and now has disk dead0000..",
             ),
-            (founded(1, 2), lost(founded(2, 1)), "member 2 founded"),
+            (founded(1, 2), lost(founded(2, 1)), "member 2 belongs to the cluster with disk"),
             (
                 lost(blank(1, 2)),
                 founded(2, 1),
-                "member 1 founded the cluster with disk 00000001.. and now has disk dead0000..",
+                "member 1 belongs to the cluster with disk 00000001.. and now has disk dead0000..",
             ),
             (
                 founded(1, 2),
                 with(&[(1, 9), (2, 2), (3, 3)], blank(2, 1)),
                 "do not agree on who founded",
             ),
-            (with(&[(1, 1), (3, 3)], blank(1, 2)), blank(2, 1), "do not agree on who founded"),
+            (with(&[(1, 1), (3, 3)], blank(1, 4)), blank(4, 1), "member 1 knows no member 4"),
             (blank(1, 2), with(&[(2, 2), (3, 3)], blank(2, 1)), "do not agree on who founded"),
             (
                 founded(1, 2),
@@ -328,15 +422,14 @@ mod tests {
             ),
         ];
         for (mine, theirs, words) in cases {
-            let refusal = judge(&mine, &theirs, &members()).expect_err(words);
+            let refusal = judge(&mine, &theirs, &known_to(&mine)).expect_err(words);
             assert!(refusal.to_string().contains(words), "{refusal}");
         }
     }
 
     #[test]
     fn an_earlier_life_is_refused_on_the_same_disk_only() {
-        let hello: HelloSource = Arc::new(|to| blank(1, to.get()));
-        let admission = Admission::new(node(1), members(), hello);
+        let admission = Admission::new(node(1), Arc::new(Fixed(blank(1, 2), founders())));
         let life = |incarnation, hello| Hello { incarnation: Incarnation(incarnation), ..hello };
         let admit = |theirs: Hello| admission.admit(&admission.hello(theirs.from), &theirs);
         assert_eq!(admit(life(5, blank(2, 1))), Ok(()));
@@ -353,8 +446,7 @@ mod tests {
 
     #[test]
     fn who_is_refused_leaves_no_trace() {
-        let hello: HelloSource = Arc::new(|to| blank(1, to.get()));
-        let admission = Admission::new(node(1), members(), hello);
+        let admission = Admission::new(node(1), Arc::new(Fixed(blank(1, 2), founders())));
         let liar =
             Hello { incarnation: Incarnation(u64::MAX), cluster: ClusterId(8), ..blank(2, 1) };
         assert!(admission.admit(&admission.hello(node(2)), &liar).is_err());

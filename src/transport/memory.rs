@@ -8,12 +8,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::handshake::Admission;
+use super::handshake::{Admission, HelloRefusal};
 use super::tcp::fits;
-use super::{HelloSource, Receiver, Refused};
+use super::{Introducer, Receiver, Refused};
 use crate::codec;
 use crate::env::{Network, SendOutcome};
-use crate::model::{Lane, NodeId, PeerMessage};
+use crate::model::{Hello, Lane, NodeId, PeerMessage};
 
 /// Where the members of a cluster in one process meet. Clones are the same hub.
 #[derive(Clone, Default)]
@@ -40,6 +40,20 @@ struct Seat {
     number: u64,
     admission: Admission,
     receiver: Arc<dyn Receiver>,
+    /// Whom it wants to be connected with: everybody, until it has said.
+    peers: Option<BTreeSet<NodeId>>,
+}
+
+impl Seat {
+    /// Whether this one and another accept each other.
+    fn judge(&self, mine: &Hello, other: &Seat, theirs: &Hello) -> Result<(), HelloRefusal> {
+        self.admission.admit(mine, theirs)?;
+        other.admission.admit(theirs, mine)
+    }
+
+    fn wants(&self, peer: NodeId) -> bool {
+        self.peers.as_ref().is_none_or(|peers| peers.contains(&peer))
+    }
 }
 
 impl MemoryHub {
@@ -47,23 +61,22 @@ impl MemoryHub {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Member `me` of `members` comes in, and meets everyone who is there and will come. If it is there
-    /// already, its earlier self is put out. It leaves when the network is dropped.
+    /// Member `me` comes in, and meets everyone who is there and will come, until it says that it wants
+    /// only some of them. If it is there already, its earlier self is put out. It leaves when the network
+    /// is dropped.
     pub(crate) fn join(
         &self,
         me: NodeId,
-        members: BTreeSet<NodeId>,
-        hello: HelloSource,
+        introducer: Arc<dyn Introducer>,
         receiver: Arc<dyn Receiver>,
     ) -> MemoryNetwork {
         let mut state = self.state();
         state.leave(me);
         state.last_number += 1;
         let number = state.last_number;
-        let admission = Admission::new(me, members, hello);
-        state.seats.insert(me, Seat { number, admission, receiver });
-        let others: Vec<NodeId> = state.seats.keys().copied().filter(|id| *id != me).collect();
-        for other in others {
+        let admission = Admission::new(me, introducer);
+        state.seats.insert(me, Seat { number, admission, receiver, peers: None });
+        for other in state.others(me) {
             state.meet(me, other);
         }
         MemoryNetwork { hub: self.clone(), me, number }
@@ -95,6 +108,10 @@ fn pair(a: NodeId, b: NodeId) -> (NodeId, NodeId) {
 }
 
 impl State {
+    fn others(&self, me: NodeId) -> Vec<NodeId> {
+        self.seats.keys().copied().filter(|id| *id != me).collect()
+    }
+
     /// Lets two members judge each other, if they can hear each other and have not yet. Whether they
     /// are linked afterwards.
     fn meet(&mut self, a: NodeId, b: NodeId) -> bool {
@@ -108,12 +125,11 @@ impl State {
         let (Some(seat_a), Some(seat_b)) = (self.seats.get(&a), self.seats.get(&b)) else {
             return false;
         };
+        if !seat_a.wants(b) && !seat_b.wants(a) {
+            return false;
+        }
         let (hello_a, hello_b) = (seat_a.admission.hello(b), seat_b.admission.hello(a));
-        let judged = seat_a
-            .admission
-            .admit(&hello_a, &hello_b)
-            .and_then(|()| seat_b.admission.admit(&hello_b, &hello_a));
-        match judged {
+        match seat_a.judge(&hello_a, seat_b, &hello_b) {
             Ok(()) => {
                 seat_a.receiver.connected(b, hello_b);
                 seat_b.receiver.connected(a, hello_a);
@@ -141,6 +157,26 @@ impl State {
         self.refused.insert(pair(a, b), why);
     }
 
+    /// Has `me`, about whom something has changed, and each of the others judge each other again.
+    fn judge_again(&mut self, me: NodeId) {
+        for other in self.others(me) {
+            if !self.linked.contains(&pair(me, other)) {
+                self.meet(me, other);
+                continue;
+            }
+            let (mine, theirs) = (&self.seats[&me], &self.seats[&other]);
+            if !mine.wants(other) && !theirs.wants(me) {
+                self.part(me, other);
+                continue;
+            }
+            let hellos = (mine.admission.hello(other), theirs.admission.hello(me));
+            if let Err(refusal) = mine.judge(&hellos.0, theirs, &hellos.1) {
+                self.part(me, other);
+                self.refuse(me, other, refusal.into());
+            }
+        }
+    }
+
     /// Ends the link between two, if there is one.
     fn part(&mut self, a: NodeId, b: NodeId) {
         if !self.linked.remove(&pair(a, b)) {
@@ -154,8 +190,7 @@ impl State {
     }
 
     fn leave(&mut self, node: NodeId) {
-        let others: Vec<NodeId> = self.seats.keys().copied().collect();
-        for other in others {
+        for other in self.others(node) {
             self.part(node, other);
             self.refused.remove(&pair(node, other));
         }
@@ -202,6 +237,16 @@ impl Network for MemoryNetwork {
         }
         seat.receiver.deliver(self.me, message);
         SendOutcome::Queued
+    }
+
+    fn set_peers(&mut self, peers: &BTreeMap<NodeId, String>) {
+        let mut state = self.hub.state();
+        if !self.is_seated(&state) {
+            return;
+        }
+        let seat = state.seats.get_mut(&self.me).expect("just looked");
+        seat.peers = Some(peers.keys().copied().collect());
+        state.judge_again(self.me);
     }
 }
 

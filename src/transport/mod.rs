@@ -11,11 +11,12 @@
 //!                       and lane                           and lane
 //! ```
 //!
-//! **One way each.** A pair of members has four connections: on each lane one that the first has
-//! dialed and one that the second has. The dialer sends messages, the acceptor only receives them (what
+//! **One way each.** A pair of members has four connections: on the lanes for control and for bulk one
+//! that the first has dialed and one that the second has. The dialer sends messages, the acceptor only receives them (what
 //! flows back are signs of life), so no connection has to be elected when both dial at once, and a
 //! lane's order is a connection's order. Bulk has connections of its own: it fills its own buffers and
-//! never stands before a heartbeat.
+//! never stands before a heartbeat. Snapshots have a third lane, whose connection is made when
+//! something is sent on it and closed when nothing is.
 //!
 //! **The way out is short.** `send` encodes, and if nothing is queued before it, writes to the
 //! socket from the caller's own thread: no other thread has to wake up. What the socket does not take
@@ -29,6 +30,11 @@
 //! port can claim to be a member. So listening on, or dialing, anything but loopback needs
 //! `insecure_peers`, which says that the network keeps strangers away. TLS will take its place between
 //! connect and preface ([`dialer`], [`acceptor`]); nothing after it changes.
+//!
+//! **Who belongs.** Members come, go and move while the transport runs: [`Network::set_peers`]
+//! (crate::env::Network::set_peers) says whom to dial and where, an [`Introducer`] says at each
+//! handshake whom this member knows. When either changes, everyone who is connected is judged again;
+//! one that was removed is told that it was, in a frame of its own kind, so that it stops.
 //!
 //! **What a stranger can cost.** A limited number of connections may be in their handshake at a time,
 //! for a limited time, each for a few kilobytes; when there are too many, the oldest goes, so that a
@@ -45,6 +51,7 @@ mod exchange;
 mod frame;
 mod handshake;
 mod memory;
+mod peers;
 mod pipe;
 mod runtime;
 mod tcp;
@@ -52,10 +59,11 @@ mod tcp;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use thiserror::Error;
 
-use crate::model::{Hello, NodeId, PeerMessage};
+use crate::model::{Hello, Members, NodeId, PeerMessage};
 
 use handshake::HelloRefusal;
 #[cfg(any(test, feature = "sim"))]
@@ -93,11 +101,14 @@ pub(crate) struct Refused {
     /// Set if this end has found that a member, possibly itself, has not the disk any more with which
     /// it founded the cluster.
     pub(crate) disk_lost: Option<NodeId>,
+    /// Set if a member, possibly this one, was removed from the cluster and must not come back under
+    /// its id. If it is this one, the other end has said so.
+    pub(crate) removed: Option<NodeId>,
 }
 
 impl From<String> for Refused {
     fn from(why: String) -> Self {
-        Self { why, disk_lost: None }
+        Self { why, disk_lost: None, removed: None }
     }
 }
 
@@ -107,7 +118,11 @@ impl From<HelloRefusal> for Refused {
             HelloRefusal::ReplacedDisk { member, .. } => Some(member),
             _ => None,
         };
-        Self { why: refusal.to_string(), disk_lost }
+        let removed = match refusal {
+            HelloRefusal::Removed { member, .. } => Some(member),
+            _ => None,
+        };
+        Self { why: refusal.to_string(), disk_lost, removed }
     }
 }
 
@@ -117,9 +132,33 @@ impl std::fmt::Display for Refused {
     }
 }
 
-/// Makes the hello for a peer as of now. It changes when the cluster is founded. Called from the
-/// network's threads and with any id.
-pub(crate) type HelloSource = Arc<dyn Fn(NodeId) -> Hello + Send + Sync>;
+/// Says who this member is and whom it knows. Called from the network's threads.
+pub(crate) trait Introducer: Send + Sync + 'static {
+    /// The hello for a peer, as of now. It changes when the cluster is founded. Asked with any id.
+    fn hello(&self, to: NodeId) -> Hello;
+
+    /// Whom this member knows, as of now.
+    fn known(&self) -> Known;
+}
+
+/// Whom a member knows.
+#[derive(Clone, Debug)]
+pub(crate) enum Known {
+    /// No cluster is founded yet: these, and this member itself, are to found one.
+    Founders(BTreeSet<NodeId>),
+    /// The members of a cluster.
+    Members(Arc<Members>),
+}
+
+impl Known {
+    /// Whether this is one of them.
+    pub(crate) fn knows(&self, id: NodeId) -> bool {
+        match self {
+            Known::Founders(founders) => founders.contains(&id),
+            Known::Members(members) => members.get(id).is_some(),
+        }
+    }
+}
 
 /// Why a transport cannot start.
 #[derive(Debug, Error)]

@@ -6,11 +6,18 @@
 //!     ▲                     │  │ the socket is full     │
 //!     └─────────────────────┘  └──────► Up, backed up ──┘
 //!         down: the queue is dropped
+//!
+//!   on demand:  Down ──► Resting ── a message ──► Dialing ──► Up ── nothing for a while ──► Resting
+//!                 ▲                                  │        │
+//!                 └──────────────────────────────────┴────────┘ failed: the queue is dropped
 //! ```
 //!
 //! While nothing is queued, the caller's thread writes to the socket itself. Once the socket takes no
 //! more, everything goes through the queue until the dialer's task has emptied it, so bytes never
 //! overtake bytes. The lock is held for one non-blocking write or one copy at a time.
+//!
+//! A pipe on demand has a connection only while it is used. What is sent while it is being dialed
+//! waits in the queue; and the caller's thread never writes, because what is sent there is large.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,22 +41,57 @@ pub(crate) struct QueueLimit {
 /// The way out to one peer on one lane.
 pub(super) struct Pipe {
     limit: QueueLimit,
-    link: Mutex<Option<Up>>,
+    on_demand: bool,
+    link: Mutex<Link>,
     /// There is something to write, or the link is down.
     pub(super) work: Notify,
     /// The peer has just been heard from: dial again at once.
     pub(super) retry: Notify,
+    /// There is something to send and no connection.
+    demand: Notify,
+}
+
+enum Link {
+    /// No connection, and nobody dials right now.
+    Down,
+    /// On demand: no connection is needed.
+    Resting,
+    /// On demand: these wait for one.
+    Dialing(Queue),
+    /// There is one.
+    Up(Up),
+}
+
+#[derive(Default)]
+struct Queue {
+    bytes: Vec<u8>,
+    messages: usize,
+}
+
+impl Queue {
+    /// Appends the rest of a frame.
+    fn push(&mut self, frame: &[u8]) {
+        self.bytes.extend_from_slice(frame);
+        self.messages += 1;
+    }
+
+    /// Whether another frame fits, beside what has been taken out and still counts.
+    fn has_room(&self, frame: &[u8], taken: Taken, limit: QueueLimit) -> bool {
+        self.bytes.len() + taken.bytes + frame.len() <= limit.bytes
+            && self.messages + taken.messages < limit.messages
+    }
 }
 
 struct Up {
     stream: Arc<TcpStream>,
-    queue: Vec<u8>,
-    queued_messages: usize,
+    queue: Queue,
     /// What the task has taken out of the queue and not yet written whole: it still counts.
     taken: Option<Taken>,
+    /// A message was sent since the last look of [`Pipe::rest_if_unused`].
+    used: bool,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Taken {
     bytes: usize,
     messages: usize,
@@ -57,49 +99,76 @@ struct Taken {
 
 impl Up {
     fn backed_up(&self) -> bool {
-        self.taken.is_some() || !self.queue.is_empty()
+        self.taken.is_some() || !self.queue.bytes.is_empty()
     }
 }
 
 impl Pipe {
+    /// One whose connection is always kept.
     pub(super) fn new(limit: QueueLimit) -> Self {
-        Self { limit, link: Mutex::new(None), work: Notify::new(), retry: Notify::new() }
+        Self {
+            limit,
+            on_demand: false,
+            link: Mutex::new(Link::Down),
+            work: Notify::new(),
+            retry: Notify::new(),
+            demand: Notify::new(),
+        }
     }
 
-    fn link(&self) -> MutexGuard<'_, Option<Up>> {
+    /// One that has a connection only while it is used.
+    pub(super) fn on_demand(limit: QueueLimit) -> Self {
+        Self { on_demand: true, ..Self::new(limit) }
+    }
+
+    fn link(&self) -> MutexGuard<'_, Link> {
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends one whole frame that carries a message.
     pub(super) fn send(&self, frame: &[u8]) -> SendOutcome {
-        self.push(frame, Some(self.limit))
+        let mut link = self.link();
+        let up = match &mut *link {
+            Link::Down => return SendOutcome::Unreachable,
+            Link::Resting => {
+                let mut queue = Queue::default();
+                queue.push(frame);
+                *link = Link::Dialing(queue);
+                self.demand.notify_one();
+                return SendOutcome::Queued;
+            }
+            Link::Dialing(queue) if !queue.has_room(frame, Taken::default(), self.limit) => {
+                return SendOutcome::Full;
+            }
+            Link::Dialing(queue) => {
+                queue.push(frame);
+                return SendOutcome::Queued;
+            }
+            Link::Up(up) => up,
+        };
+        up.used = true;
+        let taken = up.taken.unwrap_or_default();
+        if up.backed_up() && !up.queue.has_room(frame, taken, self.limit) {
+            return SendOutcome::Full;
+        }
+        self.push(link, frame)
     }
 
     /// Sends a sign of life, which must not be lost to a full queue: the peer would hang up.
     pub(super) fn send_alive(&self, frame: &[u8]) {
-        self.push(frame, None);
+        self.push(self.link(), frame);
     }
 
-    fn push(&self, frame: &[u8], limit: Option<QueueLimit>) -> SendOutcome {
-        let mut link = self.link();
-        let Some(up) = link.as_mut() else { return SendOutcome::Unreachable };
+    fn push(&self, mut link: MutexGuard<'_, Link>, frame: &[u8]) -> SendOutcome {
+        let Link::Up(up) = &mut *link else { return SendOutcome::Unreachable };
         let mut written = 0;
-        if up.backed_up() {
-            if let Some(limit) = limit {
-                let taken = up.taken.unwrap_or(Taken { bytes: 0, messages: 0 });
-                if up.queue.len() + taken.bytes + frame.len() > limit.bytes
-                    || up.queued_messages + taken.messages >= limit.messages
-                {
-                    return SendOutcome::Full;
-                }
-            }
-        } else {
+        if !up.backed_up() && !self.on_demand {
             written = match up.stream.try_write(frame) {
                 Ok(written) if written == frame.len() => return SendOutcome::Queued,
                 Ok(written) => written,
                 Err(error) if is_passing(&error) => 0,
                 Err(_) => {
-                    *link = None;
+                    *link = Link::Down;
                     self.work.notify_one();
                     return SendOutcome::Unreachable;
                 }
@@ -107,8 +176,7 @@ impl Pipe {
         }
         // What the socket has begun must be finished, however long it is: the limit is on what waits
         // behind it.
-        up.queue.extend_from_slice(&frame[written..]);
-        up.queued_messages += 1;
+        up.queue.push(&frame[written..]);
         let idle = up.taken.is_none();
         drop(link);
         if idle {
@@ -117,11 +185,45 @@ impl Pipe {
         SendOutcome::Queued
     }
 
+    /// Waits until a connection is needed, which is at once unless it is on demand. Until the guard is
+    /// dropped it is being dialed or up.
+    pub(super) async fn wanted(&self) -> Dialing<'_> {
+        while self.on_demand {
+            match &mut *self.link() {
+                Link::Dialing(_) => break,
+                link @ Link::Down => *link = Link::Resting,
+                Link::Resting | Link::Up(_) => {}
+            }
+            self.demand.notified().await;
+        }
+        Dialing { pipe: self }
+    }
+
     /// Opens the pipe onto `stream`, until the guard is dropped.
     pub(super) fn up(&self, stream: Arc<TcpStream>) -> UpGuard<'_> {
-        let up = Up { stream, queue: Vec::new(), queued_messages: 0, taken: None };
-        *self.link() = Some(up);
+        let mut link = self.link();
+        let queue = match std::mem::replace(&mut *link, Link::Down) {
+            Link::Dialing(queue) => queue,
+            _ => Queue::default(),
+        };
+        if !queue.bytes.is_empty() {
+            self.work.notify_one();
+        }
+        *link = Link::Up(Up { stream, queue, taken: None, used: true });
         UpGuard { pipe: self }
+    }
+
+    /// Ends the connection if it is on demand and nothing was sent since the last call, or is being
+    /// sent. Whether it did.
+    pub(super) fn rest_if_unused(&self) -> bool {
+        let mut link = self.link();
+        let Link::Up(up) = &mut *link else { return false };
+        let rests = self.on_demand && !up.used && !up.backed_up();
+        up.used = false;
+        if rests {
+            *link = Link::Resting;
+        }
+        rests
     }
 
     /// Says that the batch taken last is written, and takes everything that has been queued since.
@@ -132,14 +234,14 @@ impl Pipe {
             *batch = Vec::new();
         }
         let mut link = self.link();
-        let Some(up) = link.as_mut() else { return Batch::Down };
+        let Link::Up(up) = &mut *link else { return Batch::Down };
         up.taken = None;
-        if up.queue.is_empty() {
+        if up.queue.bytes.is_empty() {
             return Batch::Empty;
         }
-        std::mem::swap(&mut up.queue, batch);
-        up.taken = Some(Taken { bytes: batch.len(), messages: up.queued_messages });
-        up.queued_messages = 0;
+        std::mem::swap(&mut up.queue.bytes, batch);
+        up.taken = Some(Taken { bytes: batch.len(), messages: up.queue.messages });
+        up.queue.messages = 0;
         Batch::Taken
     }
 }
@@ -155,6 +257,20 @@ pub(super) enum Batch {
     Down,
 }
 
+/// A connection is being made, or is there.
+pub(super) struct Dialing<'a> {
+    pipe: &'a Pipe,
+}
+
+impl Drop for Dialing<'_> {
+    fn drop(&mut self) {
+        let mut link = self.pipe.link();
+        if matches!(*link, Link::Dialing(_)) {
+            *link = Link::Down;
+        }
+    }
+}
+
 /// Closes the pipe when it is dropped.
 pub(super) struct UpGuard<'a> {
     pipe: &'a Pipe,
@@ -162,7 +278,10 @@ pub(super) struct UpGuard<'a> {
 
 impl Drop for UpGuard<'_> {
     fn drop(&mut self) {
-        *self.pipe.link() = None;
+        let mut link = self.pipe.link();
+        if matches!(*link, Link::Up(_)) {
+            *link = Link::Down;
+        }
     }
 }
 
@@ -187,7 +306,7 @@ mod tests {
         let near = Arc::new(near.expect("connected"));
         near.writable().await.expect("open");
         let up = pipe.up(near);
-        while !pipe.link().as_ref().expect("up").backed_up() {
+        while !matches!(&*pipe.link(), Link::Up(up) if up.backed_up()) {
             assert_eq!(pipe.send(&[1; 100_000]), SendOutcome::Queued);
         }
         (up, far.expect("accepted").0)

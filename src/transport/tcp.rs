@@ -1,17 +1,19 @@
 //! Messages over TCP: settings, start and stop.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};
 use std::time::Duration;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use super::context::{Context, Pipes};
+use super::context::Context;
 use super::frame::{self, FrameKind};
 use super::handshake::Admission;
-use super::pipe::{Pipe, QueueLimit};
+use super::peers::Peer;
+use super::pipe::QueueLimit;
 use super::runtime::NetRuntime;
-use super::{HelloSource, Receiver, TransportError, acceptor, dialer};
+use super::{Introducer, Receiver, TransportError, acceptor, dialer};
 use crate::codec;
 use crate::env::{Env, Network, SendOutcome};
 use crate::model::{Lane, NodeId, PeerMessage};
@@ -46,6 +48,8 @@ pub(crate) struct TcpSettings {
     pub(crate) control_queue: QueueLimit,
     /// What may wait for one peer on the bulk lane. Default 32 MiB, 16,384 messages.
     pub(crate) bulk_queue: QueueLimit,
+    /// What may wait for one peer on the snapshot lane. Default 16 MiB, 1,024 messages.
+    pub(crate) snapshot_queue: QueueLimit,
 }
 
 impl Default for TcpSettings {
@@ -59,6 +63,7 @@ impl Default for TcpSettings {
             pause_max: Duration::from_millis(500),
             control_queue: QueueLimit { bytes: 4 << 20, messages: 16_384 },
             bulk_queue: QueueLimit { bytes: 32 << 20, messages: 16_384 },
+            snapshot_queue: QueueLimit { bytes: 16 << 20, messages: 1024 },
         }
     }
 }
@@ -67,6 +72,16 @@ impl TcpSettings {
     /// How often a connection looks whether the other end lives, and the dialer says that it does.
     pub(super) fn tick(&self) -> Duration {
         (self.idle_timeout / ALIVE_PER_IDLE).max(TICK_MIN)
+    }
+
+    /// Whether a peer may be dialed at `address`, as far as its looks say.
+    fn check_peer(&self, peer: NodeId, address: &str) -> Result<(), TransportError> {
+        let what = format!("address of member {peer}");
+        check_address(&what, address)?;
+        if !self.insecure_peers && !says_loopback(address) {
+            return Err(TransportError::Insecure { what, address: address.to_owned() });
+        }
+        Ok(())
     }
 }
 
@@ -102,8 +117,8 @@ impl TcpBound {
         self.address
     }
 
-    /// Starts member `me` among `peers`, each with the `host:port` that leads to it. Names are
-    /// resolved again at each connect.
+    /// Starts member `me`, which dials `peers`, each at its `host:port`, until
+    /// [`set_peers`](Network::set_peers) names others.
     ///
     /// # Errors
     /// If a peer's address is off loopback without leave or not an address, or there are no threads.
@@ -112,74 +127,61 @@ impl TcpBound {
         env: &Env,
         me: NodeId,
         peers: &BTreeMap<NodeId, String>,
-        hello: HelloSource,
+        introducer: Arc<dyn Introducer>,
         receiver: Arc<dyn Receiver>,
     ) -> Result<(TcpNetwork, TcpHandle), TransportError> {
-        let settings = self.settings;
         for (peer, address) in peers {
-            let what = format!("address of member {peer}");
-            check_address(&what, address)?;
-            if !settings.insecure_peers && !says_loopback(address) {
-                return Err(TransportError::Insecure { what, address: address.clone() });
-            }
+            self.settings.check_peer(*peer, address)?;
         }
-        let peers: Vec<_> = peers.iter().filter(|(peer, _)| **peer != me).collect();
-        let mut pipes = Pipes::new();
-        for (peer, _) in &peers {
-            for (lane, limit) in
-                [(Lane::Control, settings.control_queue), (Lane::Bulk, settings.bulk_queue)]
-            {
-                pipes.insert((**peer, lane), Arc::new(Pipe::new(limit)));
-            }
-        }
-        let members: BTreeSet<NodeId> = peers.iter().map(|(peer, _)| **peer).chain([me]).collect();
-        let admission = Admission::new(me, members, hello);
         let runtime = NetRuntime::shared().map_err(TransportError::Threads)?;
         let (stopping, stopped) = watch::channel(false);
         let (alive, ended) = mpsc::channel();
         let context = Arc::new(Context::new(
             env.clone(),
-            settings,
-            admission,
+            self.settings,
+            Admission::new(me, introducer),
             receiver,
-            pipes.clone(),
             stopped,
             alive,
         ));
-        let _entered = runtime.handle().enter();
+        let entered = runtime.handle().enter();
         let listener =
             tokio::net::TcpListener::from_std(self.listener).map_err(TransportError::Threads)?;
-        let spawn = |task: Task| {
-            let context = context.clone();
-            tokio::spawn(async move { context.until_stopped(task).await });
+        drop(entered);
+        let mut network = TcpNetwork {
+            me,
+            peers: BTreeMap::new(),
+            context: Arc::downgrade(&context),
+            runtime: runtime.handle().clone(),
+            scratch: Vec::new(),
         };
-        spawn(Box::pin(acceptor::listen(context.clone(), listener)));
-        for (peer, address) in peers {
-            for lane in [Lane::Control, Lane::Bulk] {
-                let pipe = pipes[&(*peer, lane)].clone();
-                let address = address.clone();
-                spawn(Box::pin(dialer::keep(context.clone(), pipe, *peer, lane, address)));
-            }
-        }
-        let network = TcpNetwork { me, pipes, scratch: Vec::new() };
+        network.spawn(&context, acceptor::listen(context.clone(), listener));
+        network.set_peers(peers);
         let running = Mutex::new(Some(Running { stopping, ended, runtime }));
         Ok((network, TcpHandle { address: self.address, running }))
     }
 }
 
-type Task = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
-
 /// Sends over TCP. Dropping it stops nothing: [`TcpHandle`] does.
 pub(crate) struct TcpNetwork {
     me: NodeId,
-    pipes: Pipes,
+    peers: BTreeMap<NodeId, Arc<Peer>>,
+    context: Weak<Context>,
+    runtime: Handle,
     /// The frame being sent.
     scratch: Vec<u8>,
 }
 
+impl TcpNetwork {
+    fn spawn(&self, context: &Arc<Context>, task: impl Future<Output = ()> + Send + 'static) {
+        let context = context.clone();
+        drop(self.runtime.spawn(async move { context.until_stopped(task).await }));
+    }
+}
+
 impl Network for TcpNetwork {
     fn send(&mut self, to: NodeId, lane: Lane, message: PeerMessage) -> SendOutcome {
-        let Some(pipe) = self.pipes.get(&(to, lane)) else { return SendOutcome::Unreachable };
+        let Some(peer) = self.peers.get(&to) else { return SendOutcome::Unreachable };
         if !fits(self.me, to, lane, &message) {
             return SendOutcome::Full;
         }
@@ -187,11 +189,36 @@ impl Network for TcpNetwork {
         frame::put_frame(&mut self.scratch, FrameKind::Message, |out| {
             codec::encode_message(&message, out);
         });
-        let outcome = pipe.send(&self.scratch);
+        let outcome = peer.pipe(lane).send(&self.scratch);
         if self.scratch.capacity() > SCRATCH_KEPT_BYTES_MAX {
             self.scratch = Vec::new();
         }
         outcome
+    }
+
+    fn set_peers(&mut self, peers: &BTreeMap<NodeId, String>) {
+        // Only a task holds it for long, so nothing here keeps the transport from stopping.
+        let Some(context) = self.context.upgrade() else { return };
+        let targets = peers
+            .iter()
+            .filter(|(peer, address)| **peer != self.me && !address.is_empty())
+            .filter(|(peer, address)| {
+                let checked = context.settings.check_peer(**peer, address);
+                if let Err(error) = &checked {
+                    tracing::warn!(me = %self.me, %peer, "cannot be dialed: {error}");
+                }
+                checked.is_ok()
+            })
+            .map(|(peer, address)| (*peer, address.clone()))
+            .collect();
+        let (new, all) = context.peers.set(&targets, &context.settings);
+        for peer in new {
+            for lane in [Lane::Control, Lane::Bulk, Lane::Snapshot] {
+                self.spawn(&context, dialer::keep(context.clone(), peer.clone(), lane));
+            }
+        }
+        self.peers = all;
+        context.incoming.judge_again();
     }
 }
 

@@ -166,6 +166,9 @@ impl Driver {
         if refusal.disk_lost == Some(self.shared.settings.node) {
             return Err(format!("{name} does not accept this member: {}", refusal.why));
         }
+        if refusal.removed == Some(self.shared.settings.node) {
+            return Err(format!("{name} says: {}", refusal.why));
+        }
         tracing::warn!(peer = name, why = refusal.why, "a peer is refused, or refuses");
         Ok(())
     }

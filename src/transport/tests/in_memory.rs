@@ -9,7 +9,7 @@ struct Guest {
 
 fn join(hub: &MemoryHub, of: Hello) -> Guest {
     let inbox: Arc<Inbox> = Arc::default();
-    let network = hub.join(of.from, members(), source(of), inbox.clone());
+    let network = hub.join(of.from, Spoken::new(of), inbox.clone());
     Guest { inbox, network }
 }
 
@@ -87,7 +87,7 @@ fn a_refused_member_is_told_once_and_can_come_again() {
     for (guest, peer) in [(&one, 2), (&two, 1)] {
         let heard = guest.heard();
         assert!(
-            matches!(&heard[..], [Heard::Refused(who, why)] if *who == node(peer) && why.contains("dead0000")),
+            matches!(&heard[..], [Heard::Refused(who, why)] if *who == node(peer) && why.why.contains("dead0000")),
             "{heard:?}"
         );
     }

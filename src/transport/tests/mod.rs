@@ -7,7 +7,7 @@ mod in_memory;
 mod misbehaving;
 mod talking;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -28,17 +28,13 @@ fn node(id: u64) -> NodeId {
     NodeId::new(id).expect("not 0")
 }
 
-fn members() -> BTreeSet<NodeId> {
-    [1, 2, 3].map(node).into()
-}
-
 /// What a receiver has heard.
 #[derive(Clone, PartialEq, Debug)]
 enum Heard {
     Message(NodeId, PeerMessage),
     Connected(NodeId, Hello),
     Disconnected(NodeId),
-    Refused(NodeId, String),
+    Refused(NodeId, Refused),
 }
 
 /// Keeps what it hears.
@@ -77,7 +73,7 @@ impl Inbox {
     fn wait_for_refusal(&self, peer: NodeId, words: &str) {
         self.wait(words, |heard| {
             heard.iter().any(
-                |one| matches!(one, Heard::Refused(who, why) if *who == peer && why.contains(words)),
+                |one| matches!(one, Heard::Refused(who, why) if *who == peer && why.why.contains(words)),
             )
         });
     }
@@ -116,7 +112,7 @@ impl Receiver for Inbox {
     }
 
     fn refused(&self, peer: NodeId, why: Refused) {
-        self.push(Heard::Refused(peer, why.why));
+        self.push(Heard::Refused(peer, why));
     }
 }
 
@@ -138,9 +134,58 @@ fn founding() -> Standing {
     Standing::Founded([1, 2, 3].map(|id| (node(id), DiskId(id.into()))).into())
 }
 
-/// A source that makes the hello of `of`, whoever asks.
-fn source(of: Hello) -> HelloSource {
-    Arc::new(move |to| Hello { to, ..of.clone() })
+/// Introduces itself as it is told, which may change.
+struct Spoken {
+    hello: Mutex<Hello>,
+    known: Mutex<Known>,
+}
+
+impl Spoken {
+    /// Says `of` to everybody and knows members 1 to 3, with the disks that they were founded with.
+    fn new(of: Hello) -> Arc<Self> {
+        let known = match &of.standing {
+            Standing::Blank => Known::Founders([1, 2, 3].map(node).into()),
+            Standing::Founded(founding) => known(Members::founded(founding)),
+        };
+        Arc::new(Self { hello: Mutex::new(of), known: Mutex::new(known) })
+    }
+
+    /// From now on it knows these.
+    fn knows(&self, members: Members) {
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = known(members);
+    }
+}
+
+impl Introducer for Spoken {
+    fn hello(&self, to: NodeId) -> Hello {
+        let hello = self.hello.lock().unwrap_or_else(PoisonError::into_inner);
+        Hello { to, ..hello.clone() }
+    }
+
+    fn known(&self) -> Known {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+fn known(members: Members) -> Known {
+    Known::Members(Arc::new(members))
+}
+
+/// The members 1 to 3 of a cluster, and some that came later.
+fn members(later: &[u64]) -> Members {
+    let Standing::Founded(founding) = founding() else { unreachable!("it says so") };
+    let mut members = Members::founded(&founding);
+    for id in later {
+        let add = MemberChange::Add {
+            id: node(*id),
+            disk: DiskId(u128::from(*id)),
+            name: format!("m{id}"),
+            address: String::new(),
+            replaces: None,
+        };
+        members.apply(LogIndex(10 + id), &add);
+    }
+    members
 }
 
 /// Settings under which a test ends soon.
@@ -150,19 +195,20 @@ fn settings() -> TcpSettings {
 
 struct Member {
     inbox: Arc<Inbox>,
+    spoken: Arc<Spoken>,
     network: TcpNetwork,
     handle: TcpHandle,
 }
 
 impl Member {
     fn start(bound: TcpBound, of: Hello, peers: &[(u64, SocketAddr)], inbox: &Arc<Inbox>) -> Self {
-        let me = of.from;
+        let (me, spoken) = (of.from, Spoken::new(of));
         let peers: BTreeMap<NodeId, String> =
             peers.iter().map(|(id, address)| (node(*id), address.to_string())).collect();
         let (network, handle) = bound
-            .start(&Env::real(), me, &peers, source(of), inbox.clone())
+            .start(&Env::real(), me, &peers, spoken.clone(), inbox.clone())
             .expect("a transport on loopback");
-        Self { inbox: inbox.clone(), network, handle }
+        Self { inbox: inbox.clone(), spoken, network, handle }
     }
 
     /// Sends until the message is on its way.

@@ -67,12 +67,9 @@ fn a_peer_is_found_by_its_name() {
     let ports = [(2, bound[1].address().port()), (1, bound[0].address().port())];
     let mut members = bound.into_iter().zip([hello(1, 2), hello(2, 1)]).zip(ports).map(
         |((bound, of), (peer, port))| {
-            let (me, inbox): (_, Arc<Inbox>) = (of.from, Arc::default());
-            let peers = [(node(peer), format!("localhost:{port}"))].into();
-            let (network, handle) = bound
-                .start(&Env::real(), me, &peers, source(of), inbox.clone())
-                .expect("a transport on loopback");
-            Member { inbox, network, handle }
+            let mut member = Member::start(bound, of, &[], &Arc::default());
+            member.network.set_peers(&[(node(peer), format!("localhost:{port}"))].into());
+            member
         },
     );
     let (mut one, two) = (members.next().expect("one"), members.next().expect("two"));
@@ -108,8 +105,8 @@ fn a_hello_that_changes_is_judged_again() {
     let other = [(node(1), DiskId(1)), (node(2), DiskId(9 << 100))].into();
     let other = Hello { standing: Standing::Founded(other), ..founded };
     one.send(2, Lane::Control, &PeerMessage::Hello(other.clone()));
-    two.inbox.wait_for_refusal(node(1), "member 2 founded the cluster with disk 00000090..");
-    one.inbox.wait_for_refusal(node(2), "member 2 founded the cluster with disk 00000090..");
+    two.inbox.wait_for_refusal(node(1), "member 2 belongs to the cluster with disk 00000090..");
+    one.inbox.wait_for_refusal(node(2), "member 2 belongs to the cluster with disk 00000090..");
     assert!(
         !two.inbox
             .has(|heard| *heard == Heard::Message(node(1), PeerMessage::Hello(other.clone())))
@@ -309,7 +306,7 @@ fn leaving_loopback_needs_leave() {
                 &Env::real(),
                 node(1),
                 &peers,
-                source(hello(1, 2)),
+                Spoken::new(hello(1, 2)),
                 Arc::new(Inbox::default()),
             )
         };
