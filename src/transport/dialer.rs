@@ -57,14 +57,18 @@ pub(super) async fn keep(context: Arc<Context>, peer: Arc<Peer>, lane: Lane) {
 /// One connection, from the first try to its end.
 async fn once(context: &Context, peer: &Peer, lane: Lane, address: &str, pause: &mut Pause) {
     let (id, pipe) = (peer.id, peer.pipe(lane));
-    let _dialing = pipe.wanted().await;
+    let dialing = pipe.wanted().await;
     let limit = context.settings.handshake_timeout;
     match tokio::time::timeout(limit, connect(context, id, lane, address)).await {
         Ok(Ok((stream, hello))) => {
             tracing::debug!(me = %context.admission.me(), peer = %id, ?lane, "connected");
             let presence = context.presence.enter(id, hello);
-            let end = serve(context, pipe, stream, id).await;
-            drop(presence);
+            let stream = Arc::new(stream);
+            let up = pipe.up(stream.clone());
+            // What has waited for it is on its way.
+            drop(dialing);
+            let end = serve(context, pipe, &stream, id).await;
+            drop((up, presence));
             tracing::debug!(me = %context.admission.me(), peer = %id, ?lane, "connection lost: {end}");
             if matches!(end, Broken::Refused { .. }) {
                 context.report(Side::Dialer, &end);
@@ -119,9 +123,7 @@ async fn open(address: &str, settings: &TcpSettings) -> io::Result<TcpStream> {
 }
 
 /// Serves a connection until it breaks.
-async fn serve(context: &Context, pipe: &Pipe, stream: TcpStream, peer: NodeId) -> Broken {
-    let stream = Arc::new(stream);
-    let _up = pipe.up(stream.clone());
+async fn serve(context: &Context, pipe: &Pipe, stream: &TcpStream, peer: NodeId) -> Broken {
     let mut alive = Vec::new();
     frame::put_frame(&mut alive, FrameKind::Alive, |_| {});
     let mut tick = tokio::time::interval(context.settings.tick());

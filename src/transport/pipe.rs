@@ -185,8 +185,8 @@ impl Pipe {
         SendOutcome::Queued
     }
 
-    /// Waits until a connection is needed, which is at once unless it is on demand. Until the guard is
-    /// dropped it is being dialed or up.
+    /// Waits until a connection is needed, which is at once unless it is on demand. What waits for it is
+    /// lost when the guard is dropped.
     pub(super) async fn wanted(&self) -> Dialing<'_> {
         while self.on_demand {
             match &mut *self.link() {
@@ -257,7 +257,7 @@ pub(super) enum Batch {
     Down,
 }
 
-/// A connection is being made, or is there.
+/// A connection is being made.
 pub(super) struct Dialing<'a> {
     pipe: &'a Pipe,
 }
