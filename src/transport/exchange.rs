@@ -226,8 +226,7 @@ pub(super) async fn turn_away(
     peer: NodeId,
     why: Refused,
 ) -> Broken {
-    let kind =
-        if why.removed == Some(peer) { FrameKind::Removed } else { FrameKind::Refused };
+    let kind = if why.removed == Some(peer) { FrameKind::Removed } else { FrameKind::Refused };
     refuse(stream, preface, kind, &why.why).await;
     Broken::Refused { peer, why }
 }
