@@ -44,7 +44,7 @@ pub use model::{
     PutValue, Range, RangeEnd, RangeReply, Refusal, Revision, RevisionBounds, Sort, SortOrder,
     SortTarget, Term, Txn, TxnReply, TxnResult,
 };
-pub use node::{DIGEST_EVERY, NodeStatus, Role, SessionEnd, StopReason};
+pub use node::{DIGEST_EVERY, Health, History, NodeStatus, Role, SessionEnd, StopReason, Verdict};
 pub use recipes::{
     Campaign, Election, Guard, GuardError, GuardTxn, Holder, Leader, LeaderEvent, Leadership,
     LockCall, LockError, LockState, Loss, Mutex, Observe, Released, Token,

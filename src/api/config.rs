@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::env::Env;
 use crate::model::{ClusterId, Limits, NodeId};
-use crate::node::{Contact, Drift, Settings};
+use crate::node::{Contact, Drift, History, Settings};
 use crate::transport::TcpSettings;
 
 /// The configuration of a node. Start with [`Config::new`]; everything has a default.
@@ -30,6 +30,9 @@ pub struct Config {
     limits: Limits,
     open_writes_max: usize,
     open_bytes_max: usize,
+    open_reads_max: usize,
+    quota_bytes: u64,
+    history: History,
     log_segment_bytes: u64,
     slow_request: Duration,
     env: Env,
@@ -104,6 +107,9 @@ impl Config {
             limits: Limits::default(),
             open_writes_max: 16_384,
             open_bytes_max: 64 << 20,
+            open_reads_max: 65_536,
+            quota_bytes: 2 << 30,
+            history: History::default(),
             log_segment_bytes: 16 << 20,
             slow_request: Duration::from_millis(300),
             env: Env::real(),
@@ -192,6 +198,30 @@ impl Config {
         self
     }
 
+    /// How many linearizable reads, and waits for a revision, of this node's callers may be without an
+    /// answer before one is refused with [`Error::Busy`](crate::Error::Busy). Default 65,536.
+    pub fn open_reads_max(mut self, reads: usize) -> Self {
+        self.open_reads_max = reads;
+        self
+    }
+
+    /// How many bytes the state may take: all versions of all keys that are kept, with what surrounds
+    /// them. Beyond it, what would make it grow (puts, transactions with puts, leases) is refused with
+    /// [`Error::QuotaExceeded`](crate::Error::QuotaExceeded), until deletions and compaction have made
+    /// room. What is under way when it is reached still comes in. Default 2 GiB; at least 1 MiB. The same
+    /// on all members.
+    pub fn quota_bytes(mut self, bytes: u64) -> Self {
+        self.quota_bytes = bytes;
+        self
+    }
+
+    /// How much history is kept, for reads of the past and for watches that start in it. Default: ten
+    /// minutes, at most 100,000 revisions and at most half the quota. The same on all members.
+    pub fn history(mut self, history: History) -> Self {
+        self.history = history;
+        self
+    }
+
     /// The size of a file of the log. Default 16 MiB; 64 KiB to 1 GiB.
     pub fn log_segment_bytes(mut self, bytes: u64) -> Self {
         self.log_segment_bytes = bytes;
@@ -238,6 +268,9 @@ impl Config {
         within("drift_percent", self.drift_percent, 0, 30, "0 to 30")?;
         within("open_writes_max", self.open_writes_max, 1, 1 << 20, "1 to 1,048,576")?;
         within("open_bytes_max", self.open_bytes_max, 1 << 20, 1 << 40, "at least 1 MiB")?;
+        within("open_reads_max", self.open_reads_max, 1, 1 << 24, "1 to 16,777,216")?;
+        within("quota_bytes", self.quota_bytes, 1 << 20, u64::MAX, "at least 1 MiB")?;
+        self.check_history()?;
         within("log_segment_bytes", self.log_segment_bytes, 64 << 10, 1 << 30, "64 KiB to 1 GiB")?;
         // One request is one entry of the log at most, which has a largest size.
         let (bytes, ops) = (self.limits.request_bytes_max, self.limits.txn_ops_max);
@@ -265,6 +298,9 @@ impl Config {
             limits: self.limits.clone(),
             open_writes_max: self.open_writes_max,
             open_bytes_max: self.open_bytes_max,
+            open_reads_max: self.open_reads_max,
+            quota_bytes: self.quota_bytes,
+            history: self.history.clone(),
             log_segment_bytes: self.log_segment_bytes,
             slow_request: self.slow_request,
         })
@@ -278,6 +314,21 @@ impl Config {
     /// How to talk to the other members.
     pub(crate) fn tcp_settings(&self) -> TcpSettings {
         TcpSettings { insecure_peers: self.insecure_peers, ..TcpSettings::default() }
+    }
+
+    fn check_history(&self) -> Result<(), ConfigError> {
+        let History { window, revisions_max, quota_percent } = &self.history;
+        if let Some(window) = *window {
+            let (least, most) = (Duration::from_secs(1), Duration::from_secs(365 * 86_400));
+            within("history.window", window, least, most, "a second to a year")?;
+        }
+        if let Some(revisions) = *revisions_max {
+            within("history.revisions_max", revisions, 1, u64::MAX, "at least 1")?;
+        }
+        if let Some(percent) = *quota_percent {
+            within("history.quota_percent", percent, 1, 100, "1 to 100")?;
+        }
+        Ok(())
     }
 
     fn check_members(&self) -> Result<BTreeMap<NodeId, Contact>, ConfigError> {

@@ -36,6 +36,26 @@ pub enum Error {
          operator must look at the members' logs"
     )]
     Diverged,
+    /// The state has reached its quota. Nothing was changed. Reads, deletions, compaction and the end
+    /// of leases go on, and make room: what is compacted is given back within seconds.
+    #[error(
+        "not applied: the state takes {bytes} bytes, and its quota is {quota}: delete what is not needed \
+         and compact, or raise Config::quota_bytes on all members"
+    )]
+    QuotaExceeded {
+        /// What it takes on this node.
+        bytes: u64,
+        /// The quota.
+        quota: u64,
+    },
+    /// The disk of this node is full, or the disks of so many voters that nothing more could be stored.
+    /// Nothing was changed. Reads, deletions, compaction and the end of leases go on; everything does
+    /// when there is room again.
+    #[error(
+        "not applied: the disk is full, on this member or on too many voters: make room on it; nothing \
+         has to be restarted"
+    )]
+    NoSpace,
     /// The time is up. There may be no leader, no quorum, or too much to do.
     #[error("{}: the deadline has passed", words(*effect))]
     Deadline {
@@ -66,6 +86,8 @@ impl Error {
             Error::Refused(_)
             | Error::Busy
             | Error::Diverged
+            | Error::QuotaExceeded { .. }
+            | Error::NoSpace
             | Error::SessionEnded(_)
             | Error::NoTransferee => Effect::NotApplied,
         }
@@ -92,6 +114,8 @@ impl From<CallError> for Error {
             CallError::Refused(refusal) => Error::Refused(refusal),
             CallError::Busy => Error::Busy,
             CallError::Diverged => Error::Diverged,
+            CallError::QuotaExceeded { bytes, quota } => Error::QuotaExceeded { bytes, quota },
+            CallError::NoSpace => Error::NoSpace,
             CallError::Deadline { maybe_applied } => {
                 Error::Deadline { effect: effect(maybe_applied) }
             }

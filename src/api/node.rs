@@ -8,7 +8,9 @@ use tokio::sync::{Mutex, oneshot};
 use crate::env::Env;
 use crate::metrics::Metrics;
 use crate::model::{Moment, NodeId};
-use crate::node::{Assembly, Bells, NodeStatus, Role, Running, Settings, Shared, StopReason};
+use crate::node::{
+    Assembly, Bells, Health, NodeStatus, Role, Running, Settings, Shared, StopReason,
+};
 use crate::transport::{MemoryHub, TcpBound, TcpHandle};
 
 use super::{Client, Config, Effect, Error, OpenSession, Session, StartError};
@@ -143,6 +145,25 @@ impl Node {
     /// What the node says about itself, as of its last turn.
     pub fn status(&self) -> NodeStatus {
         self.shared.status.borrow().clone()
+    }
+
+    /// How the node is: a verdict for programs, and a sentence for people. Asks nobody and never waits.
+    ///
+    /// ```
+    /// # use bowline::{Config, Node, Role, Verdict, Wait};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// # node.client().put("k", "v").wait().unwrap();
+    /// let health = node.health();
+    /// assert!(health.is_alive());
+    /// # if health.verdict == Verdict::Healthy {
+    /// assert_eq!(health.verdict.word(), "healthy");
+    /// assert_eq!(health.to_string(), "all is well: the node leads");
+    /// # }
+    /// # node.shutdown().wait();
+    /// ```
+    pub fn health(&self) -> Health {
+        self.shared.health()
     }
 
     /// What the node measures of itself.

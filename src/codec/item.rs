@@ -9,7 +9,7 @@
 
 use bytes::Bytes;
 
-use super::{CodecError, Decode, Decoder, Encode, Encoder, Sink};
+use super::{CodecError, Decode, Decoder, Encode, Encoder, Length, Sink};
 use crate::model::{AckWindow, Command, Incarnation, Item, LeaseId, NodeId, Proposal, Term};
 
 /// The format of log entries that this build writes, and the newest that it reads.
@@ -23,6 +23,14 @@ pub(crate) fn encode_items(items: &[Item]) -> Vec<u8> {
     let mut bytes = vec![VERSION];
     Encoder::new(&mut bytes).list(items);
     bytes
+}
+
+/// How many bytes a proposal takes in a log entry, its window too.
+pub(crate) fn proposal_len(proposal: &Proposal) -> usize {
+    const KIND_BYTES: usize = 1;
+    let mut length = Length::default();
+    proposal.encode(&mut Encoder::new(&mut length));
+    KIND_BYTES + length.0
 }
 
 /// Reads the payload of a log entry. Keys and values are slices of `bytes`.

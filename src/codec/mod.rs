@@ -55,7 +55,7 @@ pub(crate) use command::encoded_len_hint;
 pub(crate) use decoder::{Decode, Decoder};
 pub(crate) use encoder::{Encode, Encoder, Length, Sink};
 pub(crate) use error::CodecError;
-pub(crate) use item::{decode_items, encode_items};
+pub(crate) use item::{decode_items, encode_items, proposal_len};
 #[allow(unused_imports, reason = "the consensus will use them within the hour")]
 pub(crate) use member::{decode_member_change, encode_member_change};
 pub(crate) use message::{decode_message, encode_message, message_len};

@@ -51,7 +51,7 @@ mod store;
 mod timeout;
 mod wire;
 
-pub(crate) use config::ConsensusConfig;
+pub(crate) use config::{ConsensusConfig, ENTRY_BYTES_MAX};
 pub(crate) use engine::{Consensus, Outbound};
 pub(crate) use fault::ConsensusFault;
 pub(crate) use membership::member_change;

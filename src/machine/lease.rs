@@ -99,6 +99,11 @@ impl LeaseTable {
         self.leases.iter().map(held).collect()
     }
 
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.leases.len()
+    }
+
     pub(super) fn contains(&self, id: LeaseId) -> bool {
         self.leases.contains_key(&id)
     }

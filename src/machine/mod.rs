@@ -727,6 +727,11 @@ impl Machine {
         self.store.sweep(rows)
     }
 
+    /// Whether nothing that is compacted takes memory any more.
+    pub fn is_swept(&self) -> bool {
+        self.store.is_swept()
+    }
+
     /// Every lease with its time to live, by id.
     pub fn leases(&self) -> Vec<(LeaseId, Duration)> {
         self.store.shared().leases().ids().collect()

@@ -233,6 +233,22 @@ impl Reader {
         self.shared.state().bytes
     }
 
+    /// As [`Reader::bytes`], for those versions that only history needs.
+    pub fn history_bytes(&self) -> u64 {
+        let state = self.shared.state();
+        state.bytes - state.live.bytes
+    }
+
+    /// How many keys exist, as of the last entry applied.
+    pub fn keys(&self) -> u64 {
+        self.shared.state().live.keys
+    }
+
+    /// How many leases there are, as of the last entry applied.
+    pub fn lease_count(&self) -> usize {
+        self.shared.leases().len()
+    }
+
     /// The members, as of the last entry applied.
     pub fn members(&self) -> Arc<Members> {
         self.shared.members()

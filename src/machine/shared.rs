@@ -49,8 +49,34 @@ pub(super) struct State {
     pub(super) published: Published,
     /// What the versions in the index take, in bytes.
     pub(super) bytes: u64,
+    /// What the newest versions take, of keys that exist.
+    pub(super) live: Live,
     /// Counts the installs.
     generation: u64,
+}
+
+/// The keys that exist.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Live {
+    pub(super) keys: u64,
+    /// What their newest versions take.
+    pub(super) bytes: u64,
+}
+
+impl Live {
+    fn of(index: &Index, at: Revision) -> Self {
+        let rows = index.iter().filter_map(|rows| rows.live(at));
+        rows.fold(Self::default(), |sum, row| Self {
+            keys: sum.keys + 1,
+            bytes: sum.bytes + row.bytes(),
+        })
+    }
+
+    /// A version takes another's place; either may be none.
+    pub(super) fn replace(&mut self, before: Option<u64>, now: Option<u64>) {
+        self.keys = self.keys + u64::from(now.is_some()) - u64::from(before.is_some());
+        self.bytes = self.bytes + now.unwrap_or(0) - before.unwrap_or(0);
+    }
 }
 
 /// The content was replaced by an install while it was being read: what was read so far, and what
@@ -78,7 +104,14 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(index: Index, history: History, published: Published, bytes: u64) -> Self {
         Self {
-            state: RwLock::new(State { index, history, published, bytes, generation: 0 }),
+            state: RwLock::new(State {
+                live: Live::of(&index, published.revision),
+                index,
+                history,
+                published,
+                bytes,
+                generation: 0,
+            }),
             leases: RwLock::default(),
             members: RwLock::default(),
             revision: AtomicU64::new(published.revision.get()),

@@ -195,11 +195,14 @@ impl Store {
             self.live = self.live.wrapping_sub(row.fingerprint());
         }
         let prev = before.map(RowRef::to_row);
+        let bytes_before = before.map(RowRef::bytes);
         match versions {
             Some(rows) => rows.push(row.clone()),
             None => state.index.push(row.clone()),
         }
-        state.bytes += row.view().bytes();
+        let bytes = row.view().bytes();
+        state.bytes += bytes;
+        state.live.replace(bytes_before, (!row.view().is_tombstone()).then_some(bytes));
         hold.wrote();
         let fingerprint = row.view().fingerprint();
         if !row.view().is_tombstone() {
@@ -283,6 +286,11 @@ impl Store {
             }
         }
         true
+    }
+
+    /// Whether all memory of compacted versions has been given back.
+    pub(super) fn is_swept(&self) -> bool {
+        self.swept_for == self.published.compacted
     }
 
     /// Checks the next `rows` versions, round and round.

@@ -54,6 +54,13 @@ impl Read for Seconds {
     type Value = Histogram;
 
     fn read(&self) -> Histogram {
+        self.histogram()
+    }
+}
+
+impl Seconds {
+    /// What it reads as.
+    pub(crate) fn histogram(&self) -> Histogram {
         const MICROSECONDS_A_SECOND: f64 = 1e6;
         Histogram::read(&self.0, SECONDS_FIRST, MICROSECONDS_A_SECOND)
     }
@@ -130,7 +137,6 @@ pub(crate) struct Peers(Mutex<Vec<PeerLag>>);
 
 impl Peers {
     /// They stand so now.
-    #[allow(dead_code, reason = "told once the consensus says how its peers stand")]
     pub(crate) fn set(&self, peers: Vec<PeerLag>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = peers;
     }
@@ -264,6 +270,16 @@ catalogue! {
     revision: Gauge => u64, "gauge";
     /// The oldest revision that can be read; 0 if nothing was compacted.
     compacted_revision: Gauge => u64, "gauge";
+    /// Keys that exist.
+    keys: Gauge => u64, "gauge";
+    /// Bytes of all versions that are kept: what the quota bounds.
+    state_bytes: Gauge => u64, "gauge";
+    /// Bytes of those versions that only history needs.
+    history_bytes: Gauge => u64, "gauge";
+    /// The quota of the state, in bytes.
+    quota_bytes: Gauge => u64, "gauge";
+    /// 1 while this node's disk is full.
+    disk_full: Gauge => u64, "gauge";
     /// Compactions that this node, as the leader, has proposed by itself.
     compactions_total: Counter => u64, "counter";
     /// Snapshots taken of this replica.

@@ -21,6 +21,13 @@ impl Histogram {
         Self { counts, sum, first, unit }
     }
 
+    /// What has come since an earlier reading of the same histogram.
+    #[must_use]
+    pub fn since(&self, earlier: &Histogram) -> Histogram {
+        let counts = std::array::from_fn(|at| self.counts[at].saturating_sub(earlier.counts[at]));
+        Self { counts, sum: self.sum.saturating_sub(earlier.sum), ..*self }
+    }
+
     /// How many there were.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()

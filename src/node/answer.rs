@@ -22,6 +22,17 @@ pub(crate) enum CallError {
     /// Replicas differ and no majority says which is right. Nothing was applied.
     #[error("replicas differ and no majority says which is right: writes are refused")]
     Diverged,
+    /// The state has reached its quota. Nothing was applied.
+    #[error("the state takes {bytes} bytes, and may take {quota}")]
+    QuotaExceeded {
+        /// What it takes on this node.
+        bytes: u64,
+        /// What it may take.
+        quota: u64,
+    },
+    /// This node's disk is full, or the disks of too many voters are. Nothing was applied.
+    #[error("there is no space left on the disk")]
+    NoSpace,
     /// The time is up.
     #[error("the deadline has passed")]
     Deadline {

@@ -51,6 +51,8 @@ struct Open {
     sent: Option<Moment>,
     /// Whether any attempt may have reached a log.
     maybe_applied: bool,
+    /// How often it was handed over and did not come back.
+    attempts: u32,
 }
 
 /// Requests to hand over together.
@@ -116,8 +118,8 @@ impl Proposals {
         }
         let Write { command, deadline, bytes, reply, story } = write;
         tracing::trace!(parent: &story.span, seq, "numbered");
-        let (sent, maybe_applied) = (None, false);
-        let open = Open { command, deadline, bytes, reply, story, sent, maybe_applied };
+        let (sent, maybe_applied, attempts) = (None, false, 0);
+        let open = Open { command, deadline, bytes, reply, story, sent, maybe_applied, attempts };
         self.open.insert(seq, open);
     }
 
@@ -141,6 +143,7 @@ impl Proposals {
             self.unsent.remove(&seq);
             let open = self.open.get_mut(&seq).expect("what is unsent is open");
             open.sent = Some(now);
+            open.attempts += 1;
             open.story.handed_over(now);
             tracing::trace!(parent: &open.story.span, seq, "handed over");
             if !std::mem::replace(&mut open.maybe_applied, true) {
@@ -175,6 +178,7 @@ impl Proposals {
         for seq in seqs {
             if let Some(open) = self.open.get_mut(&seq) {
                 open.sent = None;
+                open.attempts -= 1;
                 self.unsent.insert(seq);
             }
         }
@@ -229,6 +233,26 @@ impl Proposals {
     pub(crate) fn refuse(&mut self, seq: u64, error: CallError) -> Option<Closed> {
         self.open.get(&seq)?.deadline?;
         self.close(seq, |_| Err(error))
+    }
+
+    /// As [`Proposals::refuse`], for what would have made the state grow: nobody relies on its being
+    /// carried out. `None` if some log may have it: then it is tried on.
+    pub(crate) fn refuse_growth(&mut self, seq: u64, error: CallError) -> Option<Closed> {
+        if self.open.get(&seq)?.maybe_applied {
+            return None;
+        }
+        self.close(seq, |_| Err(error))
+    }
+
+    /// Another node that leads, or did, refuses what would make the state grow. A refusal is the answer to
+    /// one attempt: if there was only this one, nothing was proposed and nothing will be.
+    pub(crate) fn refused_growth(&mut self, seq: u64, error: CallError) -> Option<Closed> {
+        let open = self.open.get_mut(&seq)?;
+        if open.attempts == 1 {
+            return self.close(seq, |_| Err(error));
+        }
+        self.unsent.insert(seq);
+        None
     }
 
     /// Those whose time is up.

@@ -52,6 +52,8 @@ pub(crate) struct SessionOpening {
     pub(crate) asked: Moment,
     /// When to give up.
     pub(crate) deadline: Moment,
+    /// What admission counted for it, in bytes.
+    pub(crate) bytes: usize,
     /// Who wants it.
     pub(crate) reply: ReplyTo<Arc<SessionState>>,
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use crate::model::{ClusterId, Limits, NodeId};
 
+use super::retain::History;
+
 /// See the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -38,6 +40,12 @@ pub(crate) struct Settings {
     pub(crate) open_writes_max: usize,
     /// How many bytes they may have together.
     pub(crate) open_bytes_max: usize,
+    /// How many linearizable reads and waits for revisions may be without an answer.
+    pub(crate) open_reads_max: usize,
+    /// How many bytes the state may take.
+    pub(crate) quota_bytes: u64,
+    /// How much history is kept.
+    pub(crate) history: History,
     /// The size of a segment of the log, in bytes.
     pub(crate) log_segment_bytes: u64,
     /// A request that takes longer is worth a line in the log.

@@ -1,8 +1,8 @@
 //! What a node's handles and its driver have in common.
 
 use std::any::Any;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
@@ -16,7 +16,9 @@ use crate::model::{Command, Moment, Reply, Revision, SessionInfo};
 use crate::watch::Hub;
 
 use super::answer::{CallError, CallResult, ReplyTo, StopReason};
+use super::health::{Health, Pulse};
 use super::inbox::{Inbox, Input, Write};
+use super::quota::growth;
 use super::session::{SessionOpening, SessionState};
 use super::settings::Settings;
 use super::slow::{Slow, SlowLog};
@@ -37,6 +39,15 @@ pub(crate) trait Follower: Any + Send + Sync {
     fn stopped(&self, reason: &StopReason);
 }
 
+/// A read that admission has counted.
+struct OpenRead<'a>(&'a AtomicUsize);
+
+impl Drop for OpenRead<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// See the module.
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
@@ -51,8 +62,13 @@ pub(crate) struct Shared {
     /// What the node measures of itself.
     pub(crate) meters: Arc<Meters>,
     pub(crate) slow: SlowLog,
+    /// What the driver wrote down at its last tick.
+    pulse: Mutex<Pulse>,
     open_writes: AtomicUsize,
     open_bytes: AtomicUsize,
+    open_reads: AtomicUsize,
+    /// This node's disk is full.
+    low: AtomicBool,
 }
 
 impl Shared {
@@ -65,8 +81,10 @@ impl Shared {
         status: NodeStatus,
         meters: Arc<Meters>,
     ) -> Self {
+        meters.quota_bytes.set(settings.quota_bytes);
         Self {
             slow: SlowLog::new(settings.slow_request),
+            pulse: Mutex::new(Pulse::unborn(env.clock.now())),
             meters,
             settings,
             env,
@@ -78,6 +96,8 @@ impl Shared {
             stopped: watch::Sender::new(None),
             open_writes: AtomicUsize::new(0),
             open_bytes: AtomicUsize::new(0),
+            open_reads: AtomicUsize::new(0),
+            low: AtomicBool::new(false),
         }
     }
 
@@ -99,6 +119,17 @@ impl Shared {
     /// Told when the node stops.
     pub(crate) fn watch_stop(&self) -> watch::Receiver<Option<StopReason>> {
         self.stopped.subscribe()
+    }
+
+    /// The driver's pulse.
+    pub(crate) fn beat(&self, pulse: Pulse) {
+        *self.pulse.lock().unwrap_or_else(PoisonError::into_inner) = pulse;
+    }
+
+    /// How the node is now.
+    pub(crate) fn health(&self) -> Health {
+        let pulse = self.pulse.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Health::judge(pulse, self.stop_reason(), self.now(), self.settings.election_timeout)
     }
 
     /// Marks the node as stopped, unless it is already, and tells everybody who waits.
@@ -149,9 +180,30 @@ impl Shared {
     /// What admission counts for a command that may come in.
     fn let_in(&self, command: &Command) -> CallResult<usize> {
         self.settings.limits.check(command)?;
+        if let Some(more) = growth(command) {
+            self.may_grow(more)?;
+        }
         let bytes = encoded_len_hint(command);
         self.admit(bytes)?;
         Ok(bytes)
+    }
+
+    /// Whether this replica may become so many bytes larger. What is under way at the same time is not
+    /// counted: admission and the consensus bound it.
+    fn may_grow(&self, more: u64) -> CallResult<()> {
+        if self.low.load(Ordering::Relaxed) {
+            return Err(CallError::NoSpace);
+        }
+        let (bytes, quota) = (self.reader.bytes(), self.settings.quota_bytes);
+        if bytes.saturating_add(more) > quota {
+            return Err(CallError::QuotaExceeded { bytes, quota });
+        }
+        Ok(())
+    }
+
+    /// Whether this node's disk is full.
+    pub(crate) fn set_low(&self, low: bool) {
+        self.low.store(low, Ordering::Relaxed);
     }
 
     /// Proposes a command that must be carried out however long that takes, and calls back. For the
@@ -176,12 +228,16 @@ impl Shared {
     /// Waits until this replica holds everything that was committed anywhere before the call.
     pub(crate) async fn read_barrier(&self, deadline: Moment) -> CallResult<()> {
         let asked = self.now();
-        let (sender, receiver) = oneshot::channel();
-        self.push(Input::Read { deadline, reply: ReplyTo::Waiting(sender) });
-        let span = tracing::trace_span!("read");
-        let result = self.answer(receiver, false).instrument(span).await;
+        let result = self.ask_leader(deadline).instrument(tracing::trace_span!("read")).await;
         self.read_ended(asked, &result);
         result
+    }
+
+    async fn ask_leader(&self, deadline: Moment) -> CallResult<()> {
+        let _open = self.admit_read()?;
+        let (sender, receiver) = oneshot::channel();
+        self.push(Input::Read { deadline, reply: ReplyTo::Waiting(sender) });
+        self.answer(receiver, false).await
     }
 
     fn read_ended(&self, asked: Moment, result: &CallResult<()>) {
@@ -220,6 +276,11 @@ impl Shared {
         if self.reader.revision() >= revision {
             return Ok(());
         }
+        let _open = self.admit_read()?;
+        self.reach(revision, deadline).await
+    }
+
+    async fn reach(&self, revision: Revision, deadline: Moment) -> CallResult<()> {
         let (sender, receiver) = oneshot::channel();
         self.push(Input::AtLeast { revision, deadline, reply: ReplyTo::Waiting(sender) });
         self.answer(receiver, false).await
@@ -228,7 +289,7 @@ impl Shared {
     /// Ends at `deadline`, by the driver's ticks, or when the node stops: a timer that needs no runtime.
     pub(crate) async fn sleep_until(&self, deadline: Moment) {
         // No replica ever reaches it.
-        drop(self.at_least(Revision(u64::MAX), deadline).await);
+        drop(self.reach(Revision(u64::MAX), deadline).await);
     }
 
     /// Opens a session of this node.
@@ -238,9 +299,10 @@ impl Shared {
         info: SessionInfo,
         deadline: Moment,
     ) -> CallResult<Arc<SessionState>> {
+        let bytes = self.let_in(&Command::Grant { id: None, ttl, session: Some(info.clone()) })?;
         let (sender, receiver) = oneshot::channel();
         let (asked, reply) = (self.now(), ReplyTo::Waiting(sender));
-        self.push(Input::OpenSession(SessionOpening { ttl, info, asked, deadline, reply }));
+        self.push(Input::OpenSession(SessionOpening { ttl, info, asked, deadline, bytes, reply }));
         self.answer(receiver, true).await
     }
 
@@ -280,6 +342,13 @@ impl Shared {
             self.open_writes.fetch_sub(1, Ordering::Relaxed);
             self.open_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
+    }
+
+    /// Counts a read until what is returned is dropped.
+    fn admit_read(&self) -> CallResult<OpenRead<'_>> {
+        let reads = self.open_reads.fetch_add(1, Ordering::Relaxed) + 1;
+        let open = OpenRead(&self.open_reads);
+        if reads > self.settings.open_reads_max { Err(CallError::Busy) } else { Ok(open) }
     }
 
     fn admit(&self, bytes: usize) -> CallResult<()> {

@@ -17,7 +17,7 @@ use crate::model::{
     Term,
 };
 use crate::node::{
-    Assembled, Assembly, Bells, Contact, Drift, Input, LogTurn, Look, Next, Settings,
+    Assembled, Assembly, Bells, Contact, Drift, History, Input, LogTurn, Look, Next, Settings,
 };
 use crate::transport::{Introducer, Receiver, Refused, judge};
 use crate::wal::LogReader;
@@ -222,6 +222,9 @@ fn settings(id: NodeId, nodes: u64) -> Settings {
         limits: Limits::default(),
         open_writes_max: 4096,
         open_bytes_max: 64 << 20,
+        open_reads_max: 4096,
+        quota_bytes: 2 << 30,
+        history: History::default(),
         log_segment_bytes: SEGMENT_BYTES,
         slow_request: Duration::MAX,
     }

@@ -51,6 +51,7 @@ impl Consensus {
             return Err(refusal);
         }
         self.heard.insert(from, self.ticks);
+        self.hear_commit(&message);
         match message.get_msg_type() {
             // The leader gives up after an election timeout, or asks again.
             MessageType::MsgTimeoutNow if !self.may_campaign() => return Ok(Stepped::Done),

@@ -6,6 +6,7 @@
 //! [`Consensus::applied_membership`] and [`Consensus::installed`] do. Nothing here waits, reads a clock, or touches a disk except to serve a follower
 //! that is far behind.
 
+mod contact;
 mod inputs;
 mod membership;
 mod outputs;
@@ -103,6 +104,8 @@ pub(crate) struct Consensus {
     ticks: u64,
     /// When each peer was last heard of, in ticks since the start.
     heard: BTreeMap<NodeId, u64>,
+    /// The newest entry that a leader has said to be committed.
+    told_commit: LogIndex,
     /// The newest committed entry that was handed out.
     handed: LogIndex,
     /// What the log has, or will have when it has written its groups.
@@ -196,6 +199,7 @@ impl Consensus {
             raw,
             ticks: 0,
             heard: BTreeMap::new(),
+            told_commit: LogIndex(0),
             handed: applied,
             written,
             pending: VecDeque::new(),

@@ -64,13 +64,14 @@ impl Driver {
     pub(super) fn open_session(&mut self, opening: SessionOpening) {
         let (ttl, session) = (opening.ttl, Some(opening.info.clone()));
         let (deadline, asked) = (Some(opening.deadline), opening.asked);
+        let bytes = opening.bytes;
         let inbox = Arc::clone(&self.shared.inbox);
         let reply = ReplyTo::Call(Box::new(move |granted| {
             drop(inbox.push(Input::SessionGranted(opening, granted)));
         }));
         let command = Command::Grant { id: None, ttl, session };
         let story = Story::begin(&command, asked);
-        self.take_write(Write { command, deadline, bytes: 0, reply, story });
+        self.take_write(Write { command, deadline, bytes, reply, story });
     }
 
     pub(super) fn session_granted(&mut self, opening: SessionOpening, granted: CallResult<Reply>) {

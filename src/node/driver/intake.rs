@@ -1,6 +1,8 @@
 //! What comes in, one by one.
 
 use super::*;
+use crate::codec::proposal_len;
+use crate::metrics;
 
 impl Driver {
     pub(super) fn take(&mut self, input: Input, now: Moment) -> Result<(), Fatal> {
@@ -17,8 +19,7 @@ impl Driver {
             }
             Input::Refused(peer, refusal) => self.refused(peer, refusal)?,
             Input::Durable(proof) => self.take_proof(proof, now)?,
-            // Nothing depends on it yet: what finds no room waits in the log.
-            Input::Space(_) => {}
+            Input::Space(space) => self.take_space(space, now),
             Input::LogFailed(why) => return Err(format!("the log has failed: {why}")),
             Input::Write(write) => self.take_write(write),
             Input::Read { deadline, reply } => self.reads.add(Asking { deadline, reply }),
@@ -80,14 +81,22 @@ impl Driver {
                 }
             },
             PeerMessage::Propose(proposal) => match &mut self.leading {
-                Some(leading) if proposal.node == from => leading.forwarded.push(proposal),
-                _ => {
+                _ if proposal.node != from || proposal_len(&proposal) > PROPOSAL_BYTES_MAX => {
+                    self.malformed(from, &proposal);
+                }
+                Some(leading) => leading.forwarded.push(proposal),
+                None => {
                     let why = ProposeRefusal::NotLeader(consensus.leader());
                     self.refuse(&proposal, why);
                 }
             },
-            PeerMessage::ProposeRefused { incarnation, seqs, .. } if incarnation == mine => {
-                self.proposals.refused(&seqs);
+            PeerMessage::ProposeRefused { incarnation, seqs, why } if incarnation == mine => {
+                match why {
+                    ProposeRefusal::QuotaExceeded | ProposeRefusal::NoSpace => {
+                        self.growth_refused(&seqs, why);
+                    }
+                    _ => self.proposals.refused(&seqs),
+                }
                 self.hold(now);
             }
             PeerMessage::ReadAsk { round, incarnation } => {
@@ -120,14 +129,22 @@ impl Driver {
             | PeerMessage::SnapshotWanted { .. }
             | PeerMessage::SnapshotHere { .. }
             | PeerMessage::MemberAsk { .. }
-            | PeerMessage::MemberAnswer { .. }
-            | PeerMessage::Space { .. } => {}
+            | PeerMessage::MemberAnswer { .. } => {}
+            PeerMessage::Space { low } => self.space.hear(from, low, now),
             // An answer to an earlier life.
             PeerMessage::ProposeRefused { .. }
             | PeerMessage::ReadAnswer { .. }
             | PeerMessage::Renewed { .. } => {}
         }
         Ok(())
+    }
+
+    /// No correct member sends such requests, so nobody waits for an answer. They are not let near the log:
+    /// what is too large for an entry could not be proposed.
+    fn malformed(&mut self, from: NodeId, proposal: &Proposal) {
+        self.shared.meters.proposals_refused_total.at(metrics::Refused::Malformed).one();
+        let (node, bytes) = (proposal.node, proposal_len(proposal));
+        tracing::warn!(%from, %node, bytes, "requests were dropped that no member can have sent");
     }
 
     pub(super) fn take_write(&mut self, write: Write) {

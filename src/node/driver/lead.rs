@@ -114,6 +114,8 @@ impl Driver {
                 waiting.push(batch);
             }
         }
+        self.hold_back_growth(&mut waiting, now);
+        let Some(leading) = &mut self.leading else { return };
         let (mut entries, mut bytes) = (vec![Vec::new()], 0);
         for mut batch in waiting {
             let Proposal { node, incarnation, .. } = batch.proposal;
@@ -127,8 +129,7 @@ impl Driver {
                 bytes = 0;
                 entries.push(Vec::new());
             }
-            let requests = batch.proposal.requests.iter();
-            bytes += requests.map(|(_, command)| encoded_len_hint(command)).sum::<usize>();
+            bytes += codec::proposal_len(&batch.proposal);
             entries.last_mut().expect("there is one").push(batch);
         }
         for entry in entries.into_iter().filter(|entry| !entry.is_empty()) {
@@ -203,6 +204,7 @@ impl Driver {
     pub(super) fn refuse(&mut self, proposal: &Proposal, why: ProposeRefusal) {
         let seqs = proposal.requests.iter().map(|(seq, _)| *seq).collect();
         let incarnation = proposal.incarnation;
+        self.shared.meters.proposals_refused_total.at(growth::reason(why)).one();
         self.send(proposal.node, PeerMessage::ProposeRefused { incarnation, seqs, why });
     }
 

@@ -1,7 +1,8 @@
 //! What the driver measures of itself and of the requests that end, and what it says of slow ones.
 
 use super::*;
-use crate::metrics::{self, Ending};
+use crate::metrics::{self, Ending, PeerLag};
+use crate::node::health::Pulse;
 use crate::node::slow::Slow;
 use crate::node::story::{BatchTimes, Story, ending};
 
@@ -75,6 +76,36 @@ impl Driver {
         }
     }
 
+    /// Writes down how it is, once a tick.
+    pub(super) fn beat(&mut self, now: Moment) {
+        let syncs = self.shared.meters.log_sync_seconds.histogram();
+        let mut pulse = Pulse {
+            slowest_sync: self.syncs.slowest(syncs, now),
+            log_owes_since: self.log_owes_since,
+            disk_full: self.space.is_low(),
+            diverged: self.digests.is_undecided(),
+            ..Pulse::unborn(now)
+        };
+        let name = |id: NodeId| self.roster.name_of(id);
+        match &self.stage {
+            Stage::Founding(founding) => {
+                pulse.founding = Some(founding.missing().into_iter().map(name).collect());
+            }
+            Stage::Recording(_) => pulse.founding = Some(Vec::new()),
+            Stage::Running(consensus) => {
+                let applied = self.machine.applied().get();
+                let ago = |ticks| self.shared.settings.tick().saturating_mul(ticks);
+                let ticks =
+                    consensus.out_of_touch().map(|ticks| u32::try_from(ticks).unwrap_or(u32::MAX));
+                pulse.leads = self.leading.is_some();
+                pulse.leader = consensus.leader().map(name);
+                pulse.touched = ticks.map(|ticks| now - ago(ticks));
+                pulse.behind = consensus.known_commit().get().saturating_sub(applied);
+            }
+        }
+        self.shared.beat(pulse);
+    }
+
     /// Reads the gauges, once a tick.
     pub(super) fn read_gauges(&self) {
         let (shared, meters) = (&self.shared, &self.shared.meters);
@@ -85,6 +116,11 @@ impl Driver {
             .count(self.reads.len() + self.at_least.values().map(Vec::len).sum::<usize>());
         meters.log_queue_groups.count(self.log.len());
         meters.watchers.count(shared.hub.live());
+        meters.keys.set(shared.reader.keys());
+        meters.state_bytes.set(shared.reader.bytes());
+        meters.history_bytes.set(shared.reader.history_bytes());
+        meters.leases.count(shared.reader.lease_count());
+        meters.disk_full.set(self.space.is_low().into());
         meters.sessions.count(self.sessions.len());
         meters.is_leader.set(self.leading.is_some().into());
         meters.has_leader.set(self.known_leader.1.is_some().into());
@@ -94,5 +130,12 @@ impl Driver {
         meters.compacted_revision.set(shared.reader.compacted().get());
         let Stage::Running(consensus) = &self.stage else { return };
         meters.commit_index.set(consensus.commit().get());
+        let last = consensus.last_index();
+        let lag = |peer: &consensus::PeerStatus| PeerLag {
+            peer: self.roster.name_of(peer.id),
+            entries: last.get().saturating_sub(peer.matched.get()),
+            active: peer.active,
+        };
+        meters.peer_lag_entries.set(consensus.peers().iter().map(lag).collect());
     }
 }

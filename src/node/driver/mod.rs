@@ -21,11 +21,13 @@ mod ask;
 mod begin;
 mod commit;
 mod end;
+mod growth;
 mod intake;
 mod lead;
 #[cfg(any(test, feature = "sim"))]
 mod look;
 mod measure;
+mod retain;
 
 #[cfg(any(test, feature = "sim"))]
 pub(crate) use look::Look;
@@ -34,7 +36,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::codec::{self, encoded_len_hint};
+use crate::codec;
 use crate::consensus::{self, Consensus, ConsensusConfig, Outbound, RoundId};
 use crate::env::{Network, Point, SendOutcome};
 use crate::machine::{Applied, LeaseChange, Machine};
@@ -48,21 +50,32 @@ use crate::wal;
 use crate::node::answer::{CallError, CallResult, ReplyTo, StopReason};
 use crate::node::digests::{Digests, Verdict};
 use crate::node::founding::Founding;
+use crate::node::health::RecentSyncs;
 use crate::node::identity::Identity;
 use crate::node::inbox::{Input, Write};
 use crate::node::lessor::{Lessor, Renewal};
 use crate::node::log_worker::LogQueue;
 use crate::node::proposals::{Batch, Closed, Proposals};
 use crate::node::reads::{Asker, Asking, Reads, Rounds};
+use crate::node::refusals::Refusals;
+use crate::node::retain::Retention;
 use crate::node::roster::Roster;
 use crate::node::session::{SessionEnd, SessionOpening, Sessions};
 use crate::node::settings::Settings;
 use crate::node::shared::Shared;
+use crate::node::space::SpaceTable;
 use crate::node::status::{NodeStatus, Role};
 use crate::node::story::{BatchTimes, Story};
 
 /// How large an entry of several requests grows, in bytes. A single large request is an entry alone.
 const ENTRY_BYTES: usize = 256 << 10;
+
+/// The largest proposal of another node that is taken, in bytes: more than any that a correct one sends,
+/// which is [`ENTRY_BYTES`], the largest request that a configuration allows, and a window. With what is
+/// packed before it, it fits into an entry.
+const PROPOSAL_BYTES_MAX: usize = 4 << 20;
+
+const _: () = assert!(PROPOSAL_BYTES_MAX + ENTRY_BYTES + (1 << 10) < consensus::ENTRY_BYTES_MAX);
 
 /// The most leases that one entry ends.
 const LEASES_AN_ENTRY: usize = 1_000;
@@ -105,6 +118,11 @@ pub(crate) struct Driver {
     rounds: Rounds,
     sessions: Sessions,
     digests: Digests,
+    space: SpaceTable,
+    syncs: RecentSyncs,
+    refusals: Refusals,
+    /// While this node leads: how much history it keeps, and in which term it began to look.
+    retention: Option<(Term, Retention)>,
     roster: Roster,
     at_least: BTreeMap<Revision, Vec<Asking>>,
     /// Set while this node leads.
@@ -182,6 +200,10 @@ impl Driver {
             // Heartbeats repeat a round: it takes a slow network as long as an election would.
             rounds: Rounds::new(node, incarnation, settings.election_timeout),
             sessions: Sessions::new(settings.drift, heartbeat * 2),
+            syncs: RecentSyncs::new(shared.meters.log_sync_seconds.histogram(), now),
+            space: SpaceTable::new(node, settings.election_timeout, now),
+            refusals: Refusals::new(settings.election_timeout * 2),
+            retention: None,
             digests: Digests::new(node, settings.election_ticks()),
             roster: Roster::new(node, settings.members.clone()),
             stage: Stage::Founding(Founding::new(
@@ -292,8 +314,11 @@ impl Driver {
             follower.tick(now);
         }
         self.machine.scrub(SCRUB_ROWS).map_err(|fault| fault.to_string())?;
+        self.forget_history(now);
+        self.mind_space(now);
         self.publish_status();
         self.read_gauges();
+        self.beat(now);
         Ok(())
     }
 

@@ -1,0 +1,374 @@
+//! How a node is: what its driver writes down at each tick, and what that means.
+//!
+//! ```text
+//!   stopped ─ stuck ─ founding ─ diverged ─ no quorum ─ disk full ─ disk slow ─ catching up ─ healthy
+//!   gravest                                                                                  all is well
+//! ```
+//!
+//! The driver only writes facts; who asks judges them, at the time of the question: a driver that hangs
+//! cannot say so.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::metrics::Histogram;
+use crate::model::Moment;
+
+use super::answer::StopReason;
+
+/// What a driver knows of itself. Written at each of its ticks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Pulse {
+    /// When that was.
+    pub(crate) at: Moment,
+    /// The founding members that it has not met, if the cluster is not founded.
+    pub(crate) founding: Option<Vec<String>>,
+    /// Whether it leads.
+    pub(crate) leads: bool,
+    /// Who does, by name, as far as it knows.
+    pub(crate) leader: Option<String>,
+    /// When it was last in touch: with a quorum if it leads, else with the leader.
+    pub(crate) touched: Option<Moment>,
+    /// How many entries are known to be committed that it has not applied.
+    pub(crate) behind: u64,
+    /// Since when the log has owed an answer.
+    pub(crate) log_owes_since: Option<Moment>,
+    /// The slowest sync of late.
+    pub(crate) slowest_sync: Duration,
+    /// Whether its disk is full.
+    pub(crate) disk_full: bool,
+    /// Whether replicas differ without a majority.
+    pub(crate) diverged: bool,
+}
+
+impl Pulse {
+    /// Of a driver that has not run yet.
+    pub(crate) fn unborn(now: Moment) -> Self {
+        Self {
+            at: now,
+            founding: None,
+            leads: false,
+            leader: None,
+            touched: None,
+            behind: 0,
+            log_owes_since: None,
+            slowest_sync: Duration::ZERO,
+            disk_full: false,
+            diverged: false,
+        }
+    }
+}
+
+/// The gravest thing that can be said of a node. See [`Health`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// It has stopped, and does nothing any more.
+    Stopped,
+    /// It has not given a sign of life for two election timeouts: it is held still, or waits for
+    /// something that it should not wait for.
+    Stuck,
+    /// It has not met the other founding members yet: it can neither read nor write.
+    Founding,
+    /// Replicas differ, and no majority says which is right: writes are refused.
+    Diverged,
+    /// It is in touch with no leader, or as the leader with no quorum: local reads work, nothing else.
+    NoQuorum,
+    /// Its disk is full: what would make the state grow is refused.
+    DiskFull,
+    /// A sync took longer than half an election timeout, or one does now.
+    DiskSlow,
+    /// It works, and does not know yet what others have known for a while.
+    CatchingUp,
+    /// All is well.
+    Healthy,
+}
+
+impl Verdict {
+    /// A word for programs. It never changes.
+    pub fn word(self) -> &'static str {
+        match self {
+            Verdict::Stopped => "stopped",
+            Verdict::Stuck => "stuck",
+            Verdict::Founding => "founding",
+            Verdict::Diverged => "diverged",
+            Verdict::NoQuorum => "no_quorum",
+            Verdict::DiskFull => "disk_full",
+            Verdict::DiskSlow => "disk_slow",
+            Verdict::CatchingUp => "catching_up",
+            Verdict::Healthy => "healthy",
+        }
+    }
+}
+
+/// How a node is; see [`Node::health`](crate::Node::health). Shown, it is a sentence for people.
+#[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
+pub struct Health {
+    /// The gravest thing that can be said of it.
+    pub verdict: Verdict,
+    /// Why it has stopped, if it has.
+    pub stopped: Option<StopReason>,
+    /// How long ago it gave its last sign of life.
+    pub silent: Duration,
+    /// The founding members that it has not met, while the cluster is not founded.
+    pub unmet: Vec<String>,
+    /// Whether it leads.
+    pub leads: bool,
+    /// The name of the leader, as far as it knows.
+    pub leader: Option<String>,
+    /// How long ago it was in touch: with a quorum if it leads, else with the leader. `None`: never, or
+    /// there is no leader.
+    pub in_touch: Option<Duration>,
+    /// How many entries are known to be committed that it has not applied.
+    pub behind: u64,
+    /// The slowest sync of its log in the last seconds, or how long one has been under way.
+    pub sync: Duration,
+    /// Whether its disk is full.
+    pub disk_full: bool,
+    /// Whether replicas differ without a majority.
+    pub diverged: bool,
+}
+
+/// Who has fewer entries to apply than this is not called behind: under load there are always some.
+const BEHIND: u64 = 512;
+
+impl Health {
+    /// Judges what a driver has written down.
+    pub(crate) fn judge(
+        pulse: Pulse,
+        stopped: Option<StopReason>,
+        now: Moment,
+        election_timeout: Duration,
+    ) -> Self {
+        let owed = pulse.log_owes_since.map_or(Duration::ZERO, |since| now.since(since));
+        let mut health = Self {
+            verdict: Verdict::Healthy,
+            stopped,
+            silent: now.since(pulse.at),
+            unmet: pulse.founding.clone().unwrap_or_default(),
+            leads: pulse.leads,
+            leader: pulse.leader,
+            in_touch: pulse.touched.map(|touched| now.since(touched)),
+            behind: pulse.behind,
+            sync: pulse.slowest_sync.max(owed),
+            disk_full: pulse.disk_full,
+            diverged: pulse.diverged,
+        };
+        let patience = election_timeout * 2;
+        let lost = health.in_touch.is_none_or(|touched| touched > patience);
+        let verdicts = [
+            (Verdict::Stopped, health.stopped.is_some()),
+            (Verdict::Stuck, health.silent > patience),
+            (Verdict::Founding, pulse.founding.is_some()),
+            (Verdict::Diverged, health.diverged),
+            (Verdict::NoQuorum, health.leader.is_none() || lost),
+            (Verdict::DiskFull, health.disk_full),
+            (Verdict::DiskSlow, health.sync >= election_timeout / 2),
+            (Verdict::CatchingUp, health.behind >= BEHIND),
+        ];
+        let gravest = verdicts.into_iter().find(|(_, is)| *is).map(|(verdict, _)| verdict);
+        health.verdict = gravest.unwrap_or(Verdict::Healthy);
+        health
+    }
+
+    /// Whether it lives: it has not stopped and gives signs of life. If not, restarting it is right.
+    pub fn is_alive(&self) -> bool {
+        !matches!(self.verdict, Verdict::Stopped | Verdict::Stuck)
+    }
+
+    /// Whether reads and writes through it can be expected to succeed; while its disk is full, only those
+    /// writes that do not grow the state.
+    pub fn is_serving(&self) -> bool {
+        self.verdict >= Verdict::DiskFull
+    }
+}
+
+impl fmt::Display for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let leader = self.leader.as_deref().unwrap_or("nobody");
+        match self.verdict {
+            Verdict::Stopped => match &self.stopped {
+                Some(why) => write!(f, "the node has stopped: {why}"),
+                None => f.write_str("the node has stopped"),
+            },
+            Verdict::Stuck => {
+                write!(f, "the node has given no sign of life for {:.1?}", self.silent)
+            }
+            Verdict::Founding if self.unmet.is_empty() => {
+                f.write_str("the node waits for its cluster to be founded")
+            }
+            Verdict::Founding => write!(
+                f,
+                "the cluster is not founded yet: the node has not met {}",
+                self.unmet.join(", ")
+            ),
+            Verdict::Diverged => f.write_str(
+                "the replicas differ and no majority says which is right: writes are refused",
+            ),
+            Verdict::NoQuorum => match (&self.leader, self.in_touch) {
+                (None, _) => f.write_str("the node knows of no leader"),
+                (Some(_), None) => write!(f, "the node has not heard of its leader {leader}"),
+                (Some(_), Some(touched)) if self.leads => {
+                    write!(f, "the node leads, and has heard of no quorum for {touched:.1?}")
+                }
+                (Some(_), Some(touched)) => {
+                    write!(f, "the node has not heard of its leader {leader} for {touched:.1?}")
+                }
+            },
+            Verdict::DiskFull => f.write_str(
+                "the disk is full: what would make the state grow is refused until there is room",
+            ),
+            Verdict::DiskSlow => {
+                write!(f, "the disk is slow: a sync of the log took {:.1?}", self.sync)
+            }
+            Verdict::CatchingUp => {
+                write!(f, "the node is catching up with {leader}: {} entries to go", self.behind)
+            }
+            Verdict::Healthy if self.leads => f.write_str("all is well: the node leads"),
+            Verdict::Healthy => write!(f, "all is well: the node follows {leader}"),
+        }
+    }
+}
+
+/// The slowest sync of late: in the last window and in this one.
+#[derive(Debug)]
+pub(crate) struct RecentSyncs {
+    since: Moment,
+    before: Histogram,
+    last: Duration,
+}
+
+/// How long a window is.
+const WINDOW: Duration = Duration::from_secs(5);
+
+impl RecentSyncs {
+    /// A first window begins.
+    pub(crate) fn new(syncs: Histogram, now: Moment) -> Self {
+        Self { since: now, before: syncs, last: Duration::ZERO }
+    }
+
+    /// Looks at all syncs there ever were. Too high by a half at most, as the histogram's bounds are.
+    pub(crate) fn slowest(&mut self, syncs: Histogram, now: Moment) -> Duration {
+        let slowest = syncs.since(&self.before).quantile(1.0).unwrap_or(0.0);
+        // The last bucket has no bound.
+        let slowest = Duration::try_from_secs_f64(slowest).unwrap_or(Duration::MAX);
+        let found = slowest.max(self.last);
+        if now.since(self.since) >= WINDOW {
+            *self = Self { since: now, before: syncs, last: slowest };
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const T: Duration = Duration::from_millis(500);
+
+    fn at(ms: u64) -> Moment {
+        Moment::since_boot(Duration::from_millis(ms))
+    }
+
+    fn well() -> Pulse {
+        Pulse {
+            leader: Some("m2".to_owned()),
+            touched: Some(at(9_900)),
+            ..Pulse::unborn(at(10_000))
+        }
+    }
+
+    fn judge(pulse: Pulse) -> (&'static str, String) {
+        let health = Health::judge(pulse, None, at(10_010), T);
+        (health.verdict.word(), health.to_string())
+    }
+
+    #[test]
+    fn each_trouble_has_its_word_and_its_sentence() {
+        let moment = Some(at(8_000));
+        let cases = [
+            (well(), "healthy", "all is well: the node follows m2"),
+            (Pulse { leads: true, ..well() }, "healthy", "all is well: the node leads"),
+            (Pulse { behind: 511, ..well() }, "healthy", "all is well: the node follows m2"),
+            (
+                Pulse { behind: 512, ..well() },
+                "catching_up",
+                "the node is catching up with m2: 512 entries to go",
+            ),
+            (
+                Pulse { slowest_sync: T / 2, ..well() },
+                "disk_slow",
+                "the disk is slow: a sync of the log took 250.0ms",
+            ),
+            (
+                Pulse { log_owes_since: moment, ..well() },
+                "disk_slow",
+                "the disk is slow: a sync of the log took 2.0s",
+            ),
+            (
+                Pulse { disk_full: true, behind: 9999, ..well() },
+                "disk_full",
+                "the disk is full: what would make the state grow is refused until there is room",
+            ),
+            (
+                Pulse { touched: moment, disk_full: true, ..well() },
+                "no_quorum",
+                "the node has not heard of its leader m2 for 2.0s",
+            ),
+            (
+                Pulse { touched: moment, leads: true, ..well() },
+                "no_quorum",
+                "the node leads, and has heard of no quorum for 2.0s",
+            ),
+            (Pulse { leader: None, ..well() }, "no_quorum", "the node knows of no leader"),
+            (
+                Pulse { diverged: true, leader: None, ..well() },
+                "diverged",
+                "the replicas differ and no majority says which is right: writes are refused",
+            ),
+            (
+                Pulse {
+                    founding: Some(vec!["m1".into(), "m3".into()]),
+                    ..Pulse::unborn(at(10_000))
+                },
+                "founding",
+                "the cluster is not founded yet: the node has not met m1, m3",
+            ),
+            (
+                Pulse { at: at(9_000), ..well() },
+                "stuck",
+                "the node has given no sign of life for 1.0s",
+            ),
+        ];
+        for (pulse, word, sentence) in cases {
+            assert_eq!(judge(pulse), (word, sentence.to_owned()));
+        }
+        let gone = Health::judge(well(), Some(StopReason::Shutdown), at(99_999), T);
+        assert_eq!(gone.to_string(), "the node has stopped: it was shut down");
+        assert!(!gone.is_alive() && !gone.is_serving());
+    }
+
+    #[test]
+    fn silence_is_counted_until_the_question() {
+        let health = |now| Health::judge(well(), None, at(now), T);
+        assert_eq!(health(10_900).verdict, Verdict::Healthy);
+        assert_eq!(health(10_901).verdict, Verdict::NoQuorum, "two election timeouts have passed");
+        assert_eq!(health(11_001).verdict, Verdict::Stuck);
+        assert!(health(10_901).is_alive() && !health(10_901).is_serving());
+    }
+
+    #[test]
+    fn a_slow_sync_is_remembered_for_a_window_and_not_for_ever() {
+        let meters = crate::metrics::Meters::default();
+        let read = || meters.log_sync_seconds.histogram();
+        let mut recent = RecentSyncs::new(read(), at(0));
+        assert_eq!(recent.slowest(read(), at(100)), Duration::ZERO);
+        meters.log_sync_seconds.add(Duration::from_millis(400));
+        let slow = Duration::from_millis(400)..=Duration::from_millis(600);
+        for ms in [200, 4_000, 5_000, 7_000, 10_000] {
+            assert!(slow.contains(&recent.slowest(read(), at(ms))), "at {ms}");
+        }
+        assert_eq!(recent.slowest(read(), at(15_000)), Duration::ZERO);
+    }
+}

@@ -1,0 +1,76 @@
+//! Requests that this leader has refused lately. Whoever made one may have told its caller that nothing
+//! was applied, so a second copy of the message must not be proposed after all. Messages are not doubled
+//! by the transport; this makes the promise stand on its own feet. Remembered for a while, since a copy
+//! is not late for ever, and the request may come again on purpose.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use crate::model::{Moment, ProposeRefusal, RequestId};
+
+/// How many are remembered; the oldest go first.
+const KEPT: usize = 16_384;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Refusals {
+    why: BTreeMap<RequestId, ProposeRefusal>,
+    order: VecDeque<(Moment, RequestId)>,
+    remember: Duration,
+}
+
+impl Refusals {
+    /// None yet; each is remembered for so long.
+    pub(crate) fn new(remember: Duration) -> Self {
+        Self { why: BTreeMap::new(), order: VecDeque::new(), remember }
+    }
+
+    /// Remembers one.
+    pub(crate) fn add(&mut self, id: RequestId, why: ProposeRefusal, now: Moment) {
+        if self.why.insert(id, why).is_none() {
+            self.order.push_back((now, id));
+        }
+        self.forget(now);
+    }
+
+    /// Why a request was refused lately, if it was.
+    pub(crate) fn why(&self, id: RequestId) -> Option<ProposeRefusal> {
+        self.why.get(&id).copied()
+    }
+
+    /// Time passes.
+    pub(crate) fn forget(&mut self, now: Moment) {
+        while let Some((at, id)) = self.order.front()
+            && (self.order.len() > KEPT || now.since(*at) >= self.remember)
+        {
+            self.why.remove(id);
+            self.order.pop_front();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Incarnation, NodeId};
+
+    #[test]
+    fn a_refusal_is_remembered_for_a_while_and_there_are_never_too_many() {
+        let mut refusals = Refusals::new(Duration::from_secs(1));
+        let (node, incarnation) = (NodeId::new(1).unwrap(), Incarnation(1));
+        let id = |seq| RequestId { node, incarnation, seq };
+        let at = |ms| Moment::since_boot(Duration::from_millis(ms));
+        refusals.add(id(0), ProposeRefusal::NoSpace, at(0));
+        refusals.add(id(0), ProposeRefusal::NoSpace, at(900));
+        refusals.forget(at(999));
+        assert_eq!(refusals.why(id(0)), Some(ProposeRefusal::NoSpace));
+        refusals.forget(at(1000));
+        assert_eq!(refusals.why(id(0)), None, "the first time counts");
+        for seq in 0..2 * KEPT as u64 {
+            refusals.add(id(seq), ProposeRefusal::NoSpace, at(2000));
+        }
+        assert_eq!(refusals.why.len(), KEPT);
+        assert_eq!(refusals.order.len(), KEPT);
+        assert_eq!(refusals.why(id(2 * KEPT as u64 - 1)), Some(ProposeRefusal::NoSpace));
+    }
+}

@@ -1,0 +1,278 @@
+//! How much history is kept, and when the leader forgets the rest.
+//!
+//! The leader notes now and then which revision is the newest. What was the newest when the window began
+//! is the oldest that must stay readable. A leader that has just begun knows nothing of the time before,
+//! so its window begins anew: history is kept too long then, never too short.
+//!
+//! ```text
+//!    marks     r=40     r=55     r=90              now, r=120
+//!   ────────────┼────────┼────────┼──────────────────┼───▶ time
+//!                        │◀──────── window ─────────▶│
+//!              compact at 55: a read at 55 sees what the store was when the window began
+//! ```
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::model::{Moment, Revision};
+
+/// How much history the leader keeps before it compacts by itself. Reads of the past, and watches that
+/// start in it, are possible as far back as it reaches.
+///
+/// The strictest rule counts. Members should be configured alike: the leader's configuration decides.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct History {
+    pub(crate) window: Option<Duration>,
+    pub(crate) revisions_max: Option<u64>,
+    pub(crate) quota_percent: Option<u32>,
+}
+
+impl Default for History {
+    /// What happened in the last 10 minutes, but at most 100,000 revisions, and at most half the quota.
+    fn default() -> Self {
+        Self {
+            window: Some(Duration::from_secs(600)),
+            revisions_max: Some(100_000),
+            quota_percent: Some(50),
+        }
+    }
+}
+
+impl History {
+    /// Nothing is compacted but by [`Client::compact`](crate::Client::compact). The state grows with
+    /// every write, until it reaches its quota.
+    pub fn keep_all() -> Self {
+        Self { window: None, revisions_max: None, quota_percent: None }
+    }
+
+    /// What happened in the last so long is kept; at least a second. By the leader's clock, counted anew
+    /// when the leader changes, and longer by the drift bound: never shorter.
+    #[must_use]
+    pub fn window(mut self, window: Duration) -> Self {
+        self.window = Some(window);
+        self
+    }
+
+    /// At most about so many revisions are kept, whatever the window says: an eighth more now and then.
+    #[must_use]
+    pub fn revisions_max(mut self, revisions: u64) -> Self {
+        self.revisions_max = Some(revisions);
+        self
+    }
+
+    /// History may take so many percent of the quota: beyond it, the older half is forgotten.
+    #[must_use]
+    pub fn quota_percent(mut self, percent: u32) -> Self {
+        self.quota_percent = Some(percent);
+        self
+    }
+}
+
+/// How often a window is divided.
+const MARKS_A_WINDOW: u32 = 32;
+
+/// Time between a compaction that came to nothing and the next.
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(5);
+
+/// What the leader sees of its replica.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Sight {
+    /// The newest revision.
+    pub(crate) revision: Revision,
+    /// The oldest that can be read.
+    pub(crate) compacted: Revision,
+    /// The bytes of rows that only history needs, if all that is compacted has been given back: what is
+    /// on its way out says nothing.
+    pub(crate) history_bytes: Option<u64>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Retention {
+    rules: History,
+    /// How many bytes history may take.
+    bytes_max: u64,
+    /// Which revision was the newest when, oldest first.
+    marks: VecDeque<(Moment, Revision)>,
+    /// A compaction that was proposed, and when it counts as lost.
+    proposed: Option<(Revision, Moment)>,
+}
+
+impl Retention {
+    /// Begins to look. `stretch` makes a window longer by the drift bound.
+    pub(crate) fn new(
+        rules: &History,
+        quota_bytes: u64,
+        stretch: impl Fn(Duration) -> Duration,
+    ) -> Self {
+        let percent = u64::from(rules.quota_percent.unwrap_or(100));
+        Self {
+            rules: History { window: rules.window.map(stretch), ..rules.clone() },
+            bytes_max: quota_bytes / 100 * percent,
+            marks: VecDeque::new(),
+            proposed: None,
+        }
+    }
+
+    /// Looks at the replica. `Some`: this compaction is to be proposed now. The same is not asked for
+    /// again until it had time to happen.
+    pub(crate) fn due(&mut self, now: Moment, sight: Sight) -> Option<Revision> {
+        self.mark(now, sight.revision);
+        if let Some((at, lost)) = self.proposed
+            && sight.compacted < at
+            && now < lost
+        {
+            return None;
+        }
+        self.proposed = None;
+        let rules = [self.by_window(now), self.by_revisions(sight), self.by_bytes(sight)];
+        let at = rules.into_iter().flatten().max()?.min(sight.revision);
+        if at <= sight.compacted || at <= Revision::FIRST {
+            return None;
+        }
+        self.proposed = Some((at, now + TRY_AGAIN_AFTER));
+        Some(at)
+    }
+
+    fn mark(&mut self, now: Moment, revision: Revision) {
+        let Some(window) = self.rules.window else { return };
+        let due =
+            self.marks.back().is_none_or(|(last, _)| now.since(*last) >= window / MARKS_A_WINDOW);
+        if due {
+            self.marks.push_back((now, revision));
+        }
+        // The first mark is the newest of those that have left the window.
+        while self.marks.get(1).is_some_and(|(at, _)| now.since(*at) >= window) {
+            self.marks.pop_front();
+        }
+    }
+
+    fn by_window(&self, now: Moment) -> Option<Revision> {
+        let (at, revision) = *self.marks.front()?;
+        (now.since(at) >= self.rules.window?).then_some(revision)
+    }
+
+    fn by_revisions(&self, sight: Sight) -> Option<Revision> {
+        let most = self.rules.revisions_max?;
+        let kept = sight.revision.get() - sight.compacted.get().min(sight.revision.get());
+        (kept > most.saturating_add(most / 8)).then(|| Revision(sight.revision.get() - most))
+    }
+
+    fn by_bytes(&self, sight: Sight) -> Option<Revision> {
+        self.rules.quota_percent?;
+        let (oldest, newest) = (sight.compacted.get(), sight.revision.get());
+        // Rounded up: where there are two revisions, the older one goes.
+        (sight.history_bytes? > self.bytes_max)
+            .then(|| Revision(newest - newest.saturating_sub(oldest) / 2))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Moment {
+        Moment::since_boot(Duration::from_secs(seconds))
+    }
+
+    fn retention(rules: History) -> Retention {
+        Retention::new(&rules, 1000, |window| window)
+    }
+
+    fn sight(revision: u64, compacted: u64) -> Sight {
+        let (revision, compacted) = (Revision(revision), Revision(compacted));
+        Sight { revision, compacted, history_bytes: Some(0) }
+    }
+
+    #[test]
+    fn what_was_the_newest_when_the_window_began_stays_readable() {
+        let mut retention = retention(History::keep_all().window(Duration::from_secs(320)));
+        // A revision a second, a look a second; a mark every ten.
+        for second in 0..=319 {
+            assert_eq!(retention.due(at(second), sight(100 + second, 0)), None, "at {second}");
+        }
+        assert_eq!(retention.due(at(320), sight(420, 0)), Some(Revision(100)));
+        for second in 321..2000 {
+            let compacted = 100 + (second - 321) / 10 * 10;
+            if let Some(revision) = retention.due(at(second), sight(100 + second, compacted)) {
+                let age = 100 + second - revision.get();
+                assert!((320..=331).contains(&age), "{revision} is {age} s old at {second}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_store_that_rests_is_not_compacted_for_nothing() {
+        let mut retention = retention(History::default());
+        for second in 0..10_000 {
+            assert_eq!(retention.due(at(second), sight(7, 7)), None);
+        }
+        let mut empty = Retention::new(&History::default(), 1000, |window| window);
+        for second in 0..10_000 {
+            assert_eq!(empty.due(at(second), sight(1, 0)), None, "there is nothing to forget");
+        }
+    }
+
+    #[test]
+    fn marks_are_few_however_often_one_looks() {
+        let mut retention = retention(History::keep_all().window(Duration::from_secs(100)));
+        for ms in 0..1_000_000u64 {
+            if ms.is_multiple_of(25) {
+                let now = Moment::since_boot(Duration::from_millis(ms));
+                retention.due(now, sight(ms, ms / 2));
+                assert!(retention.marks.len() <= MARKS_A_WINDOW as usize + 2);
+            }
+        }
+    }
+
+    #[test]
+    fn a_new_leader_counts_its_window_anew_and_longer_by_the_drift_bound() {
+        let rules = History::keep_all().window(Duration::from_secs(100));
+        let mut later = Retention::new(&rules, 1000, |window| window * 11 / 10);
+        assert_eq!(later.due(at(1_000_000), sight(500, 3)), None);
+        assert_eq!(later.due(at(1_000_109), sight(600, 3)), None);
+        assert_eq!(later.due(at(1_000_110), sight(700, 3)), Some(Revision(500)));
+    }
+
+    #[test]
+    fn more_revisions_than_the_rule_allows_are_forgotten_in_batches() {
+        let mut retention = retention(History::keep_all().revisions_max(800));
+        assert_eq!(retention.due(at(0), sight(900, 0)), None, "an eighth more is allowed");
+        assert_eq!(retention.due(at(1), sight(901, 0)), Some(Revision(101)));
+        assert_eq!(retention.due(at(2), sight(1001, 101)), None);
+        assert_eq!(retention.due(at(3), sight(1002, 101)), Some(Revision(202)));
+    }
+
+    #[test]
+    fn history_beyond_its_share_of_the_quota_is_halved_once_the_last_half_is_gone() {
+        let mut retention = retention(History::keep_all().quota_percent(50));
+        let look = |history_bytes, compacted| Sight { history_bytes, ..sight(1000, compacted) };
+        assert_eq!(retention.due(at(0), look(Some(500), 0)), None);
+        assert_eq!(retention.due(at(1), look(Some(501), 0)), Some(Revision(500)));
+        assert_eq!(retention.due(at(2), look(None, 500)), None, "it is still being given back");
+        assert_eq!(retention.due(at(3), look(Some(501), 500)), Some(Revision(750)));
+        assert_eq!(retention.due(at(4), look(Some(501), 999)), Some(Revision(1000)));
+        assert_eq!(retention.due(at(5), look(Some(501), 1000)), None, "live data is no history");
+    }
+
+    #[test]
+    fn a_compaction_that_comes_to_nothing_is_asked_for_again_but_not_at_once() {
+        let mut retention = retention(History::keep_all().revisions_max(8));
+        assert_eq!(retention.due(at(0), sight(100, 0)), Some(Revision(92)));
+        for second in 1..5 {
+            assert_eq!(retention.due(at(second), sight(200, 0)), None);
+        }
+        assert_eq!(retention.due(at(5), sight(200, 0)), Some(Revision(192)));
+        // One that has happened makes room for the next at once.
+        assert_eq!(retention.due(at(6), sight(300, 192)), Some(Revision(292)));
+    }
+
+    #[test]
+    fn who_keeps_everything_is_never_told_to_compact() {
+        let mut retention = retention(History::keep_all());
+        for second in 0..100_000 {
+            let sight = Sight { history_bytes: Some(u64::MAX), ..sight(second * 1000 + 1, 0) };
+            assert_eq!(retention.due(at(second), sight), None);
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Who has room on its disk, as the members tell each other.
+//!
+//! A member whose disk is full says so, and says it again and again; when it has room, it says so once.
+//! What was not said again for a while is forgotten, so a lost message does no harm for long. Who has
+//! said nothing has room.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::model::{Moment, NodeId};
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct SpaceTable {
+    me: NodeId,
+    low: bool,
+    /// Members that have said that they are full, and when.
+    peers: BTreeMap<NodeId, Moment>,
+    /// How often it is said.
+    every: Duration,
+    /// When to say it next.
+    next: Moment,
+}
+
+/// How often something can be lost before it is forgotten.
+const FORGOTTEN_AFTER: u32 = 4;
+
+impl SpaceTable {
+    /// Everybody has room. Who is full says so every so often.
+    pub(crate) fn new(me: NodeId, every: Duration, now: Moment) -> Self {
+        Self { me, low: false, peers: BTreeMap::new(), every, next: now }
+    }
+
+    /// What this node's log says. Whether that is news.
+    pub(crate) fn own(&mut self, low: bool, now: Moment) -> bool {
+        self.next = now;
+        std::mem::replace(&mut self.low, low) != low
+    }
+
+    /// Whether this node's disk is full.
+    pub(crate) fn is_low(&self) -> bool {
+        self.low
+    }
+
+    /// What another member says.
+    pub(crate) fn hear(&mut self, peer: NodeId, low: bool, now: Moment) {
+        if low {
+            self.peers.insert(peer, now);
+        } else {
+            self.peers.remove(&peer);
+        }
+    }
+
+    /// Time passes. Whether this node should say again that it is full.
+    pub(crate) fn tick(&mut self, now: Moment) -> bool {
+        let forgotten = self.every * FORGOTTEN_AFTER;
+        self.peers.retain(|_, said| now.since(*said) < forgotten);
+        let due = self.low && now >= self.next;
+        if due {
+            self.next = now + self.every;
+        }
+        due
+    }
+
+    /// Whether a member has room, as far as is known.
+    pub(crate) fn has_room(&self, member: NodeId) -> bool {
+        if member == self.me { !self.low } else { !self.peers.contains_key(&member) }
+    }
+
+    /// Whether enough of these have room to store what is proposed.
+    pub(crate) fn quorum_has_room(&self, voters: &BTreeSet<NodeId>) -> bool {
+        let room = voters.iter().filter(|voter| self.has_room(**voter)).count();
+        voters.is_empty() || room > voters.len() / 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Moment {
+        Moment::since_boot(Duration::from_millis(ms))
+    }
+
+    fn id(number: u64) -> NodeId {
+        NodeId::new(number).unwrap()
+    }
+
+    fn table() -> SpaceTable {
+        SpaceTable::new(id(1), Duration::from_millis(500), at(0))
+    }
+
+    #[test]
+    fn a_quorum_of_voters_must_have_room() {
+        let mut table = table();
+        let voters: BTreeSet<_> = (1..=3).map(id).collect();
+        assert!(table.quorum_has_room(&voters));
+        table.hear(id(3), true, at(0));
+        table.hear(id(9), true, at(0));
+        assert!(table.quorum_has_room(&voters), "two of three have, and 9 has no vote");
+        assert!(table.own(true, at(1)), "that is news");
+        assert!(!table.own(true, at(1)), "that is none");
+        assert!(!table.quorum_has_room(&voters));
+        table.hear(id(3), false, at(2));
+        assert!(table.quorum_has_room(&voters));
+        assert!(!table.has_room(id(1)) && table.has_room(id(3)));
+        let two: BTreeSet<_> = [id(1), id(2)].into();
+        assert!(!table.quorum_has_room(&two), "one of two is none");
+    }
+
+    #[test]
+    fn who_is_full_says_so_again_and_again_and_who_has_room_does_not() {
+        let mut table = table();
+        assert!(!table.tick(at(0)));
+        table.own(true, at(100));
+        let said: Vec<u64> = (100..2000).filter(|ms| table.tick(at(*ms))).collect();
+        assert_eq!(said, [100, 600, 1100, 1600]);
+        table.own(false, at(2000));
+        assert!(!(2000..4000).any(|ms| table.tick(at(ms))));
+    }
+
+    #[test]
+    fn what_was_not_said_again_is_forgotten() {
+        let mut table = table();
+        table.hear(id(2), true, at(0));
+        table.tick(at(1999));
+        assert!(!table.has_room(id(2)));
+        table.tick(at(2000));
+        assert!(table.has_room(id(2)));
+    }
+}
