@@ -4,7 +4,9 @@
 //! request, the changes, the leases that came and went, ranges at any revision, reads beside the log,
 //! events, leases with their keys, known answers. Two more machines get the same items in other
 //! entries and forget compacted rows at another pace; wherever all have applied the same items, their
-//! digests must be equal.
+//! digests must be equal. And now and then an image of the machine is taken, read a little after each
+//! step while it goes on, put together again, compared with what the model was when it was taken, and
+//! installed in a machine that is behind.
 //!
 //! `BOWLINE_MODEL_CASES` says how many histories are played (2000). A failure is shortened and tells
 //! the command that plays it again: `BOWLINE_MODEL_SEED=... cargo test --test model`.
@@ -20,9 +22,9 @@ use std::ops::Range as Span;
 use std::panic::{self, AssertUnwindSafe};
 use std::thread;
 
-use bowline::machine::MachineOptions;
+use bowline::machine::{Image, Machine, MachineOptions};
 use bowline::model::{
-    Command, Event, Item, KeyRange, LogIndex, Op, Outcome, Proposal, Range, RangeReply, Refusal,
+    Command, Event, Item, KeyRange, LogIndex, Op, Piece, Proposal, Range, RangeReply, Refusal,
     Reply, RequestId, Revision, Txn,
 };
 use bytes::Bytes;
@@ -174,6 +176,16 @@ struct World {
     /// The items in `log` of each entry that did something.
     eventful: Vec<Span<usize>>,
     outcomes: usize,
+    taken: Option<Taken>,
+}
+
+/// A state on its way into another machine, and what the model was when it was taken.
+struct Taken {
+    image: Image,
+    pieces: Vec<Piece>,
+    naive: Naive,
+    items: usize,
+    outcomes: usize,
 }
 
 /// A machine that applies the same items later, cut into other entries.
@@ -183,7 +195,7 @@ struct Follower {
     applied: usize,
     /// How many items it takes into one entry, at most.
     entry_items: usize,
-    outcomes: Vec<(RequestId, Outcome)>,
+    outcomes: usize,
 }
 
 impl World {
@@ -197,7 +209,7 @@ impl World {
             machine: machine(sweep_rows),
             applied: 0,
             entry_items,
-            outcomes: Vec::new(),
+            outcomes: 0,
         };
         Self {
             machine: main,
@@ -208,6 +220,7 @@ impl World {
             log: Vec::new(),
             eventful: Vec::new(),
             outcomes: 0,
+            taken: None,
         }
     }
 
@@ -252,7 +265,7 @@ impl World {
                 self.follow(follower)?;
             }
         }
-        Ok(())
+        self.travel(random, tally)
     }
 
     /// The requests in these items that have no answer yet.
@@ -310,7 +323,7 @@ impl World {
     fn follow(&mut self, follower: usize) -> Result<(), String> {
         let follower = &mut self.followers[follower];
         for items in self.log[follower.applied..].chunks(follower.entry_items) {
-            follower.outcomes.extend(follower.machine.apply(TERM, items).outcomes);
+            follower.outcomes += follower.machine.apply(TERM, items).outcomes.len();
         }
         follower.applied = self.log.len();
         follower.machine.publish();
@@ -320,7 +333,67 @@ impl World {
         follower.machine.skip_to(ours.max(theirs));
         let [ours, theirs] = [&self.machine, &follower.machine].map(|real| real.machine.digest());
         agree("digest in other entries", &theirs, &ours)?;
-        agree("answers in other entries", &follower.outcomes.len(), &self.outcomes)
+        agree("answers in other entries", &follower.outcomes, &self.outcomes)
+    }
+
+    /// Takes an image, or reads on in the one that was taken.
+    fn travel(&mut self, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
+        let Some(taken) = &mut self.taken else {
+            // The model's copy of a long history is large.
+            if random.percent(if self.now.revision < Revision(200) { 15 } else { 1 }) {
+                let mut naive = self.naive.clone();
+                naive.publish();
+                self.taken = Some(Taken {
+                    image: self.machine.machine.image(),
+                    pieces: Vec::new(),
+                    naive,
+                    items: self.log.len(),
+                    outcomes: self.outcomes,
+                });
+            }
+            return Ok(());
+        };
+        for _ in 0..=random.below(4) {
+            let bytes_max = *random.pick(&[1, 100, 300, 10_000]);
+            if let Some(piece) = taken.image.next(bytes_max).map_err(|error| error.to_string())? {
+                taken.pieces.push(piece);
+                continue;
+            }
+            let taken = self.taken.take().expect("just seen");
+            return self.arrive(taken, random, tally);
+        }
+        Ok(())
+    }
+
+    /// Puts a state together, compares it, and gives it to a machine that is behind.
+    fn arrive(
+        &mut self,
+        taken: Taken,
+        random: &mut Random,
+        tally: &mut Tally,
+    ) -> Result<(), String> {
+        let Taken { image, pieces, naive, items, outcomes } = taken;
+        let options = MachineOptions { sweep_rows: *random.pick(&[0, 1, 64]) };
+        let head = image.head().clone();
+        drop(image);
+        let machine = Machine::restore(options, head, pieces).map_err(|error| error.to_string())?;
+        let mut restored = Real::of(machine, usize::MAX);
+        agree_all("everything, restored", &all_of(&restored), &all_of(&naive))?;
+        for _ in 0..5 {
+            let id = self.authors.request_id(random);
+            agree(id, &restored.answer(id), &naive.answer(id))?;
+        }
+        tally.count("restored");
+        let follower = &mut self.followers[random.below(2) as usize];
+        if follower.applied > items {
+            return Ok(());
+        }
+        restored.skip_to(follower.machine.machine.applied());
+        let old = follower.machine.machine.install(restored.machine);
+        old.map_err(|fault| fault.to_string())?;
+        (follower.applied, follower.outcomes) = (items, outcomes);
+        tally.count("installed");
+        agree_all("everything, installed", &all_of(&follower.machine), &all_of(&naive))
     }
 
     /// Looks at everything once more, before and after all is forgotten that may be.
@@ -335,9 +408,9 @@ impl World {
         for follower in 0..self.followers.len() {
             self.follow(follower)?;
         }
-        let [one, other] = &self.followers;
-        agree_all("everything, in other entries", &all_of(&other.machine), &naive)?;
-        agree("answers in other entries", &one.outcomes, &other.outcomes)?;
+        for follower in &self.followers {
+            agree_all("everything, in other entries", &all_of(&follower.machine), &naive)?;
+        }
         self.digest_tells()
     }
 
@@ -416,7 +489,7 @@ struct Tally(BTreeMap<&'static str, u64>);
 
 impl Tally {
     /// What must have been met once in eight histories, on average.
-    const MET: [&'static str; 15] = [
+    const MET: [&'static str; 17] = [
         "answered again",
         "applied before",
         "closed",
@@ -432,6 +505,8 @@ impl Tally {
         "nested write",
         "other branch",
         "session left behind",
+        "restored",
+        "installed",
     ];
 
     fn must_have_met(&self, cases: u64) {

@@ -290,6 +290,144 @@ impl Sample {
         })
     }
 
+    fn row(&mut self) -> KeyValue {
+        KeyValue {
+            key: self.bytes(),
+            value: self.bytes(),
+            create_revision: self.revision(),
+            mod_revision: self.revision(),
+            version: self.number(),
+            lease: self.maybe(Self::lease),
+        }
+    }
+
+    fn put_reply(&mut self) -> PutReply {
+        PutReply { revision: self.revision(), prev: self.maybe(Self::row) }
+    }
+
+    fn delete_reply(&mut self) -> DeleteReply {
+        DeleteReply {
+            revision: self.revision(),
+            deleted: self.number(),
+            prev_kvs: self.list(3, Self::row),
+        }
+    }
+
+    fn txn_reply(&mut self, depth: u64) -> TxnReply {
+        let kinds = if depth < 3 { 4 } else { 3 };
+        TxnReply {
+            revision: self.revision(),
+            succeeded: self.flip(),
+            results: self.list(4, |sample| match sample.below(kinds) {
+                0 => TxnResult::Put(sample.put_reply()),
+                1 => TxnResult::Delete(sample.delete_reply()),
+                2 => TxnResult::Range(RangeReply {
+                    revision: sample.revision(),
+                    kvs: sample.list(3, Self::row),
+                    more: sample.flip(),
+                    count: sample.number(),
+                }),
+                _ => TxnResult::Txn(sample.txn_reply(depth + 1)),
+            }),
+        }
+    }
+
+    fn time(&mut self) -> Duration {
+        Duration::new(self.number(), self.below(1_000_000_000) as u32)
+    }
+
+    fn refusal(&mut self) -> Refusal {
+        let size = |sample: &mut Self| sample.number() as usize;
+        match self.below(15) {
+            0 => Refusal::EmptyKey,
+            1 => Refusal::KeyNotFound,
+            2 => Refusal::Compacted { asked: self.revision(), compacted: self.revision() },
+            3 => Refusal::Future { asked: self.revision(), newest: self.revision() },
+            4 => Refusal::LeaseNotFound(self.lease()),
+            5 => Refusal::LeaseExists(self.lease()),
+            6 => Refusal::LeaseTtl { asked: self.time(), max: self.time() },
+            7 => Refusal::DuplicateKey(self.bytes()),
+            8 => Refusal::TooManyOps { count: size(self), max: size(self) },
+            9 => Refusal::TooDeep { max: size(self) },
+            10 => Refusal::KeyTooLarge { bytes: size(self), max: size(self) },
+            11 => Refusal::ValueTooLarge { bytes: size(self), max: size(self) },
+            12 => Refusal::RequestTooLarge { bytes: size(self), max: size(self) },
+            13 => Refusal::Closed,
+            _ => Refusal::NotMember(self.node()),
+        }
+    }
+
+    fn outcome(&mut self) -> Outcome {
+        let revision = self.revision();
+        Ok(match self.below(9) {
+            0 => Reply::Put(self.put_reply()),
+            1 => Reply::Delete(self.delete_reply()),
+            2 => Reply::Txn(self.txn_reply(1)),
+            3 => Reply::Compacted { revision },
+            4 => Reply::Grant(GrantReply { revision, id: self.lease(), ttl: self.time() }),
+            5 => Reply::Revoke(RevokeReply { revision, deleted: self.number() }),
+            6 => Reply::Noted { revision },
+            7 => Reply::AppliedBefore { revision },
+            _ => return Err(self.refusal()),
+        })
+    }
+
+    fn members(&mut self) -> Members {
+        let member = |sample: &mut Self| Member {
+            disk: sample.disk(),
+            name: sample.text(),
+            address: sample.text(),
+            role: if sample.flip() { MemberRole::Voter } else { MemberRole::Learner },
+            replaces: sample.maybe(Self::node),
+            since: LogIndex(sample.number()),
+        };
+        let id = |sample: &mut Self| NodeId::new(1 + sample.below(99)).expect("not 0");
+        let rows = self.list(5, |sample| (id(sample), member(sample))).into_iter().collect();
+        let outgoing = self.list(3, id).into_iter().collect();
+        Members::from_parts(rows, outgoing, 100 + self.below(9)).expect("ids below 100")
+    }
+
+    pub(crate) fn head(&mut self) -> StateHead {
+        StateHead {
+            version: ClusterVersion(self.number()),
+            index: LogIndex(self.number()),
+            term: Term(self.number()),
+            revision: self.revision(),
+            compacted: self.maybe(|sample| Revision(sample.below(1 << 63))),
+            past: self.next(),
+            next_lease: self.number(),
+            members: self.members(),
+            digest: self.next(),
+        }
+    }
+
+    pub(crate) fn piece(&mut self) -> Piece {
+        match self.below(5) {
+            0 => Piece::Rows(self.list(5, Self::row)),
+            1 => Piece::Changes(self.list(5, |sample| match sample.flip() {
+                true => RowChange::Put(sample.row()),
+                false => RowChange::Delete { revision: sample.revision(), key: sample.bytes() },
+            })),
+            2 => Piece::Leases(self.list(5, |sample| {
+                let session = sample.maybe(|sample| {
+                    let info = SessionInfo { label: sample.text(), own: sample.flip() };
+                    (sample.node(), Incarnation(sample.number()), info)
+                });
+                LeaseRow { id: sample.lease(), ttl: sample.time(), session }
+            })),
+            3 => Piece::Lives(self.list(5, |sample| LifeRow {
+                node: sample.node(),
+                incarnation: Incarnation(sample.number()),
+                window: sample.window(),
+            })),
+            _ => Piece::Answers(self.list(5, |sample| {
+                let (node, incarnation) = (sample.node(), Incarnation(sample.number()));
+                let id = RequestId { node, incarnation, seq: sample.number() };
+                (id, sample.outcome())
+            })),
+        }
+    }
+
     fn hello(&mut self) -> Hello {
         Hello {
             cluster: ClusterId(u128::from(self.next()) << 64 | u128::from(self.next())),

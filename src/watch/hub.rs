@@ -114,6 +114,30 @@ impl Hub {
         wake(wakers);
     }
 
+    /// Tells that the replica has taken over a later state: everything up to `visible` has happened,
+    /// and the history shows it already, as far as it is not compacted. Watchers that wait for some of
+    /// it read it there, or learn there that it is gone. Waits for no consumer.
+    pub fn installed(&self, visible: Revision) {
+        let mut state = self.lock();
+        let before = self.visible();
+        if self.closed.get().is_some() || visible == before {
+            return;
+        }
+        assert!(visible > before, "a state at {visible} was installed after {before}");
+        let mut wakers: Vec<Waker> = Vec::new();
+        for inbox in std::mem::take(&mut state.index).into_inboxes() {
+            // Before the revision is visible: a live watcher would take it for delivered.
+            if inbox.miss(before.next(), visible) {
+                wakers.extend(inbox.announce());
+            } else {
+                state.index.insert(inbox);
+            }
+        }
+        self.visible.store(visible.0, Ordering::Release);
+        drop(state);
+        wake(wakers);
+    }
+
     /// Ends all watches, because of `why`: each yields what is queued for it, then
     /// [`WatchError::Closed`](super::WatchError::Closed). The first call counts.
     pub fn close(&self, why: &str) {

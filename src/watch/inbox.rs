@@ -187,6 +187,19 @@ impl Inbox {
         Taken { entries, through, behind }
     }
 
+    /// What happened from `from` through `through` is not told one by one: a live watcher that waits
+    /// for some of it has to read it, and is no live one any more. True if it is.
+    pub(super) fn miss(&self, from: Revision, through: Revision) -> bool {
+        let mut queue = self.lock();
+        match queue.position {
+            Position::Live(start) if start <= through => {
+                queue.position = Position::Behind(start.max(from));
+                true
+            }
+            Position::Live(_) | Position::Behind(_) => false,
+        }
+    }
+
     /// Whether the watcher stands in the index; to be asked under the hub's lock.
     pub(super) fn is_live(&self) -> bool {
         matches!(self.lock().position, Position::Live(_))

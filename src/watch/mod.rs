@@ -34,6 +34,10 @@
 //! Whole revisions. While a publication runs, what it pushes lies above the visible revision, which is
 //! raised when all of it is pushed; a watcher takes only what is visible.
 //!
+//! Installs. Where the replica takes over a later state, what led there is not published. Live
+//! watchers that wait for some of it leave the index before it becomes visible, and continue from the
+//! history: what is left of it after the compacted revision, or the news that it is gone.
+//!
 //! Locks, in the order in which they may be held together: the hub's, then one inbox's. The
 //! history's lock is taken with none of them held, and wakers are called, cloned and dropped with none
 //! of them held: all three may run code that is not ours.

@@ -31,6 +31,7 @@ const PART_BYTES: usize = 96;
 type State = BTreeMap<Bytes, KeyValue>;
 
 /// What is known of one node's requests, in its newest life.
+#[derive(Clone)]
 struct Life {
     incarnation: Incarnation,
     /// Everything the node ever said in this life about which requests are closed.
@@ -48,6 +49,7 @@ impl Life {
     }
 }
 
+#[derive(Clone)]
 pub(crate) struct Naive {
     /// `states[n]` is the store at revision n + 1.
     states: Vec<State>,

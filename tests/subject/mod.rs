@@ -68,7 +68,10 @@ pub(crate) struct Real {
 
 impl Real {
     pub(crate) fn new(options: MachineOptions, page_bytes: usize) -> Self {
-        let machine = Machine::new(options);
+        Self::of(Machine::new(options), page_bytes)
+    }
+
+    pub(crate) fn of(machine: Machine, page_bytes: usize) -> Self {
         let reader = machine.reader();
         Self { machine, reader, page_bytes }
     }

@@ -28,10 +28,12 @@ fn random_worlds_yield_the_truth() {
     }
     // A run that met nothing proves nothing.
     if seeds.end() - seeds.start() + 1 == SEEDS {
-        let Tally { events, progress, compacted, resumed, behind, meanwhile } = tally;
+        let Tally { events, progress, compacted, resumed, behind, meanwhile, installed } = tally;
         assert!(
             events > 50_000
-                && [progress, compacted, resumed, behind, meanwhile].iter().all(|met| *met > 500),
+                && [progress, compacted, resumed, behind, meanwhile, installed]
+                    .iter()
+                    .all(|met| *met > 500),
             "{tally:?}"
         );
     }
@@ -46,6 +48,7 @@ struct Tally {
     resumed: u64,
     behind: u64,
     meanwhile: u64,
+    installed: u64,
 }
 
 #[derive(Clone)]
@@ -138,6 +141,7 @@ impl Play {
                 3 if self.watched.len() < 12 => self.watch(None),
                 3 | 4 => self.request_progress(),
                 5 if self.dice.once_in(6) => self.compact(),
+                5 if self.dice.once_in(4) => self.install(tally),
                 6 if self.dice.once_in(3) => self.resume(tally),
                 _ => self.look(tally),
             }
@@ -216,6 +220,26 @@ impl Play {
             let at = low + self.dice.below(high - low + 1);
             store.compact(Revision(at));
         }
+    }
+
+    /// A later state takes the place of this one.
+    fn install(&mut self, tally: &mut Tally) {
+        let dice = &mut self.dice;
+        self.world.store().install(|store| {
+            for _ in 0..dice.below(5) {
+                store.apply(dice.ops());
+            }
+            let (low, high) = (store.compacted.0 + 1, store.newest().0);
+            if dice.once_in(3) && low < high {
+                store.compact(Revision(low + dice.below(high - low + 1)));
+            }
+        });
+        if self.dice.once_in(2) {
+            // Between the machine and the hub.
+            self.look(tally);
+        }
+        self.world.store().installed(&self.world.hub);
+        tally.installed += 1;
     }
 
     /// Drops a watch and continues it with another.

@@ -4,6 +4,8 @@
 //! put K V; put K V; del RANGE     one transaction, shown and published
 //! apply put K V; ...              the same, shown to readers and not yet published
 //! publish                         what was applied
+//! install put K V; ... | compact R  a state in which these have been done takes the place of ours
+//! installed                       the hub is told so
 //! compact R | close
 //! watch NAME RANGE [from R] [prev] [noput] [nodelete]
 //! recv NAME | progress NAME | drop NAME | resume NAME
@@ -259,6 +261,81 @@ const CASES: &[(&str, &[(&str, &str)])] = &[
         ],
     ),
     (
+        "what a later state brings is read by those whom it concerns, after what is queued for them",
+        &[
+            ("put a 1", ""),
+            ("watch w a", "created at 2"),
+            ("watch b b", "created at 2"),
+            ("watch late a from 6", "created at 2"),
+            ("put a 2", ""),
+            ("install put a 3 | put c 1", ""),
+            ("installed", ""),
+            ("recv w", "3 put a=2 | through 3"),
+            ("recv w", "4 put a=3 | through 5"),
+            ("recv b", "nothing"),
+            ("put a 4", ""),
+            ("recv w", "6 put a=4 | through 6"),
+            ("recv late", "6 put a=4 | through 6"),
+        ],
+    ),
+    (
+        "what a later state has forgotten is told as compacted, but only to those who need it",
+        &[
+            ("put a 1", ""),
+            ("watch w a", "created at 2"),
+            ("watch edge a from 5", "created at 2"),
+            ("watch late a from 7", "created at 2"),
+            ("put a 2", ""),
+            ("install put a 3 | put a 4 | put a 5 | compact 5", ""),
+            ("installed", ""),
+            ("recv w", "3 put a=2 | through 3"),
+            ("recv w", "compacted: asked 4, oldest 5"),
+            ("resume w", "4"),
+            ("recv edge", "5 put a=4, 6 put a=5 | through 6"),
+            ("recv late", "nothing"),
+            ("put a 6", ""),
+            ("recv edge", "7 put a=6 | through 7"),
+            ("recv late", "7 put a=6 | through 7"),
+        ],
+    ),
+    (
+        "a watch that begins between the state and the news of it yields what comes after",
+        &[
+            ("put a 1", ""),
+            ("install put a 2", ""),
+            ("watch w a", "created at 3"),
+            ("watch v a from 2", "created at 3"),
+            ("recv v", "2 put a=1, 3 put a=2 | through 3"),
+            ("installed", ""),
+            ("recv w", "nothing"),
+            ("put a 3", ""),
+            ("recv w", "4 put a=3 | through 4"),
+            ("recv v", "4 put a=3 | through 4"),
+        ],
+    ),
+    (
+        "what was applied and not told before a later state came is not lost",
+        &[
+            ("watch w a", "created at 1"),
+            ("apply put a 1", ""),
+            ("install put a 2", ""),
+            ("installed", ""),
+            ("recv w", "2 put a=1, 3 put a=2 | through 3"),
+        ],
+    ),
+    (
+        "a later state in which nothing has changed concerns nobody",
+        &[
+            ("put a 1", ""),
+            ("watch w a", "created at 2"),
+            ("install compact 2", ""),
+            ("installed", ""),
+            ("recv w", "nothing"),
+            ("put a 2", ""),
+            ("recv w", "3 put a=2 | through 3"),
+        ],
+    ),
+    (
         "a revision larger than the queue is still whole",
         &[
             ("watch w a*", "created at 1"),
@@ -305,6 +382,15 @@ impl Script {
             "apply" => self.world.store().apply(ops(rest)),
             "publish" => self.world.store().publish(&self.world.hub),
             "compact" => self.world.store().compact(revision(rest)),
+            "install" => self.world.store().install(|store| {
+                for command in rest.split(" | ") {
+                    match command.strip_prefix("compact ") {
+                        Some(at) => store.compact(revision(at)),
+                        None => store.apply(ops(command)),
+                    }
+                }
+            }),
+            "installed" => self.world.store().installed(&self.world.hub),
             "close" => self.world.hub.close("a test"),
             "watch" => return self.watch(rest),
             "recv" => return tell(self.watchers.get_mut(rest).unwrap()),

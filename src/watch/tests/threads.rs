@@ -62,6 +62,12 @@ fn threads_that_race_see_every_change_once_and_whole() {
             let ops =
                 if at % 3 == 0 { vec![put("a"), put("b"), put("a/x")] } else { vec![put("a")] };
             let mut store = world.store();
+            if at % 128 == 60 {
+                // What this brings comes with the state of another replica.
+                store.install(|store| store.apply(ops));
+                store.installed(&world.hub);
+                continue;
+            }
             store.apply(ops);
             if at % 2 == 1 || at + 1 == CHANGES {
                 store.publish(&world.hub);
