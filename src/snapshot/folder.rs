@@ -202,6 +202,9 @@ impl Source {
     pub(crate) fn part(&self, offset: u64, bytes_max: usize) -> Result<Bytes, SnapshotError> {
         let left = self.id.bytes.saturating_sub(offset);
         let bytes = usize::try_from(left).unwrap_or(usize::MAX).min(bytes_max);
+        if bytes == 0 {
+            return Ok(Bytes::new());
+        }
         let mut part = vec![0; bytes];
         self.file
             .read_exact_at(&mut part, offset)

@@ -1,1 +1,456 @@
-//! Files that are whole, torn, flipped, cut and taken up again.
+//! Files that are whole, torn, flipped, cut short, full disks, and transfers that break off.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::*;
+use crate::codec::sample::Sample;
+use crate::env::Disk;
+use crate::model::{ClusterId, LogIndex, Piece, SnapshotId, StateHead, Term};
+use crate::sim::SimDisk;
+
+const CLUSTER: ClusterId = ClusterId(0xc1);
+
+/// A disk, seen as itself and as what the module sees.
+struct World {
+    sim: Arc<SimDisk>,
+    disk: Arc<dyn Disk>,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        Self::on(SimDisk::new(seed))
+    }
+
+    fn on(sim: SimDisk) -> Self {
+        let sim = Arc::new(sim);
+        let disk: Arc<dyn Disk> = Arc::<SimDisk>::clone(&sim);
+        disk.create_dir(dir()).unwrap();
+        Self { sim, disk }
+    }
+
+    fn folder(&self) -> Folder {
+        Folder::open(&self.disk, dir(), CLUSTER).unwrap()
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.disk.list(dir()).unwrap()
+    }
+
+    /// Reads a file to its end, and how that went.
+    fn read(&self, bytes: &[u8]) -> Result<Vec<Piece>, SnapshotError> {
+        let path = dir().join("read");
+        self.sim.replace(&path, bytes);
+        let mut reader = Reader::open(&self.disk, &path)?;
+        reader.expect_cluster(CLUSTER)?;
+        let mut pieces = Vec::new();
+        while let Some(piece) = reader.next()? {
+            pieces.push(piece);
+        }
+        assert_eq!(reader.next().unwrap(), None, "the end is the end");
+        Ok(pieces)
+    }
+}
+
+fn dir() -> &'static Path {
+    Path::new("/data")
+}
+
+fn head(index: u64) -> StateHead {
+    StateHead { index: LogIndex(index), term: Term(3), ..Sample::new(index).head() }
+}
+
+fn some_pieces(seed: u64, count: u64) -> Vec<Piece> {
+    let mut sample = Sample::new(seed);
+    (0..count).map(|_| sample.piece()).collect()
+}
+
+/// Writes a snapshot.
+fn write(folder: &Folder, index: u64, pieces: &[Piece]) -> Result<SnapshotId, SnapshotError> {
+    let mut writer = folder.begin(&head(index))?;
+    for piece in pieces {
+        writer.write(piece)?;
+    }
+    finish(writer.seal()?)
+}
+
+fn finish(mut check: Check) -> Result<SnapshotId, SnapshotError> {
+    loop {
+        if let Some(id) = check.step()? {
+            return Ok(id);
+        }
+    }
+}
+
+/// The bytes of a file, cut where its chunks begin; the first part is the header.
+fn chunks(index: u64, pieces: &[Piece]) -> (Vec<Vec<u8>>, SnapshotId) {
+    let (mut chunks, mut begin) = Chunks::begin(CLUSTER, &head(index));
+    let first = begin.split_off(32);
+    let mut parts = vec![begin, first];
+    parts.extend(pieces.iter().map(|piece| chunks.piece(piece)));
+    let (end, id) = chunks.end();
+    parts.push(end);
+    (parts, id)
+}
+
+/// Feeds a file to a partial from where it stands, in parts of `step` bytes.
+fn feed(partial: &mut Partial, bytes: &[u8], step: usize) -> Result<(), SnapshotError> {
+    while !partial.is_complete() {
+        let from = partial.length() as usize;
+        let part = &bytes[from..bytes.len().min(from + step)];
+        assert_eq!(partial.append(from as u64, part)?, Appended::Written);
+    }
+    Ok(())
+}
+
+#[test]
+fn what_is_written_is_read_back_and_is_the_same_on_every_member() {
+    for seed in 0..50 {
+        let world = World::new(seed);
+        let folder = world.folder();
+        let pieces = some_pieces(seed, seed % 9);
+        let id = write(&folder, 7, &pieces).unwrap();
+        let (parts, named) = chunks(7, &pieces);
+        assert_eq!(id, named);
+        let found = folder.list().unwrap().remove(0);
+        assert_eq!(world.sim.read(&found.path), Some(parts.concat()));
+        assert_eq!(id.bytes as usize, parts.concat().len());
+        let mut reader = folder.read(&found).unwrap();
+        assert_eq!(*reader.head(), head(7));
+        for piece in pieces {
+            assert_eq!(reader.next().unwrap(), Some(piece));
+        }
+        assert_eq!((reader.next().unwrap(), reader.id()), (None, Some(id)));
+        assert_eq!(folder.newest().unwrap().0, Some(id));
+    }
+}
+
+#[test]
+fn one_flipped_bit_anywhere_is_seen() {
+    let world = World::new(1);
+    let (parts, _) = chunks(7, &some_pieces(3, 6));
+    let bytes = parts.concat();
+    world.read(&bytes).unwrap();
+    for bit in 0..bytes.len() * 8 {
+        let mut bytes = bytes.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        let error = world.read(&bytes).expect_err("damaged");
+        let (SnapshotError::Damaged { offset, .. } | SnapshotError::Newer { offset, .. }) = error
+        else {
+            panic!("bit {bit}: {error}");
+        };
+        assert!(offset <= bit as u64 / 8, "bit {bit}: {error}");
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_or_goes_on_is_seen() {
+    let world = World::new(1);
+    let (parts, _) = chunks(7, &some_pieces(3, 6));
+    let bytes = parts.concat();
+    for end in 0..bytes.len() {
+        let error = world.read(&bytes[..end]).expect_err("cut");
+        assert!(error.is_damaged(), "{end} bytes: {error}");
+        assert!(error.to_string().contains("/data/read is damaged at byte"), "{error}");
+    }
+    for more in [&[0][..], &[1; 100], &bytes] {
+        assert!(world.read(&[&bytes, more].concat()).expect_err("goes on").is_damaged());
+    }
+}
+
+#[test]
+fn a_chunk_left_out_doubled_moved_or_of_another_file_is_seen() {
+    let world = World::new(1);
+    let (parts, _) = chunks(7, &some_pieces(3, 6));
+    let (others, _) = chunks(7, &some_pieces(4, 6));
+    let damaged = |parts: Vec<Vec<u8>>, what: &str| {
+        assert!(world.read(&parts.concat()).expect_err(what).is_damaged(), "{what}");
+    };
+    for at in 0..parts.len() {
+        let mut left_out = parts.clone();
+        left_out.remove(at);
+        damaged(left_out, "left out");
+        let mut doubled = parts.clone();
+        doubled.insert(at, parts[at].clone());
+        damaged(doubled, "doubled");
+        if at + 1 < parts.len() {
+            let mut moved = parts.clone();
+            moved.swap(at, at + 1);
+            damaged(moved, "moved");
+        }
+        if parts[at] != others[at] {
+            let mut mixed = parts.clone();
+            mixed[at].clone_from(&others[at]);
+            damaged(mixed, "of another file");
+        }
+    }
+}
+
+#[test]
+fn a_file_of_another_cluster_or_a_newer_version_is_named_as_such() {
+    let world = World::new(1);
+    let (mut chunks, mut bytes) = Chunks::begin(ClusterId(9), &head(7));
+    bytes.extend(chunks.end().0);
+    let error = world.read(&bytes).unwrap_err();
+    assert!(matches!(error, SnapshotError::Foreign { .. }), "{error}");
+    let (parts, _) = self::chunks(7, &[]);
+    let mut bytes = parts.concat();
+    bytes[8] = 2;
+    let error = world.read(&bytes).unwrap_err();
+    assert!(error.to_string().ends_with("snapshot in format 2: upgrade me"), "{error}");
+}
+
+/// The power is cut, or the process killed, after every step that writing takes.
+#[test]
+fn wherever_writing_ends_the_older_snapshot_or_the_newer_one_is_there_and_whole() {
+    let (old, new) = (some_pieces(1, 3), some_pieces(2, 4));
+    for seed in 0..20 {
+        for step in 0.. {
+            let world = World::new(seed);
+            let before = write(&world.folder(), 7, &old).unwrap();
+            world.sim.stop_after(step);
+            let written = write(&world.folder(), 9, &new);
+            if seed % 4 == 0 {
+                world.sim.kill()
+            } else {
+                world.sim.crash()
+            }
+            let folder = world.folder();
+            let (found, wrong) = folder.newest().unwrap();
+            assert!(wrong.is_empty(), "seed {seed}, step {step}: {wrong:?}");
+            let found = found.expect("the older one, at least");
+            match &written {
+                Ok(id) => assert_eq!(found, *id, "seed {seed}: durable when it is said to be"),
+                Err(_) => assert!(found == before || found.index == LogIndex(9)),
+            }
+            assert!(world.names().iter().all(|name| name.ends_with(".snapshot")));
+            assert_eq!(folder.remove_older(found).unwrap(), folder_count(found, before));
+            assert_eq!(folder.list().unwrap().len(), 1);
+            if written.is_ok() {
+                assert!(step > 5, "there were steps to be stopped at");
+                break;
+            }
+        }
+    }
+}
+
+fn folder_count(found: SnapshotId, before: SnapshotId) -> usize {
+    usize::from(found != before)
+}
+
+#[test]
+fn a_transfer_that_ends_at_any_byte_goes_on_and_ends_well() {
+    let (parts, id) = chunks(7, &some_pieces(3, 4));
+    let bytes = parts.concat();
+    for end in 0..=bytes.len() {
+        let world = World::new(end as u64);
+        let mut partial = world.folder().receive(id).unwrap();
+        feed_until(&mut partial, &bytes, end);
+        drop(partial);
+        // The process ends; then the machine.
+        for crash in [false, true] {
+            if crash {
+                world.sim.crash()
+            } else {
+                world.sim.kill()
+            }
+            let partial = world.folder().receive(id).unwrap();
+            assert!(partial.length() as usize <= end);
+            let whole = |length: usize| {
+                parts
+                    .iter()
+                    .scan(0, |sum, part| {
+                        *sum += part.len();
+                        Some(*sum)
+                    })
+                    .filter(|end| *end <= length && *end > 32)
+                    .last()
+                    .unwrap_or_default()
+            };
+            if !crash {
+                assert_eq!(partial.length() as usize, whole(end), "{end} of {}", bytes.len());
+            }
+        }
+        let mut partial = world.folder().receive(id).unwrap();
+        feed(&mut partial, &bytes, 50).unwrap();
+        assert_eq!(finish(partial.seal().unwrap()).unwrap(), id);
+        world.sim.crash();
+        assert_eq!(world.folder().newest().unwrap().0, Some(id));
+        assert_eq!(world.names().len(), 1);
+    }
+}
+
+fn feed_until(partial: &mut Partial, bytes: &[u8], end: usize) {
+    while (partial.length() as usize) < end {
+        let from = partial.length() as usize;
+        partial.append(from as u64, &bytes[from..end.min(from + 100)]).unwrap();
+    }
+}
+
+#[test]
+fn what_comes_at_the_wrong_place_is_not_taken() {
+    let (parts, id) = chunks(7, &some_pieces(3, 4));
+    let bytes = parts.concat();
+    let world = World::new(1);
+    let mut partial = world.folder().receive(id).unwrap();
+    assert_eq!(partial.append(0, &bytes[..60]).unwrap(), Appended::Written);
+    for (offset, part) in [(0, &bytes[..60]), (59, &bytes[59..]), (61, &bytes[61..70])] {
+        assert_eq!(partial.append(offset, part).unwrap(), Appended::Elsewhere);
+    }
+    let beyond = [&bytes[60..], &[0]].concat();
+    assert_eq!(partial.append(60, &beyond).unwrap(), Appended::Elsewhere);
+    assert_eq!(partial.append(60, &bytes[60..]).unwrap(), Appended::Written);
+    assert!(partial.is_complete());
+    finish(partial.seal().unwrap()).unwrap();
+}
+
+#[test]
+fn a_transfer_with_a_flipped_bit_is_thrown_away_and_begins_anew() {
+    let (parts, id) = chunks(7, &some_pieces(3, 4));
+    let bytes = parts.concat();
+    for bit in (0..bytes.len() * 8).step_by(7) {
+        let world = World::new(1);
+        let mut partial = world.folder().receive(id).unwrap();
+        let mut damaged = bytes.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        feed(&mut partial, &damaged, 1000).unwrap();
+        let error = partial.seal().and_then(finish).expect_err("damaged");
+        let newer = matches!(error, SnapshotError::Newer { .. });
+        assert!(error.is_damaged() || newer, "bit {bit}: {error}");
+        assert_eq!(world.names(), Vec::<String>::new(), "bit {bit}");
+        let mut partial = world.folder().receive(id).unwrap();
+        assert_eq!(partial.length(), 0);
+        feed(&mut partial, &bytes, 1000).unwrap();
+        assert_eq!(finish(partial.seal().unwrap()).unwrap(), id);
+    }
+}
+
+#[test]
+fn a_sound_file_that_is_not_the_one_asked_for_is_not_kept() {
+    let (parts, other) = chunks(7, &some_pieces(4, 4));
+    let bytes = parts.concat();
+    let id = SnapshotId { checksum: other.checksum ^ 1, ..other };
+    let world = World::new(1);
+    let mut partial = world.folder().receive(id).unwrap();
+    feed(&mut partial, &bytes, 1000).unwrap();
+    assert!(finish(partial.seal().unwrap()).expect_err("another").is_damaged());
+    assert_eq!(world.names(), Vec::<String>::new());
+}
+
+#[test]
+fn receiving_another_snapshot_gives_the_first_one_up() {
+    let (parts, id) = chunks(7, &some_pieces(3, 4));
+    let (_, other) = chunks(8, &some_pieces(3, 4));
+    let world = World::new(1);
+    let mut partial = world.folder().receive(id).unwrap();
+    feed_until(&mut partial, &parts.concat(), 200);
+    drop(partial);
+    assert_eq!(world.folder().receive(other).unwrap().length(), 0);
+    assert_eq!(world.names().len(), 1);
+    assert_eq!(world.folder().receive(id).unwrap().length(), 0, "it was given up");
+}
+
+#[test]
+fn a_full_disk_is_told_as_such_and_leaves_nothing_behind() {
+    let pieces = some_pieces(3, 12);
+    let (parts, id) = chunks(7, &pieces);
+    let bytes = parts.concat();
+    for room in (0..bytes.len()).step_by(13) {
+        let world = World::new(1);
+        world.sim.limit(Some(room));
+        let error = write(&world.folder(), 7, &pieces).expect_err("no room");
+        assert!(error.is_no_space(), "{room}: {error}");
+        assert_eq!(world.names(), Vec::<String>::new());
+        let mut partial = world.folder().receive(id).unwrap();
+        let error = feed(&mut partial, &bytes, 64).expect_err("no room");
+        assert!(error.is_no_space() && partial.length() as usize <= room, "{room}: {error}");
+        world.sim.limit(None);
+        feed(&mut partial, &bytes, 64).unwrap();
+        assert_eq!(finish(partial.seal().unwrap()).unwrap(), id);
+        assert_eq!(write(&world.folder(), 9, &pieces).unwrap().index, LogIndex(9));
+    }
+}
+
+#[test]
+fn a_failed_sync_makes_no_snapshot() {
+    let pieces = some_pieces(3, 4);
+    let (parts, id) = chunks(7, &pieces);
+    let world = World::new(1);
+    world.sim.fail_next_sync();
+    assert!(write(&world.folder(), 7, &pieces).is_err());
+    assert_eq!(world.names(), Vec::<String>::new());
+    let mut partial = world.folder().receive(id).unwrap();
+    feed(&mut partial, &parts.concat(), 100).unwrap();
+    world.sim.fail_next_sync();
+    assert!(partial.seal().is_err());
+    assert_eq!(world.names(), Vec::<String>::new());
+}
+
+#[test]
+fn a_damaged_newest_snapshot_is_told_and_the_older_one_found() {
+    let world = World::new(1);
+    let folder = world.folder();
+    let older = write(&folder, 7, &some_pieces(1, 3)).unwrap();
+    write(&folder, 9, &some_pieces(2, 3)).unwrap();
+    let newest = folder.list().unwrap().remove(0);
+    assert_eq!(newest.index, LogIndex(9));
+    world.sim.flip_bit(&newest.path, 1000);
+    let (found, wrong) = folder.newest().unwrap();
+    assert_eq!(found, Some(older));
+    assert!(wrong.len() == 1 && wrong[0].is_damaged(), "{wrong:?}");
+    folder.discard(&newest).unwrap();
+    assert_eq!(folder.list().unwrap().len(), 1);
+    // One with another's name is damaged, too.
+    let bytes = world.sim.read(&folder.list().unwrap()[0].path).unwrap();
+    world.sim.replace(&newest.path, &bytes);
+    assert_eq!(folder.newest().unwrap().1.len(), 1);
+}
+
+#[test]
+fn a_snapshot_that_is_being_sent_stays_readable_when_it_is_removed() {
+    let world = World::new(1);
+    let folder = world.folder();
+    let older = write(&folder, 7, &some_pieces(1, 5)).unwrap();
+    let bytes = world.sim.read(&folder.list().unwrap()[0].path).unwrap();
+    let source = folder.source(older).unwrap().expect("it is there");
+    assert_eq!(source.id(), older);
+    let newer = write(&folder, 9, &some_pieces(2, 3)).unwrap();
+    assert_eq!(folder.remove_older(newer).unwrap(), 1);
+    let mut sent = Vec::new();
+    loop {
+        let part = source.part(sent.len() as u64, 77).unwrap();
+        if part.is_empty() {
+            break;
+        }
+        sent.extend_from_slice(&part);
+    }
+    assert_eq!(sent, bytes);
+    assert!(source.part(u64::MAX, 77).unwrap().is_empty());
+    assert!(folder.source(older).unwrap().is_none(), "gone");
+    let other = SnapshotId { bytes: newer.bytes + 1, ..newer };
+    assert!(folder.source(other).unwrap().is_none(), "another file");
+}
+
+#[test]
+fn other_files_in_the_folder_are_let_alone() {
+    let world = World::new(1);
+    let names = [
+        "log-1",
+        "snap-",
+        "snap-7-3.snapshot",
+        "snapshot",
+        "snap-zzzzzzzzzzzzzzzz-0000000000000003.snapshot",
+        "x.partial",
+        "x.writing",
+    ];
+    for name in names {
+        world.sim.replace(&dir().join(PathBuf::from(name)), b"mine");
+    }
+    let folder = world.folder();
+    let id = write(&folder, 7, &[]).unwrap();
+    let _ = folder.receive(SnapshotId { index: LogIndex(8), ..id }).unwrap();
+    folder.remove_older(SnapshotId { index: LogIndex(9), ..id }).unwrap();
+    let mut expected = names.map(str::to_owned).to_vec();
+    expected.sort();
+    assert_eq!(world.names(), expected);
+}
