@@ -413,3 +413,6 @@ impl Driver {
         });
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,76 @@
+//! Disks that are full, and heal.
+
+use super::*;
+
+fn no_space(result: &CallResult<Reply>) -> bool {
+    *result == Err(CallError::NoSpace)
+}
+
+#[test]
+fn a_follower_with_a_full_disk_refuses_growth_and_the_others_do_not() {
+    let mut three = Three::led_by(0, |_, _| {});
+    three.put(2, "k", 10).unwrap();
+    three.disk(2, Space::Low);
+    three.pass(50);
+    assert!(no_space(&three.put(2, "more", 10)));
+    three.delete(2, "k").unwrap();
+    three.put(1, "more", 10).unwrap();
+    three.put(0, "more", 10).unwrap();
+    three.disk(2, Space::Plenty);
+    three.pass(50);
+    three.put(2, "again", 10).unwrap();
+    assert_eq!(three.leader(), 0, "nobody else had to lead");
+}
+
+#[test]
+fn a_leader_with_a_full_disk_hands_over_to_a_voter_that_has_room() {
+    let mut three = Three::led_by(0, |_, _| {});
+    three.disk(1, Space::Low);
+    three.pass(50);
+    three.disk(0, Space::Low);
+    three.until("the full leader stays", |three| three.leader_now() == Some(2));
+    // Two of three are full: there is no quorum that could store more.
+    three.pass(600);
+    for node in 0..3 {
+        assert!(no_space(&three.put(node, "more", 10)), "on {node}");
+    }
+    three.delete(2, "k").unwrap();
+    three.disk(1, Space::Plenty);
+    three.pass(50);
+    three.put(2, "more", 10).unwrap();
+    three.put(1, "more", 10).unwrap();
+}
+
+#[test]
+fn where_all_disks_are_full_nobody_hands_over_and_everything_heals_by_itself() {
+    let mut three = Three::led_by(1, |_, _| {});
+    for node in [0, 2, 1] {
+        three.disk(node, Space::Low);
+        three.pass(50);
+    }
+    three.pass(5_000);
+    assert_eq!(three.leader(), 1);
+    let term = three.shared(1).status.borrow().term;
+    assert!((0..3).all(|node| no_space(&three.put(node, "more", 10))));
+    three.delete(0, "k").unwrap();
+    (0..3).for_each(|node| three.disk(node, Space::Plenty));
+    three.pass(50);
+    (0..3).for_each(|node| drop(three.put(node, "more", 10).unwrap()));
+    assert_eq!(three.shared(1).status.borrow().term, term, "without an election");
+}
+
+#[test]
+fn that_a_disk_has_room_again_is_known_even_if_the_message_is_lost() {
+    let mut three = Three::led_by(0, |_, _| {});
+    three.disk(1, Space::Low);
+    three.disk(2, Space::Low);
+    three.pass(50);
+    assert!(no_space(&three.put(0, "more", 10)));
+    three.hub.cut(id(1), id(0));
+    three.disk(1, Space::Plenty);
+    three.step();
+    three.hub.heal_all();
+    assert!(no_space(&three.put(0, "more", 10)), "the leader has not heard of it");
+    three.pass(2_500);
+    three.put(0, "more", 10).unwrap();
+}

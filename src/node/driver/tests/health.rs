@@ -1,0 +1,73 @@
+//! What nodes say of their health while things happen to them.
+
+use super::*;
+use crate::node::Verdict;
+
+fn verdict(three: &Three, node: usize) -> Verdict {
+    three.shared(node).health().verdict
+}
+
+#[test]
+fn a_leader_without_a_quorum_and_a_follower_without_a_leader_say_so_and_recover() {
+    let mut three = Three::led_by(0, |_, _| {});
+    three.pass(500);
+    assert!((0..3).all(|node| verdict(&three, node) == Verdict::Healthy));
+    assert_eq!(three.shared(0).health().to_string(), "all is well: the node leads");
+    assert_eq!(three.shared(1).health().to_string(), "all is well: the node follows m0");
+    for peer in [1, 2] {
+        three.hub.cut(id(peer), id(0));
+        three.hub.cut(id(0), id(peer));
+    }
+    three.until("the old leader does not notice", |three| {
+        verdict(three, 0) == Verdict::NoQuorum && verdict(three, 1) == Verdict::Healthy
+    });
+    assert!(three.shared(0).health().is_alive() && !three.shared(0).health().is_serving());
+    three.hub.heal_all();
+    three.until("it does not recover", |three| verdict(three, 0) == Verdict::Healthy);
+}
+
+#[test]
+fn who_was_away_says_how_far_it_has_to_go() {
+    let mut three = Three::led_by(0, |_, _| {});
+    for peer in [0, 1] {
+        three.hub.cut(id(peer), id(2));
+        three.hub.cut(id(2), id(peer));
+    }
+    for _ in 0..1200 {
+        three.put(0, "k", 1000).unwrap();
+    }
+    three.hub.heal_all();
+    for _ in 0..400 {
+        if verdict(&three, 2) == Verdict::CatchingUp {
+            break;
+        }
+        three.step_without_log(Some(2));
+    }
+    let health = three.shared(2).health();
+    assert!(health.behind >= 512 && health.is_serving(), "{health:?}");
+    three.until("it does not catch up", |three| verdict(three, 2) == Verdict::Healthy);
+}
+
+#[test]
+fn a_driver_that_hangs_and_a_disk_that_hangs_and_a_full_one_are_told_apart() {
+    let mut three = Three::led_by(0, |_, _| {});
+    three.disk(1, Space::Low);
+    three.pass(50);
+    assert_eq!(verdict(&three, 1), Verdict::DiskFull);
+    three.disk(1, Space::Plenty);
+    three.pass(50);
+    assert_eq!(verdict(&three, 1), Verdict::Healthy);
+    // The log of node 2 owes an answer, and its driver goes on.
+    drop(three.call(0, put("k", 1), 1_000));
+    (0..100).for_each(|_| three.step_without_log(Some(2)));
+    assert_eq!(verdict(&three, 2), Verdict::DiskSlow);
+    three.pass(100);
+    assert_eq!(verdict(&three, 2), Verdict::Healthy);
+    three.clock.0.fetch_add(1_100, Ordering::Relaxed);
+    assert!((0..3).all(|node| verdict(&three, node) == Verdict::Stuck));
+    three.push(1, Input::LogFailed("a test's own failure".to_owned()));
+    three.pass(50);
+    assert_eq!(verdict(&three, 1), Verdict::Stopped);
+    let words = three.shared(1).health().to_string();
+    assert_eq!(words, "the node has stopped: the log has failed: a test's own failure");
+}

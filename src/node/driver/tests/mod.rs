@@ -1,0 +1,242 @@
+//! Three nodes whose turns and clock a test holds in its hand: what a driver does about limits.
+
+mod forgetting;
+mod full_disks;
+mod health;
+mod hostile;
+mod quota;
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use crate::env::{Clock, Env, NoPoints, OsEntropy};
+use crate::model::{ClusterId, Command, Delete, Limits, Moment, NodeId, PeerMessage, Put, Reply};
+use crate::node::{
+    Assembled, Assembly, Bells, CallError, CallResult, Contact, Drift, History, Input, Role,
+    Settings, Shared,
+};
+use crate::sim::SimDisk;
+use crate::transport::{MemoryHub, Receiver};
+use crate::wal::Space;
+
+/// A clock that a test moves.
+#[derive(Default)]
+struct HeldClock(AtomicU64);
+
+impl Clock for HeldClock {
+    fn now(&self) -> Moment {
+        Moment::since_boot(Duration::from_millis(self.0.load(Ordering::Relaxed)))
+    }
+}
+
+/// See the module. Nodes are numbered from 0, their ids from 1.
+struct Three {
+    clock: Arc<HeldClock>,
+    hub: MemoryHub,
+    nodes: Vec<Assembled>,
+    receivers: Vec<Arc<dyn Receiver>>,
+}
+
+fn id(node: usize) -> NodeId {
+    NodeId::new(node as u64 + 1).unwrap()
+}
+
+fn settings(node: usize) -> Settings {
+    let contact = |node: usize| Contact { name: format!("m{node}"), address: format!("m{node}:1") };
+    Settings {
+        node: id(node),
+        contact: contact(node),
+        cluster: ClusterId(7),
+        members: (0..3).map(|node| (id(node), contact(node))).collect::<BTreeMap<_, _>>(),
+        dir: PathBuf::from("/data"),
+        heartbeat: Duration::from_millis(100),
+        election_timeout: Duration::from_millis(500),
+        drift: Drift::percent(10),
+        session_ttl: Duration::from_secs(5),
+        call_deadline: Duration::from_secs(5),
+        label: String::new(),
+        limits: Limits::default(),
+        open_writes_max: 4096,
+        open_bytes_max: 64 << 20,
+        open_reads_max: 4096,
+        quota_bytes: 1 << 30,
+        history: History::keep_all(),
+        log_segment_bytes: 1 << 20,
+        slow_request: Duration::MAX,
+    }
+}
+
+impl Three {
+    /// Three nodes that have a leader.
+    fn new(configure: impl Fn(usize, &mut Settings)) -> Self {
+        let mut three = Self {
+            clock: Arc::default(),
+            hub: MemoryHub::default(),
+            nodes: Vec::new(),
+            receivers: Vec::new(),
+        };
+        for node in 0..3 {
+            let mut settings = settings(node);
+            configure(node, &mut settings);
+            let env = Env {
+                clock: three.clock.clone(),
+                entropy: Arc::new(OsEntropy),
+                disk: Arc::new(SimDisk::new(node as u64)),
+                points: Arc::new(NoPoints),
+                ..Env::real()
+            };
+            let assembly = Assembly::open(settings, env, Bells::silent()).unwrap();
+            let receiver = assembly.receiver();
+            let network = three.hub.join(id(node), assembly.introducer(), assembly.receiver());
+            three.nodes.push(assembly.finish(Box::new(network)).unwrap());
+            three.receivers.push(receiver);
+        }
+        three.until("nobody leads", |three| three.leader_now().is_some());
+        three
+    }
+
+    /// As [`Three::new`], and this node leads.
+    fn led_by(node: usize, configure: impl Fn(usize, &mut Settings)) -> Self {
+        let mut three = Self::new(configure);
+        three.lead(node);
+        three
+    }
+
+    fn lead(&mut self, node: usize) {
+        for _ in 0..20 {
+            match self.leader() {
+                leader if leader == node => return,
+                leader => {
+                    let now = self.clock.now();
+                    let (to, deadline) = (Some(id(node)), now + Duration::from_secs(1));
+                    let reply = crate::node::ReplyTo::Nobody;
+                    self.push(leader, Input::Transfer { to, deadline, reply });
+                    self.pass(300);
+                }
+            }
+        }
+        panic!("leadership does not move");
+    }
+
+    fn shared(&self, node: usize) -> &Arc<Shared> {
+        &self.nodes[node].shared
+    }
+
+    fn push(&self, node: usize, input: Input) {
+        assert!(self.shared(node).inbox.push(input).is_ok(), "node {node} has stopped");
+    }
+
+    /// What a peer, or somebody who behaves like one, sends.
+    fn deliver(&self, to: usize, from: usize, message: PeerMessage) {
+        self.receivers[to].deliver(id(from), message);
+    }
+
+    fn disk(&self, node: usize, space: Space) {
+        self.push(node, Input::Space(space));
+    }
+
+    /// Five milliseconds.
+    fn step(&mut self) {
+        self.step_without_log(None);
+    }
+
+    /// Five milliseconds, in which one node's disk does nothing.
+    fn step_without_log(&mut self, of: Option<usize>) {
+        self.clock.0.fetch_add(5, Ordering::Relaxed);
+        for (at, node) in self.nodes.iter_mut().enumerate() {
+            node.driver.turn();
+            if of != Some(at) {
+                node.log_worker.turn();
+            }
+        }
+    }
+
+    fn pass(&mut self, ms: u64) {
+        (0..ms / 5).for_each(|_| self.step());
+    }
+
+    /// Waits, at most half a minute.
+    fn until(&mut self, what: &str, is: impl Fn(&Self) -> bool) {
+        for _ in 0..6000 {
+            if is(self) {
+                return;
+            }
+            self.step();
+        }
+        panic!("{what}");
+    }
+
+    fn leader_now(&self) -> Option<usize> {
+        let leads = |node: &usize| {
+            let status = self.shared(*node).status.borrow();
+            status.role == Role::Leader && status.leader == Some(status.id)
+        };
+        let leaders: Vec<usize> = (0..3).filter(leads).collect();
+        let knows = |node: usize| self.shared(node).status.borrow().leader;
+        match leaders[..] {
+            [leader] if (0..3).all(|node| knows(node) == Some(id(leader))) => Some(leader),
+            _ => None,
+        }
+    }
+
+    fn leader(&mut self) -> usize {
+        self.until("nobody leads", |three| three.leader_now().is_some());
+        self.leader_now().unwrap()
+    }
+
+    /// A call that is made on a node, and carried on by [`Three::finish`].
+    fn call(&self, node: usize, command: Command, timeout_ms: u64) -> Call {
+        let shared = Arc::clone(self.shared(node));
+        let deadline = shared.now() + Duration::from_millis(timeout_ms);
+        let mut call: Call = Box::pin(async move { shared.write(command, deadline).await });
+        // It is put before the driver when it is looked at first.
+        let first = poll(&mut call);
+        match first {
+            Poll::Pending => call,
+            Poll::Ready(result) => Box::pin(std::future::ready(result)),
+        }
+    }
+
+    fn finish(&mut self, mut call: Call) -> CallResult<Reply> {
+        for _ in 0..6000 {
+            if let Poll::Ready(result) = poll(&mut call) {
+                return result;
+            }
+            self.step();
+        }
+        panic!("a call has not ended");
+    }
+
+    fn write(&mut self, node: usize, command: Command) -> CallResult<Reply> {
+        let call = self.call(node, command, 5_000);
+        self.finish(call)
+    }
+
+    fn put(&mut self, node: usize, key: &str, bytes: usize) -> CallResult<Reply> {
+        self.write(node, put(key, bytes))
+    }
+
+    fn delete(&mut self, node: usize, key: &str) -> CallResult<Reply> {
+        self.write(node, Command::Delete(Delete::new(key.to_owned())))
+    }
+}
+
+type Call = Pin<Box<dyn Future<Output = CallResult<Reply>>>>;
+
+fn poll(call: &mut Call) -> Poll<CallResult<Reply>> {
+    call.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+}
+
+fn put(key: &str, bytes: usize) -> Command {
+    Command::Put(Put::new(key.to_owned(), vec![b'v'; bytes]))
+}
+
+fn is_quota(result: &CallResult<Reply>) -> bool {
+    matches!(result, Err(CallError::QuotaExceeded { .. }))
+}

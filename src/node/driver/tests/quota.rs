@@ -1,0 +1,115 @@
+//! The quota: what grows the state is refused, what shrinks it is not.
+
+use super::*;
+use crate::model::{Op, Revision, Txn};
+
+fn txn(ops: Vec<Op>) -> Command {
+    Command::Txn(Txn { success: ops, ..Txn::default() })
+}
+
+fn grant() -> Command {
+    Command::Grant { id: None, ttl: Duration::from_secs(60), session: None }
+}
+
+/// Fills the store up to its quota of 1 MiB.
+fn full() -> Three {
+    let mut three = Three::new(|_, settings| settings.quota_bytes = 1 << 20);
+    for round in 0..20 {
+        if is_quota(&three.put(0, &format!("k{round:02}"), 100_000)) {
+            return three;
+        }
+    }
+    panic!("two megabytes went into one");
+}
+
+#[test]
+fn at_the_quota_growth_is_refused_on_every_node_and_everything_else_goes_on() {
+    let mut three = full();
+    three.pass(500);
+    for node in 0..3 {
+        assert!(is_quota(&three.put(node, "more", 100_000)), "a put on {node}");
+        assert!(is_quota(&three.write(node, txn(vec![Op::put("more", vec![b'v'; 100_000])]))));
+        let bytes = three.shared(node).reader.bytes();
+        assert!((900_000..=1 << 20).contains(&bytes), "{bytes} bytes are kept on {node}");
+        three.write(node, txn(vec![Op::get("k00")])).unwrap();
+        three.write(node, txn(vec![Op::delete("absent")])).unwrap();
+    }
+    // A deletion leaves its mark, and yet it is the way back, with a compaction.
+    three.delete(1, "k00").unwrap();
+    assert!(is_quota(&three.put(0, "more", 100_000)), "its history is still there");
+    let revision = three.shared(1).reader.revision();
+    three.write(2, Command::Compact(revision)).unwrap();
+    three.until("what is compacted is not given back", |three| {
+        (0..3).all(|node| three.shared(node).reader.bytes() < 950_000)
+    });
+    three.put(0, "more", 50_000).unwrap();
+}
+
+#[test]
+fn a_grant_counts_as_growth_and_a_revocation_does_not() {
+    let mut three = Three::new(|_, settings| settings.quota_bytes = 1 << 20);
+    let lease = match three.write(0, grant()) {
+        Ok(Reply::Grant(grant)) => grant.id,
+        other => panic!("{other:?}"),
+    };
+    // To the last byte.
+    for bytes in [500_000, 400_000, 100_000, 10_000, 1_000, 100, 10, 1] {
+        for round in 0.. {
+            if is_quota(&three.put(0, &format!("k{bytes}-{round}"), bytes)) {
+                break;
+            }
+        }
+    }
+    assert!(is_quota(&three.write(0, grant())));
+    three.write(0, Command::Revoke(lease)).unwrap();
+}
+
+#[test]
+fn the_leader_refuses_what_a_node_with_another_quota_has_let_in() {
+    let small = |node, settings: &mut Settings| {
+        settings.quota_bytes = if node == 0 { 1 << 20 } else { 1 << 30 };
+    };
+    let mut three = Three::led_by(0, small);
+    for round in 0..10 {
+        three.put(1, &format!("k{round}"), 100_000).unwrap();
+    }
+    let before = three.clock.now();
+    assert!(is_quota(&three.put(1, "more", 100_000)), "told, and not left to wait");
+    assert!(three.clock.now().since(before) < Duration::from_millis(100));
+    three.delete(1, "k1").unwrap();
+    assert_eq!(three.shared(1).reader.get(b"more").0, None);
+}
+
+#[test]
+fn what_an_earlier_attempt_may_have_brought_into_a_log_is_not_called_unapplied() {
+    let small = |node, settings: &mut Settings| {
+        settings.quota_bytes = if node == 0 { 1 << 20 } else { 1 << 30 };
+    };
+    let mut three = Three::led_by(0, small);
+    for round in 0..10 {
+        three.put(1, &format!("k{round}"), 100_000).unwrap();
+    }
+    // The first attempt is lost on its way; nobody can know that. The second is refused.
+    three.hub.cut(id(1), id(0));
+    let call = three.call(1, put("more", 100_000), 2_000);
+    three.pass(50);
+    three.hub.heal_all();
+    let result = three.finish(call);
+    assert_eq!(result, Err(CallError::Deadline { maybe_applied: true }));
+}
+
+#[test]
+fn history_beyond_its_share_makes_room_for_what_is_written_again_and_again() {
+    let mut three = Three::new(|_, settings| {
+        settings.quota_bytes = 4 << 20;
+        settings.history = History::keep_all().quota_percent(25);
+    });
+    let mut last = Revision(0);
+    for round in 0..200 {
+        last = three.put(round % 3, "k", 50_000).unwrap().revision();
+        three.pass(25);
+        let bytes = three.shared(0).reader.bytes();
+        assert!(bytes < 3 << 20, "{bytes} bytes after {round} rounds");
+    }
+    assert_eq!(last, Revision(201));
+}
