@@ -6,9 +6,10 @@
 //!   Loose    image ── ext4, data=writeback       and sizes may be there before their bytes are
 //!   Cached   image ── ext4 ── image ── ext4      and so is what the inner one gave to its disk and
 //!                     ╳ the power is cut here    did not flush: a disk with a volatile cache
+//!   Xfs      image ── XFS                        another way to keep a journal
 //! ```
 //!
-//! The power is cut by the ioctl that file systems have for it (`EXT4_IOC_SHUTDOWN` without flushing):
+//! The power is cut by the ioctl that file systems have for it (`EXT4_IOC_SHUTDOWN`, `XFS_IOC_GOINGDOWN`, without flushing):
 //! nothing more reaches the image, not even the journal, and what only the page cache knew is gone when
 //! it is mounted again. Mounting needs root and loop devices, and the ioctl needs a tool that can speak
 //! it (perl): [`Volumes::possible`] says whether this machine has all that, or what is missing.
@@ -30,6 +31,11 @@ const PREFIX: &str = "bowline-volumes-";
 
 /// What the outer file system of [`Medium::Cached`] takes for itself.
 const OUTER_BYTES: u64 = 32 << 20;
+
+/// What makes an ext4 that keeps nothing back for root.
+const EXT4: &[&str] = &["mkfs.ext4", "-q", "-F", "-m", "0"];
+
+const XFS: &[&str] = &["mkfs.xfs", "-q", "-f"];
 
 /// Opens every directory that it is given, says so, waits for a line, and shuts their file systems down
 /// one after the other without flushing anything: `_IOR('X', 125, __u32)` with `NOLOGFLUSH`. Says how many
@@ -58,6 +64,8 @@ pub enum Medium {
     Loose,
     /// One on a disk that loses what was not flushed.
     Cached,
+    /// XFS. Its images have 300 MiB at least.
+    Xfs,
 }
 
 /// A file system in a file.
@@ -75,13 +83,14 @@ impl Mount {
         image: PathBuf,
         at: PathBuf,
         bytes: u64,
+        maker: &[&str],
         options: &'static str,
     ) -> Result<Self, Trouble> {
         fs::File::create_new(&image)
             .and_then(|file| file.set_len(bytes))
             .and_then(|()| fs::create_dir(&at))
             .map_err(|source| Trouble::System { what: "making an image", source })?;
-        run(Command::new("mkfs.ext4").args(["-q", "-F", "-m", "0"]).arg(&image))?;
+        run(Command::new(maker[0]).args(&maker[1..]).arg(&image))?;
         let mut mount = Self { image, at, options, mounted: false };
         mount.mount()?;
         Ok(mount)
@@ -125,13 +134,14 @@ impl Volume {
             .map_err(|source| Trouble::System { what: "making a directory", source })?;
         let (image, data) = (dir.join("image"), dir.join("data"));
         let mounts = match medium {
-            Medium::Plain => vec![Mount::make(image, data, bytes, "")?],
-            Medium::Loose => vec![Mount::make(image, data, bytes, ",data=writeback")?],
+            Medium::Plain => vec![Mount::make(image, data, bytes, EXT4, "")?],
+            Medium::Loose => vec![Mount::make(image, data, bytes, EXT4, ",data=writeback")?],
             Medium::Cached => {
-                let outer = Mount::make(image, dir.join("disk"), bytes + OUTER_BYTES, "")?;
-                let inner = Mount::make(outer.at.join("image"), data, bytes, "")?;
+                let outer = Mount::make(image, dir.join("disk"), bytes + OUTER_BYTES, EXT4, "")?;
+                let inner = Mount::make(outer.at.join("image"), data, bytes, EXT4, "")?;
                 vec![inner, outer]
             }
+            Medium::Xfs => vec![Mount::make(image, data, bytes, XFS, "")?],
         };
         Ok(Self { mounts })
     }

@@ -5,7 +5,7 @@
 //! Needs root, loop devices and perl. Where they are missing the test says so, and why, and has shown
 //! nothing; with `BOWLINE_POWER_REQUIRED=1` that is a failure. `BOWLINE_POWER_CUTS` is how many cuts there
 //! are of three members (default 8; of single nodes and of founding members a quarter of it each),
-//! `BOWLINE_POWER_SEED` draws other moments. `docs/operating/disks.md` has the long run.
+//! `BOWLINE_POWER_SEED` draws other moments, `BOWLINE_POWER_XFS=1` takes XFS instead of ext4. `docs/operating/disks.md` has the long run.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -17,7 +17,7 @@ use bowline_jepsen::{Cluster, Dice, Medium, Switch, Trouble, Verdict, Volumes, n
 const NODE: &str = env!("CARGO_BIN_EXE_jepsen-node");
 
 /// A member's file system.
-const VOLUME_BYTES: u64 = 256 << 20;
+const VOLUME_BYTES: u64 = 320 << 20;
 
 /// All that lose their power at once do so within this, or the cut counts as several.
 const AT_ONCE: Duration = Duration::from_millis(50);
@@ -25,8 +25,13 @@ const AT_ONCE: Duration = Duration::from_millis(50);
 /// After so many cuts it is another cluster's turn: with the history grows what there is to judge.
 const CUTS_OF_A_CLUSTER: u64 = 20;
 
-/// One member each way.
-const MEDIA: [Medium; 3] = [Medium::Plain, Medium::Loose, Medium::Cached];
+/// What members stand on: one each way.
+fn media() -> [Medium; 3] {
+    match number_in("BOWLINE_POWER_XFS") {
+        None | Some(0) => [Medium::Plain, Medium::Loose, Medium::Cached],
+        Some(_) => [Medium::Xfs; 3],
+    }
+}
 
 /// After so long a cluster of three has usually been founded.
 const FOUNDED_WITHIN_MS: u64 = 300;
@@ -161,7 +166,7 @@ fn members_whose_power_is_cut_lose_nothing_and_come_back() -> Result<(), Trouble
     if !is_possible() {
         return Ok(());
     }
-    cut_and_judge("members of three", cuts(), &MEDIA, |cluster, round, dice| {
+    cut_and_judge("members of three", cuts(), &media(), |cluster, round, dice| {
         // The leader, somebody, two of them, all.
         let first = if round % 4 == 0 { cluster.leader()? } else { dice.one_of(3) };
         let many = [1, 1, 2, 3][usize::try_from(round % 4).expect("it is small")];
@@ -174,7 +179,7 @@ fn a_single_node_whose_power_is_cut_loses_nothing_and_comes_back() -> Result<(),
     if !is_possible() {
         return Ok(());
     }
-    for medium in MEDIA {
+    for medium in media() {
         let of = format!("a single node on {medium:?}");
         cut_and_judge(&of, cuts().div_ceil(4), &[medium], |_, _, _| Ok(vec![0]))?;
     }
@@ -189,7 +194,7 @@ fn a_cluster_whose_power_is_cut_while_it_is_founded_is_founded_later() -> Result
     let rounds = cuts().div_ceil(4);
     let (mut dice, mut counts) = (dice(rounds), Counts::default());
     for round in 0..rounds {
-        let mut volumes = Volumes::make(&MEDIA, VOLUME_BYTES)?;
+        let mut volumes = Volumes::make(&media(), VOLUME_BYTES)?;
         let mut cluster = cluster_on(&volumes, 3)?;
         let many = if round % 2 == 0 { 3 } else { 1 };
         let first = dice.one_of(3);
