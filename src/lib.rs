@@ -40,11 +40,14 @@ pub use metrics::{
 };
 pub use model::{
     Compare, CompareBuilder, CompareOp, CompareTarget, Delete, DeleteReply, Event, EventKind,
-    KeyRange, KeyValue, LeaseId, Limits, LogIndex, Moment, NodeId, Op, Put, PutLease, PutReply,
-    PutValue, Range, RangeEnd, RangeReply, Refusal, Revision, RevisionBounds, Sort, SortOrder,
-    SortTarget, Term, Txn, TxnReply, TxnResult,
+    KeyRange, KeyValue, LeaseId, Limits, LogIndex, MemberRole, Moment, NodeId, Op, Put, PutLease,
+    PutReply, PutValue, Range, RangeEnd, RangeReply, Refusal, Revision, RevisionBounds, Sort,
+    SortOrder, SortTarget, Term, Txn, TxnReply, TxnResult,
 };
-pub use node::{DIGEST_EVERY, Health, History, NodeStatus, Role, SessionEnd, StopReason, Verdict};
+pub use node::{
+    DIGEST_EVERY, Health, History, MemberStatus, NodeStatus, Progress, Role, SessionEnd,
+    StopReason, Verdict,
+};
 pub use recipes::{
     Campaign, Election, Guard, GuardError, GuardTxn, Holder, Leader, LeaderEvent, Leadership,
     LockCall, LockError, LockState, Loss, Mutex, Observe, Released, Token,

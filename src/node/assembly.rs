@@ -159,6 +159,8 @@ impl Assembly {
             sessions: 0,
             unmet: Vec::new(),
             diverged: false,
+            last: recovered.last,
+            members: Vec::new(),
             digest: (machine.applied(), machine.digest()),
         };
         let clock = Arc::clone(&env.clock);

@@ -43,7 +43,7 @@ pub use session::SessionEnd;
 pub(crate) use session::SessionState;
 pub(crate) use settings::{Contact, Drift, Settings};
 pub(crate) use shared::{Follower, Shared};
-pub use status::{NodeStatus, Role};
+pub use status::{MemberStatus, NodeStatus, Progress, Role};
 pub(crate) use thread::Running;
 
 // For whoever runs a node by hand.

@@ -188,6 +188,11 @@ impl Rounds {
         }
     }
 
+    /// When a round that is under way began.
+    pub(crate) fn began(&self, round: RoundId) -> Option<Moment> {
+        self.flying.get(&round.counter).map(|(began, _)| *began)
+    }
+
     /// A quorum has confirmed a round: its questions can be answered.
     pub(crate) fn confirmed(&mut self, round: RoundId) -> Vec<Asker> {
         assert_eq!((round.node, round.incarnation), (self.node, self.incarnation));

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
-use tracing::Instrument as _;
+use tracing::{Instrument as _, Span};
 
 use crate::codec::encoded_len_hint;
 use crate::env::Env;
@@ -151,10 +151,8 @@ impl Shared {
 
     /// Proposes a command and waits for its outcome on this replica.
     pub(crate) async fn write(&self, command: Command, deadline: Moment) -> CallResult<Reply> {
-        let span = tracing::trace_span!("write", kind = RequestKind::of(&command).word());
         let (sender, receiver) = oneshot::channel();
-        let reply = ReplyTo::Waiting(sender);
-        span.in_scope(|| self.begin_write(command, Some(deadline), reply))?;
+        let span = self.begin_write(command, Some(deadline), ReplyTo::Waiting(sender))?;
         self.answer(receiver, true).instrument(span).await
     }
 
@@ -164,17 +162,18 @@ impl Shared {
         command: Command,
         deadline: Option<Moment>,
         reply: ReplyTo<Reply>,
-    ) -> CallResult<()> {
+    ) -> CallResult<Span> {
         let story = Story::begin(&command, self.now());
         let admitted = self.let_in(&command);
         let bytes = admitted.inspect_err(|error| {
             let end = ending(&Err::<(), _>(error.clone()));
             self.meters.ended(story.kind, end, Duration::ZERO);
-            tracing::trace!(%error, "not let in");
+            tracing::trace!(parent: &story.span, %error, "not let in");
         })?;
-        tracing::trace!(bytes, "let in");
+        tracing::trace!(parent: &story.span, bytes, "let in");
+        let span = story.span.clone();
         self.push(Input::Write(Write { command, deadline, bytes, reply, story }));
-        Ok(())
+        Ok(span)
     }
 
     /// What admission counts for a command that may come in.
@@ -222,7 +221,7 @@ impl Shared {
         command: Command,
         reply: ReplyTo<Reply>,
     ) -> CallResult<()> {
-        self.begin_write(command, None, reply)
+        self.begin_write(command, None, reply).map(drop)
     }
 
     /// Waits until this replica holds everything that was committed anywhere before the call.

@@ -1,6 +1,6 @@
 //! What a node says about itself.
 
-use crate::model::{LogIndex, NodeId, Revision, Term};
+use crate::model::{LogIndex, MemberRole, NodeId, Revision, Term};
 
 /// The part that a node plays in the consensus.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,6 +38,11 @@ pub struct NodeStatus {
     pub commit: LogIndex,
     /// The last log index that it has applied.
     pub applied: LogIndex,
+    /// The last entry of its log.
+    pub last: LogIndex,
+    /// All members, itself too, in the order of their ids, as its replica has them. Empty before its
+    /// cluster is founded.
+    pub members: Vec<MemberStatus>,
     /// Requests made on it that have no answer yet.
     pub open_requests: usize,
     /// Sessions that it keeps alive.
@@ -48,4 +53,32 @@ pub struct NodeStatus {
     pub diverged: bool,
     /// The digest of the replica, with the index that it was taken at.
     pub digest: (LogIndex, u64),
+}
+
+/// A member, as another one sees it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct MemberStatus {
+    /// Its id.
+    pub id: NodeId,
+    /// Its name.
+    pub name: String,
+    /// Where it is reached, `host:port`; empty if nowhere.
+    pub address: String,
+    /// Whether it votes.
+    pub role: MemberRole,
+    /// How far its log is, if the node that is asked leads.
+    pub progress: Option<Progress>,
+}
+
+/// How far a member's log is, as the leader knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Progress {
+    /// Up to here it has said that its log is the leader's.
+    pub matched: LogIndex,
+    /// How many entries of the leader's log it lacks.
+    pub behind: u64,
+    /// Whether it was heard of within an election timeout.
+    pub active: bool,
 }

@@ -23,10 +23,11 @@ pub(crate) struct Story {
 }
 
 impl Story {
-    /// A request begins now, in the span of whoever makes it.
+    /// A request begins now.
     pub(crate) fn begin(command: &Command, now: Moment) -> Self {
         let kind = RequestKind::of(command);
-        Self { kind, asked: now, sent: None, span: Span::current() }
+        let span = tracing::trace_span!("write", kind = kind.word());
+        Self { kind, asked: now, sent: None, span }
     }
 
     /// It is handed over; if it was before, the first time counts.

@@ -32,6 +32,7 @@ impl Driver {
                 self.tell_digest(index)?;
             }
         }
+        self.committed(last, came);
         self.machine.publish();
         let times = BatchTimes { came, visible: self.shared.now() };
         self.shared.meters.apply_entries.add(count);

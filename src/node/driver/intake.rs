@@ -160,6 +160,7 @@ impl Driver {
         match &mut self.stage {
             Stage::Running(consensus) => {
                 self.shared.env.points.reach(Point::DriverBeforeSend);
+                tracing::trace!(group = proof.number(), "synced");
                 let opened = consensus.persisted(proof);
                 self.log_owes_since = consensus.owes_log().then_some(now);
                 self.send_raft(opened);

@@ -23,6 +23,7 @@ impl Driver {
                     in_log: BTreeSet::new(),
                     lessor: None,
                     renewals: BTreeMap::new(),
+                    flights: VecDeque::new(),
                 });
             }
             self.proposals.leader_changed();
@@ -174,7 +175,9 @@ impl Driver {
         if self.digests.is_undecided() {
             return Err(ProposeRefusal::Diverged);
         }
-        consensus.propose(codec::encode_items(items)).map(|_| ())
+        let (term, index) = consensus.propose(codec::encode_items(items))?;
+        self.proposed(term, index);
+        Ok(())
     }
 
     /// This node's own requests could not be proposed here.
@@ -224,6 +227,9 @@ impl Driver {
 
     /// A quorum has confirmed that this node led when the round began.
     pub(super) fn confirmed(&mut self, round: RoundId, index: LogIndex) {
+        if let Some(began) = self.rounds.began(round) {
+            self.shared.meters.read_round_seconds.add(self.shared.now().since(began));
+        }
         for asker in self.rounds.confirmed(round) {
             match asker {
                 Asker::Local { round } => self.reads.answered(round, Some(index)),

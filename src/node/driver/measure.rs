@@ -4,6 +4,7 @@ use super::*;
 use crate::metrics::{self, Ending, PeerLag};
 use crate::node::health::Pulse;
 use crate::node::slow::Slow;
+use crate::node::status::{MemberStatus, Progress};
 use crate::node::story::{BatchTimes, Story, ending};
 
 impl Driver {
@@ -21,6 +22,24 @@ impl Driver {
         }
         let now = self.shared.now();
         self.shared.meters.apply_seconds.add(now.since(times.came));
+    }
+
+    /// As the leader: an entry is on its way to the logs of a quorum.
+    pub(super) fn proposed(&mut self, term: Term, index: LogIndex) {
+        tracing::trace!(%index, %term, "proposed");
+        let now = self.shared.now();
+        if let Some(leading) = &mut self.leading {
+            leading.flights.push_back((index, now));
+        }
+    }
+
+    /// Entries up to `index` are committed.
+    pub(super) fn committed(&mut self, index: LogIndex, now: Moment) {
+        let Some(leading) = &mut self.leading else { return };
+        while let Some((_, proposed)) = leading.flights.front().filter(|(at, _)| *at <= index) {
+            self.shared.meters.entry_commit_seconds.add(now.since(*proposed));
+            leading.flights.pop_front();
+        }
     }
 
     fn close(&self, closed: Closed, times: Option<BatchTimes>) {
@@ -74,6 +93,41 @@ impl Driver {
                 );
             }
         }
+    }
+
+    /// The last entry of this node's log.
+    pub(super) fn last_index(&self) -> LogIndex {
+        match &self.stage {
+            Stage::Running(consensus) => consensus.last_index(),
+            _ => self.machine.applied(),
+        }
+    }
+
+    /// The members as this replica has them; with how far they are, if this node leads.
+    pub(super) fn member_statuses(&self) -> Vec<MemberStatus> {
+        let mut progress = BTreeMap::new();
+        if let Stage::Running(consensus) = &self.stage
+            && consensus.is_leader()
+        {
+            let last = consensus.last_index();
+            let of = |peer: &consensus::PeerStatus| Progress {
+                matched: peer.matched,
+                behind: last.get().saturating_sub(peer.matched.get()),
+                active: peer.active,
+            };
+            progress.extend(consensus.peers().iter().map(|peer| (peer.id, of(peer))));
+            let (matched, behind, active) = (last, 0, true);
+            progress.insert(self.shared.settings.node, Progress { matched, behind, active });
+        }
+        let rows = self.roster.members().rows().iter();
+        rows.map(|(id, member)| MemberStatus {
+            id: *id,
+            name: self.roster.name_of(*id),
+            address: self.roster.address_of(*id).unwrap_or_default().to_owned(),
+            role: member.role,
+            progress: progress.get(id).copied(),
+        })
+        .collect()
     }
 
     /// Writes down how it is, once a tick.

@@ -32,7 +32,7 @@ mod retain;
 #[cfg(any(test, feature = "sim"))]
 pub(crate) use look::Look;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -164,6 +164,8 @@ struct Leading {
     lessor: Option<Lessor>,
     /// Confirmed renewals, to be judged when the index is applied.
     renewals: BTreeMap<LogIndex, Vec<Asker>>,
+    /// When the entries were proposed that are not committed yet; the consensus bounds how many.
+    flights: VecDeque<(LogIndex, Moment)>,
 }
 
 struct Stopping {
@@ -316,9 +318,9 @@ impl Driver {
         self.machine.scrub(SCRUB_ROWS).map_err(|fault| fault.to_string())?;
         self.forget_history(now);
         self.mind_space(now);
-        self.publish_status();
         self.read_gauges();
         self.beat(now);
+        self.publish_status();
         Ok(())
     }
 
@@ -400,6 +402,8 @@ impl Driver {
             revision: self.shared.reader.revision(),
             commit,
             applied: self.machine.applied(),
+            last: self.last_index(),
+            members: self.member_statuses(),
             open_requests: self.proposals.len(),
             sessions: self.sessions.len(),
             unmet,

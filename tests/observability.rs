@@ -1,0 +1,265 @@
+//! What a program and its operator see of a node: spans, the line about slow requests, metrics, health,
+//! status.
+
+use std::fmt::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::time::Duration;
+
+use bowline::testing::{Cluster, ClusterOptions};
+use bowline::{Config, Effect, Ending, Error, MemberRole, Node, RequestKind, Role, Verdict, Wait};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+/// Writes down every event and span as a line.
+#[derive(Default)]
+struct Lines {
+    spans: AtomicU64,
+    lines: Mutex<Vec<String>>,
+}
+
+struct Words<'a>(&'a mut String);
+
+impl Visit for Words<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        write!(self.0, " {}={value:?}", field.name()).unwrap();
+    }
+}
+
+impl Lines {
+    fn line(&self, metadata: &Metadata<'_>, record: impl FnOnce(&mut Words<'_>)) {
+        if !metadata.target().starts_with("bowline") {
+            return;
+        }
+        let mut line = format!("{} {}", metadata.level(), metadata.name());
+        record(&mut Words(&mut line));
+        self.lines.lock().unwrap().push(line);
+    }
+}
+
+impl Subscriber for &'static Lines {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        let id = Id::from_u64(self.spans.fetch_add(1, Ordering::Relaxed) + 1);
+        self.line(span.metadata(), |words| {
+            write!(words.0, " span={}", id.into_u64()).unwrap();
+            span.record(words);
+        });
+        id
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        self.line(event.metadata(), |words| {
+            if let Some(parent) = event.parent() {
+                write!(words.0, " parent={}", parent.into_u64()).unwrap();
+            }
+            event.record(words);
+        });
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// All lines so far. Tests of this file share them, as those of one process do.
+fn lines() -> &'static Lines {
+    static LINES: OnceLock<&'static Lines> = OnceLock::new();
+    LINES.get_or_init(|| {
+        let lines: &'static Lines = Box::leak(Box::default());
+        tracing::subscriber::set_global_default(lines).expect("nobody else wants it");
+        lines
+    })
+}
+
+fn found(all: &[&str]) -> Option<String> {
+    let lines = lines().lines.lock().unwrap();
+    lines.iter().find(|line| all.iter().all(|words| line.contains(words))).cloned()
+}
+
+fn quick(members: usize, configure: fn(Config) -> Config) -> Cluster {
+    ClusterOptions::new(members)
+        .configure(move |config| {
+            configure(
+                config
+                    .heartbeat(Duration::from_millis(20))
+                    .election_timeout(Duration::from_millis(150))
+                    .session_ttl(Duration::from_millis(900)),
+            )
+        })
+        .start()
+        .wait()
+        .expect("the cluster starts")
+}
+
+#[test]
+fn a_trace_follows_a_write_from_its_call_to_its_answer() {
+    lines();
+    let cluster = quick(3, |config| config);
+    let leader = cluster.leader().wait().unwrap();
+    // The label of the lease finds the span among those of other tests.
+    cluster.node(leader).client().delete("traced").wait().unwrap();
+    let span = found(&["TRACE write", "kind=\"delete\""]).expect("a span for the call");
+    let number = span.split("span=").nth(1).unwrap().split(' ').next().unwrap();
+    let parent = format!("parent={number} ");
+    for words in ["numbered", "handed over", "answered"] {
+        assert!(found(&[&parent, words]).is_some(), "no {words} below {span}");
+    }
+    for words in ["let in", "proposed", "synced", "applied"] {
+        assert!(found(&["TRACE", words]).is_some(), "no {words}");
+    }
+}
+
+#[test]
+fn a_slow_request_gets_a_line_that_says_where_its_time_went() {
+    lines();
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config::new(dir.path(), "sluggish").slow_request(Duration::ZERO);
+    let node = Node::start(config).wait().unwrap();
+    node.client().put("k", "v").wait().unwrap();
+    let line = found(&["WARN", "a slow request", "node=\"sluggish\""]).expect("a line");
+    for field in ["took=", "waiting=", "deciding=", "applying=", "telling=", "outcome=\"done\""] {
+        assert!(line.contains(field), "{field} in {line}");
+    }
+    for _ in 0..100 {
+        node.client().put("k", "v").wait().unwrap();
+    }
+    let slow = node.metrics().snapshot().slow_requests_total;
+    assert!(slow >= 101, "{slow}");
+    let all = lines().lines.lock().unwrap();
+    let about =
+        all.iter().filter(|line| line.contains("sluggish") && line.contains("slow request"));
+    let count = about.count();
+    assert!(count < 30, "{count} lines: one a second at most");
+    drop(all);
+    let _ = node.shutdown().wait();
+}
+
+#[test]
+fn metrics_count_what_a_program_did() {
+    let cluster = quick(3, |config| config);
+    let leader = cluster.leader().wait().unwrap();
+    let kv = cluster.node(leader).client();
+    for i in 0..20 {
+        kv.put(format!("k{i}"), "v").wait().unwrap();
+        kv.get("k0").wait().unwrap();
+    }
+    kv.delete("k0").wait().unwrap();
+    kv.revoke(bowline::LeaseId::new(77).unwrap()).wait().unwrap_err();
+    let _watch = kv.watch(bowline::KeyRange::all()).wait().unwrap();
+    let metrics = cluster.node(leader).metrics();
+    let ended = |kind, end| {
+        let snapshot = metrics.snapshot();
+        let (_, ends) = snapshot.requests_total.iter().find(|(each, _)| *each == kind).unwrap();
+        ends.iter().find(|(each, _)| *each == end).unwrap().1
+    };
+    assert_eq!(ended(RequestKind::Put, Ending::Done), 20);
+    assert_eq!(ended(RequestKind::Read, Ending::Done), 20);
+    assert_eq!(ended(RequestKind::Delete, Ending::Done), 1);
+    assert_eq!(ended(RequestKind::Revoke, Ending::Refused), 1);
+    // Gauges follow at the next tick, lag with the next answer of the others.
+    cluster
+        .wait_until("gauges do not follow", |_| {
+            // The node has something to say as long as it is asked something.
+            kv.put("k1", "again").wait().unwrap();
+            let now = metrics.snapshot();
+            now.keys == 19
+                && now.watchers == 1
+                && now.is_leader == 1
+                && now.peer_lag_entries.len() == 2
+                && now.peer_lag_entries.iter().all(|lag| lag.entries <= 2)
+        })
+        .wait()
+        .unwrap();
+    let now = metrics.snapshot();
+    assert!(now.state_bytes > 0 && now.history_bytes < now.state_bytes);
+    assert!(now.log_sync_seconds.count() >= 21 && now.log_bytes_total > 0);
+    assert!(now.write_stage_seconds.iter().all(|(_, stage)| stage.count() >= 21));
+    assert!(now.read_rounds_total > 0 && now.read_round_seconds.count() > 0);
+    assert!(now.entry_commit_seconds.count() > 0);
+}
+
+#[test]
+fn status_and_health_tell_who_is_there_and_how_far() {
+    let mut cluster = quick(3, |config| config);
+    let leader = cluster.leader().wait().unwrap();
+    let put = cluster.node(leader).client().put("k", "v").wait().unwrap();
+    cluster.all_at(put.revision).wait().unwrap();
+    let all_well = |cluster: &Cluster| {
+        cluster.running().all(|(_, node)| node.health().verdict == Verdict::Healthy)
+    };
+    cluster.wait_until("not healthy", |_| all_well(&cluster)).wait().unwrap();
+    let status = cluster.node(leader).status();
+    assert_eq!(status.members.len(), 3);
+    assert!(status.members.iter().all(|member| member.role == MemberRole::Voter));
+    assert!(status.members.iter().all(|member| member.progress.is_some_and(|p| p.active)));
+    assert!(status.last >= status.commit && status.commit >= status.applied);
+    let follower = (leader + 1) % 3;
+    let seen = cluster.node(follower).status();
+    assert!(seen.members.iter().all(|member| member.progress.is_none()), "it does not lead");
+    let gone = (leader + 2) % 3;
+    cluster.kill(gone).wait();
+    let name = format!("m{gone}");
+    cluster
+        .wait_until("the leader does not miss it", |_| {
+            let status = cluster.node(leader).status();
+            let gone = status.members.iter().find(|member| member.name == name).unwrap();
+            gone.progress.is_some_and(|progress| !progress.active)
+        })
+        .wait()
+        .unwrap();
+    assert_eq!(
+        cluster.node(leader).health().verdict,
+        Verdict::Healthy,
+        "two of three are a quorum"
+    );
+    cluster.partition(&[leader]);
+    let lost = |health: bowline::Health| health.verdict == Verdict::NoQuorum && health.is_alive();
+    cluster
+        .wait_until("a node alone is healthy", |_| lost(cluster.node(leader).health()))
+        .wait()
+        .unwrap();
+    assert_ne!(cluster.node(leader).status().role, Role::Stopped);
+}
+
+#[test]
+fn too_many_reads_and_waits_are_refused_as_busy_and_leave_nothing_behind() {
+    let cluster = quick(3, |config| config.open_reads_max(10));
+    let leader = cluster.leader().wait().unwrap();
+    cluster.partition(&[leader]);
+    let node = cluster.node(leader);
+    let never = bowline::Revision(1_000_000);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(async {
+        let mut waiting = tokio::task::JoinSet::new();
+        for i in 0..10 {
+            let kv = node.client();
+            let short = Duration::from_millis(800);
+            waiting.spawn(async move {
+                match i % 2 {
+                    0 => kv.get("k").at_least(never).deadline(short).await,
+                    _ => kv.get("k").deadline(short).await,
+                }
+            });
+        }
+        tokio::task::yield_now().await;
+        assert_eq!(node.client().get("k").await, Err(Error::Busy));
+        assert_eq!(node.client().get("k").at_least(never).await, Err(Error::Busy));
+        assert_eq!(node.client().get("k").local().await, Ok(None), "it waits for nobody");
+        while let Some(result) = waiting.join_next().await {
+            let late = Error::Deadline { effect: Effect::NotApplied };
+            assert_eq!(result.unwrap(), Err(late));
+        }
+        let short = Duration::from_millis(50);
+        let late = node.client().get("k").deadline(short).await;
+        assert!(matches!(late, Err(Error::Deadline { .. })), "there is room again: {late:?}");
+    });
+}
