@@ -214,6 +214,18 @@ impl Process {
         state.over || state.ending || state.stopped.is_some()
     }
 
+    /// Waits until its node has stopped by itself, and says why.
+    ///
+    /// # Errors
+    /// It goes on, or the process ends without a word.
+    pub fn stopped(&self) -> Result<String, Trouble> {
+        let state = self
+            .heard
+            .wait_while("a node goes on that should stop", |s| !s.over && s.stopped.is_none())?;
+        let without_a_word = || Trouble::Ended("a process, without a word".to_owned());
+        state.stopped.clone().ok_or_else(without_a_word)
+    }
+
     /// Kills it, wherever it is.
     pub fn kill(&self) {
         // One that has ended already is dead too.

@@ -218,3 +218,26 @@ fn a_cluster_whose_power_is_cut_while_it_is_founded_is_founded_later() -> Result
     counts.say("members that found a cluster");
     Ok(())
 }
+
+#[test]
+fn a_member_whose_disk_dies_stops_by_itself_and_the_others_go_on() -> Result<(), Trouble> {
+    if !is_possible() {
+        return Ok(());
+    }
+    let mut volumes = Volumes::make(&media(), VOLUME_BYTES)?;
+    let mut cluster = cluster_on(&volumes, 3)?;
+    cluster.start()?;
+    for victim in [cluster.leader()?, 0, 1, 2] {
+        cluster.load().more(20)?;
+        volumes.switch(&[victim])?.cut()?;
+        let why = cluster.process(victim).stopped()?;
+        assert!(why.contains("the disk failed to"), "m{victim}: {why}");
+        cluster.load().more(20)?;
+        cluster.bury(&[victim])?;
+        volumes.again(&[victim])?;
+        cluster.restart(victim)?;
+        cluster.judge(victim)?;
+    }
+    cluster.conclude()?;
+    Ok(())
+}
