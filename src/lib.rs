@@ -40,9 +40,10 @@ pub use metrics::{
 };
 pub use model::{
     Compare, CompareBuilder, CompareOp, CompareTarget, Delete, DeleteReply, Event, EventKind,
-    KeyRange, KeyValue, LeaseId, Limits, LogIndex, MemberRole, Moment, NodeId, Op, Put, PutLease,
-    PutReply, PutValue, Range, RangeEnd, RangeReply, Refusal, Revision, RevisionBounds, Sort,
-    SortOrder, SortTarget, Term, Txn, TxnReply, TxnResult,
+    KeyRange, KeyValue, LeaseId, Limits, LogIndex, Member, MemberRefusal, MemberRole, Members,
+    Moment, NodeId, Op, Put, PutLease, PutReply, PutValue, Range, RangeEnd, RangeReply, Refusal,
+    Revision, RevisionBounds, SnapshotId, Sort, SortOrder, SortTarget, Term, Txn, TxnReply,
+    TxnResult,
 };
 pub use node::{
     DIGEST_EVERY, Health, History, MemberStatus, NodeStatus, Progress, Role, SessionEnd,

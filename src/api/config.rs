@@ -7,35 +7,41 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::env::Env;
-use crate::model::{ClusterId, Limits, NodeId};
-use crate::node::{Contact, Drift, History, Settings};
+use crate::model::{Limits, NodeId};
+use crate::node::{Contact, History};
 use crate::transport::TcpSettings;
+
+use super::checked::{Beginning, Checked, cluster_id};
 
 /// The configuration of a node. Start with [`Config::new`]; everything has a default.
 #[derive(Clone, Debug)]
 #[must_use = "give it to Node::start"]
 pub struct Config {
-    dir: PathBuf,
-    name: String,
-    members: Vec<(String, String)>,
-    listen: Option<String>,
-    token: String,
-    insecure_peers: bool,
-    heartbeat: Duration,
-    election_timeout: Duration,
-    session_ttl: Duration,
-    drift_percent: u32,
-    call_deadline: Duration,
-    label: Option<String>,
-    limits: Limits,
-    open_writes_max: usize,
-    open_bytes_max: usize,
-    open_reads_max: usize,
-    quota_bytes: u64,
-    history: History,
-    log_segment_bytes: u64,
-    slow_request: Duration,
-    env: Env,
+    pub(super) dir: PathBuf,
+    pub(super) name: String,
+    pub(super) members: Vec<(String, String)>,
+    pub(super) join: Vec<String>,
+    pub(super) replaces: Option<String>,
+    pub(super) listen: Option<String>,
+    pub(super) advertise: Option<String>,
+    pub(super) token: String,
+    pub(super) insecure_peers: bool,
+    pub(super) heartbeat: Duration,
+    pub(super) election_timeout: Duration,
+    pub(super) session_ttl: Duration,
+    pub(super) drift_percent: u32,
+    pub(super) call_deadline: Duration,
+    pub(super) label: Option<String>,
+    pub(super) limits: Limits,
+    pub(super) open_writes_max: usize,
+    pub(super) open_bytes_max: usize,
+    pub(super) open_reads_max: usize,
+    pub(super) quota_bytes: u64,
+    pub(super) history: History,
+    pub(super) snapshot_log_bytes: u64,
+    pub(super) log_segment_bytes: u64,
+    pub(super) slow_request: Duration,
+    pub(super) env: Env,
 }
 
 /// What is wrong with a [`Config`].
@@ -66,6 +72,17 @@ pub enum ConfigError {
         /// What was given.
         address: String,
     },
+    /// Founding and joining at once.
+    #[error("both members() and join() are given: a node founds a cluster or joins one")]
+    JoinOrFound,
+    /// A voter to be replaced by a node that does not join.
+    #[error("replacing({0:?}) without join(): only a node that joins can take another's place")]
+    ReplacesWithoutJoin(String),
+    /// A node that joins and that nobody could reach.
+    #[error(
+        "{0:?} joins a cluster and has no address: say with advertise() where the others reach it"
+    )]
+    NoAddress(String),
     /// More members than a cluster may have.
     #[error("{0} members, at most {max}", max = Config::MEMBERS_MAX)]
     TooManyMembers(usize),
@@ -95,7 +112,10 @@ impl Config {
             dir: dir.into(),
             name: name.into(),
             members: Vec::new(),
+            join: Vec::new(),
+            replaces: None,
             listen: None,
+            advertise: None,
             token: String::new(),
             insecure_peers: false,
             heartbeat: Duration::from_millis(100),
@@ -110,14 +130,17 @@ impl Config {
             open_reads_max: 65_536,
             quota_bytes: 2 << 30,
             history: History::default(),
+            snapshot_log_bytes: 32 << 20,
             log_segment_bytes: 16 << 20,
             slow_request: Duration::from_millis(300),
             env: Env::real(),
         }
     }
 
-    /// All members, this node too: a name and an address `host:port` for each. The same on all. The
-    /// names found the cluster and cannot be changed; the addresses can, with a restart.
+    /// The members that found a new cluster, this node too: a name and an address `host:port` for each.
+    /// The same on all. Once the cluster exists its members are kept in it, and change with
+    /// [`Config::join`] and [`Node::remove_member`](crate::Node::remove_member): then this list says no
+    /// more than where to look for the others first.
     pub fn members<N: Into<String>, A: Into<String>>(
         mut self,
         members: impl IntoIterator<Item = (N, A)>,
@@ -126,7 +149,34 @@ impl Config {
         self
     }
 
-    /// Where to listen for the other members, if not at this member's own address.
+    /// Joins a cluster that exists, instead of founding one, through any of these members, which are
+    /// asked one after the other; one that is up is enough. The node becomes a learner: it serves its
+    /// program like any member and does not vote, until it is
+    /// [promoted](crate::Node::promote). Needs the cluster's [token](Config::cluster_token) and an
+    /// address of its own ([`Config::advertise`]). With data in the directory, the node is a member
+    /// already, and this is only where it looks for the others first.
+    pub fn join<A: Into<String>>(mut self, members: impl IntoIterator<Item = A>) -> Self {
+        self.join = members.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// A node that joins takes the place of the voter with this name: once it has caught up, it votes
+    /// and the other is a member no more, in one step. For a member whose disk is lost, and for moving
+    /// to another machine.
+    pub fn replacing(mut self, name: impl Into<String>) -> Self {
+        self.replaces = Some(name.into());
+        self
+    }
+
+    /// Where the other members reach this one, `host:port`. Default: its address in
+    /// [`Config::members`]. A name is resolved again at each connect. When it changes, restart the
+    /// node with the new one: the others hear of it.
+    pub fn advertise(mut self, address: impl Into<String>) -> Self {
+        self.advertise = Some(address.into());
+        self
+    }
+
+    /// Where to listen for the other members, if not at the address that they reach it at.
     pub fn listen(mut self, address: impl Into<String>) -> Self {
         self.listen = Some(address.into());
         self
@@ -222,6 +272,13 @@ impl Config {
         self
     }
 
+    /// How many bytes of entries the log grows by before a snapshot of the state is taken and the log is
+    /// cut; half the size of the state, if that is more. Default 32 MiB; at least 64 KiB.
+    pub fn snapshot_log_bytes(mut self, bytes: u64) -> Self {
+        self.snapshot_log_bytes = bytes;
+        self
+    }
+
     /// The size of a file of the log. Default 16 MiB; 64 KiB to 1 GiB.
     pub fn log_segment_bytes(mut self, bytes: u64) -> Self {
         self.log_segment_bytes = bytes;
@@ -248,16 +305,8 @@ impl Config {
     }
 
     /// Checks it, once, at the edge.
-    pub(crate) fn check(&self) -> Result<Settings, ConfigError> {
-        let members = self.check_members()?;
-        let node = members
-            .iter()
-            .find(|(_, member)| member.name == self.name)
-            .map(|(node, _)| *node)
-            .ok_or_else(|| ConfigError::UnknownMember {
-                name: self.name.clone(),
-                members: members.values().map(|member| member.name.clone()).collect(),
-            })?;
+    pub(crate) fn check(&self) -> Result<Checked, ConfigError> {
+        let (contact, beginning) = self.check_beginning()?;
         let ms = Duration::from_millis;
         within("heartbeat", self.heartbeat, ms(4), ms(10_000), "4 ms to 10 s")?;
         let timeout = self.election_timeout;
@@ -272,6 +321,13 @@ impl Config {
         within("quota_bytes", self.quota_bytes, 1 << 20, u64::MAX, "at least 1 MiB")?;
         self.check_history()?;
         within("log_segment_bytes", self.log_segment_bytes, 64 << 10, 1 << 30, "64 KiB to 1 GiB")?;
+        within(
+            "snapshot_log_bytes",
+            self.snapshot_log_bytes,
+            64 << 10,
+            1 << 50,
+            "at least 64 KiB",
+        )?;
         // One request is one entry of the log at most, which has a largest size.
         let (bytes, ops) = (self.limits.request_bytes_max, self.limits.txn_ops_max);
         within("limits.request_bytes_max", bytes, 1, 3 << 20, "1 byte to 3 MiB")?;
@@ -282,33 +338,53 @@ impl Config {
                 "sessions live shorter than four election timeouts: a change of the leader can end them"
             );
         }
-        let cluster = cluster_id(&self.token, members.values().map(|member| member.name.as_str()));
-        Ok(Settings {
-            node,
-            contact: members[&node].clone(),
-            cluster,
-            members,
-            dir: self.dir.clone(),
-            heartbeat: self.heartbeat,
-            election_timeout: timeout,
-            drift: Drift::percent(self.drift_percent),
-            session_ttl: self.session_ttl,
-            call_deadline: self.call_deadline,
-            label: self.label.clone().unwrap_or_else(|| self.name.clone()),
-            limits: self.limits.clone(),
-            open_writes_max: self.open_writes_max,
-            open_bytes_max: self.open_bytes_max,
-            open_reads_max: self.open_reads_max,
-            quota_bytes: self.quota_bytes,
-            history: self.history.clone(),
-            log_segment_bytes: self.log_segment_bytes,
-            slow_request: self.slow_request,
-        })
+        Ok(Checked::new(self.clone(), contact, beginning))
     }
 
-    /// Where to listen, as far as the configuration says.
-    pub(crate) fn listen_address(&self, settings: &Settings) -> String {
-        self.listen.clone().unwrap_or_else(|| settings.contact.address.clone())
+    /// How the node begins, if its disk is new, and what it is called.
+    fn check_beginning(&self) -> Result<(Contact, Beginning), ConfigError> {
+        if self.join.is_empty() {
+            if let Some(old) = &self.replaces {
+                return Err(ConfigError::ReplacesWithoutJoin(old.clone()));
+            }
+            let members = self.check_members()?;
+            let (node, contact) = members
+                .iter()
+                .find(|(_, member)| member.name == self.name)
+                .map(|(node, member)| (*node, member.clone()))
+                .ok_or_else(|| ConfigError::UnknownMember {
+                    name: self.name.clone(),
+                    members: members.values().map(|member| member.name.clone()).collect(),
+                })?;
+            let address = self.advertise.clone().unwrap_or(contact.address);
+            let contact = self.check_contact(address)?;
+            let names = members.values().map(|member| member.name.as_str());
+            let cluster = cluster_id(&self.token, names);
+            return Ok((contact, Beginning::Found { node, cluster, members }));
+        }
+        if !self.members.is_empty() {
+            return Err(ConfigError::JoinOrFound);
+        }
+        let Some(address) = self.advertise.clone() else {
+            return Err(ConfigError::NoAddress(self.name.clone()));
+        };
+        for address in self.join.iter().filter(|address| !is_host_and_port(address)) {
+            let (name, address) = ("to join".to_owned(), address.clone());
+            return Err(ConfigError::BadAddress { name, address });
+        }
+        let (addresses, replaces) = (self.join.clone(), self.replaces.clone());
+        Ok((self.check_contact(address)?, Beginning::Join { addresses, replaces }))
+    }
+
+    fn check_contact(&self, address: String) -> Result<Contact, ConfigError> {
+        let name = self.name.clone();
+        if name.is_empty() {
+            return Err(ConfigError::EmptyName);
+        }
+        if !address.is_empty() && !is_host_and_port(&address) {
+            return Err(ConfigError::BadAddress { name, address });
+        }
+        Ok(Contact { name, address })
     }
 
     /// How to talk to the other members.
@@ -389,20 +465,6 @@ fn within<T: PartialOrd + std::fmt::Debug>(
     Ok(())
 }
 
-/// A 128-bit FNV-1a hash: it tells clusters apart, it protects against nobody.
-fn cluster_id<'a>(token: &'a str, names: impl Iterator<Item = &'a str>) -> ClusterId {
-    const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
-    let mut hash = OFFSET;
-    for part in std::iter::once(token).chain(names) {
-        let length = (part.len() as u64).to_le_bytes();
-        for byte in length.iter().chain(part.as_bytes()) {
-            hash = (hash ^ u128::from(*byte)).wrapping_mul(PRIME);
-        }
-    }
-    ClusterId(hash)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -413,13 +475,20 @@ mod tests {
 
     #[test]
     fn ids_and_the_cluster_do_not_depend_on_the_order_of_the_members() {
-        let one = three().check().unwrap();
+        let found = |config: Config| config.check().unwrap().found().unwrap();
+        let one = found(three());
         let other = Config::new("x", "b").members([("a", "z:1"), ("b", "h:2"), ("c", "h:3")]);
-        let other = other.check().unwrap();
+        let other = found(other);
         assert_eq!((one.node, one.cluster), (other.node, other.cluster));
         assert_eq!(one.node.get(), 2);
-        let token = three().cluster_token("t").check().unwrap();
+        let token = found(three().cluster_token("t"));
         assert_ne!(token.cluster, one.cluster);
+        let fewer = found(Config::new("d", "b").members([("a", "h:1"), ("b", "h:2")]));
+        assert_ne!(fewer.cluster, one.cluster);
+        let join = Config::new("d", "x").join(["h:1"]).advertise("h:9");
+        let four = NodeId::new(4).unwrap();
+        assert!(join.check().unwrap().belongs(four, one.cluster).is_some(), "the same token");
+        assert!(join.check().unwrap().belongs(four, token.cluster).is_none(), "another token");
     }
 
     #[test]
@@ -431,6 +500,11 @@ mod tests {
             (Config::new("d", "a").members([("a", "h")]), "not of the form host:port"),
             (Config::new("d", "a").members([("a", "h:99999")]), "not of the form host:port"),
             (Config::new("d", "").members([("", "h:1")]), "name is empty"),
+            (three().join(["h:1"]), "founds a cluster or joins one"),
+            (three().replacing("a"), "without join()"),
+            (Config::new("d", "x").join(["h:1"]), "has no address"),
+            (Config::new("d", "x").join(["h"]).advertise("h:9"), "not of the form host:port"),
+            (Config::new("d", "x").join(["h:1"]).advertise("h"), "not of the form host:port"),
             (three().heartbeat(Duration::ZERO), "heartbeat is 0ns, and must be 4 ms to 10 s"),
             (three().election_timeout(Duration::from_millis(150)), "3 heartbeats to 60 s"),
             (three().drift_percent(40), "drift_percent is 40, and must be 0 to 30"),

@@ -3,7 +3,7 @@
 use std::io;
 use thiserror::Error as ThisError;
 
-use crate::model::Refusal;
+use crate::model::{MemberRefusal, Refusal, Revision};
 use crate::node::{CallError, SessionEnd, StopReason};
 use crate::transport::TransportError;
 
@@ -17,6 +17,8 @@ pub enum Effect {
     /// It may have been applied, or may still be: at most once, and not after the cluster has learnt
     /// that this node gave it up. Read to find out.
     Unknown,
+    /// It was applied, once.
+    Applied,
 }
 
 /// Why a call brought no answer. [`Error::effect`] says whether anything was changed.
@@ -73,6 +75,19 @@ pub enum Error {
     /// The session has ended. Nothing was changed by this call.
     #[error("not applied: the session has ended: {0}")]
     SessionEnded(SessionEnd),
+    /// The change was applied. What it answered was large, and was gone when this node, which had been
+    /// cut off meanwhile, could hear of it: read what you need.
+    #[error("applied, at revision {revision}; its answer came too late to be kept")]
+    AnswerLost {
+        /// The store's revision right after it.
+        revision: Revision,
+    },
+    /// The members of the cluster stay as they are.
+    #[error("not applied: {0}")]
+    Members(#[source] MemberRefusal),
+    /// A backup could not be made, in words that say why. Nothing was changed.
+    #[error("no backup was made: {0}")]
+    Backup(String),
     /// No other member could take the leadership.
     #[error("no other member is connected and caught up: leadership stays where it is")]
     NoTransferee,
@@ -83,12 +98,15 @@ impl Error {
     pub fn effect(&self) -> Effect {
         match self {
             Error::Deadline { effect } | Error::Stopped { effect, .. } => *effect,
+            Error::AnswerLost { .. } => Effect::Applied,
             Error::Refused(_)
             | Error::Busy
             | Error::Diverged
             | Error::QuotaExceeded { .. }
             | Error::NoSpace
             | Error::SessionEnded(_)
+            | Error::Members(_)
+            | Error::Backup(_)
             | Error::NoTransferee => Effect::NotApplied,
         }
     }
@@ -104,6 +122,7 @@ fn words(effect: Effect) -> &'static str {
     match effect {
         Effect::NotApplied => "not applied",
         Effect::Unknown => "may have been applied or not",
+        Effect::Applied => "applied",
     }
 }
 
@@ -123,6 +142,9 @@ impl From<CallError> for Error {
                 Error::Stopped { reason, effect: effect(maybe_applied) }
             }
             CallError::NoTransferee => Error::NoTransferee,
+            CallError::AnswerLost { revision } => Error::AnswerLost { revision },
+            CallError::Members(refusal) => Error::Members(refusal),
+            CallError::Backup(why) => Error::Backup(why.to_string()),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! A member of a cluster, inside this program.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
@@ -7,12 +8,13 @@ use tokio::sync::{Mutex, oneshot};
 
 use crate::env::Env;
 use crate::metrics::Metrics;
-use crate::model::{Moment, NodeId};
+use crate::model::{MemberWish, Members, Moment, NodeId, SnapshotId};
 use crate::node::{
-    Assembly, Bells, Health, NodeStatus, Role, Running, Settings, Shared, StopReason,
+    Assembly, Bells, Health, Joined, NodeStatus, Role, Running, Settings, Shared, StopReason, whose,
 };
 use crate::transport::{MemoryHub, TcpBound, TcpHandle};
 
+use super::checked::Checked;
 use super::{Client, Config, Effect, Error, OpenSession, Session, StartError};
 
 /// A member of a cluster, inside this program. It runs on threads of its own, needs no particular
@@ -58,20 +60,20 @@ impl Node {
     /// # Errors
     /// See [`StartError`]. Nothing keeps running then.
     pub async fn start(config: Config) -> Result<Node, StartError> {
-        let settings = config.check()?;
+        let checked = config.check()?;
         off_thread(move || {
             let env = config.world().clone();
-            if settings.members.len() == 1 {
-                return Self::open_in_memory(settings, env, &MemoryHub::default());
-            }
+            let Some(listen) = checked.listen_address() else {
+                return Self::open_in_memory(&checked, env, &MemoryHub::default());
+            };
             // The port is taken first: a second node on it must not touch the data.
-            let bound = TcpBound::bind(&config.listen_address(&settings), config.tcp_settings())?;
-            let assembly = Assembly::open(settings.clone(), env.clone(), Bells::silent())?;
-            let peers = settings.members.iter().map(|(id, member)| (*id, member.address.clone()));
+            let bound = TcpBound::bind(&listen, config.tcp_settings())?;
+            let (settings, joined) = begin(&env, &checked)?;
+            let assembly = Assembly::open(settings, env.clone(), Bells::silent(), joined)?;
             let (network, handle) = bound.start(
                 &env,
-                settings.node,
-                &peers.collect(),
+                assembly.node(),
+                &assembly.contacts(),
                 assembly.introducer(),
                 assembly.receiver(),
             )?;
@@ -86,13 +88,14 @@ impl Node {
         config: &Config,
         hub: MemoryHub,
     ) -> Result<Node, StartError> {
-        let (settings, env) = (config.check()?, config.world().clone());
-        off_thread(move || Self::open_in_memory(settings, env, &hub)).await
+        let (checked, env) = (config.check()?, config.world().clone());
+        off_thread(move || Self::open_in_memory(&checked, env, &hub)).await
     }
 
-    fn open_in_memory(settings: Settings, env: Env, hub: &MemoryHub) -> Result<Node, StartError> {
+    fn open_in_memory(checked: &Checked, env: Env, hub: &MemoryHub) -> Result<Node, StartError> {
+        let (settings, joined) = begin(&env, checked)?;
         let node = settings.node;
-        let assembly = Assembly::open(settings, env, Bells::silent())?;
+        let assembly = Assembly::open(settings, env, Bells::silent(), joined)?;
         let network = hub.join(node, assembly.introducer(), assembly.receiver());
         Self::run(assembly, Box::new(network), Link::Memory(hub.clone(), node))
     }
@@ -224,6 +227,46 @@ impl Node {
         Ok(self.shared.transfer(to, self.shared.deadline(None)).await?)
     }
 
+    /// The members of the cluster, as this node's replica has them.
+    pub fn members(&self) -> Arc<Members> {
+        self.shared.reader.members()
+    }
+
+    /// Makes a learner vote. It must have caught up, and enough of the voters must be there. Answers
+    /// when this node has applied it; fine if it votes already.
+    ///
+    /// # Errors
+    /// [`Error::Members`], with nothing changed; [`Error::Deadline`], when it may have come true.
+    pub async fn promote(&self, member: NodeId) -> Result<(), Error> {
+        self.step(MemberWish::Promote(member)).await
+    }
+
+    /// Removes a member, for ever: its id is never used again, and its node stops when it hears of it.
+    /// A leader that is to be removed hands the leadership over first. Answers when this node has
+    /// applied it; fine if it is gone already. Refused if too few voters would be left that are there.
+    ///
+    /// # Errors
+    /// [`Error::Members`], with nothing changed; [`Error::Deadline`], when it may have come true.
+    pub async fn remove_member(&self, member: NodeId) -> Result<(), Error> {
+        self.step(MemberWish::Remove(member)).await
+    }
+
+    async fn step(&self, wish: MemberWish) -> Result<(), Error> {
+        self.shared.step(wish, self.shared.deadline(None)).await?;
+        Ok(())
+    }
+
+    /// Writes a copy of this node's state to a file, while everything goes on: the store at one
+    /// revision, read back and checked before the file has its name. What is there is replaced. The
+    /// state is that of this replica, which may lag: for a copy of the newest, read something
+    /// linearizably first.
+    ///
+    /// # Errors
+    /// [`Error::Backup`]; [`Error::Stopped`].
+    pub async fn backup(&self, file: impl Into<PathBuf>) -> Result<SnapshotId, Error> {
+        Ok(self.shared.backup(file.into()).await?)
+    }
+
     /// Flips one bit of a key's newest row in this node's memory, as failing memory would: for tests
     /// that the node notices. Answers with whether there is such a key.
     ///
@@ -283,6 +326,25 @@ impl Link {
             Link::Tcp(handle) => handle.stop(),
             Link::Memory(hub, node) => hub.leave(*node),
         }
+    }
+}
+
+/// Which member of which cluster a node is: its disk says so, or its configuration, or those that it
+/// joins.
+fn begin(env: &Env, checked: &Checked) -> Result<(Settings, Option<Joined>), StartError> {
+    if let Some((node, cluster)) = whose(env, checked.dir())? {
+        let settings = checked.belongs(node, cluster);
+        return match settings {
+            Some(settings) => Ok((settings, None)),
+            None => Err(StartError::Data(format!(
+                "{} is of a cluster with another token: give each cluster a directory of its own",
+                checked.dir().display()
+            ))),
+        };
+    }
+    match checked.found() {
+        Some(settings) => Ok((settings, None)),
+        None => Err(StartError::Data("joining is not possible yet".to_owned())),
     }
 }
 

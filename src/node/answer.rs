@@ -5,7 +5,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use tokio::sync::oneshot;
 
-use crate::model::Refusal;
+use crate::model::{MemberRefusal, Refusal, Revision};
 
 /// What became of a call.
 pub(crate) type CallResult<T> = Result<T, CallError>;
@@ -47,6 +47,18 @@ pub(crate) enum CallError {
         /// Whether the change may have been applied, or may still be.
         maybe_applied: bool,
     },
+    /// It was applied; its answer was too large to be kept until this node could hear of it.
+    #[error("it was applied at revision {revision}, and its answer is lost")]
+    AnswerLost {
+        /// The store's revision right after it.
+        revision: Revision,
+    },
+    /// The members stay as they are.
+    #[error(transparent)]
+    Members(MemberRefusal),
+    /// A backup could not be made.
+    #[error("{0}")]
+    Backup(Arc<str>),
     /// There is nobody that leadership could be moved to.
     #[error("there is no other member that could lead now")]
     NoTransferee,
@@ -58,6 +70,8 @@ pub(crate) enum CallError {
 pub enum StopReason {
     /// It was asked to.
     Shutdown,
+    /// It was removed from the cluster. Its data is of no use any more.
+    Removed,
     /// Something inside it failed; what, in words. The host process lives on.
     Failed(Arc<str>),
 }
@@ -73,6 +87,9 @@ impl fmt::Display for StopReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             StopReason::Shutdown => f.write_str("it was shut down"),
+            StopReason::Removed => f.write_str(
+                "it was removed from the cluster; to come back it joins again, with a new directory",
+            ),
             StopReason::Failed(why) => f.write_str(why),
         }
     }

@@ -1,13 +1,16 @@
 //! Puts a node together: opens its log, replays what is committed, and hands out the parts that run.
 
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use thiserror::Error;
 
 use crate::env::{Env, Network};
-use crate::machine::{Machine, MachineOptions};
+use crate::machine::{Machine, MachineOptions, Restore};
 use crate::metrics::Meters;
-use crate::model::{LogIndex, NodeId, Term};
+use crate::model::{ClusterId, DiskId, LogIndex, Members, NodeId, SnapshotId, Term};
+use crate::snapshot::{Folder, Found, SnapshotError};
 use crate::transport::{Introducer, Receiver};
 use crate::wal::{self, LogError};
 use crate::watch::{Hub, WatchLimits};
@@ -16,8 +19,10 @@ use super::driver::{Driver, Parts, apply_entry};
 use super::identity::Identity;
 use super::inbox::Inbox;
 use super::log_worker::{LogQueue, LogWorker};
+use super::roster::Roster;
 use super::settings::Settings;
 use super::shared::Shared;
+use super::snapshot_worker::{SnapshotQueue, SnapshotWorker};
 use super::status::{NodeStatus, Role};
 
 /// How many bytes of peers' messages may wait for the driver.
@@ -35,16 +40,30 @@ pub(crate) enum StartError {
     /// What the log holds cannot be applied.
     #[error("{0}")]
     Replay(String),
-    /// The configuration names other members than those that founded the cluster.
+    /// The snapshots cannot be read.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    /// The log begins with a state that is not there, and there is nobody to ask.
     #[error(
-        "the cluster was founded by members {founded:?}, the configuration names {configured:?}: \
-         start this node with the members that founded the cluster"
+        "the log begins at entry {base}, and no snapshot that covers it can be read: restore this \
+         node from a backup{}", damage(.damaged)
     )]
-    Members {
-        /// As the log has them.
-        founded: Vec<NodeId>,
-        /// As the configuration has them.
-        configured: Vec<NodeId>,
+    StateLost {
+        /// The last entry that is not in the log.
+        base: LogIndex,
+        /// What is wrong with the snapshots that are there.
+        damaged: Vec<String>,
+    },
+    /// The directory is another member's.
+    #[error(
+        "the directory is that of member {found:?}, and this node is called {own:?}: give each member a \
+         directory of its own"
+    )]
+    OtherMember {
+        /// Whose it is.
+        found: String,
+        /// This node's name.
+        own: String,
     },
 }
 
@@ -54,12 +73,14 @@ pub(crate) struct Bells {
     pub(crate) driver: Box<dyn Fn() + Send + Sync>,
     /// Called when the log worker has something to do.
     pub(crate) log: Box<dyn Fn() + Send + Sync>,
+    /// Called when the snapshot worker has something to do.
+    pub(crate) snapshots: Box<dyn Fn() + Send + Sync>,
 }
 
 impl Bells {
     /// Nobody.
     pub(crate) fn silent() -> Self {
-        Self { driver: Box::new(|| {}), log: Box::new(|| {}) }
+        Self { driver: Box::new(|| {}), log: Box::new(|| {}), snapshots: Box::new(|| {}) }
     }
 }
 
@@ -68,7 +89,8 @@ pub(crate) struct Assembly {
     settings: Settings,
     env: Env,
     opened: wal::Opened,
-    machine: Machine,
+    folder: Folder,
+    loaded: Loaded,
     inbox: Arc<Inbox>,
     identity: Arc<Identity>,
     bells: Bells,
@@ -79,46 +101,91 @@ pub(crate) struct Assembly {
 pub(crate) struct Assembled {
     pub(crate) driver: Driver,
     pub(crate) log_worker: LogWorker,
+    pub(crate) snapshot_worker: SnapshotWorker,
     pub(crate) shared: Arc<Shared>,
 }
 
+/// What a member is given that joins a cluster, before it has a log.
+#[derive(Clone, Debug)]
+pub(crate) struct Joined {
+    /// Its disk, drawn before it asked.
+    pub(crate) disk: DiskId,
+    /// Who founded the cluster.
+    pub(crate) founders: wal::Founding,
+}
+
+/// Whose data is in `dir`, if there is any: which member of which cluster.
+///
+/// # Errors
+/// What is there cannot be read.
+pub(crate) fn whose(env: &Env, dir: &Path) -> Result<Option<(NodeId, ClusterId)>, StartError> {
+    let found = wal::peek(env, dir)?;
+    Ok(found.map(|(identity, _)| (identity.node, identity.cluster)))
+}
+
 impl Assembly {
-    /// Opens the log and replays it.
+    /// Opens the log and the newest snapshot, and replays what is committed. `joined` is set for a
+    /// member that has just joined.
     ///
     /// # Errors
     /// See [`StartError`].
-    pub(crate) fn open(settings: Settings, env: Env, bells: Bells) -> Result<Self, StartError> {
+    pub(crate) fn open(
+        settings: Settings,
+        env: Env,
+        bells: Bells,
+        joined: Option<Joined>,
+    ) -> Result<Self, StartError> {
         let identity = wal::Identity { cluster: settings.cluster, node: settings.node };
         let options = wal::LogOptions {
             segment_bytes: settings.log_segment_bytes,
             reserve_bytes: settings.log_segment_bytes,
-            disk: None,
+            disk: joined.as_ref().map(|joined| joined.disk),
         };
-        let opened = wal::open(&env, &settings.dir, identity, options)?;
-        let recovered = &opened.recovered;
-        if let Some(torn) = &recovered.torn {
+        let mut opened = wal::open(&env, &settings.dir, identity, options)?;
+        if let Some(torn) = &opened.recovered.torn {
             tracing::warn!(?torn, "the end of the log was torn by a crash and has been cut");
         }
-        if let Some(founders) = &recovered.founding {
-            let founded: Vec<NodeId> = founders.keys().copied().collect();
-            let configured: Vec<NodeId> = settings.members.keys().copied().collect();
-            if founded != configured {
-                return Err(StartError::Members { founded, configured });
+        if let (Some(Joined { founders, .. }), None) = (joined, &opened.recovered.founding) {
+            let group = wal::Group { founding: Some(founders.clone()), ..wal::Group::default() };
+            if opened.writer.commit(&[group])?.waiting > 0 {
+                return Err(StartError::Replay("the disk is full".to_owned()));
             }
+            opened.recovered.founding = Some(founders);
         }
-        let mut machine = Machine::new(MachineOptions::default());
-        replay(&mut machine, &opened.reader, recovered.hard_state.commit)?;
+        let folder = Folder::open(&env.disk, &settings.dir, settings.cluster)?;
+        let loaded = load(&folder, &settings, &opened)?;
+        if let Some(own) = loaded.machine.members().get(settings.node)
+            && !own.name.is_empty()
+            && own.name != settings.contact.name
+        {
+            let (found, own) = (own.name.clone(), settings.contact.name.clone());
+            return Err(StartError::OtherMember { found, own });
+        }
+        let recovered = &opened.recovered;
         let identity = Arc::new(Identity::new(
             &settings,
             recovered.disk,
             recovered.incarnation,
             recovered.founding.clone(),
         ));
+        identity.knows(Arc::clone(loaded.machine.members()));
         let meters = Arc::new(Meters::default());
-        let Bells { driver, log } = bells;
+        let Bells { driver, log, snapshots } = bells;
         let inbox = Arc::new(Inbox::new(PEER_BYTES_MAX, Arc::clone(&meters), driver));
-        let bells = Bells { driver: Box::new(|| {}), log };
-        Ok(Self { settings, env, opened, machine, inbox, identity, bells, meters })
+        let bells = Bells { driver: Box::new(|| {}), log, snapshots };
+        Ok(Self { settings, env, opened, folder, loaded, inbox, identity, bells, meters })
+    }
+
+    /// Which member it is.
+    pub(crate) fn node(&self) -> NodeId {
+        self.settings.node
+    }
+
+    /// Whom it keeps connections to, to begin with.
+    pub(crate) fn contacts(&self) -> BTreeMap<NodeId, String> {
+        let mut roster = Roster::new(self.settings.node, self.settings.members.clone());
+        roster.update(self.loaded.machine.members());
+        roster.contacts()
     }
 
     /// Where the network puts what comes in.
@@ -142,7 +209,8 @@ impl Assembly {
     /// # Errors
     /// The consensus cannot start from what the log holds.
     pub(crate) fn finish(self, network: Box<dyn Network>) -> Result<Assembled, StartError> {
-        let Self { settings, env, opened, machine, inbox, identity, bells, meters } = self;
+        let Self { settings, env, opened, folder, loaded, inbox, identity, bells, meters } = self;
+        let Loaded { machine, newest, log_bytes, lost } = loaded;
         let wal::Opened { writer, reader: log_reader, recovered } = opened;
         let reader = machine.reader();
         let hub = Hub::new(reader.clone(), WatchLimits::default());
@@ -164,6 +232,14 @@ impl Assembly {
             digest: (machine.applied(), machine.digest()),
         };
         let clock = Arc::clone(&env.clock);
+        let snapshot_queue = Arc::new(SnapshotQueue::new(bells.snapshots));
+        let snapshot_worker = SnapshotWorker::new(
+            env.clone(),
+            folder,
+            MachineOptions::default(),
+            Arc::clone(&snapshot_queue),
+            Arc::clone(&inbox),
+        );
         let inbox_of_shared = Arc::clone(&inbox);
         let shared =
             Shared::new(settings, env, inbox_of_shared, reader, hub, status, Arc::clone(&meters));
@@ -179,21 +255,105 @@ impl Assembly {
             machine,
             hard_state: recovered.hard_state,
             founded: recovered.founding.is_some(),
+            state_lost: lost,
+            snapshot_queue,
+            newest_snapshot: newest,
+            log_bytes,
         })
         .map_err(StartError::Replay)?;
-        Ok(Assembled { driver, log_worker, shared })
+        Ok(Assembled { driver, log_worker, snapshot_worker, shared })
     }
 }
 
+/// What a start has found of the replicated state.
+struct Loaded {
+    machine: Machine,
+    /// The newest snapshot, with the members as of it.
+    newest: Option<(SnapshotId, Members)>,
+    /// Bytes of entries applied since.
+    log_bytes: u64,
+    /// Set if the state that the log begins with cannot be read: what it must cover. The machine is
+    /// empty then.
+    lost: Option<LogIndex>,
+}
+
+/// Loads the newest snapshot that can be read, and applies what the log says was committed after it.
+fn load(folder: &Folder, settings: &Settings, opened: &wal::Opened) -> Result<Loaded, StartError> {
+    let recovered = &opened.recovered;
+    let base = recovered.base.index;
+    let mut damaged = Vec::new();
+    let mut found = None;
+    for candidate in folder.list()? {
+        if candidate.index < base {
+            break;
+        }
+        match read_snapshot(folder, &candidate) {
+            Ok(state) => {
+                found = Some(state);
+                break;
+            }
+            Err(why) => {
+                tracing::error!(%why, "a snapshot cannot be used, an older one is tried");
+                damaged.push(why);
+            }
+        }
+    }
+    let (machine, newest) = match found {
+        Some((machine, id)) => {
+            let members = Members::clone(machine.members());
+            (machine, Some((id, members)))
+        }
+        None => {
+            let mut machine = Machine::new(MachineOptions::default());
+            if base > LogIndex(1) {
+                // The configuration says whether there is anybody to ask.
+                if settings.members.keys().eq([&settings.node]) {
+                    return Err(StartError::StateLost { base, damaged });
+                }
+                tracing::error!(%base, ?damaged, "the state is lost and is fetched from another member");
+                return Ok(Loaded { machine, newest: None, log_bytes: 0, lost: Some(base) });
+            }
+            if let Some(founders) = &recovered.founding {
+                machine.found(Members::founded(founders));
+            }
+            (machine, None)
+        }
+    };
+    let mut loaded = Loaded { machine, newest, log_bytes: 0, lost: None };
+    replay(&mut loaded, &opened.reader, recovered.hard_state.commit)?;
+    Ok(loaded)
+}
+
+/// The state in a snapshot, and what names the file.
+fn read_snapshot(folder: &Folder, found: &Found) -> Result<(Machine, SnapshotId), String> {
+    let words = |error: &dyn std::fmt::Display| error.to_string();
+    let mut reader = folder.read(found).map_err(|error| words(&error))?;
+    let mut restore = Restore::new(MachineOptions::default(), reader.head().clone())
+        .map_err(|error| words(&error))?;
+    while let Some(piece) = reader.next().map_err(|error| words(&error))? {
+        restore.add(piece).map_err(|error| words(&error))?;
+    }
+    let id = reader.id().expect("it was read to its end");
+    let machine = restore.finish().map_err(|error| format!("{}: {error}", found.path.display()))?;
+    Ok((machine, id))
+}
+
 /// Applies everything up to `commit`.
-fn replay(machine: &mut Machine, log: &wal::LogReader, commit: LogIndex) -> Result<(), StartError> {
+fn replay(loaded: &mut Loaded, log: &wal::LogReader, commit: LogIndex) -> Result<(), StartError> {
+    let machine = &mut loaded.machine;
     let mut next = machine.applied().next();
     while next <= commit {
         for entry in log.entries(next, commit.next(), REPLAY_BYTES)? {
             next = entry.index.next();
+            loaded.log_bytes += entry.data.len() as u64;
             apply_entry(machine, entry).map_err(StartError::Replay)?;
         }
         machine.publish();
     }
     Ok(())
+}
+
+/// What is wrong with the snapshots that are there.
+fn damage(damaged: &[String]) -> String {
+    damaged.iter().map(|why| format!("; {why}")).collect()
 }

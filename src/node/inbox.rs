@@ -4,16 +4,20 @@
 //! What comes from callers is bounded by admission (`Shared`), before it is put here. What comes from
 //! peers is bounded here: any message of a peer may be lost, so what does not fit is dropped.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::metrics::Meters;
-use crate::model::{Command, Hello, LeaseId, Moment, NodeId, PeerMessage, Reply, Revision};
+use crate::model::{
+    Command, Hello, LeaseId, MemberWish, Moment, NodeId, PeerMessage, Reply, Revision, SnapshotId,
+};
 use crate::transport::{Receiver, Refused};
 use crate::wal;
 
 use super::answer::{CallError, CallResult, ReplyTo};
 use super::session::SessionOpening;
+use super::snapshot_worker::News;
 use super::story::Story;
 
 /// One thing that happened.
@@ -30,6 +34,8 @@ pub(crate) enum Input {
     Durable(wal::Durable),
     /// The disk has become full, as far as the log can tell, or has room again.
     Space(wal::Space),
+    /// The front of the log was cut.
+    LogCut,
     /// The log has failed; the node must stop.
     LogFailed(String),
     /// A caller wants a change.
@@ -44,6 +50,24 @@ pub(crate) enum Input {
     SessionGranted(SessionOpening, CallResult<Reply>),
     /// Nobody needs this session any more: end its lease.
     CloseSession(LeaseId),
+    /// Somebody wants a step of the members.
+    Step {
+        /// Which.
+        wish: MemberWish,
+        /// When to give up.
+        deadline: Moment,
+        /// Who wants to know whom it was about.
+        reply: ReplyTo<NodeId>,
+    },
+    /// A copy of the state is wanted in a file.
+    Backup {
+        /// Where.
+        path: PathBuf,
+        /// Who wants to know its id.
+        reply: ReplyTo<SnapshotId>,
+    },
+    /// What came of a job of the snapshot worker.
+    Snapshot(News),
     /// Leadership should move to a peer, or to whoever is best.
     Transfer { to: Option<NodeId>, deadline: Moment, reply: ReplyTo<()> },
     /// A test wants a bit of a key's row in memory to flip; answered with whether there is one.
@@ -185,6 +209,7 @@ fn weight(message: &PeerMessage) -> usize {
                 .map(|(_, command)| crate::codec::encoded_len_hint(command) + FIXED)
                 .sum(),
             PeerMessage::ProposeRefused { seqs, .. } => seqs.len() * 8,
+            PeerMessage::SnapshotPart { data, .. } => data.len(),
             PeerMessage::Renew { leases, .. } => leases.len() * 8,
             PeerMessage::Renewed { renewed, gone, .. } => (renewed.len() + gone.len()) * 8,
             _ => 0,
@@ -200,6 +225,8 @@ pub(crate) fn refuse_all(inputs: Vec<Input>, why: &super::StopReason) {
             Input::Read { reply, .. }
             | Input::AtLeast { reply, .. }
             | Input::Transfer { reply, .. } => reply.send(Err(error())),
+            Input::Step { reply, .. } => reply.send(Err(error())),
+            Input::Backup { reply, .. } => reply.send(Err(error())),
             #[cfg(any(test, feature = "sim"))]
             Input::Rot { reply, .. } => reply.send(Err(error())),
             Input::OpenSession(opening) => opening.reply.send(Err(error())),
@@ -215,7 +242,9 @@ pub(crate) fn refuse_all(inputs: Vec<Input>, why: &super::StopReason) {
             | Input::Refused(..)
             | Input::Durable(_)
             | Input::Space(_)
+            | Input::LogCut
             | Input::LogFailed(_)
+            | Input::Snapshot(_)
             | Input::CloseSession(_)
             | Input::Stop
             | Input::Abort => {}

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::env::Clock;
 use crate::metrics::Meters;
+use crate::model::LogIndex;
 use crate::wal;
 
 use super::inbox::{Inbox, Input};
@@ -26,7 +27,15 @@ pub(crate) struct LogQueue {
 #[derive(Default)]
 struct State {
     groups: Vec<wal::Group>,
+    /// Up to where nobody needs the log any more.
+    cut: Option<LogIndex>,
     closed: bool,
+}
+
+impl State {
+    fn is_idle(&self) -> bool {
+        self.groups.is_empty() && self.cut.is_none() && !self.closed
+    }
 }
 
 impl LogQueue {
@@ -51,6 +60,16 @@ impl LogQueue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).groups.len()
     }
 
+    /// Entries up to here are not needed: a durable snapshot covers them.
+    pub(crate) fn cut(&self, up_to: LogIndex) {
+        {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.cut = state.cut.max(Some(up_to));
+            self.bell.notify_one();
+        }
+        (self.on_push)();
+    }
+
     /// What is queued is still written; then the worker ends.
     pub(crate) fn close(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
@@ -58,10 +77,11 @@ impl LogQueue {
         (self.on_push)();
     }
 
-    /// Waits for groups; `None` when the queue is closed and empty. Empty after `at_most`.
-    fn take(&self, at_most: Option<Duration>) -> Option<Vec<wal::Group>> {
+    /// Waits for groups, or for leave to cut; `None` when the queue is closed and empty. Empty after
+    /// `at_most`.
+    fn take(&self, at_most: Option<Duration>) -> Option<(Vec<wal::Group>, Option<LogIndex>)> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let idle = |state: &mut State| state.groups.is_empty() && !state.closed;
+        let idle = |state: &mut State| state.is_idle();
         state = match at_most {
             None => self.bell.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner),
             Some(at_most) => {
@@ -74,7 +94,7 @@ impl LogQueue {
         if state.closed && state.groups.is_empty() {
             return None;
         }
-        Some(std::mem::take(&mut state.groups))
+        Some((std::mem::take(&mut state.groups), state.cut.take()))
     }
 }
 
@@ -122,15 +142,15 @@ impl LogWorker {
     pub(crate) fn turn(&mut self) -> LogTurn {
         match self.queue.take(Some(Duration::ZERO)) {
             None => LogTurn::Ended,
-            Some(groups) => self.write(groups),
+            Some((groups, cut)) => self.write(groups, cut),
         }
     }
 
     /// Works until the queue is closed or the log fails.
     pub(crate) fn run(&mut self) {
         let mut patience = None;
-        while let Some(groups) = self.queue.take(patience) {
-            patience = match self.write(groups) {
+        while let Some((groups, cut)) = self.queue.take(patience) {
+            patience = match self.write(groups, cut) {
                 LogTurn::Wrote => Some(IDLE_AFTER),
                 LogTurn::Idle => None,
                 LogTurn::Full => Some(TRY_AGAIN_AFTER),
@@ -147,8 +167,30 @@ impl LogWorker {
         self.meters.log_bytes_total.add(entries().map(|entry| entry.data.len() as u64).sum());
     }
 
-    fn write(&mut self, groups: Vec<wal::Group>) -> LogTurn {
+    fn write(&mut self, groups: Vec<wal::Group>, cut: Option<LogIndex>) -> LogTurn {
         self.waiting.extend(groups);
+        let turn = self.write_waiting();
+        match cut {
+            // After the groups: they come first for those who wait.
+            Some(up_to) if turn != LogTurn::Ended => self.cut(up_to, turn),
+            _ => turn,
+        }
+    }
+
+    fn cut(&mut self, up_to: LogIndex, turn: LogTurn) -> LogTurn {
+        match self.writer.cut(up_to) {
+            Ok(()) => {
+                drop(self.inbox.push(Input::LogCut));
+                turn
+            }
+            Err(error) => {
+                drop(self.inbox.push(Input::LogFailed(error.to_string())));
+                LogTurn::Ended
+            }
+        }
+    }
+
+    fn write_waiting(&mut self) -> LogTurn {
         let result = if self.waiting.is_empty() {
             self.writer.idle().map(|()| None)
         } else {

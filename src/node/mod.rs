@@ -27,14 +27,17 @@ mod session;
 mod settings;
 mod shared;
 mod slow;
+mod snapshot_worker;
+mod snapshots;
 mod space;
 mod status;
+mod steps;
 mod story;
 mod thread;
 
 pub use answer::StopReason;
 pub(crate) use answer::{CallError, CallResult, ReplyTo};
-pub(crate) use assembly::{Assembly, Bells, StartError};
+pub(crate) use assembly::{Assembly, Bells, Joined, StartError, whose};
 pub use digests::EVERY as DIGEST_EVERY;
 pub use health::{Health, Verdict};
 pub(crate) use inbox::Input;
@@ -52,4 +55,5 @@ pub(crate) use {
     assembly::Assembled,
     driver::{Look, Next},
     log_worker::LogTurn,
+    snapshot_worker::SnapshotTurn,
 };

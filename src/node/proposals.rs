@@ -228,6 +228,16 @@ impl Proposals {
         self.close(seq, |_| outcome.map_err(CallError::from))
     }
 
+    /// The numbers of those without an answer.
+    pub(crate) fn open(&self) -> Vec<u64> {
+        self.open.keys().copied().collect()
+    }
+
+    /// This replica has passed over what became of it, and nobody remembers.
+    pub(crate) fn lost(&mut self, seq: u64) -> Option<Closed> {
+        self.close(seq, |_| Err(CallError::Deadline { maybe_applied: true }))
+    }
+
     /// Nothing was proposed, and will not be. What has no deadline is to be carried out however long
     /// that takes: it stays.
     pub(crate) fn refuse(&mut self, seq: u64, error: CallError) -> Option<Closed> {

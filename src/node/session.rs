@@ -230,6 +230,11 @@ impl Sessions {
         lost
     }
 
+    /// The leases of all of them.
+    pub(crate) fn leases(&self) -> Vec<LeaseId> {
+        self.sessions.keys().copied().collect()
+    }
+
     /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.sessions.len()

@@ -46,6 +46,9 @@ pub(crate) struct Settings {
     pub(crate) quota_bytes: u64,
     /// How much history is kept.
     pub(crate) history: History,
+    /// A snapshot is due when the log has grown by so many bytes, or by half the size of the state, if
+    /// that is more.
+    pub(crate) snapshot_log_bytes: u64,
     /// The size of a segment of the log, in bytes.
     pub(crate) log_segment_bytes: u64,
     /// A request that takes longer is worth a line in the log.

@@ -1,6 +1,7 @@
 //! What a node's handles and its driver have in common.
 
 use std::any::Any;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -12,7 +13,7 @@ use crate::codec::encoded_len_hint;
 use crate::env::Env;
 use crate::machine::{Change, Reader};
 use crate::metrics::{Meters, RequestKind};
-use crate::model::{Command, Moment, Reply, Revision, SessionInfo};
+use crate::model::{Command, MemberWish, Moment, NodeId, Reply, Revision, SessionInfo, SnapshotId};
 use crate::watch::Hub;
 
 use super::answer::{CallError, CallResult, ReplyTo, StopReason};
@@ -31,6 +32,9 @@ use super::story::{Story, ending};
 pub(crate) trait Follower: Any + Send + Sync {
     /// These changes are visible, up to `visible`.
     fn applied(&self, changes: &[Change], visible: Revision);
+
+    /// The replica was replaced by a later state: what happened in between is told by nobody.
+    fn installed(&self, visible: Revision);
 
     /// Time has passed: called at every tick.
     fn tick(&self, now: Moment);
@@ -153,7 +157,17 @@ impl Shared {
     pub(crate) async fn write(&self, command: Command, deadline: Moment) -> CallResult<Reply> {
         let (sender, receiver) = oneshot::channel();
         let span = self.begin_write(command, Some(deadline), ReplyTo::Waiting(sender))?;
-        self.answer(receiver, true).instrument(span).await
+        match self.answer(receiver, true).instrument(span).await? {
+            Reply::AppliedBefore { revision } => Err(CallError::AnswerLost { revision }),
+            reply => Ok(reply),
+        }
+    }
+
+    /// Wants a step of the members, and waits until it is applied here. Tells whom it was about.
+    pub(crate) async fn step(&self, wish: MemberWish, deadline: Moment) -> CallResult<NodeId> {
+        let (sender, receiver) = oneshot::channel();
+        self.push(Input::Step { wish, deadline, reply: ReplyTo::Waiting(sender) });
+        self.answer(receiver, true).await
     }
 
     /// Checks a command, asks for admission, and puts it before the driver.
@@ -305,12 +319,15 @@ impl Shared {
         self.answer(receiver, true).await
     }
 
+    /// Writes a copy of the state to a file.
+    pub(crate) async fn backup(&self, path: PathBuf) -> CallResult<SnapshotId> {
+        let (sender, receiver) = oneshot::channel();
+        self.push(Input::Backup { path, reply: ReplyTo::Waiting(sender) });
+        self.answer(receiver, false).await
+    }
+
     /// Moves leadership to a member, or to whoever is best.
-    pub(crate) async fn transfer(
-        &self,
-        to: Option<crate::model::NodeId>,
-        deadline: Moment,
-    ) -> CallResult<()> {
+    pub(crate) async fn transfer(&self, to: Option<NodeId>, deadline: Moment) -> CallResult<()> {
         let (sender, receiver) = oneshot::channel();
         self.push(Input::Transfer { to, deadline, reply: ReplyTo::Waiting(sender) });
         self.answer(receiver, false).await

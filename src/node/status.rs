@@ -8,6 +8,8 @@ use crate::model::{LogIndex, MemberRole, NodeId, Revision, Term};
 pub enum Role {
     /// It has not met the other founding members yet.
     Founding,
+    /// The state that its log begins with was lost; it fetches it from another member.
+    Restoring,
     /// It follows a leader, or waits for one.
     Follower,
     /// It stands for election.

@@ -67,7 +67,14 @@ pub(crate) struct BatchTimes {
 pub(crate) fn ending<T>(result: &CallResult<T>) -> Ending {
     match result {
         Ok(_) => Ending::Done,
-        Err(CallError::Refused(_) | CallError::NoTransferee) => Ending::Refused,
+        Err(
+            CallError::Refused(_)
+            | CallError::NoTransferee
+            | CallError::Members(_)
+            | CallError::Backup(_),
+        ) => Ending::Refused,
+        // The change is made, as asked.
+        Err(CallError::AnswerLost { .. }) => Ending::Done,
         Err(CallError::Busy) => Ending::Busy,
         Err(CallError::Diverged) => Ending::Diverged,
         Err(CallError::QuotaExceeded { .. }) => Ending::Quota,

@@ -15,6 +15,7 @@ use super::driver::{Driver, Next};
 use super::inbox::Input;
 use super::log_worker::LogWorker;
 use super::shared::Shared;
+use super::snapshot_worker::SnapshotWorker;
 
 /// How long a shutdown waits for the threads to end.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(1);
@@ -34,6 +35,7 @@ pub(crate) struct ShutdownReport {
 
 const DRIVER: &str = "bowline-driver";
 const LOG: &str = "bowline-log";
+const SNAPSHOTS: &str = "bowline-snapshots";
 
 #[derive(Default)]
 struct Threads {
@@ -74,12 +76,16 @@ impl Running {
     /// # Errors
     /// The operating system gives no thread.
     pub(crate) fn start(node: Assembled) -> io::Result<Self> {
-        let Assembled { mut driver, mut log_worker, shared } = node;
+        let Assembled { mut driver, mut log_worker, mut snapshot_worker, shared } = node;
         let threads = Arc::new(Threads::default());
         let running = Self { shared: Arc::clone(&shared), threads: Arc::clone(&threads) };
         running.spawn(LOG, {
             let shared = Arc::clone(&shared);
             move || run_log(&mut log_worker, &shared)
+        })?;
+        running.spawn(SNAPSHOTS, {
+            let shared = Arc::clone(&shared);
+            move || run_snapshots(&mut snapshot_worker, &shared)
         })?;
         running.spawn(DRIVER, move || run_driver(&mut driver, &shared, &threads))?;
         Ok(running)
@@ -163,6 +169,13 @@ fn run_driver(driver: &mut Driver, shared: &Shared, threads: &Threads) {
 fn run_log(worker: &mut LogWorker, shared: &Shared) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| worker.run())) {
         let why = format!("its thread fell: {}", words_of(&*panic));
+        drop(shared.inbox.push(Input::LogFailed(why)));
+    }
+}
+
+fn run_snapshots(worker: &mut SnapshotWorker, shared: &Shared) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| worker.run())) {
+        let why = format!("the thread of its snapshots fell: {}", words_of(&*panic));
         drop(shared.inbox.push(Input::LogFailed(why)));
     }
 }

@@ -16,6 +16,7 @@
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytes::Bytes;
@@ -26,7 +27,7 @@ use crate::api::Error;
 use crate::machine::Change;
 use crate::model::{
     Command, Compare, EventKind, KeyRange, KeyValue, Moment, Op, Put, PutLease, PutValue, Range,
-    Refusal, Reply, Revision, Txn,
+    Refusal, Reply, Revision, Txn, TxnReply,
 };
 use crate::node::{
     CallError, CallResult, Follower, ReplyTo, SessionEnd, SessionState, Shared, StopReason,
@@ -87,6 +88,8 @@ pub(crate) struct Place {
     pub(crate) session: Arc<SessionState>,
     deadline: Option<Moment>,
     phase: watch::Sender<Phase>,
+    /// Whether the outcome of its entering is known.
+    has_entered: AtomicBool,
 }
 
 impl Place {
@@ -190,6 +193,7 @@ impl Lines {
                 session: Arc::clone(session),
                 deadline,
                 phase: watch::Sender::new(Phase::Entering),
+                has_entered: AtomicBool::new(false),
             });
             line.local.insert(key.clone(), Arc::clone(&place));
             deadlines.extend(deadline.map(|deadline| (deadline, key)));
@@ -234,6 +238,7 @@ impl Lines {
     /// On the driver's thread: the outcome of an entering is applied here.
     fn entered(&self, place: &Arc<Place>, outcome: CallResult<Reply>) {
         let Some(shared) = self.shared.upgrade() else { return };
+        place.has_entered.store(true, Ordering::Relaxed);
         match outcome {
             Ok(Reply::Txn(reply)) if reply.succeeded => {
                 let since = reply.revision;
@@ -259,6 +264,21 @@ impl Lines {
                 if place.advance(|_| Some(phase)).is_none() {
                     drop(state);
                     self.delete(place, since, ReplyTo::Nobody);
+                }
+            }
+            // It was applied while this node was cut off, and a later state says what came of it.
+            Ok(Reply::AppliedBefore { revision }) => {
+                let (row, _) = shared.reader.get(&place.key);
+                let mine = |row: &KeyValue| {
+                    row.create_revision == revision && row.lease == Some(place.session.lease)
+                };
+                match row.is_some_and(|row| mine(&row)) {
+                    true => {
+                        let (succeeded, results) = (true, Vec::new());
+                        let reply = TxnReply { revision, succeeded, results };
+                        self.entered(place, Ok(Reply::Txn(reply)));
+                    }
+                    false => self.not_entered(place, Loss::KeyDeleted),
                 }
             }
             // The key was there, and not by this wish.
@@ -342,6 +362,42 @@ impl Follower for Lines {
             if let Some(line) = state.lines.get(&prefix) {
                 grant_head(&shared, line);
             }
+        }
+    }
+
+    fn installed(&self, _visible: Revision) {
+        let mut state = self.lock();
+        let Some(shared) = self.shared.upgrade() else { return };
+        let mut gone = Vec::new();
+        for (prefix, line) in &mut state.lines {
+            let Some(order) = &mut line.order else { continue };
+            *order = read_order(&shared, prefix);
+            gone.extend(
+                line.local
+                    .values()
+                    .filter(|place| {
+                        match *place.phase.borrow() {
+                            Phase::Waiting { since } | Phase::Held { since, .. } => {
+                                !order.contains(&(since, place.key.clone()))
+                            }
+                            // The outcome of its entering comes after this.
+                            Phase::Entering => false,
+                            // Its key's deletion may be in what was passed over.
+                            Phase::Gone(_) => {
+                                place.has_entered.load(Ordering::Relaxed)
+                                    && !order.iter().any(|(_, key)| *key == place.key)
+                            }
+                        }
+                    })
+                    .cloned(),
+            );
+        }
+        for place in gone {
+            place.advance(|_| Some(Phase::Gone(Loss::KeyDeleted)));
+            state.forget(&place);
+        }
+        for line in state.lines.values() {
+            grant_head(&shared, line);
         }
     }
 

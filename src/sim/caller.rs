@@ -25,7 +25,8 @@ impl From<Error> for Fate {
         match (error.effect(), error) {
             (_, Error::Refused(refusal)) => Fate::Refused(refusal),
             (Effect::NotApplied, _) => Fate::NotApplied,
-            (Effect::Unknown, _) => Fate::Unknown,
+            // Of what was applied, and how, nothing is known but that.
+            (Effect::Unknown | Effect::Applied, _) => Fate::Unknown,
         }
     }
 }

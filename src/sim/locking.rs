@@ -164,7 +164,7 @@ impl Locker {
             Err(GuardError::NotHeld) => judge.not_applied(&puts),
             Err(GuardError::Store(error)) => match error.effect() {
                 crate::api::Effect::NotApplied => judge.not_applied(&puts),
-                crate::api::Effect::Unknown => judge.unknown(),
+                crate::api::Effect::Unknown | crate::api::Effect::Applied => judge.unknown(),
             },
         }
     }

@@ -18,6 +18,7 @@ use crate::model::{
 };
 use crate::node::{
     Assembled, Assembly, Bells, Contact, Drift, History, Input, LogTurn, Look, Next, Settings,
+    SnapshotTurn,
 };
 use crate::transport::{Introducer, Receiver, Refused, judge};
 use crate::wal::LogReader;
@@ -39,12 +40,14 @@ const PAGE_BYTES: usize = 256 << 10;
 pub(crate) struct Wakes {
     driver: AtomicBool,
     log: AtomicBool,
+    snapshots: AtomicBool,
 }
 
 impl Wakes {
-    /// Whether the driver, and whether the log was rung for since the last look.
-    pub(crate) fn take(&self) -> (bool, bool) {
-        (self.driver.swap(false, Ordering::Relaxed), self.log.swap(false, Ordering::Relaxed))
+    /// Whether the driver, the log and the snapshots were rung for since the last look.
+    pub(crate) fn take(&self) -> (bool, bool, bool) {
+        let take = |bell: &AtomicBool| bell.swap(false, Ordering::Relaxed);
+        (take(&self.driver), take(&self.log), take(&self.snapshots))
     }
 }
 
@@ -82,13 +85,14 @@ impl Process {
         let ProcessParts { id, nodes, env, network, wakes } = parts;
         let settings = settings(id, nodes);
         let bells = {
-            let (driver, log) = (wakes.clone(), wakes);
+            let (driver, log, snapshots) = (wakes.clone(), wakes.clone(), wakes);
             Bells {
                 driver: Box::new(move || driver.driver.store(true, Ordering::Relaxed)),
                 log: Box::new(move || log.log.store(true, Ordering::Relaxed)),
+                snapshots: Box::new(move || snapshots.snapshots.store(true, Ordering::Relaxed)),
             }
         };
-        let assembly = Assembly::open(settings, env, bells).map_err(|why| why.to_string())?;
+        let assembly = Assembly::open(settings, env, bells, None).map_err(|why| why.to_string())?;
         let (receiver, introducer) = (assembly.receiver(), assembly.introducer());
         let log_reader = assembly.log_reader();
         let node = assembly.finish(Box::new(network)).map_err(|why| why.to_string())?;
@@ -111,6 +115,11 @@ impl Process {
     /// A turn of the log. Whether it should have another one.
     pub(crate) fn log_turn(&mut self) -> bool {
         matches!(self.node.log_worker.turn(), LogTurn::Wrote)
+    }
+
+    /// A step of the snapshots. Whether it should have another one.
+    pub(crate) fn snapshot_turn(&mut self) -> bool {
+        matches!(self.node.snapshot_worker.turn(), SnapshotTurn::Worked)
     }
 
     pub(crate) fn look(&self) -> Look {
@@ -225,6 +234,7 @@ fn settings(id: NodeId, nodes: u64) -> Settings {
         open_reads_max: 4096,
         quota_bytes: 2 << 30,
         history: History::default(),
+        snapshot_log_bytes: u64::MAX,
         log_segment_bytes: SEGMENT_BYTES,
         slow_request: Duration::MAX,
     }

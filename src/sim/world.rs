@@ -73,6 +73,7 @@ pub(crate) enum Ending {
 enum Happening {
     DriverTurn { node: usize, life: u64 },
     LogTurn { node: usize, life: u64 },
+    SnapshotTurn { node: usize, life: u64 },
     Arrive(Flight),
     Dial,
     Start { node: usize, life: u64 },
@@ -123,6 +124,7 @@ struct SimNode {
     /// When the next turn of the driver is due.
     driver_due: Option<Duration>,
     log_due: Option<Duration>,
+    snapshots_due: Option<Duration>,
     /// How much longer a sync takes now, and the number of the spell.
     slow_disk: Duration,
     spell: u64,
@@ -367,13 +369,16 @@ impl World {
             self.schedule_at(flight.at, Happening::Arrive(flight));
         }
         for at in 0..self.nodes.len() {
-            let (driver, log) = self.nodes[at].wakes.take();
+            let (driver, log, snapshots) = self.nodes[at].wakes.take();
             if driver {
                 let due = self.timeline.now() + self.scheduling();
                 self.driver_by(at, due);
             }
             if log {
                 self.log_soon(at);
+            }
+            if snapshots {
+                self.snapshots_soon(at);
             }
         }
     }
@@ -382,6 +387,7 @@ impl World {
         match what {
             Happening::DriverTurn { node, life } => self.driver_turn(node, life),
             Happening::LogTurn { node, life } => self.log_turn(node, life),
+            Happening::SnapshotTurn { node, life } => self.snapshot_turn(node, life),
             Happening::Arrive(flight) => {
                 self.arrive(&flight);
                 Ok(())
@@ -481,6 +487,7 @@ impl World {
         node.paused = false;
         node.driver_due = None;
         node.log_due = None;
+        node.snapshots_due = None;
         node.points.disarm();
         self.counts.crashes += 1;
         // The files first: nothing that a dying process still does may reach them.
@@ -533,6 +540,7 @@ impl World {
         let now = self.timeline.now();
         self.driver_by(at, now);
         self.log_soon(at);
+        self.snapshots_soon(at);
     }
 
     // ---- turns -----------------------------------------------------------------------------
@@ -557,6 +565,41 @@ impl World {
         let (due, life) = (self.timeline.now() + latency, node.life);
         node.log_due = Some(due);
         self.schedule_at(due, Happening::LogTurn { node: at, life });
+    }
+
+    fn snapshots_soon(&mut self, at: usize) {
+        let latency = between(&self.rng, self.options.sync_min, self.options.sync_max)
+            + self.nodes[at].slow_disk;
+        let node = &mut self.nodes[at];
+        if node.process.is_none() || node.snapshots_due.is_some() {
+            return;
+        }
+        let (due, life) = (self.timeline.now() + latency, node.life);
+        node.snapshots_due = Some(due);
+        self.schedule_at(due, Happening::SnapshotTurn { node: at, life });
+    }
+
+    fn snapshot_turn(&mut self, at: usize, life: u64) -> Result<(), Violation> {
+        let node = &mut self.nodes[at];
+        if node.life != life {
+            return Ok(());
+        }
+        node.snapshots_due = None;
+        if node.paused {
+            return Ok(());
+        }
+        let Some(process) = &mut node.process else { return Ok(()) };
+        match catch_unwind(AssertUnwindSafe(|| process.snapshot_turn())) {
+            Ok(more) => {
+                let id = node.id;
+                self.trace.event(self.timeline.now(), 7, &[id.get(), u64::from(more)], &[]);
+                if more {
+                    self.snapshots_soon(at);
+                }
+                Ok(())
+            }
+            Err(panic) => self.cut_off(at, panic),
+        }
     }
 
     fn driver_turn(&mut self, at: usize, life: u64) -> Result<(), Violation> {
@@ -946,6 +989,7 @@ fn new_node(id: u64, timeline: &Arc<Timeline>, rng: &Rng) -> SimNode {
         paused: false,
         driver_due: None,
         log_due: None,
+        snapshots_due: None,
         slow_disk: Duration::ZERO,
         spell: 0,
         armed_down: Duration::from_millis(500),

@@ -104,6 +104,15 @@ impl Folder {
         Ok((None, wrong))
     }
 
+    /// Opens the one that `id` names, which is here.
+    ///
+    /// # Errors
+    /// The disk refuses, it is damaged, or another cluster's.
+    pub(crate) fn open_id(&self, id: SnapshotId) -> Result<Reader, SnapshotError> {
+        let path = self.dir.join(name(id.index, id.term));
+        self.read(&Found { index: id.index, term: id.term, path })
+    }
+
     /// Begins to write one.
     ///
     /// # Errors
@@ -111,6 +120,14 @@ impl Folder {
     pub(crate) fn begin(&self, head: &StateHead) -> Result<Writer, SnapshotError> {
         let path = self.dir.join(name(head.index, head.term));
         Writer::create(&self.disk, &path, self.cluster, head)
+    }
+
+    /// Begins to write one outside the folder: a backup.
+    ///
+    /// # Errors
+    /// The disk refuses, or is full.
+    pub(crate) fn begin_at(&self, path: &Path, head: &StateHead) -> Result<Writer, SnapshotError> {
+        Writer::create(&self.disk, path, self.cluster, head)
     }
 
     /// Begins, or goes on, to receive one from another member. Receiving any other one is given up.

@@ -3,40 +3,63 @@
 use super::*;
 
 impl Driver {
+    /// What a member does that does not take part yet.
     pub(super) fn found(&mut self, now: Moment) {
-        let Stage::Founding(founding) = &self.stage else { return };
-        if let Some(founders) = founding.done() {
+        let founders = match &self.stage {
+            Stage::Founding(founding) => founding.done(),
+            Stage::Restoring { .. } => None,
+            Stage::Recording(_) | Stage::Running(_) => return,
+        };
+        if let Some(founders) = founders {
             let group = wal::Group { founding: Some(founders.clone()), ..wal::Group::default() };
-            self.stage = Stage::Recording(founders);
+            self.stage = Stage::Recording(Recording::Founders(founders));
             self.log.push(group);
         } else if now >= self.next_hello {
             self.next_hello = now + self.shared.settings.heartbeat;
             for peer in self.roster.peers() {
-                self.send(peer, PeerMessage::Hello(self.identity.hello(peer)));
+                let message = match self.stage {
+                    Stage::Restoring { least, .. } => PeerMessage::SnapshotWanted { least },
+                    _ => PeerMessage::Hello(self.identity.hello(peer)),
+                };
+                self.send(peer, message);
             }
         }
     }
 
-    /// The members have changed: whom this node talks to, whose word counts.
-    pub(super) fn members_changed(&mut self, members: &Members) {
-        self.roster.update(members);
-        self.identity.knows(Arc::clone(self.roster.members()));
-        self.digests.set_voters(members.voters());
+    /// What was to be written down before this member takes part is durable.
+    pub(super) fn recorded(&mut self, recording: Recording) -> Result<(), Fatal> {
+        match recording {
+            Recording::Founders(founders) => {
+                self.machine.found(Members::founded(&founders));
+                self.identity.founded(founders);
+                self.start_consensus(wal::HardState::default())?;
+                for peer in self.roster.peers() {
+                    self.send(peer, PeerMessage::Hello(self.identity.hello(peer)));
+                }
+                Ok(())
+            }
+            Recording::Base(hard_state) => {
+                self.start_consensus(hard_state)?;
+                self.end_own_past();
+                Ok(())
+            }
+        }
     }
 
     pub(super) fn start_consensus(&mut self, hard_state: wal::HardState) -> Result<(), Fatal> {
-        self.members_changed(&Members::founded(&self.identity.founders()));
+        self.members_changed();
         let settings = &self.shared.settings;
         let config = ConsensusConfig::new(
             settings.node,
-            Members::founded(&self.identity.founders()),
+            Members::clone(self.machine.members()),
             Settings::TICKS_A_HEARTBEAT as usize,
             settings.election_ticks() as usize,
             Arc::clone(&self.shared.env.entropy),
         );
         let applied = self.machine.applied();
-        let consensus = Consensus::new(config, self.log_reader.clone(), hard_state, applied)
+        let mut consensus = Consensus::new(config, self.log_reader.clone(), hard_state, applied)
             .map_err(|fault| fault.to_string())?;
+        consensus.offer_snapshot(self.snapshots.newest().map(|(id, members)| (*id, members)));
         self.stage = Stage::Running(Box::new(consensus));
         Ok(())
     }

@@ -13,7 +13,16 @@ impl Driver {
         let (mut changes, mut closed) = (Vec::new(), Vec::new());
         for entry in entries {
             let (index, term) = (entry.index, entry.term);
+            let membership = (entry.kind == wal::EntryKind::Membership).then(|| entry.clone());
+            self.snapshots.applied(entry.data.len());
             let applied = apply_entry(&mut self.machine, entry)?;
+            if let Some(entry) = membership {
+                self.follow_membership(&entry)?;
+            }
+            if applied.members.is_some() {
+                self.members_changed();
+            }
+            self.settle_step(index, term, applied.members.is_some());
             for (id, outcome) in applied.outcomes {
                 if let Some(leading) = &mut self.leading {
                     leading.in_log.remove(&id);
@@ -47,6 +56,7 @@ impl Driver {
         }
         self.shared.env.points.reach(Point::DriverBeforeReply);
         self.reads.applied(last);
+        self.steps.applied(last);
         self.release_at_least(visible);
         self.judge_renewals();
         self.tell_applied(closed, times);
@@ -129,13 +139,21 @@ impl Driver {
 
 /// Applies one entry of the log.
 pub(crate) fn apply_entry(machine: &mut Machine, entry: wal::Entry) -> Result<Applied, Fatal> {
-    let items = if entry.kind == wal::EntryKind::Data && !entry.data.is_empty() {
-        codec::decode_items(entry.data).map_err(|error| {
-            Fault::Unreadable { index: entry.index, why: error.to_string() }.to_string()
-        })?
-    } else {
+    let (index, term) = (entry.index, entry.term);
+    let unreadable = |why: String| Fault::Unreadable { index, why }.to_string();
+    let applied = match entry.kind {
+        wal::EntryKind::Membership => {
+            let change =
+                consensus::member_change(&entry).map_err(|error| unreadable(error.to_string()))?;
+            machine.apply_member(index, term, Some(&change))
+        }
         // A leader's first entry, which only counts.
-        Vec::new()
+        wal::EntryKind::Data if entry.data.is_empty() => machine.apply(index, term, Vec::new()),
+        wal::EntryKind::Data => {
+            let items =
+                codec::decode_items(entry.data).map_err(|error| unreadable(error.to_string()))?;
+            machine.apply(index, term, items)
+        }
     };
-    machine.apply(entry.index, entry.term, items).map_err(|fault| fault.to_string())
+    applied.map_err(|fault| fault.to_string())
 }

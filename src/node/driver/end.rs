@@ -28,6 +28,7 @@ impl Driver {
         self.sessions.end_all(SessionEnd::NodeStopped);
         self.shared.status.send_modify(|status| status.role = Role::Stopped);
         self.log.close();
+        self.snapshot_queue.close();
     }
 
     pub(super) fn stop(&mut self, reason: StopReason) -> Next {
@@ -36,6 +37,7 @@ impl Driver {
         let closed = self.proposals.stop(&reason);
         self.tell(closed);
         self.reads.stop(&reason);
+        self.steps.stop(&reason);
         let waiting = std::mem::take(&mut self.at_least).into_values().flatten();
         let transfers = std::mem::take(&mut self.transfers).into_iter().map(|(_, reply)| reply);
         for reply in waiting.map(|asking| asking.reply).chain(transfers) {
@@ -45,6 +47,7 @@ impl Driver {
         self.sessions.end_all(SessionEnd::NodeStopped);
         self.shared.stop(reason);
         self.log.close();
+        self.snapshot_queue.close();
         Next::Stopped
     }
 }

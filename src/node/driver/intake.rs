@@ -11,6 +11,9 @@ impl Driver {
             Input::Connected(peer, hello) => {
                 tracing::debug!(%peer, "connected");
                 self.hear(&hello)?;
+                if self.roster.hear(peer, &hello.address) {
+                    self.network.set_peers(&self.roster.contacts());
+                }
             }
             Input::Disconnected(peer) => {
                 if let Stage::Running(consensus) = &mut self.stage {
@@ -20,6 +23,11 @@ impl Driver {
             Input::Refused(peer, refusal) => self.refused(peer, refusal)?,
             Input::Durable(proof) => self.take_proof(proof, now)?,
             Input::Space(space) => self.take_space(space, now),
+            Input::LogCut => {
+                if let Stage::Running(consensus) = &mut self.stage {
+                    consensus.log_cut().map_err(|fault| fault.to_string())?;
+                }
+            }
             Input::LogFailed(why) => return Err(format!("the log has failed: {why}")),
             Input::Write(write) => self.take_write(write),
             Input::Read { deadline, reply } => self.reads.add(Asking { deadline, reply }),
@@ -38,6 +46,12 @@ impl Driver {
                 }
             }
             Input::Transfer { to, deadline, reply } => self.transfer(to, deadline, reply),
+            Input::Step { wish, deadline, reply } => self.steps.add(wish, deadline, reply, now),
+            Input::Snapshot(news) => self.take_news(news, now)?,
+            Input::Backup { path, reply } => {
+                let image = self.machine.image();
+                self.snapshot_queue.push(Job::Backup { image, path, reply });
+            }
             #[cfg(any(test, feature = "sim"))]
             Input::Rot { key, reply } => reply.send(Ok(self.machine.rot(&key))),
             Input::Abort => self.aborted = true,
@@ -67,14 +81,38 @@ impl Driver {
             }
             return Ok(());
         }
+        // Whoever has a snapshot may give it away, and whoever needs one take it.
+        let message = match message {
+            PeerMessage::SnapshotAsk { id, offset } => {
+                self.serve_part(from, id, offset, now);
+                return Ok(());
+            }
+            PeerMessage::SnapshotPart { id, offset, data } => {
+                self.part_came(from, id, offset, data);
+                return Ok(());
+            }
+            PeerMessage::SnapshotGone { id } => {
+                self.part_is_gone(from, id);
+                return Ok(());
+            }
+            PeerMessage::SnapshotWanted { least } => {
+                self.serve_any(from, least, now);
+                return Ok(());
+            }
+            PeerMessage::SnapshotHere { id } => {
+                self.found_state(from, id, now);
+                return Ok(());
+            }
+            message => message,
+        };
         let Stage::Running(consensus) = &mut self.stage else {
             // A blank member takes part in nothing.
             return Ok(());
         };
         match message {
-            PeerMessage::Hello(_) => {}
             PeerMessage::Raft(bytes) => match consensus.step(from, bytes) {
-                Ok(_) => {}
+                Ok(Stepped::Done) => {}
+                Ok(Stepped::Offer(offer)) => self.offered(offer, now),
                 Err(refusal) if refusal.is_fatal() => return Err(refusal.to_string()),
                 Err(refusal) => {
                     tracing::warn!(%from, %refusal, "a message was refused");
@@ -122,18 +160,25 @@ impl Driver {
                 self.renewed(round, &renewed, &gone);
             }
             PeerMessage::Digest { index, digest } => self.compare(from, index, digest)?,
-            // Nothing asks for these yet.
-            PeerMessage::SnapshotAsk { .. }
+            PeerMessage::MemberAsk { round, incarnation, wish } => {
+                self.take_step(StepAsker::Remote { node: from, incarnation, round }, wish);
+            }
+            PeerMessage::MemberAnswer { round, incarnation, answer } if incarnation == mine => {
+                self.steps.answered(round, answer);
+                self.steps.applied(self.machine.applied());
+            }
+            // Taken above.
+            PeerMessage::Hello(_)
+            | PeerMessage::SnapshotAsk { .. }
             | PeerMessage::SnapshotPart { .. }
             | PeerMessage::SnapshotGone { .. }
             | PeerMessage::SnapshotWanted { .. }
-            | PeerMessage::SnapshotHere { .. }
-            | PeerMessage::MemberAsk { .. }
-            | PeerMessage::MemberAnswer { .. } => {}
+            | PeerMessage::SnapshotHere { .. } => {}
             PeerMessage::Space { low } => self.space.hear(from, low, now),
             // An answer to an earlier life.
             PeerMessage::ProposeRefused { .. }
             | PeerMessage::ReadAnswer { .. }
+            | PeerMessage::MemberAnswer { .. }
             | PeerMessage::Renewed { .. } => {}
         }
         Ok(())
@@ -160,20 +205,21 @@ impl Driver {
         match &mut self.stage {
             Stage::Running(consensus) => {
                 self.shared.env.points.reach(Point::DriverBeforeSend);
-                tracing::trace!(group = proof.number(), "synced");
+                let proven = proof.number();
+                tracing::trace!(group = proven, "synced");
                 let opened = consensus.persisted(proof);
                 self.log_owes_since = consensus.owes_log().then_some(now);
                 self.send_raft(opened);
                 self.shared.env.points.reach(Point::DriverAfterSend);
-            }
-            Stage::Recording(founders) => {
-                self.identity.founded(std::mem::take(founders));
-                self.start_consensus(wal::HardState::default())?;
-                for peer in self.roster.peers() {
-                    self.send(peer, PeerMessage::Hello(self.identity.hello(peer)));
+                if let Some((id, _)) = self.installing.take_if(|(_, group)| *group <= proven) {
+                    self.install(id, now)?;
                 }
             }
-            Stage::Founding(_) => {}
+            Stage::Recording(recording) => {
+                let recording = recording.clone();
+                self.recorded(recording)?;
+            }
+            Stage::Founding(_) | Stage::Restoring { .. } => {}
         }
         Ok(())
     }
@@ -185,7 +231,8 @@ impl Driver {
             return Err(format!("{name} does not accept this member: {}", refusal.why));
         }
         if refusal.removed == Some(self.shared.settings.node) {
-            return Err(format!("{name} says: {}", refusal.why));
+            tracing::warn!(peer = name, "this member was removed from the cluster");
+            self.removed = true;
         }
         tracing::warn!(peer = name, why = refusal.why, "a peer is refused, or refuses");
         Ok(())
@@ -194,7 +241,7 @@ impl Driver {
     pub(super) fn hear(&mut self, hello: &crate::model::Hello) -> Result<(), Fatal> {
         match &mut self.stage {
             Stage::Founding(founding) => founding.hear(hello),
-            Stage::Recording(_) | Stage::Running(_) => Ok(()),
+            Stage::Recording(_) | Stage::Restoring { .. } | Stage::Running(_) => Ok(()),
         }
     }
 }

@@ -24,10 +24,12 @@ impl Driver {
                     lessor: None,
                     renewals: BTreeMap::new(),
                     flights: VecDeque::new(),
+                    step: None,
                 });
             }
             self.proposals.leader_changed();
             self.reads.leader_changed();
+            self.steps.leader_changed(now);
             self.hold_until = now;
             if known.1.is_some_and(|leader| leader != me) {
                 for (_, reply) in std::mem::take(&mut self.transfers) {

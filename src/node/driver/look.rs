@@ -26,7 +26,9 @@ impl Driver {
         let applied = self.machine.applied();
         let (term, commit) = match &self.stage {
             Stage::Running(consensus) => (consensus.term(), consensus.commit()),
-            Stage::Founding(_) | Stage::Recording(_) => (Term(0), applied),
+            Stage::Founding(_) | Stage::Restoring { .. } | Stage::Recording(_) => {
+                (Term(0), applied)
+            }
         };
         Look {
             term,

@@ -145,7 +145,7 @@ impl Driver {
             Stage::Founding(founding) => {
                 pulse.founding = Some(founding.missing().into_iter().map(name).collect());
             }
-            Stage::Recording(_) => pulse.founding = Some(Vec::new()),
+            Stage::Recording(_) | Stage::Restoring { .. } => pulse.founding = Some(Vec::new()),
             Stage::Running(consensus) => {
                 let applied = self.machine.applied().get();
                 let ago = |ticks| self.shared.settings.tick().saturating_mul(ticks);

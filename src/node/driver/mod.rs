@@ -27,7 +27,9 @@ mod lead;
 #[cfg(any(test, feature = "sim"))]
 mod look;
 mod measure;
+mod members;
 mod retain;
+mod snapshot;
 
 #[cfg(any(test, feature = "sim"))]
 pub(crate) use look::Look;
@@ -37,12 +39,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::codec;
-use crate::consensus::{self, Consensus, ConsensusConfig, Outbound, RoundId};
+use bytes::Bytes;
+
+use crate::consensus::{
+    self, Consensus, ConsensusConfig, Offer, Outbound, RoundId, Stepped, Taken,
+};
 use crate::env::{Network, Point, SendOutcome};
 use crate::machine::{Applied, LeaseChange, Machine};
 use crate::model::{
-    Command, Fault, Item, Lane, LeaseId, LogIndex, Members, Moment, NodeId, PeerMessage, Proposal,
-    ProposeRefusal, Reply, RequestId, Revision, Term,
+    Command, Fault, Incarnation, Item, Lane, LeaseId, LogIndex, MemberAnswer, MemberChange,
+    MemberRefusal, MemberRole, MemberWish, Members, Moment, NodeId, PeerMessage, Proposal,
+    ProposeRefusal, Refusal, Reply, RequestId, Revision, SnapshotId, Term,
 };
 use crate::transport::Refused;
 use crate::wal;
@@ -63,8 +70,11 @@ use crate::node::roster::Roster;
 use crate::node::session::{SessionEnd, SessionOpening, Sessions};
 use crate::node::settings::Settings;
 use crate::node::shared::Shared;
+use crate::node::snapshot_worker::{Job, News, SnapshotQueue};
+use crate::node::snapshots::Snapshots;
 use crate::node::space::SpaceTable;
 use crate::node::status::{NodeStatus, Role};
+use crate::node::steps::Steps;
 use crate::node::story::{BatchTimes, Story};
 
 /// How large an entry of several requests grows, in bytes. A single large request is an entry alone.
@@ -102,6 +112,8 @@ pub(crate) enum Next {
 /// A sentence that says why the node must stop.
 type Fatal = String;
 
+use members::{StepAsker, UnderWay};
+
 pub(crate) use commit::apply_entry;
 
 /// See the module.
@@ -124,6 +136,17 @@ pub(crate) struct Driver {
     /// While this node leads: how much history it keeps, and in which term it began to look.
     retention: Option<(Term, Retention)>,
     roster: Roster,
+    steps: Steps,
+    snapshots: Snapshots,
+    snapshot_queue: Arc<SnapshotQueue>,
+    /// A snapshot that the leader offers, while it is being fetched.
+    offer: Option<Offer>,
+    /// A snapshot that was fetched, and is about to be installed.
+    loaded: Option<(SnapshotId, Box<Machine>)>,
+    /// The one that is installed when the log has this group.
+    installing: Option<(SnapshotId, u64)>,
+    /// Whether the others were told what this node is called and where it is.
+    has_announced: bool,
     at_least: BTreeMap<Revision, Vec<Asking>>,
     /// Set while this node leads.
     leading: Option<Leading>,
@@ -140,6 +163,8 @@ pub(crate) struct Driver {
     /// Transfers that callers wait for.
     transfers: Vec<(Moment, ReplyTo<()>)>,
     stopping: Option<Stopping>,
+    /// Others say that it is no member any more.
+    removed: bool,
     /// Stop at once, without a word.
     aborted: bool,
     stopped: bool,
@@ -148,10 +173,26 @@ pub(crate) struct Driver {
 enum Stage {
     /// This member's disk is new; it has to meet the others.
     Founding(Founding),
-    /// The list of founders is on its way to the disk.
-    Recording(wal::Founding),
+    /// This member's log is whole, but the state that it begins with is lost: another member has it.
+    Restoring {
+        /// What it must cover.
+        least: LogIndex,
+        /// What the log says.
+        hard_state: wal::HardState,
+    },
+    /// How it goes on is on its way to the disk.
+    Recording(Recording),
     /// Like most of its life.
     Running(Box<Consensus>),
+}
+
+/// What a member writes down before it takes part.
+#[derive(Clone)]
+enum Recording {
+    /// Who founded the cluster.
+    Founders(wal::Founding),
+    /// That it begins with a state that it was given.
+    Base(wal::HardState),
 }
 
 /// What only a leader needs.
@@ -166,6 +207,8 @@ struct Leading {
     renewals: BTreeMap<LogIndex, Vec<Asker>>,
     /// When the entries were proposed that are not committed yet; the consensus bounds how many.
     flights: VecDeque<(LogIndex, Moment)>,
+    /// The change of the members that was proposed and is not applied yet.
+    step: Option<UnderWay>,
 }
 
 struct Stopping {
@@ -183,6 +226,13 @@ pub(crate) struct Parts {
     pub(crate) machine: Machine,
     pub(crate) hard_state: wal::HardState,
     pub(crate) founded: bool,
+    /// Set if the state that the log begins with is lost: what it must cover.
+    pub(crate) state_lost: Option<LogIndex>,
+    pub(crate) snapshot_queue: Arc<SnapshotQueue>,
+    /// The newest snapshot that is here, with the members as of it.
+    pub(crate) newest_snapshot: Option<(SnapshotId, Members)>,
+    /// Bytes of entries applied since.
+    pub(crate) log_bytes: u64,
 }
 
 impl Driver {
@@ -191,8 +241,20 @@ impl Driver {
     /// # Errors
     /// Why the consensus cannot start from what the log holds.
     pub(crate) fn new(parts: Parts) -> Result<Self, Fatal> {
-        let Parts { shared, identity, network, log, log_reader, machine, hard_state, founded } =
-            parts;
+        let Parts {
+            shared,
+            identity,
+            network,
+            log,
+            log_reader,
+            machine,
+            hard_state,
+            founded,
+            state_lost,
+            snapshot_queue,
+            newest_snapshot,
+            log_bytes,
+        } = parts;
         let settings = &shared.settings;
         let (node, incarnation) = (settings.node, identity.incarnation());
         let (heartbeat, now) = (settings.heartbeat, shared.now());
@@ -208,6 +270,19 @@ impl Driver {
             retention: None,
             digests: Digests::new(node, settings.election_ticks()),
             roster: Roster::new(node, settings.members.clone()),
+            steps: Steps::new(heartbeat * 2),
+            snapshots: Snapshots::new(
+                settings.snapshot_log_bytes,
+                settings.election_timeout,
+                newest_snapshot,
+                log_bytes,
+                now,
+            ),
+            snapshot_queue,
+            offer: None,
+            loaded: None,
+            installing: None,
+            has_announced: false,
             stage: Stage::Founding(Founding::new(
                 node,
                 identity.disk(),
@@ -223,6 +298,7 @@ impl Driver {
             log_owes_since: None,
             transfers: Vec::new(),
             stopping: None,
+            removed: false,
             aborted: false,
             stopped: false,
             shared,
@@ -232,7 +308,9 @@ impl Driver {
             log_reader,
             machine,
         };
-        if founded {
+        if let Some(least) = state_lost {
+            driver.stage = Stage::Restoring { least, hard_state };
+        } else if founded {
             driver.start_consensus(hard_state)?;
         }
         driver.end_own_past();
@@ -249,6 +327,7 @@ impl Driver {
         self.shared.meters.turn_seconds.add(self.shared.now().since(now));
         match worked {
             Ok(()) if self.aborted || self.is_done(now) => self.stop(StopReason::Shutdown),
+            Ok(()) if self.removed || self.is_removed() => self.stop(StopReason::Removed),
             Ok(()) => Next::At(self.next_tick),
             Err(why) => {
                 tracing::error!(node = self.my_name(), %why, "the node stops");
@@ -280,7 +359,9 @@ impl Driver {
             self.hand_over(now);
             self.ask(now);
             self.start_rounds(now);
+            self.ask_for_steps(now);
             self.run_consensus(now)?;
+            self.keep_snapshots(now);
         } else {
             self.found(now);
         }
@@ -307,6 +388,10 @@ impl Driver {
             }
         }
         self.at_least.retain(|_, askers| !askers.is_empty());
+        self.steps.expire(now);
+        self.put_before_consensus();
+        self.announce();
+        self.replace_voters();
         for lease in self.sessions.expire(now) {
             self.insist(Command::Revoke(lease));
         }
@@ -336,6 +421,7 @@ impl Driver {
             if let Some(group) = turn.persist {
                 self.shared.env.points.reach(Point::DriverBeforePersist);
                 self.log_owes_since.get_or_insert(now);
+                self.installing = turn.install.map(|id| (id, group.number)).or(self.installing);
                 self.log.push(group);
             }
             if !turn.commit.is_empty() {
@@ -391,6 +477,7 @@ impl Driver {
             Stage::Founding(founding) => {
                 (Role::Founding, Term(0), None, LogIndex(1), founding.missing())
             }
+            Stage::Restoring { .. } => (Role::Restoring, Term(0), None, LogIndex(1), Vec::new()),
             Stage::Recording(_) => (Role::Founding, Term(0), None, LogIndex(1), Vec::new()),
         };
         let status = NodeStatus {

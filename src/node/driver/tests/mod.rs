@@ -67,6 +67,7 @@ fn settings(node: usize) -> Settings {
         open_reads_max: 4096,
         quota_bytes: 1 << 30,
         history: History::keep_all(),
+        snapshot_log_bytes: u64::MAX,
         log_segment_bytes: 1 << 20,
         slow_request: Duration::MAX,
     }
@@ -91,7 +92,7 @@ impl Three {
                 points: Arc::new(NoPoints),
                 ..Env::real()
             };
-            let assembly = Assembly::open(settings, env, Bells::silent()).unwrap();
+            let assembly = Assembly::open(settings, env, Bells::silent(), None).unwrap();
             let receiver = assembly.receiver();
             let network = three.hub.join(id(node), assembly.introducer(), assembly.receiver());
             three.nodes.push(assembly.finish(Box::new(network)).unwrap());

@@ -1,0 +1,170 @@
+//! A configuration that makes sense, and what becomes of it: the settings of a node, once it is known
+//! which member of which cluster it is.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::model::{ClusterId, NodeId};
+use crate::node::{Contact, Drift, Settings};
+
+use super::Config;
+
+/// A configuration that makes sense.
+#[derive(Debug)]
+pub(crate) struct Checked {
+    config: Config,
+    contact: Contact,
+    beginning: Beginning,
+}
+
+/// How a node on a new disk begins.
+#[derive(Clone, Debug)]
+pub(crate) enum Beginning {
+    /// With these others, as this one of them.
+    Found {
+        /// This member.
+        node: NodeId,
+        /// The cluster that they found.
+        cluster: ClusterId,
+        /// All of them.
+        members: BTreeMap<NodeId, Contact>,
+    },
+    /// It asks to be let into a cluster that exists.
+    Join {
+        /// Whom.
+        addresses: Vec<String>,
+        /// The voter whose place it takes.
+        replaces: Option<String>,
+    },
+}
+
+impl Checked {
+    pub(super) fn new(config: Config, contact: Contact, beginning: Beginning) -> Self {
+        Self { config, contact, beginning }
+    }
+
+    /// What the node is called, and where it is.
+    pub(crate) fn contact(&self) -> &Contact {
+        &self.contact
+    }
+
+    /// Where its data is.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.config.dir
+    }
+
+    /// How it begins, if its disk is new.
+    pub(crate) fn beginning(&self) -> &Beginning {
+        &self.beginning
+    }
+
+    /// Where to listen; `None` if nobody can reach it.
+    pub(crate) fn listen_address(&self) -> Option<String> {
+        let listen = self.config.listen.clone().unwrap_or_else(|| self.contact.address.clone());
+        (!listen.is_empty()).then_some(listen)
+    }
+
+    /// What proves to the members that a node may join.
+    pub(crate) fn token(&self) -> &str {
+        &self.config.token
+    }
+
+    /// The settings of a node on a new disk that founds its cluster; `None` if it joins one.
+    pub(crate) fn found(&self) -> Option<Settings> {
+        match &self.beginning {
+            Beginning::Found { node, cluster, members } => {
+                Some(self.settings(*node, *cluster, members.clone()))
+            }
+            Beginning::Join { .. } => None,
+        }
+    }
+
+    /// The settings of a node that is this member of this cluster: its disk says so, or those that it
+    /// has joined. False if the cluster has another token.
+    pub(crate) fn belongs(&self, node: NodeId, cluster: ClusterId) -> Option<Settings> {
+        let hints = match &self.beginning {
+            Beginning::Found { members, .. } => members.clone(),
+            Beginning::Join { .. } => BTreeMap::new(),
+        };
+        let same_token =
+            token_half(cluster) == token_half(cluster_id(&self.config.token, [].into_iter()));
+        same_token.then(|| self.settings(node, cluster, hints))
+    }
+
+    /// The settings of a node that these members have let in.
+    pub(crate) fn joined(
+        &self,
+        node: NodeId,
+        cluster: ClusterId,
+        members: BTreeMap<NodeId, Contact>,
+    ) -> Settings {
+        self.settings(node, cluster, members)
+    }
+
+    fn settings(
+        &self,
+        node: NodeId,
+        cluster: ClusterId,
+        members: BTreeMap<NodeId, Contact>,
+    ) -> Settings {
+        let Self { config, contact, .. } = self;
+        Settings {
+            node,
+            contact: contact.clone(),
+            cluster,
+            members,
+            dir: config.dir.clone(),
+            heartbeat: config.heartbeat,
+            election_timeout: config.election_timeout,
+            drift: Drift::percent(config.drift_percent),
+            session_ttl: config.session_ttl,
+            call_deadline: config.call_deadline,
+            label: config.label.clone().unwrap_or_else(|| config.name.clone()),
+            limits: config.limits.clone(),
+            open_writes_max: config.open_writes_max,
+            open_bytes_max: config.open_bytes_max,
+            open_reads_max: config.open_reads_max,
+            quota_bytes: config.quota_bytes,
+            history: config.history.clone(),
+            snapshot_log_bytes: config.snapshot_log_bytes,
+            log_segment_bytes: config.log_segment_bytes,
+            slow_request: config.slow_request,
+        }
+    }
+}
+
+/// Tells clusters apart; protects against nobody. The upper half is the token's alone, so that a
+/// member that does not know who founded the cluster can tell whether the token is the right one.
+pub(super) fn cluster_id<'a>(token: &'a str, names: impl Iterator<Item = &'a str>) -> ClusterId {
+    let mut hash = Fnv::default();
+    hash.part(token);
+    let of_token = hash.0 ^ hash.0 << 64;
+    for name in names {
+        hash.part(name);
+    }
+    let of_all = hash.0 ^ hash.0 >> 64;
+    ClusterId(of_token & !u128::from(u64::MAX) | of_all & u128::from(u64::MAX))
+}
+
+fn token_half(cluster: ClusterId) -> u128 {
+    cluster.0 >> 64
+}
+
+/// A 128-bit FNV-1a hash.
+struct Fnv(u128);
+
+impl Default for Fnv {
+    fn default() -> Self {
+        Self(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d)
+    }
+}
+
+impl Fnv {
+    fn part(&mut self, part: &str) {
+        const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+        let length = (part.len() as u64).to_le_bytes();
+        for byte in length.iter().chain(part.as_bytes()) {
+            self.0 = (self.0 ^ u128::from(*byte)).wrapping_mul(PRIME);
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! The members change: what callers here want, what this node as the leader has under way, and what an
+//! applied step means for this node.
+
+use super::*;
+
+/// A step that this node, as the leader, has proposed.
+pub(super) struct UnderWay {
+    term: Term,
+    index: LogIndex,
+    /// Whom it is about.
+    id: NodeId,
+    change: MemberChange,
+    askers: Vec<StepAsker>,
+}
+
+/// Who wants a step.
+pub(super) enum StepAsker {
+    /// A caller here.
+    Local { round: u64 },
+    /// Another node.
+    Remote { node: NodeId, incarnation: Incarnation, round: u64 },
+}
+
+impl Driver {
+    /// Puts what callers here want to the leader.
+    pub(super) fn ask_for_steps(&mut self, now: Moment) {
+        let Some(leader) = self.known_leader.1 else { return };
+        let (me, incarnation) = (self.shared.settings.node, self.identity.incarnation());
+        while let Some((round, wish)) = self.steps.ask(now) {
+            if leader == me {
+                self.take_step(StepAsker::Local { round }, wish);
+            } else {
+                self.send(leader, PeerMessage::MemberAsk { round, incarnation, wish });
+            }
+        }
+    }
+
+    /// As the leader: takes a step that somebody wants, or says why not.
+    pub(super) fn take_step(&mut self, asker: StepAsker, wish: MemberWish) {
+        match self.judge_step(&wish) {
+            Err(answer) => self.answer_step(asker, answer),
+            Ok((id, change)) => match self.under_way() {
+                Some(under_way) if under_way.change == change => under_way.askers.push(asker),
+                Some(_) => {
+                    self.answer_step(asker, MemberAnswer::Refused(MemberRefusal::Pending));
+                }
+                None => match self.propose_step(id, change) {
+                    Some(under_way) => under_way.askers.push(asker),
+                    // Asked again, it may find a leader with more time.
+                    None => self.answer_step(asker, MemberAnswer::NotLeader(None)),
+                },
+            },
+        }
+    }
+
+    /// The step that a wish comes to and whom it is about, or the answer to it.
+    fn judge_step(&mut self, wish: &MemberWish) -> Result<(NodeId, MemberChange), MemberAnswer> {
+        let leader = self.known_leader.1;
+        let Stage::Running(consensus) = &mut self.stage else {
+            return Err(MemberAnswer::NotLeader(None));
+        };
+        if self.leading.is_none() || !consensus.is_ready_to_lead() {
+            let me = self.shared.settings.node;
+            return Err(MemberAnswer::NotLeader(leader.filter(|leader| *leader != me)));
+        }
+        let members = self.machine.members();
+        let index = self.machine.applied();
+        // What has come true already: the wish is repeated until its answer has arrived.
+        let done = match wish {
+            MemberWish::Add { disk, .. } => {
+                let mut rows = members.rows().iter();
+                rows.find(|(_, member)| member.disk == *disk).map(|(id, _)| *id)
+            }
+            MemberWish::Promote(id) => Some(*id).filter(|id| {
+                members.get(*id).is_some_and(|member| member.role == MemberRole::Voter)
+            }),
+            MemberWish::Remove(id) => Some(*id).filter(|id| members.is_removed(*id)),
+        };
+        if let Some(id) = done {
+            return Err(MemberAnswer::Done { id, index });
+        }
+        let (id, change) = match wish.clone() {
+            MemberWish::Add { disk, name, address, replaces } => {
+                let id = NodeId::new(members.next()).expect("a cluster that runs was founded");
+                (id, MemberChange::Add { id, disk, name, address, replaces })
+            }
+            MemberWish::Promote(id) => (id, MemberChange::Promote(id)),
+            MemberWish::Remove(id) => (id, MemberChange::Remove(id)),
+        };
+        // One that is under way is judged by the state before it.
+        let repeated = self.leading.as_ref().and_then(|leading| leading.step.as_ref());
+        if repeated.is_some_and(|under_way| under_way.change == change) {
+            return Ok((id, change));
+        }
+        let refused = MemberAnswer::Refused;
+        members.judge(&change).map_err(refused)?;
+        if matches!(change, MemberChange::Promote(_)) && !consensus.is_caught_up(id) {
+            return Err(refused(MemberRefusal::NotCaughtUp(id)));
+        }
+        if let Some(refusal) = consensus.would_lose_quorum(&change) {
+            return Err(refused(refusal));
+        }
+        if change == MemberChange::Remove(self.shared.settings.node) {
+            // Another one leads, and removes this one: nobody leads who is no member.
+            if let Some(peer) = consensus.best_transferee() {
+                consensus.transfer_to(peer);
+            }
+            return Err(MemberAnswer::NotLeader(None));
+        }
+        Ok((id, change))
+    }
+
+    fn under_way(&mut self) -> Option<&mut UnderWay> {
+        self.leading.as_mut().and_then(|leading| leading.step.as_mut())
+    }
+
+    fn propose_step(&mut self, id: NodeId, change: MemberChange) -> Option<&mut UnderWay> {
+        let Stage::Running(consensus) = &mut self.stage else { return None };
+        let (term, index) = consensus.propose_membership(&change).ok()?;
+        tracing::info!(%id, ?change, %index, "a change of the members is proposed");
+        let leading = self.leading.as_mut()?;
+        Some(leading.step.insert(UnderWay { term, index, id, change, askers: Vec::new() }))
+    }
+
+    /// As the leader: new members that were to take a voter's place, and have caught up, do so.
+    pub(super) fn replace_voters(&mut self) {
+        let Stage::Running(consensus) = &mut self.stage else { return };
+        let Some(leading) = &self.leading else { return };
+        if leading.step.is_some() || !consensus.is_ready_to_lead() {
+            return;
+        }
+        let members = self.machine.members();
+        let replacement = members.rows().iter().find_map(|(new, member)| {
+            let change = MemberChange::Replace { old: member.replaces?, new: *new };
+            let fit = members.judge(&change).is_ok()
+                && consensus.is_caught_up(*new)
+                && consensus.would_lose_quorum(&change).is_none();
+            fit.then_some((*new, change))
+        });
+        if let Some((new, change)) = replacement {
+            self.propose_step(new, change);
+        }
+    }
+
+    fn answer_step(&mut self, asker: StepAsker, answer: MemberAnswer) {
+        match asker {
+            StepAsker::Local { round } => {
+                self.steps.answered(round, answer);
+                self.steps.applied(self.machine.applied());
+            }
+            StepAsker::Remote { node, incarnation, round } => {
+                self.send(node, PeerMessage::MemberAnswer { round, incarnation, answer });
+            }
+        }
+    }
+
+    /// The machine has applied an entry that changes the members: the consensus follows at once, since
+    /// everything behind it is judged by the new configuration.
+    pub(super) fn follow_membership(&mut self, entry: &wal::Entry) -> Result<(), Fatal> {
+        let Stage::Running(consensus) = &mut self.stage else {
+            return Err("a change of the members before the consensus runs".to_owned());
+        };
+        consensus
+            .applied_membership(entry, self.machine.members())
+            .map_err(|fault| fault.to_string())
+    }
+
+    /// An entry is applied: if this node had a step under way, it is known what became of it.
+    pub(super) fn settle_step(&mut self, index: LogIndex, term: Term, has_changed: bool) {
+        let step = self
+            .leading
+            .as_mut()
+            .and_then(|leading| leading.step.take_if(|under_way| under_way.index <= index));
+        let Some(under_way) = step else { return };
+        // Another entry is in its place: it was put aside, and is asked for again.
+        let is_it = (under_way.term, under_way.index) == (term, index) && has_changed;
+        let answer = match is_it {
+            true => MemberAnswer::Done { id: under_way.id, index },
+            false => MemberAnswer::NotLeader(None),
+        };
+        for asker in under_way.askers {
+            self.answer_step(asker, answer.clone());
+        }
+    }
+
+    /// The members are others than before: whom this node talks to, and whose word counts.
+    pub(super) fn members_changed(&mut self) {
+        let members = self.machine.members();
+        self.roster.update(members);
+        self.identity.knows(Arc::clone(self.roster.members()));
+        self.digests.set_voters(members.voters());
+        self.network.set_peers(&self.roster.contacts());
+    }
+
+    /// Whether this node was a member and is none any more.
+    pub(super) fn is_removed(&self) -> bool {
+        self.machine.members().is_removed(self.shared.settings.node)
+    }
+
+    /// Tells the others what this node is called and where it is, if they do not know.
+    pub(super) fn announce(&mut self) {
+        let contact = &self.shared.settings.contact;
+        let announced = self.machine.members().get(self.shared.settings.node);
+        let known = announced.is_none_or(|member| {
+            (&member.name, &member.address) == (&contact.name, &contact.address)
+        });
+        if !known && !self.has_announced {
+            self.has_announced = true;
+            let (name, address) = (contact.name.clone(), contact.address.clone());
+            self.insist(Command::Announce { name, address });
+        }
+    }
+}

@@ -1,0 +1,413 @@
+//! The snapshots' own thread: writes them, reads them for others, receives theirs, and makes machines of
+//! them, one small step at a time, so that it can pause between any two.
+//!
+//! ```text
+//!   Take     image ──▶ write ... write ──▶ check ... check ──▶ Taken
+//!   Receive  ──▶ Received ──▶ Append ──▶ Received ──▶ ... ──▶ check ... ──▶ load ... ──▶ Loaded
+//!   Read     ──▶ Part
+//! ```
+//!
+//! What others wait for goes first; a snapshot of this node's own is written in between, at half of a
+//! core at most. What is received twice, or out of order, is asked for again by whoever gave it.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::env::Env;
+use crate::machine::{Image, Machine, MachineOptions, Restore};
+use crate::model::{Members, NodeId, SnapshotId};
+use crate::snapshot::{Appended, Check, Folder, Partial, Reader, SnapshotError, Writer};
+
+use super::answer::{CallError, ReplyTo};
+use super::inbox::{Inbox, Input};
+
+/// How much of a snapshot is written, or sent, at a time.
+pub(crate) const PART_BYTES: usize = 256 << 10;
+
+/// Something to do.
+pub(crate) enum Job {
+    /// Write this state down.
+    Take(Image),
+    /// Write this state to a file outside the folder, and tell its id.
+    Backup {
+        /// What.
+        image: Image,
+        /// Where; what is there is replaced once the new one is whole.
+        path: PathBuf,
+        /// Who wants to know.
+        reply: ReplyTo<SnapshotId>,
+    },
+    /// Read a part for a peer.
+    Read { to: NodeId, id: SnapshotId, offset: u64 },
+    /// Begin to receive a snapshot, or go on with what is here of it.
+    Receive(SnapshotId),
+    /// A part of it has come.
+    Append { id: SnapshotId, offset: u64, data: Bytes },
+    /// This one is sound and durable: what is older can go.
+    Keep(SnapshotId),
+    /// Let go of a state that nobody needs, where nobody waits for that.
+    Forget(Box<Machine>),
+}
+
+/// What came of it.
+pub(crate) enum News {
+    /// A snapshot was written, and is durable.
+    Taken { id: SnapshotId, members: Members },
+    /// It was not; what is there stays.
+    NotTaken { why: String },
+    /// A part for a peer; `None` if that snapshot is not here.
+    Part { to: NodeId, id: SnapshotId, offset: u64, data: Option<Bytes> },
+    /// So many bytes of a snapshot are here.
+    Received { id: SnapshotId, bytes: u64 },
+    /// All of it is here, durable, and this is what it holds.
+    Loaded { id: SnapshotId, machine: Box<Machine> },
+    /// It cannot be received now.
+    NotReceived { id: SnapshotId, why: String },
+}
+
+/// Jobs on their way to the worker.
+pub(crate) struct SnapshotQueue {
+    state: Mutex<State>,
+    bell: Condvar,
+    on_push: Box<dyn Fn() + Send + Sync>,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    closed: bool,
+}
+
+impl SnapshotQueue {
+    /// An empty queue. `on_push` is called after each job, for whoever runs the worker without waiting.
+    pub(crate) fn new(on_push: Box<dyn Fn() + Send + Sync>) -> Self {
+        Self { state: Mutex::default(), bell: Condvar::new(), on_push }
+    }
+
+    /// Queues a job. The driver bounds them: one snapshot at a time, and a few parts for each peer.
+    pub(crate) fn push(&self, job: Job) {
+        {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.jobs.push_back(job);
+            self.bell.notify_one();
+        }
+        (self.on_push)();
+    }
+
+    /// The worker ends; what is not done is left as it is.
+    pub(crate) fn close(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
+        self.bell.notify_one();
+        (self.on_push)();
+    }
+
+    /// Waits for a job; `None` when the queue is closed. Empty after `at_most`.
+    fn take(&self, at_most: Option<Duration>) -> Option<VecDeque<Job>> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let idle = |state: &mut State| state.jobs.is_empty() && !state.closed;
+        state = match at_most {
+            None => self.bell.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner),
+            Some(at_most) => {
+                self.bell
+                    .wait_timeout_while(state, at_most, idle)
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .0
+            }
+        };
+        (!state.closed).then(|| std::mem::take(&mut state.jobs))
+    }
+}
+
+/// See the module.
+pub(crate) struct SnapshotWorker {
+    env: Env,
+    folder: Folder,
+    options: MachineOptions,
+    queue: Arc<SnapshotQueue>,
+    inbox: Arc<Inbox>,
+    writing: VecDeque<Writing>,
+    receiving: Option<Receiving>,
+}
+
+/// A snapshot or a backup on its way to the disk.
+struct Writing {
+    stage: WritingStage,
+    members: Members,
+    /// Set for a backup.
+    reply: Option<ReplyTo<SnapshotId>>,
+}
+
+enum WritingStage {
+    Waiting { image: Image, path: Option<PathBuf> },
+    Rows { image: Image, writer: Writer },
+    Checking(Check),
+}
+
+/// A snapshot on its way from a peer into a machine.
+struct Receiving {
+    id: SnapshotId,
+    stage: ReceivingStage,
+}
+
+enum ReceivingStage {
+    Parts(Partial),
+    Checking(Check),
+    Loading { reader: Reader, restore: Restore },
+}
+
+/// What a worker should do after a turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SnapshotTurn {
+    /// There is more to do.
+    Worked,
+    /// There is nothing to do.
+    Idle,
+    /// The queue is closed: no more turns.
+    Ended,
+}
+
+impl SnapshotWorker {
+    /// A worker on the snapshots of `folder`.
+    pub(crate) fn new(
+        env: Env,
+        folder: Folder,
+        options: MachineOptions,
+        queue: Arc<SnapshotQueue>,
+        inbox: Arc<Inbox>,
+    ) -> Self {
+        let (writing, receiving) = (VecDeque::new(), None);
+        Self { env, folder, options, queue, inbox, writing, receiving }
+    }
+
+    /// Works until the queue is closed.
+    pub(crate) fn run(&mut self) {
+        let mut patience = None;
+        while let Some(jobs) = self.queue.take(patience) {
+            let began = self.env.clock.now();
+            patience = match self.work(jobs) {
+                // As long a pause as it has worked.
+                SnapshotTurn::Worked if self.receiving.is_none() => {
+                    Some(self.env.clock.now().since(began))
+                }
+                SnapshotTurn::Worked => Some(Duration::ZERO),
+                SnapshotTurn::Idle | SnapshotTurn::Ended => None,
+            };
+        }
+    }
+
+    /// Does a step, without waiting: for whoever runs a node by hand.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn turn(&mut self) -> SnapshotTurn {
+        match self.queue.take(Some(Duration::ZERO)) {
+            None => SnapshotTurn::Ended,
+            Some(jobs) => self.work(jobs),
+        }
+    }
+
+    fn work(&mut self, jobs: VecDeque<Job>) -> SnapshotTurn {
+        for job in jobs {
+            self.take(job);
+        }
+        let received = self.receive_on();
+        if received || self.write_on() { SnapshotTurn::Worked } else { SnapshotTurn::Idle }
+    }
+
+    fn tell(&self, news: News) {
+        drop(self.inbox.push(Input::Snapshot(news)));
+    }
+
+    fn take(&mut self, job: Job) {
+        match job {
+            Job::Take(image) => self.begin_writing(image, None, None),
+            Job::Backup { image, path, reply } => {
+                self.begin_writing(image, Some(path), Some(reply));
+            }
+            Job::Read { to, id, offset } => {
+                let part = self.folder.source(id).and_then(|source| {
+                    source.map(|source| source.part(offset, PART_BYTES)).transpose()
+                });
+                let data = part.unwrap_or_else(|error| {
+                    tracing::warn!(%error, "a snapshot cannot be read for a peer");
+                    None
+                });
+                self.tell(News::Part { to, id, offset, data });
+            }
+            Job::Receive(id) => self.receive(id),
+            Job::Append { id, offset, data } => self.append(id, offset, &data),
+            Job::Keep(id) => {
+                if let Err(error) = self.folder.remove_older(id) {
+                    tracing::warn!(%error, "an older snapshot cannot be removed now");
+                }
+            }
+            Job::Forget(machine) => drop(machine),
+        }
+    }
+
+    // ---- writing ----------------------------------------------------------------------------------
+
+    fn begin_writing(
+        &mut self,
+        image: Image,
+        path: Option<PathBuf>,
+        reply: Option<ReplyTo<SnapshotId>>,
+    ) {
+        let members = image.head().members.clone();
+        let stage = WritingStage::Waiting { image, path };
+        self.writing.push_back(Writing { stage, members, reply });
+    }
+
+    /// A step of what is to be written. Whether there was anything to do.
+    fn write_on(&mut self) -> bool {
+        let Some(writing) = self.writing.pop_front() else { return false };
+        let Writing { stage, members, reply } = writing;
+        match self.write_step(stage) {
+            Ok(Written::On(stage)) => self.writing.push_front(Writing { stage, members, reply }),
+            Ok(Written::Done(id)) => match reply {
+                Some(reply) => reply.send(Ok(id)),
+                None => self.tell(News::Taken { id, members }),
+            },
+            Err(why) => match reply {
+                Some(reply) => reply.send(Err(CallError::Backup(why.into()))),
+                None => self.tell(News::NotTaken { why }),
+            },
+        }
+        true
+    }
+
+    fn write_step(&self, stage: WritingStage) -> Result<Written, String> {
+        let words = |error: SnapshotError| error.to_string();
+        match stage {
+            WritingStage::Waiting { image, path } => {
+                let writer = match path {
+                    None => self.folder.begin(image.head()),
+                    Some(path) => self.folder.begin_at(&path, image.head()),
+                };
+                Ok(Written::On(WritingStage::Rows { image, writer: writer.map_err(words)? }))
+            }
+            WritingStage::Rows { mut image, mut writer } => {
+                match image.next(PART_BYTES).map_err(|error| error.to_string())? {
+                    Some(piece) => {
+                        writer.write(&piece).map_err(words)?;
+                        Ok(Written::On(WritingStage::Rows { image, writer }))
+                    }
+                    None => Ok(Written::On(WritingStage::Checking(writer.seal().map_err(words)?))),
+                }
+            }
+            WritingStage::Checking(mut check) => match check.step().map_err(words)? {
+                None => Ok(Written::On(WritingStage::Checking(check))),
+                Some(id) => Ok(Written::Done(id)),
+            },
+        }
+    }
+
+    // ---- receiving --------------------------------------------------------------------------------
+
+    fn receive(&mut self, id: SnapshotId) {
+        match &self.receiving {
+            Some(Receiving { stage: ReceivingStage::Parts(partial), id: same }) if *same == id => {
+                let bytes = partial.length();
+                return self.tell(News::Received { id, bytes });
+            }
+            // It is all here, and will be told.
+            Some(receiving) if receiving.id == id => return,
+            _ => self.receiving = None,
+        }
+        match self.folder.receive(id) {
+            Ok(partial) => self.parts(id, partial),
+            Err(error) => self.not_received(id, &error),
+        }
+    }
+
+    fn append(&mut self, id: SnapshotId, offset: u64, data: &[u8]) {
+        let Some(receiving) = self.receiving.take_if(|receiving| receiving.id == id) else {
+            return;
+        };
+        let ReceivingStage::Parts(mut partial) = receiving.stage else {
+            self.receiving = Some(receiving);
+            return;
+        };
+        match partial.append(offset, data) {
+            Ok(Appended::Written) => self.parts(id, partial),
+            // Doubled or too early: whoever asks knows how far it is.
+            Ok(Appended::Elsewhere) => {
+                self.receiving = Some(Receiving { id, stage: ReceivingStage::Parts(partial) });
+            }
+            Err(error) => self.not_received(id, &error),
+        }
+    }
+
+    fn parts(&mut self, id: SnapshotId, partial: Partial) {
+        let bytes = partial.length();
+        let stage = if partial.is_complete() {
+            match partial.seal() {
+                Ok(check) => ReceivingStage::Checking(check),
+                Err(error) => return self.not_received(id, &error),
+            }
+        } else {
+            ReceivingStage::Parts(partial)
+        };
+        self.receiving = Some(Receiving { id, stage });
+        self.tell(News::Received { id, bytes });
+    }
+
+    fn not_received(&mut self, id: SnapshotId, error: &dyn std::fmt::Display) {
+        self.receiving = None;
+        self.tell(News::NotReceived { id, why: error.to_string() });
+    }
+
+    /// A step of what is being received and needs no further part. Whether there was anything to do.
+    fn receive_on(&mut self) -> bool {
+        let Some(Receiving { id, stage }) = self.receiving.take() else { return false };
+        let stage = match stage {
+            stage @ ReceivingStage::Parts(_) => {
+                self.receiving = Some(Receiving { id, stage });
+                return false;
+            }
+            ReceivingStage::Checking(check) => self.check_step(id, check),
+            ReceivingStage::Loading { reader, restore } => self.load_step(id, reader, restore),
+        };
+        match stage {
+            Ok(stage) => self.receiving = stage.map(|stage| Receiving { id, stage }),
+            Err(why) => self.not_received(id, &why),
+        }
+        true
+    }
+
+    fn check_step(
+        &self,
+        id: SnapshotId,
+        mut check: Check,
+    ) -> Result<Option<ReceivingStage>, String> {
+        if check.step().map_err(|error| error.to_string())?.is_none() {
+            return Ok(Some(ReceivingStage::Checking(check)));
+        }
+        let reader = self.folder.open_id(id).map_err(|error| error.to_string())?;
+        let restore = Restore::new(self.options.clone(), reader.head().clone())
+            .map_err(|error| error.to_string())?;
+        Ok(Some(ReceivingStage::Loading { reader, restore }))
+    }
+
+    fn load_step(
+        &self,
+        id: SnapshotId,
+        mut reader: Reader,
+        mut restore: Restore,
+    ) -> Result<Option<ReceivingStage>, String> {
+        if let Some(piece) = reader.next().map_err(|error| error.to_string())? {
+            restore.add(piece).map_err(|error| error.to_string())?;
+            return Ok(Some(ReceivingStage::Loading { reader, restore }));
+        }
+        let machine = Box::new(restore.finish().map_err(|error| error.to_string())?);
+        self.tell(News::Loaded { id, machine });
+        Ok(None)
+    }
+}
+
+enum Written {
+    On(WritingStage),
+    Done(SnapshotId),
+}

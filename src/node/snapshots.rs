@@ -1,0 +1,308 @@
+//! What this node has of snapshots, and what it is about: when one is due, how far the log may be cut,
+//! and how one is fetched from a peer.
+//!
+//! Invariant: knows no file and no message; the driver asks and acts.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::model::{LogIndex, Members, Moment, NodeId, SnapshotId};
+
+use super::snapshot_worker::PART_BYTES;
+
+/// How many parts of a snapshot are asked for ahead.
+const WINDOW_BYTES: u64 = 4 * PART_BYTES as u64;
+
+/// A snapshot that could not be written is tried again after so long.
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// How much of the log a lagging or fetching member may hold, as a multiple of what makes a snapshot
+/// due. Beyond that it gets a newer snapshot.
+const HELD_LOG_FACTOR: u64 = 4;
+
+/// See the module.
+pub(crate) struct Snapshots {
+    /// A snapshot is due when so many bytes of entries were applied since the last one, or half the
+    /// size of the state, if that is more.
+    log_bytes_min: u64,
+    /// How long nothing may come of a question before it is put again.
+    patience: Duration,
+    newest: Option<(SnapshotId, Members)>,
+    is_taking: bool,
+    not_before: Moment,
+    /// Bytes of entries applied since the newest snapshot.
+    log_bytes: u64,
+    /// Bytes of entries applied since the one that is being taken was begun.
+    log_bytes_while_taking: u64,
+    fetch: Option<Fetch>,
+    /// Peers that fetch a snapshot of this node, and until when they are believed to.
+    serving: BTreeMap<NodeId, (SnapshotId, Moment)>,
+}
+
+/// A snapshot that is being fetched.
+#[derive(Clone, Copy, Debug)]
+struct Fetch {
+    from: NodeId,
+    id: SnapshotId,
+    /// What is on this node's disk.
+    received: u64,
+    /// Up to where it was asked for.
+    asked: u64,
+    /// When something came last.
+    heard: Moment,
+}
+
+impl Snapshots {
+    /// A node that has `newest`, and has applied so many bytes of entries since.
+    pub(crate) fn new(
+        log_bytes_min: u64,
+        patience: Duration,
+        newest: Option<(SnapshotId, Members)>,
+        log_bytes: u64,
+        now: Moment,
+    ) -> Self {
+        Self {
+            log_bytes_min,
+            patience,
+            newest,
+            is_taking: false,
+            not_before: now,
+            log_bytes,
+            log_bytes_while_taking: 0,
+            fetch: None,
+            serving: BTreeMap::new(),
+        }
+    }
+
+    // ---- taking -----------------------------------------------------------------------------------
+
+    /// The newest one that is durable here, with the members as of its index.
+    pub(crate) fn newest(&self) -> Option<&(SnapshotId, Members)> {
+        self.newest.as_ref()
+    }
+
+    /// An entry of so many bytes was applied.
+    pub(crate) fn applied(&mut self, bytes: usize) {
+        self.log_bytes += bytes as u64;
+        self.log_bytes_while_taking += bytes as u64;
+    }
+
+    fn due_bytes(&self, state_bytes: u64) -> u64 {
+        self.log_bytes_min.max(state_bytes / 2)
+    }
+
+    /// Whether one should be taken now, of a state of so many bytes. `wanted`: a peer needs one that
+    /// is newer than what there is.
+    pub(crate) fn is_due(&self, state_bytes: u64, wanted: bool, now: Moment) -> bool {
+        let grown = self.log_bytes >= self.due_bytes(state_bytes);
+        !self.is_taking && now >= self.not_before && (grown || wanted)
+    }
+
+    /// One is being taken.
+    pub(crate) fn begun(&mut self) {
+        self.is_taking = true;
+        self.log_bytes_while_taking = 0;
+    }
+
+    /// It is durable.
+    pub(crate) fn taken(&mut self, id: SnapshotId, members: Members) {
+        self.is_taking = false;
+        self.log_bytes = self.log_bytes_while_taking;
+        self.has(id, members);
+    }
+
+    /// It has failed.
+    pub(crate) fn not_taken(&mut self, now: Moment) {
+        self.is_taking = false;
+        self.not_before = now + TRY_AGAIN_AFTER;
+    }
+
+    /// This one is durable here, and sound.
+    fn has(&mut self, id: SnapshotId, members: Members) {
+        if self.newest.as_ref().is_none_or(|(newest, _)| newest.index < id.index) {
+            self.newest = Some((id, members));
+        }
+    }
+
+    // ---- cutting the log --------------------------------------------------------------------------
+
+    /// Up to where the log may be cut, if at all. `slowest` is what the slowest member that is there has
+    /// of the log, as far as this node knows; `log_bytes` is the size of the log.
+    pub(crate) fn cut(
+        &mut self,
+        slowest: Option<LogIndex>,
+        log_bytes: u64,
+        state_bytes: u64,
+        now: Moment,
+    ) -> Option<LogIndex> {
+        let (newest, _) = self.newest.as_ref()?;
+        self.serving.retain(|_, (_, until)| *until > now);
+        // However much they need it, the log does not grow without end for them.
+        if log_bytes > HELD_LOG_FACTOR * self.due_bytes(state_bytes) {
+            return Some(newest.index);
+        }
+        let fetching = self.serving.values().map(|(id, _)| id.index).min();
+        [slowest, fetching]
+            .into_iter()
+            .flatten()
+            .fold(Some(newest.index), |cut, held| cut.min(Some(held)))
+    }
+
+    /// A peer asks for a part of one. Whether this node may have it.
+    pub(crate) fn serve(&mut self, to: NodeId, id: SnapshotId, now: Moment) {
+        self.serving.insert(to, (id, now + self.patience * 4));
+    }
+
+    /// Whether an older one is still being fetched by somebody.
+    pub(crate) fn is_serving_older(&self, now: Moment) -> bool {
+        let newest = self.newest.as_ref().map(|(id, _)| *id);
+        self.serving.values().any(|(id, until)| Some(*id) != newest && *until > now)
+    }
+
+    // ---- fetching ---------------------------------------------------------------------------------
+
+    /// A peer has one that this node needs. False if it is being fetched already.
+    pub(crate) fn fetch(&mut self, from: NodeId, id: SnapshotId, now: Moment) -> bool {
+        if let Some(fetch) = &mut self.fetch
+            && fetch.id == id
+        {
+            fetch.from = from;
+            return false;
+        }
+        self.fetch = Some(Fetch { from, id, received: 0, asked: u64::MAX, heard: now });
+        true
+    }
+
+    /// Which one is being fetched, and from whom.
+    pub(crate) fn fetching(&self) -> Option<(NodeId, SnapshotId)> {
+        self.fetch.map(|fetch| (fetch.from, fetch.id))
+    }
+
+    /// So much of it is on this node's disk.
+    pub(crate) fn received(&mut self, id: SnapshotId, bytes: u64, now: Moment) {
+        if let Some(fetch) = self.fetch.as_mut().filter(|fetch| fetch.id == id) {
+            // The first word of the worker says where to begin.
+            if fetch.asked == u64::MAX {
+                fetch.asked = bytes;
+            }
+            fetch.received = bytes;
+            fetch.heard = now;
+        }
+    }
+
+    /// From which byte on the next part is to be asked for, and of whom.
+    pub(crate) fn ask(&mut self) -> Option<(NodeId, SnapshotId, u64)> {
+        let fetch = self.fetch.as_mut()?;
+        let is_open = fetch.asked < fetch.id.bytes && fetch.asked < fetch.received + WINDOW_BYTES;
+        if !is_open {
+            return None;
+        }
+        let offset = fetch.asked;
+        fetch.asked += PART_BYTES as u64;
+        Some((fetch.from, fetch.id, offset))
+    }
+
+    /// Time has passed: what was lost on the way is asked for again.
+    pub(crate) fn tick(&mut self, now: Moment) {
+        let patience = self.patience;
+        if let Some(fetch) = &mut self.fetch
+            && fetch.asked != u64::MAX
+            && fetch.received < fetch.id.bytes
+            && now.since(fetch.heard) > patience
+        {
+            fetch.asked = fetch.received;
+            fetch.heard = now;
+        }
+    }
+
+    /// It is not fetched any more: it is here, or cannot be had.
+    pub(crate) fn end_fetch(&mut self, id: SnapshotId) {
+        self.fetch.take_if(|fetch| fetch.id == id);
+    }
+
+    /// A fetched one was installed: it is this node's newest.
+    pub(crate) fn installed(&mut self, id: SnapshotId, members: Members) {
+        self.log_bytes = 0;
+        self.has(id, members);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Term;
+
+    fn at(ms: u64) -> Moment {
+        Moment::since_boot(Duration::from_millis(ms))
+    }
+
+    fn id(index: u64) -> SnapshotId {
+        SnapshotId { index: LogIndex(index), term: Term(2), bytes: 3 << 20, checksum: index }
+    }
+
+    fn node(number: u64) -> NodeId {
+        NodeId::new(number).unwrap()
+    }
+
+    fn snapshots() -> Snapshots {
+        Snapshots::new(1000, Duration::from_millis(500), None, 0, at(0))
+    }
+
+    #[test]
+    fn one_is_due_in_proportion_to_the_state_and_one_at_a_time() {
+        let mut snapshots = snapshots();
+        snapshots.applied(999);
+        assert!(!snapshots.is_due(0, false, at(0)) && snapshots.is_due(0, true, at(0)));
+        snapshots.applied(1);
+        assert!(snapshots.is_due(2001, false, at(0)) && !snapshots.is_due(2002, false, at(0)));
+        snapshots.begun();
+        snapshots.applied(5000);
+        assert!(!snapshots.is_due(0, true, at(0)));
+        snapshots.not_taken(at(0));
+        assert!(!snapshots.is_due(0, true, at(999)) && snapshots.is_due(0, false, at(1000)));
+        snapshots.begun();
+        snapshots.applied(1000);
+        snapshots.taken(id(7), Members::default());
+        assert!(snapshots.is_due(0, false, at(1000)), "what was applied meanwhile counts");
+        assert_eq!(snapshots.newest().unwrap().0, id(7));
+    }
+
+    #[test]
+    fn the_log_stays_for_those_that_need_it_but_not_for_ever() {
+        let mut snapshots = snapshots();
+        assert_eq!(snapshots.cut(None, 100, 0, at(0)), None);
+        snapshots.taken(id(50_000), Members::default());
+        assert_eq!(snapshots.cut(None, 100, 0, at(0)), Some(LogIndex(50_000)));
+        let slow = Some(LogIndex(123));
+        assert_eq!(snapshots.cut(slow, 100, 0, at(0)), Some(LogIndex(123)));
+        assert_eq!(snapshots.cut(slow, 4001, 0, at(0)), Some(LogIndex(50_000)));
+        snapshots.serve(node(3), id(30_000), at(0));
+        assert_eq!(snapshots.cut(None, 100, 0, at(1999)), Some(LogIndex(30_000)));
+        assert!(snapshots.is_serving_older(at(1999)) && !snapshots.is_serving_older(at(2000)));
+        assert_eq!(snapshots.cut(None, 100, 0, at(2000)), Some(LogIndex(50_000)));
+    }
+
+    #[test]
+    fn a_fetch_goes_on_where_the_disk_says_and_asks_again_for_what_was_lost() {
+        let mut snapshots = snapshots();
+        assert!(snapshots.fetch(node(2), id(9), at(0)) && !snapshots.fetch(node(3), id(9), at(0)));
+        assert_eq!(snapshots.ask(), None, "the disk has not said how much is here");
+        let part = PART_BYTES as u64;
+        snapshots.received(id(9), 100, at(0));
+        let offsets = |snapshots: &mut Snapshots| -> Vec<u64> {
+            std::iter::from_fn(|| snapshots.ask().map(|(_, _, offset)| offset)).collect()
+        };
+        let expected: Vec<u64> = (0..4).map(|n| 100 + n * part).collect();
+        assert_eq!(offsets(&mut snapshots), expected);
+        snapshots.received(id(9), 100 + part, at(10));
+        assert_eq!(snapshots.ask().unwrap(), (node(3), id(9), 100 + 4 * part));
+        snapshots.tick(at(510));
+        assert_eq!(snapshots.ask(), None);
+        snapshots.tick(at(511));
+        assert_eq!(offsets(&mut snapshots)[0], 100 + part);
+        snapshots.received(id(9), id(9).bytes, at(600));
+        assert_eq!(snapshots.ask(), None);
+        snapshots.end_fetch(id(9));
+        assert_eq!(snapshots.fetching(), None);
+    }
+}
