@@ -36,7 +36,8 @@ pub use api::{
     WatchCall,
 };
 pub use metrics::{
-    ByLabel, Ending, Histogram, Metrics, MetricsSnapshot, PeerLag, Refused, RequestKind, Stage,
+    ByLabel, Ending, Histogram, Metrics, MetricsSnapshot, PeerLag, PeerQueue, Refused, RequestKind,
+    Stage,
 };
 pub use model::{
     Compare, CompareBuilder, CompareOp, CompareTarget, Delete, DeleteReply, Event, EventKind,

@@ -234,6 +234,25 @@ fn only_the_doors_to_the_world_are_not_deterministic() {
     settle(complaints);
 }
 
+/// A limit that was renamed must be renamed in the operators' page.
+#[test]
+fn the_page_of_limits_names_limits_that_exist() {
+    let page = fs::read_to_string(root().join("docs/operating/limits.md")).unwrap();
+    let sources = sources();
+    let mut complaints = Vec::new();
+    for row in page.lines().filter(|line| line.starts_with("| ")) {
+        // What, then the bound.
+        let bound = row.split('|').nth(2).unwrap_or_default();
+        for name in bound.split('`').skip(1).step_by(2) {
+            let last = name.rsplit("::").next().unwrap_or(name);
+            if !sources.iter().any(|source| source.code().any(|(_, line)| line.contains(last))) {
+                complaints.push(format!("docs/operating/limits.md: there is no {name}"));
+            }
+        }
+    }
+    settle(complaints);
+}
+
 #[test]
 fn every_file_says_what_it_is() {
     let mut complaints = Vec::new();

@@ -12,6 +12,11 @@ pub trait Network: Send + 'static {
     /// Hands a message over. Messages to one peer on one lane arrive in order or not at all.
     fn send(&mut self, to: NodeId, lane: Lane, message: PeerMessage) -> SendOutcome;
 
+    /// How many bytes wait on their way to a peer, on all lanes, behind what its sockets have taken.
+    fn queued_bytes(&self, _to: NodeId) -> usize {
+        0
+    }
+
     /// Says to whom connections are to be kept, and where each is: `host:port`, or nothing while that
     /// is not known. To be called again whenever somebody belongs to the cluster or not any more:
     /// everyone who is connected is judged anew. Who is not named here may still connect by itself.

@@ -24,6 +24,11 @@ impl Counter {
         self.0.fetch_add(more, Ordering::Relaxed);
     }
 
+    /// It has come to this, counted elsewhere.
+    pub(crate) fn reach(&self, now: u64) {
+        self.0.fetch_max(now, Ordering::Relaxed);
+    }
+
     pub(super) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

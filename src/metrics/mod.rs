@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 pub(crate) use cell::{Counter, Gauge, Seconds, Sizes};
-pub use snapshot::{Histogram, PeerLag};
+pub use snapshot::{Histogram, PeerLag, PeerQueue};
 pub use words::{Ending, Refused, RequestKind, Stage};
 
 use cell::{SECONDS_FIRST, SIZES_FIRST};
@@ -131,21 +131,29 @@ impl<L: Label, M: Read> Read for By<L, M> {
     }
 }
 
-/// How the other members stand, told as a whole.
-#[derive(Default)]
-pub(crate) struct Peers(Mutex<Vec<PeerLag>>);
+/// Something about each other member, told as a whole, once a tick.
+pub(crate) struct Told<T>(Mutex<Vec<T>>);
 
-impl Peers {
+type Peers = Told<PeerLag>;
+type PeerBytes = Told<PeerQueue>;
+
+impl<T> Default for Told<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T> Told<T> {
     /// They stand so now.
-    pub(crate) fn set(&self, peers: Vec<PeerLag>) {
+    pub(crate) fn set(&self, peers: Vec<T>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = peers;
     }
 }
 
-impl Read for Peers {
-    type Value = Vec<PeerLag>;
+impl<T: Clone> Read for Told<T> {
+    type Value = Vec<T>;
 
-    fn read(&self) -> Vec<PeerLag> {
+    fn read(&self) -> Vec<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
@@ -222,6 +230,8 @@ catalogue! {
     messages_dropped_total: Counter => u64, "counter";
     /// Messages to peers that could not be sent because there was no connection.
     messages_unreachable_total: Counter => u64, "counter";
+    /// Bytes that wait on their way to each other member, behind what the sockets have taken.
+    peer_queue_bytes: PeerBytes => Vec<PeerQueue>, "gauge";
     /// Groups that wait for the log's thread.
     log_queue_groups: Gauge => u64, "gauge";
     /// Time to write and sync what was queued for the log.
@@ -242,6 +252,8 @@ catalogue! {
     watchers: Gauge => u64, "gauge";
     /// Changes handed to the watchers' hub.
     watch_changes_total: Counter => u64, "counter";
+    /// Times that a watcher's inbox was full, so that it went on from the history.
+    watch_overflows_total: Counter => u64, "counter";
     /// Leases that exist.
     leases: Gauge => u64, "gauge";
     /// Sessions that this node keeps alive.

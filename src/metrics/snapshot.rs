@@ -66,3 +66,13 @@ pub struct PeerLag {
     /// Whether it was heard of within an election timeout.
     pub active: bool,
 }
+
+/// What waits on its way to another member.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct PeerQueue {
+    /// Its name.
+    pub peer: String,
+    /// How many bytes wait.
+    pub bytes: u64,
+}

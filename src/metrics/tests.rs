@@ -21,6 +21,19 @@ fn the_page_for_operators_names_every_metric_and_no_other() {
 }
 
 #[test]
+fn the_page_of_limits_names_metrics_that_exist() {
+    const LIMITS: &str = include_str!("../../docs/operating/limits.md");
+    let named: Vec<&str> = LIMITS
+        .split('`')
+        .filter(|word| word.starts_with("bowline_") && !word.contains(' '))
+        .collect();
+    assert!(named.len() > 30, "{}", named.len());
+    for name in named {
+        assert!(NAMES.contains(&name), "{name} is in docs/operating/limits.md");
+    }
+}
+
+#[test]
 fn a_quantile_is_a_bound_that_is_too_high_by_a_half_at_most() {
     let (metrics, meters) = metrics();
     assert_eq!(metrics.snapshot().turn_seconds.quantile(0.5), None);

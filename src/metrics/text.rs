@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::Label;
-use super::snapshot::{Histogram, PeerLag};
+use super::snapshot::{Histogram, PeerLag, PeerQueue};
 
 /// A text in the making.
 #[derive(Default)]
@@ -97,6 +97,14 @@ impl Show for Vec<PeerLag> {
     fn show(&self, text: &mut Text, labels: &Labels) {
         for lag in self {
             text.sample("", &labels.and("peer", &lag.peer), lag.entries);
+        }
+    }
+}
+
+impl Show for Vec<PeerQueue> {
+    fn show(&self, text: &mut Text, labels: &Labels) {
+        for queue in self {
+            text.sample("", &labels.and("peer", &queue.peer), queue.bytes);
         }
     }
 }

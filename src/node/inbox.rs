@@ -20,6 +20,10 @@ use super::session::SessionOpening;
 use super::snapshot_worker::News;
 use super::story::Story;
 
+/// A message that is not larger finds room where larger ones do not any more, in the last eighth:
+/// heartbeats and votes get through whatever a peer pours in.
+const SMALL_BYTES: usize = 1 << 10;
+
 /// One thing that happened.
 pub(crate) enum Input {
     /// A peer said something.
@@ -135,7 +139,11 @@ impl Inbox {
             }
             if let Input::Peer(_, message) = &input {
                 let bytes = weight(message);
-                if state.peer_bytes + bytes > self.peer_bytes_max {
+                let most = match bytes {
+                    0..=SMALL_BYTES => self.peer_bytes_max,
+                    _ => self.peer_bytes_max / 8 * 7,
+                };
+                if state.peer_bytes + bytes > most {
                     self.meters.inbox_dropped_total.one();
                     return Ok(());
                 }
@@ -249,5 +257,35 @@ pub(crate) fn refuse_all(inputs: Vec<Input>, why: &super::StopReason) {
             | Input::Stop
             | Input::Abort => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Metrics;
+
+    #[test]
+    fn what_peers_pour_in_is_dropped_at_the_limit_and_small_messages_still_get_through() {
+        let meters = Arc::new(Meters::default());
+        let metrics = Metrics::new("", Arc::clone(&meters));
+        let inbox = Inbox::new(64 << 10, meters, Box::new(|| {}));
+        let peer = NodeId::new(2).unwrap();
+        let say = |bytes: usize| inbox.deliver(peer, PeerMessage::Raft(vec![0; bytes].into()));
+        (0..100).for_each(|_| say(4 << 10));
+        let before = metrics.snapshot();
+        let (peak, dropped) = (before.inbox_bytes_peak, before.inbox_dropped_total);
+        assert!((48 << 10..=56 << 10).contains(&peak), "{peak} bytes");
+        assert!(dropped >= 86, "{dropped} were dropped");
+        (0..5).for_each(|_| say(100));
+        assert_eq!(metrics.snapshot().inbox_dropped_total, dropped, "a heartbeat gets through");
+        (0..1000).for_each(|_| say(100));
+        let now = metrics.snapshot();
+        assert!(now.inbox_bytes_peak <= 64 << 10 && now.inbox_dropped_total > dropped);
+        assert!(inbox.push(Input::Stop).is_ok(), "what is the node's own is never dropped");
+        let taken = inbox.take().len();
+        assert_eq!(taken as u64 + now.inbox_dropped_total, 100 + 5 + 1000 + 1);
+        say(4 << 10);
+        assert_eq!(inbox.take().len(), 1, "there is room again");
     }
 }

@@ -247,4 +247,20 @@ mod tests {
         reads.applied(LogIndex(7));
         assert!(receiver.try_recv().is_err(), "an answer to the past is none");
     }
+
+    #[test]
+    fn questions_beyond_the_limit_are_dropped_and_rounds_are_few() {
+        let mut rounds =
+            Rounds::new(NodeId::new(1).unwrap(), Incarnation(1), Duration::from_millis(500));
+        for round in 0..2 * PENDING_MAX as u64 {
+            rounds.join(Asker::Local { round });
+        }
+        assert_eq!(rounds.pending.len(), PENDING_MAX);
+        let mut started = 0;
+        while rounds.start(at(0)).is_some() {
+            started += 1;
+            rounds.join(Asker::Local { round: 0 });
+        }
+        assert_eq!(started, FLYING_MAX);
+    }
 }

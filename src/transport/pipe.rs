@@ -125,6 +125,15 @@ impl Pipe {
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How many bytes wait.
+    pub(super) fn queued_bytes(&self) -> usize {
+        match &*self.link() {
+            Link::Down | Link::Resting => 0,
+            Link::Dialing(queue) => queue.bytes.len(),
+            Link::Up(up) => up.queue.bytes.len() + up.taken.map_or(0, |taken| taken.bytes),
+        }
+    }
+
     /// Sends one whole frame that carries a message.
     pub(super) fn send(&self, frame: &[u8]) -> SendOutcome {
         let mut link = self.link();
@@ -320,6 +329,7 @@ mod tests {
         assert_eq!(pipe.next_batch(&mut batch), Batch::Taken);
         // What the socket had begun is longer than the limit: nothing more until it is written.
         assert!(batch.len() > LIMIT.bytes);
+        assert_eq!(pipe.queued_bytes(), batch.len());
         assert_eq!(pipe.send(&[2; 10]), SendOutcome::Full);
         assert_eq!(pipe.next_batch(&mut batch), Batch::Empty, "as if it had been written");
         // The socket is still full, so this waits, and 990 bytes fit behind it.

@@ -196,6 +196,13 @@ impl Network for TcpNetwork {
         outcome
     }
 
+    fn queued_bytes(&self, to: NodeId) -> usize {
+        let lanes = [Lane::Control, Lane::Bulk, Lane::Snapshot];
+        self.peers
+            .get(&to)
+            .map_or(0, |peer| lanes.into_iter().map(|lane| peer.pipe(lane).queued_bytes()).sum())
+    }
+
     fn set_peers(&mut self, peers: &BTreeMap<NodeId, String>) {
         // Only a task holds it for long, so nothing here keeps the transport from stopping.
         let Some(context) = self.context.upgrade() else { return };

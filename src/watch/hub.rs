@@ -23,6 +23,8 @@ pub struct Hub {
     /// Why no more will be published. Written under the lock, read without.
     closed: OnceLock<Arc<str>>,
     state: Mutex<State>,
+    /// How often a watcher had to leave the index because its inbox was full.
+    overflows: AtomicU64,
 }
 
 struct State {
@@ -40,6 +42,7 @@ impl Hub {
             history: Box::new(history),
             limits,
             closed: OnceLock::new(),
+            overflows: AtomicU64::new(0),
             state: Mutex::new(State { index: Index::default(), id: WatcherId(0) }),
         })
     }
@@ -106,6 +109,7 @@ impl Hub {
         }
         self.visible.store(visible.0, Ordering::Release);
         let wakers: Vec<Waker> = touched.into_iter().filter_map(|inbox| inbox.announce()).collect();
+        self.overflows.fetch_add(full.len() as u64, Ordering::Relaxed);
         for inbox in full {
             let removed = state.index.remove(inbox.range(), inbox.id());
             assert!(removed.is_some(), "a watcher that was pushed to stands in the index");
@@ -156,6 +160,11 @@ impl Hub {
     /// How many watchers keep up, and so take part in publications.
     pub fn live(&self) -> usize {
         self.lock().index.len()
+    }
+
+    /// How often a watcher fell behind because its inbox was full: it goes on from the history.
+    pub fn overflows(&self) -> u64 {
+        self.overflows.load(Ordering::Relaxed)
     }
 
     /// The revision published last.

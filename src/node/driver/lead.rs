@@ -74,6 +74,9 @@ impl Driver {
         if self.leading.is_none() || to == Some(self.shared.settings.node) {
             return reply.send(Ok(()));
         }
+        if self.transfers.len() >= TRANSFERS_MAX {
+            return reply.send(Err(CallError::Busy));
+        }
         match to.or_else(|| consensus.best_transferee()) {
             Some(peer) => {
                 consensus.transfer_to(peer);

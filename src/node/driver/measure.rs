@@ -1,7 +1,7 @@
 //! What the driver measures of itself and of the requests that end, and what it says of slow ones.
 
 use super::*;
-use crate::metrics::{self, Ending, PeerLag};
+use crate::metrics::{self, Ending, PeerLag, PeerQueue};
 use crate::node::health::Pulse;
 use crate::node::slow::Slow;
 use crate::node::status::{MemberStatus, Progress};
@@ -170,6 +170,12 @@ impl Driver {
             .count(self.reads.len() + self.at_least.values().map(Vec::len).sum::<usize>());
         meters.log_queue_groups.count(self.log.len());
         meters.watchers.count(shared.hub.live());
+        meters.watch_overflows_total.reach(shared.hub.overflows());
+        let queued = |peer: NodeId| PeerQueue {
+            peer: self.roster.name_of(peer),
+            bytes: self.network.queued_bytes(peer) as u64,
+        };
+        meters.peer_queue_bytes.set(self.roster.peers().into_iter().map(queued).collect());
         meters.keys.set(shared.reader.keys());
         meters.state_bytes.set(shared.reader.bytes());
         meters.history_bytes.set(shared.reader.history_bytes());

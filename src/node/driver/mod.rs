@@ -94,6 +94,9 @@ const LEASES_AN_ENTRY: usize = 1_000;
 /// not keep writes out.
 const LEASES_ENDING_MAX: usize = 4_000;
 
+/// How many callers may wait for a change of the leader; more are refused as busy.
+const TRANSFERS_MAX: usize = 256;
+
 /// Rows whose checksums are looked at after each applied entry.
 const SCRUB_ROWS: usize = 16;
 

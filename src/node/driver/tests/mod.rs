@@ -4,6 +4,7 @@ mod forgetting;
 mod full_disks;
 mod health;
 mod hostile;
+mod queues;
 mod quota;
 
 use std::collections::BTreeMap;
