@@ -248,11 +248,7 @@ impl Encode for Hello {
             Standing::Blank => to.byte(0),
             Standing::Founded(founding) => {
                 to.byte(1);
-                to.number(founding.len() as u64);
-                for (member, disk) in founding {
-                    to.number(member.get());
-                    to.fixed_u128(disk.0);
-                }
+                encode_founding(founding, to);
             }
         }
         to.number(self.since.get());
@@ -283,7 +279,18 @@ impl Decode for Hello {
     }
 }
 
-fn decode_founding(from: &mut Decoder) -> Result<BTreeMap<NodeId, DiskId>, CodecError> {
+pub(super) fn encode_founding<S: Sink>(
+    founding: &BTreeMap<NodeId, DiskId>,
+    to: &mut Encoder<'_, S>,
+) {
+    to.number(founding.len() as u64);
+    for (member, disk) in founding {
+        to.number(member.get());
+        to.fixed_u128(disk.0);
+    }
+}
+
+pub(super) fn decode_founding(from: &mut Decoder) -> Result<BTreeMap<NodeId, DiskId>, CodecError> {
     let mut founding = BTreeMap::new();
     for _ in 0..from.count(17)? {
         let member = NodeId::decode(from)?;

@@ -41,6 +41,7 @@ mod decoder;
 mod encoder;
 mod error;
 mod item;
+mod join;
 mod member;
 mod message;
 mod outcome;
@@ -56,6 +57,7 @@ pub(crate) use decoder::{Decode, Decoder};
 pub(crate) use encoder::{Encode, Encoder, Length, Sink};
 pub(crate) use error::CodecError;
 pub(crate) use item::{decode_items, encode_items, proposal_len};
+pub(crate) use join::{decode_join_answer, decode_join_ask, encode_join_answer, encode_join_ask};
 #[allow(unused_imports, reason = "the consensus will use them within the hour")]
 pub(crate) use member::{decode_member_change, encode_member_change};
 pub(crate) use message::{decode_message, encode_message, message_len};

@@ -6,6 +6,7 @@
 
 mod command;
 mod id;
+mod join;
 mod kv;
 mod limits;
 mod member;
@@ -20,6 +21,7 @@ pub use command::{AckWindow, Command, Item, Proposal, RequestId, SessionInfo};
 pub use id::{
     ClusterId, ClusterVersion, DiskId, Incarnation, LeaseId, LogIndex, NodeId, Revision, Term,
 };
+pub use join::{JoinAnswer, JoinAsk, Joined};
 pub use kv::{Event, EventKind, KeyValue};
 pub use limits::Limits;
 pub use member::{
