@@ -55,4 +55,6 @@ pub use recipes::{
     LockCall, LockError, LockState, Loss, Mutex, Observe, Released, Token,
 };
 pub use transport::TransportError;
+#[cfg(feature = "tls")]
+pub use transport::{MemberUri, PeerTls};
 pub use watch::{Filter, WatchBatch, WatchError};

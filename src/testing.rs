@@ -18,6 +18,9 @@
 //!
 //! Nothing here sleeps: waits are for conditions, with a limit ([`ClusterOptions::wait_limit`]).
 
+#[cfg(feature = "testing-tls")]
+mod authority;
+
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::task::Poll;
@@ -32,6 +35,9 @@ use crate::model::{NodeId, Revision};
 use crate::node::{NodeStatus, Role};
 use crate::transport::MemoryHub;
 use crate::{Config, Node, StartError};
+
+#[cfg(feature = "testing-tls")]
+pub use authority::{DevAuthority, Revocable};
 
 /// How a [`Cluster`] is made.
 pub struct ClusterOptions {

@@ -35,7 +35,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ),
     ("api", &["model", "env", "metrics", "transport", "machine", "watch", "node"]),
     ("recipes", &["model", "machine", "watch", "node", "api"]),
-    ("testing", &["model", "transport", "node", "api"]),
+    ("testing", &["model", "env", "transport", "node", "api"]),
     (
         "sim",
         &[
@@ -63,6 +63,9 @@ const FOREIGN: &[(&str, &[&str])] = &[
     ("tokio::net", &["transport"]),
     ("tokio::runtime", &["transport"]),
     ("rustix::", &["env"]),
+    ("rustls::", &["transport"]),
+    ("webpki::", &["transport"]),
+    ("rcgen::", &["testing"]),
     ("getrandom::", &["env"]),
 ];
 

@@ -9,6 +9,8 @@ use thiserror::Error;
 use crate::env::Env;
 use crate::model::{Limits, NodeId};
 use crate::node::{Contact, History};
+#[cfg(feature = "tls")]
+use crate::transport::PeerTls;
 use crate::transport::TcpSettings;
 
 use super::checked::{Beginning, Checked, cluster_id};
@@ -26,6 +28,8 @@ pub struct Config {
     pub(super) advertise: Option<String>,
     pub(super) token: String,
     pub(super) insecure_peers: bool,
+    #[cfg(feature = "tls")]
+    pub(super) peer_tls: Option<PeerTls>,
     pub(super) heartbeat: Duration,
     pub(super) election_timeout: Duration,
     pub(super) session_ttl: Duration,
@@ -118,6 +122,8 @@ impl Config {
             advertise: None,
             token: String::new(),
             insecure_peers: false,
+            #[cfg(feature = "tls")]
+            peer_tls: None,
             heartbeat: Duration::from_millis(100),
             election_timeout: Duration::from_millis(500),
             session_ttl: Duration::from_secs(5),
@@ -192,6 +198,14 @@ impl Config {
     /// can then read and change everything.
     pub fn insecure_peers(mut self, allowed: bool) -> Self {
         self.insecure_peers = allowed;
+        self
+    }
+
+    /// Encrypts the connections between members and lets only those in whose certificates say that they
+    /// are members: see [`PeerTls`]. All members or none. Needs the feature `tls`.
+    #[cfg(feature = "tls")]
+    pub fn peer_tls(mut self, files: PeerTls) -> Self {
+        self.peer_tls = Some(files);
         self
     }
 
@@ -389,7 +403,13 @@ impl Config {
 
     /// How to talk to the other members.
     pub(crate) fn tcp_settings(&self) -> TcpSettings {
-        TcpSettings { insecure_peers: self.insecure_peers, ..TcpSettings::default() }
+        TcpSettings {
+            insecure_peers: self.insecure_peers,
+            token: self.token.clone(),
+            #[cfg(feature = "tls")]
+            tls: self.peer_tls.clone(),
+            ..TcpSettings::default()
+        }
     }
 
     fn check_history(&self) -> Result<(), ConfigError> {

@@ -1,6 +1,6 @@
 //! Who this node is, and how it says so.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::model::{
@@ -9,7 +9,7 @@ use crate::model::{
 use crate::transport::{self, Introducer};
 use crate::wal;
 
-use super::settings::Settings;
+use super::settings::{Contact, Settings};
 
 /// Who this node is. What it knows of the others changes; the rest never does, but for the founding.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub(crate) struct Identity {
     incarnation: Incarnation,
     address: String,
     /// Those that are to found the cluster, if it does not exist yet.
-    founders: BTreeSet<NodeId>,
+    founders: BTreeMap<NodeId, Contact>,
     known: Mutex<Known>,
 }
 
@@ -45,7 +45,7 @@ impl Identity {
             disk,
             incarnation,
             address: settings.contact.address.clone(),
-            founders: settings.members.keys().copied().collect(),
+            founders: settings.members.clone(),
             known: Mutex::new(Known { standing, members: Arc::default() }),
         }
     }
@@ -107,12 +107,24 @@ impl Introducer for Identity {
     fn known(&self) -> transport::Known {
         let known = self.known();
         match &known.standing {
-            Standing::Blank => transport::Known::Founders(self.founders.clone()),
+            Standing::Blank => transport::Known::Founders(self.founders.keys().copied().collect()),
             // Nothing has been applied yet.
             Standing::Founded(founders) if known.members.rows().is_empty() => {
                 transport::Known::Members(Arc::new(Members::founded(founders)))
             }
             Standing::Founded(_) => transport::Known::Members(Arc::clone(&known.members)),
         }
+    }
+
+    fn name(&self, of: NodeId) -> Option<String> {
+        let known = self.known();
+        let announced = known.members.get(of).map(|member| &member.name);
+        // Until it has said so itself, a founder is called as the configuration says.
+        let founds = match &known.standing {
+            Standing::Blank => true,
+            Standing::Founded(founders) => founders.contains_key(&of),
+        };
+        let configured = || self.founders.get(&of).filter(|_| founds).map(|contact| &contact.name);
+        announced.filter(|name| !name.is_empty()).or_else(configured).cloned()
     }
 }

@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use crate::metrics::Meters;
 use crate::model::{
-    Command, Hello, LeaseId, MemberWish, Moment, NodeId, PeerMessage, Reply, Revision, SnapshotId,
+    Command, Hello, JoinAnswer, JoinAsk, LeaseId, MemberWish, Moment, NodeId, PeerMessage, Reply,
+    Revision, SnapshotId,
 };
-use crate::transport::{Receiver, Refused};
+use crate::transport::{JoinReply, Receiver, Refused};
 use crate::wal;
 
 use super::answer::{CallError, CallResult, ReplyTo};
@@ -202,6 +203,10 @@ impl Receiver for Inbox {
 
     fn refused(&self, peer: NodeId, why: Refused) {
         drop(self.push(Input::Refused(peer, why)));
+    }
+
+    fn join(&self, _: JoinAsk, reply: JoinReply) {
+        reply.send(JoinAnswer::Later("this member cannot take anybody in".to_owned()));
     }
 }
 

@@ -1,7 +1,9 @@
 //! The receiving end: the listener, and the connections that peers have dialed.
 //!
 //! A connection is nobody's until its handshake is over. Those in between are counted; one too many
-//! ends the oldest, because members need milliseconds for it and the silent stay. After it, there is
+//! ends the oldest of those that have not said a word (with certificates: that have not proven
+//! anything), because members need milliseconds for it and the silent stay; only if there are none, the
+//! oldest of the others. So any number of silent connections costs a few tasks. After it, there is
 //! one connection for each peer and lane: a newer one ends the older, and begins to read only when
 //! that has delivered its last message, so that the order holds.
 
@@ -9,16 +11,18 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::MissedTickBehavior;
 
 use super::context::{Context, Side};
-use super::exchange::{self, Broken};
+use super::exchange::{self, Broken, Met};
 use super::frame::{self, Frame, FrameKind, FrameReader};
+use super::handshake::HelloRefusal;
+use super::join;
 use super::pipe::is_passing;
 use super::tcp::ALIVE_PER_IDLE;
+use super::wire::Wire;
 use crate::codec;
 use crate::model::{DiskId, Hello, Incarnation, Lane, NodeId, PeerMessage};
 
@@ -38,6 +42,8 @@ pub(super) async fn listen(context: Arc<Context>, listener: TcpListener) {
                 tokio::spawn(async move {
                     context.until_stopped(welcome(&context, stream, waiting)).await;
                 });
+                // In a flood, those that have something to say are heard before the next comes in.
+                tokio::task::yield_now().await;
             }
             Err(error) => {
                 if !failing {
@@ -52,24 +58,33 @@ pub(super) async fn listen(context: Arc<Context>, listener: TcpListener) {
 }
 
 /// One connection from its first byte to its last.
-async fn welcome(context: &Context, mut stream: TcpStream, waiting: Waiting) {
+async fn welcome(context: &Context, tcp: TcpStream, waiting: Waiting) {
     let handshake = async {
-        stream.set_nodelay(true)?;
-        // TLS goes here.
-        exchange::accept(&mut stream, &context.admission).await
+        tcp.set_nodelay(true)?;
+        let mut stream = context.security.accept(tcp).await?;
+        stream.readable().await?;
+        waiting.speaks();
+        let met = exchange::accept(&mut stream, context).await?;
+        Ok((stream, met))
     };
     let met = tokio::select! {
         met = tokio::time::timeout(context.settings.handshake_timeout, handshake) => met,
         () = waiting.evicted.notified() => return,
     };
-    let (hello, lane) = match met {
-        Ok(Ok(met)) => met,
-        Ok(Err(broken)) => return context.report(Side::Acceptor, &broken),
-        Err(_) => {
-            return context.report(Side::Acceptor, &Broken::Socket(io::ErrorKind::TimedOut.into()));
-        }
-    };
     drop(waiting);
+    match met {
+        Ok(Ok((stream, Met::Member(hello, lane)))) => serve(context, stream, hello, lane).await,
+        Ok(Ok((stream, Met::Joiner(ask)))) => join::answer(context, stream, ask).await,
+        Ok(Err(broken)) => context.report(Side::Acceptor, None, &broken),
+        Err(_) => {
+            let silent = Broken::Socket(io::ErrorKind::TimedOut.into());
+            context.report(Side::Acceptor, None, &silent);
+        }
+    }
+}
+
+/// A connection of a member, after its handshake.
+async fn serve(context: &Context, stream: Wire, hello: Hello, lane: Lane) {
     let peer = hello.from;
     let (seat, before) = context.incoming.seat(lane, &hello);
     if let Some(before) = before {
@@ -86,15 +101,15 @@ async fn welcome(context: &Context, mut stream: TcpStream, waiting: Waiting) {
     drop(presence);
     context.incoming.leave(peer, lane, seat.number);
     tracing::debug!(me = %context.admission.me(), %peer, ?lane, "connection from it lost: {end}");
-    if matches!(end, Broken::Refused { .. }) {
-        context.report(Side::Acceptor, &end);
+    if matches!(end, Broken::Refused { .. } | Broken::Untrusted(_)) {
+        context.report(Side::Acceptor, Some(peer), &end);
     }
 }
 
 /// Delivers what arrives until the connection breaks.
 async fn receive(
     context: &Context,
-    mut stream: TcpStream,
+    mut stream: Wire,
     hello: &Hello,
     lane: Lane,
     seat: &Seat,
@@ -102,27 +117,40 @@ async fn receive(
     let mut alive = Vec::new();
     frame::put_frame(&mut alive, FrameKind::Alive, |_| {});
     let mut frames = FrameReader::new(frame::body_bytes_max(lane));
+    let mut doubt = context.security.doubt();
     let mut tick = tokio::time::interval(context.settings.tick());
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut silent_ticks = 0;
     loop {
         tokio::select! {
-            read = stream.read_buf(frames.buffer()) => match read {
-                Ok(0) => return Broken::Socket(io::ErrorKind::UnexpectedEof.into()),
-                Ok(_) => silent_ticks = 0,
-                Err(error) => return error.into(),
-            },
+            ready = stream.readable() => {
+                if let Err(error) = ready {
+                    return error.into();
+                }
+                match stream.try_read_buf(frames.buffer()) {
+                    Ok(0) => return Broken::Socket(io::ErrorKind::UnexpectedEof.into()),
+                    Ok(_) => silent_ticks = 0,
+                    Err(error) if is_passing(&error) => continue,
+                    Err(error) => return error.into(),
+                }
+            }
             _ = tick.tick() => {
                 if silent_ticks >= ALIVE_PER_IDLE {
                     return Broken::Socket(io::ErrorKind::TimedOut.into());
                 }
                 silent_ticks += 1;
+                frames.rest();
                 continue;
             }
             () = seat.judge_again.notified() => {
-                let admission = &context.admission;
-                if let Err(refusal) = admission.admit(&admission.hello(hello.from), hello) {
+                if let Err(refusal) = admit(context, hello, &stream) {
                     return exchange::turn_away(&mut stream, &[], hello.from, refusal.into()).await;
+                }
+                continue;
+            }
+            () = doubt.raised() => {
+                if let Err(error) = doubt.settle(&stream) {
+                    return error.into();
                 }
                 continue;
             }
@@ -140,7 +168,7 @@ async fn receive(
                     }
                 }
                 Ok(Some(frame)) => {
-                    if let Err(broken) = deliver(context, frame, hello) {
+                    if let Err(broken) = deliver(context, frame, hello, &stream) {
                         return match broken {
                             Broken::Refused { peer, why } => {
                                 exchange::turn_away(&mut stream, &[], peer, why).await
@@ -155,7 +183,13 @@ async fn receive(
     }
 }
 
-fn deliver(context: &Context, frame: Frame, hello: &Hello) -> Result<(), Broken> {
+/// Whether the sender of `hello`, at the other end of `stream`, may talk to this member now.
+fn admit(context: &Context, hello: &Hello, stream: &Wire) -> Result<(), HelloRefusal> {
+    let mine = context.admission.hello(hello.from);
+    context.admission.admit(&mine, hello, stream.proven_name())
+}
+
+fn deliver(context: &Context, frame: Frame, hello: &Hello, stream: &Wire) -> Result<(), Broken> {
     let peer = hello.from;
     if frame.kind != FrameKind::Message {
         return Err(Broken::Garbage(format!("{:?} where a message belongs", frame.kind)));
@@ -171,8 +205,8 @@ fn deliver(context: &Context, frame: Frame, hello: &Hello) -> Result<(), Broken>
         if (newer.from, newer.disk, newer.incarnation) != (peer, hello.disk, hello.incarnation) {
             return Err(Broken::Garbage("a hello of somebody else".to_owned()));
         }
-        let admitted = context.admission.admit(&context.admission.hello(peer), newer);
-        admitted.map_err(|refusal| Broken::Refused { peer, why: refusal.into() })?;
+        admit(context, newer, stream)
+            .map_err(|refusal| Broken::Refused { peer, why: refusal.into() })?;
     }
     context.receiver.deliver(peer, message);
     Ok(())
@@ -188,8 +222,10 @@ pub(super) struct Incoming {
 struct IncomingState {
     /// Counts connections; names each.
     last_number: u64,
-    /// In their handshake, the oldest first.
-    waiting: BTreeMap<u64, Arc<Notify>>,
+    /// In their handshake, and nothing was heard of them yet; the oldest first.
+    silent: BTreeMap<u64, Arc<Notify>>,
+    /// In their handshake, and they have begun it; the oldest first.
+    speaking: BTreeMap<u64, Arc<Notify>>,
     /// After it.
     seated: BTreeMap<(NodeId, Lane), Seated>,
 }
@@ -213,21 +249,31 @@ impl Waiting {
     /// Counts a new connection, and ends the oldest handshake if there are too many.
     fn begin(context: Arc<Context>) -> Self {
         let mut state = context.incoming.state();
-        while state.waiting.len() >= context.settings.handshakes_max.max(1) {
-            let (_, oldest) = state.waiting.pop_first().expect("not empty");
-            oldest.notify_one();
+        while state.silent.len() + state.speaking.len() >= context.settings.handshakes_max.max(1) {
+            let oldest = state.silent.pop_first().or_else(|| state.speaking.pop_first());
+            oldest.expect("not both empty").1.notify_one();
         }
         state.last_number += 1;
         let (number, evicted) = (state.last_number, Arc::new(Notify::new()));
-        state.waiting.insert(number, evicted.clone());
+        state.silent.insert(number, evicted.clone());
         drop(state);
         Self { context, number, evicted }
+    }
+
+    /// Something was heard.
+    fn speaks(&self) {
+        let mut state = self.context.incoming.state();
+        if let Some(evicted) = state.silent.remove(&self.number) {
+            state.speaking.insert(self.number, evicted);
+        }
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        self.context.incoming.state().waiting.remove(&self.number);
+        let mut state = self.context.incoming.state();
+        state.silent.remove(&self.number);
+        state.speaking.remove(&self.number);
     }
 }
 

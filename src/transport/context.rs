@@ -9,7 +9,9 @@ use super::Receiver;
 use super::acceptor::Incoming;
 use super::exchange::Broken;
 use super::handshake::Admission;
+use super::join::Joiners;
 use super::peers::Peers;
+use super::security::Security;
 use super::tcp::TcpSettings;
 use crate::env::Env;
 use crate::model::{Hello, Moment, NodeId};
@@ -29,11 +31,13 @@ pub(super) enum Side {
 pub(super) struct Context {
     pub(super) env: Env,
     pub(super) settings: TcpSettings,
+    pub(super) security: Security,
     pub(super) admission: Admission,
     pub(super) receiver: Arc<dyn Receiver>,
     pub(super) peers: Peers,
     pub(super) incoming: Incoming,
     pub(super) presence: Presence,
+    pub(super) joiners: Joiners,
     reported: Mutex<BTreeMap<(Side, Option<NodeId>), Moment>>,
     stopping: watch::Receiver<bool>,
     /// Never sent on: whoever waits for the tasks learns that this is dropped.
@@ -44,6 +48,7 @@ impl Context {
     pub(super) fn new(
         env: Env,
         settings: TcpSettings,
+        security: Security,
         admission: Admission,
         receiver: Arc<dyn Receiver>,
         stopping: watch::Receiver<bool>,
@@ -52,11 +57,13 @@ impl Context {
         Self {
             env,
             settings,
+            security,
             admission,
             presence: Presence { connections: Mutex::default(), receiver: receiver.clone() },
             receiver,
             peers: Peers::default(),
             incoming: Incoming::default(),
+            joiners: Joiners::default(),
             reported: Mutex::default(),
             stopping,
             _ended: ended,
@@ -73,23 +80,36 @@ impl Context {
         }
     }
 
-    /// Reports why a connection did not come up, if it is of interest to anybody.
-    pub(super) fn report(&self, side: Side, broken: &Broken) {
-        let Broken::Refused { peer, why } = broken else {
-            tracing::debug!(me = %self.admission.me(), ?side, "no connection: {broken}");
-            return;
-        };
+    /// Reports why a connection with `peer`, if it is known who that is, did not come up or has ended, if
+    /// it is of interest to anybody.
+    pub(super) fn report(&self, side: Side, peer: Option<NodeId>, broken: &Broken) {
+        let me = self.admission.me();
+        match (broken, peer) {
+            (Broken::Refused { peer, why }, _) if self.may_report(side, Some(*peer)) => {
+                self.receiver.refused(*peer, why.clone());
+            }
+            (Broken::Untrusted(why), Some(peer)) if self.may_report(side, Some(peer)) => {
+                self.receiver.refused(peer, why.clone().into());
+            }
+            (Broken::Untrusted(why), None) if self.may_report(side, None) => {
+                tracing::warn!(%me, "somebody who dialed was not let in: {why}");
+            }
+            _ => tracing::debug!(%me, ?side, "no connection: {broken}"),
+        }
+    }
+
+    /// Whether it is time to report something about a peer again.
+    fn may_report(&self, side: Side, peer: Option<NodeId>) -> bool {
         // Strangers share one place, so that made-up ids neither fill the table nor the report.
-        let place = (side, self.admission.knows(*peer).then_some(*peer));
+        let place = (side, peer.filter(|peer| self.admission.knows(*peer)));
         let now = self.env.clock.now();
         let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
         let last = reported.get(&place);
-        if last.is_some_and(|last| now.since(*last) < REFUSAL_REPORT_EVERY) {
-            return;
+        let may = last.is_none_or(|last| now.since(*last) >= REFUSAL_REPORT_EVERY);
+        if may {
+            reported.insert(place, now);
         }
-        reported.insert(place, now);
-        drop(reported);
-        self.receiver.refused(*peer, why.clone());
+        may
     }
 }
 

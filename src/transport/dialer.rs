@@ -27,6 +27,7 @@ use super::frame::{self, FrameKind, FrameReader};
 use super::peers::Peer;
 use super::pipe::{Batch, Pipe, is_passing};
 use super::tcp::{ALIVE_PER_IDLE, TcpSettings, is_loopback};
+use super::wire::Wire;
 use crate::env::Entropy;
 use crate::model::{Hello, Lane, NodeId};
 
@@ -70,16 +71,16 @@ async fn once(context: &Context, peer: &Peer, lane: Lane, address: &str, pause: 
             let end = serve(context, pipe, &stream, id).await;
             drop((up, presence));
             tracing::debug!(me = %context.admission.me(), peer = %id, ?lane, "connection lost: {end}");
-            if matches!(end, Broken::Refused { .. }) {
-                context.report(Side::Dialer, &end);
+            if matches!(end, Broken::Refused { .. } | Broken::Untrusted(_)) {
+                context.report(Side::Dialer, Some(id), &end);
             } else {
                 pause.restart();
             }
         }
-        Ok(Err(broken)) => context.report(Side::Dialer, &broken),
+        Ok(Err(broken)) => context.report(Side::Dialer, Some(id), &broken),
         Err(_) => {
             let silent = Broken::Socket(io::ErrorKind::TimedOut.into());
-            context.report(Side::Dialer, &silent);
+            context.report(Side::Dialer, Some(id), &silent);
         }
     }
 }
@@ -88,15 +89,15 @@ async fn connect(
     peer: NodeId,
     lane: Lane,
     address: &str,
-) -> Result<(TcpStream, Hello), Broken> {
-    // TLS goes between these two.
-    let mut stream = open(address, &context.settings).await?;
+) -> Result<(Wire, Hello), Broken> {
+    let tcp = open(address, &context.settings).await?;
+    let mut stream = context.security.dial(tcp).await?;
     let hello = exchange::dial(&mut stream, peer, lane, &context.admission).await?;
     Ok((stream, hello))
 }
 
 /// Connects to the first address of the name that answers.
-async fn open(address: &str, settings: &TcpSettings) -> io::Result<TcpStream> {
+pub(super) async fn open(address: &str, settings: &TcpSettings) -> io::Result<TcpStream> {
     // An address needs no name service, and no thread that could hang in it.
     let addresses = match address.parse::<SocketAddr>() {
         Ok(address) => vec![address],
@@ -106,7 +107,7 @@ async fn open(address: &str, settings: &TcpSettings) -> io::Result<TcpStream> {
     // An address that swallows packets must not use up the time of the next.
     let limit = settings.handshake_timeout / u32::try_from(addresses.len()).unwrap_or(1).max(1);
     for address in addresses {
-        if !settings.insecure_peers && !is_loopback(address.ip()) {
+        if !settings.may_leave_loopback() && !is_loopback(address.ip()) {
             error = io::Error::other("the name leads off loopback and insecure_peers is not set");
             continue;
         }
@@ -123,26 +124,37 @@ async fn open(address: &str, settings: &TcpSettings) -> io::Result<TcpStream> {
 }
 
 /// Serves a connection until it breaks.
-async fn serve(context: &Context, pipe: &Pipe, stream: &TcpStream, peer: NodeId) -> Broken {
+async fn serve(context: &Context, pipe: &Pipe, stream: &Wire, peer: NodeId) -> Broken {
     let mut alive = Vec::new();
     frame::put_frame(&mut alive, FrameKind::Alive, |_| {});
     let mut tick = tokio::time::interval(context.settings.tick());
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut silent_ticks = 0;
+    let mut doubt = context.security.doubt();
     let mut echoes = FrameReader::new(frame::REFUSED_BODY_BYTES_MAX);
     // What is being written: `batch[at..]`.
     let (mut batch, mut at) = (Vec::new(), 0);
     loop {
         tokio::select! {
-            ready = stream.writable(), if at < batch.len() => {
+            ready = stream.writable(), if at < batch.len() || stream.is_pending() => {
                 if let Err(error) = ready {
                     return error.into();
                 }
-                match stream.try_write(&batch[at..]) {
+                let written = if at < batch.len() {
+                    stream.try_write(&batch[at..])
+                } else {
+                    stream.try_flush().map(|()| 0)
+                };
+                match written {
                     // Room was made, so the other end acknowledges: it lives.
                     Ok(written) => (at, silent_ticks) = (at + written, 0),
                     Err(error) if is_passing(&error) => {}
                     Err(error) => return error.into(),
+                }
+            }
+            () = doubt.raised() => {
+                if let Err(error) = doubt.settle(stream) {
+                    return error.into();
                 }
             }
             () = pipe.work.notified(), if at == batch.len() => {}
@@ -176,6 +188,7 @@ async fn serve(context: &Context, pipe: &Pipe, stream: &TcpStream, peer: NodeId)
                     return Broken::Socket(io::ErrorKind::TimedOut.into());
                 }
                 silent_ticks += 1;
+                echoes.rest();
                 if pipe.rest_if_unused() {
                     return Broken::Socket(io::Error::other("nothing was sent for a while"));
                 }

@@ -15,37 +15,51 @@
 //! is not answered. Everything here is read to an exact length, so that no byte of a message is read
 //! before both ends have agreed, and runs under the caller's timeout.
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use std::io;
 use std::time::Duration;
 use thiserror::Error;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
 use super::Refused;
+use super::context::Context;
 use super::frame::{
     self, Frame, FrameError, FrameKind, HEADER_BYTES, HELLO_BODY_BYTES_MAX, REFUSED_BODY_BYTES_MAX,
 };
 use super::handshake::Admission;
+use super::join;
+use super::pipe::is_passing;
+use super::wire::Wire;
 use crate::codec;
-use crate::model::{Hello, Lane, NodeId, PeerMessage};
+use crate::model::{Hello, JoinAsk, Lane, NodeId, PeerMessage};
 
 const MAGIC: [u8; 8] = *b"bowline\0";
 const PREFACE_BYTES: usize = 16;
+/// What stands for a lane in the preface of somebody who wants to join.
+pub(super) const JOIN_LANE: u8 = 255;
+/// How a message of TLS begins that says that something went wrong.
+const TLS_ALERT: [u8; 2] = [21, 3];
+/// How a message of TLS begins that belongs to its handshake.
+const TLS_HANDSHAKE: [u8; 2] = [22, 3];
 /// The versions of the protocol that this build speaks.
 const VERSIONS: Versions = Versions { least: 1, greatest: 1 };
 /// How long a refused connection is kept open so that the reason arrives: closing a socket with
 /// unread bytes in it destroys what was sent last.
 const LINGER_MAX: Duration = Duration::from_millis(500);
 /// How many bytes of a refused peer are thrown away meanwhile.
-const LINGER_BYTES_MAX: u64 = 64 << 10;
+const LINGER_BYTES_MAX: usize = 64 << 10;
+/// How many of them at a time.
+const LINGER_READ_BYTES: usize = 4 << 10;
 
 /// Why a connection did not come up.
 #[derive(Debug, Error)]
 pub(super) enum Broken {
     /// The socket failed or closed.
     #[error("{0}")]
-    Socket(#[from] io::Error),
+    Socket(io::Error),
+    /// The two secure their connections in different ways, or one does not accept the other's
+    /// certificate.
+    #[error("{0}")]
+    Untrusted(String),
     /// What came is not what a member says.
     #[error("{0}")]
     Garbage(String),
@@ -57,6 +71,17 @@ pub(super) enum Broken {
         /// Why.
         why: Refused,
     },
+}
+
+impl From<io::Error> for Broken {
+    fn from(error: io::Error) -> Self {
+        #[cfg(feature = "tls")]
+        if let Some(super::tls::Untrusted(why)) = error.get_ref().and_then(|why| why.downcast_ref())
+        {
+            return Broken::Untrusted(why.clone());
+        }
+        Broken::Socket(error)
+    }
 }
 
 impl From<FrameError> for Broken {
@@ -86,17 +111,17 @@ impl Versions {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Preface {
+pub(super) struct Preface {
     versions: Versions,
     lane: u8,
 }
 
 impl Preface {
-    fn new(lane: u8) -> Self {
+    pub(super) fn new(lane: u8) -> Self {
         Self { versions: VERSIONS, lane }
     }
 
-    fn bytes(self) -> [u8; PREFACE_BYTES] {
+    pub(super) fn bytes(self) -> [u8; PREFACE_BYTES] {
         let mut bytes = [0; PREFACE_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..10].copy_from_slice(&self.versions.least.to_le_bytes());
@@ -114,9 +139,22 @@ impl Preface {
         Ok(Self { versions: Versions { least, greatest }, lane })
     }
 
-    async fn read(stream: &mut TcpStream) -> Result<Self, Broken> {
+    /// The other end's, which must have a version in common with this one.
+    pub(super) async fn read_answer(stream: &mut Wire) -> Result<(), Result<String, Broken>> {
+        let preface = Self::read(stream).await.map_err(Err)?;
+        VERSIONS.judge(preface.versions).map_err(Ok)
+    }
+
+    async fn read(stream: &mut Wire) -> Result<Self, Broken> {
         let mut bytes = [0; PREFACE_BYTES];
-        stream.read_exact(&mut bytes).await?;
+        let (first, rest) = bytes.split_at_mut(TLS_ALERT.len());
+        stream.read_exact(first).await?;
+        // An alert is shorter than a preface.
+        if [TLS_ALERT, TLS_HANDSHAKE].iter().any(|tls| first == tls) {
+            let why = "the other end speaks TLS, and this member does not: give both certificates";
+            return Err(Broken::Untrusted(why.to_owned()));
+        }
+        stream.read_exact(rest).await?;
         Self::of(bytes)
     }
 }
@@ -131,7 +169,7 @@ const fn lane_byte(lane: Lane) -> u8 {
 
 /// Introduces this member to `peer`, which it has dialed.
 pub(super) async fn dial(
-    stream: &mut TcpStream,
+    stream: &mut Wire,
     peer: NodeId,
     lane: Lane,
     admission: &Admission,
@@ -140,11 +178,12 @@ pub(super) async fn dial(
     let mut words = Preface::new(lane_byte(lane)).bytes().to_vec();
     put_hello(&mut words, &mine);
     stream.write_all(&words).await?;
-    let preface = Preface::read(stream).await?;
-    if let Err(why) = VERSIONS.judge(preface.versions) {
-        return Err(Broken::Refused { peer, why: why.into() });
+    match Preface::read_answer(stream).await {
+        Ok(()) => {}
+        Err(Ok(why)) => return Err(Broken::Refused { peer, why: why.into() }),
+        Err(Err(broken)) => return Err(broken),
     }
-    let theirs = match read_frame(stream).await? {
+    let theirs = match read_frame(stream, HELLO_BODY_BYTES_MAX).await? {
         Frame { kind: FrameKind::Hello, body } => hello_of(body)?,
         last if last.kind.refuses() => {
             return Err(Broken::Refused { peer, why: refusal_of(&last, mine.from) });
@@ -153,7 +192,7 @@ pub(super) async fn dial(
             return Err(Broken::Garbage(format!("{kind:?} where a hello belongs")));
         }
     };
-    if let Err(refusal) = admission.admit(&mine, &theirs) {
+    if let Err(refusal) = admission.admit(&mine, &theirs, stream.proven_name()) {
         return Err(turn_away(stream, &[], peer, refusal.into()).await);
     }
     let mut words = Vec::new();
@@ -162,11 +201,17 @@ pub(super) async fn dial(
     Ok(theirs)
 }
 
+/// Who has dialed.
+pub(super) enum Met {
+    /// A member, to send messages on this lane.
+    Member(Hello, Lane),
+    /// Somebody who wants to become one.
+    Joiner(JoinAsk),
+}
+
 /// Hears who has dialed this member, on which lane, and answers.
-pub(super) async fn accept(
-    stream: &mut TcpStream,
-    admission: &Admission,
-) -> Result<(Hello, Lane), Broken> {
+pub(super) async fn accept(stream: &mut Wire, context: &Context) -> Result<Met, Broken> {
+    let admission = &context.admission;
     let preface = Preface::read(stream).await?;
     let answer = Preface::new(preface.lane).bytes();
     if let Err(why) = VERSIONS.judge(preface.versions) {
@@ -177,13 +222,16 @@ pub(super) async fn accept(
         0 => Lane::Control,
         1 => Lane::Bulk,
         2 => Lane::Snapshot,
+        JOIN_LANE => {
+            return Ok(Met::Joiner(join::hear(stream, &answer, context).await?));
+        }
         lane => {
             let why = format!("no lane {lane}");
             refuse(stream, &answer, FrameKind::Refused, &why).await;
             return Err(Broken::Garbage(why));
         }
     };
-    let theirs = match read_frame(stream).await? {
+    let theirs = match read_frame(stream, HELLO_BODY_BYTES_MAX).await? {
         Frame { kind: FrameKind::Hello, body } => hello_of(body)?,
         Frame { kind, .. } => {
             return Err(Broken::Garbage(format!("{kind:?} where a hello belongs")));
@@ -191,13 +239,13 @@ pub(super) async fn accept(
     };
     let peer = theirs.from;
     let mine = admission.hello(peer);
-    if let Err(refusal) = admission.admit(&mine, &theirs) {
+    if let Err(refusal) = admission.admit(&mine, &theirs, stream.proven_name()) {
         return Err(turn_away(stream, &answer, peer, refusal.into()).await);
     }
     let mut words = answer.to_vec();
     put_hello(&mut words, &mine);
     stream.write_all(&words).await?;
-    match read_frame(stream).await? {
+    match read_frame(stream, HELLO_BODY_BYTES_MAX).await? {
         Frame { kind: FrameKind::Alive, .. } => {}
         last if last.kind.refuses() => {
             return Err(Broken::Refused { peer, why: refusal_of(&last, mine.from) });
@@ -208,10 +256,10 @@ pub(super) async fn accept(
     }
     // The dialer chose when to answer. Meanwhile a later life of it may have been met, or the cluster
     // founded without its disk.
-    if let Err(refusal) = admission.admit(&admission.hello(peer), &theirs) {
+    if let Err(refusal) = admission.admit(&admission.hello(peer), &theirs, stream.proven_name()) {
         return Err(turn_away(stream, &[], peer, refusal.into()).await);
     }
-    Ok((theirs, lane))
+    Ok(Met::Member(theirs, lane))
 }
 
 fn put_hello(words: &mut Vec<u8>, hello: &Hello) {
@@ -221,7 +269,7 @@ fn put_hello(words: &mut Vec<u8>, hello: &Hello) {
 
 /// Refuses `peer`, after `preface` if none was sent yet, and closes.
 pub(super) async fn turn_away(
-    stream: &mut TcpStream,
+    stream: &mut Wire,
     preface: &[u8],
     peer: NodeId,
     why: Refused,
@@ -232,26 +280,41 @@ pub(super) async fn turn_away(
 }
 
 /// Says why, after `preface` if none was sent yet, and closes.
-async fn refuse(stream: &mut TcpStream, preface: &[u8], kind: FrameKind, why: &str) {
+pub(super) async fn refuse(stream: &mut Wire, preface: &[u8], kind: FrameKind, why: &str) {
     let mut words = preface.to_vec();
     // A character cut in two is the reader's to mend.
     let why = &why.as_bytes()[..why.len().min(REFUSED_BODY_BYTES_MAX)];
     frame::put_frame(&mut words, kind, |words| words.extend_from_slice(why));
+    say_last(stream, &words).await;
+}
+
+/// Says the last words and closes.
+pub(super) async fn say_last(stream: &mut Wire, words: &[u8]) {
     // Then waits a moment until the other end has closed. Whether the words arrive is its affair, so
     // errors end this early and are nobody's.
     let last = async {
-        stream.write_all(&words).await?;
-        stream.shutdown().await?;
-        tokio::io::copy(&mut stream.take(LINGER_BYTES_MAX), &mut tokio::io::sink()).await
+        stream.write_all(words).await?;
+        stream.finish().await?;
+        let mut thrown_away = 0;
+        while thrown_away < LINGER_BYTES_MAX {
+            stream.readable().await?;
+            match stream.try_read_buf(&mut BytesMut::with_capacity(LINGER_READ_BYTES)) {
+                Ok(0) => break,
+                Ok(len) => thrown_away += len,
+                Err(error) if is_passing(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     };
     let _ = tokio::time::timeout(LINGER_MAX, last).await;
 }
 
 /// Reads one frame and not a byte more.
-async fn read_frame(stream: &mut TcpStream) -> Result<Frame, Broken> {
+pub(super) async fn read_frame(stream: &mut Wire, bytes_max: usize) -> Result<Frame, Broken> {
     let mut header = [0; HEADER_BYTES];
     stream.read_exact(&mut header).await?;
-    let len = frame::announced(header, HELLO_BODY_BYTES_MAX)?;
+    let len = frame::announced(header, bytes_max)?;
     let mut checked = vec![0; len];
     stream.read_exact(&mut checked).await?;
     let kind = frame::check(header, &checked)?;
@@ -274,7 +337,7 @@ pub(super) fn refusal_of(last: &Frame, me: NodeId) -> Refused {
 
 /// The other end's words, made safe to print: at most the length that this end would write, and no
 /// control characters.
-fn reason_of(body: &[u8]) -> String {
+pub(super) fn reason_of(body: &[u8]) -> String {
     String::from_utf8_lossy(&body[..body.len().min(REFUSED_BODY_BYTES_MAX)])
         .chars()
         .map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c })

@@ -25,8 +25,15 @@ use crate::model::Lane;
 pub(super) const CONTROL_BODY_BYTES_MAX: usize = 1 << 20;
 /// The longest body on the bulk lane.
 pub(super) const BULK_BODY_BYTES_MAX: usize = 16 << 20;
+/// The longest body on the snapshot lane.
+pub(super) const SNAPSHOT_BODY_BYTES_MAX: usize = 4 << 20;
 /// The longest hello: room for the founding map of some nine hundred members.
 pub(super) const HELLO_BODY_BYTES_MAX: usize = 16 << 10;
+/// The longest question whether somebody may join.
+pub(super) const JOIN_ASK_BODY_BYTES_MAX: usize = 4 << 10;
+/// The longest answer to it: room for all members.
+#[cfg_attr(not(test), allow(dead_code, reason = "until a node joins"))]
+pub(super) const JOIN_ANSWER_BODY_BYTES_MAX: usize = 256 << 10;
 /// The longest reason of a refusal.
 pub(super) const REFUSED_BODY_BYTES_MAX: usize = 1 << 10;
 
@@ -41,7 +48,8 @@ const COPIED_BODY_BYTES_MAX: usize = 16 << 10;
 pub(super) fn body_bytes_max(lane: Lane) -> usize {
     match lane {
         Lane::Control => CONTROL_BODY_BYTES_MAX,
-        Lane::Bulk | Lane::Snapshot => BULK_BODY_BYTES_MAX,
+        Lane::Bulk => BULK_BODY_BYTES_MAX,
+        Lane::Snapshot => SNAPSHOT_BODY_BYTES_MAX,
     }
 }
 
@@ -58,6 +66,12 @@ pub(super) enum FrameKind {
     Alive,
     /// As `Refused`, and for good: whoever reads it was removed from the cluster.
     Removed,
+    /// A number for whoever wants to join, to prove with that it knows the token.
+    Challenge,
+    /// The question whether somebody may join.
+    JoinAsk,
+    /// The answer.
+    JoinAnswer,
 }
 
 impl FrameKind {
@@ -68,6 +82,9 @@ impl FrameKind {
             FrameKind::Message => 3,
             FrameKind::Alive => 4,
             FrameKind::Removed => 5,
+            FrameKind::Challenge => 6,
+            FrameKind::JoinAsk => 7,
+            FrameKind::JoinAnswer => 8,
         }
     }
 
@@ -78,6 +95,9 @@ impl FrameKind {
             FrameKind::Message,
             FrameKind::Alive,
             FrameKind::Removed,
+            FrameKind::Challenge,
+            FrameKind::JoinAsk,
+            FrameKind::JoinAnswer,
         ]
         .into_iter()
         .find(|kind| kind.byte() == byte)
@@ -157,6 +177,13 @@ impl FrameReader {
     pub(super) fn buffer(&mut self) -> &mut BytesMut {
         self.buffer.reserve(READ_BYTES);
         &mut self.buffer
+    }
+
+    /// Gives back the memory of a buffer with nothing in it.
+    pub(super) fn rest(&mut self) {
+        if self.buffer.is_empty() {
+            self.buffer = BytesMut::new();
+        }
     }
 
     /// The next whole frame, if it has arrived.

@@ -131,6 +131,16 @@ pub(crate) enum HelloRefusal {
         /// The other.
         them: NodeId,
     },
+    /// The certificate is another member's.
+    #[error("member {them} is called {name:?}, and its certificate is that of {proven:?}")]
+    OtherName {
+        /// The other.
+        them: NodeId,
+        /// What the cluster calls it.
+        name: String,
+        /// Whose certificate it has shown.
+        proven: String,
+    },
     /// An earlier life of a member that has been met in a later one.
     #[error(
         "member {them} was met in its life {seen} before and now says it is in life {found}: an old process, or an old copy of its disk"
@@ -245,9 +255,22 @@ impl Admission {
 
     /// Whether the sender of `theirs` may talk to this member, which has said `mine`. Remembers the
     /// incarnation.
-    pub(super) fn admit(&self, mine: &Hello, theirs: &Hello) -> Result<(), HelloRefusal> {
+    ///
+    /// `proven` is the name in the certificate of the other end, if it has shown one.
+    pub(super) fn admit(
+        &self,
+        mine: &Hello,
+        theirs: &Hello,
+        proven: Option<&str>,
+    ) -> Result<(), HelloRefusal> {
         let known = self.introducer.known();
         judge(mine, theirs, &known)?;
+        if let (Some(proven), Some(name)) = (proven, self.introducer.name(theirs.from))
+            && name != proven
+        {
+            let (them, proven) = (theirs.from, proven.to_owned());
+            return Err(HelloRefusal::OtherName { them, name, proven });
+        }
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if seen.len() >= SEEN_MAX {
             seen.retain(|id, _| known.knows(*id));
@@ -328,6 +351,10 @@ mod tests {
 
         fn known(&self) -> Known {
             self.1.clone()
+        }
+
+        fn name(&self, of: NodeId) -> Option<String> {
+            Some(format!("m{of}"))
         }
     }
 
@@ -431,7 +458,7 @@ mod tests {
     fn an_earlier_life_is_refused_on_the_same_disk_only() {
         let admission = Admission::new(node(1), Arc::new(Fixed(blank(1, 2), founders())));
         let life = |incarnation, hello| Hello { incarnation: Incarnation(incarnation), ..hello };
-        let admit = |theirs: Hello| admission.admit(&admission.hello(theirs.from), &theirs);
+        let admit = |theirs: Hello| admission.admit(&admission.hello(theirs.from), &theirs, None);
         assert_eq!(admit(life(5, blank(2, 1))), Ok(()));
         assert_eq!(admit(life(5, blank(2, 1))), Ok(()));
         let (them, seen, found) = (node(2), Incarnation(5), Incarnation(4));
@@ -449,7 +476,11 @@ mod tests {
         let admission = Admission::new(node(1), Arc::new(Fixed(blank(1, 2), founders())));
         let liar =
             Hello { incarnation: Incarnation(u64::MAX), cluster: ClusterId(8), ..blank(2, 1) };
-        assert!(admission.admit(&admission.hello(node(2)), &liar).is_err());
-        assert_eq!(admission.admit(&admission.hello(node(2)), &blank(2, 1)), Ok(()));
+        let admit = |theirs, proven| admission.admit(&admission.hello(node(2)), theirs, proven);
+        assert!(admit(&liar, None).is_err());
+        let late = Hello { incarnation: Incarnation(9), ..blank(2, 1) };
+        let refusal = admit(&late, Some("m3")).expect_err("another member's certificate");
+        assert!(refusal.to_string().contains("is called \"m2\""), "{refusal}");
+        assert_eq!(admit(&blank(2, 1), Some("m2")), Ok(()));
     }
 }

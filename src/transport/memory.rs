@@ -47,8 +47,8 @@ struct Seat {
 impl Seat {
     /// Whether this one and another accept each other.
     fn judge(&self, mine: &Hello, other: &Seat, theirs: &Hello) -> Result<(), HelloRefusal> {
-        self.admission.admit(mine, theirs)?;
-        other.admission.admit(theirs, mine)
+        self.admission.admit(mine, theirs, None)?;
+        other.admission.admit(theirs, mine, None)
     }
 
     fn wants(&self, peer: NodeId) -> bool {
@@ -229,7 +229,7 @@ impl Network for MemoryNetwork {
         }
         let seat = &state.seats[&to];
         if let PeerMessage::Hello(hello) = &message
-            && let Err(refusal) = seat.admission.admit(&seat.admission.hello(self.me), hello)
+            && let Err(refusal) = seat.admission.admit(&seat.admission.hello(self.me), hello, None)
         {
             state.part(self.me, to);
             state.refuse(self.me, to, refusal.into());

@@ -26,15 +26,17 @@
 //! **Who is there.** The first thing on a connection is a [`preface`](exchange) that settles the
 //! protocol's version, the second a hello in each direction. [`handshake::judge`] compares them; who is
 //! refused is told why, in words, and both sides report it. Not one byte of a message is looked at
-//! before. The hello names and compares; it proves nothing: until there is TLS, whoever reaches the
-//! port can claim to be a member. So listening on, or dialing, anything but loopback needs
-//! `insecure_peers`, which says that the network keeps strangers away. TLS will take its place between
-//! connect and preface ([`dialer`], [`acceptor`]); nothing after it changes.
+//! before. The hello names and compares; it proves nothing. With certificates ([`tls`], feature `tls`),
+//! which come between connect and preface, both ends prove which member they are before the first byte
+//! of it. Without, whoever reaches the port can claim to be a member, so listening on, or dialing,
+//! anything but loopback needs `insecure_peers`, which says that the network keeps strangers away.
 //!
 //! **Who belongs.** Members come, go and move while the transport runs: [`Network::set_peers`]
 //! (crate::env::Network::set_peers) says whom to dial and where, an [`Introducer`] says at each
 //! handshake whom this member knows. When either changes, everyone who is connected is judged again;
 //! one that was removed is told that it was, in a frame of its own kind, so that it stops.
+//!
+//! **Who comes.** Somebody who is no member yet knows one address and the cluster's token: [`join`].
 //!
 //! **What a stranger can cost.** A limited number of connections may be in their handshake at a time,
 //! for a limited time, each for a few kilobytes; when there are too many, the oldest goes, so that a
@@ -50,11 +52,17 @@ mod dialer;
 mod exchange;
 mod frame;
 mod handshake;
+#[cfg_attr(not(test), allow(dead_code, reason = "until a node joins"))]
+mod join;
 mod memory;
 mod peers;
 mod pipe;
 mod runtime;
+mod security;
 mod tcp;
+#[cfg(feature = "tls")]
+mod tls;
+mod wire;
 
 #[cfg(test)]
 mod tests;
@@ -63,14 +71,18 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use thiserror::Error;
 
-use crate::model::{Hello, Members, NodeId, PeerMessage};
+use crate::model::{Hello, JoinAsk, Members, NodeId, PeerMessage};
 
 use handshake::HelloRefusal;
 #[cfg(any(test, feature = "sim"))]
 pub(crate) use handshake::judge;
 
+#[allow(unused_imports, reason = "until a node joins")]
+pub(crate) use join::{JoinError, JoinReply, join};
 pub(crate) use memory::MemoryHub;
 pub(crate) use tcp::{TcpBound, TcpHandle, TcpSettings};
+#[cfg(feature = "tls")]
+pub use tls::{MemberUri, PeerTls};
 
 /// What becomes of what arrives. Called from the network's threads, several at a time, but one at a
 /// time for each peer and lane. Must not block: put it into an inbox and return. Must not call back
@@ -91,6 +103,10 @@ pub(crate) trait Receiver: Send + Sync + 'static {
     /// has dialed, or who the other one claims to be: possibly no member at all. At most one a second
     /// is reported for each peer and end of a connection.
     fn refused(&self, peer: NodeId, why: Refused);
+
+    /// Somebody who knows the cluster's token wants to become a member. Some may wait for their answers
+    /// at a time, each for a limited time; who asks again may have been answered before.
+    fn join(&self, ask: JoinAsk, reply: JoinReply);
 }
 
 /// Why two members do not talk.
@@ -139,6 +155,9 @@ pub(crate) trait Introducer: Send + Sync + 'static {
 
     /// Whom this member knows, as of now.
     fn known(&self) -> Known;
+
+    /// What a member is called, as far as this one knows: a certificate must be for that name.
+    fn name(&self, of: NodeId) -> Option<String>;
 }
 
 /// Whom a member knows.
@@ -166,7 +185,8 @@ pub enum TransportError {
     /// An address outside this machine, and no leave to use it.
     #[error(
         "{what} {address} is not on loopback, and connections between members are neither encrypted \
-         nor authenticated yet: set insecure_peers if nobody else can reach that network"
+         nor authenticated: give this member certificates with peer_tls (feature \"tls\"), or set \
+         insecure_peers if nobody else can reach that network"
     )]
     Insecure {
         /// Whose address.
@@ -190,6 +210,9 @@ pub enum TransportError {
         /// Why.
         source: std::io::Error,
     },
+    /// The files with certificates cannot be used.
+    #[error("the certificates for connections between members cannot be used: {0}")]
+    Certificates(String),
     /// The operating system gives no thread.
     #[error("cannot start the network's threads: {0}")]
     Threads(std::io::Error),

@@ -14,6 +14,9 @@ use super::pipe::Pipe;
 use super::tcp::TcpSettings;
 use crate::model::{Lane, NodeId};
 
+/// Each with a connection of its own.
+pub(super) const LANES: [Lane; 3] = [Lane::Control, Lane::Bulk, Lane::Snapshot];
+
 /// One that this member dials.
 pub(super) struct Peer {
     pub(super) id: NodeId,
@@ -96,7 +99,7 @@ impl Peers {
     /// The peer has just been heard from: dial it at once, if it is waited for.
     pub(super) fn heard_from(&self, id: NodeId) {
         if let Some(peer) = self.peers().get(&id) {
-            for lane in [Lane::Control, Lane::Bulk, Lane::Snapshot] {
+            for lane in LANES {
                 peer.pipe(lane).retry.notify_waiters();
             }
         }

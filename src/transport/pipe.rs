@@ -21,9 +21,9 @@
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
+use super::wire::Wire;
 use crate::env::SendOutcome;
 
 /// An emptied buffer larger than this is given back.
@@ -83,7 +83,7 @@ impl Queue {
 }
 
 struct Up {
-    stream: Arc<TcpStream>,
+    stream: Arc<Wire>,
     queue: Queue,
     /// What the task has taken out of the queue and not yet written whole: it still counts.
     taken: Option<Taken>,
@@ -118,7 +118,7 @@ impl Pipe {
 
     /// One that has a connection only while it is used.
     pub(super) fn on_demand(limit: QueueLimit) -> Self {
-        Self { on_demand: true, ..Self::new(limit) }
+        Self { on_demand: true, link: Mutex::new(Link::Resting), ..Self::new(limit) }
     }
 
     fn link(&self) -> MutexGuard<'_, Link> {
@@ -173,7 +173,12 @@ impl Pipe {
         let mut written = 0;
         if !up.backed_up() && !self.on_demand {
             written = match up.stream.try_write(frame) {
-                Ok(written) if written == frame.len() => return SendOutcome::Queued,
+                Ok(written) if written == frame.len() => {
+                    if up.stream.is_pending() {
+                        self.work.notify_one();
+                    }
+                    return SendOutcome::Queued;
+                }
                 Ok(written) => written,
                 Err(error) if is_passing(&error) => 0,
                 Err(_) => {
@@ -209,7 +214,7 @@ impl Pipe {
     }
 
     /// Opens the pipe onto `stream`, until the guard is dropped.
-    pub(super) fn up(&self, stream: Arc<TcpStream>) -> UpGuard<'_> {
+    pub(super) fn up(&self, stream: Arc<Wire>) -> UpGuard<'_> {
         let mut link = self.link();
         let queue = match std::mem::replace(&mut *link, Link::Down) {
             Link::Dialing(queue) => queue,
@@ -303,7 +308,7 @@ pub(super) fn is_passing(error: &io::Error) -> bool {
 mod tests {
     use super::*;
     use tokio::io::AsyncReadExt;
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpStream};
 
     const LIMIT: QueueLimit = QueueLimit { bytes: 1000, messages: 5 };
 
@@ -312,7 +317,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("bound");
         let (near, far) = tokio::join!(TcpStream::connect(address), listener.accept());
-        let near = Arc::new(near.expect("connected"));
+        let near = Arc::new(Wire::Plain(near.expect("connected")));
         near.writable().await.expect("open");
         let up = pipe.up(near);
         while !matches!(&*pipe.link(), Link::Up(up) if up.backed_up()) {

@@ -9,9 +9,9 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 /// The name of each of the threads.
 pub(super) const THREAD_NAME: &str = "bowline-net";
-/// Threads that may wait for the name service at a time.
-const RESOLVING_THREADS_MAX: usize = 2;
-/// How long the end waits for a thread that hangs in the name service.
+/// Threads that may wait for the name service, or for files with certificates, at a time.
+const WAITING_THREADS_MAX: usize = 4;
+/// How long the end waits for a thread that hangs there.
 const SHUTDOWN_WAIT_MAX: Duration = Duration::from_millis(500);
 
 static SHARED: Mutex<Weak<NetRuntime>> = Mutex::new(Weak::new());
@@ -33,7 +33,7 @@ impl NetRuntime {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         let runtime = Builder::new_multi_thread()
             .worker_threads(if cores > 2 { 2 } else { 1 })
-            .max_blocking_threads(RESOLVING_THREADS_MAX)
+            .max_blocking_threads(WAITING_THREADS_MAX)
             .thread_name(THREAD_NAME)
             .enable_io()
             .enable_time()

@@ -10,9 +10,10 @@ use tokio::sync::watch;
 use super::context::Context;
 use super::frame::{self, FrameKind};
 use super::handshake::Admission;
-use super::peers::Peer;
+use super::peers::{LANES, Peer};
 use super::pipe::QueueLimit;
 use super::runtime::NetRuntime;
+use super::security::Security;
 use super::{Introducer, Receiver, TransportError, acceptor, dialer};
 use crate::codec;
 use crate::env::{Env, Network, SendOutcome};
@@ -33,10 +34,22 @@ pub(crate) struct TcpSettings {
     /// Whether members may listen on and dial addresses off loopback, unencrypted and with peers
     /// that prove nothing. Default no.
     pub(crate) insecure_peers: bool,
+    /// What somebody who wants to join must know.
+    pub(crate) token: String,
+    /// The certificates, if connections are to be encrypted.
+    #[cfg(feature = "tls")]
+    pub(crate) tls: Option<super::PeerTls>,
+    /// How often the certificates are read again. Default 10 s.
+    #[cfg(feature = "tls")]
+    pub(crate) tls_reload_every: Duration,
     /// From connecting to the end of the handshake. Default 5 s.
     pub(crate) handshake_timeout: Duration,
     /// How many connections may be in their handshake; one more ends the oldest. Default 64.
     pub(crate) handshakes_max: usize,
+    /// How many that want to join may wait for their answers. Default 16.
+    pub(crate) joiners_max: usize,
+    /// How long each of them may wait. Default 10 s.
+    pub(crate) join_timeout: Duration,
     /// A connection on which nothing was heard for so long, or up to a third longer, is closed. The
     /// same on all members. Default 10 s.
     pub(crate) idle_timeout: Duration,
@@ -56,8 +69,15 @@ impl Default for TcpSettings {
     fn default() -> Self {
         Self {
             insecure_peers: false,
+            token: String::new(),
+            #[cfg(feature = "tls")]
+            tls: None,
+            #[cfg(feature = "tls")]
+            tls_reload_every: Duration::from_secs(10),
             handshake_timeout: Duration::from_secs(5),
             handshakes_max: 64,
+            joiners_max: 16,
+            join_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(10),
             pause_min: Duration::from_millis(20),
             pause_max: Duration::from_millis(500),
@@ -74,11 +94,35 @@ impl TcpSettings {
         (self.idle_timeout / ALIVE_PER_IDLE).max(TICK_MIN)
     }
 
+    /// Whether others than this machine's programs may be dialed and dial.
+    pub(super) fn may_leave_loopback(&self) -> bool {
+        #[cfg(feature = "tls")]
+        if self.tls.is_some() {
+            return true;
+        }
+        self.insecure_peers
+    }
+
+    /// What secures connections.
+    pub(super) fn security(
+        &self,
+        env: &Env,
+        name: Option<&str>,
+    ) -> Result<Security, TransportError> {
+        #[cfg(feature = "tls")]
+        if let Some(paths) = &self.tls {
+            let tls = super::tls::Tls::load(env, paths.clone(), name)?;
+            return Ok(Security::Tls(Arc::new(tls)));
+        }
+        let _ = (env, name);
+        Ok(Security::None)
+    }
+
     /// Whether a peer may be dialed at `address`, as far as its looks say.
     fn check_peer(&self, peer: NodeId, address: &str) -> Result<(), TransportError> {
         let what = format!("address of member {peer}");
         check_address(&what, address)?;
-        if !self.insecure_peers && !says_loopback(address) {
+        if !self.may_leave_loopback() && !says_loopback(address) {
             return Err(TransportError::Insecure { what, address: address.to_owned() });
         }
         Ok(())
@@ -101,7 +145,9 @@ impl TcpBound {
         let bind = |source| TransportError::Bind { address: listen.to_owned(), source };
         check_address("listen address", listen)?;
         let addresses: Vec<SocketAddr> = listen.to_socket_addrs().map_err(bind)?.collect();
-        if !settings.insecure_peers && !addresses.iter().all(|address| is_loopback(address.ip())) {
+        if !settings.may_leave_loopback()
+            && !addresses.iter().all(|address| is_loopback(address.ip()))
+        {
             let (what, address) = ("listen address".to_owned(), listen.to_owned());
             return Err(TransportError::Insecure { what, address });
         }
@@ -133,12 +179,15 @@ impl TcpBound {
         for (peer, address) in peers {
             self.settings.check_peer(*peer, address)?;
         }
+        let name = introducer.name(me);
+        let security = self.settings.security(env, name.as_deref())?;
         let runtime = NetRuntime::shared().map_err(TransportError::Threads)?;
         let (stopping, stopped) = watch::channel(false);
         let (alive, ended) = mpsc::channel();
         let context = Arc::new(Context::new(
             env.clone(),
             self.settings,
+            security,
             Admission::new(me, introducer),
             receiver,
             stopped,
@@ -156,6 +205,11 @@ impl TcpBound {
             scratch: Vec::new(),
         };
         network.spawn(&context, acceptor::listen(context.clone(), listener));
+        #[cfg(feature = "tls")]
+        if let Security::Tls(tls) = &context.security {
+            let every = context.settings.tls_reload_every;
+            network.spawn(&context, tls.clone().keep_fresh(every));
+        }
         network.set_peers(peers);
         let running = Mutex::new(Some(Running { stopping, ended, runtime }));
         Ok((network, TcpHandle { address: self.address, running }))
@@ -220,7 +274,7 @@ impl Network for TcpNetwork {
             .collect();
         let (new, all) = context.peers.set(&targets, &context.settings);
         for peer in new {
-            for lane in [Lane::Control, Lane::Bulk, Lane::Snapshot] {
+            for lane in LANES {
                 self.spawn(&context, dialer::keep(context.clone(), peer.clone(), lane));
             }
         }
@@ -292,7 +346,7 @@ fn says_loopback(address: &str) -> bool {
     }
 }
 
-fn check_address(what: &str, address: &str) -> Result<(), TransportError> {
+pub(super) fn check_address(what: &str, address: &str) -> Result<(), TransportError> {
     let right = address.parse::<SocketAddr>().is_ok()
         || address.rsplit_once(':').is_some_and(|(host, port)| {
             !host.is_empty() && !host.contains(':') && port.parse::<u16>().is_ok()

@@ -3,14 +3,16 @@
 use super::*;
 
 struct Guest {
+    spoken: Arc<Spoken>,
     inbox: Arc<Inbox>,
     network: MemoryNetwork,
 }
 
 fn join(hub: &MemoryHub, of: Hello) -> Guest {
     let inbox: Arc<Inbox> = Arc::default();
-    let network = hub.join(of.from, Spoken::new(of), inbox.clone());
-    Guest { inbox, network }
+    let (me, spoken) = (of.from, Spoken::new(of));
+    let network = hub.join(me, spoken.clone(), inbox.clone());
+    Guest { spoken, inbox, network }
 }
 
 impl Guest {
@@ -109,6 +111,33 @@ fn a_member_that_joins_again_puts_its_earlier_self_out() {
     assert_eq!(one.inbox.messages(), [ping(2)]);
     let mut old = join(&hub, hello(2, 1));
     assert_eq!(old.send(1, 4), SendOutcome::Unreachable, "an earlier life came back");
+}
+
+#[test]
+fn members_keep_to_those_whom_they_name_and_part_from_those_that_were_removed() {
+    let hub = MemoryHub::default();
+    let of = |from| Hello { standing: founding(), ..hello(from, 1) };
+    let (mut one, mut two, mut three) = (join(&hub, of(1)), join(&hub, of(2)), join(&hub, of(3)));
+    let named = |peers: &[u64]| peers.iter().map(|id| (node(*id), String::new())).collect();
+    two.network.set_peers(&named(&[1]));
+    assert_eq!(two.send(3, 1), SendOutcome::Queued, "the other wants it");
+    three.network.set_peers(&named(&[1]));
+    assert_eq!(two.send(3, 2), SendOutcome::Unreachable);
+    assert_eq!(two.heard().last(), Some(&Heard::Disconnected(node(3))));
+    assert_eq!(two.send(1, 3), SendOutcome::Queued);
+    two.network.set_peers(&named(&[1, 3]));
+    assert_eq!(three.send(2, 4), SendOutcome::Queued);
+    let mut left = super::members(&[]);
+    left.apply(LogIndex(50), &MemberChange::Remove(node(2)));
+    one.spoken.knows(left);
+    one.network.set_peers(&named(&[3]));
+    assert_eq!(one.send(2, 5), SendOutcome::Unreachable);
+    for guest in [&one, &two] {
+        let told =
+            |heard: &Heard| matches!(heard, Heard::Refused(_, why) if why.removed == Some(node(2)));
+        assert!(guest.inbox.has(told), "{:?}", guest.heard());
+    }
+    assert_eq!(one.send(3, 6), SendOutcome::Queued);
 }
 
 #[test]

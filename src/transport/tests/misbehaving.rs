@@ -249,28 +249,6 @@ fn a_silent_connection_is_cut_by_the_handshake_timeout() {
 }
 
 #[test]
-fn a_thousand_silent_connections_keep_no_member_out() {
-    let one = alone(TcpSettings { handshake_timeout: Duration::from_secs(600), ..settings() });
-    let kept = settings().handshakes_max;
-    let mut silent: Vec<TcpStream> = Vec::new();
-    for number in 0..1000 {
-        silent.push(connect(one.handle.address()));
-        // One too many cuts the oldest, long before its timeout.
-        if number >= kept {
-            read_to_close(&mut silent[number - kept]);
-        }
-    }
-    let peer = introduce(one.handle.address(), 0, &hello(2, 1));
-    one.inbox.wait_for_connection(node(2));
-    let mut byte = [0];
-    let newest = silent.last_mut().expect("a thousand");
-    newest.set_nonblocking(true).expect("a mode");
-    let error = newest.read(&mut byte).expect_err("still open");
-    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
-    drop(peer);
-}
-
-#[test]
 fn a_server_of_something_else_is_left_alone() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let peers = [(2, listener.local_addr().expect("bound"))];

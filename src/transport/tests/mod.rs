@@ -3,8 +3,14 @@
 //! Nothing here sleeps to let something happen: it waits until it has, and fails if that takes too
 //! long.
 
+#[cfg(feature = "testing-tls")]
+mod certified;
+mod changing;
+mod flooded;
 mod in_memory;
+mod joining;
 mod misbehaving;
+mod snapshots;
 mod talking;
 
 use std::collections::BTreeMap;
@@ -41,6 +47,8 @@ enum Heard {
 #[derive(Default)]
 struct Inbox {
     heard: Mutex<Vec<Heard>>,
+    asked: Mutex<Vec<(JoinAsk, JoinReply)>>,
+    more_asked: Condvar,
     more: Condvar,
 }
 
@@ -65,6 +73,17 @@ impl Inbox {
         );
     }
 
+    /// The next question of a joiner.
+    fn wait_for_ask(&self) -> (JoinAsk, JoinReply) {
+        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut asked, _) = self
+            .more_asked
+            .wait_timeout_while(asked, DEADLINE, |asked| asked.is_empty())
+            .unwrap_or_else(PoisonError::into_inner);
+        assert!(!asked.is_empty(), "nobody has asked");
+        asked.remove(0)
+    }
+
     fn wait_for_message(&self, from: NodeId, message: &PeerMessage) {
         let wanted = Heard::Message(from, message.clone());
         self.wait("a message", |heard| heard.contains(&wanted));
@@ -86,6 +105,12 @@ impl Inbox {
 
     fn has(&self, found: impl Fn(&Heard) -> bool) -> bool {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner).iter().any(found)
+    }
+
+    /// Frees the memory of messages that nobody will ask about.
+    fn forget(&self, what: impl Fn(&PeerMessage) -> bool) {
+        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        heard.retain(|one| !matches!(one, Heard::Message(_, message) if what(message)));
     }
 
     fn messages(&self) -> Vec<PeerMessage> {
@@ -114,6 +139,11 @@ impl Receiver for Inbox {
     fn refused(&self, peer: NodeId, why: Refused) {
         self.push(Heard::Refused(peer, why));
     }
+
+    fn join(&self, ask: JoinAsk, reply: JoinReply) {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).push((ask, reply));
+        self.more_asked.notify_all();
+    }
 }
 
 fn hello(from: u64, to: u64) -> Hello {
@@ -136,6 +166,8 @@ fn founding() -> Standing {
 
 /// Introduces itself as it is told, which may change.
 struct Spoken {
+    /// The number in its name, if it knows that.
+    called: Option<u64>,
     hello: Mutex<Hello>,
     known: Mutex<Known>,
 }
@@ -147,7 +179,13 @@ impl Spoken {
             Standing::Blank => Known::Founders([1, 2, 3].map(node).into()),
             Standing::Founded(founding) => known(Members::founded(founding)),
         };
-        Arc::new(Self { hello: Mutex::new(of), known: Mutex::new(known) })
+        let called = Some(of.from.get());
+        Arc::new(Self { called, hello: Mutex::new(of), known: Mutex::new(known) })
+    }
+
+    /// From now on it says that this entry added it.
+    fn since(&self, index: u64) {
+        self.hello.lock().unwrap_or_else(PoisonError::into_inner).since = LogIndex(index);
     }
 
     /// From now on it knows these.
@@ -164,6 +202,12 @@ impl Introducer for Spoken {
 
     fn known(&self) -> Known {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn name(&self, of: NodeId) -> Option<String> {
+        let me = self.hello.lock().unwrap_or_else(PoisonError::into_inner).from;
+        let number = if of == me { self.called } else { Some(of.get()) };
+        number.map(|number| format!("m{number}"))
     }
 }
 
@@ -202,7 +246,21 @@ struct Member {
 
 impl Member {
     fn start(bound: TcpBound, of: Hello, peers: &[(u64, SocketAddr)], inbox: &Arc<Inbox>) -> Self {
-        let (me, spoken) = (of.from, Spoken::new(of));
+        let called = Some(of.from.get());
+        Self::start_as(bound, of, called, peers, inbox)
+    }
+
+    /// Starts one that has another name than its id says, or does not know it.
+    fn start_as(
+        bound: TcpBound,
+        of: Hello,
+        called: Option<u64>,
+        peers: &[(u64, SocketAddr)],
+        inbox: &Arc<Inbox>,
+    ) -> Self {
+        let me = of.from;
+        let mut spoken = Spoken::new(of);
+        Arc::get_mut(&mut spoken).expect("nobody else has it").called = called;
         let peers: BTreeMap<NodeId, String> =
             peers.iter().map(|(id, address)| (node(*id), address.to_string())).collect();
         let (network, handle) = bound

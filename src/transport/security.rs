@@ -1,0 +1,94 @@
+//! What stands between a socket and the words on it: nothing, or TLS.
+
+use std::io;
+use tokio::net::TcpStream;
+
+#[cfg(feature = "tls")]
+use {
+    super::tls::{Tls, TlsWire, Trust},
+    std::sync::Arc,
+    std::time::Duration,
+    tokio::sync::watch,
+    tokio::time::Interval,
+};
+
+use super::wire::Wire;
+
+/// How often a connection looks whether the other end's certificate has expired meanwhile.
+#[cfg(feature = "tls")]
+const EXPIRY_LOOK_EVERY: Duration = Duration::from_secs(30);
+
+/// See the module.
+pub(super) enum Security {
+    /// Nothing: whoever reaches the port is believed.
+    None,
+    /// Certificates.
+    #[cfg(feature = "tls")]
+    Tls(Arc<Tls>),
+}
+
+impl Security {
+    /// The dialer's end.
+    pub(super) async fn dial(&self, tcp: TcpStream) -> io::Result<Wire> {
+        match self {
+            Security::None => Ok(Wire::Plain(tcp)),
+            #[cfg(feature = "tls")]
+            Security::Tls(tls) => Ok(Wire::Tls(TlsWire::dial(tcp, &tls.trust()).await?)),
+        }
+    }
+
+    /// The end that was dialed.
+    pub(super) async fn accept(&self, tcp: TcpStream) -> io::Result<Wire> {
+        match self {
+            Security::None => Ok(Wire::Plain(tcp)),
+            #[cfg(feature = "tls")]
+            Security::Tls(tls) => Ok(Wire::Tls(TlsWire::accept(tcp, &tls.trust()).await?)),
+        }
+    }
+
+    /// For a connection that has just come up.
+    pub(super) fn doubt(&self) -> Doubt {
+        match self {
+            Security::None => Doubt::default(),
+            #[cfg(feature = "tls")]
+            Security::Tls(tls) => {
+                let changes = tls.changes();
+                let start = tokio::time::Instant::now() + EXPIRY_LOOK_EVERY;
+                let look = tokio::time::interval_at(start, EXPIRY_LOOK_EVERY);
+                Doubt { trust: Some((changes, look)) }
+            }
+        }
+    }
+}
+
+/// Whether the other end of a connection that is up should still be trusted.
+#[derive(Default)]
+pub(super) struct Doubt {
+    #[cfg(feature = "tls")]
+    trust: Option<(watch::Receiver<Arc<Trust>>, Interval)>,
+}
+
+impl Doubt {
+    /// Waits until it is time to look: what is trusted has changed, or time has passed. Never comes
+    /// back where there is nothing to look at. May be dropped and called again.
+    pub(super) async fn raised(&mut self) {
+        #[cfg(feature = "tls")]
+        if let Some((changes, look)) = &mut self.trust {
+            tokio::select! {
+                _ = changes.changed() => return,
+                _ = look.tick() => return,
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// Looks.
+    pub(super) fn settle(&mut self, wire: &Wire) -> io::Result<()> {
+        #[cfg(feature = "tls")]
+        if let Some((changes, _)) = &mut self.trust {
+            return wire.still_trusted(&changes.borrow_and_update());
+        }
+        let _ = wire;
+        Ok(())
+    }
+}

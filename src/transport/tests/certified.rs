@@ -1,0 +1,350 @@
+//! Members that prove who they are, and others that cannot.
+
+use super::*;
+use crate::testing::{DevAuthority, Revocable};
+use crate::transport::exchange::Broken;
+use crate::transport::handshake::Admission;
+use crate::transport::peers::LANES;
+use crate::transport::security::Security;
+use std::path::Path;
+use std::time::Instant;
+use tempfile::TempDir;
+
+/// An authority, and where its files are.
+struct Office {
+    authority: DevAuthority,
+    dir: TempDir,
+}
+
+impl Office {
+    fn new(cluster: &str) -> Self {
+        let dir = TempDir::new().expect("a directory");
+        let authority = DevAuthority::new(dir.path(), cluster).expect("an authority");
+        Self { authority, dir }
+    }
+
+    fn right(&self, id: u64) -> PeerTls {
+        self.authority.issue(&format!("m{id}")).expect("a certificate")
+    }
+
+    /// A certificate that does not make its owner member 2, and what others say of it.
+    fn wrong(&mut self, how: Wrong) -> PeerTls {
+        let foreign = self.dir.path().join("foreign");
+        let authority = &mut self.authority;
+        match how {
+            Wrong::Expired => authority.issue_expired("m2"),
+            Wrong::Revoked => authority.issue_revoked("m2"),
+            Wrong::AnotherMember => authority.issue("m3"),
+            Wrong::Foreign => std::fs::create_dir(&foreign)
+                .and_then(|()| DevAuthority::new(foreign, "shop"))
+                .and_then(|foreign| {
+                    let theirs = foreign.issue("m2")?;
+                    // It trusts the right authority: that alone does not help it.
+                    let ours = authority.issue("m1")?;
+                    Ok(PeerTls::new(ours.ca, theirs.cert, theirs.key))
+                }),
+            Wrong::OtherCluster => authority.issue_for_cluster("mill", "m2"),
+        }
+        .expect("a certificate")
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Wrong {
+    Expired,
+    Revoked,
+    AnotherMember,
+    Foreign,
+    OtherCluster,
+}
+
+impl Wrong {
+    const ALL: [Wrong; 5] =
+        [Wrong::Expired, Wrong::Revoked, Wrong::AnotherMember, Wrong::Foreign, Wrong::OtherCluster];
+
+    /// What is said of it.
+    fn words(self) -> &'static str {
+        match self {
+            Wrong::Expired => "certificate has expired",
+            Wrong::Revoked => "certificate was revoked",
+            Wrong::AnotherMember => "is called \"m2\", and its certificate is that of \"m3\"",
+            Wrong::Foreign => "is not signed by an authority that is trusted here",
+            Wrong::OtherCluster => "is of a member of \"mill\", another cluster than \"shop\"",
+        }
+    }
+}
+
+fn with(files: PeerTls) -> TcpSettings {
+    TcpSettings {
+        tls: Some(files),
+        tls_reload_every: Duration::from_millis(20),
+        token: "t".to_owned(),
+        ..settings()
+    }
+}
+
+/// Starts member `id`, which is called otherwise in the cluster's books if its certificate says so.
+fn start(id: u64, settings: TcpSettings, peers: &[(u64, SocketAddr)]) -> Member {
+    let called = match &settings.tls {
+        Some(files) if files.cert.ends_with("m3.cert.pem") => None,
+        _ => Some(id),
+    };
+    let inbox = Arc::default();
+    let me = hello(id, 3 - id);
+    Member::start_as(bind(settings), me, called, peers, &inbox)
+}
+
+/// Members 1 and 2, which dial each other.
+fn pair(one: TcpSettings, two: TcpSettings) -> [Member; 2] {
+    let mut one = start(1, one, &[]);
+    let two = start(2, two, &[(1, one.handle.address())]);
+    one.network.set_peers(&[(node(2), two.handle.address().to_string())].into());
+    [one, two]
+}
+
+fn talk(one: &mut Member, two: &mut Member, number: u64) {
+    for lane in LANES {
+        let number = number * 10 + lane as u64;
+        one.send(2, lane, &ping(number));
+        two.inbox.wait_for_message(node(1), &ping(number));
+        two.send(1, lane, &ping(number));
+        one.inbox.wait_for_message(node(2), &ping(number));
+    }
+}
+
+#[test]
+fn members_with_right_certificates_talk_on_every_lane() {
+    let office = Office::new("shop");
+    let [mut one, mut two] = pair(with(office.right(1)), with(office.right(2)));
+    talk(&mut one, &mut two, 1);
+    let large = load(3 << 20, 5);
+    for number in 0..2000 {
+        one.send(2, Lane::Control, &ping(100 + number));
+        if number % 200 == 0 {
+            one.send(2, Lane::Bulk, &large);
+            one.send(2, Lane::Snapshot, &large);
+        }
+    }
+    one.send(2, Lane::Bulk, &ping(9000));
+    one.send(2, Lane::Snapshot, &ping(9001));
+    for last in [2099, 9000, 9001] {
+        two.inbox.wait_for_message(node(1), &ping(last));
+    }
+    let messages = two.inbox.messages();
+    let control: Vec<_> = messages
+        .iter()
+        .filter(|message| matches!(message, PeerMessage::Digest { digest: 100..9000, .. }))
+        .cloned()
+        .collect();
+    assert!(control == (100..2100).map(ping).collect::<Vec<_>>(), "out of order");
+    assert_eq!(messages.iter().filter(|message| **message == large).count(), 20);
+}
+
+/// Dials member 1 on one lane with these files, as member 2.
+fn dial_once(files: &PeerTls, lane: Lane, to: SocketAddr) -> Result<Hello, Broken> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let security = with(files.clone()).security(&Env::real(), None).expect("good files");
+        assert!(matches!(security, Security::Tls(_)));
+        let tcp = tokio::net::TcpStream::connect(to).await?;
+        let mut wire = security.dial(tcp).await?;
+        let admission = Admission::new(node(2), Spoken::new(hello(2, 1)));
+        exchange::dial(&mut wire, node(1), lane, &admission).await
+    })
+}
+
+#[test]
+fn whoever_dials_with_a_wrong_certificate_is_refused_on_every_lane() {
+    for wrong in Wrong::ALL {
+        let mut office = Office::new("shop");
+        let bad = office.wrong(wrong);
+        let one = start(1, with(office.right(1)), &[]);
+        for lane in LANES {
+            let error = dial_once(&bad, lane, one.handle.address());
+            let error = error.expect_err("let in with a wrong certificate").to_string();
+            let told = match wrong {
+                Wrong::AnotherMember => error.contains(wrong.words()),
+                // It notices itself, from its side, that it is in the wrong place.
+                Wrong::OtherCluster => error.contains("another cluster than \"mill\""),
+                // It is told in TLS' own words.
+                _ => error.contains("does not accept this member's certificate"),
+            };
+            assert!(told, "{wrong:?} on {lane:?}: {error}");
+        }
+        assert!(!one.inbox.has(|heard| matches!(heard, Heard::Connected(..))), "{wrong:?}");
+        let good = dial_once(&office.right(2), Lane::Bulk, one.handle.address());
+        assert!(good.is_ok(), "{wrong:?}: {good:?}");
+    }
+}
+
+#[test]
+fn whoever_is_dialed_and_has_a_wrong_certificate_is_refused_on_every_lane() {
+    for wrong in Wrong::ALL {
+        let mut office = Office::new("shop");
+        let bad = with(office.wrong(wrong));
+        let two = start(2, bad, &[]);
+        let mut one = start(1, with(office.right(1)), &[(2, two.handle.address())]);
+        one.inbox.wait_for_refusal(node(2), wrong.words());
+        // The lane that is dialed on demand too.
+        assert_eq!(one.network.send(node(2), Lane::Snapshot, ping(1)), SendOutcome::Queued);
+        let began = Instant::now();
+        for lane in LANES {
+            while one.network.send(node(2), lane, ping(1)) != SendOutcome::Unreachable {
+                assert!(began.elapsed() < DEADLINE, "{wrong:?} on {lane:?}");
+                std::thread::yield_now();
+            }
+        }
+        let connected = |heard: &Heard| matches!(heard, Heard::Connected(..) | Heard::Message(..));
+        assert!(!one.inbox.has(connected) && !two.inbox.has(connected), "{wrong:?}");
+    }
+}
+
+#[test]
+fn a_member_without_certificates_and_one_with_them_find_out() {
+    let office = Office::new("shop");
+    let [mut one, mut two] = pair(with(office.right(1)), settings());
+    // Member 1 has certificates. Both are told, by whatever end notices.
+    one.inbox.wait_for_refusal(node(2), "hung up instead of speaking TLS");
+    two.inbox.wait_for_refusal(node(1), "speaks TLS, and this member does not");
+    for (member, other) in [(&mut one, 2), (&mut two, 1)] {
+        let outcome = member.network.send(node(other), Lane::Control, ping(1));
+        assert_eq!(outcome, SendOutcome::Unreachable);
+        assert!(!member.inbox.has(|heard| !matches!(heard, Heard::Refused(..))));
+    }
+}
+
+#[test]
+fn new_certificates_need_no_restart() {
+    let office = Office::new("shop");
+    let expired = office.authority.issue_expired("m2").expect("a certificate");
+    let [mut one, mut two] = pair(with(office.right(1)), with(expired.clone()));
+    one.inbox.wait_for_refusal(node(2), "has expired");
+    // The same files, with something better in them.
+    assert_eq!(office.right(2), expired);
+    talk(&mut one, &mut two, 1);
+    // Something worse changes nothing: neither what is up nor what comes.
+    std::fs::write(&expired.cert, "-----BEGIN NONSENSE-----").expect("written");
+    std::thread::sleep(Duration::from_millis(100));
+    talk(&mut one, &mut two, 2);
+    two.network.set_peers(&BTreeMap::new());
+    two.network.set_peers(&[(node(1), one.handle.address().to_string())].into());
+    talk(&mut one, &mut two, 3);
+    // Nor does another member's.
+    let other = office.right(3);
+    std::fs::copy(&other.key, &expired.key).expect("copied");
+    std::fs::copy(&other.cert, &expired.cert).expect("copied");
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(dial_once(&office.right(1), Lane::Control, two.handle.address()).is_err());
+    two.network.set_peers(&BTreeMap::new());
+    two.network.set_peers(&[(node(1), one.handle.address().to_string())].into());
+    talk(&mut one, &mut two, 4);
+}
+
+#[test]
+fn a_certificate_that_is_revoked_ends_the_connections_that_it_made() {
+    let mut office = Office::new("shop");
+    let (files, revocable): (PeerTls, Revocable) =
+        office.authority.issue_revocable("m2").expect("a certificate");
+    let [mut one, mut two] = pair(with(office.right(1)), with(files));
+    talk(&mut one, &mut two, 1);
+    office.authority.revoke(revocable).expect("a list");
+    one.inbox.wait_for_refusal(node(2), "was revoked");
+    one.inbox.wait("all gone", |heard| heard.contains(&Heard::Disconnected(node(2))));
+    let began = Instant::now();
+    for lane in LANES {
+        while one.network.send(node(2), lane, ping(9)) != SendOutcome::Unreachable {
+            assert!(began.elapsed() < DEADLINE, "still up on {lane:?}");
+        }
+    }
+    // A new certificate heals it.
+    drop(office.right(2));
+    talk(&mut one, &mut two, 2);
+}
+
+#[test]
+fn files_that_cannot_be_used_stop_the_start() {
+    let office = Office::new("shop");
+    let (one, two) = (office.right(1), office.right(2));
+    let path = |name: &str| office.dir.path().join(name);
+    std::fs::write(path("empty"), "").expect("written");
+    let cases = [
+        (PeerTls { cert: path("nowhere"), ..one.clone() }, "cannot read"),
+        (PeerTls { cert: path("empty"), ..one.clone() }, "no certificate in it"),
+        (PeerTls { ca: path("empty"), ..one.clone() }, "no certificate in it"),
+        (PeerTls { key: path("empty"), ..one.clone() }, "no private key"),
+        (one.clone().crl(path("empty")), "no revocation list in it"),
+        (PeerTls { key: two.key.clone(), ..one.clone() }, "keys"),
+        (PeerTls { cert: one.ca.clone(), ..one.clone() }, "has no URI of the form"),
+        (two, "this member is called \"m1\", and its certificate is that of \"m2\""),
+    ];
+    for (files, words) in cases {
+        let started = bind(with(files)).start(
+            &Env::real(),
+            node(1),
+            &BTreeMap::new(),
+            Spoken::new(hello(1, 2)),
+            Arc::new(Inbox::default()),
+        );
+        let error = started.err().expect(words).to_string();
+        assert!(error.contains(words), "{error:?} lacks {words:?}");
+    }
+    assert!(Path::new(&one.cert).exists());
+}
+
+#[test]
+fn certificates_allow_to_leave_loopback() {
+    let office = Office::new("shop");
+    assert!(TcpBound::bind("0.0.0.0:0", with(office.right(1))).is_ok());
+}
+
+#[test]
+fn a_joiner_asks_in_the_name_of_its_certificate() {
+    let office = Office::new("shop");
+    let one = start(1, with(office.right(1)), &[]);
+    let at = [one.handle.address().to_string()];
+    let ask = |name: &str| JoinAsk {
+        disk: DiskId(4),
+        name: name.to_owned(),
+        address: String::new(),
+        replaces: None,
+    };
+    let knock = |files: PeerTls, ask: JoinAsk, limit| {
+        let (settings, at) = (with(files), at.clone());
+        std::thread::spawn(move || join(&Env::real(), &settings, &at, &ask, limit))
+    };
+    let joining = knock(office.right(4), ask("m4"), DEADLINE);
+    let (asked, reply) = one.inbox.wait_for_ask();
+    assert_eq!(asked, ask("m4"));
+    reply.send(JoinAnswer::Refused("a test".to_owned()));
+    assert!(joining.join().expect("no fall").is_err());
+    let error = knock(office.right(4), ask("m5"), DEADLINE).join().expect("no fall");
+    let error = error.expect_err("refused").to_string();
+    assert!(error.contains("called \"m5\", and its certificate is that of \"m4\""), "{error}");
+    // A joiner that lies about itself in spite of its own files is refused by the member.
+    let files = Office::new("shop");
+    let error = knock(files.right(4), ask("m4"), Duration::from_millis(500)).join();
+    let error = error.expect("no fall").expect_err("a foreign one").to_string();
+    assert!(error.contains(Wrong::Foreign.words()), "{error}");
+    assert!(one.inbox.asked.lock().unwrap_or_else(PoisonError::into_inner).is_empty());
+}
+
+#[test]
+fn an_encrypted_snapshot_on_its_way_does_not_delay_control() {
+    let office = Office::new("shop");
+    let [mut one, mut two] = pair(with(office.right(1)), with(office.right(2)));
+    talk(&mut one, &mut two, 1);
+    let part = load(1 << 20, 7);
+    let (mut sent, mut worst, began) = (0, Duration::ZERO, Instant::now());
+    for number in 100..300 {
+        while one.network.send(node(2), Lane::Snapshot, part.clone()) == SendOutcome::Queued {
+            sent += 1;
+        }
+        let asked = Instant::now();
+        one.send(2, Lane::Control, &ping(number));
+        two.inbox.wait_for_message(node(1), &ping(number));
+        worst = worst.max(asked.elapsed());
+        two.inbox.forget(|message| matches!(message, PeerMessage::Raft(_)));
+    }
+    println!("{sent} MiB encrypted in {:?}; control: worst {worst:?}", began.elapsed());
+    assert!(sent > 20 && worst < Duration::from_secs(1), "{sent} {worst:?}");
+}

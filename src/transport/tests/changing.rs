@@ -1,0 +1,183 @@
+//! Members that come, go and move.
+
+use super::*;
+
+fn targets(peers: &[(u64, &Member)]) -> BTreeMap<NodeId, String> {
+    peers.iter().map(|(id, member)| (node(*id), member.handle.address().to_string())).collect()
+}
+
+fn founded(from: u64, to: u64) -> Hello {
+    Hello { standing: founding(), ..hello(from, to) }
+}
+
+/// Member `id`, which knows where nobody is.
+fn lonely(id: u64) -> Member {
+    Member::start(bind(settings()), founded(id, 1), &[], &Arc::default())
+}
+
+#[test]
+fn a_peer_is_dialed_from_when_it_is_named_until_it_is_named_no_more() {
+    let (mut one, mut two) = (lonely(1), lonely(2));
+    let send = |one: &mut Member| one.network.send(node(2), Lane::Control, ping(1));
+    assert_eq!(send(&mut one), SendOutcome::Unreachable);
+    one.network.set_peers(&targets(&[(2, &two)]));
+    one.send(2, Lane::Control, &ping(1));
+    two.inbox.wait_for_message(node(1), &ping(1));
+    // Who was not named can answer only if it names.
+    assert_eq!(two.network.send(node(1), Lane::Control, ping(2)), SendOutcome::Unreachable);
+    two.network.set_peers(&targets(&[(1, &one)]));
+    two.send(1, Lane::Control, &ping(2));
+    one.inbox.wait_for_message(node(2), &ping(2));
+    one.network.set_peers(&BTreeMap::new());
+    assert_eq!(send(&mut one), SendOutcome::Unreachable);
+    two.network.set_peers(&BTreeMap::new());
+    for (member, peer) in [(&one, 2), (&two, 1)] {
+        member.inbox.wait("gone", |heard| heard.last() == Some(&Heard::Disconnected(node(peer))));
+    }
+    one.network.set_peers(&targets(&[(2, &two)]));
+    one.send(2, Lane::Bulk, &ping(3));
+    two.inbox.wait_for_message(node(1), &ping(3));
+}
+
+#[test]
+fn a_peer_without_an_address_or_with_a_wrong_one_is_not_dialed() {
+    let (mut one, two) = (lonely(1), lonely(2));
+    let mut peers = targets(&[(2, &two)]);
+    peers.insert(node(1), "127.0.0.1:1".to_owned());
+    peers.insert(node(3), String::new());
+    peers.insert(node(4), "192.0.2.1:7400".to_owned());
+    peers.insert(node(5), "nonsense".to_owned());
+    one.network.set_peers(&peers);
+    one.send(2, Lane::Control, &ping(1));
+    for nowhere in [1, 3, 4, 5] {
+        let outcome = one.network.send(node(nowhere), Lane::Snapshot, ping(1));
+        assert_eq!(outcome, SendOutcome::Unreachable, "{nowhere}");
+    }
+}
+
+#[test]
+fn a_peer_that_moves_is_found_at_its_new_address() {
+    let mut one = lonely(1);
+    let [old, new] = [lonely(2), lonely(2)];
+    one.network.set_peers(&targets(&[(2, &old)]));
+    one.send(2, Lane::Control, &ping(1));
+    old.inbox.wait_for_message(node(1), &ping(1));
+    // The old address still answers: it is left all the same.
+    one.network.set_peers(&targets(&[(2, &new)]));
+    old.inbox.wait("left", |heard| heard.last() == Some(&Heard::Disconnected(node(1))));
+    new.inbox.wait_for_connection(node(1));
+    one.send(2, Lane::Control, &ping(2));
+    new.inbox.wait_for_message(node(1), &ping(2));
+    // Nothing has changed: nothing is broken off.
+    one.network.set_peers(&targets(&[(2, &new)]));
+    assert_eq!(one.network.send(node(2), Lane::Control, ping(3)), SendOutcome::Queued);
+    new.inbox.wait_for_message(node(1), &ping(3));
+    assert!(!new.inbox.has(|heard| matches!(heard, Heard::Disconnected(_))));
+}
+
+#[test]
+fn a_name_that_leads_nowhere_does_not_keep_the_next_address_waiting() {
+    // A port on which nobody answers, however long one dials.
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let silent = silent.local_addr().expect("bound");
+    let settings = TcpSettings { handshake_timeout: Duration::from_secs(3600), ..settings() };
+    let mut one = Member::start(bind(settings), founded(1, 2), &[(2, silent)], &Arc::default());
+    let two = lonely(2);
+    one.network.set_peers(&targets(&[(2, &two)]));
+    one.send(2, Lane::Control, &ping(1));
+    two.inbox.wait_for_message(node(1), &ping(1));
+}
+
+#[test]
+fn a_member_that_was_removed_is_told_so_at_once_and_whenever_it_comes_back() {
+    let (mut one, mut two) = (lonely(1), lonely(2));
+    one.network.set_peers(&targets(&[(2, &two)]));
+    two.network.set_peers(&targets(&[(1, &one)]));
+    one.send(2, Lane::Control, &ping(1));
+    two.send(1, Lane::Control, &ping(1));
+    let mut left = members(&[]);
+    left.apply(LogIndex(50), &MemberChange::Remove(node(2)));
+    one.spoken.knows(left);
+    one.network.set_peers(&BTreeMap::new());
+    let told = |member: &Member, peer: u64| {
+        member.inbox.wait("told", |heard| {
+            heard.iter().any(|one| {
+                matches!(one, Heard::Refused(who, why) if *who == node(peer)
+                    && why.removed == Some(node(2)) && why.why.contains("was removed"))
+            })
+        });
+    };
+    told(&one, 2);
+    told(&two, 1);
+    let again = Member::start(
+        bind(settings()),
+        Hello { incarnation: Incarnation(2), ..founded(2, 1) },
+        &[(1, one.handle.address())],
+        &Arc::default(),
+    );
+    told(&again, 1);
+    assert!(!again.inbox.has(|heard| matches!(heard, Heard::Connected(..))));
+}
+
+#[test]
+fn a_member_that_is_not_heard_of_yet_is_let_in_and_one_that_cannot_be_is_not() {
+    let (mut one, mut four) = (lonely(1), lonely(4));
+    one.spoken.knows(members(&[]));
+    four.spoken.knows(members(&[4]));
+    four.spoken.since(101);
+    four.network.set_peers(&targets(&[(1, &one)]));
+    four.send(1, Lane::Control, &ping(1));
+    one.inbox.wait_for_message(node(4), &ping(1));
+    // Now it has applied what added it, and it was not member 4 with this disk.
+    let mut others = members(&[]);
+    let add = MemberChange::Add {
+        id: node(4),
+        disk: DiskId(0xbad << 112),
+        name: "m4".to_owned(),
+        address: String::new(),
+        replaces: None,
+    };
+    others.apply(LogIndex(101), &add);
+    one.spoken.knows(others);
+    one.network.set_peers(&BTreeMap::new());
+    one.inbox.wait_for_refusal(node(4), "with disk 0bad0000.. and now has disk");
+    four.inbox.wait_for_refusal(node(1), "with disk 0bad0000.. and now has disk");
+    let lost =
+        |heard: &Heard| matches!(heard, Heard::Refused(_, why) if why.disk_lost == Some(node(4)));
+    assert!(one.inbox.has(lost));
+}
+
+#[test]
+fn twenty_learners_and_three_voters_meet() {
+    let learners: Vec<u64> = (4..24).collect();
+    let everybody = members(&learners);
+    let start = |id: u64| {
+        let member = lonely(id);
+        member.spoken.knows(everybody.clone());
+        member
+    };
+    let mut voters: Vec<Member> = (1..=3).map(start).collect();
+    let mut learners: Vec<Member> = learners.into_iter().map(start).collect();
+    let at = |all: &[Member], first: u64| -> Vec<(NodeId, String)> {
+        let ids = (first..).map(node);
+        ids.zip(all.iter().map(|member| member.handle.address().to_string())).collect()
+    };
+    let (all_voters, all_learners) = (at(&voters, 1), at(&learners, 4));
+    let all = all_voters.iter().chain(&all_learners).cloned().collect();
+    voters.iter_mut().for_each(|voter| voter.network.set_peers(&all));
+    let some = all_voters.into_iter().collect();
+    learners.iter_mut().for_each(|learner| learner.network.set_peers(&some));
+    for (at, learner) in learners.iter_mut().enumerate() {
+        let id = at as u64 + 4;
+        for voter in 1..=3 {
+            learner.send(voter, Lane::Control, &ping(id));
+            voters[voter as usize - 1].inbox.wait_for_message(node(id), &ping(id));
+            voters[voter as usize - 1].send(id, Lane::Bulk, &ping(voter));
+            learner.inbox.wait_for_message(node(voter), &ping(voter));
+        }
+    }
+    for learner in &learners {
+        let met = |heard: &Heard| matches!(heard, Heard::Connected(id, _) if *id > node(3));
+        assert!(!learner.inbox.has(met), "learners have nothing to say to each other");
+    }
+}

@@ -1,0 +1,129 @@
+//! Connections that say nothing, in numbers.
+
+use super::*;
+use std::time::Instant;
+
+#[test]
+fn a_thousand_silent_connections_keep_no_member_out() {
+    let one = alone(TcpSettings { handshake_timeout: Duration::from_secs(600), ..settings() });
+    let kept = settings().handshakes_max;
+    let mut silent: Vec<TcpStream> = Vec::new();
+    for number in 0..1000 {
+        silent.push(connect(one.handle.address()));
+        // One too many cuts the oldest, long before its timeout.
+        if number >= kept {
+            read_to_close(&mut silent[number - kept]);
+        }
+    }
+    let peer = introduce(one.handle.address(), 0, &hello(2, 1));
+    one.inbox.wait_for_connection(node(2));
+    let mut byte = [0];
+    let newest = silent.last_mut().expect("a thousand");
+    newest.set_nonblocking(true).expect("a mode");
+    let error = newest.read(&mut byte).expect_err("still open");
+    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    drop(peer);
+}
+
+#[test]
+fn who_speaks_is_not_cut_for_those_who_do_not() {
+    let handshakes_max = 4;
+    let one = alone(TcpSettings { handshakes_max, ..settings() });
+    let address = one.handle.address();
+    // In the middle of its handshake, since it has not said its last word.
+    let mut slow = connect(address);
+    slow.write_all(&[preface(0), hello_frame(&hello(2, 1))].concat()).expect("written");
+    assert_eq!(read_frame(&mut slow, 16).0, 1, "a hello");
+    let mut silent: Vec<_> = (0..handshakes_max * 3).map(|_| connect(address)).collect();
+    for cut in &mut silent[..handshakes_max * 2] {
+        read_to_close(cut);
+    }
+    slow.write_all(&framed(FrameKind::Alive, b"")).expect("written");
+    slow.write_all(&message_frame(&ping(1))).expect("written");
+    one.inbox.wait_for_message(node(2), &ping(1));
+    // But those who speak and go no further are bounded too.
+    let mut speaking: Vec<_> = (0..handshakes_max * 3).map(|_| connect(address)).collect();
+    // Those that are cut already take nothing.
+    speaking.iter_mut().for_each(|stream| drop(stream.write_all(&preface(0))));
+    let mut closed = 0;
+    for stream in &mut speaking[..handshakes_max * 2] {
+        stream.set_read_timeout(Some(Duration::from_millis(500))).expect("a timeout");
+        closed += usize::from(
+            !matches!(stream.read(&mut [0]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock),
+        );
+    }
+    assert!(closed >= handshakes_max, "{closed} of those that waited longest were cut");
+}
+
+/// Members' certificates, if there are any to be had.
+fn securities() -> Vec<(&'static str, TcpSettings)> {
+    vec![("open", settings())]
+}
+
+/// How much memory this process has in use, in bytes.
+#[cfg(target_os = "linux")]
+fn memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("a size");
+    let kib: u64 =
+        line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number");
+    kib << 10
+}
+
+/// How many files this process may have open.
+#[cfg(target_os = "linux")]
+fn files_max() -> usize {
+    let limits = std::fs::read_to_string("/proc/self/limits").expect("Linux");
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).expect("a limit");
+    line.split_whitespace().nth(3).and_then(|max| max.parse().ok()).expect("a number")
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn ten_thousand_silent_connections_cost_no_memory_and_keep_no_member_out() {
+    // In a process of its own, which may have as many files as there can be.
+    const CHILD: &str = "BOWLINE_TEST_FLOOD_CHILD";
+    const FILES: &str =
+        "ulimit -n 20000 2>/dev/null || ulimit -n $(ulimit -Hn); exec \"$0\" \"$@\"";
+    if std::env::var_os(CHILD).is_none() {
+        let name = "transport::tests::flooded::ten_thousand_silent_connections_cost_no_memory_and_keep_no_member_out";
+        let program = std::env::current_exe().expect("this test");
+        let child = std::process::Command::new("sh")
+            .args(["-c", FILES])
+            .arg(program)
+            .args(["--exact", name, "--test-threads=1", "--nocapture"])
+            .env(CHILD, "1")
+            .output()
+            .expect("started");
+        let said = String::from_utf8_lossy(&child.stdout).into_owned();
+        assert!(child.status.success(), "{said}{}", String::from_utf8_lossy(&child.stderr));
+        print!("{said}");
+        return;
+    }
+    let count = 10_000.min(files_max() - 300);
+    for (security, settings) in securities() {
+        let one = alone(TcpSettings { handshake_timeout: Duration::from_secs(600), ..settings });
+        let address = one.handle.address();
+        // What is allocated once is not counted.
+        drop((0..200).map(|_| connect(address)).collect::<Vec<_>>());
+        let before = memory();
+        let mut silent = Vec::with_capacity(count);
+        let mut worst = Duration::ZERO;
+        for number in 0..count {
+            silent.push(connect(address));
+            if number % 500 == 0 && security == "open" {
+                let began = Instant::now();
+                drop(introduce(address, 0, &hello(2, 1)));
+                worst = worst.max(began.elapsed());
+            }
+        }
+        let grown = memory().saturating_sub(before);
+        println!(
+            "{security}: {count} silent connections cost {} KiB; a member's handshake among them took \
+             {worst:?} at most",
+            grown >> 10
+        );
+        assert!(grown < 4 << 20, "{} KiB", grown >> 10);
+        assert!(worst < Duration::from_secs(2), "a member waited for {worst:?}");
+    }
+}

@@ -1,0 +1,156 @@
+//! TLS between members: both ends show a certificate, and it must be the right one.
+//!
+//! ```text
+//!   files ── read at the start, and again when they change ──► Trust ──► every later handshake
+//!                                                               │
+//!                                                               └──► every connection that is up:
+//!                                                                    judged again, ended if it fails
+//! ```
+//!
+//! **Who is there.** A member's certificate is signed by the cluster's authority and holds one URI of
+//! the form `bowline://CLUSTER/MEMBER` among its alternative names: [`MemberUri`]. `CLUSTER` is
+//! whatever the operator calls the cluster; each member takes it from its own certificate and accepts
+//! only others with the same. `MEMBER` is the member's name; once the hello says which member it is,
+//! the handshake compares it with the name that the cluster knows that member by. Host names and
+//! addresses are not looked at: they change, and a name service proves nothing.
+//!
+//! **What is checked.** On each connection, in both directions and on all lanes, by one piece of code
+//! ([`verifier`]): the chain up to the authority, validity in time, use for clients or servers, and the
+//! revocation list, if there is one. Sessions are never resumed, for that would skip it. TLS is 1.3.
+//!
+//! **What is not there.** No knowledge of members: names are compared in [`super::handshake`].
+
+mod trust;
+mod uri;
+mod verifier;
+mod wire;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::watch;
+
+use super::TransportError;
+use crate::env::Env;
+
+pub(super) use trust::Trust;
+use trust::{Files, TrustError};
+pub use uri::MemberUri;
+pub(super) use wire::{TlsWire, Untrusted};
+
+/// The files with which a member proves who it is, and finds out who the others are. All are PEM.
+/// They are read again while the node runs, so that a new certificate or a new revocation list needs
+/// no restart.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct PeerTls {
+    /// The certificates of the authorities that sign members' certificates. An authority that signs for
+    /// others than this cluster's members too is safe only because of the URI: see [`MemberUri`].
+    pub ca: PathBuf,
+    /// This member's certificate, followed by those between it and the authority, if any. Good for
+    /// clients and for servers, and with the member's [`MemberUri`] among its alternative names.
+    pub cert: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// The authorities' revocation lists, one for each authority in use. An outdated one still counts.
+    pub crl: Option<PathBuf>,
+}
+
+impl PeerTls {
+    /// These files, and nothing is ever revoked.
+    pub fn new(ca: impl Into<PathBuf>, cert: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
+        Self { ca: ca.into(), cert: cert.into(), key: key.into(), crl: None }
+    }
+
+    /// With revocation lists.
+    #[must_use]
+    pub fn crl(mut self, crl: impl Into<PathBuf>) -> Self {
+        self.crl = Some(crl.into());
+        self
+    }
+}
+
+/// What a member trusts, kept fresh.
+pub(super) struct Tls {
+    env: Env,
+    paths: PeerTls,
+    /// What the files held when they were last read, good or bad.
+    seen: Mutex<Files>,
+    trust: watch::Sender<Arc<Trust>>,
+}
+
+impl Tls {
+    /// Reads the files for the first time. `name` is what this member is called, as far as is known.
+    pub(super) fn load(
+        env: &Env,
+        paths: PeerTls,
+        name: Option<&str>,
+    ) -> Result<Self, TransportError> {
+        let unusable = |error: TrustError| TransportError::Certificates(error.to_string());
+        let files = Files::read(&*env.disk, &paths).map_err(unusable)?;
+        let trust = Trust::new(&files, &paths).map_err(unusable)?;
+        let shown = &trust.uri().member;
+        if let Some(name) = name.filter(|name| name != shown) {
+            return Err(TransportError::Certificates(format!(
+                "this member is called {name:?}, and its certificate is that of {shown:?}"
+            )));
+        }
+        if let Err(why) = trust.check_own() {
+            tracing::warn!("other members will refuse this one: its own certificate {why}");
+        }
+        let (env, seen, trust) =
+            (env.clone(), Mutex::new(files), watch::Sender::new(Arc::new(trust)));
+        Ok(Self { env, paths, seen, trust })
+    }
+
+    /// What is trusted now.
+    pub(super) fn trust(&self) -> Arc<Trust> {
+        self.trust.borrow().clone()
+    }
+
+    /// Hears when that changes.
+    pub(super) fn changes(&self) -> watch::Receiver<Arc<Trust>> {
+        self.trust.subscribe()
+    }
+
+    /// Reads the files again and again.
+    pub(super) async fn keep_fresh(self: Arc<Self>, every: Duration) {
+        loop {
+            tokio::time::sleep(every).await;
+            let tls = self.clone();
+            // A file system may hang.
+            let _ = tokio::task::spawn_blocking(move || tls.refresh()).await;
+        }
+    }
+
+    /// Reads the files again. What cannot be used changes nothing, and is said once.
+    fn refresh(&self) {
+        let files = match Files::read(&*self.env.disk, &self.paths) {
+            Ok(files) => files,
+            // Perhaps it is just being replaced.
+            Err(error) => {
+                tracing::warn!("the certificates in use stay: {error}");
+                return;
+            }
+        };
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if *seen == files {
+            return;
+        }
+        let trust = Trust::new(&files, &self.paths).and_then(|trust| {
+            if trust.uri() == self.trust().uri() {
+                return Ok(trust);
+            }
+            Err(TrustError::Name { was: self.trust().uri().clone(), is: trust.uri().clone() })
+        });
+        *seen = files;
+        drop(seen);
+        match trust {
+            Ok(trust) => {
+                tracing::info!(member = trust.uri().member, "new certificates are in use");
+                self.trust.send_replace(Arc::new(trust));
+            }
+            Err(error) => tracing::warn!("the certificates in use stay: {error}"),
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! What one reading of the files says: who this member is, and whom it trusts.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::client::Resumption;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, UnixTime};
+use rustls::server::NoServerSessionStorage;
+use rustls::{ClientConfig, ServerConfig};
+use thiserror::Error;
+use webpki::{EndEntityCert, OwnedCertRevocationList};
+
+use super::PeerTls;
+use super::uri::MemberUri;
+use super::verifier::{Use, Verifier, words};
+use crate::env::{Disk, OpenMode};
+
+/// The longest file that is read: revocation lists can be long.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+/// What is spoken inside, so that a connection meant for another server with the same certificate
+/// fails.
+const PROTOCOL: &[u8] = b"bowline-peer";
+
+/// Why files cannot be used.
+#[derive(Debug, Error)]
+pub(super) enum TrustError {
+    /// One cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// One does not hold what it should.
+    #[error("{}: {why}", path.display())]
+    Content {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// The certificate is another member's than before.
+    #[error("the new certificate is for {is}, and the one in use for {was}")]
+    Name {
+        /// Before.
+        was: MemberUri,
+        /// Now.
+        is: MemberUri,
+    },
+}
+
+/// What the files hold.
+#[derive(PartialEq, Eq)]
+pub(super) struct Files {
+    ca: Vec<u8>,
+    cert: Vec<u8>,
+    key: Vec<u8>,
+    crl: Option<Vec<u8>>,
+}
+
+impl Files {
+    pub(super) fn read(disk: &dyn Disk, paths: &PeerTls) -> Result<Self, TrustError> {
+        let read = |path: &Path| {
+            read(disk, path).map_err(|source| TrustError::File { path: path.to_owned(), source })
+        };
+        Ok(Self {
+            ca: read(&paths.ca)?,
+            cert: read(&paths.cert)?,
+            key: read(&paths.key)?,
+            crl: paths.crl.as_deref().map(read).transpose()?,
+        })
+    }
+}
+
+fn read(disk: &dyn Disk, path: &Path) -> io::Result<Vec<u8>> {
+    let file = disk.open(path, OpenMode::Read)?;
+    let len = file.len()?;
+    if len > FILE_BYTES_MAX {
+        return Err(io::Error::other(format!("{len} bytes, at most {FILE_BYTES_MAX} are read")));
+    }
+    let mut bytes = vec![0; usize::try_from(len).expect("below the limit")];
+    file.read_exact_at(&mut bytes, 0)?;
+    Ok(bytes)
+}
+
+/// See the module.
+pub(crate) struct Trust {
+    uri: MemberUri,
+    chain: Vec<CertificateDer<'static>>,
+    pub(super) verifier: Arc<Verifier>,
+    pub(super) client: Arc<ClientConfig>,
+    pub(super) server: Arc<ServerConfig>,
+}
+
+impl Trust {
+    pub(super) fn new(files: &Files, paths: &PeerTls) -> Result<Self, TrustError> {
+        let content = |path: &Path, why: String| TrustError::Content { path: path.to_owned(), why };
+        let anchors = certificates(&files.ca)
+            .and_then(|certs| {
+                let anchor = |cert: &CertificateDer<'static>| {
+                    let anchor = webpki::anchor_from_trusted_cert(cert);
+                    Ok(anchor.map_err(|error| error.to_string())?.to_owned())
+                };
+                certs.iter().map(anchor).collect::<Result<Vec<_>, String>>()
+            })
+            .map_err(|why| content(&paths.ca, why))?;
+        let chain = certificates(&files.cert).map_err(|why| content(&paths.cert, why))?;
+        let uri = EndEntityCert::try_from(&chain[0])
+            .map_err(|error| error.to_string())
+            .and_then(|cert| MemberUri::only(cert.valid_uri_names()))
+            .map_err(|why| content(&paths.cert, format!("the certificate {why}")))?;
+        let key = PrivateKeyDer::from_pem_slice(&files.key)
+            .map_err(|error| content(&paths.key, format!("no private key: {error}")))?;
+        let crls = match (&files.crl, &paths.crl) {
+            (Some(crl), Some(path)) => revocations(crl).map_err(|why| content(path, why))?,
+            _ => Vec::new(),
+        };
+        let provider = Arc::new(ring::default_provider());
+        let cluster = uri.cluster.clone();
+        let verifier = Arc::new(Verifier { anchors, crls, cluster, provider: provider.clone() });
+        let unusable = |error: rustls::Error| content(&paths.key, error.to_string());
+        let mut client = ClientConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(unusable)?
+            .dangerous()
+            .with_custom_certificate_verifier(verifier.clone())
+            .with_client_auth_cert(chain.clone(), key.clone_key())
+            .map_err(unusable)?;
+        client.resumption = Resumption::disabled();
+        client.enable_sni = false;
+        client.alpn_protocols = vec![PROTOCOL.to_vec()];
+        let mut server = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(unusable)?
+            .with_client_cert_verifier(verifier.clone())
+            .with_single_cert(chain.clone(), key)
+            .map_err(unusable)?;
+        server.session_storage = Arc::new(NoServerSessionStorage {});
+        server.send_tls13_tickets = 0;
+        server.alpn_protocols = vec![PROTOCOL.to_vec()];
+        Ok(Self { uri, chain, verifier, client: Arc::new(client), server: Arc::new(server) })
+    }
+
+    /// Who this member is.
+    pub(super) fn uri(&self) -> &MemberUri {
+        &self.uri
+    }
+
+    /// Whether this member's own certificate would be good at another member with the same files.
+    pub(super) fn check_own(&self) -> Result<(), String> {
+        for used in [Use::Client, Use::Server] {
+            self.verifier
+                .check(&self.chain[0], &self.chain[1..], UnixTime::now(), used)
+                .map_err(|error| words(&error, "this member"))?;
+        }
+        Ok(())
+    }
+}
+
+/// At least one.
+fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match found {
+        Ok(found) if found.is_empty() => Err("no certificate in it".to_owned()),
+        Ok(found) => Ok(found),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// At least one.
+fn revocations(pem: &[u8]) -> Result<Vec<webpki::CertRevocationList<'static>>, String> {
+    let mut found = Vec::new();
+    for der in CertificateRevocationListDer::pem_slice_iter(pem) {
+        let der = der.map_err(|error| error.to_string())?;
+        let list = OwnedCertRevocationList::from_der(&der).map_err(|error| error.to_string())?;
+        found.push(list.into());
+    }
+    if found.is_empty() {
+        return Err("no revocation list in it".to_owned());
+    }
+    Ok(found)
+}

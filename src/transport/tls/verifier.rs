@@ -1,0 +1,213 @@
+//! Whether a certificate is good: asked of every certificate, of dialers and of those who are dialed.
+
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, TrustAnchor, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{
+    AlertDescription, CertificateError, DigitallySignedStruct, DistinguishedName, Error,
+    OtherError, SignatureScheme,
+};
+use thiserror::Error as ThisError;
+use webpki::{CertRevocationList, EndEntityCert, KeyUsage, RevocationOptionsBuilder};
+
+use super::uri::MemberUri;
+
+/// What a certificate must be good for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Use {
+    /// Its owner has dialed.
+    Client,
+    /// Its owner was dialed.
+    Server,
+}
+
+/// A certificate that the authority has signed, and that is of no member of this cluster.
+#[derive(Debug, ThisError)]
+#[error("{0}")]
+struct NotOurs(String);
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Verifier {
+    pub(super) anchors: Vec<TrustAnchor<'static>>,
+    /// Nothing is ever revoked if there are none.
+    pub(super) crls: Vec<CertRevocationList<'static>>,
+    pub(super) cluster: String,
+    pub(super) provider: Arc<CryptoProvider>,
+}
+
+impl Verifier {
+    /// Whether the certificate is good, and whose it is.
+    pub(super) fn check(
+        &self,
+        cert: &CertificateDer<'_>,
+        between: &[CertificateDer<'_>],
+        now: UnixTime,
+        used: Use,
+    ) -> Result<MemberUri, Error> {
+        let cert = EndEntityCert::try_from(cert).map_err(refusal)?;
+        let usage = match used {
+            Use::Client => KeyUsage::client_auth(),
+            Use::Server => KeyUsage::server_auth(),
+        };
+        let crls: Vec<&CertRevocationList<'_>> = self.crls.iter().collect();
+        // Of the whole chain, and a certificate of which no list tells is not good.
+        let revocation = RevocationOptionsBuilder::new(&crls).ok().map(|options| options.build());
+        cert.verify_for_usage(
+            self.provider.signature_verification_algorithms.all,
+            &self.anchors,
+            between,
+            now,
+            usage,
+            revocation,
+            None,
+        )
+        .map_err(refusal)?;
+        let uri = MemberUri::only(cert.valid_uri_names()).map_err(not_ours)?;
+        if uri.cluster != self.cluster {
+            return Err(not_ours(format!(
+                "is of a member of {:?}, another cluster than {:?}",
+                uri.cluster, self.cluster
+            )));
+        }
+        Ok(uri)
+    }
+
+    fn verify_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, cert, signed, algorithms)
+    }
+}
+
+fn not_ours(why: String) -> Error {
+    CertificateError::Other(OtherError(Arc::new(NotOurs(why)))).into()
+}
+
+/// As TLS says it, so that the other end is told what is wrong.
+fn refusal(error: webpki::Error) -> Error {
+    match error {
+        webpki::Error::CertExpired { .. } => CertificateError::Expired,
+        webpki::Error::CertNotValidYet { .. } => CertificateError::NotValidYet,
+        webpki::Error::CertRevoked => CertificateError::Revoked,
+        webpki::Error::UnknownIssuer => CertificateError::UnknownIssuer,
+        webpki::Error::UnknownRevocationStatus => CertificateError::UnknownRevocationStatus,
+        webpki::Error::InvalidSignatureForPublicKey => CertificateError::BadSignature,
+        webpki::Error::BadDer | webpki::Error::BadDerTime => CertificateError::BadEncoding,
+        other => CertificateError::Other(OtherError(Arc::new(other))),
+    }
+    .into()
+}
+
+/// What is wrong, for people. `whose` is the certificate's owner.
+pub(super) fn words(error: &Error, whose: &str) -> String {
+    let certificate = |what: &str| format!("{whose}'s certificate {what}");
+    match error {
+        Error::InvalidCertificate(why) => match why {
+            CertificateError::Expired => certificate("has expired"),
+            CertificateError::NotValidYet => certificate("is not valid yet"),
+            CertificateError::Revoked => certificate("was revoked"),
+            // Of another authority with the same name.
+            CertificateError::UnknownIssuer | CertificateError::BadSignature => {
+                certificate("is not signed by an authority that is trusted here")
+            }
+            CertificateError::UnknownRevocationStatus => {
+                certificate("is in the domain of no revocation list: each authority needs one")
+            }
+            CertificateError::Other(OtherError(why)) => certificate(&why.to_string()),
+            other => certificate(&format!("is not good: {other}")),
+        },
+        Error::NoCertificatesPresented => format!("{whose} shows no certificate"),
+        Error::AlertReceived(
+            alert @ (AlertDescription::BadCertificate
+            | AlertDescription::UnsupportedCertificate
+            | AlertDescription::CertificateRevoked
+            | AlertDescription::CertificateExpired
+            | AlertDescription::CertificateUnknown
+            | AlertDescription::UnknownCA),
+        ) => format!("{whose} does not accept this member's certificate: {alert:?}"),
+        Error::InvalidMessage(_) => format!("{whose} does not speak TLS, and this member does"),
+        other => format!("TLS with {whose} failed: {other}"),
+    }
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        cert: &CertificateDer<'_>,
+        between: &[CertificateDer<'_>],
+        _name: &ServerName<'_>,
+        _ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        self.check(cert, between, now, Use::Server)?;
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(Error::General("TLS 1.2 is not spoken here".to_owned()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.verify_signature(message, cert, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+impl ClientCertVerifier for Verifier {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        cert: &CertificateDer<'_>,
+        between: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        self.check(cert, between, now, Use::Client)?;
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(Error::General("TLS 1.2 is not spoken here".to_owned()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.verify_signature(message, cert, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}

@@ -1,0 +1,252 @@
+//! One connection through TLS, with the calls of a non-blocking socket.
+//!
+//! The session is behind a lock that is held for one call: the driver encrypts, a task decrypts. A
+//! session's buffers are bounded: what has been decrypted is taken out at once, and no more is
+//! encrypted while the socket takes nothing.
+
+use bytes::BufMut;
+use std::io::{self, BufRead, Read, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{ClientConnection, Connection, ServerConnection};
+use thiserror::Error;
+
+use super::super::pipe::is_passing;
+use super::trust::Trust;
+use super::verifier::{Use, words};
+
+/// The other end, where nothing better is known.
+const OTHER_END: &str = "the other end";
+/// How long a connection that failed is kept open so that the reason arrives.
+const LINGER_MAX: Duration = Duration::from_millis(500);
+/// How many bytes are thrown away meanwhile.
+const LINGER_BYTES_MAX: u64 = 64 << 10;
+
+/// Why the other end is not trusted, or does not trust this one, in words.
+#[derive(Debug, Error)]
+#[error("{0}")]
+pub(in super::super) struct Untrusted(pub(in super::super) String);
+
+fn untrusted(error: &rustls::Error) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, Untrusted(words(error, OTHER_END)))
+}
+
+/// See the module.
+pub(in super::super) struct TlsWire {
+    tcp: TcpStream,
+    session: Mutex<Connection>,
+    /// The other end's certificate and those up to the authority.
+    chain: Vec<CertificateDer<'static>>,
+    used: Use,
+    name: String,
+}
+
+impl TlsWire {
+    /// The dialer's end.
+    pub(in super::super) async fn dial(tcp: TcpStream, trust: &Trust) -> io::Result<Self> {
+        // Nobody looks at the name: the certificate says which member it is.
+        let name = ServerName::try_from("bowline.invalid").expect("a name");
+        let session = ClientConnection::new(trust.client.clone(), name);
+        let session = session.map_err(|error| untrusted(&error))?;
+        Self::shake(tcp, session.into(), trust, Use::Server).await
+    }
+
+    /// The end that was dialed.
+    pub(in super::super) async fn accept(tcp: TcpStream, trust: &Trust) -> io::Result<Self> {
+        let session = ServerConnection::new(trust.server.clone());
+        let session = session.map_err(|error| untrusted(&error))?;
+        Self::shake(tcp, session.into(), trust, Use::Client).await
+    }
+
+    async fn shake(
+        mut tcp: TcpStream,
+        mut session: Connection,
+        trust: &Trust,
+        used: Use,
+    ) -> io::Result<Self> {
+        if let Err(error) = handshake(&tcp, &mut session).await {
+            linger(&mut tcp).await;
+            return Err(error);
+        }
+        let chain: Vec<_> = session
+            .peer_certificates()
+            .unwrap_or_default()
+            .iter()
+            .map(|cert| cert.clone().into_owned())
+            .collect();
+        let [cert, between @ ..] = &chain[..] else {
+            return Err(untrusted(&rustls::Error::NoCertificatesPresented));
+        };
+        let uri = trust
+            .verifier
+            .check(cert, between, UnixTime::now(), used)
+            .map_err(|error| untrusted(&error))?;
+        Ok(Self { tcp, session: Mutex::new(session), chain, used, name: uri.member })
+    }
+
+    /// The name of the member at the other end.
+    pub(in super::super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(in super::super) fn tcp(&self) -> &TcpStream {
+        &self.tcp
+    }
+
+    /// Whether the other end's certificate would still be accepted.
+    pub(in super::super) fn still_trusted(&self, trust: &Trust) -> io::Result<()> {
+        let [cert, between @ ..] = &self.chain[..] else { unreachable!("checked when it came up") };
+        let checked = trust.verifier.check(cert, between, UnixTime::now(), self.used);
+        checked.map(drop).map_err(|error| untrusted(&error))
+    }
+
+    fn session(&self) -> MutexGuard<'_, Connection> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(in super::super) async fn readable(&self) -> io::Result<()> {
+        // What was decrypted and not fetched, or the end, does not show at the socket any more.
+        let blocked = match self.session().reader().fill_buf() {
+            Err(error) => is_passing(&error),
+            Ok(_) => false,
+        };
+        if blocked { self.tcp.readable().await } else { Ok(()) }
+    }
+
+    /// Takes what was decrypted, and reads once if that was nothing.
+    pub(in super::super) fn try_read(&self, out: &mut impl BufMut) -> io::Result<usize> {
+        let mut session = self.session();
+        loop {
+            match session.reader().fill_buf() {
+                Ok(chunk) => {
+                    let len = chunk.len().min(out.remaining_mut());
+                    out.put_slice(&chunk[..len]);
+                    session.reader().consume(len);
+                    return Ok(len);
+                }
+                Err(error) if is_passing(&error) => {}
+                Err(error) => return Err(error),
+            }
+            receive(&self.tcp, &mut session)?;
+        }
+    }
+
+    /// Encrypts and hands over as much as the socket takes, and a little more.
+    pub(in super::super) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        let mut session = self.session();
+        let mut written = 0;
+        while written < bytes.len() {
+            match flush(&self.tcp, &mut session) {
+                Ok(()) => written += session.writer().write(&bytes[written..])?,
+                Err(error) if is_passing(&error) && written > 0 => return Ok(written),
+                Err(error) => return Err(error),
+            }
+        }
+        match flush(&self.tcp, &mut session) {
+            Err(error) if !is_passing(&error) => Err(error),
+            _ => Ok(written),
+        }
+    }
+
+    pub(in super::super) fn is_pending(&self) -> bool {
+        self.session().wants_write()
+    }
+
+    pub(in super::super) fn try_flush(&self) -> io::Result<()> {
+        flush(&self.tcp, &mut self.session())
+    }
+
+    /// Says that nothing more comes.
+    pub(in super::super) async fn finish(&mut self) -> io::Result<()> {
+        self.session().send_close_notify();
+        while self.is_pending() {
+            self.tcp.writable().await?;
+            match self.try_flush() {
+                Err(error) if !is_passing(&error) => return Err(error),
+                _ => {}
+            }
+        }
+        self.tcp.shutdown().await
+    }
+}
+
+/// Goes through the handshake.
+async fn handshake(tcp: &TcpStream, session: &mut Connection) -> io::Result<()> {
+    loop {
+        match flush(tcp, session) {
+            Ok(()) if !session.is_handshaking() => return Ok(()),
+            Ok(()) => {
+                tcp.readable().await?;
+                match receive(tcp, session) {
+                    Err(error) if !is_passing(&error) => return Err(error),
+                    _ => {}
+                }
+            }
+            Err(error) if is_passing(&error) => tcp.writable().await?,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Reads once from the socket and decrypts.
+fn receive(tcp: &TcpStream, session: &mut Connection) -> io::Result<()> {
+    let shaking = session.is_handshaking();
+    match session.read_tls(&mut Socket(tcp)) {
+        Err(error) if shaking && error.kind() == io::ErrorKind::ConnectionReset => {
+            return Err(hung_up());
+        }
+        Ok(0) if shaking => return Err(hung_up()),
+        read => read?,
+    };
+    session.process_new_packets().map(drop).map_err(|error| {
+        // The other end is told, as far as the socket takes it.
+        let _ = flush(tcp, session);
+        untrusted(&error)
+    })
+}
+
+fn hung_up() -> io::Error {
+    let why = "the other end hung up instead of speaking TLS: it may have no certificates set";
+    io::Error::new(io::ErrorKind::UnexpectedEof, Untrusted(why.to_owned()))
+}
+
+/// Writes what is encrypted. An error that is passing if the socket does not take all of it.
+fn flush(tcp: &TcpStream, session: &mut Connection) -> io::Result<()> {
+    while session.wants_write() {
+        session.write_tls(&mut Socket(tcp))?;
+    }
+    Ok(())
+}
+
+/// Waits a moment until the other end has closed: closing a socket with unread bytes in it destroys
+/// what was sent last.
+async fn linger(tcp: &mut TcpStream) {
+    let last = async {
+        tcp.shutdown().await?;
+        tokio::io::copy(&mut tcp.take(LINGER_BYTES_MAX), &mut tokio::io::sink()).await
+    };
+    let _ = tokio::time::timeout(LINGER_MAX, last).await;
+}
+
+/// A socket as the session wants it.
+struct Socket<'a>(&'a TcpStream);
+
+impl Read for Socket<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.0.try_read(out)
+    }
+}
+
+impl Write for Socket<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.try_write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

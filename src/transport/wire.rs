@@ -1,0 +1,145 @@
+//! The bytes of one connection: over TCP as they are, or through TLS.
+//!
+//! Both have the same non-blocking calls, which may come from several threads at once: the driver
+//! writes while a task reads. What TLS has encrypted and the socket did not take is *pending*; whoever
+//! sees that flushes it when the socket can be written.
+
+use bytes::{BufMut, BytesMut};
+use std::io;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+use super::pipe::is_passing;
+#[cfg(feature = "tls")]
+use super::tls::{TlsWire, Trust};
+
+/// See the module.
+pub(super) enum Wire {
+    /// Anybody on the way can read and change it.
+    Plain(TcpStream),
+    /// Nobody can.
+    #[cfg(feature = "tls")]
+    Tls(TlsWire),
+}
+
+impl Wire {
+    /// Waits until something can be read, or the end.
+    pub(super) async fn readable(&self) -> io::Result<()> {
+        match self {
+            Wire::Plain(tcp) => tcp.readable().await,
+            #[cfg(feature = "tls")]
+            Wire::Tls(tls) => tls.readable().await,
+        }
+    }
+
+    /// Appends what has come to `buffer`, up to the room that it has. Nothing at the end.
+    pub(super) fn try_read_buf(&self, buffer: &mut BytesMut) -> io::Result<usize> {
+        match self {
+            Wire::Plain(tcp) => tcp.try_read_buf(buffer),
+            #[cfg(feature = "tls")]
+            Wire::Tls(tls) => tls.try_read(buffer),
+        }
+    }
+
+    /// Fills `out`, and reads not a byte more.
+    pub(super) async fn read_exact(&self, out: &mut [u8]) -> io::Result<()> {
+        let mut rest = out;
+        while rest.has_remaining_mut() {
+            self.readable().await?;
+            let read = match self {
+                Wire::Plain(tcp) => tcp.try_read(rest),
+                #[cfg(feature = "tls")]
+                Wire::Tls(tls) => tls.try_read(&mut &mut *rest),
+            };
+            match read {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(len) => rest = &mut rest[len..],
+                Err(error) if is_passing(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until something can be written.
+    pub(super) async fn writable(&self) -> io::Result<()> {
+        self.tcp().writable().await
+    }
+
+    /// Takes as much as there is room for.
+    pub(super) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Wire::Plain(tcp) => tcp.try_write(bytes),
+            #[cfg(feature = "tls")]
+            Wire::Tls(tls) => tls.try_write(bytes),
+        }
+    }
+
+    /// Whether something was taken that the socket does not have yet.
+    pub(super) fn is_pending(&self) -> bool {
+        match self {
+            Wire::Plain(_) => false,
+            #[cfg(feature = "tls")]
+            Wire::Tls(tls) => tls.is_pending(),
+        }
+    }
+
+    /// Gives the socket what is pending, as far as it has room.
+    pub(super) fn try_flush(&self) -> io::Result<()> {
+        match self {
+            Wire::Plain(_) => Ok(()),
+            #[cfg(feature = "tls")]
+            Wire::Tls(tls) => tls.try_flush(),
+        }
+    }
+
+    /// Writes everything.
+    pub(super) async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() || self.is_pending() {
+            self.writable().await?;
+            let written =
+                if bytes.is_empty() { self.try_flush().map(|()| 0) } else { self.try_write(bytes) };
+            match written {
+                Ok(written) => bytes = &bytes[written..],
+                Err(error) if is_passing(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Says that nothing more comes.
+    pub(super) async fn finish(&mut self) -> io::Result<()> {
+        match self {
+            Wire::Plain(tcp) => tcp.shutdown().await,
+            #[cfg(feature = "tls")]
+            Wire::Tls(tls) => tls.finish().await,
+        }
+    }
+
+    /// The name of the member at the other end, if a certificate proves it.
+    pub(super) fn proven_name(&self) -> Option<&str> {
+        match self {
+            Wire::Plain(_) => None,
+            #[cfg(feature = "tls")]
+            Wire::Tls(tls) => Some(tls.name()),
+        }
+    }
+
+    /// Whether the other end's certificate still holds, as of now.
+    #[cfg(feature = "tls")]
+    pub(super) fn still_trusted(&self, trust: &Trust) -> io::Result<()> {
+        match self {
+            Wire::Plain(_) => Ok(()),
+            Wire::Tls(tls) => tls.still_trusted(trust),
+        }
+    }
+
+    fn tcp(&self) -> &TcpStream {
+        match self {
+            Wire::Plain(tcp) => tcp,
+            #[cfg(feature = "tls")]
+            Wire::Tls(tls) => tls.tcp(),
+        }
+    }
+}
