@@ -316,7 +316,6 @@ impl Meters {
     }
 
     /// A snapshot of this replica was taken.
-    #[allow(dead_code, reason = "called where snapshots are taken")]
     pub(crate) fn snapshot_taken(&self, took: Duration, bytes: u64) {
         self.snapshots_taken_total.one();
         self.snapshot_seconds.add(took);

@@ -1,7 +1,7 @@
 //! How a node is: what its driver writes down at each tick, and what that means.
 //!
 //! ```text
-//!   stopped ─ stuck ─ founding ─ diverged ─ no quorum ─ disk full ─ disk slow ─ catching up ─ healthy
+//!   stopped ─ stuck ─ founding ─ restoring ─ diverged ─ no quorum ─ disk full ─ disk slow ─ catching up ─ healthy
 //!   gravest                                                                                  all is well
 //! ```
 //!
@@ -23,6 +23,10 @@ pub(crate) struct Pulse {
     pub(crate) at: Moment,
     /// The founding members that it has not met, if the cluster is not founded.
     pub(crate) founding: Option<Vec<String>>,
+    /// Whether its state was lost, and it has not found another yet.
+    pub(crate) restoring: bool,
+    /// Whether it fetches a snapshot.
+    pub(crate) fetching: bool,
     /// Whether it leads.
     pub(crate) leads: bool,
     /// Who does, by name, as far as it knows.
@@ -47,6 +51,8 @@ impl Pulse {
         Self {
             at: now,
             founding: None,
+            restoring: false,
+            fetching: false,
             leads: false,
             leader: None,
             touched: None,
@@ -70,6 +76,9 @@ pub enum Verdict {
     Stuck,
     /// It has not met the other founding members yet: it can neither read nor write.
     Founding,
+    /// The state that its log begins with is lost, and it fetches it from another member: it can neither
+    /// read nor write until then.
+    Restoring,
     /// Replicas differ, and no majority says which is right: writes are refused.
     Diverged,
     /// It is in touch with no leader, or as the leader with no quorum: local reads work, nothing else.
@@ -91,6 +100,7 @@ impl Verdict {
             Verdict::Stopped => "stopped",
             Verdict::Stuck => "stuck",
             Verdict::Founding => "founding",
+            Verdict::Restoring => "restoring",
             Verdict::Diverged => "diverged",
             Verdict::NoQuorum => "no_quorum",
             Verdict::DiskFull => "disk_full",
@@ -122,6 +132,8 @@ pub struct Health {
     pub in_touch: Option<Duration>,
     /// How many entries are known to be committed that it has not applied.
     pub behind: u64,
+    /// Whether it fetches a snapshot, which stands for most of them.
+    pub fetching: bool,
     /// The slowest sync of its log in the last seconds, or how long one has been under way.
     pub sync: Duration,
     /// Whether its disk is full.
@@ -151,6 +163,7 @@ impl Health {
             leader: pulse.leader,
             in_touch: pulse.touched.map(|touched| now.since(touched)),
             behind: pulse.behind,
+            fetching: pulse.fetching,
             sync: pulse.slowest_sync.max(owed),
             disk_full: pulse.disk_full,
             diverged: pulse.diverged,
@@ -161,11 +174,12 @@ impl Health {
             (Verdict::Stopped, health.stopped.is_some()),
             (Verdict::Stuck, health.silent > patience),
             (Verdict::Founding, pulse.founding.is_some()),
+            (Verdict::Restoring, pulse.restoring),
             (Verdict::Diverged, health.diverged),
             (Verdict::NoQuorum, health.leader.is_none() || lost),
             (Verdict::DiskFull, health.disk_full),
             (Verdict::DiskSlow, health.sync >= election_timeout / 2),
-            (Verdict::CatchingUp, health.behind >= BEHIND),
+            (Verdict::CatchingUp, health.fetching || health.behind >= BEHIND),
         ];
         let gravest = verdicts.into_iter().find(|(_, is)| *is).map(|(verdict, _)| verdict);
         health.verdict = gravest.unwrap_or(Verdict::Healthy);
@@ -203,6 +217,9 @@ impl fmt::Display for Health {
                 "the cluster is not founded yet: the node has not met {}",
                 self.unmet.join(", ")
             ),
+            Verdict::Restoring => f.write_str(
+                "the node has lost the state that its log begins with, and fetches it from another member",
+            ),
             Verdict::Diverged => f.write_str(
                 "the replicas differ and no majority says which is right: writes are refused",
             ),
@@ -221,6 +238,9 @@ impl fmt::Display for Health {
             ),
             Verdict::DiskSlow => {
                 write!(f, "the disk is slow: a sync of the log took {:.1?}", self.sync)
+            }
+            Verdict::CatchingUp if self.fetching => {
+                write!(f, "the node fetches a snapshot: it is {} entries behind", self.behind)
             }
             Verdict::CatchingUp => {
                 write!(f, "the node is catching up with {leader}: {} entries to go", self.behind)
@@ -320,6 +340,16 @@ mod tests {
                 Pulse { touched: moment, leads: true, ..well() },
                 "no_quorum",
                 "the node leads, and has heard of no quorum for 2.0s",
+            ),
+            (
+                Pulse { behind: 7, fetching: true, ..well() },
+                "catching_up",
+                "the node fetches a snapshot: it is 7 entries behind",
+            ),
+            (
+                Pulse { restoring: true, ..Pulse::unborn(at(10_000)) },
+                "restoring",
+                "the node has lost the state that its log begins with, and fetches it from another member",
             ),
             (Pulse { leader: None, ..well() }, "no_quorum", "the node knows of no leader"),
             (

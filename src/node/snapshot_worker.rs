@@ -19,7 +19,7 @@ use bytes::Bytes;
 
 use crate::env::Env;
 use crate::machine::{Image, Machine, MachineOptions, Restore};
-use crate::model::{Members, NodeId, SnapshotId};
+use crate::model::{Members, Moment, NodeId, SnapshotId};
 use crate::snapshot::{Appended, Check, Folder, Partial, Reader, SnapshotError, Writer};
 
 use super::answer::{CallError, ReplyTo};
@@ -27,6 +27,14 @@ use super::inbox::{Inbox, Input};
 
 /// How much of a snapshot is written, or sent, at a time.
 pub(crate) const PART_BYTES: usize = 256 << 10;
+
+/// How many parts may be waited for by peers, and how many bytes of parts may wait to be written; more are
+/// dropped, and asked for again. As many as peers have under way at once, several times over.
+const READS_MAX: usize = 128;
+const APPEND_BYTES_MAX: usize = 16 << 20;
+
+/// How many backups may wait for one another; more are refused as busy.
+const BACKUPS_MAX: usize = 4;
 
 /// Something to do.
 pub(crate) enum Job {
@@ -56,7 +64,7 @@ pub(crate) enum Job {
 /// What came of it.
 pub(crate) enum News {
     /// A snapshot was written, and is durable.
-    Taken { id: SnapshotId, members: Members },
+    Taken { id: SnapshotId, members: Members, took: Duration },
     /// It was not; what is there stays.
     NotTaken { why: String },
     /// A part for a peer; `None` if that snapshot is not here.
@@ -79,7 +87,29 @@ pub(crate) struct SnapshotQueue {
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Job>,
+    /// How many of them are reads for peers.
+    reads: usize,
+    /// What those hold that append.
+    append_bytes: usize,
     closed: bool,
+}
+
+impl State {
+    /// Whether a job is one too many: peers must not fill the memory. All others are the driver's own,
+    /// which bounds them.
+    fn is_full_for(&mut self, job: &Job) -> bool {
+        match job {
+            Job::Read { .. } => {
+                self.reads += 1;
+                self.reads > READS_MAX
+            }
+            Job::Append { data, .. } => {
+                self.append_bytes += data.len();
+                self.append_bytes > APPEND_BYTES_MAX
+            }
+            _ => false,
+        }
+    }
 }
 
 impl SnapshotQueue {
@@ -88,10 +118,14 @@ impl SnapshotQueue {
         Self { state: Mutex::default(), bell: Condvar::new(), on_push }
     }
 
-    /// Queues a job. The driver bounds them: one snapshot at a time, and a few parts for each peer.
+    /// Queues a job, unless too many of its kind wait: one snapshot at a time is the driver's to see to,
+    /// but peers ask for parts, and send them, as often as they like.
     pub(crate) fn push(&self, job: Job) {
         {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            if state.is_full_for(&job) {
+                return;
+            }
             state.jobs.push_back(job);
             self.bell.notify_one();
         }
@@ -118,6 +152,7 @@ impl SnapshotQueue {
                     .0
             }
         };
+        (state.reads, state.append_bytes) = (0, 0);
         (!state.closed).then(|| std::mem::take(&mut state.jobs))
     }
 }
@@ -137,6 +172,7 @@ pub(crate) struct SnapshotWorker {
 struct Writing {
     stage: WritingStage,
     members: Members,
+    began: Moment,
     /// Set for a backup.
     reply: Option<ReplyTo<SnapshotId>>,
 }
@@ -255,20 +291,33 @@ impl SnapshotWorker {
         path: Option<PathBuf>,
         reply: Option<ReplyTo<SnapshotId>>,
     ) {
+        // Each holds on to a state of its own.
+        let reply = match reply {
+            Some(reply) if self.writing.len() >= BACKUPS_MAX => {
+                return reply.send(Err(CallError::Busy));
+            }
+            reply => reply,
+        };
         let members = image.head().members.clone();
         let stage = WritingStage::Waiting { image, path };
-        self.writing.push_back(Writing { stage, members, reply });
+        let began = self.env.clock.now();
+        self.writing.push_back(Writing { stage, members, began, reply });
     }
 
     /// A step of what is to be written. Whether there was anything to do.
     fn write_on(&mut self) -> bool {
         let Some(writing) = self.writing.pop_front() else { return false };
-        let Writing { stage, members, reply } = writing;
+        let Writing { stage, members, began, reply } = writing;
         match self.write_step(stage) {
-            Ok(Written::On(stage)) => self.writing.push_front(Writing { stage, members, reply }),
+            Ok(Written::On(stage)) => {
+                self.writing.push_front(Writing { stage, members, began, reply });
+            }
             Ok(Written::Done(id)) => match reply {
                 Some(reply) => reply.send(Ok(id)),
-                None => self.tell(News::Taken { id, members }),
+                None => {
+                    let took = self.env.clock.now().since(began);
+                    self.tell(News::Taken { id, members, took });
+                }
             },
             Err(why) => match reply {
                 Some(reply) => reply.send(Err(CallError::Backup(why.into()))),
@@ -410,4 +459,28 @@ impl SnapshotWorker {
 enum Written {
     On(WritingStage),
     Done(SnapshotId),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{LogIndex, Term};
+
+    #[test]
+    fn peers_cannot_fill_the_queue() {
+        let queue = SnapshotQueue::new(Box::new(|| {}));
+        let id = SnapshotId { index: LogIndex(7), term: Term(2), bytes: 1 << 40, checksum: 7 };
+        let to = NodeId::new(2).unwrap();
+        let jobs = |queue: &SnapshotQueue| queue.take(Some(Duration::ZERO)).unwrap();
+        for offset in 0..10_000 {
+            queue.push(Job::Read { to, id, offset });
+            queue.push(Job::Append { id, offset, data: Bytes::from_static(&[0; PART_BYTES]) });
+        }
+        queue.push(Job::Keep(id));
+        let waiting = jobs(&queue);
+        let appends = APPEND_BYTES_MAX / PART_BYTES;
+        assert_eq!(waiting.len(), READS_MAX + appends + 1, "its own jobs are never dropped");
+        queue.push(Job::Read { to, id, offset: 0 });
+        assert_eq!(jobs(&queue).len(), 1, "there is room again");
+    }
 }

@@ -145,7 +145,8 @@ impl Driver {
             Stage::Founding(founding) => {
                 pulse.founding = Some(founding.missing().into_iter().map(name).collect());
             }
-            Stage::Recording(_) | Stage::Restoring { .. } => pulse.founding = Some(Vec::new()),
+            Stage::Recording(_) => pulse.founding = Some(Vec::new()),
+            Stage::Restoring { .. } => pulse.restoring = true,
             Stage::Running(consensus) => {
                 let applied = self.machine.applied().get();
                 let ago = |ticks| self.shared.settings.tick().saturating_mul(ticks);
@@ -154,7 +155,10 @@ impl Driver {
                 pulse.leads = self.leading.is_some();
                 pulse.leader = consensus.leader().map(name);
                 pulse.touched = ticks.map(|ticks| now - ago(ticks));
-                pulse.behind = consensus.known_commit().get().saturating_sub(applied);
+                let fetching = self.snapshots.fetching().map(|(_, id)| id.index);
+                let known = consensus.known_commit().max(fetching.unwrap_or_default());
+                pulse.fetching = fetching.is_some();
+                pulse.behind = known.get().saturating_sub(applied);
             }
         }
         self.shared.beat(pulse);

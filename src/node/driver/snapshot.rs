@@ -32,7 +32,8 @@ impl Driver {
     /// What came of a job of the snapshot worker.
     pub(super) fn take_news(&mut self, news: News, now: Moment) -> Result<(), Fatal> {
         match news {
-            News::Taken { id, members } => {
+            News::Taken { id, members, took } => {
+                self.shared.meters.snapshot_taken(took, id.bytes);
                 tracing::debug!(index = %id.index, bytes = id.bytes, "took a snapshot");
                 self.snapshots.taken(id, members);
                 self.offer_newest(now);
@@ -42,6 +43,8 @@ impl Driver {
                 self.snapshots.not_taken(now);
             }
             News::Part { to, id, offset, data } => {
+                let bytes = data.as_ref().map_or(0, Bytes::len) as u64;
+                self.shared.meters.snapshot_sent_bytes_total.add(bytes);
                 let message = match data {
                     Some(data) => PeerMessage::SnapshotPart { id, offset, data },
                     None => PeerMessage::SnapshotGone { id },
@@ -139,6 +142,7 @@ impl Driver {
     /// A part has come.
     pub(super) fn part_came(&mut self, from: NodeId, id: SnapshotId, offset: u64, data: Bytes) {
         if self.snapshots.fetching() == Some((from, id)) {
+            self.shared.meters.snapshot_received_bytes_total.add(data.len() as u64);
             self.snapshot_queue.push(Job::Append { id, offset, data });
         }
     }
@@ -202,6 +206,7 @@ impl Driver {
 
     /// Replaces the replica's state by a later one, and tells everybody who follows it.
     fn put_in_place(&mut self, machine: Machine) -> Result<(), Fatal> {
+        self.shared.meters.snapshots_installed_total.one();
         let before = self.shared.reader.revision();
         let old = self.machine.install(machine).map_err(|fault| fault.to_string())?;
         self.snapshot_queue.push(Job::Forget(Box::new(old)));
