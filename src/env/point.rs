@@ -17,6 +17,14 @@ pub enum Point {
     LogSegmentCreated,
     /// A new segment is in place.
     LogSegmentSynced,
+    /// The log is about to say that its front is not needed any more.
+    LogBeforeCut,
+    /// It has said so, durably, and removed nothing.
+    LogAfterCut,
+    /// A segment was removed and the directory not synced.
+    LogSegmentRemoved,
+    /// Segments were removed, durably.
+    LogRemovalSynced,
     /// The driver is about to hand a group to the log.
     DriverBeforePersist,
     /// The driver was told that a group is durable and has not sent what waited for it.
@@ -33,12 +41,16 @@ pub enum Point {
 
 impl Point {
     /// All of them.
-    pub const ALL: [Point; 11] = [
+    pub const ALL: [Point; 15] = [
         Point::LogBeforeWrite,
         Point::LogAfterWrite,
         Point::LogAfterSync,
         Point::LogSegmentCreated,
         Point::LogSegmentSynced,
+        Point::LogBeforeCut,
+        Point::LogAfterCut,
+        Point::LogSegmentRemoved,
+        Point::LogRemovalSynced,
         Point::DriverBeforePersist,
         Point::DriverBeforeSend,
         Point::DriverAfterSend,

@@ -118,7 +118,7 @@ pub(crate) enum LogTurn {
     Wrote,
     /// There was nothing to write.
     Idle,
-    /// The disk is full. There may be groups that wait for room.
+    /// There is no room on the disk for what is to be written or made ready: try again later.
     Full,
     /// The queue is closed, or the log has failed: no more turns.
     Ended,
@@ -172,16 +172,16 @@ impl LogWorker {
         let turn = self.write_waiting();
         match cut {
             // After the groups: they come first for those who wait.
-            Some(up_to) if turn != LogTurn::Ended => self.cut(up_to, turn),
+            Some(up_to) if turn != LogTurn::Ended => self.cut(up_to),
             _ => turn,
         }
     }
 
-    fn cut(&mut self, up_to: LogIndex, turn: LogTurn) -> LogTurn {
+    fn cut(&mut self, up_to: LogIndex) -> LogTurn {
         match self.writer.cut(up_to) {
             Ok(()) => {
                 drop(self.inbox.push(Input::LogCut));
-                turn
+                LogTurn::Wrote
             }
             Err(error) => {
                 drop(self.inbox.push(Input::LogFailed(error.to_string())));
@@ -192,37 +192,36 @@ impl LogWorker {
 
     fn write_waiting(&mut self) -> LogTurn {
         let result = if self.waiting.is_empty() {
-            self.writer.idle().map(|()| None)
+            self.writer.idle().map(|more| (more, None))
         } else {
             let began = self.clock.now();
-            let committed = self.writer.commit(&self.waiting).map(Some);
+            let committed = self.writer.commit(&self.waiting);
             let took = self.clock.now().since(began);
-            let waiting = committed.as_ref().ok().and_then(Option::as_ref).map(|done| done.waiting);
-            let written = self.waiting.len() - waiting.unwrap_or(0);
-            self.measure(&self.waiting[..written], took);
-            committed
-        };
-        let turn = match result {
-            Ok(Some(committed)) => {
+            let waiting = committed.as_ref().map_or(0, |committed| committed.waiting);
+            self.measure(&self.waiting[..self.waiting.len() - waiting], took);
+            committed.map(|committed| {
                 self.waiting.drain(..self.waiting.len() - committed.waiting);
-                if let Some(proof) = committed.proof {
-                    drop(self.inbox.push(Input::Durable(proof)));
-                }
-                LogTurn::Wrote
-            }
-            Ok(None) => LogTurn::Idle,
+                (self.waiting.is_empty(), committed.proof)
+            })
+        };
+        let (wrote, proof) = match result {
+            Ok(result) => result,
             Err(error) => {
                 drop(self.inbox.push(Input::LogFailed(error.to_string())));
                 return LogTurn::Ended;
             }
         };
+        if let Some(proof) = proof {
+            drop(self.inbox.push(Input::Durable(proof)));
+        }
         let space = self.writer.space();
         if space != self.space {
             self.space = space;
             drop(self.inbox.push(Input::Space(space)));
         }
         match space {
-            wal::Space::Plenty => turn,
+            _ if wrote => LogTurn::Wrote,
+            wal::Space::Plenty => LogTurn::Idle,
             wal::Space::Low => LogTurn::Full,
         }
     }

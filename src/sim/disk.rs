@@ -11,7 +11,7 @@
 //! It takes no time; how long a disk takes is the world's matter. Which bytes a crash keeps follows
 //! from the seed and from what was done.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -131,6 +131,11 @@ impl SimDisk {
         self.state().faults.writes_fail = true;
     }
 
+    /// How many bytes all files have together. A removed one counts until its removal is durable.
+    pub fn used(&self) -> usize {
+        self.state().used()
+    }
+
     /// How many bytes all files may have together; `None` is no limit.
     pub fn limit(&self, bytes_max: Option<usize>) {
         self.state().faults.bytes_max = bytes_max;
@@ -190,12 +195,19 @@ impl State {
         self.life += 1;
         self.locked.clear();
         self.faults = Faults { bytes_max: self.faults.bytes_max, ..Faults::default() };
-        let named: Vec<u64> = self
-            .dirs
-            .values()
-            .flat_map(|dir| dir.seen.values().chain(dir.durable.values()).copied())
-            .collect();
+        let named = self.named();
         self.files.retain(|id, _| named.contains(id));
+    }
+
+    /// The files that have a name, or may have one after a crash.
+    fn named(&self) -> BTreeSet<u64> {
+        let dirs = self.dirs.values();
+        dirs.flat_map(|dir| dir.seen.values().chain(dir.durable.values()).copied()).collect()
+    }
+
+    /// How many bytes those have.
+    fn used(&self) -> usize {
+        self.named().iter().filter_map(|id| self.files.get(id)).map(|file| file.seen.len()).sum()
     }
 
     fn make_file(&mut self) -> u64 {
@@ -239,10 +251,9 @@ impl State {
         if self.faults.writes_fail {
             return Err(io::Error::other("the simulated disk failed a write"));
         }
-        let used: usize = self.files.values().map(|file| file.seen.len()).sum();
+        let room = self.faults.bytes_max.map_or(usize::MAX, |max| max.saturating_sub(self.used()));
         let file = self.files.get_mut(&id).ok_or(io::ErrorKind::NotFound)?;
         let grows = (offset + bytes.len()).saturating_sub(file.seen.len());
-        let room = self.faults.bytes_max.map_or(usize::MAX, |max| max.saturating_sub(used));
         let fits = bytes.len() - grows.saturating_sub(room).min(bytes.len());
         put(&mut file.seen, offset, &bytes[..fits]);
         file.writes.push((offset, bytes[..fits].to_vec()));

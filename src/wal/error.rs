@@ -54,6 +54,14 @@ pub(crate) enum LogError {
     )]
     Newer { segment: PathBuf, found: u32, known: u32 },
 
+    /// The log cannot even note that the member was started.
+    #[error(
+        "the disk is full: the log in {dir} needs {bytes} bytes more to start. Make room and start \
+         the node again; nothing is lost",
+        dir = dir.display()
+    )]
+    NoRoom { dir: PathBuf, bytes: u64 },
+
     /// An earlier write or sync failed. Nothing may be concluded about it and nothing is tried again.
     #[error("the log takes nothing more since it failed: {first}")]
     Poisoned { first: String },
@@ -68,6 +76,15 @@ pub(crate) enum LogError {
 }
 
 impl LogError {
+    /// Whether the disk (or what this user may use of it) is full.
+    pub(super) fn is_no_space(&self) -> bool {
+        let kind = match self {
+            Self::Io { source, .. } => source.kind(),
+            _ => return false,
+        };
+        matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+    }
+
     /// Makes the error of a disk that refused to do `what` with `path`.
     pub(super) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();

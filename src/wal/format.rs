@@ -3,7 +3,7 @@
 //! Numbers are little-endian. A segment is a file of a fixed length, zero where nothing was written.
 //!
 //! ```text
-//! segment:  | header 72 | record | record | ... | Roll | zeros |
+//! segment:  | header 72 | State | record | record | ... | Roll | zeros |
 //!
 //! header    0 | "BOWLINE\n"                          8
 //!           8 | format version                       4
@@ -26,6 +26,17 @@
 //!          40 | the record's own offset              4
 //!          44 | chain: crc of 8..44, payload, zeros  4   starts from the chain of the record before
 //!          48 | payload, zeros up to a multiple of 8
+//!
+//! State     0 | incarnation                          8    (payload)
+//!           8 | term                                 8
+//!          16 | vote, 0 for none                     8
+//!          24 | commit                               8
+//!          32 | base: index 8, term 8               16
+//!          48 | last entry                           8
+//!          56 | first segment that is needed         4
+//!          60 | number of runs                       4
+//!          64 | run: first index 8, term 8          16   each; the first begins with commit
+//!             | founder: node 8, disk 16            24   each; none before the founding
 //! ```
 //!
 //! Two checksums, because they answer two questions. The chain says "this is what follows the record
@@ -135,6 +146,13 @@ pub(super) enum Kind {
     Watermark = 6,
     /// The last record of its segment: the log goes on in the next.
     Roll = 7,
+    /// The first record of its segment: all that the log has said so far, but for the entries.
+    State = 8,
+    /// Entries up to `index`, which the log has in `term`, are not needed any more. The payload is
+    /// the number of the first segment that is.
+    Keep = 9,
+    /// As `Keep`, but the log does not have that entry: none of its entries is needed.
+    Reset = 10,
 }
 
 impl Kind {
@@ -147,6 +165,9 @@ impl Kind {
             5 => Self::Membership,
             6 => Self::Watermark,
             7 => Self::Roll,
+            8 => Self::State,
+            9 => Self::Keep,
+            10 => Self::Reset,
             _ => return None,
         })
     }

@@ -5,8 +5,11 @@
 //! in the order of their indexes; where an entry replaced others, and where a segment begins, a new
 //! sample does. Terms are kept as runs.
 //!
+//! The log begins behind a floor: an entry whose term is known and that is not there itself.
+//!
 //! Invariant: knows nothing of files; sees only what is durable.
 
+use super::Base;
 use super::format::Position;
 use crate::model::{LogIndex, Term};
 
@@ -22,20 +25,58 @@ pub(super) struct Sample {
     pub(super) chain: u32,
 }
 
+/// What happens to an index.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Change {
+    /// An entry in its place in the file. It replaces the entry of its index and all that follow.
+    Entry(Sample, Term),
+    /// Entries up to here are let go of; the log has this one, in this term.
+    Keep(Base),
+    /// All entries are let go of; the log goes on behind this one.
+    Reset(Base),
+}
+
 /// Where the entries of the log are.
 #[derive(Clone, Debug)]
 pub(super) struct Index {
     /// Rising in index.
     samples: Vec<Sample>,
-    /// The first index of each run and its term; both rise.
+    /// The first index of each run and its term; both rise. The first run begins with the floor.
     runs: Vec<(LogIndex, Term)>,
     last: LogIndex,
 }
 
 impl Index {
-    /// Every log starts behind the synthetic entry: index 1, term 1.
-    pub(super) fn new() -> Self {
-        Self { samples: Vec::new(), runs: vec![(LogIndex(1), Term(1))], last: LogIndex(1) }
+    /// An index of no entries.
+    pub(super) fn new(floor: Base) -> Self {
+        Self { samples: Vec::new(), runs: vec![(floor.index, floor.term)], last: floor.index }
+    }
+
+    /// An index that knows these terms, from the first run on up to `last`, and not where the
+    /// entries are; `None` if there can be no such log.
+    pub(super) fn of_terms(runs: Vec<(LogIndex, Term)>, last: LogIndex) -> Option<Self> {
+        let rise = runs.is_sorted_by(|a, b| a.0 < b.0 && a.1 < b.1);
+        (rise && runs.last()?.0 <= last).then_some(Self { samples: Vec::new(), runs, last })
+    }
+
+    /// The terms from an entry on, as runs.
+    pub(super) fn terms_from(&self, index: LogIndex) -> Vec<(LogIndex, Term)> {
+        let run = self.runs.partition_point(|(first, _)| *first <= index) - 1;
+        let mut runs = self.runs[run..].to_vec();
+        runs[0].0 = index;
+        runs
+    }
+
+    /// The last entry that is not there; its term is known.
+    pub(super) fn floor(&self) -> Base {
+        let (index, term) = self.runs[0];
+        Base { index, term }
+    }
+
+    /// Whether every entry behind the floor has its place.
+    pub(super) fn is_whole(&self) -> bool {
+        let first = self.samples.first().map_or(self.last.next(), |sample| sample.index);
+        first <= self.floor().index.next()
     }
 
     pub(super) fn last(&self) -> LogIndex {
@@ -43,7 +84,7 @@ impl Index {
     }
 
     pub(super) fn term(&self, index: LogIndex) -> Option<Term> {
-        if index < LogIndex(1) || index > self.last {
+        if index < self.floor().index || index > self.last {
             return None;
         }
         let run = self.runs.partition_point(|(first, _)| *first <= index) - 1;
@@ -69,11 +110,43 @@ impl Index {
         }
     }
 
-    /// Takes an entry whose place in the file is `sample`. It replaces the entry of its index and
-    /// all that follow.
-    pub(super) fn insert(&mut self, sample: Sample, term: Term) {
+    /// See [`Change`].
+    pub(super) fn apply(&mut self, change: Change) {
+        match change {
+            Change::Entry(sample, term) => self.insert(sample, term),
+            Change::Keep(base) => self.keep(base),
+            Change::Reset(base) => *self = Self::new(base),
+        }
+    }
+
+    fn keep(&mut self, base: Base) {
+        assert_eq!(self.term(base.index), Some(base.term), "{base:?} is not in the log");
+        self.runs = self.terms_from(base.index);
+        let passed = if base.index == self.last {
+            self.samples.len()
+        } else {
+            self.samples.partition_point(|s| s.index <= base.index.next()).saturating_sub(1)
+        };
+        self.samples.drain(..passed);
+    }
+
+    /// The first segment that is needed for the entries behind `up_to` (`current`, if there are
+    /// none), and the entry before the first that stands there or later.
+    pub(super) fn needed_behind(&self, up_to: LogIndex, current: u32) -> (u32, LogIndex) {
+        let needed = if up_to < self.last {
+            let at = self.samples.partition_point(|s| s.index <= up_to.next()) - 1;
+            self.samples[at].position.segment
+        } else {
+            current
+        };
+        let first = self.samples.partition_point(|s| s.position.segment < needed);
+        let before = self.samples.get(first).map_or(up_to, |s| LogIndex(s.index.get() - 1));
+        (needed, before)
+    }
+
+    fn insert(&mut self, sample: Sample, term: Term) {
         let index = sample.index;
-        assert!(index > LogIndex(1) && index <= self.last.next(), "a gap before {index:?}");
+        assert!(index > self.floor().index && index <= self.last.next(), "a gap before {index:?}");
         let replaces = index <= self.last;
         if replaces {
             self.samples.truncate(self.samples.partition_point(|s| s.index < index));
@@ -117,7 +190,7 @@ mod tests {
 
     #[test]
     fn terms_are_runs_and_a_replaced_suffix_takes_its_runs_along() {
-        let mut index = Index::new();
+        let mut index = Index::new(Base::default());
         for (i, term) in [(2, 1), (3, 2), (4, 2), (5, 4)] {
             index.insert(sample(i, 1, i as u32 * 100), Term(term));
         }
@@ -135,7 +208,7 @@ mod tests {
 
     #[test]
     fn samples_are_sparse_and_start_anew_at_a_segment_and_at_a_replacement() {
-        let mut index = Index::new();
+        let mut index = Index::new(Base::default());
         for i in 2..1000 {
             index.insert(sample(i, 1, i as u32 * 1024), Term(1));
         }
@@ -149,5 +222,52 @@ mod tests {
         assert!(samples[0].index <= LogIndex(499) && samples[1].index == LogIndex(500));
         assert_eq!(until, LogIndex(501));
         assert_eq!(index.stretch(LogIndex(2), LogIndex(501), 1).1, LogIndex(66));
+    }
+
+    fn base(index: u64, term: u64) -> Base {
+        Base { index: LogIndex(index), term: Term(term) }
+    }
+
+    #[test]
+    fn behind_a_base_terms_are_known_and_the_first_entry_is_still_found() {
+        let mut index = Index::new(Base::default());
+        for i in 2..1000 {
+            index.apply(Change::Entry(sample(i, 1, i as u32 * 1024), Term(i / 100)));
+        }
+        index.apply(Change::Keep(base(450, 4)));
+        assert_eq!(index.floor(), base(450, 4));
+        assert_eq!(index.term(LogIndex(449)), None);
+        assert_eq!(index.term(LogIndex(450)), Some(Term(4)));
+        assert_eq!(index.term(LogIndex(500)), Some(Term(5)));
+        assert!(index.is_whole());
+        let (samples, _) = index.stretch(LogIndex(451), LogIndex(452), 9);
+        assert!(samples.len() == 1 && samples[0].index <= LogIndex(451));
+        index.apply(Change::Keep(base(999, 9)));
+        assert!(index.is_whole() && index.samples.is_empty());
+        assert_eq!(index.last(), LogIndex(999));
+        index.apply(Change::Reset(base(2000, 10)));
+        assert_eq!((index.floor(), index.last()), (base(2000, 10), LogIndex(2000)));
+        index.apply(Change::Entry(sample(2001, 3, 72), Term(10)));
+        assert_eq!(index.term(LogIndex(2001)), Some(Term(10)));
+    }
+
+    #[test]
+    fn a_segment_is_needed_as_long_as_an_entry_behind_stands_in_it() {
+        let mut index = Index::new(Base::default());
+        for i in 2..=30 {
+            index.insert(sample(i, i as u32 / 10 + 1, i as u32 % 10 * 100), Term(1));
+        }
+        let needed = |index: &Index, up_to| {
+            let (segment, before) = index.needed_behind(LogIndex(up_to), 9);
+            (segment, before.get())
+        };
+        assert_eq!(needed(&index, 1), (1, 1));
+        assert_eq!(needed(&index, 8), (1, 1));
+        assert_eq!(needed(&index, 9), (2, 9));
+        assert_eq!(needed(&index, 25), (3, 19));
+        assert_eq!(needed(&index, 30), (9, 30));
+        index.insert(sample(15, 5, 72), Term(2));
+        assert_eq!(needed(&index, 14), (5, 14));
+        assert_eq!(needed(&index, 13), (2, 9));
     }
 }

@@ -8,9 +8,12 @@
 //! ```text
 //! consensus --Group--> Writer::commit --Durable--> consensus
 //!                          |
-//!                  0000000001.log  0000000002.log  0000000003.log (zeros, ready for use)
+//!   (cut off)  0000000003.log  0000000004.log  0000000005.log (zeros, ready)  reserve (zeros)
 //!                          |
 //!                      LogReader --Entry--> lagging peers, replay at start
+//!
+//! a segment:  | header | State | group | group ... | Roll |
+//!                        all that the log has said so far, but for the entries
 //! ```
 //!
 //! A group is the unit: after a crash it is there whole or not at all. It never spans two segments.
@@ -28,15 +31,32 @@
 //! Assumptions about the disk: those of `env::disk`; a write changes no sector that it does not touch,
 //! and of the sectors that it touches, bytes written again with the same value stay the same.
 //!
-//! The log is kept whole for now: it starts with segment 1, and entry 2.
+//! **The front** is cut off once a durable snapshot covers it ([`Writer::cut`]): whole segments, from
+//! the oldest. Nothing but entries is lost by that, as every segment begins with the State. The log
+//! itself says, durably and before the first file goes, which segment is the first that is needed, so
+//! that a segment that is missing for any other reason is damage. Entries up to the [`Base`] cannot be
+//! read any more; a base also comes with a snapshot that was installed ([`Group::base`]), and then the
+//! log may have to drop entries that contradict it.
+//!
+//! What the log cannot notice: that its last segment as a whole went back in time, to what it was after
+//! an earlier group. Nothing else on this disk knows better; other members do.
+//!
+//! **A full disk** is met where the next segment is made, while nothing relies on it. A group for which
+//! there is none waits, with nothing of it written ([`Committed`]); a reserve is kept for those that
+//! make room. Writing a group overwrites zeros that have their place on the disk already, and needs no
+//! room; on a file system that copies on write it may, and then it fails like any other write.
 
+mod cut;
 mod error;
 mod format;
 mod index;
+mod open;
 mod reader;
 mod recover;
 mod scan;
 mod segment;
+mod state;
+mod stock;
 #[cfg(test)]
 mod tests;
 mod writer;
@@ -182,7 +202,7 @@ pub(crate) struct Identity {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogOptions {
     /// The length of a segment's file in bytes; a group that is larger gets a longer one. Twice this
-    /// is in use at least. Default 16 MiB; what lies outside 2 KiB to 1 GiB is taken as the nearest.
+    /// is in use at least, and the reserve. Default 16 MiB; what lies outside 2 KiB to 1 GiB is taken as the nearest.
     pub(crate) segment_bytes: u64,
     /// The length of a file that is kept ready for when the disk is full. It becomes a segment then.
     /// 0 for none; otherwise not less than a segment. Default 16 MiB.
@@ -248,7 +268,6 @@ pub(crate) fn open(
 ///
 /// # Errors
 /// [`LogError`], if what is there cannot be read.
-#[allow(dead_code, reason = "joining members ask soon")]
 pub(crate) fn peek(env: &Env, dir: &Path) -> Result<Option<(Identity, DiskId)>, LogError> {
     recover::peek(&segment::Folder::new(env, dir))
 }

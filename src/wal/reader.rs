@@ -3,12 +3,13 @@
 //!
 //! Invariant: sees only what is durable, and never writes.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
 use super::format::{self, Kind};
-use super::index::{Index, Sample};
+use super::index::{Change, Index, Sample};
 use super::scan::Cursor;
 use super::segment::Folder;
 use super::{Entry, EntryKind, LogError};
@@ -28,39 +29,46 @@ struct Shared {
     folder: Folder,
     disk: DiskId,
     index: Mutex<Index>,
+    /// See [`LogReader::bytes`].
+    bytes: AtomicU64,
 }
 
 impl LogReader {
     pub(super) fn new(folder: Folder, disk: DiskId, index: Index) -> Self {
-        Self { shared: Arc::new(Shared { folder, disk, index: Mutex::new(index) }) }
+        let (index, bytes) = (Mutex::new(index), AtomicU64::new(0));
+        Self { shared: Arc::new(Shared { folder, disk, index, bytes }) }
     }
 
-    /// Shows readers the entries that have become durable, in the order in which they were written.
-    pub(super) fn publish(&self, entries: impl Iterator<Item = (Sample, Term)>) {
+    /// Shows readers what has become durable, in the order in which it was written.
+    pub(super) fn publish(&self, changes: impl Iterator<Item = Change>) {
         let mut index = self.index();
-        for (sample, term) in entries {
-            index.insert(sample, term);
+        for change in changes {
+            index.apply(change);
         }
     }
 
-    /// The first index that can be read: 2, as 1 is synthetic.
+    pub(super) fn set_bytes(&self, bytes: u64) {
+        self.shared.bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// The first index that can be read, if the log goes so far: the one behind the base.
     pub(crate) fn first(&self) -> LogIndex {
-        LogIndex(2)
+        self.index().floor().index.next()
     }
 
     /// How many bytes of its segments the log has used, from its first segment to its last group. What
     /// is ready for later is not counted.
-    #[allow(dead_code, reason = "snapshots ask soon")]
     pub(crate) fn bytes(&self) -> u64 {
-        0
+        self.shared.bytes.load(Ordering::Relaxed)
     }
 
-    /// The last durable entry's index; 1 if there is none.
+    /// The last durable entry's index; the base's if there is none.
     pub(crate) fn last(&self) -> LogIndex {
         self.index().last()
     }
 
-    /// The term of an entry, from index 1 to the last one; `None` outside.
+    /// The term of an entry, from the base (whose entry itself cannot be read) to the last one;
+    /// `None` outside.
     pub(crate) fn term(&self, index: LogIndex) -> Option<Term> {
         self.index().term(index)
     }
@@ -78,18 +86,36 @@ impl LogReader {
         to: LogIndex,
         bytes_max: usize,
     ) -> Result<Vec<Entry>, LogError> {
-        let (stretch, until) = {
-            let index = self.index();
-            let (first, last) = (self.first(), index.last());
-            if from < first || from > to || to > last.next() {
-                return Err(LogError::OutOfRange { from, to, first, last });
+        loop {
+            let stretch = self.stretch(from, to)?;
+            match self.read(&stretch, from, bytes_max) {
+                // What was to be read was cut off, or replaced, while it was read.
+                Err(_) if self.stretch(from, to)? != stretch => {}
+                result => return result,
             }
-            if from == to {
-                return Ok(Vec::new());
-            }
-            index.stretch(from, to, SAMPLES_MAX)
-        };
-        let ends = stretch.iter().skip(1).map(|next| next.index).chain([until]);
+        }
+    }
+
+    /// The samples that lead to the entries, and the index before which the last of them ends.
+    fn stretch(&self, from: LogIndex, to: LogIndex) -> Result<(Vec<Sample>, LogIndex), LogError> {
+        let index = self.index();
+        let (first, last) = (index.floor().index.next(), index.last());
+        if from < first || from > to || to > last.next() {
+            return Err(LogError::OutOfRange { from, to, first, last });
+        }
+        if from == to {
+            return Ok((Vec::new(), to));
+        }
+        Ok(index.stretch(from, to, SAMPLES_MAX))
+    }
+
+    fn read(
+        &self,
+        (stretch, until): &(Vec<Sample>, LogIndex),
+        from: LogIndex,
+        bytes_max: usize,
+    ) -> Result<Vec<Entry>, LogError> {
+        let ends = stretch.iter().skip(1).map(|next| next.index).chain([*until]);
         let mut batch = Batch { from, bytes_left: bytes_max, entries: Vec::new() };
         let mut open: Option<(u32, Cursor)> = None;
         for (sample, end) in stretch.iter().zip(ends) {

@@ -4,14 +4,16 @@
 //! turns out to be damaged is left as it was found. What is to be cut is said in [`Recovery`], and
 //! the writer cuts it.
 
+use std::collections::VecDeque;
 use std::io;
 use std::path::PathBuf;
 
 use super::format::{self, HEADER_BYTES, Header, Kind, Position};
-use super::index::{Index, Sample};
+use super::index::{Change, Sample};
 use super::scan::{self, Cursor, Found};
 use super::segment::Folder;
-use super::{Founding, HardState, Identity, LogError};
+use super::state::{Broken, State};
+use super::{Base, Founding, HardState, Identity, LogError};
 use crate::env::{File, OpenMode};
 use crate::model::{DiskId, LogIndex, NodeId, Term};
 
@@ -19,21 +21,16 @@ use crate::model::{DiskId, LogIndex, NodeId, Term};
 pub(super) struct Recovery {
     pub(super) disk: DiskId,
     pub(super) state: State,
+    /// The segments before the last one in use, rising: number and length.
+    pub(super) older: VecDeque<(u32, u32)>,
+    /// Segments that a cut has not come to remove.
+    pub(super) strays: Vec<u32>,
     /// The last segment with a header.
     pub(super) tail: Tail,
     /// The file behind it, if there is one: nothing that must be kept stands in it.
     pub(super) next: Option<NextFile>,
     /// What stands behind the end and is not zero.
     pub(super) torn: Option<Torn>,
-}
-
-/// What the records add up to.
-#[derive(Clone)]
-pub(super) struct State {
-    pub(super) index: Index,
-    pub(super) hard_state: HardState,
-    pub(super) founding: Option<Founding>,
-    pub(super) incarnation: u64,
 }
 
 /// The last segment that is in use.
@@ -73,17 +70,17 @@ pub(super) fn recover(
     own: Identity,
     numbers: &[u32],
 ) -> Result<Recovery, LogError> {
-    if let Some(gap) = (1..).zip(numbers).find(|(expected, number)| expected != *number) {
-        return Err(corrupt(folder, gap.0, 0, "the segment is missing"));
-    }
-    let mut state = State {
-        index: Index::new(),
-        hard_state: HardState::default(),
-        founding: None,
-        incarnation: 0,
+    // A cut that was interrupted may have left some of what it removes; the log begins behind that.
+    let gap = numbers.windows(2).rposition(|pair| pair[0] + 1 != pair[1]);
+    let (strays, numbers) = numbers.split_at(gap.map_or(0, |at| at + 1));
+    let Some(&first) = numbers.first() else {
+        return Err(corrupt(folder, 1, 0, "the segment is missing"));
     };
+    let missing = || corrupt(folder, first - 1, 0, "the segment is missing");
+    let mut state = State::new();
     let mut disk = None;
     let mut tail: Option<Tail> = None;
+    let mut older = VecDeque::new();
     let mut blank = None;
     for &number in numbers {
         let path = folder.path_of(number);
@@ -92,7 +89,10 @@ pub(super) fn recover(
         let head = read_header(&*file, file_bytes).map_err(LogError::io("read", &path))?;
         let Some((header, chain)) = head else {
             // Only behind the last segment in use may there be a file without a header.
-            if number == 1 || (number as usize) < numbers.len() {
+            if number == first && !strays.is_empty() {
+                return Err(missing());
+            }
+            if number == first || Some(&number) != numbers.last() {
                 return Err(corrupt(folder, number, 0, "the segment's header is damaged"));
             }
             blank = Some((number, file, file_bytes));
@@ -105,16 +105,30 @@ pub(super) fn recover(
         }
         if let Some(before) = &tail {
             before.leads_to(folder, &header)?;
+            older.push_back((before.number, before.length));
         }
         let seed = format::seed(header.disk, number);
         let cursor = Cursor::new(file, seed, HEADER_BYTES as u64, chain)
             .map_err(LogError::io("read", &path))?;
-        tail = Some(read_segment(folder, number, header.length, cursor, &mut state)?);
+        let (is_first, length) = (number == first, header.length);
+        tail = Some(read_segment(folder, number, is_first, length, cursor, &mut state)?);
     }
-    let (Some(disk), Some(tail)) = (disk, tail) else {
-        return Err(corrupt(folder, 1, 0, "the segment is missing"));
-    };
-    finish(folder, disk, state, tail, blank)
+    let (Some(disk), Some(tail)) = (disk, tail) else { return Err(missing()) };
+    let strays = strays.to_vec();
+    let recovery = finish(
+        folder,
+        Recovery { disk, state, older, strays, tail, next: None, torn: None },
+        blank,
+    )?;
+    let state = &recovery.state;
+    if state.needed_from < first {
+        // As the front must be, unless the log itself says that it was cut off.
+        return Err(missing());
+    }
+    if state.index.floor() != state.base || !state.index.is_whole() {
+        return Err(corrupt(folder, first, 0, "entries are missing"));
+    }
+    Ok(recovery)
 }
 
 /// Whose log this is, by its first segment.
@@ -138,11 +152,10 @@ pub(super) fn peek(folder: &Folder) -> Result<Option<(Identity, DiskId)>, LogErr
 /// Judges what stands behind the last whole group.
 fn finish(
     folder: &Folder,
-    disk: DiskId,
-    state: State,
-    tail: Tail,
+    read: Recovery,
     blank: Option<(u32, Box<dyn File>, u64)>,
 ) -> Result<Recovery, LogError> {
+    let Recovery { disk, tail, .. } = &read;
     let mut end = Position { segment: tail.number, offset: tail.end };
     let (mut stopped_at, mut why) = (tail.stopped_at, tail.why);
     if let Some(next_length) = tail.next_length {
@@ -159,7 +172,7 @@ fn finish(
     }
     let mut torn = None;
     let mut judge = |number: u32, file: &dyn File, from: u32| -> Result<bool, LogError> {
-        let seed = format::seed(disk, number);
+        let seed = format::seed(*disk, number);
         let rest = scan::search(file, seed, u64::from(from))
             .map_err(LogError::io("read", &folder.path_of(number)))?;
         if rest.witness > Some(end) {
@@ -184,7 +197,7 @@ fn finish(
             Some(NextFile { file, length, blank })
         }
     };
-    Ok(Recovery { disk, state, tail, next, torn })
+    Ok(Recovery { next, torn, ..read })
 }
 
 fn read_header(file: &dyn File, file_bytes: u64) -> io::Result<Option<(Header, u32)>> {
@@ -230,6 +243,7 @@ impl Tail {
 fn read_segment(
     folder: &Folder,
     number: u32,
+    is_first: bool,
     length: u32,
     mut cursor: Cursor,
     state: &mut State,
@@ -250,7 +264,16 @@ fn read_segment(
         if record.durable.segment == number {
             unproven_from = unproven_from.max(record.durable.offset);
         }
-        staged.take(number, &found).map_err(corrupt)?;
+        if (record.kind == Kind::State) != (offset == HEADER_BYTES as u64) {
+            return Err(corrupt("a segment has one State record, its first"));
+        } else if record.kind != Kind::State {
+            staged.take(number, &found).map_err(corrupt)?;
+        } else if is_first && number > 1 {
+            let decoded = State::decode(found.payload);
+            *state = decoded.ok_or("the state makes no sense").map_err(corrupt)?;
+        } else if found.payload != state.encode() {
+            return Err(corrupt("the state is not what the segments before add up to"));
+        }
         if !record.ends_group {
             continue;
         }
@@ -262,6 +285,9 @@ fn read_segment(
             break "the segment was closed here";
         }
     };
+    if is_first && number > 1 && end.0 == HEADER_BYTES as u32 {
+        return Err(corrupt(folder, number, u64::from(end.0), why));
+    }
     Ok(Tail {
         number,
         length,
@@ -278,14 +304,16 @@ fn read_segment(
 /// A group that is not complete yet.
 #[derive(Default)]
 struct Staged {
-    entries: Vec<(Sample, Term)>,
-    hard_state: Option<HardState>,
     founding: Option<Founding>,
+    /// How it was recorded, and the first segment that is needed.
+    base: Option<(Kind, Base, u32)>,
+    entries: Vec<Change>,
+    hard_state: Option<HardState>,
     incarnation: Option<u64>,
 }
 
 impl Staged {
-    fn take(&mut self, segment: u32, found: &Found<'_>) -> Result<(), &'static str> {
+    fn take(&mut self, segment: u32, found: &Found<'_>) -> Result<(), Broken> {
         let record = &found.record;
         match record.kind {
             Kind::Boot => {
@@ -304,37 +332,43 @@ impl Staged {
                     commit: LogIndex(record.index),
                 });
             }
+            Kind::Keep | Kind::Reset => {
+                let needed = format::decode_u64(found.payload);
+                let needed = needed.and_then(|number| u32::try_from(number).ok());
+                let needed = needed.filter(|number| *number <= segment);
+                let needed = needed.ok_or("no segment is needed any more")?;
+                let base = Base { index: LogIndex(record.index), term: Term(record.term) };
+                self.base = Some((record.kind, base, needed));
+            }
             Kind::Data | Kind::Membership => {
                 let sample = Sample {
                     index: LogIndex(record.index),
                     position: Position { segment, offset: record.offset },
                     chain: found.before,
                 };
-                self.entries.push((sample, Term(record.term)));
+                self.entries.push(Change::Entry(sample, Term(record.term)));
             }
-            Kind::Watermark | Kind::Roll => {}
+            Kind::Watermark | Kind::Roll | Kind::State => {}
         }
         Ok(())
     }
 
-    fn apply(self, state: &mut State) -> Result<(), &'static str> {
-        for (sample, term) in self.entries {
-            let committed = state.hard_state.commit;
-            state.index.follows(sample.index, term, committed)?;
-            state.index.insert(sample, term);
+    /// In the order in which the writer takes what a group may hold.
+    fn apply(self, state: &mut State) -> Result<(), Broken> {
+        if let Some(founding) = self.founding {
+            state.take_founding(founding)?;
+        }
+        if let Some((kind, base, needed)) = self.base {
+            state.take_base(kind, base, needed)?;
+        }
+        for entry in self.entries {
+            state.take_entry(entry)?;
         }
         if let Some(hard_state) = self.hard_state {
-            hard_state.follows(&state.hard_state, state.index.last())?;
-            state.hard_state = hard_state;
+            state.take_hard_state(hard_state)?;
         }
         if let Some(incarnation) = self.incarnation {
-            if incarnation <= state.incarnation {
-                return Err("the member was started with a number that it had before");
-            }
-            state.incarnation = incarnation;
-        }
-        if self.founding.is_some() {
-            state.founding = self.founding;
+            state.take_incarnation(incarnation)?;
         }
         Ok(())
     }

@@ -1,0 +1,207 @@
+//! Opening the log: making it, or going on where it ends.
+
+use std::path::Path;
+
+use super::format::{self, HEADER_BYTES, Header, Kind, Position, Record, VERSION};
+use super::reader::LogReader;
+use super::recover::{self, Recovery};
+use super::segment::{self, Folder, SLICE_BYTES};
+use super::stock::{Blank, Stock};
+use super::writer::{Segment, Writer};
+use super::{Identity, LogError, LogOptions, Opened, Recovered, TornTail};
+use crate::env::{DiskLock, Env, File};
+use crate::model::{DiskId, Incarnation};
+
+/// The file that says that a node is running here.
+const LOCK: &str = "LOCK";
+
+const SEGMENT_BYTES_MIN: u64 = 2 << 10;
+const SEGMENT_BYTES_MAX: u64 = 1 << 30;
+
+/// The lengths of the files that are made.
+#[derive(Clone, Copy)]
+struct Lengths {
+    segment: u32,
+    reserve: u32,
+}
+
+impl Lengths {
+    fn of(options: &LogOptions) -> Self {
+        let length = |bytes: u64| (bytes.min(SEGMENT_BYTES_MAX) as u32).next_multiple_of(8);
+        let segment = length(options.segment_bytes.max(SEGMENT_BYTES_MIN));
+        let reserve = match options.reserve_bytes {
+            0 => 0,
+            bytes => length(bytes).max(segment),
+        };
+        Self { segment, reserve }
+    }
+}
+
+impl Writer {
+    pub(super) fn open(
+        env: &Env,
+        dir: &Path,
+        identity: Identity,
+        options: LogOptions,
+    ) -> Result<Opened, LogError> {
+        let lengths = Lengths::of(&options);
+        let folder = Folder::new(env, dir);
+        env.disk.create_dir(dir).map_err(LogError::io("create", dir))?;
+        let lock = match env.disk.lock(&dir.join(LOCK)) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                return Err(LogError::Locked { dir: dir.to_owned() });
+            }
+            result => result.map_err(LogError::io("lock", &dir.join(LOCK)))?,
+        };
+        if folder.numbers()?.is_empty() {
+            let disk = options.disk.unwrap_or_else(|| DiskId(env.entropy.next_u128()));
+            let header = Header {
+                version: VERSION,
+                segment: 1,
+                identity,
+                disk,
+                length: lengths.segment,
+                chain: 0,
+            };
+            folder.make(1, lengths.segment, &header.encode().0)?;
+        }
+        let recovery = recover::recover(&folder, identity, &folder.numbers()?)?;
+        if let Some(own) = options.disk.filter(|own| *own != recovery.disk) {
+            return Err(LogError::OtherDisk { dir: dir.to_owned(), found: recovery.disk, own });
+        }
+        Self::go_on(folder, identity, lengths, lock, recovery)
+    }
+
+    /// Continues a log that was found in order.
+    fn go_on(
+        folder: Folder,
+        identity: Identity,
+        lengths: Lengths,
+        lock: DiskLock,
+        recovery: Recovery,
+    ) -> Result<Opened, LogError> {
+        let torn = recovery.secure(&folder)?;
+        let Recovery { disk, state, older, strays, tail, next, .. } = recovery;
+        for number in strays {
+            folder.remove(&folder.path_of(number))?;
+        }
+        let (entered, next) = match next {
+            None => (None, Blank::Absent),
+            Some(next) if tail.next_length.is_some() => {
+                (Some((next.file, next.length)), Blank::Absent)
+            }
+            Some(next) if next.blank && next.length >= lengths.segment => {
+                (None, Blank::Ready { file: next.file, length: next.length })
+            }
+            Some(_) => {
+                folder.remove(&folder.path_of(tail.number + 1))?;
+                (None, Blank::Absent)
+            }
+        };
+        let stock = Stock::take_up(folder.clone(), lengths.segment, lengths.reserve, next)?;
+        folder.sync()?;
+
+        let reader = LogReader::new(folder.clone(), disk, state.index.clone());
+        let mut writer = Self {
+            segment: Segment {
+                number: tail.number,
+                file: tail.file,
+                length: tail.length,
+                seed: format::seed(disk, tail.number),
+            },
+            older,
+            folder,
+            identity,
+            disk,
+            segment_bytes: lengths.segment,
+            stock,
+            buffer: Vec::new(),
+            buffer_at: tail.end,
+            chain: tail.chain,
+            durable: Position { segment: tail.number, offset: tail.end },
+            unvouched: false,
+            state,
+            fresh: Vec::new(),
+            number: 0,
+            waiting: false,
+            reader: reader.clone(),
+            failed: None,
+            _lock: lock,
+        };
+        // What a cut has left makes room for what comes.
+        writer.remove_passed(usize::MAX)?;
+        if let (Some(length), Some((file, _))) = (tail.next_length, entered) {
+            writer.enter_next(file, length);
+        } else if tail.end == HEADER_BYTES as u32 {
+            writer.append_state();
+        }
+        writer.boot()?;
+        let state = &writer.state;
+        let recovered = Recovered {
+            disk,
+            incarnation: Incarnation(state.incarnation),
+            founding: state.founding.clone(),
+            hard_state: state.hard_state.clone(),
+            base: state.base,
+            last: state.index.last(),
+            torn,
+        };
+        Ok(Opened { writer, reader, recovered })
+    }
+
+    /// Makes the next incarnation durable, and vouches for it: were it to rot unnoticed, the next
+    /// start would use the same number again.
+    fn boot(&mut self) -> Result<(), LogError> {
+        let number = self.state.incarnation + 1;
+        let payload = number.to_le_bytes();
+        if !self.make_room(Record::bytes(payload.len()))? {
+            let (dir, bytes) = (self.folder.path.clone(), u64::from(self.segment_bytes));
+            return Err(LogError::NoRoom { dir, bytes });
+        }
+        self.state.incarnation = number;
+        self.append(Kind::Boot, 0, 0, &payload, true);
+        self.flush()?;
+        self.vouch()
+    }
+}
+
+impl Recovery {
+    /// Cuts the torn tail off, and makes durable all that was found.
+    fn secure(&self, folder: &Folder) -> Result<Option<TornTail>, LogError> {
+        let Self { tail, next, torn, .. } = self;
+        let path = folder.path_of(tail.number);
+        // An earlier life may have failed to sync these bytes and left them where only readers see
+        // them: no sync writes them out unless they are written again.
+        rewrite(&*tail.file, tail.unproven_from, tail.end).map_err(LogError::io("write", &path))?;
+        if let Some(torn) = torn {
+            let (number, file) = match next {
+                Some(next) if torn.position.segment != tail.number => (tail.number + 1, &next.file),
+                _ => (tail.number, &tail.file),
+            };
+            let path = folder.path_of(number);
+            segment::fill(&**file, torn.position.offset, torn.until)
+                .map_err(LogError::io("write", &path))?;
+            file.sync_data().map_err(LogError::io("sync", &path))?;
+        }
+        tail.file.sync_data().map_err(LogError::io("sync", &path))?;
+        Ok(torn.as_ref().map(|torn| TornTail {
+            segment: folder.path_of(torn.position.segment),
+            offset: u64::from(torn.position.offset),
+            bytes: u64::from(torn.until - torn.position.offset),
+        }))
+    }
+}
+
+/// Writes the bytes of a part of a file again, as they are.
+fn rewrite(file: &dyn File, from: u32, to: u32) -> std::io::Result<()> {
+    let mut buffer = Vec::new();
+    let mut at = from;
+    while at < to {
+        let bytes = (to - at).min(SLICE_BYTES);
+        buffer.resize(bytes as usize, 0);
+        file.read_exact_at(&mut buffer, u64::from(at))?;
+        file.write_all_at(&buffer, u64::from(at))?;
+        at += bytes;
+    }
+    Ok(())
+}

@@ -1,0 +1,290 @@
+//! What the log says, apart from what its entries hold.
+//!
+//! The writer keeps it up to date with each group, and recovery arrives at the same by reading the
+//! groups: both change it only here. Each segment begins with it, as bytes, so that a log whose front
+//! was cut loses nothing but entries; and so that a segment that does not belong where it stands, or
+//! went back in time, is noticed.
+
+use super::format::{Kind, decode_founding, encode_founding};
+use super::index::{Change, Index};
+use super::{Base, Founding, HardState};
+use crate::model::{LogIndex, NodeId, Term};
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(super) struct State {
+    pub(super) index: Index,
+    pub(super) hard_state: HardState,
+    pub(super) founding: Option<Founding>,
+    pub(super) incarnation: u64,
+    /// The index begins with it. While a log without its front is read, it may be older than what
+    /// the index begins with.
+    pub(super) base: Base,
+    /// The first segment that is needed. Those before it may be there or not.
+    pub(super) needed_from: u32,
+}
+
+/// A rule of the log that was broken.
+pub(super) type Broken = &'static str;
+
+impl State {
+    /// Of a log that says nothing yet.
+    pub(super) fn new() -> Self {
+        Self {
+            index: Index::new(Base::default()),
+            hard_state: HardState::default(),
+            founding: None,
+            incarnation: 0,
+            base: Base::default(),
+            needed_from: 1,
+        }
+    }
+
+    /// Takes an entry. It must follow on what is there, and replace nothing that is committed.
+    pub(super) fn take_entry(&mut self, change: Change) -> Result<(), Broken> {
+        if let Change::Entry(sample, term) = change {
+            self.index.follows(sample.index, term, self.hard_state.commit)?;
+        }
+        self.index.apply(change);
+        Ok(())
+    }
+
+    /// Takes a term, a vote and a commit index.
+    pub(super) fn take_hard_state(&mut self, next: HardState) -> Result<(), Broken> {
+        next.follows(&self.hard_state, self.index.last())?;
+        self.hard_state = next;
+        Ok(())
+    }
+
+    /// Takes who founded the cluster.
+    pub(super) fn take_founding(&mut self, founding: Founding) -> Result<(), Broken> {
+        if founding.is_empty() {
+            return Err("a cluster was founded by nobody");
+        }
+        self.founding = Some(founding);
+        Ok(())
+    }
+
+    /// Takes the number of a start of the member.
+    pub(super) fn take_incarnation(&mut self, number: u64) -> Result<(), Broken> {
+        if number <= self.incarnation {
+            return Err("the member was started with a number that it had before");
+        }
+        self.incarnation = number;
+        Ok(())
+    }
+
+    /// How a base would be recorded; `None` if what the log has goes as far.
+    pub(super) fn kind_of(&self, base: Base) -> Option<Kind> {
+        if base.index <= self.base.index {
+            None
+        } else if self.index.term(base.index) == Some(base.term) {
+            Some(Kind::Keep)
+        } else {
+            Some(Kind::Reset)
+        }
+    }
+
+    /// Takes a base, as it was recorded. Returns what it changes in the index.
+    pub(super) fn take_base(
+        &mut self,
+        kind: Kind,
+        base: Base,
+        needed_from: u32,
+    ) -> Result<Option<Change>, Broken> {
+        if base.index < self.base.index || base.term < self.base.term {
+            return Err("the base falls");
+        }
+        if needed_from < self.needed_from {
+            return Err("a segment is needed again");
+        }
+        let floor = self.index.floor();
+        let change = if kind == Kind::Reset {
+            if base.index <= self.hard_state.commit {
+                return Err("a base contradicts entries that are committed");
+            }
+            Some(Change::Reset(base))
+        } else if base.index >= floor.index {
+            if self.index.term(base.index) != Some(base.term) {
+                return Err("a base is not an entry of the log");
+            }
+            Some(Change::Keep(base))
+        } else {
+            // Recorded while entries were there that have been cut off since.
+            None
+        };
+        if let Some(change) = change {
+            self.index.apply(change);
+        }
+        self.base = base;
+        self.needed_from = needed_from;
+        self.hard_state.commit = self.hard_state.commit.max(base.index);
+        Ok(change)
+    }
+
+    /// The payload of a State record.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let HardState { term, vote, commit } = self.hard_state;
+        let runs = self.index.terms_from(commit);
+        let mut bytes = Vec::with_capacity(256);
+        for number in [
+            self.incarnation,
+            term.get(),
+            vote.map_or(0, NodeId::get),
+            commit.get(),
+            self.base.index.get(),
+            self.base.term.get(),
+            self.index.last().get(),
+        ] {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+        bytes.extend_from_slice(&self.needed_from.to_le_bytes());
+        let count = u32::try_from(runs.len()).expect("a run is an entry, and those are in memory");
+        bytes.extend_from_slice(&count.to_le_bytes());
+        for (first, term) in runs {
+            bytes.extend_from_slice(&first.get().to_le_bytes());
+            bytes.extend_from_slice(&term.get().to_le_bytes());
+        }
+        bytes.extend(self.founding.iter().flat_map(encode_founding));
+        bytes
+    }
+
+    /// The state in the payload of a State record, without the places of entries; `None` if it makes
+    /// no sense.
+    pub(super) fn decode(payload: &[u8]) -> Option<Self> {
+        let mut rest = payload;
+        let mut numbers = [0; 7];
+        for number in &mut numbers {
+            *number = take_u64(&mut rest)?;
+        }
+        let [incarnation, term, vote, commit, base_index, base_term, last] = numbers;
+        let counts = take_u64(&mut rest)?;
+        let (needed_from, count) = (counts as u32, (counts >> 32) as usize);
+        if count > rest.len() / 16 {
+            return None;
+        }
+        let runs = (0..count).map(|_| {
+            let first = take_u64(&mut rest)?;
+            Some((LogIndex(first), Term(take_u64(&mut rest)?)))
+        });
+        let runs: Vec<_> = runs.collect::<Option<_>>()?;
+        let founding = if rest.is_empty() { None } else { Some(decode_founding(rest)?) };
+        let base = Base { index: LogIndex(base_index), term: Term(base_term) };
+        let hard_state =
+            HardState { term: Term(term), vote: NodeId::new(vote), commit: LogIndex(commit) };
+        let begins = runs.first()?.0;
+        if begins != hard_state.commit || base.index > begins || needed_from == 0 {
+            return None;
+        }
+        let index = Index::of_terms(runs, LogIndex(last))?;
+        Some(Self { index, hard_state, founding, incarnation, base, needed_from })
+    }
+}
+
+impl HardState {
+    /// Whether this may come after `before`, in a log that ends with `last`.
+    fn follows(&self, before: &Self, last: LogIndex) -> Result<(), Broken> {
+        if self.term < before.term {
+            return Err("the term falls");
+        }
+        if self.term == before.term && before.vote.is_some() && self.vote != before.vote {
+            return Err("a second vote is given in one term");
+        }
+        if self.commit < before.commit {
+            return Err("the commit index falls");
+        }
+        if self.commit > last {
+            return Err("the commit index lies beyond the last entry");
+        }
+        Ok(())
+    }
+}
+
+fn take_u64(bytes: &mut &[u8]) -> Option<u64> {
+    let (head, rest) = bytes.split_first_chunk()?;
+    *bytes = rest;
+    Some(u64::from_le_bytes(*head))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::format::Position;
+    use super::super::index::Sample;
+    use super::*;
+    use crate::model::DiskId;
+
+    fn base(index: u64, term: u64) -> Base {
+        Base { index: LogIndex(index), term: Term(term) }
+    }
+
+    fn with_entries(terms: &[u64]) -> State {
+        let mut state = State::new();
+        for (index, term) in (2..).zip(terms) {
+            let position = Position { segment: 1, offset: index as u32 * 100 };
+            let sample = Sample { index: LogIndex(index), position, chain: 0 };
+            state.take_entry(Change::Entry(sample, Term(*term))).unwrap();
+        }
+        state
+    }
+
+    #[test]
+    fn a_state_survives_its_bytes_and_no_shorter_ones() {
+        let mut state = with_entries(&[1, 1, 2, 2, 4, 7]);
+        let vote = NodeId::new(3);
+        state.take_hard_state(HardState { term: Term(7), vote, commit: LogIndex(4) }).unwrap();
+        state.take_base(Kind::Keep, base(3, 1), 2).unwrap();
+        state.take_incarnation(9).unwrap();
+        for founded in [false, true] {
+            if founded {
+                state.take_founding([(NodeId::new(1).unwrap(), DiskId(7))].into()).unwrap();
+            }
+            let bytes = state.encode();
+            let again = State::decode(&bytes).unwrap();
+            assert_eq!(again.encode(), bytes);
+            assert_eq!(again.index.floor(), base(4, 2));
+            assert_eq!(again.index.last(), LogIndex(7));
+            assert_eq!(
+                (
+                    &again.hard_state,
+                    &again.founding,
+                    again.incarnation,
+                    again.base,
+                    again.needed_from
+                ),
+                (&state.hard_state, &state.founding, 9, base(3, 1), 2)
+            );
+            for length in 0..bytes.len() {
+                let shorter = State::decode(&bytes[..length]);
+                assert!(shorter.is_none_or(|state| state.founding.is_none() && founded));
+            }
+        }
+    }
+
+    #[test]
+    fn a_base_is_kept_reset_or_refused() {
+        let mut state = with_entries(&[1, 1, 2, 2]);
+        let vote = None;
+        state.take_hard_state(HardState { term: Term(5), vote, commit: LogIndex(3) }).unwrap();
+        assert_eq!(state.kind_of(base(1, 1)), None);
+        assert_eq!(state.kind_of(base(4, 2)), Some(Kind::Keep));
+        assert_eq!(state.kind_of(base(4, 3)), Some(Kind::Reset));
+        assert_eq!(state.kind_of(base(9, 3)), Some(Kind::Reset));
+        let refused = [
+            (Kind::Reset, base(3, 2), 1, "committed"),
+            (Kind::Keep, base(4, 1), 1, "not an entry"),
+            (Kind::Keep, base(9, 2), 1, "not an entry"),
+        ];
+        for (kind, base, needed, why) in refused {
+            let broken = state.clone().take_base(kind, base, needed).unwrap_err();
+            assert!(broken.contains(why), "{broken}");
+        }
+        state.take_base(Kind::Keep, base(4, 2), 3).unwrap();
+        assert_eq!(state.hard_state.commit, LogIndex(4));
+        for (base, needed, why) in [(base(3, 2), 3, "falls"), (base(4, 2), 2, "needed again")] {
+            let broken = state.clone().take_base(Kind::Keep, base, needed).unwrap_err();
+            assert!(broken.contains(why), "{broken}");
+        }
+        state.take_base(Kind::Reset, base(9, 3), 3).unwrap();
+        assert_eq!((state.index.last(), state.hard_state.commit), (LogIndex(9), LogIndex(9)));
+    }
+}

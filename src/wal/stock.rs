@@ -1,0 +1,236 @@
+//! What is made ready before it is needed: the next segment, and a reserve for when the disk is full.
+//!
+//! Both are files of zeros, synced, and durable under their names before anything relies on them. A
+//! disk that is full is met here, where nothing has been promised yet, and not where a group is
+//! written: that overwrites zeros that have their place on the disk.
+//!
+//! ```text
+//! next.tmp    --filled, synced-->  0000000004.log     the next segment
+//! reserve.tmp --filled, synced-->  reserve  ------->  the next segment, if there is no room for one
+//! ```
+//!
+//! What a full disk has left unfinished stays, and is finished when there is room again: a try costs
+//! a slice.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::segment::{Folder, SLICE_BYTES, fill};
+use super::{LogError, Space};
+use crate::env::{File, OpenMode};
+
+/// A segment in the making has this name until it is whole.
+pub(super) const NEXT_UNFINISHED: &str = "next.tmp";
+
+const RESERVE_UNFINISHED: &str = "reserve.tmp";
+const RESERVE: &str = "reserve";
+
+/// How many slices are made in an idle moment.
+const IDLE_SLICES: usize = 4;
+
+/// A file of zeros.
+pub(super) enum Blank {
+    /// Nothing is there yet.
+    Absent,
+    /// Zeros up to `filled` are durable, under another name.
+    Filling { file: Box<dyn File>, length: u32, filled: u32 },
+    /// It can be used.
+    Ready { file: Box<dyn File>, length: u32 },
+    /// The disk refused, and not for want of room. Nothing is tried again until it is needed.
+    Refused,
+}
+
+impl Blank {
+    /// How many of its bytes need no more work now.
+    fn filled(&self) -> u32 {
+        match self {
+            Self::Absent => 0,
+            Self::Filling { filled, .. } => *filled,
+            Self::Ready { .. } | Self::Refused => u32::MAX,
+        }
+    }
+
+    /// Does a slice of the work.
+    fn step(&mut self, folder: &Folder, place: &Place, length: u32) -> Result<(), LogError> {
+        match self {
+            Self::Absent => {
+                let file = folder.create(place.unfinished)?;
+                *self = Self::Filling { file, length, filled: 0 };
+            }
+            Self::Filling { file, length: whole, filled } if *filled < length.max(*whole) => {
+                *whole = length.max(*whole);
+                let path = folder.path.join(place.unfinished);
+                let to = filled.saturating_add(SLICE_BYTES).min(*whole);
+                fill(&**file, *filled, to).map_err(LogError::io("prepare", &path))?;
+                if let Err(error) = file.sync_data() {
+                    // What was written before a failed sync is of no use.
+                    *self = Self::Absent;
+                    return Err(LogError::io("sync", &path)(error));
+                }
+                *filled = to;
+            }
+            Self::Filling { .. } => {
+                let Self::Filling { file, length, .. } = std::mem::replace(self, Self::Absent)
+                else {
+                    unreachable!("it was a moment ago")
+                };
+                folder.put_in_place(place.unfinished, &place.path)?;
+                *self = Self::Ready { file, length };
+            }
+            Self::Ready { .. } | Self::Refused => {}
+        }
+        Ok(())
+    }
+
+    /// Does all that is left of the work, for at least `least` bytes. Whether there was room.
+    fn complete(&mut self, folder: &Folder, place: &Place, least: u32) -> Result<bool, LogError> {
+        if matches!(self, Self::Refused) {
+            *self = Self::Absent;
+        }
+        while !matches!(self, Self::Ready { .. }) {
+            match self.step(folder, place, least) {
+                Err(error) if error.is_no_space() => return Ok(false),
+                result => result?,
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Where a file of zeros is made, and where it is when it is whole.
+struct Place {
+    unfinished: &'static str,
+    path: PathBuf,
+}
+
+/// What came of a step.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Done,
+    NothingToDo,
+    NoRoom,
+}
+
+/// What is ready, and what is being made ready.
+pub(super) struct Stock {
+    folder: Folder,
+    segment_bytes: u32,
+    /// 0 for no reserve.
+    reserve_bytes: u32,
+    next: Blank,
+    reserve: Blank,
+    /// The disk was full, and since then not everything could be made ready.
+    short: bool,
+}
+
+impl Stock {
+    /// Takes stock. `next` is what lies behind the segment in use.
+    pub(super) fn take_up(
+        folder: Folder,
+        segment_bytes: u32,
+        reserve_bytes: u32,
+        next: Blank,
+    ) -> Result<Self, LogError> {
+        folder.remove(&folder.path.join(NEXT_UNFINISHED))?;
+        folder.remove(&folder.path.join(RESERVE_UNFINISHED))?;
+        let path = folder.path.join(RESERVE);
+        let reserve = match folder.disk.open(&path, OpenMode::Write) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Blank::Absent,
+            opened => {
+                let file = opened.map_err(LogError::io("open", &path))?;
+                let bytes = file.len().map_err(LogError::io("read", &path))?;
+                if reserve_bytes > 0 && bytes == u64::from(reserve_bytes) {
+                    Blank::Ready { file, length: reserve_bytes }
+                } else {
+                    folder.remove(&path)?;
+                    Blank::Absent
+                }
+            }
+        };
+        Ok(Self { folder, segment_bytes, reserve_bytes, next, reserve, short: false })
+    }
+
+    /// See [`Space`].
+    pub(super) fn space(&self) -> Space {
+        if self.short { Space::Low } else { Space::Plenty }
+    }
+
+    /// Goes on until `wanted` bytes of the segment `number` are ready, and a slice of the reserve
+    /// where the segment needs nothing.
+    pub(super) fn keep_pace(&mut self, number: u32, wanted: u32) {
+        while !self.short && self.next.filled() < wanted {
+            self.step(number, wanted);
+        }
+        if self.short || matches!(self.next, Blank::Ready { .. }) {
+            self.step(number, wanted);
+        }
+    }
+
+    /// Does some of the work. Whether there is more to do that could be done now.
+    pub(super) fn use_idle_moment(&mut self, number: u32, wanted: u32) -> bool {
+        (0..IDLE_SLICES).all(|_| self.step(number, wanted) == Step::Done)
+    }
+
+    fn step(&mut self, number: u32, wanted: u32) -> Step {
+        let wanted = if self.short { u32::MAX } else { wanted };
+        let (blank, place, length) = if self.next.filled() < wanted {
+            (&mut self.next, next_place(&self.folder, number), self.segment_bytes)
+        } else if self.reserve_bytes > 0 && self.reserve.filled() < u32::MAX {
+            let path = self.folder.path.join(RESERVE);
+            let place = Place { unfinished: RESERVE_UNFINISHED, path };
+            (&mut self.reserve, place, self.reserve_bytes)
+        } else {
+            self.short = false;
+            return Step::NothingToDo;
+        };
+        match blank.step(&self.folder, &place, length) {
+            Ok(()) => Step::Done,
+            Err(error) if error.is_no_space() => {
+                self.short = true;
+                Step::NoRoom
+            }
+            Err(_) => {
+                // Not needed yet, so no error yet. The next start removes what is left.
+                *blank = Blank::Refused;
+                Step::Done
+            }
+        }
+    }
+
+    /// Hands out the segment `number`, durable under its name and at least `least` bytes long;
+    /// `None` if there is no room for it on the disk. Then nothing has changed.
+    pub(super) fn take(
+        &mut self,
+        number: u32,
+        least: u32,
+    ) -> Result<Option<(Box<dyn File>, u32)>, LogError> {
+        let place = next_place(&self.folder, number);
+        let shorter = match &self.next {
+            Blank::Ready { length, .. } if *length < least => {
+                std::mem::replace(&mut self.next, Blank::Absent)
+            }
+            _ => Blank::Absent,
+        };
+        if !self.next.complete(&self.folder, &place, least)? {
+            self.short = true;
+            if matches!(&self.reserve, Blank::Ready { length, .. } if *length >= least) {
+                self.next = std::mem::replace(&mut self.reserve, Blank::Absent);
+                self.folder.put_in_place(RESERVE, &place.path)?;
+            } else if matches!(shorter, Blank::Ready { .. }) {
+                self.folder.remove(&self.folder.path.join(NEXT_UNFINISHED))?;
+                self.next = shorter;
+            }
+        }
+        Ok(match std::mem::replace(&mut self.next, Blank::Absent) {
+            Blank::Ready { file, length } if length >= least => Some((file, length)),
+            unready => {
+                self.next = unready;
+                None
+            }
+        })
+    }
+}
+
+fn next_place(folder: &Folder, number: u32) -> Place {
+    Place { unfinished: NEXT_UNFINISHED, path: folder.path_of(number) }
+}

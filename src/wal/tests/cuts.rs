@@ -1,0 +1,417 @@
+//! Cutting the front off, and bases.
+
+use std::sync::Mutex;
+
+use super::model::read_all;
+use super::*;
+use crate::env::Point;
+use crate::sim::SimDisk;
+
+/// A log of a dozen segments with 100 entries of 150 bytes, all of them committed; its entries.
+fn long(disk: &Arc<SimDisk>) -> (Opened, Vec<Entry>) {
+    let mut opened = reopen(disk);
+    let entries: Vec<Entry> = (2..=101).map(|i| entry(i, 1, &[i as u8; 150])).collect();
+    for (number, entry) in (1..).zip(&entries) {
+        let mut group = group(number, vec![entry.clone()]);
+        group.hard_state = Some(hard_state(1, Some(1), entry.index.get()));
+        let _proof = opened.writer.commit(&[group]).unwrap().whole();
+    }
+    assert!(segments(disk).len() > 10, "{:?}", segments(disk));
+    (opened, entries)
+}
+
+fn commit(opened: &mut Opened, group: Group) {
+    let _proof = opened.writer.commit(&[group]).unwrap().whole();
+}
+
+#[test]
+fn a_cut_removes_whole_segments_and_keeps_everything_behind() {
+    let disk = Arc::new(SimDisk::new(1));
+    let (mut opened, entries) = long(&disk);
+    let (before, bytes) = (segments(&disk), opened.reader.bytes());
+    opened.writer.cut(LogIndex(60)).unwrap();
+    let there = segments(&disk);
+    assert!(there[0] > 4 && there.last() == before.last(), "{there:?}");
+    let reader = opened.reader.clone();
+    let first = reader.first();
+    assert!(first > LogIndex(50) && first <= LogIndex(61), "{first}");
+    assert_eq!(read_all(&reader), entries[first.get() as usize - 2..]);
+    assert_eq!(reader.bytes(), bytes + 56 - u64::from(there[0] - 1) * 2048);
+    let base = LogIndex(first.get() - 1);
+    assert_eq!(reader.term(base), Some(Term(1)));
+    assert_eq!(reader.term(LogIndex(base.get() - 1)), None);
+    assert!(matches!(
+        reader.entries(base, LogIndex(101), 1000),
+        Err(LogError::OutOfRange { first: found, .. }) if found == first
+    ));
+    let said = Said {
+        base: Base { index: base, term: Term(1) },
+        entries: read_all(&reader),
+        hard_state: hard_state(1, Some(1), 101),
+        founding: None,
+    };
+    disk.crash();
+    let mut opened = reopen(&disk);
+    assert_eq!(Said::of(&opened), said);
+    assert_eq!(segments(&disk)[0], there[0]);
+    commit(&mut opened, group(1, vec![entry(102, 1, b"goes on")]));
+    assert_eq!(opened.reader.last(), LogIndex(102));
+}
+
+#[test]
+fn a_cut_takes_nothing_that_is_not_known_to_be_committed_and_nothing_twice() {
+    let disk = Arc::new(SimDisk::new(1));
+    let mut opened = reopen(&disk);
+    for index in 2..=101 {
+        commit(&mut opened, group(index, vec![entry(index, 1, &[7; 150])]));
+    }
+    opened.writer.cut(LogIndex(90)).unwrap();
+    assert_eq!((opened.reader.first(), segments(&disk)[0]), (LogIndex(2), 1));
+    let commit_20 =
+        Group { number: 200, hard_state: Some(hard_state(1, None, 20)), ..Group::default() };
+    commit(&mut opened, commit_20);
+    opened.writer.cut(LogIndex(90)).unwrap();
+    let first = opened.reader.first();
+    assert!(first > LogIndex(10) && first <= LogIndex(21), "{first}");
+    let bytes = opened.reader.bytes();
+    for up_to in [0, 1, 15, first.get()] {
+        opened.writer.cut(LogIndex(up_to)).unwrap();
+        assert_eq!((opened.reader.first(), opened.reader.bytes()), (first, bytes), "{up_to}");
+    }
+}
+
+#[test]
+fn a_cut_of_everything_leaves_the_segment_in_use_and_what_must_survive() {
+    let disk = Arc::new(SimDisk::new(1));
+    let mut opened = reopen(&disk);
+    let founding = BTreeMap::from([(node(1), opened.recovered.disk), (node(2), DiskId(5))]);
+    commit(&mut opened, Group { founding: Some(founding.clone()), ..group(0, Vec::new()) });
+    for index in 2..=60 {
+        commit(&mut opened, group(index, vec![entry(index, index / 10 + 1, &[7; 150])]));
+    }
+    let vow = Some(hard_state(9, Some(3), 60));
+    commit(&mut opened, Group { hard_state: vow.clone(), ..group(100, Vec::new()) });
+    // The segment that the last entry ends must be left, so that nothing is needed of it.
+    for number in 101..140 {
+        let term = Some(hard_state(number, None, 60));
+        commit(&mut opened, Group { hard_state: term, ..group(number, Vec::new()) });
+    }
+    opened.writer.cut(LogIndex(60)).unwrap();
+    assert_eq!(opened.reader.first(), LogIndex(61));
+    assert!(segments(&disk).len() <= 2, "{:?}", segments(&disk));
+    let disk_id = opened.recovered.disk;
+    disk.crash();
+    let opened = reopen(&disk);
+    assert_eq!(
+        opened.recovered,
+        Recovered {
+            disk: disk_id,
+            incarnation: Incarnation(2),
+            founding: Some(founding),
+            hard_state: hard_state(139, None, 60),
+            base: base(60, 7),
+            last: LogIndex(60),
+            torn: None,
+        }
+    );
+}
+
+#[test]
+fn a_base_that_the_log_has_keeps_what_follows_and_one_that_it_lacks_drops_everything() {
+    for (given, left) in [
+        (base(50, 1), 51..=101),
+        (base(101, 1), 102..=101),
+        (base(1, 1), 2..=101),
+        (base(102, 1), 103..=102),
+        (base(500, 3), 501..=500),
+    ] {
+        let disk = Arc::new(SimDisk::new(1));
+        let mut opened = reopen(&disk);
+        let entries: Vec<Entry> = (2..=101).map(|i| entry(i, 1, &[7; 20])).collect();
+        commit(&mut opened, group(1, entries));
+        commit(&mut opened, Group { base: Some(given), ..group(2, Vec::new()) });
+        for start in 1..=3 {
+            let reader = &opened.reader;
+            assert_eq!(
+                (reader.first(), reader.last()),
+                (LogIndex(*left.start()), LogIndex(*left.end()))
+            );
+            assert_eq!(reader.term(given.index), Some(given.term));
+            assert_eq!(read_all(reader).len(), left.clone().count());
+            if start > 1 {
+                assert_eq!(opened.recovered.base, given);
+                assert!(opened.recovered.hard_state.commit >= given.index);
+            }
+            drop(opened);
+            disk.crash();
+            opened = reopen(&disk);
+        }
+        let next = opened.reader.last().next();
+        commit(&mut opened, group(1, vec![entry(next.get(), 3, b"behind")]));
+        assert_eq!(opened.reader.last(), next);
+    }
+}
+
+#[test]
+fn an_install_and_a_cut_leave_one_segment() {
+    let disk = Arc::new(SimDisk::new(1));
+    let mut opened = reopen(&disk);
+    for index in 2..=101 {
+        commit(&mut opened, group(index, vec![entry(index, 1, &[7; 150])]));
+    }
+    commit(&mut opened, Group { base: Some(base(80, 2)), ..group(200, Vec::new()) });
+    opened.writer.cut(LogIndex(80)).unwrap();
+    assert!(segments(&disk).len() <= 2, "{:?}", segments(&disk));
+    disk.crash();
+    let opened = reopen(&disk);
+    assert_eq!((opened.recovered.base, opened.recovered.last), (base(80, 2), LogIndex(80)));
+}
+
+#[test]
+fn a_base_below_the_one_that_the_log_has_changes_nothing_and_one_that_contradicts_it_ends_the_log()
+{
+    let disk = Arc::new(SimDisk::new(1));
+    let (mut opened, _) = long(&disk);
+    opened.writer.cut(LogIndex(60)).unwrap();
+    let first = opened.reader.first();
+    commit(&mut opened, Group { base: Some(base(20, 1)), ..group(200, Vec::new()) });
+    assert_eq!(opened.reader.first(), first);
+    let contradicts = Group { base: Some(base(90, 2)), ..group(201, Vec::new()) };
+    let error = opened.writer.commit(&[contradicts]).unwrap_err();
+    assert!(error.to_string().contains("contradicts entries that are committed"), "{error}");
+}
+
+/// Reads an entry that is being cut off, at the worst moment.
+#[derive(Default)]
+struct ReadAtRemoval {
+    reader: Mutex<Option<LogReader>>,
+    outcomes: Mutex<Vec<String>>,
+}
+
+impl crate::env::Points for ReadAtRemoval {
+    fn reach(&self, point: Point) {
+        let reader = self.reader.lock().unwrap();
+        if let (Point::LogSegmentRemoved | Point::LogBeforeCut, Some(reader)) = (point, &*reader) {
+            let read = reader.entries(LogIndex(2), LogIndex(102), usize::MAX);
+            let outcome = read.map(|entries| entries.len().to_string());
+            let outcome = outcome.unwrap_or_else(|error| error.to_string());
+            self.outcomes.lock().unwrap().push(format!("{point:?}: {outcome}"));
+        }
+    }
+}
+
+#[test]
+fn a_reader_of_what_is_cut_off_is_told_so() {
+    let disk = Arc::new(SimDisk::new(1));
+    drop(long(&disk));
+    let points = Arc::new(ReadAtRemoval::default());
+    let mut opened = open_with(&disk, Arc::clone(&points) as Arc<dyn Points>, 0).unwrap();
+    *points.reader.lock().unwrap() = Some(opened.reader.clone());
+    opened.writer.cut(LogIndex(20)).unwrap();
+    let outcomes = points.outcomes.lock().unwrap();
+    assert_eq!(outcomes[0], "LogBeforeCut: 100");
+    assert!(outcomes.len() > 1 && outcomes[1].contains("the log holds"), "{outcomes:?}");
+}
+
+#[test]
+fn a_front_that_is_missing_is_damage_unless_the_log_says_that_it_was_cut_off() {
+    let disk = Arc::new(SimDisk::new(1));
+    let (opened, entries) = long(&disk);
+    drop(opened);
+    let there = segments(&disk);
+    for gone in 1..there.len() {
+        let disk = disk.copy();
+        for number in &there[..gone] {
+            disk.remove(&path(*number)).unwrap();
+        }
+        let Err(LogError::Corrupt { segment, why, .. }) = try_open(&Arc::new(disk)) else {
+            panic!("nobody misses {gone} segments")
+        };
+        // What lies behind the last segment in use is no log at all.
+        if segment == path(there[gone - 1]) {
+            assert!(why.contains("the segment is missing"), "{why}");
+        }
+    }
+    // A cut whose removals did not all come to pass, or in another order.
+    let copy = disk.copy();
+    let disk = Arc::new(disk.copy());
+    let mut opened = reopen(&disk);
+    opened.writer.cut(LogIndex(30)).unwrap();
+    let first = segments(&disk)[0];
+    let said_first = opened.reader.first();
+    drop(opened);
+    for left in 0..1_u32 << (first - 1) {
+        let disk = Arc::new(disk.copy());
+        for number in (1..first).filter(|number| left >> (number - 1) & 1 == 1) {
+            disk.replace(&path(number), &copy.read(&path(number)).unwrap());
+        }
+        let opened = reopen(&disk);
+        assert_eq!(opened.reader.first(), said_first, "{left:b}");
+        assert_eq!(read_all(&opened.reader), entries[said_first.get() as usize - 2..]);
+        assert_eq!(segments(&disk)[0], first);
+    }
+    // One more than was cut off.
+    let disk = Arc::new(disk.copy());
+    disk.remove(&path(first)).unwrap();
+    assert!(matches!(try_open(&disk), Err(LogError::Corrupt { .. })));
+}
+
+#[test]
+fn a_cut_that_rots_after_its_work_was_done_is_missed() {
+    let disk = Arc::new(SimDisk::new(1));
+    let (mut opened, _) = long(&disk);
+    let last =
+        *segments(&disk).iter().rev().find(|n| disk.read(&path(**n)).unwrap()[0] != 0).unwrap();
+    let before = disk.read(&path(last)).unwrap();
+    opened.writer.cut(LogIndex(60)).unwrap();
+    drop(opened);
+    let after = disk.read(&path(last)).unwrap();
+    let record: Vec<usize> = (0..before.len()).filter(|at| before[*at] != after[*at]).collect();
+    assert!(record.len() > 20);
+    for at in record {
+        for bit in 0..8 {
+            let disk = Arc::new(disk.copy());
+            disk.flip_bit(&path(last), at * 8 + bit);
+            assert!(
+                matches!(try_open(&disk), Err(LogError::Corrupt { .. })),
+                "byte {at} bit {bit}"
+            );
+        }
+    }
+    // Without the record as a whole, it was never written.
+    disk.replace(&path(last), &before);
+    let Err(LogError::Corrupt { why, .. }) = try_open(&disk) else { panic!("not missed") };
+    assert_eq!(why, "the segment is missing");
+}
+
+#[test]
+fn an_older_copy_of_any_segment_but_the_last_is_noticed() {
+    let disk = Arc::new(SimDisk::new(1));
+    let mut opened = reopen(&disk);
+    let mut copies: Vec<(u32, Vec<u8>)> = Vec::new();
+    for index in 2..=80 {
+        let committed = Some(hard_state(1 + index / 30, None, index));
+        let group =
+            Group { hard_state: committed, ..group(index, vec![entry(index, 1, &[1; 150])]) };
+        commit(&mut opened, group);
+        if index == 40 {
+            opened.writer.cut(LogIndex(20)).unwrap();
+        }
+        for number in segments(&disk) {
+            copies.push((number, disk.read(&path(number)).unwrap()));
+        }
+    }
+    copies.dedup();
+    drop(opened);
+    let disk = disk.copy();
+    let there = segments(&disk);
+    let (mut refused, mut same) = (0, 0);
+    for (number, bytes) in copies {
+        // The one in use, and the one before it if that is all there would be.
+        if !there.contains(&number) || number + 2 > *there.last().unwrap() {
+            continue;
+        }
+        let disk = Arc::new(disk.copy());
+        if disk.read(&path(number)).as_ref() == Some(&bytes) {
+            same += 1;
+            continue;
+        }
+        disk.replace(&path(number), &bytes);
+        assert!(matches!(try_open(&disk), Err(LogError::Corrupt { .. })), "{number}");
+        refused += 1;
+    }
+    assert!(refused > 20 && same > 5, "{refused} {same}");
+}
+
+#[test]
+fn a_flipped_bit_in_a_log_without_its_front_is_refused_or_harmless() {
+    let disk = Arc::new(SimDisk::new(1));
+    let (mut opened, _) = long(&disk);
+    opened.writer.cut(LogIndex(85)).unwrap();
+    opened.writer.idle().unwrap();
+    drop(opened);
+    let disk = disk.copy();
+    let said = Said::of(&reopen(&Arc::new(disk.copy())));
+    let (mut refused, mut harmless) = (0, 0);
+    for number in segments(&disk) {
+        for at in 0..disk.read(&path(number)).unwrap().len() {
+            let disk = Arc::new(disk.copy());
+            disk.flip_bit(&path(number), at * 8 + at % 8);
+            match try_open(&disk) {
+                Ok(opened) => {
+                    assert_eq!(Said::of(&opened), said, "{number}:{at}");
+                    harmless += 1;
+                }
+                Err(LogError::Corrupt { .. }) => refused += 1,
+                Err(error) => panic!("{number}:{at}: {error}"),
+            }
+        }
+    }
+    assert!(refused > 1000 && harmless > 100, "{refused} {harmless}");
+}
+
+#[test]
+fn a_crash_at_any_step_of_cuts_and_installs_loses_nothing_behind_them() {
+    for steps in 0.. {
+        let mut finished = false;
+        for seed in 0..4 {
+            let disk = Arc::new(SimDisk::new(seed * 1000 + steps));
+            disk.stop_after(steps);
+            let (mut acked, mut next, mut cut) = (Said::default(), Said::default(), LogIndex(1));
+            let mut life = || -> Result<(), LogError> {
+                let mut opened = try_open(&disk)?;
+                for number in 2..40 {
+                    let index = acked.last() + 1;
+                    let mut group = group(number, vec![entry(index, 1, &[number as u8; 150])]);
+                    if number == 20 || number == 30 {
+                        group.base = Some(base(index - 1 + number % 20, 1));
+                        group.entries.clear();
+                    }
+                    let after = acked.after(&group);
+                    group.hard_state = Some(hard_state(1, None, after.last()));
+                    next = acked.after(&group);
+                    let _proof = opened.writer.commit(std::slice::from_ref(&group))?.whole();
+                    acked = next.clone();
+                    if number % 10 == 5 || number % 10 == 1 {
+                        cut = LogIndex(acked.last() - 4);
+                        opened.writer.cut(cut)?;
+                    }
+                }
+                Ok(())
+            };
+            finished = life().is_ok();
+            disk.crash();
+            let said = Said::of(&reopen(&disk));
+            assert!(
+                next.is_shown_by(&said, cut) || acked.is_shown_by(&said, cut),
+                "steps {steps} seed {seed}: {said:?} instead of {acked:?}"
+            );
+        }
+        if finished {
+            assert!(steps > 150, "the life was too short to show anything: {steps}");
+            break;
+        }
+    }
+}
+
+#[test]
+fn whose_log_it_is_can_be_seen_without_opening_it() {
+    let disk = Arc::new(SimDisk::new(1));
+    let env = env(&disk, Arc::new(NoPoints));
+    let dir = Path::new(DIR);
+    assert_eq!(peek(&env, dir).unwrap(), None);
+    disk.create_dir(dir).unwrap();
+    assert_eq!(peek(&env, dir).unwrap(), None);
+    let options = LogOptions { disk: Some(DiskId(77)), ..LogOptions::default() };
+    let opened = open(&env, dir, identity(), LogOptions { reserve_bytes: 0, ..options }).unwrap();
+    assert_eq!(opened.recovered.disk, DiskId(77));
+    assert_eq!(peek(&env, dir).unwrap(), Some((identity(), DiskId(77))));
+    drop(opened);
+    let Err(error) = open(&env, dir, identity(), LogOptions { disk: Some(DiskId(78)), ..options })
+    else {
+        panic!("it was taken")
+    };
+    assert!(matches!(error, LogError::OtherDisk { .. }), "{error}");
+    disk.flip_bit(&path(1), 99);
+    assert!(matches!(peek(&env, dir), Err(LogError::Corrupt { .. })));
+}

@@ -1,0 +1,92 @@
+//! What the log refuses, and what ends it.
+
+use super::*;
+use crate::wal::format::{Header, VERSION};
+
+#[test]
+fn the_first_failed_sync_or_write_is_the_last_word() {
+    for fail in [SimDisk::fail_next_sync, SimDisk::fail_writes] {
+        let disk = Arc::new(SimDisk::new(1));
+        let mut opened = reopen(&disk);
+        fail(&disk);
+        let next = [group(1, vec![entry(2, 1, b"x")])];
+        assert!(matches!(opened.writer.commit(&next), Err(LogError::Io { .. })));
+        disk.clear_faults();
+        assert!(matches!(opened.writer.commit(&next), Err(LogError::Poisoned { .. })));
+        assert!(matches!(opened.writer.idle(), Err(LogError::Poisoned { .. })));
+        assert_eq!(opened.reader.last(), LogIndex(1));
+    }
+}
+
+#[test]
+fn what_consensus_never_asks_for_is_refused_and_ends_the_log() {
+    let gap = group(2, vec![entry(4, 2, b"")]);
+    let below_commit = group(2, vec![entry(2, 2, b"")]);
+    let term_falls = group(2, vec![entry(3, 1, b""), entry(4, 1, b"")]);
+    let state = |state| Group { number: 2, hard_state: Some(state), ..Group::default() };
+    let cases = [
+        ("gap", gap),
+        ("committed", below_commit),
+        ("below that of the one before", term_falls),
+        ("below that of the one before", group(0, Vec::new())),
+        ("the term falls", state(hard_state(1, None, 2))),
+        ("second vote", state(hard_state(2, Some(2), 2))),
+        ("second vote", state(hard_state(2, None, 2))),
+        ("commit index falls", state(hard_state(2, Some(1), 1))),
+        ("beyond the last", state(hard_state(2, Some(1), 3))),
+    ];
+    for (why, bad) in cases {
+        let disk = Arc::new(SimDisk::new(1));
+        let mut opened = reopen(&disk);
+        let mut good = group(1, vec![entry(2, 2, b"")]);
+        good.hard_state = Some(hard_state(2, Some(1), 2));
+        let _proof = opened.writer.commit(std::slice::from_ref(&good)).unwrap();
+        let error = opened.writer.commit(&[bad]).unwrap_err();
+        assert!(matches!(error, LogError::Impossible { .. }), "{error}");
+        assert!(error.to_string().contains(why), "{error}");
+        assert!(matches!(opened.writer.commit(&[good]), Err(LogError::Poisoned { .. })));
+        disk.crash();
+        assert_eq!(reopen(&disk).recovered.last, LogIndex(2));
+    }
+}
+
+#[test]
+fn a_directory_is_used_by_one_node_at_a_time() {
+    let disk = Arc::new(SimDisk::new(1));
+    let opened = reopen(&disk);
+    let Err(error) = try_open(&disk) else { panic!("two nodes on one directory") };
+    assert!(matches!(error, LogError::Locked { .. }), "{error}");
+    drop(opened);
+    reopen(&disk);
+}
+
+#[test]
+fn the_log_of_another_cluster_or_member_is_refused_by_name() {
+    let disk = Arc::new(SimDisk::new(1));
+    drop(reopen(&disk));
+    for other in
+        [Identity { cluster: ClusterId(8), ..identity() }, Identity { node: node(2), ..identity() }]
+    {
+        let result =
+            open(&env(&disk, Arc::new(NoPoints)), Path::new(DIR), other, LogOptions::default());
+        let Err(error) = result else { panic!("it was taken") };
+        let text = error.to_string();
+        assert!(text.contains("belongs to member 1 of cluster 00000000000000000000000000000007"));
+        assert!(text.contains(&format!("member {} of cluster {}", other.node, other.cluster)));
+    }
+    assert_eq!(reopen(&disk).recovered.incarnation, Incarnation(2), "a refused start counts not");
+}
+
+#[test]
+fn a_log_of_a_later_release_asks_for_the_later_release() {
+    let disk = Arc::new(SimDisk::new(1));
+    drop(reopen(&disk));
+    let mut bytes = disk.read(&path(1)).unwrap();
+    let (header, _) = Header::decode(bytes.first_chunk().unwrap()).unwrap();
+    let later = Header { version: VERSION + 1, ..header }.encode().0;
+    bytes[..later.len()].copy_from_slice(&later);
+    disk.replace(&path(1), &bytes);
+    let Err(error) = try_open(&disk) else { panic!("it was taken") };
+    assert!(matches!(error, LogError::Newer { found: 2, known: 1, .. }), "{error}");
+    assert!(error.to_string().contains("upgrade me"));
+}

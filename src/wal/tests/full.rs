@@ -1,0 +1,157 @@
+//! A disk that is full.
+
+use super::*;
+
+fn filler(number: u64) -> Group {
+    Group {
+        hard_state: Some(hard_state(1, Some(1), number)),
+        ..group(number, vec![entry(number, 1, &[number as u8; 150])])
+    }
+}
+
+/// Fills the disk until a group waits. The first number that waits.
+fn fill_up(opened: &mut Opened, from: u64) -> u64 {
+    (from..from + 200)
+        .find(|number| opened.writer.commit(&[filler(*number)]).unwrap().waiting > 0)
+        .unwrap()
+}
+
+#[test]
+fn groups_wait_when_no_further_segment_can_be_made_and_go_on_when_there_is_room() {
+    let disk = Arc::new(SimDisk::new(1));
+    let mut opened = reopen(&disk);
+    disk.limit(Some(5000));
+    let first = fill_up(&mut opened, 2);
+    assert!(first > 7, "two segments should have been filled first: {first}");
+    assert_eq!(opened.writer.space(), Space::Low);
+    // Still: in part, from the first that does not fit on.
+    let small = Group {
+        number: first,
+        hard_state: Some(hard_state(2, None, first - 1)),
+        ..Group::default()
+    };
+    let committed = opened.writer.commit(&[small.clone(), filler(first), filler(first + 1)]);
+    let committed = committed.unwrap();
+    assert_eq!(committed.waiting, 2);
+    assert_eq!(committed.proof.unwrap().number(), first - 1, "another group of its number waits");
+    assert_eq!(opened.reader.last(), LogIndex(first - 1));
+    let waits: Vec<Group> =
+        (first..first + 9).map(|number| Group { hard_state: None, ..filler(number) }).collect();
+    for _ in 0..3 {
+        let committed = opened.writer.commit(&waits).unwrap();
+        assert!(committed.proof.is_none() && committed.waiting == 9);
+        opened.writer.idle().unwrap();
+    }
+    disk.limit(None);
+    assert_eq!(opened.writer.commit(&waits).unwrap().whole().number(), first + 8);
+    while opened.writer.idle().unwrap() {}
+    assert_eq!(opened.writer.space(), Space::Plenty);
+    disk.crash();
+    assert_eq!(reopen(&disk).recovered.last, LogIndex(first + 8));
+}
+
+#[test]
+fn the_reserve_is_used_when_all_else_is_and_made_again_when_there_is_room() {
+    let disk = Arc::new(SimDisk::new(1));
+    let mut opened = open_with(&disk, Arc::new(NoPoints), 4096).unwrap();
+    while opened.writer.idle().unwrap() {}
+    let reserve = Path::new(DIR).join("reserve");
+    assert_eq!(disk.read(&reserve), Some(vec![0; 4096]));
+    assert_eq!(opened.writer.space(), Space::Plenty);
+    disk.limit(Some(disk.used()));
+    let mut low = None;
+    let mut number = 2;
+    while opened.writer.commit(&[filler(number)]).unwrap().waiting == 0 {
+        if opened.writer.space() == Space::Low {
+            low.get_or_insert(number);
+        }
+        number += 1;
+    }
+    let low = low.unwrap();
+    assert!(number - low > 12, "low at {low}, full at {number}: the reserve is missing");
+    assert_eq!(disk.read(&reserve), None);
+    // A start on a full disk, as long as there is room for its number.
+    drop(opened);
+    disk.crash();
+    let mut starts = 0;
+    let error = loop {
+        match open_with(&disk, Arc::new(NoPoints), 4096) {
+            Ok(opened) => assert_eq!(opened.recovered.last, LogIndex(number - 1)),
+            Err(error) => break error,
+        }
+        starts += 1;
+        assert!(starts < 10);
+    };
+    assert!(matches!(error, LogError::NoRoom { .. }), "{error}");
+    assert!(error.to_string().contains("nothing is lost"));
+    disk.limit(None);
+    let mut opened = open_with(&disk, Arc::new(NoPoints), 4096).unwrap();
+    let _proof = opened.writer.commit(&[filler(number)]).unwrap().whole();
+    while opened.writer.idle().unwrap() {}
+    assert_eq!(disk.read(&reserve), Some(vec![0; 4096]));
+    disk.crash();
+    let opened = open_with(&disk, Arc::new(NoPoints), 4096).unwrap();
+    assert_eq!(opened.recovered.last, LogIndex(number));
+}
+
+#[test]
+fn a_disk_filled_and_freed_a_hundred_times_loses_nothing_and_a_cut_frees_it() {
+    let disk = Arc::new(SimDisk::new(1));
+    let mut opened = open_with(&disk, Arc::new(NoPoints), 2048).unwrap();
+    disk.limit(Some(20_000));
+    let mut number = 2;
+    for round in 0..100 {
+        number = fill_up(&mut opened, number);
+        assert_eq!(opened.writer.space(), Space::Low);
+        opened.writer.cut(LogIndex(number - 3)).unwrap();
+        assert!(
+            opened.reader.first() > LogIndex(number - 30),
+            "round {round}: nothing was cut off"
+        );
+        let _proof = opened.writer.commit(&[filler(number)]).unwrap().whole();
+        number += 1;
+        while opened.writer.idle().unwrap() {}
+        assert_eq!(opened.writer.space(), Space::Plenty, "round {round}");
+        if round % 7 == 0 {
+            drop(opened);
+            disk.crash();
+            opened = open_with(&disk, Arc::new(NoPoints), 2048).unwrap();
+        }
+        assert_eq!(opened.reader.last(), LogIndex(number - 1));
+    }
+}
+
+#[test]
+fn room_that_came_back_before_the_segment_was_needed_is_used() {
+    let disk = Arc::new(SimDisk::new(1));
+    let mut opened = reopen(&disk);
+    disk.limit(Some(2500));
+    let _proof = opened.writer.commit(&[filler(2)]).unwrap().whole();
+    assert_eq!(opened.writer.space(), Space::Low);
+    disk.limit(None);
+    for number in 3..60 {
+        let _proof = opened.writer.commit(&[filler(number)]).unwrap().whole();
+    }
+}
+
+#[test]
+fn a_group_that_is_larger_than_all_that_is_ready_waits_and_spoils_nothing() {
+    let disk = Arc::new(SimDisk::new(1));
+    let mut opened = open_with(&disk, Arc::new(NoPoints), 2048).unwrap();
+    for number in 2..9 {
+        let _proof = opened.writer.commit(&[filler(number)]).unwrap().whole();
+    }
+    while opened.writer.idle().unwrap() {}
+    disk.limit(Some(disk.used() + 1000));
+    let large = group(9, vec![entry(9, 1, &[1; 5000])]);
+    assert_eq!(opened.writer.commit(std::slice::from_ref(&large)).unwrap().waiting, 1);
+    assert_eq!(opened.writer.space(), Space::Low);
+    // What was ready still is.
+    let end = fill_up(&mut opened, 9);
+    assert!(end > 13, "{end}");
+    disk.limit(None);
+    let large = group(end, vec![entry(end, 1, &[1; 5000])]);
+    let _proof = opened.writer.commit(&[large]).unwrap().whole();
+    disk.crash();
+    assert_eq!(reopen(&disk).recovered.last, LogIndex(end));
+}
