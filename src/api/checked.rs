@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use thiserror::Error;
+
 use crate::model::{ClusterId, NodeId};
 use crate::node::{Contact, Drift, Settings};
 
@@ -35,6 +37,25 @@ pub(crate) enum Beginning {
         addresses: Vec<String>,
         /// The voter whose place it takes.
         replaces: Option<String>,
+    },
+}
+
+/// Why a directory is not this node's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub(crate) enum SomebodyElse {
+    /// It is of a cluster with another token.
+    #[error("is of a cluster with another token: give each cluster a directory of its own")]
+    OtherToken,
+    /// It is another founder's.
+    #[error(
+        "is that of member {found}, and by the list of members this node is member {own}: give each \
+         member a directory of its own"
+    )]
+    OtherMember {
+        /// Whose it is.
+        found: NodeId,
+        /// Who this node is.
+        own: NodeId,
     },
 }
 
@@ -79,16 +100,29 @@ impl Checked {
         }
     }
 
-    /// The settings of a node that is this member of this cluster: its disk says so, or those that it
-    /// has joined. False if the cluster has another token.
-    pub(crate) fn belongs(&self, node: NodeId, cluster: ClusterId) -> Option<Settings> {
+    /// The settings of a node that is this member of this cluster: its disk says so.
+    ///
+    /// # Errors
+    /// The disk is not this node's.
+    pub(crate) fn belongs(
+        &self,
+        node: NodeId,
+        cluster: ClusterId,
+    ) -> Result<Settings, SomebodyElse> {
+        if token_half(cluster) != token_half(cluster_id(&self.config.token, [].into_iter())) {
+            return Err(SomebodyElse::OtherToken);
+        }
         let hints = match &self.beginning {
+            // Of the cluster that this list founds, the list says who is who, before any member does.
+            Beginning::Found { node: own, cluster: founded, .. }
+                if *founded == cluster && *own != node =>
+            {
+                return Err(SomebodyElse::OtherMember { found: node, own: *own });
+            }
             Beginning::Found { members, .. } => members.clone(),
             Beginning::Join { .. } => BTreeMap::new(),
         };
-        let same_token =
-            token_half(cluster) == token_half(cluster_id(&self.config.token, [].into_iter()));
-        same_token.then(|| self.settings(node, cluster, hints))
+        Ok(self.settings(node, cluster, hints))
     }
 
     /// The settings of a node that these members have let in.

@@ -507,8 +507,14 @@ mod tests {
         assert_ne!(fewer.cluster, one.cluster);
         let join = Config::new("d", "x").join(["h:1"]).advertise("h:9");
         let four = NodeId::new(4).unwrap();
-        assert!(join.check().unwrap().belongs(four, one.cluster).is_some(), "the same token");
-        assert!(join.check().unwrap().belongs(four, token.cluster).is_none(), "another token");
+        assert!(join.check().unwrap().belongs(four, one.cluster).is_ok(), "the same token");
+        let refused = |config: Config, node, cluster| {
+            config.check().unwrap().belongs(node, cluster).unwrap_err().to_string()
+        };
+        assert!(refused(join, four, token.cluster).contains("another token"));
+        // Who is not in the list, of the cluster that the list has founded.
+        assert!(refused(three(), four, one.cluster).contains("is that of member 4"));
+        assert!(three().check().unwrap().belongs(four, fewer.cluster).is_ok(), "of another list");
     }
 
     #[test]

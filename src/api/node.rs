@@ -333,14 +333,8 @@ impl Link {
 /// joins.
 fn begin(env: &Env, checked: &Checked) -> Result<(Settings, Option<Joined>), StartError> {
     if let Some((node, cluster)) = whose(env, checked.dir())? {
-        let settings = checked.belongs(node, cluster);
-        return match settings {
-            Some(settings) => Ok((settings, None)),
-            None => Err(StartError::Data(format!(
-                "{} is of a cluster with another token: give each cluster a directory of its own",
-                checked.dir().display()
-            ))),
-        };
+        let why = |why| StartError::Data(format!("{} {why}", checked.dir().display()));
+        return Ok((checked.belongs(node, cluster).map_err(why)?, None));
     }
     match checked.found() {
         Some(settings) => Ok((settings, None)),

@@ -57,7 +57,7 @@ fn a_directory_of_another_cluster_or_member_is_refused_and_left_alone() {
     for (name, token) in [("b", "red"), ("a", "blue"), ("c", "blue")] {
         match Node::start(of(name, token)).wait() {
             Err(StartError::Data(why)) => {
-                for words in ["belongs to member", dir.path().to_str().unwrap()] {
+                for words in ["a directory of its own", dir.path().to_str().unwrap()] {
                     assert!(why.contains(words), "{why:?} lacks {words:?}");
                 }
             }
@@ -66,6 +66,30 @@ fn a_directory_of_another_cluster_or_member_is_refused_and_left_alone() {
         assert_eq!(Files::of(dir.path()), files, "{name} of {token} has changed something");
     }
     stop(start(of("a", "red")));
+}
+
+#[test]
+fn members_whose_directories_are_swapped_refuse_them_and_leave_them_alone() {
+    let mut keys = 0;
+    let mut cluster = with_keys(&mut keys);
+    let dirs = [1, 2].map(|member| cluster.data_dir(member));
+    for member in [1, 2] {
+        cluster.kill(member).wait();
+    }
+    let [one, two] = [&dirs[0], &dirs[1]].map(|dir| Files::of(dir));
+    two.put(&dirs[0]);
+    one.put(&dirs[1]);
+    for member in [1, 2] {
+        let error = cluster.restart(member).wait().expect_err("it is another's directory");
+        assert!(error.to_string().contains("a directory of its own"), "m{member}: {error}");
+    }
+    assert!(Files::of(&dirs[0]) == two && Files::of(&dirs[1]) == one, "something has changed");
+    one.put(&dirs[0]);
+    two.put(&dirs[1]);
+    for member in [1, 2] {
+        cluster.restart(member).wait().unwrap();
+    }
+    has_everything(&cluster, 0..3, &mut keys, "everybody has its own again");
 }
 
 #[test]
