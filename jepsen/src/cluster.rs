@@ -86,6 +86,35 @@ impl Cluster {
         (0..self.members()).try_for_each(|member| self.join(member))
     }
 
+    /// Starts all members, without load.
+    ///
+    /// # Errors
+    /// One does not start.
+    pub fn start_idle(&mut self) -> Result<(), Trouble> {
+        (0..self.members()).try_for_each(|member| self.spawn(member, None))?;
+        (0..self.members()).try_for_each(|member| self.runs(member))
+    }
+
+    /// Starts a member again, without load.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn restart_idle(&mut self, member: usize) -> Result<(), Trouble> {
+        self.spawn(member, None)?;
+        self.runs(member)
+    }
+
+    /// Waits until a member that was spawned runs.
+    ///
+    /// # Errors
+    /// It ends instead.
+    pub fn runs(&self, member: usize) -> Result<(), Trouble> {
+        if self.process(member).ready()? {
+            return Ok(());
+        }
+        Err(Trouble::Ended(format!("m{member} did not start")))
+    }
+
     /// Starts a member's process, armed with a point to die at if there is one. Does not wait.
     ///
     /// # Errors
@@ -107,11 +136,8 @@ impl Cluster {
     /// # Errors
     /// It ends instead.
     pub fn join(&self, member: usize) -> Result<(), Trouble> {
-        let process = self.process(member);
-        if !process.ready()? {
-            return Err(Trouble::Ended(format!("m{member} did not start")));
-        }
-        self.load.write_to(member, process);
+        self.runs(member)?;
+        self.load.write_to(member, self.process(member));
         Ok(())
     }
 

@@ -10,6 +10,8 @@ use crate::wire::{self, Row, Rows};
 pub enum Fate {
     /// Acknowledged, at this revision.
     Done(u64),
+    /// Applied, nobody knows at which revision: it must be there.
+    Applied,
     /// Refused: it must never be there.
     Refused,
     /// No answer, or an answer that says so: once, or not at all.
@@ -106,14 +108,17 @@ impl History {
                     complaints
                         .push(format!("{key} was acknowledged at {revision}, and is at {is}"));
                 }
-                Some(Fate::Done(_) | Fate::Unknown) => {}
+                Some(Fate::Done(_) | Fate::Applied | Fate::Unknown) => {}
             }
         }
         for (key, fate) in &ended.0 {
             match (fate, there.contains_key(key.as_str())) {
-                (Fate::Done(_), true) => verdict.done += 1,
+                (Fate::Done(_) | Fate::Applied, true) => verdict.done += 1,
                 (Fate::Done(revision), false) => {
                     complaints.push(format!("{key} was acknowledged at {revision}, and is lost"));
+                }
+                (Fate::Applied, false) => {
+                    complaints.push(format!("{key} was applied, and is lost"))
                 }
                 (Fate::Unknown, true) => verdict.unknown_there += 1,
                 (Fate::Unknown, false) => verdict.unknown_absent += 1,
@@ -198,6 +203,21 @@ mod tests {
             let complaints = judged(change).unwrap_err().join("; ");
             assert!(complaints.contains(words), "{complaints:?} lacks {words:?}");
         }
+    }
+
+    #[test]
+    fn what_was_applied_without_a_result_must_be_there() {
+        let mut history = History::default();
+        let key = history.begin(1);
+        history.end(&key, Fate::Applied);
+        let there = Rows { revision: 2, rows: vec![row("tally/1", 2, 1), row(&key, 2, 1)] };
+        assert_eq!(history.judge(&history.ended(), &there).unwrap().done, 1);
+        let mut history = History::default();
+        let key = history.begin(1);
+        history.end(&key, Fate::Applied);
+        let gone = Rows { revision: 1, rows: vec![] };
+        let complaints = history.judge(&history.ended(), &gone).unwrap_err();
+        assert_eq!(complaints, [format!("{key} was applied, and is lost")]);
     }
 
     #[test]

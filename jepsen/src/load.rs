@@ -43,6 +43,7 @@ impl Shared {
             let Some((key, answer)) = open.pop_front() else { return };
             let fate = match answer.recv_timeout(LIMIT) {
                 Ok(Answer::Done(revision)) => Fate::Done(revision),
+                Ok(Answer::Applied(_)) => Fate::Applied,
                 Ok(Answer::Refused(_)) => Fate::Refused,
                 // It begins as unknown, and stays so.
                 _ => continue,
@@ -64,6 +65,22 @@ impl Load {
         let (shared, process) = (Arc::clone(&self.shared), Arc::clone(process));
         let thread = thread::spawn(move || shared.write(writer, &process));
         self.writers.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+    }
+
+    /// One write to a process, beside the others; what it answers. `None` if it ends before.
+    ///
+    /// # Errors
+    /// It neither answers nor ends.
+    pub fn once(&self, writer: usize, process: &Process) -> Result<Option<Answer>, Trouble> {
+        let key = self.history().begin(writer);
+        let answer = process.answer(&Order::Write(key.clone()))?;
+        match answer {
+            Some(Answer::Done(revision)) => self.history().end(&key, Fate::Done(revision)),
+            Some(Answer::Applied(_)) => self.history().end(&key, Fate::Applied),
+            Some(Answer::Refused(_)) => self.history().end(&key, Fate::Refused),
+            _ => {}
+        }
+        Ok(answer)
     }
 
     /// Waits until so many more writes have been acknowledged.

@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::fs::FallocateFlags;
 use tempfile::TempDir;
 
 use crate::process::Trouble;
@@ -31,6 +32,9 @@ const PREFIX: &str = "bowline-volumes-";
 
 /// What the outer file system of [`Medium::Cached`] takes for itself.
 const OUTER_BYTES: u64 = 32 << 20;
+
+/// What a volume is filled with in one step, at first.
+const FILL_BYTES: u64 = 64 << 20;
 
 /// What makes an ext4 that keeps nothing back for root.
 const EXT4: &[&str] = &["mkfs.ext4", "-q", "-F", "-m", "0"];
@@ -150,6 +154,11 @@ impl Volume {
         &self.mounts[0].at
     }
 
+    /// What takes up room.
+    fn ballast(&self) -> PathBuf {
+        self.data().join("ballast")
+    }
+
     /// What loses its power.
     fn powered(&self) -> &Path {
         &self.mounts[self.mounts.len() - 1].at
@@ -218,6 +227,33 @@ impl Volumes {
     /// Where a member's data goes.
     pub fn dir(&self, member: usize) -> PathBuf {
         self.volumes[member].data().to_owned()
+    }
+
+    /// Fills a member's volume with a file of its own, beside the data, to the last block.
+    ///
+    /// # Errors
+    /// Anything but that it is full.
+    pub fn fill(&self, member: usize) -> Result<(), Trouble> {
+        let system = |source| Trouble::System { what: "filling a volume", source };
+        let file = fs::File::create(self.volumes[member].ballast()).map_err(system)?;
+        let (mut at, mut step) = (0, FILL_BYTES);
+        while step > 0 {
+            match rustix::fs::fallocate(&file, FallocateFlags::empty(), at, step) {
+                Ok(()) => at += step,
+                Err(rustix::io::Errno::NOSPC) => step /= 2,
+                Err(errno) => return Err(system(errno.into())),
+            }
+        }
+        file.sync_all().map_err(system)
+    }
+
+    /// Gives the room back that was filled.
+    ///
+    /// # Errors
+    /// It was not filled.
+    pub fn free(&self, member: usize) -> Result<(), Trouble> {
+        fs::remove_file(self.volumes[member].ballast())
+            .map_err(|source| Trouble::System { what: "freeing a volume", source })
     }
 
     /// A switch for the power of these members.

@@ -3,6 +3,12 @@
 //! ```text
 //!   to the node                 from the node
 //!   7 write w/2/19              7 done 311   |  7 refused why...  |  7 unknown why...
+//!                               7 applied why...         (done, and the result is lost)
+//!   7 put scrap/3               7 done 312
+//!   7 delete scrap/3            7 done 313
+//!   7 grant                     7 done 8812             (the lease's id)
+//!   7 revoke 8812               7 done 1                (how many keys it had)
+//!   7 compact 300               7 done 313
 //!   8 rows                      8 rows 311 w/2/19@311#1=9f0c..  ...
 //!   9 status                    9 status leader 4 2        (role, term, leader or 0)
 //!   10 arm LogAfterSync 3       10 armed
@@ -19,6 +25,16 @@ pub enum Order {
     /// Write a key, with the value that belongs to it, and count it in its writer's tally, in one
     /// transaction.
     Write(String),
+    /// Put a key that is not judged.
+    Put(String),
+    /// Delete such a key.
+    Delete(String),
+    /// Make a lease that lives for long.
+    Grant,
+    /// End a lease.
+    Revoke(u64),
+    /// Forget what was before a revision.
+    Compact(u64),
     /// All rows, read linearizably.
     Rows,
     /// Who leads, as of now.
@@ -32,6 +48,11 @@ impl Order {
     pub fn words(&self) -> String {
         match self {
             Order::Write(key) => format!("write {key}"),
+            Order::Put(key) => format!("put {key}"),
+            Order::Delete(key) => format!("delete {key}"),
+            Order::Grant => "grant".to_owned(),
+            Order::Revoke(lease) => format!("revoke {lease}"),
+            Order::Compact(revision) => format!("compact {revision}"),
             Order::Rows => "rows".to_owned(),
             Order::Status => "status".to_owned(),
             Order::Arm(point, hits) => format!("arm {point:?} {hits}"),
@@ -43,6 +64,11 @@ impl Order {
         let words: Vec<&str> = words.split(' ').collect();
         Some(match words[..] {
             ["write", key] => Order::Write(key.to_owned()),
+            ["put", key] => Order::Put(key.to_owned()),
+            ["delete", key] => Order::Delete(key.to_owned()),
+            ["grant"] => Order::Grant,
+            ["revoke", lease] => Order::Revoke(lease.parse().ok()?),
+            ["compact", revision] => Order::Compact(revision.parse().ok()?),
             ["rows"] => Order::Rows,
             ["status"] => Order::Status,
             ["arm", point, hits] => Order::Arm(point_named(point)?, hits.parse().ok()?),
@@ -54,12 +80,14 @@ impl Order {
 /// What a node answers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// Written, at this revision.
+    /// Done: the revision at which it was written, or what else the order has for a result.
     Done(u64),
     /// Not done, and never will be.
     Refused(String),
     /// Perhaps done, perhaps not.
     Unknown(String),
+    /// Done; the result is lost.
+    Applied(String),
     /// All rows.
     Rows(Rows),
     /// Its part, its term, and whom it follows.
@@ -82,6 +110,7 @@ impl Answer {
             Answer::Done(revision) => format!("done {revision}"),
             Answer::Refused(why) => format!("refused {}", one_line(why)),
             Answer::Unknown(why) => format!("unknown {}", one_line(why)),
+            Answer::Applied(why) => format!("applied {}", one_line(why)),
             Answer::Rows(rows) => rows.words(),
             Answer::Status { leads, term, leader } => {
                 let role = if *leads { "leader" } else { "other" };
@@ -98,6 +127,7 @@ impl Answer {
             "done" => Answer::Done(rest.parse().ok()?),
             "refused" => Answer::Refused(rest.to_owned()),
             "unknown" => Answer::Unknown(rest.to_owned()),
+            "applied" => Answer::Applied(rest.to_owned()),
             "rows" => Answer::Rows(Rows::parse(rest)?),
             "status" => {
                 let [role, term, leader] = rest.split(' ').collect::<Vec<_>>()[..] else {
@@ -199,6 +229,11 @@ mod tests {
     fn orders_and_answers_survive_their_lines() {
         let orders = [
             Order::Write("w/1/2".to_owned()),
+            Order::Put("scrap/1".to_owned()),
+            Order::Delete("scrap/1".to_owned()),
+            Order::Grant,
+            Order::Revoke(7),
+            Order::Compact(8),
             Order::Rows,
             Order::Status,
             Order::Arm(Point::LogAfterSync, 3),
@@ -211,6 +246,7 @@ mod tests {
             Answer::Done(7),
             Answer::Refused("too busy".to_owned()),
             Answer::Unknown("too late".to_owned()),
+            Answer::Applied("the answer is lost".to_owned()),
             Answer::Rows(Rows { revision: 9, rows: vec![row.clone(), row] }),
             Answer::Rows(Rows { revision: 1, rows: vec![] }),
             Answer::Status { leads: true, term: 4, leader: Some(2) },

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use bowline::env::{Env, Point, Points};
-use bowline::{Client, Config, Effect, Error, KeyRange, Node, Op, Role, Wait};
+use bowline::{Client, Config, Effect, Error, KeyRange, LeaseId, Node, Op, Revision, Role, Wait};
 use bowline_jepsen::cluster::ELECTION_MS;
 use bowline_jepsen::number_in;
 use bowline_jepsen::wire::{self, Answer, Order, Row, Rows};
@@ -52,6 +52,9 @@ fn main() -> Result<(), Box<dyn StdError>> {
         ref hanging => Err(format!("these threads hang: {hanging:?}").into()),
     }
 }
+
+/// How long a lease lives that an order makes.
+const LONG: Duration = Duration::from_secs(3600);
 
 /// How often it is asked whether the node has stopped by itself.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -96,6 +99,16 @@ fn carry_out(node: &Node, order: Order) -> Answer {
     let kv = node.client();
     let answer = match order {
         Order::Write(key) => write(&kv, &key),
+        Order::Put(key) => kv.put(key, "v").wait().map(|put| Answer::Done(put.revision.get())),
+        Order::Delete(key) => kv.delete(key).wait().map(|reply| Answer::Done(reply.revision.get())),
+        Order::Grant => kv.grant(LONG).wait().map(|lease| Answer::Done(lease.id.get())),
+        Order::Revoke(lease) => match LeaseId::new(lease) {
+            Some(lease) => kv.revoke(lease).wait().map(Answer::Done),
+            None => Ok(Answer::Refused("0 is no lease".to_owned())),
+        },
+        Order::Compact(revision) => {
+            kv.compact(Revision(revision)).wait().map(|now| Answer::Done(now.get()))
+        }
         Order::Rows => rows(&kv),
         Order::Status => kv.get("status").wait().map(|_| {
             let status = node.status();
@@ -108,6 +121,7 @@ fn carry_out(node: &Node, order: Order) -> Answer {
     answer.unwrap_or_else(|error| match error.effect() {
         Effect::NotApplied => Answer::Refused(error.to_string()),
         Effect::Unknown => Answer::Unknown(error.to_string()),
+        Effect::Applied => Answer::Applied(error.to_string()),
     })
 }
 

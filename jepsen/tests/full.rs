@@ -1,0 +1,127 @@
+//! Full disks: three processes, each on a small file system of its own, which are filled to the last
+//! block and freed again, one, two and all of them, under a leader and under a follower. What makes the
+//! state grow is refused and says why; reads, deletions, compaction and the end of leases go on; when
+//! there is room again everything does, without a restart, and nothing that was acknowledged is lost.
+//!
+//! Needs root and loop devices, as `power.rs` does. `BOWLINE_FULL_CYCLES` is how often (default 8).
+
+use std::io::Write;
+use std::time::Instant;
+
+use bowline_jepsen::process::LIMIT;
+use bowline_jepsen::{Answer, Cluster, Medium, Order, Trouble, Volumes, number_in};
+
+const NODE: &str = env!("CARGO_BIN_EXE_jepsen-node");
+
+/// A member's file system.
+const VOLUME_BYTES: u64 = 64 << 20;
+
+/// So many writes fill what is kept ready for the log many times.
+const WRITES_MAX: usize = 2_000;
+
+/// Says something that must be seen, also when the test passes.
+fn say(line: &str) {
+    drop(writeln!(std::io::stderr(), "{line}"));
+}
+
+/// Does what must be done, through a member.
+fn done(cluster: &Cluster, member: usize, order: Order) -> Result<u64, Trouble> {
+    match cluster.process(member).answer(&order)? {
+        Some(Answer::Done(result)) => Ok(result),
+        Some(answer) => Err(Trouble::Answered { order, answer }),
+        None => Err(Trouble::Ended(format!("m{member} died of {order:?}"))),
+    }
+}
+
+/// Writes through a member once. Whether there was room.
+fn has_room(cluster: &Cluster, member: usize) -> Result<bool, Trouble> {
+    let writer = 10 + member;
+    match cluster.load().once(writer, cluster.process(member))? {
+        Some(Answer::Done(_)) => Ok(true),
+        Some(Answer::Refused(why)) if why.contains("the disk is full") => Ok(false),
+        Some(answer) => Err(Trouble::Answered { order: Order::Write("?".to_owned()), answer }),
+        None => Err(Trouble::Ended(format!("m{member} died of a full disk"))),
+    }
+}
+
+/// Writes through a member until there is no room; how many fitted.
+fn until_full(cluster: &Cluster, member: usize) -> Result<usize, Trouble> {
+    for fitted in 0..WRITES_MAX {
+        if !has_room(cluster, member)? {
+            return Ok(fitted);
+        }
+    }
+    Err(Trouble::Ended(format!("m{member} has a full disk, and takes whatever comes")))
+}
+
+/// Writes through a member until it is taken.
+fn until_healed(cluster: &Cluster, member: usize) -> Result<(), Trouble> {
+    let begun = Instant::now();
+    while !has_room(cluster, member)? {
+        if begun.elapsed() > LIMIT {
+            return Err(Trouble::TooLate(format!("m{member} has room, and does not notice")));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn disks_that_are_filled_and_freed_lose_nothing_and_need_no_restart() -> Result<(), Trouble> {
+    if let Err(why) = Volumes::possible() {
+        say(&format!("NOT POSSIBLE HERE, 0 disks filled: {why}"));
+        return Ok(());
+    }
+    let cycles = number_in("BOWLINE_FULL_CYCLES").unwrap_or(8);
+    let volumes = Volumes::make(&[Medium::Plain; 3], VOLUME_BYTES)?;
+    let mut cluster = Cluster::on(NODE, (0..3).map(|m| volumes.dir(m).join("data")).collect())?;
+    cluster.start_idle()?;
+    let mut fitted = 0;
+    for cycle in 0..cycles {
+        let (_, leader) = cluster.term()?;
+        let full: Vec<usize> = match cycle % 4 {
+            0 => vec![leader],
+            1 => vec![(leader + 1) % 3],
+            2 => vec![leader, (leader + 1) % 3],
+            _ => vec![0, 1, 2],
+        };
+        let (victim, other) = (full[0], (full[0] + 2) % 3);
+        let scrap = format!("scrap/{cycle}");
+        let lease = done(&cluster, victim, Order::Grant)?;
+        let revision = done(&cluster, victim, Order::Put(scrap.clone()))?;
+        full.iter().try_for_each(|member| volumes.fill(*member))?;
+
+        fitted += until_full(&cluster, victim)?;
+        if full.len() == 1 {
+            // The others go on, under a leader with room.
+            for _ in 0..20 {
+                until_healed(&cluster, other)?;
+            }
+            let (_, leader) = cluster.term()?;
+            assert_ne!(leader, victim, "a full member leads while others have room");
+        } else {
+            fitted += until_full(&cluster, other)?;
+        }
+        for member in [victim, other] {
+            cluster.judge(member)?;
+        }
+        done(&cluster, victim, Order::Delete(scrap))?;
+        done(&cluster, victim, Order::Revoke(lease))?;
+        done(&cluster, victim, Order::Compact(revision))?;
+        assert!(!has_room(&cluster, victim)?, "it is still full");
+        if cycle % 8 == 3 {
+            // A member starts on a full disk too.
+            cluster.kill(&[victim])?;
+            cluster.restart_idle(victim)?;
+            cluster.judge(victim)?;
+        }
+
+        full.iter().try_for_each(|member| volumes.free(*member))?;
+        for member in 0..3 {
+            until_healed(&cluster, member)?;
+            cluster.judge(member)?;
+        }
+    }
+    let verdict = cluster.conclude()?;
+    say(&format!("{cycles} times full, {fitted} writes fitted meanwhile; {verdict}"));
+    Ok(())
+}
