@@ -158,7 +158,9 @@ pub(super) fn judge(
     if from == here.id() {
         return Err(GateRefusal::Oneself);
     }
-    if here.is_removed(from) {
+    // A leader whose going is committed still leads its term, until it has applied that itself.
+    let leads_me = here.leader() == Some(from) && message.term == here.term().get();
+    if here.is_removed(from) && !leads_me {
         return Err(GateRefusal::Removed);
     }
     judge_kind(message)?;

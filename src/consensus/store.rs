@@ -210,6 +210,23 @@ impl RaftStore {
         Ok(())
     }
 
+    /// Brings entries from `from` on, before `to`, into memory, with one read at the most. Returns the
+    /// last of them that is there.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub(super) fn fetch(
+        &mut self,
+        from: LogIndex,
+        to: LogIndex,
+    ) -> Result<LogIndex, ConsensusFault> {
+        self.prefetch(from, to)?;
+        match self.prefetched.last() {
+            Some(last) if last.index + 1 < self.cache.first() => Ok(LogIndex(last.index)),
+            _ => Ok(LogIndex(to.get() - 1)),
+        }
+    }
+
     /// The fault that was noted while raft was reading.
     pub(super) fn take_fault(&mut self) -> Option<ConsensusFault> {
         self.fault.get_mut().take()

@@ -70,22 +70,39 @@ impl Consensus {
             MessageType::MsgSnapshot if self.needs_install(&message) => {
                 return Ok(self.offer_of(from, message));
             }
-            // A candidate's commit index, passed on, lets raft read everything up to it at once. It
-            // is a courtesy; only where the entries are in memory is it taken.
             MessageType::MsgRequestVote
             | MessageType::MsgRequestVoteResponse
             | MessageType::MsgRequestPreVote
-            | MessageType::MsgRequestPreVoteResponse
-                if !self.raw.store().is_cached(self.commit().next()) =>
-            {
-                (message.commit, message.commit_term) = (0, 0);
-            }
+            | MessageType::MsgRequestPreVoteResponse => self.shorten_commit(&mut message),
             _ => {}
         }
         if let Err(error) = self.with_raft(|raw| raw.step(message)) {
             tracing::debug!(%from, %error, "raft did not take a message");
         }
         Ok(Stepped::Done)
+    }
+
+    /// Votes pass a commit index on. Without it a cluster can be stuck: the leader of two members is
+    /// removed, and the other one, whose log is shorter, does not know that it votes alone.
+    ///
+    /// A candidate reads everything up to that index at once; so it takes it in pieces of one read.
+    fn shorten_commit(&mut self, message: &mut Message) {
+        let (claimed, next) = (LogIndex(message.commit), self.commit().next());
+        if claimed < next || self.term_at(claimed) != Some(Term(message.commit_term)) {
+            (message.commit, message.commit_term) = (0, 0);
+            return;
+        }
+        match self.raw.mut_store().fetch(next, claimed.next()) {
+            // What comes before an entry that both have is the same for both.
+            Ok(reached) => {
+                let term = self.term_at(reached).expect("it was read");
+                (message.commit, message.commit_term) = (reached.get(), term.get());
+            }
+            Err(fault) => {
+                self.fault.get_or_insert(fault);
+                (message.commit, message.commit_term) = (0, 0);
+            }
+        }
     }
 
     /// Puts `data`, which is not empty and at most [`ENTRY_BYTES_MAX`], into the log, if this member

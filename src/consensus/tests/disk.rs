@@ -1,10 +1,11 @@
 //! The log's twin in memory: what a member has on disk, and what a crash leaves of it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use super::machine::Machine;
 use crate::consensus::store::OlderEntries;
-use crate::model::{LogIndex, Term};
+use crate::model::{LogIndex, SnapshotId, Term};
 use crate::wal;
 
 /// A disk that survives its member. Clones share it.
@@ -13,9 +14,12 @@ pub(super) struct Disk(Arc<Mutex<Platter>>);
 
 #[derive(Default)]
 pub(super) struct Platter {
-    /// Entries from index 2 on.
+    /// What lies before the entries is in a snapshot.
+    pub(super) base: wal::Base,
     pub(super) entries: Vec<wal::Entry>,
     pub(super) hard_state: wal::HardState,
+    /// Snapshots: complete, verified and synced.
+    pub(super) files: BTreeMap<SnapshotId, Machine>,
     /// Groups that were handed over and are not synced.
     pub(super) queued: VecDeque<wal::Group>,
     /// Reading entries fails.
@@ -39,26 +43,52 @@ impl Disk {
 
 impl Platter {
     pub(super) fn last(&self) -> LogIndex {
-        LogIndex(self.entries.len() as u64 + 1)
+        LogIndex(self.base.index.get() + self.entries.len() as u64)
     }
 
     pub(super) fn term(&self, index: LogIndex) -> Option<Term> {
-        match index.get() {
-            0 => None,
-            1 => Some(Term(1)),
-            index => self.entries.get(index as usize - 2).map(|entry| entry.term),
+        if index == self.base.index {
+            return Some(self.base.term);
         }
+        self.entries.get(self.place(index)?).map(|entry| entry.term)
+    }
+
+    fn place(&self, index: LogIndex) -> Option<usize> {
+        Some(index.get().checked_sub(self.base.index.get() + 1)? as usize)
+    }
+
+    /// Whether it has an entry, as one or in a snapshot.
+    pub(super) fn holds(&self, index: LogIndex, term: Term) -> bool {
+        index < self.base.index || self.term(index) == Some(term)
+    }
+
+    /// Removes the front of the log.
+    pub(super) fn cut(&mut self, up_to: LogIndex) {
+        let Some(term) = self.term(up_to) else { return };
+        assert!(self.files.keys().any(|id| id.index >= up_to && id.term >= term), "S-PURGE");
+        let count = self.place(up_to.next()).unwrap();
+        self.entries.drain(..count);
+        self.base = wal::Base { index: up_to, term };
     }
 
     /// Syncs the oldest queued group and returns its number.
     pub(super) fn sync(&mut self) -> Option<u64> {
         let group = self.queued.pop_front()?;
+        if let Some(base) = group.base
+            && !self.holds(base.index, base.term)
+        {
+            let is_covered =
+                self.files.keys().any(|id| (id.index, id.term) == (base.index, base.term));
+            assert!(is_covered, "S-PURGE: the log begins anew behind what is in no file");
+            (self.base, self.entries) = (base, Vec::new());
+        }
         if let Some(first) = group.entries.first() {
             assert!(
-                first.index.get() >= 2 && first.index <= self.last().next(),
+                first.index > self.base.index && first.index <= self.last().next(),
                 "a gap in the log"
             );
-            self.entries.truncate(first.index.get() as usize - 2);
+            let keep = self.place(first.index).unwrap();
+            self.entries.truncate(keep);
             self.entries.extend(group.entries);
         }
         if let Some(hard_state) = group.hard_state {
@@ -86,7 +116,9 @@ impl OlderEntries for Disk {
         if platter.broken {
             return Err("the disk is broken".into());
         }
-        let (from, to) = (from.get() as usize - 2, to.get() as usize - 2);
+        let (Some(from), Some(to)) = (platter.place(from), platter.place(to)) else {
+            return Err("the log begins later".into());
+        };
         let mut bytes = 0;
         let entries = platter.entries[from..to].iter().take(platter.read_max).take_while(|entry| {
             bytes += entry.data.len();
@@ -100,7 +132,7 @@ impl OlderEntries for Disk {
     }
 
     fn first(&self) -> LogIndex {
-        LogIndex(2)
+        self.look().base.index.next()
     }
 
     fn last(&self) -> LogIndex {

@@ -2,12 +2,15 @@
 
 use raft::eraftpb::{Entry, Message, MessageType};
 
-use super::world::{ELECTION, Flying, World, draw, node};
+use super::machine::Machine;
+use super::world::{ELECTION, Flying, World, draw, members_of, node};
 use crate::consensus::fault::ConsensusFault;
 use crate::consensus::gate::GateRefusal;
+use crate::consensus::membership::Configuration;
+use crate::consensus::snapshot;
 use crate::consensus::wire::{self, WireError};
-use crate::consensus::{Outbound, Role, RoundId, Stepped};
-use crate::model::{Incarnation, LogIndex, PeerMessage, Term};
+use crate::consensus::{Outbound, Role, RoundId, Stepped, Taken};
+use crate::model::{Incarnation, LogIndex, PeerMessage, SnapshotId, Term};
 use crate::wal;
 
 /// A cluster of three and a learner, with node 1 leading term 2 and entries up to 4 committed, to
@@ -31,6 +34,11 @@ fn message(kind: MessageType, change: impl FnOnce(&mut Message)) -> Message {
     }
     if matches!(kind, MessageType::MsgRequestVote | MessageType::MsgRequestPreVote) {
         (message.term, message.index, message.log_term) = (3, 4, 2);
+    }
+    if kind == MessageType::MsgSnapshot {
+        let id = SnapshotId { index: LogIndex(9), term: Term(2), bytes: 7, checksum: 7 };
+        let configuration = Configuration::of(&members_of(&[1, 2, 3], &[4]));
+        message.set_snapshot(snapshot::to_raft(id, &configuration));
     }
     change(&mut message);
     message
@@ -177,6 +185,85 @@ fn what_would_break_or_subvert_raft_is_refused_and_changes_nothing() {
             |r| *r == R::Field { name: "a wish for a snapshot" },
         ),
         (
+            "a snapshot in a heartbeat",
+            M::MsgHeartbeat,
+            |m| m.mut_snapshot().mut_metadata().index = 9,
+            |r| *r == R::Field { name: "a snapshot" },
+        ),
+        ("no snapshot", M::MsgSnapshot, |m| m.clear_snapshot(), |r| *r == R::Snapshot),
+        (
+            "a snapshot with data",
+            M::MsgSnapshot,
+            |m| m.mut_snapshot().data = vec![0; 24].into(),
+            |r| *r == R::Snapshot,
+        ),
+        (
+            "a snapshot of the beginning",
+            M::MsgSnapshot,
+            |m| m.mut_snapshot().mut_metadata().index = 1,
+            |r| *r == R::Snapshot,
+        ),
+        (
+            "a snapshot of the end of numbers",
+            M::MsgSnapshot,
+            |m| m.mut_snapshot().mut_metadata().index = u64::MAX,
+            |r| *r == R::Snapshot,
+        ),
+        (
+            "a snapshot of the future",
+            M::MsgSnapshot,
+            |m| m.mut_snapshot().mut_metadata().term = 3,
+            |r| *r == R::Snapshot,
+        ),
+        (
+            "a snapshot of no term",
+            M::MsgSnapshot,
+            |m| m.mut_snapshot().mut_metadata().term = 0,
+            |r| *r == R::Snapshot,
+        ),
+        (
+            "a snapshot that does not know its receiver",
+            M::MsgSnapshot,
+            |m| m.mut_snapshot().mut_metadata().mut_conf_state().voters = vec![1, 3],
+            |r| *r == R::Snapshot,
+        ),
+        (
+            "a snapshot in which nobody votes",
+            M::MsgSnapshot,
+            |m| {
+                let state = m.mut_snapshot().mut_metadata().mut_conf_state();
+                (state.voters, state.learners) = (vec![], vec![1, 2, 3]);
+            },
+            |r| *r == R::Snapshot,
+        ),
+        (
+            "a snapshot in which one both votes and learns",
+            M::MsgSnapshot,
+            |m| m.mut_snapshot().mut_metadata().mut_conf_state().learners = vec![3],
+            |r| *r == R::Snapshot,
+        ),
+        (
+            "a snapshot that is left to be joint",
+            M::MsgSnapshot,
+            |m| m.mut_snapshot().mut_metadata().mut_conf_state().voters_outgoing = vec![1, 2],
+            |r| *r == R::Snapshot,
+        ),
+        (
+            "a snapshot of another log",
+            M::MsgSnapshot,
+            |m| {
+                let metadata = m.mut_snapshot().mut_metadata();
+                (metadata.index, metadata.term) = (3, 1);
+            },
+            |r| *r == R::Contradiction { index: LogIndex(3) },
+        ),
+        (
+            "a snapshot with entries",
+            M::MsgSnapshot,
+            |m| m.set_entries(entries(&[(10, 2)]).into()),
+            |r| *r == R::Field { name: "entries" },
+        ),
+        (
             "a priority",
             M::MsgRequestVote,
             |m| m.priority = 9,
@@ -284,7 +371,8 @@ fn one_that_has_joined_meanwhile_is_believed_whatever_it_says() {
 
 #[test]
 fn a_second_leader_of_one_term_is_refused_by_the_first_and_by_its_followers() {
-    for kind in [MessageType::MsgHeartbeat, MessageType::MsgAppend, MessageType::MsgTimeoutNow] {
+    use MessageType as M;
+    for kind in [M::MsgHeartbeat, M::MsgAppend, M::MsgSnapshot, M::MsgTimeoutNow] {
         for to in [1, 2] {
             let mut world = world();
             let second = message(kind, |m| (m.from, m.to) = (3, to));
@@ -411,22 +499,23 @@ fn made_up_messages_of_all_kinds_never_panic() {
         M::MsgTimeoutNow,
         M::MsgRequestPreVote,
         M::MsgRequestPreVoteResponse,
+        M::MsgSnapshot,
     ];
     let mut rng = 7;
-    let mut taken = [0; 9];
-    let mut roles = [0; 4];
+    let (mut taken, mut roles, mut installs) = ([0; 10], [0; 4], 0);
     for seed in 0..60 {
         let mut world = World::new(3, 0, seed);
         for _ in 0..800 {
             let me = world.at(2).status();
             roles[me.role as usize] += 1;
-            let place = (draw(&mut rng) % 9) as usize;
+            let place = (draw(&mut rng) % 10) as usize;
             let mut near = |value: u64| match draw(&mut rng) % 12 {
                 0 => 0,
                 1 => u64::MAX - draw(&mut rng) % 3,
                 2 => 1 << (draw(&mut rng) % 64),
                 _ => (value + draw(&mut rng) % 4).saturating_sub(1 + draw(&mut rng) % 2),
             };
+            let covered = LogIndex(near(me.last.get() + 2));
             let mut message = Message { to: 2, ..Message::default() };
             message.set_msg_type(kinds[place]);
             message.term = near(me.term.get());
@@ -450,6 +539,12 @@ fn made_up_messages_of_all_kinds_never_panic() {
                     .collect();
                 message.set_entries(entries(&places).into());
             }
+            if kinds[place] == M::MsgSnapshot {
+                let term = Term(message.log_term);
+                let id = SnapshotId { index: covered, term, bytes: 1, checksum: 1 };
+                let configuration = Configuration::of(world.founded());
+                message.set_snapshot(snapshot::to_raft(id, &configuration));
+            }
             for field in 0..5 {
                 // Mostly what the kind has room for, so that it gets in.
                 if !draw(&mut rng).is_multiple_of(10) {
@@ -460,7 +555,14 @@ fn made_up_messages_of_all_kinds_never_panic() {
                 message.context = "CampaignTransfer".into();
             }
             match world.at(2).step(node(from), wire::encode(&message)) {
-                Ok(_) => taken[place] += 1,
+                Ok(Stepped::Done) => taken[place] += 1,
+                Ok(Stepped::Offer(offer)) => {
+                    taken[place] += 1;
+                    let base = wal::Base { index: offer.id.index, term: offer.id.term };
+                    let machine = Machine::made_up(base, world.founded().clone());
+                    world.disk(2).look().files.insert(offer.id, machine);
+                    installs += usize::from(world.at(2).take_snapshot(&offer) == Taken::Installing);
+                }
                 Err(refusal) if refusal.is_fatal() => {
                     world.crash(node(2), 0);
                     world.start(node(2));
@@ -483,6 +585,7 @@ fn made_up_messages_of_all_kinds_never_panic() {
         }
     }
     assert!(taken.iter().all(|taken| *taken > 30), "{taken:?}");
+    assert!(installs > 100, "{installs} snapshots installed");
     assert!(roles.iter().all(|times| *times > 100), "{roles:?}");
 }
 
@@ -491,9 +594,10 @@ fn blank(message: &mut Message, field: u64) {
     use MessageType as M;
     let kind = message.get_msg_type();
     match (field, kind) {
-        (0, M::MsgHeartbeat | M::MsgHeartbeatResponse | M::MsgTimeoutNow) => {
+        (0, M::MsgHeartbeat | M::MsgHeartbeatResponse | M::MsgTimeoutNow | M::MsgSnapshot) => {
             (message.index, message.log_term) = (0, 0);
         }
+        (1, M::MsgSnapshot) => (message.reject, message.commit) = (false, 0),
         (1, M::MsgHeartbeat | M::MsgHeartbeatResponse | M::MsgTimeoutNow | M::MsgAppend) => {
             message.reject = false;
         }
@@ -511,6 +615,7 @@ fn blank(message: &mut Message, field: u64) {
 /// and those before them have sent.
 fn drain(world: &mut World) -> Vec<Flying> {
     let mut flying = std::mem::take(&mut world.flying);
+    let founded = world.founded().clone();
     for id in 1..=3 {
         let disk = world.disk(id);
         let consensus = world.at(id);
@@ -524,6 +629,9 @@ fn drain(world: &mut World) -> Vec<Flying> {
             let synced = disk.look().sync();
             if let Some(number) = synced {
                 sent.extend(consensus.persisted(wal::Durable::for_test(number)));
+            }
+            if turn.install.is_some() {
+                consensus.installed(&founded).unwrap();
             }
         }
         for Outbound { to, message, .. } in sent {

@@ -3,7 +3,9 @@
 
 mod disk;
 mod hostile;
+mod invariants;
 mod log;
+mod machine;
 mod seeds;
 mod traps;
 mod world;

@@ -1,27 +1,50 @@
 //! Seeds: clusters of several shapes, with messages lost, doubled and overtaken, members that crash
-//! with groups on their way to the disk, partitions, and disks that take their time.
+//! with groups on their way to the disk, partitions, disks that take their time, members that come
+//! and go, logs that are cut and snapshots that are fetched meanwhile.
 
-use super::world::{World, draw};
-use crate::model::NodeId;
+use super::world::{World, add, draw, node};
+use crate::model::{MemberChange, NodeId};
 
-/// Runs of the quick leg.
+/// Runs of the quick leg, and of the one with members that change.
 const SEEDS: u64 = 240;
+const CHANGING_SEEDS: u64 = 300;
 const STEPS: usize = 700;
+const CHANGING_STEPS: usize = 1_500;
+
+/// The most members at a time, so that one leader keeps up with them.
+const MEMBERS_MAX: usize = 7;
 
 /// Voters and learners.
 const SHAPES: [(u64, u64); 6] = [(3, 0), (1, 2), (5, 0), (3, 1), (1, 0), (2, 0)];
 
+#[derive(Default)]
 struct Outcome {
     committed: usize,
     rounds: usize,
     crashes: usize,
+    changes: usize,
+    joint: usize,
+    removed_leaders: usize,
+    installs: usize,
     trace: u64,
 }
 
-fn run(seed: u64) -> Outcome {
+impl Outcome {
+    fn add(&mut self, other: &Outcome) {
+        self.committed += other.committed;
+        self.rounds += other.rounds;
+        self.crashes += other.crashes;
+        self.changes += other.changes;
+        self.joint += other.joint;
+        self.removed_leaders += other.removed_leaders;
+        self.installs += other.installs;
+    }
+}
+
+fn run(seed: u64, changing: bool) -> Outcome {
     let (voters, learners) = SHAPES[(seed % SHAPES.len() as u64) as usize];
     let mut rng = seed;
-    let mut world = World::new(voters, learners, seed);
+    let mut world = World::dark(voters, learners, seed);
     if seed.is_multiple_of(3) {
         // Small enough that old entries are read from disk.
         world.tune = |config| {
@@ -30,14 +53,13 @@ fn run(seed: u64) -> Outcome {
             config.commit_bytes_max = 300;
             config.inflight_max = 4;
         };
-        for id in world.voters.clone() {
-            world.crash(id, 0);
-            world.start(id);
-        }
     }
-    let ids: Vec<NodeId> = world.members.keys().copied().collect();
-    let (mut cut, mut crashes): (Option<NodeId>, _) = (None, 0);
-    for step in 0..STEPS {
+    world.ids().into_iter().for_each(|id| world.start(id));
+    world.holds_installs = changing && seed.is_multiple_of(2);
+    let mut outcome = Outcome::default();
+    let mut cut: Option<NodeId> = None;
+    for step in 0..if changing { CHANGING_STEPS } else { STEPS } {
+        let ids = world.ids();
         let id = ids[(draw(&mut rng) % ids.len() as u64) as usize];
         match draw(&mut rng) % 100 {
             0..20 => world.tick(id),
@@ -68,7 +90,7 @@ fn run(seed: u64) -> Outcome {
             93 => {
                 let queued = world.members[&id].disk.look().queued.len() as u64;
                 world.crash(id, (draw(&mut rng) % (queued + 1)) as usize);
-                crashes += 1;
+                outcome.crashes += 1;
             }
             94..97 if !world.is_up(id) => world.start(id),
             97 => cut = draw(&mut rng).is_multiple_of(2).then_some(id),
@@ -86,31 +108,107 @@ fn run(seed: u64) -> Outcome {
             }
             _ => {}
         }
+        if changing {
+            live_on(&mut world, &mut rng, id);
+        }
         if step % 100 == 0 {
             world.check_logs();
         }
     }
     heal(&mut world);
-    Outcome {
-        committed: world.history.len(),
-        rounds: world.rounds_confirmed,
-        crashes,
-        trace: world.trace,
+    outcome.committed = world.history.len();
+    outcome.rounds = world.rounds_confirmed;
+    outcome.installs = world.installs;
+    outcome.trace = world.trace;
+    outcome.removed_leaders = world.removed_leaders;
+    let states: Vec<_> = world.states.values().map(|machine| &machine.members).collect();
+    for pair in states.windows(2) {
+        outcome.changes += usize::from(pair[0] != pair[1]);
+        outcome.joint += usize::from(!pair[0].is_joint() && pair[1].is_joint());
+    }
+    outcome
+}
+
+/// What happens in the third year: members change, snapshots are taken and fetched, logs are cut.
+fn live_on(world: &mut World, rng: &mut u64, id: NodeId) {
+    match draw(rng) % 40 {
+        0..10 => {
+            if let Some(leader) = world.leader()
+                && let Some(change) = wish(world, rng, leader)
+            {
+                world.change(leader, &change);
+            }
+        }
+        10 => world.snapshot(id),
+        11..13 => {
+            let keep = draw(rng) % 10;
+            world.cut(id, keep);
+            // The consensus may hear of it later, or never.
+            if let Some(consensus) = world.consensus(id)
+                && draw(rng).is_multiple_of(2)
+            {
+                consensus.log_cut().unwrap();
+            }
+        }
+        13 => world.prune(id),
+        14..20 => {
+            world.fetch(id);
+        }
+        20..24 => {
+            world.finish_install(id);
+        }
+        24..27 => {
+            world.serve(id);
+        }
+        _ => {}
     }
 }
 
-/// All trouble ends, and everybody must come to agree.
+/// A change that somebody might want: mostly a reasonable one.
+fn wish(world: &mut World, rng: &mut u64, leader: NodeId) -> Option<MemberChange> {
+    let members = world.members[&leader].machine.members.clone();
+    let rows: Vec<NodeId> = members.rows().keys().copied().collect();
+    let (voters, learners): (Vec<_>, Vec<_>) =
+        (members.voters().collect(), members.learners().collect());
+    let mut pick = |ids: &[NodeId]| match ids.len() as u64 {
+        0 => None,
+        len => Some(ids[(draw(rng) % len) as usize]),
+    };
+    let (voter, learner, anybody) = (pick(&voters), pick(&learners), pick(&rows));
+    let change = match draw(rng) % 10 {
+        // Void.
+        0 => {
+            MemberChange::Promote(voter.filter(|_| draw(rng).is_multiple_of(2)).unwrap_or(node(99)))
+        }
+        1..3 => MemberChange::Remove(anybody?),
+        3..5 if rows.len() < MEMBERS_MAX => add(members.next()),
+        _ if learner.is_none() && rows.len() < MEMBERS_MAX => add(members.next()),
+        5..7 => MemberChange::Promote(learner?),
+        _ => MemberChange::Replace { old: voter?, new: learner? },
+    };
+    let consensus = world.consensus(leader)?;
+    let comes = match &change {
+        MemberChange::Promote(new) | MemberChange::Replace { new, .. } => Some(*new),
+        _ => None,
+    };
+    let is_wise = consensus.would_lose_quorum(&change).is_none()
+        && comes.is_none_or(|new| consensus.is_caught_up(new));
+    // Unwise ones cost patience, and must cost nothing else.
+    (is_wise || draw(rng).is_multiple_of(3)).then_some(change)
+}
+
+/// All trouble ends, and everybody must come to agree; who was removed goes on talking.
 fn heal(world: &mut World) {
-    let ids: Vec<NodeId> = world.members.keys().copied().collect();
-    for id in &ids {
-        if !world.is_up(*id) {
-            world.start(*id);
+    for id in world.ids() {
+        if !world.is_up(id) {
+            world.start(id);
         }
     }
+    world.holds_installs = false;
     let mut proposed = None;
     for _ in 0..400 {
-        for id in &ids {
-            world.tick(*id);
+        for id in world.ids() {
+            world.tick(id);
         }
         world.settle();
         if proposed.is_none()
@@ -119,43 +217,68 @@ fn heal(world: &mut World) {
             proposed = world.propose(leader, b"after all");
             world.settle();
         }
-        let last = world.history.keys().last().copied();
-        let is_done = |id: &NodeId| Some(world.members[id].applied) == last;
+        let Some((last, newest)) = world.states.last_key_value() else { continue };
+        let is_done = |id: &NodeId| world.members[id].applied == *last;
         if proposed.is_some()
             && world.history.values().any(|e| e.data == "after all".as_bytes())
-            && ids.iter().all(is_done)
+            && newest.members.rows().keys().all(is_done)
+            && !newest.members.is_joint()
         {
+            for id in newest.members.rows().keys() {
+                assert_eq!(world.members[id].machine, *newest, "R-SM: {id}");
+            }
             world.check_logs();
             return;
         }
     }
-    panic!("the cluster does not come to agree");
+    let standing = |(id, member): (&NodeId, &super::world::Member)| {
+        let status = member.consensus.as_ref().map(|consensus| consensus.status());
+        format!("{id}: {:?} {status:?}", member.machine.members.voters().collect::<Vec<_>>())
+    };
+    let all: Vec<_> = world.members.iter().map(standing).collect();
+    panic!("the cluster does not come to agree:\n{}", all.join("\n"));
+}
+
+/// Runs seeds, and says which one fails.
+fn run_all(seeds: std::ops::Range<u64>, changing: bool) -> Outcome {
+    let mut sum = Outcome::default();
+    for seed in seeds {
+        let result = std::panic::catch_unwind(|| run(seed, changing));
+        let outcome = result.unwrap_or_else(|cause| {
+            let why = cause.downcast_ref::<String>().map(String::as_str);
+            let why = why.or_else(|| cause.downcast_ref::<&str>().copied());
+            panic!("seed {seed}: {}", why.unwrap_or("panicked"));
+        });
+        sum.add(&outcome);
+    }
+    sum
 }
 
 #[test]
 fn whatever_happens_what_is_committed_stays_and_nothing_is_promised_before_it_is_durable() {
-    let (mut committed, mut rounds, mut crashes) = (0, 0, 0);
-    for seed in 0..SEEDS {
-        let result = std::panic::catch_unwind(|| run(seed));
-        let outcome = result.unwrap_or_else(|cause| {
-            let why = cause.downcast_ref::<String>();
-            panic!("seed {seed}: {}", why.map_or("panicked", |why| why));
-        });
-        committed += outcome.committed;
-        rounds += outcome.rounds;
-        crashes += outcome.crashes;
-    }
+    let sum = run_all(0..SEEDS, false);
     // A run in which nothing happens proves nothing.
     let seeds = SEEDS as usize;
-    assert!(committed > 15 * seeds, "{committed} entries committed");
-    assert!(rounds > seeds, "{rounds} rounds confirmed");
-    assert!(crashes > 3 * seeds, "{crashes} crashes");
+    assert!(sum.committed > 15 * seeds, "{} entries committed", sum.committed);
+    assert!(sum.rounds > seeds, "{} rounds confirmed", sum.rounds);
+    assert!(sum.crashes > 3 * seeds, "{} crashes", sum.crashes);
+}
+
+#[test]
+fn members_come_and_go_logs_are_cut_and_still_nothing_is_lost() {
+    let sum = run_all(0..CHANGING_SEEDS, true);
+    let seeds = CHANGING_SEEDS as usize;
+    assert!(sum.committed > 15 * seeds, "{} entries committed", sum.committed);
+    assert!(sum.changes > 2 * seeds, "{} changes of the members", sum.changes);
+    assert!(sum.joint > seeds / 10, "{} replacements", sum.joint);
+    assert!(sum.removed_leaders > 2, "{} leaders removed", sum.removed_leaders);
+    assert!(sum.installs > seeds, "{} snapshots installed", sum.installs);
 }
 
 #[test]
 fn a_seed_replays_bit_for_bit() {
-    for seed in [1, 3, 6] {
-        assert_eq!(run(seed).trace, run(seed).trace);
+    for (seed, changing) in [(1, false), (3, true), (6, true)] {
+        assert_eq!(run(seed, changing).trace, run(seed, changing).trace);
     }
-    assert_ne!(run(6).trace, run(12).trace, "and another seed does not");
+    assert_ne!(run(6, true).trace, run(12, true).trace, "and another seed does not");
 }

@@ -7,12 +7,14 @@ use bytes::Bytes;
 use raft::eraftpb::{Message, MessageType};
 
 use super::disk::Disk;
-use crate::consensus::fault::ConsensusFault;
-use crate::consensus::wire;
-use crate::consensus::{Consensus, ConsensusConfig, Outbound, Role, RoundId, Stepped};
+use super::machine::Machine;
+use crate::consensus::gate::GateRefusal;
+use crate::consensus::{
+    Consensus, ConsensusConfig, ConsensusFault, Offer, Role, RoundId, Stepped, Taken, wire,
+};
 use crate::env::Entropy;
 use crate::model::{
-    DiskId, Incarnation, LogIndex, MemberChange, Members, NodeId, PeerMessage, Term,
+    DiskId, Incarnation, LogIndex, MemberChange, Members, NodeId, SnapshotId, Term,
 };
 use crate::wal;
 
@@ -77,26 +79,40 @@ impl Flying {
 pub(super) struct Member {
     pub(super) disk: Disk,
     pub(super) consensus: Option<Consensus>,
+    pub(super) machine: Machine,
     pub(super) applied: LogIndex,
+    /// A snapshot that it was offered and has not got yet.
+    pub(super) offer: Option<Offer>,
+    /// A snapshot that is to take the machine's place when a group is proven.
+    pub(super) installing: Option<(SnapshotId, u64)>,
     lives: u64,
-    highest: (Term, LogIndex),
+    pub(super) highest: (Term, LogIndex),
 }
 
 /// See the module.
 pub(super) struct World {
     pub(super) members: BTreeMap<NodeId, Member>,
-    pub(super) voters: Vec<NodeId>,
-    learners: Vec<NodeId>,
+    /// Everybody at the beginning.
+    founded: Members,
     seed: u64,
     pub(super) flying: Vec<Flying>,
     /// Who led which term.
-    leaders: BTreeMap<Term, NodeId>,
+    pub(super) leaders: BTreeMap<Term, NodeId>,
     /// What was handed out as committed: once and for all.
     pub(super) history: BTreeMap<LogIndex, wal::Entry>,
+    /// The machine as every one of them was after each entry.
+    pub(super) states: BTreeMap<LogIndex, Machine>,
     /// The newest committed index when each round began.
     rounds: BTreeMap<RoundId, LogIndex>,
     pub(super) rounds_confirmed: usize,
+    pub(super) installs: usize,
+    /// Leaders that have applied their own removal.
+    pub(super) removed_leaders: usize,
     round: u64,
+    /// A snapshot whose group is proven is put in place by [`World::finish_install`] alone.
+    pub(super) holds_installs: bool,
+    /// Whom nobody starts when it has been added.
+    pub(super) stays_dark: Option<NodeId>,
     /// Stands for everything that was sent, in order.
     pub(super) trace: u64,
     /// Changes each member's configuration.
@@ -106,7 +122,7 @@ pub(super) struct World {
 impl World {
     pub(super) fn new(voters: u64, learners: u64, seed: u64) -> Self {
         let mut world = Self::dark(voters, learners, seed);
-        for id in world.members.keys().copied().collect::<Vec<_>>() {
+        for id in world.ids() {
             world.start(id);
         }
         world
@@ -114,48 +130,91 @@ impl World {
 
     /// Nobody runs yet.
     pub(super) fn dark(voters: u64, learners: u64, seed: u64) -> Self {
-        let member = |id| {
-            let highest = (Term(1), LogIndex(1));
-            let (disk, applied) = (Disk::new(), LogIndex(1));
-            (node(id), Member { disk, consensus: None, applied, lives: 0, highest })
-        };
-        Self {
-            members: (1..=voters + learners).map(member).collect(),
-            voters: (1..=voters).map(node).collect(),
-            learners: (voters + 1..=voters + learners).map(node).collect(),
+        let ids = |range: std::ops::RangeInclusive<u64>| range.collect::<Vec<_>>();
+        let founded = members_of(&ids(1..=voters), &ids(voters + 1..=voters + learners));
+        let mut world = Self {
+            members: BTreeMap::new(),
+            founded,
             seed,
             flying: Vec::new(),
             leaders: BTreeMap::new(),
             history: BTreeMap::new(),
+            states: BTreeMap::new(),
             rounds: BTreeMap::new(),
             rounds_confirmed: 0,
+            installs: 0,
+            removed_leaders: 0,
             round: 0,
+            holds_installs: false,
+            stays_dark: None,
             trace: seed,
             tune: |_| (),
-        }
+        };
+        (1..=voters + learners).for_each(|id| world.create(node(id)));
+        world
+    }
+
+    /// A member with an empty disk, that does not run yet.
+    pub(super) fn create(&mut self, id: NodeId) {
+        let machine = Machine::new(self.founded.clone());
+        let member = Member {
+            disk: Disk::new(),
+            consensus: None,
+            machine,
+            applied: LogIndex(1),
+            offer: None,
+            installing: None,
+            lives: 0,
+            highest: (Term(1), LogIndex(1)),
+        };
+        self.members.insert(id, member);
+    }
+
+    pub(super) fn founded(&self) -> &Members {
+        &self.founded
+    }
+
+    pub(super) fn ids(&self) -> Vec<NodeId> {
+        self.members.keys().copied().collect()
+    }
+
+    /// Everybody, as of the newest entry that anybody has applied.
+    pub(super) fn newest(&self) -> &Members {
+        self.states.last_key_value().map_or(&self.founded, |(_, machine)| &machine.members)
     }
 
     // ---- what happens to members ------------------------------------------------------------------
 
+    /// A member takes up what is on its disk: the newest snapshot that its log knows of, and the log.
     pub(super) fn start(&mut self, id: NodeId) {
-        let numbers = |ids: &[NodeId]| ids.iter().map(|id| id.get()).collect::<Vec<_>>();
-        let members = members_of(&numbers(&self.voters), &numbers(&self.learners));
+        let founded = self.founded.clone();
         let member = self.members.get_mut(&id).unwrap();
         member.lives += 1;
+        let disk = member.disk.clone();
+        let (machine, hard_state) = {
+            let disk = disk.look();
+            let fits = |(id, _): &(&SnapshotId, &Machine)| disk.term(id.index) == Some(id.term);
+            let newest = disk.files.iter().rev().find(fits).map(|(_, machine)| machine.clone());
+            (newest.unwrap_or_else(|| Machine::new(founded)), disk.hard_state.clone())
+        };
         let entropy = Arc::new(Fixed(self.seed ^ member.lives));
+        let members = machine.members.clone();
         let mut config = ConsensusConfig::new(id, members, HEARTBEAT, ELECTION, entropy);
         (self.tune)(&mut config);
-        member.applied = LogIndex(1);
-        let hard_state = member.disk.look().hard_state.clone();
         member.highest = (hard_state.term, hard_state.commit);
-        let started = Consensus::new(config, member.disk.clone(), hard_state, LogIndex(1));
-        member.consensus = Some(started.unwrap());
+        member.applied = machine.index();
+        let started = Consensus::new(config, disk, hard_state, machine.index());
+        let consensus = member.consensus.insert(started.unwrap());
+        if machine.index() > LogIndex(1) {
+            consensus.offer_snapshot(Some((machine.id(), &machine.members)));
+        }
+        member.machine = machine;
     }
 
     /// The member dies. Of the groups on their way to its disk, the first `synced` have arrived.
     pub(super) fn crash(&mut self, id: NodeId, synced: usize) {
         let member = self.members.get_mut(&id).unwrap();
-        member.consensus = None;
+        (member.consensus, member.offer, member.installing) = (None, None, None);
         let mut disk = member.disk.look();
         for _ in 0..synced {
             disk.sync();
@@ -186,9 +245,15 @@ impl World {
         {
             let disk = self.members[&id].disk.clone();
             self.send(id, turn.send);
+            if let Some(snapshot) = turn.install {
+                assert!(turn.commit.is_empty(), "a snapshot comes alone");
+                let group = turn.persist.as_ref().expect("the log is told");
+                assert_eq!(group.base.map(|base| base.index), Some(snapshot.index));
+                self.members.get_mut(&id).unwrap().installing = Some((snapshot, group.number));
+            }
             disk.look().queued.extend(turn.persist);
             for entry in &turn.commit {
-                self.commit(id, entry);
+                self.commit(id, entry)?;
             }
             if let Some(last) = turn.commit.last().map(|entry| entry.index) {
                 self.consensus(id).unwrap().applied(last);
@@ -221,6 +286,13 @@ impl World {
             self.send(id, opened);
             self.run(id);
         }
+        if self.members[&id].installing.is_some_and(|(_, group)| group <= number) {
+            // Proven.
+            self.members.get_mut(&id).unwrap().installing.as_mut().unwrap().1 = 0;
+        }
+        if !self.holds_installs {
+            self.finish_install(id);
+        }
         true
     }
 
@@ -230,15 +302,118 @@ impl World {
 
     /// Delivers a message.
     pub(super) fn deliver(&mut self, flying: Flying) {
-        if let Some(consensus) = self.consensus(flying.to) {
-            let stepped = consensus.step(flying.from, flying.bytes.clone());
-            let stepped = stepped.unwrap_or_else(|refusal| {
-                panic!("{}: {refusal}: {:?}", flying.to, flying.message());
-            });
-            assert_eq!(stepped, Stepped::Done);
-            self.run(flying.to);
+        let is_removed = self.newest().is_removed(flying.from);
+        let Some(consensus) = self.consensus(flying.to) else { return };
+        match consensus.step(flying.from, flying.bytes.clone()) {
+            Ok(Stepped::Done) => {}
+            Ok(Stepped::Offer(offer)) => {
+                self.members.get_mut(&flying.to).unwrap().offer = Some(offer);
+            }
+            Err(GateRefusal::Removed) if is_removed => {}
+            Err(refusal) => panic!("{}: {refusal}: {:?}", flying.to, flying.message()),
+        }
+        self.run(flying.to);
+    }
+
+    // ---- members and snapshots --------------------------------------------------------------------
+
+    pub(super) fn change(&mut self, id: NodeId, change: &MemberChange) -> Option<LogIndex> {
+        let place = self.consensus(id)?.propose_membership(change).ok();
+        self.run(id);
+        place.map(|(_, index)| index)
+    }
+
+    /// The member writes a snapshot of its state to its disk, and offers it to others.
+    pub(super) fn snapshot(&mut self, id: NodeId) {
+        let member = self.members.get_mut(&id).unwrap();
+        let Some(consensus) = &mut member.consensus else { return };
+        if member.machine.index() > LogIndex(1) && member.installing.is_none() {
+            let machine = member.machine.clone();
+            consensus.offer_snapshot(Some((machine.id(), &machine.members)));
+            member.disk.look().files.insert(machine.id(), machine);
         }
     }
+
+    /// The member removes all snapshots but the newest, and those on their way in.
+    pub(super) fn prune(&mut self, id: NodeId) {
+        let member = &self.members[&id];
+        let (applied, installing) = (member.applied, member.installing.map(|(id, _)| id));
+        if member.consensus.is_some() && member.offer.is_none() && installing.is_none() {
+            let mut disk = member.disk.look();
+            let newest = disk.files.keys().rev().find(|id| id.index <= applied).copied();
+            disk.files.retain(|id, _| Some(*id) == newest);
+        }
+    }
+
+    /// The member removes the front of its log, up to its newest snapshot or `keep` entries before.
+    pub(super) fn cut(&mut self, id: NodeId, keep: u64) {
+        let member = &self.members[&id];
+        if member.consensus.is_none() || member.installing.is_some() {
+            return;
+        }
+        let applied = member.applied;
+        let mut disk = member.disk.look();
+        let newest = disk.files.keys().rev().find(|id| id.index <= applied).copied();
+        if let Some(newest) = newest {
+            disk.cut(LogIndex(newest.index.get().saturating_sub(keep)));
+        }
+    }
+
+    /// Takes a step towards the snapshot that the member was offered. False if there is none to take.
+    pub(super) fn fetch(&mut self, id: NodeId) -> bool {
+        let member = &self.members[&id];
+        let (Some(_), Some(offer)) = (&member.consensus, member.offer.clone()) else {
+            return false;
+        };
+        let disk = member.disk.clone();
+        if !disk.look().files.contains_key(&offer.id) {
+            let found = self.members[&offer.from].disk.look().files.get(&offer.id).cloned();
+            let Some(sender) = self.consensus(offer.from) else { return false };
+            let Some(machine) = found else {
+                sender.report_snapshot(id, false);
+                self.run(offer.from);
+                self.members.get_mut(&id).unwrap().offer = None;
+                return true;
+            };
+            sender.snapshot_progress(id);
+            disk.look().files.insert(offer.id, machine);
+        }
+        let taken = self.consensus(id).unwrap().take_snapshot(&offer);
+        if taken == Taken::Later {
+            return false;
+        }
+        self.members.get_mut(&id).unwrap().offer = None;
+        self.run(id);
+        true
+    }
+
+    /// Puts a snapshot in place whose group is proven.
+    pub(super) fn finish_install(&mut self, id: NodeId) -> bool {
+        let member = self.members.get_mut(&id).unwrap();
+        let Some((snapshot, 0)) = member.installing else { return false };
+        member.installing = None;
+        let machine = member.disk.look().files[&snapshot].clone();
+        assert_eq!(self.states[&snapshot.index], machine, "R-SM: {id} installs {snapshot:?}");
+        member.applied = machine.index();
+        member.machine = machine;
+        let consensus = member.consensus.as_mut().expect("it runs");
+        consensus.installed(&member.machine.members).unwrap();
+        consensus.offer_snapshot(Some((snapshot, &member.machine.members)));
+        self.installs += 1;
+        self.run(id);
+        true
+    }
+
+    /// A leader whose followers need another snapshot takes one.
+    pub(super) fn serve(&mut self, id: NodeId) -> bool {
+        let is_wanted = self.consensus(id).is_some_and(|consensus| consensus.wants_snapshot());
+        if is_wanted {
+            self.snapshot(id);
+        }
+        is_wanted
+    }
+
+    // ---- proposals and reads ----------------------------------------------------------------------
 
     pub(super) fn propose(&mut self, id: NodeId, data: &[u8]) -> Option<(Term, LogIndex)> {
         let place = self.consensus(id)?.propose(data.to_vec()).ok();
@@ -271,10 +446,12 @@ impl World {
                     self.deliver(flying);
                 }
             }
-            for id in self.members.keys().copied().collect::<Vec<_>>() {
+            for id in self.ids() {
                 while self.sync(id) {
                     quiet = false;
                 }
+                quiet &= !(self.finish_install(id) | self.fetch(id));
+                self.serve(id);
             }
             if quiet {
                 return;
@@ -300,103 +477,5 @@ impl World {
         let newest = |member: &Member| member.consensus.as_ref().map(Consensus::term);
         let leaders = self.members.iter().filter(|(_, member)| leads(member));
         leaders.max_by_key(|(_, member)| newest(member)).map(|(id, _)| *id)
-    }
-
-    // ---- what must hold ---------------------------------------------------------------------------
-
-    pub(super) fn send(&mut self, from: NodeId, messages: Vec<Outbound>) {
-        for Outbound { to, message, .. } in messages {
-            let PeerMessage::Raft(bytes) = message else { panic!("a message of raft's") };
-            for byte in &bytes[..] {
-                self.trace = (self.trace ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
-            }
-            let flying = Flying { from, to, bytes };
-            self.audit(&flying);
-            self.flying.push(flying);
-        }
-    }
-
-    /// R-PERSIST: what a message says is on its sender's disk when it leaves.
-    fn audit(&self, flying: &Flying) {
-        let message = flying.message();
-        let disk = self.members[&flying.from].disk.look();
-        let (durable, term) = (&disk.hard_state, Term(message.term));
-        let kind = message.get_msg_type();
-        let in_term = durable.term == term;
-        let holds = match kind {
-            MessageType::MsgRequestVote => {
-                let last = (disk.last(), disk.term(disk.last()));
-                let claimed = (LogIndex(message.index), Some(Term(message.log_term)));
-                (in_term && durable.vote == Some(flying.from) && last == claimed)
-                    || durable.term > term
-            }
-            MessageType::MsgRequestPreVote => {
-                let claimed = (LogIndex(message.index), Some(Term(message.log_term)));
-                durable.term.next() > term || (disk.last(), disk.term(disk.last())) == claimed
-            }
-            MessageType::MsgRequestVoteResponse if !message.reject => {
-                (in_term && durable.vote == Some(flying.to)) || durable.term > term
-            }
-            // A promise of nothing: it speaks of a term that has not begun.
-            MessageType::MsgRequestPreVoteResponse if !message.reject => true,
-            MessageType::MsgAppendResponse if !message.reject => {
-                (in_term && disk.last() >= LogIndex(message.index)) || durable.term > term
-            }
-            MessageType::MsgAppend | MessageType::MsgHeartbeat | MessageType::MsgTimeoutNow => {
-                (in_term && durable.vote == Some(flying.from)) || durable.term > term
-            }
-            MessageType::MsgAppendResponse
-            | MessageType::MsgHeartbeatResponse
-            | MessageType::MsgRequestVoteResponse
-            | MessageType::MsgRequestPreVoteResponse => durable.term >= term,
-            kind => panic!("{kind:?} left"),
-        };
-        assert!(holds, "R-PERSIST: {} has {durable:?}, and sends {message:?}", flying.from);
-    }
-
-    fn commit(&mut self, id: NodeId, entry: &wal::Entry) {
-        let member = self.members.get_mut(&id).unwrap();
-        assert_eq!(entry.index, member.applied.next(), "R-APPLIED");
-        member.applied = entry.index;
-        let told = self.history.entry(entry.index).or_insert_with(|| entry.clone());
-        assert_eq!(told, entry, "R-SM: {id}");
-        let holds =
-            |id: &&NodeId| self.members[id].disk.look().term(entry.index) == Some(entry.term);
-        let copies = self.voters.iter().filter(holds).count();
-        assert!(copies * 2 > self.voters.len(), "R-QUORUM: {entry:?} is on {copies} disks");
-        assert!(self.members[&id].disk.look().term(entry.index) == Some(entry.term), "on its own");
-    }
-
-    fn look_at(&mut self, id: NodeId) {
-        let member = self.members.get_mut(&id).unwrap();
-        let Some(consensus) = &member.consensus else { return };
-        let status = consensus.status();
-        assert!(status.applied <= status.commit && status.commit <= status.last, "R-ORDER");
-        let (term, commit) = member.highest;
-        assert!(status.term >= term && status.commit >= commit, "R-TERM, R-COMMIT: {status:?}");
-        member.highest = (status.term, status.commit);
-        if status.role == Role::Leader {
-            let leader = *self.leaders.entry(status.term).or_insert(id);
-            assert_eq!(leader, id, "R-ELECT: two leaders of term {}", status.term);
-            assert!(self.voters.contains(&id), "R-LEARNER");
-            for entry in self.history.values() {
-                use crate::consensus::gate::Standpoint;
-                let term = consensus.term_at(entry.index);
-                assert_eq!(term, Some(entry.term), "R-COMPLETE: {id} lacks {entry:?}");
-            }
-        }
-    }
-
-    /// R-MATCH, and that everything committed is where it was.
-    pub(super) fn check_logs(&self) {
-        let logs: Vec<_> =
-            self.members.values().map(|member| member.disk.look().entries.clone()).collect();
-        for (i, a) in logs.iter().enumerate() {
-            for b in &logs[i + 1..] {
-                let same = a.iter().zip(b).rposition(|(a, b)| a.term == b.term);
-                let same = same.map_or(0, |place| place + 1);
-                assert_eq!(a[..same], b[..same], "R-MATCH");
-            }
-        }
     }
 }

@@ -2,9 +2,11 @@
 
 mod campaigns;
 mod durability;
+mod members;
 mod proposals;
 mod reads;
 mod restarts;
+mod snapshots;
 mod standing;
 
 use std::sync::Arc;

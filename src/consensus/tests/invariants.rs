@@ -1,0 +1,162 @@
+//! What must hold whatever happens: each named as in the literature.
+
+use std::collections::BTreeMap;
+
+use raft::eraftpb::MessageType;
+
+use super::world::{Flying, Member, World};
+use crate::consensus::gate::Standpoint;
+use crate::consensus::{ConsensusFault, Outbound, Role};
+use crate::model::{LogIndex, Members, NodeId, PeerMessage, Term};
+use crate::wal;
+
+impl World {
+    pub(super) fn send(&mut self, from: NodeId, messages: Vec<Outbound>) {
+        for Outbound { to, message, .. } in messages {
+            let PeerMessage::Raft(bytes) = message else { panic!("a message of raft's") };
+            for byte in &bytes[..] {
+                self.trace = (self.trace ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+            }
+            let flying = Flying { from, to, bytes };
+            self.audit(&flying);
+            self.flying.push(flying);
+        }
+    }
+
+    /// R-PERSIST: what a message says is on its sender's disk when it leaves.
+    fn audit(&self, flying: &Flying) {
+        let message = flying.message();
+        let disk = self.members[&flying.from].disk.look();
+        let (durable, term) = (&disk.hard_state, Term(message.term));
+        let kind = message.get_msg_type();
+        let in_term = durable.term == term;
+        let holds = match kind {
+            MessageType::MsgRequestVote => {
+                let last = (disk.last(), disk.term(disk.last()));
+                let claimed = (LogIndex(message.index), Some(Term(message.log_term)));
+                (in_term && durable.vote == Some(flying.from) && last == claimed)
+                    || durable.term > term
+            }
+            MessageType::MsgRequestPreVote => {
+                let claimed = (LogIndex(message.index), Some(Term(message.log_term)));
+                durable.term.next() > term || (disk.last(), disk.term(disk.last())) == claimed
+            }
+            MessageType::MsgRequestVoteResponse if !message.reject => {
+                (in_term && durable.vote == Some(flying.to)) || durable.term > term
+            }
+            // A promise of nothing: it speaks of a term that has not begun.
+            MessageType::MsgRequestPreVoteResponse if !message.reject => true,
+            MessageType::MsgAppendResponse if !message.reject => {
+                (in_term && disk.last() >= LogIndex(message.index)) || durable.term > term
+            }
+            MessageType::MsgAppend
+            | MessageType::MsgSnapshot
+            | MessageType::MsgHeartbeat
+            | MessageType::MsgTimeoutNow => {
+                (in_term && durable.vote == Some(flying.from)) || durable.term > term
+            }
+            MessageType::MsgAppendResponse
+            | MessageType::MsgHeartbeatResponse
+            | MessageType::MsgRequestVoteResponse
+            | MessageType::MsgRequestPreVoteResponse => durable.term >= term,
+            kind => panic!("{kind:?} left"),
+        };
+        assert!(holds, "R-PERSIST: {} has {durable:?}, and sends {message:?}", flying.from);
+    }
+
+    /// R-SM, R-QUORUM: what a member hands out is what all the others do, and a quorum has it.
+    pub(super) fn commit(&mut self, id: NodeId, entry: &wal::Entry) -> Result<(), ConsensusFault> {
+        let told = self.history.entry(entry.index).or_insert_with(|| entry.clone());
+        assert_eq!(told, entry, "R-SM: {id}");
+        assert!(self.is_on_a_quorum(entry), "R-QUORUM: {entry:?}");
+        let member = self.members.get_mut(&id).unwrap();
+        assert!(member.disk.look().holds(entry.index, entry.term), "on its own");
+        member.machine.apply(entry)?;
+        member.applied = entry.index;
+        let machine = member.machine.clone();
+        if entry.kind == wal::EntryKind::Membership {
+            let consensus = member.consensus.as_mut().expect("it runs");
+            let led = consensus.is_leader();
+            consensus.applied_membership(entry, &machine.members)?;
+            self.removed_leaders += usize::from(led && !consensus.is_leader());
+        }
+        let joined: Vec<NodeId> = machine.members.rows().keys().copied().collect();
+        let state = self.states.entry(entry.index).or_insert_with(|| machine.clone());
+        assert_eq!(*state, machine, "R-SM: {id}");
+        for new in joined {
+            if !self.members.contains_key(&new) {
+                self.create(new);
+                if self.stays_dark != Some(new) {
+                    self.start(new);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether most of the voters have it, those of the last configuration before it or of the one
+    /// before that: a leader has applied all but one change when it counts.
+    fn is_on_a_quorum(&self, entry: &wal::Entry) -> bool {
+        let holds = |id: &NodeId| {
+            self.members.get(id).is_some_and(|m| m.disk.look().holds(entry.index, entry.term))
+        };
+        let most = |ids: Vec<NodeId>| ids.iter().filter(|id| holds(id)).count() * 2 > ids.len();
+        let agrees = |members: &Members| {
+            most(members.voters().collect())
+                && (!members.is_joint() || most(members.outgoing().iter().copied().collect()))
+        };
+        let deciders = |m: &Members| (m.voters().collect::<Vec<_>>(), m.outgoing().clone());
+        let before = self.states.range(..entry.index).rev().map(|(_, machine)| &machine.members);
+        let mut last = None;
+        for members in before.chain([self.founded()]) {
+            if agrees(members) {
+                return true;
+            }
+            match &last {
+                None => last = Some(deciders(members)),
+                Some(last) if *last != deciders(members) => return false,
+                Some(_) => {}
+            }
+        }
+        false
+    }
+
+    pub(super) fn look_at(&mut self, id: NodeId) {
+        let member = self.members.get_mut(&id).unwrap();
+        let Some(consensus) = &member.consensus else { return };
+        let status = consensus.status();
+        assert!(status.applied <= status.commit && status.commit <= status.last, "R-ORDER");
+        let (term, commit) = member.highest;
+        assert!(status.term >= term && status.commit >= commit, "R-TERM, R-COMMIT: {status:?}");
+        member.highest = (status.term, status.commit);
+        if status.role == Role::Leader {
+            let leader = *self.leaders.entry(status.term).or_insert(id);
+            assert_eq!(leader, id, "R-ELECT: two leaders of term {}", status.term);
+            assert!(member.machine.members.is_voter(id), "R-LEARNER: {id} leads");
+            let base = member.disk.look().base.index;
+            for entry in self.history.range(base.next()..).map(|(_, entry)| entry) {
+                let term = consensus.term_at(entry.index);
+                assert_eq!(term, Some(entry.term), "R-COMPLETE: {id} lacks {entry:?}");
+            }
+        }
+    }
+
+    /// R-MATCH, and that everything committed is where it was.
+    pub(super) fn check_logs(&self) {
+        let log = |member: &Member| -> BTreeMap<LogIndex, wal::Entry> {
+            let disk = member.disk.look();
+            disk.entries.iter().map(|entry| (entry.index, entry.clone())).collect()
+        };
+        let logs: Vec<_> = self.members.values().map(log).collect();
+        for (i, a) in logs.iter().enumerate() {
+            for b in &logs[i + 1..] {
+                let same =
+                    |index: &&LogIndex| b.get(*index).map(|e| e.term) == Some(a[*index].term);
+                let Some(last) = a.keys().rev().find(same) else { continue };
+                for (index, entry) in a.range(..=last) {
+                    assert!(b.get(index).is_none_or(|other| other == entry), "R-MATCH");
+                }
+            }
+        }
+    }
+}

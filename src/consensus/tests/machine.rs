@@ -1,0 +1,51 @@
+//! The state machine's twin: who the members are, and a number that stands for everything applied.
+
+use crate::consensus::{ConsensusFault, member_change};
+use crate::model::{LogIndex, Members, SnapshotId};
+use crate::wal;
+
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Machine {
+    pub(super) applied: wal::Base,
+    pub(super) members: Members,
+    digest: u64,
+}
+
+impl Machine {
+    /// Before anything was applied.
+    pub(super) fn new(members: Members) -> Self {
+        Self { applied: wal::Base::default(), members, digest: 0 }
+    }
+
+    /// After `applied`, of which nothing is known but the members.
+    pub(super) fn made_up(applied: wal::Base, members: Members) -> Self {
+        Self { applied, members, digest: 0 }
+    }
+
+    /// Applies an entry. A change of the members that may not be made does nothing but count.
+    pub(super) fn apply(&mut self, entry: &wal::Entry) -> Result<(), ConsensusFault> {
+        assert_eq!(entry.index, self.applied.index.next(), "R-APPLIED");
+        if entry.kind == wal::EntryKind::Membership {
+            let change = member_change(entry)?;
+            if self.members.judge(&change).is_ok() {
+                self.members.apply(entry.index, &change);
+            }
+        }
+        for byte in &entry.data[..] {
+            self.digest = (self.digest ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+        }
+        self.digest = self.digest.wrapping_add(entry.term.get()).rotate_left(7);
+        self.applied = wal::Base { index: entry.index, term: entry.term };
+        Ok(())
+    }
+
+    /// The name of a snapshot of it.
+    pub(super) fn id(&self) -> SnapshotId {
+        let wal::Base { index, term } = self.applied;
+        SnapshotId { index, term, bytes: 100, checksum: self.digest }
+    }
+
+    pub(super) fn index(&self) -> LogIndex {
+        self.applied.index
+    }
+}
