@@ -133,7 +133,11 @@ impl World {
             let leader = *self.leaders.entry(status.term).or_insert(id);
             assert_eq!(leader, id, "R-ELECT: two leaders of term {}", status.term);
             assert!(member.machine.members.is_voter(id), "R-LEARNER: {id} leads");
-            let base = member.disk.look().base.index;
+            let (base, newest) = (member.disk.look().base.index, self.history.last_key_value());
+            // One that has not noticed yet that a later term has begun is not meant.
+            if newest.is_some_and(|(_, entry)| entry.term > status.term) {
+                return;
+            }
             for entry in self.history.range(base.next()..).map(|(_, entry)| entry) {
                 let term = consensus.term_at(entry.index);
                 assert_eq!(term, Some(entry.term), "R-COMPLETE: {id} lacks {entry:?}");

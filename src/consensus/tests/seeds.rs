@@ -181,9 +181,9 @@ fn wish(world: &mut World, rng: &mut u64, leader: NodeId) -> Option<MemberChange
             MemberChange::Promote(voter.filter(|_| draw(rng).is_multiple_of(2)).unwrap_or(node(99)))
         }
         1..3 => MemberChange::Remove(anybody?),
-        3..5 if rows.len() < MEMBERS_MAX => add(members.next()),
+        3 if rows.len() < MEMBERS_MAX => add(members.next()),
         _ if learner.is_none() && rows.len() < MEMBERS_MAX => add(members.next()),
-        5..7 => MemberChange::Promote(learner?),
+        4 => MemberChange::Promote(learner?),
         _ => MemberChange::Replace { old: voter?, new: learner? },
     };
     let consensus = world.consensus(leader)?;
@@ -194,7 +194,7 @@ fn wish(world: &mut World, rng: &mut u64, leader: NodeId) -> Option<MemberChange
     let is_wise = consensus.would_lose_quorum(&change).is_none()
         && comes.is_none_or(|new| consensus.is_caught_up(new));
     // Unwise ones cost patience, and must cost nothing else.
-    (is_wise || draw(rng).is_multiple_of(3)).then_some(change)
+    (is_wise || draw(rng).is_multiple_of(2)).then_some(change)
 }
 
 /// All trouble ends, and everybody must come to agree; who was removed goes on talking.
@@ -270,7 +270,7 @@ fn members_come_and_go_logs_are_cut_and_still_nothing_is_lost() {
     let seeds = CHANGING_SEEDS as usize;
     assert!(sum.committed > 15 * seeds, "{} entries committed", sum.committed);
     assert!(sum.changes > 2 * seeds, "{} changes of the members", sum.changes);
-    assert!(sum.joint > seeds / 10, "{} replacements", sum.joint);
+    assert!(sum.joint > seeds / 15, "{} replacements", sum.joint);
     assert!(sum.removed_leaders > 2, "{} leaders removed", sum.removed_leaders);
     assert!(sum.installs > seeds, "{} snapshots installed", sum.installs);
 }

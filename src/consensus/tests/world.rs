@@ -334,14 +334,14 @@ impl World {
         }
     }
 
-    /// The member removes all snapshots but the newest, and those on their way in.
+    /// The member removes all snapshots before the newest: those after it are on their way in.
     pub(super) fn prune(&mut self, id: NodeId) {
         let member = &self.members[&id];
-        let (applied, installing) = (member.applied, member.installing.map(|(id, _)| id));
-        if member.consensus.is_some() && member.offer.is_none() && installing.is_none() {
+        let applied = member.applied;
+        if member.consensus.is_some() && member.installing.is_none() {
             let mut disk = member.disk.look();
             let newest = disk.files.keys().rev().find(|id| id.index <= applied).copied();
-            disk.files.retain(|id, _| Some(*id) == newest);
+            disk.files.retain(|id, _| newest.is_none_or(|newest| id.index >= newest.index));
         }
     }
 
