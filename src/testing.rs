@@ -147,14 +147,49 @@ impl Cluster {
     /// See [`StartError`].
     pub async fn restart(&mut self, member: usize) -> Result<(), StartError> {
         if self.nodes[member].is_none() {
-            // The addresses are never dialed.
-            let names =
-                (0..self.nodes.len()).map(|i| (format!("m{i}"), format!("in-memory:{}", i + 1)));
-            let config = Config::new(self.data_dir(member), format!("m{member}")).members(names);
-            let config = (self.options.configure)(config);
+            let config = if member < self.options.members {
+                let founders = (0..self.options.members).map(|i| (name(i), address(i)));
+                let config = Config::new(self.data_dir(member), name(member)).members(founders);
+                (self.options.configure)(config)
+            } else {
+                self.config_to_join(member)
+            };
             self.nodes[member] = Some(Node::start_in_memory(&config, self.hub.clone()).await?);
         }
         Ok(())
+    }
+
+    /// Starts a node that joins the cluster as a learner, and says which member it is.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub async fn join(&mut self) -> Result<usize, StartError> {
+        self.join_as(|config| config).await
+    }
+
+    /// As [`Cluster::join`], in the place of a voter, which is a member no more once the new one has
+    /// caught up.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub async fn replace(&mut self, member: usize) -> Result<usize, StartError> {
+        self.join_as(|config| config.replacing(name(member))).await
+    }
+
+    async fn join_as(&mut self, how: impl FnOnce(Config) -> Config) -> Result<usize, StartError> {
+        let member = self.nodes.len();
+        let config = how(self.config_to_join(member));
+        let node = Node::start_in_memory(&config, self.hub.clone()).await?;
+        self.nodes.push(Some(node));
+        Ok(member)
+    }
+
+    /// What a member is started with that does not found the cluster.
+    fn config_to_join(&self, member: usize) -> Config {
+        let config = Config::new(self.data_dir(member), name(member))
+            .join(["in-memory:1"])
+            .advertise(address(member));
+        (self.options.configure)(config)
     }
 
     /// Where a member keeps its data.
@@ -192,17 +227,20 @@ impl Cluster {
         self.hub.heal_all();
     }
 
-    /// Waits until a member leads that a quorum of the running members follows, and says which.
+    /// Waits until a member leads that a quorum of the voters follows, and says which.
     ///
     /// # Errors
     /// [`TooLate`].
     pub async fn leader(&self) -> Result<usize, TooLate> {
-        let quorum = self.nodes.len() / 2 + 1;
         let leader = |statuses: &[NodeStatus]| {
             let leader =
                 statuses.iter().filter(|s| s.role == Role::Leader).max_by_key(|s| s.term)?;
-            let behind = |s: &&NodeStatus| s.leader == Some(leader.id) && s.term == leader.term;
-            (statuses.iter().filter(behind).count() >= quorum).then_some(leader.id)
+            let (_, node) = self.running().find(|(_, node)| node.status().id == leader.id)?;
+            let voters: Vec<NodeId> = node.members().voters().collect();
+            let behind = |s: &&NodeStatus| {
+                s.leader == Some(leader.id) && s.term == leader.term && voters.contains(&s.id)
+            };
+            (statuses.iter().filter(behind).count() > voters.len() / 2).then_some(leader.id)
         };
         let mut found = None;
         self.wait_until("no leader that a quorum follows", |statuses| {
@@ -266,8 +304,18 @@ impl Cluster {
     }
 }
 
+/// Ids are minted in the order in which members come.
 fn id(member: usize) -> NodeId {
     NodeId::new(member as u64 + 1).expect("it is not 0")
+}
+
+fn name(member: usize) -> String {
+    format!("m{member}")
+}
+
+/// Never dialed.
+fn address(member: usize) -> String {
+    format!("in-memory:{}", member + 1)
 }
 
 /// The future's output, unless it takes longer than `limit`.

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
 use thiserror::Error;
 
@@ -85,19 +86,9 @@ impl Checked {
         (!listen.is_empty()).then_some(listen)
     }
 
-    /// What proves to the members that a node may join.
-    pub(crate) fn token(&self) -> &str {
-        &self.config.token
-    }
-
-    /// The settings of a node on a new disk that founds its cluster; `None` if it joins one.
-    pub(crate) fn found(&self) -> Option<Settings> {
-        match &self.beginning {
-            Beginning::Found { node, cluster, members } => {
-                Some(self.settings(*node, *cluster, members.clone()))
-            }
-            Beginning::Join { .. } => None,
-        }
+    /// How long a node that joins asks around.
+    pub(crate) fn join_deadline(&self) -> Duration {
+        self.config.join_deadline
     }
 
     /// The settings of a node that is this member of this cluster: its disk says so.
@@ -125,17 +116,8 @@ impl Checked {
         Ok(self.settings(node, cluster, hints))
     }
 
-    /// The settings of a node that these members have let in.
-    pub(crate) fn joined(
-        &self,
-        node: NodeId,
-        cluster: ClusterId,
-        members: BTreeMap<NodeId, Contact>,
-    ) -> Settings {
-        self.settings(node, cluster, members)
-    }
-
-    fn settings(
+    /// The settings of a node, once it is known which member of which cluster it is.
+    pub(crate) fn settings(
         &self,
         node: NodeId,
         cluster: ClusterId,

@@ -24,6 +24,7 @@ pub struct Config {
     pub(super) members: Vec<(String, String)>,
     pub(super) join: Vec<String>,
     pub(super) replaces: Option<String>,
+    pub(super) join_deadline: Duration,
     pub(super) listen: Option<String>,
     pub(super) advertise: Option<String>,
     pub(super) token: String,
@@ -118,6 +119,7 @@ impl Config {
             members: Vec::new(),
             join: Vec::new(),
             replaces: None,
+            join_deadline: Duration::from_secs(60),
             listen: None,
             advertise: None,
             token: String::new(),
@@ -171,6 +173,12 @@ impl Config {
     /// to another machine.
     pub fn replacing(mut self, name: impl Into<String>) -> Self {
         self.replaces = Some(name.into());
+        self
+    }
+
+    /// How long a node that joins asks around before it gives up. Default a minute.
+    pub fn join_deadline(mut self, deadline: Duration) -> Self {
+        self.join_deadline = deadline;
         self
     }
 
@@ -495,7 +503,15 @@ mod tests {
 
     #[test]
     fn ids_and_the_cluster_do_not_depend_on_the_order_of_the_members() {
-        let found = |config: Config| config.check().unwrap().found().unwrap();
+        let found = |config: Config| {
+            let checked = config.check().unwrap();
+            match checked.beginning().clone() {
+                Beginning::Found { node, cluster, members } => {
+                    checked.settings(node, cluster, members)
+                }
+                Beginning::Join { .. } => panic!("it joins"),
+            }
+        };
         let one = found(three());
         let other = Config::new("x", "b").members([("a", "z:1"), ("b", "h:2"), ("c", "h:3")]);
         let other = found(other);

@@ -5,7 +5,7 @@ use thiserror::Error as ThisError;
 
 use crate::model::{MemberRefusal, Refusal, Revision};
 use crate::node::{CallError, SessionEnd, StopReason};
-use crate::transport::TransportError;
+use crate::transport::{JoinError, TransportError};
 
 use super::ConfigError;
 
@@ -162,9 +162,21 @@ pub enum StartError {
     /// The network cannot be used.
     #[error("network: {0}")]
     Network(#[from] TransportError),
+    /// The cluster was not joined.
+    #[error("joining: {0}")]
+    Join(String),
     /// The operating system gives no thread.
     #[error("thread: {0}")]
     Thread(#[source] io::Error),
+}
+
+impl From<JoinError> for StartError {
+    fn from(error: JoinError) -> Self {
+        match error {
+            JoinError::Transport(error) => StartError::Network(error),
+            error => StartError::Join(error.to_string()),
+        }
+    }
 }
 
 impl From<crate::node::StartError> for StartError {

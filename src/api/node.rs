@@ -8,13 +8,14 @@ use tokio::sync::{Mutex, oneshot};
 
 use crate::env::Env;
 use crate::metrics::Metrics;
-use crate::model::{MemberWish, Members, Moment, NodeId, SnapshotId};
+use crate::model::{self, JoinAsk, MemberWish, Members, Moment, NodeId, SnapshotId};
 use crate::node::{
-    Assembly, Bells, Health, Joined, NodeStatus, Role, Running, Settings, Shared, StopReason, whose,
+    Assembly, Bells, Contact, Health, Joined, NodeStatus, Role, Running, Settings, Shared,
+    StopReason, disk_to_join, whose,
 };
-use crate::transport::{MemoryHub, TcpBound, TcpHandle};
+use crate::transport::{self, JoinError, MemoryHub, TcpBound, TcpHandle};
 
-use super::checked::Checked;
+use super::checked::{Beginning, Checked};
 use super::{Client, Config, Effect, Error, OpenSession, Session, StartError};
 
 /// A member of a cluster, inside this program. It runs on threads of its own, needs no particular
@@ -68,7 +69,11 @@ impl Node {
             };
             // The port is taken first: a second node on it must not touch the data.
             let bound = TcpBound::bind(&listen, config.tcp_settings())?;
-            let (settings, joined) = begin(&env, &checked)?;
+            let ask = |addresses: &[String], ask: &JoinAsk| {
+                let limit = checked.join_deadline();
+                transport::join(&env, &config.tcp_settings(), addresses, ask, limit)
+            };
+            let (settings, joined) = begin(&env, &checked, ask)?;
             let assembly = Assembly::open(settings, env.clone(), Bells::silent(), joined)?;
             let (network, handle) = bound.start(
                 &env,
@@ -93,7 +98,8 @@ impl Node {
     }
 
     fn open_in_memory(checked: &Checked, env: Env, hub: &MemoryHub) -> Result<Node, StartError> {
-        let (settings, joined) = begin(&env, checked)?;
+        let ask = |_: &[String], ask: &JoinAsk| hub.ask_to_join(ask, checked.join_deadline());
+        let (settings, joined) = begin(&env, checked, ask)?;
         let node = settings.node;
         let assembly = Assembly::open(settings, env, Bells::silent(), joined)?;
         let network = hub.join(node, assembly.introducer(), assembly.receiver());
@@ -331,15 +337,32 @@ impl Link {
 
 /// Which member of which cluster a node is: its disk says so, or its configuration, or those that it
 /// joins.
-fn begin(env: &Env, checked: &Checked) -> Result<(Settings, Option<Joined>), StartError> {
+fn begin(
+    env: &Env,
+    checked: &Checked,
+    ask_around: impl FnOnce(&[String], &JoinAsk) -> Result<model::Joined, JoinError>,
+) -> Result<(Settings, Option<Joined>), StartError> {
     if let Some((node, cluster)) = whose(env, checked.dir())? {
         let why = |why| StartError::Data(format!("{} {why}", checked.dir().display()));
         return Ok((checked.belongs(node, cluster).map_err(why)?, None));
     }
-    match checked.found() {
-        Some(settings) => Ok((settings, None)),
-        None => Err(StartError::Data("joining is not possible yet".to_owned())),
-    }
+    let (addresses, replaces) = match checked.beginning() {
+        Beginning::Found { node, cluster, members } => {
+            return Ok((checked.settings(*node, *cluster, members.clone()), None));
+        }
+        Beginning::Join { addresses, replaces } => (addresses, replaces.clone()),
+    };
+    let disk = disk_to_join(env, checked.dir())
+        .map_err(|error| StartError::Data(format!("{}: {error}", checked.dir().display())))?;
+    let Contact { name, address } = checked.contact().clone();
+    let ask = JoinAsk { disk, name, address, replaces };
+    let model::Joined { cluster, node, founding, members } = ask_around(addresses, &ask)?;
+    let hints = members.rows().iter().map(|(id, member)| {
+        let (name, address) = (member.name.clone(), member.address.clone());
+        (*id, Contact { name, address })
+    });
+    let settings = checked.settings(node, cluster, hints.collect());
+    Ok((settings, Some(Joined { disk, founders: founding })))
 }
 
 /// Runs what waits for the disk on a thread of its own, so that no executor waits for it.

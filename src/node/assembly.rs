@@ -1,12 +1,13 @@
 //! Puts a node together: opens its log, replays what is committed, and hands out the parts that run.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::env::{Env, Network};
+use crate::env::{Env, Network, OpenMode};
 use crate::machine::{Machine, MachineOptions, Restore};
 use crate::metrics::Meters;
 use crate::model::{ClusterId, DiskId, LogIndex, Members, NodeId, SnapshotId, Term};
@@ -123,6 +124,36 @@ pub(crate) fn whose(env: &Env, dir: &Path) -> Result<Option<(NodeId, ClusterId)>
     Ok(found.map(|(identity, _)| (identity.node, identity.cluster)))
 }
 
+/// The file with the disk's id of a node that has asked to join and has no log yet.
+const JOINING: &str = "JOINING";
+
+/// The disk's id of a node that is about to join, drawn once: a node that asks again after a crash
+/// becomes one member, not two.
+///
+/// # Errors
+/// What the disk says.
+pub(crate) fn disk_to_join(env: &Env, dir: &Path) -> io::Result<DiskId> {
+    let path = dir.join(JOINING);
+    env.disk.create_dir(dir)?;
+    match env.disk.open(&path, OpenMode::Read) {
+        Ok(file) if file.len()? == 16 => {
+            let mut bytes = [0; 16];
+            file.read_exact_at(&mut bytes, 0)?;
+            return Ok(DiskId(u128::from_le_bytes(bytes)));
+        }
+        // Cut short by a crash: nobody has been asked with it.
+        Ok(_) => env.disk.remove(&path)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    let disk = DiskId(env.entropy.next_u128());
+    let file = env.disk.open(&path, OpenMode::CreateNew)?;
+    file.write_all_at(&disk.0.to_le_bytes(), 0)?;
+    file.sync_data()?;
+    env.disk.sync_dir(dir)?;
+    Ok(disk)
+}
+
 impl Assembly {
     /// Opens the log and the newest snapshot, and replays what is committed. `joined` is set for a
     /// member that has just joined.
@@ -151,6 +182,10 @@ impl Assembly {
                 return Err(StartError::Replay("the disk is full".to_owned()));
             }
             opened.recovered.founding = Some(founders);
+        }
+        if opened.recovered.founding.is_some() {
+            // The log has the disk's id now. A file that stays is of no harm.
+            drop(env.disk.remove(&settings.dir.join(JOINING)));
         }
         let folder = Folder::open(&env.disk, &settings.dir, settings.cluster)?;
         let loaded = load(&folder, &settings, &opened)?;

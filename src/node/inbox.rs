@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use crate::metrics::Meters;
 use crate::model::{
-    Command, Hello, JoinAnswer, JoinAsk, LeaseId, MemberWish, Moment, NodeId, PeerMessage, Reply,
-    Revision, SnapshotId,
+    Command, Hello, JoinAsk, LeaseId, MemberWish, Moment, NodeId, PeerMessage, Reply, Revision,
+    SnapshotId,
 };
 use crate::transport::{JoinReply, Receiver, Refused};
 use crate::wal;
@@ -55,6 +55,10 @@ pub(crate) enum Input {
     SessionGranted(SessionOpening, CallResult<Reply>),
     /// Nobody needs this session any more: end its lease.
     CloseSession(LeaseId),
+    /// Somebody who is no member wants to become one.
+    Join(JoinAsk, JoinReply),
+    /// The cluster has let somebody in, or not.
+    LetIn(JoinReply, CallResult<NodeId>),
     /// Somebody wants a step of the members.
     Step {
         /// Which.
@@ -205,8 +209,8 @@ impl Receiver for Inbox {
         drop(self.push(Input::Refused(peer, why)));
     }
 
-    fn join(&self, _: JoinAsk, reply: JoinReply) {
-        reply.send(JoinAnswer::Later("this member cannot take anybody in".to_owned()));
+    fn join(&self, ask: JoinAsk, reply: JoinReply) {
+        drop(self.push(Input::Join(ask, reply)));
     }
 }
 
@@ -255,6 +259,9 @@ pub(crate) fn refuse_all(inputs: Vec<Input>, why: &super::StopReason) {
             | Input::Refused(..)
             | Input::Durable(_)
             | Input::Space(_)
+            // Dropped, the reply says that somebody else is to be asked.
+            | Input::Join(..)
+            | Input::LetIn(..)
             | Input::LogCut
             | Input::LogFailed(_)
             | Input::Snapshot(_)

@@ -6,14 +6,18 @@
 //! wire is lost without a word, as on a real one.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::Duration;
 
 use super::handshake::{Admission, HelloRefusal};
 use super::tcp::fits;
-use super::{Introducer, Receiver, Refused};
+use super::{Introducer, JoinError, JoinReply, Receiver, Refused};
 use crate::codec;
 use crate::env::{Network, SendOutcome};
-use crate::model::{Hello, Lane, NodeId, PeerMessage};
+use crate::model::{Hello, JoinAnswer, JoinAsk, Joined, Lane, NodeId, PeerMessage};
+
+/// How long somebody who wants to join waits before it asks around again.
+const ASK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Where the members of a cluster in one process meet. Clones are the same hub.
 #[derive(Clone, Default)]
@@ -80,6 +84,30 @@ impl MemoryHub {
             state.meet(me, other);
         }
         MemoryNetwork { hub: self.clone(), me, number }
+    }
+
+    /// Asks the members that are there, one after the other, until one has an answer. Blocks.
+    pub(crate) fn ask_to_join(&self, ask: &JoinAsk, limit: Duration) -> Result<Joined, JoinError> {
+        let mut last = "nobody is here".to_owned();
+        let pauses = limit.as_millis() / ASK_AGAIN.as_millis();
+        let (_silent, pause) = mpsc::channel::<()>();
+        for _ in 0..pauses.max(1) {
+            let receivers: Vec<_> =
+                self.state().seats.values().map(|seat| Arc::clone(&seat.receiver)).collect();
+            for receiver in receivers {
+                let (reply, answered) = JoinReply::new();
+                receiver.join(ask.clone(), reply);
+                match answered.blocking_recv() {
+                    Ok(JoinAnswer::Joined(joined)) => return Ok(joined),
+                    Ok(JoinAnswer::Refused(why)) => return Err(JoinError::Refused(why)),
+                    Ok(JoinAnswer::Later(why)) => last = why,
+                    Ok(JoinAnswer::NotLeader(_)) | Err(_) => {}
+                }
+            }
+            // Nobody sends: it is a pause.
+            let _ = pause.recv_timeout(ASK_AGAIN);
+        }
+        Err(JoinError::TooLate(last))
     }
 
     /// Puts a member out, as a crash does: its own sends and those to it are unreachable.

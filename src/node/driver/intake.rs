@@ -46,6 +46,8 @@ impl Driver {
                 }
             }
             Input::Transfer { to, deadline, reply } => self.transfer(to, deadline, reply),
+            Input::Join(ask, reply) => self.take_join(ask, reply, now),
+            Input::LetIn(reply, result) => self.let_in(reply, result),
             Input::Step { wish, deadline, reply } => self.steps.add(wish, deadline, reply, now),
             Input::Snapshot(news) => self.take_news(news, now)?,
             Input::Backup { path, reply } => {

@@ -210,4 +210,50 @@ impl Driver {
             self.insist(Command::Announce { name, address });
         }
     }
+
+    // ---- those who want to join -------------------------------------------------------------------
+
+    /// Somebody who knows the cluster's token wants to become a member: any member may be asked.
+    pub(super) fn take_join(&mut self, ask: JoinAsk, reply: JoinReply, now: Moment) {
+        if !matches!(self.stage, Stage::Running(_)) || self.stopping.is_some() {
+            return reply.send(JoinAnswer::Later("this member does not take part now".to_owned()));
+        }
+        let JoinAsk { disk, name, address, replaces } = ask;
+        let members = self.machine.members();
+        let is_in = members.rows().values().any(|member| member.disk == disk);
+        let replaces = match replaces.as_deref().filter(|_| !is_in) {
+            None => None,
+            Some(old) => match members.named(old) {
+                Some(id) => Some(id),
+                None => {
+                    let why = format!("there is no member called {old:?} to be replaced");
+                    return reply.send(JoinAnswer::Refused(why));
+                }
+            },
+        };
+        let inbox = Arc::clone(&self.shared.inbox);
+        let wish = MemberWish::Add { disk, name, address, replaces };
+        let told = ReplyTo::Call(Box::new(move |result| {
+            drop(inbox.push(Input::LetIn(reply, result)));
+        }));
+        self.steps.add(wish, now + self.shared.settings.call_deadline, told, now);
+    }
+
+    /// The cluster has decided about somebody who wants to join.
+    pub(super) fn let_in(&mut self, reply: JoinReply, result: CallResult<NodeId>) {
+        let answer = match result {
+            Ok(node) => JoinAnswer::Joined(Joined {
+                cluster: self.shared.settings.cluster,
+                node,
+                founding: self.identity.founders(),
+                members: Members::clone(self.machine.members()),
+            }),
+            Err(CallError::Members(MemberRefusal::Pending)) => {
+                JoinAnswer::Later("another change of the members is under way".to_owned())
+            }
+            Err(CallError::Members(refusal)) => JoinAnswer::Refused(refusal.to_string()),
+            Err(error) => JoinAnswer::Later(error.to_string()),
+        };
+        reply.send(answer);
+    }
 }

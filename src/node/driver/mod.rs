@@ -47,11 +47,11 @@ use crate::consensus::{
 use crate::env::{Network, Point, SendOutcome};
 use crate::machine::{Applied, LeaseChange, Machine};
 use crate::model::{
-    Command, Fault, Incarnation, Item, Lane, LeaseId, LogIndex, MemberAnswer, MemberChange,
-    MemberRefusal, MemberRole, MemberWish, Members, Moment, NodeId, PeerMessage, Proposal,
-    ProposeRefusal, Refusal, Reply, RequestId, Revision, SnapshotId, Term,
+    Command, Fault, Incarnation, Item, JoinAnswer, JoinAsk, Joined, Lane, LeaseId, LogIndex,
+    MemberAnswer, MemberChange, MemberRefusal, MemberRole, MemberWish, Members, Moment, NodeId,
+    PeerMessage, Proposal, ProposeRefusal, Refusal, Reply, RequestId, Revision, SnapshotId, Term,
 };
-use crate::transport::Refused;
+use crate::transport::{JoinReply, Refused};
 use crate::wal;
 
 use crate::node::answer::{CallError, CallResult, ReplyTo, StopReason};

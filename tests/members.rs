@@ -1,0 +1,246 @@
+//! Members come and go: learners that are full citizens, voters that are replaced one by one under
+//! load, and those that were removed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use bowline::testing::{Cluster, ClusterOptions};
+use bowline::{Client, Error, KeyRange, MemberRefusal, MemberRole, NodeId, StopReason, Wait};
+
+fn id(cluster: &Cluster, member: usize) -> NodeId {
+    cluster.node(member).status().id
+}
+
+async fn three() -> Cluster {
+    ClusterOptions::new(3)
+        .configure(|config| config.snapshot_log_bytes(64 << 10).log_segment_bytes(64 << 10))
+        .start()
+        .await
+        .unwrap()
+}
+
+/// Promotes a learner as soon as it has caught up.
+async fn promote(cluster: &Cluster, member: usize) {
+    let node = cluster.node(member);
+    loop {
+        match node.promote(node.status().id).await {
+            Ok(()) => return,
+            Err(Error::Members(MemberRefusal::NotCaughtUp(_) | MemberRefusal::Pending)) => {}
+            Err(error) => panic!("{error}"),
+        }
+        let applied = node.status().applied;
+        node.client().put("nudge", "").await.unwrap();
+        node.wait_for(|status| status.applied > applied).await;
+    }
+}
+
+#[test]
+fn a_learner_reads_writes_watches_and_holds_locks_and_does_not_vote() {
+    async {
+        let mut cluster = three().await;
+        let leader = cluster.leader().await.unwrap();
+        cluster.node(leader).client().put("before", "1").await.unwrap();
+        let learner = cluster.join().await.unwrap();
+        let node = cluster.node(learner);
+        let client = node.client();
+        assert_eq!(client.get("before").await.unwrap().unwrap().value, "1");
+        let mut watch = client.watch(KeyRange::prefix("w/")).await.unwrap();
+        let put = client.put("w/1", "x").await.unwrap();
+        let batch = watch.next().await.unwrap().unwrap();
+        assert_eq!(batch.events[0].kv.mod_revision, put.revision);
+        assert_eq!(client.get("w/1").local().await.unwrap().unwrap().value, "x");
+        let session = node.session().await.unwrap();
+        let guard = session.mutex("door").lock().await.unwrap();
+        let other = cluster.node(leader).session().await.unwrap();
+        assert!(other.mutex("door").try_lock().await.is_err());
+        guard.release().await.unwrap();
+        let members = node.members();
+        let me = members.get(id(&cluster, learner)).unwrap();
+        assert_eq!((me.role, &*me.name), (MemberRole::Learner, "m3"));
+        assert_eq!(members.voters().count(), 3);
+    }
+    .wait();
+}
+
+#[test]
+fn a_promoted_member_makes_a_quorum_and_a_removed_one_stops() {
+    async {
+        let mut cluster = three().await;
+        let leader = cluster.leader().await.unwrap();
+        let joined = cluster.join().await.unwrap();
+        promote(&cluster, joined).await;
+        let gone = (leader + 1) % 3;
+        let gone_id = id(&cluster, gone);
+        cluster.node(leader).remove_member(gone_id).await.unwrap();
+        assert_eq!(cluster.node(gone).stopped().await, StopReason::Removed);
+        cluster.kill(gone).await;
+        // Twice is once.
+        cluster.node(leader).remove_member(gone_id).await.unwrap();
+        let other = 3 - leader - gone;
+        cluster.kill(other).await;
+        let leads = cluster.leader().await.unwrap();
+        cluster.node(leads).client().put("k", "v").await.unwrap();
+        // One of the two voters that are left cannot go: nobody would be there to agree.
+        let refused = cluster.node(leads).remove_member(id(&cluster, leads)).await;
+        assert!(refused.is_err());
+        let back = cluster.restart(gone).await;
+        if back.is_ok() {
+            assert_eq!(cluster.node(gone).stopped().await, StopReason::Removed);
+        }
+    }
+    .wait();
+}
+
+#[test]
+fn a_leader_that_is_removed_hands_over_and_goes() {
+    async {
+        let cluster = three().await;
+        let leader = cluster.leader().await.unwrap();
+        let from = (leader + 1) % 3;
+        cluster.node(from).remove_member(id(&cluster, leader)).await.unwrap();
+        assert_eq!(cluster.node(leader).stopped().await, StopReason::Removed);
+        cluster.node(from).client().put("k", "v").await.unwrap();
+        assert_eq!(cluster.node(from).members().voters().count(), 2);
+    }
+    .wait();
+}
+
+#[test]
+fn what_would_lose_the_quorum_is_refused() {
+    async {
+        let mut cluster = three().await;
+        let leader = cluster.leader().await.unwrap();
+        let (one, two) = ((leader + 1) % 3, (leader + 2) % 3);
+        let alive = id(&cluster, two);
+        cluster.kill(one).await;
+        let refused = cluster.node(leader).remove_member(alive).await;
+        assert!(
+            matches!(refused, Err(Error::Members(MemberRefusal::LosesQuorum { active: 1, .. }))),
+            "{refused:?}"
+        );
+        // The dead one can go: two of two are there.
+        cluster.node(leader).remove_member(NodeId::new(one as u64 + 1).unwrap()).await.unwrap();
+    }
+    .wait();
+}
+
+/// Counts up a key by compare-and-set until it is told to stop.
+fn count_up(client: Client, key: String, stop: Arc<AtomicBool>, done: Arc<AtomicU64>) {
+    use bowline::{Compare, Op};
+    let mut next = 1u64;
+    while !stop.load(Ordering::Relaxed) {
+        let (before, value) = ((next - 1).to_string(), next.to_string());
+        let is_first = next == 1;
+        let compare = match is_first {
+            true => Compare::missing(key.clone()),
+            false => Compare::value(key.clone()).eq(before),
+        };
+        let txn = client.txn().when(compare).then(Op::put(key.clone(), value));
+        match txn.commit().wait() {
+            Ok(reply) => {
+                assert!(reply.succeeded, "{key} was not at {}", next - 1);
+                done.store(next, Ordering::Relaxed);
+                next += 1;
+            }
+            Err(Error::Stopped { .. }) => return,
+            // It may have been applied: the store says.
+            Err(_) => match client.get(key.clone()).wait() {
+                Ok(row) => {
+                    let now = row.map_or(0, |row| {
+                        std::str::from_utf8(&row.value).unwrap().parse::<u64>().unwrap()
+                    });
+                    assert!(now == next || now == next - 1, "{key} at {now}, expected {next}");
+                    next = now + 1;
+                    done.store(now, Ordering::Relaxed);
+                }
+                Err(Error::Stopped { .. }) => return,
+                Err(_) => {}
+            },
+        }
+    }
+}
+
+#[test]
+fn all_members_are_replaced_under_load_and_nothing_is_lost() {
+    async {
+        let mut cluster = three().await;
+        cluster.leader().await.unwrap();
+        let observer = cluster.join().await.unwrap();
+        let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let counting = {
+            let (client, stop, done) =
+                (cluster.node(observer).client(), Arc::clone(&stop), Arc::clone(&done));
+            std::thread::spawn(move || count_up(client, "count".to_owned(), stop, done))
+        };
+        for old in 0..3 {
+            let old_id = id(&cluster, old);
+            let new = cluster.replace(old).await.unwrap();
+            let new_id = id(&cluster, new);
+            let seen = |cluster: &Cluster| {
+                let members = cluster.node(observer).members();
+                members.get(old_id).is_none()
+                    && !members.is_joint()
+                    && members.get(new_id).is_some_and(|m| m.role == MemberRole::Voter)
+            };
+            while !seen(&cluster) {
+                let applied = cluster.node(observer).status().applied;
+                cluster.node(observer).wait_for(|status| status.applied > applied).await;
+            }
+            assert_eq!(cluster.node(old).stopped().await, StopReason::Removed);
+            cluster.kill(old).await;
+        }
+        let before = done.load(Ordering::Relaxed);
+        while done.load(Ordering::Relaxed) < before + 20 {
+            let applied = cluster.node(observer).status().applied;
+            cluster.node(observer).wait_for(|status| status.applied > applied).await;
+        }
+        stop.store(true, Ordering::Relaxed);
+        counting.join().unwrap();
+        let leader = cluster.leader().await.unwrap();
+        let value = cluster.node(leader).client().get("count").await.unwrap().unwrap().value;
+        assert_eq!(value, done.load(Ordering::Relaxed).to_string());
+        assert!(cluster.node(leader).members().voters().all(|id| id.get() > 4));
+    }
+    .wait();
+}
+
+#[test]
+fn twenty_learners_join_lag_catch_up_and_hold_locks() {
+    async {
+        let mut cluster = three().await;
+        let leader = cluster.leader().await.unwrap();
+        let mut learners = Vec::new();
+        for _ in 0..20 {
+            learners.push(cluster.join().await.unwrap());
+        }
+        // Ten of them are cut off for longer than the log is kept.
+        let (away, here) = learners.split_at(10);
+        cluster.partition(away);
+        let client = cluster.node(leader).client();
+        for n in 0..600 {
+            client.put(format!("key/{}", n % 20), vec![b'v'; 1000]).await.unwrap();
+        }
+        for learner in here {
+            let session = cluster.node(*learner).session().await.unwrap();
+            session.mutex("one").lock().await.unwrap().release().await.unwrap();
+        }
+        let revision = cluster.node(leader).status().revision;
+        cluster.heal();
+        cluster.all_at(revision).await.unwrap();
+        for learner in away {
+            let session =
+                cluster.node(*learner).open_session().ttl(Duration::from_secs(20)).await.unwrap();
+            let guard = session.mutex("one").lock().await.unwrap();
+            guard
+                .txn()
+                .then(bowline::Op::put("held by", learner.to_string()))
+                .commit()
+                .await
+                .unwrap();
+            guard.release().await.unwrap();
+        }
+        assert_eq!(cluster.node(leader).members().learners().count(), 20);
+    }
+    .wait();
+}

@@ -1,0 +1,167 @@
+//! A long log becomes a snapshot: nodes start from it, followers that were away get it, and what they
+//! held and waited for goes on.
+
+use std::time::Duration;
+
+use bowline::testing::{Cluster, ClusterOptions};
+use bowline::{Config, Node, Role, Wait};
+
+/// A log that is cut every few hundred writes.
+fn small(config: Config) -> Config {
+    config.snapshot_log_bytes(64 << 10).log_segment_bytes(64 << 10)
+}
+
+async fn three() -> Cluster {
+    ClusterOptions::new(3).configure(small).start().await.unwrap()
+}
+
+async fn put_many(node: &Node, from: usize, to: usize) {
+    let client = node.client();
+    for n in from..to {
+        client.put(format!("key/{:04}", n % 50), format!("{n}:{}", "v".repeat(900))).await.unwrap();
+    }
+}
+
+fn files(cluster: &Cluster, member: usize, ending: &str) -> Vec<String> {
+    let names = std::fs::read_dir(cluster.data_dir(member)).unwrap();
+    let mut names: Vec<String> =
+        names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.retain(|name| name.ends_with(ending));
+    names.sort();
+    names
+}
+
+#[test]
+fn a_node_that_starts_again_begins_with_its_snapshot_and_has_everything() {
+    let dir = tempfile::tempdir().unwrap();
+    let start = || Node::start(small(Config::new(dir.path(), "solo"))).wait().unwrap();
+    let node = start();
+    let client = node.client();
+    let lease = client.grant(Duration::from_secs(60)).wait().unwrap();
+    client.put("bound", "x").lease(lease.id).wait().unwrap();
+    for round in 0..4 {
+        put_many(&node, 300 * round, 300 * (round + 1)).wait();
+    }
+    let revision = node.status().revision;
+    assert!(node.shutdown().wait().hanging.is_empty());
+    let names = || std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name());
+    let has = |ending: &str| names().any(|name| name.to_str().unwrap().ends_with(ending));
+    assert!(has(".snapshot"), "{:?}", names().collect::<Vec<_>>());
+    assert!(!dir.path().join("0000000001.log").exists(), "{:?}", names().collect::<Vec<_>>());
+
+    let node = start();
+    let client = node.client();
+    assert_eq!(client.get("key/0049").wait().unwrap().unwrap().value[..5], b"1199:"[..]);
+    assert_eq!(client.get("bound").wait().unwrap().unwrap().lease, Some(lease.id));
+    assert!(node.status().revision >= revision);
+    client.revoke(lease.id).wait().unwrap();
+    assert_eq!(client.get("bound").wait().unwrap(), None);
+    assert!(node.shutdown().wait().hanging.is_empty());
+}
+
+#[test]
+fn a_follower_that_was_away_for_longer_than_the_log_is_kept_gets_a_snapshot() {
+    let run = async {
+        let mut cluster = three().await;
+        let leader = cluster.leader().await.unwrap();
+        let away = (leader + 1) % 3;
+        put_many(cluster.node(leader), 0, 100).await;
+        cluster.kill(away).await;
+        put_many(cluster.node(leader), 100, 1500).await;
+        let revision = cluster.node(leader).status().revision;
+        assert!(!files(&cluster, leader, ".log").contains(&"0000000001.log".to_owned()));
+        cluster.restart(away).await.unwrap();
+        cluster.all_at(revision).await.unwrap();
+        let row = cluster.node(away).client().get("key/0049").local().await.unwrap().unwrap();
+        assert_eq!(row.value[..5], b"1499:"[..]);
+        // It takes part again: with the other follower gone, it makes the quorum.
+        let other = 3 - leader - away;
+        cluster.kill(other).await;
+        let writer = cluster.leader().await.unwrap();
+        put_many(cluster.node(writer), 1500, 1510).await;
+    };
+    run.wait();
+}
+
+#[test]
+fn who_waits_on_a_node_that_installs_a_snapshot_goes_on_waiting_and_is_answered() {
+    let run = async {
+        let cluster = three().await;
+        let leader = cluster.leader().await.unwrap();
+        let cut = (leader + 1) % 3;
+        let (near, far) = (cluster.node(leader), cluster.node(cut));
+        put_many(near, 0, 10).await;
+        let held = near.session().await.unwrap().mutex("door").lock().await.unwrap();
+        let session = far.open_session().ttl(Duration::from_secs(60)).await.unwrap();
+        let waiting = tokio::spawn(async move { session.mutex("door").lock().await });
+        let mut watch = far.client().watch(bowline::KeyRange::prefix("key/")).await.unwrap();
+        far.wait_for(|status| status.open_requests == 0).await;
+        let queued = |rows: usize| rows == 2;
+        while !queued(
+            near.client().range(bowline::KeyRange::prefix("door/")).await.unwrap().kvs.len(),
+        ) {}
+
+        let from = near.status().revision;
+        cluster.partition(&[cut]);
+        put_many(near, 10, 1500).await;
+        held.release().await.unwrap();
+        let revision = near.status().revision;
+        cluster.heal();
+        cluster.all_at(revision).await.unwrap();
+        let guard = waiting.await.unwrap().unwrap();
+        assert!(guard.is_held());
+
+        // Every event, or the word that some are compacted: never a gap.
+        let mut next = 10;
+        while next < 1500 {
+            match watch.next().await.unwrap() {
+                Ok(batch) => {
+                    for event in batch.events {
+                        let value = String::from_utf8(event.kv.value.to_vec()).unwrap();
+                        assert_eq!(value.split(':').next(), Some(&*next.to_string()));
+                        next += 1;
+                    }
+                }
+                Err(bowline::WatchError::Compacted { .. }) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    };
+    tokio::runtime::Runtime::new().unwrap().block_on(run);
+}
+
+#[test]
+fn a_member_whose_snapshots_are_gone_fetches_one_and_a_lone_node_says_so() {
+    let run = async {
+        let mut cluster = three().await;
+        let leader = cluster.leader().await.unwrap();
+        put_many(cluster.node(leader), 0, 1200).await;
+        let revision = cluster.node(leader).status().revision;
+        cluster.all_at(revision).await.unwrap();
+        let victim = (leader + 1) % 3;
+        cluster.shutdown(victim).await;
+        for name in files(&cluster, victim, ".snapshot") {
+            std::fs::remove_file(cluster.data_dir(victim).join(name)).unwrap();
+        }
+        cluster.restart(victim).await.unwrap();
+        cluster.node(victim).wait_for(|status| status.role == Role::Follower).await;
+        cluster.all_at(revision).await.unwrap();
+        let row = cluster.node(victim).client().get("key/0049").local().await.unwrap().unwrap();
+        assert_eq!(row.value[..5], b"1199:"[..]);
+    };
+    run.wait();
+
+    let dir = tempfile::tempdir().unwrap();
+    let start = || Node::start(small(Config::new(dir.path(), "solo"))).wait();
+    let node = start().unwrap();
+    put_many(&node, 0, 1200).wait();
+    assert!(node.shutdown().wait().hanging.is_empty());
+    for entry in std::fs::read_dir(dir.path()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "snapshot") {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+    let error = start().unwrap_err().to_string();
+    assert!(error.contains("restore this node from a backup"), "{error}");
+}
