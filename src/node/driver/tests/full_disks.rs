@@ -74,3 +74,68 @@ fn that_a_disk_has_room_again_is_known_even_if_the_message_is_lost() {
     three.pass(2_500);
     three.put(0, "more", 10).unwrap();
 }
+
+/// Overwrites a key until the disk says no. How many writes it took.
+fn fill(three: &mut Three, node: usize) -> usize {
+    for round in 0..2_000 {
+        let call = three.call(node, put("k", 20_000), 3_000);
+        match three.finish(call) {
+            Ok(_) => {}
+            Err(CallError::NoSpace) => return round,
+            // What was under way when it filled up may wait until there is room.
+            Err(CallError::Deadline { .. }) => {}
+            Err(other) => panic!("{other}"),
+        }
+    }
+    panic!("40 MB went onto a disk with room for 2");
+}
+
+#[test]
+fn full_disks_are_filled_and_freed_again_and_again() {
+    let mut three = Three::led_by(0, |_, settings| {
+        settings.log_segment_bytes = 256 << 10;
+        // Nothing is cut: the log alone takes what there is.
+        settings.snapshot_log_bytes = 1 << 40;
+    });
+    let mut kept = three.put(0, "first", 10).unwrap().revision();
+    for round in 0..5 {
+        for disk in &three.disks {
+            disk.limit(Some(disk.used() + (2 << 20)));
+        }
+        let wrote = fill(&mut three, round % 3);
+        assert!(wrote > 10, "{wrote} writes in round {round}");
+        three.pass(600);
+        for node in 0..3 {
+            assert!(no_space(&three.put(node, "more", 10)), "on {node} in round {round}");
+        }
+        // What shrinks the state goes on, in the reserve.
+        let deleted = three.delete(round % 3, "k").unwrap().revision();
+        assert!(deleted > kept, "in round {round}");
+        three.disks.iter().for_each(|disk| disk.limit(None));
+        three.pass(3_000);
+        for node in 0..3 {
+            kept = three.put(node, "more", 10).unwrap().revision();
+        }
+        assert!((0..3).all(|node| three.shared(node).stop_reason().is_none()));
+    }
+}
+
+#[test]
+fn a_single_full_disk_costs_the_cluster_nothing() {
+    let mut three = Three::led_by(0, |_, settings| settings.log_segment_bytes = 256 << 10);
+    let disk = Arc::clone(&three.disks[0]);
+    disk.limit(Some(disk.used() + (1 << 20)));
+    let mut wrote = 0;
+    while three.leader_now() == Some(0) && wrote < 500 {
+        let call = three.call(1, put("k", 20_000), 3_000);
+        drop(three.finish(call));
+        wrote += 1;
+    }
+    let leader = three.leader();
+    assert_ne!(leader, 0, "the full leader hands over");
+    (0..50).for_each(|_| drop(three.put(leader, "k", 20_000).unwrap()));
+    assert!(no_space(&three.put(0, "k", 10)));
+    disk.limit(None);
+    three.pass(3_000);
+    three.put(0, "k", 10).unwrap();
+}

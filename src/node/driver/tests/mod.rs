@@ -42,6 +42,7 @@ struct Three {
     hub: MemoryHub,
     nodes: Vec<Assembled>,
     receivers: Vec<Arc<dyn Receiver>>,
+    disks: Vec<Arc<SimDisk>>,
 }
 
 fn id(node: usize) -> NodeId {
@@ -82,16 +83,18 @@ impl Three {
             hub: MemoryHub::default(),
             nodes: Vec::new(),
             receivers: Vec::new(),
+            disks: Vec::new(),
         };
         for node in 0..3 {
             let mut settings = settings(node);
             configure(node, &mut settings);
+            let disk = Arc::new(SimDisk::new(node as u64));
+            three.disks.push(Arc::clone(&disk));
             let env = Env {
                 clock: three.clock.clone(),
                 entropy: Arc::new(OsEntropy),
-                disk: Arc::new(SimDisk::new(node as u64)),
+                disk,
                 points: Arc::new(NoPoints),
-                ..Env::real()
             };
             let assembly = Assembly::open(settings, env, Bells::silent(), None).unwrap();
             let receiver = assembly.receiver();
@@ -156,6 +159,7 @@ impl Three {
             if of != Some(at) {
                 node.log_worker.turn();
             }
+            node.snapshot_worker.turn();
         }
     }
 
