@@ -27,6 +27,19 @@ fn a_leader_without_a_quorum_and_a_follower_without_a_leader_say_so_and_recover(
 }
 
 #[test]
+fn a_leader_is_in_touch_with_a_quorum_and_not_with_itself_or_with_one_of_many() {
+    let mut three = Three::led_by(0, |_, _| {});
+    three.pass(500);
+    let in_touch = |three: &Three| three.shared(0).health().in_touch.unwrap();
+    three.hub.cut(id(1), id(0));
+    three.pass(300);
+    assert!(in_touch(&three) <= Duration::from_millis(200), "the other one is enough");
+    three.hub.cut(id(2), id(0));
+    three.pass(300);
+    assert!(in_touch(&three) >= Duration::from_millis(200), "{:?}", in_touch(&three));
+}
+
+#[test]
 fn who_was_away_says_how_far_it_has_to_go() {
     let mut three = Three::led_by(0, |_, _| {});
     for peer in [0, 1] {
