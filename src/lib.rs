@@ -40,11 +40,11 @@ pub use metrics::{
     Stage,
 };
 pub use model::{
-    Compare, CompareBuilder, CompareOp, CompareTarget, Delete, DeleteReply, Event, EventKind,
-    KeyRange, KeyValue, LeaseId, Limits, LogIndex, Member, MemberRefusal, MemberRole, Members,
-    Moment, NodeId, Op, Put, PutLease, PutReply, PutValue, Range, RangeEnd, RangeReply, Refusal,
-    Revision, RevisionBounds, SnapshotId, Sort, SortOrder, SortTarget, Term, Txn, TxnReply,
-    TxnResult,
+    ClusterVersion, Compare, CompareBuilder, CompareOp, CompareTarget, Delete, DeleteReply, Event,
+    EventKind, KeyRange, KeyValue, LeaseId, Limits, LogIndex, Member, MemberRefusal, MemberRole,
+    Members, Moment, NodeId, Op, Put, PutLease, PutReply, PutValue, Range, RangeEnd, RangeReply,
+    Refusal, Revision, RevisionBounds, SnapshotId, Sort, SortOrder, SortTarget, Term, Txn,
+    TxnReply, TxnResult,
 };
 pub use node::{
     DIGEST_EVERY, Health, History, MemberStatus, NodeStatus, Progress, Role, SessionEnd,

@@ -339,7 +339,8 @@ impl Player<Real> {
             ("each request in an entry", &alone, 1),
         ];
         for (how, items, size) in cuts {
-            let mut other = Real::new(MachineOptions { sweep_rows: 0 }, 1);
+            let mut other =
+                Real::new(MachineOptions { sweep_rows: 0, ..MachineOptions::default() }, 1);
             let mut outcomes = Vec::new();
             for items in items.chunks(size) {
                 outcomes.extend(other.apply(TERM, items).outcomes);

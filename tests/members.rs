@@ -218,14 +218,15 @@ fn twenty_learners_join_lag_catch_up_and_hold_locks() {
         let (away, here) = learners.split_at(10);
         cluster.partition(away);
         let client = cluster.node(leader).client();
+        let mut revision = bowline::Revision::FIRST;
         for n in 0..600 {
-            client.put(format!("key/{}", n % 20), vec![b'v'; 1000]).await.unwrap();
+            let put = client.put(format!("key/{}", n % 20), vec![b'v'; 1000]);
+            revision = put.await.unwrap().revision;
         }
         for learner in here {
             let session = cluster.node(*learner).session().await.unwrap();
             session.mutex("one").lock().await.unwrap().release().await.unwrap();
         }
-        let revision = cluster.node(leader).status().revision;
         cluster.heal();
         cluster.all_at(revision).await.unwrap();
         for learner in away {

@@ -202,7 +202,9 @@ impl World {
     fn new(seed: u64) -> Self {
         let random = &mut Random::new(seed);
         let page_bytes = *random.pick(&[1, 20, usize::MAX]);
-        let machine = |sweep_rows| Real::new(MachineOptions { sweep_rows }, page_bytes);
+        let machine = |sweep_rows| {
+            Real::new(MachineOptions { sweep_rows, ..MachineOptions::default() }, page_bytes)
+        };
         let paces = [0, 1, 64];
         let main = machine(*random.pick(&paces));
         let follower = |sweep_rows, entry_items| Follower {
@@ -373,7 +375,8 @@ impl World {
         tally: &mut Tally,
     ) -> Result<(), String> {
         let Taken { image, pieces, naive, items, outcomes } = taken;
-        let options = MachineOptions { sweep_rows: *random.pick(&[0, 1, 64]) };
+        let options =
+            MachineOptions { sweep_rows: *random.pick(&[0, 1, 64]), ..MachineOptions::default() };
         let head = image.head().clone();
         drop(image);
         let machine = Machine::restore(options, head, pieces).map_err(|error| error.to_string())?;

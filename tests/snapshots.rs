@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use bowline::testing::{Cluster, ClusterOptions};
-use bowline::{Config, Node, Role, Wait};
+use bowline::{Config, Node, Revision, Role, Wait};
 
 /// A log that is cut every few hundred writes.
 fn small(config: Config) -> Config {
@@ -15,11 +15,15 @@ async fn three() -> Cluster {
     ClusterOptions::new(3).configure(small).start().await.unwrap()
 }
 
-async fn put_many(node: &Node, from: usize, to: usize) {
+/// The revision of the last one.
+async fn put_many(node: &Node, from: usize, to: usize) -> Revision {
     let client = node.client();
+    let mut last = Revision::FIRST;
     for n in from..to {
-        client.put(format!("key/{:04}", n % 50), format!("{n}:{}", "v".repeat(900))).await.unwrap();
+        let put = client.put(format!("key/{:04}", n % 50), format!("{n}:{}", "v".repeat(900)));
+        last = put.await.unwrap().revision;
     }
+    last
 }
 
 fn files(cluster: &Cluster, member: usize, ending: &str) -> Vec<String> {
@@ -39,10 +43,7 @@ fn a_node_that_starts_again_begins_with_its_snapshot_and_has_everything() {
     let client = node.client();
     let lease = client.grant(Duration::from_secs(60)).wait().unwrap();
     client.put("bound", "x").lease(lease.id).wait().unwrap();
-    for round in 0..4 {
-        put_many(&node, 300 * round, 300 * (round + 1)).wait();
-    }
-    let revision = node.status().revision;
+    let revision = put_many(&node, 0, 1200).wait();
     assert!(node.shutdown().wait().hanging.is_empty());
     let names = || std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name());
     let has = |ending: &str| names().any(|name| name.to_str().unwrap().ends_with(ending));
@@ -53,7 +54,7 @@ fn a_node_that_starts_again_begins_with_its_snapshot_and_has_everything() {
     let client = node.client();
     assert_eq!(client.get("key/0049").wait().unwrap().unwrap().value[..5], b"1199:"[..]);
     assert_eq!(client.get("bound").wait().unwrap().unwrap().lease, Some(lease.id));
-    assert!(node.status().revision >= revision);
+    node.wait_for(|status| status.revision >= revision).wait();
     client.revoke(lease.id).wait().unwrap();
     assert_eq!(client.get("bound").wait().unwrap(), None);
     assert!(node.shutdown().wait().hanging.is_empty());
@@ -67,8 +68,7 @@ fn a_follower_that_was_away_for_longer_than_the_log_is_kept_gets_a_snapshot() {
         let away = (leader + 1) % 3;
         put_many(cluster.node(leader), 0, 100).await;
         cluster.kill(away).await;
-        put_many(cluster.node(leader), 100, 1500).await;
-        let revision = cluster.node(leader).status().revision;
+        let revision = put_many(cluster.node(leader), 100, 1500).await;
         assert!(!files(&cluster, leader, ".log").contains(&"0000000001.log".to_owned()));
         cluster.restart(away).await.unwrap();
         cluster.all_at(revision).await.unwrap();
@@ -101,11 +101,9 @@ fn who_waits_on_a_node_that_installs_a_snapshot_goes_on_waiting_and_is_answered(
             near.client().range(bowline::KeyRange::prefix("door/")).await.unwrap().kvs.len(),
         ) {}
 
-        let from = near.status().revision;
         cluster.partition(&[cut]);
-        put_many(near, 10, 1500).await;
+        let revision = put_many(near, 10, 1500).await;
         held.release().await.unwrap();
-        let revision = near.status().revision;
         cluster.heal();
         cluster.all_at(revision).await.unwrap();
         let guard = waiting.await.unwrap().unwrap();
@@ -135,8 +133,7 @@ fn a_member_whose_snapshots_are_gone_fetches_one_and_a_lone_node_says_so() {
     let run = async {
         let mut cluster = three().await;
         let leader = cluster.leader().await.unwrap();
-        put_many(cluster.node(leader), 0, 1200).await;
-        let revision = cluster.node(leader).status().revision;
+        let revision = put_many(cluster.node(leader), 0, 1200).await;
         cluster.all_at(revision).await.unwrap();
         let victim = (leader + 1) % 3;
         cluster.shutdown(victim).await;

@@ -129,6 +129,7 @@ impl Checked {
             contact: contact.clone(),
             cluster,
             members,
+            speaks: config.speaks,
             dir: config.dir.clone(),
             heartbeat: config.heartbeat,
             election_timeout: config.election_timeout,

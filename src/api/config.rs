@@ -7,7 +7,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::env::Env;
-use crate::model::{Limits, NodeId};
+use crate::model::{ClusterVersion, Limits, NodeId};
 use crate::node::{Contact, History};
 #[cfg(feature = "tls")]
 use crate::transport::PeerTls;
@@ -29,6 +29,7 @@ pub struct Config {
     pub(super) advertise: Option<String>,
     pub(super) token: String,
     pub(super) insecure_peers: bool,
+    pub(super) speaks: ClusterVersion,
     #[cfg(feature = "tls")]
     pub(super) peer_tls: Option<PeerTls>,
     pub(super) heartbeat: Duration,
@@ -124,6 +125,7 @@ impl Config {
             advertise: None,
             token: String::new(),
             insecure_peers: false,
+            speaks: ClusterVersion::NEWEST,
             #[cfg(feature = "tls")]
             peer_tls: None,
             heartbeat: Duration::from_millis(100),
@@ -311,6 +313,14 @@ impl Config {
     /// went; one line a second at most. Default 300 ms; [`Duration::MAX`] for none.
     pub fn slow_request(mut self, threshold: Duration) -> Self {
         self.slow_request = threshold;
+        self
+    }
+
+    /// The newest cluster version that the node understands, where it is to pass for another build:
+    /// for tests of upgrades.
+    #[doc(hidden)]
+    pub fn speaks(mut self, version: ClusterVersion) -> Self {
+        self.speaks = version;
         self
     }
 

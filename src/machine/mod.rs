@@ -100,11 +100,14 @@ pub struct MachineOptions {
     /// After each entry, memory of about so many compacted versions is given back, and of two for
     /// each version that the entry wrote, so that the sweep cannot fall behind. Default 64.
     pub sweep_rows: usize,
+    /// The newest cluster version that this machine understands: a later one is a fault. Default
+    /// [`ClusterVersion::NEWEST`]; less, for tests of upgrades.
+    pub known: ClusterVersion,
 }
 
 impl Default for MachineOptions {
     fn default() -> Self {
-        Self { sweep_rows: 64 }
+        Self { sweep_rows: 64, known: ClusterVersion::NEWEST }
     }
 }
 
@@ -417,7 +420,7 @@ impl Machine {
 
     /// What all members understand rises to `version`, if it is not there yet.
     fn raise(&mut self, version: ClusterVersion) -> Result<Reply, Stop> {
-        let known = ClusterVersion::NEWEST;
+        let known = self.options.known;
         if version > known {
             return Err(Fault::Outgrown { version, known }.into());
         }

@@ -10,7 +10,7 @@ use thiserror::Error;
 use crate::env::{Env, Network, OpenMode};
 use crate::machine::{Machine, MachineOptions, Restore};
 use crate::metrics::Meters;
-use crate::model::{ClusterId, DiskId, LogIndex, Members, NodeId, SnapshotId, Term};
+use crate::model::{ClusterId, DiskId, Fault, LogIndex, Members, NodeId, SnapshotId, Term};
 use crate::snapshot::{Folder, Found, SnapshotError};
 use crate::transport::{Introducer, Receiver};
 use crate::wal::{self, LogError};
@@ -253,6 +253,7 @@ impl Assembly {
             id: settings.node,
             name: settings.contact.name.clone(),
             role: Role::Founding,
+            version: machine.version(),
             term: Term(0),
             leader: None,
             revision: reader.revision(),
@@ -271,7 +272,7 @@ impl Assembly {
         let snapshot_worker = SnapshotWorker::new(
             env.clone(),
             folder,
-            MachineOptions::default(),
+            settings.machine_options(),
             Arc::clone(&snapshot_queue),
             Arc::clone(&inbox),
         );
@@ -322,7 +323,13 @@ fn load(folder: &Folder, settings: &Settings, opened: &wal::Opened) -> Result<Lo
         if candidate.index < base {
             break;
         }
-        match read_snapshot(folder, &candidate) {
+        if let Ok(reader) = folder.read(&candidate)
+            && reader.head().version > settings.speaks
+        {
+            let (version, known) = (reader.head().version, settings.speaks);
+            return Err(StartError::Replay(Fault::Outgrown { version, known }.to_string()));
+        }
+        match read_snapshot(folder, &candidate, settings.machine_options()) {
             Ok(state) => {
                 found = Some(state);
                 break;
@@ -339,7 +346,7 @@ fn load(folder: &Folder, settings: &Settings, opened: &wal::Opened) -> Result<Lo
             (machine, Some((id, members)))
         }
         None => {
-            let mut machine = Machine::new(MachineOptions::default());
+            let mut machine = Machine::new(settings.machine_options());
             if base > LogIndex(1) {
                 // The configuration says whether there is anybody to ask.
                 if settings.members.keys().eq([&settings.node]) {
@@ -360,11 +367,15 @@ fn load(folder: &Folder, settings: &Settings, opened: &wal::Opened) -> Result<Lo
 }
 
 /// The state in a snapshot, and what names the file.
-fn read_snapshot(folder: &Folder, found: &Found) -> Result<(Machine, SnapshotId), String> {
+fn read_snapshot(
+    folder: &Folder,
+    found: &Found,
+    options: MachineOptions,
+) -> Result<(Machine, SnapshotId), String> {
     let words = |error: &dyn std::fmt::Display| error.to_string();
     let mut reader = folder.read(found).map_err(|error| words(&error))?;
-    let mut restore = Restore::new(MachineOptions::default(), reader.head().clone())
-        .map_err(|error| words(&error))?;
+    let mut restore =
+        Restore::new(options, reader.head().clone()).map_err(|error| words(&error))?;
     while let Some(piece) = reader.next().map_err(|error| words(&error))? {
         restore.add(piece).map_err(|error| words(&error))?;
     }

@@ -19,6 +19,7 @@ pub(crate) struct Identity {
     disk: DiskId,
     incarnation: Incarnation,
     address: String,
+    speaks: ClusterVersion,
     /// Those that are to found the cluster, if it does not exist yet.
     founders: BTreeMap<NodeId, Contact>,
     known: Mutex<Known>,
@@ -45,6 +46,7 @@ impl Identity {
             disk,
             incarnation,
             address: settings.contact.address.clone(),
+            speaks: settings.speaks,
             founders: settings.members.clone(),
             known: Mutex::new(Known { standing, members: Arc::default() }),
         }
@@ -94,7 +96,7 @@ impl Identity {
             (Standing::Founded(_), None) => LogIndex(u64::MAX),
         };
         let Self { cluster, node: from, disk, incarnation, .. } = *self;
-        let (address, speaks) = (self.address.clone(), ClusterVersion::NEWEST);
+        let (address, speaks) = (self.address.clone(), self.speaks);
         Hello { cluster, from, to, disk, incarnation, standing, since, address, speaks }
     }
 }

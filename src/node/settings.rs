@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::model::{ClusterId, Limits, NodeId};
+use crate::machine::MachineOptions;
+use crate::model::{ClusterId, ClusterVersion, Limits, NodeId};
 
 use super::retain::History;
 
@@ -20,6 +21,8 @@ pub(crate) struct Settings {
     /// The members that the configuration names, this one too: those that found the cluster, if it does
     /// not exist yet.
     pub(crate) members: BTreeMap<NodeId, Contact>,
+    /// The newest cluster version that it says it understands: this build's, but in tests of upgrades.
+    pub(crate) speaks: ClusterVersion,
     /// Where its data is.
     pub(crate) dir: PathBuf,
     /// Time between heartbeats of a leader.
@@ -65,6 +68,11 @@ pub(crate) struct Contact {
 }
 
 impl Settings {
+    /// How the machine is set up.
+    pub(crate) fn machine_options(&self) -> MachineOptions {
+        MachineOptions { known: self.speaks, ..MachineOptions::default() }
+    }
+
     /// How often the driver counts a tick of the consensus.
     pub(crate) fn tick(&self) -> Duration {
         self.heartbeat / Self::TICKS_A_HEARTBEAT

@@ -1,6 +1,6 @@
 //! What a node says about itself.
 
-use crate::model::{LogIndex, MemberRole, NodeId, Revision, Term};
+use crate::model::{ClusterVersion, LogIndex, MemberRole, NodeId, Revision, Term};
 
 /// The part that a node plays in the consensus.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,6 +30,8 @@ pub struct NodeStatus {
     pub name: String,
     /// The part it plays.
     pub role: Role,
+    /// What all members of the cluster understand, as of what it has applied.
+    pub version: ClusterVersion,
     /// Its term.
     pub term: Term,
     /// Who leads, as far as it knows.

@@ -221,6 +221,7 @@ fn settings(id: NodeId, nodes: u64) -> Settings {
         contact: member(id.get()),
         cluster: CLUSTER,
         members,
+        speaks: crate::model::ClusterVersion::NEWEST,
         dir: PathBuf::from("/data"),
         heartbeat: Duration::from_millis(100),
         election_timeout: Duration::from_millis(500),

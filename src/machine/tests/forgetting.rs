@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn compaction_keeps_what_a_read_and_a_watch_from_it_see() {
-    let mut world = World::with(MachineOptions { sweep_rows: 0 });
+    let mut world = World::with(MachineOptions { sweep_rows: 0, ..MachineOptions::default() });
     world.put("gone", "1"); // 2
     world.put("kept", "1"); // 3
     world.put("kept", "2"); // 4
@@ -49,7 +49,7 @@ fn compaction_keeps_what_a_read_and_a_watch_from_it_see() {
 
 #[test]
 fn the_sweep_gives_everything_back_and_waits_for_readers() {
-    let mut world = World::with(MachineOptions { sweep_rows: 0 });
+    let mut world = World::with(MachineOptions { sweep_rows: 0, ..MachineOptions::default() });
     for round in 0..20 {
         for key in 0..50 {
             world.put(&format!("{key:02}"), &round.to_string());
@@ -79,7 +79,7 @@ fn the_sweep_gives_everything_back_and_waits_for_readers() {
 
 #[test]
 fn the_sweep_keeps_up_with_the_writes() {
-    let mut world = World::with(MachineOptions { sweep_rows: 1 });
+    let mut world = World::with(MachineOptions { sweep_rows: 1, ..MachineOptions::default() });
     for number in 0..2000 {
         world.put("k", &number.to_string());
         if number % 10 == 9 {
@@ -93,7 +93,7 @@ fn the_sweep_keeps_up_with_the_writes() {
 #[test]
 fn replicas_that_applied_the_same_have_the_same_digest_and_others_do_not() {
     let run = |sweep_rows, last: &str| {
-        let mut world = World::with(MachineOptions { sweep_rows });
+        let mut world = World::with(MachineOptions { sweep_rows, ..MachineOptions::default() });
         let lease = world.grant(None);
         let mut digests = BTreeSet::new();
         for number in 0..100u64 {

@@ -11,6 +11,7 @@ impl Driver {
             Input::Connected(peer, hello) => {
                 tracing::debug!(%peer, "connected");
                 self.hear(&hello)?;
+                self.spoken.insert(peer, hello.speaks);
                 if self.roster.hear(peer, &hello.address) {
                     self.network.set_peers(&self.roster.contacts());
                 }

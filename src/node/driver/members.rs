@@ -211,6 +211,28 @@ impl Driver {
         }
     }
 
+    /// As the leader: what every member understands may be used from now on. Never lowered, so a member
+    /// that goes back to an older build stops with a sentence.
+    pub(super) fn raise_version(&mut self) {
+        if self.leading.is_none() {
+            return;
+        }
+        let me = self.shared.settings.node;
+        let speaks = |id: &NodeId| match *id == me {
+            true => Some(self.shared.settings.speaks),
+            false => self.spoken.get(id).copied(),
+        };
+        // One that has not been met since this node started has said nothing.
+        let all: Option<Vec<_>> = self.machine.members().rows().keys().map(speaks).collect();
+        let least = all.and_then(|all| all.into_iter().min());
+        let known = self.machine.version().max(self.raised);
+        if let Some(version) = least.filter(|version| *version > known) {
+            tracing::info!(%version, "all members understand it: the cluster's version is raised");
+            self.raised = version;
+            self.insist(Command::Raise(version));
+        }
+    }
+
     // ---- those who want to join -------------------------------------------------------------------
 
     /// Somebody who knows the cluster's token wants to become a member: any member may be asked.

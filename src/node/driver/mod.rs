@@ -47,9 +47,10 @@ use crate::consensus::{
 use crate::env::{Network, Point, SendOutcome};
 use crate::machine::{Applied, LeaseChange, Machine};
 use crate::model::{
-    Command, Fault, Incarnation, Item, JoinAnswer, JoinAsk, Joined, Lane, LeaseId, LogIndex,
-    MemberAnswer, MemberChange, MemberRefusal, MemberRole, MemberWish, Members, Moment, NodeId,
-    PeerMessage, Proposal, ProposeRefusal, Refusal, Reply, RequestId, Revision, SnapshotId, Term,
+    ClusterVersion, Command, Fault, Incarnation, Item, JoinAnswer, JoinAsk, Joined, Lane, LeaseId,
+    LogIndex, MemberAnswer, MemberChange, MemberRefusal, MemberRole, MemberWish, Members, Moment,
+    NodeId, PeerMessage, Proposal, ProposeRefusal, Refusal, Reply, RequestId, Revision, SnapshotId,
+    Term,
 };
 use crate::transport::{JoinReply, Refused};
 use crate::wal;
@@ -139,6 +140,8 @@ pub(crate) struct Driver {
     /// While this node leads: how much history it keeps, and in which term it began to look.
     retention: Option<(Term, Retention)>,
     roster: Roster,
+    /// The newest cluster version that each member understands, as it has said itself.
+    spoken: BTreeMap<NodeId, ClusterVersion>,
     steps: Steps,
     snapshots: Snapshots,
     snapshot_queue: Arc<SnapshotQueue>,
@@ -150,6 +153,8 @@ pub(crate) struct Driver {
     installing: Option<(SnapshotId, u64)>,
     /// Whether the others were told what this node is called and where it is.
     has_announced: bool,
+    /// The newest cluster version that this node has proposed.
+    raised: ClusterVersion,
     at_least: BTreeMap<Revision, Vec<Asking>>,
     /// Set while this node leads.
     leading: Option<Leading>,
@@ -273,6 +278,7 @@ impl Driver {
             retention: None,
             digests: Digests::new(node, settings.election_ticks()),
             roster: Roster::new(node, settings.members.clone()),
+            spoken: BTreeMap::new(),
             steps: Steps::new(heartbeat * 2),
             snapshots: Snapshots::new(
                 settings.snapshot_log_bytes,
@@ -286,6 +292,7 @@ impl Driver {
             loaded: None,
             installing: None,
             has_announced: false,
+            raised: ClusterVersion::FIRST,
             stage: Stage::Founding(Founding::new(
                 node,
                 identity.disk(),
@@ -394,6 +401,7 @@ impl Driver {
         self.steps.expire(now);
         self.put_before_consensus();
         self.announce();
+        self.raise_version();
         self.replace_voters();
         for lease in self.sessions.expire(now) {
             self.insist(Command::Revoke(lease));
@@ -487,6 +495,7 @@ impl Driver {
             id: settings.node,
             name: settings.contact.name.clone(),
             role: if self.stopped { Role::Stopped } else { role },
+            version: self.machine.version(),
             term,
             leader,
             revision: self.shared.reader.revision(),
