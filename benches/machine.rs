@@ -12,12 +12,16 @@ use std::time::{Duration, Instant};
 
 use bowline::machine::{Machine, MachineOptions, Reader};
 use bowline::model::{
-    AckWindow, Command, Incarnation, Item, KeyRange, LogIndex, NodeId, Proposal, Put, Range, Term,
+    AckWindow, Command, Incarnation, Item, KeyRange, LogIndex, NodeId, Proposal, Put, Range,
+    SessionInfo, Term,
 };
 use bytes::{Bytes, BytesMut};
 
 const VALUE_BYTES: usize = 256;
 const BATCH: u64 = 64;
+
+/// How much of an image is read at a time.
+const PIECE_BYTES: usize = 256 << 10;
 
 fn main() {
     let asked: Vec<u64> = std::env::args().filter_map(|arg| arg.parse().ok()).collect();
@@ -72,6 +76,38 @@ fn measure(keys: u64) {
     let versions = writer.machine.revision().get();
     report("  sweep, each version", versions, || writer.compact());
     report("  scrub, each row", keys, || writer.machine.scrub(keys as usize).expect("sound rows"));
+    travel(&mut writer, keys);
+}
+
+/// An image: what taking it costs the writer, reading it a worker, and making a machine of it another.
+fn travel(writer: &mut Writer, keys: u64) {
+    let leases = keys / 10;
+    for number in 0..leases {
+        let info = SessionInfo { label: format!("worker-{number}"), own: false };
+        let ttl = Duration::from_secs(5);
+        writer.seq += 1;
+        let grant = Command::Grant { id: None, ttl, session: Some(info) };
+        writer.apply(writer.seq, vec![(writer.seq, grant)]);
+    }
+    let began = Instant::now();
+    let mut image = writer.machine.image();
+    println!("  image, with {leases} leases   {:>9.2} ms for the writer", millis(began.elapsed()));
+    let head = image.head().clone();
+    let mut pieces = Vec::new();
+    report("  image, each row read", keys, || {
+        pieces.extend(std::iter::from_fn(|| image.next(PIECE_BYTES).expect("a sound image")));
+    });
+    let mut restored = None;
+    report("  restore, each row", keys, || {
+        let machine = Machine::restore(MachineOptions::default(), head, pieces);
+        restored = Some(machine.expect("what was taken"));
+    });
+    let machine = restored.expect("just restored");
+    assert_eq!(machine.digest(), writer.machine.digest());
+}
+
+fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
 }
 
 struct Writer {

@@ -623,7 +623,7 @@ impl Machine {
     /// The whole state as of the last entry applied, to be read later, from any thread. What has
     /// been applied and not published belongs to it.
     pub fn image(&self) -> Image {
-        let shared = self.store.shared();
+        let (shared, digest) = (self.store.shared(), self.digest());
         let leases = shared.leases();
         let head = StateHead {
             version: self.version,
@@ -634,7 +634,7 @@ impl Machine {
             past: self.store.past(),
             next_lease: leases.next(),
             members: Members::clone(&self.members),
-            digest: self.digest(),
+            digest,
         };
         let copy = leases.copy();
         drop(leases);

@@ -17,7 +17,9 @@ use super::row::{Meta, Row, Rows};
 use super::shared::Published;
 use super::store::Store;
 use super::{Machine, MachineOptions};
-use crate::model::{KeyValue, LeaseRow, Piece, Revision, RowChange, StateHead};
+use crate::model::{
+    ClusterVersion, Fault, KeyValue, LeaseRow, Piece, Revision, RowChange, StateHead,
+};
 
 /// A machine in the making. Pieces go in, in the order in which an image hands them out.
 pub struct Restore {
@@ -50,6 +52,9 @@ pub enum RestoreError {
     /// They are not the parts of any state.
     #[error("not the state of a store: {0}")]
     Malformed(String),
+    /// They are of a cluster that uses what only a newer build understands.
+    #[error(transparent)]
+    Outgrown(Fault),
     /// They are not the parts of the state that they claim to be.
     #[error("the state has digest {found:016x}, {expected:016x} was written with it")]
     Digest {
@@ -70,6 +75,10 @@ impl Restore {
     /// # Errors
     /// The head contradicts itself.
     pub fn new(options: MachineOptions, head: StateHead) -> Result<Self, RestoreError> {
+        let (version, known) = (head.version, ClusterVersion::NEWEST);
+        if version > known {
+            return Err(RestoreError::Outgrown(Fault::Outgrown { version, known }));
+        }
         let compacted = head.compacted.unwrap_or_default();
         if head.revision < Revision::FIRST || head.revision < compacted {
             return Err(malformed(format!("revision {}, compacted at {compacted}", head.revision)));

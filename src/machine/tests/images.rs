@@ -1,14 +1,14 @@
-//! The state taken apart and put together again: what was there, what was kept, what was refused.
+//! The state taken apart, put together again, and installed under readers.
+
+use std::thread;
 
 use super::*;
-use crate::model::DiskId;
+use crate::codec::sample::Sample;
+use crate::model::{DiskId, KeyRange, RowChange};
 
-/// The pieces of an image, small ones.
+/// The pieces of an image.
 fn pieces(mut image: Image, bytes_max: usize) -> (StateHead, Vec<Piece>) {
-    let mut pieces = Vec::new();
-    while let Some(piece) = image.next(bytes_max).unwrap() {
-        pieces.push(piece);
-    }
+    let pieces = std::iter::from_fn(|| image.next(bytes_max).unwrap()).collect();
     (image.head().clone(), pieces)
 }
 
@@ -17,44 +17,317 @@ fn restored(machine: &Machine) -> Machine {
     Machine::restore(MachineOptions::default(), head, pieces).unwrap()
 }
 
-fn world() -> World {
+fn founded() -> World {
     let mut world = World::new();
     world.machine.found(Members::founded(&(1..=3).map(|n| (node(n), DiskId(n.into()))).collect()));
     world
 }
 
-#[test]
-fn an_empty_store_is_restored() {
-    let world = world();
-    let machine = restored(&world.machine);
-    assert_eq!(machine.digest(), world.machine.digest());
-    assert_eq!(machine.members(), world.machine.members());
+fn everything(reader: &Reader) -> (RangeReply, Vec<Change>) {
+    let rows = reader.range(&Range::new(KeyRange::all())).unwrap();
+    (rows, reader.events(&KeyRange::all(), reader.compacted(), usize::MAX).unwrap().changes)
 }
 
 #[test]
-fn rows_history_leases_and_answers_are_restored() {
-    let mut world = world();
-    let lease = world.grant(None);
+fn an_empty_store_is_restored() {
+    let world = founded();
+    let machine = restored(&world.machine);
+    assert_eq!(machine.digest(), world.machine.digest());
+    assert_eq!(machine.members(), world.machine.members());
+    assert_eq!(machine.reader().members(), world.reader.members());
+}
+
+#[test]
+fn a_restored_store_counts_its_bytes_anew_and_right() {
+    let mut world = founded();
     for number in 0..40 {
-        world.put(&format!("k{}", number % 7), &number.to_string());
+        world.put(&format!("k{}", number % 7), &"x".repeat(number * 60));
+    }
+    world.delete("k3".into());
+    assert_eq!(restored(&world.machine).reader().bytes(), world.reader.bytes());
+    world.run(Command::Compact(world.reader.revision())).unwrap();
+    while world.machine.sweep(1000) {}
+    assert_eq!(restored(&world.machine).reader().bytes(), world.reader.bytes());
+    world.delete(KeyRange::all());
+    world.run(Command::Compact(world.reader.revision())).unwrap();
+    while world.machine.sweep(1000) {}
+    assert_eq!(world.reader.bytes(), 0);
+}
+
+/// What has been swept, or may be swept while the image is read, is still in it.
+#[test]
+fn an_image_is_as_it_was_taken_whatever_is_written_compacted_and_swept_meanwhile() {
+    for bytes_max in [1, 500, 20_000] {
+        let mut world = founded();
+        for number in 0..700 {
+            world.put(&format!("k{:03}", number % 300), &number.to_string());
+        }
+        world.delete(KeyRange::between("k100", "k150"));
+        world.run(Command::Compact(Revision(400))).unwrap();
+        while world.machine.sweep(1000) {}
+        let (digest, then) = (world.machine.digest(), everything(&world.reader));
+        let mut image = world.machine.image();
+        let (head, mut found) = (image.head().clone(), Vec::new());
+        let mut number = 0;
+        while let Some(piece) = image.next(bytes_max).unwrap() {
+            found.push(piece);
+            number += 1;
+            if number % 40 == 1 {
+                world.put(&format!("k{:03}", number % 300), "later");
+                world.run(Command::Compact(world.reader.revision())).unwrap();
+                world.machine.sweep(5000);
+            }
+        }
+        drop(image);
+        let machine = Machine::restore(MachineOptions::default(), head, found).unwrap();
+        assert_eq!(machine.digest(), digest);
+        assert_eq!(everything(&machine.reader()), then);
+        // And nothing is kept for it any more.
+        while world.machine.sweep(1000) {}
+        assert_eq!(world.machine.store.shared().state().history.first(), world.reader.compacted());
+    }
+}
+
+#[test]
+fn a_row_that_has_rotten_is_not_copied() {
+    let mut world = founded();
+    world.put("a", "1");
+    world.put("b", "2");
+    world.machine.rot(b"b");
+    let mut image = world.machine.image();
+    let error = std::iter::from_fn(|| image.next(1).transpose()).find_map(Result::err);
+    assert!(matches!(error, Some(ImageError::Fault(Fault::Rotten { .. }))), "{error:?}");
+}
+
+#[test]
+fn an_image_of_a_state_that_was_replaced_says_so() {
+    let mut world = founded();
+    world.put("a", "1");
+    let mut image = world.machine.image();
+    let mut later = restored(&world.machine);
+    later.apply(LogIndex(3), Term(2), vec![]).unwrap();
+    let old = world.machine.install(later).unwrap();
+    assert_eq!(image.next(100), Err(ImageError::Replaced));
+    assert_eq!((old.applied(), world.machine.applied()), (LogIndex(2), LogIndex(3)));
+    assert_eq!(world.machine.term(), Term(2));
+}
+
+#[test]
+fn only_a_later_state_of_the_same_log_is_installed() {
+    let mut world = founded();
+    world.put("a", "1");
+    let earlier = restored(&world.machine);
+    world.put("a", "2");
+    let digest = world.machine.digest();
+    assert!(matches!(world.machine.install(earlier), Err(Fault::OutOfOrder { .. })));
+    let mut other = founded();
+    for _ in 0..5 {
+        other.machine.apply(other.machine.applied().next(), Term(1), vec![]).unwrap();
+    }
+    let refused = world.machine.install(other.machine).unwrap_err();
+    assert_eq!(refused, Fault::Backwards { found: Revision(1), revision: Revision(3) });
+    assert_eq!(world.machine.digest(), digest);
+}
+
+/// The key that a revision writes, of this many.
+const KEYS: u64 = 1500;
+
+fn key_of(revision: u64) -> String {
+    format!("{:06}", revision % KEYS)
+}
+
+/// Where the row of each key stands at `revision`, as its number says.
+fn check_rows(reply: &RangeReply, revision: u64) {
+    assert_eq!(reply.kvs.len() as u64, KEYS.min(revision - 1));
+    for kv in &reply.kvs {
+        let number: u64 = text(&kv.key).parse().unwrap();
+        let newest = revision - (revision + KEYS - number) % KEYS;
+        assert_eq!(kv.mod_revision, Revision(newest), "key {number} at {revision}");
+    }
+}
+
+#[test]
+fn readers_never_see_two_states_at_once_while_later_ones_are_installed() {
+    let mut leader = founded();
+    let mut follower = Machine::new(MachineOptions::default());
+    follower.found(Members::clone(leader.machine.members()));
+    let reader = follower.reader();
+    let done = AtomicBool::new(false);
+    let refused = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for number in 0..3u64 {
+            let (reader, done, refused) = (reader.clone(), &done, &refused);
+            scope.spawn(move || {
+                while !done.load(Ordering::Relaxed) {
+                    let newest = reader.revision();
+                    let old = Revision(newest.get().saturating_sub(number * 700).max(2));
+                    let range = Range { revision: Some(old), ..Range::new(KeyRange::all()) };
+                    match reader.range(&range) {
+                        Ok(reply) => check_rows(&reply, old.get()),
+                        Err(Refusal::Compacted { .. }) => {
+                            refused.fetch_add(1, Ordering::Relaxed);
+                        }
+                        Err(Refusal::Future { .. }) => assert_eq!(newest, Revision::FIRST),
+                        Err(other) => panic!("{other}"),
+                    }
+                    let reply = reader.range(&Range::new(KeyRange::all())).unwrap();
+                    check_rows(&reply, reply.revision.get());
+                    let op: Op = Range::new(KeyRange::all()).into();
+                    let txn = Txn { success: vec![op.clone(), op], ..Txn::default() };
+                    let reply = reader.read_txn(&txn).unwrap();
+                    for result in &reply.results {
+                        let TxnResult::Range(rows) = result else { panic!("a range") };
+                        check_rows(rows, reply.revision.get());
+                    }
+                    if let Ok(page) = reader.events(&KeyRange::all(), old, usize::MAX) {
+                        let compacted = page.changes.first().map(|change| change.revision);
+                        for (change, revision) in page.changes.iter().zip(old.get()..) {
+                            assert_eq!(change.revision, Revision(revision), "a gap");
+                            let event = &change.events[0];
+                            let before = event.prev.as_ref().map(|kv| kv.mod_revision);
+                            let due = revision.checked_sub(KEYS).filter(|due| *due > 1);
+                            let known = before == due.map(Revision);
+                            assert!(known || compacted == Some(change.revision), "{event:?}");
+                        }
+                    }
+                }
+            });
+        }
+        for round in 0..60u64 {
+            for _ in 0..100 {
+                let revision = leader.reader.revision().get() + 1;
+                leader.put(&key_of(revision), "");
+            }
+            if round % 3 == 2 {
+                let at = leader.reader.revision().get() - round * 20 % 900;
+                let _ = leader.run(Command::Compact(Revision(at)));
+            }
+            drop(follower.install(restored(&leader.machine)).unwrap());
+            assert_eq!(follower.digest(), leader.machine.digest());
+            while follower.sweep(1000) {}
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    assert!(refused.into_inner() > 0, "somebody was told that it is gone");
+    assert!(follower.store.shared().reading().is_empty());
+    assert_eq!(everything(&reader), everything(&leader.reader));
+}
+
+/// Whatever comes in place of a state is refused, or is a state that can be lived with.
+#[test]
+fn pieces_in_any_disorder_are_refused_or_restored_and_never_a_panic() {
+    let mut world = founded();
+    let lease = world.grant(None);
+    for number in 0..30 {
+        world.put(&format!("k{}", number % 7), "v");
     }
     world.put_with("leased", lease);
     world.delete("k3".into());
-    let compacted = world.reader.revision();
-    world.run(Command::Compact(compacted)).unwrap();
-    world.put("k3", "again");
-    let machine = restored(&world.machine);
-    assert_eq!(machine.digest(), world.machine.digest());
-    let reader = machine.reader();
-    let events = |reader: &Reader| reader.events(&KeyRange::all(), compacted, 1 << 20).unwrap();
-    assert_eq!(events(&reader), events(&world.reader));
-    for revision in compacted.get()..=world.reader.revision().get() {
-        let range = Range { revision: at(revision), ..Range::new(KeyRange::all()) };
-        assert_eq!(reader.range(&range), world.reader.range(&range));
+    world.run(Command::Compact(Revision(20))).unwrap();
+    world.delete(KeyRange::between("k4", "k6"));
+    let (head, sound) = pieces(world.machine.image(), 40);
+    let (mut refused, mut taken) = (0, 0);
+    for seed in 0..5000 {
+        let mut sample = Sample::new(seed);
+        let (mut head, mut pieces) = (head.clone(), sound.clone());
+        for _ in 0..=sample.below(2) {
+            let at = sample.below(pieces.len() as u64) as usize;
+            let other = sample.below(pieces.len() as u64) as usize;
+            match sample.below(9) {
+                0 => drop(pieces.remove(at)),
+                1 => pieces.insert(at, pieces[other].clone()),
+                2 => pieces.swap(at, other),
+                3 => pieces.insert(at, sample.piece()),
+                4 => head = StateHead { digest: head.digest, ..sample.head() },
+                5 => head.revision = Revision(sample.below(60)),
+                6 => head.compacted = Some(Revision(sample.below(60))),
+                7 => head.next_lease = sample.below(9),
+                _ => match &mut pieces[at] {
+                    Piece::Rows(rows) => rows[0].mod_revision = Revision(sample.below(60)),
+                    Piece::Changes(changes) => match &mut changes[0] {
+                        RowChange::Put(kv) => kv.create_revision = Revision(sample.below(60)),
+                        RowChange::Delete { key, .. } => *key = sample.bytes(),
+                    },
+                    Piece::Leases(leases) => {
+                        leases[0].id = LeaseId::new(sample.below(5) + 1).unwrap()
+                    }
+                    Piece::Lives(lives) => lives[0].node = node(sample.below(5) + 1),
+                    Piece::Answers(answers) => answers[0].0.seq = sample.below(60),
+                },
+            }
+        }
+        match Machine::restore(MachineOptions::default(), head, pieces) {
+            Err(_) => refused += 1,
+            Ok(mut machine) => {
+                taken += 1;
+                everything(&machine.reader());
+                let compact = Command::Compact(machine.revision());
+                let requests =
+                    vec![(1000, Command::Delete(Delete::new(KeyRange::all()))), (1001, compact)];
+                let items = vec![Item::Proposal(proposal(1, 1, (1000, &[]), requests))];
+                machine.apply(machine.applied().next(), Term(9), items).unwrap();
+                machine.publish();
+                while machine.sweep(100) {}
+            }
+        }
     }
-    assert_eq!(reader.lease(lease), world.reader.lease(lease));
-    let id = RequestId { node: node(1), incarnation: Incarnation(1), seq: world.seq };
-    assert_eq!(machine.answer(id), world.machine.answer(id));
-    world.machine.sweep(1000);
-    assert_eq!(reader.bytes(), world.reader.bytes());
+    assert!(refused > 3000 && taken > 50, "{refused} refused, {taken} taken");
+}
+
+#[test]
+fn a_state_that_begins_a_new_cluster_has_higher_revisions_no_leases_and_a_past_that_is_compacted() {
+    for leased in [0, 3] {
+        let mut world = founded();
+        let lease = world.grant(None);
+        world.put("a", "1");
+        world.put("b", "1");
+        world.put("b", "2");
+        for number in 0..leased {
+            world.put_with(&format!("c{number}"), lease);
+        }
+        world.delete("a".into());
+        let before = world.reader.revision();
+        let rows = world.reader.range(&Range::new("b")).unwrap().kvs;
+        let members = Members::founded(&[(node(7), DiskId(7))].into());
+        let how = Reseed { members: members.clone(), revision_jump: REVISION_JUMP };
+        let old = restored(&world.machine);
+        let machine = old.reseed(how.clone()).unwrap();
+        let revision = Revision(before.get() + REVISION_JUMP);
+        assert_eq!(machine.revision(), revision);
+        assert_eq!((machine.applied(), machine.term()), (LogIndex(1), Term(1)));
+        assert_eq!(**machine.members(), members);
+        let reader = machine.reader();
+        assert_eq!((reader.revision(), reader.compacted()), (revision, revision));
+        let all = reader.range(&Range::new(KeyRange::all())).unwrap();
+        assert_eq!((all.revision, &all.kvs), (revision, &rows), "as they were");
+        assert_eq!(reader.lease(lease), None);
+        assert_eq!(reader.leases(), []);
+        let past = reader.events(&KeyRange::all(), before.next(), usize::MAX);
+        assert_eq!(past, Err(Refusal::Compacted { asked: before.next(), compacted: revision }));
+        let ends = reader.events(&KeyRange::all(), revision, usize::MAX).unwrap();
+        let deleted: usize = ends.changes.iter().map(|change| change.events.len()).sum();
+        assert_eq!((deleted, ends.next), (leased, revision.next()));
+        let id = RequestId { node: node(1), incarnation: Incarnation(1), seq: world.seq };
+        assert_eq!(machine.answer(id), None, "nobody's requests are known");
+        // It is a state like any other: it travels, and it goes on.
+        let again = restored(&machine);
+        assert_eq!(again.digest(), machine.digest());
+        let mut world = World { reader: machine.reader(), machine, seq: 0, term: Term(1) };
+        assert_ne!(world.grant(None), lease, "ids are not used again");
+        assert_eq!(world.put("b", "3"), revision.next());
+        world.run(Command::Compact(revision.next())).unwrap();
+        while world.machine.sweep(100) {}
+        assert_eq!(restored(&world.machine).digest(), world.machine.digest());
+    }
+}
+
+#[test]
+fn revisions_never_go_back_nor_beyond_what_clients_can_read() {
+    for revision_jump in [0, i64::MAX as u64, u64::MAX] {
+        let mut world = founded();
+        world.put("a", "1");
+        let members = Members::default();
+        let error = world.machine.reseed(Reseed { members, revision_jump }).unwrap_err();
+        assert!(matches!(error, RestoreError::Malformed(_)), "{error}");
+    }
 }

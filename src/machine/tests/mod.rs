@@ -17,6 +17,7 @@ use crate::model::{
 mod forgetting;
 mod images;
 mod leases;
+mod members;
 mod reads;
 
 /// A machine that is fed one command an entry.
