@@ -93,10 +93,24 @@ fn a_row_that_has_rotten_is_not_copied() {
     let mut world = founded();
     world.put("a", "1");
     world.put("b", "2");
+    world.run(Command::Compact(Revision(3))).unwrap();
     world.machine.rot(b"b");
     let mut image = world.machine.image();
     let error = std::iter::from_fn(|| image.next(1).transpose()).find_map(Result::err);
     assert!(matches!(error, Some(ImageError::Fault(Fault::Rotten { .. }))), "{error:?}");
+}
+
+#[test]
+fn a_state_that_is_not_what_its_digest_says_is_not_restored() {
+    let mut world = founded();
+    world.put("a", "1");
+    let (head, mut pieces) = pieces(world.machine.image(), 100);
+    let Piece::Changes(changes) = &mut pieces[0] else { panic!("changes") };
+    let RowChange::Put(kv) = &mut changes[0] else { panic!("a put") };
+    kv.value = Bytes::from_static(b"2");
+    let expected = head.digest;
+    let error = Machine::restore(MachineOptions::default(), head, pieces).unwrap_err();
+    assert!(matches!(error, RestoreError::Digest { expected: e, .. } if e == expected), "{error}");
 }
 
 #[test]
@@ -149,6 +163,7 @@ fn check_rows(reply: &RangeReply, revision: u64) {
 #[test]
 fn readers_never_see_two_states_at_once_while_later_ones_are_installed() {
     let mut leader = founded();
+    let lease = leader.grant(None);
     let mut follower = Machine::new(MachineOptions::default());
     follower.found(Members::clone(leader.machine.members()));
     let reader = follower.reader();
@@ -211,6 +226,8 @@ fn readers_never_see_two_states_at_once_while_later_ones_are_installed() {
     assert!(refused.into_inner() > 0, "somebody was told that it is gone");
     assert!(follower.store.shared().reading().is_empty());
     assert_eq!(everything(&reader), everything(&leader.reader));
+    assert_eq!(reader.lease(lease), leader.reader.lease(lease));
+    assert_eq!(reader.members(), leader.reader.members());
 }
 
 /// Whatever comes in place of a state is refused, or is a state that can be lived with.
@@ -288,7 +305,7 @@ fn a_state_that_begins_a_new_cluster_has_higher_revisions_no_leases_and_a_past_t
         world.delete("a".into());
         let before = world.reader.revision();
         let rows = world.reader.range(&Range::new("b")).unwrap().kvs;
-        let members = Members::founded(&[(node(7), DiskId(7))].into());
+        let members = Members::founded(&[(node(1), DiskId(7))].into());
         let how = Reseed { members: members.clone(), revision_jump: REVISION_JUMP };
         let old = restored(&world.machine);
         let machine = old.reseed(how.clone()).unwrap();
