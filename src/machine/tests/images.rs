@@ -160,6 +160,15 @@ fn check_rows(reply: &RangeReply, revision: u64) {
     }
 }
 
+/// Ends the readers, also when the test fails.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn readers_never_see_two_states_at_once_while_later_ones_are_installed() {
     let mut leader = founded();
@@ -208,6 +217,7 @@ fn readers_never_see_two_states_at_once_while_later_ones_are_installed() {
                 }
             });
         }
+        let _done = Done(&done);
         for round in 0..60u64 {
             for _ in 0..100 {
                 let revision = leader.reader.revision().get() + 1;
@@ -221,7 +231,6 @@ fn readers_never_see_two_states_at_once_while_later_ones_are_installed() {
             assert_eq!(follower.digest(), leader.machine.digest());
             while follower.sweep(1000) {}
         }
-        done.store(true, Ordering::Relaxed);
     });
     assert!(refused.into_inner() > 0, "somebody was told that it is gone");
     assert!(follower.store.shared().reading().is_empty());
