@@ -4,7 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use bowline::testing::Cluster;
-use bowline::{Config, Error, Node, StartError, Wait};
+use bowline::{Config, Error, Node, NodeStatus, StartError, Wait};
 
 use crate::files::{Files, config, count, has_everything, solo, three};
 
@@ -128,6 +128,32 @@ fn a_wiped_member_of_three_does_not_come_back_under_its_old_id() {
     files.put(&cluster.data_dir(1));
     cluster.restart(1).wait().unwrap();
     has_everything(&cluster, 0..3, &mut keys, "it has its disk again");
+}
+
+#[test]
+fn a_wiped_member_of_three_comes_back_as_a_new_one_in_its_place() {
+    let mut keys = 0;
+    let mut cluster = with_keys(&mut keys);
+    let files = wipe(&mut cluster, 1);
+    let new = cluster.replace(1).wait().unwrap();
+    assert_eq!(new, 3, "a new member");
+    let now = [0, 2, new];
+    has_everything(&cluster, now.into_iter(), &mut keys, "a wiped one is replaced");
+    let replaced = |statuses: &[NodeStatus]| {
+        statuses.iter().all(|status| status.members.iter().all(|member| member.id.get() != 2))
+    };
+    cluster.wait_until("the wiped member is a member still", replaced).wait().unwrap();
+    let ids: Vec<u64> =
+        cluster.node(new).members().rows().keys().map(|member| member.get()).collect();
+    assert_eq!(ids, [1, 3, 4], "an id is never used again");
+
+    // Its old disk, should it turn up, is of no use: neither to vote with nor to come back.
+    files.put(&cluster.data_dir(1));
+    match cluster.restart(1).wait() {
+        Ok(()) => assert!(last_words(&cluster, 1).contains("removed"), "it must know"),
+        Err(error) => assert!(error.to_string().contains("removed"), "{error}"),
+    }
+    has_everything(&cluster, now.into_iter(), &mut keys, "the old disk has turned up");
 }
 
 #[test]

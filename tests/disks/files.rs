@@ -19,17 +19,41 @@ pub(crate) const HEADER_BYTES: usize = 72;
 pub(crate) struct Files(pub(crate) BTreeMap<String, Vec<u8>>);
 
 impl Files {
+    /// All files in a directory and below, by their paths in it.
     pub(crate) fn of(dir: &Path) -> Self {
-        let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
-        let name = |entry: &fs::DirEntry| entry.file_name().into_string().unwrap();
-        Self(entries.map(|entry| (name(&entry), fs::read(entry.path()).unwrap())).collect())
+        let mut files = Self(BTreeMap::new());
+        files.take(dir, "");
+        files
     }
 
+    fn take(&mut self, dir: &Path, before: &str) {
+        for entry in fs::read_dir(dir).unwrap().map(|entry| entry.unwrap()) {
+            let name = format!("{before}{}", entry.file_name().into_string().unwrap());
+            if entry.file_type().unwrap().is_dir() {
+                self.take(&entry.path(), &format!("{name}/"));
+            } else {
+                self.0.insert(name, fs::read(entry.path()).unwrap());
+            }
+        }
+    }
+
+    /// The names of the files in a directory, rising.
+    pub(crate) fn names(dir: &Path) -> Vec<String> {
+        let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
+        let mut names: Vec<_> = entries.map(|e| e.file_name().into_string().unwrap()).collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// Makes a directory hold them, and nothing else.
     pub(crate) fn put(&self, dir: &Path) {
-        fs::remove_dir_all(dir).unwrap();
-        fs::create_dir(dir).unwrap();
+        if dir.exists() {
+            fs::remove_dir_all(dir).unwrap();
+        }
         for (name, bytes) in &self.0 {
-            fs::write(dir.join(name), bytes).unwrap();
+            let path = dir.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, bytes).unwrap();
         }
     }
 
@@ -110,11 +134,17 @@ pub(crate) fn count(node: &Node) -> u64 {
 
 /// A cluster of three with small segments.
 pub(crate) fn three() -> Cluster {
-    let options = ClusterOptions::new(3).configure(|config| {
-        config
+    three_with(|config| config)
+}
+
+/// The same, with every member's configuration changed.
+pub(crate) fn three_with(with: impl Fn(Config) -> Config + Send + Sync + 'static) -> Cluster {
+    let options = ClusterOptions::new(3).configure(move |config| {
+        let config = config
             .heartbeat(Duration::from_millis(20))
             .election_timeout(Duration::from_millis(150))
-            .log_segment_bytes(SEGMENT_BYTES as u64)
+            .log_segment_bytes(SEGMENT_BYTES as u64);
+        with(config)
     });
     options.start().wait().unwrap()
 }

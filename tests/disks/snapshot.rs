@@ -1,0 +1,137 @@
+//! Snapshots that are deleted, cut short, flipped, overwritten and replaced by older copies, when the log
+//! that they stand for has gone. A member of three fetches the state from another one; a single node has
+//! nobody to ask, refuses to start, and leaves what is there alone.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use bowline::{Client, Config, Node, StartError, Wait};
+
+use crate::files::{Files, config, count, has_everything, name_of, three_with};
+use crate::say;
+
+/// The log grows by so much before a snapshot is taken, the least there is.
+const SNAPSHOT_LOG_BYTES: u64 = 64 << 10;
+
+/// So many values are more than enough to have a snapshot taken twice and the log cut.
+const VALUES_MAX: usize = 5_000;
+
+fn snapping(config: Config) -> Config {
+    config.snapshot_log_bytes(SNAPSHOT_LOG_BYTES)
+}
+
+/// The newest snapshot in a directory. Names are in the order of the log.
+fn newest(files: &Files) -> Option<(&String, &Vec<u8>)> {
+    files.0.iter().filter(|(name, _)| name.ends_with(".snapshot")).next_back()
+}
+
+/// Writes until a member's log begins later than with its first segment, and says what its directory held
+/// when it had its first snapshot.
+fn until_cut(kv: &Client, dir: &Path, keys: &mut usize) -> Files {
+    let mut older = None;
+    for _ in 0..VALUES_MAX {
+        kv.put(format!("k{keys:04}"), vec![b'v'; 500]).wait().unwrap();
+        *keys += 1;
+        if *keys % 10 != 0 {
+            continue;
+        }
+        let names = Files::names(dir);
+        if older.is_none() && names.iter().any(|name| name.ends_with(".snapshot")) {
+            older = Some(Files::of(dir));
+        }
+        if let Some(files) = &older
+            && let Some((name, _)) = newest(files)
+            && !names.contains(name)
+            && !names.contains(&name_of(1))
+        {
+            return older.unwrap();
+        }
+    }
+    panic!("the log is never cut");
+}
+
+/// What can be done to the newest snapshot. `every` is how far apart the flipped bytes lie.
+fn damages(files: &Files, older: &Files, every: usize) -> Vec<(String, Files)> {
+    let (name, bytes) = newest(files).expect("there is one");
+    let with = |what: String, bytes: Option<Vec<u8>>| {
+        let mut damaged = files.clone();
+        match bytes {
+            Some(bytes) => drop(damaged.0.insert(name.clone(), bytes)),
+            None => drop(damaged.0.remove(name)),
+        }
+        (what, damaged)
+    };
+    let mut all = vec![with("deleted".to_owned(), None)];
+    for length in [0, 1, 40, bytes.len() / 2, bytes.len() - 1] {
+        all.push(with(format!("cut to {length} bytes"), Some(bytes[..length].to_vec())));
+    }
+    let ends = (0..80).chain(bytes.len() - 80..bytes.len());
+    for at in ends.step_by(every.div_ceil(100)).chain((80..bytes.len() - 80).step_by(every)) {
+        let mut flipped = bytes.clone();
+        flipped[at] ^= 1 << (at % 8);
+        all.push(with(format!("flipped at {at}"), Some(flipped)));
+    }
+    let mut zeroed = bytes.clone();
+    zeroed[bytes.len() / 3..][..512].fill(0);
+    all.push(with("with zeros".to_owned(), Some(zeroed)));
+    let (older_name, older_bytes) = newest(older).expect("there was one");
+    all.push(with("an older one under its name".to_owned(), Some(older_bytes.clone())));
+    let (_, mut replaced) = with(String::new(), None);
+    replaced.0.insert(older_name.clone(), older_bytes.clone());
+    all.push(("an older one under its own name".to_owned(), replaced));
+    all
+}
+
+#[test]
+fn a_single_node_whose_snapshot_is_damaged_refuses_and_starts_when_it_has_it_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let start = || Node::start(snapping(config(dir.path()))).wait();
+    let node = start().unwrap();
+    let mut keys = 0;
+    let older = until_cut(&node.client(), dir.path(), &mut keys);
+    assert!(node.shutdown().wait().hanging.is_empty());
+    let files = Files::of(dir.path());
+    let damages = damages(&files, &older, 2_000);
+    for (what, damaged) in &damages {
+        damaged.put(dir.path());
+        match start() {
+            Err(StartError::Data(why)) => {
+                for words in ["no snapshot that covers it can be read", "restore"] {
+                    assert!(why.contains(words), "{what}: {why:?} lacks {words:?}");
+                }
+            }
+            other => panic!("its snapshot is {what}: {other:?}"),
+        }
+        let snapshots = |files: &Files| -> BTreeMap<String, Vec<u8>> {
+            let snapshots = files.0.iter().filter(|(name, _)| name.ends_with(".snapshot"));
+            snapshots.map(|(name, bytes)| (name.clone(), bytes.clone())).collect()
+        };
+        let left = snapshots(&Files::of(dir.path()));
+        assert!(left == snapshots(damaged), "{what}: it has changed what it refused");
+    }
+    files.put(dir.path());
+    let node = start().expect("without any of it, it starts");
+    assert_eq!(count(&node), keys as u64);
+    say(&format!("{} snapshots refused", damages.len()));
+}
+
+#[test]
+fn a_member_of_three_whose_snapshot_is_damaged_fetches_one_from_another_member() {
+    let mut cluster = three_with(snapping);
+    let (victim, mut keys) = (1, 0);
+    let dir = cluster.data_dir(victim);
+    let older = until_cut(&cluster.node(victim).client(), &dir, &mut keys);
+    cluster.kill(victim).wait();
+    let many = damages(&Files::of(&dir), &older, 60_000).len();
+    for number in 0..many {
+        // Of what it has by now: others go on, and so does its own log.
+        let (what, damaged) = damages(&Files::of(&dir), &older, 60_000).swap_remove(number);
+        damaged.put(&dir);
+        cluster.restart(victim).wait().unwrap();
+        has_everything(&cluster, 0..3, &mut keys, &format!("its snapshot was {what}"));
+        cluster.kill(victim).wait();
+    }
+    cluster.restart(victim).wait().unwrap();
+    has_everything(&cluster, 0..3, &mut keys, "it was left alone");
+    say(&format!("{many} snapshots fetched"));
+}
