@@ -42,6 +42,20 @@ impl Coverage {
     }
 }
 
+/// Segments come and go rarely: a high count of them is a long test.
+fn is_rare(point: Point) -> bool {
+    use Point::*;
+    matches!(
+        point,
+        LogSegmentCreated
+            | LogSegmentSynced
+            | LogBeforeCut
+            | LogAfterCut
+            | LogSegmentRemoved
+            | LogRemovalSynced
+    )
+}
+
 /// Every point with every one of these hits, and more by chance in more rounds.
 fn crashes(hits: [u64; 2]) -> Vec<(Point, u64)> {
     let mut dice = dice();
@@ -49,8 +63,7 @@ fn crashes(hits: [u64; 2]) -> Vec<(Point, u64)> {
     for round in 0..rounds() {
         for point in Point::ALL {
             for hits in hits {
-                // Segments are rare: a high count of them is a long test.
-                let rare = matches!(point, Point::LogSegmentCreated | Point::LogSegmentSynced);
+                let rare = is_rare(point);
                 let more = if round == 0 { 0 } else { dice.below(if rare { 3 } else { 60 }) };
                 crashes.push((point, if rare { 1 } else { hits } + more));
             }
@@ -107,8 +120,7 @@ fn a_member_that_is_killed_while_the_cluster_is_founded_takes_part_when_it_is_ba
     let hits = (0..=rounds()).map(|round| 1 + 2 * round);
     let all = Point::ALL.into_iter().flat_map(|point| hits.clone().map(move |hits| (point, hits)));
     for (i, (point, hits)) in all.enumerate() {
-        let rare = matches!(point, Point::LogSegmentCreated | Point::LogSegmentSynced);
-        let hits = if rare { 1 } else { hits };
+        let hits = if is_rare(point) { 1 } else { hits };
         let members = if i % 4 == 0 { 3 } else { 1 };
         let victim = i % members;
         let mut cluster = Cluster::new(NODE, members)?;

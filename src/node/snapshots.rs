@@ -186,8 +186,6 @@ impl Snapshots {
                 fetch.asked = bytes;
             }
             fetch.received = bytes;
-            // What is here is not asked for again.
-            fetch.asked = fetch.asked.max(bytes);
             fetch.heard = now;
         }
     }

@@ -37,6 +37,7 @@ fn main() -> Result<(), Box<dyn StdError>> {
         .heartbeat(Duration::from_millis(election_ms / 8))
         .election_timeout(Duration::from_millis(election_ms))
         .log_segment_bytes(64 << 10)
+        .snapshot_log_bytes(64 << 10)
         .env(Env { points: trap.clone(), ..Env::real() });
     let node = match Node::start(config).wait() {
         Ok(node) => node,
