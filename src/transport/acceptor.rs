@@ -1,8 +1,8 @@
 //! The receiving end: the listener, and the connections that peers have dialed.
 //!
 //! A connection is nobody's until its handshake is over. Those in between are counted; one too many
-//! ends the oldest of those that have not said a word (with certificates: that have not proven
-//! anything), because members need milliseconds for it and the silent stay; only if there are none, the
+//! ends the oldest of those that have not sent a preface (and with certificates, not proven
+//! anything before it), because members need milliseconds for it and the silent stay; only if there are none, the
 //! oldest of the others. So any number of silent connections costs a few tasks. After it, there is
 //! one connection for each peer and lane: a newer one ends the older, and begins to read only when
 //! that has delivered its last message, so that the order holds.
@@ -16,7 +16,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::MissedTickBehavior;
 
 use super::context::{Context, Side};
-use super::exchange::{self, Broken, Met};
+use super::exchange::{self, Broken, Met, Preface};
 use super::frame::{self, Frame, FrameKind, FrameReader};
 use super::handshake::HelloRefusal;
 use super::join;
@@ -62,9 +62,9 @@ async fn welcome(context: &Context, tcp: TcpStream, waiting: Waiting) {
     let handshake = async {
         tcp.set_nodelay(true)?;
         let mut stream = context.security.accept(tcp).await?;
-        stream.readable().await?;
+        let preface = Preface::read(&mut stream).await?;
         waiting.speaks();
-        let met = exchange::accept(&mut stream, context).await?;
+        let met = exchange::accept(&mut stream, preface, context).await?;
         Ok((stream, met))
     };
     let met = tokio::select! {
@@ -222,7 +222,7 @@ pub(super) struct Incoming {
 struct IncomingState {
     /// Counts connections; names each.
     last_number: u64,
-    /// In their handshake, and nothing was heard of them yet; the oldest first.
+    /// In their handshake, and no preface was heard of them yet; the oldest first.
     silent: BTreeMap<u64, Arc<Notify>>,
     /// In their handshake, and they have begun it; the oldest first.
     speaking: BTreeMap<u64, Arc<Notify>>,
@@ -260,7 +260,7 @@ impl Waiting {
         Self { context, number, evicted }
     }
 
-    /// Something was heard.
+    /// A preface was heard.
     fn speaks(&self) {
         let mut state = self.context.incoming.state();
         if let Some(evicted) = state.silent.remove(&self.number) {

@@ -145,7 +145,7 @@ impl Preface {
         VERSIONS.judge(preface.versions).map_err(Ok)
     }
 
-    async fn read(stream: &mut Wire) -> Result<Self, Broken> {
+    pub(super) async fn read(stream: &mut Wire) -> Result<Self, Broken> {
         let mut bytes = [0; PREFACE_BYTES];
         let (first, rest) = bytes.split_at_mut(TLS_ALERT.len());
         stream.read_exact(first).await?;
@@ -209,10 +209,13 @@ pub(super) enum Met {
     Joiner(JoinAsk),
 }
 
-/// Hears who has dialed this member, on which lane, and answers.
-pub(super) async fn accept(stream: &mut Wire, context: &Context) -> Result<Met, Broken> {
+/// Hears who has dialed this member with this preface, on which lane, and answers.
+pub(super) async fn accept(
+    stream: &mut Wire,
+    preface: Preface,
+    context: &Context,
+) -> Result<Met, Broken> {
     let admission = &context.admission;
-    let preface = Preface::read(stream).await?;
     let answer = Preface::new(preface.lane).bytes();
     if let Err(why) = VERSIONS.judge(preface.versions) {
         refuse(stream, &answer, FrameKind::Refused, &why).await;

@@ -99,7 +99,8 @@ fn refusal(error: webpki::Error) -> Error {
         webpki::Error::CertRevoked => CertificateError::Revoked,
         webpki::Error::UnknownIssuer => CertificateError::UnknownIssuer,
         webpki::Error::UnknownRevocationStatus => CertificateError::UnknownRevocationStatus,
-        webpki::Error::InvalidSignatureForPublicKey => CertificateError::BadSignature,
+        // Of another authority with the same name.
+        webpki::Error::InvalidSignatureForPublicKey => CertificateError::UnknownIssuer,
         webpki::Error::BadDer | webpki::Error::BadDerTime => CertificateError::BadEncoding,
         other => CertificateError::Other(OtherError(Arc::new(other))),
     }
@@ -114,8 +115,7 @@ pub(super) fn words(error: &Error, whose: &str) -> String {
             CertificateError::Expired => certificate("has expired"),
             CertificateError::NotValidYet => certificate("is not valid yet"),
             CertificateError::Revoked => certificate("was revoked"),
-            // Of another authority with the same name.
-            CertificateError::UnknownIssuer | CertificateError::BadSignature => {
+            CertificateError::UnknownIssuer => {
                 certificate("is not signed by an authority that is trusted here")
             }
             CertificateError::UnknownRevocationStatus => {
