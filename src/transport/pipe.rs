@@ -202,15 +202,23 @@ impl Pipe {
     /// Waits until a connection is needed, which is at once unless it is on demand. What waits for it is
     /// lost when the guard is dropped.
     pub(super) async fn wanted(&self) -> Dialing<'_> {
-        while self.on_demand {
-            match &mut *self.link() {
-                Link::Dialing(_) => break,
-                link @ Link::Down => *link = Link::Resting,
-                Link::Resting | Link::Up(_) => {}
+        if self.on_demand {
+            while !self.is_wanted() {
+                self.demand.notified().await;
             }
-            self.demand.notified().await;
         }
         Dialing { pipe: self }
+    }
+
+    /// Whether something waits for a connection. If not, the next message will.
+    fn is_wanted(&self) -> bool {
+        match &mut *self.link() {
+            Link::Dialing(_) => true,
+            link => {
+                *link = Link::Resting;
+                false
+            }
+        }
     }
 
     /// Opens the pipe onto `stream`, until the guard is dropped.

@@ -33,7 +33,7 @@ impl Security {
         match self {
             Security::None => Ok(Wire::Plain(tcp)),
             #[cfg(feature = "tls")]
-            Security::Tls(tls) => Ok(Wire::Tls(TlsWire::dial(tcp, &tls.trust()).await?)),
+            Security::Tls(tls) => Ok(Wire::Tls(Box::new(TlsWire::dial(tcp, &tls.trust()).await?))),
         }
     }
 
@@ -42,7 +42,9 @@ impl Security {
         match self {
             Security::None => Ok(Wire::Plain(tcp)),
             #[cfg(feature = "tls")]
-            Security::Tls(tls) => Ok(Wire::Tls(TlsWire::accept(tcp, &tls.trust()).await?)),
+            Security::Tls(tls) => {
+                Ok(Wire::Tls(Box::new(TlsWire::accept(tcp, &tls.trust()).await?)))
+            }
         }
     }
 

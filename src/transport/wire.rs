@@ -19,7 +19,7 @@ pub(super) enum Wire {
     Plain(TcpStream),
     /// Nobody can.
     #[cfg(feature = "tls")]
-    Tls(TlsWire),
+    Tls(Box<TlsWire>),
 }
 
 impl Wire {

@@ -329,6 +329,7 @@ fn a_joiner_asks_in_the_name_of_its_certificate() {
 }
 
 #[test]
+#[allow(clippy::print_stdout, reason = "the figures are worth reading")]
 fn an_encrypted_snapshot_on_its_way_does_not_delay_control() {
     let office = Office::new("shop");
     let [mut one, mut two] = pair(with(office.right(1)), with(office.right(2)));

@@ -89,6 +89,7 @@ fn files_max() -> usize {
 
 #[cfg(target_os = "linux")]
 #[test]
+#[allow(clippy::print_stdout, reason = "the figures are worth reading")]
 fn ten_thousand_silent_connections_cost_no_memory_and_keep_no_member_out() {
     // In a process of its own, which may have as many files as there can be.
     const CHILD: &str = "BOWLINE_TEST_FLOOD_CHILD";

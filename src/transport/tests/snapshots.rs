@@ -91,6 +91,7 @@ fn what_waits_for_the_connection_is_bounded_and_lost_if_there_is_none() {
 }
 
 #[test]
+#[allow(clippy::print_stdout, reason = "the figures are worth reading")]
 fn a_snapshot_on_its_way_does_not_delay_control() {
     let [mut one, mut two] = two(settings(), [hello(1, 2), hello(2, 1)]);
     one.send(2, Lane::Control, &ping(0));
