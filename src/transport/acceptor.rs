@@ -180,6 +180,10 @@ async fn receive(
                 Err(error) => return error.into(),
             }
         }
+        if lane == Lane::Snapshot {
+            // There is always more of it: whoever else has something to do comes first.
+            tokio::task::yield_now().await;
+        }
     }
 }
 

@@ -151,6 +151,10 @@ async fn serve(context: &Context, pipe: &Pipe, stream: &Wire, peer: NodeId) -> B
                     Err(error) if is_passing(&error) => {}
                     Err(error) => return error.into(),
                 }
+                if pipe.is_on_demand() {
+                    // What is large and in no hurry lets everything else pass.
+                    tokio::task::yield_now().await;
+                }
             }
             () = doubt.raised() => {
                 if let Err(error) = doubt.settle(stream) {

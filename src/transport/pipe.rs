@@ -121,6 +121,11 @@ impl Pipe {
         Self { on_demand: true, link: Mutex::new(Link::Resting), ..Self::new(limit) }
     }
 
+    /// Whether it has a connection only while it is used.
+    pub(super) fn is_on_demand(&self) -> bool {
+        self.on_demand
+    }
+
     fn link(&self) -> MutexGuard<'_, Link> {
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -55,8 +55,8 @@ impl Security {
             #[cfg(feature = "tls")]
             Security::Tls(tls) => {
                 let changes = tls.changes();
-                let start = tokio::time::Instant::now() + EXPIRY_LOOK_EVERY;
-                let look = tokio::time::interval_at(start, EXPIRY_LOOK_EVERY);
+                let mut look = tokio::time::interval(EXPIRY_LOOK_EVERY);
+                look.reset();
                 Doubt { trust: Some((changes, look)) }
             }
         }

@@ -115,7 +115,10 @@ fn talk(one: &mut Member, two: &mut Member, number: u64) {
 #[test]
 fn members_with_right_certificates_talk_on_every_lane() {
     let office = Office::new("shop");
-    let [mut one, mut two] = pair(with(office.right(1)), with(office.right(2)));
+    // No sign of life pushes on what is stuck.
+    let idle_timeout = Duration::from_secs(3600);
+    let settings = |id| TcpSettings { idle_timeout, ..with(office.right(id)) };
+    let [mut one, mut two] = pair(settings(1), settings(2));
     talk(&mut one, &mut two, 1);
     let large = load(3 << 20, 5);
     for number in 0..2000 {
@@ -151,6 +154,58 @@ fn dial_once(files: &PeerTls, lane: Lane, to: SocketAddr) -> Result<Hello, Broke
         let admission = Admission::new(node(2), Spoken::new(hello(2, 1)));
         exchange::dial(&mut wire, node(1), lane, &admission).await
     })
+}
+
+#[test]
+fn what_comes_in_one_piece_with_the_end_of_the_handshake_is_heard() {
+    let office = Office::new("shop");
+    let idle_timeout = Duration::from_secs(3600);
+    let one = start(1, TcpSettings { idle_timeout, ..with(office.right(1)) }, &[]);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let settings = with(office.right(2));
+        let security = settings.security(&Env::real(), None).expect("good files");
+        let tcp = tokio::net::TcpStream::connect(one.handle.address()).await.expect("open");
+        let wire = security.dial(tcp).await.expect("right certificates");
+        let said = [preface(0), hello_frame(&hello(2, 1))].concat();
+        wire.write_all(&said).await.expect("written");
+        let answer = hello_frame(&hello(1, 2)).len() + 16;
+        wire.read_exact(&mut vec![0; answer]).await.expect("a hello");
+        let said = [framed(FrameKind::Alive, b""), message_frame(&ping(1))].concat();
+        wire.write_all(&said).await.expect("written");
+        one.inbox.wait_for_message(node(2), &ping(1));
+    });
+}
+
+#[test]
+fn what_the_socket_did_not_take_is_pending_until_it_is_flushed() {
+    let office = Office::new("shop");
+    let security = |id| with(office.right(id)).security(&Env::real(), None).expect("good files");
+    let (one, two) = (security(1), security(2));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let accepted = async { one.accept(listener.accept().await.expect("dialed").0).await };
+        let dialed = async { two.dial(tokio::net::TcpStream::connect(address).await?).await };
+        let (far, near) = tokio::join!(accepted, dialed);
+        let (far, near) = (far.expect("right"), near.expect("right"));
+        let mut taken = 0;
+        // The other end reads nothing, until the socket is full.
+        near.writable().await.expect("open");
+        loop {
+            match near.try_write(&[7; 100_000]) {
+                Ok(len) => taken += len,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(near.is_pending(), "{taken} bytes were taken");
+        let mut arrived = vec![0; taken];
+        let (flushed, read) = tokio::join!(near.write_all(&[]), far.read_exact(&mut arrived));
+        flushed.and(read).expect("all of it");
+        assert!(!near.is_pending() && arrived.iter().all(|byte| *byte == 7));
+    });
 }
 
 #[test]
