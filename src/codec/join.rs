@@ -16,7 +16,6 @@ use crate::model::{ClusterId, DiskId, JoinAnswer, JoinAsk, Joined, Members, Node
 const VERSION: u8 = 1;
 
 /// Appends the question.
-#[cfg_attr(not(test), allow(dead_code, reason = "until a node joins"))]
 pub(crate) fn encode_join_ask(ask: &JoinAsk, sink: &mut Vec<u8>) {
     let mut to = Encoder::new(sink);
     to.byte(VERSION);
@@ -78,7 +77,6 @@ pub(crate) fn encode_join_answer(answer: &JoinAnswer, sink: &mut Vec<u8>) {
 }
 
 /// Reads it.
-#[cfg_attr(not(test), allow(dead_code, reason = "until a node joins"))]
 pub(crate) fn decode_join_answer(bytes: Bytes) -> Result<JoinAnswer, CodecError> {
     let mut from = Decoder::new("answer to somebody who wants to join", bytes);
     from.version(VERSION)?;

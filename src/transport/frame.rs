@@ -32,7 +32,6 @@ pub(super) const HELLO_BODY_BYTES_MAX: usize = 16 << 10;
 /// The longest question whether somebody may join.
 pub(super) const JOIN_ASK_BODY_BYTES_MAX: usize = 4 << 10;
 /// The longest answer to it: room for all members.
-#[cfg_attr(not(test), allow(dead_code, reason = "until a node joins"))]
 pub(super) const JOIN_ANSWER_BODY_BYTES_MAX: usize = 256 << 10;
 /// The longest reason of a refusal.
 pub(super) const REFUSED_BODY_BYTES_MAX: usize = 1 << 10;

@@ -52,7 +52,6 @@ mod dialer;
 mod exchange;
 mod frame;
 mod handshake;
-#[cfg_attr(not(test), allow(dead_code, reason = "until a node joins"))]
 mod join;
 mod memory;
 mod peers;
@@ -77,7 +76,6 @@ use handshake::HelloRefusal;
 #[cfg(any(test, feature = "sim"))]
 pub(crate) use handshake::judge;
 
-#[allow(unused_imports, reason = "until a node joins")]
 pub(crate) use join::{JoinError, JoinReply, join};
 pub(crate) use memory::MemoryHub;
 pub(crate) use tcp::{TcpBound, TcpHandle, TcpSettings};
