@@ -33,8 +33,6 @@
 //! Invariant: nothing here depends on anything but its inputs and one number drawn at the start, so
 //! a seed replays a run. See [timeout].
 
-#![allow(dead_code, unused_imports, reason = "the node takes membership and snapshots up next")]
-
 mod config;
 mod engine;
 mod fault;
@@ -53,7 +51,6 @@ mod wire;
 
 pub(crate) use config::{ConsensusConfig, ENTRY_BYTES_MAX};
 pub(crate) use engine::{Consensus, Outbound};
-pub(crate) use fault::ConsensusFault;
 pub(crate) use membership::member_change;
 pub(crate) use round::RoundId;
 pub(crate) use snapshot::{Offer, Stepped, Taken};

@@ -23,7 +23,7 @@ pub(crate) struct Offer {
     pub(crate) from: NodeId,
     /// Which file.
     pub(crate) id: SnapshotId,
-    pub(super) message: Message,
+    pub(super) message: Box<Message>,
 }
 
 /// What became of a message that was stepped.

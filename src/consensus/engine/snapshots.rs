@@ -92,7 +92,7 @@ impl Consensus {
             return Stepped::Done;
         }
         let (id, _) = snapshot::from_raft(message.get_snapshot()).expect("the gate has judged it");
-        Stepped::Offer(Offer { from, id, message })
+        Stepped::Offer(Offer { from, id, message: Box::new(message) })
     }
 
     /// The file of an offer is here: durable, verified, and ready to be put in place.
@@ -103,7 +103,7 @@ impl Consensus {
         if self.install.is_some() || self.fault.is_some() {
             return Taken::Later;
         }
-        let mut message = offer.message.clone();
+        let mut message = Message::clone(&offer.message);
         if message.term <= self.term().get() {
             let Some(leader) = self.leader() else { return Taken::Later };
             (message.from, message.term) = (leader.get(), self.term().get());
@@ -161,7 +161,7 @@ impl Consensus {
     pub(super) fn base_of(ready: &raft::Ready) -> Option<wal::Base> {
         let metadata = ready.snapshot().get_metadata();
         (!ready.snapshot().is_empty())
-            .then(|| wal::Base { index: LogIndex(metadata.index), term: Term(metadata.term) })
+            .then_some(wal::Base { index: LogIndex(metadata.index), term: Term(metadata.term) })
     }
 
     /// A batch brings a snapshot: from here on raft's log begins behind it.

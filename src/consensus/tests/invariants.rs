@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use raft::eraftpb::MessageType;
 
 use super::world::{Flying, Member, World};
+use crate::consensus::fault::ConsensusFault;
 use crate::consensus::gate::Standpoint;
-use crate::consensus::{ConsensusFault, Outbound, Role};
+use crate::consensus::{Outbound, Role};
 use crate::model::{LogIndex, Members, NodeId, PeerMessage, Term};
 use crate::wal;
 

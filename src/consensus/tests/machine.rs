@@ -1,6 +1,7 @@
 //! The state machine's twin: who the members are, and a number that stands for everything applied.
 
-use crate::consensus::{ConsensusFault, member_change};
+use crate::consensus::fault::ConsensusFault;
+use crate::consensus::member_change;
 use crate::model::{LogIndex, Members, SnapshotId};
 use crate::wal;
 

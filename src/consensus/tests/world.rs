@@ -8,10 +8,9 @@ use raft::eraftpb::{Message, MessageType};
 
 use super::disk::Disk;
 use super::machine::Machine;
+use crate::consensus::fault::ConsensusFault;
 use crate::consensus::gate::GateRefusal;
-use crate::consensus::{
-    Consensus, ConsensusConfig, ConsensusFault, Offer, Role, RoundId, Stepped, Taken, wire,
-};
+use crate::consensus::{Consensus, ConsensusConfig, Offer, Role, RoundId, Stepped, Taken, wire};
 use crate::env::Entropy;
 use crate::model::{
     DiskId, Incarnation, LogIndex, MemberChange, Members, NodeId, SnapshotId, Term,
@@ -366,7 +365,8 @@ impl World {
             return false;
         };
         let disk = member.disk.clone();
-        if !disk.look().files.contains_key(&offer.id) {
+        let is_here = disk.look().files.contains_key(&offer.id);
+        if !is_here {
             let found = self.members[&offer.from].disk.look().files.get(&offer.id).cloned();
             let Some(sender) = self.consensus(offer.from) else { return false };
             let Some(machine) = found else {
