@@ -11,6 +11,7 @@ mod consensus;
 mod snapshot;
 mod transport;
 mod wal;
+mod warm;
 
 #[doc(hidden)]
 pub mod machine;

@@ -17,6 +17,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("transport", &["model", "codec", "env"]),
     ("consensus", &["model", "codec", "env", "wal"]),
     ("machine", &["model"]),
+    ("warm", &["model", "codec", "env", "machine"]),
     ("watch", &["model", "machine"]),
     (
         "node",
@@ -27,6 +28,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "metrics",
             "wal",
             "snapshot",
+            "warm",
             "transport",
             "consensus",
             "machine",
@@ -44,6 +46,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "env",
             "wal",
             "snapshot",
+            "warm",
             "transport",
             "consensus",
             "machine",
@@ -60,6 +63,7 @@ const FOREIGN: &[(&str, &[&str])] = &[
     ("raft::", &["consensus"]),
     ("protobuf::", &["consensus"]),
     ("slog::", &["consensus"]),
+    ("sled::", &["warm"]),
     ("tokio::net", &["transport"]),
     ("tokio::runtime", &["transport"]),
     ("rustix::", &["env"]),
@@ -222,6 +226,13 @@ fn a_foreign_crate_stays_in_its_module() {
         }
     }
     settle(complaints);
+}
+
+#[test]
+fn sled_is_named_in_one_file() {
+    let named = |source: &Source| source.code().any(|(_, line)| line.contains("sled::"));
+    let files: Vec<_> = sources().into_iter().filter(named).map(|source| source.path).collect();
+    assert_eq!(files, [root().join("src/warm/on_disk.rs")]);
 }
 
 #[test]

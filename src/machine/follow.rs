@@ -124,3 +124,97 @@ impl Reader {
 fn bytes_of(row: RowRef<'_>) -> usize {
     row.key().len() + row.value().len() + PART_BYTES
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::machine::{Machine, MachineOptions};
+    use crate::model::{
+        AckWindow, Command, Delete, Incarnation, Item, KeyRange, NodeId, Proposal, Put, Term,
+    };
+
+    fn run(machine: &mut Machine, command: Command) {
+        let seq = machine.applied().get();
+        let proposal = Proposal {
+            node: NodeId::new(1).unwrap(),
+            incarnation: Incarnation(1),
+            window: AckWindow::default(),
+            requests: vec![(seq, command)],
+        };
+        let index = machine.applied().next();
+        machine.apply(index, Term(1), vec![Item::Proposal(proposal)]).unwrap();
+        machine.publish();
+    }
+
+    fn put(machine: &mut Machine, number: u64) {
+        run(machine, Command::Put(Put::new(format!("k{number:03}"), "v".repeat(number as usize))));
+    }
+
+    #[test]
+    fn pages_of_changes_join_without_gaps_until_they_are_forgotten() {
+        let mut machine = Machine::new(MachineOptions::default());
+        for number in 0..300 {
+            put(&mut machine, number % 70);
+        }
+        run(&mut machine, Command::Delete(Delete { range: KeyRange::all(), prev_kv: false }));
+        let reader = machine.reader();
+        for bytes_max in [0, 100, 5000, 1 << 20] {
+            let (mut next, mut found) = (Revision(0), Vec::new());
+            loop {
+                let page = reader.changes(next, bytes_max).unwrap().unwrap();
+                found.extend(page.changes.iter().map(RowChange::revision));
+                next = page.next;
+                if !page.more {
+                    break;
+                }
+            }
+            let deletions = std::iter::repeat_n(302, 70);
+            let want: Vec<Revision> = (2..302).chain(deletions).map(Revision).collect();
+            assert_eq!(found, want);
+            assert_eq!(next, Revision(303));
+            let page = reader.changes(next, bytes_max).unwrap().unwrap();
+            assert_eq!((page.changes.len(), page.next, page.more), (0, next, false));
+        }
+        run(&mut machine, Command::Compact(Revision(200)));
+        while machine.sweep(1000) {}
+        assert_eq!(reader.changes(Revision(199), 100).unwrap(), None);
+        assert!(reader.changes(Revision(200), 100).unwrap().is_some());
+    }
+
+    #[test]
+    fn pages_of_rows_hold_every_key_once_and_what_was_swept_is_left_out() {
+        let mut machine = Machine::new(MachineOptions::default());
+        for number in 0..400 {
+            put(&mut machine, number);
+        }
+        let at = machine.revision();
+        run(&mut machine, Command::Compact(at));
+        let reader = machine.reader();
+        let all = |bytes_max: usize| {
+            let (mut after, mut rows) = (None::<Box<[u8]>>, Vec::new());
+            loop {
+                let page = reader.rows_behind(after.as_deref(), at, bytes_max).unwrap();
+                rows.extend(page.rows);
+                after = page.after;
+                if after.is_none() {
+                    return rows;
+                }
+            }
+        };
+        let keys: Vec<_> = (0..400).map(|number| format!("k{number:03}")).collect();
+        for bytes_max in [0, 1000, 50_000, 1 << 20] {
+            let rows: BTreeMap<_, _> = all(bytes_max).into_iter().map(|kv| (kv.key, ())).collect();
+            assert_eq!(rows.keys().cloned().collect::<Vec<_>>(), keys);
+            assert_eq!(all(bytes_max).len(), 400);
+        }
+        // Superseded, but kept; then swept.
+        put(&mut machine, 7);
+        assert_eq!(all(1000).len(), 400);
+        let newest = machine.revision();
+        run(&mut machine, Command::Compact(newest));
+        while machine.sweep(1000) {}
+        assert_eq!(all(1000).len(), 399);
+    }
+}

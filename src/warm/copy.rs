@@ -1,0 +1,289 @@
+//! One copy in the making or followed: what is written into its store, and in which order.
+//!
+//! ```text
+//!   base: the rows live at the revision that was compacted when the copy was begun
+//!        |
+//!   [r0 r1 r2 ...]   read page by page while the state goes on
+//!   [c0 c1 c2 ...]   every change since that revision, appended before the sweep forgets it
+//!        |
+//!   [t0 ...  h]      what does not fit into changes, as of one log entry: the copy is one from here on
+//! ```
+//!
+//! The base is read without holding anything back. A row that is swept away before it was read had a
+//! successor that was compacted too, which stands among the changes; and whoever loads a copy takes,
+//! of each key, the newest version up to the compacted revision. So nothing is missed.
+//!
+//! Superseded rows stay in the store. A copy that has become much larger than what it is a copy of is
+//! begun anew in another store, which costs as much for each change as removing it would.
+
+use thiserror::Error;
+
+use super::guard::Guarded;
+use super::layout::{CopyHead, Kind, Origin, key, seal_head, seal_piece};
+use super::store::{Batch, StoreError};
+use crate::machine::{Image, ImageError, Reader};
+use crate::model::{Fault, LogIndex, Piece, Revision, RowChange, StateHead};
+
+/// How a copy uses its store.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    /// About how many bytes of rows or changes make a record. A store pays by the record: measured in
+    /// docs/decisions/warm-copy.md.
+    pub(super) record_bytes: usize,
+    /// About how many bytes go into one batch, and into one turn.
+    pub(super) batch_bytes: usize,
+    /// How much more room than twice the state a copy may take, in bytes.
+    pub(super) growth_bytes: u64,
+}
+
+impl Default for Sizes {
+    fn default() -> Self {
+        Self { record_bytes: 16 << 10, batch_bytes: 256 << 10, growth_bytes: 16 << 20 }
+    }
+}
+
+/// A copy with its open store.
+pub(super) struct Copy {
+    store: Guarded,
+    sizes: Sizes,
+    origin: Origin,
+    base: Revision,
+    rows: u64,
+    changes: u64,
+    tables: Vec<u32>,
+    bytes: u64,
+    /// The next revision to be appended.
+    next: Revision,
+    scan: Scan,
+    /// What was compacted when the last row of the base was read.
+    settled: Revision,
+    /// The log entry up to which it can be loaded.
+    applied: Option<LogIndex>,
+}
+
+/// How far the base has been read.
+enum Scan {
+    Behind(Option<Box<[u8]>>),
+    Done,
+}
+
+/// What a turn of writing came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Step {
+    /// Something was written, and there is more.
+    More,
+    /// Everything is written that was published.
+    CaughtUp,
+}
+
+/// Why a copy is of no use any more.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub(super) enum CopyError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// It lags behind what is still remembered.
+    #[error("the changes since revision {0} are forgotten")]
+    Forgotten(Revision),
+    #[error(transparent)]
+    State(#[from] ImageError),
+}
+
+impl From<Fault> for CopyError {
+    fn from(fault: Fault) -> Self {
+        Self::State(fault.into())
+    }
+}
+
+impl Copy {
+    /// Begins a copy in an empty store.
+    pub(super) fn begin(store: Guarded, sizes: Sizes, origin: Origin, reader: &Reader) -> Self {
+        // 0 before the first compaction: then every row is among the changes.
+        let base = reader.compacted();
+        Self {
+            store,
+            sizes,
+            origin,
+            base,
+            rows: 0,
+            changes: 0,
+            tables: Vec::new(),
+            bytes: 0,
+            next: base.max(Revision::FIRST.next()),
+            scan: if base == Revision(0) { Scan::Done } else { Scan::Behind(None) },
+            settled: base,
+            applied: None,
+        }
+    }
+
+    /// Goes on with one that was loaded.
+    pub(super) fn resume(store: Guarded, sizes: Sizes, head: &CopyHead) -> Self {
+        Self {
+            store,
+            sizes,
+            origin: head.origin,
+            base: head.base,
+            rows: head.rows,
+            changes: head.changes,
+            tables: head.tables.clone(),
+            bytes: head.bytes,
+            next: head.next,
+            scan: Scan::Done,
+            settled: head.base,
+            applied: Some(head.state.index),
+        }
+    }
+
+    /// The log entry up to which it can be loaded, if it can.
+    pub(super) fn applied(&self) -> Option<LogIndex> {
+        self.applied
+    }
+
+    /// Whether it can become a copy of this state: a row that was swept away before it was read can
+    /// only be missed in states that have compacted it.
+    pub(super) fn suits(&self, state: &StateHead) -> bool {
+        state.compacted.unwrap_or_default() >= self.settled
+    }
+
+    /// Whether it takes far more room than the state.
+    pub(super) fn is_overgrown(&self, state_bytes: u64) -> bool {
+        self.bytes > state_bytes.saturating_mul(2).saturating_add(self.sizes.growth_bytes)
+    }
+
+    /// Writes some of what is missing, in one batch.
+    ///
+    /// # Errors
+    /// Its store has failed, or it cannot be completed.
+    pub(super) fn step(&mut self, reader: &Reader) -> Result<Step, CopyError> {
+        let mut batch = Batch::default();
+        // Changes first: the sweep waits for nobody.
+        let more = self.append(reader, &mut batch)? || self.read_base(reader, &mut batch)?;
+        self.write(batch)?;
+        Ok(if more { Step::More } else { Step::CaughtUp })
+    }
+
+    /// Makes it a copy of the state as of `image`, whose rows are published: what is missing of the
+    /// changes, the tables and the head, in one batch but for the most of many changes.
+    ///
+    /// # Errors
+    /// As [`Copy::step`].
+    pub(super) fn complete(&mut self, reader: &Reader, mut image: Image) -> Result<(), CopyError> {
+        assert!(matches!(self.scan, Scan::Done), "a head before all rows are there");
+        assert!(self.suits(image.head()), "an image from before the rows were read");
+        let mut batch = Batch::default();
+        while self.next <= image.head().revision {
+            self.write(std::mem::take(&mut batch))?;
+            let before = self.next;
+            self.append(reader, &mut batch)?;
+            assert!(self.next > before, "an image of what was not published");
+        }
+        let mut tables = Vec::new();
+        while let Some(piece) = image.next(self.sizes.record_bytes)? {
+            let number = tables.len() as u64;
+            let (record, sum) = seal_piece(Kind::Table, number, &piece);
+            // Leases and members hardly ever change.
+            if self.tables.get(tables.len()) != Some(&sum) {
+                batch.set(key(Kind::Table, number), record);
+            }
+            tables.push(sum);
+        }
+        for number in tables.len()..self.tables.len() {
+            batch.remove(key(Kind::Table, number as u64));
+        }
+        let head = CopyHead {
+            origin: self.origin,
+            base: self.base,
+            rows: self.rows,
+            changes: self.changes,
+            next: self.next,
+            tables,
+            bytes: self.bytes,
+            state: image.head().clone(),
+        };
+        batch.set(key(Kind::Head, 0), seal_head(&head));
+        self.write(batch)?;
+        self.store.flush()?;
+        self.tables = head.tables;
+        self.applied = Some(head.state.index);
+        Ok(())
+    }
+
+    /// How much room it takes on the disk, in bytes.
+    ///
+    /// # Errors
+    /// Its store has failed.
+    pub(super) fn disk_bytes(&mut self) -> Result<u64, StoreError> {
+        self.store.disk_bytes()
+    }
+
+    /// Writes and syncs everything.
+    ///
+    /// # Errors
+    /// Its store has failed.
+    pub(super) fn close(self) -> Result<(), StoreError> {
+        self.store.close()
+    }
+
+    /// Adds changes that have been published to `batch`. True if there are more.
+    fn append(&mut self, reader: &Reader, batch: &mut Batch) -> Result<bool, CopyError> {
+        let page = reader.changes(self.next, self.sizes.batch_bytes)?;
+        let page = page.ok_or(CopyError::Forgotten(self.next))?;
+        self.next = page.next;
+        let (mut record, mut bytes) = (Vec::new(), 0);
+        for change in page.changes {
+            bytes += bytes_of(&change);
+            record.push(change);
+            if bytes >= self.sizes.record_bytes {
+                self.put_changes(std::mem::take(&mut record), batch);
+                bytes = 0;
+            }
+        }
+        if !record.is_empty() {
+            self.put_changes(record, batch);
+        }
+        Ok(page.more)
+    }
+
+    fn put_changes(&mut self, changes: Vec<RowChange>, batch: &mut Batch) {
+        self.put(Kind::Changes, self.changes, &Piece::Changes(changes), batch);
+        self.changes += 1;
+    }
+
+    /// Adds rows of the base to `batch`. True if there may be more.
+    fn read_base(&mut self, reader: &Reader, batch: &mut Batch) -> Result<bool, CopyError> {
+        let Sizes { record_bytes, batch_bytes, .. } = self.sizes;
+        for _ in 0..batch_bytes.div_ceil(record_bytes) {
+            let Scan::Behind(after) = &self.scan else { return Ok(false) };
+            let page = reader.rows_behind(after.as_deref(), self.base, record_bytes)?;
+            self.scan = match page.after {
+                None => Scan::Done,
+                after => Scan::Behind(after),
+            };
+            self.settled = reader.compacted();
+            if !page.rows.is_empty() {
+                self.put(Kind::Rows, self.rows, &Piece::Rows(page.rows), batch);
+                self.rows += 1;
+            }
+        }
+        Ok(true)
+    }
+
+    fn put(&mut self, kind: Kind, number: u64, piece: &Piece, batch: &mut Batch) {
+        let (record, _) = seal_piece(kind, number, piece);
+        self.bytes += record.len() as u64;
+        batch.set(key(kind, number), record);
+    }
+
+    fn write(&mut self, batch: Batch) -> Result<(), CopyError> {
+        if !batch.is_empty() {
+            self.store.apply(batch)?;
+        }
+        Ok(())
+    }
+}
+
+fn bytes_of(change: &RowChange) -> usize {
+    match change {
+        RowChange::Put(kv) => kv.key.len() + kv.value.len(),
+        RowChange::Delete { key, .. } => key.len(),
+    }
+}

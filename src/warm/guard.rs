@@ -1,0 +1,104 @@
+//! A fence around a store whose code may panic.
+//!
+//! After the first error or panic the store behind it is never touched again, not even dropped if it
+//! panicked: its locks may be held for ever and its threads may stand anywhere. What that leaks is
+//! bounded by how often a node tries again ([`super::worker`]).
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use bytes::Bytes;
+
+use super::store::{Batch, Shelf, Store, StoreError, Visit};
+
+/// A store that fails, but does not panic.
+pub(super) struct Guarded {
+    store: Option<Box<dyn Store>>,
+}
+
+impl Guarded {
+    /// Opens the store in `dir`.
+    pub(super) fn open(shelf: &dyn Shelf, dir: &Path) -> Result<Self, StoreError> {
+        Ok(Self { store: Some(caught(|| shelf.open(dir))?) })
+    }
+
+    pub(super) fn apply(&mut self, batch: Batch) -> Result<(), StoreError> {
+        self.with(|store| store.apply(batch))
+    }
+
+    pub(super) fn get(&mut self, key: &[u8]) -> Result<Option<Bytes>, StoreError> {
+        self.with(|store| store.get(key))
+    }
+
+    pub(super) fn scan(
+        &mut self,
+        first: &[u8],
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> Visit,
+    ) -> Result<(), StoreError> {
+        self.with(|store| store.scan(first, visit))
+    }
+
+    pub(super) fn flush(&mut self) -> Result<(), StoreError> {
+        self.with(|store| store.flush())
+    }
+
+    pub(super) fn disk_bytes(&mut self) -> Result<u64, StoreError> {
+        self.with(|store| store.disk_bytes())
+    }
+
+    /// Writes and syncs everything.
+    pub(super) fn close(mut self) -> Result<(), StoreError> {
+        let store = self.store.take().ok_or(StoreError::Gone)?;
+        caught(|| store.close())
+    }
+
+    fn with<T>(
+        &mut self,
+        work: impl FnOnce(&mut dyn Store) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let mut store = self.store.take().ok_or(StoreError::Gone)?;
+        match caught(|| work(&mut *store)) {
+            Ok(result) => {
+                self.store = Some(store);
+                Ok(result)
+            }
+            Err(error @ StoreError::Fell(_)) => {
+                std::mem::forget(store);
+                Err(error)
+            }
+            Err(error) => {
+                drop_caught(store);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        if let Some(store) = self.store.take() {
+            drop_caught(store);
+        }
+    }
+}
+
+fn drop_caught(store: Box<dyn Store>) {
+    if let Err(error) = caught(|| {
+        drop(store);
+        Ok(())
+    }) {
+        tracing::warn!(%error, "the warm copy of the state could not be closed");
+    }
+}
+
+fn caught<T>(work: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|panic| Err(StoreError::Fell(words_of(&*panic))))
+}
+
+/// What a panic said.
+fn words_of(panic: &(dyn Any + Send)) -> String {
+    let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
+    words.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
+}

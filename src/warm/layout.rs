@@ -1,0 +1,182 @@
+//! How a copy lies in its store.
+//!
+//! ```text
+//! record   key = kind u8 | number u64, big-endian     value = body | crc32 of key and body, u32
+//!
+//! 'c' n    changes since and including the base revision, in the order in which they were made
+//! 'h' 0    the head: written last of its round, in the same batch as what it speaks of
+//! 'r' n    rows live at the base revision, in key order
+//! 't' n    leases, lives and answers, as of the head
+//!
+//! head     = version u8 | cluster u128 | member | disk u128 | base revision | number of 'r' | number
+//!          of 'c' | the revision after those in 'c' | list of the checksums of 't' | bytes of 'r' and
+//!          'c' | state head
+//! ```
+//!
+//! Bodies of `c`, `r` and `t` are pieces as `codec` writes them. Records of `c` and `r` are written once
+//! and numbered without gaps, so that the two counts in the head and each record's own checksum leave
+//! no room for one that is missing, stale or damaged. Those of `t` are overwritten by each round, which
+//! is why the head knows their checksums.
+//!
+//! What is newer than the head says is not looked at: a round may have been begun and not ended.
+
+use bytes::Bytes;
+use thiserror::Error;
+
+use crate::codec::{
+    CodecError, Decode, Decoder, Encode, Encoder, Sink, decode_head, decode_piece, encode_head,
+    encode_piece,
+};
+use crate::model::{ClusterId, DiskId, NodeId, Piece, Revision, StateHead};
+
+/// The format that this build writes, and the newest that it reads.
+const VERSION: u8 = 1;
+
+const CRC_BYTES: usize = 4;
+
+/// Whose state it is a copy of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Origin {
+    pub(crate) cluster: ClusterId,
+    pub(crate) node: NodeId,
+    pub(crate) disk: DiskId,
+}
+
+impl Encode for Origin {
+    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
+        to.fixed_u128(self.cluster.0);
+        to.number(self.node.get());
+        to.fixed_u128(self.disk.0);
+    }
+}
+
+impl Decode for Origin {
+    const BYTES_MIN: usize = 33;
+
+    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
+        Ok(Self {
+            cluster: ClusterId(from.fixed_u128()?),
+            node: NodeId::decode(from)?,
+            disk: DiskId(from.fixed_u128()?),
+        })
+    }
+}
+
+/// What a record is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(super) enum Kind {
+    Changes = b'c',
+    Head = b'h',
+    Rows = b'r',
+    Table = b't',
+}
+
+/// What a copy says of itself.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct CopyHead {
+    pub(super) origin: Origin,
+    /// The rows are those live here, and the changes begin here. 0: there were no rows.
+    pub(super) base: Revision,
+    pub(super) rows: u64,
+    pub(super) changes: u64,
+    /// The changes end before this revision, which may lie beyond the state's.
+    pub(super) next: Revision,
+    pub(super) tables: Vec<u32>,
+    /// What the rows and changes take, encoded.
+    pub(super) bytes: u64,
+    pub(super) state: StateHead,
+}
+
+/// A record that is not what was written.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub(super) enum RecordError {
+    #[error("record {kind:?} {number} is missing")]
+    Missing { kind: Kind, number: u64 },
+    #[error("record {kind:?} {number} is damaged")]
+    Damaged { kind: Kind, number: u64 },
+    #[error(transparent)]
+    Codec(#[from] CodecError),
+}
+
+pub(super) fn key(kind: Kind, number: u64) -> Vec<u8> {
+    let mut key = vec![kind as u8];
+    key.extend_from_slice(&number.to_be_bytes());
+    key
+}
+
+/// The record of a piece, and its checksum.
+pub(super) fn seal_piece(kind: Kind, number: u64, piece: &Piece) -> (Vec<u8>, u32) {
+    let mut body = Vec::new();
+    encode_piece(piece, &mut body);
+    seal(kind, number, body)
+}
+
+pub(super) fn seal_head(head: &CopyHead) -> Vec<u8> {
+    let CopyHead { origin, base, rows, changes, next, tables, bytes, state } = head;
+    let mut body = Vec::new();
+    let to = &mut Encoder::new(&mut body);
+    to.byte(VERSION);
+    origin.encode(to);
+    to.number(base.get());
+    to.number(*rows);
+    to.number(*changes);
+    to.number(next.get());
+    to.number(tables.len() as u64);
+    for &sum in tables {
+        to.number(sum.into());
+    }
+    to.number(*bytes);
+    encode_head(state, &mut body);
+    seal(Kind::Head, 0, body).0
+}
+
+fn seal(kind: Kind, number: u64, mut body: Vec<u8>) -> (Vec<u8>, u32) {
+    let sum = checksum(kind, number, &body);
+    body.extend_from_slice(&sum.to_le_bytes());
+    (body, sum)
+}
+
+fn checksum(kind: Kind, number: u64, body: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&key(kind, number));
+    hasher.update(body);
+    hasher.finalize()
+}
+
+/// The body of a record, and its checksum.
+fn open(kind: Kind, number: u64, record: &[u8]) -> Result<(Bytes, u32), RecordError> {
+    let damaged = RecordError::Damaged { kind, number };
+    let Some((body, sum)) = record.split_last_chunk::<CRC_BYTES>() else { return Err(damaged) };
+    let sum = u32::from_le_bytes(*sum);
+    if sum != checksum(kind, number, body) {
+        return Err(damaged);
+    }
+    Ok((Bytes::copy_from_slice(body), sum))
+}
+
+pub(super) fn open_piece(
+    kind: Kind,
+    number: u64,
+    record: &[u8],
+) -> Result<(Piece, u32), RecordError> {
+    let (body, sum) = open(kind, number, record)?;
+    Ok((decode_piece(body)?, sum))
+}
+
+pub(super) fn open_head(record: &[u8]) -> Result<CopyHead, RecordError> {
+    let (body, _) = open(Kind::Head, 0, record)?;
+    let mut from = Decoder::new("warm copy", body);
+    from.version(VERSION)?;
+    let origin = Origin::decode(&mut from)?;
+    let (base, rows, changes) = (Revision(from.number()?), from.number()?, from.number()?);
+    let next = Revision(from.number()?);
+    let mut tables = Vec::new();
+    for _ in 0..from.count(1)? {
+        let sum = u32::try_from(from.number()?);
+        tables.push(sum.map_err(|_| from.malformed("a checksum of more than 32 bits"))?);
+    }
+    let bytes = from.number()?;
+    let state = decode_head(from.rest())?;
+    Ok(CopyHead { origin, base, rows, changes, next, tables, bytes, state })
+}

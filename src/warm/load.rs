@@ -1,0 +1,146 @@
+//! Making a machine of a copy.
+//!
+//! The rows of the base stand in key order, the changes by revision. What was compacted since the copy
+//! was begun is folded here: of each key, the newest version up to the compacted revision is a row, and
+//! what came after it are changes. What comes out must have the digest that the head was written with.
+
+use std::collections::{BTreeMap, btree_map};
+use std::iter::Peekable;
+
+use bytes::Bytes;
+use thiserror::Error;
+
+use super::guard::Guarded;
+use super::layout::{CopyHead, Kind, RecordError, key, open_head, open_piece};
+use super::store::{StoreError, Visit};
+use crate::machine::{Machine, MachineOptions, Restore, RestoreError};
+use crate::model::{KeyValue, Piece, RowChange};
+
+/// How many changes are handed over together.
+const CHANGES_MAX: usize = 1 << 10;
+
+/// Why no machine can be made of a copy.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub(super) enum LoadError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    #[error(transparent)]
+    State(#[from] RestoreError),
+    #[error("a record of {0:?} holds something else")]
+    Foreign(Kind),
+}
+
+/// What a copy says of itself; `None` if it was never completed.
+pub(super) fn read_head(store: &mut Guarded) -> Result<Option<CopyHead>, LoadError> {
+    let record = store.get(&key(Kind::Head, 0))?;
+    record.map(|record| Ok(open_head(&record)?)).transpose()
+}
+
+/// Makes a machine of the copy with this head.
+pub(super) fn load(
+    store: &mut Guarded,
+    head: &CopyHead,
+    options: MachineOptions,
+) -> Result<Machine, LoadError> {
+    let mut restore = Restore::new(options, head.state.clone())?;
+    let (overlay, changes) = read_changes(store, head)?;
+    let mut overlay = overlay.into_iter().peekable();
+    each_piece(store, Kind::Rows, head.rows, &mut |piece, _| {
+        let Piece::Rows(rows) = piece else { return Err(LoadError::Foreign(Kind::Rows)) };
+        Ok(restore.add(Piece::Rows(merge(&mut overlay, rows)))?)
+    })?;
+    restore.add(Piece::Rows(overlay.filter_map(|(_, row)| row).collect()))?;
+    let mut changes = changes.into_iter().peekable();
+    while changes.peek().is_some() {
+        restore.add(Piece::Changes(changes.by_ref().take(CHANGES_MAX).collect()))?;
+    }
+    let mut sums = head.tables.iter();
+    each_piece(store, Kind::Table, head.tables.len() as u64, &mut |piece, sum| {
+        let number = head.tables.len() as u64 - sums.len() as u64;
+        if sums.next() != Some(&sum) {
+            return Err(RecordError::Damaged { kind: Kind::Table, number }.into());
+        }
+        Ok(restore.add(piece)?)
+    })?;
+    Ok(restore.finish()?)
+}
+
+/// The newest change of each key up to the compacted revision; `None` for a deletion.
+type Overlay = BTreeMap<Bytes, Option<KeyValue>>;
+
+/// What was changed up to the compacted revision, and since and including it.
+fn read_changes(
+    store: &mut Guarded,
+    head: &CopyHead,
+) -> Result<(Overlay, Vec<RowChange>), LoadError> {
+    let compacted = head.state.compacted.unwrap_or_default();
+    let (mut overlay, mut since) = (Overlay::new(), Vec::new());
+    each_piece(store, Kind::Changes, head.changes, &mut |piece, _| {
+        let Piece::Changes(changes) = piece else { return Err(LoadError::Foreign(Kind::Changes)) };
+        for change in changes {
+            let revision = change.revision();
+            if revision <= compacted && revision > head.base {
+                match &change {
+                    RowChange::Put(kv) => overlay.insert(kv.key.clone(), Some(kv.clone())),
+                    RowChange::Delete { key, .. } => overlay.insert(key.clone(), None),
+                };
+            }
+            if (compacted..=head.state.revision).contains(&revision) {
+                since.push(change);
+            }
+        }
+        Ok(())
+    })?;
+    Ok((overlay, since))
+}
+
+/// The rows of a page of the base, with what the overlay knows better and what lies before the page's
+/// last key.
+fn merge(
+    overlay: &mut Peekable<btree_map::IntoIter<Bytes, Option<KeyValue>>>,
+    rows: Vec<KeyValue>,
+) -> Vec<KeyValue> {
+    let mut merged = Vec::with_capacity(rows.len());
+    for row in rows {
+        let mut newer = false;
+        while let Some((key, newest)) = overlay.next_if(|(key, _)| *key <= row.key) {
+            newer = key == row.key;
+            merged.extend(newest);
+        }
+        if !newer {
+            merged.push(row);
+        }
+    }
+    merged
+}
+
+/// Shows the first `count` pieces of a kind, all of which must be there.
+fn each_piece(
+    store: &mut Guarded,
+    kind: Kind,
+    count: u64,
+    show: &mut dyn FnMut(Piece, u32) -> Result<(), LoadError>,
+) -> Result<(), LoadError> {
+    let mut number = 0;
+    let mut result = Ok(());
+    if count > 0 {
+        store.scan(&key(kind, 0), &mut |found, record| {
+            result = if found == key(kind, number) {
+                open_piece(kind, number, record)
+                    .map_err(LoadError::from)
+                    .and_then(|(piece, sum)| show(piece, sum))
+            } else {
+                Err(RecordError::Missing { kind, number }.into())
+            };
+            number += 1;
+            if result.is_ok() && number < count { Visit::On } else { Visit::Enough }
+        })?;
+    }
+    result?;
+    if number < count {
+        return Err(RecordError::Missing { kind, number }.into());
+    }
+    Ok(())
+}

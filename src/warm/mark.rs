@@ -1,0 +1,131 @@
+//! The mark beside the copies: which of them is the one, whether it may be trusted, and whose it is.
+//!
+//! ```text
+//! mark   = version u8 | origin | boot u8, u128 | copy + 1 or 0 | stop + 1 or 0 | crc32 of all before
+//! ```
+//!
+//! sled's files survive the death of a process, since the operating system lives on; they do not
+//! survive a power cut. So a copy is trusted if it was closed in good order (`stop`), or if the machine
+//! has not been started anew since it was opened (`boot`). Where it cannot be known how often the
+//! machine was started, only the former counts. The mark itself is written to a new file, synced,
+//! renamed, and its directory synced.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+
+use super::layout::Origin;
+use crate::codec::{CodecError, Decode, Decoder, Encode, Encoder};
+use crate::env::{BootId, Disk, Env, OpenMode};
+use crate::model::LogIndex;
+
+const VERSION: u8 = 1;
+
+const CRC_BYTES: usize = 4;
+
+/// A mark is far shorter: what is longer is none.
+const MARK_BYTES_MAX: u64 = 1 << 10;
+
+/// See the module.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Mark {
+    pub(super) origin: Origin,
+    /// During which start of the machine it was written.
+    pub(super) boot: Option<BootId>,
+    /// The number of the copy that is complete.
+    pub(super) copy: Option<u64>,
+    /// Up to where that copy went when it was closed in good order.
+    pub(super) stop: Option<LogIndex>,
+}
+
+impl Mark {
+    /// Reads the mark in `dir`; `None` if there is none.
+    pub(super) fn read(disk: &dyn Disk, dir: &Path) -> io::Result<Option<Self>> {
+        let file = match disk.open(&path(dir), OpenMode::Read) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        let length = file.len()?;
+        if length > MARK_BYTES_MAX {
+            return Err(io::Error::other(format!("a mark of {length} bytes")));
+        }
+        let mut bytes = vec![0; length as usize];
+        file.read_exact_at(&mut bytes, 0)?;
+        let Some((body, sum)) = bytes.split_last_chunk::<CRC_BYTES>() else {
+            return Err(io::Error::other("the mark is cut short"));
+        };
+        if crc32fast::hash(body) != u32::from_le_bytes(*sum) {
+            return Err(io::Error::other("the mark is damaged"));
+        }
+        let mark = Self::decode(Bytes::copy_from_slice(body));
+        mark.map(Some).map_err(io::Error::other)
+    }
+
+    /// Writes the mark to `dir`, durably.
+    pub(super) fn write(&self, disk: &dyn Disk, dir: &Path) -> io::Result<()> {
+        let draft = dir.join("mark.new");
+        match disk.remove(&draft) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let file = disk.open(&draft, OpenMode::CreateNew)?;
+        file.write_all_at(&self.encode(), 0)?;
+        file.sync_data()?;
+        drop(file);
+        disk.rename(&draft, &path(dir))?;
+        disk.sync_dir(dir)
+    }
+
+    /// Whether the copy holds what was written to it: if not, why not.
+    pub(super) fn judge(&self, env: &Env, origin: Origin) -> Result<(), &'static str> {
+        if self.origin != origin {
+            return Err("it is another member's");
+        }
+        match (self.stop, self.boot, env.clock.boot()) {
+            (Some(_), _, _) => Ok(()),
+            (None, Some(then), Some(now)) if then == now => Ok(()),
+            (None, Some(_), Some(_)) => {
+                Err("the machine was started anew, and the node had not stopped in good order")
+            }
+            (None, _, _) => {
+                Err("the node had not stopped in good order, and the machine does not say whether \
+                     it was started anew")
+            }
+        }
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let to = &mut Encoder::new(&mut bytes);
+        to.byte(VERSION);
+        self.origin.encode(to);
+        to.byte(u8::from(self.boot.is_some()));
+        to.fixed_u128(self.boot.map_or(0, |boot| boot.0));
+        to.number(self.copy.map_or(0, |copy| copy + 1));
+        to.number(self.stop.map_or(0, |stop| stop.get() + 1));
+        let sum = crc32fast::hash(&bytes);
+        bytes.extend_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    fn decode(body: Bytes) -> Result<Self, CodecError> {
+        let mut from = Decoder::new("mark of the warm copy", body);
+        from.version(VERSION)?;
+        let origin = Origin::decode(&mut from)?;
+        let known = from.byte()? != 0;
+        let boot = BootId(from.fixed_u128()?);
+        let mark = Self {
+            origin,
+            boot: known.then_some(boot),
+            copy: from.number()?.checked_sub(1),
+            stop: from.number()?.checked_sub(1).map(LogIndex),
+        };
+        from.finish()?;
+        Ok(mark)
+    }
+}
+
+fn path(dir: &Path) -> PathBuf {
+    dir.join("mark")
+}

@@ -1,0 +1,154 @@
+//! The twin of the store on disk, in memory.
+//!
+//! It outlives the process that uses it, as files do: stores are kept on the shelf. It can be told to
+//! fail or to panic, and what is in it can be exchanged.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+
+use super::store::{Batch, Shelf, Store, StoreError, Visit};
+
+type Records = BTreeMap<Vec<u8>, Bytes>;
+
+/// Stores by directory. Clones are the same shelf.
+#[derive(Clone, Default)]
+pub(crate) struct MemoryShelf {
+    inner: Arc<Mutex<Inner>>,
+}
+
+#[derive(Default)]
+struct Inner {
+    stores: BTreeMap<PathBuf, Records>,
+    /// How many more calls succeed, and how the one after them ends.
+    fault: Option<(u64, Fault)>,
+}
+
+/// How a call to a store ends, if not well.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fault {
+    Fails,
+    Panics,
+}
+
+impl MemoryShelf {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// After `calls` more calls, one call to any store ends like this.
+    pub(crate) fn fail_after(&self, calls: u64, fault: Fault) {
+        self.lock().fault = Some((calls, fault));
+    }
+
+    /// Changes the records of the store in `dir` behind everybody's back.
+    pub(crate) fn meddle<T>(&self, dir: &Path, with: impl FnOnce(&mut Records) -> T) -> T {
+        with(self.lock().stores.entry(dir.to_owned()).or_default())
+    }
+
+    fn call(&self) -> Result<(), StoreError> {
+        let fault = {
+            let mut inner = self.lock();
+            match &mut inner.fault {
+                None => None,
+                Some((0, fault)) => {
+                    let fault = *fault;
+                    inner.fault = None;
+                    Some(fault)
+                }
+                Some((calls, _)) => {
+                    *calls -= 1;
+                    None
+                }
+            }
+        };
+        match fault {
+            None => Ok(()),
+            Some(Fault::Fails) => Err(StoreError::Failed("the test says so".to_owned())),
+            Some(Fault::Panics) => panic!("the test says so"),
+        }
+    }
+}
+
+impl Shelf for MemoryShelf {
+    fn open(&self, dir: &Path) -> Result<Box<dyn Store>, StoreError> {
+        self.call()?;
+        self.lock().stores.entry(dir.to_owned()).or_default();
+        Ok(Box::new(MemoryStore { shelf: self.clone(), dir: dir.to_owned() }))
+    }
+
+    fn holds(&self, dir: &Path) -> bool {
+        self.lock().stores.contains_key(dir)
+    }
+
+    fn remove(&self, dir: &Path) -> io::Result<()> {
+        self.lock().stores.remove(dir);
+        Ok(())
+    }
+
+    fn list(&self, parent: &Path) -> io::Result<Vec<PathBuf>> {
+        let inner = self.lock();
+        Ok(inner.stores.keys().filter(|dir| dir.parent() == Some(parent)).cloned().collect())
+    }
+}
+
+struct MemoryStore {
+    shelf: MemoryShelf,
+    dir: PathBuf,
+}
+
+impl MemoryStore {
+    fn records<T>(&self, with: impl FnOnce(&mut Records) -> T) -> Result<T, StoreError> {
+        self.shelf.call()?;
+        let mut inner = self.shelf.lock();
+        inner.stores.get_mut(&self.dir).map(with).ok_or(StoreError::Gone)
+    }
+}
+
+impl Store for MemoryStore {
+    fn apply(&mut self, batch: Batch) -> Result<(), StoreError> {
+        self.records(|records| {
+            for (key, value) in batch.into_sorted() {
+                match value {
+                    Some(value) => records.insert(key, value.into()),
+                    None => records.remove(&key),
+                };
+            }
+        })
+    }
+
+    fn get(&mut self, key: &[u8]) -> Result<Option<Bytes>, StoreError> {
+        self.records(|records| records.get(key).cloned())
+    }
+
+    fn scan(
+        &mut self,
+        first: &[u8],
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> Visit,
+    ) -> Result<(), StoreError> {
+        let records = self.records(|records| records.clone())?;
+        for (key, value) in records.range(first.to_vec()..) {
+            if visit(key, value) == Visit::Enough {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), StoreError> {
+        self.records(|_| ())
+    }
+
+    fn disk_bytes(&self) -> Result<u64, StoreError> {
+        self.records(|records| {
+            records.iter().map(|(key, value)| (key.len() + value.len()) as u64).sum()
+        })
+    }
+
+    fn close(self: Box<Self>) -> Result<(), StoreError> {
+        self.records(|_| ())
+    }
+}

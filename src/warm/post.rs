@@ -1,0 +1,108 @@
+//! Where the driver and the worker of the warm copy meet. Neither waits for the other.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::machine::Image;
+use crate::model::LogIndex;
+
+/// Nothing is wanted.
+const NOTHING: u64 = u64::MAX;
+
+/// See the module.
+pub(crate) struct Post {
+    /// An image of anything after this index is wanted.
+    wanted_after: AtomicU64,
+    scarce: AtomicBool,
+    state: Mutex<State>,
+    bell: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    image: Option<Image>,
+    end: Option<End>,
+}
+
+/// How a node ends, as far as the copy is concerned.
+pub(super) enum End {
+    /// In good order, with the last state.
+    Orderly(Box<Image>),
+    /// Any other way.
+    Abrupt,
+}
+
+impl Post {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            wanted_after: AtomicU64::new(NOTHING),
+            scarce: AtomicBool::new(false),
+            state: Mutex::default(),
+            bell: Condvar::new(),
+        })
+    }
+
+    /// Whether the worker would make use of an image at `applied`. Costs the driver one look.
+    pub(crate) fn wants(&self, applied: LogIndex) -> bool {
+        applied.get() > self.wanted_after.load(Ordering::Acquire)
+    }
+
+    /// Hands over an image whose rows are published. Its rows are not held back from the sweep.
+    pub(crate) fn deliver(&self, image: Image) {
+        self.wanted_after.store(NOTHING, Ordering::Release);
+        self.lock().image = Some(image.without_rows());
+        self.bell.notify_one();
+    }
+
+    /// Whether there is too little room on the disk: then the copy gives its own back.
+    pub(crate) fn set_scarce(&self, scarce: bool) {
+        self.scarce.store(scarce, Ordering::Release);
+    }
+
+    /// The node stops in good order, with this state.
+    pub(crate) fn stop(&self, last: Image) {
+        self.end(End::Orderly(Box::new(last.without_rows())));
+    }
+
+    /// The node stops at once.
+    pub(crate) fn abandon(&self) {
+        self.end(End::Abrupt);
+    }
+
+    fn end(&self, end: End) {
+        self.lock().end.get_or_insert(end);
+        self.bell.notify_one();
+    }
+
+    pub(super) fn want(&self, after: LogIndex) {
+        self.wanted_after.store(after.get(), Ordering::Release);
+    }
+
+    pub(super) fn is_scarce(&self) -> bool {
+        self.scarce.load(Ordering::Acquire)
+    }
+
+    pub(super) fn take_image(&self) -> Option<Image> {
+        self.lock().image.take()
+    }
+
+    pub(super) fn take_end(&self) -> Option<End> {
+        self.lock().end.take()
+    }
+
+    /// Waits until something comes, no longer than `at_most`.
+    pub(super) fn wait(&self, at_most: Duration) {
+        let state = self.lock();
+        let quiet = |state: &mut State| state.end.is_none() && state.image.is_none();
+        drop(
+            self.bell
+                .wait_timeout_while(state, at_most, quiet)
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

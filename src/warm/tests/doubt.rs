@@ -1,0 +1,301 @@
+//! Whatever is wrong with a copy: it is set aside, the node starts without it, and another is built.
+
+use super::*;
+
+/// A world that was stopped by a kill while its copy was complete.
+fn killed() -> (World, MemoryShelf) {
+    let (mut world, shelf) = World::new();
+    world.start();
+    for number in 0..20 {
+        world.put(&format!("k{number}"), "before");
+    }
+    world.compact();
+    while world.machine().sweep(100) {}
+    world.settle();
+    for number in 0..20 {
+        world.put(&format!("k{number}"), "after");
+    }
+    world.settle();
+    world.kill();
+    (world, shelf)
+}
+
+/// The copy is not loaded, and another one is built that is.
+fn expect_doubt(world: &mut World, why: &str) {
+    assert_eq!(world.start(), None, "{why}");
+    world.settle();
+    let newest = world.machine().applied();
+    world.kill();
+    assert_eq!(world.start(), Some(newest), "built anew after: {why}");
+    world.settle();
+    assert_eq!(world.copies().len(), 1, "{why}");
+    world.kill();
+}
+
+#[test]
+fn what_was_killed_is_trusted_as_long_as_the_machine_runs() {
+    let (mut world, _) = killed();
+    assert!(world.start().is_some());
+    world.kill();
+    assert!(world.start().is_some());
+    world.kill();
+    world.boot();
+    expect_doubt(&mut world, "a power cut");
+}
+
+#[test]
+fn what_was_stopped_in_good_order_is_trusted_after_a_boot_but_only_once() {
+    let (mut world, _) = killed();
+    world.start();
+    world.stop();
+    world.boot();
+    let newest = LogIndex(world.log.len() as u64 + 1);
+    assert_eq!(world.start(), Some(newest));
+    world.kill();
+    world.boot();
+    expect_doubt(&mut world, "opened since, and no orderly stop");
+}
+
+#[test]
+fn where_boots_cannot_be_told_apart_only_an_orderly_stop_counts() {
+    let (mut world, _) = killed();
+    *world.clock.boot.lock().unwrap() = None;
+    assert_eq!(world.start(), None);
+    world.settle();
+    world.stop();
+    assert!(world.start().is_some());
+    world.kill();
+    expect_none_known(&mut world);
+}
+
+fn expect_none_known(world: &mut World) {
+    assert_eq!(world.start(), None, "two lives without a name of their machine's start");
+    world.kill();
+}
+
+#[test]
+fn no_record_can_be_missing_or_damaged_without_being_noticed() {
+    let (mut world, shelf) = killed();
+    let dir = world.copies().remove(0);
+    let records = shelf.meddle(&dir, |records| records.clone());
+    assert!(records.len() > 10, "{}", records.len());
+    let mark = || world_mark(&world);
+    let mark = mark();
+    for (key, record) in &records {
+        // Every kind of record; bits at both ends and in the middle.
+        for at in [0, record.len() / 2, record.len() - 1] {
+            shelf.meddle(&dir, |records| {
+                let mut bytes = record.to_vec();
+                bytes[at] ^= 4;
+                records.insert(key.clone(), bytes.into());
+            });
+            mark.write(&*world.disk, &world.dir()).unwrap();
+            assert_eq!(world.start(), None, "a flipped bit in {key:?} at {at}");
+            world.kill();
+        }
+        shelf.meddle(&dir, |records| records.remove(key));
+        mark.write(&*world.disk, &world.dir()).unwrap();
+        assert_eq!(world.start(), None, "{key:?} is missing");
+        world.kill();
+        shelf.meddle(&dir, |records| records.insert(key.clone(), record.clone()));
+    }
+    mark.write(&*world.disk, &world.dir()).unwrap();
+    assert!(world.start().is_some(), "all is well again");
+}
+
+fn world_mark(world: &World) -> Mark {
+    Mark::read(&*world.disk, &world.dir()).unwrap().unwrap()
+}
+
+#[test]
+fn a_stale_table_is_noticed() {
+    let (mut world, shelf) = World::new();
+    world.start();
+    let ttl = Duration::from_secs(1);
+    world.run(Command::Grant { id: None, ttl, session: None }).unwrap();
+    world.settle();
+    let dir = world.copies().remove(0);
+    let old = shelf.meddle(&dir, |records| records.clone());
+    world.run(Command::Grant { id: None, ttl, session: None }).unwrap();
+    world.settle();
+    world.kill();
+    let table = old.keys().find(|key| key[0] == b't').unwrap();
+    shelf.meddle(&dir, |records| records.insert(table.clone(), old[table].clone()));
+    expect_doubt(&mut world, "a table of an earlier round");
+}
+
+#[test]
+fn a_copy_of_another_member_cluster_or_disk_is_not_taken() {
+    let (mut world, _) = killed();
+    let right = world.origin;
+    for wrong in [
+        Origin { cluster: ClusterId(8), ..right },
+        Origin { node: node(2), ..right },
+        Origin { disk: DiskId(9), ..right },
+    ] {
+        world.origin = wrong;
+        expect_doubt(&mut world, "another origin");
+    }
+}
+
+#[test]
+fn a_store_of_another_member_under_a_right_mark_is_not_taken() {
+    let (mut world, shelf) = killed();
+    let (mut other, theirs) = World::new();
+    other.origin = origin(2);
+    other.start();
+    other.put("k", "theirs");
+    other.settle();
+    let stolen = theirs.meddle(&other.copies()[0], |records| records.clone());
+    shelf.meddle(&world.copies()[0], |records| *records = stolen);
+    expect_doubt(&mut world, "another's store");
+}
+
+#[test]
+fn a_copy_that_the_log_does_not_go_on_from_is_not_taken() {
+    let (mut world, _) = killed();
+    let newest = LogIndex(world.log.len() as u64 + 1);
+    assert_eq!(world.start_after(newest.next()), None, "a snapshot is newer");
+    world.settle();
+    world.kill();
+    // The log has lost its end.
+    world.log.pop();
+    assert_eq!(world.start(), None, "the copy is ahead of the log");
+}
+
+#[test]
+fn a_store_that_fails_or_panics_anywhere_costs_only_the_copy() {
+    for fault in [Fault::Fails, Fault::Panics] {
+        for calls in 0..40 {
+            let (mut world, shelf) = killed();
+            shelf.fail_after(calls, fault);
+            world.start();
+            world.put("k", "goes on");
+            world.settle();
+            *world.clock.now.lock().unwrap() += Duration::from_secs(60);
+            world.settle();
+            let newest = world.machine().applied();
+            world.kill();
+            shelf.fail_after(u64::MAX, fault);
+            assert_eq!(world.start(), Some(newest), "{fault:?} after {calls}");
+        }
+    }
+}
+
+#[test]
+fn a_store_that_always_fails_is_left_alone_in_the_end() {
+    let (mut world, shelf) = killed();
+    for _ in 0..3 {
+        shelf.fail_after(0, Fault::Panics);
+        if world.process.is_none() {
+            world.start();
+            shelf.fail_after(0, Fault::Panics);
+        }
+        world.settle();
+        *world.clock.now.lock().unwrap() += Duration::from_secs(60);
+    }
+    shelf.fail_after(u64::MAX, Fault::Fails);
+    for _ in 0..10 {
+        *world.clock.now.lock().unwrap() += Duration::from_secs(60);
+        world.settle();
+    }
+    assert!(world.copies().is_empty(), "{:?}", world.copies());
+    world.kill();
+    expect_doubt(&mut world, "another life, another try");
+}
+
+#[test]
+fn a_process_may_die_after_every_call() {
+    // Whatever batch was the last: what is loaded was there, or nothing is.
+    for calls in 0..60 {
+        let (mut world, shelf) = World::new();
+        world.start();
+        for number in 0..30 {
+            world.put(&format!("k{}", number % 7), "v");
+            if number % 10 == 9 {
+                world.compact();
+            }
+        }
+        shelf.fail_after(calls, Fault::Panics);
+        for number in 0..10 {
+            world.put(&format!("k{number}"), "w");
+            // The first failure is where the process dies.
+            while world.process().worker.as_ref().unwrap().failures() == 0 && world.turn() {}
+        }
+        world.kill();
+        shelf.fail_after(u64::MAX, Fault::Fails);
+        world.start();
+        world.settle();
+        world.kill();
+        assert!(world.start().is_some());
+    }
+}
+
+#[test]
+fn where_there_is_no_room_the_copy_goes_until_there_is() {
+    let (mut world, _) = killed();
+    world.start();
+    world.process().post.set_scarce(true);
+    world.settle();
+    assert!(world.copies().is_empty());
+    world.put("k", "v");
+    world.settle();
+    assert!(world.copies().is_empty());
+    world.process().post.set_scarce(false);
+    world.settle();
+    assert_eq!(world.copies().len(), 1);
+    let newest = world.machine().applied();
+    world.kill();
+    assert_eq!(world.start(), Some(newest));
+}
+
+#[test]
+fn without_a_mark_there_is_no_copy_and_the_node_runs() {
+    let (mut world, _) = World::new();
+    let disk = SimDisk::new(1);
+    disk.fail_writes();
+    world.disk = Arc::new(disk);
+    assert_eq!(world.start(), None);
+    world.put("k", "v");
+    assert!(!world.turn());
+}
+
+#[test]
+fn a_mark_that_is_damaged_is_no_mark() {
+    let (world, _) = killed();
+    let path = world.dir().join("mark");
+    let length = world.disk.open(&path, crate::env::OpenMode::Read).unwrap().len().unwrap();
+    for byte in 0..length {
+        let (mut world, _) = killed();
+        let file = world.disk.open(&path, crate::env::OpenMode::Write).unwrap();
+        let mut bytes = [0];
+        file.read_exact_at(&mut bytes, byte).unwrap();
+        file.write_all_at(&[bytes[0] ^ 1], byte).unwrap();
+        expect_doubt(&mut world, "a flipped bit in the mark");
+    }
+}
+
+#[test]
+fn a_load_that_hangs_is_not_waited_for() {
+    struct Hanging;
+    impl Shelf for Hanging {
+        fn open(&self, _: &Path) -> Result<Box<dyn store::Store>, store::StoreError> {
+            thread::park();
+            Err(store::StoreError::Gone)
+        }
+        fn holds(&self, _: &Path) -> bool {
+            true
+        }
+        fn remove(&self, _: &Path) -> io::Result<()> {
+            Ok(())
+        }
+        fn list(&self, _: &Path) -> io::Result<Vec<PathBuf>> {
+            Ok(Vec::new())
+        }
+    }
+    let (world, _) = killed();
+    let copy = WarmCopy::OnShelf(Arc::new(Hanging));
+    let mut opened = open(&world.env(), &copy, &world.data, world.origin);
+    opened.load_max = Some(Duration::from_millis(20));
+    assert!(opened.load(MachineOptions::default(), |_, _| true).is_none());
+}

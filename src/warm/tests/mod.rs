@@ -1,0 +1,259 @@
+//! A machine, its copy, and a process around both that dies and comes back.
+
+mod doubt;
+mod files;
+mod histories;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+
+use super::memory::{Fault, MemoryShelf};
+use super::worker::WarmTurn;
+use super::*;
+use crate::env::{BootId, Clock, Disk, NoPoints, OsEntropy};
+use crate::machine::Image;
+use crate::model::{
+    AckWindow, ClusterId, Command, Delete, DiskId, Incarnation, Item, KeyRange, LeaseId, Members,
+    Moment, NodeId, Op, Outcome, Piece, Proposal, Put, PutLease, Reply, Revision, StateHead, Txn,
+};
+use crate::sim::SimDisk;
+
+const DATA: &str = "/data";
+
+/// A clock that stands still unless it is moved, on a machine that is started anew on demand.
+#[derive(Default)]
+struct StillClock {
+    now: Mutex<Duration>,
+    boot: Mutex<Option<BootId>>,
+}
+
+impl Clock for StillClock {
+    fn now(&self) -> Moment {
+        Moment::since_boot(*self.now.lock().unwrap())
+    }
+
+    fn boot(&self) -> Option<BootId> {
+        *self.boot.lock().unwrap()
+    }
+}
+
+/// Everything about a state, for comparing.
+type Whole = (StateHead, Vec<Piece>);
+
+fn whole(machine: &Machine) -> Whole {
+    pieces(machine.image())
+}
+
+fn pieces(mut image: Image) -> Whole {
+    let head = image.head().clone();
+    let mut pieces = Vec::new();
+    while let Some(piece) = image.next(1 << 20).unwrap() {
+        pieces.push(piece);
+    }
+    (head, pieces)
+}
+
+/// A data directory on a machine, with the log that outlives every process on it.
+struct World {
+    clock: Arc<StillClock>,
+    disk: Arc<dyn Disk>,
+    shelf: Arc<dyn Shelf>,
+    data: PathBuf,
+    origin: Origin,
+    sizes: Sizes,
+    /// What was applied, from index 2 on.
+    log: Vec<Vec<Item>>,
+    /// What the state was after each of them.
+    states: BTreeMap<LogIndex, Whole>,
+    seq: u64,
+    process: Option<Process>,
+}
+
+/// What dies with the process.
+struct Process {
+    machine: Machine,
+    post: Arc<Post>,
+    worker: Option<Worker>,
+    /// Up to where the copy went that it began with, if it began with one.
+    loaded: Option<LogIndex>,
+}
+
+impl World {
+    /// In memory, where a few rows make a record.
+    fn new() -> (Self, MemoryShelf) {
+        let shelf = MemoryShelf::default();
+        let disk = Arc::new(SimDisk::new(1));
+        let sizes = Sizes { record_bytes: 150, batch_bytes: 400, growth_bytes: 2000 };
+        (Self::on(disk, Arc::new(shelf.clone()), Path::new(DATA), sizes), shelf)
+    }
+
+    fn on(disk: Arc<dyn Disk>, shelf: Arc<dyn Shelf>, data: &Path, sizes: Sizes) -> Self {
+        let clock = Arc::new(StillClock::default());
+        *clock.boot.lock().unwrap() = Some(BootId(1));
+        Self {
+            clock,
+            disk,
+            shelf,
+            data: data.to_owned(),
+            origin: origin(1),
+            sizes,
+            log: Vec::new(),
+            states: BTreeMap::new(),
+            seq: 0,
+            process: None,
+        }
+    }
+
+    fn env(&self) -> Env {
+        Env {
+            clock: Arc::clone(&self.clock) as Arc<dyn Clock>,
+            entropy: Arc::new(OsEntropy),
+            disk: Arc::clone(&self.disk),
+            points: Arc::new(NoPoints),
+        }
+    }
+
+    fn process(&mut self) -> &mut Process {
+        self.process.as_mut().expect("the process runs")
+    }
+
+    fn machine(&mut self) -> &mut Machine {
+        &mut self.process().machine
+    }
+
+    /// Starts the process: from the copy, if it can be had, and the log behind it. Tells up to where
+    /// the copy went.
+    fn start(&mut self) -> Option<LogIndex> {
+        self.start_after(LogIndex(1))
+    }
+
+    /// The same where the log goes on after `base`, and what was before is in a snapshot.
+    fn start_after(&mut self, base: LogIndex) -> Option<LogIndex> {
+        assert!(self.process.is_none(), "one process at a time");
+        let copy = WarmCopy::OnShelf(Arc::clone(&self.shelf));
+        let mut opened = open(&self.env(), &copy, &self.data, self.origin);
+        opened.sizes = self.sizes;
+        let last = LogIndex(self.log.len() as u64 + 1);
+        let fits = move |index, term| index >= base && index <= last && term == Term(1);
+        let machine = opened.load(MachineOptions::default(), fits);
+        let loaded = machine.as_ref().map(Machine::applied);
+        if let Some(machine) = &machine {
+            assert_eq!(whole(machine), self.states[&machine.applied()], "not what was copied");
+        }
+        let mut machine = machine.unwrap_or_else(|| {
+            let mut machine = Machine::new(MachineOptions::default());
+            machine.found(founders());
+            self.states.insert(machine.applied(), whole(&machine));
+            machine
+        });
+        for items in &self.log[machine.applied().get() as usize - 1..] {
+            machine.apply(machine.applied().next(), Term(1), items.clone()).unwrap();
+        }
+        machine.publish();
+        let post = Post::new();
+        let worker = opened.worker(machine.reader(), Arc::clone(&post));
+        self.process = Some(Process { machine, post, worker, loaded });
+        loaded
+    }
+
+    fn entry(&mut self, items: Vec<Item>) -> Vec<Outcome> {
+        self.log.push(items.clone());
+        let machine = self.machine();
+        let index = machine.applied().next();
+        let applied = machine.apply(index, Term(1), items).unwrap();
+        machine.publish();
+        let state = whole(machine);
+        self.states.insert(index, state);
+        applied.outcomes.into_iter().map(|(_, outcome)| outcome).collect()
+    }
+
+    fn run(&mut self, command: Command) -> Outcome {
+        self.seq += 1;
+        let window = AckWindow { frontier: self.seq.saturating_sub(3), open: Vec::new() };
+        let requests = vec![(self.seq, command)];
+        let (node, incarnation) = (node(1), Incarnation(1));
+        let proposal = Proposal { node, incarnation, window, requests };
+        self.entry(vec![Item::Proposal(proposal)]).remove(0)
+    }
+
+    fn put(&mut self, key: &str, value: &str) {
+        self.run(Command::Put(Put::new(key.to_owned(), value.to_owned()))).unwrap();
+    }
+
+    fn compact(&mut self) {
+        let at = self.machine().revision();
+        self.run(Command::Compact(at)).unwrap();
+    }
+
+    /// Lets the worker do one turn, and rest after it. False if it had nothing to do.
+    fn turn(&mut self) -> bool {
+        let process = self.process.as_mut().expect("the process runs");
+        let Some(worker) = &mut process.worker else { return false };
+        let WarmTurn::Rest(rest) = worker.turn() else { panic!("the worker ended by itself") };
+        *self.clock.now.lock().unwrap() += rest;
+        let wants = process.post.wants(process.machine.applied());
+        if wants {
+            process.post.deliver(process.machine.image());
+        }
+        wants || rest < worker::ROUND_EVERY
+    }
+
+    /// Lets it work until it has nothing to do.
+    fn settle(&mut self) {
+        let mut idle = 0;
+        for _ in 0..100_000 {
+            idle = if self.turn() { 0 } else { idle + 1 };
+            if idle == 2 {
+                return;
+            }
+        }
+        panic!("the worker never rests");
+    }
+
+    /// Kills the process.
+    fn kill(&mut self) {
+        let process = self.process.take().expect("the process runs");
+        process.post.abandon();
+    }
+
+    /// Stops it in good order.
+    fn stop(&mut self) {
+        let Process { machine, post, worker, .. } = self.process.take().expect("the process runs");
+        post.stop(machine.image());
+        if let Some(mut worker) = worker {
+            assert_eq!(worker.turn(), WarmTurn::Ended);
+        }
+    }
+
+    /// Starts the machine anew, as after a power cut. What its disk keeps is the test's matter.
+    fn boot(&self) {
+        let mut boot = self.clock.boot.lock().unwrap();
+        *boot = boot.map(|boot| BootId(boot.0 + 1));
+    }
+
+    fn dir(&self) -> PathBuf {
+        self.data.join(DIR)
+    }
+
+    /// The directories of copies that are there.
+    fn copies(&self) -> Vec<PathBuf> {
+        let mut dirs = self.shelf.list(&self.dir()).unwrap();
+        dirs.retain(|dir| dir.file_name().unwrap().to_str().unwrap().starts_with("copy-"));
+        dirs
+    }
+}
+
+fn node(id: u64) -> NodeId {
+    NodeId::new(id).unwrap()
+}
+
+fn origin(id: u64) -> Origin {
+    Origin { cluster: ClusterId(7), node: node(id), disk: DiskId(id.into()) }
+}
+
+fn founders() -> Members {
+    Members::founded(&(1..=3).map(|id| (node(id), DiskId(id.into()))).collect())
+}
