@@ -8,7 +8,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::model::{ClusterId, NodeId};
-use crate::node::{Contact, Drift, Settings};
+use crate::node::{Contact, Drift, Settings, WarmCopy};
 
 use super::Config;
 
@@ -145,6 +145,7 @@ impl Checked {
             history: config.history.clone(),
             snapshot_log_bytes: config.snapshot_log_bytes,
             log_segment_bytes: config.log_segment_bytes,
+            warm_copy: config.warm_copy.then_some(WarmCopy::OnDisk),
             slow_request: config.slow_request,
         }
     }

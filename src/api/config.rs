@@ -46,6 +46,7 @@ pub struct Config {
     pub(super) history: History,
     pub(super) snapshot_log_bytes: u64,
     pub(super) log_segment_bytes: u64,
+    pub(super) warm_copy: bool,
     pub(super) slow_request: Duration,
     pub(super) env: Env,
 }
@@ -142,6 +143,7 @@ impl Config {
             history: History::default(),
             snapshot_log_bytes: 32 << 20,
             log_segment_bytes: 16 << 20,
+            warm_copy: false,
             slow_request: Duration::from_millis(300),
             env: Env::real(),
         }
@@ -306,6 +308,15 @@ impl Config {
     /// The size of a file of the log. Default 16 MiB; 64 KiB to 1 GiB.
     pub fn log_segment_bytes(mut self, bytes: u64) -> Self {
         self.log_segment_bytes = bytes;
+        self
+    }
+
+    /// Whether a copy of the state is kept beside snapshot and log, written behind, from which a start
+    /// goes on that need not apply the log since the last snapshot. It costs up to a tenth of a core
+    /// while things change, some 100 MB of memory, and up to four times the state on the disk; it is
+    /// never needed. Default: off. `docs/decisions/warm-copy.md` says when it pays.
+    pub fn warm_copy(mut self, keep: bool) -> Self {
+        self.warm_copy = keep;
         self
     }
 

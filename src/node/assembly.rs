@@ -14,6 +14,7 @@ use crate::model::{ClusterId, DiskId, Fault, LogIndex, Members, NodeId, Snapshot
 use crate::snapshot::{Folder, Found, SnapshotError};
 use crate::transport::{Introducer, Receiver};
 use crate::wal::{self, LogError};
+use crate::warm;
 use crate::watch::{Hub, WatchLimits};
 
 use super::driver::{Driver, Parts, apply_entry};
@@ -31,6 +32,9 @@ const PEER_BYTES_MAX: usize = 64 << 20;
 
 /// How many bytes of the log are read at a time when it is replayed.
 const REPLAY_BYTES: usize = 4 << 20;
+
+/// More bytes of log than any that a snapshot would wait for.
+const LOG_BYTES_OVERDUE: u64 = 1 << 60;
 
 /// Why a node could not be put together. Nothing was changed on its disk but its incarnation.
 #[derive(Debug, Error)]
@@ -92,6 +96,7 @@ pub(crate) struct Assembly {
     opened: wal::Opened,
     folder: Folder,
     loaded: Loaded,
+    warm: Option<warm::Opened>,
     inbox: Arc<Inbox>,
     identity: Arc<Identity>,
     bells: Bells,
@@ -103,6 +108,8 @@ pub(crate) struct Assembled {
     pub(crate) driver: Driver,
     pub(crate) log_worker: LogWorker,
     pub(crate) snapshot_worker: SnapshotWorker,
+    /// Who keeps the warm copy, if there is one.
+    pub(crate) warm_worker: Option<warm::Worker>,
     pub(crate) shared: Arc<Shared>,
 }
 
@@ -188,7 +195,11 @@ impl Assembly {
             drop(env.disk.remove(&settings.dir.join(JOINING)));
         }
         let folder = Folder::open(&env.disk, &settings.dir, settings.cluster)?;
-        let loaded = load(&folder, &settings, &opened)?;
+        let mut warm = settings.warm_copy.as_ref().map(|copy| {
+            let (cluster, node, disk) = (settings.cluster, settings.node, opened.recovered.disk);
+            warm::open(&env, copy, &settings.dir, warm::Origin { cluster, node, disk })
+        });
+        let loaded = load(&folder, &settings, &mut opened, warm.as_mut())?;
         if let Some(own) = loaded.machine.members().get(settings.node)
             && !own.name.is_empty()
             && own.name != settings.contact.name
@@ -208,7 +219,7 @@ impl Assembly {
         let Bells { driver, log, snapshots } = bells;
         let inbox = Arc::new(Inbox::new(PEER_BYTES_MAX, Arc::clone(&meters), driver));
         let bells = Bells { driver: Box::new(|| {}), log, snapshots };
-        Ok(Self { settings, env, opened, folder, loaded, inbox, identity, bells, meters })
+        Ok(Self { settings, env, opened, folder, loaded, warm, inbox, identity, bells, meters })
     }
 
     /// Which member it is.
@@ -244,7 +255,8 @@ impl Assembly {
     /// # Errors
     /// The consensus cannot start from what the log holds.
     pub(crate) fn finish(self, network: Box<dyn Network>) -> Result<Assembled, StartError> {
-        let Self { settings, env, opened, folder, loaded, inbox, identity, bells, meters } = self;
+        let Self { settings, env, opened, folder, loaded, warm, inbox, identity, bells, meters } =
+            self;
         let Loaded { machine, newest, log_bytes, lost } = loaded;
         let wal::Opened { writer, reader: log_reader, recovered } = opened;
         let reader = machine.reader();
@@ -276,6 +288,8 @@ impl Assembly {
             Arc::clone(&snapshot_queue),
             Arc::clone(&inbox),
         );
+        let warm_post = warm::Post::new();
+        let warm_worker = warm.and_then(|warm| warm.worker(reader.clone(), Arc::clone(&warm_post)));
         let inbox_of_shared = Arc::clone(&inbox);
         let shared =
             Shared::new(settings, env, inbox_of_shared, reader, hub, status, Arc::clone(&meters));
@@ -293,11 +307,12 @@ impl Assembly {
             founded: recovered.founding.is_some(),
             state_lost: lost,
             snapshot_queue,
+            warm: warm_post,
             newest_snapshot: newest,
             log_bytes,
         })
         .map_err(StartError::Replay)?;
-        Ok(Assembled { driver, log_worker, snapshot_worker, shared })
+        Ok(Assembled { driver, log_worker, snapshot_worker, warm_worker, shared })
     }
 }
 
@@ -313,8 +328,61 @@ struct Loaded {
     lost: Option<LogIndex>,
 }
 
-/// Loads the newest snapshot that can be read, and applies what the log says was committed after it.
-fn load(folder: &Folder, settings: &Settings, opened: &wal::Opened) -> Result<Loaded, StartError> {
+/// Loads the warm copy, or else the newest snapshot that can be read, and applies what the log says was
+/// committed after it.
+fn load(
+    folder: &Folder,
+    settings: &Settings,
+    opened: &mut wal::Opened,
+    warm: Option<&mut warm::Opened>,
+) -> Result<Loaded, StartError> {
+    let mut loaded = match warm.and_then(|warm| load_warm(folder, settings, opened, warm)) {
+        Some(loaded) => loaded,
+        None => load_snapshot(folder, settings, opened)?,
+    };
+    if loaded.lost.is_none() {
+        replay(&mut loaded, &opened.reader, opened.recovered.hard_state.commit)?;
+    }
+    Ok(loaded)
+}
+
+/// The state as the warm copy has it, if it goes further than the newest snapshot and the log goes on
+/// from there.
+fn load_warm(
+    folder: &Folder,
+    settings: &Settings,
+    opened: &mut wal::Opened,
+    warm: &mut warm::Opened,
+) -> Option<Loaded> {
+    let wal::Opened { reader, recovered, .. } = opened;
+    let newest = folder.list().ok()?.first().map(|found| found.index);
+    let least = newest.unwrap_or_default().max(recovered.base.index);
+    let (last, log) = (recovered.last, reader.clone());
+    let fits = move |index, term| (least..=last).contains(&index) && log.term(index) == Some(term);
+    let machine = warm.load(settings.machine_options(), fits)?;
+    // It was applied, so it was committed, whatever the log knew when it was written last.
+    let commit = &mut recovered.hard_state.commit;
+    *commit = machine.applied().max(*commit);
+    let newest = sound_snapshot(folder);
+    // A state that only the copy has needs a snapshot at once.
+    let is_covered = newest.as_ref().is_some_and(|(id, _)| id.index >= recovered.base.index);
+    let is_bare = recovered.base.index > LogIndex(1) && !is_covered;
+    let log_bytes = if is_bare { LOG_BYTES_OVERDUE } else { reader.bytes() };
+    Some(Loaded { machine, newest, log_bytes, lost: None })
+}
+
+/// The newest snapshot, if it is sound, with the members as of it.
+fn sound_snapshot(folder: &Folder) -> Option<(SnapshotId, Members)> {
+    let mut reader = folder.read(folder.list().ok()?.first()?).ok()?;
+    while reader.pass().ok()? {}
+    Some((reader.id()?, reader.head().members.clone()))
+}
+
+fn load_snapshot(
+    folder: &Folder,
+    settings: &Settings,
+    opened: &wal::Opened,
+) -> Result<Loaded, StartError> {
     let recovered = &opened.recovered;
     let base = recovered.base.index;
     let mut damaged = Vec::new();
@@ -361,9 +429,7 @@ fn load(folder: &Folder, settings: &Settings, opened: &wal::Opened) -> Result<Lo
             (machine, None)
         }
     };
-    let mut loaded = Loaded { machine, newest, log_bytes: 0, lost: None };
-    replay(&mut loaded, &opened.reader, recovered.hard_state.commit)?;
-    Ok(loaded)
+    Ok(Loaded { machine, newest, log_bytes: 0, lost: None })
 }
 
 /// The state in a snapshot, and what names the file.

@@ -49,6 +49,8 @@ pub(crate) use shared::{Follower, Shared};
 pub use status::{MemberStatus, NodeStatus, Progress, Role};
 pub(crate) use thread::Running;
 
+pub(crate) use crate::warm::WarmCopy;
+
 // For whoever runs a node by hand.
 #[cfg(any(test, feature = "sim"))]
 pub(crate) use {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::machine::MachineOptions;
 use crate::model::{ClusterId, ClusterVersion, Limits, NodeId};
+use crate::warm::WarmCopy;
 
 use super::retain::History;
 
@@ -54,6 +55,8 @@ pub(crate) struct Settings {
     pub(crate) snapshot_log_bytes: u64,
     /// The size of a segment of the log, in bytes.
     pub(crate) log_segment_bytes: u64,
+    /// Where the warm copy of the state is kept, if there is one.
+    pub(crate) warm_copy: Option<WarmCopy>,
     /// A request that takes longer is worth a line in the log.
     pub(crate) slow_request: Duration,
 }

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use crate::warm;
+
 use super::answer::StopReason;
 use super::assembly::Assembled;
 use super::driver::{Driver, Next};
@@ -36,6 +38,7 @@ pub(crate) struct ShutdownReport {
 const DRIVER: &str = "bowline-driver";
 const LOG: &str = "bowline-log";
 const SNAPSHOTS: &str = "bowline-snapshots";
+const WARM: &str = "bowline-warm";
 
 #[derive(Default)]
 struct Threads {
@@ -76,7 +79,8 @@ impl Running {
     /// # Errors
     /// The operating system gives no thread.
     pub(crate) fn start(node: Assembled) -> io::Result<Self> {
-        let Assembled { mut driver, mut log_worker, mut snapshot_worker, shared } = node;
+        let Assembled { mut driver, mut log_worker, mut snapshot_worker, warm_worker, shared } =
+            node;
         let threads = Arc::new(Threads::default());
         let running = Self { shared: Arc::clone(&shared), threads: Arc::clone(&threads) };
         running.spawn(LOG, {
@@ -87,6 +91,9 @@ impl Running {
             let shared = Arc::clone(&shared);
             move || run_snapshots(&mut snapshot_worker, &shared)
         })?;
+        if let Some(mut worker) = warm_worker {
+            running.spawn(WARM, move || run_warm(&mut worker))?;
+        }
         running.spawn(DRIVER, move || run_driver(&mut driver, &shared, &threads))?;
         Ok(running)
     }
@@ -177,6 +184,13 @@ fn run_snapshots(worker: &mut SnapshotWorker, shared: &Shared) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| worker.run())) {
         let why = format!("the thread of its snapshots fell: {}", words_of(&*panic));
         drop(shared.inbox.push(Input::LogFailed(why)));
+    }
+}
+
+fn run_warm(worker: &mut warm::Worker) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| worker.run())) {
+        // The node goes on: it never needs its warm copy.
+        tracing::error!(why = words_of(&*panic), "the warm copy of the state is kept no more");
     }
 }
 

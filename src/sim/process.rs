@@ -237,6 +237,7 @@ fn settings(id: NodeId, nodes: u64) -> Settings {
         history: History::default(),
         snapshot_log_bytes: u64::MAX,
         log_segment_bytes: SEGMENT_BYTES,
+        warm_copy: None,
         slow_request: Duration::MAX,
     }
 }

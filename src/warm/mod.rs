@@ -226,6 +226,9 @@ fn load_copy(
     if head.origin != origin {
         return Err("it is another member's".to_owned());
     }
+    if head.state.version > options.known {
+        return Err(format!("it is of cluster version {}", head.state.version));
+    }
     if stop.is_some_and(|stop| stop != index) {
         return Err(format!("it ends at {index:?}, it was closed at {stop:?}"));
     }

@@ -7,6 +7,7 @@ mod files;
 mod full;
 mod log;
 mod snapshot;
+mod warm;
 
 /// Says what a test has counted: that is part of its result.
 #[allow(clippy::print_stderr, reason = "the counts are part of the test's result")]

@@ -29,6 +29,7 @@ impl Driver {
         self.shared.status.send_modify(|status| status.role = Role::Stopped);
         self.log.close();
         self.snapshot_queue.close();
+        self.warm.abandon();
     }
 
     pub(super) fn stop(&mut self, reason: StopReason) -> Next {
@@ -45,6 +46,11 @@ impl Driver {
             reply.send(Err(CallError::Stopped { reason, maybe_applied: false }));
         }
         self.sessions.end_all(SessionEnd::NodeStopped);
+        if reason == StopReason::Shutdown && !self.aborted {
+            self.warm.stop(self.machine.image());
+        } else {
+            self.warm.abandon();
+        }
         self.shared.stop(reason);
         self.log.close();
         self.snapshot_queue.close();

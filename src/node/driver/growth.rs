@@ -102,6 +102,7 @@ impl Driver {
             tracing::info!(node, "the disk has room again");
         }
         self.shared.set_low(low);
+        self.warm.set_scarce(low);
         self.say_space();
     }
 

@@ -53,7 +53,7 @@ use crate::model::{
     Term,
 };
 use crate::transport::{JoinReply, Refused};
-use crate::wal;
+use crate::{wal, warm};
 
 use crate::node::answer::{CallError, CallResult, ReplyTo, StopReason};
 use crate::node::digests::{Digests, Verdict};
@@ -145,6 +145,7 @@ pub(crate) struct Driver {
     steps: Steps,
     snapshots: Snapshots,
     snapshot_queue: Arc<SnapshotQueue>,
+    warm: Arc<warm::Post>,
     /// A snapshot that the leader offers, while it is being fetched.
     offer: Option<Offer>,
     /// A snapshot that was fetched, and is about to be installed.
@@ -237,6 +238,7 @@ pub(crate) struct Parts {
     /// Set if the state that the log begins with is lost: what it must cover.
     pub(crate) state_lost: Option<LogIndex>,
     pub(crate) snapshot_queue: Arc<SnapshotQueue>,
+    pub(crate) warm: Arc<warm::Post>,
     /// The newest snapshot that is here, with the members as of it.
     pub(crate) newest_snapshot: Option<(SnapshotId, Members)>,
     /// Bytes of entries applied since.
@@ -260,6 +262,7 @@ impl Driver {
             founded,
             state_lost,
             snapshot_queue,
+            warm,
             newest_snapshot,
             log_bytes,
         } = parts;
@@ -288,6 +291,7 @@ impl Driver {
                 now,
             ),
             snapshot_queue,
+            warm,
             offer: None,
             loaded: None,
             installing: None,

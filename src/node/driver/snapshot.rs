@@ -16,6 +16,9 @@ impl Driver {
         }
         self.snapshots.tick(now);
         self.ask_for_parts();
+        if self.warm.wants(self.machine.applied()) {
+            self.warm.deliver(self.machine.image());
+        }
     }
 
     /// Cuts the front of the log, as far as nobody needs it.

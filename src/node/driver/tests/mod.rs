@@ -72,6 +72,7 @@ fn settings(node: usize) -> Settings {
         history: History::keep_all(),
         snapshot_log_bytes: u64::MAX,
         log_segment_bytes: 1 << 20,
+        warm_copy: None,
         slow_request: Duration::MAX,
     }
 }
