@@ -1,9 +1,11 @@
 //! Messages over TCP: settings, start and stop.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::io;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};
 use std::time::Duration;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
@@ -21,6 +23,9 @@ use crate::model::{Lane, NodeId, PeerMessage};
 
 /// How often the dialer says in one idle timeout that it lives.
 pub(super) const ALIVE_PER_IDLE: u32 = 3;
+/// How many connections may wait to be accepted: when there are too many, the operating system drops
+/// attempts, and whoever dials tries again only after a second. The system may have a lower limit.
+const BACKLOG: u32 = 4096;
 /// However short the idle timeout, signs of life are not sent more often.
 const TICK_MIN: Duration = Duration::from_millis(1);
 /// How long a stop waits for a receiver that does not return.
@@ -131,6 +136,7 @@ impl TcpSettings {
 
 /// A port that is taken and not yet served, so that its number is known before anybody is told.
 pub(crate) struct TcpBound {
+    runtime: Arc<NetRuntime>,
     listener: TcpListener,
     address: SocketAddr,
     settings: TcpSettings,
@@ -151,10 +157,12 @@ impl TcpBound {
             let (what, address) = ("listen address".to_owned(), listen.to_owned());
             return Err(TransportError::Insecure { what, address });
         }
-        let listener = TcpListener::bind(&addresses[..]).map_err(bind)?;
-        listener.set_nonblocking(true).map_err(bind)?;
+        let runtime = NetRuntime::shared().map_err(TransportError::Threads)?;
+        let entered = runtime.handle().enter();
+        let listener = listen_on(&addresses).map_err(bind)?;
+        drop(entered);
         let address = listener.local_addr().map_err(bind)?;
-        Ok(Self { listener, address, settings })
+        Ok(Self { runtime, listener, address, settings })
     }
 
     /// The address that is listened on.
@@ -181,7 +189,7 @@ impl TcpBound {
         }
         let name = introducer.name(me);
         let security = self.settings.security(env, name.as_deref())?;
-        let runtime = NetRuntime::shared().map_err(TransportError::Threads)?;
+        let runtime = self.runtime;
         let (stopping, stopped) = watch::channel(false);
         let (alive, ended) = mpsc::channel();
         let context = Arc::new(Context::new(
@@ -193,10 +201,6 @@ impl TcpBound {
             stopped,
             alive,
         ));
-        let entered = runtime.handle().enter();
-        let listener =
-            tokio::net::TcpListener::from_std(self.listener).map_err(TransportError::Threads)?;
-        drop(entered);
         let mut network = TcpNetwork {
             me,
             peers: BTreeMap::new(),
@@ -204,7 +208,7 @@ impl TcpBound {
             runtime: runtime.handle().clone(),
             scratch: Vec::new(),
         };
-        network.spawn(&context, acceptor::listen(context.clone(), listener));
+        network.spawn(&context, acceptor::listen(context.clone(), self.listener));
         #[cfg(feature = "tls")]
         if let Security::Tls(tls) = &context.security {
             let every = context.settings.tls_reload_every;
@@ -331,6 +335,24 @@ impl Drop for TcpHandle {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// Listens on the first of the addresses that can be had.
+fn listen_on(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
+    let mut error = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for address in addresses {
+        let socket = match address {
+            SocketAddr::V4(_) => TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => TcpSocket::new_v6()?,
+        };
+        // Or the port stays taken for minutes after a member has stopped.
+        socket.set_reuseaddr(true)?;
+        match socket.bind(*address).and_then(|()| socket.listen(BACKLOG)) {
+            Ok(listener) => return Ok(listener),
+            Err(refused) => error = refused,
+        }
+    }
+    Err(error)
 }
 
 pub(super) fn is_loopback(ip: IpAddr) -> bool {
