@@ -31,15 +31,15 @@
 //! of it. Without, whoever reaches the port can claim to be a member, so listening on, or dialing,
 //! anything but loopback needs `insecure_peers`, which says that the network keeps strangers away.
 //!
-//! **Who belongs.** Members come, go and move while the transport runs: [`Network::set_peers`]
-//! (crate::env::Network::set_peers) says whom to dial and where, an [`Introducer`] says at each
-//! handshake whom this member knows. When either changes, everyone who is connected is judged again;
+//! **Who belongs.** Members come, go and move while the transport runs:
+//! [`set_peers`](crate::env::Network::set_peers) says whom to dial and where, an [`Introducer`] says at
+//! each handshake whom this member knows. When either changes, everyone who is connected is judged again;
 //! one that was removed is told that it was, in a frame of its own kind, so that it stops.
 //!
-//! **Who comes.** Somebody who is no member yet knows one address and the cluster's token: [`join`].
+//! **Who comes.** Somebody who is no member yet knows one address and the cluster's token: [`join()`].
 //!
 //! **What a stranger can cost.** A limited number of connections may be in their handshake at a time,
-//! for a limited time, each for a few kilobytes; when there are too many, the oldest goes, so that a
+//! for a limited time, each for a few kilobytes; when there are too many, the oldest silent one goes, so that a
 //! flood of silent ones does not keep a member out. A frame's length is checked before a byte is
 //! allocated for it, its checksum before it is decoded ([`frame`]).
 //!
