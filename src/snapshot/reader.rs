@@ -252,7 +252,9 @@ impl Check {
         let Temporary { disk, path, armed } = &mut self.temporary;
         disk.rename(path, &self.path).map_err(SnapshotError::io("rename", path))?;
         *armed = false;
-        let dir = self.path.parent().expect("a file has a directory");
+        // A backup may be asked for by its bare name.
+        let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let dir = parent.unwrap_or(Path::new("."));
         disk.sync_dir(dir).map_err(SnapshotError::io("sync", dir))?;
         Ok(Some(found))
     }
