@@ -1,11 +1,11 @@
 //! Cutting the front off, and bases.
 
+use std::io;
 use std::sync::Mutex;
 
 use super::model::read_all;
 use super::*;
-use crate::env::Point;
-use crate::sim::SimDisk;
+use crate::env::{DiskLock, File, OpenMode};
 
 /// A log of a dozen segments with 100 entries of 150 bytes, all of them committed; its entries.
 fn long(disk: &Arc<SimDisk>) -> (Opened, Vec<Entry>) {
@@ -181,36 +181,90 @@ fn a_base_below_the_one_that_the_log_has_changes_nothing_and_one_that_contradict
     assert!(error.to_string().contains("contradicts entries that are committed"), "{error}");
 }
 
-/// Reads an entry that is being cut off, at the worst moment.
-#[derive(Default)]
-struct ReadAtRemoval {
-    reader: Mutex<Option<LogReader>>,
-    outcomes: Mutex<Vec<String>>,
+/// Cuts the log off when a reader has begun and comes to the next segment.
+struct CutOnOpen {
+    disk: Arc<SimDisk>,
+    /// What cuts, after how many openings.
+    writer: Mutex<(u32, Option<Writer>)>,
 }
 
-impl crate::env::Points for ReadAtRemoval {
-    fn reach(&self, point: Point) {
-        let reader = self.reader.lock().unwrap();
-        if let (Point::LogSegmentRemoved | Point::LogBeforeCut, Some(reader)) = (point, &*reader) {
-            let read = reader.entries(LogIndex(2), LogIndex(102), usize::MAX);
-            let outcome = read.map(|entries| entries.len().to_string());
-            let outcome = outcome.unwrap_or_else(|error| error.to_string());
-            self.outcomes.lock().unwrap().push(format!("{point:?}: {outcome}"));
+impl Disk for CutOnOpen {
+    fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Box<dyn File>> {
+        if mode == OpenMode::Read {
+            let mut writer = self.writer.lock().unwrap();
+            if writer.0 == 0
+                && let Some(mut writer) = writer.1.take()
+            {
+                writer.cut(LogIndex(60)).unwrap();
+            }
+            writer.0 = writer.0.saturating_sub(1);
         }
+        self.disk.open(path, mode)
+    }
+    fn create_dir(&self, dir: &Path) -> io::Result<()> {
+        self.disk.create_dir(dir)
+    }
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        self.disk.list(dir)
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.disk.rename(from, to)
+    }
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.disk.remove(path)
+    }
+    fn remove_dir(&self, dir: &Path) -> io::Result<()> {
+        self.disk.remove_dir(dir)
+    }
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        self.disk.sync_dir(dir)
+    }
+    fn lock(&self, path: &Path) -> io::Result<DiskLock> {
+        self.disk.lock(path)
     }
 }
 
 #[test]
-fn a_reader_of_what_is_cut_off_is_told_so() {
+fn a_reader_is_told_of_what_was_cut_off_while_it_read() {
     let disk = Arc::new(SimDisk::new(1));
     drop(long(&disk));
-    let points = Arc::new(ReadAtRemoval::default());
-    let mut opened = open_with(&disk, Arc::clone(&points) as Arc<dyn Points>, 0).unwrap();
-    *points.reader.lock().unwrap() = Some(opened.reader.clone());
-    opened.writer.cut(LogIndex(20)).unwrap();
-    let outcomes = points.outcomes.lock().unwrap();
-    assert_eq!(outcomes[0], "LogBeforeCut: 100");
-    assert!(outcomes.len() > 1 && outcomes[1].contains("the log holds"), "{outcomes:?}");
+    for opened_before in 0..4 {
+        let disk = Arc::new(disk.copy());
+        let cutter = Arc::new(CutOnOpen { disk, writer: Mutex::new((opened_before, None)) });
+        let env = Env {
+            clock: Arc::new(BootClock),
+            entropy: Arc::new(Rng::new(42)),
+            disk: Arc::clone(&cutter) as Arc<dyn Disk>,
+            points: Arc::new(NoPoints),
+        };
+        let options = LogOptions { segment_bytes: 2048, reserve_bytes: 0, disk: None };
+        let opened = open(&env, Path::new(DIR), identity(), options).unwrap();
+        let reader = opened.reader;
+        cutter.writer.lock().unwrap().1 = Some(opened.writer);
+        let result = reader.entries(LogIndex(2), LogIndex(102), usize::MAX);
+        assert!(reader.first() > LogIndex(50), "nothing was cut off");
+        let Err(LogError::OutOfRange { first, .. }) = result else { panic!("{result:?}") };
+        assert_eq!(first, reader.first());
+    }
+}
+
+#[test]
+fn a_cut_that_was_seen_before_it_was_durable_is_made_durable_before_its_work_is_done() {
+    for steps in 0..24 {
+        for seed in 0..8 {
+            let disk = Arc::new(SimDisk::new(seed * 100 + steps));
+            let (mut opened, entries) = long(&disk);
+            disk.fail_next_sync();
+            opened.writer.cut(LogIndex(60)).unwrap_err();
+            drop(opened);
+            disk.kill();
+            disk.stop_after(steps);
+            drop(try_open(&disk));
+            disk.crash();
+            let reader = reopen(&disk).reader;
+            assert_eq!(read_all(&reader), entries[reader.first().get() as usize - 2..]);
+        }
+    }
 }
 
 #[test]

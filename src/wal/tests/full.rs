@@ -122,6 +122,28 @@ fn a_disk_filled_and_freed_a_hundred_times_loses_nothing_and_a_cut_frees_it() {
 }
 
 #[test]
+fn a_cut_finds_room_in_a_log_that_has_none_left_for_anything_else() {
+    let disk = Arc::new(SimDisk::new(1));
+    let mut opened = reopen(&disk);
+    disk.limit(Some(9000));
+    let number = fill_up(&mut opened, 2);
+    // The smallest groups there are.
+    let vow = |term| Group {
+        hard_state: Some(hard_state(term, None, number - 1)),
+        ..group(999, Vec::new())
+    };
+    let full = (2..100).find(|term| opened.writer.commit(&[vow(*term)]).unwrap().waiting > 0);
+    assert!(full.is_some());
+    opened.writer.cut(LogIndex(number - 1)).unwrap();
+    assert!(opened.reader.first() > LogIndex(number / 2), "it was not cut off");
+    // The log is as well protected as ever, and goes on.
+    while opened.writer.idle().unwrap() {}
+    let _proof = opened.writer.commit(&[vow(100)]).unwrap().whole();
+    disk.crash();
+    assert_eq!(reopen(&disk).recovered.hard_state.term, Term(100));
+}
+
+#[test]
 fn room_that_came_back_before_the_segment_was_needed_is_used() {
     let disk = Arc::new(SimDisk::new(1));
     let mut opened = reopen(&disk);
