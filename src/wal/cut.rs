@@ -15,19 +15,26 @@ use super::{Base, LogError};
 use crate::env::Point;
 use crate::model::LogIndex;
 
-/// How many segments are removed at once. The rest waits for idle moments, or for the next cut.
-const REMOVED_AT_ONCE: usize = 32;
+/// How many segments a cut removes itself. Removing one takes milliseconds, and groups wait meanwhile.
+const REMOVED_AT_ONCE: usize = 4;
+
+/// How many more go in an idle moment.
+pub(super) const REMOVED_WHEN_IDLE: usize = 8;
+
+/// How many more go when a further segment is begun, so that a log that is never idle does not grow.
+pub(super) const REMOVED_AT_ROLL: usize = 2;
 
 /// What a cut writes.
 pub(super) const CUT_BYTES: u32 = Record::bytes(size_of::<u64>()) as u32;
 
 impl Writer {
-    /// Removes the segments that are not needed for the entries behind `up_to`, where a durable
+    /// Lets go of the segments that are not needed for the entries behind `up_to`, where a durable
     /// snapshot covers everything up to there. What the log does not know to be committed is needed
     /// in any case. Where no segment can go, nothing changes; where the disk is so full that not
     /// even a cut can be written, neither.
     ///
-    /// Afterwards [`super::LogReader::first`] is the oldest entry that is left.
+    /// Afterwards [`super::LogReader::first`] is the oldest entry that is left. The files go from the
+    /// oldest on, a few at a time: some now, the others as the log goes on.
     ///
     /// # Errors
     /// As [`Writer::commit`].
@@ -77,6 +84,11 @@ impl Writer {
         self.fresh.extend(change);
         self.append(kind, base.term.get(), base.index.get(), &payload, ends_group);
         Ok(())
+    }
+
+    /// Whether there are segments that are not needed.
+    pub(super) fn has_passed(&self) -> bool {
+        self.older.front().is_some_and(|(number, _)| *number < self.state.needed_from)
     }
 
     /// Removes segments that are not needed, at most so many.

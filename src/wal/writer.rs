@@ -19,7 +19,7 @@
 
 use std::collections::VecDeque;
 
-use super::cut::CUT_BYTES;
+use super::cut::{CUT_BYTES, REMOVED_AT_ROLL, REMOVED_WHEN_IDLE};
 use super::format::{
     self, Draft, HEADER_BYTES, Header, Kind, Position, Record, VERSION, encode_founding,
 };
@@ -44,9 +44,6 @@ pub(super) const TAIL_BYTES: u32 = SECTOR_BYTES + 3 * Record::bytes(0) as u32;
 
 /// The write buffer's memory is given back above this.
 const BUFFER_BYTES_KEPT: usize = 4 << 20;
-
-/// How many segments that were cut off are removed in an idle moment.
-const REMOVED_WHEN_IDLE: usize = 8;
 
 /// Writes the log. There is one in a directory, held by a lock.
 pub(crate) struct Writer {
@@ -116,7 +113,8 @@ impl Writer {
             }
             writer.remove_passed(REMOVED_WHEN_IDLE)?;
             let (number, wanted) = (writer.segment.number + 1, writer.wanted_of_next());
-            Ok(writer.stock.use_idle_moment(number, wanted))
+            let more = writer.stock.use_idle_moment(number, wanted);
+            Ok(more || writer.has_passed())
         })
     }
 
@@ -257,6 +255,7 @@ impl Writer {
         self.append(Kind::Roll, 0, u64::from(length), &[], true);
         self.flush()?;
         self.enter_next(file, length);
+        self.remove_passed(REMOVED_AT_ROLL)?;
         Ok(true)
     }
 

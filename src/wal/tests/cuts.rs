@@ -24,19 +24,26 @@ fn commit(opened: &mut Opened, group: Group) {
     let _proof = opened.writer.commit(&[group]).unwrap().whole();
 }
 
+/// Cuts, and waits until the files are gone.
+fn cut(opened: &mut Opened, up_to: u64) {
+    opened.writer.cut(LogIndex(up_to)).unwrap();
+    while opened.writer.idle().unwrap() {}
+}
+
 #[test]
 fn a_cut_removes_whole_segments_and_keeps_everything_behind() {
     let disk = Arc::new(SimDisk::new(1));
     let (mut opened, entries) = long(&disk);
     let (before, bytes) = (segments(&disk), opened.reader.bytes());
-    opened.writer.cut(LogIndex(60)).unwrap();
+    cut(&mut opened, 60);
     let there = segments(&disk);
-    assert!(there[0] > 4 && there.last() == before.last(), "{there:?}");
+    assert!(there[0] > 4 && there.last() >= before.last(), "{there:?}");
     let reader = opened.reader.clone();
     let first = reader.first();
     assert!(first > LogIndex(50) && first <= LogIndex(61), "{first}");
     assert_eq!(read_all(&reader), entries[first.get() as usize - 2..]);
-    assert_eq!(reader.bytes(), bytes + 56 - u64::from(there[0] - 1) * 2048);
+    let left = bytes - u64::from(there[0] - 1) * 2048;
+    assert!(reader.bytes() > left && reader.bytes() < left + 1024, "a cut has its own records");
     let base = LogIndex(first.get() - 1);
     assert_eq!(reader.term(base), Some(Term(1)));
     assert_eq!(reader.term(LogIndex(base.get() - 1)), None);
@@ -65,17 +72,17 @@ fn a_cut_takes_nothing_that_is_not_known_to_be_committed_and_nothing_twice() {
     for index in 2..=101 {
         commit(&mut opened, group(index, vec![entry(index, 1, &[7; 150])]));
     }
-    opened.writer.cut(LogIndex(90)).unwrap();
+    cut(&mut opened, 90);
     assert_eq!((opened.reader.first(), segments(&disk)[0]), (LogIndex(2), 1));
     let commit_20 =
         Group { number: 200, hard_state: Some(hard_state(1, None, 20)), ..Group::default() };
     commit(&mut opened, commit_20);
-    opened.writer.cut(LogIndex(90)).unwrap();
+    cut(&mut opened, 90);
     let first = opened.reader.first();
     assert!(first > LogIndex(10) && first <= LogIndex(21), "{first}");
     let bytes = opened.reader.bytes();
     for up_to in [0, 1, 15, first.get()] {
-        opened.writer.cut(LogIndex(up_to)).unwrap();
+        cut(&mut opened, up_to);
         assert_eq!((opened.reader.first(), opened.reader.bytes()), (first, bytes), "{up_to}");
     }
 }
@@ -96,7 +103,7 @@ fn a_cut_of_everything_leaves_the_segment_in_use_and_what_must_survive() {
         let term = Some(hard_state(number, None, 60));
         commit(&mut opened, Group { hard_state: term, ..group(number, Vec::new()) });
     }
-    opened.writer.cut(LogIndex(60)).unwrap();
+    cut(&mut opened, 60);
     assert_eq!(opened.reader.first(), LogIndex(61));
     assert!(segments(&disk).len() <= 2, "{:?}", segments(&disk));
     let disk_id = opened.recovered.disk;
@@ -160,7 +167,7 @@ fn an_install_and_a_cut_leave_one_segment() {
         commit(&mut opened, group(index, vec![entry(index, 1, &[7; 150])]));
     }
     commit(&mut opened, Group { base: Some(base(80, 2)), ..group(200, Vec::new()) });
-    opened.writer.cut(LogIndex(80)).unwrap();
+    cut(&mut opened, 80);
     assert!(segments(&disk).len() <= 2, "{:?}", segments(&disk));
     disk.crash();
     let opened = reopen(&disk);
@@ -290,7 +297,7 @@ fn a_front_that_is_missing_is_damage_unless_the_log_says_that_it_was_cut_off() {
     let copy = disk.copy();
     let disk = Arc::new(disk.copy());
     let mut opened = reopen(&disk);
-    opened.writer.cut(LogIndex(30)).unwrap();
+    cut(&mut opened, 30);
     let first = segments(&disk)[0];
     let said_first = opened.reader.first();
     drop(opened);
@@ -381,7 +388,7 @@ fn an_older_copy_of_any_segment_but_the_last_is_noticed() {
 fn a_flipped_bit_in_a_log_without_its_front_is_refused_or_harmless() {
     let disk = Arc::new(SimDisk::new(1));
     let (mut opened, _) = long(&disk);
-    opened.writer.cut(LogIndex(85)).unwrap();
+    cut(&mut opened, 85);
     opened.writer.idle().unwrap();
     drop(opened);
     let disk = disk.copy();
