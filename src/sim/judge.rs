@@ -112,7 +112,7 @@ pub(crate) struct Judge {
     seen: Vec<Seen>,
     leaders: BTreeMap<Term, NodeId>,
     /// Term and hash of every entry that any node has applied, from index 2 on.
-    entries: Vec<(Term, u64)>,
+    entries: BTreeMap<LogIndex, (Term, u64)>,
     digests: BTreeMap<LogIndex, (u64, NodeId)>,
     /// The newest revision that any linearizable answer has shown.
     floor: Revision,
@@ -146,7 +146,7 @@ impl Judge {
             violation: None,
             seen: (0..nodes).map(|_| Seen::default()).collect(),
             leaders: BTreeMap::new(),
-            entries: Vec::new(),
+            entries: BTreeMap::new(),
             digests: BTreeMap::new(),
             floor: Revision::FIRST,
             calls: BTreeMap::new(),
@@ -249,7 +249,10 @@ impl Judge {
         if look.leads {
             self.check_leader(id, look.term);
         }
-        self.check_digest(id, look.applied, look.digest);
+        // Before the cluster is founded nobody has its members.
+        if look.term > Term(0) {
+            self.check_digest(id, look.applied, look.digest);
+        }
         let compared = self.seen[place(id)].compared;
         if look.applied.get() >= compared.get() + COMPARE_AT_ONCE {
             self.check_entries(id, process, compared, look.applied);
@@ -308,18 +311,11 @@ impl Judge {
     fn check_entries(&mut self, id: NodeId, process: &Process, from: LogIndex, to: LogIndex) {
         self.seen[place(id)].compared = to;
         for (index, term, hash) in process.entries(from, to) {
-            let at = usize::try_from(index.get() - 2).expect("indexes of entries start at 2");
-            if at < self.entries.len() {
-                let first = self.entries[at];
-                if first != (term, hash) {
-                    self.broken("R-SM", || {
-                        format!(
-                            "{id:?} applies {term:?} {hash:08x} at {index:?}, another {first:?}"
-                        )
-                    });
-                }
-            } else if at == self.entries.len() {
-                self.entries.push((term, hash));
+            let first = *self.entries.entry(index).or_insert((term, hash));
+            if first != (term, hash) {
+                self.broken("R-SM", || {
+                    format!("{id:?} applies {term:?} {hash:08x} at {index:?}, another {first:?}")
+                });
             }
         }
     }

@@ -30,7 +30,10 @@ const CLUSTER: ClusterId = ClusterId(0xb0_11e);
 const DRIFT_PERCENT: u32 = 10;
 
 /// Small, so that the log changes segments while faults go on.
-const SEGMENT_BYTES: u64 = 64 << 10;
+const SEGMENT_BYTES: u64 = 16 << 10;
+
+/// Small, so that snapshots are taken, and the log is cut, while faults go on.
+const SNAPSHOT_LOG_BYTES: u64 = 16 << 10;
 
 /// How much of the history is read at once.
 const PAGE_BYTES: usize = 256 << 10;
@@ -195,7 +198,8 @@ impl Process {
     /// Term and hash of the entries after `from`, up to and with `to`.
     pub(crate) fn entries(&self, from: LogIndex, to: LogIndex) -> Vec<(LogIndex, Term, u64)> {
         let mut hashes = Vec::new();
-        let mut next = LogIndex(from.get().max(1)).next();
+        // What is cut was compared before, or is in a snapshot whose digest is.
+        let mut next = LogIndex(from.get().max(1)).next().max(self.log_reader.first());
         while next <= to {
             let entries = self.log_reader.entries(next, to.next(), PAGE_BYTES);
             let Ok(entries) = entries else { break };
@@ -205,6 +209,11 @@ impl Process {
             }
         }
         hashes
+    }
+
+    /// Whether it has this entry, or a snapshot that covers it.
+    pub(crate) fn has(&self, index: LogIndex, term: Term) -> bool {
+        self.log_reader.first() > index.next() || self.term_of(index) == Some(term)
     }
 
     /// The term of an entry in its log.
@@ -235,7 +244,7 @@ fn settings(id: NodeId, nodes: u64) -> Settings {
         open_reads_max: 4096,
         quota_bytes: 2 << 30,
         history: History::default(),
-        snapshot_log_bytes: u64::MAX,
+        snapshot_log_bytes: SNAPSHOT_LOG_BYTES,
         log_segment_bytes: SEGMENT_BYTES,
         warm_copy: None,
         slow_request: Duration::MAX,

@@ -696,12 +696,11 @@ impl World {
 
     /// What a leader says is committed, a quorum has in its logs.
     fn check_quorum(&self, leader: usize, commit: LogIndex) {
-        let logs = || self.processes().map(|(at, process)| (at, process.term_of(commit)));
-        let Some(term) = logs().find(|(at, _)| *at == leader).and_then(|(_, term)| term) else {
-            return;
-        };
-        let with_it = logs().filter(|(_, other)| *other == Some(term)).count();
-        let stopped = self.nodes.len() - logs().count();
+        let mut leaders = self.processes().filter(|(at, _)| *at == leader);
+        let term = leaders.next().and_then(|(_, process)| process.term_of(commit));
+        let Some(term) = term else { return };
+        let with_it = self.processes().filter(|(_, process)| process.has(commit, term)).count();
+        let stopped = self.nodes.len() - self.processes().count();
         self.judge.borrow_mut().check_quorum(commit, with_it, stopped);
     }
 
