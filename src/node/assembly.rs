@@ -391,6 +391,10 @@ fn load_snapshot(
         if candidate.index < base {
             break;
         }
+        // One that was received, and that the log does not know of: a crash came first.
+        if opened.reader.term(candidate.index) != Some(candidate.term) {
+            continue;
+        }
         if let Ok(reader) = folder.read(&candidate)
             && reader.head().version > settings.speaks
         {

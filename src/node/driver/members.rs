@@ -192,9 +192,14 @@ impl Driver {
         self.network.set_peers(&self.roster.contacts());
     }
 
-    /// Whether this node was a member and is none any more.
-    pub(super) fn is_removed(&self) -> bool {
-        self.machine.members().is_removed(self.shared.settings.node)
+    /// Whether this node, which was a member and is none any more, can go: the others have heard of it,
+    /// or had time to. It may be the only one that can tell them that its going is committed.
+    pub(super) fn is_over(&mut self, now: Moment) -> bool {
+        if self.machine.members().is_removed(self.shared.settings.node) {
+            let since = *self.removed_since.get_or_insert(now);
+            self.removed |= now.since(since) > self.shared.settings.election_timeout * 4;
+        }
+        self.removed
     }
 
     /// Tells the others what this node is called and where it is, if they do not know.

@@ -148,8 +148,10 @@ pub(crate) struct Driver {
     warm: Arc<warm::Post>,
     /// A snapshot that the leader offers, while it is being fetched.
     offer: Option<Offer>,
-    /// A snapshot that was fetched, and is about to be installed.
+    /// A snapshot that was fetched, and is to be put before the consensus.
     loaded: Option<(SnapshotId, Box<Machine>)>,
+    /// The one that the consensus has taken.
+    to_install: Option<(SnapshotId, Box<Machine>)>,
     /// The one that is installed when the log has this group.
     installing: Option<(SnapshotId, u64)>,
     /// Whether the others were told what this node is called and where it is.
@@ -174,6 +176,8 @@ pub(crate) struct Driver {
     stopping: Option<Stopping>,
     /// Others say that it is no member any more.
     removed: bool,
+    /// Since when its own replica says so.
+    removed_since: Option<Moment>,
     /// Stop at once, without a word.
     aborted: bool,
     stopped: bool,
@@ -294,6 +298,7 @@ impl Driver {
             warm,
             offer: None,
             loaded: None,
+            to_install: None,
             installing: None,
             has_announced: false,
             raised: ClusterVersion::FIRST,
@@ -313,6 +318,7 @@ impl Driver {
             transfers: Vec::new(),
             stopping: None,
             removed: false,
+            removed_since: None,
             aborted: false,
             stopped: false,
             shared,
@@ -341,7 +347,7 @@ impl Driver {
         self.shared.meters.turn_seconds.add(self.shared.now().since(now));
         match worked {
             Ok(()) if self.aborted || self.is_done(now) => self.stop(StopReason::Shutdown),
-            Ok(()) if self.removed || self.is_removed() => self.stop(StopReason::Removed),
+            Ok(()) if self.is_over(now) => self.stop(StopReason::Removed),
             Ok(()) => Next::At(self.next_tick),
             Err(why) => {
                 tracing::error!(node = self.my_name(), %why, "the node stops");

@@ -179,7 +179,10 @@ impl Driver {
             _ => Taken::Needless,
         };
         match taken {
-            Taken::Installing => self.offer = None,
+            Taken::Installing => {
+                self.offer = None;
+                self.to_install = self.loaded.take();
+            }
             Taken::Later => {}
             Taken::Needless => {
                 self.offer = None;
@@ -194,7 +197,7 @@ impl Driver {
 
     /// The consensus has put the snapshot into the log's place: its state becomes this replica's.
     pub(super) fn install(&mut self, id: SnapshotId, now: Moment) -> Result<(), Fatal> {
-        let Some((_, machine)) = self.loaded.take_if(|(loaded, _)| *loaded == id) else {
+        let Some((_, machine)) = self.to_install.take_if(|(taken, _)| *taken == id) else {
             return Err(format!("the snapshot at {} is to be installed and is not here", id.index));
         };
         self.put_in_place(*machine)?;
