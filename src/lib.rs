@@ -5,6 +5,7 @@
 //! Modules stand in the order in which a request travels. `docs/architecture.md` is the map.
 
 mod api;
+pub mod backup;
 mod node;
 
 mod consensus;
@@ -41,11 +42,11 @@ pub use metrics::{
     Stage,
 };
 pub use model::{
-    ClusterVersion, Compare, CompareBuilder, CompareOp, CompareTarget, Delete, DeleteReply, Event,
-    EventKind, KeyRange, KeyValue, LeaseId, Limits, LogIndex, Member, MemberRefusal, MemberRole,
-    Members, Moment, NodeId, Op, Put, PutLease, PutReply, PutValue, Range, RangeEnd, RangeReply,
-    Refusal, Revision, RevisionBounds, SnapshotId, Sort, SortOrder, SortTarget, Term, Txn,
-    TxnReply, TxnResult,
+    ClusterId, ClusterVersion, Compare, CompareBuilder, CompareOp, CompareTarget, Delete,
+    DeleteReply, DiskId, Event, EventKind, Incarnation, KeyRange, KeyValue, LeaseId, Limits,
+    LogIndex, Member, MemberRefusal, MemberRole, Members, Moment, NodeId, Op, Put, PutLease,
+    PutReply, PutValue, Range, RangeEnd, RangeReply, Refusal, Revision, RevisionBounds, SnapshotId,
+    Sort, SortOrder, SortTarget, Term, Txn, TxnReply, TxnResult,
 };
 pub use node::{
     DIGEST_EVERY, Health, History, MemberStatus, NodeStatus, Progress, Role, SessionEnd,

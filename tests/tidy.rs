@@ -36,6 +36,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
         ],
     ),
     ("api", &["model", "env", "metrics", "transport", "machine", "watch", "node"]),
+    ("backup", &["model", "env", "wal", "snapshot", "machine", "node", "api"]),
     ("recipes", &["model", "machine", "watch", "node", "api"]),
     ("testing", &["model", "env", "transport", "node", "api"]),
     (

@@ -8,12 +8,12 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::model::{ClusterId, NodeId};
-use crate::node::{Contact, Drift, Settings, WarmCopy};
+use crate::node::{Contact, Drift, Origin, Settings, WarmCopy};
 
 use super::Config;
 
 /// A configuration that makes sense.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Checked {
     config: Config,
     contact: Contact,
@@ -63,6 +63,14 @@ pub(crate) enum SomebodyElse {
 impl Checked {
     pub(super) fn new(config: Config, contact: Contact, beginning: Beginning) -> Self {
         Self { config, contact, beginning }
+    }
+
+    /// The same, of a cluster that begins with a backup.
+    pub(crate) fn restored_from(mut self, origin: Option<&Origin>) -> Self {
+        if let (Beginning::Found { cluster, .. }, Some(origin)) = (&mut self.beginning, origin) {
+            *cluster = restored_id(*cluster, origin);
+        }
+        self
     }
 
     /// What the node is called, and where it is.
@@ -123,12 +131,15 @@ impl Checked {
         cluster: ClusterId,
         members: BTreeMap<NodeId, Contact>,
     ) -> Settings {
-        let Self { config, contact, .. } = self;
+        let Self { config, contact, beginning } = self;
+        let founds =
+            matches!(beginning, Beginning::Found { cluster: founded, .. } if *founded == cluster);
         Settings {
             node,
             contact: contact.clone(),
             cluster,
             members,
+            founds,
             speaks: config.speaks,
             dir: config.dir.clone(),
             heartbeat: config.heartbeat,
@@ -162,6 +173,16 @@ pub(super) fn cluster_id<'a>(token: &'a str, names: impl Iterator<Item = &'a str
     }
     let of_all = hash.0 ^ hash.0 >> 64;
     ClusterId(of_token & !u128::from(u64::MAX) | of_all & u128::from(u64::MAX))
+}
+
+/// The id of the cluster that would have this one, if it did not begin with a backup.
+fn restored_id(cluster: ClusterId, origin: &Origin) -> ClusterId {
+    let mut hash = Fnv::default();
+    hash.part(&cluster.to_string());
+    hash.part(&origin.words());
+    let of_all = hash.0 ^ hash.0 >> 64;
+    let half = u128::from(u64::MAX);
+    ClusterId(cluster.0 & !half | of_all & half)
 }
 
 fn token_half(cluster: ClusterId) -> u128 {

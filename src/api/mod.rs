@@ -19,6 +19,7 @@ mod wait;
 mod watch;
 
 pub use call::{DeleteCall, GetCall, PutCall, RangeCall};
+pub(crate) use checked::Beginning;
 pub use client::Client;
 pub use config::{Config, ConfigError};
 pub use error::{Effect, Error, StartError};

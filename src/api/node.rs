@@ -10,7 +10,7 @@ use crate::env::Env;
 use crate::metrics::Metrics;
 use crate::model::{self, JoinAsk, MemberWish, Members, Moment, NodeId, SnapshotId};
 use crate::node::{
-    Assembly, Bells, Contact, Health, Joined, NodeStatus, Role, Running, Settings, Shared,
+    Assembly, Bells, Contact, Health, Joined, NodeStatus, Origin, Role, Running, Settings, Shared,
     StopReason, disk_to_join, whose,
 };
 use crate::transport::{self, JoinError, MemoryHub, TcpBound, TcpHandle};
@@ -342,6 +342,9 @@ fn begin(
     checked: &Checked,
     ask_around: impl FnOnce(&[String], &JoinAsk) -> Result<model::Joined, JoinError>,
 ) -> Result<(Settings, Option<Joined>), StartError> {
+    let origin = Origin::of(env, checked.dir());
+    let origin = origin.map_err(|error| StartError::Data(error.to_string()))?;
+    let checked = &checked.clone().restored_from(origin.as_ref());
     if let Some((node, cluster)) = whose(env, checked.dir())? {
         let why = |why| StartError::Data(format!("{} {why}", checked.dir().display()));
         return Ok((checked.belongs(node, cluster).map_err(why)?, None));

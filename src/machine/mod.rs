@@ -62,7 +62,7 @@ pub use follow::{ChangesPage, RowsPage};
 pub use image::{Image, ImageError};
 pub use lease::LeaseInfo;
 pub use reader::{HistoryPage, Reader};
-pub use reseed::{REVISION_JUMP, Reseed};
+pub use reseed::{RESEEDED_AT, REVISION_JUMP, Reseed};
 pub use restore::{Restore, RestoreError};
 pub use txn::only_reads;
 
@@ -234,7 +234,7 @@ impl Machine {
     /// If an entry has been applied or members are known: the founders are the same on all members,
     /// before anything is.
     pub fn found(&mut self, members: Members) {
-        assert!(self.applied == LogIndex(1), "members are found before the first entry");
+        assert!(self.applied <= RESEEDED_AT.0, "members are found before the first entry");
         assert!(*self.members == Members::default(), "members are found once");
         self.set_members(members);
     }

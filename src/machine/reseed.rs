@@ -6,6 +6,9 @@
 //! everything before is compacted: a watch that goes on from an old revision is told so, and nobody
 //! takes the new past for the old one.
 //!
+//! Its log begins one entry later than that of other clusters, so that a member whose log is empty is
+//! never taken for one that has this state.
+//!
 //! Rows keep the revisions at which they were created and modified, and their versions. All leases
 //! end, since their holders counted on another leader, and their keys are deleted, at the first
 //! revision of the new cluster; their ids are not minted again. The answers are dropped: whoever waits
@@ -34,15 +37,18 @@ const REVISION_MAX: u64 = i64::MAX as u64;
 /// How a state begins a new cluster.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reseed {
-    /// Who founds it.
+    /// Who founds it; nobody, if they will say so when they have met ([`Machine::found`]).
     pub members: Members,
     /// By how much the revision rises, at least 1. More than the old cluster wrote after the backup
     /// was taken, or tokens repeat. See [`REVISION_JUMP`].
     pub revision_jump: u64,
 }
 
+/// The log entry that a state stands for which begins a new cluster, and its term. See the module.
+pub const RESEEDED_AT: (LogIndex, Term) = (LogIndex(2), Term(1));
+
 impl Machine {
-    /// The state with which a new cluster begins, at index 1 in term 1: the same keys, but for those
+    /// The state with which a new cluster begins, at [`RESEEDED_AT`]: the same keys, but for those
     /// of leases. See the module.
     ///
     /// # Errors
@@ -82,8 +88,8 @@ impl Machine {
         *store.shared().leases_mut() = LeaseTable::counting_from(next).expect("it counted so far");
         let mut machine = Machine {
             options: self.options,
-            applied: LogIndex(1),
-            term: Term(1),
+            applied: RESEEDED_AT.0,
+            term: RESEEDED_AT.1,
             store,
             answers: Answers::default(),
             members: Arc::default(),

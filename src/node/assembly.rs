@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -58,6 +58,16 @@ pub(crate) enum StartError {
         base: LogIndex,
         /// What is wrong with the snapshots that are there.
         damaged: Vec<String>,
+    },
+    /// The directory is of a member that has not met its founders yet, and they are others.
+    #[error(
+        "{dir} is of a member that has not founded its cluster yet, and this is not the list of those \
+         it founds it with: start it with the members (and the token) that it was made with",
+        dir = .dir.display()
+    )]
+    OtherFounders {
+        /// Where.
+        dir: PathBuf,
     },
     /// The directory is another member's.
     #[error(
@@ -189,6 +199,9 @@ impl Assembly {
                 return Err(StartError::Replay("the disk is full".to_owned()));
             }
             opened.recovered.founding = Some(founders);
+        }
+        if opened.recovered.founding.is_none() && !settings.founds {
+            return Err(StartError::OtherFounders { dir: settings.dir });
         }
         if opened.recovered.founding.is_some() {
             // The log has the disk's id now. A file that stays is of no harm.
@@ -340,8 +353,17 @@ fn load(
         Some(loaded) => loaded,
         None => load_snapshot(folder, settings, opened)?,
     };
+    // What a restored cluster begins with knows no members: those are known once they have met, and only
+    // what knows them can be sent to others.
+    loaded.newest.take_if(|(_, members)| members.rows().is_empty());
     if loaded.lost.is_none() {
-        replay(&mut loaded, &opened.reader, opened.recovered.hard_state.commit)?;
+        let recovered = &opened.recovered;
+        if let (Some(founders), true) =
+            (&recovered.founding, loaded.machine.members().rows().is_empty())
+        {
+            loaded.machine.found(Members::founded(founders));
+        }
+        replay(&mut loaded, &opened.reader, recovered.hard_state.commit)?;
     }
     Ok(loaded)
 }
@@ -418,17 +440,15 @@ fn load_snapshot(
             (machine, Some((id, members)))
         }
         None => {
-            let mut machine = Machine::new(settings.machine_options());
+            let machine = Machine::new(settings.machine_options());
             if base > LogIndex(1) {
                 // The configuration says whether there is anybody to ask.
-                if settings.members.keys().eq([&settings.node]) {
+                let alone = settings.members.keys().eq([&settings.node]);
+                if alone || recovered.founding.is_none() {
                     return Err(StartError::StateLost { base, damaged });
                 }
                 tracing::error!(%base, ?damaged, "the state is lost and is fetched from another member");
                 return Ok(Loaded { machine, newest: None, log_bytes: 0, lost: Some(base) });
-            }
-            if let Some(founders) = &recovered.founding {
-                machine.found(Members::founded(founders));
             }
             (machine, None)
         }

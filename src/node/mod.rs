@@ -17,6 +17,8 @@ mod identity;
 mod inbox;
 mod lessor;
 mod log_worker;
+mod offline;
+mod origin;
 mod proposals;
 mod quota;
 mod reads;
@@ -41,6 +43,8 @@ pub(crate) use assembly::{Assembly, Bells, Joined, StartError, disk_to_join, who
 pub use digests::EVERY as DIGEST_EVERY;
 pub use health::{Health, Verdict};
 pub(crate) use inbox::Input;
+pub(crate) use offline::{Offline, OfflineError, Stopped, load_file};
+pub(crate) use origin::{Origin, OriginError, RESTORING};
 pub use retain::History;
 pub use session::SessionEnd;
 pub(crate) use session::SessionState;

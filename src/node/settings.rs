@@ -22,6 +22,8 @@ pub(crate) struct Settings {
     /// The members that the configuration names, this one too: those that found the cluster, if it does
     /// not exist yet.
     pub(crate) members: BTreeMap<NodeId, Contact>,
+    /// Whether it is their cluster, so that they may found it.
+    pub(crate) founds: bool,
     /// The newest cluster version that it says it understands: this build's, but in tests of upgrades.
     pub(crate) speaks: ClusterVersion,
     /// Where its data is.

@@ -230,6 +230,7 @@ fn settings(id: NodeId, nodes: u64) -> Settings {
         contact: member(id.get()),
         cluster: CLUSTER,
         members,
+        founds: true,
         speaks: crate::model::ClusterVersion::NEWEST,
         dir: PathBuf::from("/data"),
         heartbeat: Duration::from_millis(100),

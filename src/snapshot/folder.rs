@@ -47,6 +47,11 @@ impl Folder {
         Ok(folder)
     }
 
+    /// The folder `dir`, to be read and not changed.
+    pub(crate) fn look(disk: &Arc<dyn Disk>, dir: &Path, cluster: ClusterId) -> Self {
+        Self { disk: Arc::clone(disk), dir: dir.to_owned(), cluster }
+    }
+
     /// The snapshots by their names, newest first. Whether they are sound is known once they are
     /// read.
     ///

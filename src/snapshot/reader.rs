@@ -118,6 +118,11 @@ impl Reader {
         self.sums.bytes
     }
 
+    /// How many bytes the file has.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.len
+    }
+
     /// What names the file, once it was read to its end.
     pub(crate) fn id(&self) -> Option<SnapshotId> {
         self.id

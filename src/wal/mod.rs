@@ -67,10 +67,11 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 
 pub(crate) use error::LogError;
+pub(crate) use open::LOCK;
 pub(crate) use reader::LogReader;
 pub(crate) use writer::Writer;
 
-use crate::env::Env;
+use crate::env::{DiskLock, Env};
 use crate::model::{ClusterId, DiskId, Incarnation, LogIndex, NodeId, Term};
 
 /// One entry of consensus.
@@ -224,6 +225,16 @@ pub(crate) struct Opened {
     pub(crate) recovered: Recovered,
 }
 
+/// A log that was read as it is, and is written by nobody as long as this is there.
+pub(crate) struct Examined {
+    pub(crate) identity: Identity,
+    pub(crate) reader: LogReader,
+    /// As [`Opened::recovered`], but for the incarnation, which is that of the last start; a torn tail
+    /// was seen and not cut.
+    pub(crate) recovered: Recovered,
+    _lock: DiskLock,
+}
+
 /// What the log knew when it was opened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Recovered {
@@ -262,6 +273,22 @@ pub(crate) fn open(
     options: LogOptions,
 ) -> Result<Opened, LogError> {
     Writer::open(env, dir, identity, options)
+}
+
+/// Reads the log in `dir`, changing nothing; `None` if there is none. No node runs on it meanwhile.
+///
+/// # Errors
+/// [`LogError`].
+pub(crate) fn examine(env: &Env, dir: &Path) -> Result<Option<Examined>, LogError> {
+    open::examine(env, dir)
+}
+
+/// Takes the directory `dir`, which exists, as an open log does.
+///
+/// # Errors
+/// [`LogError::Locked`]; what the disk says.
+pub(crate) fn lock(env: &Env, dir: &Path) -> Result<DiskLock, LogError> {
+    open::lock(env, dir)
 }
 
 /// Whose log is in `dir`, and the id of its disk, without opening it; `None` if there is none.

@@ -8,15 +8,54 @@ use super::recover::{self, Recovery};
 use super::segment::{self, Folder, SLICE_BYTES};
 use super::stock::{Blank, Stock};
 use super::writer::{Segment, Writer};
-use super::{Identity, LogError, LogOptions, Opened, Recovered, TornTail};
-use crate::env::{DiskLock, Env, File};
+use super::{Examined, Identity, LogError, LogOptions, Opened, Recovered, TornTail};
+use crate::env::{DiskLock, Env, File, OpenMode};
 use crate::model::{DiskId, Incarnation};
 
 /// The file that says that a node is running here.
-const LOCK: &str = "LOCK";
+pub(crate) const LOCK: &str = "LOCK";
 
 const SEGMENT_BYTES_MIN: u64 = 2 << 10;
 const SEGMENT_BYTES_MAX: u64 = 1 << 30;
+
+/// Takes a directory for this process alone.
+pub(super) fn lock(env: &Env, dir: &Path) -> Result<DiskLock, LogError> {
+    match env.disk.lock(&dir.join(LOCK)) {
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+            Err(LogError::Locked { dir: dir.to_owned() })
+        }
+        result => result.map_err(LogError::io("lock", &dir.join(LOCK))),
+    }
+}
+
+/// Reads a log without changing anything of it.
+pub(super) fn examine(env: &Env, dir: &Path) -> Result<Option<Examined>, LogError> {
+    let folder = Folder::new(env, dir);
+    // Nothing is made where there is nothing.
+    let Some((identity, _)) = recover::peek(&folder)? else { return Ok(None) };
+    let lock = lock(env, dir)?;
+    let numbers = folder.numbers()?;
+    let Recovery { disk, state, older, tail, torn, .. } =
+        recover::recover(&folder, identity, &numbers, OpenMode::Read)?;
+    let torn = torn.map(|torn| TornTail {
+        segment: folder.path_of(torn.position.segment),
+        offset: u64::from(torn.position.offset),
+        bytes: u64::from(torn.until - torn.position.offset),
+    });
+    let recovered = Recovered {
+        disk,
+        incarnation: Incarnation(state.incarnation),
+        founding: state.founding.clone(),
+        hard_state: state.hard_state.clone(),
+        base: state.base,
+        last: state.index.last(),
+        torn,
+    };
+    let reader = LogReader::new(folder, disk, state.index);
+    let older: u64 = older.iter().map(|(_, length)| u64::from(*length)).sum();
+    reader.set_bytes(older + u64::from(tail.end));
+    Ok(Some(Examined { identity, reader, recovered, _lock: lock }))
+}
 
 /// The lengths of the files that are made.
 #[derive(Clone, Copy)]
@@ -47,12 +86,7 @@ impl Writer {
         let lengths = Lengths::of(&options);
         let folder = Folder::new(env, dir);
         env.disk.create_dir(dir).map_err(LogError::io("create", dir))?;
-        let lock = match env.disk.lock(&dir.join(LOCK)) {
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                return Err(LogError::Locked { dir: dir.to_owned() });
-            }
-            result => result.map_err(LogError::io("lock", &dir.join(LOCK)))?,
-        };
+        let lock = lock(env, dir)?;
         if folder.numbers()?.is_empty() {
             let disk = options.disk.unwrap_or_else(|| DiskId(env.entropy.next_u128()));
             let header = Header {
@@ -65,7 +99,7 @@ impl Writer {
             };
             folder.make(1, lengths.segment, &header.encode().0)?;
         }
-        let recovery = recover::recover(&folder, identity, &folder.numbers()?)?;
+        let recovery = recover::recover(&folder, identity, &folder.numbers()?, OpenMode::Write)?;
         if let Some(own) = options.disk.filter(|own| *own != recovery.disk) {
             return Err(LogError::OtherDisk { dir: dir.to_owned(), found: recovery.disk, own });
         }

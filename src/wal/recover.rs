@@ -64,11 +64,12 @@ pub(super) struct Torn {
     pub(super) until: u32,
 }
 
-/// Reads the log whose segments have these numbers, at least one.
+/// Reads the log whose segments have these numbers, at least one, in files that are opened like this.
 pub(super) fn recover(
     folder: &Folder,
     own: Identity,
     numbers: &[u32],
+    mode: OpenMode,
 ) -> Result<Recovery, LogError> {
     // A cut that was interrupted may have left some of what it removes; the log begins behind that.
     let gap = numbers.windows(2).rposition(|pair| pair[0] + 1 != pair[1]);
@@ -84,7 +85,7 @@ pub(super) fn recover(
     let mut blank = None;
     for &number in numbers {
         let path = folder.path_of(number);
-        let file = folder.open(number, OpenMode::Write)?;
+        let file = folder.open(number, mode)?;
         let file_bytes = file.len().map_err(LogError::io("read", &path))?;
         let head = read_header(&*file, file_bytes).map_err(LogError::io("read", &path))?;
         let Some((header, chain)) = head else {

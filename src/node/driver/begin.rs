@@ -32,7 +32,9 @@ impl Driver {
             Recording::Founders(founders) => {
                 self.machine.found(Members::founded(&founders));
                 self.identity.founded(founders);
-                self.start_consensus(wal::HardState::default())?;
+                // A cluster that began with a backup has applied more than the synthetic entry.
+                let commit = self.machine.applied();
+                self.start_consensus(wal::HardState { commit, ..wal::HardState::default() })?;
                 for peer in self.roster.peers() {
                     self.send(peer, PeerMessage::Hello(self.identity.hello(peer)));
                 }

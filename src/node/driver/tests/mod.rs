@@ -56,6 +56,7 @@ fn settings(node: usize) -> Settings {
         contact: contact(node),
         cluster: ClusterId(7),
         members: (0..3).map(|node| (id(node), contact(node))).collect::<BTreeMap<_, _>>(),
+        founds: true,
         speaks: crate::model::ClusterVersion::NEWEST,
         dir: PathBuf::from("/data"),
         heartbeat: Duration::from_millis(100),

@@ -1,0 +1,170 @@
+//! A member of a new cluster, made from a backup.
+//!
+//! ```text
+//!   read and check all of the backup ──▶ lock the directory, see that it is empty
+//!     ──▶ RESTORING, durable ──▶ snapshot, written and read back ──▶ log behind it
+//!     ──▶ RESTORING becomes RESTORED
+//! ```
+//!
+//! Until the last step a node refuses the directory, and so does another restore; before the first there
+//! is nothing in it.
+
+use std::path::{Path, PathBuf};
+
+use crate::api::{Beginning, Config};
+use crate::env::Env;
+use crate::machine::{Machine, RESEEDED_AT, REVISION_JUMP, Reseed};
+use crate::model::{ClusterId, Members, NodeId, Revision};
+use crate::node::{Origin, RESTORING, load_file};
+use crate::snapshot::Folder;
+use crate::wal;
+
+use super::{BackupError, Progress};
+
+/// What of a backup is written at a time, in bytes.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// How a backup becomes a cluster. The same for all its members.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[must_use = "give it to restore()"]
+pub struct RestoreOptions {
+    revision_jump: u64,
+}
+
+impl Default for RestoreOptions {
+    fn default() -> Self {
+        Self { revision_jump: REVISION_JUMP }
+    }
+}
+
+impl RestoreOptions {
+    /// By how much revisions rise. Must be more than the old cluster has written since the backup was
+    /// taken, or fencing tokens repeat; and if clusters have been made from this backup before, more than
+    /// any of them jumped and wrote. Default a thousand million; at least 1.
+    pub fn revision_jump(mut self, revisions: u64) -> Self {
+        self.revision_jump = revisions;
+        self
+    }
+}
+
+/// A directory that was made from a backup: start a node on it, with the same configuration.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Restored {
+    /// The directory.
+    pub dir: PathBuf,
+    /// The new cluster, the same for all members that are made from this backup.
+    pub cluster: ClusterId,
+    /// Which member it is.
+    pub member: NodeId,
+    /// The revision that the new cluster begins with.
+    pub revision: Revision,
+    /// How many keys it has.
+    pub keys: u64,
+    /// How many leases have ended.
+    pub leases_ended: usize,
+    /// How many keys they have taken along.
+    pub keys_deleted: u64,
+}
+
+/// Makes the directory of one member of a new cluster from a backup. Call it once for each founding member,
+/// with the same file, the same options, and the configuration that its node will be started with:
+/// [`Config::members`] and the token must be the same on all. The cluster begins when all have started.
+/// See the [module](super) for what is as it was, and what is not.
+///
+/// # Errors
+/// [`BackupError`]; with [`BackupError::Unwritten`], and after a crash, the directory is refused by
+/// everybody until it is removed.
+pub fn restore(
+    file: impl AsRef<Path>,
+    config: &Config,
+    options: &RestoreOptions,
+) -> Result<Restored, BackupError> {
+    restore_with(file, config, options, &mut |_, _| {})
+}
+
+/// As [`restore`], telling how far it is: in bytes read, then in bytes written.
+///
+/// # Errors
+/// As [`restore`].
+pub fn restore_with(
+    file: impl AsRef<Path>,
+    config: &Config,
+    options: &RestoreOptions,
+    progress: Progress<'_>,
+) -> Result<Restored, BackupError> {
+    let checked = config.check()?;
+    let (env, dir) = (config.world(), checked.dir().to_owned());
+    let (cluster, backup, machine) = load_file(env, file.as_ref(), progress)?;
+    let revision_jump = options.revision_jump;
+    let origin = Origin { cluster, backup, revision_jump };
+    let checked = checked.restored_from(Some(&origin));
+    let Beginning::Found { node, cluster, .. } = *checked.beginning() else {
+        return Err(BackupError::Joins);
+    };
+    let before = machine.reader();
+    let (keys, leases_ended) = (before.keys(), before.lease_count());
+    let revision = machine.revision().get();
+    let how = Reseed { members: Members::default(), revision_jump };
+    let machine =
+        machine.reseed(how).map_err(|_| BackupError::Jump { revision, jump: revision_jump })?;
+
+    begin(env, &dir, &origin)?;
+    write_state(env, &dir, cluster, &machine, progress)?;
+    write_log(env, &dir, wal::Identity { cluster, node })?;
+    Origin::end(env, &dir).map_err(BackupError::io("rename a file in", &dir))?;
+
+    let after = machine.reader();
+    Ok(Restored {
+        dir,
+        cluster,
+        member: node,
+        revision: machine.revision(),
+        keys: after.keys(),
+        leases_ended,
+        keys_deleted: keys - after.keys(),
+    })
+}
+
+/// Takes the directory, if there is nothing in it.
+fn begin(env: &Env, dir: &Path, origin: &Origin) -> Result<(), BackupError> {
+    env.disk.create_dir(dir).map_err(BackupError::io("create", dir))?;
+    let names = env.disk.list(dir).map_err(BackupError::io("list", dir))?;
+    if names.iter().any(|name| name == RESTORING) {
+        return Err(BackupError::Interrupted { dir: dir.to_owned() });
+    }
+    // What a file system puts into its root is nobody's, and so is the lock of a node that has gone.
+    let foreign = |name: &&String| !["lost+found", wal::LOCK].contains(&name.as_str());
+    if let Some(found) = names.iter().find(foreign) {
+        return Err(BackupError::NotEmpty { dir: dir.to_owned(), found: found.clone() });
+    }
+    let _lock = wal::lock(env, dir).map_err(|error| BackupError::written(&error))?;
+    origin.begin(env, dir).map_err(BackupError::io("write into", dir))
+}
+
+fn write_state(
+    env: &Env,
+    dir: &Path,
+    cluster: ClusterId,
+    machine: &Machine,
+    progress: Progress<'_>,
+) -> Result<(), BackupError> {
+    let folder = Folder::look(&env.disk, dir, cluster);
+    let mut image = machine.image();
+    let writer = folder.begin(image.head()).map_err(|error| BackupError::written(&error))?;
+    super::recover::write(&mut image, writer, machine.reader().bytes(), PIECE_BYTES, progress)?;
+    Ok(())
+}
+
+/// A log that begins behind the state.
+fn write_log(env: &Env, dir: &Path, identity: wal::Identity) -> Result<(), BackupError> {
+    let log = wal::open(env, dir, identity, wal::LogOptions::default());
+    let mut log = log.map_err(|error| BackupError::written(&error))?;
+    let (index, term) = RESEEDED_AT;
+    let group = wal::Group { base: Some(wal::Base { index, term }), ..wal::Group::default() };
+    let committed = log.writer.commit(&[group]).map_err(|error| BackupError::written(&error))?;
+    match committed.waiting {
+        0 => Ok(()),
+        _ => Err(BackupError::Unwritten(format!("the disk is full: {}", dir.display()))),
+    }
+}

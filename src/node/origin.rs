@@ -1,0 +1,178 @@
+//! The file that says from which backup a directory was made.
+//!
+//! ```text
+//!   restore begins      RESTORING    a node refuses to start
+//!   restore is done     RESTORED     it stays, and is part of which cluster this is
+//! ```
+//!
+//! A cluster that begins with a backup is another one than that which the backup was taken of, and than
+//! any that begins with another backup, even if all else is equal: so what names the backup is mixed into
+//! the cluster's id, and this file keeps it for as long as the configuration has to be compared with it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::env::{Env, OpenMode};
+use crate::model::{ClusterId, LogIndex, SnapshotId, Term};
+
+/// While a restore is under way.
+pub(crate) const RESTORING: &str = "RESTORING";
+
+/// Once it is done.
+const RESTORED: &str = "RESTORED";
+
+const MAGIC: [u8; 8] = *b"bowlseed";
+const FORMAT: u32 = 1;
+const BYTES: usize = 72;
+
+/// What a cluster began with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Origin {
+    /// Whose state it was.
+    pub(crate) cluster: ClusterId,
+    /// The backup.
+    pub(crate) backup: SnapshotId,
+    /// By how much revisions rose.
+    pub(crate) revision_jump: u64,
+}
+
+/// Why a directory's origin is not known.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OriginError {
+    /// A restore did not come to its end.
+    #[error(
+        "a restore into {dir} was interrupted: remove the directory, and restore again",
+        dir = dir.display()
+    )]
+    Interrupted { dir: PathBuf },
+    /// The disk refused.
+    #[error("cannot read {path}: {source}", path = path.display())]
+    Io { path: PathBuf, source: io::Error },
+    /// The file is not what was written.
+    #[error(
+        "{path} is damaged: remove the directory, and restore this member from the same backup if its \
+         cluster was never running, else replace it",
+        path = path.display()
+    )]
+    Damaged { path: PathBuf },
+    /// The file is of a newer version.
+    #[error("{path} has format {found}: upgrade me", path = path.display())]
+    Newer { path: PathBuf, found: u32 },
+}
+
+impl Origin {
+    /// What the directory was made from; `None` if it began with nothing.
+    ///
+    /// # Errors
+    /// [`OriginError`].
+    pub(crate) fn of(env: &Env, dir: &Path) -> Result<Option<Self>, OriginError> {
+        let there = |name: &str| match env.disk.open(&dir.join(name), OpenMode::Read) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            result => result.map(Some),
+        };
+        let io = |name: &str| {
+            let path = dir.join(name);
+            move |source| OriginError::Io { path, source }
+        };
+        if there(RESTORING).map_err(io(RESTORING))?.is_some() {
+            return Err(OriginError::Interrupted { dir: dir.to_owned() });
+        }
+        let Some(file) = there(RESTORED).map_err(io(RESTORED))? else { return Ok(None) };
+        let path = dir.join(RESTORED);
+        let mut bytes = [0; BYTES];
+        if file.len().map_err(io(RESTORED))? != BYTES as u64 {
+            return Err(OriginError::Damaged { path });
+        }
+        file.read_exact_at(&mut bytes, 0).map_err(io(RESTORED))?;
+        Self::decode(&bytes, path).map(Some)
+    }
+
+    /// Says that the directory is being made from this. Durable when it returns.
+    pub(crate) fn begin(&self, env: &Env, dir: &Path) -> io::Result<()> {
+        let file = env.disk.open(&dir.join(RESTORING), OpenMode::CreateNew)?;
+        file.write_all_at(&self.encode(), 0)?;
+        file.sync_data()?;
+        env.disk.sync_dir(dir)
+    }
+
+    /// Says that it is made. Durable when it returns.
+    pub(crate) fn end(env: &Env, dir: &Path) -> io::Result<()> {
+        env.disk.rename(&dir.join(RESTORING), &dir.join(RESTORED))?;
+        env.disk.sync_dir(dir)
+    }
+
+    /// Names it, for a hash.
+    pub(crate) fn words(&self) -> String {
+        let Self { cluster, backup: SnapshotId { index, term, bytes, checksum }, .. } = self;
+        format!("{cluster} {index} {term} {bytes} {checksum:016x} {}", self.revision_jump)
+    }
+
+    fn encode(&self) -> [u8; BYTES] {
+        let SnapshotId { index, term, bytes: length, checksum } = self.backup;
+        let mut bytes = Vec::with_capacity(BYTES);
+        bytes.extend_from_slice(&MAGIC);
+        bytes.extend_from_slice(&FORMAT.to_le_bytes());
+        bytes.extend_from_slice(&self.cluster.0.to_le_bytes());
+        for number in [index.get(), term.get(), length, checksum, self.revision_jump] {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+        bytes.extend_from_slice(&crc32fast::hash(&bytes).to_le_bytes());
+        bytes.try_into().expect("8, 4, 16, 40 and 4 bytes")
+    }
+
+    fn decode(bytes: &[u8; BYTES], path: PathBuf) -> Result<Self, OriginError> {
+        let number = |at: usize| {
+            u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes of 72"))
+        };
+        let small =
+            |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes of 72"));
+        match small(8) {
+            _ if bytes[..8] != MAGIC => return Err(OriginError::Damaged { path }),
+            found if found > FORMAT => return Err(OriginError::Newer { path, found }),
+            FORMAT if small(BYTES - 4) == crc32fast::hash(&bytes[..BYTES - 4]) => {}
+            _ => return Err(OriginError::Damaged { path }),
+        }
+        let cluster = ClusterId(u128::from(number(12)) | u128::from(number(20)) << 64);
+        let (index, term) = (LogIndex(number(28)), Term(number(36)));
+        let backup = SnapshotId { index, term, bytes: number(44), checksum: number(52) };
+        Ok(Self { cluster, backup, revision_jump: number(60) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::sim::SimDisk;
+
+    fn origin() -> Origin {
+        let backup = SnapshotId {
+            index: LogIndex(7),
+            term: Term(3),
+            bytes: 1 << 33,
+            checksum: u64::MAX - 5,
+        };
+        Origin { cluster: ClusterId(u128::MAX / 3), backup, revision_jump: 1_000_000_000 }
+    }
+
+    #[test]
+    fn what_was_restored_is_told_once_it_is_done_and_no_flipped_bit_changes_it() {
+        let disk = Arc::new(SimDisk::new(1));
+        let env = Env { disk: Arc::clone(&disk) as _, ..Env::real() };
+        let dir = Path::new("/d");
+        env.disk.create_dir(dir).unwrap();
+        assert_eq!(Origin::of(&env, dir).unwrap(), None);
+        origin().begin(&env, dir).unwrap();
+        let error = Origin::of(&env, dir).unwrap_err().to_string();
+        assert!(error.contains("remove the directory, and restore again"), "{error}");
+        Origin::end(&env, dir).unwrap();
+        disk.crash();
+        assert_eq!(Origin::of(&env, dir).unwrap(), Some(origin()));
+        for bit in 0..BYTES * 8 {
+            disk.flip_bit(&dir.join(RESTORED), bit);
+            assert!(Origin::of(&env, dir).is_err(), "bit {bit}");
+            disk.flip_bit(&dir.join(RESTORED), bit);
+        }
+    }
+}
