@@ -81,7 +81,7 @@ fn the_directory_of_another_cluster_is_refused_and_keeps_its_data() {
     refused(config().cluster_token("other"), "is of a cluster with another token");
     // The same name, in a cluster of three.
     let members = [("solo", "127.0.0.1:0"), ("b", "127.0.0.1:2"), ("c", "127.0.0.1:3")];
-    refused(config().members(members), "belongs to member 1 of cluster ");
+    refused(config().members(members), "was founded by 1 member(s)");
     let node = Node::start(config()).wait().unwrap();
     assert_eq!(node.client().get("k").wait().unwrap().unwrap().value, "v");
     works(&node.client());

@@ -69,6 +69,17 @@ pub(crate) enum StartError {
         /// Where.
         dir: PathBuf,
     },
+    /// The directory is another cluster's.
+    #[error(
+        "{} is of a cluster that was founded by {founders} member(s), not by those that this \
+         configuration names: give each cluster a directory of its own", .dir.display()
+    )]
+    OtherCluster {
+        /// Which directory.
+        dir: PathBuf,
+        /// How many founded it.
+        founders: usize,
+    },
     /// The directory is another member's.
     #[error(
         "the directory is that of member {found:?}, and this node is called {own:?}: give each member a \
@@ -213,6 +224,14 @@ impl Assembly {
             warm::open(&env, copy, &settings.dir, warm::Origin { cluster, node, disk })
         });
         let loaded = load(&folder, &settings, &mut opened, warm.as_mut())?;
+        // The list that founded a cluster may be out of date once its members have changed, not before.
+        let members = loaded.machine.members();
+        let founders = members.rows().values().filter(|member| member.since == LogIndex(1)).count();
+        let unchanged = founders as u64 + 1 == members.next();
+        let is_founder = members.get(settings.node).is_some();
+        if unchanged && is_founder && !settings.founds && !settings.members.is_empty() {
+            return Err(StartError::OtherCluster { dir: settings.dir.clone(), founders });
+        }
         if let Some(own) = loaded.machine.members().get(settings.node)
             && !own.name.is_empty()
             && own.name != settings.contact.name
