@@ -99,9 +99,10 @@ pub fn restore_with(
     let revision_jump = options.revision_jump;
     let origin = Origin { cluster, backup, revision_jump };
     let checked = checked.restored_from(Some(&origin));
-    let Beginning::Found { node, cluster, .. } = *checked.beginning() else {
+    let Beginning::Found { node, cluster, members } = checked.beginning().clone() else {
         return Err(BackupError::Joins);
     };
+    let segment_bytes = checked.settings(node, cluster, members).log_segment_bytes;
     let before = machine.reader();
     let (keys, leases_ended) = (before.keys(), before.lease_count());
     let revision = machine.revision().get();
@@ -111,7 +112,7 @@ pub fn restore_with(
 
     begin(env, &dir, &origin)?;
     write_state(env, &dir, cluster, &machine, progress)?;
-    write_log(env, &dir, wal::Identity { cluster, node })?;
+    write_log(env, &dir, wal::Identity { cluster, node }, segment_bytes)?;
     Origin::end(env, &dir).map_err(BackupError::io("rename a file in", &dir))?;
 
     let after = machine.reader();
@@ -157,8 +158,14 @@ fn write_state(
 }
 
 /// A log that begins behind the state.
-fn write_log(env: &Env, dir: &Path, identity: wal::Identity) -> Result<(), BackupError> {
-    let log = wal::open(env, dir, identity, wal::LogOptions::default());
+fn write_log(
+    env: &Env,
+    dir: &Path,
+    identity: wal::Identity,
+    segment_bytes: u64,
+) -> Result<(), BackupError> {
+    let options = wal::LogOptions { segment_bytes, reserve_bytes: 0, disk: None };
+    let log = wal::open(env, dir, identity, options);
     let mut log = log.map_err(|error| BackupError::written(&error))?;
     let (index, term) = RESEEDED_AT;
     let group = wal::Group { base: Some(wal::Base { index, term }), ..wal::Group::default() };
@@ -166,5 +173,84 @@ fn write_log(env: &Env, dir: &Path, identity: wal::Identity) -> Result<(), Backu
     match committed.waiting {
         0 => Ok(()),
         _ => Err(BackupError::Unwritten(format!("the disk is full: {}", dir.display()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::model::KeyRange;
+    use crate::sim::SimDisk;
+    use crate::{Node, Wait};
+
+    const KEYS: u64 = 5;
+
+    /// The bytes of a backup of a few keys.
+    fn some_backup() -> Vec<u8> {
+        let dir = tempfile::tempdir().unwrap();
+        let node = Node::start(Config::new(dir.path().join("data"), "old")).wait().unwrap();
+        for key in 0..KEYS {
+            node.client().put(format!("k{key}"), "v").wait().unwrap();
+        }
+        node.backup(dir.path().join("backup")).wait().unwrap();
+        assert!(node.shutdown().wait().hanging.is_empty());
+        std::fs::read(dir.path().join("backup")).unwrap()
+    }
+
+    /// What a start makes of the directory: how many keys, or nothing if it is refused.
+    fn start(config: &Config) -> Option<u64> {
+        match Node::start(config.clone()).wait() {
+            Ok(node) => {
+                let rows = node.client().range(KeyRange::all()).wait().unwrap();
+                assert!(node.shutdown().wait().hanging.is_empty());
+                assert!(rows.revision.get() > REVISION_JUMP);
+                Some(rows.count)
+            }
+            Err(error) => {
+                let words = error.to_string();
+                assert!(words.contains("remove the directory, and restore again"), "{words}");
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn a_restore_interrupted_at_any_step_works_or_is_refused_or_has_left_nothing() {
+        let (backup, file) = (some_backup(), Path::new("/backup"));
+        let (mut refused, mut nothing, mut whole) = (0, 0, 0);
+        for steps in 0.. {
+            let disk = Arc::new(SimDisk::new(steps));
+            let env = Env { disk: Arc::clone(&disk) as _, ..Env::real() };
+            disk.replace(file, &backup);
+            let config = Config::new("/data", "new").log_segment_bytes(64 << 10).env(env.clone());
+            disk.stop_after(steps);
+            let restored = restore(file, &config, &RestoreOptions::default());
+            match steps % 2 {
+                0 => disk.crash(),
+                _ => disk.kill(),
+            }
+            disk.clear_faults();
+            let names = env.disk.list(Path::new("/data")).unwrap_or_default();
+            let is_empty = names.iter().all(|name| name == wal::LOCK);
+            if is_empty && restored.is_err() {
+                nothing += 1;
+                restore(file, &config, &RestoreOptions::default()).unwrap();
+                assert_eq!(start(&config), Some(KEYS));
+            } else if let Some(keys) = start(&config) {
+                whole += 1;
+                assert_eq!(keys, KEYS, "after {steps} steps");
+            } else {
+                refused += 1;
+                assert!(restored.is_err(), "what was done is not there after {steps} steps");
+                let again = restore(file, &config, &RestoreOptions::default()).unwrap_err();
+                assert!(matches!(again, BackupError::Interrupted { .. }), "{again}");
+            }
+            if restored.is_ok() {
+                break;
+            }
+        }
+        assert!(nothing > 2 && refused > 10 && whole > 0, "{nothing}, {refused}, {whole}");
     }
 }

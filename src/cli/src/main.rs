@@ -7,7 +7,11 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
+mod data;
 mod demo;
+
+/// The arguments are wrong, or the machine does not allow it.
+const EXIT_USAGE: u8 = 2;
 
 /// A small, strongly consistent, replicated key-value store inside your program
 #[derive(Parser, Debug)]
@@ -19,6 +23,9 @@ struct Arguments {
 
 #[derive(Subcommand, Debug)]
 enum Command {
+    Backup(data::BackupOptions),
+    Recover(data::RecoverOptions),
+    Inspect(data::InspectOptions),
     Demo(demo::Options),
     /// One process of the demo; reads its orders from standard input
     #[command(hide = true)]
@@ -31,6 +38,9 @@ fn main() -> ExitCode {
         Err(error) => return explained(&error),
     };
     match arguments.command {
+        Command::Backup(options) => data::backup_main(&options),
+        Command::Recover(options) => data::recover_main(&options),
+        Command::Inspect(options) => data::inspect_main(&options),
         Command::Demo(options) => demo::main(&options),
         Command::DemoNode => demo::node_main(),
     }
@@ -42,7 +52,7 @@ fn explained(error: &clap::Error) -> ExitCode {
     drop(error.print());
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
-        _ => ExitCode::from(demo::EXIT_USAGE),
+        _ => ExitCode::from(EXIT_USAGE),
     }
 }
 

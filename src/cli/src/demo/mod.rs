@@ -42,8 +42,6 @@ use workplace::Workplace;
 
 /// What was claimed does not hold.
 const EXIT_DISPROVEN: u8 = 1;
-/// The arguments are wrong, or the machine does not allow it.
-pub(crate) const EXIT_USAGE: u8 = 2;
 /// It was interrupted, as shells count it.
 const EXIT_INTERRUPTED: u8 = 130;
 
@@ -125,7 +123,7 @@ pub(crate) fn main(options: &Options) -> ExitCode {
             crate::complain(&trouble);
             ExitCode::from(match trouble {
                 Trouble::Interrupted(_) => EXIT_INTERRUPTED,
-                Trouble::Environment(_) | Trouble::Output(_) => EXIT_USAGE,
+                Trouble::Environment(_) | Trouble::Output(_) => crate::EXIT_USAGE,
                 Trouble::Halted(_) => EXIT_DISPROVEN,
             })
         }

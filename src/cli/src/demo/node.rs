@@ -48,7 +48,7 @@ const LINE_PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) fn main() -> ExitCode {
     if io::stdin().is_terminal() {
         crate::complain(&"this is one process of the demo; run `bowline demo`");
-        return ExitCode::from(super::EXIT_USAGE);
+        return ExitCode::from(crate::EXIT_USAGE);
     }
     die_with_the_parent();
     tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(false).init();

@@ -1,0 +1,281 @@
+//! What people and machines see of work on files: a bar while it takes, and then a few lines, or one
+//! object of JSON.
+
+use std::io::{self, IsTerminal, Write};
+
+use bowline::backup::{BackupInfo, DirectoryInfo, Recovered, Restored};
+use bowline::{MemberRole, Members, SnapshotId};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+
+/// A bar that shows how far a piece of work is, where somebody looks.
+pub(super) struct Bar(ProgressBar);
+
+impl Bar {
+    /// Begins with nothing done.
+    pub(super) fn begin(what: &'static str, hidden: bool) -> Self {
+        if hidden || !io::stderr().is_terminal() {
+            return Self(ProgressBar::hidden());
+        }
+        let bar = ProgressBar::new(0).with_message(what);
+        let style = ProgressStyle::with_template("{msg:>12} [{bar:30}] {percent}%");
+        Self(bar.with_style(style.expect("the template is right").progress_chars("=> ")))
+    }
+
+    /// So many of so many are done.
+    pub(super) fn at(&self, done: u64, total: u64) {
+        self.0.set_length(total);
+        self.0.set_position(done);
+    }
+
+    /// Goes away.
+    pub(super) fn end(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
+/// What is to be said in the end.
+pub(super) struct Report {
+    text: Option<Vec<(&'static str, String)>>,
+    json: Value,
+    /// What is not well.
+    troubles: Vec<String>,
+}
+
+impl Report {
+    fn new(as_json: bool, json: Value, lines: Vec<(&'static str, String)>) -> Self {
+        Self { text: (!as_json).then_some(lines), json, troubles: Vec::new() }
+    }
+
+    /// Whether nothing is wrong.
+    pub(super) fn is_well(&self) -> bool {
+        self.troubles.is_empty()
+    }
+
+    /// Prints it.
+    pub(super) fn print(&self) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        let Some(lines) = &self.text else { return writeln!(out, "{}", self.json) };
+        let (bold, plain) =
+            if io::stdout().is_terminal() { ("\x1b[1m", "\x1b[0m") } else { ("", "") };
+        let (mark, red) =
+            if io::stderr().is_terminal() { ("\x1b[0m", "\x1b[1;31m") } else { ("", "") };
+        for (what, value) in lines {
+            writeln!(out, "{bold}{what:>12}{plain} {value}")?;
+        }
+        out.flush()?;
+        for trouble in &self.troubles {
+            writeln!(io::stderr().lock(), "{red}damaged{mark}: {trouble}")?;
+        }
+        Ok(())
+    }
+}
+
+fn id_json(id: SnapshotId) -> Value {
+    json!({
+        "index": id.index.get(),
+        "term": id.term.get(),
+        "bytes": id.bytes,
+        "checksum": format!("{:016x}", id.checksum),
+    })
+}
+
+fn members_json(members: &Members) -> Value {
+    let rows = members.rows().iter().map(|(id, member)| {
+        json!({
+            "id": id.get(),
+            "name": member.name,
+            "address": member.address,
+            "votes": member.role == MemberRole::Voter,
+        })
+    });
+    rows.collect()
+}
+
+fn members_words(members: &Members) -> String {
+    let rows = members.rows().iter().map(|(id, member)| {
+        let learner = if member.role == MemberRole::Learner { " (learner)" } else { "" };
+        match member.name.as_str() {
+            "" => format!("{id}{learner}"),
+            name => format!("{id} {name} {}{learner}", member.address),
+        }
+    });
+    match rows.collect::<Vec<_>>() {
+        rows if rows.is_empty() => "none yet".to_owned(),
+        rows => rows.join(", "),
+    }
+}
+
+fn bytes(bytes: u64) -> String {
+    indicatif::HumanBytes(bytes).to_string()
+}
+
+/// What is in a backup.
+pub(super) fn of_backup(info: &BackupInfo, as_json: bool) -> Report {
+    let json = json!({
+        "sound": true,
+        "cluster": info.cluster.to_string(),
+        "version": info.version.get(),
+        "id": id_json(info.id),
+        "revision": info.revision.get(),
+        "compacted": info.compacted.get(),
+        "keys": info.keys,
+        "leases": info.leases,
+        "state_bytes": info.state_bytes,
+        "members": members_json(&info.members),
+    });
+    let lines = vec![
+        ("sound", format!("{}, every byte as it was written", bytes(info.id.bytes))),
+        ("cluster", format!("{}, version {}", info.cluster, info.version)),
+        ("entry", format!("{} of term {}", info.id.index, info.id.term)),
+        ("revision", format!("{}, compacted at {}", info.revision, info.compacted)),
+        ("keys", format!("{}, {} in memory", info.keys, bytes(info.state_bytes))),
+        ("leases", info.leases.to_string()),
+        ("members", members_words(&info.members)),
+    ];
+    Report::new(as_json, json, lines)
+}
+
+/// A directory that was made.
+pub(super) fn of_restored(restored: &Restored, name: &str, as_json: bool) -> Report {
+    let json = json!({
+        "dir": restored.dir.display().to_string(),
+        "cluster": restored.cluster.to_string(),
+        "member": restored.member.get(),
+        "name": name,
+        "revision": restored.revision.get(),
+        "keys": restored.keys,
+        "leases_ended": restored.leases_ended,
+        "keys_deleted": restored.keys_deleted,
+    });
+    let lines = vec![
+        ("restored", format!("{} for member {} {name}", restored.dir.display(), restored.member)),
+        ("cluster", restored.cluster.to_string()),
+        ("revision", restored.revision.to_string()),
+        ("keys", restored.keys.to_string()),
+        (
+            "ended",
+            format!(
+                "{} leases, and {} keys with them",
+                restored.leases_ended, restored.keys_deleted
+            ),
+        ),
+    ];
+    Report::new(as_json, json, lines)
+}
+
+/// A backup of what was left.
+pub(super) fn of_recovered(recovered: &Recovered, as_json: bool) -> Report {
+    let warning = &recovered.warning;
+    let json = json!({
+        "file": recovered.file.display().to_string(),
+        "cluster": recovered.cluster.to_string(),
+        "id": id_json(recovered.id),
+        "keys": recovered.keys,
+        "warning": {
+            "words": warning.to_string(),
+            "member": warning.member.get(),
+            "name": warning.name,
+            "last": warning.last.get(),
+            "term": warning.term.get(),
+            "revision": warning.revision.get(),
+            "committed": warning.committed.get(),
+            "committed_revision": warning.committed_revision.get(),
+        },
+    });
+    let lines = vec![
+        ("recovered", format!("{}, {}", recovered.file.display(), bytes(recovered.id.bytes))),
+        ("cluster", recovered.cluster.to_string()),
+        ("keys", recovered.keys.to_string()),
+        ("warning", warning.to_string()),
+    ];
+    Report::new(as_json, json, lines)
+}
+
+/// What is in a directory.
+pub(super) fn of_directory(info: &DirectoryInfo, as_json: bool) -> Report {
+    let own = info.members.get(info.member);
+    let name = own.map(|member| member.name.clone()).unwrap_or_default();
+    let snapshots = info.snapshots.iter().map(|file| {
+        json!({
+            "path": file.path.display().to_string(),
+            "index": file.index.get(),
+            "term": file.term.get(),
+            "sound_bytes": file.sound_bytes,
+        })
+    });
+    let from_backup = info.from_backup.map(|from| {
+        json!({
+            "cluster": from.cluster.to_string(),
+            "id": id_json(from.id),
+            "revision_jump": from.revision_jump,
+        })
+    });
+    let json = json!({
+        "cluster": info.cluster.to_string(),
+        "member": info.member.get(),
+        "name": name,
+        "disk": info.disk.to_string(),
+        "starts": info.starts.get(),
+        "founded": info.founded,
+        "from_backup": from_backup,
+        "term": info.term.get(),
+        "vote": info.vote.map(|vote| vote.get()),
+        "log": {
+            "first": info.first.get(),
+            "last": info.last.get(),
+            "last_term": info.last_term.get(),
+            "commit": info.commit.get(),
+            "bytes": info.log_bytes,
+            "torn_bytes": info.torn_bytes,
+        },
+        "snapshots": snapshots.collect::<Value>(),
+        "members": members_json(&info.members),
+        "revision": info.revision.map(|revision| revision.get()),
+        "keys": info.keys,
+        "troubles": info.troubles,
+    });
+    let vote = info.vote.map_or_else(|| "nobody".to_owned(), |vote| format!("member {vote}"));
+    let mut lines = vec![
+        ("cluster", info.cluster.to_string()),
+        (
+            "member",
+            format!("{} {name}, disk {}, started {} times", info.member, info.disk, info.starts),
+        ),
+        ("term", format!("{}, voted for {vote}", info.term)),
+        (
+            "log",
+            match info.last < info.first {
+                true => format!("no entries after {}", info.last),
+                false => format!(
+                    "entries {} to {} (term {}), {}, committed up to {} at least",
+                    info.first,
+                    info.last,
+                    info.last_term,
+                    bytes(info.log_bytes),
+                    info.commit
+                ),
+            },
+        ),
+    ];
+    for file in &info.snapshots {
+        let size = file.sound_bytes.map_or_else(|| "damaged".to_owned(), bytes);
+        lines.push(("snapshot", format!("entry {} of term {}, {size}", file.index, file.term)));
+    }
+    if let (Some(revision), Some(keys)) = (info.revision, info.keys) {
+        lines.push(("state", format!("revision {revision}, {keys} keys")));
+    }
+    lines.push(("members", members_words(&info.members)));
+    if !info.founded {
+        lines.push(("founded", "not yet: it has not met the others".to_owned()));
+    }
+    if let Some(from) = info.from_backup {
+        let (cluster, index) = (from.cluster, from.id.index);
+        lines.push(("begun with", format!("a backup of cluster {cluster} at entry {index}")));
+    }
+    if info.torn_bytes > 0 {
+        let torn = bytes(info.torn_bytes);
+        lines.push(("torn", format!("{torn} of a write that a crash interrupted")));
+    }
+    Report { troubles: info.troubles.clone(), ..Report::new(as_json, json, lines) }
+}

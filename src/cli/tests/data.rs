@@ -1,0 +1,263 @@
+//! `bowline backup`, `recover` and `inspect` as their users run them; and the commands of the pages about
+//! them, as they stand there.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use bowline::{Config, KeyRange, Node, Wait};
+use serde_json::Value;
+
+const BOWLINE: &str = env!("CARGO_BIN_EXE_bowline");
+
+/// A place of the test's own, removed when it is dropped.
+struct Place(PathBuf);
+
+impl Place {
+    fn new(test: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("bowline-data-{test}-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        Self(dir)
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(BOWLINE);
+        command.args(arguments).current_dir(&self.0).stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// Runs a command that must succeed, and reads its object.
+    fn json(&self, arguments: &[&str]) -> Value {
+        let output = self.run(arguments);
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", text(&output.stderr));
+        assert_eq!(output.stderr, b"", "{arguments:?}");
+        serde_json::from_slice(&output.stdout).expect("nothing but one object")
+    }
+
+    /// A stopped member with keys, a lease and a lock in `data`, and a backup of it.
+    fn with_data(self) -> Self {
+        let node = Node::start(Config::new(self.0.join("data"), "solo")).wait().unwrap();
+        let client = node.client();
+        for key in 0..10 {
+            client.put(format!("k{key}"), "v").wait().unwrap();
+        }
+        let lease = client.grant(Duration::from_secs(600)).wait().unwrap();
+        client.put("leased", "v").lease(lease.id).wait().unwrap();
+        node.backup(self.0.join("orders.backup")).wait().unwrap();
+        assert!(node.shutdown().wait().hanging.is_empty());
+        self
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        drop(fs::remove_dir_all(&self.0));
+    }
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+/// The commands in the blocks of a page, with backslashes and indentation as a shell takes them.
+fn commands(page: &str) -> Vec<String> {
+    let blocks = page.split("```sh\n").skip(1).map(|after| after.split("```").next().unwrap());
+    blocks
+        .flat_map(str::lines)
+        .map(|line| line.trim().to_owned())
+        .filter(|l| !l.is_empty())
+        .collect()
+}
+
+/// Runs a page's commands, in order, by a shell that finds the program by its name.
+fn run_page(page: &str, place: &Place, expected: usize) {
+    let path = Path::new(BOWLINE).parent().unwrap().display();
+    let path = format!("{path}:{}", std::env::var("PATH").unwrap());
+    let commands = commands(page);
+    assert_eq!(commands.len(), expected, "{commands:#?}");
+    for command in commands {
+        let mut shell = Command::new("sh");
+        shell.args(["-e", "-c", &command]).current_dir(&place.0).env("PATH", &path);
+        let output = shell.stdin(Stdio::null()).output().unwrap();
+        let complaint = text(&output.stderr);
+        assert!(output.status.success() && complaint.is_empty(), "{command}: {complaint}");
+        assert!(!text(&output.stdout).contains('\x1b'), "no colours where there is no terminal");
+    }
+}
+
+#[test]
+fn the_commands_of_the_page_about_backups_do_what_it_says() {
+    let place = Place::new("backup-page").with_data();
+    run_page(include_str!("../../../docs/operating/backup.md"), &place, 8);
+    let of = |name: &str| place.json(&["inspect", "--json", name]);
+    let (a, b, c) = (of("new/a"), of("new/b"), of("new/c"));
+    assert!(a["cluster"] == b["cluster"] && b["cluster"] == c["cluster"]);
+    assert_eq!([&a["member"], &b["member"], &c["member"]], [1, 2, 3]);
+    assert_ne!(of("second/a")["cluster"], a["cluster"]);
+    let node = Node::start(Config::new(place.0.join("look"), "look")).wait().unwrap();
+    let rows = node.client().range(KeyRange::all()).wait().unwrap();
+    assert_eq!(rows.kvs.len(), 10, "all but the leased one");
+    assert!(rows.revision.get() > 1_000_000_000);
+}
+
+#[test]
+fn the_commands_of_the_page_about_recovery_do_what_it_says() {
+    let place = Place::new("recovery-page").with_data();
+    run_page(include_str!("../../../docs/operating/recovery.md"), &place, 5);
+    let made = place.json(&["inspect", "--json", "new/a"]);
+    assert_eq!(made["founded"], false);
+    assert_eq!(made["from_backup"]["revision_jump"], 1_000_000_000);
+}
+
+#[test]
+fn what_the_commands_say_is_what_is_there() {
+    let place = Place::new("words").with_data();
+    let backup = place.json(&["backup", "verify", "orders.backup", "--json"]);
+    assert_eq!(
+        (&backup["sound"], &backup["keys"], &backup["leases"]),
+        (&true.into(), &11.into(), &1.into())
+    );
+    assert_eq!(backup["members"][0]["name"], "solo");
+    let words = place.run(&["backup", "verify", "orders.backup"]);
+    assert!(text(&words.stdout).contains("every byte as it was written"), "{words:?}");
+
+    let info = place.json(&["inspect", "data", "--json"]);
+    assert_eq!((&info["cluster"], &info["name"]), (&backup["cluster"], &"solo".into()));
+    assert_eq!(
+        (&info["keys"], &info["starts"], &info["troubles"]),
+        (&11.into(), &1.into(), &Value::Array(vec![]))
+    );
+    let words = place.run(&["inspect", "data"]);
+    assert!(text(&words.stdout).contains("1 solo"), "{words:?}");
+
+    let recovered =
+        place.json(&["recover", "--dir", "data", "--out", "recovered", "--yes", "--json"]);
+    assert_eq!((&recovered["keys"], &recovered["cluster"]), (&11.into(), &info["cluster"]));
+    assert_eq!(recovered["warning"]["last"], info["log"]["last"]);
+    let words = place.run(&["recover", "--dir", "data", "--out", "again", "--yes"]);
+    assert!(text(&words.stdout).contains("what the others acknowledged after that is missing"));
+
+    let arguments = [
+        "backup",
+        "restore",
+        "orders.backup",
+        "--dir",
+        "new",
+        "--name",
+        "x",
+        "--revision-jump",
+        "5",
+        "--json",
+    ];
+    let restored = place.json(&arguments);
+    assert_eq!((&restored["keys"], &restored["keys_deleted"]), (&10.into(), &1.into()));
+    assert_eq!(restored["revision"].as_u64().unwrap(), backup["revision"].as_u64().unwrap() + 5);
+}
+
+#[test]
+fn three_members_restored_by_the_command_are_a_cluster() {
+    let place = Place::new("three").with_data();
+    let ports: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let addresses: Vec<_> =
+        ports.iter().map(|port| port.local_addr().unwrap().to_string()).collect();
+    drop(ports);
+    let names = ["a", "b", "c"];
+    let members: Vec<(&str, String)> = names.into_iter().zip(addresses).collect();
+    for name in names {
+        let list: Vec<String> =
+            members.iter().map(|(name, at)| format!("--member={name}={at}")).collect();
+        let mut arguments =
+            vec!["backup", "restore", "orders.backup", "--dir", name, "--name", name];
+        arguments.extend(["--token", "new", "--json"]);
+        arguments.extend(list.iter().map(String::as_str));
+        place.json(&arguments);
+    }
+    let nodes = names.map(|name| {
+        let config = Config::new(place.0.join(name), name).members(members.clone());
+        Node::start(config.cluster_token("new")).wait().unwrap()
+    });
+    for node in &nodes {
+        let rows = node.client().range(KeyRange::all()).deadline(Duration::from_secs(30));
+        assert_eq!(rows.wait().unwrap().kvs.len(), 10);
+    }
+}
+
+#[test]
+fn what_cannot_be_done_is_explained_and_has_its_exit_code() {
+    let place = Place::new("refused").with_data();
+    let mut bytes = fs::read(place.0.join("orders.backup")).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(place.0.join("bad"), bytes).unwrap();
+    let restore = |more: &[&'static str]| {
+        [&["backup", "restore", "orders.backup", "--dir", "new", "--name", "a"], more].concat()
+    };
+    let cases: Vec<(Vec<&str>, i32, &str)> = vec![
+        (vec!["backup", "verify", "bad"], 1, "is damaged at byte"),
+        (vec!["backup", "verify", "nowhere"], 1, "nowhere"),
+        (vec!["backup", "verify", "data"], 1, "data"),
+        (vec!["backup", "verify"], 2, "<FILE>"),
+        (vec!["backup"], 2, "verify"),
+        (vec!["backup", "restore", "bad", "--dir", "new", "--name", "a"], 1, "is damaged at byte"),
+        (
+            vec!["backup", "restore", "orders.backup", "--dir", "data", "--name", "a"],
+            1,
+            "is not empty",
+        ),
+        (restore(&["--member", "b=h:1"]), 2, "name it as one of them"),
+        (restore(&["--member", "a"]), 2, "it is not NAME=HOST:PORT"),
+        (restore(&["--member", "a=h"]), 2, "not of the form host:port"),
+        (restore(&["--revision-jump", "0"]), 2, "cannot be raised by 0"),
+        (vec!["recover", "--dir", "data", "--out", "out"], 1, "give --yes"),
+        (
+            vec!["recover", "--dir", "data", "--out", "orders.backup", "--yes"],
+            1,
+            "is there already",
+        ),
+        (vec!["recover", "--dir", ".", "--out", "out", "--yes"], 1, "no data of a member"),
+        (vec!["inspect", "nowhere"], 1, "no data of a member in nowhere"),
+    ];
+    for (arguments, code, words) in cases {
+        let output = place.run(&arguments);
+        let complaint = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {complaint}");
+        assert!(complaint.contains(words), "{arguments:?}: {complaint:?} lacks {words:?}");
+        assert_eq!(output.stdout, b"", "{arguments:?}");
+    }
+    assert!(!place.0.join("new").exists() && !place.0.join("out").exists());
+}
+
+#[test]
+fn a_damaged_directory_is_told_as_far_as_it_can_be() {
+    let place = Place::new("damaged").with_data();
+    assert_eq!(
+        place
+            .run(&["backup", "restore", "orders.backup", "--dir", "new", "--name", "a"])
+            .status
+            .code(),
+        Some(0)
+    );
+    let node = Node::start(Config::new(place.0.join("new"), "a")).wait().unwrap();
+    node.client().put("k", "v").wait().unwrap();
+    assert!(node.shutdown().wait().hanging.is_empty());
+    let snapshot = fs::read_dir(place.0.join("new")).unwrap().map(|file| file.unwrap().path());
+    let snapshot =
+        snapshot.into_iter().find(|path| path.extension().is_some_and(|e| e == "snapshot"));
+    let snapshot = snapshot.unwrap();
+    let mut bytes = fs::read(&snapshot).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&snapshot, bytes).unwrap();
+    let output = place.run(&["inspect", "new", "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let info: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&info["snapshots"][0]["sound_bytes"], &info["keys"]), (&Value::Null, &Value::Null));
+    assert!(info["troubles"].as_array().unwrap().len() == 2, "{info:#}");
+    let output = place.run(&["inspect", "new"]);
+    assert!(text(&output.stderr).contains("damaged: "), "{}", text(&output.stderr));
+    let node = Command::new(BOWLINE).args(["recover", "--help"]).output().unwrap();
+    for words in ["--dir", "--out", "--yes", "--json", "Exit codes"] {
+        assert!(text(&node.stdout).contains(words), "{words}");
+    }
+}
