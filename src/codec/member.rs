@@ -18,11 +18,9 @@ use crate::model::{
 };
 
 /// The format of changes that this build writes, and the newest that it reads.
-#[allow(dead_code, reason = "within the hour")]
 const VERSION: u8 = 1;
 
 /// What a log entry that changes the members carries.
-#[allow(dead_code, reason = "within the hour")]
 pub(crate) fn encode_member_change(change: &MemberChange) -> Vec<u8> {
     let mut bytes = vec![VERSION];
     change.encode(&mut Encoder::new(&mut bytes));
@@ -30,7 +28,6 @@ pub(crate) fn encode_member_change(change: &MemberChange) -> Vec<u8> {
 }
 
 /// Reads it.
-#[allow(dead_code, reason = "within the hour")]
 pub(crate) fn decode_member_change(bytes: Bytes) -> Result<MemberChange, CodecError> {
     let mut from = Decoder::new("change of the members", bytes);
     from.version(VERSION)?;

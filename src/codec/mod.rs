@@ -58,7 +58,6 @@ pub(crate) use encoder::{Encode, Encoder, Length, Sink};
 pub(crate) use error::CodecError;
 pub(crate) use item::{decode_items, encode_items, proposal_len};
 pub(crate) use join::{decode_join_answer, decode_join_ask, encode_join_answer, encode_join_ask};
-#[allow(unused_imports, reason = "the consensus will use them within the hour")]
 pub(crate) use member::{decode_member_change, encode_member_change};
 pub(crate) use message::{decode_message, encode_message, message_len};
 pub(crate) use piece::{decode_head, decode_piece, encode_head, encode_piece};

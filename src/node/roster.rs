@@ -36,7 +36,6 @@ impl Roster {
     }
 
     /// A member that this replica may not know yet has said where it is. True if that is news.
-    #[allow(dead_code, reason = "until the network can be told")]
     pub(crate) fn hear(&mut self, id: NodeId, address: &str) -> bool {
         let announced = self.members.get(id).is_some_and(|member| !member.address.is_empty());
         if address.is_empty() || announced || self.members.is_removed(id) {
@@ -73,7 +72,6 @@ impl Roster {
     }
 
     /// Where a member is, if that is known.
-    #[allow(dead_code, reason = "until the network can be told")]
     pub(crate) fn address_of(&self, id: NodeId) -> Option<&str> {
         let announced = self.members.get(id).map(|member| member.address.as_str());
         let hint = || self.hints.get(&id).map(|hint| hint.address.as_str());
@@ -82,7 +80,6 @@ impl Roster {
 
     /// Whom this node keeps connections to, and where they are. Learners talk to voters only, and to
     /// strangers that have talked to them: a leader whose joining they have not applied yet.
-    #[allow(dead_code, reason = "until the network can be told")]
     pub(crate) fn contacts(&self) -> BTreeMap<NodeId, String> {
         let learns = self.members.get(self.me).is_some() && !self.members.is_voter(self.me);
         let stranger = |id: &NodeId| self.members.get(*id).is_none();

@@ -202,8 +202,6 @@ pub(crate) enum SnapshotTurn {
     Worked,
     /// There is nothing to do.
     Idle,
-    /// The queue is closed: no more turns.
-    Ended,
 }
 
 impl SnapshotWorker {
@@ -230,7 +228,7 @@ impl SnapshotWorker {
                     Some(self.env.clock.now().since(began))
                 }
                 SnapshotTurn::Worked => Some(Duration::ZERO),
-                SnapshotTurn::Idle | SnapshotTurn::Ended => None,
+                SnapshotTurn::Idle => None,
             };
         }
     }
@@ -239,7 +237,7 @@ impl SnapshotWorker {
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn turn(&mut self) -> SnapshotTurn {
         match self.queue.take(Some(Duration::ZERO)) {
-            None => SnapshotTurn::Ended,
+            None => SnapshotTurn::Idle,
             Some(jobs) => self.work(jobs),
         }
     }

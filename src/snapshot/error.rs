@@ -55,11 +55,13 @@ impl SnapshotError {
     }
 
     /// Whether the same may succeed later, once there is room on the disk.
+    #[cfg(test)]
     pub(crate) fn is_no_space(&self) -> bool {
         matches!(self, Self::NoSpace { .. })
     }
 
     /// Whether the file is of no use, whatever happens: another copy is needed.
+    #[cfg(test)]
     pub(crate) fn is_damaged(&self) -> bool {
         matches!(self, Self::Damaged { .. })
     }

@@ -92,6 +92,7 @@ impl Folder {
     ///
     /// # Errors
     /// The disk refuses.
+    #[cfg(test)]
     pub(crate) fn newest(&self) -> Result<(Option<SnapshotId>, Vec<SnapshotError>), SnapshotError> {
         let mut wrong = Vec::new();
         for found in self.list()? {
@@ -189,6 +190,7 @@ impl Folder {
     ///
     /// # Errors
     /// The disk refuses.
+    #[cfg(test)]
     pub(crate) fn discard(&self, found: &Found) -> Result<(), SnapshotError> {
         self.disk.remove(&found.path).map_err(SnapshotError::io("remove", &found.path))?;
         self.disk.sync_dir(&self.dir).map_err(SnapshotError::io("sync", &self.dir))
@@ -213,6 +215,7 @@ pub(crate) struct Source {
 
 impl Source {
     /// Which.
+    #[cfg(test)]
     pub(crate) fn id(&self) -> SnapshotId {
         self.id
     }

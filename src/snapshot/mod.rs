@@ -40,8 +40,6 @@
 //! Invariant: knows nothing about machines, peers or logs. Every call does a bounded piece of work, so
 //! that its caller may pause between any two.
 
-#![allow(dead_code, unused_imports, reason = "the node begins to use it within the hour")]
-
 mod error;
 mod folder;
 mod format;
@@ -53,8 +51,7 @@ mod writer;
 mod tests;
 
 pub(crate) use error::SnapshotError;
-pub(crate) use folder::{Folder, Found, Source};
-pub(crate) use format::Chunks;
+pub(crate) use folder::{Folder, Found};
 pub(crate) use partial::{Appended, Partial};
 pub(crate) use reader::{Check, Reader};
 pub(crate) use writer::Writer;

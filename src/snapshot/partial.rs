@@ -58,6 +58,7 @@ impl Partial {
     }
 
     /// Which snapshot.
+    #[cfg(test)]
     pub(crate) fn id(&self) -> SnapshotId {
         self.id
     }
