@@ -411,7 +411,7 @@ impl Config {
         let Some(address) = self.advertise.clone() else {
             return Err(ConfigError::NoAddress(self.name.clone()));
         };
-        for address in self.join.iter().filter(|address| !is_host_and_port(address)) {
+        if let Some(address) = self.join.iter().find(|address| !is_host_and_port(address)) {
             let (name, address) = ("to join".to_owned(), address.clone());
             return Err(ConfigError::BadAddress { name, address });
         }

@@ -11,7 +11,7 @@ use crate::metrics::Metrics;
 use crate::model::{self, JoinAsk, MemberWish, Members, Moment, NodeId, SnapshotId};
 use crate::node::{
     Assembly, Bells, Contact, Health, Joined, NodeStatus, Origin, Role, Running, Settings, Shared,
-    StopReason, disk_to_join, whose,
+    StopReason, disk_to_join, is_joining, whose,
 };
 use crate::transport::{self, JoinError, MemoryHub, TcpBound, TcpHandle};
 
@@ -345,7 +345,9 @@ fn begin(
     let origin = Origin::of(env, checked.dir());
     let origin = origin.map_err(|error| StartError::Data(error.to_string()))?;
     let checked = &checked.clone().restored_from(origin.as_ref());
-    if let Some((node, cluster)) = whose(env, checked.dir())? {
+    if let Some((node, cluster)) = whose(env, checked.dir())?
+        && !is_joining(env, checked.dir())
+    {
         let why = |why| StartError::Data(format!("{} {why}", checked.dir().display()));
         return Ok((checked.belongs(node, cluster).map_err(why)?, None));
     }

@@ -17,9 +17,7 @@ use super::row::{Meta, Row, Rows};
 use super::shared::Published;
 use super::store::Store;
 use super::{Machine, MachineOptions};
-use crate::model::{
-    ClusterVersion, Fault, KeyValue, LeaseRow, Piece, Revision, RowChange, StateHead,
-};
+use crate::model::{Fault, KeyValue, LeaseRow, Piece, Revision, RowChange, StateHead};
 
 /// A machine in the making. Pieces go in, in the order in which an image hands them out.
 pub struct Restore {
@@ -75,7 +73,7 @@ impl Restore {
     /// # Errors
     /// The head contradicts itself.
     pub fn new(options: MachineOptions, head: StateHead) -> Result<Self, RestoreError> {
-        let (version, known) = (head.version, ClusterVersion::NEWEST);
+        let (version, known) = (head.version, options.known);
         if version > known {
             return Err(RestoreError::Outgrown(Fault::Outgrown { version, known }));
         }

@@ -154,6 +154,7 @@ pub(crate) fn whose(env: &Env, dir: &Path) -> Result<Option<(NodeId, ClusterId)>
 
 /// The file with the disk's id of a node that has asked to join and has no log yet.
 const JOINING: &str = "JOINING";
+const JOINING_UNFINISHED: &str = "JOINING.tmp";
 
 /// The disk's id of a node that is about to join, drawn once: a node that asks again after a crash
 /// becomes one member, not two.
@@ -161,7 +162,7 @@ const JOINING: &str = "JOINING";
 /// # Errors
 /// What the disk says.
 pub(crate) fn disk_to_join(env: &Env, dir: &Path) -> io::Result<DiskId> {
-    let path = dir.join(JOINING);
+    let (path, unfinished) = (dir.join(JOINING), dir.join(JOINING_UNFINISHED));
     env.disk.create_dir(dir)?;
     match env.disk.open(&path, OpenMode::Read) {
         Ok(file) if file.len()? == 16 => {
@@ -169,17 +170,31 @@ pub(crate) fn disk_to_join(env: &Env, dir: &Path) -> io::Result<DiskId> {
             file.read_exact_at(&mut bytes, 0)?;
             return Ok(DiskId(u128::from_le_bytes(bytes)));
         }
-        // Cut short by a crash: nobody has been asked with it.
-        Ok(_) => env.disk.remove(&path)?,
+        Ok(_) => {
+            let why = format!("{} is damaged: remove the directory", path.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
     let disk = DiskId(env.entropy.next_u128());
-    let file = env.disk.open(&path, OpenMode::CreateNew)?;
+    // What a crash has left of it was never asked with.
+    match env.disk.remove(&unfinished) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let file = env.disk.open(&unfinished, OpenMode::CreateNew)?;
     file.write_all_at(&disk.0.to_le_bytes(), 0)?;
     file.sync_data()?;
+    env.disk.rename(&unfinished, &path)?;
     env.disk.sync_dir(dir)?;
     Ok(disk)
+}
+
+/// Whether a node was about to join from this directory and did not come to its end: it asks again,
+/// with the disk's id that it has, and is told the same.
+pub(crate) fn is_joining(env: &Env, dir: &Path) -> bool {
+    env.disk.open(&dir.join(JOINING), OpenMode::Read).is_ok()
 }
 
 impl Assembly {
@@ -215,8 +230,11 @@ impl Assembly {
             return Err(StartError::OtherFounders { dir: settings.dir });
         }
         if opened.recovered.founding.is_some() {
-            // The log has the disk's id now. A file that stays is of no harm.
-            drop(env.disk.remove(&settings.dir.join(JOINING)));
+            // The log has the disk's id and the founders now. Should the file stay, the node asks once
+            // more when it starts.
+            if env.disk.remove(&settings.dir.join(JOINING)).is_ok() {
+                drop(env.disk.sync_dir(&settings.dir));
+            }
         }
         let folder = Folder::open(&env.disk, &settings.dir, settings.cluster)?;
         let mut warm = settings.warm_copy.as_ref().map(|copy| {

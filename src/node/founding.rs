@@ -61,7 +61,8 @@ impl Founding {
 
     /// The list, once this member may write it down.
     pub(crate) fn done(&self) -> Option<wal::Founding> {
-        let all = self.members.iter().all(|member| self.met.contains_key(member));
+        let all = !self.members.is_empty()
+            && self.members.iter().all(|member| self.met.contains_key(member));
         (all && (self.told || self.me == self.founder())).then(|| self.met.clone())
     }
 

@@ -39,7 +39,7 @@ mod thread;
 
 pub use answer::StopReason;
 pub(crate) use answer::{CallError, CallResult, ReplyTo};
-pub(crate) use assembly::{Assembly, Bells, Joined, StartError, disk_to_join, whose};
+pub(crate) use assembly::{Assembly, Bells, Joined, StartError, disk_to_join, is_joining, whose};
 pub use digests::EVERY as DIGEST_EVERY;
 pub use health::{Health, Verdict};
 pub(crate) use inbox::Input;

@@ -56,7 +56,12 @@ pub(crate) enum Job {
     /// A part of it has come.
     Append { id: SnapshotId, offset: u64, data: Bytes },
     /// This one is sound and durable: what is older can go.
-    Keep(SnapshotId),
+    Keep {
+        /// Which.
+        newest: SnapshotId,
+        /// Older ones that peers still fetch.
+        served: Vec<SnapshotId>,
+    },
     /// Let go of a state that nobody needs, where nobody waits for that.
     Forget(Box<Machine>),
 }
@@ -189,6 +194,7 @@ struct Receiving {
     stage: ReceivingStage,
 }
 
+#[allow(clippy::large_enum_variant, reason = "there is one, which moves once a part")]
 enum ReceivingStage {
     Parts(Partial),
     Checking(Check),
@@ -272,8 +278,8 @@ impl SnapshotWorker {
             }
             Job::Receive(id) => self.receive(id),
             Job::Append { id, offset, data } => self.append(id, offset, &data),
-            Job::Keep(id) => {
-                if let Err(error) = self.folder.remove_older(id) {
+            Job::Keep { newest, served } => {
+                if let Err(error) = self.folder.remove_older(newest, &served) {
                     tracing::warn!(%error, "an older snapshot cannot be removed now");
                 }
             }
@@ -454,6 +460,7 @@ impl SnapshotWorker {
     }
 }
 
+#[allow(clippy::large_enum_variant, reason = "there is one, which moves once a part")]
 enum Written {
     On(WritingStage),
     Done(SnapshotId),
@@ -474,7 +481,7 @@ mod tests {
             queue.push(Job::Read { to, id, offset });
             queue.push(Job::Append { id, offset, data: Bytes::from_static(&[0; PART_BYTES]) });
         }
-        queue.push(Job::Keep(id));
+        queue.push(Job::Keep { newest: id, served: Vec::new() });
         let waiting = jobs(&queue);
         let appends = APPEND_BYTES_MAX / PART_BYTES;
         assert_eq!(waiting.len(), READS_MAX + appends + 1, "its own jobs are never dropped");

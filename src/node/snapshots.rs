@@ -48,8 +48,10 @@ struct Fetch {
     received: u64,
     /// Up to where it was asked for.
     asked: u64,
-    /// When something came last.
+    /// When something came last, or was asked for again.
     heard: Moment,
+    /// When more of it reached this node's disk.
+    grew: Moment,
 }
 
 impl Snapshots {
@@ -129,23 +131,19 @@ impl Snapshots {
     /// Up to where the log may be cut, if at all. `slowest` is what the slowest member that is there has
     /// of the log, as far as this node knows; `log_bytes` is the size of the log.
     pub(crate) fn cut(
-        &mut self,
+        &self,
         slowest: Option<LogIndex>,
         log_bytes: u64,
         state_bytes: u64,
         now: Moment,
     ) -> Option<LogIndex> {
         let (newest, _) = self.newest.as_ref()?;
-        self.serving.retain(|_, (_, until)| *until > now);
         // However much they need it, the log does not grow without end for them.
         if log_bytes > HELD_LOG_FACTOR * self.due_bytes(state_bytes) {
             return Some(newest.index);
         }
-        let fetching = self.serving.values().map(|(id, _)| id.index).min();
-        [slowest, fetching]
-            .into_iter()
-            .flatten()
-            .fold(Some(newest.index), |cut, held| cut.min(Some(held)))
+        let fetching = self.served(now).into_iter().map(|id| id.index);
+        fetching.chain(slowest).chain([newest.index]).min()
     }
 
     /// A peer asks for a part of one. Whether this node may have it.
@@ -153,10 +151,17 @@ impl Snapshots {
         self.serving.insert(to, (id, now + self.patience * 4));
     }
 
-    /// Whether an older one is still being fetched by somebody.
-    pub(crate) fn is_serving_older(&self, now: Moment) -> bool {
-        let newest = self.newest.as_ref().map(|(id, _)| *id);
-        self.serving.values().any(|(id, until)| Some(*id) != newest && *until > now)
+    /// Older ones that are still being fetched by somebody.
+    pub(crate) fn served(&self, now: Moment) -> Vec<SnapshotId> {
+        let served = self.serving.values().filter(|(_, until)| *until > now);
+        served.map(|(id, _)| *id).collect()
+    }
+
+    /// Forgets those that do not ask any more. Whether there were any.
+    pub(crate) fn end_serving(&mut self, now: Moment) -> bool {
+        let before = self.serving.len();
+        self.serving.retain(|_, (_, until)| *until > now);
+        self.serving.len() < before
     }
 
     // ---- fetching ---------------------------------------------------------------------------------
@@ -169,7 +174,7 @@ impl Snapshots {
             fetch.from = from;
             return false;
         }
-        self.fetch = Some(Fetch { from, id, received: 0, asked: u64::MAX, heard: now });
+        self.fetch = Some(Fetch { from, id, received: 0, asked: u64::MAX, heard: now, grew: now });
         true
     }
 
@@ -187,6 +192,7 @@ impl Snapshots {
             }
             fetch.received = bytes;
             fetch.heard = now;
+            fetch.grew = now;
         }
     }
 
@@ -202,17 +208,31 @@ impl Snapshots {
         Some((fetch.from, fetch.id, offset))
     }
 
-    /// Time has passed: what was lost on the way is asked for again.
-    pub(crate) fn tick(&mut self, now: Moment) {
-        let patience = self.patience;
-        if let Some(fetch) = &mut self.fetch
-            && fetch.asked != u64::MAX
-            && fetch.received < fetch.id.bytes
-            && now.since(fetch.heard) > patience
-        {
-            fetch.asked = fetch.received;
-            fetch.heard = now;
+    /// Time has passed: what was lost on the way is asked for again. A snapshot that is whole here and
+    /// not in place yet is asked for at its end, so that whoever offers it knows of the work on it: that
+    /// question is returned.
+    pub(crate) fn tick(&mut self, now: Moment) -> Option<(NodeId, SnapshotId)> {
+        let fetch = self.fetch.as_mut()?;
+        if fetch.asked == u64::MAX || now.since(fetch.heard) <= self.patience {
+            return None;
         }
+        fetch.heard = now;
+        if fetch.received == fetch.id.bytes {
+            return Some((fetch.from, fetch.id));
+        }
+        fetch.asked = fetch.received;
+        None
+    }
+
+    /// Whether the one that is being fetched is whole on this node's disk, and is being checked or read.
+    pub(crate) fn has_whole(&self) -> bool {
+        self.fetch.is_some_and(|fetch| fetch.received == fetch.id.bytes)
+    }
+
+    /// Gives up a fetch of which nothing has come for long: its source may be gone.
+    pub(crate) fn give_up_stalled(&mut self, now: Moment) {
+        let (patience, whole) = (self.patience, self.has_whole());
+        self.fetch.take_if(|fetch| !whole && now.since(fetch.grew) > patience * 4);
     }
 
     /// It is not fetched any more: it is here, or cannot be had.
@@ -278,7 +298,11 @@ mod tests {
         assert_eq!(snapshots.cut(slow, 4001, 0, at(0)), Some(LogIndex(50_000)));
         snapshots.serve(node(3), id(30_000), at(0));
         assert_eq!(snapshots.cut(None, 100, 0, at(1999)), Some(LogIndex(30_000)));
-        assert!(snapshots.is_serving_older(at(1999)) && !snapshots.is_serving_older(at(2000)));
+        assert_eq!(
+            (snapshots.served(at(1999)), snapshots.served(at(2000))),
+            (vec![id(30_000)], vec![])
+        );
+        assert!(!snapshots.end_serving(at(1999)));
         assert_eq!(snapshots.cut(None, 100, 0, at(2000)), Some(LogIndex(50_000)));
     }
 
@@ -301,8 +325,16 @@ mod tests {
         snapshots.tick(at(511));
         assert_eq!(offsets(&mut snapshots)[0], 100 + part);
         snapshots.received(id(9), id(9).bytes, at(600));
-        assert_eq!(snapshots.ask(), None);
+        assert_eq!((snapshots.ask(), snapshots.tick(at(1100))), (None, None));
+        assert_eq!(snapshots.tick(at(1101)), Some((node(3), id(9))), "it is being worked on");
+        snapshots.give_up_stalled(at(10_000));
+        assert!(snapshots.has_whole());
         snapshots.end_fetch(id(9));
+        assert_eq!(snapshots.fetching(), None);
+        snapshots.fetch(node(2), id(10), at(0));
+        snapshots.give_up_stalled(at(2000));
+        assert!(snapshots.fetching().is_some());
+        snapshots.give_up_stalled(at(2001));
         assert_eq!(snapshots.fetching(), None);
     }
 }

@@ -81,10 +81,8 @@ impl Steps {
 
     /// This replica has applied everything up to `index`.
     pub(crate) fn applied(&mut self, index: LogIndex) {
-        let seen = |wanted: &Wanted| wanted.done.is_some_and(|(_, at)| at <= index);
-        for (_, wanted) in self.open.extract_if(.., |_, wanted| seen(wanted)) {
-            let (id, _) = wanted.done.expect("it was just seen");
-            wanted.reply.send(Ok(id));
+        for (wanted, id) in self.take(|wanted| wanted.done.filter(|(_, at)| *at <= index)) {
+            wanted.reply.send(Ok(id.0));
         }
     }
 
@@ -97,10 +95,19 @@ impl Steps {
 
     /// Gives up those whose time is up: they may have come true, or may still.
     pub(crate) fn expire(&mut self, now: Moment) {
-        let over = |wanted: &Wanted| wanted.deadline <= now || wanted.reply.is_gone();
-        for (_, wanted) in self.open.extract_if(.., |_, wanted| over(wanted)) {
+        let over =
+            |wanted: &Wanted| (wanted.deadline <= now || wanted.reply.is_gone()).then_some(());
+        for (wanted, ()) in self.take(over) {
             wanted.reply.send(Err(CallError::Deadline { maybe_applied: true }));
         }
+    }
+
+    /// Takes those out of which `what` says something.
+    fn take<T>(&mut self, what: impl Fn(&Wanted) -> Option<T>) -> Vec<(Wanted, T)> {
+        let found: Vec<(u64, T)> =
+            self.open.iter().filter_map(|(round, wanted)| Some((*round, what(wanted)?))).collect();
+        let mut take = |(round, said)| Some((self.open.remove(&round)?, said));
+        found.into_iter().filter_map(&mut take).collect()
     }
 
     /// The node stops.

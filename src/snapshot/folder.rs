@@ -167,16 +167,21 @@ impl Folder {
     }
 
     /// Removes what is older than `kept`, which is sound and durable: snapshots, and what was
-    /// received of others. Tells how many snapshots.
+    /// received of others; but not those in `served`. Tells how many snapshots.
     ///
     /// # Errors
     /// The disk refuses. To be tried again with the next one.
-    pub(crate) fn remove_older(&self, kept: SnapshotId) -> Result<usize, SnapshotError> {
+    pub(crate) fn remove_older(
+        &self,
+        kept: SnapshotId,
+        served: &[SnapshotId],
+    ) -> Result<usize, SnapshotError> {
         let kept = (kept.index, kept.term);
+        let served: Vec<_> = served.iter().map(|id| (id.index, id.term)).collect();
         let mut removed = 0;
         for name in self.names()? {
             let partial = parse_partial(&name).filter(|id| *id <= kept);
-            let older = parse(&name).filter(|id| *id < kept);
+            let older = parse(&name).filter(|id| *id < kept && !served.contains(id));
             if partial.or(older).is_some() {
                 self.remove(&name)?;
             }

@@ -48,6 +48,8 @@ mod reader;
 mod writer;
 
 #[cfg(test)]
+use format::Chunks;
+#[cfg(test)]
 mod tests;
 
 pub(crate) use error::SnapshotError;

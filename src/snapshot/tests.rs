@@ -230,7 +230,7 @@ fn wherever_writing_ends_the_older_snapshot_or_the_newer_one_is_there_and_whole(
                 Err(_) => assert!(found == before || found.index == LogIndex(9)),
             }
             assert!(world.names().iter().all(|name| name.ends_with(".snapshot")));
-            assert_eq!(folder.remove_older(found).unwrap(), folder_count(found, before));
+            assert_eq!(folder.remove_older(found, &[]).unwrap(), folder_count(found, before));
             assert_eq!(folder.list().unwrap().len(), 1);
             if written.is_ok() {
                 assert!(step > 5, "there were steps to be stopped at");
@@ -421,7 +421,7 @@ fn a_snapshot_that_is_being_sent_stays_readable_when_it_is_removed() {
     let source = folder.source(older).unwrap().expect("it is there");
     assert_eq!(source.id(), older);
     let newer = write(&folder, 9, &some_pieces(2, 3)).unwrap();
-    assert_eq!(folder.remove_older(newer).unwrap(), 1);
+    assert_eq!(folder.remove_older(newer, &[]).unwrap(), 1);
     let mut sent = Vec::new();
     loop {
         let part = source.part(sent.len() as u64, 77).unwrap();
@@ -455,7 +455,7 @@ fn other_files_in_the_folder_are_let_alone() {
     let folder = world.folder();
     let id = write(&folder, 7, &[]).unwrap();
     let _ = folder.receive(SnapshotId { index: LogIndex(8), ..id }).unwrap();
-    folder.remove_older(SnapshotId { index: LogIndex(9), ..id }).unwrap();
+    folder.remove_older(SnapshotId { index: LogIndex(9), ..id }, &[]).unwrap();
     let mut expected = names.map(str::to_owned).to_vec();
     expected.sort();
     assert_eq!(world.names(), expected);

@@ -123,6 +123,9 @@ pub(super) struct Stock {
     short: bool,
 }
 
+/// A segment's file and its length.
+type Handed = (Box<dyn File>, u32);
+
 impl Stock {
     /// Takes stock. `next` is what lies behind the segment in use.
     pub(super) fn take_up(
@@ -199,11 +202,7 @@ impl Stock {
 
     /// Hands out the segment `number`, durable under its name and at least `least` bytes long;
     /// `None` if there is no room for it on the disk. Then nothing has changed.
-    pub(super) fn take(
-        &mut self,
-        number: u32,
-        least: u32,
-    ) -> Result<Option<(Box<dyn File>, u32)>, LogError> {
+    pub(super) fn take(&mut self, number: u32, least: u32) -> Result<Option<Handed>, LogError> {
         let place = next_place(&self.folder, number);
         let shorter = match &self.next {
             Blank::Ready { length, .. } if *length < least => {

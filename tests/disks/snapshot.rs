@@ -22,7 +22,7 @@ fn snapping(config: Config) -> Config {
 
 /// The newest snapshot in a directory. Names are in the order of the log.
 fn newest(files: &Files) -> Option<(&String, &Vec<u8>)> {
-    files.0.iter().filter(|(name, _)| name.ends_with(".snapshot")).next_back()
+    files.0.iter().rfind(|(name, _)| name.ends_with(".snapshot"))
 }
 
 /// Writes until a member's log begins later than with its first segment, and says what its directory held
@@ -32,7 +32,7 @@ fn until_cut(kv: &Client, dir: &Path, keys: &mut usize) -> Files {
     for _ in 0..VALUES_MAX {
         kv.put(format!("k{keys:04}"), vec![b'v'; 500]).wait().unwrap();
         *keys += 1;
-        if *keys % 10 != 0 {
+        if !keys.is_multiple_of(10) {
             continue;
         }
         let names = Files::names(dir);

@@ -28,7 +28,11 @@ impl Driver {
                     leading.in_log.remove(&id);
                 }
                 if (id.node, id.incarnation) == mine {
-                    closed.extend(self.proposals.applied(id.seq, outcome));
+                    // A node that is no member any more is answered nothing but that.
+                    closed.extend(match self.machine.members().is_removed(id.node) {
+                        true => self.proposals.lost(id.seq),
+                        false => self.proposals.applied(id.seq, outcome),
+                    });
                 }
             }
             for change in applied.leases {

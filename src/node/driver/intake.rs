@@ -87,7 +87,7 @@ impl Driver {
         // Whoever has a snapshot may give it away, and whoever needs one take it.
         let message = match message {
             PeerMessage::SnapshotAsk { id, offset } => {
-                self.serve_part(from, id, offset, now);
+                self.serve_part(from, id, offset);
                 return Ok(());
             }
             PeerMessage::SnapshotPart { id, offset, data } => {

@@ -384,6 +384,7 @@ impl Driver {
             self.keep_snapshots(now);
         } else {
             self.found(now);
+            self.fetch_on(now);
         }
         Ok(())
     }

@@ -14,11 +14,24 @@ impl Driver {
             self.snapshots.begun();
             self.snapshot_queue.push(Job::Take(self.machine.image()));
         }
-        self.snapshots.tick(now);
-        self.ask_for_parts();
+        if self.snapshots.end_serving(now) {
+            self.offer_newest(now);
+        }
+        self.fetch_on(now);
         if self.warm.wants(self.machine.applied()) {
             self.warm.deliver(self.machine.image());
         }
+    }
+
+    /// Goes on with what is being fetched.
+    pub(super) fn fetch_on(&mut self, now: Moment) {
+        if let Some((from, id)) = self.snapshots.tick(now) {
+            self.send(from, PeerMessage::SnapshotAsk { id, offset: id.bytes });
+        }
+        if matches!(self.stage, Stage::Restoring { .. }) {
+            self.snapshots.give_up_stalled(now);
+        }
+        self.ask_for_parts();
     }
 
     /// Cuts the front of the log, as far as nobody needs it.
@@ -46,6 +59,13 @@ impl Driver {
                 self.snapshots.not_taken(now);
             }
             News::Part { to, id, offset, data } => {
+                // Only what is here keeps anything for a peer.
+                if data.is_some() {
+                    self.snapshots.serve(to, id, now);
+                    if let Stage::Running(consensus) = &mut self.stage {
+                        consensus.snapshot_progress(to);
+                    }
+                }
                 let bytes = data.as_ref().map_or(0, Bytes::len) as u64;
                 self.shared.meters.snapshot_sent_bytes_total.add(bytes);
                 let message = match data {
@@ -62,7 +82,7 @@ impl Driver {
             News::NotReceived { id, why } => {
                 tracing::warn!(index = %id.index, %why, "a snapshot could not be received");
                 self.snapshots.end_fetch(id);
-                self.offer = None;
+                self.offer.take_if(|offer| offer.id == id);
             }
         }
         Ok(())
@@ -75,20 +95,15 @@ impl Driver {
         if let Stage::Running(consensus) = &mut self.stage {
             consensus.offer_snapshot(Some((id, members)));
         }
-        if !self.snapshots.is_serving_older(now) {
-            self.snapshot_queue.push(Job::Keep(id));
-        }
+        let served = self.snapshots.served(now);
+        self.snapshot_queue.push(Job::Keep { newest: id, served });
         self.cut_log(now);
     }
 
     // ---- sending ----------------------------------------------------------------------------------
 
     /// A peer asks for a part.
-    pub(super) fn serve_part(&mut self, to: NodeId, id: SnapshotId, offset: u64, now: Moment) {
-        self.snapshots.serve(to, id, now);
-        if let Stage::Running(consensus) = &mut self.stage {
-            consensus.snapshot_progress(to);
-        }
+    pub(super) fn serve_part(&mut self, to: NodeId, id: SnapshotId, offset: u64) {
         self.snapshot_queue.push(Job::Read { to, id, offset });
     }
 
@@ -115,6 +130,11 @@ impl Driver {
 
     /// The leader has a snapshot that this node needs: the log that it would need is cut.
     pub(super) fn offered(&mut self, offer: Offer, now: Moment) {
+        // One that is whole here is put in place before another is begun: else a state that takes long
+        // to read would never come to that.
+        if self.snapshots.has_whole() || self.loaded.is_some() || self.to_install.is_some() {
+            return;
+        }
         let (from, id) = (offer.from, offer.id);
         self.offer = Some(offer);
         self.fetch(from, id, now);
@@ -205,6 +225,7 @@ impl Driver {
             consensus.installed(self.machine.members()).map_err(|fault| fault.to_string())?;
         }
         self.snapshots.installed(id, Members::clone(self.machine.members()));
+        self.end_own_past();
         tracing::info!(index = %id.index, "installed a snapshot");
         self.offer_newest(now);
         Ok(())
