@@ -57,12 +57,6 @@ impl Partial {
         Ok(Self { temporary, path, file, cluster, id, length, synced: length })
     }
 
-    /// Which snapshot.
-    #[cfg(test)]
-    pub(crate) fn id(&self) -> SnapshotId {
-        self.id
-    }
-
     /// How many bytes are here: where the next part begins.
     pub(crate) fn length(&self) -> u64 {
         self.length

@@ -77,8 +77,6 @@ struct Process {
     machine: Machine,
     post: Arc<Post>,
     worker: Option<Worker>,
-    /// Up to where the copy went that it began with, if it began with one.
-    loaded: Option<LogIndex>,
 }
 
 impl World {
@@ -155,7 +153,7 @@ impl World {
         machine.publish();
         let post = Post::new();
         let worker = opened.worker(machine.reader(), Arc::clone(&post));
-        self.process = Some(Process { machine, post, worker, loaded });
+        self.process = Some(Process { machine, post, worker });
         loaded
     }
 
