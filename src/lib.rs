@@ -60,3 +60,14 @@ pub use transport::TransportError;
 #[cfg(feature = "tls")]
 pub use transport::{MemberUri, PeerTls};
 pub use watch::{Filter, WatchBatch, WatchError};
+
+/// The pages of `docs` with programs in them, which run with the documentation's tests.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../docs/operating/members.md")]
+    struct Members;
+    #[doc = include_str!("../docs/operating/sizes.md")]
+    struct Sizes;
+    #[doc = include_str!("../docs/operating/upgrade.md")]
+    struct Upgrade;
+}
