@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bowline::testing::ClusterOptions;
-use bowline::{Config, Role, Wait};
+use bowline::{Config, Node, Revision, Role, Wait};
 
 /// Builds of the next version pass for it; there is only one so far.
 const NEXT: bowline::model::ClusterVersion = bowline::model::ClusterVersion(2);
@@ -70,4 +71,59 @@ fn a_rolling_upgrade_raises_the_version_at_its_end_costs_no_write_and_cannot_be_
         cluster.node(back).client().put("after", "1").await.unwrap();
     }
     .wait();
+}
+
+/// How the directories under `tests/fixtures` are made, each by the version that it is called after:
+/// `BOWLINE_FIXTURE=tests/fixtures/NAME cargo test --test upgrades directories`.
+fn make_fixture(dir: &std::path::Path) {
+    let node = Node::start(fixture(dir)).wait().unwrap();
+    let client = node.client();
+    let lease = client.grant(Duration::from_secs(3600)).wait().unwrap().id;
+    client.put("leased", "x").lease(lease).wait().unwrap();
+    client.put("gone", "x").wait().unwrap();
+    client.delete("gone").wait().unwrap();
+    for n in 0..150 {
+        client.put(format!("key/{}", n % 10), format!("{n}:{}", "v".repeat(900))).wait().unwrap();
+    }
+    let newest = client.put("late", "1").wait().unwrap().revision;
+    client.compact(Revision(newest.get() - 20)).wait().unwrap();
+    client.put("late", "2").wait().unwrap();
+    assert!(node.shutdown().wait().hanging.is_empty());
+}
+
+fn fixture(dir: &std::path::Path) -> Config {
+    Config::new(dir, "solo").snapshot_log_bytes(64 << 10).log_segment_bytes(64 << 10)
+}
+
+#[test]
+fn directories_of_earlier_versions_are_opened_with_everything_in_them() {
+    if let Some(dir) = std::env::var_os("BOWLINE_FIXTURE") {
+        make_fixture(std::path::Path::new(&dir));
+    }
+    let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let mut opened = 0;
+    for entry in std::fs::read_dir(fixtures).unwrap() {
+        let (kept, copy) = (entry.unwrap().path(), tempfile::tempdir().unwrap());
+        for file in std::fs::read_dir(&kept).unwrap() {
+            let file = file.unwrap();
+            std::fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
+        }
+        let node = Node::start(fixture(copy.path())).wait().unwrap();
+        let client = node.client();
+        for n in 140..150 {
+            let row = client.get(format!("key/{}", n % 10)).wait().unwrap().unwrap();
+            assert!(row.value.starts_with(format!("{n}:").as_bytes()), "{kept:?}: {row:?}");
+        }
+        let late = client.get("late").wait().unwrap().unwrap();
+        assert_eq!((late.value.as_ref(), late.version), (&b"2"[..], 2), "{kept:?}");
+        assert_eq!(client.get("gone").wait().unwrap(), None);
+        let leased = client.get("leased").wait().unwrap().unwrap();
+        client.revoke(leased.lease.unwrap()).wait().unwrap();
+        assert_eq!(client.get("leased").wait().unwrap(), None);
+        let past = client.get("late").revision(Revision(2)).wait().unwrap_err().to_string();
+        assert!(past.contains("compacted"), "{past}");
+        assert!(node.shutdown().wait().hanging.is_empty());
+        opened += 1;
+    }
+    assert!(opened > 0, "no fixture was found");
 }
