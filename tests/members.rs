@@ -1,12 +1,15 @@
 //! Members come and go: learners that are full citizens, voters that are replaced one by one under
 //! load, and those that were removed.
 
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bowline::testing::{Cluster, ClusterOptions};
-use bowline::{Client, Error, KeyRange, MemberRefusal, MemberRole, NodeId, StopReason, Wait};
+use bowline::{
+    Client, Config, Error, KeyRange, MemberRefusal, MemberRole, Node, NodeId, StopReason, Wait,
+};
 
 fn id(cluster: &Cluster, member: usize) -> NodeId {
     cluster.node(member).status().id
@@ -242,6 +245,39 @@ fn twenty_learners_join_lag_catch_up_and_hold_locks() {
             guard.release().await.unwrap();
         }
         assert_eq!(cluster.node(leader).members().learners().count(), 20);
+    }
+    .wait();
+}
+
+#[test]
+fn a_member_that_moves_to_another_address_is_found_there() {
+    async {
+        let dir = tempfile::tempdir().unwrap();
+        let ports: Vec<_> = (0..4).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let at: Vec<_> = ports.iter().map(|port| port.local_addr().unwrap().to_string()).collect();
+        drop(ports);
+        let names = ["a", "b", "c"];
+        let config = |n: usize| {
+            let members = names.into_iter().zip(at.iter().cloned());
+            Config::new(dir.path().join(names[n]), names[n]).members(members)
+        };
+        let mut nodes = Vec::new();
+        for n in 0..3 {
+            nodes.push(Node::start(config(n)).await.unwrap());
+        }
+        nodes[0].client().put("k", "1").await.unwrap();
+        let leaving = nodes.remove(2);
+        let moved = leaving.status().id;
+        assert!(leaving.shutdown().await.hanging.is_empty());
+        let node = Node::start(config(2).advertise(at[3].clone())).await.unwrap();
+        node.client().put("k", "2").await.unwrap();
+        let knows = |node: &Node| node.members().get(moved).is_some_and(|m| m.address == at[3]);
+        while !nodes.iter().all(knows) {
+            nodes[0].client().put("k", "3").await.unwrap();
+        }
+        // It counts for a quorum again.
+        assert!(nodes.remove(1).shutdown().await.hanging.is_empty());
+        nodes[0].client().put("k", "4").await.unwrap();
     }
     .wait();
 }

@@ -165,7 +165,7 @@ impl Node {
     /// # node.client().put("k", "v").wait().unwrap();
     /// let health = node.health();
     /// assert!(health.is_alive());
-    /// # if health.verdict == Verdict::Healthy {
+    /// # if health.verdict == Verdict::Healthy && health.leads {
     /// assert_eq!(health.verdict.word(), "healthy");
     /// assert_eq!(health.to_string(), "all is well: the node leads");
     /// # }

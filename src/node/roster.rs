@@ -15,12 +15,15 @@ pub(crate) struct Roster {
     members: Arc<Members>,
     /// Told by the configuration, or by members that this replica does not know yet.
     hints: BTreeMap<NodeId, Contact>,
+    /// Where members have said in a greeting that they are now. One that has moved can announce it only
+    /// once a leader has found it.
+    greeted: BTreeMap<NodeId, String>,
 }
 
 impl Roster {
     /// Before anything is known but what the configuration says.
     pub(crate) fn new(me: NodeId, hints: BTreeMap<NodeId, Contact>) -> Self {
-        Self { me, members: Arc::default(), hints }
+        Self { me, members: Arc::default(), hints, greeted: BTreeMap::new() }
     }
 
     /// What this replica has applied.
@@ -30,20 +33,24 @@ impl Roster {
 
     /// This replica has applied a change.
     pub(crate) fn update(&mut self, members: &Members) {
-        self.members = Arc::new(members.clone());
+        let before = std::mem::replace(&mut self.members, Arc::new(members.clone()));
         let members = &self.members;
+        // What is announced anew is later than any greeting.
+        let address = |members: &Members, id| members.get(id).map(|member| member.address.clone());
+        self.greeted.retain(|id, _| address(&before, *id) == address(members, *id));
         self.hints.retain(|id, _| !members.is_removed(*id));
     }
 
-    /// A member that this replica may not know yet has said where it is. True if that is news.
+    /// A member has said in a greeting where it is. True if that is news.
     pub(crate) fn hear(&mut self, id: NodeId, address: &str) -> bool {
-        let announced = self.members.get(id).is_some_and(|member| !member.address.is_empty());
-        if address.is_empty() || announced || self.members.is_removed(id) {
+        if address.is_empty() || self.members.is_removed(id) {
             return false;
         }
-        let hint = self.hints.entry(id).or_default();
-        let news = hint.address != address;
-        address.clone_into(&mut hint.address);
+        if self.members.get(id).is_none() {
+            self.hints.entry(id).or_default();
+        }
+        let news = self.address_of(id) != Some(address);
+        self.greeted.insert(id, address.to_owned());
         news
     }
 
@@ -75,7 +82,8 @@ impl Roster {
     pub(crate) fn address_of(&self, id: NodeId) -> Option<&str> {
         let announced = self.members.get(id).map(|member| member.address.as_str());
         let hint = || self.hints.get(&id).map(|hint| hint.address.as_str());
-        announced.filter(|address| !address.is_empty()).or_else(hint).filter(|a| !a.is_empty())
+        let known = announced.filter(|address| !address.is_empty()).or_else(hint);
+        self.greeted.get(&id).map(String::as_str).or(known).filter(|address| !address.is_empty())
     }
 
     /// Whom this node keeps connections to, and where they are. Learners talk to voters only, and to
@@ -122,8 +130,13 @@ mod tests {
         let contacts: BTreeMap<_, _> =
             [(id(2), "bee:2".to_owned()), (id(3), "c:1".to_owned())].into();
         assert_eq!(roster.contacts(), contacts);
-        assert!(!roster.hear(id(2), "elsewhere:1") && roster.hear(id(3), "sea:3"));
+        assert!(!roster.hear(id(2), "bee:2") && roster.hear(id(3), "sea:3"));
         assert_eq!(roster.address_of(id(3)), Some("sea:3"));
+        assert!(roster.hear(id(2), "moved:2"), "before it could announce it");
+        assert_eq!(roster.address_of(id(2)), Some("moved:2"));
+        members.announce(id(2), "bee", "again:2");
+        roster.update(&members);
+        assert_eq!(roster.address_of(id(2)), Some("again:2"));
     }
 
     #[test]
