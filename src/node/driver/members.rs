@@ -254,7 +254,12 @@ impl Driver {
                 Some(id) => Some(id),
                 None => {
                     let why = format!("there is no member called {old:?} to be replaced");
-                    return reply.send(JoinAnswer::Refused(why));
+                    // One that has not said yet what it is called may be it.
+                    let nameless = members.rows().values().any(|member| member.name.is_empty());
+                    return reply.send(match nameless {
+                        true => JoinAnswer::Later(why),
+                        false => JoinAnswer::Refused(why),
+                    });
                 }
             },
         };
