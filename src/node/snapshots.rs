@@ -186,10 +186,8 @@ impl Snapshots {
     /// So much of it is on this node's disk.
     pub(crate) fn received(&mut self, id: SnapshotId, bytes: u64, now: Moment) {
         if let Some(fetch) = self.fetch.as_mut().filter(|fetch| fetch.id == id) {
-            // The first word of the worker says where to begin.
-            if fetch.asked == u64::MAX {
-                fetch.asked = bytes;
-            }
+            // The first word of the worker says where to begin; what is here is not asked for again.
+            fetch.asked = if fetch.asked == u64::MAX { bytes } else { fetch.asked.max(bytes) };
             fetch.received = bytes;
             fetch.heard = now;
             fetch.grew = now;

@@ -60,19 +60,27 @@ fn files(world: &World) -> Vec<PathBuf> {
     files
 }
 
-/// Starts, in a world whose copy may be anything; then with the copy that was built anew.
+/// Starts, in a world whose copy may be anything; then with the copy that was built anew. Damage that
+/// sled does not come across when it opens the copy once may show when it opens it again: then it is
+/// built anew a start later.
 fn recovers(world: &mut World) -> Option<LogIndex> {
     let loaded = world.start();
-    world.settle();
-    *world.clock.now.lock().unwrap() += Duration::from_secs(60);
-    world.settle();
-    let newest = world.machine().applied();
-    let state = whole(world.machine());
-    world.states.insert(newest, state);
-    world.kill();
-    assert_eq!(world.start(), Some(newest), "built anew");
-    world.kill();
-    loaded
+    for _ in 0..2 {
+        world.settle();
+        *world.clock.now.lock().unwrap() += Duration::from_secs(60);
+        world.settle();
+        let newest = world.machine().applied();
+        let state = whole(world.machine());
+        world.states.insert(newest, state);
+        world.kill();
+        let again = world.start();
+        if again == Some(newest) {
+            world.kill();
+            return loaded;
+        }
+        assert_eq!(again, None, "what is doubtful is not loaded");
+    }
+    panic!("the copy was not built anew");
 }
 
 #[test]
