@@ -93,11 +93,18 @@ impl Snapshots {
         self.log_bytes_min.max(state_bytes / 2)
     }
 
-    /// Whether one should be taken now, of a state of so many bytes. `wanted`: a peer needs one that
-    /// is newer than what there is.
-    pub(crate) fn is_due(&self, state_bytes: u64, wanted: bool, now: Moment) -> bool {
-        let grown = self.log_bytes >= self.due_bytes(state_bytes);
-        !self.is_taking && now >= self.not_before && (grown || wanted)
+    /// Whether one should be taken now, of a state of so many bytes, which are asked for only if that
+    /// matters. `wanted`: a peer needs one that is newer than what there is.
+    pub(crate) fn is_due(
+        &self,
+        state_bytes: impl FnOnce() -> u64,
+        wanted: bool,
+        now: Moment,
+    ) -> bool {
+        let grown = || {
+            self.log_bytes >= self.log_bytes_min && self.log_bytes >= self.due_bytes(state_bytes())
+        };
+        !self.is_taking && now >= self.not_before && (wanted || grown())
     }
 
     /// One is being taken.
@@ -270,18 +277,20 @@ mod tests {
     fn one_is_due_in_proportion_to_the_state_and_one_at_a_time() {
         let mut snapshots = snapshots();
         snapshots.applied(999);
-        assert!(!snapshots.is_due(0, false, at(0)) && snapshots.is_due(0, true, at(0)));
+        assert!(!snapshots.is_due(|| 0, false, at(0)) && snapshots.is_due(|| 0, true, at(0)));
         snapshots.applied(1);
-        assert!(snapshots.is_due(2001, false, at(0)) && !snapshots.is_due(2002, false, at(0)));
+        assert!(
+            snapshots.is_due(|| 2001, false, at(0)) && !snapshots.is_due(|| 2002, false, at(0))
+        );
         snapshots.begun();
         snapshots.applied(5000);
-        assert!(!snapshots.is_due(0, true, at(0)));
+        assert!(!snapshots.is_due(|| 0, true, at(0)));
         snapshots.not_taken(at(0));
-        assert!(!snapshots.is_due(0, true, at(999)) && snapshots.is_due(0, false, at(1000)));
+        assert!(!snapshots.is_due(|| 0, true, at(999)) && snapshots.is_due(|| 0, false, at(1000)));
         snapshots.begun();
         snapshots.applied(1000);
         snapshots.taken(id(7), Members::default());
-        assert!(snapshots.is_due(0, false, at(1000)), "what was applied meanwhile counts");
+        assert!(snapshots.is_due(|| 0, false, at(1000)), "what was applied meanwhile counts");
         assert_eq!(snapshots.newest().unwrap().0, id(7));
     }
 

@@ -7,12 +7,11 @@ impl Driver {
     /// Takes a snapshot if one is due, and cuts what older ones have made superfluous.
     pub(super) fn keep_snapshots(&mut self, now: Moment) {
         let Stage::Running(consensus) = &mut self.stage else { return };
-        let state_bytes = self.shared.reader.bytes();
         let wanted = consensus.wants_snapshot();
         let covered = self.snapshots.newest().map_or(LogIndex(1), |(id, _)| id.index);
+        let state_bytes = || self.shared.reader.bytes();
         if self.machine.applied() > covered && self.snapshots.is_due(state_bytes, wanted, now) {
-            self.snapshots.begun();
-            self.snapshot_queue.push(Job::Take(self.machine.image()));
+            self.begin_snapshot();
         }
         if self.snapshots.end_serving(now) {
             self.offer_newest(now);
@@ -21,6 +20,11 @@ impl Driver {
         if self.warm.wants(self.machine.applied()) {
             self.warm.deliver(self.machine.image());
         }
+    }
+
+    fn begin_snapshot(&mut self) {
+        self.snapshots.begun();
+        self.snapshot_queue.push(Job::Take(self.machine.image()));
     }
 
     /// Goes on with what is being fetched.
@@ -116,11 +120,10 @@ impl Driver {
             }
             _ => {
                 if self.machine.applied() >= least
-                    && self.snapshots.is_due(0, true, now)
+                    && self.snapshots.is_due(|| 0, true, now)
                     && matches!(self.stage, Stage::Running(_))
                 {
-                    self.snapshots.begun();
-                    self.snapshot_queue.push(Job::Take(self.machine.image()));
+                    self.begin_snapshot();
                 }
             }
         }
