@@ -1,71 +1,8 @@
-//! What a row comes to: latencies and how long it took, as a line between processes, as a line of a
-//! table, and as a line of JSON.
+//! How the rows are told: as lines of a table, and as lines of JSON.
 
 use std::time::Duration;
 
-use hdrhistogram::Histogram;
-
-/// What callers have measured.
-pub(crate) struct Measured {
-    /// Nanoseconds of each operation.
-    pub(crate) latencies: Histogram<u64>,
-    /// How long all of them together took.
-    pub(crate) elapsed: Duration,
-}
-
-impl Measured {
-    pub(crate) fn new(elapsed: Duration) -> Self {
-        Self { latencies: Histogram::new(3).expect("three digits are few"), elapsed }
-    }
-
-    pub(crate) fn add(&mut self, latency: Duration) {
-        let nanos = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
-        self.latencies.record(nanos).expect("it grows by itself");
-    }
-
-    /// What others measured at the same time.
-    pub(crate) fn merge(&mut self, other: &Measured) {
-        self.latencies.add(&other.latencies).expect("it grows by itself");
-        self.elapsed = self.elapsed.max(other.elapsed);
-    }
-
-    /// As words for another process: the time, then each latency with its count.
-    pub(crate) fn to_words(&self) -> String {
-        let mut words = self.elapsed.as_nanos().to_string();
-        for bucket in self.latencies.iter_recorded() {
-            words += &format!(" {}:{}", bucket.value_iterated_to(), bucket.count_at_value());
-        }
-        words
-    }
-
-    /// From such words.
-    pub(crate) fn from_words(words: &str) -> Option<Self> {
-        let mut words = words.split_whitespace();
-        let mut measured = Self::new(Duration::from_nanos(words.next()?.parse().ok()?));
-        for word in words {
-            let (value, count) = word.split_once(':')?;
-            measured.latencies.record_n(value.parse().ok()?, count.parse().ok()?).ok()?;
-        }
-        Some(measured)
-    }
-
-    fn rate(&self) -> f64 {
-        self.latencies.len() as f64 / self.elapsed.as_secs_f64().max(1e-9)
-    }
-
-    fn micros(&self, quantile: f64) -> f64 {
-        self.latencies.value_at_quantile(quantile) as f64 / 1_000.0
-    }
-}
-
-/// How rows are told.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Form {
-    /// A table for people.
-    Table,
-    /// One object a line.
-    Json,
-}
+use crate::crew::{Form, Measured};
 
 impl Form {
     /// The first lines.
@@ -81,7 +18,7 @@ impl Form {
 
     /// A row whose point is how many operations a second there are.
     pub(crate) fn rate(self, name: &str, measured: &Measured, cpu: Duration) {
-        let count = measured.latencies.len();
+        let count = measured.count();
         let cpu = cpu.as_secs_f64() * 1e6 / count.max(1) as f64;
         let (rate, median, p99) = (measured.rate(), measured.micros(0.5), measured.micros(0.99));
         match self {
@@ -97,7 +34,7 @@ impl Form {
 
     /// A row whose point is how long one thing takes, which was done several times.
     pub(crate) fn time(self, name: &str, measured: &Measured) {
-        let count = measured.latencies.len();
+        let count = measured.count();
         let (median, p99) = (measured.micros(0.5), measured.micros(0.99));
         match self {
             Form::Table => println!("| {name} | - | {median:.0} | {p99:.0} | - | {count} |"),

@@ -2,13 +2,14 @@
 
 use std::future::Future;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bowline::{Client, Compare, KeyRange, LeaseId, Node, Op, Session};
 use tokio::task::JoinSet;
 
-use crate::report::Measured;
+use crate::crew::{Measured, Trade, together};
 
 /// Bytes of each value.
 const VALUE_BYTES: usize = 256;
@@ -81,30 +82,53 @@ impl FromStr for Work {
 /// Where callers work: a member, and what they share.
 pub(crate) struct Site {
     node: Node,
-    keys: u64,
+    keys: AtomicU64,
     leases: Mutex<Vec<LeaseId>>,
 }
 
-impl Site {
-    pub(crate) fn new(node: Node, keys: u64) -> Self {
-        Self { node, keys, leases: Mutex::default() }
+impl Trade for Site {
+    fn new(node: Node) -> Self {
+        Self { node, keys: AtomicU64::new(1), leases: Mutex::default() }
     }
 
-    pub(crate) fn node(&self) -> &Node {
+    fn node(&self) -> &Node {
         &self.node
     }
 
-    pub(crate) fn into_node(self) -> Node {
+    fn into_node(self) -> Node {
         self.node
     }
 
+    async fn obey(self: Arc<Self>, order: String) -> String {
+        let words: Vec<&str> = order.split(' ').collect();
+        match words[..] {
+            ["keys", keys] => {
+                self.keys.store(keys.parse().expect("a number of keys"), Ordering::Relaxed);
+                String::new()
+            }
+            // Until the next write is acknowledged, whatever has to happen before.
+            ["next-write"] => timed(put_next(&self.node)).await.to_words(),
+            ["transfer"] => {
+                let transfer = async {
+                    self.node.transfer_leadership(None).await.expect("somebody takes over");
+                    put_next(&self.node).await;
+                };
+                timed(transfer).await.to_words()
+            }
+            [work, callers, millis] => {
+                let work: Work = work.parse().expect("a kind of work");
+                let callers = callers.parse().expect("a number of callers");
+                let time = Duration::from_millis(millis.parse().expect("milliseconds"));
+                self.run(work, callers, time).await.to_words()
+            }
+            _ => panic!("no such order: {order:?}"),
+        }
+    }
+}
+
+impl Site {
     /// Lets so many callers work for a time.
-    pub(crate) async fn run(
-        self: &Arc<Self>,
-        work: Work,
-        callers: u64,
-        time: Duration,
-    ) -> Measured {
+    async fn run(self: &Arc<Self>, work: Work, callers: u64, time: Duration) -> Measured {
         match work {
             Work::Fill => self.fill(callers).await,
             Work::Watch => self.watch(callers, time).await,
@@ -112,13 +136,17 @@ impl Site {
         }
     }
 
+    fn keys(&self) -> u64 {
+        self.keys.load(Ordering::Relaxed)
+    }
+
     async fn fill(self: &Arc<Self>, callers: u64) -> Measured {
-        let share = self.keys.div_ceil(callers);
+        let share = self.keys().div_ceil(callers);
         together(callers, |number| {
             let site = Arc::clone(self);
             async move {
                 let measured = Measured::new(Duration::ZERO);
-                let end = ((number + 1) * share).min(site.keys);
+                let end = ((number + 1) * share).min(site.keys());
                 let mut at = number * share;
                 while at < end {
                     let next = (at + FILL_AT_ONCE).min(end);
@@ -161,7 +189,7 @@ impl Site {
             if begun >= until {
                 break;
             }
-            let pick = random.below(self.keys);
+            let pick = random.below(self.keys());
             match work {
                 Work::Put => put(&kv, pick).await,
                 Work::Get => get(&kv, pick).await,
@@ -172,7 +200,7 @@ impl Site {
                     assert!(row.is_some(), "every key has a value");
                 }
                 Work::CompareAndSet => {
-                    compare_and_set(&kv, pick % COMPARED_KEYS.min(self.keys)).await;
+                    compare_and_set(&kv, pick % COMPARED_KEYS.min(self.keys())).await;
                 }
                 Work::Grant => {
                     let lease = kv.grant(Duration::from_secs(600)).await.expect("a grant").id;
@@ -253,22 +281,16 @@ impl Site {
     }
 }
 
-/// Runs tasks at once, and puts together what they measured.
-async fn together<F>(callers: u64, task: impl Fn(u64) -> F) -> Measured
-where
-    F: Future<Output = Measured> + Send + 'static,
-{
+async fn put_next(node: &Node) {
+    node.client().put("next", "v").await.expect("the next write");
+}
+
+async fn timed(work: impl Future<Output = ()>) -> Measured {
     let begun = Instant::now();
-    let mut tasks = JoinSet::new();
-    for number in 0..callers {
-        tasks.spawn(task(number));
-    }
-    let mut all = Measured::new(Duration::ZERO);
-    while let Some(measured) = tasks.join_next().await {
-        all.merge(&measured.expect("a caller"));
-    }
-    all.elapsed = begun.elapsed();
-    all
+    work.await;
+    let mut measured = Measured::new(begun.elapsed());
+    measured.add(measured.elapsed);
+    measured
 }
 
 async fn put(kv: &Client, number: u64) {

@@ -10,9 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bowline::{Config, Node, Role};
+use tokio::task::JoinSet;
 
-use crate::report::Measured;
-use crate::work::{Site, Work};
+use super::measured::Measured;
 
 /// What a member must know to start.
 #[derive(Clone)]
@@ -24,7 +24,8 @@ pub(crate) struct Plan {
     pub(crate) ports: Vec<u16>,
     pub(crate) heartbeat: Duration,
     pub(crate) election: Duration,
-    pub(crate) keys: u64,
+    /// How long a session outlives its node's silence.
+    pub(crate) session_ttl: Duration,
     /// How many threads the callers have.
     pub(crate) threads: usize,
 }
@@ -42,13 +43,13 @@ impl Plan {
             ports.join(","),
             self.heartbeat.as_millis().to_string(),
             self.election.as_millis().to_string(),
-            self.keys.to_string(),
+            self.session_ttl.as_millis().to_string(),
             self.threads.to_string(),
         ]
     }
 
     pub(crate) fn from_args(args: &[String]) -> Option<Self> {
-        let [word, dir, number, ports, heartbeat, election, keys, threads] = args else {
+        let [word, dir, number, ports, heartbeat, election, session_ttl, threads] = args else {
             return None;
         };
         let millis = |text: &String| text.parse().ok().map(Duration::from_millis);
@@ -59,7 +60,7 @@ impl Plan {
             ports: ports.split(',').map(|port| port.parse().ok()).collect::<Option<_>>()?,
             heartbeat: millis(heartbeat)?,
             election: millis(election)?,
-            keys: keys.parse().ok()?,
+            session_ttl: millis(session_ttl)?,
             threads: threads.parse().ok()?,
         })
     }
@@ -68,6 +69,7 @@ impl Plan {
         let config = Config::new(&self.dir, format!("n{}", self.number))
             .heartbeat(self.heartbeat)
             .election_timeout(self.election)
+            .session_ttl(self.session_ttl)
             .call_deadline(Duration::from_secs(30));
         match self.ports.len() {
             1 => config,
@@ -116,11 +118,11 @@ impl Member {
     }
 
     /// Starts a thread.
-    pub(crate) fn thread(plan: &Plan) -> io::Result<Self> {
+    pub(crate) fn thread<T: Trade>(plan: &Plan) -> io::Result<Self> {
         let (theirs, to): (PipeReader, PipeWriter) = io::pipe()?;
         let (from, mine) = io::pipe()?;
         let plan = plan.clone();
-        let thread = thread::spawn(move || live(&plan, BufReader::new(theirs), mine));
+        let thread = thread::spawn(move || live::<T>(&plan, BufReader::new(theirs), mine));
         let (to, from) = (Box::new(to), Box::new(BufReader::new(from)));
         Ok(Self { body: Body::Thread(Some(thread)), to, from })
     }
@@ -136,11 +138,6 @@ impl Member {
         self.from.read_line(&mut line).expect("the member answers");
         assert!(line.ends_with('\n'), "the member is gone");
         line.trim_end().to_owned()
-    }
-
-    /// Lets it work.
-    pub(crate) fn begin(&mut self, work: Work, callers: u64, time: Duration) {
-        self.tell(&format!("{} {callers} {}", work.word(), time.as_millis()));
     }
 
     /// What the work, or the thing it was told, came to.
@@ -193,67 +190,67 @@ pub(crate) fn cpu_of(process: &str) -> Duration {
     Duration::from_nanos(nanos.sum())
 }
 
+/// What a member does besides being one.
+pub(crate) trait Trade: Send + Sync + Sized + 'static {
+    fn new(node: Node) -> Self;
+
+    fn node(&self) -> &Node;
+
+    fn into_node(self) -> Node;
+
+    /// Does what it is told, and answers with a line.
+    fn obey(self: Arc<Self>, order: String) -> impl Future<Output = String> + Send;
+}
+
 /// The life of a member: does what it is told until nobody is there to tell it.
-pub(crate) fn live(plan: &Plan, orders: impl BufRead, mut answers: impl Write) {
+pub(crate) fn live<T: Trade>(plan: &Plan, orders: impl BufRead, mut answers: impl Write) {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(plan.threads)
         .enable_time()
         .build()
         .expect("a runtime for the callers");
     let node = runtime.block_on(Node::start(plan.config())).expect("the node starts");
-    let site = Arc::new(Site::new(node, plan.keys));
+    let trade = Arc::new(T::new(node));
     for order in orders.lines() {
         let Ok(order) = order else { break };
-        // On the callers' threads, like everything that a host program does.
-        let doing = runtime.spawn(obey(Arc::clone(&site), order));
-        let answer = runtime.block_on(doing).expect("an order that is understood");
+        let answer = if order == "standing" {
+            standing(trade.node())
+        } else {
+            // On the callers' threads, like everything that a host program does.
+            let doing = runtime.spawn(Arc::clone(&trade).obey(order));
+            runtime.block_on(doing).expect("an order that is understood")
+        };
         if writeln!(answers, "{answer}").and_then(|()| answers.flush()).is_err() {
             break;
         }
     }
-    let Ok(site) = Arc::try_unwrap(site).map_err(drop) else { return };
-    let _ = runtime.block_on(site.into_node().shutdown());
+    let Ok(trade) = Arc::try_unwrap(trade).map_err(drop) else { return };
+    let _ = runtime.block_on(trade.into_node().shutdown());
 }
 
-async fn obey(site: Arc<Site>, order: String) -> String {
-    let words: Vec<&str> = order.split(' ').collect();
-    let node = site.node();
-    match words[..] {
-        ["standing"] => {
-            let status = node.status();
-            let leader = status.leader.map_or(0, |leader| leader.get());
-            let leads = u8::from(status.role == Role::Leader);
-            format!("{leads} {leader} {}", status.applied.get())
-        }
-        // Until the next write is acknowledged, whatever has to happen before.
-        ["next-write"] => timed(async { put_next(node).await }).await.to_words(),
-        ["transfer"] => {
-            let transfer = async {
-                node.transfer_leadership(None).await.expect("somebody takes over");
-                put_next(node).await;
-            };
-            timed(transfer).await.to_words()
-        }
-        [work, callers, millis] => {
-            let work: Work = work.parse().expect("a kind of work");
-            let callers = callers.parse().expect("a number of callers");
-            let time = Duration::from_millis(millis.parse().expect("milliseconds"));
-            site.run(work, callers, time).await.to_words()
-        }
-        _ => panic!("no such order: {order:?}"),
-    }
+fn standing(node: &Node) -> String {
+    let status = node.status();
+    let leader = status.leader.map_or(0, |leader| leader.get());
+    let leads = u8::from(status.role == Role::Leader);
+    format!("{leads} {leader} {}", status.applied.get())
 }
 
-async fn put_next(node: &Node) {
-    node.client().put("next", "v").await.expect("the next write");
-}
-
-async fn timed(work: impl Future<Output = ()>) -> Measured {
+/// Runs tasks at once, and puts together what they measured.
+pub(crate) async fn together<F>(callers: u64, task: impl Fn(u64) -> F) -> Measured
+where
+    F: Future<Output = Measured> + Send + 'static,
+{
     let begun = Instant::now();
-    work.await;
-    let mut measured = Measured::new(begun.elapsed());
-    measured.add(measured.elapsed);
-    measured
+    let mut tasks = JoinSet::new();
+    for number in 0..callers {
+        tasks.spawn(task(number));
+    }
+    let mut all = Measured::new(Duration::ZERO);
+    while let Some(measured) = tasks.join_next().await {
+        all.merge(&measured.expect("a caller"));
+    }
+    all.elapsed = begun.elapsed();
+    all
 }
 
 /// Ports that were free a moment ago.

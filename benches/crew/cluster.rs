@@ -1,0 +1,179 @@
+//! All members of a measured cluster.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use super::member::{Member, Plan, Standing, Trade, cpu_of, data_dir, free_ports};
+
+/// How long a cluster may take to find a leader whom all follow.
+const SETTLE: Duration = Duration::from_secs(60);
+
+/// How a cluster is made.
+#[derive(Clone)]
+pub(crate) struct Shape {
+    pub(crate) members: usize,
+    /// Threads of this process instead of processes of their own.
+    pub(crate) in_process: bool,
+    /// Of the callers, in each member.
+    pub(crate) threads: usize,
+    pub(crate) heartbeat: Duration,
+    pub(crate) election: Duration,
+    /// How long a session outlives its node's silence.
+    pub(crate) session_ttl: Duration,
+    /// Below it lie the logs: on a real disk.
+    pub(crate) dir: PathBuf,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self {
+            members: 3,
+            in_process: false,
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            heartbeat: Duration::from_millis(100),
+            election: Duration::from_millis(500),
+            session_ttl: Duration::from_secs(5),
+            dir: env!("CARGO_TARGET_TMPDIR").into(),
+        }
+    }
+}
+
+impl Shape {
+    /// Takes an option that says something about the shape, with its value if it has one. Answers
+    /// whether it was one.
+    pub(crate) fn takes<'a>(
+        &mut self,
+        option: &str,
+        rest: &mut impl Iterator<Item = &'a String>,
+    ) -> Result<bool, String> {
+        let mut value = || rest.next().cloned().ok_or(format!("{option} needs a value"));
+        let number = |text: String| text.parse::<u64>().map_err(|error| error.to_string());
+        match option {
+            "--single" => self.members = 1,
+            "--in-process" => self.in_process = true,
+            "--threads" => self.threads = number(value()?)?.max(1) as usize,
+            "--heartbeat-ms" => self.heartbeat = Duration::from_millis(number(value()?)?),
+            "--election-ms" => self.election = Duration::from_millis(number(value()?)?),
+            "--dir" => self.dir = value()?.into(),
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// In words.
+    pub(crate) fn words(&self) -> String {
+        let kind = match (self.members, self.in_process) {
+            (1, _) => "one member in a process",
+            (_, true) => "three members in one process",
+            (_, false) => "three members, each a process",
+        };
+        let Self { heartbeat, election, .. } = self;
+        format!(
+            "{kind}, on loopback and one disk; heartbeat {heartbeat:?}, election timeout {election:?}"
+        )
+    }
+}
+
+/// All members. Their order changes when one is killed and comes back.
+pub(crate) struct Cluster {
+    pub(crate) members: Vec<Member>,
+    plans: Vec<Plan>,
+    start: fn(&Plan) -> std::io::Result<Member>,
+    in_process: bool,
+    _dir: TempDir,
+}
+
+impl Cluster {
+    /// Starts all members, in a new directory.
+    pub(crate) fn start<T: Trade>(shape: &Shape) -> Result<Self, String> {
+        let words = |error: std::io::Error| error.to_string();
+        let dir = TempDir::with_prefix_in("bench-", &shape.dir).map_err(words)?;
+        let ports = free_ports(shape.members).map_err(words)?;
+        let plan = |number| Plan {
+            dir: data_dir(dir.path(), number),
+            number,
+            ports: ports.clone(),
+            heartbeat: shape.heartbeat,
+            election: shape.election,
+            session_ttl: shape.session_ttl,
+            threads: shape.threads,
+        };
+        let plans: Vec<Plan> = (0..shape.members).map(plan).collect();
+        let in_process = shape.in_process;
+        let start = if in_process { Member::thread::<T> } else { Member::process };
+        let mut cluster =
+            Self { members: Vec::new(), plans: Vec::new(), start, in_process, _dir: dir };
+        for plan in plans {
+            cluster.restart(plan)?;
+        }
+        Ok(cluster)
+    }
+
+    /// Starts a member, as the last of the list.
+    pub(crate) fn restart(&mut self, plan: Plan) -> Result<(), String> {
+        self.members.push((self.start)(&plan).map_err(|error| error.to_string())?);
+        self.plans.push(plan);
+        Ok(())
+    }
+
+    /// Kills a member as `kill -9` does, and answers with its plan. Those behind it move up.
+    pub(crate) fn kill(&mut self, member: usize) -> Plan {
+        self.members.remove(member).kill();
+        self.plans.remove(member)
+    }
+
+    /// Waits until there is a leader whom all follow and have caught up with, and says which.
+    pub(crate) fn leader(&mut self) -> Result<usize, String> {
+        let begun = Instant::now();
+        loop {
+            let all: Vec<_> = self.members.iter_mut().map(Member::standing).collect();
+            let leaders: Vec<usize> = (0..all.len()).filter(|i| all[*i].leads).collect();
+            if let [leader] = leaders[..] {
+                let first = &all[leader];
+                // What a member says is as old as its last tick, so none is asked to be exactly even.
+                let follows = |other: &Standing| other.leader == first.leader && other.applied > 1;
+                if all.iter().all(follows) && self.is_even(leader) {
+                    return Ok(leader);
+                }
+            }
+            if begun.elapsed() > SETTLE {
+                return Err(format!("no leader whom all follow within {SETTLE:?}: {all:?}"));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Whether all have applied what the leader had applied a moment ago.
+    fn is_even(&mut self, leader: usize) -> bool {
+        let target = self.members[leader].standing().applied;
+        self.members.iter_mut().all(|member| member.standing().applied >= target)
+    }
+
+    /// How many of so many callers each member has, the leader first, as evenly as can be.
+    pub(crate) fn shares(&self, leader: usize, callers: u64) -> Vec<(usize, u64)> {
+        let count = self.members.len();
+        let among = count as u64;
+        (0..among)
+            .map(|i| {
+                let share = callers / among + u64::from(i < callers % among);
+                ((leader + i as usize) % count, share)
+            })
+            .filter(|(_, share)| *share > 0)
+            .collect()
+    }
+
+    /// The CPU time that all members have taken.
+    pub(crate) fn cpu(&self) -> Duration {
+        if self.in_process {
+            return cpu_of("self");
+        }
+        self.members.iter().map(Member::cpu).sum()
+    }
+
+    /// Stops all members in good order.
+    pub(crate) fn end(self) {
+        self.members.into_iter().for_each(Member::end);
+    }
+}
