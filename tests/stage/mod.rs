@@ -1,0 +1,197 @@
+//! What the tests of locks stand on: small clusters with short times, waits for conditions, and a
+//! resource outside the store that looks at tokens.
+#![allow(dead_code, reason = "each test program takes what it needs")]
+
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use bowline::testing::{Cluster, ClusterOptions};
+use bowline::{
+    Config, KeyRange, LockError, Node, NodeStatus, Revision, Role, Session, Token, Wait,
+};
+
+/// No wait of a test is longer, unless something is broken.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// The TTL of sessions where a test waits for their end.
+pub(crate) const SHORT: Duration = Duration::from_millis(900);
+
+/// The TTL of sessions that outlive any test.
+pub(crate) const LONG: Duration = Duration::from_secs(600);
+
+fn timing(config: Config, ttl: Duration) -> Config {
+    config
+        .heartbeat(Duration::from_millis(20))
+        .election_timeout(Duration::from_millis(150))
+        .session_ttl(ttl)
+}
+
+/// A cluster whose sessions end soon without renewal.
+pub(crate) fn quick(members: usize) -> Cluster {
+    with(members, |config| timing(config, SHORT))
+}
+
+/// A cluster whose sessions do not end by themselves.
+pub(crate) fn lasting(members: usize) -> Cluster {
+    with(members, |config| timing(config, LONG))
+}
+
+/// A cluster of so many members, each configured so.
+pub(crate) fn with(
+    members: usize,
+    configure: impl Fn(Config) -> Config + Send + Sync + 'static,
+) -> Cluster {
+    let options = ClusterOptions::new(members).configure(configure);
+    options.start().wait().expect("the cluster starts")
+}
+
+/// As [`quick`], with more said about each member.
+pub(crate) fn quick_with(
+    members: usize,
+    configure: impl Fn(Config) -> Config + Send + Sync + 'static,
+) -> Cluster {
+    with(members, move |config| configure(timing(config, SHORT)))
+}
+
+/// A member that leads, and two that do not.
+pub(crate) fn roles(cluster: &Cluster) -> (usize, usize, usize) {
+    let leader = cluster.leader().wait().unwrap();
+    (leader, (leader + 1) % 3, (leader + 2) % 3)
+}
+
+/// Waits for a leader that is not `old`: whoever is cut off goes on believing in it for a while.
+pub(crate) fn another_leader(cluster: &Cluster, old: usize) -> usize {
+    let is_new =
+        |status: &NodeStatus| status.role == Role::Leader && status.name != format!("m{old}");
+    cluster.wait_until("nobody else leads", |all| all.iter().any(is_new)).wait().unwrap();
+    let mut members = cluster.running();
+    members.find(|(_, node)| is_new(&node.status())).expect("somebody leads").0
+}
+
+/// The node's own session.
+pub(crate) fn session(cluster: &Cluster, member: usize) -> Session {
+    cluster.node(member).session().wait().unwrap()
+}
+
+/// A session beside the node's own.
+pub(crate) fn another_session(cluster: &Cluster, member: usize, label: &str) -> Session {
+    cluster.node(member).open_session().label(label).wait().unwrap()
+}
+
+/// How many keys there are below `name/`.
+pub(crate) fn places(node: &Node, name: &str) -> u64 {
+    let below = KeyRange::prefix(format!("{name}/"));
+    node.client().range(below).count_only().wait().unwrap().count
+}
+
+/// Waits until so many keys stand below `name/`.
+pub(crate) fn until_places(node: &Node, name: &str, wanted: u64) {
+    until(node, name, &format!("{wanted} places"), |count| count == wanted);
+}
+
+/// Waits until the number of keys below `name/` is as it should be.
+pub(crate) fn until(node: &Node, name: &str, what: &str, fits: impl Fn(u64) -> bool) {
+    let kv = node.client();
+    let below = KeyRange::prefix(format!("{name}/"));
+    let begun = node.now();
+    loop {
+        let reply = kv.range(below.clone()).count_only().wait().unwrap();
+        if fits(reply.count) {
+            return;
+        }
+        assert!(node.now().since(begun) < SOON, "{name}: {} keys, not {what}", reply.count);
+        let next = Revision(reply.revision.get() + 1);
+        let mut changes = kv.watch(below.clone()).from(next).wait().unwrap();
+        changes.next().wait().unwrap().unwrap();
+    }
+}
+
+/// Whether a wait ended because its time was up.
+pub(crate) fn timed_out(error: &LockError) -> bool {
+    let words = format!("{error:?}");
+    words.contains("Deadline") || words.contains("TimedOut")
+}
+
+/// A call that was begun and is polled by hand, and how often it was woken.
+pub(crate) struct Begun<T> {
+    future: Pin<Box<dyn Future<Output = T> + Send>>,
+    wakes: Arc<Wakes>,
+}
+
+#[derive(Default)]
+struct Wakes(AtomicU64);
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl<T> Begun<T> {
+    /// Begins a call: polls it once. It is pending.
+    pub(crate) fn new<C>(call: C) -> Self
+    where
+        C: IntoFuture<Output = T>,
+        C::IntoFuture: Send + 'static,
+    {
+        let mut begun = Self { future: Box::pin(call.into_future()), wakes: Arc::default() };
+        assert!(begun.poll().is_none(), "it has an answer at once");
+        begun
+    }
+
+    /// Its answer, if it is there.
+    pub(crate) fn poll(&mut self) -> Option<T> {
+        let waker = Waker::from(Arc::clone(&self.wakes));
+        match self.future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(answer) => Some(answer),
+            Poll::Pending => None,
+        }
+    }
+
+    /// Its answer, when it is there.
+    pub(crate) fn finish(self) -> T {
+        self.future.wait()
+    }
+
+    /// How often it was woken.
+    pub(crate) fn wakes(&self) -> u64 {
+        self.wakes.0.load(Ordering::SeqCst)
+    }
+}
+
+/// Begins a wait for a lock, and returns when it stands in line.
+pub(crate) fn stand_in_line(
+    session: &Session,
+    node: &Node,
+    name: &str,
+) -> Begun<Result<bowline::Guard, LockError>> {
+    let before = places(node, name);
+    let begun = Begun::new(session.mutex(name.to_owned()).lock());
+    until(node, name, "one more", |count| count > before);
+    begun
+}
+
+/// A store of somebody else's that knows nothing of locks but their tokens: it refuses whoever comes
+/// with a lower one than the highest it has seen.
+#[derive(Default)]
+pub(crate) struct Outside {
+    highest: Option<Token>,
+    pub(crate) written: Vec<String>,
+}
+
+impl Outside {
+    pub(crate) fn write(&mut self, token: Token, what: &str) -> Result<(), Token> {
+        match self.highest {
+            Some(highest) if token < highest => Err(highest),
+            _ => {
+                self.highest = Some(token);
+                self.written.push(what.to_owned());
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Redis: a lock as one key with a value and a time to live, the classic mistakes, and what breaks
+//! Redlock.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bowline::env::{BootClock, BootId, Clock, Env};
+use bowline::{
+    Client, Compare, Error, EventKind, GuardError, LeaseId, LockState, Loss, Moment, Op, Put,
+    PutLease, Refusal, Revision, SessionEnd, Wait,
+};
+
+use crate::stage::{
+    Outside, SHORT, another_session, lasting, quick, quick_with, roles, session, stand_in_line,
+    timed_out,
+};
+
+/// `SET name value NX PX ttl`: one entry of the log makes the key and binds it to its end.
+fn set_nx_px(kv: &Client, name: &str, value: &str, ttl: Duration) -> Option<LeaseId> {
+    let lease = kv.grant(ttl).wait().unwrap().id;
+    let mut put = Put::new(name.to_owned(), value.to_owned());
+    put.lease = PutLease::Attach(lease);
+    let txn = kv.txn().when(Compare::missing(name.to_owned())).then(Op::Put(put));
+    if txn.commit().wait().unwrap().succeeded {
+        return Some(lease);
+    }
+    kv.revoke(lease).wait().unwrap();
+    None
+}
+
+/// Deletes the key if it has this value: the script that everybody runs on Redis.
+fn compare_and_delete(kv: &Client, name: &str, value: &str) -> bool {
+    let mine = Compare::value(name.to_owned()).eq(value.to_owned());
+    kv.txn().when(mine).then(Op::delete(name.to_owned())).commit().wait().unwrap().succeeded
+}
+
+/// Gives the key another time to live if it has this value.
+fn compare_and_expire(kv: &Client, name: &str, value: &str, ttl: Duration) -> bool {
+    let lease = kv.grant(ttl).wait().unwrap().id;
+    let mut put = Put::new(name.to_owned(), value.to_owned());
+    put.lease = PutLease::Attach(lease);
+    let mine = Compare::value(name.to_owned()).eq(value.to_owned());
+    kv.txn().when(mine).then(Op::Put(put)).commit().wait().unwrap().succeeded
+}
+
+fn until_deleted(kv: &Client, name: &str) {
+    let mut changes = kv.watch(name.to_owned()).from(Revision(1)).wait().unwrap();
+    while changes.next().wait().unwrap().unwrap().events[0].kind != EventKind::Delete {}
+}
+
+const HALF_A_MINUTE: Duration = Duration::from_secs(30);
+
+#[test]
+fn set_nx_px_is_taken_once_and_released_and_extended_only_by_its_value() {
+    let cluster = lasting(3);
+    let (a, b) = (cluster.node(0).client(), cluster.node(1).client());
+    assert!(set_nx_px(&a, "name", "a", HALF_A_MINUTE).is_some());
+    assert!(set_nx_px(&b, "name", "b", HALF_A_MINUTE).is_none());
+    assert!(!compare_and_delete(&b, "name", "b"));
+    assert!(!compare_and_expire(&b, "name", "b", HALF_A_MINUTE));
+    assert!(compare_and_expire(&a, "name", "a", HALF_A_MINUTE * 2));
+    let lease = a.get("name").wait().unwrap().unwrap().lease.unwrap();
+    assert_eq!(a.lease(lease).wait().unwrap().unwrap().ttl, HALF_A_MINUTE * 2);
+    assert!(compare_and_delete(&a, "name", "a"));
+    assert!(set_nx_px(&b, "name", "b", HALF_A_MINUTE).is_some());
+}
+
+#[test]
+fn a_holder_that_comes_too_late_cannot_release_what_is_anothers() {
+    let cluster = quick(3);
+    let (a, b) = (cluster.node(0).client(), cluster.node(1).client());
+    assert!(set_nx_px(&a, "name", "a", Duration::from_millis(300)).is_some());
+    until_deleted(&b, "name");
+    assert!(set_nx_px(&b, "name", "b", HALF_A_MINUTE).is_some());
+    assert!(!compare_and_delete(&a, "name", "a"));
+    assert_eq!(b.get("name").wait().unwrap().unwrap().value, "b");
+}
+
+/// SETNX, then EXPIRE: who dies in between leaves a key for ever. Here the lease comes first, and the
+/// key is bound to it in the entry that makes it: there is no in between.
+#[test]
+fn a_key_and_its_expiry_cannot_come_apart() {
+    let cluster = quick(3);
+    let kv = cluster.node(0).client();
+    let lease = set_nx_px(&kv, "name", "a", Duration::from_millis(300)).unwrap();
+    assert_eq!(kv.get("name").wait().unwrap().unwrap().lease, Some(lease));
+    until_deleted(&kv, "name");
+    // Who was away between the two steps finds the lease ended, and no key is made.
+    let mut put = Put::new("name", "late");
+    put.lease = PutLease::Attach(lease);
+    let txn = kv.txn().when(Compare::missing("name")).then(Op::Put(put)).commit().wait();
+    assert_eq!(txn.unwrap_err(), Error::Refused(Refusal::LeaseNotFound(lease)));
+    assert_eq!(kv.get("name").wait().unwrap(), None);
+}
+
+/// A clock that a test can move forward.
+#[derive(Default)]
+struct Jumping(AtomicU64);
+
+impl Jumping {
+    fn jump(&self, by: Duration) {
+        self.0.fetch_add(by.as_secs(), Ordering::SeqCst);
+    }
+}
+
+impl Clock for Jumping {
+    fn now(&self) -> Moment {
+        BootClock.now() + Duration::from_secs(self.0.load(Ordering::SeqCst))
+    }
+
+    fn boot(&self) -> Option<BootId> {
+        BootClock.boot()
+    }
+}
+
+/// Three members, each with a clock of its own.
+fn with_clocks() -> (bowline::testing::Cluster, [Arc<Jumping>; 3]) {
+    let clocks: [Arc<Jumping>; 3] = Default::default();
+    let (given, next) = (clocks.clone(), AtomicUsize::new(0));
+    let cluster = quick_with(3, move |config| {
+        let clock = Arc::clone(&given[next.fetch_add(1, Ordering::SeqCst) % 3]);
+        config.env(Env { clock, ..Env::real() })
+    });
+    (cluster, clocks)
+}
+
+/// GETSET with the time at which the lock ends: every clock must be right. Here nobody compares two
+/// clocks: what is counted is how long, on one machine.
+#[test]
+fn clocks_that_are_hours_apart_change_nothing() {
+    let (cluster, clocks) = with_clocks();
+    let (leader, one, two) = roles(&cluster);
+    clocks[one].jump(Duration::from_secs(7_200));
+    let first = another_session(&cluster, one, "ahead").mutex("lock").lock().wait().unwrap();
+    assert!(matches!(first.state(), LockState::Held(_) | LockState::Unconfirmed(_)));
+    let second = another_session(&cluster, two, "behind");
+    let mut waiting = stand_in_line(&second, cluster.node(two), "lock");
+    // Several TTLs go by, counted by a third.
+    let begun = cluster.node(leader).now();
+    while cluster.node(leader).now().since(begun) < SHORT * 2 {
+        cluster.node(leader).client().put("tick", "").wait().unwrap();
+        assert!(waiting.poll().is_none());
+        assert!(first.is_held());
+    }
+    first.release().wait().unwrap();
+    assert!(waiting.finish().unwrap().is_held());
+}
+
+/// Redlock: a store's clock jumps, it forgets the key early, and a second client gets a majority.
+#[test]
+fn a_clock_that_jumps_on_the_leader_grants_the_lock_to_no_second_holder() {
+    let (cluster, clocks) = with_clocks();
+    let (leader, one, two) = roles(&cluster);
+    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    clocks[leader].jump(Duration::from_secs(3_600));
+    let tried = session(&cluster, two).mutex("lock").lock().deadline(SHORT * 2).wait();
+    assert!(tried.as_ref().is_err_and(timed_out), "{tried:?}");
+    assert!(guard.is_held());
+    guard.txn().then(Op::put("data", "mine")).commit().wait().unwrap();
+}
+
+/// The holder's own clock jumps: it gives up, too early rather than too late.
+#[test]
+fn a_clock_that_jumps_at_the_holder_ends_its_belief_before_another_holds() {
+    let (cluster, clocks) = with_clocks();
+    let (_, one, two) = roles(&cluster);
+    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    clocks[one].jump(Duration::from_secs(3_600));
+    assert_eq!(guard.state(), LockState::Lost(Loss::SessionEnded(SessionEnd::NotRenewed)));
+    let next = session(&cluster, two).mutex("lock").lock().wait().unwrap();
+    assert!(next.token() > guard.token());
+}
+
+/// Redlock: a store restarts without what it had not written, and a second client gets a majority.
+#[test]
+fn members_that_restart_forget_no_lock() {
+    let mut cluster = lasting(3);
+    let holder = 0;
+    let guard = session(&cluster, holder).mutex("lock").lock().wait().unwrap();
+    for member in [1, 2] {
+        cluster.kill(member).wait();
+        cluster.restart(member).wait().unwrap();
+        let tried = session(&cluster, member).mutex("lock").try_lock().wait();
+        assert!(tried.is_err(), "{tried:?}");
+    }
+    // Both at once, so that a majority has to read it back from its disks.
+    for member in [1, 2] {
+        cluster.kill(member).wait();
+    }
+    for member in [1, 2] {
+        cluster.restart(member).wait().unwrap();
+    }
+    let tried = session(&cluster, 1).mutex("lock").try_lock().wait();
+    assert!(tried.is_err(), "{tried:?}");
+    assert!(guard.is_held());
+    guard.txn().then(Op::put("data", "mine")).commit().wait().unwrap();
+}
+
+/// Redlock: a client stands still for longer than the TTL, and writes when it wakes.
+#[test]
+fn who_pauses_for_longer_than_the_ttl_writes_nothing_late_inside_or_outside() {
+    let cluster = quick(3);
+    let (_, one, two) = roles(&cluster);
+    let mut outside = Outside::default();
+    let slow = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    cluster.pause(one);
+    let next = session(&cluster, two).mutex("lock").lock().wait().unwrap();
+    next.txn().then(Op::put("data", "new")).commit().wait().unwrap();
+    outside.write(next.token(), "new").unwrap();
+    cluster.resume(one);
+    let late = slow.txn().then(Op::put("data", "late")).commit().wait();
+    assert_eq!(late.unwrap_err(), GuardError::NotHeld);
+    assert_eq!(outside.write(slow.token(), "late"), Err(next.token()));
+    assert_eq!(outside.written, ["new"]);
+    assert_eq!(cluster.node(one).client().get("data").wait().unwrap().unwrap().value, "new");
+}
+
+/// Redisson's watchdog: as long as the process lives.
+#[test]
+fn a_lock_is_renewed_while_its_process_lives() {
+    let cluster = quick(3);
+    let (leader, one, two) = roles(&cluster);
+    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let begun = cluster.node(leader).now();
+    while cluster.node(leader).now().since(begun) < SHORT * 3 {
+        cluster.node(leader).client().put("tick", "").wait().unwrap();
+    }
+    assert!(guard.is_held());
+    assert!(session(&cluster, two).mutex("lock").try_lock().wait().is_err());
+}

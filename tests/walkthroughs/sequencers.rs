@@ -1,0 +1,113 @@
+//! Chubby's sequencer, handed to another server that checks it; and what Kubernetes' leader election
+//! promises.
+
+use bowline::{Compare, LeaderEvent, LockState, Loss, SessionEnd, Token, Wait};
+
+use crate::stage::{Outside, another_session, lasting, quick, roles, session, stand_in_line};
+
+/// What goes over the wire to the other server: the name, the mode and the generation.
+#[test]
+fn a_sequencer_is_checked_by_a_server_that_remembers_the_newest() {
+    let cluster = lasting(3);
+    let mut server = Outside::default();
+    let accept = |server: &mut Outside, sequencer: &str, what: &str| {
+        let generation = sequencer.rsplit(':').next().unwrap();
+        server.write(generation.parse::<Token>().unwrap(), what).is_ok()
+    };
+    let first = session(&cluster, 0).mutex("files/a").lock().wait().unwrap();
+    let old = format!("files/a:exclusive:{}", first.token());
+    assert!(accept(&mut server, &old, "one"));
+    first.release().wait().unwrap();
+    let second = session(&cluster, 1).mutex("files/a").lock().wait().unwrap();
+    let new = format!("files/a:exclusive:{}", second.token());
+    assert!(accept(&mut server, &new, "two"));
+    assert!(!accept(&mut server, &old, "late"));
+    assert_eq!(server.written, ["one", "two"]);
+}
+
+/// A server that remembers nothing asks the store.
+#[test]
+fn a_sequencer_is_checked_by_a_server_that_asks_the_store() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("files/a").lock().wait().unwrap();
+    // What the holder sends along: its key, and since when.
+    let (key, since) = (guard.key().clone(), guard.since());
+    let server = cluster.node(2).client();
+    let holds = || {
+        let held = Compare::create_revision(key.clone()).eq(since);
+        server.txn().when(held).commit().wait().unwrap().succeeded
+    };
+    assert!(holds());
+    guard.release().wait().unwrap();
+    assert!(!holds());
+}
+
+/// The lease is longer than the deadline for renewals: who leads gives up before another may lead.
+#[test]
+fn who_cannot_renew_gives_up_leading_before_another_leads() {
+    let cluster = quick(3);
+    let (_, one, two) = roles(&cluster);
+    let leads = session(&cluster, one).election("kube").campaign("one").wait().unwrap();
+    let other = session(&cluster, two);
+    cluster.partition(&[one]);
+    let (lost, led) = std::thread::scope(|scope| {
+        let node = cluster.node(two);
+        let other = scope.spawn(move || {
+            let leads = other.election("kube").campaign("two").wait().unwrap();
+            (node.now(), leads)
+        });
+        assert_eq!(leads.lost().wait(), Loss::SessionEnded(SessionEnd::NotRenewed));
+        (cluster.node(one).now(), other.join().unwrap())
+    });
+    assert!(lost < led.0, "gave up at {lost:?}, another led at {:?}", led.0);
+    assert!(matches!(leads.state(), LockState::Lost(_)));
+}
+
+/// The callbacks: on start and stop of leading, and on each new leader.
+#[test]
+fn observers_hear_of_each_new_leader_and_the_leader_of_its_end() {
+    let cluster = lasting(3);
+    let (one, two) = (session(&cluster, 0), another_session(&cluster, 1, "two"));
+    let mut seen = session(&cluster, 2).election("kube").observe();
+    let mut next = || match seen.next().wait().unwrap() {
+        LeaderEvent::Leads(leader) => String::from_utf8(leader.value.to_vec()).unwrap(),
+        LeaderEvent::Vacant => "nobody".to_owned(),
+    };
+    assert_eq!(next(), "nobody");
+    let first = one.election("kube").campaign("one").wait().unwrap();
+    assert_eq!(next(), "one");
+    let key = first.key().clone();
+    cluster.node(2).client().delete(key).wait().unwrap();
+    assert_eq!(first.lost().wait(), Loss::KeyDeleted);
+    assert_eq!(next(), "nobody");
+    let second = two.election("kube").campaign("two").wait().unwrap();
+    assert_eq!(next(), "two");
+    second.resign().wait().unwrap();
+    assert_eq!(next(), "nobody");
+}
+
+/// Release on cancel: nobody waits for the lease of one who went in good order.
+#[test]
+fn who_stops_in_good_order_is_followed_at_once() {
+    let cluster = lasting(3);
+    let first = session(&cluster, 0).mutex("kube").lock().wait().unwrap();
+    let second = session(&cluster, 1);
+    let waiting = stand_in_line(&second, cluster.node(1), "kube");
+    drop(first);
+    // The TTL is far longer than this test may take.
+    assert!(waiting.finish().unwrap().is_held());
+}
+
+/// The health check that ends a process which leads and cannot renew.
+#[test]
+fn a_leader_that_cannot_renew_is_not_ready() {
+    let cluster = quick(3);
+    let (_, one, _) = roles(&cluster);
+    let leads = session(&cluster, one).election("kube").campaign("one").wait().unwrap();
+    assert!(cluster.node(one).health().is_serving());
+    cluster.partition(&[one]);
+    leads.lost().wait();
+    cluster.node(one).wait_for(|status| status.leader.is_none()).wait();
+    let health = cluster.node(one).health();
+    assert!(health.is_alive() && !health.is_serving(), "{health}");
+}

@@ -1,0 +1,135 @@
+//! ZooKeeper by hand and Curator: keys with numbers, herds, and keys that nobody deletes.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bowline::{Client, Compare, EventKind, KeyRange, LeaseId, Op, Put, PutLease, Revision, Wait};
+
+use crate::stage::{lasting, quick, session};
+
+/// The key `name` with the next number behind it: what a POST to etcd's second version made, and an
+/// ephemeral sequential node in ZooKeeper.
+fn append(kv: &Client, name: &str, lease: LeaseId) -> String {
+    let counter = format!("next of {name}");
+    loop {
+        let row = kv.get(counter.clone()).wait().unwrap();
+        let (number, seen) = match &row {
+            Some(row) => {
+                (std::str::from_utf8(&row.value).unwrap().parse::<u64>().unwrap(), row.mod_revision)
+            }
+            None => (0, Revision(0)),
+        };
+        let key = format!("{name}{number:010}");
+        let mut put = Put::new(key.clone(), "");
+        put.lease = PutLease::Attach(lease);
+        let txn = kv
+            .txn()
+            .when(Compare::mod_revision(counter.clone()).eq(seen))
+            .then(Op::put(counter.clone(), (number + 1).to_string()))
+            .then(Op::Put(put));
+        if txn.commit().wait().unwrap().succeeded {
+            return key;
+        }
+    }
+}
+
+#[test]
+fn sequential_keys_are_numbered_without_gaps_and_never_twice() {
+    let cluster = lasting(3);
+    let mut keys: Vec<String> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..3)
+            .map(|member| {
+                let (kv, session) = (cluster.node(member).client(), session(&cluster, member));
+                scope.spawn(move || -> Vec<String> {
+                    (0..8).map(|_| append(&kv, "queue/", session.lease())).collect()
+                })
+            })
+            .collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    keys.sort();
+    let expected: Vec<String> = (0..24).map(|number| format!("queue/{number:010}")).collect();
+    assert_eq!(keys, expected);
+}
+
+#[test]
+fn the_smallest_child_holds_and_each_waits_on_its_nearest_smaller_neighbour() {
+    let cluster = lasting(3);
+    let keys: Vec<String> = (0..4)
+        .map(|i| append(&cluster.node(i % 3).client(), "lock/", session(&cluster, i % 3).lease()))
+        .collect();
+    let served = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for (mine, key) in keys.iter().enumerate() {
+            let (kv, served) = (cluster.node(mine % 3).client(), &served);
+            scope.spawn(move || {
+                loop {
+                    let below = KeyRange::between("lock/", key.clone());
+                    let smaller = kv.range(below).wait().unwrap();
+                    let Some(nearest) = smaller.kvs.last() else { break };
+                    let next = Revision(smaller.revision.get() + 1);
+                    let mut changes = kv.watch(nearest.key.clone()).from(next).wait().unwrap();
+                    let batch = changes.next().wait().unwrap().unwrap();
+                    assert_eq!(batch.events[0].kind, EventKind::Delete);
+                }
+                assert_eq!(served.fetch_add(1, Ordering::SeqCst), mine);
+                kv.delete(key.clone()).wait().unwrap();
+            });
+        }
+    });
+    assert_eq!(served.into_inner(), 4);
+}
+
+#[test]
+fn a_key_without_a_lease_is_never_freed_after_a_crash_and_one_with_a_lease_is() {
+    let mut cluster = quick(3);
+    let session = session(&cluster, 1);
+    let kv = cluster.node(1).client();
+    let take = |put: Put| {
+        let missing = Compare::missing(put.key.clone());
+        let txn = kv.txn().when(missing).then(Op::Put(put));
+        assert!(txn.commit().wait().unwrap().succeeded);
+    };
+    take(Put::new("persistent", "mine"));
+    let mut ephemeral = Put::new("ephemeral", "mine");
+    ephemeral.lease = PutLease::Attach(session.lease());
+    take(ephemeral);
+    cluster.kill(1).wait();
+    let kv = cluster.node(0).client();
+    let mut changes = kv.watch("ephemeral").from(Revision(1)).wait().unwrap();
+    while changes.next().wait().unwrap().unwrap().events[0].kind != EventKind::Delete {}
+    assert!(
+        kv.get("persistent").wait().unwrap().is_some(),
+        "it is there until somebody deletes it"
+    );
+}
+
+/// Why nobody should wait for one key together: all wake, and all but one for nothing.
+#[test]
+fn who_all_watch_one_key_all_wake_and_one_wins() {
+    let cluster = lasting(3);
+    let kv = cluster.node(0).client();
+    let held = kv.put("node", "holder").wait().unwrap().revision;
+    let (woken, won) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let ready = std::sync::Barrier::new(4);
+    std::thread::scope(|scope| {
+        for member in 0..3 {
+            let (kv, woken, won, ready) = (cluster.node(member).client(), &woken, &won, &ready);
+            scope.spawn(move || {
+                let next = Revision(held.get() + 1);
+                let mut changes = kv.watch("node").from(next).wait().unwrap();
+                ready.wait();
+                let batch = changes.next().wait().unwrap().unwrap();
+                assert_eq!(batch.events[0].kind, EventKind::Delete);
+                woken.fetch_add(1, Ordering::SeqCst);
+                let txn = kv.txn().when(Compare::missing("node")).then(Op::put("node", "next"));
+                won.fetch_add(
+                    usize::from(txn.commit().wait().unwrap().succeeded),
+                    Ordering::SeqCst,
+                );
+            });
+        }
+        ready.wait();
+        kv.delete("node").wait().unwrap();
+    });
+    assert_eq!((woken.into_inner(), won.into_inner()), (3, 1));
+}
