@@ -5,13 +5,14 @@
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+use bowline::env::{BootClock, BootId, Clock, Env};
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
-    Config, KeyRange, LockError, Node, NodeStatus, Revision, Role, Session, Token, Wait,
+    Config, KeyRange, LockError, Moment, Node, NodeStatus, Revision, Role, Session, Token, Wait,
 };
 
 /// No wait of a test is longer, unless something is broken.
@@ -194,4 +195,36 @@ impl Outside {
             }
         }
     }
+}
+
+/// A clock that a test can move forward.
+#[derive(Default)]
+pub(crate) struct Jumping(AtomicU64);
+
+impl Jumping {
+    /// Moves it.
+    pub(crate) fn jump(&self, by: Duration) {
+        self.0.fetch_add(by.as_secs(), Ordering::SeqCst);
+    }
+}
+
+impl Clock for Jumping {
+    fn now(&self) -> Moment {
+        BootClock.now() + Duration::from_secs(self.0.load(Ordering::SeqCst))
+    }
+
+    fn boot(&self) -> Option<BootId> {
+        BootClock.boot()
+    }
+}
+
+/// Three members, each with a clock of its own.
+pub(crate) fn with_clocks() -> (Cluster, [Arc<Jumping>; 3]) {
+    let clocks: [Arc<Jumping>; 3] = Default::default();
+    let (given, next) = (clocks.clone(), AtomicUsize::new(0));
+    let cluster = quick_with(3, move |config| {
+        let clock = Arc::clone(&given[next.fetch_add(1, Ordering::SeqCst) % 3]);
+        config.env(Env { clock, ..Env::real() })
+    });
+    (cluster, clocks)
 }

@@ -1,19 +1,16 @@
 //! Redis: a lock as one key with a value and a time to live, the classic mistakes, and what breaks
 //! Redlock.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use bowline::env::{BootClock, BootId, Clock, Env};
 use bowline::{
-    Client, Compare, Error, EventKind, GuardError, LeaseId, LockState, Loss, Moment, Op, Put,
-    PutLease, Refusal, Revision, SessionEnd, Wait,
+    Client, Compare, Error, EventKind, GuardError, LeaseId, LockState, Loss, Op, Put, PutLease,
+    Refusal, Revision, SessionEnd, Wait,
 };
 
 use crate::stage::{
-    Outside, SHORT, another_session, lasting, quick, quick_with, roles, session, stand_in_line,
-    timed_out,
+    Outside, SHORT, another_session, lasting, quick, roles, session, stand_in_line, timed_out,
+    with_clocks,
 };
 
 /// `SET name value NX PX ttl`: one entry of the log makes the key and binds it to its end.
@@ -92,37 +89,6 @@ fn a_key_and_its_expiry_cannot_come_apart() {
     let txn = kv.txn().when(Compare::missing("name")).then(Op::Put(put)).commit().wait();
     assert_eq!(txn.unwrap_err(), Error::Refused(Refusal::LeaseNotFound(lease)));
     assert_eq!(kv.get("name").wait().unwrap(), None);
-}
-
-/// A clock that a test can move forward.
-#[derive(Default)]
-struct Jumping(AtomicU64);
-
-impl Jumping {
-    fn jump(&self, by: Duration) {
-        self.0.fetch_add(by.as_secs(), Ordering::SeqCst);
-    }
-}
-
-impl Clock for Jumping {
-    fn now(&self) -> Moment {
-        BootClock.now() + Duration::from_secs(self.0.load(Ordering::SeqCst))
-    }
-
-    fn boot(&self) -> Option<BootId> {
-        BootClock.boot()
-    }
-}
-
-/// Three members, each with a clock of its own.
-fn with_clocks() -> (bowline::testing::Cluster, [Arc<Jumping>; 3]) {
-    let clocks: [Arc<Jumping>; 3] = Default::default();
-    let (given, next) = (clocks.clone(), AtomicUsize::new(0));
-    let cluster = quick_with(3, move |config| {
-        let clock = Arc::clone(&given[next.fetch_add(1, Ordering::SeqCst) % 3]);
-        config.env(Env { clock, ..Env::real() })
-    });
-    (cluster, clocks)
 }
 
 /// GETSET with the time at which the lock ends: every clock must be right. Here nobody compares two

@@ -1,0 +1,326 @@
+//! What a lock answers at the edges: one test for each case that lock services get wrong.
+
+mod stage;
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use bowline::backup::{self, RestoreOptions};
+use bowline::{
+    Compare, Config, Effect, Error, GuardError, KeyRange, LockError, LockState, Loss, Node, Op,
+    Released, SessionEnd, Wait,
+};
+
+use stage::{
+    Begun, LONG, Outside, SHORT, SOON, another_leader, another_session, lasting, places, quick,
+    quick_with, roles, session, stand_in_line, until_places, with, with_clocks,
+};
+
+#[test]
+fn a_session_that_expires_while_it_holds_frees_the_lock_and_tells_the_holder() {
+    let cluster = lasting(3);
+    let held = another_session(&cluster, 0, "holder");
+    let guard = held.mutex("lock").lock().wait().unwrap();
+    let other = session(&cluster, 1);
+    let waiting = stand_in_line(&other, cluster.node(1), "lock");
+    let believed = guard.valid_until();
+    // The end of a lease, however it comes about, is an entry of the log.
+    cluster.node(2).client().revoke(held.lease()).wait().unwrap();
+    assert_eq!(guard.lost().wait(), Loss::SessionEnded(SessionEnd::LeaseEnded));
+    assert!(cluster.node(0).now() < believed, "told at the apply, not when the belief runs out");
+    assert!(waiting.finish().unwrap().is_held());
+    let late = guard.txn().then(Op::put("data", "late")).commit().wait();
+    assert_eq!(late.unwrap_err(), GuardError::NotHeld);
+    let released = guard.release().wait().unwrap();
+    assert_eq!(released, Released::WasLost(Loss::SessionEnded(SessionEnd::LeaseEnded)));
+}
+
+#[test]
+fn a_session_that_expires_where_nobody_hears_of_it_is_lost_by_its_own_clock() {
+    let cluster = quick(3);
+    let (_, one, _) = roles(&cluster);
+    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    cluster.partition(&[one]);
+    assert_eq!(guard.lost().wait(), Loss::SessionEnded(SessionEnd::NotRenewed));
+    assert!(cluster.node(one).now() >= guard.valid_until());
+}
+
+#[test]
+fn a_session_that_expires_while_it_waits_ends_the_wait_at_once_and_leaves_the_line() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let other = another_session(&cluster, 1, "waiter");
+    let waiting = stand_in_line(&other, cluster.node(1), "lock");
+    cluster.node(2).client().revoke(other.lease()).wait().unwrap();
+    let error = waiting.finish().unwrap_err();
+    assert_eq!(error, LockError::Lost(Loss::SessionEnded(SessionEnd::LeaseEnded)));
+    assert_eq!(places(cluster.node(0), "lock"), 1);
+    assert!(guard.is_held());
+}
+
+#[test]
+fn a_release_by_who_does_not_hold_has_no_effect() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    // Key and revision, never the name alone.
+    let (key, since) = (guard.key().clone(), guard.since());
+    let kv = cluster.node(1).client();
+    for wrong in [since.get() - 1, since.get() + 1] {
+        let mine = Compare::create_revision(key.clone()).eq(wrong);
+        let reply = kv.txn().when(mine).then(Op::delete(key.clone())).commit().wait().unwrap();
+        assert!(!reply.succeeded);
+    }
+    assert!(guard.is_held());
+    assert_eq!(guard.release().wait().unwrap(), Released::Now);
+}
+
+#[test]
+fn a_release_whose_answer_is_lost_is_carried_out_once() {
+    let cluster =
+        with(3, |config| config.session_ttl(LONG).call_deadline(Duration::from_millis(500)));
+    let (_, one, two) = roles(&cluster);
+    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let other = session(&cluster, two);
+    let first = stand_in_line(&other, cluster.node(two), "lock");
+    let third = another_session(&cluster, two, "third");
+    let mut second = stand_in_line(&third, cluster.node(two), "lock");
+    cluster.partition(&[one]);
+    let error = guard.release().wait().unwrap_err();
+    assert_eq!(error, Error::Deadline { effect: Effect::Unknown });
+    cluster.heal();
+    // The node goes on trying, and what it tries again takes nobody else's place.
+    let next = first.finish().unwrap();
+    cluster.node(one).client().put("k", "v").wait().unwrap();
+    assert!(next.is_held());
+    assert!(second.poll().is_none());
+    next.release().wait().unwrap();
+    assert!(second.finish().unwrap().is_held());
+}
+
+#[test]
+fn a_release_after_the_loss_does_no_harm_and_says_what_was_the_case() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    cluster.node(1).client().delete(guard.key().clone()).wait().unwrap();
+    assert_eq!(guard.lost().wait(), Loss::KeyDeleted);
+    let next = session(&cluster, 1).mutex("lock").lock().wait().unwrap();
+    assert_eq!(guard.release().wait().unwrap(), Released::WasLost(Loss::KeyDeleted));
+    assert!(next.is_held());
+}
+
+#[test]
+fn an_acquire_whose_answer_is_lost_takes_one_place() {
+    let cluster = lasting(3);
+    let (leader, one, two) = roles(&cluster);
+    let mine = session(&cluster, one);
+    // What it asks for arrives, and it hears of nothing.
+    cluster.cut(leader, one);
+    cluster.cut(two, one);
+    let mut call = Begun::new(mine.mutex("lock").lock());
+    until_places(cluster.node(two), "lock", 1);
+    assert!(call.poll().is_none());
+    cluster.heal();
+    let guard = call.finish().unwrap();
+    assert_eq!(places(cluster.node(leader), "lock"), 1);
+    guard.txn().then(Op::put("data", "mine")).commit().wait().unwrap();
+    guard.release().wait().unwrap();
+    assert_eq!(places(cluster.node(leader), "lock"), 0);
+}
+
+#[test]
+fn an_acquire_dropped_while_it_waits_leaves_the_line() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let other = session(&cluster, 1);
+    drop(stand_in_line(&other, cluster.node(1), "lock"));
+    until_places(cluster.node(0), "lock", 1);
+    drop(guard);
+    until_places(cluster.node(0), "lock", 0);
+}
+
+#[test]
+fn an_acquire_dropped_when_it_was_granted_and_not_told_releases() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let other = session(&cluster, 1);
+    let granted = stand_in_line(&other, cluster.node(1), "lock");
+    guard.release().wait().unwrap();
+    let kv = cluster.node(0).client();
+    cluster.all_at(kv.range("any").wait().unwrap().revision).wait().unwrap();
+    drop(granted);
+    until_places(cluster.node(0), "lock", 0);
+}
+
+#[test]
+fn an_acquire_dropped_before_its_outcome_is_known_is_undone_when_it_is() {
+    let cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let mine = session(&cluster, one);
+    cluster.partition(&[one]);
+    drop(Begun::new(mine.mutex("lock").lock()));
+    cluster.heal();
+    // Whatever became of its entering: nobody waits for it.
+    let next = session(&cluster, two).mutex("lock").lock().wait().unwrap();
+    until_places(cluster.node(two), "lock", 1);
+    assert!(next.is_held());
+}
+
+#[test]
+fn a_pause_longer_than_the_ttl_is_noticed_by_the_holder_the_store_and_the_resource() {
+    let cluster = quick(3);
+    let (_, one, two) = roles(&cluster);
+    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let mut outside = Outside::default();
+    cluster.pause(one);
+    let next = session(&cluster, two).mutex("lock").lock().wait().unwrap();
+    outside.write(next.token(), "new").unwrap();
+    cluster.resume(one);
+    assert_eq!(guard.state(), LockState::Lost(Loss::SessionEnded(SessionEnd::NotRenewed)));
+    let late = guard.txn().then(Op::put("data", "late")).commit().wait();
+    assert_eq!(late.unwrap_err(), GuardError::NotHeld);
+    assert!(outside.write(guard.token(), "late").is_err());
+}
+
+#[test]
+fn a_change_of_leader_loses_no_lock_and_no_place() {
+    let mut cluster = lasting(3);
+    let (leader, one, two) = roles(&cluster);
+    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let waiters = [(two, "a"), (one, "b"), (two, "c")].map(|(member, label)| {
+        let session = another_session(&cluster, member, label);
+        let waiting = stand_in_line(&session, cluster.node(member), "lock");
+        (session, waiting)
+    });
+    cluster.kill(leader).wait();
+    another_leader(&cluster, leader);
+    assert!(guard.is_held());
+    let line = || session(&cluster, one).mutex("lock").line().unwrap();
+    let labels: Vec<_> = line().into_iter().map(|row| row.label.unwrap()).collect();
+    assert_eq!(labels[1..], ["a", "b", "c"]);
+    let mut last = guard.token();
+    guard.release().wait().unwrap();
+    for (_, waiting) in waiters {
+        let guard = waiting.finish().unwrap();
+        assert!(guard.token() > last);
+        last = guard.token();
+        guard.release().wait().unwrap();
+    }
+}
+
+#[test]
+fn a_lease_gets_its_full_ttl_from_a_new_leader() {
+    let mut cluster = quick(3);
+    let (leader, one, two) = roles(&cluster);
+    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    cluster.kill(leader).wait();
+    another_leader(&cluster, leader);
+    let tried = session(&cluster, two).mutex("lock").lock().deadline(SHORT * 2).wait();
+    assert!(tried.is_err(), "{tried:?}");
+    assert!(guard.is_held());
+}
+
+#[test]
+fn without_a_quorum_calls_say_what_they_did_and_a_held_lock_goes_from_unconfirmed_to_lost() {
+    let mut cluster = quick_with(3, |config| config.call_deadline(Duration::from_millis(500)));
+    let mine = session(&cluster, 0);
+    let guard = mine.mutex("lock").lock().wait().unwrap();
+    cluster.kill(1).wait();
+    cluster.kill(2).wait();
+    let mut seen = Vec::new();
+    loop {
+        let state = match guard.state() {
+            LockState::Held(_) => "held",
+            LockState::Unconfirmed(_) => "unconfirmed",
+            LockState::Lost(_) => "lost",
+        };
+        if seen.last() != Some(&state) {
+            seen.push(state);
+        }
+        if state == "lost" {
+            break;
+        }
+        std::thread::yield_now();
+    }
+    // On a busy machine a renewal may be late before that.
+    assert!(seen.ends_with(&["unconfirmed", "lost"]), "{seen:?}");
+    assert!(cluster.node(0).now() >= guard.valid_until());
+    let write = cluster.node(0).client().put("k", "v").wait().unwrap_err();
+    assert!(matches!(write, Error::Deadline { .. }), "{write:?}");
+    let opened = cluster.node(0).session().wait().unwrap_err();
+    assert!(matches!(opened, Error::Deadline { .. }), "{opened:?}");
+}
+
+#[test]
+fn a_node_that_restarts_ends_its_old_session_at_once() {
+    let mut cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let other = session(&cluster, two);
+    let waiting = stand_in_line(&other, cluster.node(two), "lock");
+    cluster.kill(one).wait();
+    cluster.restart(one).wait().unwrap();
+    // Its TTL is ten minutes.
+    let begun = cluster.node(two).now();
+    assert!(waiting.finish().unwrap().is_held());
+    assert!(cluster.node(two).now().since(begun) < SOON);
+    assert!(!guard.is_held());
+}
+
+#[test]
+fn a_clock_that_jumps_as_a_machine_that_wakes_from_sleep_ends_the_belief_at_the_first_look() {
+    let (cluster, clocks) = with_clocks();
+    let (_, one, _) = roles(&cluster);
+    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    clocks[one].jump(Duration::from_secs(60));
+    assert_eq!(guard.state(), LockState::Lost(Loss::SessionEnded(SessionEnd::NotRenewed)));
+    assert!(!guard.is_held());
+}
+
+#[test]
+fn a_snapshot_without_the_holders_key_is_the_loss_of_the_lock() {
+    let cluster = with(3, |config| {
+        let config = config.snapshot_log_bytes(64 << 10).log_segment_bytes(64 << 10);
+        config.session_ttl(LONG)
+    });
+    let (leader, one, _) = roles(&cluster);
+    let kept = session(&cluster, one).mutex("kept").lock().wait().unwrap();
+    let lost = session(&cluster, one).mutex("lost").lock().wait().unwrap();
+    cluster.partition(&[one]);
+    let kv = cluster.node(leader).client();
+    let mut revision = kv.delete(lost.key().clone()).wait().unwrap().revision;
+    for i in 0..1_500 {
+        revision = kv.put(format!("key/{}", i % 50), vec![b'v'; 200]).wait().unwrap().revision;
+    }
+    cluster.heal();
+    cluster.all_at(revision).wait().unwrap();
+    assert_eq!(lost.lost().wait(), Loss::KeyDeleted);
+    assert!(kept.is_held());
+}
+
+#[test]
+fn after_a_restore_tokens_go_on_rising_and_all_sessions_have_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = Node::start(Config::new(dir.path().join("old"), "solo")).wait().unwrap();
+    let guard = node.session().wait().unwrap().mutex("lock").lock().wait().unwrap();
+    let (token, lease) = (guard.token(), guard.session().lease());
+    let file = dir.path().join("backup");
+    node.backup(&file).wait().unwrap();
+    // What the old cluster granted after the backup is below what the new one grants.
+    guard.release().wait().unwrap();
+    let newest = node.session().wait().unwrap().mutex("lock").lock().wait().unwrap().token();
+    assert!(newest > token);
+    assert!(node.shutdown().wait().hanging.is_empty());
+
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let config = Config::new(dir.path().join("new"), "solo").members([("solo", address)]);
+    let restored = backup::restore(&file, &config, &RestoreOptions::default()).unwrap();
+    assert_eq!(restored.leases_ended, 1);
+    let node = Node::start(config).wait().unwrap();
+    assert_eq!(node.client().lease(lease).wait().unwrap(), None);
+    let below = node.client().range(KeyRange::prefix("lock/")).wait().unwrap();
+    assert_eq!(below.count, 0);
+    let guard = node.session().wait().unwrap().mutex("lock").lock().wait().unwrap();
+    assert!(guard.token() > newest);
+    drop(guard);
+    assert!(node.shutdown().wait().hanging.is_empty());
+}
