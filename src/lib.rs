@@ -34,8 +34,8 @@ pub mod testing;
 
 pub use api::{
     Client, Config, ConfigError, DeleteCall, Effect, Error, GetCall, GrantCall, Lease, LeaseStatus,
-    Node, OpenSession, PutCall, RangeCall, Session, Shutdown, StartError, TxnCall, Wait, Watch,
-    WatchCall,
+    Node, OpenSession, PutCall, RangeCall, ResumeSession, Session, SessionStatus, Shutdown,
+    StartError, TxnCall, Wait, Watch, WatchCall,
 };
 pub use metrics::{
     ByLabel, Ending, Histogram, Metrics, MetricsSnapshot, PeerLag, PeerQueue, Refused, RequestKind,
@@ -49,8 +49,8 @@ pub use model::{
     Sort, SortOrder, SortTarget, Term, Txn, TxnReply, TxnResult,
 };
 pub use node::{
-    DIGEST_EVERY, Health, History, MemberStatus, NodeStatus, Progress, Role, SessionEnd,
-    StopReason, Verdict,
+    DIGEST_EVERY, Health, History, MemberStatus, NodeStatus, Progress, ResumeRefusal, Role,
+    SessionEnd, Standing, StopReason, Verdict,
 };
 pub use recipes::{
     Campaign, Election, Guard, GuardError, GuardTxn, Holder, Leader, LeaderEvent, Leadership,

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::model::{Command, KeyRange, LeaseId, Moment, Reply, Revision};
+use crate::model::{Command, KeyRange, LeaseId, Moment, Reply, Revision, SessionInfo};
 use crate::node::{CallError, Shared};
 
 use super::call::{Consistency, DeleteCall, GetCall, PutCall, RangeCall};
-use super::lease::{GrantCall, LeaseStatus};
+use super::lease::{GrantCall, LeaseStatus, SessionStatus};
 use super::scope::Scope;
 use super::{Error, TxnCall, WatchCall};
 
@@ -118,6 +118,30 @@ impl Client {
     /// All leases, as this replica knows them, by id. Local: perhaps not the newest.
     pub fn leases(&self) -> Vec<LeaseId> {
         self.shared.reader.leases().into_iter().map(|(lease, _)| lease).collect()
+    }
+
+    /// The sessions of all nodes, as this replica knows them, by lease. Local: perhaps not the newest.
+    ///
+    /// ```
+    /// # use bowline::{Config, Node, Wait};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// let session = node.open_session().label("importer").wait()?;
+    /// let sessions = node.client().sessions();
+    /// assert_eq!((sessions[0].lease, &*sessions[0].label), (session.lease(), "importer"));
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn sessions(&self) -> Vec<SessionStatus> {
+        let sessions = self.shared.reader.sessions().into_iter();
+        let status = |(lease, ttl, (node, _, SessionInfo { label, own }))| SessionStatus {
+            lease,
+            ttl,
+            node,
+            label,
+            own,
+        };
+        sessions.map(status).collect()
     }
 
     /// The revision that this node's replica has reached. Local: other nodes may be ahead.

@@ -1,10 +1,12 @@
 //! What can go wrong, and what that means for what was asked.
 
 use std::io;
+use std::time::Duration;
+
 use thiserror::Error as ThisError;
 
 use crate::model::{MemberRefusal, Refusal, Revision};
-use crate::node::{CallError, SessionEnd, StopReason};
+use crate::node::{CallError, ResumeRefusal, SessionEnd, StopReason};
 use crate::transport::{JoinError, TransportError};
 
 use super::ConfigError;
@@ -75,6 +77,18 @@ pub enum Error {
     /// The session has ended. Nothing was changed by this call.
     #[error("not applied: the session has ended: {0}")]
     SessionEnded(SessionEnd),
+    /// A lock delay is longer than [`Limits::LOCK_DELAY_MAX`](crate::Limits::LOCK_DELAY_MAX). Nothing
+    /// was changed.
+    #[error("not applied: a lock delay of {asked:?}: the longest is {max:?}")]
+    LockDelay {
+        /// The delay that was asked for.
+        asked: Duration,
+        /// The longest.
+        max: Duration,
+    },
+    /// A lease is not kept alive as was asked for. Nothing was changed.
+    #[error("not resumed: {0}")]
+    NotResumed(#[source] ResumeRefusal),
     /// The change was applied. What it answered was large, and was gone when this node, which had been
     /// cut off meanwhile, could hear of it: read what you need.
     #[error("applied, at revision {revision}; its answer came too late to be kept")]
@@ -105,6 +119,8 @@ impl Error {
             | Error::QuotaExceeded { .. }
             | Error::NoSpace
             | Error::SessionEnded(_)
+            | Error::LockDelay { .. }
+            | Error::NotResumed(_)
             | Error::Members(_)
             | Error::Backup(_)
             | Error::NoTransferee => Effect::NotApplied,
@@ -144,6 +160,7 @@ impl From<CallError> for Error {
             CallError::NoTransferee => Error::NoTransferee,
             CallError::AnswerLost { revision } => Error::AnswerLost { revision },
             CallError::Members(refusal) => Error::Members(refusal),
+            CallError::NotResumed(why) => Error::NotResumed(why),
             CallError::Backup(why) => Error::Backup(why.to_string()),
         }
     }

@@ -63,11 +63,12 @@ impl IntoFuture for GrantCall {
 pub struct LeaseStatus {
     /// Its id.
     pub id: LeaseId,
-    /// How long it lives without renewal.
+    /// How long it lives without renewal; for a session with a lock delay, that included.
     pub ttl: Duration,
     /// The keys that its end will delete, in order. Not scoped: as the store knows them.
     pub keys: Vec<Bytes>,
-    /// If it is a session's: which node keeps it alive, and how the session is labelled.
+    /// If it is a session's: which node opened it, and how the session is labelled. Another node may keep
+    /// it alive since: that is known only there.
     pub session: Option<(NodeId, String)>,
 }
 
@@ -76,4 +77,20 @@ impl LeaseStatus {
         let session = info.session.map(|(node, _, session)| (node, session.label));
         Self { id, ttl: info.ttl, keys: info.keys, session }
     }
+}
+
+/// A session as everybody sees it; see [`Client::sessions`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct SessionStatus {
+    /// Its lease.
+    pub lease: LeaseId,
+    /// How long the lease lives without renewal, a lock delay included.
+    pub ttl: Duration,
+    /// Which node opened it. Another one may keep it alive since.
+    pub node: NodeId,
+    /// What people are to see of it.
+    pub label: String,
+    /// Whether it is the node's own, which ends when its node starts anew.
+    pub own: bool,
 }

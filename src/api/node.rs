@@ -8,7 +8,7 @@ use tokio::sync::{Mutex, oneshot};
 
 use crate::env::Env;
 use crate::metrics::Metrics;
-use crate::model::{self, JoinAsk, MemberWish, Members, Moment, NodeId, SnapshotId};
+use crate::model::{self, JoinAsk, LeaseId, MemberWish, Members, Moment, NodeId, SnapshotId};
 use crate::node::{
     Assembly, Bells, Contact, Health, Joined, NodeStatus, Origin, Role, Running, Settings, Shared,
     StopReason, disk_to_join, is_joining, whose,
@@ -16,7 +16,7 @@ use crate::node::{
 use crate::transport::{self, JoinError, MemoryHub, TcpBound, TcpHandle};
 
 use super::checked::{Beginning, Checked};
-use super::{Client, Config, Effect, Error, OpenSession, Session, StartError};
+use super::{Client, Config, Effect, Error, OpenSession, ResumeSession, Session, StartError};
 
 /// A member of a cluster, inside this program. It runs on threads of its own, needs no particular
 /// async runtime, and stops when it is shut down or dropped.
@@ -146,9 +146,44 @@ impl Node {
         Ok(opened)
     }
 
-    /// Opens a session beside the node's own, for what should live and die apart from it.
+    /// Opens a session beside the node's own, for what should live and die apart from it. It is closed
+    /// when the last handle on it is dropped, and when the node is shut down. Unlike the node's own
+    /// session it outlives a crash of the program, for its TTL: until then it can be
+    /// [resumed](Node::resume_session), here or elsewhere.
     pub fn open_session(&self) -> OpenSession {
         OpenSession::new(self, false)
+    }
+
+    /// Goes on with the session of a lease that was opened by [`Node::open_session`], in an earlier life of
+    /// this program or on another node, or with any other lease but a node's own session: its keys stay,
+    /// and this node keeps it alive. Answers when a first renewal, sent after the call, was confirmed:
+    /// nothing is believed before.
+    ///
+    /// Several nodes may keep one lease alive, and all believe in it, rightly: it ends when the last
+    /// of them stops renewing it, or when one of them closes it, for all. The others then believe in
+    /// it until they have applied that. Who hands a session over should [orphan](Session::orphan) it
+    /// first. A second handle on one node is a handle on the same session.
+    ///
+    /// # Errors
+    /// [`Refusal::LeaseNotFound`](crate::Refusal::LeaseNotFound) if there is no such lease, or none any
+    /// more. [`Error::NotResumed`] says what else is in the way. [`Error::Deadline`] if no renewal was
+    /// confirmed in time, also because the lease's expiry is under way. The lease is left as it was,
+    /// at most renewed.
+    ///
+    /// ```
+    /// # use bowline::{Config, Node, Wait};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// let session = node.open_session().label("importer").wait()?;
+    /// node.client().put("importer/address", "10.0.0.7").lease(session.lease()).wait()?;
+    /// let lease = session.orphan(); // or the program crashes, and knows the lease from a file
+    /// let session = node.resume_session(lease).wait()?;
+    /// assert_eq!(session.label(), "importer");
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn resume_session(&self, lease: LeaseId) -> ResumeSession {
+        ResumeSession::new(self, lease)
     }
 
     /// What the node says about itself, as of its last turn.

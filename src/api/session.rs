@@ -1,11 +1,13 @@
 //! Sessions: leases that this node keeps alive.
 
-use std::future::IntoFuture;
+use std::future::{IntoFuture, pending, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
-use crate::model::{Command, LeaseId, Moment, Refusal, SessionInfo};
-use crate::node::{Input, SessionEnd, SessionState, Shared};
+use crate::model::{Command, LeaseId, Limits, Moment, Refusal, SessionInfo};
+use crate::node::{Claim, Input, Parting, SessionEnd, SessionState, Shared, Standing};
 
 use super::Client;
 use super::call::Answer;
@@ -16,75 +18,172 @@ use super::{Error, Node};
 ///
 /// A session believes in its lease until [`Session::valid_until`], by this machine's boot-time clock.
 /// When that passes without a confirmed renewal, the session has ended for good.
+///
+/// When its last handle is dropped, it is closed in the background; a guard of a lock counts as
+/// one, and for [`Node::session`] the node holds one. [`Session::close`] waits for that, and
+/// [`Session::orphan`] leaves the lease to whoever resumes it.
+///
+/// What others see of its end:
+///
+/// | how it ends | its lease, with its keys |
+/// |---|---|
+/// | closed, last handle dropped, node shut down | revoked at once |
+/// | orphaned | runs out after its TTL, unless it is resumed |
+/// | not renewed in time (a partition, a pause), or the node has crashed | runs out after its TTL, plus the [lock delay](OpenSession::lock_delay) |
+///
+/// The node's own session is revoked as soon as its node, or the next life of it, can say so.
 #[derive(Clone)]
 pub struct Session {
-    shared: Arc<Shared>,
-    state: Arc<SessionState>,
+    claim: Arc<Claim>,
 }
 
 impl Session {
-    pub(crate) fn new(shared: Arc<Shared>, state: Arc<SessionState>) -> Self {
-        Self { shared, state }
+    pub(crate) fn new(claim: Claim) -> Self {
+        Self { claim: Arc::new(claim) }
     }
 
     /// The lease, to bind keys to.
     pub fn lease(&self) -> LeaseId {
-        self.state.lease
+        self.state().lease
     }
 
-    /// How long it lives without renewal.
+    /// How long it is believed in without renewal, before the drift bound is taken off. Its lease lives
+    /// for [`Session::lock_delay`] longer.
     pub fn ttl(&self) -> Duration {
-        self.state.ttl
+        self.state().ttl
+    }
+
+    /// How long its keys outlive an end that was not orderly, at least. Zero unless asked for.
+    pub fn lock_delay(&self) -> Duration {
+        self.state().delay
+    }
+
+    /// What others see of it; empty for a lease that was made by [`Client::grant`] and resumed.
+    pub fn label(&self) -> &str {
+        &self.state().label
+    }
+
+    /// A client that works through the session's node.
+    pub fn client(&self) -> Client {
+        Client::new(Arc::clone(self.shared()))
     }
 
     /// Until when the lease is known to live, if nothing renews it. Compare with [`Node::now`].
     pub fn valid_until(&self) -> Moment {
-        self.state.valid_until()
+        self.state().valid_until()
+    }
+
+    /// How it stands now, by this machine's clock: right even when the program, or the machine, was
+    /// suspended until this very moment.
+    ///
+    /// ```
+    /// # use bowline::{Config, Node, SessionEnd, Standing, Wait};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// let session = node.open_session().wait()?;
+    /// assert_eq!(session.standing(), Standing::Confirmed(session.valid_until()));
+    /// session.close().wait()?;
+    /// assert_eq!(session.standing(), Standing::Ended(SessionEnd::Closed));
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn standing(&self) -> Standing {
+        self.state().standing(self.shared().now(), self.shared().settings.drift)
     }
 
     /// Why the session has ended, if it has.
     pub fn end(&self) -> Option<SessionEnd> {
-        self.state.end(self.shared.now())
+        self.state().end(self.shared().now())
     }
 
     /// Waits until the session has ended.
     pub async fn ended(&self) -> SessionEnd {
-        let mut end = self.state.watch_end();
-        loop {
-            if let Some(why) = self.end() {
-                return why;
-            }
-            if end.changed().await.is_err() {
-                return SessionEnd::NodeStopped;
-            }
-        }
+        self.until(|standing| match standing {
+            Standing::Ended(why) => Some(why),
+            Standing::Confirmed(_) | Standing::Overdue(_) => None,
+        })
+        .await
     }
 
-    /// Ends it: its lease is revoked and all its keys are deleted.
+    /// Waits until renewals are overdue, or the session has ended, and says which: time to bring to an end
+    /// what must not run on without the session, or to step down. Ready at once if that is so already.
+    /// Judged by the clock at each poll; the node wakes it, within a quarter of a heartbeat. A session
+    /// that is overdue may recover: then this can be waited for again.
+    pub async fn at_risk(&self) -> Standing {
+        self.until(|standing| match standing {
+            Standing::Overdue(_) | Standing::Ended(_) => Some(standing),
+            Standing::Confirmed(_) => None,
+        })
+        .await
+    }
+
+    async fn until<T>(&self, mut judge: impl FnMut(Standing) -> Option<T>) -> T {
+        let mut told = self.state().watch();
+        let mut change = pin!(async move {
+            while told.changed().await.is_ok() {}
+            // The channel lives as long as this session: it does not close.
+            pending::<()>().await;
+        });
+        poll_fn(|context| {
+            let _: Poll<()> = change.as_mut().poll(context);
+            judge(self.standing()).map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
+    }
+
+    /// Ends it, for all who have a handle: its lease is revoked and all its keys are deleted, also those
+    /// of a session with a lock delay. From the call on nothing here believes in it. Fine if it was
+    /// closed already, or if its lease has ended.
     ///
     /// # Errors
     /// [`Error::Deadline`] if that could not be confirmed in time; the node goes on trying.
+    /// [`Error::SessionEnded`], and nothing is done, if it was orphaned, or if it has a lock delay and was
+    /// not renewed in time: then its keys stay for the delay, for which it was asked.
     pub async fn close(&self) -> Result<(), Error> {
-        self.shared.push(Input::CloseSession(self.state.lease));
-        let client = Client::new(Arc::clone(&self.shared));
-        match client.propose(Command::Revoke(self.state.lease), None).await {
+        let (state, shared) = (self.state(), self.shared());
+        match state.finish(SessionEnd::Closed, shared.now()) {
+            None => shared.push(Input::PartSession(Arc::clone(state), Parting::Closed)),
+            Some(end @ SessionEnd::NotRenewed) if state.delay > Duration::ZERO => {
+                return Err(Error::SessionEnded(end));
+            }
+            Some(end @ SessionEnd::Orphaned) => return Err(Error::SessionEnded(end)),
+            Some(_) => {}
+        }
+        match self.client().propose(Command::Revoke(state.lease), None).await {
             Err(Error::Refused(Refusal::LeaseNotFound(_))) => Ok(()),
             result => result.map(drop),
         }
     }
 
+    /// Stops renewing it without ending its lease, for [`Node::resume_session`] here, on another
+    /// node, or in the program's next life: the session ends for all who have a handle, the keys stay
+    /// for the TTL from the last renewal. A guard of a lock reports the loss; whether its key stays is
+    /// its own affair.
+    ///
+    /// A node's own session cannot be resumed: orphaned, it only runs out.
+    pub fn orphan(self) -> LeaseId {
+        let (state, shared) = (self.state(), self.shared());
+        if state.finish(SessionEnd::Orphaned, shared.now()).is_none() {
+            shared.push(Input::PartSession(Arc::clone(state), Parting::Orphaned));
+        }
+        state.lease
+    }
+
     pub(crate) fn state(&self) -> &Arc<SessionState> {
-        &self.state
+        &self.claim.state
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
+        &self.claim.shared
     }
 }
 
 impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Session").field("lease", &self.state.lease).finish_non_exhaustive()
+        f.debug_struct("Session")
+            .field("lease", &self.lease())
+            .field("standing", &self.standing())
+            .finish_non_exhaustive()
     }
 }
 
@@ -94,6 +193,7 @@ impl std::fmt::Debug for Session {
 pub struct OpenSession {
     client: Client,
     ttl: Duration,
+    delay: Duration,
     info: SessionInfo,
     timeout: Option<Duration>,
 }
@@ -103,12 +203,23 @@ impl OpenSession {
         let client = node.client();
         let settings = &client.shared.settings;
         let info = SessionInfo { label: settings.label.clone(), own };
-        Self { ttl: settings.session_ttl, info, timeout: None, client }
+        Self { ttl: settings.session_ttl, delay: Duration::ZERO, info, timeout: None, client }
     }
 
     /// How long it lives without renewal. Default: the configuration's.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
+        self
+    }
+
+    /// Keeps the session's keys, and so its locks, from others for at least this long after it has
+    /// ended without having been closed: a holder that was paused or cut off, and does not know yet
+    /// that it has lost, gets this long to stop what it does. For what can refuse no
+    /// [fencing token](crate::Token). The lease is made for the TTL and the delay together; this
+    /// session believes only in the TTL. Closing, also by dropping or by a shutdown of the node, ends
+    /// it at once. Default: zero; at most [`Limits::LOCK_DELAY_MAX`], else [`Error::LockDelay`].
+    pub fn lock_delay(mut self, delay: Duration) -> Self {
+        self.delay = delay;
         self
     }
 
@@ -131,19 +242,74 @@ impl IntoFuture for OpenSession {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let Self { client, ttl, info, timeout } = self;
+            let Self { client, ttl, delay, info, timeout } = self;
+            check_delay(delay)?;
             let session = Some(info.clone());
             let command = Command::Grant { id: None, ttl, session };
             let shared = client.shared;
             shared.settings.limits.check(&command)?;
             let deadline = shared.deadline(timeout);
             loop {
-                let state = shared.open_session(ttl, info.clone(), deadline).await?;
+                let claim = shared.open_session(ttl, delay, info.clone(), deadline).await?;
                 // One that took longer to open than it lives is lost before it is used.
-                if state.end(shared.now()).is_none() {
-                    return Ok(Session::new(shared, state));
+                if claim.state.end(shared.now()).is_none() {
+                    return Ok(Session::new(claim));
                 }
             }
         })
     }
+}
+
+/// Goes on with a session; see [`Node::resume_session`].
+#[derive(Debug)]
+#[must_use = "a call does nothing until it is awaited"]
+pub struct ResumeSession {
+    client: Client,
+    lease: LeaseId,
+    delay: Duration,
+    timeout: Option<Duration>,
+}
+
+impl ResumeSession {
+    pub(crate) fn new(node: &Node, lease: LeaseId) -> Self {
+        Self { client: node.client(), lease, delay: Duration::ZERO, timeout: None }
+    }
+
+    /// The delay that the session was opened with: the cluster knows only how long the lease lives in
+    /// all. Believes in the lease for the rest. Default: zero, which believes in all of it: never for
+    /// too long, but with no delay left. At most [`Limits::LOCK_DELAY_MAX`], and less than the lease
+    /// lives.
+    pub fn lock_delay(mut self, delay: Duration) -> Self {
+        self.delay = delay;
+        self
+    }
+
+    /// How long the call may take.
+    pub fn deadline(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+}
+
+impl IntoFuture for ResumeSession {
+    type Output = Result<Session, Error>;
+    type IntoFuture = Answer<Session>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let Self { client, lease, delay, timeout } = self;
+            check_delay(delay)?;
+            let deadline = client.shared.deadline(timeout);
+            let claim = client.shared.resume_session(lease, delay, deadline).await?;
+            match claim.state.end(client.shared.now()) {
+                None => Ok(Session::new(claim)),
+                Some(end) => Err(Error::SessionEnded(end)),
+            }
+        })
+    }
+}
+
+fn check_delay(asked: Duration) -> Result<(), Error> {
+    let max = Limits::LOCK_DELAY_MAX;
+    if asked > max { Err(Error::LockDelay { asked, max }) } else { Ok(()) }
 }

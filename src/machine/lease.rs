@@ -37,13 +37,13 @@ pub struct LeaseInfo {
 pub(super) type Ended = BTreeSet<Box<[u8]>>;
 
 /// Whose session a lease is.
-type Session = (NodeId, Incarnation, SessionInfo);
+pub type SessionOf = (NodeId, Incarnation, SessionInfo);
 
 #[derive(Debug)]
 struct Lease {
     ttl: Duration,
     /// Shared with images, which copy all leases at once.
-    session: Option<Arc<Session>>,
+    session: Option<Arc<SessionOf>>,
     keys: BTreeSet<Box<[u8]>>,
 }
 
@@ -51,12 +51,12 @@ struct Lease {
 pub(super) struct Held {
     id: LeaseId,
     ttl: Duration,
-    session: Option<Arc<Session>>,
+    session: Option<Arc<SessionOf>>,
 }
 
 impl Held {
     pub(super) fn into_row(self) -> LeaseRow {
-        let session = self.session.map(|session| Session::clone(&session));
+        let session = self.session.map(|session| SessionOf::clone(&session));
         LeaseRow { id: self.id, ttl: self.ttl, session }
     }
 }
@@ -188,6 +188,13 @@ impl LeaseTable {
             ttl: lease.ttl,
             keys: lease.keys.iter().map(|key| Bytes::copy_from_slice(key)).collect(),
             session: lease.session.as_deref().cloned(),
+        })
+    }
+
+    pub(super) fn sessions(&self) -> impl Iterator<Item = (LeaseId, Duration, SessionOf)> {
+        self.leases.iter().filter_map(|(&id, lease)| {
+            let session = lease.session.as_deref()?;
+            Some((id, lease.ttl, session.clone()))
         })
     }
 

@@ -60,7 +60,7 @@ use std::time::Duration;
 
 pub use follow::{ChangesPage, RowsPage};
 pub use image::{Image, ImageError};
-pub use lease::LeaseInfo;
+pub use lease::{LeaseInfo, SessionOf};
 pub use reader::{HistoryPage, Reader};
 pub use reseed::{RESEEDED_AT, REVISION_JUMP, Reseed};
 pub use restore::{Restore, RestoreError};

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Change;
-use super::lease::LeaseInfo;
+use super::lease::{LeaseInfo, SessionOf};
 use super::read::{Collector, resolve};
 use super::row::{Row, RowRef};
 use super::shared::{HOLD_KEYS, Published, Replaced, Shared, Snapshot};
@@ -237,6 +237,12 @@ impl Reader {
     pub fn history_bytes(&self) -> u64 {
         let state = self.shared.state();
         state.bytes - state.live.bytes
+    }
+
+    /// Every lease that is a session's, with its time to live and whose it is, by id, as of the last
+    /// entry applied.
+    pub fn sessions(&self) -> Vec<(LeaseId, Duration, SessionOf)> {
+        self.shared.leases().sessions().collect()
     }
 
     /// How many keys exist, as of the last entry applied.

@@ -38,6 +38,10 @@ impl Limits {
     /// The longest life of a lease: etcd's nine thousand million seconds.
     pub const LEASE_TTL_MAX: Duration = Duration::from_secs(9_000_000_000);
 
+    /// The longest lock delay of a session: ten minutes. What keeps others from a lock for longer is
+    /// better said by a longer TTL, which its holder may use.
+    pub const LOCK_DELAY_MAX: Duration = Duration::from_secs(600);
+
     /// Transactions are never nested deeper than this, whatever `txn_depth_max` says: a log entry or
     /// a message with a deeper one is not read.
     pub const TXN_DEPTH_CEILING: usize = 16;

@@ -7,6 +7,8 @@ use tokio::sync::oneshot;
 
 use crate::model::{MemberRefusal, Refusal, Revision};
 
+use super::session::ResumeRefusal;
+
 /// What became of a call.
 pub(crate) type CallResult<T> = Result<T, CallError>;
 
@@ -56,6 +58,9 @@ pub(crate) enum CallError {
     /// The members stay as they are.
     #[error(transparent)]
     Members(MemberRefusal),
+    /// A lease is not kept alive as was asked for. Nothing was changed.
+    #[error(transparent)]
+    NotResumed(ResumeRefusal),
     /// A backup could not be made.
     #[error("{0}")]
     Backup(Arc<str>),

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use crate::metrics::Meters;
 use crate::model::{
-    Command, Hello, JoinAsk, LeaseId, MemberWish, Moment, NodeId, PeerMessage, Reply, Revision,
-    SnapshotId,
+    Command, Hello, JoinAsk, MemberWish, Moment, NodeId, PeerMessage, Reply, Revision, SnapshotId,
 };
 use crate::transport::{JoinReply, Receiver, Refused};
 use crate::wal;
 
 use super::answer::{CallError, CallResult, ReplyTo};
-use super::session::SessionOpening;
+use super::session::{Parting, SessionState};
+use super::sessions::{SessionOpening, SessionResuming};
 use super::snapshot_worker::News;
 use super::story::Story;
 
@@ -53,8 +53,10 @@ pub(crate) enum Input {
     OpenSession(SessionOpening),
     /// The lease for it was granted, or not.
     SessionGranted(SessionOpening, CallResult<Reply>),
-    /// Nobody needs this session any more: end its lease.
-    CloseSession(LeaseId),
+    /// A caller wants to go on with a lease that exists.
+    ResumeSession(SessionResuming),
+    /// A session was closed or orphaned, or a claim on it dropped.
+    PartSession(Arc<SessionState>, Parting),
     /// Somebody who is no member wants to become one.
     Join(JoinAsk, JoinReply),
     /// The cluster has let somebody in, or not.
@@ -247,6 +249,7 @@ pub(crate) fn refuse_all(inputs: Vec<Input>, why: &super::StopReason) {
             #[cfg(any(test, feature = "sim"))]
             Input::Rot { reply, .. } => reply.send(Err(error())),
             Input::OpenSession(opening) => opening.reply.send(Err(error())),
+            Input::ResumeSession(resuming) => resuming.reply.send(Err(error())),
             // Its lease lives until it has run out.
             Input::SessionGranted(opening, Ok(_)) => {
                 let reason = why.clone();
@@ -265,7 +268,7 @@ pub(crate) fn refuse_all(inputs: Vec<Input>, why: &super::StopReason) {
             | Input::LogCut
             | Input::LogFailed(_)
             | Input::Snapshot(_)
-            | Input::CloseSession(_)
+            | Input::PartSession(..)
             | Input::Stop
             | Input::Abort => {}
         }

@@ -2,8 +2,8 @@
 //!
 //! `driver` is the heart and the page to read first. Around it stand the things that it keeps in
 //! order, none of which knows the others: `proposals` (requests without an answer), `reads` (who may
-//! read, and the leader's rounds), `session` and `lessor` (the two sides of a lease's life), `founding`
-//! (how a cluster begins), `digests` (whether replicas still agree). `inbox` is the way in; `shared` is
+//! read, and the leader's rounds), `sessions` and `lessor` (the two sides of a lease's life; `session`
+//! is what its holders see), `founding` (how a cluster begins), `digests` (whether replicas still agree). `inbox` is the way in; `shared` is
 //! what handles hold; `log_worker` is the log's thread; `assembly` puts a node together out of them,
 //! and `thread` runs it for real.
 
@@ -26,6 +26,7 @@ mod refusals;
 mod retain;
 mod roster;
 mod session;
+mod sessions;
 mod settings;
 mod shared;
 mod slow;
@@ -46,8 +47,8 @@ pub(crate) use inbox::Input;
 pub(crate) use offline::{Offline, OfflineError, Stopped, load_file};
 pub(crate) use origin::{Origin, OriginError, RESTORING};
 pub use retain::History;
-pub use session::SessionEnd;
-pub(crate) use session::SessionState;
+pub(crate) use session::{Claim, Parting, SessionState};
+pub use session::{ResumeRefusal, SessionEnd, Standing};
 pub(crate) use settings::{Contact, Drift, Settings};
 pub(crate) use shared::{Follower, Shared};
 pub use status::{MemberStatus, NodeStatus, Progress, Role};

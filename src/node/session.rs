@@ -1,21 +1,29 @@
-//! The holder's side of leases that this node keeps alive.
+//! A session as its holders see it: a lease that this node keeps alive, and how long it is believed in.
 //!
 //! A session believes in its lease until `valid_until`, counted on this node's own clock from the
 //! moment at which the renewal was *sent*, and shortened by the drift bound: the leader, which counts
 //! from the moment at which it came and waits longer by the drift bound, ends it later than that.
 //! Once `valid_until` has passed without a renewal, the session is lost for good, whatever the leader
 //! thinks: nobody who was told "lost" ever sees it come back.
+//!
+//! Where a lock delay was asked for, the lease is granted for longer than it is believed in:
+//!
+//! ```text
+//!   renewal sent          valid_until                         the earliest end of the lease
+//!        ├──── trust (< ttl) ────┤                                          │
+//!        ├────────────── ttl ────────────┼──────────── delay ───────────────┤
+//! ```
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::model::{LeaseId, Moment, SessionInfo};
+use crate::model::{LeaseId, Moment, NodeId};
 
-use super::answer::ReplyTo;
+use super::inbox::Input;
 use super::settings::Drift;
+use super::shared::Shared;
 
 /// Why a session has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,6 +35,8 @@ pub enum SessionEnd {
     NotRenewed,
     /// The lease has ended: it was revoked, or the cluster counted it out.
     LeaseEnded,
+    /// It was left to whoever resumes its lease: [`Session::orphan`](crate::Session::orphan).
+    Orphaned,
     /// The node has stopped.
     NodeStopped,
 }
@@ -37,25 +47,80 @@ impl std::fmt::Display for SessionEnd {
             SessionEnd::Closed => "it was closed",
             SessionEnd::NotRenewed => "no renewal was confirmed in time",
             SessionEnd::LeaseEnded => "its lease was revoked or has expired",
+            SessionEnd::Orphaned => "it was left to whoever resumes its lease",
             SessionEnd::NodeStopped => "its node has stopped",
         })
     }
 }
 
-/// A wish for a session.
-pub(crate) struct SessionOpening {
-    /// How long it lives without renewal.
+/// How a session stands, by this node's clock at the moment of the look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Standing {
+    /// Its lease lives, at least until this moment.
+    Confirmed(Moment),
+    /// Its lease lives until this moment, but renewals are overdue: less than a third of the time for
+    /// which a renewal is trusted is left. It is confirmed again if one comes through.
+    Overdue(Moment),
+    /// It is over, for good.
+    Ended(SessionEnd),
+}
+
+/// Why a lease is not kept alive as it was asked for. Nothing was changed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResumeRefusal {
+    /// It is a node's own session: it ends with that life of its node, and cannot be taken over.
+    #[error("lease {lease} is the own session of node {node}, which nobody else can keep")]
+    NodesOwn {
+        /// The lease.
+        lease: LeaseId,
+        /// Whose it is.
+        node: NodeId,
+    },
+    /// The lease does not live longer than the lock delay, so that it could never be believed in.
+    #[error(
+        "the lease lives {lease_ttl:?} without renewal: too short for a lock delay of {delay:?}"
+    )]
+    DelayTooLong {
+        /// How long the lease lives without renewal, the delay included.
+        lease_ttl: Duration,
+        /// The delay that was asked for.
+        delay: Duration,
+    },
+    /// This node keeps it alive already, with another lock delay.
+    #[error(
+        "this node keeps the lease already, with a lock delay of {kept:?} and not of {delay:?}"
+    )]
+    KeptOtherwise {
+        /// The delay that it is kept with.
+        kept: Duration,
+        /// The delay that was asked for.
+        delay: Duration,
+    },
+}
+
+/// What the driver has told last of how a session stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Told {
+    /// It is confirmed.
+    Confirmed,
+    /// Renewals are overdue.
+    Overdue,
+    /// It is over.
+    Ended(SessionEnd),
+}
+
+/// What a session is opened with.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct SessionTerms {
+    /// How long it is believed in without renewal.
     pub(crate) ttl: Duration,
+    /// How much longer its lease lives.
+    pub(crate) delay: Duration,
     /// What others see of it.
-    pub(crate) info: SessionInfo,
-    /// When it was asked for: the lease is counted from here.
-    pub(crate) asked: Moment,
-    /// When to give up.
-    pub(crate) deadline: Moment,
-    /// What admission counted for it, in bytes.
-    pub(crate) bytes: usize,
-    /// Who wants it.
-    pub(crate) reply: ReplyTo<Arc<SessionState>>,
+    pub(crate) label: String,
+    /// Whether it is the node's own, which nobody can resume.
+    pub(crate) own: bool,
 }
 
 /// A session as its holders see it.
@@ -63,10 +128,14 @@ pub(crate) struct SessionOpening {
 pub(crate) struct SessionState {
     /// The lease.
     pub(crate) lease: LeaseId,
-    /// How long it lives without renewal.
+    /// How long it is believed in without renewal.
     pub(crate) ttl: Duration,
+    /// How much longer its lease lives.
+    pub(crate) delay: Duration,
+    /// What others see of it.
+    pub(crate) label: String,
     belief: Mutex<Belief>,
-    ended: watch::Sender<Option<SessionEnd>>,
+    told: watch::Sender<Told>,
 }
 
 #[derive(Debug)]
@@ -75,10 +144,22 @@ struct Belief {
     ended: Option<SessionEnd>,
 }
 
+impl Belief {
+    /// Why it has ended, if it has. Looking after `valid_until` ends it.
+    fn end(&mut self, now: Moment) -> Option<SessionEnd> {
+        if self.ended.is_none() && now >= self.valid_until {
+            self.ended = Some(SessionEnd::NotRenewed);
+        }
+        self.ended
+    }
+}
+
 impl SessionState {
-    fn new(lease: LeaseId, ttl: Duration, valid_until: Moment) -> Self {
+    pub(super) fn new(lease: LeaseId, terms: SessionTerms, valid_until: Moment) -> Self {
+        let SessionTerms { ttl, delay, label, own: _ } = terms;
         let belief = Mutex::new(Belief { valid_until, ended: None });
-        Self { lease, ttl, belief, ended: watch::Sender::new(None) }
+        let told = watch::Sender::new(Told::Confirmed);
+        Self { lease, ttl, delay, label, belief, told }
     }
 
     /// Until when the lease is believed in.
@@ -88,156 +169,127 @@ impl SessionState {
 
     /// Why the session has ended, if it has. Looking after `valid_until` ends it.
     pub(crate) fn end(&self, now: Moment) -> Option<SessionEnd> {
-        let ended = {
-            let mut belief = self.belief.lock().unwrap_or_else(PoisonError::into_inner);
-            if belief.ended.is_none() && now >= belief.valid_until {
-                belief.ended = Some(SessionEnd::NotRenewed);
-            }
-            belief.ended
-        };
+        let ended = self.belief.lock().unwrap_or_else(PoisonError::into_inner).end(now);
         if let Some(why) = ended {
-            self.announce(why);
+            self.tell(Told::Ended(why));
         }
         ended
     }
 
-    /// Told when the session ends; holds why, afterwards.
-    pub(crate) fn watch_end(&self) -> watch::Receiver<Option<SessionEnd>> {
-        self.ended.subscribe()
+    /// How it stands. Looking after `valid_until` ends it.
+    pub(crate) fn standing(&self, now: Moment, drift: Drift) -> Standing {
+        if let Some(why) = self.end(now) {
+            return Standing::Ended(why);
+        }
+        let until = self.valid_until();
+        match until.since(now) < drift.trust_for(self.ttl) / 3 {
+            true => Standing::Overdue(until),
+            false => Standing::Confirmed(until),
+        }
     }
 
-    /// Ends it, unless it has ended already.
-    pub(crate) fn finish(&self, why: SessionEnd) {
-        let why =
-            *self.belief.lock().unwrap_or_else(PoisonError::into_inner).ended.get_or_insert(why);
-        self.announce(why);
+    /// Told when renewals become overdue, when one comes through after all, and when the session ends:
+    /// by the driver at its ticks, or by whoever looks first.
+    pub(crate) fn watch(&self) -> watch::Receiver<Told> {
+        self.told.subscribe()
     }
 
-    fn announce(&self, why: SessionEnd) {
-        self.ended.send_if_modified(|ended| {
-            let news = ended.is_none();
-            ended.get_or_insert(why);
-            news
+    /// As [`SessionState::watch`].
+    pub(crate) fn watch_end(&self) -> watch::Receiver<Told> {
+        self.watch()
+    }
+
+    /// Ends it, and says why it had ended before, if it had.
+    pub(crate) fn finish(&self, why: SessionEnd, now: Moment) -> Option<SessionEnd> {
+        let before = {
+            let mut belief = self.belief.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = belief.end(now);
+            belief.ended.get_or_insert(why);
+            before
+        };
+        self.tell(Told::Ended(before.unwrap_or(why)));
+        before
+    }
+
+    /// Looks how it stands, and tells whoever waits for a change.
+    pub(super) fn notice(&self, now: Moment, drift: Drift) -> Standing {
+        let standing = self.standing(now, drift);
+        self.tell(match standing {
+            Standing::Confirmed(_) => Told::Confirmed,
+            Standing::Overdue(_) => Told::Overdue,
+            Standing::Ended(why) => Told::Ended(why),
+        });
+        standing
+    }
+
+    fn tell(&self, news: Told) {
+        self.told.send_if_modified(|told| {
+            // The end is told once, and nothing after it.
+            let is_news = *told != news && !matches!(told, Told::Ended(_));
+            if is_news {
+                *told = news;
+            }
+            is_news
         });
     }
 
     /// Believes in the lease until `valid_until`, unless the session has ended.
-    fn renew(&self, valid_until: Moment) {
+    pub(super) fn renew(&self, valid_until: Moment, now: Moment) {
         let mut belief = self.belief.lock().unwrap_or_else(PoisonError::into_inner);
-        if belief.ended.is_none() {
+        if belief.end(now).is_none() {
             belief.valid_until = belief.valid_until.max(valid_until);
         }
     }
 }
 
-/// The sessions of this node.
-#[derive(Debug)]
-pub(crate) struct Sessions {
-    drift: Drift,
-    /// How long to wait for an answer to a renewal before asking again.
-    ask_again: Duration,
-    sessions: BTreeMap<LeaseId, Kept>,
-    /// What was asked, when, by the number of the asking.
-    asked: BTreeMap<u64, (Moment, Vec<LeaseId>)>,
-    next_round: u64,
+/// How a session is parted with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Parting {
+    /// It was closed: the belief in it has ended, its lease is to end.
+    Closed,
+    /// It was orphaned: the belief in it has ended, its lease lives on.
+    Orphaned,
+    /// A claim on it was dropped: the last one closes it.
+    Dropped,
+    /// A claim on it was never taken up: if it was the only one, its lease is left as it was.
+    Declined,
 }
 
-#[derive(Debug)]
-struct Kept {
-    state: Arc<SessionState>,
-    renew_at: Moment,
+/// A claim on a session of this node: while there is one, the lease is kept alive; when the last one
+/// is dropped, the session is closed. What follows the replica must not hold one: it is held by what
+/// this holds.
+pub(crate) struct Claim {
+    /// Where the session is.
+    pub(crate) shared: Arc<Shared>,
+    /// The session.
+    pub(crate) state: Arc<SessionState>,
+    parting: Parting,
 }
 
-impl Sessions {
-    /// No sessions.
-    pub(crate) fn new(drift: Drift, ask_again: Duration) -> Self {
-        let (sessions, asked) = (BTreeMap::new(), BTreeMap::new());
-        Self { drift, ask_again, sessions, asked, next_round: 1 }
+impl Claim {
+    /// A claim that closes the session if nobody takes it up.
+    pub(super) fn opened(shared: Arc<Shared>, state: Arc<SessionState>) -> Self {
+        Self { shared, state, parting: Parting::Dropped }
     }
 
-    /// A lease was granted for an opening: keep it alive.
-    pub(crate) fn opened(
-        &mut self,
-        lease: LeaseId,
-        ttl: Duration,
-        asked: Moment,
-    ) -> Arc<SessionState> {
-        let state = Arc::new(SessionState::new(lease, ttl, asked + self.drift.trust_for(ttl)));
-        let renew_at = asked + ttl / 3;
-        self.sessions.insert(lease, Kept { state: Arc::clone(&state), renew_at });
-        state
+    /// A claim that leaves the lease alone if nobody takes it up.
+    pub(super) fn resumed(shared: Arc<Shared>, state: Arc<SessionState>) -> Self {
+        Self { shared, state, parting: Parting::Declined }
     }
 
-    /// Ends one: it is not kept alive any more. Says whether it was kept.
-    pub(crate) fn end(&mut self, lease: LeaseId, why: SessionEnd) -> bool {
-        let Some(kept) = self.sessions.remove(&lease) else { return false };
-        kept.state.finish(why);
-        true
+    /// Takes it up.
+    pub(crate) fn taken(mut self) -> Self {
+        self.parting = Parting::Dropped;
+        self
     }
+}
 
-    /// Ends all.
-    pub(crate) fn end_all(&mut self, why: SessionEnd) -> Vec<LeaseId> {
-        let leases: Vec<LeaseId> = self.sessions.keys().copied().collect();
-        for lease in &leases {
-            self.end(*lease, why);
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // What has ended was closed already, or runs out by itself.
+        if self.state.end(self.shared.now()).is_none() {
+            self.shared.push(Input::PartSession(Arc::clone(&self.state), self.parting));
         }
-        leases
-    }
-
-    /// The leases to renew now, with the number of the asking.
-    pub(crate) fn due(&mut self, now: Moment) -> Option<(u64, Vec<LeaseId>)> {
-        let mut leases = Vec::new();
-        for (lease, kept) in &mut self.sessions {
-            if kept.renew_at <= now {
-                kept.renew_at = now + self.ask_again;
-                leases.push(*lease);
-            }
-        }
-        if leases.is_empty() {
-            return None;
-        }
-        let round = self.next_round;
-        self.next_round += 1;
-        // An answer that takes longer than a TTL is of no use.
-        let longest = self.sessions.values().map(|kept| kept.state.ttl).max().unwrap_or_default();
-        self.asked.retain(|_, (sent, _)| now.since(*sent) < longest);
-        self.asked.insert(round, (now, leases.clone()));
-        Some((round, leases))
-    }
-
-    /// The leader has answered.
-    pub(crate) fn renewed(&mut self, round: u64, renewed: &[LeaseId]) {
-        let Some((sent, asked)) = self.asked.remove(&round) else { return };
-        for lease in renewed.iter().filter(|lease| asked.contains(lease)) {
-            if let Some(kept) = self.sessions.get_mut(lease) {
-                kept.state.renew(sent + self.drift.trust_for(kept.state.ttl));
-                kept.renew_at = kept.renew_at.max(sent + kept.state.ttl / 3);
-            }
-        }
-    }
-
-    /// Ends those that were not renewed in time, and says which.
-    pub(crate) fn expire(&mut self, now: Moment) -> Vec<LeaseId> {
-        let lost: Vec<LeaseId> = self
-            .sessions
-            .iter()
-            .filter(|(_, kept)| kept.state.end(now).is_some())
-            .map(|(lease, _)| *lease)
-            .collect();
-        for lease in &lost {
-            self.sessions.remove(lease);
-        }
-        lost
-    }
-
-    /// The leases of all of them.
-    pub(crate) fn leases(&self) -> Vec<LeaseId> {
-        self.sessions.keys().copied().collect()
-    }
-
-    /// How many there are.
-    pub(crate) fn len(&self) -> usize {
-        self.sessions.len()
     }
 }
 
@@ -245,47 +297,68 @@ impl Sessions {
 mod tests {
     use super::*;
 
+    const DRIFT: u32 = 10;
+
     fn at(ms: u64) -> Moment {
         Moment::since_boot(Duration::from_millis(ms))
     }
 
-    fn one() -> (Sessions, Arc<SessionState>) {
-        let mut sessions = Sessions::new(Drift::percent(10), Duration::from_millis(200));
-        let lease = LeaseId::new(5).unwrap();
-        let state = sessions.opened(lease, Duration::from_millis(3000), at(0));
-        (sessions, state)
+    /// One that was asked for at 0 and is believed in until 2,700.
+    fn state() -> SessionState {
+        let ttl = Duration::from_millis(3000);
+        let terms = SessionTerms { ttl, delay: Duration::ZERO, label: String::new(), own: false };
+        let valid_until = at(0) + Drift::percent(DRIFT).trust_for(ttl);
+        SessionState::new(LeaseId::new(5).unwrap(), terms, valid_until)
     }
 
     #[test]
-    fn belief_counts_from_the_sending_and_is_shorter_than_the_ttl() {
-        let (mut sessions, state) = one();
+    fn it_is_overdue_when_less_than_a_third_of_the_trust_is_left() {
+        let (state, drift) = (state(), Drift::percent(DRIFT));
+        let until = at(2700);
+        let cases = [
+            (0, Standing::Confirmed(until)),
+            (1800, Standing::Confirmed(until)),
+            (1801, Standing::Overdue(until)),
+            (2699, Standing::Overdue(until)),
+            (2700, Standing::Ended(SessionEnd::NotRenewed)),
+            (1000, Standing::Ended(SessionEnd::NotRenewed)),
+        ];
+        for (now, standing) in cases {
+            assert_eq!(state.standing(at(now), drift), standing, "at {now}");
+        }
+    }
+
+    #[test]
+    fn a_change_is_told_once_and_nothing_after_the_end() {
+        let (state, drift) = (state(), Drift::percent(DRIFT));
+        let mut watch = state.watch();
+        let mut told = |state: &SessionState, now| {
+            state.notice(at(now), drift);
+            let news = watch.has_changed().unwrap();
+            (news, *watch.borrow_and_update())
+        };
+        assert_eq!(told(&state, 1000), (false, Told::Confirmed));
+        assert_eq!(told(&state, 2000), (true, Told::Overdue));
+        assert_eq!(told(&state, 2100), (false, Told::Overdue));
+        state.renew(at(4000), at(2200));
+        assert_eq!(told(&state, 2200), (true, Told::Confirmed));
+        assert_eq!(state.finish(SessionEnd::Orphaned, at(2300)), None);
+        assert_eq!(told(&state, 2300), (true, Told::Ended(SessionEnd::Orphaned)));
+        assert_eq!(state.finish(SessionEnd::Closed, at(9000)), Some(SessionEnd::Orphaned));
+        assert_eq!(told(&state, 9000), (false, Told::Ended(SessionEnd::Orphaned)));
+    }
+
+    #[test]
+    fn who_closes_too_late_learns_that_it_had_ended() {
+        let state = state();
+        assert_eq!(state.finish(SessionEnd::Closed, at(2700)), Some(SessionEnd::NotRenewed));
+    }
+
+    #[test]
+    fn a_renewal_that_comes_after_the_end_renews_nothing_even_if_nobody_has_looked() {
+        let state = state();
+        state.renew(at(5000), at(2700));
         assert_eq!(state.valid_until(), at(2700));
-        assert_eq!(sessions.due(at(999)), None);
-        let (round, leases) = sessions.due(at(1000)).unwrap();
-        sessions.renewed(round, &leases);
-        assert_eq!(state.valid_until(), at(3700));
-    }
-
-    #[test]
-    fn an_unanswered_renewal_is_asked_again_under_a_new_number() {
-        let (mut sessions, state) = one();
-        let (first, leases) = sessions.due(at(1000)).unwrap();
-        assert_eq!(sessions.due(at(1199)), None);
-        let (second, _) = sessions.due(at(1200)).unwrap();
-        assert_ne!(first, second);
-        sessions.renewed(first, &leases);
-        assert_eq!(state.valid_until(), at(3700), "the first answer counts from the first asking");
-    }
-
-    #[test]
-    fn a_session_that_was_lost_never_comes_back() {
-        let (mut sessions, state) = one();
-        let (round, leases) = sessions.due(at(1000)).unwrap();
-        assert_eq!(state.end(at(2699)), None);
-        assert_eq!(state.end(at(2700)), Some(SessionEnd::NotRenewed));
-        sessions.renewed(round, &leases);
-        assert_eq!(state.valid_until(), at(2700));
-        assert_eq!(sessions.expire(at(2700)).len(), 1);
-        assert_eq!(*state.watch_end().borrow(), Some(SessionEnd::NotRenewed));
+        assert_eq!(state.end(at(2701)), Some(SessionEnd::NotRenewed));
     }
 }

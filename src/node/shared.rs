@@ -13,14 +13,17 @@ use crate::codec::encoded_len_hint;
 use crate::env::Env;
 use crate::machine::{Change, Reader};
 use crate::metrics::{Meters, RequestKind};
-use crate::model::{Command, MemberWish, Moment, NodeId, Reply, Revision, SessionInfo, SnapshotId};
+use crate::model::{
+    Command, LeaseId, MemberWish, Moment, NodeId, Reply, Revision, SessionInfo, SnapshotId,
+};
 use crate::watch::Hub;
 
 use super::answer::{CallError, CallResult, ReplyTo, StopReason};
 use super::health::{Health, Pulse};
 use super::inbox::{Inbox, Input, Write};
 use super::quota::growth;
-use super::session::{SessionOpening, SessionState};
+use super::session::Claim;
+use super::sessions::{SessionOpening, SessionResuming};
 use super::settings::Settings;
 use super::slow::{Slow, SlowLog};
 use super::status::NodeStatus;
@@ -305,18 +308,37 @@ impl Shared {
         drop(self.reach(Revision(u64::MAX), deadline).await);
     }
 
-    /// Opens a session of this node.
+    /// Opens a session of this node, which believes in its lease for `ttl` and whose lease lives for
+    /// `delay` longer.
     pub(crate) async fn open_session(
         &self,
         ttl: Duration,
+        delay: Duration,
         info: SessionInfo,
         deadline: Moment,
-    ) -> CallResult<Arc<SessionState>> {
-        let bytes = self.let_in(&Command::Grant { id: None, ttl, session: Some(info.clone()) })?;
+    ) -> CallResult<Claim> {
         let (sender, receiver) = oneshot::channel();
         let (asked, reply) = (self.now(), ReplyTo::Waiting(sender));
-        self.push(Input::OpenSession(SessionOpening { ttl, info, asked, deadline, bytes, reply }));
-        self.answer(receiver, true).await
+        let mut opening = SessionOpening { ttl, delay, info, asked, deadline, bytes: 0, reply };
+        opening.bytes = self.let_in(&opening.command())?;
+        self.push(Input::OpenSession(opening));
+        Ok(self.answer(receiver, true).await?.taken())
+    }
+
+    /// Goes on with a lease that exists, of whose life `delay` is not to be believed in.
+    pub(crate) async fn resume_session(
+        &self,
+        lease: LeaseId,
+        delay: Duration,
+        deadline: Moment,
+    ) -> CallResult<Claim> {
+        // From here on this replica knows every lease that was granted before the call.
+        self.read_barrier(deadline).await?;
+        let _open = self.admit_read()?;
+        let (sender, receiver) = oneshot::channel();
+        let reply = ReplyTo::Waiting(sender);
+        self.push(Input::ResumeSession(SessionResuming { lease, delay, deadline, reply }));
+        Ok(self.answer(receiver, false).await?.taken())
     }
 
     /// Writes a copy of the state to a file.

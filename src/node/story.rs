@@ -71,6 +71,7 @@ pub(crate) fn ending<T>(result: &CallResult<T>) -> Ending {
             CallError::Refused(_)
             | CallError::NoTransferee
             | CallError::Members(_)
+            | CallError::NotResumed(_)
             | CallError::Backup(_),
         ) => Ending::Refused,
         // The change is made, as asked.

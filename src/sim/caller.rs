@@ -74,8 +74,9 @@ impl Caller {
     pub(crate) async fn session(&self, ttl: Duration) -> Option<Session> {
         let info = SessionInfo { label: "simulated".to_owned(), own: false };
         let shared = &self.client.shared;
-        let state = shared.open_session(ttl, info, shared.deadline(None)).await.ok()?;
-        Some(Session::new(shared.clone(), state))
+        let (delay, deadline) = (Duration::ZERO, shared.deadline(None));
+        let claim = shared.open_session(ttl, delay, info, deadline).await.ok()?;
+        Some(Session::new(claim))
     }
 
     pub(crate) fn watch(&self, range: KeyRange, from: Revision) -> Watcher {

@@ -53,43 +53,4 @@ impl Driver {
             }
         }
     }
-
-    pub(super) fn renewed(&mut self, round: u64, renewed: &[LeaseId], gone: &[LeaseId]) {
-        self.sessions.renewed(round, renewed);
-        for lease in gone {
-            self.sessions.end(*lease, SessionEnd::LeaseEnded);
-        }
-    }
-
-    pub(super) fn open_session(&mut self, opening: SessionOpening) {
-        let (ttl, session) = (opening.ttl, Some(opening.info.clone()));
-        let (deadline, asked) = (Some(opening.deadline), opening.asked);
-        let bytes = opening.bytes;
-        let inbox = Arc::clone(&self.shared.inbox);
-        let reply = ReplyTo::Call(Box::new(move |granted| {
-            drop(inbox.push(Input::SessionGranted(opening, granted)));
-        }));
-        let command = Command::Grant { id: None, ttl, session };
-        let story = Story::begin(&command, asked);
-        self.take_write(Write { command, deadline, bytes, reply, story });
-    }
-
-    pub(super) fn session_granted(&mut self, opening: SessionOpening, granted: CallResult<Reply>) {
-        let lease = match granted {
-            Ok(Reply::Grant(grant)) => grant.id,
-            Ok(_) => {
-                let maybe_applied = true;
-                return opening.reply.send(Err(CallError::Deadline { maybe_applied }));
-            }
-            Err(error) => return opening.reply.send(Err(error)),
-        };
-        if opening.reply.is_gone() || self.stopping.is_some() {
-            return self.insist(Command::Revoke(lease));
-        }
-        let state = self.sessions.opened(lease, opening.ttl, opening.asked);
-        if self.shared.reader.lease(lease).is_none() {
-            self.sessions.end(lease, SessionEnd::LeaseEnded);
-        }
-        opening.reply.send(Ok(state));
-    }
 }

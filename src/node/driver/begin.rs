@@ -66,12 +66,14 @@ impl Driver {
         Ok(())
     }
 
-    /// Ends the sessions that earlier lives of this node have left behind.
+    /// Ends the own sessions that earlier lives of this node have left behind. Others run out, or are
+    /// resumed.
     pub(super) fn end_own_past(&mut self) {
         let (node, incarnation) = (self.shared.settings.node, self.identity.incarnation());
         for (lease, _) in self.machine.leases() {
             let session = self.shared.reader.lease(lease).and_then(|info| info.session);
-            if session.is_some_and(|(of, life, _)| of == node && life < incarnation) {
+            let is_past = |of, life| of == node && life < incarnation;
+            if session.is_some_and(|(of, life, info)| info.own && is_past(of, life)) {
                 self.insist(Command::Revoke(lease));
             }
         }

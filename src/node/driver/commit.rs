@@ -76,7 +76,8 @@ impl Driver {
                     lessor.granted(id, ttl);
                 }
                 // An own earlier life, whose last words arrive late.
-                if let Some((node, incarnation, _)) = session
+                if let Some((node, incarnation, info)) = session
+                    && info.own
                     && node == self.shared.settings.node
                     && incarnation < self.identity.incarnation()
                 {
@@ -87,7 +88,7 @@ impl Driver {
                 if let Some(lessor) = lessor {
                     lessor.ended(id);
                 }
-                self.sessions.end(id, SessionEnd::LeaseEnded);
+                self.lease_ended(id);
             }
         }
     }

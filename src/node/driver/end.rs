@@ -25,7 +25,8 @@ impl Driver {
     /// The driver fell in the middle of a turn: lets go of what others wait for.
     pub(crate) fn abandon(&mut self) {
         self.stopped = true;
-        self.sessions.end_all(SessionEnd::NodeStopped);
+        // Who wants to resume hears of it when its reply is dropped.
+        drop(self.sessions.stop(self.shared.now()));
         self.shared.status.send_modify(|status| status.role = Role::Stopped);
         self.log.close();
         self.snapshot_queue.close();
@@ -45,7 +46,10 @@ impl Driver {
             let reason = reason.clone();
             reply.send(Err(CallError::Stopped { reason, maybe_applied: false }));
         }
-        self.sessions.end_all(SessionEnd::NodeStopped);
+        for reply in self.sessions.stop(self.shared.now()) {
+            let reason = reason.clone();
+            reply.send(Err(CallError::Stopped { reason, maybe_applied: false }));
+        }
         if reason == StopReason::Shutdown && !self.aborted {
             self.warm.stop(self.machine.image());
         } else {

@@ -41,8 +41,9 @@ impl Driver {
             }
             Input::OpenSession(opening) => self.open_session(opening),
             Input::SessionGranted(opening, granted) => self.session_granted(opening, granted),
-            Input::CloseSession(lease) => {
-                if self.sessions.end(lease, SessionEnd::Closed) {
+            Input::ResumeSession(resuming) => self.resume_session(resuming, now),
+            Input::PartSession(state, parting) => {
+                if let Some(lease) = self.sessions.part(&state, parting, now) {
                     self.insist(Command::Revoke(lease));
                 }
             }
@@ -60,7 +61,7 @@ impl Driver {
             Input::Abort => self.aborted = true,
             Input::Stop => {
                 if self.stopping.is_none() {
-                    for lease in self.sessions.end_all(SessionEnd::Closed) {
+                    for lease in self.sessions.close_all(now) {
                         self.insist(Command::Revoke(lease));
                     }
                     self.stopping = Some(Stopping { began: now, transferred: false });

@@ -29,6 +29,7 @@ mod look;
 mod measure;
 mod members;
 mod retain;
+mod sessions;
 mod snapshot;
 
 #[cfg(any(test, feature = "sim"))]
@@ -68,7 +69,8 @@ use crate::node::reads::{Asker, Asking, Reads, Rounds};
 use crate::node::refusals::Refusals;
 use crate::node::retain::Retention;
 use crate::node::roster::Roster;
-use crate::node::session::{SessionEnd, SessionOpening, Sessions};
+use crate::node::session::{Claim, ResumeRefusal};
+use crate::node::sessions::{Resumed, SessionOpening, SessionResuming, Sessions};
 use crate::node::settings::Settings;
 use crate::node::shared::Shared;
 use crate::node::snapshot_worker::{Job, News, SnapshotQueue};
@@ -414,9 +416,7 @@ impl Driver {
         self.announce();
         self.raise_version();
         self.replace_voters();
-        for lease in self.sessions.expire(now) {
-            self.insist(Command::Revoke(lease));
-        }
+        self.tend_sessions(now);
         self.expire_transfers(now);
         self.hand_over_from_dead_disk(now);
         if let Some(follower) = self.shared.follower.get() {

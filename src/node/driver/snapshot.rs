@@ -250,7 +250,7 @@ impl Driver {
         }
         for lease in self.sessions.leases() {
             if self.shared.reader.lease(lease).is_none() {
-                self.sessions.end(lease, SessionEnd::LeaseEnded);
+                self.lease_ended(lease);
             }
         }
         // Requests that were applied in what was passed over: the table of answers knows.

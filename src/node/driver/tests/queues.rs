@@ -31,7 +31,7 @@ fn open_session(three: &Three) -> (Opening, Poll<CallResult<()>>) {
     let info = SessionInfo { label: "s".to_owned(), own: false };
     let ttl = Duration::from_secs(5);
     let mut opening: Opening =
-        Box::pin(async move { shared.open_session(ttl, info, deadline).await.map(drop) });
+        Box::pin(async move { shared.open_session(ttl, ttl, info, deadline).await.map(drop) });
     let first = opening.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     (opening, first)
 }

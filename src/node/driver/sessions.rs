@@ -1,0 +1,88 @@
+//! The sessions of this node: opened, resumed, renewed, parted with.
+
+use super::*;
+use crate::model::SessionInfo;
+
+impl Driver {
+    pub(super) fn open_session(&mut self, opening: SessionOpening) {
+        let (deadline, asked) = (Some(opening.deadline), opening.asked);
+        let (command, bytes) = (opening.command(), opening.bytes);
+        let inbox = Arc::clone(&self.shared.inbox);
+        let reply = ReplyTo::Call(Box::new(move |granted| {
+            drop(inbox.push(Input::SessionGranted(opening, granted)));
+        }));
+        let story = Story::begin(&command, asked);
+        self.take_write(Write { command, deadline, bytes, reply, story });
+    }
+
+    pub(super) fn session_granted(&mut self, opening: SessionOpening, granted: CallResult<Reply>) {
+        let lease = match granted {
+            Ok(Reply::Grant(grant)) => grant.id,
+            Ok(_) => {
+                let maybe_applied = true;
+                return opening.reply.send(Err(CallError::Deadline { maybe_applied }));
+            }
+            Err(error) => return opening.reply.send(Err(error)),
+        };
+        if opening.reply.is_gone() || self.stopping.is_some() {
+            return self.insist(Command::Revoke(lease));
+        }
+        let state = self.sessions.opened(lease, opening.terms(), opening.asked);
+        if self.shared.reader.lease(lease).is_none() {
+            self.lease_ended(lease);
+        }
+        opening.reply.send(Ok(Claim::opened(Arc::clone(&self.shared), state)));
+    }
+
+    /// Goes on with a lease as this replica, which is current, knows it.
+    pub(super) fn resume_session(&mut self, resuming: SessionResuming, now: Moment) {
+        if self.stopping.is_some() {
+            let (reason, maybe_applied) = (StopReason::Shutdown, false);
+            return resuming.reply.send(Err(CallError::Stopped { reason, maybe_applied }));
+        }
+        let lease = resuming.lease;
+        let Some(info) = self.shared.reader.lease(lease) else {
+            return resuming.reply.send(Err(Refusal::LeaseNotFound(lease).into()));
+        };
+        let label = match info.session {
+            Some((node, _, SessionInfo { own: true, .. })) => {
+                let why = ResumeRefusal::NodesOwn { lease, node };
+                return resuming.reply.send(Err(CallError::NotResumed(why)));
+            }
+            Some((_, _, session)) => session.label,
+            None => String::new(),
+        };
+        let answer = self.sessions.resume(resuming, info.ttl, label, now);
+        self.tell_resumed(answer);
+    }
+
+    fn tell_resumed(&self, resumed: impl IntoIterator<Item = Resumed>) {
+        let claim = |state| Claim::resumed(Arc::clone(&self.shared), state);
+        for (reply, result) in resumed {
+            reply.send(result.map(claim));
+        }
+    }
+
+    /// The leader has answered a renewal.
+    pub(super) fn renewed(&mut self, round: u64, renewed: &[LeaseId], gone: &[LeaseId]) {
+        let resumed = self.sessions.renewed(round, renewed, self.shared.now());
+        self.tell_resumed(resumed);
+        for lease in gone {
+            self.lease_ended(*lease);
+        }
+    }
+
+    pub(super) fn lease_ended(&mut self, lease: LeaseId) {
+        let resumed = self.sessions.lease_ended(lease, self.shared.now());
+        self.tell_resumed(resumed);
+    }
+
+    /// At each tick: what was not renewed in time has ended, and who waits for it is told.
+    pub(super) fn tend_sessions(&mut self, now: Moment) {
+        for lease in self.sessions.tick(now) {
+            self.insist(Command::Revoke(lease));
+        }
+        let late = self.sessions.give_up(now);
+        self.tell_resumed(late);
+    }
+}

@@ -1,0 +1,573 @@
+//! The sessions of this node, as the driver keeps them: which leases to renew when, what the answers
+//! mean, and what becomes of a session that is parted with.
+//!
+//! Who opened a lease is in the replicated table of leases; who keeps it alive is known only here.
+//! The leader renews a lease for whoever asks, so several nodes may keep one alive, and each of them
+//! rightly believes in it.
+//!
+//! ```text
+//!   opened ──────────────────────────▶ kept ──▶ closed, dropped      its lease is revoked
+//!   resumed ──▶ resuming ── renewed ──▶  │ └──▶ orphaned             its lease runs on
+//!                   └── gone, late       └────▶ not renewed          its lease runs out; the node's
+//!                                                                    own is revoked
+//! ```
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::model::{Command, LeaseId, Moment, Refusal, SessionInfo};
+
+use super::answer::{CallError, CallResult, ReplyTo};
+use super::session::{
+    Claim, Parting, ResumeRefusal, SessionEnd, SessionState, SessionTerms, Standing,
+};
+use super::settings::Drift;
+
+/// A wish for a session.
+pub(crate) struct SessionOpening {
+    /// How long it is believed in without renewal.
+    pub(crate) ttl: Duration,
+    /// How much longer its lease lives.
+    pub(crate) delay: Duration,
+    /// What others see of it.
+    pub(crate) info: SessionInfo,
+    /// When it was asked for: the lease is counted from here.
+    pub(crate) asked: Moment,
+    /// When to give up.
+    pub(crate) deadline: Moment,
+    /// What admission counted for it, in bytes.
+    pub(crate) bytes: usize,
+    /// Who wants it.
+    pub(crate) reply: ReplyTo<Claim>,
+}
+
+impl SessionOpening {
+    /// What makes its lease.
+    pub(super) fn command(&self) -> Command {
+        let (ttl, session) = (self.ttl.saturating_add(self.delay), Some(self.info.clone()));
+        Command::Grant { id: None, ttl, session }
+    }
+
+    /// What it is opened with.
+    pub(super) fn terms(&self) -> SessionTerms {
+        let SessionInfo { label, own } = self.info.clone();
+        SessionTerms { ttl: self.ttl, delay: self.delay, label, own }
+    }
+}
+
+/// A wish to go on with a lease that exists.
+pub(crate) struct SessionResuming {
+    /// Which.
+    pub(crate) lease: LeaseId,
+    /// How much of its life is not to be believed in.
+    pub(crate) delay: Duration,
+    /// When to give up.
+    pub(crate) deadline: Moment,
+    /// Who wants it.
+    pub(crate) reply: ReplyTo<Claim>,
+}
+
+/// What became of a wish to resume.
+pub(super) type Resumed = (ReplyTo<Claim>, CallResult<Arc<SessionState>>);
+
+/// The sessions of this node.
+pub(crate) struct Sessions {
+    drift: Drift,
+    /// How long to wait for an answer to a renewal before asking again.
+    ask_again: Duration,
+    sessions: BTreeMap<LeaseId, Kept>,
+    resuming: BTreeMap<LeaseId, Wanted>,
+    /// What was asked, when, by the number of the asking.
+    asked: BTreeMap<u64, (Moment, Vec<LeaseId>)>,
+    next_round: u64,
+}
+
+struct Kept {
+    state: Arc<SessionState>,
+    /// How many claims there are.
+    claims: usize,
+    /// Whether it is the node's own.
+    own: bool,
+    renew_at: Moment,
+}
+
+/// A lease that is to be kept, and is not believed in yet.
+struct Wanted {
+    /// How long it lives, the delay included.
+    lease_ttl: Duration,
+    label: String,
+    ask_at: Moment,
+    wishes: Vec<SessionResuming>,
+}
+
+impl Sessions {
+    /// No sessions.
+    pub(crate) fn new(drift: Drift, ask_again: Duration) -> Self {
+        let (sessions, resuming, asked) = Default::default();
+        Self { drift, ask_again, sessions, resuming, asked, next_round: 1 }
+    }
+
+    /// A lease was granted for an opening: keep it alive, for one claim.
+    pub(crate) fn opened(
+        &mut self,
+        lease: LeaseId,
+        terms: SessionTerms,
+        asked: Moment,
+    ) -> Arc<SessionState> {
+        self.keep(lease, terms, asked, 1)
+    }
+
+    fn keep(
+        &mut self,
+        lease: LeaseId,
+        terms: SessionTerms,
+        sent: Moment,
+        claims: usize,
+    ) -> Arc<SessionState> {
+        let (ttl, own) = (terms.ttl, terms.own);
+        let valid_until = sent + self.drift.trust_for(ttl);
+        let state = Arc::new(SessionState::new(lease, terms, valid_until));
+        let kept = Kept { state: Arc::clone(&state), claims, own, renew_at: sent + ttl / 3 };
+        self.sessions.insert(lease, kept);
+        state
+    }
+
+    /// Somebody wants to go on with a lease that lives for `lease_ttl`: believed in from the first
+    /// renewal on that is sent from now on, or at once if this node keeps it already.
+    pub(crate) fn resume(
+        &mut self,
+        wish: SessionResuming,
+        lease_ttl: Duration,
+        label: String,
+        now: Moment,
+    ) -> Option<Resumed> {
+        let SessionResuming { lease, delay, .. } = wish;
+        if lease_ttl <= delay {
+            let refusal = ResumeRefusal::DelayTooLong { lease_ttl, delay };
+            return Some((wish.reply, Err(CallError::NotResumed(refusal))));
+        }
+        match self.sessions.get_mut(&lease) {
+            Some(kept) if kept.state.end(now).is_none() => {
+                let answer = kept.claim(delay);
+                return Some((wish.reply, answer));
+            }
+            // One that has ended stays so, for all who were told; this is another one.
+            Some(_) => drop(self.sessions.remove(&lease)),
+            None => {}
+        }
+        let wanted = self.resuming.entry(lease).or_insert_with(|| Wanted {
+            lease_ttl,
+            label,
+            ask_at: now,
+            wishes: Vec::new(),
+        });
+        wanted.wishes.push(wish);
+        None
+    }
+
+    /// One is parted with. Says which lease is to be revoked.
+    pub(crate) fn part(
+        &mut self,
+        state: &Arc<SessionState>,
+        parting: Parting,
+        now: Moment,
+    ) -> Option<LeaseId> {
+        let lease = state.lease;
+        // The lease may have been resumed since, by another session of this node.
+        let kept = self.sessions.get_mut(&lease).filter(|kept| Arc::ptr_eq(&kept.state, state));
+        let is_kept = kept.is_some();
+        let last = kept.is_some_and(|kept| {
+            kept.claims -= 1;
+            kept.claims == 0
+        });
+        let (goes, revoke) = match parting {
+            // Whoever closed it has ended the belief, and waits for this.
+            Parting::Closed => (is_kept, true),
+            Parting::Orphaned => (is_kept, false),
+            Parting::Dropped => (last, last && state.finish(SessionEnd::Closed, now).is_none()),
+            Parting::Declined => {
+                if last {
+                    state.finish(SessionEnd::Orphaned, now);
+                }
+                (last, false)
+            }
+        };
+        if goes {
+            self.sessions.remove(&lease);
+        }
+        revoke.then_some(lease)
+    }
+
+    /// A lease has ended, and all that hangs on it.
+    pub(crate) fn lease_ended(&mut self, lease: LeaseId, now: Moment) -> Vec<Resumed> {
+        if let Some(kept) = self.sessions.remove(&lease) {
+            kept.state.finish(SessionEnd::LeaseEnded, now);
+        }
+        let wishes = self.resuming.remove(&lease).map(|wanted| wanted.wishes).unwrap_or_default();
+        let gone = || Err(CallError::Refused(Refusal::LeaseNotFound(lease)));
+        wishes.into_iter().map(|wish| (wish.reply, gone())).collect()
+    }
+
+    /// Closes all, in good order. Says which leases are to be revoked.
+    pub(crate) fn close_all(&mut self, now: Moment) -> Vec<LeaseId> {
+        let mut revoke = Vec::new();
+        for (lease, kept) in std::mem::take(&mut self.sessions) {
+            match kept.state.finish(SessionEnd::Closed, now) {
+                None | Some(SessionEnd::Closed) => revoke.push(lease),
+                Some(SessionEnd::NotRenewed) if kept.own => revoke.push(lease),
+                Some(_) => {}
+            }
+        }
+        revoke
+    }
+
+    /// Ends all, because the node has stopped. Gives back who wants to resume.
+    pub(crate) fn stop(&mut self, now: Moment) -> Vec<ReplyTo<Claim>> {
+        for (_, kept) in std::mem::take(&mut self.sessions) {
+            kept.state.finish(SessionEnd::NodeStopped, now);
+        }
+        let wanted = std::mem::take(&mut self.resuming).into_values();
+        wanted.flat_map(|wanted| wanted.wishes).map(|wish| wish.reply).collect()
+    }
+
+    /// The leases to renew now, with the number of the asking.
+    pub(crate) fn due(&mut self, now: Moment) -> Option<(u64, Vec<LeaseId>)> {
+        let mut leases = Vec::new();
+        let kept = self.sessions.iter_mut().map(|(lease, kept)| (lease, &mut kept.renew_at));
+        let wanted = self.resuming.iter_mut().map(|(lease, wanted)| (lease, &mut wanted.ask_at));
+        for (lease, at) in kept.chain(wanted) {
+            if *at <= now {
+                *at = now + self.ask_again;
+                leases.push(*lease);
+            }
+        }
+        if leases.is_empty() {
+            return None;
+        }
+        let round = self.next_round;
+        self.next_round += 1;
+        // An answer that takes longer than a TTL is of no use.
+        let ttls = self.sessions.values().map(|kept| kept.state.ttl);
+        let ttls = ttls.chain(self.resuming.values().map(|wanted| wanted.lease_ttl));
+        let longest = ttls.max().unwrap_or_default();
+        self.asked.retain(|_, (sent, _)| now.since(*sent) < longest);
+        self.asked.insert(round, (now, leases.clone()));
+        Some((round, leases))
+    }
+
+    /// The leader has answered. Says what became of those that were to be resumed.
+    pub(crate) fn renewed(&mut self, round: u64, renewed: &[LeaseId], now: Moment) -> Vec<Resumed> {
+        let Some((sent, asked)) = self.asked.remove(&round) else { return Vec::new() };
+        let mut resumed = Vec::new();
+        for lease in renewed.iter().filter(|lease| asked.contains(lease)) {
+            if let Some(kept) = self.sessions.get_mut(lease) {
+                kept.state.renew(sent + self.drift.trust_for(kept.state.ttl), now);
+                kept.state.notice(now, self.drift);
+                kept.renew_at = kept.renew_at.max(sent + kept.state.ttl / 3);
+            } else {
+                resumed.extend(self.confirmed(*lease, sent, now));
+            }
+        }
+        resumed
+    }
+
+    /// A renewal of a lease that is to be resumed was confirmed.
+    fn confirmed(&mut self, lease: LeaseId, sent: Moment, now: Moment) -> Vec<Resumed> {
+        let Some(wanted) = self.resuming.remove(&lease) else { return Vec::new() };
+        let Wanted { lease_ttl, label, ask_at, mut wishes } = wanted;
+        // What nobody waits for any more is left alone.
+        wishes.retain(|wish| !wish.reply.is_gone());
+        let Some(first) = wishes.first() else { return Vec::new() };
+        let (delay, own) = (first.delay, false);
+        let ttl = lease_ttl - delay;
+        if now >= sent + self.drift.trust_for(ttl) {
+            // It came too late to be believed.
+            self.resuming.insert(lease, Wanted { lease_ttl, label, ask_at, wishes });
+            return Vec::new();
+        }
+        self.keep(lease, SessionTerms { ttl, delay, label, own }, sent, 0);
+        let kept = self.sessions.get_mut(&lease).expect("it was just put there");
+        wishes.into_iter().map(|wish| (wish.reply, kept.claim(wish.delay))).collect()
+    }
+
+    /// Ends those that were not renewed in time, tells who waits for a change, and says which leases
+    /// are to be revoked: those that nobody else can keep. The others run out, as late as they must, or
+    /// somebody else has resumed them.
+    pub(crate) fn tick(&mut self, now: Moment) -> Vec<LeaseId> {
+        let mut revoke = Vec::new();
+        self.sessions.retain(|lease, kept| match kept.state.notice(now, self.drift) {
+            Standing::Ended(why) => {
+                revoke.extend((kept.own && why == SessionEnd::NotRenewed).then_some(*lease));
+                false
+            }
+            Standing::Confirmed(_) | Standing::Overdue(_) => true,
+        });
+        revoke
+    }
+
+    /// The wishes to resume whose time is up.
+    pub(crate) fn give_up(&mut self, now: Moment) -> Vec<Resumed> {
+        let mut late = Vec::new();
+        self.resuming.retain(|_, wanted| {
+            let is_over = |wish: &mut SessionResuming| wish.deadline <= now || wish.reply.is_gone();
+            late.extend(wanted.wishes.extract_if(.., is_over));
+            !wanted.wishes.is_empty()
+        });
+        let error = || Err(CallError::Deadline { maybe_applied: false });
+        late.into_iter().map(|wish| (wish.reply, error())).collect()
+    }
+
+    /// The leases of all of them, also of those that are to be resumed.
+    pub(crate) fn leases(&self) -> Vec<LeaseId> {
+        self.sessions.keys().chain(self.resuming.keys()).copied().collect()
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.sessions.len()
+    }
+}
+
+impl Kept {
+    /// One more claim, of somebody who expects this delay.
+    fn claim(&mut self, delay: Duration) -> CallResult<Arc<SessionState>> {
+        let kept = self.state.delay;
+        if kept != delay {
+            return Err(CallError::NotResumed(ResumeRefusal::KeptOtherwise { kept, delay }));
+        }
+        self.claims += 1;
+        Ok(Arc::clone(&self.state))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    const LEASE: LeaseId = match LeaseId::new(5) {
+        Some(lease) => lease,
+        None => panic!("5 is a lease"),
+    };
+
+    fn at(ms: u64) -> Moment {
+        Moment::since_boot(Duration::from_millis(ms))
+    }
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn none() -> Sessions {
+        Sessions::new(Drift::percent(10), ms(200))
+    }
+
+    fn one_with(delay: u64, own: bool) -> (Sessions, Arc<SessionState>) {
+        let mut sessions = none();
+        let terms = SessionTerms { ttl: ms(3000), delay: ms(delay), label: String::new(), own };
+        let state = sessions.opened(LEASE, terms, at(0));
+        (sessions, state)
+    }
+
+    fn one() -> (Sessions, Arc<SessionState>) {
+        one_with(0, false)
+    }
+
+    type Answer = oneshot::Receiver<CallResult<Claim>>;
+
+    /// A wish to resume the lease, which lives for `lease_ttl`, and what came of it at once.
+    fn resume(
+        sessions: &mut Sessions,
+        (lease_ttl, delay): (u64, u64),
+        now: u64,
+    ) -> (Answer, Option<CallResult<Arc<SessionState>>>) {
+        let (sender, answer) = oneshot::channel();
+        let (deadline, reply) = (at(now + 5000), ReplyTo::Waiting(sender));
+        let wish = SessionResuming { lease: LEASE, delay: ms(delay), deadline, reply };
+        let resumed = sessions.resume(wish, ms(lease_ttl), "old".to_owned(), at(now));
+        (answer, resumed.map(|(_, result)| result))
+    }
+
+    fn only(resumed: Vec<Resumed>) -> CallResult<Arc<SessionState>> {
+        let [(_, result)] = <[Resumed; 1]>::try_from(resumed).ok().expect("one is answered");
+        result
+    }
+
+    #[test]
+    fn belief_counts_from_the_sending_and_is_shorter_than_the_ttl() {
+        let (mut sessions, state) = one();
+        assert_eq!(state.valid_until(), at(2700));
+        assert_eq!(sessions.due(at(999)), None);
+        let (round, leases) = sessions.due(at(1000)).unwrap();
+        sessions.renewed(round, &leases, at(1100));
+        assert_eq!(state.valid_until(), at(3700));
+    }
+
+    #[test]
+    fn a_lock_delay_lengthens_the_lease_and_not_the_belief() {
+        let (mut sessions, state) = one_with(60_000, false);
+        assert_eq!(state.valid_until(), at(2700));
+        let (round, leases) = sessions.due(at(1000)).unwrap();
+        sessions.renewed(round, &leases, at(1100));
+        assert_eq!(state.valid_until(), at(3700));
+        assert_eq!(sessions.due(at(1999)), None);
+        assert!(sessions.due(at(2000)).is_some(), "renewed by the ttl, not by the lease's");
+    }
+
+    #[test]
+    fn an_unanswered_renewal_is_asked_again_under_a_new_number() {
+        let (mut sessions, state) = one();
+        let (first, leases) = sessions.due(at(1000)).unwrap();
+        assert_eq!(sessions.due(at(1199)), None);
+        let (second, _) = sessions.due(at(1200)).unwrap();
+        assert_ne!(first, second);
+        sessions.renewed(first, &leases, at(1300));
+        assert_eq!(state.valid_until(), at(3700), "the first answer counts from the first asking");
+    }
+
+    #[test]
+    fn a_session_that_was_lost_never_comes_back() {
+        let (mut sessions, state) = one();
+        let (round, leases) = sessions.due(at(1000)).unwrap();
+        assert_eq!(state.end(at(2699)), None);
+        assert_eq!(state.end(at(2700)), Some(SessionEnd::NotRenewed));
+        sessions.renewed(round, &leases, at(2700));
+        assert_eq!(state.valid_until(), at(2700));
+        sessions.tick(at(2700));
+        assert_eq!(sessions.len(), 0);
+    }
+
+    #[test]
+    fn only_the_nodes_own_session_is_revoked_when_it_was_not_renewed() {
+        for (own, revoked) in [(true, vec![LEASE]), (false, vec![])] {
+            let (mut sessions, state) = one_with(0, own);
+            assert_eq!(sessions.tick(at(2699)), []);
+            assert_eq!(sessions.tick(at(2700)), revoked, "own: {own}");
+            assert_eq!(sessions.part(&state, Parting::Dropped, at(2701)), None);
+        }
+    }
+
+    #[test]
+    fn what_nobody_has_noticed_yet_is_no_orderly_end_either() {
+        // Dropped, or the node shut down, after the belief has ended and before the tick that says so.
+        let (mut sessions, state) = one_with(10_000, false);
+        assert_eq!(sessions.part(&state, Parting::Dropped, at(2700)), None);
+        let (mut sessions, _) = one_with(10_000, false);
+        assert_eq!(sessions.close_all(at(2700)), []);
+        let (mut sessions, _) = one_with(10_000, false);
+        assert_eq!(sessions.close_all(at(2699)), [LEASE]);
+    }
+
+    #[test]
+    fn the_last_claim_that_is_dropped_closes_the_session() {
+        let (mut sessions, state) = one();
+        let (_, again) = resume(&mut sessions, (3000, 0), 100);
+        assert!(Arc::ptr_eq(&again.unwrap().unwrap(), &state), "it is kept here already");
+        assert_eq!(sessions.part(&state, Parting::Dropped, at(200)), None);
+        assert_eq!(state.end(at(200)), None);
+        assert_eq!(sessions.part(&state, Parting::Dropped, at(300)), Some(LEASE));
+        assert_eq!(state.end(at(300)), Some(SessionEnd::Closed));
+        assert_eq!(sessions.len(), 0);
+    }
+
+    #[test]
+    fn an_orphan_is_not_revoked_by_anybody_who_had_it() {
+        let (mut sessions, state) = one();
+        assert_eq!(state.finish(SessionEnd::Orphaned, at(100)), None);
+        assert_eq!(
+            sessions.close_all(at(100)),
+            [],
+            "not even by a shutdown before the driver hears"
+        );
+        let (mut sessions, state) = one();
+        state.finish(SessionEnd::Orphaned, at(100));
+        assert_eq!(sessions.part(&state, Parting::Orphaned, at(100)), None);
+        assert_eq!(sessions.len(), 0);
+        let (_answer, now) = resume(&mut sessions, (3000, 0), 200);
+        assert!(now.is_none(), "it is another session");
+        let (round, leases) = sessions.due(at(200)).unwrap();
+        let second = only(sessions.renewed(round, &leases, at(210))).unwrap();
+        for parting in [Parting::Dropped, Parting::Declined, Parting::Orphaned] {
+            assert_eq!(sessions.part(&state, parting, at(300)), None, "{parting:?}");
+        }
+        assert_eq!((second.end(at(300)), sessions.len()), (None, 1), "the first has no say in it");
+    }
+
+    #[test]
+    fn a_resumed_lease_is_believed_in_from_the_first_confirmed_renewal_on() {
+        let mut sessions = none();
+        let (_answer, now) = resume(&mut sessions, (10_000, 7000), 0);
+        assert!(now.is_none());
+        assert_eq!((sessions.len(), sessions.leases()), (0, vec![LEASE]));
+        let (first, leases) = sessions.due(at(50)).unwrap();
+        assert!(sessions.renewed(first, &[], at(60)).is_empty(), "an expiry is under way");
+        assert_eq!(sessions.due(at(249)), None);
+        let (second, _) = sessions.due(at(250)).unwrap();
+        let state = only(sessions.renewed(second, &leases, at(900))).unwrap();
+        assert_eq!(state.valid_until(), at(250) + ms(2700), "the delay is not believed in");
+        assert_eq!((state.ttl, state.delay, &*state.label), (ms(3000), ms(7000), "old"));
+    }
+
+    #[test]
+    fn a_renewal_that_was_confirmed_too_late_resumes_nothing() {
+        let mut sessions = none();
+        let (_answer, _) = resume(&mut sessions, (3000, 0), 0);
+        let (first, leases) = sessions.due(at(0)).unwrap();
+        assert!(sessions.renewed(first, &leases, at(2700)).is_empty());
+        let (second, _) = sessions.due(at(2800)).unwrap();
+        let state = only(sessions.renewed(second, &leases, at(2810))).unwrap();
+        assert_eq!(state.valid_until(), at(5500));
+    }
+
+    #[test]
+    fn a_wish_to_resume_ends_with_the_lease_with_its_deadline_and_with_its_caller() {
+        let mut sessions = none();
+        let (_answer, _) = resume(&mut sessions, (3000, 0), 0);
+        let gone = only(sessions.lease_ended(LEASE, at(1))).unwrap_err();
+        assert_eq!(gone, CallError::Refused(Refusal::LeaseNotFound(LEASE)));
+        let (_answer, _) = resume(&mut sessions, (3000, 0), 0);
+        assert!(sessions.give_up(at(4999)).is_empty());
+        let late = only(sessions.give_up(at(5000))).unwrap_err();
+        assert_eq!(late, CallError::Deadline { maybe_applied: false });
+        let (answer, _) = resume(&mut sessions, (3000, 0), 0);
+        let (round, leases) = sessions.due(at(0)).unwrap();
+        drop(answer);
+        assert!(sessions.renewed(round, &leases, at(10)).is_empty());
+        assert_eq!((sessions.len(), sessions.leases()), (0, vec![]), "nobody keeps it");
+        let (answer, _) = resume(&mut sessions, (3000, 0), 20);
+        drop(answer);
+        sessions.give_up(at(30));
+        assert_eq!(sessions.leases(), [], "nobody asks for it");
+    }
+
+    #[test]
+    fn who_declines_a_resumed_session_leaves_its_lease_as_it_was() {
+        let mut sessions = none();
+        let (_answer, _) = resume(&mut sessions, (3000, 0), 0);
+        let (round, leases) = sessions.due(at(0)).unwrap();
+        let state = only(sessions.renewed(round, &leases, at(10))).unwrap();
+        assert_eq!(sessions.part(&state, Parting::Declined, at(20)), None);
+        assert_eq!((state.end(at(20)), sessions.len()), (Some(SessionEnd::Orphaned), 0));
+    }
+
+    #[test]
+    fn a_lease_is_resumed_with_one_delay_and_a_shorter_one_than_it_lives() {
+        let refused = |answer: Option<CallResult<Arc<SessionState>>>| answer.unwrap().unwrap_err();
+        let mut sessions = none();
+        let (lease_ttl, delay) = (ms(3000), ms(3000));
+        let why = ResumeRefusal::DelayTooLong { lease_ttl, delay };
+        let (_, answer) = resume(&mut sessions, (3000, 3000), 0);
+        assert_eq!(refused(answer), CallError::NotResumed(why));
+        let (_one, _) = resume(&mut sessions, (3000, 1000), 0);
+        let (_other, _) = resume(&mut sessions, (3000, 0), 0);
+        let (round, leases) = sessions.due(at(0)).unwrap();
+        let resumed = sessions.renewed(round, &leases, at(10));
+        let results: Vec<_> = resumed.into_iter().map(|(_, result)| result).collect();
+        assert_eq!(results[0].as_ref().unwrap().valid_until(), at(1800));
+        let why = ResumeRefusal::KeptOtherwise { kept: ms(1000), delay: ms(0) };
+        assert_eq!(results[1].as_ref().unwrap_err(), &CallError::NotResumed(why));
+        assert_eq!(sessions.sessions[&LEASE].claims, 1);
+    }
+}
