@@ -53,8 +53,9 @@ pub use node::{
     SessionEnd, Standing, StopReason, Verdict,
 };
 pub use recipes::{
-    Campaign, Election, Guard, GuardError, GuardTxn, Holder, Leader, LeaderEvent, Leadership,
-    LockCall, LockError, LockState, Loss, Mutex, Observe, Released, Token,
+    Cached, CachedCall, Campaign, Election, Guard, GuardError, GuardTxn, Holder, Leader,
+    LeaderEvent, Leadership, LockCall, LockError, LockState, Loss, Mutex, Observe, Released, Token,
+    View,
 };
 pub use transport::TransportError;
 #[cfg(feature = "tls")]

@@ -106,6 +106,19 @@ impl Watch {
         self.watcher.created_at()
     }
 
+    /// Everything up to this revision has been delivered.
+    pub(crate) fn delivered(&self) -> Revision {
+        Revision(self.watcher.resume().get() - 1)
+    }
+
+    /// What [`Watch::next`] has at hand; `Pending` is nothing. Wakes nobody later.
+    pub(crate) fn try_next(&mut self) -> Poll<Option<Result<WatchBatch, WatchError>>> {
+        match self.watcher.try_recv() {
+            Poll::Ready(batch) => Poll::Ready(self.strip(batch)),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
     fn strip(
         &self,
         mut batch: Option<Result<WatchBatch, WatchError>>,

@@ -296,7 +296,8 @@ impl Shared {
         self.reach(revision, deadline).await
     }
 
-    async fn reach(&self, revision: Revision, deadline: Moment) -> CallResult<()> {
+    /// As [`Shared::at_least`], and what watches the replica has been told of it, too.
+    pub(crate) async fn reach(&self, revision: Revision, deadline: Moment) -> CallResult<()> {
         let (sender, receiver) = oneshot::channel();
         self.push(Input::AtLeast { revision, deadline, reply: ReplyTo::Waiting(sender) });
         self.answer(receiver, false).await

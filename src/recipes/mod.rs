@@ -10,10 +10,12 @@
 //! point) ends with its key deleted: never before it is known whether the key was put there, and for as
 //! long as it takes.
 
+mod cached;
 mod election;
 mod line;
 mod mutex;
 
+pub use cached::{Cached, CachedCall, View};
 pub use election::{Campaign, Election, Leader, LeaderEvent, Leadership, Observe};
 pub use line::Loss;
 pub use mutex::{
