@@ -118,10 +118,9 @@ impl Cluster {
         Ok(())
     }
 
-    /// Kills a member as `kill -9` does, and answers with its plan. Those behind it move up.
-    pub(crate) fn kill(&mut self, member: usize) -> Plan {
-        self.members.remove(member).kill();
-        self.plans.remove(member)
+    /// Takes a member out, to be killed or ended. Those behind it move up.
+    pub(crate) fn take(&mut self, member: usize) -> (Member, Plan) {
+        (self.members.remove(member), self.plans.remove(member))
     }
 
     /// Waits until there is a leader whom all follow and have caught up with, and says which.

@@ -140,6 +140,12 @@ impl Member {
         line.trim_end().to_owned()
     }
 
+    /// Tells it something, and waits for its answer.
+    pub(crate) fn ask(&mut self, words: &str) -> String {
+        self.tell(words);
+        self.answer()
+    }
+
     /// What the work, or the thing it was told, came to.
     pub(crate) fn measured(&mut self) -> Measured {
         let words = self.answer();
@@ -147,8 +153,7 @@ impl Member {
     }
 
     pub(crate) fn standing(&mut self) -> Standing {
-        self.tell("standing");
-        let words = self.answer();
+        let words = self.ask("standing");
         let numbers: Vec<u64> = words.split(' ').filter_map(|word| word.parse().ok()).collect();
         let [leads, leader, applied] = numbers[..] else { panic!("not a standing: {words:?}") };
         Standing { leads: leads == 1, leader, applied }

@@ -151,8 +151,7 @@ fn load(options: &Options) -> Result<(), String> {
     let mut cluster = Cluster::start::<Site>(&options.shape)?;
     let leader = cluster.leader()?;
     for member in &mut cluster.members {
-        member.tell(&format!("keys {}", options.keys));
-        let _ = member.answer();
+        member.ask(&format!("keys {}", options.keys));
     }
     cluster.members[leader].tell(&order(Work::Fill, FILLERS, Duration::ZERO));
     let _ = cluster.members[leader].measured();
@@ -208,11 +207,12 @@ fn changes_of_leader(options: &Options) -> Result<(), String> {
         for _ in 0..options.times {
             let leader = cluster.leader()?;
             let begun = Instant::now();
-            let fallen = cluster.kill(leader);
+            let (fallen, plan) = cluster.take(leader);
+            fallen.kill();
             cluster.members[0].tell("next-write");
             let _ = cluster.members[0].measured();
             all.add(begun.elapsed());
-            cluster.restart(fallen)?;
+            cluster.restart(plan)?;
         }
         options.form.time(killed, &all);
     }

@@ -1,0 +1,203 @@
+//! The queue inside the node: tasks of one session on one lock, and nobody else in the cluster who wants
+//! it. Beside it what tokio's mutex does with the same tasks, which knows of no cluster.
+
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Builder;
+use tokio::sync::oneshot;
+
+use crate::bench::{Bench, Meter};
+use crate::crew::{Measured, together};
+use crate::report::Row;
+use crate::site::{Site, number};
+
+/// Only each so-manieth handoff is timed, and the end of the time looked for then.
+const TIMED: u64 = 64;
+
+/// What the tasks run on.
+#[derive(Clone, Copy)]
+pub(crate) enum On {
+    /// One thread.
+    One,
+    /// As many threads as there are cores.
+    Many,
+}
+
+/// What they pass on, and how.
+#[derive(Clone, Copy)]
+pub(crate) enum Lock {
+    /// A lock, whose release is waited for.
+    Released,
+    /// A lock, whose guard is dropped.
+    Dropped,
+    /// Tokio's.
+    Tokio,
+}
+
+impl FromStr for On {
+    type Err = ();
+
+    fn from_str(word: &str) -> Result<Self, ()> {
+        match word {
+            "one" => Ok(On::One),
+            "many" => Ok(On::Many),
+            _ => Err(()),
+        }
+    }
+}
+
+impl FromStr for Lock {
+    type Err = ();
+
+    fn from_str(word: &str) -> Result<Self, ()> {
+        match word {
+            "released" => Ok(Lock::Released),
+            "dropped" => Ok(Lock::Dropped),
+            "tokio" => Ok(Lock::Tokio),
+            _ => Err(()),
+        }
+    }
+}
+
+/// What holders change, one after the other: with a lock that let two in, numbers would go astray.
+#[derive(Default)]
+struct Passed {
+    holds: AtomicU64,
+    /// Nanoseconds since the start of the last release that is timed.
+    released: AtomicU64,
+    is_over: AtomicU64,
+}
+
+/// One task's view of the lock that is passed on.
+struct Turn<'a> {
+    passed: &'a Passed,
+    begun: Instant,
+    time: Duration,
+    number: u64,
+}
+
+impl<'a> Turn<'a> {
+    /// With the lock just taken.
+    fn begin(passed: &'a Passed, begun: Instant, time: Duration, timed: &mut Measured) -> Self {
+        let number = passed.holds.load(Ordering::Relaxed);
+        if number % TIMED == 1 {
+            let released = Duration::from_nanos(passed.released.load(Ordering::Relaxed));
+            timed.add(begun.elapsed().saturating_sub(released));
+        }
+        Self { passed, begun, time, number }
+    }
+
+    /// Just before it is let go.
+    fn end(self) {
+        if self.number.is_multiple_of(TIMED) {
+            let now = self.begun.elapsed();
+            if now >= self.time {
+                self.passed.is_over.store(1, Ordering::Relaxed);
+            }
+            let nanos = u64::try_from(now.as_nanos()).expect("not centuries");
+            self.passed.released.store(nanos, Ordering::Relaxed);
+        }
+        self.passed.holds.store(self.number + 1, Ordering::Relaxed);
+    }
+}
+
+/// In a member: tasks pass a lock on for a time. Answers with how many holds there were, and the
+/// latencies of those that were timed.
+pub(crate) async fn pass_on(
+    site: &Arc<Site>,
+    on: On,
+    lock: Lock,
+    tasks: u64,
+    time: Duration,
+) -> String {
+    let mutex = site.session().await.mutex("inside");
+    let (sender, receiver) = oneshot::channel();
+    // A runtime of its own, beside the one that this runs on.
+    let thread = thread::spawn(move || {
+        let mut runtime = match on {
+            On::One => Builder::new_current_thread(),
+            On::Many => Builder::new_multi_thread(),
+        };
+        let runtime = runtime.enable_time().build().expect("a runtime");
+        let (passed, tokio) = (Arc::new(Passed::default()), Arc::new(tokio::sync::Mutex::new(())));
+        let begun = Instant::now();
+        // What a task counts for itself must add up to what they counted together.
+        let counted = Arc::new(AtomicU64::new(0));
+        let measured = runtime.block_on(together(tasks, |_| {
+            let (mutex, tokio) = (mutex.clone(), Arc::clone(&tokio));
+            let (passed, counted) = (Arc::clone(&passed), Arc::clone(&counted));
+            async move {
+                let (mut timed, mut holds) = (Measured::new(Duration::ZERO), 0);
+                while passed.is_over.load(Ordering::Relaxed) == 0 {
+                    match lock {
+                        Lock::Released => {
+                            let guard = mutex.lock().await.expect("a lock");
+                            Turn::begin(&passed, begun, time, &mut timed).end();
+                            let _ = guard.release().await.expect("a release");
+                        }
+                        Lock::Dropped => {
+                            let guard = mutex.lock().await.expect("a lock");
+                            Turn::begin(&passed, begun, time, &mut timed).end();
+                            drop(guard);
+                        }
+                        Lock::Tokio => {
+                            let guard = tokio.lock().await;
+                            Turn::begin(&passed, begun, time, &mut timed).end();
+                            drop(guard);
+                        }
+                    }
+                    holds += 1;
+                }
+                counted.fetch_add(holds, Ordering::Relaxed);
+                timed
+            }
+        }));
+        let holds = passed.holds.load(Ordering::Relaxed);
+        assert_eq!(holds, counted.load(Ordering::Relaxed), "two held at once");
+        let _ = sender.send(format!("{holds}|{}", measured.to_words()));
+    });
+    let answer = receiver.await.expect("the thread answers");
+    thread.join().expect("it ends");
+    answer
+}
+
+/// From outside.
+pub(crate) fn queue(bench: &mut Bench) -> Result<(), String> {
+    for (on, threads) in [("one", "one thread"), ("many", "a thread for each core")] {
+        for (lock, how) in
+            [("released", ""), ("dropped", ", dropped"), ("tokio", ", tokio's mutex")]
+        {
+            for tasks in [2_u64, 16, 256, 10_000] {
+                let name = format!("inside a process, {tasks} tasks on {threads}{how}");
+                if !bench.wants(&name) || tasks > bench.options.waiters {
+                    continue;
+                }
+                let millis = bench.options.time.as_millis();
+                let (cluster, leader) = bench.cluster()?;
+                let member = &mut cluster.members[leader];
+                member.ask("session");
+                let meter = Meter::start(cluster, leader);
+                let order = format!("inside {on} {lock} {tasks} {millis}");
+                let answer = cluster.members[leader].ask(&order);
+                let spent = meter.stop(cluster);
+                let (holds, timed) = answer.split_once('|').expect("two parts");
+                let timed = Measured::from_words(timed).expect("a measurement");
+                let holds: u64 = number(holds);
+                let mut numbers = vec![
+                    ("a second", holds as f64 / timed.elapsed.as_secs_f64()),
+                    ("median us", timed.micros(0.5)),
+                    ("p99 us", timed.micros(0.99)),
+                ];
+                numbers.extend(spent.each(holds));
+                let words = "tasks of one session in the leader's process pass a lock on; how long is \
+                             from just before the release until the next one runs, one time in 64";
+                bench.row(&Row { name: &name, words, numbers });
+            }
+        }
+    }
+    Ok(())
+}

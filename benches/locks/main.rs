@@ -1,0 +1,55 @@
+//! What locks cost, as a program that embeds a member sees it: three processes on loopback, with logs
+//! that are synced on a majority of the disks before anything is acknowledged.
+//!
+//! ```sh
+//! cargo bench --bench locks                    # all rows; some minutes
+//! cargo bench --bench locks -- --quick         # every row for a moment: that it runs
+//! cargo bench --bench locks -- --only "inside a process" --seconds 5 --json
+//! cargo bench --bench locks -- --only uncontended --in-process
+//! ```
+//!
+//! Rows are chosen by a part of their names. `--waiters`, `--names` and `--held` bound how many of them
+//! there are, `--long-seconds` says how long shares and idle locks are looked at, `--times` how often a
+//! holder dies, `--ttl-ms` how long its session outlives it. Callers live inside members: the leader's,
+//! unless a row says otherwise. `docs/performance.md` has figures.
+
+#![allow(clippy::print_stdout, reason = "a benchmark reports to whoever runs it")]
+
+mod bench;
+#[path = "../crew/mod.rs"]
+mod crew;
+mod deaths;
+mod guarded;
+mod handoff;
+mod idle;
+mod inside;
+mod names;
+mod report;
+mod shares;
+mod site;
+
+use bench::{Bench, Options};
+use crew::{Plan, live};
+use site::Site;
+
+fn main() -> Result<(), String> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if args.first().is_some_and(|arg| arg == Plan::WORD) {
+        let plan = Plan::from_args(&args).ok_or("a member's arguments are not its own")?;
+        live::<Site>(&plan, std::io::stdin().lock(), std::io::stdout().lock());
+        return Ok(());
+    }
+    let options = Options::from_args(&args)?;
+    let mut bench = Bench::new(options);
+    names::uncontended(&mut bench)?;
+    handoff::drain(&mut bench)?;
+    handoff::again(&mut bench)?;
+    inside::queue(&mut bench)?;
+    guarded::cost(&mut bench)?;
+    shares::ledgers(&mut bench)?;
+    // The others need a cluster for themselves.
+    bench.end_cluster();
+    names::many(&mut bench)?;
+    idle::cost(&mut bench)?;
+    deaths::next_grants(&mut bench)
+}

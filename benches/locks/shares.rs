@@ -1,0 +1,111 @@
+//! Many tasks on all nodes want one lock, and count under it: whether the counts are exact, and what each
+//! node's share of the holds is.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bowline::{Client, Op};
+
+use crate::bench::{Bench, Meter};
+use crate::crew::{Measured, Trade, together};
+use crate::report::{Row, rates};
+use crate::site::{Site, number};
+
+/// Tasks on each node.
+const TASKS: u64 = 64;
+
+/// A counter that only guarded transactions change.
+const GUARDED: &str = "shares/guarded";
+
+/// A counter that is read and put by whoever holds, with nothing but the lock to protect it.
+const PLAIN: &str = "shares/plain";
+
+/// In a member: tasks count up, each time under the lock. Measured are the waits that began in time.
+pub(crate) async fn count_up(site: &Arc<Site>, tasks: u64, time: Duration) -> String {
+    let mutex = site.session().await.mutex("shares/lock");
+    let begun = Instant::now();
+    let measured = together(tasks, |_| {
+        let (mutex, client) = (mutex.clone(), site.node().client());
+        async move {
+            let mut waits = Measured::new(Duration::ZERO);
+            while begun.elapsed() < time {
+                let called = Instant::now();
+                let guard = mutex.lock().await.expect("a lock");
+                waits.add(called.elapsed());
+                // What holders before have written is here: who is granted has applied it.
+                let seen = client.get(GUARDED).local().await.expect("a local get");
+                let put = Op::put(GUARDED, (count_in(seen) + 1).to_string());
+                guard.txn().then(put).commit().await.expect("a guarded transaction");
+                let count = read(&client, PLAIN).await;
+                client.put(PLAIN, (count + 1).to_string()).await.expect("a put");
+                let _ = guard.release().await.expect("a release");
+            }
+            waits
+        }
+    })
+    .await;
+    measured.to_words()
+}
+
+/// In a member: what both counters say.
+pub(crate) async fn ledger(site: &Arc<Site>) -> String {
+    let client = site.node().client();
+    format!("{} {}", read(&client, GUARDED).await, read(&client, PLAIN).await)
+}
+
+async fn read(client: &Client, key: &'static str) -> u64 {
+    count_in(client.get(key).await.expect("a get"))
+}
+
+fn count_in(row: Option<bowline::KeyValue>) -> u64 {
+    row.map_or(0, |row| number(std::str::from_utf8(&row.value).expect("digits")))
+}
+
+/// From outside.
+pub(crate) fn ledgers(bench: &mut Bench) -> Result<(), String> {
+    let name = format!("shares, {TASKS} tasks on each node count under one lock");
+    if !bench.wants(&name) {
+        return Ok(());
+    }
+    let millis = bench.options.long.as_millis();
+    let (cluster, leader) = bench.cluster()?;
+    for member in &mut cluster.members {
+        member.ask("session");
+    }
+    let ledger = |words: String| {
+        let (guarded, plain) = words.split_once(' ').expect("two counts");
+        (number::<u64>(guarded), number::<u64>(plain))
+    };
+    let before = ledger(cluster.members[leader].ask("ledger"));
+    let meter = Meter::start(cluster, leader);
+    for member in &mut cluster.members {
+        member.tell(&format!("share {TASKS} {millis}"));
+    }
+    let (mut all, mut counts) = (Measured::new(Duration::ZERO), Vec::new());
+    for member in &mut cluster.members {
+        let measured = member.measured();
+        counts.push(measured.count());
+        all.merge(&measured);
+    }
+    let spent = meter.stop(cluster);
+    let after = ledger(cluster.members[leader].ask("ledger"));
+    let grants = all.count();
+    assert_eq!(after.0 - before.0, grants, "the guarded counter is exact");
+    assert_eq!(after.1 - before.1, grants, "the counter under the lock is exact");
+    let percent = |count: Option<&u64>| *count.unwrap_or(&0) as f64 * 100.0 / grants.max(1) as f64;
+    let mut numbers = rates(&all);
+    numbers.extend(spent.each(grants));
+    numbers.extend([
+        ("smallest share percent", percent(counts.iter().min())),
+        ("the leader's share percent", percent(counts.get(leader))),
+        ("largest share percent", percent(counts.iter().max())),
+        ("longest wait ms", all.micros(1.0) / 1e3),
+        ("grants", grants as f64),
+        ("guarded counter", (after.0 - before.0) as f64),
+        ("counter under the lock", (after.1 - before.1) as f64),
+    ]);
+    let words = "a task gets the lock, raises one counter by a guarded transaction and another by a get \
+                 and a put, and releases; how long is the wait";
+    bench.row(&Row { name: &name, words, numbers });
+    Ok(())
+}
