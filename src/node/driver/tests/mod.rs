@@ -6,6 +6,7 @@ mod health;
 mod hostile;
 mod queues;
 mod quota;
+mod sessions;
 mod snapshots;
 
 use std::collections::BTreeMap;

@@ -1,0 +1,272 @@
+//! Sessions whose nodes are cut off, and leases that pass from one node to another.
+
+use super::*;
+use crate::model::{LeaseId, PutLease, Refusal, SessionInfo};
+use crate::node::session::Told;
+use crate::node::{Claim, Parting, ResumeRefusal, SessionEnd, SessionState, Standing};
+
+const KEY: &str = "bound";
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+impl Three {
+    /// Awaits something while time passes.
+    fn wait<T>(&mut self, future: impl Future<Output = T>) -> T {
+        let mut future = Box::pin(future);
+        for _ in 0..6000 {
+            match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(output) => return output,
+                Poll::Pending => self.step(),
+            }
+        }
+        panic!("it does not end");
+    }
+
+    /// A session with a key that is bound to it.
+    fn open(&mut self, node: usize, ttl_ms: u64, delay_ms: u64, own: bool) -> Claim {
+        let shared = Arc::clone(self.shared(node));
+        let (info, deadline) =
+            (SessionInfo { label: "old".to_owned(), own }, shared.now() + ms(5000));
+        let opening =
+            async move { shared.open_session(ms(ttl_ms), ms(delay_ms), info, deadline).await };
+        let claim = self.wait(opening).unwrap();
+        let put = Put::new(KEY, "v");
+        let put = Put { lease: PutLease::Attach(claim.state.lease), ..put };
+        self.write(node, Command::Put(put)).unwrap();
+        claim
+    }
+
+    fn resume(&mut self, node: usize, lease: LeaseId, delay_ms: u64) -> CallResult<Claim> {
+        let shared = Arc::clone(self.shared(node));
+        let deadline = shared.now() + ms(5000);
+        self.wait(async move { shared.resume_session(lease, ms(delay_ms), deadline).await })
+    }
+
+    /// Whether the key is there, as a node's replica has it.
+    fn is_bound(&self, node: usize) -> bool {
+        self.shared(node).reader.get(KEY.as_bytes()).0.is_some()
+    }
+
+    fn standing(&self, state: &SessionState) -> Standing {
+        state.standing(self.clock.now(), Drift::percent(10))
+    }
+
+    fn cut_off(&self, node: usize) {
+        for peer in (0..3).filter(|peer| *peer != node) {
+            self.hub.cut(id(node), id(peer));
+            self.hub.cut(id(peer), id(node));
+        }
+    }
+
+    fn orphan(&self, claim: Claim) -> LeaseId {
+        let state = Arc::clone(&claim.state);
+        assert_eq!(state.finish(SessionEnd::Orphaned, self.clock.now()), None);
+        claim.shared.push(Input::PartSession(Arc::clone(&state), Parting::Orphaned));
+        state.lease
+    }
+}
+
+#[test]
+fn the_keys_of_a_holder_that_was_cut_off_stay_for_the_lock_delay_even_when_it_is_back() {
+    for delay in [0, 4000] {
+        let mut three = Three::led_by(0, |_, _| {});
+        let claim = three.open(1, 3000, delay, false);
+        three.pass(5000);
+        assert!(three.is_bound(0), "it is renewed");
+        three.cut_off(1);
+        let state = Arc::clone(&claim.state);
+        three.until("it believes for ever", |three| {
+            matches!(three.standing(&state), Standing::Ended(_))
+        });
+        let ended = three.clock.now();
+        assert_eq!(three.standing(&state), Standing::Ended(SessionEnd::NotRenewed));
+        // It comes back, and does what programs do then.
+        three.hub.heal_all();
+        drop(claim);
+        three.until("its key stays for ever", |three| !three.is_bound(0));
+        let stayed = three.clock.now().since(ended);
+        assert!(stayed >= ms(delay), "{stayed:?} of {delay} ms");
+        // The drift bound at the leader, on ttl and delay.
+        assert!(stayed <= ms(delay) + ms((3000 + delay) / 5 + 300), "{stayed:?} of {delay} ms");
+    }
+}
+
+#[test]
+fn a_session_with_a_lock_delay_that_is_dropped_is_closed_at_once() {
+    let mut three = Three::led_by(0, |_, _| {});
+    let claim = three.open(1, 3000, 60_000, false);
+    drop(claim);
+    three.pass(200);
+    assert!(!three.is_bound(0));
+}
+
+#[test]
+fn a_shutdown_closes_what_is_believed_in_and_leaves_the_rest_to_its_delay() {
+    for (cut_off, bound) in [(false, false), (true, true)] {
+        let mut three = Three::led_by(0, |_, _| {});
+        let claim = three.open(1, 3000, 60_000, false);
+        if cut_off {
+            three.cut_off(1);
+            // Nobody looks, and no tick of the node comes before it is stopped.
+            three.clock.0.fetch_add(2_995, Ordering::Relaxed);
+            three.hub.heal_all();
+        }
+        three.push(1, Input::Stop);
+        three.pass(2000);
+        assert_eq!(three.is_bound(0), bound, "cut off: {cut_off}");
+        drop(claim);
+    }
+}
+
+#[test]
+fn overdue_is_told_at_a_tick_and_taken_back_when_a_renewal_comes_through() {
+    let mut three = Three::led_by(0, |_, _| {});
+    let claim = three.open(1, 3000, 0, false);
+    let mut told = claim.state.watch();
+    three.pass(1500);
+    assert!(matches!(three.standing(&claim.state), Standing::Confirmed(_)));
+    assert!(!told.has_changed().unwrap());
+    three.cut_off(1);
+    three.until("it is never overdue", |_| told.has_changed().unwrap());
+    assert_eq!(*told.borrow_and_update(), Told::Overdue);
+    let Standing::Overdue(until) = three.standing(&claim.state) else { panic!("not overdue") };
+    let left = until.since(three.clock.now());
+    // A tick comes every 25 milliseconds.
+    assert!(left < ms(900) && left >= ms(870), "{left:?}");
+    three.hub.heal_all();
+    three.until("it does not recover", |_| told.has_changed().unwrap());
+    assert_eq!(*told.borrow_and_update(), Told::Confirmed);
+    let Standing::Confirmed(later) = three.standing(&claim.state) else { panic!("overdue") };
+    assert!(later > until);
+}
+
+#[test]
+fn an_orphaned_lease_lives_on_at_the_node_that_resumes_it() {
+    let mut three = Three::led_by(0, |_, _| {});
+    let first = three.open(1, 3000, 0, false);
+    let lease = three.orphan(first);
+    three.pass(2000);
+    let second = three.resume(2, lease, 0).unwrap();
+    three.pass(10_000);
+    assert!(three.is_bound(0));
+    assert_eq!((&*second.state.label, second.state.ttl), ("old", ms(3000)));
+    drop(second);
+    three.pass(200);
+    assert!(!three.is_bound(0), "who resumed it closes it");
+    let error = three.resume(1, lease, 0).err().unwrap();
+    assert_eq!(error, CallError::Refused(Refusal::LeaseNotFound(lease)));
+}
+
+#[test]
+fn an_orphan_that_nobody_resumes_runs_out() {
+    let mut three = Three::led_by(0, |_, _| {});
+    let claim = three.open(1, 3000, 0, false);
+    three.orphan(claim);
+    three.pass(2900);
+    assert!(three.is_bound(0));
+    three.pass(1700);
+    assert!(!three.is_bound(0));
+}
+
+#[test]
+fn a_holder_that_comes_back_does_not_end_what_another_node_has_resumed() {
+    let mut three = Three::led_by(0, |_, _| {});
+    let first = three.open(1, 3000, 2000, false);
+    let (state, lease) = (Arc::clone(&first.state), first.state.lease);
+    three.cut_off(1);
+    let second = three.resume(2, lease, 2000).unwrap();
+    three.until("it believes for ever", |three| {
+        matches!(three.standing(&state), Standing::Ended(_))
+    });
+    three.hub.heal_all();
+    three.pass(500);
+    drop(first);
+    three.pass(10_000);
+    assert!(three.is_bound(0));
+    assert!(matches!(three.standing(&second.state), Standing::Confirmed(_)));
+    assert_eq!(second.state.ttl, ms(3000), "the delay is not believed in");
+}
+
+#[test]
+fn a_resumed_lease_is_not_believed_in_before_the_leader_has_answered() {
+    let mut three = Three::led_by(0, |_, _| {});
+    let first = three.open(1, 3000, 0, false);
+    let lease = three.orphan(first);
+    three.pass(200);
+    // What this node asks does not arrive any more: the barrier does not, and a renewal would not.
+    three.cut_off(2);
+    let shared = Arc::clone(three.shared(2));
+    let deadline = shared.now() + ms(1000);
+    let error = three.wait(async move { shared.resume_session(lease, ms(0), deadline).await });
+    assert_eq!(error.err().unwrap(), CallError::Deadline { maybe_applied: false });
+    assert_eq!(three.shared(2).status.borrow().sessions, 0);
+    three.hub.heal_all();
+    three.pass(4000);
+    assert!(!three.is_bound(0), "nobody kept it");
+}
+
+#[test]
+fn two_nodes_may_keep_one_lease_and_whoever_closes_it_ends_it_for_both() {
+    let mut three = Three::led_by(0, |_, _| {});
+    let first = three.open(1, 3000, 0, false);
+    let second = three.resume(2, first.state.lease, 0).unwrap();
+    three.pass(5000);
+    for claim in [&first, &second] {
+        assert!(matches!(three.standing(&claim.state), Standing::Confirmed(_)));
+    }
+    drop(first);
+    three.pass(200);
+    assert!(!three.is_bound(0));
+    assert_eq!(three.standing(&second.state), Standing::Ended(SessionEnd::LeaseEnded));
+}
+
+#[test]
+fn what_cannot_be_resumed_is_refused_by_name() {
+    let mut three = Three::led_by(0, |_, _| {});
+    let own = three.open(1, 3000, 0, true);
+    let lease = own.state.lease;
+    let refused = |three: &mut Three, lease, delay| three.resume(2, lease, delay).err().unwrap();
+    let why = ResumeRefusal::NodesOwn { lease, node: id(1) };
+    assert_eq!(refused(&mut three, lease, 0), CallError::NotResumed(why));
+    let unknown = LeaseId::new(77).unwrap();
+    let why = CallError::Refused(Refusal::LeaseNotFound(unknown));
+    assert_eq!(refused(&mut three, unknown, 0), why);
+    let short = three.open(1, 3000, 0, false);
+    let (lease, delay) = (short.state.lease, ms(3000));
+    let why = ResumeRefusal::DelayTooLong { lease_ttl: ms(3000), delay };
+    assert_eq!(refused(&mut three, lease, 3000), CallError::NotResumed(why));
+    let again = three.resume(1, lease, 0).unwrap();
+    assert!(Arc::ptr_eq(&again.state, &short.state), "it is kept there already");
+    let why = ResumeRefusal::KeptOtherwise { kept: ms(0), delay: ms(1) };
+    let error = three.resume(1, lease, 1).err().unwrap();
+    assert_eq!(error, CallError::NotResumed(why));
+}
+
+#[test]
+fn a_call_to_resume_that_is_dropped_leaves_the_lease_as_it_was() {
+    let mut three = Three::led_by(0, |_, _| {});
+    let first = three.open(1, 3000, 0, false);
+    let lease = three.orphan(first);
+    // Dropped after so many steps, and so also when the answer is there and not looked at.
+    let answered = (0..40).find(|steps| {
+        let shared = Arc::clone(three.shared(2));
+        let deadline = shared.now() + ms(5000);
+        let mut call = Box::pin(async move { shared.resume_session(lease, ms(0), deadline).await });
+        for _ in 0..*steps {
+            let polled = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            if let Poll::Ready(claim) = polled {
+                three.orphan(claim.unwrap());
+                return true;
+            }
+            three.step();
+        }
+        false
+    });
+    assert!(answered.is_some_and(|steps| steps > 3), "{answered:?}");
+    three.pass(100);
+    assert!(three.is_bound(0), "it was not revoked");
+    three.pass(5000);
+    assert!(!three.is_bound(0), "and is not kept");
+}

@@ -1,0 +1,289 @@
+//! Sessions of real nodes: how they end, who takes them up again, and how long their keys outlive them.
+
+use std::future::{Future, IntoFuture};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bowline::testing::{Cluster, ClusterOptions};
+use bowline::{
+    Client, Error, LeaseId, Limits, Refusal, ResumeRefusal, Session, SessionEnd, Standing, Wait,
+};
+
+const TTL: Duration = Duration::from_millis(900);
+
+/// Short times, so that what takes a few of them takes little.
+fn quick(members: usize) -> Cluster {
+    ClusterOptions::new(members)
+        .configure(|config| {
+            config
+                .heartbeat(Duration::from_millis(20))
+                .election_timeout(Duration::from_millis(150))
+                .session_ttl(TTL)
+        })
+        .start()
+        .wait()
+        .expect("the cluster starts")
+}
+
+/// A member that follows, and another one.
+fn followers(cluster: &Cluster) -> (usize, usize) {
+    let leader = cluster.leader().wait().unwrap();
+    ((leader + 1) % 3, (leader + 2) % 3)
+}
+
+fn bind(session: &Session, key: &'static str) {
+    session.client().put(key, "v").lease(session.lease()).wait().unwrap();
+}
+
+fn is_bound(client: &Client, key: &'static str) -> bool {
+    client.get(key).wait().unwrap().is_some()
+}
+
+/// Waits until a key has gone.
+fn gone(client: &Client, key: &'static str) {
+    let mut changes = client.watch(key).wait().unwrap();
+    while is_bound(client, key) {
+        changes.next().wait().unwrap().unwrap();
+    }
+}
+
+/// Waits until the lease of a session has been renewed some times.
+fn renewed(session: &Session, times: usize) {
+    for _ in 0..times {
+        let until = session.valid_until();
+        while session.valid_until() == until {
+            assert_eq!(session.end(), None);
+            is_bound(&session.client(), "time passes");
+        }
+    }
+}
+
+#[test]
+fn a_program_that_crashed_goes_on_with_its_session_in_its_next_life() {
+    let mut cluster = quick(3);
+    let (crashes, other) = followers(&cluster);
+    let open = cluster.node(crashes).open_session().label("importer");
+    let session = open.ttl(Duration::from_secs(4)).wait().unwrap();
+    bind(&session, "address");
+    let lease = session.lease();
+    cluster.kill(crashes).wait();
+    assert_eq!(session.end(), Some(SessionEnd::NodeStopped));
+    cluster.restart(crashes).wait().unwrap();
+    let again = cluster.node(crashes).resume_session(lease).wait().unwrap();
+    assert_eq!((again.lease(), again.label()), (lease, "importer"));
+    // Longer than the lease lives by itself.
+    renewed(&again, 5);
+    assert!(is_bound(&cluster.node(other).client(), "address"));
+    assert_eq!(session.end(), Some(SessionEnd::NodeStopped), "the first one stays ended");
+    again.close().wait().unwrap();
+    gone(&cluster.node(other).client(), "address");
+}
+
+#[test]
+fn a_session_passes_to_another_node_and_its_keys_stay() {
+    let cluster = quick(3);
+    let (from, to) = followers(&cluster);
+    let session = cluster.node(from).open_session().wait().unwrap();
+    let handle = session.clone();
+    bind(&session, "address");
+    let lease = session.orphan();
+    assert_eq!(handle.standing(), Standing::Ended(SessionEnd::Orphaned));
+    assert_eq!(handle.close().wait(), Err(Error::SessionEnded(SessionEnd::Orphaned)));
+    let session = cluster.node(to).resume_session(lease).wait().unwrap();
+    drop(handle);
+    renewed(&session, 5);
+    assert!(is_bound(&cluster.node(from).client(), "address"));
+    let [row] = &cluster.node(to).client().sessions()[..] else { panic!("one session") };
+    assert_eq!((row.lease, row.ttl, row.own), (lease, TTL, false));
+    assert_eq!(&row.node, &cluster.node(from).status().id, "who opened it");
+}
+
+#[test]
+fn what_has_ended_and_a_nodes_own_session_are_not_resumed() {
+    let mut cluster = quick(3);
+    let (holder, other) = followers(&cluster);
+    let own = cluster.node(holder).session().wait().unwrap();
+    let (lease, node) = (own.lease(), cluster.node(holder).status().id);
+    let refused = cluster.node(other).resume_session(lease).wait().unwrap_err();
+    assert_eq!(refused, Error::NotResumed(ResumeRefusal::NodesOwn { lease, node }));
+    let session = cluster.node(holder).open_session().wait().unwrap();
+    let closed = session.lease();
+    session.close().wait().unwrap();
+    session.close().wait().unwrap();
+    for lease in [closed, LeaseId::new(77_777).unwrap()] {
+        let refused = cluster.node(other).resume_session(lease).wait().unwrap_err();
+        assert_eq!(refused, Error::Refused(Refusal::LeaseNotFound(lease)));
+    }
+    // Its next life has ended the own session of the one before.
+    cluster.kill(holder).wait();
+    cluster.restart(holder).wait().unwrap();
+    cluster.node(holder).session().wait().unwrap();
+    let refused = cluster.node(holder).resume_session(lease).wait().unwrap_err();
+    assert_eq!(refused, Error::Refused(Refusal::LeaseNotFound(lease)));
+}
+
+#[test]
+fn a_plain_lease_can_be_kept_too_as_long_as_somebody_wants_it() {
+    let cluster = quick(1);
+    let client = cluster.node(0).client();
+    let lease = client.grant(TTL).wait().unwrap().id;
+    client.put("k", "v").lease(lease).wait().unwrap();
+    let session = cluster.node(0).resume_session(lease).wait().unwrap();
+    assert_eq!((session.label(), session.ttl()), ("", TTL));
+    renewed(&session, 5);
+    assert!(is_bound(&client, "k"));
+    drop(session);
+    gone(&client, "k");
+}
+
+#[test]
+fn a_lock_whose_holder_crashed_is_not_taken_before_the_lock_delay_is_over() {
+    let mut cluster = quick(3);
+    let (holder, other) = followers(&cluster);
+    let delay = Duration::from_secs(2);
+    let session = cluster.node(holder).open_session().lock_delay(delay).wait().unwrap();
+    assert_eq!((session.ttl(), session.lock_delay()), (TTL, delay));
+    let status = cluster.node(holder).client().lease(session.lease()).wait().unwrap().unwrap();
+    assert_eq!(status.ttl, TTL + delay);
+    let guard = session.mutex("lock").lock().wait().unwrap();
+    let now = cluster.node(holder).now();
+    assert!(guard.valid_until() <= now + TTL, "the delay is not believed in");
+    cluster.kill(holder).wait();
+    let until = guard.valid_until();
+    let next = cluster.node(other).session().wait().unwrap().mutex("lock").lock().wait().unwrap();
+    let granted = cluster.node(other).now();
+    assert!(granted >= until + delay, "believed in until {until:?}, taken at {granted:?}");
+    drop((guard, next));
+}
+
+#[test]
+fn a_session_with_a_lock_delay_that_is_closed_gives_its_locks_up_at_once() {
+    let cluster = quick(3);
+    let (holder, other) = followers(&cluster);
+    let delay = Limits::LOCK_DELAY_MAX;
+    let session = cluster.node(holder).open_session().lock_delay(delay).wait().unwrap();
+    let guard = session.mutex("lock").lock().wait().unwrap();
+    session.close().wait().unwrap();
+    assert!(!guard.is_held());
+    let next = cluster.node(other).session().wait().unwrap();
+    let next = next.mutex("lock").lock().deadline(Duration::from_secs(20)).wait();
+    assert!(next.is_ok(), "{next:?}");
+}
+
+#[test]
+fn a_holder_that_was_cut_off_cannot_shorten_its_lock_delay() {
+    let cluster = quick(3);
+    let (holder, other) = followers(&cluster);
+    let delay = Limits::LOCK_DELAY_MAX;
+    let session = cluster.node(holder).open_session().lock_delay(delay).wait().unwrap();
+    bind(&session, "k");
+    cluster.partition(&[holder]);
+    assert_eq!(session.ended().wait(), SessionEnd::NotRenewed);
+    cluster.heal();
+    assert_eq!(session.close().wait(), Err(Error::SessionEnded(SessionEnd::NotRenewed)));
+    let lease = session.lease();
+    drop(session);
+    // What its node still had to say has been said when this is read.
+    let client = cluster.node(holder).client();
+    client.put("after", "v").wait().unwrap();
+    assert!(is_bound(&cluster.node(other).client(), "k"));
+    client.revoke(lease).wait().unwrap();
+    assert!(!is_bound(&client, "k"), "an operator can");
+}
+
+#[test]
+fn a_lock_delay_that_is_too_long_is_refused_by_its_name() {
+    let cluster = quick(1);
+    let (node, max) = (cluster.node(0), Limits::LOCK_DELAY_MAX);
+    let asked = max + Duration::from_millis(1);
+    let expected = Error::LockDelay { asked, max };
+    assert_eq!(node.open_session().lock_delay(asked).wait().unwrap_err(), expected);
+    assert_eq!(expected.to_string(), "not applied: a lock delay of 600.001s: the longest is 600s");
+    let session = node.open_session().lock_delay(max).wait().unwrap();
+    let resume = |delay| node.resume_session(session.lease()).lock_delay(delay).wait();
+    assert_eq!(resume(asked).unwrap_err(), expected);
+    assert!(matches!(resume(TTL), Err(Error::NotResumed(ResumeRefusal::KeptOtherwise { .. }))));
+    assert!(resume(max).is_ok());
+    // Nothing lives for no time, however long the delay.
+    let nothing = node.open_session().ttl(Duration::ZERO).lock_delay(max).wait().unwrap_err();
+    assert!(matches!(nothing, Error::Refused(Refusal::LeaseTtl { .. })), "{nothing:?}");
+}
+
+#[test]
+fn a_holder_that_is_cut_off_hears_of_the_risk_before_the_loss() {
+    let cluster = quick(3);
+    let (holder, _) = followers(&cluster);
+    let session = cluster.node(holder).open_session().wait().unwrap();
+    assert!(matches!(session.standing(), Standing::Confirmed(_)));
+    cluster.partition(&[holder]);
+    let Standing::Overdue(until) = session.at_risk().wait() else { panic!("not told in time") };
+    assert_eq!(until, session.valid_until());
+    assert_eq!(session.ended().wait(), SessionEnd::NotRenewed);
+    assert!(cluster.node(holder).now() >= until);
+    assert_eq!(session.at_risk().wait(), Standing::Ended(SessionEnd::NotRenewed));
+}
+
+#[test]
+fn what_waits_for_a_risk_is_judged_by_the_clock_even_when_nobody_wakes_it() {
+    let cluster = quick(3);
+    let (holder, other) = followers(&cluster);
+    let session = cluster.node(holder).open_session().wait().unwrap();
+    let (mut risk, mut end) = (Box::pin(session.at_risk()), Box::pin(session.ended()));
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(risk.as_mut().poll(&mut context).is_pending());
+    assert!(end.as_mut().poll(&mut context).is_pending());
+    // The node's threads stand still, and so does everything that it would have said.
+    cluster.pause(holder);
+    let client = cluster.node(other).client();
+    while cluster.node(holder).now() < session.valid_until() {
+        is_bound(&client, "time passes");
+    }
+    let ended = SessionEnd::NotRenewed;
+    assert_eq!(risk.as_mut().poll(&mut context), Poll::Ready(Standing::Ended(ended)));
+    assert_eq!(end.as_mut().poll(&mut context), Poll::Ready(ended));
+    cluster.resume(holder);
+}
+
+#[test]
+fn a_session_lives_as_long_as_somebody_has_a_handle_on_it() {
+    let cluster = quick(3);
+    let (holder, other) = followers(&cluster);
+    let client = cluster.node(other).client();
+    let session = cluster.node(holder).open_session().wait().unwrap();
+    bind(&session, "k");
+    let guard = session.mutex("lock").lock().wait().unwrap();
+    drop(session);
+    let session = guard.session().clone();
+    renewed(&session, 5);
+    drop(session);
+    assert!(guard.is_held() && is_bound(&client, "k"));
+    drop(guard);
+    gone(&client, "k");
+    // The node has a handle on its own.
+    let own = cluster.node(holder).session().wait().unwrap();
+    let lease = own.lease();
+    bind(&own, "k");
+    drop(own);
+    let own = cluster.node(holder).session().wait().unwrap();
+    assert_eq!(own.lease(), lease);
+    renewed(&own, 5);
+    assert!(is_bound(&client, "k"));
+}
+
+#[test]
+fn a_session_that_is_opened_by_a_call_that_is_dropped_is_not_kept() {
+    let cluster = quick(1);
+    let node = cluster.node(0);
+    for _ in 0..20 {
+        let mut call = node.open_session().into_future();
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(call.as_mut().poll(&mut context).is_pending());
+        // It may be answered before it is dropped.
+        node.client().put("k", "v").wait().unwrap();
+        drop(call);
+    }
+    let none = |status: &bowline::NodeStatus| status.sessions == 0;
+    node.wait_for(none).wait();
+    node.client().put("k", "v").wait().unwrap();
+    assert_eq!(node.client().sessions(), []);
+}
