@@ -12,7 +12,8 @@ use std::time::Duration;
 use bowline::env::{BootClock, BootId, Clock, Env};
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
-    Config, KeyRange, LockError, Moment, Node, NodeStatus, Revision, Role, Session, Token, Wait,
+    Client, Config, EventKind, KeyRange, LockError, Moment, Node, NodeStatus, Revision, Role,
+    Session, Token, Wait,
 };
 
 /// No wait of a test is longer, unless something is broken.
@@ -108,6 +109,18 @@ pub(crate) fn until(node: &Node, name: &str, what: &str, fits: impl Fn(u64) -> b
         let next = Revision(reply.revision.get() + 1);
         let mut changes = kv.watch(below.clone()).from(next).wait().unwrap();
         changes.next().wait().unwrap().unwrap();
+    }
+}
+
+/// Waits until a key is deleted, and says at which revision. It must have been there.
+pub(crate) fn until_deleted(kv: &Client, key: &str) -> Revision {
+    let mut changes = kv.watch(key.to_owned()).from(Revision(1)).wait().unwrap();
+    loop {
+        // What is past comes together: the deletion may be anywhere in it.
+        let batch = changes.next().wait().unwrap().unwrap();
+        if let Some(end) = batch.events.iter().find(|event| event.kind == EventKind::Delete) {
+            return end.kv.mod_revision;
+        }
     }
 }
 

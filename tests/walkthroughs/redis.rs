@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use bowline::{
-    Client, Compare, Error, EventKind, GuardError, LeaseId, LockState, Loss, Op, Put, PutLease,
-    Refusal, Revision, SessionEnd, Wait,
+    Client, Compare, Error, GuardError, LeaseId, LockState, Loss, Op, Put, PutLease, Refusal,
+    SessionEnd, Wait,
 };
 
 use crate::stage::{
     Outside, SHORT, another_session, lasting, quick, roles, session, stand_in_line, timed_out,
-    with_clocks,
+    until_deleted, with_clocks,
 };
 
 /// `SET name value NX PX ttl`: one entry of the log makes the key and binds it to its end.
@@ -39,11 +39,6 @@ fn compare_and_expire(kv: &Client, name: &str, value: &str, ttl: Duration) -> bo
     put.lease = PutLease::Attach(lease);
     let mine = Compare::value(name.to_owned()).eq(value.to_owned());
     kv.txn().when(mine).then(Op::Put(put)).commit().wait().unwrap().succeeded
-}
-
-fn until_deleted(kv: &Client, name: &str) {
-    let mut changes = kv.watch(name.to_owned()).from(Revision(1)).wait().unwrap();
-    while changes.next().wait().unwrap().unwrap().events[0].kind != EventKind::Delete {}
 }
 
 const HALF_A_MINUTE: Duration = Duration::from_secs(30);

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bowline::{Client, Compare, EventKind, KeyRange, LeaseId, Op, Put, PutLease, Revision, Wait};
 
-use crate::stage::{lasting, quick, session};
+use crate::stage::{lasting, quick, session, until_deleted};
 
 /// The key `name` with the next number behind it: what a POST to etcd's second version made, and an
 /// ephemeral sequential node in ZooKeeper.
@@ -95,8 +95,7 @@ fn a_key_without_a_lease_is_never_freed_after_a_crash_and_one_with_a_lease_is() 
     take(ephemeral);
     cluster.kill(1).wait();
     let kv = cluster.node(0).client();
-    let mut changes = kv.watch("ephemeral").from(Revision(1)).wait().unwrap();
-    while changes.next().wait().unwrap().unwrap().events[0].kind != EventKind::Delete {}
+    until_deleted(&kv, "ephemeral");
     assert!(
         kv.get("persistent").wait().unwrap().is_some(),
         "it is there until somebody deletes it"

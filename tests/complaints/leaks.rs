@@ -1,0 +1,145 @@
+//! What is left behind.
+
+use std::time::Duration;
+
+use bowline::{KeyRange, LockError, Wait};
+
+use crate::stage::{
+    LONG, SOON, another_session, lasting, places, quick, roles, session, stand_in_line,
+    until_deleted, until_places, with,
+};
+
+/// python-etcd#228.
+#[test]
+fn a_try_that_fails_leaves_no_key_that_blocks_others() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    for _ in 0..5 {
+        let tried = session(&cluster, 1).mutex("lock").try_lock().wait();
+        assert!(matches!(tried, Err(LockError::WouldBlock { .. })), "{tried:?}");
+    }
+    until_places(cluster.node(1), "lock", 1);
+    guard.release().wait().unwrap();
+    let free = session(&cluster, 2).mutex("lock").try_lock().wait();
+    assert!(free.is_ok(), "{free:?}");
+}
+
+/// kazoo#760: the same, while the connection is gone.
+#[test]
+fn a_try_without_a_connection_leaves_no_key_either() {
+    let cluster = with(3, |config| {
+        let config = config.heartbeat(Duration::from_millis(20));
+        let config = config.election_timeout(Duration::from_millis(150));
+        config.session_ttl(LONG).call_deadline(Duration::from_millis(400))
+    });
+    let (_, one, two) = roles(&cluster);
+    let cut = session(&cluster, one);
+    cluster.partition(&[one]);
+    let tried = cut.mutex("lock").try_lock().wait();
+    assert!(tried.is_err(), "{tried:?}");
+    cluster.heal();
+    let next = another_session(&cluster, two, "next").mutex("lock").lock().wait().unwrap();
+    until_places(cluster.node(two), "lock", 1);
+    next.release().wait().unwrap();
+}
+
+/// redisson#7272, redisson#1626, etcd#17470.
+#[test]
+fn nothing_is_renewed_for_a_session_that_is_closed() {
+    let cluster = quick(3);
+    let kept = another_session(&cluster, 0, "closed");
+    let guard = kept.mutex("lock").lock().wait().unwrap();
+    let lease = kept.lease();
+    kept.close().wait().unwrap();
+    assert_eq!(cluster.node(1).client().lease(lease).wait().unwrap(), None);
+    assert!(!guard.is_held());
+    assert_eq!(places(cluster.node(1), "lock"), 0);
+}
+
+/// etcd#17470, tristanls/dynamodb-lock-client#1.
+#[test]
+fn a_program_that_is_gone_keeps_nothing_alive() {
+    let mut cluster = quick(3);
+    let (leader, one, _) = roles(&cluster);
+    let lease = session(&cluster, one).lease();
+    let kv = cluster.node(leader).client();
+    kv.put("here", "").lease(lease).wait().unwrap();
+    cluster.shutdown(one).wait();
+    until_deleted(&kv, "here");
+    assert_eq!(kv.lease(lease).wait().unwrap(), None);
+}
+
+/// hazelcast#26526, hazelcast#25344, hazelcast#17498, curator#29.
+#[test]
+fn names_that_were_used_leave_nothing_behind() {
+    let cluster = lasting(1);
+    let node = cluster.node(0);
+    let session = session(&cluster, 0);
+    let kv = node.client();
+    kv.put("k", "v").wait().unwrap();
+    let settle = || {
+        kv.compact(kv.revision()).wait().unwrap();
+        let begun = node.now();
+        // What is compacted is swept in the background.
+        let mut least = node.metrics().snapshot().state_bytes;
+        while node.now().since(begun) < Duration::from_millis(500) {
+            kv.get("k").wait().unwrap();
+            least = least.min(node.metrics().snapshot().state_bytes);
+        }
+        least
+    };
+    let before = settle();
+    for name in 0..500 {
+        session.mutex(format!("name/{name}")).lock().wait().unwrap().release().wait().unwrap();
+    }
+    let after = settle();
+    assert_eq!(kv.range(KeyRange::all()).count_only().wait().unwrap().count, 1);
+    assert!(after <= before + 4_096, "{before} bytes before, {after} after");
+}
+
+/// hazelcast#17709: one that holds tries again and again.
+#[test]
+fn who_holds_and_tries_again_grows_nothing() {
+    let cluster = lasting(1);
+    let session = session(&cluster, 0);
+    let guard = session.mutex("lock").lock().wait().unwrap();
+    for _ in 0..200 {
+        assert!(session.mutex("lock").try_lock().wait().is_err());
+    }
+    until_places(cluster.node(0), "lock", 1);
+    assert!(guard.is_held());
+}
+
+/// lakekeeper#1789, and guards that need a runtime to be dropped.
+#[test]
+fn a_guard_dropped_on_any_thread_releases() {
+    let cluster = lasting(3);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let mine = session(&cluster, 0);
+    let guard = runtime.block_on(async { mine.mutex("lock").lock().await.unwrap() });
+    drop(runtime);
+    let other = session(&cluster, 1);
+    let waiting = stand_in_line(&other, cluster.node(1), "lock");
+    std::thread::spawn(move || drop(guard)).join().unwrap();
+    let begun = cluster.node(1).now();
+    assert!(waiting.finish().unwrap().is_held());
+    assert!(cluster.node(1).now().since(begun) < SOON);
+}
+
+/// nats-server#3653.
+#[test]
+fn what_has_expired_has_expired_on_all_replicas_in_one_revision() {
+    let cluster = lasting(3);
+    let kv = cluster.node(0).client();
+    let lease = kv.grant(Duration::from_millis(300)).wait().unwrap().id;
+    for key in ["a", "b"] {
+        kv.put(key, "").lease(lease).wait().unwrap();
+    }
+    let ends: Vec<_> = (0..3)
+        .map(|member| {
+            let kv = cluster.node(member).client();
+            ["a", "b"].map(|key| until_deleted(&kv, key))
+        })
+        .collect();
+    assert!(ends.iter().flatten().all(|end| *end == ends[0][0]), "{ends:?}");
+}

@@ -1,0 +1,237 @@
+//! Lost or doubled ownership.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bowline::{Client, LockError, LockState, Loss, Op, SessionEnd, Wait};
+
+use crate::stage::{
+    LONG, SHORT, another_leader, another_session, lasting, quick, roles, session, stand_in_line,
+    with,
+};
+
+/// etcd#11456, etcd#9921.
+#[test]
+fn a_lock_is_not_handed_to_a_session_that_has_ended() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let dying = another_session(&cluster, 1, "dying");
+    let waiting = stand_in_line(&dying, cluster.node(1), "lock");
+    // Both in one revision as far as anybody can see: the lock becomes free and the waiter's lease ends.
+    cluster.node(0).client().revoke(dying.lease()).wait().unwrap();
+    guard.release().wait().unwrap();
+    let error = waiting.finish().unwrap_err();
+    assert_eq!(error, LockError::Lost(Loss::SessionEnded(SessionEnd::LeaseEnded)));
+    assert!(dying.mutex("lock").lock().wait().is_err());
+    assert!(session(&cluster, 1).mutex("lock").try_lock().wait().is_ok());
+}
+
+fn read_number(kv: &Client, key: &str) -> u64 {
+    let row = kv.get(key.to_owned()).wait().unwrap();
+    row.map_or(0, |row| std::str::from_utf8(&row.value).unwrap().parse().unwrap())
+}
+
+/// etcd#11457.
+#[test]
+fn no_update_is_lost_while_holders_stand_still_beyond_their_lease() {
+    let cluster = quick(3);
+    let acknowledged = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for member in 0..3 {
+            let (cluster, acknowledged) = (&cluster, &acknowledged);
+            scope.spawn(move || {
+                let kv = cluster.node(member).client();
+                for _ in 0..6 {
+                    let Ok(session) = cluster.node(member).session().wait() else { continue };
+                    let Ok(guard) = session.mutex("lock").lock().wait() else { continue };
+                    let Ok(row) = kv.get("sum").wait() else { continue };
+                    let sum: u64 = row
+                        .map_or(0, |row| std::str::from_utf8(&row.value).unwrap().parse().unwrap());
+                    let add = guard.txn().then(Op::put("sum", (sum + 1).to_string()));
+                    if add.commit().wait().is_ok() {
+                        acknowledged.fetch_add(1, Ordering::SeqCst);
+                    }
+                }
+            });
+        }
+        let leader = cluster.leader().wait().unwrap();
+        for member in [(leader + 1) % 3, (leader + 2) % 3] {
+            cluster.pause(member);
+            // Nobody has to wait for it: the others go on meanwhile.
+            let begun = cluster.node(leader).now();
+            while cluster.node(leader).now().since(begun) < SHORT * 2 {
+                cluster.node(leader).client().put("tick", "").wait().unwrap();
+            }
+            cluster.resume(member);
+        }
+    });
+    let sum = read_number(&cluster.node(0).client(), "sum");
+    // One whose answer was lost may have counted, too; none is missing.
+    let acknowledged = acknowledged.into_inner();
+    assert!((acknowledged..=18).contains(&sum), "{sum} counted, {acknowledged} acknowledged");
+}
+
+/// etcd#11429.
+#[test]
+fn after_a_holder_panics_one_of_two_waiters_holds() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let (two, three) = (session(&cluster, 1), session(&cluster, 2));
+    let first = stand_in_line(&two, cluster.node(1), "lock");
+    let mut second = stand_in_line(&three, cluster.node(2), "lock");
+    let fell = std::thread::spawn(move || {
+        let _guard = guard;
+        std::panic::resume_unwind(Box::new("the holder fell"));
+    });
+    assert!(fell.join().is_err());
+    let held = first.finish().unwrap();
+    cluster.all_at(held.token().revision()).wait().unwrap();
+    assert!(second.poll().is_none());
+    assert!(held.is_held());
+    held.release().wait().unwrap();
+    assert!(second.finish().unwrap().is_held());
+}
+
+/// etcd#15247, the first half: everything that waited on its disk had ended in its eyes.
+#[test]
+fn a_leader_that_stood_still_ends_no_lease() {
+    let cluster = quick(3);
+    let (leader, one, two) = roles(&cluster);
+    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    cluster.pause(leader);
+    let new = another_leader(&cluster, leader);
+    let begun = cluster.node(new).now();
+    while cluster.node(new).now().since(begun) < SHORT * 2 {
+        cluster.node(new).client().put("tick", "").wait().unwrap();
+    }
+    cluster.resume(leader);
+    // It hears what it has missed, and goes on.
+    let put = cluster.node(new).client().put("tick", "").wait().unwrap();
+    cluster.all_at(put.revision).wait().unwrap();
+    assert!(guard.is_held());
+    assert!(session(&cluster, two).mutex("lock").try_lock().wait().is_err());
+}
+
+/// etcd#15247, the second half; etcd#12528.
+#[test]
+fn a_leader_that_nobody_follows_renews_nothing() {
+    let cluster = quick(3);
+    let leader = cluster.leader().wait().unwrap();
+    let guard = session(&cluster, leader).mutex("lock").lock().wait().unwrap();
+    cluster.partition(&[leader]);
+    assert_eq!(guard.lost().wait(), Loss::SessionEnded(SessionEnd::NotRenewed));
+    let new = another_leader(&cluster, leader);
+    assert!(session(&cluster, new).mutex("lock").lock().wait().unwrap().is_held());
+}
+
+/// etcd#11886: fewer, and a shorter TTL, so that a test can wait for several of them.
+#[test]
+fn hundreds_of_sessions_of_one_node_are_all_renewed() {
+    let ttl = Duration::from_secs(2);
+    let cluster = with(1, |config| config.session_ttl(LONG));
+    let node = cluster.node(0);
+    let sessions: Vec<_> = (0..300).map(|_| node.open_session().ttl(ttl).wait().unwrap()).collect();
+    let begun = node.now();
+    while node.now().since(begun) < ttl * 2 {
+        node.client().put("tick", "").wait().unwrap();
+    }
+    let ended = sessions.iter().filter(|session| session.end().is_some()).count();
+    assert_eq!(ended, 0);
+}
+
+/// etcd#10756.
+#[test]
+fn a_thousand_tasks_on_one_session_count_to_a_thousand() {
+    let cluster = lasting(1);
+    let session = session(&cluster, 0);
+    let count = Arc::new(AtomicU64::new(0));
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let tasks: Vec<_> = (0..1_000)
+        .map(|_| {
+            let (session, count) = (session.clone(), Arc::clone(&count));
+            runtime.spawn(async move {
+                let _guard = session.mutex("lock").lock().await.unwrap();
+                let seen = count.load(Ordering::Relaxed);
+                tokio::task::yield_now().await;
+                count.store(seen + 1, Ordering::Relaxed);
+            })
+        })
+        .collect();
+    runtime.block_on(async {
+        for task in tasks {
+            task.await.unwrap();
+        }
+    });
+    assert_eq!(count.load(Ordering::Relaxed), 1_000);
+}
+
+/// curator#1121.
+#[test]
+fn a_new_session_does_not_adopt_the_place_of_the_old_one() {
+    let cluster = quick(3);
+    let (_, one, two) = roles(&cluster);
+    let old = session(&cluster, one);
+    let first = old.mutex("lock").lock().wait().unwrap();
+    cluster.partition(&[one]);
+    let held = session(&cluster, two).mutex("lock").lock().wait().unwrap();
+    cluster.heal();
+    let new = session(&cluster, one);
+    assert_ne!(new.lease(), old.lease());
+    let mut waiting = stand_in_line(&new, cluster.node(one), "lock");
+    assert!(waiting.poll().is_none());
+    assert!(matches!(first.state(), LockState::Lost(_)));
+    held.release().wait().unwrap();
+    let second = waiting.finish().unwrap();
+    assert_ne!(second.key(), first.key());
+    assert!(second.token() > first.token());
+}
+
+/// redisson#3194.
+#[test]
+fn renewals_go_on_after_the_connection_was_lost_for_a_while() {
+    let cluster = with(3, |config| {
+        let config = config.heartbeat(Duration::from_millis(20));
+        config.election_timeout(Duration::from_millis(150)).session_ttl(Duration::from_secs(3))
+    });
+    let (leader, one, _) = roles(&cluster);
+    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    cluster.partition(&[one]);
+    let waits = |time: Duration| {
+        let begun = cluster.node(leader).now();
+        while cluster.node(leader).now().since(begun) < time {
+            cluster.node(leader).client().put("tick", "").wait().unwrap();
+        }
+    };
+    waits(Duration::from_millis(700));
+    cluster.heal();
+    let before = guard.valid_until();
+    waits(Duration::from_secs(4));
+    assert!(guard.is_held());
+    assert!(guard.valid_until() > before);
+}
+
+/// awslabs/amazon-dynamodb-lock-client PR 116, dynamolock#14, tristanls/dynamodb-lock-client#1.
+#[test]
+fn a_released_lock_is_not_brought_back_by_a_renewal_and_one_taken_again_is_renewed() {
+    let cluster = quick(3);
+    let (leader, one, two) = roles(&cluster);
+    let mutex = session(&cluster, one).mutex("lock");
+    let key = {
+        let guard = mutex.lock().wait().unwrap();
+        let key = guard.key().clone();
+        guard.release().wait().unwrap();
+        key
+    };
+    let waits = |check: &dyn Fn()| {
+        let begun = cluster.node(leader).now();
+        while cluster.node(leader).now().since(begun) < SHORT * 2 {
+            cluster.node(leader).client().put("tick", "").wait().unwrap();
+            check();
+        }
+    };
+    let kv = cluster.node(two).client();
+    waits(&|| assert_eq!(kv.get(key.clone()).wait().unwrap(), None));
+    let again = mutex.lock().wait().unwrap();
+    waits(&|| assert!(again.is_held()));
+}

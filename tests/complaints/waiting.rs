@@ -1,0 +1,181 @@
+//! Late detection, waiters that are stuck, candidates that are none.
+
+use std::time::Duration;
+
+use bowline::{LockError, Loss, SessionEnd, Wait};
+
+use crate::stage::{
+    Begun, another_leader, another_session, lasting, places, quick, quick_with, roles, session,
+    stand_in_line, timed_out, until_places,
+};
+
+/// kubernetes#23731, contrib#690: the old leader hung in a call for a minute.
+#[test]
+fn who_hangs_in_a_call_hears_of_its_loss_in_time() {
+    let cluster = quick_with(3, |config| config.call_deadline(Duration::from_secs(60)));
+    let (_, one, two) = roles(&cluster);
+    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    cluster.partition(&[one]);
+    let kv = cluster.node(one).client();
+    let mut hanging = Begun::new(kv.put("k", "v"));
+    assert_eq!(guard.lost().wait(), Loss::SessionEnded(SessionEnd::NotRenewed));
+    assert!(hanging.poll().is_none(), "the call still hangs");
+    assert!(session(&cluster, two).mutex("lock").lock().wait().unwrap().is_held());
+}
+
+/// cagriekin/charts#326, charts#327.
+#[test]
+fn a_candidate_whose_session_ends_is_no_candidate_and_no_leader() {
+    let cluster = lasting(3);
+    let leads = session(&cluster, 0).election("jobs").campaign("a").wait().unwrap();
+    let dying = another_session(&cluster, 1, "dying");
+    let campaign = Begun::new(dying.election("jobs").campaign("dying"));
+    until_places(cluster.node(1), "jobs", 2);
+    cluster.node(2).client().revoke(dying.lease()).wait().unwrap();
+    let error = campaign.finish().unwrap_err();
+    assert_eq!(error, LockError::Lost(Loss::SessionEnded(SessionEnd::LeaseEnded)));
+    assert_eq!(places(cluster.node(0), "jobs"), 1);
+    leads.resign().wait().unwrap();
+    assert!(session(&cluster, 2).election("jobs").leader().wait().unwrap().is_none());
+}
+
+/// etcd#14641.
+#[test]
+fn a_campaign_goes_on_when_the_clusters_leader_stands_still() {
+    let cluster = lasting(3);
+    let (leader, one, two) = roles(&cluster);
+    let first = session(&cluster, one).election("jobs").campaign("one").wait().unwrap();
+    let waits = session(&cluster, two);
+    let campaign = Begun::new(waits.election("jobs").campaign("two"));
+    until_places(cluster.node(two), "jobs", 2);
+    cluster.pause(leader);
+    another_leader(&cluster, leader);
+    first.resign().wait().unwrap();
+    assert!(campaign.finish().unwrap().is_leader());
+    cluster.resume(leader);
+}
+
+/// tiflow#5753.
+#[test]
+fn a_node_campaigns_again_after_its_session_was_lost() {
+    let cluster = quick(3);
+    let (_, one, _) = roles(&cluster);
+    let first = session(&cluster, one).election("jobs").campaign("one").wait().unwrap();
+    cluster.partition(&[one]);
+    first.lost().wait();
+    cluster.heal();
+    let again = session(&cluster, one).election("jobs").campaign("one").wait().unwrap();
+    assert!(again.is_leader());
+    assert!(again.token() > first.token());
+}
+
+/// consul#4902.
+#[test]
+fn a_lock_is_used_again_after_it_was_lost() {
+    let cluster = lasting(3);
+    let mutex = session(&cluster, 0).mutex("lock");
+    for _ in 0..3 {
+        let guard = mutex.lock().wait().unwrap();
+        cluster.node(1).client().delete(guard.key().clone()).wait().unwrap();
+        assert_eq!(guard.lost().wait(), Loss::KeyDeleted);
+    }
+    assert!(mutex.lock().wait().unwrap().is_held());
+}
+
+/// redisson#1104, redisson#4595, redisson#5503, kazoo#412, hiqlite#352: the first in line is dead.
+#[test]
+fn dead_waiters_at_the_front_hold_nobody_up() {
+    let mut cluster = quick(3);
+    let (leader, one, two) = roles(&cluster);
+    let guard = session(&cluster, leader).mutex("lock").lock().wait().unwrap();
+    let dead: Vec<_> = ["first", "second"]
+        .map(|label| {
+            let session = another_session(&cluster, one, label);
+            let waiting = stand_in_line(&session, cluster.node(one), "lock");
+            (session, waiting)
+        })
+        .into();
+    let alive = session(&cluster, two);
+    let waiting = stand_in_line(&alive, cluster.node(two), "lock");
+    cluster.kill(one).wait();
+    guard.release().wait().unwrap();
+    assert!(waiting.finish().unwrap().is_held());
+    for (_, waiting) in dead {
+        assert!(waiting.finish().is_err());
+    }
+}
+
+/// redisson#763, redisson#5762, curator#1046: a wake-up that is missed.
+#[test]
+fn of_many_waiters_nobody_is_forgotten() {
+    let cluster = lasting(3);
+    let gate = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..30)
+            .map(|waiter: usize| {
+                let session = another_session(&cluster, waiter % 3, &waiter.to_string());
+                scope.spawn(move || {
+                    let guard = session.mutex("lock").lock().wait().unwrap();
+                    // Half of them let go without waiting for it.
+                    if waiter.is_multiple_of(2) {
+                        guard.release().wait().unwrap();
+                    }
+                })
+            })
+            .collect();
+        until_places(cluster.node(0), "lock", 31);
+        gate.release().wait().unwrap();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    });
+    until_places(cluster.node(0), "lock", 0);
+}
+
+/// curator#1193.
+#[test]
+fn a_release_without_a_connection_leaves_the_lock_usable() {
+    let cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let mutex = session(&cluster, one).mutex("lock");
+    let guard = mutex.lock().wait().unwrap();
+    cluster.partition(&[one]);
+    drop(guard);
+    cluster.heal();
+    for _ in 0..3 {
+        mutex.lock().wait().unwrap().release().wait().unwrap();
+        let other = session(&cluster, two).mutex("lock").lock().wait().unwrap();
+        other.release().wait().unwrap();
+    }
+    assert_eq!(places(cluster.node(two), "lock"), 0);
+}
+
+/// atomix#808.
+#[test]
+fn who_gave_up_waiting_holds_nobody_up() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let quitter = session(&cluster, 1);
+    let waited = quitter.mutex("lock").lock().deadline(Duration::from_millis(100)).wait();
+    assert!(waited.as_ref().is_err_and(timed_out), "{waited:?}");
+    let other = session(&cluster, 2);
+    let waiting = stand_in_line(&other, cluster.node(2), "lock");
+    guard.release().wait().unwrap();
+    assert!(waiting.finish().unwrap().is_held());
+}
+
+/// atomix#544.
+#[test]
+fn locks_work_after_everybody_has_restarted() {
+    let mut cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let token = guard.token();
+    for member in 0..3 {
+        cluster.kill(member).wait();
+    }
+    for member in 0..3 {
+        cluster.restart(member).wait().unwrap();
+    }
+    let next = session(&cluster, 1).mutex("lock").lock().wait().unwrap();
+    assert!(next.token() > token);
+}
