@@ -53,9 +53,11 @@ pub use node::{
     SessionEnd, Standing, StopReason, Verdict,
 };
 pub use recipes::{
-    Cached, CachedCall, Campaign, Election, Guard, GuardError, GuardTxn, Holder, Leader,
-    LeaderEvent, Leadership, LockCall, LockError, LockState, Loss, Mutex, Observe, Released, Token,
-    View,
+    Barrier, BarrierError, BarrierHold, Cached, CachedCall, Call, Campaign, Cell, CellValue,
+    Counter, CounterError, Election, Expected, Group, GroupError, GroupEvent, GroupMember,
+    GroupWatch, Guard, GuardError, GuardTxn, Holder, Latch, LatchError, Leader, LeaderEvent,
+    Leadership, LockCall, LockError, LockState, Loss, Membership, Mutex, Observe, PutIfAbsent,
+    Released, Sequence, SequenceError, SequentialKey, Swap, Token, View,
 };
 pub use transport::TransportError;
 #[cfg(feature = "tls")]

@@ -14,6 +14,7 @@
 //!        ├────────────── ttl ────────────┼──────────── delay ───────────────┤
 //! ```
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -134,6 +135,8 @@ pub(crate) struct SessionState {
     pub(crate) delay: Duration,
     /// What others see of it.
     pub(crate) label: String,
+    /// Numbers given so far.
+    numbers: AtomicU64,
     belief: Mutex<Belief>,
     told: watch::Sender<Told>,
 }
@@ -159,7 +162,12 @@ impl SessionState {
         let SessionTerms { ttl, delay, label, own: _ } = terms;
         let belief = Mutex::new(Belief { valid_until, ended: None });
         let told = watch::Sender::new(Told::Confirmed);
-        Self { lease, ttl, delay, label, belief, told }
+        Self { lease, ttl, delay, label, numbers: AtomicU64::new(0), belief, told }
+    }
+
+    /// A number that is given once as long as this node keeps the session, from 1: tells its keys apart.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Until when the lease is believed in.

@@ -15,9 +15,32 @@ mod election;
 mod line;
 mod mutex;
 
+mod call;
+mod chain;
+mod deed;
+mod look;
+
+mod conditional;
+
+mod cell;
+mod counter;
+mod sequence;
+
+mod barrier;
+mod group;
+mod latch;
+
+pub use barrier::{Barrier, BarrierError, BarrierHold};
 pub use cached::{Cached, CachedCall, View};
+pub use call::Call;
+pub use cell::{Cell, CellValue};
+pub use conditional::{Expected, PutIfAbsent, Swap};
+pub use counter::{Counter, CounterError};
 pub use election::{Campaign, Election, Leader, LeaderEvent, Leadership, Observe};
+pub use group::{Group, GroupError, GroupEvent, GroupMember, GroupWatch, Membership};
+pub use latch::{Latch, LatchError};
 pub use line::Loss;
 pub use mutex::{
     Guard, GuardError, GuardTxn, Holder, LockCall, LockError, LockState, Mutex, Released, Token,
 };
+pub use sequence::{Sequence, SequenceError, SequentialKey};

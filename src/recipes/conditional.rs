@@ -1,0 +1,301 @@
+//! Small conditional writes, each one transaction: put if absent, compare and set, compare and delete.
+
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::api::{Client, Error, TxnCall};
+use crate::model::{
+    Command, Compare, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Reply, Revision,
+};
+use crate::node::{ReplyTo, Shared};
+
+use super::call::{Call, Until};
+use super::chain::which_is_unknown;
+use super::deed::carry_out;
+
+/// What a conditional write came to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[must_use = "the condition may not have held"]
+pub enum Swap {
+    /// The condition held, and the change was made.
+    Done {
+        /// The revision that it took.
+        revision: Revision,
+    },
+    /// The condition did not hold. Nothing was changed.
+    Lost {
+        /// The row that this node's replica has now: the one that stood in the way, or a later one.
+        row: Option<KeyValue>,
+    },
+}
+
+impl Swap {
+    /// Whether the change was made.
+    pub fn is_done(&self) -> bool {
+        matches!(self, Swap::Done { .. })
+    }
+}
+
+/// What a key must be like for a change of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Expected {
+    /// It does not exist.
+    Missing,
+    /// Its last put was made by this revision ([`KeyValue::mod_revision`]): nobody has written it since,
+    /// not even the same value. 0 is a key that does not exist.
+    Revision(Revision),
+    /// It was put so many times since its creation ([`KeyValue::version`]). 0 is a key that does not
+    /// exist. A key that was deleted and made again counts anew: prefer the revision.
+    Version(u64),
+    /// It has this value, whoever wrote it.
+    Value(Bytes),
+}
+
+impl Expected {
+    /// That the key has this value.
+    pub fn value(value: impl Into<Bytes>) -> Self {
+        Expected::Value(value.into())
+    }
+
+    fn compare(&self, key: Bytes) -> Compare {
+        match self {
+            Expected::Missing => Compare::missing(key),
+            Expected::Revision(revision) => Compare::mod_revision(key).eq(*revision),
+            Expected::Version(version) => Compare::version(key).eq(*version),
+            Expected::Value(value) => Compare::value(key).eq(value.clone()),
+        }
+    }
+
+    fn is_missing(&self) -> bool {
+        match self {
+            Expected::Missing => true,
+            Expected::Revision(revision) => revision.get() == 0,
+            Expected::Version(version) => *version == 0,
+            Expected::Value(_) => false,
+        }
+    }
+}
+
+impl From<Revision> for Expected {
+    fn from(revision: Revision) -> Self {
+        Expected::Revision(revision)
+    }
+}
+
+impl Client {
+    /// Writes `value` to `key` if there is no such key; with [`PutIfAbsent::ttl`], for a while only.
+    ///
+    /// One commit; two with a time to live; none, and one round to the leader, if this node's replica
+    /// has the key.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use bowline::{Config, Node, Swap, Wait};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// # let kv = node.client();
+    /// let minute = Duration::from_secs(60);
+    /// let first = kv.put_if_absent("seen/4711", "node a").ttl(minute).wait()?;
+    /// assert!(first.is_done());
+    /// let second = kv.put_if_absent("seen/4711", "node b").ttl(minute).wait()?;
+    /// assert!(matches!(second, Swap::Lost { row: Some(row) } if row.value == "node a"));
+    /// # node.shutdown().wait();
+    /// # Ok::<(), bowline::Error>(())
+    /// ```
+    pub fn put_if_absent(&self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> PutIfAbsent {
+        let (key, value) = (key.into(), value.into());
+        PutIfAbsent { client: self.clone(), key, value, life: Life::Endless, timeout: None }
+    }
+
+    /// Writes `value` to `key` if the key is as expected: `kv.compare_and_set("k", row.mod_revision, "v")`.
+    /// A key that has a lease keeps it.
+    ///
+    /// ```
+    /// # use bowline::{Config, Expected, Node, Wait};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// # let kv = node.client();
+    /// let seen = kv.put("k", "old").wait()?.revision;
+    /// assert!(kv.compare_and_set("k", seen, "new").wait()?.is_done());
+    /// assert!(!kv.compare_and_set("k", seen, "late").wait()?.is_done());
+    /// assert!(!kv.compare_and_delete("k", Expected::value("old")).wait()?.is_done());
+    /// assert!(kv.compare_and_delete("k", Expected::value("new")).wait()?.is_done());
+    /// # node.shutdown().wait();
+    /// # Ok::<(), bowline::Error>(())
+    /// ```
+    pub fn compare_and_set(
+        &self,
+        key: impl Into<Bytes>,
+        expected: impl Into<Expected>,
+        value: impl Into<Bytes>,
+    ) -> Call<'static, Swap> {
+        let (client, key, expected) = (self.clone(), key.into(), expected.into());
+        let lease = if expected.is_missing() { PutLease::None } else { PutLease::Keep };
+        let value = PutValue::Set(value.into());
+        let put = Put { key: key.clone(), value, lease, prev_kv: false };
+        Call::new(self, move |until| async move {
+            let txn = client.txn().when(expected.compare(key.clone())).then(put);
+            swap(&client, txn, key, &until).await
+        })
+    }
+
+    /// Deletes `key` if it is as expected: with a value that only this caller knows, what Redis needs a
+    /// script for. Where the key is expected to be missing there is nothing to do, and nothing is done.
+    pub fn compare_and_delete(
+        &self,
+        key: impl Into<Bytes>,
+        expected: impl Into<Expected>,
+    ) -> Call<'static, Swap> {
+        let (client, key, expected) = (self.clone(), key.into(), expected.into());
+        Call::new(self, move |until| async move {
+            let txn = client.txn().when(expected.compare(key.clone()));
+            swap(&client, txn.then(Op::delete(key.clone())), key, &until).await
+        })
+    }
+}
+
+/// Carries out a transaction with one condition on one key.
+async fn swap(client: &Client, txn: TxnCall, key: Bytes, until: &Until) -> Result<Swap, Error> {
+    let reply = txn.deadline(until.left()).commit().await.map_err(which_is_unknown)?;
+    if reply.succeeded {
+        return Ok(Swap::Done { revision: reply.revision });
+    }
+    Ok(Swap::Lost { row: client.get(key).local().await? })
+}
+
+/// How long a key that was put lives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Life {
+    /// Until it is deleted.
+    Endless,
+    /// As long as a lease of the caller's.
+    Lease(LeaseId),
+    /// So long.
+    Ttl(Duration),
+}
+
+/// Writes a key if there is none; see [`Client::put_if_absent`].
+#[derive(Debug)]
+#[must_use = "a call does nothing until it is awaited"]
+pub struct PutIfAbsent {
+    client: Client,
+    key: Bytes,
+    value: Bytes,
+    life: Life,
+    timeout: Option<Duration>,
+}
+
+impl PutIfAbsent {
+    /// The key lives this long, from 1 ms up: a lease is granted for it, and ended at once if the put
+    /// loses, fails or is dropped. Nobody renews it.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.life = Life::Ttl(ttl);
+        self
+    }
+
+    /// The key lives as long as this lease: a session's, for example.
+    pub fn lease(mut self, lease: LeaseId) -> Self {
+        self.life = Life::Lease(lease);
+        self
+    }
+
+    /// How long the call may take.
+    pub fn deadline(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+}
+
+impl IntoFuture for PutIfAbsent {
+    type Output = Result<Swap, Error>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let Self { client, key, value, life, timeout } = self;
+        let call = Call::new(&client.clone(), move |until| async move {
+            put_if_absent(&client, key, value, life, &until).await
+        });
+        match timeout {
+            Some(timeout) => call.deadline(timeout).into_future(),
+            None => call.into_future(),
+        }
+    }
+}
+
+async fn put_if_absent(
+    client: &Client,
+    key: Bytes,
+    value: Bytes,
+    life: Life,
+    until: &Until,
+) -> Result<Swap, Error> {
+    loop {
+        if client.get(key.clone()).local().await?.is_some()
+            && let Some(row) = client.get(key.clone()).deadline(until.left()).await?
+        {
+            return Ok(Swap::Lost { row: Some(row) });
+        }
+        let granted = match life {
+            Life::Ttl(ttl) => Some(Granted::of(client, ttl, until).await?),
+            Life::Endless | Life::Lease(_) => None,
+        };
+        let lease = match (life, &granted) {
+            (_, Some(granted)) => PutLease::Attach(granted.lease),
+            (Life::Lease(lease), None) => PutLease::Attach(lease),
+            (Life::Endless | Life::Ttl(_), None) => PutLease::None,
+        };
+        let put =
+            Put { key: key.clone(), value: PutValue::Set(value.clone()), lease, prev_kv: false };
+        let txn = client.txn().when(Compare::missing(key.clone())).then(put);
+        match swap(client, txn, key.clone(), until).await? {
+            // The row that stood in the way has gone meanwhile.
+            Swap::Lost { row: None } => {}
+            Swap::Done { revision } => {
+                if let Some(granted) = granted {
+                    granted.keep();
+                }
+                return Ok(Swap::Done { revision });
+            }
+            lost => return Ok(lost),
+        }
+    }
+}
+
+/// A lease that is ended in the background unless it is kept. If the put that wants it is still under
+/// way by then, it is refused, or its key goes with the lease.
+struct Granted {
+    shared: Arc<Shared>,
+    lease: LeaseId,
+    is_kept: bool,
+}
+
+impl Granted {
+    async fn of(client: &Client, ttl: Duration, until: &Until) -> Result<Granted, Error> {
+        let shared = Arc::clone(&client.shared);
+        let command = Command::Grant { id: None, ttl, session: None };
+        let undo = |reply: &Reply| match reply {
+            Reply::Grant(lease) => Some(Command::Revoke(lease.id)),
+            _ => None,
+        };
+        match until.within(carry_out(&shared, command, undo)).await?? {
+            Reply::Grant(lease) => Ok(Granted { shared, lease: lease.id, is_kept: false }),
+            other => unreachable!("a grant is answered by {other:?}"),
+        }
+    }
+
+    fn keep(mut self) {
+        self.is_kept = true;
+    }
+}
+
+impl Drop for Granted {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            self.shared.insist(Command::Revoke(self.lease), ReplyTo::Nobody);
+        }
+    }
+}

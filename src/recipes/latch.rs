@@ -1,0 +1,220 @@
+//! The count-down latch: some wait until others have counted it down to 0.
+//!
+//! It is one key, whose value is the count in decimal digits. At 0 the key is deleted, so an open latch
+//! leaves nothing behind, and a new round can begin. A round is told from the next by the revision that
+//! made the key.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use thiserror::Error as ThisError;
+use tokio::sync::Semaphore;
+
+use crate::api::{Client, Error};
+use crate::model::{Compare, KeyRange, KeyValue, Op};
+
+use super::call::{Call, Until};
+use super::chain::{TRIES_MAX, Way, try_ways, ways_max};
+use super::look::look_until;
+
+/// A count-down latch; made by [`Client::latch`].
+///
+/// Counting down is one entry in the log, applied at most once whatever becomes of leaders and messages.
+/// The count belongs to nobody: one who crashes before counting down keeps the others waiting, so give
+/// waits a deadline, or use [`Session::group`](crate::Session::group) where a crash should count. A waiter
+/// that is paused or cut off hears of the end when it is back, also if the next round has begun by then.
+///
+/// Clones share a queue: tasks of one process that use clones of one latch take turns instead of
+/// getting in each other's way.
+#[derive(Clone, Debug)]
+pub struct Latch {
+    client: Client,
+    key: Bytes,
+    turns: Arc<Semaphore>,
+}
+
+/// What can be wrong with a latch.
+#[derive(Clone, PartialEq, Eq, Debug, ThisError)]
+#[non_exhaustive]
+pub enum LatchError {
+    /// Somebody else has put something there that is no count. Nothing was changed.
+    #[error("not applied: the value is no latch's count: {}", .0.escape_ascii())]
+    NotACount(Bytes),
+    /// The store could not, or would not.
+    #[error(transparent)]
+    Store(#[from] Error),
+}
+
+impl Client {
+    /// The latch in the key `name`.
+    ///
+    /// ```
+    /// # use bowline::{Config, Node, Wait};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// let loaded = node.client().latch("phase-1/loaded");
+    /// assert!(loaded.try_set(2).wait()?);
+    /// loaded.count_down().wait()?;
+    /// assert_eq!(loaded.count().wait()?, 1);
+    /// loaded.count_down().wait()?;
+    /// loaded.wait().wait()?;
+    /// # node.shutdown().wait();
+    /// # Ok::<(), bowline::LatchError>(())
+    /// ```
+    pub fn latch(&self, name: impl Into<Bytes>) -> Latch {
+        let turns = Arc::new(Semaphore::new(TRIES_MAX));
+        Latch { client: self.clone(), key: name.into(), turns }
+    }
+}
+
+impl Latch {
+    /// Sets the count, if it is 0: begins a round. False, and nothing is changed, if one is under way.
+    /// Setting it to 0 changes nothing.
+    ///
+    /// # Errors
+    /// [`LatchError::Store`], which says whether it was set.
+    pub fn try_set(&self, count: u64) -> Call<'static, bool, LatchError> {
+        let Self { client, key, .. } = self.clone();
+        Call::new(&self.client, move |until| async move {
+            if count == 0 {
+                return Ok(client.get(key).deadline(until.left()).await?.is_none());
+            }
+            let when = vec![Compare::missing(key.clone())];
+            let way = Way { when, then: vec![Op::put(key, count.to_string())] };
+            let (taken, _) = try_ways(&client, vec![way], &until).await?;
+            Ok(taken.is_some())
+        })
+    }
+
+    /// Counts down by one, once, and answers with what is left. At 0 it stays 0.
+    ///
+    /// One commit if nobody is in the way.
+    ///
+    /// # Errors
+    /// [`LatchError::NotACount`], when nothing was changed; [`LatchError::Store`], which says whether
+    /// anything was.
+    pub fn count_down(&self) -> Call<'static, u64, LatchError> {
+        let latch = self.clone();
+        Call::new(&self.client, move |until| async move { latch.count_down_until(&until).await })
+    }
+
+    async fn count_down_until(self, until: &Until) -> Result<u64, LatchError> {
+        let Self { client, key, turns } = self;
+        let _turn = until.within(turns.acquire()).await.map_err(LatchError::from)?;
+        let mut row = client.get(key.clone()).local().await?;
+        // Whether the row was there at some time during this call.
+        let mut is_recent = false;
+        loop {
+            match count(row.as_ref()) {
+                Ok(left @ 1..) => {
+                    let ways = steps(&key, row.as_ref(), left, ways_max(&client));
+                    if let (Some(way), _) = try_ways(&client, ways, until).await? {
+                        return Ok(left - 1 - way as u64);
+                    }
+                    is_recent = true;
+                    row = client.get(key.clone()).local().await?;
+                }
+                result if is_recent => return result,
+                _ => {
+                    is_recent = true;
+                    row = client.get(key.clone()).deadline(until.left()).await?;
+                }
+            }
+        }
+    }
+
+    /// The count. Linearizable.
+    ///
+    /// # Errors
+    /// See [`LatchError`].
+    pub fn count(&self) -> Call<'static, u64, LatchError> {
+        let Self { client, key, .. } = self.clone();
+        Call::new(&self.client, move |until| async move {
+            count(client.get(key).deadline(until.left()).await?.as_ref())
+        })
+    }
+
+    /// Waits until the count is 0, or the round that is under way now has ended: at once if none is.
+    /// Waits without end unless it is given a deadline, also while the cluster cannot answer. Dropping it
+    /// leaves nothing behind.
+    ///
+    /// # Errors
+    /// [`LatchError::Store`] with [`Error::Deadline`], and if the node stops.
+    pub fn wait(&self) -> Call<'static, (), LatchError> {
+        let Self { client, key, .. } = self.clone();
+        Call::endless(&self.client, move |until| async move {
+            let mut round = None;
+            look_until(&client, KeyRange::key(key), &until, |rows| {
+                count(rows.first())?;
+                let begun = rows.first().map(|row| row.create_revision);
+                Ok((begun.is_none() || begun != *round.get_or_insert(begun)).then_some(()))
+            })
+            .await
+        })
+    }
+}
+
+/// What a row says, if it says it as this module would.
+fn count(row: Option<&KeyValue>) -> Result<u64, LatchError> {
+    let Some(row) = row else { return Ok(0) };
+    let text = std::str::from_utf8(&row.value).ok();
+    let count: Option<u64> = text.and_then(|text| text.parse().ok());
+    // Other ways to write a number would not be found when numbers are compared.
+    match count.filter(|count| *count > 0 && count.to_string().as_bytes() == &row.value[..]) {
+        Some(count) => Ok(count),
+        None => Err(LatchError::NotACount(row.value.clone())),
+    }
+}
+
+/// The ways to count down: from the count as it was seen, and from what others will have left of it.
+fn steps(key: &Bytes, row: Option<&KeyValue>, left: u64, ways: usize) -> Vec<Way> {
+    let way = |from: u64| {
+        let when = match row {
+            Some(row) if from == left => Compare::mod_revision(key.clone()).eq(row.mod_revision),
+            _ => Compare::value(key.clone()).eq(from.to_string()),
+        };
+        let then = match from - 1 {
+            0 => Op::delete(key.clone()),
+            less => Op::put(key.clone(), less.to_string()),
+        };
+        Way { when: vec![when], then: vec![then] }
+    };
+    (1..=left).rev().take(ways).map(way).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Revision;
+
+    fn row(value: &'static str) -> KeyValue {
+        KeyValue {
+            key: Bytes::from_static(b"k"),
+            value: Bytes::from_static(value.as_bytes()),
+            create_revision: Revision(2),
+            mod_revision: Revision(2),
+            version: 1,
+            lease: None,
+        }
+    }
+
+    #[test]
+    fn a_count_is_read_only_as_it_is_written() {
+        assert_eq!(count(None), Ok(0));
+        assert_eq!(count(Some(&row("3"))), Ok(3));
+        for text in ["", "0", "-1", "03", "+3", "three"] {
+            let error = LatchError::NotACount(Bytes::from_static(text.as_bytes()));
+            assert_eq!(count(Some(&row(text))), Err(error), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn the_last_step_deletes_the_key_and_nobody_goes_below() {
+        let key = Bytes::from_static(b"k");
+        let steps = steps(&key, Some(&row("3")), 3, 8);
+        let then: Vec<_> = steps.iter().map(|way| way.then[0].clone()).collect();
+        assert_eq!(then, [Op::put("k", "2"), Op::put("k", "1"), Op::delete("k")]);
+        assert_eq!(steps[0].when, [Compare::mod_revision("k").eq(2)]);
+        assert_eq!(steps[2].when, [Compare::value("k").eq("1")]);
+    }
+}

@@ -1,0 +1,258 @@
+//! Sequential keys: the store appends the next number.
+//!
+//! The next number of a prefix is in a row of its own, beside the keys and not among them, and goes on by
+//! one in the transaction that makes the key. So a number is never given twice, not even after its key
+//! was deleted.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use thiserror::Error as ThisError;
+use tokio::sync::Semaphore;
+
+use crate::api::{Client, Error, Session};
+use crate::model::{
+    Command, Compare, KeyValue, Op, Put, PutLease, PutValue, Refusal, Reply, Revision,
+};
+use crate::node::SessionEnd;
+
+use super::call::{Call, Until};
+use super::chain::{TRIES_MAX, Way, chain, taken, try_ways, ways_max};
+use super::deed::{carry_out, delete_of};
+
+/// Where the next numbers are: below this, the prefix.
+const NUMBERS: &[u8] = b"__sequence/";
+
+/// Digits of a number: with more, keys would not be in the order of their numbers any more.
+const DIGITS: usize = 10;
+
+/// Values above this are not sent several times over, once for each guess of the number.
+const GUESSED_VALUE_BYTES_MAX: usize = 256;
+
+/// Makes keys `<prefix><number>`; made by [`Client::sequential`].
+///
+/// Numbers begin at 0, have ten digits, and are dense: each key that was made took exactly the next one,
+/// and a call that fails takes none (only numbers whose keys somebody has made by hand are passed
+/// over). They are never given twice, also after their keys are gone. Keys are in the order in which they
+/// were made.
+///
+/// A call is one entry in the log, applied at most once whatever becomes of leaders and messages. What a
+/// crash, a pause or a partition leaves of it is either the key, or nothing.
+///
+/// The next number is in the key `__sequence/<prefix>`: one row for each prefix, which stays. Delete it
+/// when the prefix will not be used any more.
+///
+/// Clones share a queue: tasks of one process that use clones take turns instead of getting in each
+/// other's way.
+#[derive(Clone, Debug)]
+pub struct Sequence {
+    client: Client,
+    prefix: Bytes,
+    turns: Arc<Semaphore>,
+}
+
+/// A key that was made by a [`Sequence`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct SequentialKey {
+    /// The key: the prefix and ten digits.
+    pub key: Bytes,
+    /// The number.
+    pub number: u64,
+    /// The revision that made the key.
+    pub revision: Revision,
+}
+
+/// Why no key was made.
+#[derive(Clone, PartialEq, Eq, Debug, ThisError)]
+#[non_exhaustive]
+pub enum SequenceError {
+    /// All numbers of ten digits have been given.
+    #[error("not applied: there is no number of {DIGITS} digits left")]
+    Exhausted,
+    /// Somebody else has put something where the next number should be. Nothing was changed.
+    #[error("not applied: the next number is no number: {}", .0.escape_ascii())]
+    NotANumber(Bytes),
+    /// The store could not, or would not.
+    #[error(transparent)]
+    Store(#[from] Error),
+}
+
+impl Client {
+    /// Keys below `prefix`, numbered by the store.
+    ///
+    /// ```
+    /// # use bowline::{Config, Node, Wait};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// let jobs = node.client().sequential("jobs/job-");
+    /// assert_eq!(jobs.put("build").wait()?.key, "jobs/job-0000000000");
+    /// let session = node.session().wait()?;
+    /// let bound = jobs.put_bound("test", &session).wait()?;
+    /// assert_eq!((bound.key, bound.number), ("jobs/job-0000000001".into(), 1));
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn sequential(&self, prefix: impl Into<Bytes>) -> Sequence {
+        let turns = Arc::new(Semaphore::new(TRIES_MAX));
+        Sequence { client: self.clone(), prefix: prefix.into(), turns }
+    }
+}
+
+impl Sequence {
+    /// Makes the next key, with this value. If the future is dropped the key may still be made, once.
+    ///
+    /// # Errors
+    /// See [`SequenceError`]; its [`Error`] says whether a key was made.
+    pub fn put(&self, value: impl Into<Bytes>) -> Call<'static, SequentialKey, SequenceError> {
+        let (sequence, value) = (self.clone(), value.into());
+        Call::new(
+            &self.client,
+            move |until| async move { sequence.make(value, None, &until).await },
+        )
+    }
+
+    /// As [`Sequence::put`], for a key that lives as long as the session: what ZooKeeper calls an
+    /// ephemeral sequential node. A key whose maker has crashed is gone when its session has ended. If
+    /// the future is dropped, no key stays.
+    ///
+    /// # Errors
+    /// See [`SequenceError`]; [`Error::SessionEnded`] inside it.
+    pub fn put_bound(
+        &self,
+        value: impl Into<Bytes>,
+        session: &Session,
+    ) -> Call<'static, SequentialKey, SequenceError> {
+        let (sequence, value, session) = (self.clone(), value.into(), session.clone());
+        Call::new(&self.client, move |until| async move {
+            sequence.make(value, Some(&session), &until).await
+        })
+    }
+
+    async fn make(
+        self,
+        value: Bytes,
+        session: Option<&Session>,
+        until: &Until,
+    ) -> Result<SequentialKey, SequenceError> {
+        let Self { client, prefix, turns } = self;
+        let _turn = until.within(turns.acquire()).await?;
+        let numbers: Bytes = [NUMBERS, &prefix[..]].concat().into();
+        let mut row = client.get(numbers.clone()).local().await?;
+        // Whether the row was there at some time during this call.
+        let mut is_recent = false;
+        loop {
+            let mut first = match next_number(row.as_ref()) {
+                Err(_) if !is_recent => {
+                    is_recent = true;
+                    row = client.get(numbers.clone()).deadline(until.left()).await?;
+                    continue;
+                }
+                next => next?,
+            };
+            // Keys that were made by hand are passed over.
+            while client.get(numbered(&prefix, first)?).local().await?.is_some() {
+                first += 1;
+            }
+            let seen = row.as_ref().map_or(Revision(0), |row| row.mod_revision);
+            let ways = match value.len() {
+                0..=GUESSED_VALUE_BYTES_MAX => ways_max(&client),
+                _ => 1,
+            };
+            let last = first.saturating_add(ways as u64);
+            let keys: Vec<Bytes> =
+                (first..last).map_while(|number| numbered(&prefix, number).ok()).collect();
+            let way = |(number, key): (u64, &Bytes)| {
+                let follows = match number == first {
+                    true => Compare::mod_revision(numbers.clone()).eq(seen),
+                    false => Compare::value(numbers.clone()).eq(number.to_string()),
+                };
+                let lease = session.map_or(PutLease::None, |it| PutLease::Attach(it.lease()));
+                let (key, value) = (key.clone(), PutValue::Set(value.clone()));
+                let next = Op::put(numbers.clone(), (number + 1).to_string());
+                let when = vec![follows, Compare::missing(key.clone())];
+                let then = vec![next, Op::Put(Put { key, value, lease, prev_kv: false })];
+                Way { when, then }
+            };
+            let ways = (first..).zip(&keys).map(way).collect();
+            let (taken, revision) = match session {
+                None => try_ways(&client, ways, until).await?,
+                Some(session) => try_bound(&client, ways, &keys, session, until).await?,
+            };
+            if let Some(way) = taken {
+                let (key, number) = (keys[way].clone(), first + way as u64);
+                return Ok(SequentialKey { key, number, revision });
+            }
+            is_recent = true;
+            row = client.get(numbers.clone()).local().await?;
+        }
+    }
+}
+
+/// As [`try_ways`], with a key that is deleted again if nobody waits for it any more.
+async fn try_bound(
+    client: &Client,
+    ways: Vec<Way>,
+    keys: &[Bytes],
+    session: &Session,
+    until: &Until,
+) -> Result<(Option<usize>, Revision), Error> {
+    if let Some(end) = session.end() {
+        return Err(Error::SessionEnded(end));
+    }
+    let command = Command::Txn(client.scope.txn(chain(ways)));
+    let keys: Vec<Bytes> = keys.iter().map(|key| client.scope.key(key.clone())).collect();
+    let undo = move |reply: &Reply| match reply {
+        Reply::Txn(reply) => taken(reply).map(|way| delete_of(&keys[way], reply.revision)),
+        // One of them may have been made by it; the session's end will see to it.
+        _ => None,
+    };
+    let making = async {
+        tokio::select! {
+            biased;
+            reply = carry_out(session.shared(), command, undo) => reply,
+            end = session.ended() => Err(Error::SessionEnded(end)),
+        }
+    };
+    match until.within(making).await? {
+        Ok(Reply::Txn(reply)) => Ok((taken(&reply), reply.revision)),
+        Ok(other) => unreachable!("a transaction is answered by {other:?}"),
+        Err(Error::Refused(Refusal::LeaseNotFound(_))) => {
+            Err(Error::SessionEnded(SessionEnd::LeaseEnded))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The key with this number.
+fn numbered(prefix: &Bytes, number: u64) -> Result<Bytes, SequenceError> {
+    let digits = format!("{number:0DIGITS$}");
+    if digits.len() > DIGITS {
+        return Err(SequenceError::Exhausted);
+    }
+    Ok([&prefix[..], digits.as_bytes()].concat().into())
+}
+
+/// What the row of the next number says, if it says it as this module would.
+fn next_number(row: Option<&KeyValue>) -> Result<u64, SequenceError> {
+    let Some(row) = row else { return Ok(0) };
+    let text = std::str::from_utf8(&row.value).ok();
+    let number: Option<u64> = text.and_then(|text| text.parse().ok());
+    match number.filter(|number| number.to_string().as_bytes() == &row.value[..]) {
+        Some(number) => Ok(number),
+        None => Err(SequenceError::NotANumber(row.value.clone())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_ten_digits_and_end_with_them() {
+        let prefix = Bytes::from_static(b"p");
+        assert_eq!(numbered(&prefix, 0).unwrap(), "p0000000000");
+        assert_eq!(numbered(&prefix, 9_999_999_999).unwrap(), "p9999999999");
+        assert_eq!(numbered(&prefix, 10_000_000_000), Err(SequenceError::Exhausted));
+    }
+}
