@@ -148,6 +148,11 @@ impl Leadership {
         self.guard.key()
     }
 
+    /// The revision of the candidacy: tells two terms of one leader apart.
+    pub fn since(&self) -> Revision {
+        self.guard.since()
+    }
+
     /// Whether this leads. Never says so after the session's validity.
     pub fn state(&self) -> LockState {
         self.guard.state()
@@ -219,10 +224,13 @@ impl Observe {
             };
             match watch.next().await {
                 Some(Ok(batch)) => {
-                    for event in batch.events {
-                        self.follow(event.kind, event.kv, event.prev);
+                    // Revision by revision: however many come at once, each change is told.
+                    for change in batch.events.chunk_by(|a, b| a.revision() == b.revision()) {
+                        for event in change.iter().cloned() {
+                            self.follow(event.kind, event.kv, event.prev);
+                        }
+                        self.tell();
                     }
-                    self.tell();
                 }
                 // Compacted, or the node has stopped: look again, and hear which.
                 Some(Err(WatchError::Compacted { .. })) | None => self.watch = None,
