@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use super::locking::Program;
 use super::net::NetConditions;
 use super::rng::Rng;
 use crate::env::{Entropy, Point};
@@ -19,6 +20,8 @@ pub(crate) const DRIFT_PPM_MAX: i64 = 47_000;
 pub(crate) enum Who {
     /// The leader, or any node if there is none.
     Leader,
+    /// A node that believes to hold a lock, or any node if none does.
+    Holder,
     /// Any node that runs.
     Any,
 }
@@ -122,6 +125,8 @@ pub(crate) struct Plan {
     pub(crate) clients: u64,
     /// How long a client thinks between two operations, at most.
     pub(crate) think_max: Duration,
+    /// What is done with locks.
+    pub(crate) programs: Vec<Program>,
     menu: Vec<(Kind, u64)>,
 }
 
@@ -151,6 +156,7 @@ impl Plan {
         if menu.is_empty() {
             menu.extend(MENU);
         }
+        let programs = draw_programs(rng);
         // About ten all together, however many nodes they are spread over.
         let clients = 1 + 8 / nodes;
         Self {
@@ -162,6 +168,7 @@ impl Plan {
             fault_every: Duration::from_millis(1_000 + rng.below(5_000)),
             clients,
             think_max: Duration::from_millis(300 + rng.below(900)),
+            programs,
             menu,
         }
     }
@@ -185,8 +192,15 @@ impl Plan {
     }
 }
 
+/// A few programs: each gets more room where there are not all of them.
+fn draw_programs(rng: &Rng) -> Vec<Program> {
+    let first = index(rng, Program::ALL.len());
+    let all = Program::ALL.into_iter().enumerate();
+    all.filter(|(at, _)| *at == first || one_in(rng, 2)).map(|(_, program)| program).collect()
+}
+
 fn draw(kind: Kind, rng: &Rng) -> Fault {
-    let who = if one_in(rng, 2) { Who::Leader } else { Who::Any };
+    let who = [Who::Leader, Who::Leader, Who::Holder, Who::Any][index(rng, 4)];
     let ms = |least, most| between(rng, Duration::from_millis(least), Duration::from_millis(most));
     let down = if one_in(rng, 4) { ms(2_000, 12_000) } else { ms(1, 2_000) };
     match kind {

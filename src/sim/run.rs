@@ -6,7 +6,6 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::judge::Tally;
-use super::locking::LOCKS;
 use super::plan::{Fault, Plan, Who, between, one_in};
 use super::rng::Rng;
 use super::violation::Violation;
@@ -85,6 +84,12 @@ pub fn run_seed(seed: u64, verbose: bool) -> Result<Report, Box<Failure>> {
     }
 }
 
+/// What a watch or an observer on one of these nodes has not been told.
+fn owed(world: &World, core: &[usize]) -> Option<String> {
+    let judge = world.judge().borrow();
+    judge.watch_owes(core).or_else(|| judge.observer_owes(core))
+}
+
 struct Run {
     seed: u64,
     plan: Plan,
@@ -113,7 +118,7 @@ impl Run {
             plan.think_max,
         );
         let (of_starts, work) = (Rng::new(rng.next_u64()), scene.clone());
-        let clients = plan.clients;
+        let (clients, programs) = (plan.clients, plan.programs.clone());
         world.on_start(Rc::new(move |started| {
             workload::start(
                 &work,
@@ -121,6 +126,7 @@ impl Run {
                 started.id,
                 started.place,
                 clients,
+                &programs,
                 &of_starts,
             );
         }));
@@ -175,7 +181,14 @@ impl Run {
         };
         self.world.heal(&core)?;
         let end = self.world.timeline().now() + CALM;
-        self.world.run_until(end - CALM / 2)?;
+        self.world.run_until(end - CALM * 4 / 5)?;
+        self.world.judge().borrow_mut().calm();
+        // Somebody still dies while it holds, and is there again soon: it is waited for no longer than
+        // its lease lives.
+        self.world.run_until(end - CALM * 7 / 10)?;
+        let down = Duration::from_millis(self.rng.below(1_000));
+        self.world.strike(Fault::Kill { who: Who::Holder, down });
+        self.world.run_until(end - CALM / 4)?;
         // The clients end, and what they hold goes free.
         self.scene.closing.set(true);
         let settled = self.world.run_while(end, |world| !world.is_settled(&core))?;
@@ -192,7 +205,7 @@ impl Run {
     /// On every node of the core: a write, a read that sees everything, every lock.
     fn last_round(&mut self, core: &[usize]) -> Result<(), Violation> {
         let callers: Vec<_> = self.world.callers(core).collect();
-        let done = workload::last_round(&self.scene, &callers);
+        let done = workload::last_round(&self.scene, &callers, &self.plan.programs);
         let end = self.world.timeline().now() + CALM;
         let serving = |_: &mut World| done.get() < core.len();
         if !self.world.run_while(end, serving)? {
@@ -200,18 +213,16 @@ impl Run {
             let served = done.get();
             return Violation::found("L-SERVE", format!("{served} of {core:?} served: {state}"));
         }
-        let owing = |world: &mut World| {
-            !world.is_settled(core) || world.judge().borrow().watch_owes(core).is_some()
-        };
+        let owing = |world: &mut World| !world.is_settled(core) || owed(world, core).is_some();
         if !self.world.run_while(end + CALM, owing)? {
-            let owed = self.world.judge().borrow().watch_owes(core);
+            let owed = owed(&self.world, core);
             let state = self.world.describe();
             return Violation::found("W-RELIABLE", format!("owed in the end: {owed:?}: {state}"));
         }
         // What the dead still had in the lines ends with their leases.
         let end = self.world.timeline().now() + CALM;
-        let left =
-            |world: &World| LOCKS.iter().find_map(|lock| world.judge().borrow().line_left(lock));
+        let locks = || self.plan.programs.iter().flat_map(|program| program.locks());
+        let left = |world: &World| locks().find_map(|lock| world.judge().borrow().line_left(lock));
         if !self.world.run_while(end, |world| left(world).is_some())? {
             let left = left(&self.world);
             return Violation::found("K-LEAK", format!("left in the end: {left:?}"));

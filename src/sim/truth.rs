@@ -173,6 +173,11 @@ impl Truth {
         Ok(())
     }
 
+    /// When a value was put, if it was.
+    pub(crate) fn put_at(&self, value: &Bytes) -> Option<Revision> {
+        self.put_at.get(value).copied()
+    }
+
     /// The row of a key at a revision.
     pub(crate) fn row_at(&self, key: &[u8], revision: Revision) -> Option<&KeyValue> {
         let rows = self.history.get(key)?;

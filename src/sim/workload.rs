@@ -16,7 +16,7 @@ use super::caller::{Caller, Fate};
 use super::clock::Timeline;
 use super::executor::{Spawner, Timers};
 use super::judge::Judge;
-use super::locking::{self, LOCKS};
+use super::locking::{Player, Program};
 use super::plan::{between, index, one_in};
 use super::rng::Rng;
 use super::watching;
@@ -93,6 +93,7 @@ pub(crate) fn start(
     node: NodeId,
     at: usize,
     clients: u64,
+    programs: &[Program],
     rng: &Rng,
 ) {
     for _ in 0..clients {
@@ -105,9 +106,10 @@ pub(crate) fn start(
         };
         scene.spawner.spawn(Some(at), client.live());
     }
-    for lock in LOCKS {
+    for program in programs {
         let rng = Rng::new(rng.next_u64());
-        locking::start(scene, caller, node, at, lock, rng);
+        let (scene, caller) = (scene.clone(), caller.clone());
+        program.start(&Player { scene, caller, node, at, rng });
     }
     let range = [KeyRange::all(), KeyRange::prefix("kv/"), KeyRange::prefix("acct/")];
     let range = range[index(rng, range.len())].clone();
@@ -120,7 +122,11 @@ pub(crate) fn start(
 
 /// After the storm: one task on each of these nodes writes, reads everything, and takes every lock.
 /// Counts those that have come to their end.
-pub(crate) fn last_round(scene: &Scene, places: &[(usize, NodeId, Caller)]) -> Rc<Cell<usize>> {
+pub(crate) fn last_round(
+    scene: &Scene,
+    places: &[(usize, NodeId, Caller)],
+    programs: &[Program],
+) -> Rc<Cell<usize>> {
     let done: Rc<Cell<usize>> = Rc::default();
     for (at, node, caller) in places {
         let mut client = Client {
@@ -130,12 +136,19 @@ pub(crate) fn last_round(scene: &Scene, places: &[(usize, NodeId, Caller)]) -> R
             rng: Rng::new(node.get()),
             seen: Revision(0),
         };
-        let done = done.clone();
+        let player = Player {
+            scene: scene.clone(),
+            caller: caller.clone(),
+            node: *node,
+            at: *at,
+            rng: Rng::new(node.get()),
+        };
+        let (done, programs) = (done.clone(), programs.to_vec());
         scene.spawner.spawn(Some(*at), async move {
             client.put().await;
             client.read_all().await;
-            for lock in LOCKS {
-                locking::once(&client.scene, &client.caller, client.node, lock).await;
+            for program in programs {
+                program.once(&player).await;
             }
             done.set(done.get() + 1);
         });

@@ -942,9 +942,11 @@ impl World {
         }
         let leader =
             self.processes().filter(|(_, process)| process.leads()).map(|(at, _)| at).last();
+        let holder = self.judge.borrow().some_holder().map(place);
         match who {
             Who::Leader if leader.is_some() => leader,
-            Who::Leader | Who::Any => Some(running[index(&self.rng, running.len())]),
+            Who::Holder if holder.is_some_and(|at| running.contains(&at)) => holder,
+            Who::Leader | Who::Holder | Who::Any => Some(running[index(&self.rng, running.len())]),
         }
     }
 

@@ -7,6 +7,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+mod locks;
+
+use locks::Locks;
+pub(crate) use locks::{Belief, HolderId};
+
 use super::clock::Timeline;
 use super::process::Process;
 use super::truth::Truth;
@@ -17,7 +22,6 @@ use crate::model::{
     NodeId, Revision, Term,
 };
 use crate::node::Look;
-use crate::recipes::Token;
 
 /// How much later than its deadline a call may return, beside what clocks and pauses explain.
 const DEADLINE_GRACE: Duration = Duration::from_millis(500);
@@ -54,13 +58,6 @@ struct Call {
     may_take: Duration,
 }
 
-/// A guard of a lock, as the judge sees it.
-struct Holder {
-    node: NodeId,
-    token: Token,
-    held: Box<dyn Fn() -> bool>,
-}
-
 /// Names a call.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct CallId(u64);
@@ -75,10 +72,6 @@ struct Watching {
     range: KeyRange,
     seen: Revision,
 }
-
-/// Names a guard.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct HolderId(u64);
 
 /// What was done, counted.
 #[derive(Clone, Debug, Default)]
@@ -95,6 +88,8 @@ pub(crate) struct Tally {
     pub(crate) others: BTreeMap<&'static str, u64>,
     /// Events that watches have yielded.
     pub(crate) watched: u64,
+    /// The longest that anybody waited, in the calm, for a lock that nobody believed in.
+    pub(crate) idle_max: Duration,
 }
 
 impl Tally {
@@ -118,8 +113,7 @@ pub(crate) struct Judge {
     floor: Revision,
     calls: BTreeMap<CallId, Call>,
     watches: BTreeMap<WatchId, Watching>,
-    locks: BTreeMap<&'static str, BTreeMap<HolderId, Holder>>,
-    last_token: BTreeMap<&'static str, Token>,
+    locks: Locks,
     /// Leases that somebody counts on, with a key each that only their end deletes.
     leases: BTreeMap<LeaseId, CountedOn>,
     /// The newest revision at which a compaction was ever asked for.
@@ -151,8 +145,7 @@ impl Judge {
             floor: Revision::FIRST,
             calls: BTreeMap::new(),
             watches: BTreeMap::new(),
-            locks: BTreeMap::new(),
-            last_token: BTreeMap::new(),
+            locks: Locks::default(),
             leases: BTreeMap::new(),
             compaction_asked: Revision(0),
             next: 0,
@@ -213,9 +206,7 @@ impl Judge {
         self.calls.retain(|_, call| call.node != id);
         self.tally.orphaned += (before - self.calls.len()) as u64;
         self.watches.retain(|_, watch| watch.node != id);
-        for holders in self.locks.values_mut() {
-            holders.retain(|_, holder| holder.node != id);
-        }
+        self.locks.ended(id);
     }
 
     pub(crate) fn paused(&mut self, id: NodeId) {
@@ -276,6 +267,9 @@ impl Judge {
         let news = revision > self.truth.newest();
         let learned = self.truth.learn(revision, events);
         self.note(learned);
+        if news {
+            self.locks.follow(revision, events);
+        }
         let leased =
             |event: &&Event| event.kind == EventKind::Delete && event.kv.key.starts_with(b"lease/");
         for event in events.iter().filter(leased).filter(|_| news) {
@@ -360,6 +354,7 @@ impl Judge {
             return;
         }
         self.next_call_check = now + Duration::from_millis(100);
+        self.check_wishes();
         for id in self.calls.keys().copied().collect::<Vec<_>>() {
             self.check_call(id);
         }
@@ -631,90 +626,9 @@ impl Judge {
         self.count("lease end");
     }
 
-    // ---- locks -----------------------------------------------------------------------------
-
-    /// A lock was granted. `held` says whether its holder still believes in it.
-    pub(crate) fn granted(
-        &mut self,
-        lock: &'static str,
-        node: NodeId,
-        token: Token,
-        held: impl Fn() -> bool + 'static,
-    ) -> HolderId {
-        if let Some(last) = self.last_token.get(lock).copied()
-            && token <= last
-        {
-            self.broken("K-TOKEN", || format!("{lock}: {token:?} is granted after {last:?}"));
-        }
-        self.last_token.insert(lock, token);
-        if !held() {
-            self.broken("K-HELD", || {
-                format!("{lock} is granted to {node:?} with {token:?}, and is not held")
-            });
-        }
-        let id = HolderId(self.next);
-        self.next += 1;
-        let holder = Holder { node, token, held: Box::new(held) };
-        self.locks.entry(lock).or_default().insert(id, holder);
-        self.done("lock");
-        self.check_holders();
-        id
-    }
-
-    /// This key is the oldest of the lock's line at this revision, with a lease.
-    pub(crate) fn first_in_line(&mut self, lock: &'static str, key: &Bytes, at: Revision) {
-        let line = KeyRange::prefix(format!("{lock}/"));
-        let rows = self.truth.rows_at(&line, at);
-        let first = rows.into_iter().min_by_key(|row| row.create_revision).cloned();
-        if first.as_ref().is_none_or(|row| row.key != *key || row.lease.is_none()) {
-            self.broken("K-FIFO", || {
-                format!("{key:?} is said to hold {lock} at {at:?}; first is {first:?}")
-            });
-        }
-    }
-
-    /// A release was acknowledged: the key that `since` made is gone.
-    pub(crate) fn left_the_line(&mut self, key: &Bytes, since: Revision) {
-        let row = self.truth.row_at(key, self.truth.newest()).cloned();
-        if row.as_ref().is_some_and(|row| row.create_revision == since) {
-            self.broken("K-LEAK", || format!("{key:?} was released and is still there: {row:?}"));
-        }
-    }
-
-    /// Whether anything is left below the locks.
-    pub(crate) fn line_left(&self, lock: &str) -> Option<KeyValue> {
-        let line = KeyRange::prefix(format!("{lock}/"));
-        self.truth.rows_at(&line, self.truth.newest()).first().copied().cloned()
-    }
-
     /// Something else has happened that is worth counting.
     pub(crate) fn count(&mut self, what: &'static str) {
         *self.tally.others.entry(what).or_default() += 1;
-    }
-
-    /// The holder has let go, or knows that it has lost the lock.
-    pub(crate) fn released(&mut self, lock: &'static str, id: HolderId) {
-        if let Some(holders) = self.locks.get_mut(lock) {
-            holders.remove(&id);
-        }
-    }
-
-    /// At most one holder of each lock believes in it, now.
-    fn check_holders(&mut self) {
-        let mut found = None;
-        for (lock, holders) in &self.locks {
-            let believers: Vec<_> = holders
-                .values()
-                .filter(|holder| (holder.held)())
-                .map(|holder| (holder.node, holder.token))
-                .collect();
-            if believers.len() > 1 {
-                found = Some((*lock, believers));
-            }
-        }
-        if let Some((lock, believers)) = found {
-            self.broken("K-LOCAL", || format!("{lock} is held by {believers:?} at once"));
-        }
     }
 }
 

@@ -1,0 +1,105 @@
+//! Nodes that stand for election, proclaim, resign, lead longer than they may, and observe who leads.
+
+use super::super::plan::one_in;
+use super::{Holding, PATIENCE, Player};
+use crate::api::{Effect, Session};
+use crate::recipes::{Campaign, GuardError, Leader, LeaderEvent, Leadership};
+
+/// Starts a candidate and an observer.
+pub(super) fn start(player: Player, election: &'static str) {
+    player.spawn(observe(player.again(), election));
+    let scene = player.scene.clone();
+    scene.spawner.spawn(Some(player.at), live(player, election));
+}
+
+async fn live(player: Player, election: &'static str) {
+    while !player.is_closing() {
+        player.think().await;
+        let Some(session) = player.session().await else { continue };
+        while session.end().is_none() && !player.is_closing() {
+            turn(&player, &session, election).await;
+            player.think().await;
+        }
+        drop(session.close().await);
+    }
+}
+
+fn campaign(player: &Player, session: &Session, election: &'static str) -> Campaign {
+    session.election(election).campaign(player.scene.value("leads")).deadline(PATIENCE)
+}
+
+/// Leads once. Whether it did.
+pub(super) async fn once(player: &Player, session: &Session, election: &'static str) -> bool {
+    let wish = campaign(player, session, election);
+    let Ok(leadership) = player.wait(election, wish).await else { return false };
+    let holding = player.believe("leadership", election, leadership);
+    player.let_go(holding).await;
+    true
+}
+
+async fn turn(player: &Player, session: &Session, election: &'static str) {
+    let wish = campaign(player, session, election);
+    let Ok(leadership) = player.wait(election, wish).await else { return };
+    let holding = player.believe("leadership", election, leadership);
+    let mut proclaims = one_in(&player.rng, 2);
+    loop {
+        player.scene.timers.sleep(player.while_held()).await;
+        if !proclaims {
+            break;
+        }
+        proclaim(player, &holding).await;
+        proclaims = one_in(&player.rng, 2);
+    }
+    player.update(&holding).await;
+    player.let_go(holding).await;
+}
+
+/// Says something new, which is heard only if it still leads.
+async fn proclaim(player: &Player, holding: &Holding<Leadership>) {
+    let value = player.scene.value("proclaims");
+    let key = holding.held.key().clone();
+    let puts = [(key.clone(), value.clone())];
+    let floor = player.scene.judge.borrow().floor();
+    let may_take = player.caller.deadline();
+    let call = player.scene.judge.borrow_mut().call(player.node, "proclaim", may_take);
+    let answer = holding.held.proclaim(value.clone()).await;
+    let mut judge = player.scene.judge.borrow_mut();
+    judge.returned(call);
+    match answer {
+        Ok(()) => {
+            let Some(at) = judge.truth().put_at(&value) else {
+                return judge.expect(false, "X-LIN", || format!("{value:?} was not proclaimed"));
+            };
+            judge.wrote("proclaim", floor, at, &puts);
+            judge.first_in_line(holding.lock, &key, holding.held.since(), at);
+        }
+        Err(GuardError::NotHeld) => judge.not_applied(&puts),
+        Err(GuardError::Store(error)) => match error.effect() {
+            Effect::NotApplied => judge.not_applied(&puts),
+            Effect::Unknown | Effect::Applied => judge.unknown(),
+        },
+    }
+}
+
+/// Observes for ever.
+async fn observe(player: Player, election: &'static str) {
+    let session = loop {
+        if let Some(session) = player.session().await {
+            break session;
+        }
+    };
+    let id = player.scene.judge.borrow_mut().observer_begins(player.node, election);
+    let mut observer = session.election(election).observe();
+    // It is good for as long as the node, not only for as long as this.
+    drop(session.close().await);
+    loop {
+        match observer.next().await {
+            Ok(LeaderEvent::Leads(Leader { key, value, since })) => {
+                let leader = Some((&key, since, &value));
+                player.scene.judge.borrow_mut().observed(id, leader);
+            }
+            Ok(LeaderEvent::Vacant) => player.scene.judge.borrow_mut().observed(id, None),
+            Err(_) => player.think().await,
+        }
+    }
+}

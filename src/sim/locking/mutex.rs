@@ -1,0 +1,77 @@
+//! A task that wants one lock, again and again: by waiting for it, or by only trying.
+
+use super::{GaveUp, PATIENCE, Player};
+use crate::api::Session;
+use crate::model::LeaseId;
+use crate::recipes::{Guard, LockError};
+
+use super::super::plan::one_in;
+
+/// Starts it.
+pub(super) fn start(player: Player, lock: &'static str) {
+    let scene = player.scene.clone();
+    let at = player.at;
+    scene.spawner.spawn(Some(at), live(player, lock));
+}
+
+async fn live(player: Player, lock: &'static str) {
+    while !player.is_closing() {
+        player.think().await;
+        let Some(session) = player.session().await else { continue };
+        // What a session has let go may still be there for a while: only its first wish is its only one.
+        let mut lonely = Some(session.lease());
+        while session.end().is_none() && !player.is_closing() {
+            turn(&player, &session, lock, lonely.take()).await;
+            player.think().await;
+            if one_in(&player.rng, 10) {
+                break;
+            }
+        }
+        drop(session.close().await);
+    }
+}
+
+/// Takes the lock and lets it go at once. Whether it was taken.
+pub(super) async fn once(player: &Player, session: &Session, lock: &'static str) -> bool {
+    let wish = session.mutex(lock).lock().deadline(PATIENCE);
+    let Ok(guard) = player.wait(lock, wish).await else { return false };
+    let holding = player.believe("lock", lock, guard);
+    player.update(&holding).await;
+    player.let_go(holding).await;
+    true
+}
+
+async fn turn(player: &Player, session: &Session, lock: &'static str, lonely: Option<LeaseId>) {
+    let Some((what, guard)) = take(player, session, lock, lonely).await else {
+        return;
+    };
+    let holding = player.believe(what, lock, guard);
+    player.scene.timers.sleep(player.while_held()).await;
+    player.update(&holding).await;
+    player.let_go(holding).await;
+}
+
+/// Waits for the lock, or tries it. `lonely` is the lease, if nothing else was wished for with it.
+pub(super) async fn take(
+    player: &Player,
+    session: &Session,
+    lock: &'static str,
+    lonely: Option<LeaseId>,
+) -> Option<(&'static str, Guard)> {
+    let mutex = session.mutex(lock);
+    if !one_in(&player.rng, 6) {
+        let guard = player.wait(lock, mutex.lock().deadline(PATIENCE)).await.ok()?;
+        return Some(("lock", guard));
+    }
+    let floor = player.scene.judge.borrow().truth().newest();
+    match player.wait(lock, mutex.try_lock()).await {
+        Ok(guard) => Some(("lock that was tried", guard)),
+        Err(GaveUp::Told(LockError::WouldBlock { .. })) => {
+            let mut judge = player.scene.judge.borrow_mut();
+            judge.would_block(lock, lonely, floor);
+            judge.count("lock that was taken already");
+            None
+        }
+        Err(_) => None,
+    }
+}
