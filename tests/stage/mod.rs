@@ -112,6 +112,15 @@ pub(crate) fn until(node: &Node, name: &str, what: &str, fits: impl Fn(u64) -> b
     }
 }
 
+/// Looks again and again until something is the case that nobody announces.
+pub(crate) fn until_true(node: &Node, what: &str, is_so: impl Fn() -> bool) {
+    let begun = node.now();
+    while !is_so() {
+        assert!(node.now().since(begun) < SOON, "not in time: {what}");
+        std::thread::yield_now();
+    }
+}
+
 /// Waits until a key is deleted, and says at which revision. It must have been there.
 pub(crate) fn until_deleted(kv: &Client, key: &str) -> Revision {
     let mut changes = kv.watch(key.to_owned()).from(Revision(1)).wait().unwrap();

@@ -55,7 +55,7 @@ fn enter(kv: &Client, lease: LeaseId, who: &str) -> (String, Revision) {
 fn the_six_steps_of_a_lock_by_hand_serve_in_order_and_wake_one_at_a_time() {
     let cluster = lasting(3);
     let mut last = Revision(0);
-    let mut keys = Vec::new();
+    let (mut keys, mut sessions) = (Vec::new(), Vec::new());
     for (i, who) in ["2", "3", "1", "4"].into_iter().enumerate() {
         // A session's lease is renewed by the node, at a third of its TTL.
         let session =
@@ -64,6 +64,7 @@ fn the_six_steps_of_a_lock_by_hand_serve_in_order_and_wake_one_at_a_time() {
         assert!(revision > last);
         last = revision;
         keys.push(key);
+        sessions.push(session);
     }
     let (sender, served) = mpsc::channel();
     std::thread::scope(|scope| {

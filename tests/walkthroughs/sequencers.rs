@@ -3,7 +3,9 @@
 
 use bowline::{Compare, LeaderEvent, LockState, Loss, SessionEnd, Token, Wait};
 
-use crate::stage::{Outside, another_session, lasting, quick, roles, session, stand_in_line};
+use crate::stage::{
+    Outside, another_session, lasting, quick, roles, session, stand_in_line, until_true,
+};
 
 /// What goes over the wire to the other server: the name, the mode and the generation.
 #[test]
@@ -104,10 +106,11 @@ fn a_leader_that_cannot_renew_is_not_ready() {
     let cluster = quick(3);
     let (_, one, _) = roles(&cluster);
     let leads = session(&cluster, one).election("kube").campaign("one").wait().unwrap();
-    assert!(cluster.node(one).health().is_serving());
+    until_true(cluster.node(one), "it serves", || cluster.node(one).health().is_serving());
     cluster.partition(&[one]);
     leads.lost().wait();
-    cluster.node(one).wait_for(|status| status.leader.is_none()).wait();
-    let health = cluster.node(one).health();
-    assert!(health.is_alive() && !health.is_serving(), "{health}");
+    until_true(cluster.node(one), "it serves no more", || {
+        let health = cluster.node(one).health();
+        health.is_alive() && !health.is_serving()
+    });
 }
