@@ -139,6 +139,11 @@ pub(crate) fn timed_out(error: &LockError) -> bool {
     words.contains("Deadline") || words.contains("TimedOut")
 }
 
+/// Whether a wait ended because the lease of its session did.
+pub(crate) fn session_ended(error: &LockError) -> bool {
+    format!("{error:?}").contains("SessionEnded(LeaseEnded)")
+}
+
 /// A call that was begun and is polled by hand, and how often it was woken.
 pub(crate) struct Begun<T> {
     future: Pin<Box<dyn Future<Output = T> + Send>>,
