@@ -3,6 +3,7 @@
 
 mod etcd;
 mod properties;
+mod python_etcd;
 mod redis;
 mod sequencers;
 mod sql;

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use bowline::{
-    Client, Compare, Error, GuardError, LeaseId, LockState, Loss, Op, Put, PutLease, Refusal,
-    SessionEnd, Wait,
+    Client, Compare, Error, Expected, GuardError, LeaseId, LockState, Loss, Op, Put, PutLease,
+    Refusal, SessionEnd, Swap, Wait,
 };
 
 use crate::stage::{
@@ -189,4 +189,17 @@ fn a_lock_is_renewed_while_its_process_lives() {
     }
     assert!(guard.is_held());
     assert!(session(&cluster, two).mutex("lock").try_lock().wait().is_err());
+}
+
+/// The same lock in one call each.
+#[test]
+fn set_nx_px_and_its_release_are_one_call_each() {
+    let cluster = lasting(3);
+    let (a, b) = (cluster.node(0).client(), cluster.node(1).client());
+    assert!(a.put_if_absent("name", "a").ttl(HALF_A_MINUTE).wait().unwrap().is_done());
+    let refused = b.put_if_absent("name", "b").ttl(HALF_A_MINUTE).wait().unwrap();
+    assert!(matches!(refused, Swap::Lost { row: Some(row) } if row.value == "a"));
+    assert!(!b.compare_and_delete("name", Expected::value("b")).wait().unwrap().is_done());
+    assert!(a.compare_and_delete("name", Expected::value("a")).wait().unwrap().is_done());
+    assert_eq!(b.get("name").wait().unwrap(), None);
 }

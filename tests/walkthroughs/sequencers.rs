@@ -1,10 +1,10 @@
 //! Chubby's sequencer, handed to another server that checks it; and what Kubernetes' leader election
 //! promises.
 
-use bowline::{Compare, LeaderEvent, LockState, Loss, SessionEnd, Token, Wait};
+use bowline::{Compare, LeaderEvent, LockState, Loss, SessionEnd, Standing, Token, Wait};
 
 use crate::stage::{
-    Outside, another_session, lasting, quick, roles, session, stand_in_line, until_true,
+    Outside, SHORT, another_session, lasting, quick, roles, session, stand_in_line, until_true,
 };
 
 /// What goes over the wire to the other server: the name, the mode and the generation.
@@ -42,6 +42,44 @@ fn a_sequencer_is_checked_by_a_server_that_asks_the_store() {
     assert!(holds());
     guard.release().wait().unwrap();
     assert!(!holds());
+}
+
+/// For servers that cannot check: after an end that was not orderly, nobody else holds for a while.
+#[test]
+fn a_lock_delay_keeps_the_lock_from_others_after_a_loss_and_not_after_a_release() {
+    let cluster = quick(3);
+    let (_, one, two) = roles(&cluster);
+    let delay = SHORT * 2;
+    let open = || cluster.node(one).open_session().ttl(SHORT).lock_delay(delay).wait().unwrap();
+    let other = session(&cluster, two);
+    let held = open().mutex("files/a").lock().wait().unwrap();
+    cluster.partition(&[one]);
+    held.lost().wait();
+    let lost = cluster.node(one).now();
+    let next = other.mutex("files/a").lock().wait().unwrap();
+    // All members of this test tell the same time.
+    let kept = cluster.node(two).now().since(lost);
+    assert!(kept >= delay, "{kept:?} after the loss another holds");
+    cluster.heal();
+    next.release().wait().unwrap();
+
+    let held = open().mutex("files/a").lock().wait().unwrap();
+    held.release().wait().unwrap();
+    assert!(other.mutex("files/a").try_lock().wait().is_ok());
+}
+
+/// Chubby's jeopardy: between "held" and "lost" there is a time to stop in good order.
+#[test]
+fn a_session_whose_renewals_stay_out_says_so_before_it_ends() {
+    let cluster = quick(3);
+    let (_, one, _) = roles(&cluster);
+    let mine = session(&cluster, one);
+    cluster.partition(&[one]);
+    let warned = mine.at_risk().wait();
+    assert!(matches!(warned, Standing::Overdue(_)), "{warned:?}");
+    assert!(cluster.node(one).now() < mine.valid_until());
+    mine.ended().wait();
+    assert!(matches!(mine.standing(), Standing::Ended(_)));
 }
 
 /// The lease is longer than the deadline for renewals: who leads gives up before another may lead.

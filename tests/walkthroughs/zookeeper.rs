@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bowline::{Client, Compare, EventKind, KeyRange, LeaseId, Op, Put, PutLease, Revision, Wait};
 
-use crate::stage::{lasting, quick, session, until_deleted};
+use crate::stage::{lasting, quick, roles, session, until_deleted, until_places};
 
 /// The key `name` with the next number behind it: what a POST to etcd's second version made, and an
 /// ephemeral sequential node in ZooKeeper.
@@ -131,4 +131,78 @@ fn who_all_watch_one_key_all_wake_and_one_wins() {
         kv.delete("node").wait().unwrap();
     });
     assert_eq!((woken.into_inner(), won.into_inner()), (3, 1));
+}
+
+#[test]
+fn numbered_keys_are_one_call_and_those_of_a_dead_maker_go() {
+    let mut cluster = quick(3);
+    let (_, one, two) = roles(&cluster);
+    let dying = session(&cluster, one);
+    let bound = dying.client().sequential("lock/").put_bound("", &dying).wait().unwrap();
+    assert_eq!((&bound.key[..], bound.number), (&b"lock/0000000000"[..], 0));
+    let alive = session(&cluster, two);
+    let mine = alive.client().sequential("lock/").put_bound("", &alive).wait().unwrap();
+    assert_eq!(mine.number, 1);
+    cluster.kill(one).wait();
+    // Its turn has come when the smaller one is gone.
+    until_deleted(&alive.client(), "lock/0000000000");
+    let rows = alive.client().range(KeyRange::prefix("lock/")).wait().unwrap().kvs;
+    assert_eq!(rows.iter().map(|row| &row.key).collect::<Vec<_>>(), [&mine.key]);
+}
+
+/// Curator's SharedCount and DistributedAtomicLong.
+#[test]
+fn a_shared_counter_counts_each_call_once() {
+    let cluster = lasting(3);
+    let mut seen: Vec<i64> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..3)
+            .map(|member| {
+                let counter = cluster.node(member).client().counter("count");
+                scope.spawn(move || -> Vec<i64> {
+                    (0..10).map(|_| counter.increment().wait().unwrap()).collect()
+                })
+            })
+            .collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    seen.sort_unstable();
+    assert_eq!(seen, (1..=30).collect::<Vec<i64>>());
+}
+
+/// Curator's PathChildrenCache.
+#[test]
+fn a_local_view_of_a_prefix_is_kept_by_a_watch() {
+    let cluster = lasting(3);
+    let mut view = cluster.node(1).client().cached("config/").wait().unwrap();
+    let rate = cluster.node(0).client().put("config/rate", "100").wait().unwrap();
+    let seen = loop {
+        let now = view.changed().wait().unwrap();
+        if now.revision() >= rate.revision {
+            break now;
+        }
+    };
+    assert_eq!(seen.get("config/rate").unwrap().value, "100");
+    cluster.node(0).client().delete("config/rate").wait().unwrap();
+    while view.changed().wait().unwrap().get("config/rate").is_some() {}
+    // What was taken stays as it was.
+    assert_eq!(seen.get("config/rate").unwrap().value, "100");
+}
+
+/// Curator's group membership and persistent ephemeral node.
+#[test]
+fn members_of_a_group_come_and_go_with_their_sessions() {
+    let mut cluster = quick(3);
+    let (_, one, two) = roles(&cluster);
+    let group = session(&cluster, two).group("workers");
+    let stays = group.join("two").wait().unwrap();
+    let goes = session(&cluster, one).group("workers").join("one").wait().unwrap();
+    let meta = |members: Vec<bowline::GroupMember>| {
+        members.into_iter().map(|member| member.meta).collect::<Vec<_>>()
+    };
+    assert_eq!(meta(group.members().wait().unwrap()), ["two", "one"]);
+    cluster.kill(one).wait();
+    until_places(cluster.node(two), "workers", 1);
+    assert_eq!(meta(group.members().wait().unwrap()), ["two"]);
+    drop(goes);
+    assert!(stays.leave().wait().unwrap());
 }

@@ -1,0 +1,58 @@
+//! python-etcd's lock object: a name, and an owner whose id is saved and finds the lock again. The
+//! owner is a session here, and its id the lease.
+
+use bowline::{Compare, Error, LeaseId, Refusal, Released, Wait};
+
+use crate::stage::{another_session, lasting, quick, roles, session, stand_in_line};
+
+#[test]
+fn the_id_of_a_lock_finds_it_again_after_a_restart() {
+    let mut cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let owner = another_session(&cluster, one, "importer");
+    let guard = owner.mutex("lock").lock().wait().unwrap();
+    // What is saved: the lease, and the revision of the key.
+    let (id, since) = (owner.lease(), guard.since());
+    cluster.kill(one).wait();
+    drop((guard, owner));
+    cluster.restart(one).wait().unwrap();
+    let owner = cluster.node(one).resume_session(id).wait().unwrap();
+    assert_eq!(owner.label(), "importer");
+    // It is still held, as the store says.
+    let key = format!("lock/{id}");
+    let is_acquired = Compare::create_revision(key.clone()).eq(since);
+    assert!(owner.client().txn().when(is_acquired).commit().wait().unwrap().succeeded);
+    assert!(session(&cluster, two).mutex("lock").try_lock().wait().is_err());
+    // Who has it back ends it: with the session, or its key.
+    owner.close().wait().unwrap();
+    assert!(session(&cluster, two).mutex("lock").lock().wait().unwrap().is_held());
+}
+
+#[test]
+fn an_unknown_id_is_refused() {
+    let cluster = lasting(1);
+    let unknown = LeaseId::new(4_711).unwrap();
+    let error = cluster.node(0).resume_session(unknown).wait().unwrap_err();
+    assert_eq!(error, Error::Refused(Refusal::LeaseNotFound(unknown)));
+}
+
+#[test]
+fn the_release_of_what_is_gone_is_quiet() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    cluster.node(1).client().delete(guard.key().clone()).wait().unwrap();
+    guard.lost().wait();
+    assert!(matches!(guard.release().wait(), Ok(Released::WasLost(_))));
+}
+
+/// `with lock:` is a guard in a scope.
+#[test]
+fn the_end_of_a_scope_releases() {
+    let cluster = quick(3);
+    let other = session(&cluster, 1);
+    let waiting = {
+        let _guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+        stand_in_line(&other, cluster.node(1), "lock")
+    };
+    assert!(waiting.finish().unwrap().is_held());
+}
