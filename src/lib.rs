@@ -54,10 +54,11 @@ pub use node::{
 };
 pub use recipes::{
     Barrier, BarrierError, BarrierHold, Cached, CachedCall, Call, Campaign, Cell, CellValue,
-    Counter, CounterError, Election, Expected, Group, GroupError, GroupEvent, GroupMember,
-    GroupWatch, Guard, GuardError, GuardTxn, Holder, Latch, LatchError, Leader, LeaderEvent,
-    Leadership, LockCall, LockError, LockState, Loss, Membership, Mutex, Observe, PutIfAbsent,
-    Released, Sequence, SequenceError, SequentialKey, Swap, Token, View,
+    Counter, CounterError, Delivery, Election, Expected, Group, GroupError, GroupEvent,
+    GroupMember, GroupWatch, Guard, GuardError, GuardTxn, Holder, ItemId, ItemState, Latch,
+    LatchError, Leader, LeaderEvent, Leadership, LockCall, LockError, LockState, Loss, Membership,
+    Mutex, Observe, PutIfAbsent, PutItem, PutMany, Queue, QueueError, QueueTaker, QueuedItem,
+    Released, Sequence, SequenceError, SequentialKey, Swap, TakeCall, Token, View,
 };
 pub use transport::TransportError;
 #[cfg(feature = "tls")]

@@ -46,18 +46,23 @@ impl WatchCall {
     }
 }
 
+impl WatchCall {
+    /// Begins now: nothing has to be waited for.
+    pub(crate) fn begin(self) -> Result<Watch, Error> {
+        let Self { client, request } = self;
+        let range = crate::model::Range::new(request.range.clone());
+        client.shared.settings.limits.check_range(&range)?;
+        let watcher = client.shared.hub.watch(request);
+        Ok(Watch { watcher, scope: client.scope })
+    }
+}
+
 impl IntoFuture for WatchCall {
     type Output = Result<Watch, Error>;
     type IntoFuture = Answer<Watch>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let Self { client, request } = self;
-            let range = crate::model::Range::new(request.range.clone());
-            client.shared.settings.limits.check_range(&range)?;
-            let watcher = client.shared.hub.watch(request);
-            Ok(Watch { watcher, scope: client.scope })
-        })
+        Box::pin(async move { self.begin() })
     }
 }
 

@@ -121,7 +121,7 @@ impl<T: Send + Sync + 'static> IntoFuture for CachedCall<T> {
             }
             // What was acknowledged before this call is in the view.
             let rows = call.await?;
-            let watch = watch_after(&client, &range, rows.revision).await?;
+            let watch = watch_after(&client, &range, rows.revision)?;
             let mut kept = Kept::new(watch);
             kept.replace(rows.kvs, rows.revision, &parse);
             let seen = kept.changed_at;
@@ -132,8 +132,8 @@ impl<T: Send + Sync + 'static> IntoFuture for CachedCall<T> {
     }
 }
 
-async fn watch_after(client: &Client, range: &KeyRange, seen: Revision) -> Result<Watch, Error> {
-    client.watch(range.clone()).from(seen.next()).await
+fn watch_after(client: &Client, range: &KeyRange, seen: Revision) -> Result<Watch, Error> {
+    client.watch(range.clone()).from(seen.next()).begin()
 }
 
 /// A view of a prefix, kept by a watch. Made by [`Client::cached`]. Cheap to clone; clones share one
@@ -321,13 +321,7 @@ impl<T> Inner<T> {
         let range = crate::model::Range::new(client.scope.range(self.range.clone()));
         let mut rows = client.shared.reader.range(&range)?;
         client.scope.strip_all(&mut rows.kvs);
-        // It waits for nothing.
-        let call = watch_after(client, &self.range, rows.revision);
-        let mut call = std::pin::pin!(call);
-        let Poll::Ready(watch) = call.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
-            unreachable!("a watch is made at once");
-        };
-        kept.watch = watch?;
+        kept.watch = watch_after(client, &self.range, rows.revision)?;
         kept.replace(rows.kvs, rows.revision, &self.parse);
         Ok(())
     }

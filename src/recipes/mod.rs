@@ -14,6 +14,7 @@ mod cached;
 mod election;
 mod line;
 mod mutex;
+mod queue;
 
 mod call;
 mod chain;
@@ -42,5 +43,9 @@ pub use latch::{Latch, LatchError};
 pub use line::Loss;
 pub use mutex::{
     Guard, GuardError, GuardTxn, Holder, LockCall, LockError, LockState, Mutex, Released, Token,
+};
+pub use queue::{
+    Delivery, ItemId, ItemState, PutItem, PutMany, Queue, QueueError, QueueTaker, QueuedItem,
+    TakeCall,
 };
 pub use sequence::{Sequence, SequenceError, SequentialKey};

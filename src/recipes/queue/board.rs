@@ -1,0 +1,448 @@
+//! Where the takers of one handle wait, and where it is decided what to reach for.
+//!
+//! Everything that happens (a taker comes or goes, the watch has news, a proposal has its outcome) is
+//! noted and then worked off in turns, one at a time, on whichever thread noted it: mostly the
+//! driver's. A thread that finds a turn running leaves its note and goes: nobody waits for a turn.
+//!
+//! ```text
+//!   note ──▶ turn:  follow the watch ─▶ hand out what was won ─▶ one proposal, if none is under way
+//! ```
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_core::Stream;
+use tokio::sync::oneshot;
+
+use crate::api::{Client, Error, Session, Watch};
+use crate::model::{
+    Command, Compare, Op, Put, PutLease, PutValue, Range, Reply, Revision, Txn, TxnResult,
+};
+use crate::node::{CallError, CallResult, Input, ReplyTo};
+
+use super::delivery::{Claim, Delivery};
+use super::index::{Chooser, Index};
+use super::{ItemId, Keys, Part, QueueError};
+
+/// The most items that one transaction claims.
+const CLAIMS_MAX: usize = 32;
+
+/// How long an item may lie that is meant for others, before those here reach for it. Much longer than
+/// a transaction takes, much shorter than a session lives.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// See the module.
+pub(super) struct Board {
+    session: Session,
+    keys: Keys,
+    /// Its name in the line of those who wait.
+    idle: Bytes,
+    attempts_max: Option<u64>,
+    notes: Mutex<Vec<Note>>,
+    /// Whether there is something to do.
+    due: AtomicBool,
+    state: Mutex<State>,
+}
+
+/// What a taker hears: `None` if it only tried, and there was nothing.
+pub(super) type Taken = Result<Option<Delivery>, QueueError>;
+
+enum Note {
+    Enter {
+        ticket: u64,
+        only_try: bool,
+        reply: oneshot::Sender<Taken>,
+    },
+    Leave {
+        ticket: u64,
+    },
+    Outcome(Proposed, CallResult<Reply>),
+    /// Patience is over, if this still comes first.
+    Late(Bytes),
+}
+
+/// What was proposed.
+struct Proposed {
+    /// The items to be claimed, in the order of the operations.
+    claims: Vec<Bytes>,
+    /// How many operations stand before them.
+    before: usize,
+}
+
+struct State {
+    index: Index,
+    watch: Option<Watch>,
+    takers: BTreeMap<u64, Taker>,
+    /// A proposal is under way.
+    flying: bool,
+    /// Whether this board stands in the line of those who wait, once its proposals are carried out.
+    stands: bool,
+    /// Patience is counted.
+    counting: bool,
+    impatient: bool,
+}
+
+struct Taker {
+    only_try: bool,
+    reply: oneshot::Sender<Taken>,
+}
+
+/// What a turn wants done when it is over.
+#[derive(Default)]
+struct Work {
+    /// Won, and nobody is there to have it: given back by being dropped.
+    unwanted: Vec<Delivery>,
+    replies: Vec<(oneshot::Sender<Taken>, Taken)>,
+    proposal: Option<(Txn, Proposed)>,
+    /// Count patience for this item.
+    count: Option<Bytes>,
+}
+
+impl Board {
+    pub(super) fn new(session: Session, keys: Keys, attempts_max: Option<u64>) -> Arc<Self> {
+        let unique = session.shared().env.entropy.next_u64();
+        let idle = format!("{}.{unique:016x}", session.lease()).into();
+        let state = State {
+            index: Index::new(keys.clone()),
+            watch: None,
+            takers: BTreeMap::new(),
+            flying: false,
+            stands: false,
+            counting: false,
+            impatient: false,
+        };
+        let (notes, due, state) = (Mutex::default(), AtomicBool::new(false), Mutex::new(state));
+        Arc::new(Self { session, keys, idle, attempts_max, notes, due, state })
+    }
+
+    pub(super) fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// A taker comes.
+    pub(super) fn enter(self: &Arc<Self>, ticket: u64, only_try: bool) -> oneshot::Receiver<Taken> {
+        let (reply, receiver) = oneshot::channel();
+        self.note(Note::Enter { ticket, only_try, reply });
+        receiver
+    }
+
+    /// A taker goes, with or without an item.
+    pub(super) fn leave(self: &Arc<Self>, ticket: u64) {
+        self.note(Note::Leave { ticket });
+    }
+
+    fn note(self: &Arc<Self>, note: Note) {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner).push(note);
+        self.turn();
+    }
+
+    /// Works off what there is to do, unless somebody does: who ends a turn looks again.
+    fn turn(self: &Arc<Self>) {
+        self.due.store(true, Ordering::SeqCst);
+        while self.due.load(Ordering::SeqCst) {
+            let work = {
+                let mut state = match self.state.try_lock() {
+                    Ok(state) => state,
+                    Err(TryLockError::Poisoned(fallen)) => fallen.into_inner(),
+                    Err(TryLockError::WouldBlock) => return,
+                };
+                self.due.store(false, Ordering::SeqCst);
+                self.work_off(&mut state)
+            };
+            // With the lock free: it may wake, drop and call what is not ours.
+            drop(work.unwanted);
+            for (reply, taken) in work.replies {
+                // Who went away gives its item back by dropping it.
+                drop(reply.send(taken));
+            }
+            if let Some((txn, proposed)) = work.proposal {
+                self.propose(txn, proposed);
+            }
+            if let Some(head) = work.count {
+                self.count_patience(head);
+            }
+        }
+    }
+
+    fn work_off(self: &Arc<Self>, state: &mut State) -> Work {
+        let mut work = Work::default();
+        let notes = std::mem::take(&mut *self.notes.lock().unwrap_or_else(PoisonError::into_inner));
+        for note in notes {
+            match note {
+                Note::Enter { ticket, only_try, reply } => {
+                    state.takers.insert(ticket, Taker { only_try, reply });
+                }
+                Note::Leave { ticket } => drop(state.takers.remove(&ticket)),
+                Note::Late(head) => {
+                    state.counting = false;
+                    state.impatient = state.index.head() == Some(&head);
+                }
+                Note::Outcome(proposed, outcome) => {
+                    state.flying = false;
+                    self.settle(state, proposed, outcome, &mut work);
+                }
+            }
+        }
+        // Nobody waits, nothing is of interest; the watch keeps no more than its limits.
+        if !state.takers.is_empty()
+            && let Err(error) = self.follow(state)
+        {
+            state.fail_all(&error.into(), &mut work);
+        }
+        if !state.flying {
+            self.decide(state, &mut work);
+        }
+        work
+    }
+
+    /// Takes what the watch has; the next that comes makes a turn.
+    fn follow(self: &Arc<Self>, state: &mut State) -> Result<(), Error> {
+        let waker = Waker::from(Arc::new(Ring(Arc::downgrade(self))));
+        let mut context = Context::from_waker(&waker);
+        loop {
+            let Some(watch) = &mut state.watch else {
+                self.look(state)?;
+                continue;
+            };
+            match Pin::new(watch).poll_next(&mut context) {
+                Poll::Ready(Some(Ok(batch))) => {
+                    batch.events.iter().for_each(|event| state.index.follow(event));
+                }
+                Poll::Pending => return Ok(()),
+                // Compacted, or the node has stopped: look again, and hear which.
+                Poll::Ready(Some(Err(_)) | None) => state.watch = None,
+            }
+        }
+    }
+
+    /// Reads what is the case, and watches from there.
+    fn look(&self, state: &mut State) -> Result<(), Error> {
+        let shared = self.session.shared();
+        if let Some(reason) = shared.stop_reason() {
+            return Err(CallError::Stopped { reason, maybe_applied: false }.into());
+        }
+        let parts = [Part::Item, Part::Delay, Part::Claim, Part::Idle];
+        let keys_of = |part| {
+            let mut range = Range::new(self.keys.part(part));
+            range.keys_only = true;
+            Op::Range(range)
+        };
+        let read = Txn { success: parts.map(keys_of).into(), ..Txn::default() };
+        let reply = shared.reader.read_txn(&read)?;
+        state.index = Index::new(self.keys.clone());
+        for result in reply.results {
+            let TxnResult::Range(range) = result else { unreachable!("ranges were read") };
+            range.kvs.iter().for_each(|row| state.index.put(row));
+        }
+        let watch = Client::new(Arc::clone(shared)).watch(self.keys.all());
+        state.watch = Some(watch.from(reply.revision.next()).begin()?);
+        Ok(())
+    }
+
+    /// What was proposed has its outcome, and this replica has it applied.
+    fn settle(
+        &self,
+        state: &mut State,
+        proposed: Proposed,
+        outcome: CallResult<Reply>,
+        work: &mut Work,
+    ) {
+        let reply = match outcome {
+            Ok(reply) => reply,
+            Err(error) => {
+                let error = match self.session.end() {
+                    Some(end) => QueueError::SessionEnded(end),
+                    None => QueueError::Store(error.into()),
+                };
+                state.stands = false;
+                return state.fail_all(&error, work);
+            }
+        };
+        let revision = reply.revision();
+        let results = match reply {
+            Reply::Txn(reply) => reply.results,
+            // It was applied while this node was cut off, and a later state says what came of it.
+            _ => Vec::new(),
+        };
+        for (n, id) in proposed.claims.into_iter().enumerate() {
+            let lost =
+                |result: &TxnResult| matches!(result, TxnResult::Txn(claim) if !claim.succeeded);
+            if results.get(proposed.before + n).is_some_and(lost) {
+                continue;
+            }
+            let Some(delivery) = self.won(&id, revision) else { continue };
+            match state.takers.pop_first() {
+                Some((_, taker)) => work.replies.push((taker.reply, Ok(Some(delivery)))),
+                None => work.unwanted.push(delivery),
+            }
+        }
+    }
+
+    /// The item, if the claim is there that this board has made at that revision.
+    fn won(&self, id: &Bytes, since: Revision) -> Option<Delivery> {
+        let reader = &self.session.shared().reader;
+        let (session, keys) = (self.session.clone(), self.keys.clone());
+        let claim = Claim { session, keys, id: ItemId(id.clone()), since };
+        let (row, _) = reader.get(&claim.key());
+        row.filter(|row| row.create_revision == since && row.value == self.idle)?;
+        match reader.get(&claim.item_key()).0 {
+            Some(item) => Some(Delivery::new(claim, item)),
+            // Somebody deleted it, claim or no claim.
+            None => {
+                claim.give_back(ReplyTo::Nobody);
+                None
+            }
+        }
+    }
+
+    /// What to propose, if anything.
+    fn decide(&self, state: &mut State, work: &mut Work) {
+        if let Some(end) = self.session.end() {
+            state.stands = false;
+            return state.fail_all(&QueueError::SessionEnded(end), work);
+        }
+        let takers = state.takers.len().min(CLAIMS_MAX);
+        let tries = state.takers.values().any(|taker| taker.only_try);
+        let impatient = std::mem::take(&mut state.impatient) || tries;
+        let chooser = Chooser { lease: self.session.lease(), idle: &self.idle, impatient };
+        let chosen = match takers {
+            0 => Vec::new(),
+            _ => state.index.choose(takers, chooser),
+        };
+        if chosen.is_empty() {
+            let all = std::mem::take(&mut state.takers);
+            let (tried, wait) = all.into_iter().partition(|(_, taker)| taker.only_try);
+            state.takers = wait;
+            let tried: BTreeMap<u64, Taker> = tried;
+            work.replies.extend(tried.into_values().map(|taker| (taker.reply, Ok(None))));
+        }
+        let head = state.index.head();
+        if !state.takers.is_empty() && head != chosen.first() && !state.counting {
+            work.count = head.cloned();
+            state.counting = true;
+        }
+        let is_spent = |id: &Bytes| {
+            let attempts = state.index.item(id).map_or(0, |item| item.attempts);
+            self.attempts_max.is_some_and(|max| attempts >= max)
+        };
+        let (spent, claims): (Vec<Bytes>, Vec<Bytes>) = chosen.into_iter().partition(is_spent);
+        // One at a time: large values do not add up.
+        let burial = spent.first().and_then(|id| self.burial(id, &state.index));
+        let mut txn = Txn { success: burial.into_iter().collect(), ..Txn::default() };
+        let before = txn.success.len();
+        txn.success.extend(claims.iter().map(|id| Op::Txn(self.claim(id))));
+        let waits = state.takers.len() > claims.len();
+        let in_line = state.index.is_idle(&self.idle);
+        match (waits, state.stands) {
+            // Nothing for somebody: into the line.
+            (true, false) if claims.is_empty() => txn.success.push(self.stand()),
+            // To the end of the line.
+            (true, true) if !claims.is_empty() || !in_line => txn.success.push(self.stand()),
+            (false, true) => txn.success.push(Op::delete(self.idle_key())),
+            _ => {}
+        }
+        if txn.success.is_empty() {
+            return;
+        }
+        state.stands = waits && (state.stands || claims.is_empty());
+        state.flying = true;
+        work.proposal = Some((txn, Proposed { claims, before }));
+    }
+
+    fn idle_key(&self) -> Bytes {
+        self.keys.key(Part::Idle, &self.idle)
+    }
+
+    /// Stands in the line of those who wait, at its end.
+    fn stand(&self) -> Op {
+        let mut put = Put::new(self.idle_key(), Bytes::new());
+        put.lease = PutLease::Attach(self.session.lease());
+        put.into()
+    }
+
+    /// Claims an item, if it is free, and counts that.
+    fn claim(&self, id: &[u8]) -> Txn {
+        let (item, claim) = (self.keys.key(Part::Item, id), self.keys.key(Part::Claim, id));
+        let mut taken = Put::new(claim.clone(), self.idle.clone());
+        taken.lease = PutLease::Attach(self.session.lease());
+        let mut counted = Put::new(item.clone(), Bytes::new());
+        (counted.value, counted.lease) = (PutValue::Keep, PutLease::Keep);
+        let free = [
+            Compare::exists(item),
+            Compare::missing(claim),
+            Compare::missing(self.keys.key(Part::Delay, id)),
+        ];
+        Txn { compares: free.into(), success: vec![taken.into(), counted.into()], failure: vec![] }
+    }
+
+    /// Moves an item to the queue of those that were taken too often.
+    fn burial(&self, id: &Bytes, index: &Index) -> Option<Op> {
+        let key = self.keys.key(Part::Item, id);
+        let known = index.item(id)?;
+        let (row, _) = self.session.shared().reader.get(&key);
+        let row = row.filter(|row| row.mod_revision == known.modified)?;
+        let compares = vec![
+            Compare::mod_revision(key.clone()).eq(row.mod_revision),
+            Compare::missing(self.keys.key(Part::Claim, id)),
+        ];
+        let dead = Op::put(self.keys.dead().key(Part::Item, id), row.value);
+        Some(Txn { compares, success: vec![Op::delete(key), dead], failure: vec![] }.into())
+    }
+
+    fn propose(self: &Arc<Self>, txn: Txn, proposed: Proposed) {
+        assert!(proposed.claims.len() <= CLAIMS_MAX, "more than is claimed at once");
+        let board = Arc::clone(self);
+        let reply = ReplyTo::Call(Box::new(move |outcome| {
+            board.note(Note::Outcome(proposed, outcome));
+        }));
+        // One at a time: that is the admission.
+        self.session.shared().insist(Command::Txn(txn), reply);
+    }
+
+    fn count_patience(self: &Arc<Self>, head: Bytes) {
+        let shared = self.session.shared();
+        let board = Arc::downgrade(self);
+        let late = move |_| {
+            if let Some(board) = board.upgrade() {
+                board.note(Note::Late(head));
+            }
+        };
+        let (revision, deadline) = (Revision(u64::MAX), shared.now() + PATIENCE);
+        // No replica ever reaches it: it ends at its deadline, or when the node stops.
+        let reply = ReplyTo::Call(Box::new(late));
+        shared.push(Input::AtLeast { revision, deadline, reply });
+    }
+}
+
+impl State {
+    fn fail_all(&mut self, error: &QueueError, work: &mut Work) {
+        let takers = std::mem::take(&mut self.takers).into_values();
+        work.replies.extend(takers.map(|taker| (taker.reply, Err(error.clone()))));
+    }
+}
+
+impl Drop for Board {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if state.stands && self.session.end().is_none() {
+            let leave = Command::Delete(crate::model::Delete::new(self.idle_key()));
+            self.session.shared().insist(leave, ReplyTo::Nobody);
+        }
+    }
+}
+
+/// Makes a turn when the watch has news. The watch keeps it, and it does not keep the board.
+struct Ring(Weak<Board>);
+
+impl Wake for Ring {
+    fn wake(self: Arc<Self>) {
+        if let Some(board) = self.0.upgrade() {
+            board.turn();
+        }
+    }
+}

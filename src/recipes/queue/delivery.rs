@@ -1,0 +1,287 @@
+//! An item in a taker's hands.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::oneshot;
+
+use crate::api::{Client, Effect, Error, Session};
+use crate::model::{Command, Compare, KeyValue, Op, Reply, Revision, Txn, TxnReply, TxnResult};
+use crate::node::{CallError, CallResult, ReplyTo};
+use crate::recipes::Loss;
+
+use super::{ItemId, Keys, Part, QueueError};
+
+/// An item's claim, by one taking of it.
+#[derive(Clone, Debug)]
+pub(super) struct Claim {
+    pub(super) session: Session,
+    pub(super) keys: Keys,
+    pub(super) id: ItemId,
+    /// The revision that made the claim.
+    pub(super) since: Revision,
+}
+
+impl Claim {
+    pub(super) fn key(&self) -> Bytes {
+        self.keys.key(Part::Claim, &self.id.0)
+    }
+
+    pub(super) fn item_key(&self) -> Bytes {
+        self.keys.key(Part::Item, &self.id.0)
+    }
+
+    fn is_ours(&self) -> Compare {
+        Compare::create_revision(self.key()).eq(self.since)
+    }
+
+    /// Lets go of the item, for as long as it takes.
+    pub(super) fn give_back(&self, reply: ReplyTo<Reply>) {
+        let compares = vec![self.is_ours()];
+        let txn = Txn { compares, success: vec![Op::delete(self.key())], failure: vec![] };
+        self.session.shared().insist(Command::Txn(txn), reply);
+    }
+}
+
+/// An item that was taken, and is to be acknowledged: until then it is claimed by this taker's
+/// session, and nobody else gets it. Dropping it gives it back, in the background.
+///
+/// - While the session lives, nobody else has it, however long the work takes.
+/// - When this process crashes, or is cut off or paused for longer than the session's TTL, the session ends
+///   and somebody else takes the item: there may be two then that work on it. At most one of them can
+///   acknowledge it: [`Delivery::ack_with`] makes that the moment at which the work counts, and
+///   [`Delivery::lost`] says early that it will not.
+/// - What was not acknowledged is taken again, by anybody: at least once, not exactly once, unless all
+///   that the work does is in [`Delivery::ack_with`].
+#[must_use = "an item is given back when this is dropped"]
+pub struct Delivery {
+    claim: Claim,
+    value: Bytes,
+    attempt: u64,
+    priority: i16,
+    put_at: Revision,
+    /// Not acknowledged or given back yet.
+    open: bool,
+}
+
+impl Delivery {
+    pub(super) fn new(claim: Claim, item: KeyValue) -> Self {
+        let priority = super::index::priority(&claim.id.0);
+        let (attempt, put_at) = (item.version - 1, item.create_revision);
+        Self { claim, value: item.value, attempt, priority, put_at, open: true }
+    }
+
+    /// What was put.
+    pub fn value(&self) -> &Bytes {
+        &self.value
+    }
+
+    /// The item's name.
+    pub fn id(&self) -> &ItemId {
+        &self.claim.id
+    }
+
+    /// How often it has been taken, with this time: 1 at first. Takings that came to nothing, by a crash
+    /// or a future that was dropped at the wrong moment, count.
+    pub fn attempt(&self) -> u64 {
+        self.attempt
+    }
+
+    /// Its priority.
+    pub fn priority(&self) -> i16 {
+        self.priority
+    }
+
+    /// The revision at which it was put.
+    pub fn put_at(&self) -> Revision {
+        self.put_at
+    }
+
+    /// The revision at which it was taken: a fencing token, higher than that of every taking of this item
+    /// before.
+    pub fn taken_at(&self) -> Revision {
+        self.claim.since
+    }
+
+    /// The condition that the item still is this taker's, for a transaction of your own.
+    pub fn still_ours(&self) -> Compare {
+        self.claim.is_ours()
+    }
+
+    /// Whether it is, as far as this node knows: the session is believed in, and the claim is there.
+    pub fn is_ours(&self) -> bool {
+        let shared = self.claim.session.shared();
+        let row = || shared.reader.get(&self.claim.key()).0;
+        self.claim.session.end().is_none()
+            && row().is_some_and(|row| row.create_revision == self.claim.since)
+    }
+
+    /// Waits until it is not this taker's any more, and says why. To stop work in time that will not
+    /// count.
+    pub async fn lost(&self) -> Loss {
+        let session = &self.claim.session;
+        let client = Client::new(Arc::clone(session.shared()));
+        loop {
+            if let Some(end) = session.end() {
+                return Loss::SessionEnded(end);
+            }
+            let watch = client.watch(self.claim.key()).begin();
+            if !self.is_ours() && session.end().is_none() {
+                return Loss::KeyDeleted;
+            }
+            let changed = async {
+                if let Ok(mut watch) = watch
+                    && let Some(Ok(_)) = watch.next().await
+                {
+                    return;
+                }
+                // The node has stopped, and the session with it.
+                session.ended().await;
+            };
+            tokio::select! {
+                biased;
+                end = session.ended() => return Loss::SessionEnded(end),
+                () = changed => {}
+            }
+        }
+    }
+
+    /// It is done: deletes the item. What is begun is carried out, also if this future is dropped.
+    ///
+    /// # Errors
+    /// [`QueueError::NotOurs`]: the session had ended before, and somebody else has the item, or will.
+    /// [`Error::Deadline`] in [`QueueError::Store`]: it could not be confirmed in time; the node goes on
+    /// trying.
+    pub async fn ack(self) -> Result<(), QueueError> {
+        self.ack_with(std::iter::empty::<Op>()).await.map(drop)
+    }
+
+    /// It is done, and these are its effects: deletes the item and carries out `ops`, in one
+    /// transaction, if the item still is this taker's. So each item has its effects once, however often
+    /// it is taken. Answers with what became of the operations. To put into another queue, see
+    /// [`Queue::op`](super::Queue::op). What is begun is carried out, also if this future is dropped.
+    ///
+    /// # Errors
+    /// [`QueueError::NotOurs`]: nothing was changed. [`QueueError::Store`]: [`Error::effect`] says what
+    /// was; where nothing was changed the item is given back. After [`Error::Deadline`] the node goes on
+    /// trying.
+    pub async fn ack_with<O: Into<Op>>(
+        mut self,
+        ops: impl IntoIterator<Item = O>,
+    ) -> Result<TxnReply, QueueError> {
+        let ops = Txn { success: ops.into_iter().map(Into::into).collect(), ..Txn::default() };
+        let mut txn = Txn {
+            compares: vec![self.claim.is_ours()],
+            success: vec![Op::delete(self.claim.item_key()), Op::delete(self.claim.key())],
+            failure: vec![],
+        };
+        let acknowledges_only = ops.success.is_empty();
+        if !acknowledges_only {
+            txn.success.push(ops.into());
+        }
+        let session = self.claim.session.clone();
+        let shared = session.shared();
+        let deadline = shared.deadline(None);
+        let command = Command::Txn(txn);
+        let outcome = if acknowledges_only {
+            let (reply, outcome) = self.settling();
+            shared.insist(command, reply);
+            outcome
+        } else {
+            // Nothing is open if it is not let in: the item is given back as this is dropped.
+            loop {
+                let (sender, outcome) = oneshot::channel();
+                let reply = self.settling_into(sender);
+                match shared.insist_admitted(command.clone(), reply) {
+                    Ok(()) => break outcome,
+                    Err(CallError::Busy) if shared.now() < deadline => {
+                        shared
+                            .sleep_until(shared.now() + shared.settings.call_deadline / 100)
+                            .await;
+                    }
+                    Err(error) => return Err(Error::from(error).into()),
+                }
+            }
+        };
+        self.open = false;
+        let mut reply = self.until(deadline, outcome).await?;
+        match reply.results.pop() {
+            _ if !reply.succeeded => Err(QueueError::NotOurs),
+            Some(TxnResult::Txn(inner)) if !acknowledges_only => Ok(inner),
+            _ => Ok(TxnReply { results: vec![], ..reply }),
+        }
+    }
+
+    /// Gives it back: it is free at once, where it stood, and this was one attempt. Waits until that is
+    /// durable; dropping does the same in the background.
+    ///
+    /// # Errors
+    /// [`QueueError::NotOurs`], which does no harm; [`Error::Deadline`] in [`QueueError::Store`]: the
+    /// node goes on trying.
+    pub async fn nack(mut self) -> Result<(), QueueError> {
+        let (sender, outcome) = oneshot::channel();
+        self.claim.give_back(ReplyTo::Waiting(sender));
+        self.open = false;
+        let deadline = self.claim.session.shared().deadline(None);
+        match self.until(deadline, outcome).await?.succeeded {
+            true => Ok(()),
+            false => Err(QueueError::NotOurs),
+        }
+    }
+
+    fn settling(&self) -> (ReplyTo<Reply>, oneshot::Receiver<CallResult<Reply>>) {
+        let (sender, outcome) = oneshot::channel();
+        (self.settling_into(sender), outcome)
+    }
+
+    /// Hears of the end of an acknowledgement: if nothing was changed, nobody else will end the claim.
+    fn settling_into(&self, sender: oneshot::Sender<CallResult<Reply>>) -> ReplyTo<Reply> {
+        let claim = self.claim.clone();
+        ReplyTo::Call(Box::new(move |outcome| {
+            if let Err(error) = &outcome
+                && Error::from(error.clone()).effect() == Effect::NotApplied
+            {
+                claim.give_back(ReplyTo::Nobody);
+            }
+            // A receiver that was dropped is a caller that went away.
+            drop(sender.send(outcome));
+        }))
+    }
+
+    async fn until(
+        &self,
+        deadline: crate::model::Moment,
+        outcome: oneshot::Receiver<CallResult<Reply>>,
+    ) -> Result<TxnReply, Error> {
+        let late = Error::Deadline { effect: Effect::Unknown };
+        tokio::select! {
+            biased;
+            outcome = outcome => match outcome {
+                Ok(Ok(Reply::Txn(reply))) => Ok(reply),
+                Ok(Ok(other)) => Err(Error::AnswerLost { revision: other.revision() }),
+                Ok(Err(error)) => Err(error.into()),
+                Err(_) => Err(late),
+            },
+            () = self.claim.session.shared().sleep_until(deadline) => Err(late),
+        }
+    }
+}
+
+impl Drop for Delivery {
+    fn drop(&mut self) {
+        // The end of the session gives it back, if it has ended.
+        if self.open && self.claim.session.end().is_none() {
+            self.claim.give_back(ReplyTo::Nobody);
+        }
+    }
+}
+
+impl std::fmt::Debug for Delivery {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Delivery")
+            .field("id", &self.claim.id)
+            .field("attempt", &self.attempt)
+            .field("taken_at", &self.claim.since)
+            .finish_non_exhaustive()
+    }
+}

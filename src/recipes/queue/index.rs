@@ -1,0 +1,376 @@
+//! What of a queue is free to be taken, in which order, and what of that is for whom: as one replica
+//! has it. Told of rows, it knows nothing about where they come from.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+
+use crate::model::{Event, EventKind, KeyValue, LeaseId, Revision};
+
+use super::{Keys, Part};
+
+/// The least priority number is taken first, then what was put first, then by id: those of one
+/// transaction have their number in it.
+type Place = (i16, Revision, Bytes);
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Index {
+    keys: Keys,
+    items: BTreeMap<Bytes, Item>,
+    delayed: BTreeSet<Bytes>,
+    claimed: BTreeMap<Bytes, Option<LeaseId>>,
+    /// How many claims each session has.
+    claims: BTreeMap<LeaseId, usize>,
+    free: BTreeSet<Place>,
+    /// Boards with takers that wait, and the revision since which each does.
+    idle: BTreeMap<Bytes, Revision>,
+    line: BTreeSet<(Revision, Bytes)>,
+}
+
+/// What is known of an item.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Item {
+    since: Revision,
+    /// The revision of its last taking, or of its putting.
+    pub(super) modified: Revision,
+    /// How often it was taken.
+    pub(super) attempts: u64,
+}
+
+/// Who chooses.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Chooser<'a> {
+    /// Its session's lease.
+    pub(super) lease: LeaseId,
+    /// Its name in the line of those who wait.
+    pub(super) idle: &'a Bytes,
+    /// Whether it leaves nothing to others: what was meant for them was left lying.
+    pub(super) impatient: bool,
+}
+
+impl Index {
+    pub(super) fn new(keys: Keys) -> Self {
+        Self {
+            keys,
+            items: BTreeMap::new(),
+            delayed: BTreeSet::new(),
+            claimed: BTreeMap::new(),
+            claims: BTreeMap::new(),
+            free: BTreeSet::new(),
+            idle: BTreeMap::new(),
+            line: BTreeSet::new(),
+        }
+    }
+
+    /// A row is there, as it says.
+    pub(super) fn put(&mut self, row: &KeyValue) {
+        let Some((part, id)) = self.keys.parse(&row.key) else { return };
+        match part {
+            Part::Item => {
+                let item = Item {
+                    since: row.create_revision,
+                    modified: row.mod_revision,
+                    attempts: row.version - 1,
+                };
+                // Deleted and put again, it has another place.
+                if let Some(before) = self.items.insert(id.clone(), item) {
+                    self.free.remove(&place(&id, before));
+                }
+            }
+            Part::Delay => drop(self.delayed.insert(id.clone())),
+            Part::Claim => {
+                self.unclaim(&id);
+                self.claimed.insert(id.clone(), row.lease);
+                if let Some(lease) = row.lease {
+                    *self.claims.entry(lease).or_default() += 1;
+                }
+            }
+            Part::Idle => {
+                self.leave_line(&id);
+                self.line.insert((row.mod_revision, id.clone()));
+                self.idle.insert(id, row.mod_revision);
+                return;
+            }
+        }
+        self.judge(id);
+    }
+
+    /// Something has changed.
+    pub(super) fn follow(&mut self, event: &Event) {
+        if event.kind == EventKind::Put {
+            return self.put(&event.kv);
+        }
+        let Some((part, id)) = self.keys.parse(&event.kv.key) else { return };
+        match part {
+            Part::Item => {
+                if let Some(item) = self.items.remove(&id) {
+                    self.free.remove(&place(&id, item));
+                }
+            }
+            Part::Delay => drop(self.delayed.remove(&id)),
+            Part::Claim => self.unclaim(&id),
+            Part::Idle => return self.leave_line(&id),
+        }
+        self.judge(id);
+    }
+
+    fn unclaim(&mut self, id: &Bytes) {
+        let Some(Some(lease)) = self.claimed.remove(id) else { return };
+        let claims = self.claims.get_mut(&lease).expect("each claim is counted");
+        *claims -= 1;
+        if *claims == 0 {
+            self.claims.remove(&lease);
+        }
+    }
+
+    fn leave_line(&mut self, idle: &Bytes) {
+        if let Some(since) = self.idle.remove(idle) {
+            self.line.remove(&(since, idle.clone()));
+        }
+    }
+
+    fn judge(&mut self, id: Bytes) {
+        let Some(item) = self.items.get(&id) else { return };
+        let place = place(&id, *item);
+        if self.claimed.contains_key(&id) || self.delayed.contains(&id) {
+            self.free.remove(&place);
+        } else {
+            self.free.insert(place);
+        }
+    }
+
+    /// The item that is next.
+    pub(super) fn head(&self) -> Option<&Bytes> {
+        self.free.first().map(|(_, _, id)| id)
+    }
+
+    /// What is known of an item.
+    pub(super) fn item(&self, id: &Bytes) -> Option<Item> {
+        self.items.get(id).copied()
+    }
+
+    /// Whether a board stands in the line of those who wait.
+    pub(super) fn is_idle(&self, idle: &Bytes) -> bool {
+        self.idle.contains_key(idle)
+    }
+
+    /// Which free items somebody with so many takers should reach for, so that others reach for others:
+    /// none of them, if all there is is for others.
+    ///
+    /// - Nobody else is there: what comes first.
+    /// - In the line of those who wait, at place r of m: the items r, r + m, r + 2m, ...
+    /// - Not in line, since there was enough up to now: not the first m items. Sessions that have
+    ///   claims share out the rest by what their names come to.
+    pub(super) fn choose(&self, takers: usize, chooser: Chooser<'_>) -> Vec<Bytes> {
+        let ids = self.free.iter().map(|(_, _, id)| id);
+        if chooser.impatient {
+            return ids.take(takers).cloned().collect();
+        }
+        if let Some(since) = self.idle.get(chooser.idle) {
+            let mine = (*since, chooser.idle.clone());
+            let rank = self.line.range(..mine).count();
+            return ids.skip(rank).step_by(self.line.len()).take(takers).cloned().collect();
+        }
+        let mut ids = ids.skip(self.line.len());
+        let others: Vec<LeaseId> =
+            self.claims.keys().copied().filter(|lease| *lease != chooser.lease).collect();
+        if others.is_empty() {
+            return ids.take(takers).cloned().collect();
+        }
+        let sharers = others.len() + 1;
+        let rank = others.partition_point(|lease| *lease < chooser.lease);
+        let near: Vec<&Bytes> = ids.by_ref().take(takers * sharers).collect();
+        let mine = |id: &&&Bytes| share(id, sharers) == rank;
+        let chosen: Vec<Bytes> =
+            near.iter().filter(mine).take(takers).map(|id| (*id).clone()).collect();
+        match chosen.is_empty() {
+            true => near.into_iter().take(1).cloned().collect(),
+            false => chosen,
+        }
+    }
+}
+
+fn place(id: &Bytes, item: Item) -> Place {
+    (priority(id), item.since, id.clone())
+}
+
+/// An item's id, as it is put.
+pub(super) fn item_id(priority: i16, unique: u64, number: usize) -> Bytes {
+    // With its sign turned over a priority reads as it sorts.
+    let priority = priority.cast_unsigned() ^ 0x8000;
+    format!("{priority:04x}.{unique:016x}.{number:04x}").into()
+}
+
+/// The priority that an id says; 0 where it says none, for keys put there by hand.
+pub(super) fn priority(id: &[u8]) -> i16 {
+    let digits = id.get(..5).and_then(|head| head.strip_suffix(b"."));
+    let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
+    let number = digits.and_then(|digits| u16::from_str_radix(digits, 16).ok());
+    number.map_or(0, |number| (number ^ 0x8000).cast_signed())
+}
+
+/// Whose an item is, of so many: the same on all nodes.
+fn share(id: &[u8], sharers: usize) -> usize {
+    // FNV-1a, folded: neighbours fall apart.
+    let hash = id.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    ((hash ^ (hash >> 32)) % sharers as u64) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn index() -> Index {
+        Index::new(Keys { name: "q".into() })
+    }
+
+    fn lease(id: u64) -> LeaseId {
+        LeaseId::new(id).unwrap()
+    }
+
+    fn row(key: String, create: u64, version: u64, lease_id: u64) -> KeyValue {
+        KeyValue {
+            key: key.into(),
+            value: Bytes::new(),
+            create_revision: Revision(create),
+            mod_revision: Revision(create + version - 1),
+            version,
+            lease: LeaseId::new(lease_id),
+        }
+    }
+
+    fn delete(key: &str) -> Event {
+        let mut kv = row(key.into(), 0, 1, 0);
+        kv.version = 0;
+        Event { kind: EventKind::Delete, kv, prev: None }
+    }
+
+    fn first(index: &Index, takers: usize) -> Vec<String> {
+        chosen(index, takers, 1, "me", true)
+    }
+
+    fn chosen(
+        index: &Index,
+        takers: usize,
+        who: u64,
+        idle: &'static str,
+        impatient: bool,
+    ) -> Vec<String> {
+        let chooser = Chooser { lease: lease(who), idle: &Bytes::from(idle), impatient };
+        let ids = index.choose(takers, chooser);
+        ids.into_iter().map(|id| String::from_utf8(id.to_vec()).unwrap()).collect()
+    }
+
+    #[test]
+    fn the_least_number_goes_first_then_the_oldest_then_the_first_of_a_transaction() {
+        let mut index = index();
+        let id = |priority, unique, n| String::from_utf8(item_id(priority, unique, n).to_vec());
+        let put = [(0, 9, 0, 5), (0, 1, 0, 6), (-3, 7, 1, 8), (-3, 7, 0, 8), (4, 2, 0, 2)];
+        for (priority, unique, n, create) in put {
+            index.put(&row(format!("q/item/{}", id(priority, unique, n).unwrap()), create, 1, 0));
+        }
+        index.put(&row("q/item/by hand".into(), 7, 1, 0));
+        let expected = [
+            id(-3, 7, 0),
+            id(-3, 7, 1),
+            id(0, 9, 0),
+            id(0, 1, 0),
+            Ok("by hand".into()),
+            id(4, 2, 0),
+        ];
+        assert_eq!(first(&index, 9), expected.map(Result::unwrap));
+    }
+
+    #[test]
+    fn priorities_sort_by_their_ids_and_come_back() {
+        let all = [i16::MIN, -1, 0, 1, i16::MAX];
+        let ids = all.map(|number| item_id(number, 0, 0));
+        assert!(ids.is_sorted());
+        assert_eq!(ids.map(|id| priority(&id)), all);
+        for foreign in ["", "job", "zzzz.1", "8000", "800000.1"] {
+            assert_eq!(priority(foreign.as_bytes()), 0, "{foreign}");
+        }
+    }
+
+    #[test]
+    fn what_is_claimed_or_delayed_is_not_free_whatever_is_heard_first() {
+        let mut index = index();
+        index.put(&row("q/claim/a".into(), 5, 1, 7));
+        index.put(&row("q/item/a".into(), 4, 2, 0));
+        index.put(&row("q/delay/b".into(), 6, 1, 8));
+        index.put(&row("q/item/b".into(), 6, 1, 0));
+        assert_eq!(first(&index, 9), [""; 0]);
+        index.follow(&delete("q/delay/b"));
+        assert_eq!(first(&index, 9), ["b"]);
+        index.follow(&delete("q/claim/a"));
+        assert_eq!(first(&index, 9), ["a", "b"], "where it stood");
+        assert_eq!(index.item(&"a".into()).unwrap().attempts, 1);
+        index.follow(&delete("q/item/a"));
+        index.follow(&delete("q/claim/a"));
+        index.follow(&delete("q/item/a"));
+        assert_eq!(first(&index, 9), ["b"]);
+        assert_eq!(index.head(), Some(&"b".into()));
+    }
+
+    #[test]
+    fn an_item_that_was_deleted_and_put_again_has_its_new_place_only() {
+        let mut index = index();
+        index.put(&row("q/item/a".into(), 4, 1, 0));
+        index.put(&row("q/item/b".into(), 5, 1, 0));
+        index.put(&row("q/item/a".into(), 6, 1, 0));
+        assert_eq!(first(&index, 9), ["b", "a"]);
+    }
+
+    #[test]
+    fn those_who_wait_share_out_the_items_in_the_order_in_which_they_wait() {
+        let mut index = index();
+        for (n, name) in ["x", "y", "z"].into_iter().enumerate() {
+            index.put(&row(format!("q/idle/{name}"), 10 + n as u64, 1, 9));
+        }
+        for n in 0..5 {
+            index.put(&row(format!("q/item/{n}"), 20 + n, 1, 0));
+        }
+        let all = |takers| ["x", "y", "z"].map(|idle| chosen(&index, takers, 1, idle, false));
+        assert_eq!(all(1), [vec!["0"], vec!["1"], vec!["2"]]);
+        assert_eq!(all(9), [vec!["0", "3"], vec!["1", "4"], vec!["2"]]);
+        assert_eq!(chosen(&index, 9, 1, "late", false), ["3", "4"], "the first are for the others");
+        // Who took one goes to the end.
+        index.put(&row("q/idle/x".into(), 10, 30, 9));
+        assert_eq!(chosen(&index, 1, 1, "y", false), ["0"]);
+        assert_eq!(chosen(&index, 1, 1, "x", false), ["2"]);
+        index.follow(&delete("q/idle/y"));
+        assert_eq!(chosen(&index, 1, 1, "z", false), ["0"]);
+        assert!(index.is_idle(&"z".into()) && !index.is_idle(&"y".into()));
+    }
+
+    #[test]
+    fn sessions_that_are_at_work_reach_for_different_items() {
+        let mut index = index();
+        for n in 0..400 {
+            index.put(&row(format!("q/item/{n:03}"), 20 + n, 1, 0));
+        }
+        assert_eq!(chosen(&index, 2, 5, "me", false), ["000", "001"], "alone: strictly in order");
+        for session in [5, 6, 7] {
+            index.put(&row(format!("q/item/c{session}"), 10, 2, 0));
+            index.put(&row(format!("q/claim/c{session}"), 11, 1, session));
+        }
+        let mut seen = BTreeSet::new();
+        for session in [5, 6, 7] {
+            let chosen = chosen(&index, 32, session, "me", false);
+            assert!(chosen.len() > 16, "{chosen:?}");
+            assert!(chosen.iter().all(|id| id.as_str() < "096"), "none far from its turn");
+            for id in chosen {
+                assert!(seen.insert(id), "two reach for one");
+            }
+        }
+        // The end of a session ends its claims, and with them its share.
+        index.follow(&delete("q/claim/c6"));
+        index.follow(&delete("q/claim/c7"));
+        assert_eq!(chosen(&index, 2, 5, "me", false), ["000", "001"]);
+    }
+}

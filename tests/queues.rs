@@ -1,0 +1,642 @@
+//! Queues on real nodes: what is put is taken, by one at a time, whatever happens to whom.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::{Future, IntoFuture};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::Duration;
+
+use bowline::testing::{Cluster, ClusterOptions};
+use bowline::{
+    Client, Compare, Delivery, Effect, Error, ItemState, KeyRange, Loss, Op, Queue, QueueError,
+    QueueTaker, Refusal, Revision, SessionEnd, Wait,
+};
+
+/// Short times, so that what takes a few of them takes little.
+fn quick(members: usize) -> Cluster {
+    ClusterOptions::new(members)
+        .configure(|config| {
+            config
+                .heartbeat(Duration::from_millis(20))
+                .election_timeout(Duration::from_millis(150))
+                .session_ttl(Duration::from_millis(900))
+        })
+        .start()
+        .wait()
+        .expect("the cluster starts")
+}
+
+fn taker(cluster: &Cluster, member: usize, name: &'static str) -> QueueTaker {
+    cluster.node(member).session().wait().unwrap().queue(name)
+}
+
+fn text(delivery: &Delivery) -> String {
+    String::from_utf8(delivery.value().to_vec()).unwrap()
+}
+
+fn take(taker: &QueueTaker) -> String {
+    let delivery = taker.take().wait().unwrap();
+    let value = text(&delivery);
+    delivery.ack().wait().unwrap();
+    value
+}
+
+fn assert_stopped(error: &QueueError) {
+    let stopped = match error {
+        QueueError::SessionEnded(end) => {
+            [SessionEnd::Closed, SessionEnd::NodeStopped].contains(end)
+        }
+        QueueError::Store(error) => matches!(error, Error::Stopped { .. }),
+        _ => false,
+    };
+    assert!(stopped, "{error:?}");
+}
+
+fn count(kv: &Client, prefix: &'static str) -> u64 {
+    kv.range(KeyRange::prefix(prefix)).count_only().wait().unwrap().count
+}
+
+/// Waits until a prefix has so many keys, by watching it.
+fn until_count(kv: &Client, prefix: &'static str, wanted: u64) {
+    let rows = kv.range(KeyRange::prefix(prefix)).wait().unwrap();
+    let mut watch = kv.watch(KeyRange::prefix(prefix)).from(rows.revision.next()).wait().unwrap();
+    while count(kv, prefix) != wanted {
+        watch.next().wait().unwrap().unwrap();
+    }
+}
+
+/// Polls a future so many times, each time when it has asked for it, and then drops it.
+fn poll_at_most<F: IntoFuture>(times: usize, future: F) -> Option<F::Output> {
+    struct Flag(AtomicBool, thread::Thread);
+    impl Wake for Flag {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::SeqCst);
+            self.1.unpark();
+        }
+    }
+    let flag = Arc::new(Flag(AtomicBool::new(true), thread::current()));
+    let waker = Waker::from(Arc::clone(&flag));
+    let mut future = Box::pin(future.into_future());
+    for _ in 0..times {
+        while !flag.0.swap(false, Ordering::SeqCst) {
+            thread::park();
+        }
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return Some(output);
+        }
+    }
+    None
+}
+
+#[test]
+fn what_is_put_first_is_taken_first_and_the_least_priority_number_before_all() {
+    let cluster = quick(3);
+    let jobs = cluster.node(0).client().queue("jobs");
+    jobs.put("b1").wait().unwrap();
+    jobs.put_many(["b2", "b3", "b4"]).wait().unwrap();
+    jobs.put("c").priority(7).wait().unwrap();
+    jobs.put_many(["a1", "a2"]).priority(-7).wait().unwrap();
+    let revision = jobs.put("b5").wait().map(|_| cluster.node(0).client().revision()).unwrap();
+    let order = ["a1", "a2", "b1", "b2", "b3", "b4", "b5", "c"];
+    let listed = jobs.items().wait().unwrap();
+    assert_eq!(listed.iter().map(|item| &item.value).collect::<Vec<_>>(), order);
+    assert!(listed.iter().all(|item| item.state == ItemState::Free && item.attempts == 0));
+    cluster.all_at(revision).wait().unwrap();
+    let taker = taker(&cluster, 1, "jobs");
+    assert_eq!(order.map(|_| take(&taker)), order);
+    assert!(jobs.is_empty().wait().unwrap());
+    drop(taker);
+    until_count(&cluster.node(0).client(), "jobs/", 0);
+}
+
+#[test]
+fn who_waits_gets_what_is_put_later_on_any_node() {
+    let cluster = Arc::new(quick(3));
+    let waiting: Vec<_> = (0..3)
+        .map(|member| {
+            let taker = taker(&cluster, member, "jobs");
+            thread::spawn(move || take(&taker))
+        })
+        .collect();
+    let kv = cluster.node(0).client();
+    until_count(&kv, "jobs/idle/", 3);
+    kv.queue("jobs").put_many(["1", "2", "3"]).wait().unwrap();
+    let taken: BTreeSet<String> = waiting.into_iter().map(|one| one.join().unwrap()).collect();
+    assert_eq!(taken, ["1", "2", "3"].map(String::from).into());
+    until_count(&kv, "jobs/", 0);
+}
+
+#[test]
+fn an_item_that_is_taken_is_nobody_elses_until_it_is_given_back() {
+    let cluster = quick(1);
+    let taker = taker(&cluster, 0, "jobs");
+    taker.put("x").wait().unwrap();
+    let first = taker.take().wait().unwrap();
+    assert!(first.is_ours());
+    assert_eq!((first.attempt(), first.priority()), (1, 0));
+    let state = taker.items().wait().unwrap()[0].state;
+    let session = cluster.node(0).session().wait().unwrap();
+    assert_eq!(state, ItemState::Taken { by: Some(session.lease()) });
+    assert!(taker.try_take().wait().unwrap().is_none());
+    let late = taker.take().deadline(Duration::from_millis(50)).wait().unwrap_err();
+    assert_eq!(late, QueueError::TimedOut);
+    first.nack().wait().unwrap();
+    let second = taker.take().wait().unwrap();
+    assert_eq!(second.attempt(), 2);
+    let token = second.taken_at();
+    drop(second); // in the background
+    let third = taker.take().wait().unwrap();
+    assert_eq!(third.attempt(), 3);
+    assert!(third.taken_at() > token);
+    third.ack().wait().unwrap();
+    assert!(taker.try_take().wait().unwrap().is_none());
+}
+
+#[test]
+fn what_was_given_back_stands_where_it_stood() {
+    let cluster = quick(1);
+    let taker = taker(&cluster, 0, "jobs");
+    taker.put_many(["1", "2", "3"]).wait().unwrap();
+    let first = taker.take().wait().unwrap();
+    assert_eq!(take(&taker), "2");
+    first.nack().wait().unwrap();
+    assert_eq!([take(&taker), take(&taker)], ["1", "3"]);
+}
+
+#[test]
+fn an_acknowledgement_and_its_effects_are_one() {
+    let cluster = quick(3);
+    let taker = taker(&cluster, 1, "jobs");
+    let kv = cluster.node(1).client();
+    taker.put("x").wait().unwrap();
+    // A refused effect: nothing is acknowledged, and the item is given back.
+    let delivery = taker.take().wait().unwrap();
+    let lease = bowline::LeaseId::new(77).unwrap();
+    let mut bound = bowline::Put::new("effect", "");
+    bound.lease = bowline::PutLease::Attach(lease);
+    let refused = delivery.ack_with([bound]).wait().unwrap_err();
+    assert_eq!(refused, QueueError::Store(Error::Refused(Refusal::LeaseNotFound(lease))));
+    let delivery = taker.take().wait().unwrap();
+    assert_eq!(delivery.attempt(), 2);
+    // One that is too large for the limits.
+    let large = Op::put("effect", vec![0; 2 << 20]);
+    let refused = delivery.ack_with([large]).wait().unwrap_err();
+    assert!(matches!(refused, QueueError::Store(Error::Refused(Refusal::ValueTooLarge { .. }))));
+    // Into the next queue, with an answer.
+    let next = kv.queue("next");
+    let delivery = taker.take().wait().unwrap();
+    assert_eq!(delivery.attempt(), 3);
+    let ops = [Op::put("effect", "done"), Op::get("effect"), next.op("y", -1)];
+    let reply = delivery.ack_with(ops).wait().unwrap();
+    assert_eq!((reply.succeeded, reply.results.len()), (true, 3));
+    assert_eq!(kv.get("effect").wait().unwrap().unwrap().value, "done");
+    assert_eq!(next.items().wait().unwrap()[0].priority, -1);
+    assert!(taker.is_empty().wait().unwrap());
+}
+
+#[test]
+fn a_claim_that_was_lost_acknowledges_nothing() {
+    let cluster = quick(1);
+    let taker = taker(&cluster, 0, "jobs");
+    let kv = cluster.node(0).client();
+    taker.put("x").wait().unwrap();
+    let first = taker.take().wait().unwrap();
+    let lost = {
+        let key = kv.range(KeyRange::prefix("jobs/claim/")).wait().unwrap().kvs.remove(0).key;
+        kv.delete(key).wait().unwrap();
+        first.lost().wait()
+    };
+    assert_eq!(lost, Loss::KeyDeleted);
+    assert!(!first.is_ours());
+    let second = taker.take().wait().unwrap();
+    assert_eq!(second.id(), first.id());
+    let guarded = kv.txn().when(first.still_ours()).then(Op::put("effect", ""));
+    assert!(!guarded.commit().wait().unwrap().succeeded);
+    let error = first.ack_with([Op::put("effect", "")]).wait().unwrap_err();
+    assert_eq!(error, QueueError::NotOurs);
+    assert_eq!(kv.get("effect").wait().unwrap(), None);
+    assert!(second.is_ours());
+    second.ack().wait().unwrap();
+}
+
+#[test]
+fn a_crash_gives_back_what_was_taken_and_counts_the_attempt() {
+    let mut cluster = quick(3);
+    let leader = cluster.leader().wait().unwrap();
+    let (crashes, lives) = ((leader + 1) % 3, (leader + 2) % 3);
+    let other = taker(&cluster, lives, "jobs");
+    other.put_many(["1", "2"]).wait().unwrap();
+    let crashing = taker(&cluster, crashes, "jobs");
+    let held = crashing.take().wait().unwrap();
+    assert_eq!(text(&held), "1");
+    cluster.kill(crashes).wait();
+    assert_eq!(take(&other), "2");
+    let again = other.take().wait().unwrap();
+    assert_eq!((text(&again), again.attempt()), ("1".into(), 2));
+    again.ack().wait().unwrap();
+    assert!(matches!(held.ack().wait().unwrap_err(), QueueError::Store(Error::Stopped { .. })));
+    assert_stopped(&crashing.take().wait().unwrap_err());
+}
+
+#[test]
+fn one_who_is_cut_off_loses_its_item_and_cannot_acknowledge_it_later() {
+    let cluster = quick(3);
+    let leader = cluster.leader().wait().unwrap();
+    let (away, lives) = ((leader + 1) % 3, (leader + 2) % 3);
+    let (cut, other) = (taker(&cluster, away, "jobs"), taker(&cluster, lives, "jobs"));
+    other.put("x").wait().unwrap();
+    let held = cut.take().wait().unwrap();
+    cluster.partition(&[away]);
+    let again = other.take().wait().unwrap();
+    assert_eq!(again.attempt(), 2);
+    assert!(!held.is_ours(), "it gave up before the others got it");
+    assert!(matches!(held.lost().wait(), Loss::SessionEnded(_)));
+    cluster.heal();
+    assert_eq!(held.ack_with([Op::put("effect", "")]).wait().unwrap_err(), QueueError::NotOurs);
+    again.ack().wait().unwrap();
+    assert_eq!(count(&cluster.node(away).client(), "effect"), 0);
+}
+
+#[test]
+fn a_take_that_was_dropped_leaves_nothing_wherever_it_was() {
+    let cluster = quick(3);
+    let leader = cluster.leader().wait().unwrap();
+    let taker = taker(&cluster, (leader + 1) % 3, "jobs");
+    let kv = cluster.node(leader).client();
+    for polls in 0..6 {
+        // Nothing is there: it stands in line, or is about to.
+        for wakes in 0..2 {
+            let mut future = Box::pin(taker.take().into_future());
+            let mut context = Context::from_waker(Waker::noop());
+            for _ in 0..polls {
+                assert!(future.as_mut().poll(&mut context).is_pending());
+            }
+            if polls > 0 && wakes > 0 {
+                until_count(&kv, "jobs/idle/", 1);
+            }
+            drop(future);
+            until_count(&kv, "jobs/", 0);
+        }
+        // Something is there.
+        taker.put("x").wait().unwrap();
+        drop(poll_at_most(polls, taker.take()));
+        drop(poll_at_most(polls, async { taker.try_take().await }));
+        until_count(&kv, "jobs/claim/", 0);
+        until_count(&kv, "jobs/idle/", 0);
+        assert_eq!(take(&taker), "x");
+    }
+}
+
+#[test]
+fn an_item_that_was_won_for_a_future_that_is_dropped_goes_to_the_next_or_back() {
+    let cluster = quick(1);
+    let taker = taker(&cluster, 0, "jobs");
+    let kv = cluster.node(0).client();
+    let mut context = Context::from_waker(Waker::noop());
+    // Won, delivered, and never looked at.
+    let mut first = Box::pin(taker.take().into_future());
+    assert!(first.as_mut().poll(&mut context).is_pending());
+    taker.put("x").wait().unwrap();
+    until_count(&kv, "jobs/claim/", 1);
+    drop(first);
+    until_count(&kv, "jobs/claim/", 0);
+    let mut first = Box::pin(taker.take().into_future());
+    assert!(first.as_mut().poll(&mut context).is_pending());
+    let second = thread::spawn({
+        let taker = taker.clone();
+        move || taker.take().wait().unwrap().attempt()
+    });
+    drop(first);
+    assert!(second.join().unwrap() >= 2);
+}
+
+#[test]
+fn acknowledgements_and_puts_that_were_dropped_are_carried_out_or_not_and_leave_nothing_else() {
+    let cluster = quick(3);
+    let leader = cluster.leader().wait().unwrap();
+    let taker = taker(&cluster, (leader + 1) % 3, "jobs");
+    let kv = cluster.node(leader).client();
+    for polls in 0..4 {
+        for kind in 0..3 {
+            let item = taker.put("x").wait().unwrap();
+            let delivery = taker.take().wait().unwrap();
+            assert_eq!(delivery.id(), &item);
+            match kind {
+                0 => drop(poll_at_most(polls, delivery.ack())),
+                1 => drop(poll_at_most(polls, delivery.ack_with([Op::put("effect", "")]))),
+                _ => drop(poll_at_most(polls, delivery.nack())),
+            }
+            until_count(&kv, "jobs/claim/", 0);
+            let left = taker.try_take().wait().unwrap();
+            if kind < 2 && polls > 0 {
+                assert!(left.is_none(), "what is begun is carried out");
+            }
+            if kind == 2 || polls == 0 {
+                assert_eq!(left.as_ref().map(Delivery::attempt), Some(2));
+            }
+            if let Some(left) = left {
+                left.ack().wait().unwrap();
+            }
+        }
+        drop(poll_at_most(polls, taker.put("x").delay(Duration::from_millis(30))));
+        drop(poll_at_most(polls, taker.put_many(["x", "y"])));
+        // A change that was begun before these is in the log before them.
+        taker.put("last").priority(100).wait().unwrap();
+        let mut taken = Vec::new();
+        while taken.last().is_none_or(|last| last != "last") {
+            taken.push(take(&taker));
+        }
+        until_count(&kv, "jobs/delay/", 0);
+        while let Some(late) = taker.try_take().wait().unwrap() {
+            late.ack().wait().unwrap();
+        }
+    }
+    until_count(&kv, "jobs/", 0);
+}
+
+#[test]
+fn a_put_is_there_once_however_often_the_leader_changes() {
+    let cluster = Arc::new(quick(3));
+    let done = Arc::new(AtomicBool::new(false));
+    let putting: Vec<_> = (0..3)
+        .map(|member| {
+            let (cluster, done) = (Arc::clone(&cluster), Arc::clone(&done));
+            thread::spawn(move || {
+                let jobs = cluster.node(member).client().queue("jobs");
+                let (mut sure, mut maybe) = (BTreeSet::new(), BTreeSet::new());
+                for n in 0.. {
+                    if done.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let value = format!("{member}.{n}");
+                    match jobs.put(value.clone()).wait() {
+                        Ok(_) => assert!(sure.insert(value)),
+                        Err(QueueError::Store(error)) if error.effect() == Effect::Unknown => {
+                            assert!(maybe.insert(value));
+                        }
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+                (sure, maybe)
+            })
+        })
+        .collect();
+    for _ in 0..4 {
+        let leader = cluster.leader().wait().unwrap();
+        cluster.partition(&[leader]);
+        let others = |status: &bowline::NodeStatus| {
+            status.role == bowline::Role::Leader && status.name != format!("m{leader}")
+        };
+        cluster.wait_until("nobody else leads", |all| all.iter().any(others)).wait().unwrap();
+        cluster.heal();
+        let kv = cluster.node(leader).client();
+        kv.put("alive", "").wait().unwrap();
+    }
+    done.store(true, Ordering::Relaxed);
+    let all: Vec<_> = putting.into_iter().map(|thread| thread.join().unwrap()).collect();
+    let mut there = BTreeMap::new();
+    for item in cluster.node(0).client().queue("jobs").items().wait().unwrap() {
+        *there.entry(String::from_utf8(item.value.to_vec()).unwrap()).or_insert(0) += 1;
+    }
+    assert!(there.values().all(|times| *times == 1));
+    let mut puts = 0;
+    for (sure, maybe) in all {
+        puts += sure.len();
+        assert!(sure.iter().all(|value| there.remove(value).is_some()));
+        assert!(maybe.iter().all(|value| there.remove(value).is_none_or(|times| times == 1)));
+    }
+    assert!(there.is_empty(), "nobody put {there:?}");
+    assert!(puts > 10);
+}
+
+#[test]
+fn three_nodes_with_eight_takers_each_take_and_acknowledge_each_item_once() {
+    const ITEMS: usize = 2000;
+    let cluster = Arc::new(quick(3));
+    let jobs = cluster.node(0).client().queue("jobs");
+    let acked = Arc::new(AtomicU64::new(0));
+    let takers: Vec<_> = (0..3)
+        .flat_map(|member| {
+            let taker = taker(&cluster, member, "jobs");
+            (0..8).map(move |_| (member, taker.clone()))
+        })
+        .map(|(member, taker)| {
+            let (cluster, acked) = (Arc::clone(&cluster), Arc::clone(&acked));
+            thread::spawn(move || {
+                let kv = cluster.node(member).client();
+                let mut mine = 0;
+                loop {
+                    let delivery = taker.take().wait().unwrap();
+                    if delivery.value().is_empty() {
+                        delivery.ack().wait().unwrap();
+                        return mine;
+                    }
+                    let done = [&b"done/"[..], delivery.value()].concat();
+                    let once = kv.txn().when(Compare::missing(done.clone())).commit().wait();
+                    assert!(once.unwrap().succeeded, "it was done before");
+                    delivery.ack_with([Op::put(done, "")]).wait().unwrap();
+                    mine += 1;
+                    acked.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        })
+        .collect();
+    for chunk in 0..ITEMS / 50 {
+        let values = (0..50).map(|n| format!("{:04}", chunk * 50 + n));
+        jobs.put_many(values).wait().unwrap();
+    }
+    // One for each taker, to end with.
+    jobs.put_many(vec![""; takers.len()]).priority(1).wait().unwrap();
+    let each: Vec<usize> = takers.into_iter().map(|taker| taker.join().unwrap()).collect();
+    assert_eq!(each.iter().sum::<usize>(), ITEMS);
+    assert_eq!(acked.load(Ordering::Relaxed), ITEMS as u64);
+    let done = cluster.node(1).client().range(KeyRange::prefix("done/")).wait().unwrap();
+    assert_eq!(done.count, ITEMS as u64);
+    assert!(done.kvs.iter().all(|row| row.version == 1), "acknowledged twice");
+    until_count(&cluster.node(2).client(), "jobs/", 0);
+}
+
+#[test]
+fn nodes_whose_takers_wait_take_turns_and_one_put_makes_one_of_them_reach_for_it() {
+    const ROUNDS: usize = 60;
+    let cluster = Arc::new(quick(3));
+    let kv = cluster.node(0).client();
+    let taken: Arc<Vec<AtomicU64>> = Arc::new((0..3).map(|_| AtomicU64::new(0)).collect());
+    let threads: Vec<_> = (0..3)
+        .flat_map(|member| {
+            let taker = taker(&cluster, member, "jobs");
+            (0..2).map(move |_| (member, taker.clone()))
+        })
+        .map(|(member, taker)| {
+            let taken = Arc::clone(&taken);
+            thread::spawn(move || {
+                while take(&taker) != "end" {
+                    taken[member].fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        })
+        .collect();
+    until_count(&kv, "jobs/idle/", 3);
+    let leader = cluster.leader().wait().unwrap();
+    let log = || cluster.node(leader).status().commit.get();
+    let (jobs, before) = (kv.queue("jobs"), log());
+    for n in 0..ROUNDS {
+        jobs.put(n.to_string()).wait().unwrap();
+        until_count(&kv, "jobs/item/", 0);
+    }
+    let entries = log() - before;
+    jobs.put_many(vec!["end"; threads.len()]).wait().unwrap();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    let each: Vec<u64> = taken.iter().map(|n| n.load(Ordering::Relaxed)).collect();
+    assert!(each.iter().all(|n| (10..=30).contains(n)), "{each:?}");
+    // A put, a claim, an acknowledgement; now and then one that stands in line anew, or a race.
+    assert!(entries < 4 * ROUNDS as u64, "{entries} entries for {ROUNDS} items");
+}
+
+#[test]
+fn what_was_meant_for_a_node_that_stands_still_is_taken_by_others_before_its_session_ends() {
+    let cluster = quick(3);
+    let leader = cluster.leader().wait().unwrap();
+    let (still, lives) = ((leader + 1) % 3, (leader + 2) % 3);
+    let session = cluster.node(still).open_session().ttl(Duration::from_secs(20)).wait().unwrap();
+    let sleeper = session.queue("jobs");
+    let mut waits = Box::pin(sleeper.take().into_future());
+    assert!(waits.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    let kv = cluster.node(leader).client();
+    until_count(&kv, "jobs/idle/", 1);
+    cluster.pause(still);
+    let taker = taker(&cluster, lives, "jobs");
+    for n in 0..5 {
+        taker.put(n.to_string()).wait().unwrap();
+        assert_eq!(take(&taker), n.to_string());
+    }
+    assert_eq!(count(&kv, "jobs/idle/"), 1, "its session lives");
+    cluster.resume(still);
+    drop(waits);
+}
+
+#[test]
+fn a_delayed_item_is_taken_after_its_delay_and_stands_where_it_was_put() {
+    let cluster = quick(3);
+    let node = cluster.node(1);
+    let taker = taker(&cluster, 1, "jobs");
+    let delay = Duration::from_millis(400);
+    let before = node.now();
+    taker.put("early, late").delay(delay).wait().unwrap();
+    taker.put_many(["x", "y"]).delay(Duration::from_micros(1)).wait().unwrap();
+    assert_eq!(taker.items().wait().unwrap()[0].state, ItemState::Delayed);
+    assert_eq!(taker.len().wait().unwrap(), 3);
+    let mut first = [take(&taker), take(&taker)];
+    first.sort();
+    assert_eq!(first, ["x", "y"]);
+    assert!(taker.try_take().wait().unwrap().is_none());
+    assert_eq!(take(&taker), "early, late");
+    assert!(node.now().since(before) >= delay);
+    // It stands before what was put after it.
+    taker.put("1").delay(Duration::from_millis(1)).wait().unwrap();
+    until_count(&node.client(), "jobs/delay/", 0);
+    taker.put("2").wait().unwrap();
+    assert_eq!([take(&taker), take(&taker)], ["1", "2"]);
+    assert_eq!(node.client().leases().len(), 1, "the session's");
+}
+
+#[test]
+fn an_item_that_was_taken_too_often_is_put_aside() {
+    let cluster = quick(1);
+    let taker = taker(&cluster, 0, "jobs").attempts_max(2);
+    taker.put("poison").priority(-3).wait().unwrap();
+    taker.put("food").wait().unwrap();
+    for attempt in 1..=2 {
+        let delivery = taker.take().wait().unwrap();
+        assert_eq!((text(&delivery), delivery.attempt()), ("poison".into(), attempt));
+        delivery.nack().wait().unwrap();
+    }
+    assert_eq!(take(&taker), "food");
+    assert!(taker.try_take().wait().unwrap().is_none());
+    assert!(taker.is_empty().wait().unwrap());
+    let dead = taker.dead().items().wait().unwrap();
+    assert_eq!(dead.len(), 1);
+    assert_eq!((&dead[0].value[..], dead[0].attempts, dead[0].priority), (&b"poison"[..], 0, -3));
+    let undertaker = cluster.node(0).session().wait().unwrap();
+    let undertaker = undertaker.queue(taker.dead().name().clone());
+    assert_eq!(take(&undertaker), "poison");
+}
+
+#[test]
+fn a_queue_with_a_limit_refuses_what_would_make_it_longer() {
+    let cluster = quick(1);
+    let taker = taker(&cluster, 0, "jobs");
+    let jobs: Queue = taker.limit(3);
+    jobs.put_many(["1", "2"]).wait().unwrap();
+    let full = QueueError::Full { limit: 3 };
+    assert_eq!(jobs.put_many(["3", "4"]).wait().unwrap_err(), full);
+    jobs.put("3").wait().unwrap();
+    let held = taker.take().wait().unwrap();
+    assert_eq!(jobs.put("4").wait().unwrap_err(), full, "what is taken counts");
+    held.ack().wait().unwrap();
+    jobs.put("4").wait().unwrap();
+    assert_eq!(jobs.put_many(Vec::<String>::new()).wait().unwrap(), []);
+}
+
+#[test]
+fn a_queue_needs_a_name_and_one_inside_another_is_another() {
+    let cluster = quick(1);
+    let nameless = taker(&cluster, 0, "");
+    assert_eq!(nameless.put("x").wait().unwrap_err(), QueueError::EmptyName);
+    assert_eq!(nameless.take().wait().unwrap_err(), QueueError::EmptyName);
+    assert_eq!(nameless.try_take().wait().unwrap_err(), QueueError::EmptyName);
+    let (outer, inner) = (taker(&cluster, 0, "a"), taker(&cluster, 0, "a/b"));
+    inner.put("inner").wait().unwrap();
+    assert!(outer.try_take().wait().unwrap().is_none());
+    assert_eq!(take(&inner), "inner");
+    let scoped = cluster.node(0).client().scoped("a/").queue("b");
+    scoped.put("scoped").wait().unwrap();
+    assert_eq!(scoped.items().wait().unwrap()[0].value, "scoped");
+    assert_eq!(take(&inner), "scoped");
+}
+
+#[test]
+fn an_item_that_was_put_by_hand_is_an_item() {
+    let cluster = quick(1);
+    let taker = taker(&cluster, 0, "jobs");
+    taker.put("later").priority(1).wait().unwrap();
+    cluster.node(0).client().put("jobs/item/from etcdctl", "hello").wait().unwrap();
+    assert_eq!([take(&taker), take(&taker)], ["hello", "later"]);
+}
+
+#[test]
+fn takes_end_with_their_session_and_with_their_node() {
+    let mut cluster = quick(1);
+    let session = cluster.node(0).open_session().wait().unwrap();
+    let taker_of_session = session.queue("jobs");
+    let first = thread::spawn(move || taker_of_session.take().wait().unwrap_err());
+    until_count(&cluster.node(0).client(), "jobs/idle/", 1);
+    session.close().wait().unwrap();
+    let ended = first.join().unwrap();
+    assert!(matches!(ended, QueueError::SessionEnded(_)), "{ended:?}");
+    let waiting = taker(&cluster, 0, "jobs");
+    let second = thread::spawn(move || waiting.take().wait().unwrap_err());
+    until_count(&cluster.node(0).client(), "jobs/idle/", 1);
+    cluster.shutdown(0).wait();
+    assert_stopped(&second.join().unwrap());
+}
+
+#[test]
+fn a_taker_goes_on_after_all_that_it_knew_was_compacted() {
+    let cluster = quick(1);
+    let taker = taker(&cluster, 0, "jobs");
+    let kv = cluster.node(0).client();
+    taker.put("first").wait().unwrap();
+    assert_eq!(take(&taker), "first");
+    // More than a watch keeps while nobody takes.
+    for n in 0..400 {
+        taker.put(n.to_string()).wait().unwrap();
+    }
+    kv.compact(kv.revision()).wait().unwrap();
+    for n in 0..400 {
+        assert_eq!(take(&taker), n.to_string());
+    }
+    assert!(kv.revision() > Revision(1200));
+}
