@@ -191,7 +191,7 @@ impl Line {
             all.spawn(async move {
                 match mutex.lock().await {
                     Ok(guard) => drop(report.send(guard)),
-                    Err(LockError::Lost(_)) => {}
+                    Err(LockError::SessionEnded(_) | LockError::NodeStopped(_)) => {}
                     Err(error) => panic!("a lock: {error}"),
                 }
             });

@@ -52,14 +52,23 @@ pub use node::{
     DIGEST_EVERY, Health, History, MemberStatus, NodeStatus, Progress, ResumeRefusal, Role,
     SessionEnd, Standing, StopReason, Verdict,
 };
+pub use recipes::{Barrier, BarrierError, BarrierHold};
+pub use recipes::{Cached, CachedCall, View};
+pub use recipes::{Call, Expected, PutIfAbsent, Swap};
+pub use recipes::{Campaign, Election, Leader, LeaderEvent, Leadership, Observe};
+pub use recipes::{Cell, CellValue};
 pub use recipes::{
-    Barrier, BarrierError, BarrierHold, Cached, CachedCall, Call, Campaign, Cell, CellValue,
-    Counter, CounterError, Delivery, Election, Expected, Group, GroupError, GroupEvent,
-    GroupMember, GroupWatch, Guard, GuardError, GuardTxn, Holder, ItemId, ItemState, Latch,
-    LatchError, Leader, LeaderEvent, Leadership, LockCall, LockError, LockState, Loss, Membership,
-    Mutex, Observe, PutIfAbsent, PutItem, PutMany, Queue, QueueError, QueueTaker, QueuedItem,
-    Released, Sequence, SequenceError, SequentialKey, Swap, TakeCall, Token, View,
+    Contender, Guard, GuardError, GuardTxn, Hold, LockCall, LockError, LockKind, LockState,
+    Locking, Loss, Mutex, Owner, Released, Request, Token, WaitsFor, Wish,
 };
+pub use recipes::{Counter, CounterError};
+pub use recipes::{
+    Delivery, ItemId, ItemState, PutItem, PutMany, Queue, QueueError, QueueTaker, QueuedItem,
+    TakeCall,
+};
+pub use recipes::{Group, GroupError, GroupEvent, GroupMember, GroupWatch, Membership};
+pub use recipes::{Latch, LatchError};
+pub use recipes::{Sequence, SequenceError, SequentialKey};
 pub use transport::TransportError;
 #[cfg(feature = "tls")]
 pub use transport::{MemberUri, PeerTls};

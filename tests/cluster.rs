@@ -182,7 +182,7 @@ fn two_tasks_on_one_session_exclude_each_other() {
     let session = cluster.node(0).session().wait().unwrap();
     let first = session.mutex("lock").lock().wait().unwrap();
     let second = session.mutex("lock").lock().deadline(Duration::from_millis(100)).wait();
-    assert_eq!(second.unwrap_err(), LockError::Lost(Loss::Deadline));
+    assert_eq!(second.unwrap_err(), LockError::TimedOut { before: 1 });
     let refused = session.mutex("lock").try_lock().wait().unwrap_err();
     let LockError::WouldBlock { holder: Some(holder) } = refused else { panic!("{refused:?}") };
     assert_eq!(&holder.key, first.key());
@@ -271,7 +271,7 @@ fn a_wait_that_is_given_up_leaves_nothing_behind() {
     let other = cluster.node(1).session().wait().unwrap();
     for _ in 0..5 {
         let waited = other.mutex("lock").lock().deadline(Duration::from_millis(60)).wait();
-        assert_eq!(waited.unwrap_err(), LockError::Lost(Loss::Deadline));
+        assert_eq!(waited.unwrap_err(), LockError::TimedOut { before: 1 });
     }
     // One that was never polled has done nothing; one that is dropped midway leaves.
     drop(other.mutex("lock").lock());

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bowline::testing::{Cluster, ClusterOptions};
-use bowline::{LockError, Loss, Op, Session};
+use bowline::{Op, Session};
 use tokio::sync::mpsc;
 
 /// One instance: stands for election, runs the job while it leads, stands again when it has lost.
@@ -20,7 +20,7 @@ async fn instance(
     name: usize,
     running: Arc<AtomicUsize>,
     ran: mpsc::UnboundedSender<usize>,
-) -> Result<(), LockError> {
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     loop {
         let leadership = session.election("cron/leader").campaign(name.to_string()).await?;
         let mut clock = tokio::time::interval(Duration::from_millis(100));
@@ -62,7 +62,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let (running, sender) = (Arc::clone(&running), sender.clone());
         tokio::spawn(async move {
             match instance(session, name, running, sender).await {
-                Ok(()) | Err(LockError::Lost(Loss::NodeStopped(_))) => {}
+                Ok(()) => {}
                 Err(error) => println!("instance {name} ended: {error}"),
             }
         });

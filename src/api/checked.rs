@@ -147,6 +147,7 @@ impl Checked {
             drift: Drift::percent(config.drift_percent),
             session_ttl: config.session_ttl,
             call_deadline: config.call_deadline,
+            lock_waiters_max: config.lock_waiters_max,
             label: config.label.clone().unwrap_or_else(|| config.name.clone()),
             limits: config.limits.clone(),
             open_writes_max: config.open_writes_max,

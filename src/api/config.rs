@@ -37,6 +37,7 @@ pub struct Config {
     pub(super) session_ttl: Duration,
     pub(super) drift_percent: u32,
     pub(super) call_deadline: Duration,
+    pub(super) lock_waiters_max: usize,
     pub(super) label: Option<String>,
     pub(super) limits: Limits,
     pub(super) open_writes_max: usize,
@@ -134,6 +135,7 @@ impl Config {
             session_ttl: Duration::from_secs(5),
             drift_percent: 10,
             call_deadline: Duration::from_secs(5),
+            lock_waiters_max: 100_000,
             label: None,
             limits: Limits::default(),
             open_writes_max: 16_384,
@@ -254,6 +256,13 @@ impl Config {
         self
     }
 
+    /// How many wishes of this node may wait for one lock; another is refused as
+    /// [`LockError::QueueFull`](crate::LockError::QueueFull). Default 100,000.
+    pub fn lock_waiters_max(mut self, waiters: usize) -> Self {
+        self.lock_waiters_max = waiters;
+        self
+    }
+
     /// What others see of this node's session, as the holder of a lock say. Default: the node's name.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.label = Some(label.into());
@@ -357,6 +366,7 @@ impl Config {
         within("election_timeout", timeout, least, ms(60_000), "3 heartbeats to 60 s")?;
         within("session_ttl", self.session_ttl, ms(100), Limits::LEASE_TTL_MAX, "at least 100 ms")?;
         within("call_deadline", self.call_deadline, ms(1), ms(86_400_000), "1 ms to a day")?;
+        within("lock_waiters_max", self.lock_waiters_max, 1, 1 << 24, "1 to 16,777,216")?;
         within("drift_percent", self.drift_percent, 0, 30, "0 to 30")?;
         within("open_writes_max", self.open_writes_max, 1, 1 << 20, "1 to 1,048,576")?;
         within("open_bytes_max", self.open_bytes_max, 1 << 20, 1 << 40, "at least 1 MiB")?;

@@ -202,11 +202,6 @@ impl SessionState {
         self.told.subscribe()
     }
 
-    /// As [`SessionState::watch`].
-    pub(crate) fn watch_end(&self) -> watch::Receiver<Told> {
-        self.watch()
-    }
-
     /// Ends it, and says why it had ended before, if it had.
     pub(crate) fn finish(&self, why: SessionEnd, now: Moment) -> Option<SessionEnd> {
         let before = {

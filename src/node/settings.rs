@@ -38,6 +38,8 @@ pub(crate) struct Settings {
     pub(crate) session_ttl: Duration,
     /// How long a call may take, unless it says otherwise.
     pub(crate) call_deadline: Duration,
+    /// How many wishes of this node may wait for one lock.
+    pub(crate) lock_waiters_max: usize,
     /// What people see of the node's session.
     pub(crate) label: String,
     /// How large requests may be.

@@ -34,16 +34,16 @@ use super::story::{Story, ending};
 /// wait.
 pub(crate) trait Follower: Any + Send + Sync {
     /// These changes are visible, up to `visible`.
-    fn applied(&self, changes: &[Change], visible: Revision);
+    fn applied(self: Arc<Self>, changes: &[Change], visible: Revision);
 
     /// The replica was replaced by a later state: what happened in between is told by nobody.
-    fn installed(&self, visible: Revision);
+    fn installed(self: Arc<Self>, visible: Revision);
 
     /// Time has passed: called at every tick.
-    fn tick(&self, now: Moment);
+    fn tick(self: Arc<Self>, now: Moment);
 
     /// The node has stopped.
-    fn stopped(&self, reason: &StopReason);
+    fn stopped(self: Arc<Self>, reason: &StopReason);
 }
 
 /// A read that admission has counted.
@@ -52,6 +52,25 @@ struct OpenRead<'a>(&'a AtomicUsize);
 impl Drop for OpenRead<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Rings once: with what is known, or, when it is dropped unrung, as if nothing were.
+struct Hook<F: FnOnce(bool)>(Option<F>);
+
+impl<F: FnOnce(bool)> Hook<F> {
+    fn ring(mut self, is_known: bool) {
+        if let Some(hook) = self.0.take() {
+            hook(is_known);
+        }
+    }
+}
+
+impl<F: FnOnce(bool)> Drop for Hook<F> {
+    fn drop(&mut self) {
+        if let Some(hook) = self.0.take() {
+            hook(false);
+        }
     }
 }
 
@@ -151,7 +170,7 @@ impl Shared {
             super::inbox::refuse_all(self.inbox.close(), &reason);
             self.hub.close(&reason.to_string());
             if let Some(follower) = self.follower.get() {
-                follower.stopped(&reason);
+                Arc::clone(follower).stopped(&reason);
             }
         }
     }
@@ -160,6 +179,32 @@ impl Shared {
     pub(crate) async fn write(&self, command: Command, deadline: Moment) -> CallResult<Reply> {
         let (sender, receiver) = oneshot::channel();
         let span = self.begin_write(command, Some(deadline), ReplyTo::Waiting(sender))?;
+        match self.answer(receiver, true).instrument(span).await? {
+            Reply::AppliedBefore { revision } => Err(CallError::AnswerLost { revision }),
+            reply => Ok(reply),
+        }
+    }
+
+    /// As [`Shared::write`], and tells `hook`, whether anybody waits for the answer or not, when the
+    /// outcome is known (`true`) or never will be (`false`): not after this, and once.
+    pub(crate) async fn write_hooked(
+        &self,
+        command: Command,
+        deadline: Moment,
+        hook: impl FnOnce(bool) + Send + 'static,
+    ) -> CallResult<Reply> {
+        let (sender, receiver) = oneshot::channel();
+        let hook = Hook(Some(hook));
+        let reply = ReplyTo::Call(Box::new(move |outcome: CallResult<Reply>| {
+            hook.ring(!matches!(
+                outcome,
+                Err(CallError::Deadline { maybe_applied: true }
+                    | CallError::Stopped { maybe_applied: true, .. })
+            ));
+            drop(sender.send(outcome));
+        }));
+        // If it is not let in the hook is dropped, and says less than it could, which does no harm.
+        let span = self.begin_write(command, Some(deadline), reply)?;
         match self.answer(receiver, true).instrument(span).await? {
             Reply::AppliedBefore { revision } => Err(CallError::AnswerLost { revision }),
             reply => Ok(reply),

@@ -2,8 +2,8 @@
 //! known by.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::future::{Future, IntoFuture};
-use std::pin::Pin;
+use std::future::IntoFuture;
+use std::ops::Deref;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,8 +12,12 @@ use crate::api::{Client, Error, Session, Watch};
 use crate::model::{EventKind, KeyRange, KeyValue, Op, Put, PutLease, PutValue, Revision};
 use crate::watch::WatchError;
 
-use super::line::{Loss, is_place};
-use super::mutex::{Guard, GuardError, GuardTxn, LockError, LockState, Released, Token, take};
+use super::error::LockError;
+use super::hold::{GuardError, Hold, Released};
+use super::line::is_place;
+use super::mutex::deadline_of;
+use super::stance::MARK;
+use super::wish::{Enters, Locking, Wish};
 
 /// An election: at most one leader in the whole cluster. Made by [`Session::election`].
 #[derive(Clone, Debug)]
@@ -117,60 +121,38 @@ impl Campaign {
     }
 }
 
+impl Enters for Campaign {
+    type Guard = Leadership;
+
+    fn enter(self) -> Result<Wish<Leadership>, LockError> {
+        let Campaign { election: Election { session, name }, value, deadline } = self;
+        if value.starts_with(MARK) {
+            return Err(LockError::ReservedValue);
+        }
+        let deadline = deadline_of(&session, deadline, false);
+        Wish::enter_with(&session, vec![name], value, None, |ask| ask.deadline = deadline)
+    }
+}
+
 impl IntoFuture for Campaign {
     type Output = Result<Leadership, LockError>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+    type IntoFuture = Locking<Campaign>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let Election { session, name } = &self.election;
-            let guard = take(session, name, self.value, self.deadline, false).await?;
-            Ok(Leadership { guard })
-        })
+        Locking::of(self)
     }
 }
 
 /// Being the leader. Dropping it resigns, in the background; [`Leadership::resign`] waits for that.
+/// Everything else is in [`Hold`].
 #[derive(Debug)]
 #[must_use = "leadership ends when this is dropped"]
-pub struct Leadership {
-    guard: Guard,
-}
+pub struct Leadership(Hold);
 
 impl Leadership {
-    /// The fencing token of this term: higher than that of every earlier leader of this election.
-    pub fn token(&self) -> Token {
-        self.guard.token()
-    }
-
-    /// The candidate's key.
-    pub fn key(&self) -> &Bytes {
-        self.guard.key()
-    }
-
-    /// The revision of the candidacy: tells two terms of one leader apart.
-    pub fn since(&self) -> Revision {
-        self.guard.since()
-    }
-
-    /// Whether this leads. Never says so after the session's validity.
-    pub fn state(&self) -> LockState {
-        self.guard.state()
-    }
-
-    /// Whether this leads, in one word.
+    /// Whether this leads, in one word. Never says so after [`Hold::valid_until`].
     pub fn is_leader(&self) -> bool {
-        self.guard.is_held()
-    }
-
-    /// Waits until leadership is lost, and says why.
-    pub async fn lost(&self) -> Loss {
-        self.guard.lost().await
-    }
-
-    /// A transaction that is carried out only if this still leads.
-    pub fn txn(&self) -> GuardTxn {
-        self.guard.txn()
+        self.0.is_held()
     }
 
     /// Says something new to the observers.
@@ -179,12 +161,12 @@ impl Leadership {
     /// [`GuardError::NotHeld`] if this does not lead any more.
     pub async fn proclaim(&self, value: impl Into<Bytes>) -> Result<(), GuardError> {
         let put = Put {
-            key: self.guard.key().clone(),
+            key: self.0.key().clone(),
             value: PutValue::Set(value.into()),
             lease: PutLease::Keep,
             prev_kv: false,
         };
-        self.guard.txn().then(Op::Put(put)).commit().await.map(drop)
+        self.0.txn().then(Op::Put(put)).commit().await.map(drop)
     }
 
     /// Leads no more, and waits until that is durable.
@@ -192,7 +174,27 @@ impl Leadership {
     /// # Errors
     /// [`Error::Deadline`] if it could not be confirmed in time; the node goes on trying.
     pub async fn resign(self) -> Result<Released, Error> {
-        self.guard.release().await
+        self.0.release().await
+    }
+}
+
+impl Deref for Leadership {
+    type Target = Hold;
+
+    fn deref(&self) -> &Hold {
+        &self.0
+    }
+}
+
+impl From<Hold> for Leadership {
+    fn from(hold: Hold) -> Self {
+        Leadership(hold)
+    }
+}
+
+impl From<Leadership> for Hold {
+    fn from(leadership: Leadership) -> Self {
+        leadership.0
     }
 }
 

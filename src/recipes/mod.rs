@@ -1,19 +1,42 @@
 //! Locks and elections, run directly against this node's own replica.
 //!
 //! A lock is a line of keys below its name: who wants it puts a key there, bound to its session, and
-//! the key with the lowest create revision holds. That is the recipe of etcd and ZooKeeper, with
-//! etcd's own key names, so that programs that use etcd's concurrency packages stand in the same line.
-//! But nothing here is watched over a network: one proposal puts the key there, and then the node's own
-//! apply, through [`line`](self), tells exactly the one whose turn it is.
+//! whose turn it is follows from the order of the keys' create revisions and a [`rule`] for each kind.
+//! That is the recipe of etcd and ZooKeeper, with etcd's own key names, so that programs that use etcd's
+//! concurrency packages stand in the same line. But nothing here is watched over a network: one
+//! proposal puts the key there, and then the node's own apply, through [`line`], tells exactly those
+//! whose turn it is. There are no lock commands in the log.
 //!
 //! Whatever ends a wish for a lock (the deadline, the loss of the session, a dropped future, at any
 //! point) ends with its key deleted: never before it is known whether the key was put there, and for as
 //! long as it takes.
+//!
+//! ```text
+//!   mutex, election, ...      what a program asks for                 Wish, Guard
+//!   wish, hold                the future, and what every guard has
+//!   place                     a key in a line, and the tasks of this process that share it
+//!   line, book                all lines of this node; follows the replica
+//!   rule, stance              whose turn it is; what a row says of itself
+//!   owner                     who may hold twice, and who must not wait for itself
+//! ```
+
+mod mutex;
+
+mod election;
+
+mod book;
+mod error;
+mod hold;
+mod line;
+mod owner;
+mod place;
+mod rule;
+mod stance;
+mod token;
+mod view;
+mod wish;
 
 mod cached;
-mod election;
-mod line;
-mod mutex;
 mod queue;
 
 mod call;
@@ -38,14 +61,19 @@ pub use cell::{Cell, CellValue};
 pub use conditional::{Expected, PutIfAbsent, Swap};
 pub use counter::{Counter, CounterError};
 pub use election::{Campaign, Election, Leader, LeaderEvent, Leadership, Observe};
+pub use error::{LockError, Loss, WaitsFor};
 pub use group::{Group, GroupError, GroupEvent, GroupMember, GroupWatch, Membership};
+pub use hold::{GuardError, GuardTxn, Hold, LockState, Released};
 pub use latch::{Latch, LatchError};
-pub use line::Loss;
-pub use mutex::{
-    Guard, GuardError, GuardTxn, Holder, LockCall, LockError, LockState, Mutex, Released, Token,
-};
+pub use mutex::{Guard, LockCall, Mutex};
+pub use owner::Owner;
+pub use place::Request;
 pub use queue::{
     Delivery, ItemId, ItemState, PutItem, PutMany, Queue, QueueError, QueueTaker, QueuedItem,
     TakeCall,
 };
+pub use rule::LockKind;
 pub use sequence::{Sequence, SequenceError, SequentialKey};
+pub use token::Token;
+pub use view::Contender;
+pub use wish::{Locking, Wish};

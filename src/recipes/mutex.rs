@@ -1,94 +1,36 @@
 //! The mutex: whoever stands first in line holds.
 
-use std::future::{Future, IntoFuture, poll_fn};
-use std::pin::{Pin, pin};
-use std::str::FromStr;
+use std::future::{Future, IntoFuture};
+use std::ops::Deref;
+use std::panic::Location;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use thiserror::Error as ThisError;
-use tokio::sync::oneshot;
 
-use crate::api::{Client, Effect, Error, Session};
-use crate::model::{
-    Compare, KeyRange, LeaseId, Moment, Op, Range, Revision, SortOrder, SortTarget, Txn, TxnReply,
-    TxnResult,
-};
-use crate::node::{ReplyTo, Shared};
+use crate::api::{Client, Error, Session};
+use crate::model::{Command, KeyValue, Moment, Op, Reply, Revision, Txn};
 
-use super::line::{Lines, Loss, Phase, Place, is_place};
+use super::error::{LockError, Loss};
+use super::hold::{Hold, Released};
+use super::line::{prefix_of, still_mine};
+use super::owner::{Mode, Owner};
+use super::rule::Rule;
+use super::stance::{self, Stance};
+use super::view::{self, Contender};
+use super::wish::{Asked, Enters, Locking, Wish};
 
-/// A fencing token: rises with every grant of a lock, over restarts and leader changes too. Hand it to
-/// whatever the lock protects outside the store, and let that refuse tokens lower than the highest it
-/// has seen: then a holder that was paused for too long does no harm.
+/// A lock: at most one holder in the whole cluster. Made by [`Session::mutex`].
 ///
-/// It is written `revision.hop` and can be parsed again.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Token {
-    revision: Revision,
-    hop: u64,
-}
-
-impl Token {
-    /// The revision that the holder's replica had reached when the lock was granted.
-    pub fn revision(self) -> Revision {
-        self.revision
-    }
-}
-
-impl std::fmt::Display for Token {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}.{}", self.revision, self.hop)
-    }
-}
-
-impl FromStr for Token {
-    type Err = std::num::ParseIntError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (revision, hop) = text.split_once('.').unwrap_or((text, "0"));
-        Ok(Token { revision: Revision(revision.parse()?), hop: hop.parse()? })
-    }
-}
-
-/// Why a lock was not taken. Nothing is left behind: a key that was put in the line is deleted.
-#[derive(Clone, PartialEq, Eq, Debug, ThisError)]
-#[non_exhaustive]
-pub enum LockError {
-    /// Somebody else holds it; only from [`Mutex::try_lock`].
-    #[error("somebody else holds the lock")]
-    WouldBlock {
-        /// Who, as this node's replica knows it.
-        holder: Option<Holder>,
-    },
-    /// The wait has ended without the lock.
-    #[error("the lock was not taken: {0}")]
-    Lost(#[from] Loss),
-    /// A lock needs a name.
-    #[error("a lock's name must not be empty")]
-    EmptyName,
-}
-
-/// One place in the line for a lock, as the replica has it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct Holder {
-    /// Its key.
-    pub key: Bytes,
-    /// What its key says: who waits, and why. For an election: the candidate's value.
-    pub value: Bytes,
-    /// Since which revision it stands in line.
-    pub since: Revision,
-    /// The lease that it lives with.
-    pub lease: LeaseId,
-    /// The label of the session, if the lease is a session's.
-    pub label: Option<String>,
-}
-
-/// A lock: at most one holder in the whole cluster. Fair: granted in the order in which the wishes came
-/// to the log. Made by [`Session::mutex`].
+/// Fair: granted in the order in which the wishes came to the log. Tasks of this process that share
+/// the session wait in the process, and the lock passes from one to the next without a word to the
+/// cluster, up to 16 times while others in the cluster wait, and as often as it likes while nobody
+/// does. A wish with something to say ([`LockCall::why`], [`LockCall::owner`], [`LockCall::at_most`])
+/// stands in the cluster's own line, for all to see.
+///
+/// Under a pause or a partition the holder's [`Hold::state`] says "lost" before anybody else is granted
+/// the lock; after a crash the lock is free when the session has expired, or as soon as the program is
+/// back. What it does not guarantee: that a holder looks. See [`Hold`].
 #[derive(Clone, Debug)]
 pub struct Mutex {
     session: Session,
@@ -115,366 +57,224 @@ impl Session {
 }
 
 impl Mutex {
-    /// Waits until this is the holder. Dropping the future leaves the line.
-    pub fn lock(&self) -> LockCall {
-        LockCall { mutex: self.clone(), deadline: None, value: None, only_try: false }
+    /// Its name.
+    pub fn name(&self) -> &Bytes {
+        &self.name
     }
 
-    /// Takes the lock if nobody holds or wants it.
+    /// Waits until this is the holder. Dropping the future leaves the line.
+    #[track_caller]
+    pub fn lock(&self) -> LockCall {
+        LockCall::new(self, Location::caller(), false)
+    }
+
+    /// Takes the lock if nobody holds or wants it. Waits for the cluster's answer, and no longer than any
+    /// call.
     ///
     /// # Errors
-    /// [`LockError::WouldBlock`] names the holder.
+    /// [`LockError::WouldBlock`] names who is first in line.
+    #[track_caller]
     pub fn try_lock(&self) -> LockCall {
-        LockCall { mutex: self.clone(), deadline: None, value: None, only_try: true }
+        LockCall::new(self, Location::caller(), true)
+    }
+
+    /// Locks, runs `work`, and releases, waiting until another may have the lock. If the future is
+    /// dropped, `work` is dropped first and the lock is released behind it.
+    ///
+    /// The lock may be lost while `work` runs: it has the guard to look, or to write through.
+    ///
+    /// ```
+    /// # use bowline::{Config, Node, Op, Wait};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// # let session = node.session().wait()?;
+    /// let reply = std::pin::pin!(session.mutex("orders/42").with(async |guard| {
+    ///     guard.txn().then(Op::put("orders/42/state", "paid")).commit().await
+    /// }))
+    /// .wait()?;
+    /// assert!(reply?.succeeded);
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Mutex::lock`]: then `work` has not begun. What the release comes to is not an error
+    /// here: a lock that was lost meanwhile is gone anyway.
+    #[track_caller]
+    pub fn with<T>(
+        &self,
+        work: impl AsyncFnOnce(&Guard) -> T,
+    ) -> impl Future<Output = Result<T, LockError>> {
+        let call = self.lock();
+        async move {
+            let guard = call.await?;
+            let result = work(&guard).await;
+            // Where it cannot be confirmed the node goes on trying.
+            let _: Result<Released, Error> = guard.release().await;
+            Ok(result)
+        }
     }
 
     /// The line, the holder first, as this node's replica has it: perhaps not the newest.
     ///
     /// # Errors
-    /// See [`Error`].
-    pub fn line(&self) -> Result<Vec<Holder>, Error> {
-        line_of(self.session.shared(), &self.name)
+    /// [`Error::Refused`] if the name cannot be a lock's.
+    pub fn line(&self) -> Result<Vec<Contender>, Error> {
+        view::line_of(self.session.shared(), &self.name)
     }
-}
 
-/// The places in the line for `name`, in order.
-pub(crate) fn line_of(shared: &Arc<Shared>, name: &Bytes) -> Result<Vec<Holder>, Error> {
-    let prefix: Bytes = [&name[..], b"/"].concat().into();
-    let mut range = Range::new(KeyRange::prefix(prefix.clone()));
-    range.sort.target = SortTarget::Create;
-    range.sort.order = SortOrder::Ascend;
-    let rows = shared.reader.range(&range)?.kvs.into_iter();
-    let places = rows.filter(|row| is_place(row, &prefix)).filter_map(|row| {
-        let lease = row.lease?;
-        let label = shared
-            .reader
-            .lease(lease)
-            .and_then(|info| info.session.map(|(_, _, session)| session.label));
-        Some(Holder { key: row.key, value: row.value, since: row.create_revision, lease, label })
-    });
-    Ok(places.collect())
+    /// Releases a hold of this session whose guard is not at hand: the one that the lock's key of
+    /// revision `since` stands for. Never by the name alone: what another holds is left alone.
+    ///
+    /// # Errors
+    /// See [`Error`]. If there is no such hold, that is [`Released::WasLost`].
+    pub async fn release(&self, since: Revision) -> Result<Released, Error> {
+        let lease = self.session.lease();
+        let rows = view::rows(self.session.shared(), &prefix_of(&self.name));
+        let mine = |row: &KeyValue| row.lease == Some(lease) && row.create_revision == since;
+        let gone = Released::WasLost(Loss::KeyDeleted);
+        let Some(row) = rows.into_iter().find(mine) else { return Ok(gone) };
+        let command = Command::Txn(Txn {
+            compares: still_mine(&row.key, since, lease).to_vec(),
+            success: vec![Op::delete(row.key.clone())],
+            failure: Vec::new(),
+        });
+        match Client::new(Arc::clone(self.session.shared())).propose(command, None).await? {
+            Reply::Txn(reply) if reply.succeeded => Ok(Released::Now),
+            _ => Ok(gone),
+        }
+    }
 }
 
 /// Takes a lock; see [`Mutex::lock`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "a lock is not taken until this is awaited"]
 pub struct LockCall {
-    mutex: Mutex,
-    deadline: Option<Duration>,
-    value: Option<Bytes>,
+    session: Session,
+    name: Bytes,
+    caller: &'static Location<'static>,
     only_try: bool,
+    timeout: Option<Duration>,
+    cap: Option<Duration>,
+    why: Option<Bytes>,
+    owner: Option<Owner>,
 }
 
 impl LockCall {
+    fn new(mutex: &Mutex, caller: &'static Location<'static>, only_try: bool) -> Self {
+        let Mutex { session, name } = mutex.clone();
+        let (timeout, cap, why, owner) = (None, None, None, None);
+        Self { session, name, caller, only_try, timeout, cap, why, owner }
+    }
+
     /// Gives up after this long. Without it, waits as long as the session lives.
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.deadline = Some(timeout);
-        self
-    }
-
-    /// Says why, to whoever looks at the line.
-    pub fn why(mut self, why: impl Into<Bytes>) -> Self {
-        self.value = Some(why.into());
-        self
-    }
-}
-
-impl IntoFuture for LockCall {
-    type Output = Result<Guard, LockError>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let Self { mutex, deadline, value, only_try } = self;
-            let value = value.unwrap_or_else(|| {
-                let label = &mutex.session.shared().settings.label;
-                format!("mutex {label}").into()
-            });
-            take(&mutex.session, &mutex.name, value, deadline, only_try).await
-        })
-    }
-}
-
-/// Stands in the line for `name` until it is the head.
-pub(crate) async fn take(
-    session: &Session,
-    name: &Bytes,
-    value: Bytes,
-    timeout: Option<Duration>,
-    only_try: bool,
-) -> Result<Guard, LockError> {
-    if name.is_empty() {
-        return Err(LockError::EmptyName);
-    }
-    let shared = session.shared();
-    let lines = Lines::of(shared);
-    // Who only tries waits for the outcome of its entering, and no longer than any call.
-    let timeout = timeout.or_else(|| only_try.then_some(shared.settings.call_deadline));
-    let deadline = timeout.map(|timeout| shared.now() + timeout);
-    let place = lines.enter(name, value, session.state(), deadline);
-    // From here on, whatever happens to this future, the place is left unless a guard has it.
-    let hold = Hold { lines, place };
-    let mut phase = hold.place.phase();
-    let mut end = session.state().watch_end();
-    loop {
-        if let Some(loss) = hold.place.loss(shared.now()) {
-            return Err(loss.into());
-        }
-        let now = phase.borrow_and_update().clone();
-        match now {
-            Phase::Held { since, granted } => {
-                let token = Token { revision: granted, hop: 0 };
-                return Ok(Guard { session: session.clone(), hold, since, token });
-            }
-            Phase::Waiting { .. } if only_try => {
-                let holder = line_of(shared, name).ok().and_then(|line| line.into_iter().next());
-                return Err(LockError::WouldBlock { holder });
-            }
-            Phase::Waiting { .. } | Phase::Entering => {}
-            Phase::Gone(loss) => return Err(loss.into()),
-        }
-        tokio::select! {
-            biased;
-            _ = phase.changed() => {}
-            _ = end.changed() => {}
-        }
-    }
-}
-
-/// A place that is left when this is dropped.
-struct Hold {
-    lines: Arc<Lines>,
-    place: Arc<Place>,
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        self.lines.leave(&self.place, Loss::Released, ReplyTo::Nobody);
-    }
-}
-
-/// Whether a lock is still held. Judged anew at each look, by this machine's clock and what this
-/// node's replica has applied.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum LockState {
-    /// It is held, at least until this moment.
-    Held(Moment),
-    /// It is held until this moment, but renewals are overdue: it may be lost then.
-    Unconfirmed(Moment),
-    /// It is lost, for good.
-    Lost(Loss),
-}
-
-/// A held lock. Dropping it releases it, in the background; [`Guard::release`] waits for that.
-#[must_use = "a lock is released when its guard is dropped"]
-pub struct Guard {
-    session: Session,
-    hold: Hold,
-    since: Revision,
-    token: Token,
-}
-
-impl Guard {
-    /// The fencing token of this hold: higher than that of every earlier holder of this lock.
-    pub fn token(&self) -> Token {
-        self.token
-    }
-
-    /// The key in the line that makes this the holder.
-    pub fn key(&self) -> &Bytes {
-        &self.hold.place.key
-    }
-
-    /// The revision that made the key: `Compare::create_revision(guard.key()).eq(guard.since())` holds
-    /// exactly as long as this is the holder.
-    pub fn since(&self) -> Revision {
-        self.since
-    }
-
-    /// The session that the hold lives with.
-    pub fn session(&self) -> &Session {
-        &self.session
-    }
-
-    /// Until when the lock is surely held if nothing is renewed. Compare with
-    /// [`Node::now`](crate::Node::now).
-    pub fn valid_until(&self) -> Moment {
-        self.session.valid_until()
-    }
-
-    /// Whether it is held. Never says so after [`Guard::valid_until`].
-    pub fn state(&self) -> LockState {
-        let shared = self.session.shared();
-        let now = shared.now();
-        if let Some(loss) = self.hold.place.loss(now) {
-            return LockState::Lost(loss);
-        }
-        let until = self.valid_until();
-        let trust = shared.settings.drift.trust_for(self.session.ttl());
-        if until.since(now) < trust / 3 {
-            LockState::Unconfirmed(until)
-        } else {
-            LockState::Held(until)
-        }
-    }
-
-    /// Whether it is held, in one word.
-    pub fn is_held(&self) -> bool {
-        !matches!(self.state(), LockState::Lost(_))
-    }
-
-    /// Waits until it is lost, and says why: ready at the first poll after
-    /// [`Guard::valid_until`], or as soon as this node has applied the loss.
-    pub async fn lost(&self) -> Loss {
-        let place = &self.hold.place;
-        let mut phase = place.phase();
-        let mut end = self.session.state().watch_end();
-        let mut change = pin!(async move {
-            // Both channels live as long as this guard and its session: they do not close.
-            loop {
-                tokio::select! {
-                    biased;
-                    _ = phase.changed() => {}
-                    _ = end.changed() => {}
-                }
-            }
-        });
-        poll_fn(|context| {
-            let _: Poll<()> = change.as_mut().poll(context);
-            match place.loss(self.session.shared().now()) {
-                Some(loss) => Poll::Ready(loss),
-                None => Poll::Pending,
-            }
-        })
-        .await
-    }
-
-    /// A transaction that is carried out only if this still is the holder, judged where the data is:
-    /// even a holder that believes too long in its lock changes nothing.
-    pub fn txn(&self) -> GuardTxn {
-        GuardTxn {
-            client: Client::new(Arc::clone(self.session.shared())),
-            still_held: self.still_held(),
-            txn: Txn::default(),
-            timeout: None,
-        }
-    }
-
-    /// The condition that this still is the holder, for a transaction of your own.
-    pub fn still_held(&self) -> Compare {
-        Compare::create_revision(self.key().clone()).eq(self.since)
-    }
-
-    /// Releases it, and waits until that is durable. Releasing what is lost does no harm and says so.
-    ///
-    /// # Errors
-    /// [`Error::Deadline`] if it could not be confirmed in time; the node goes on trying.
-    pub async fn release(self) -> Result<Released, Error> {
-        let shared = self.session.shared();
-        if let Some(loss) = self.hold.place.loss(shared.now()) {
-            return Ok(Released::WasLost(loss));
-        }
-        let (sender, receiver) = oneshot::channel();
-        if !self.hold.lines.leave(&self.hold.place, Loss::Released, ReplyTo::Waiting(sender)) {
-            return Ok(Released::WasLost(Loss::KeyDeleted));
-        }
-        tokio::select! {
-            biased;
-            answer = receiver => match answer {
-                Ok(Ok(crate::model::Reply::Txn(reply))) if !reply.succeeded => {
-                    Ok(Released::WasLost(Loss::KeyDeleted))
-                }
-                Ok(Ok(_)) => Ok(Released::Now),
-                Ok(Err(error)) => Err(error.into()),
-                Err(_) => Err(Error::Deadline { effect: Effect::Unknown }),
-            },
-            () = shared.sleep_until(shared.deadline(None)) => {
-                Err(Error::Deadline { effect: Effect::Unknown })
-            }
-        }
-    }
-}
-
-impl std::fmt::Debug for Guard {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Guard")
-            .field("key", self.key())
-            .field("token", &self.token)
-            .field("state", &self.state())
-            .finish()
-    }
-}
-
-/// What a release came to.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Released {
-    /// It was held, and is free now.
-    Now,
-    /// It had been lost before.
-    WasLost(Loss),
-}
-
-/// Why a guarded transaction was not carried out, or may not have been.
-#[derive(Clone, PartialEq, Eq, Debug, ThisError)]
-#[non_exhaustive]
-pub enum GuardError {
-    /// This is not the holder any more. Nothing was changed.
-    #[error("not applied: the lock is not held any more")]
-    NotHeld,
-    /// The store could not, or would not.
-    #[error(transparent)]
-    Store(#[from] Error),
-}
-
-/// A transaction under a lock; see [`Guard::txn`].
-#[derive(Debug)]
-#[must_use = "a transaction does nothing until it is committed"]
-pub struct GuardTxn {
-    client: Client,
-    still_held: Compare,
-    txn: Txn,
-    timeout: Option<Duration>,
-}
-
-impl GuardTxn {
-    /// One more condition: all must hold.
-    pub fn when(mut self, compare: Compare) -> Self {
-        self.txn.compares.push(compare);
-        self
-    }
-
-    /// One more operation for the case that all conditions hold.
-    pub fn then(mut self, op: impl Into<Op>) -> Self {
-        self.txn.success.push(op.into());
-        self
-    }
-
-    /// One more operation for the case that a condition does not hold. Not for the case that the lock is
-    /// lost: then nothing is done.
-    pub fn or_else(mut self, op: impl Into<Op>) -> Self {
-        self.txn.failure.push(op.into());
-        self
-    }
-
-    /// How long the call may take.
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Carries it out.
+    /// Says why, to whoever looks at the line. The wish stands in the cluster's line then, not in this
+    /// process's own queue.
+    pub fn why(mut self, why: impl Into<Bytes>) -> Self {
+        self.why = Some(why.into());
+        self
+    }
+
+    /// Holds it for so long at the most: then it is lost and free, whatever the session does.
+    pub fn at_most(mut self, cap: Duration) -> Self {
+        self.cap = Some(cap);
+        self
+    }
+
+    /// Takes it for an owner, which may hold it already, and whose waiting is looked after: see
+    /// [`Owner`].
+    pub fn owner(mut self, owner: &Owner) -> Self {
+        self.owner = Some(owner.clone());
+        self
+    }
+
+    /// Steps into line now. What comes back is the wish, which can be asked where it stands, and becomes
+    /// the guard when it is awaited.
     ///
     /// # Errors
-    /// [`GuardError::NotHeld`] if the lock is lost: nothing was changed.
-    pub async fn commit(self) -> Result<TxnReply, GuardError> {
-        let mut call = self.client.txn().when(self.still_held).then(Op::Txn(self.txn));
-        if let Some(timeout) = self.timeout {
-            call = call.deadline(timeout);
+    /// What can be said at once; see [`LockError`].
+    pub fn enter(self) -> Result<Wish<Guard>, LockError> {
+        let Self { session, name, caller, only_try, timeout, cap, why, owner } = self;
+        if let Some(owner) = &owner
+            && let Some(again) = owner.again(&name, Mode::Alone)?
+        {
+            return Ok(Wish::come_true(again));
         }
-        let mut reply = call.commit().await?;
-        match reply.results.pop() {
-            Some(TxnResult::Txn(inner)) if reply.succeeded => Ok(inner),
-            _ => Err(GuardError::NotHeld),
-        }
+        let is_shared = why.is_none() && cap.is_none() && owner.is_none();
+        let mut stance = Stance::new(Rule::Alone, stance::site(caller));
+        stance.why = why.unwrap_or_default();
+        let deadline = deadline_of(&session, timeout, only_try);
+        let asked = Asked { names: vec![name], stance, owner, is_shared, only_try, deadline, cap };
+        Wish::enter(&session, asked)
+    }
+}
+
+impl Enters for LockCall {
+    type Guard = Guard;
+
+    fn enter(self) -> Result<Wish<Guard>, LockError> {
+        LockCall::enter(self)
+    }
+}
+
+/// When a wish gives up. Who only tries waits for the outcome of its entering, and no longer than any
+/// call.
+pub(super) fn deadline_of(
+    session: &Session,
+    timeout: Option<Duration>,
+    only_try: bool,
+) -> Option<Moment> {
+    let shared = session.shared();
+    let timeout = timeout.or_else(|| only_try.then_some(shared.settings.call_deadline));
+    timeout.map(|timeout| shared.now() + timeout)
+}
+
+impl IntoFuture for LockCall {
+    type Output = Result<Guard, LockError>;
+    type IntoFuture = Locking<LockCall>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Locking::of(self)
+    }
+}
+
+/// A held lock. Dropping it releases it, in the background; [`Guard::release`] waits for that. Everything
+/// else is in [`Hold`].
+#[derive(Debug)]
+#[must_use = "a lock is released when its guard is dropped"]
+pub struct Guard(Hold);
+
+impl Guard {
+    /// Releases it, and waits until another may have it. Releasing what is lost does no harm and says so.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`] if it could not be confirmed in time; the node goes on trying.
+    pub async fn release(self) -> Result<Released, Error> {
+        self.0.release().await
+    }
+}
+
+impl Deref for Guard {
+    type Target = Hold;
+
+    fn deref(&self) -> &Hold {
+        &self.0
+    }
+}
+
+impl From<Hold> for Guard {
+    fn from(hold: Hold) -> Self {
+        Guard(hold)
+    }
+}
+
+impl From<Guard> for Hold {
+    fn from(guard: Guard) -> Self {
+        guard.0
     }
 }

@@ -238,6 +238,7 @@ fn settings(id: NodeId, nodes: u64) -> Settings {
         drift: Drift::percent(DRIFT_PERCENT),
         session_ttl: Duration::from_secs(5),
         call_deadline: Duration::from_secs(5),
+        lock_waiters_max: 1000,
         label: format!("n{id}"),
         limits: Limits::default(),
         open_writes_max: 4096,

@@ -53,7 +53,7 @@ impl Driver {
         let visible = self.shared.reader.revision();
         self.shared.hub.publish(&changes, visible);
         if let Some(follower) = self.shared.follower.get() {
-            follower.applied(&changes, visible);
+            Arc::clone(follower).applied(&changes, visible);
         }
         if let Stage::Running(consensus) = &mut self.stage {
             consensus.applied(last);

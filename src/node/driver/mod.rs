@@ -420,7 +420,7 @@ impl Driver {
         self.expire_transfers(now);
         self.hand_over_from_dead_disk(now);
         if let Some(follower) = self.shared.follower.get() {
-            follower.tick(now);
+            Arc::clone(follower).tick(now);
         }
         self.machine.scrub(SCRUB_ROWS).map_err(|fault| fault.to_string())?;
         self.forget_history(now);

@@ -246,7 +246,7 @@ impl Driver {
             self.shared.hub.installed(visible);
         }
         if let Some(follower) = self.shared.follower.get() {
-            follower.installed(visible);
+            Arc::clone(follower).installed(visible);
         }
         for lease in self.sessions.leases() {
             if self.shared.reader.lease(lease).is_none() {

@@ -7,6 +7,7 @@ mod election;
 mod mutex;
 
 use std::future::{Future, poll_fn};
+use std::ops::Deref;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
@@ -21,9 +22,10 @@ use super::rng::Rng;
 use super::workload::Scene;
 use crate::api::{Effect, Error, Session};
 use crate::env::Entropy;
-use crate::model::{KeyValue, NodeId, Op, Revision};
-use crate::recipes::{Guard, GuardError, GuardTxn, Leadership, LockError, LockState, Loss};
-use crate::recipes::{Released, Token};
+use crate::model::{KeyValue, NodeId, Op};
+use crate::recipes::{
+    Guard, GuardError, GuardTxn, Hold, Leadership, LockError, LockState, Loss, Released,
+};
 
 /// How long the sessions of the holders live: short, so that many of them end.
 const TTL: Duration = Duration::from_millis(2_500);
@@ -181,7 +183,7 @@ impl Player {
         let belief = Belief {
             lock,
             node: self.node,
-            key: held.key(),
+            key: held.key().clone(),
             since: held.since(),
             token: held.token(),
             loss: Box::new(move || watched.loss()),
@@ -224,7 +226,7 @@ impl Player {
         match answer {
             Ok(reply) => {
                 judge.wrote(what, floor, reply.revision, &puts);
-                let belief = (holding.lock, &holding.held.key(), holding.held.since());
+                let belief = (holding.lock, holding.held.key(), holding.held.since());
                 judge.wrote_under_lock(belief, &key, read.as_ref(), reply.revision);
             }
             Err(GuardError::NotHeld) => {
@@ -248,16 +250,20 @@ impl Player {
             return drop(held);
         }
         let may_take = self.caller.deadline();
-        let (key, since) = (held.key(), held.since());
+        let (key, since) = (held.key().clone(), held.since());
         let call = self.scene.judge.borrow_mut().call(self.node, "unlock", may_take);
         let answer = held.release().await;
         let mut judge = self.scene.judge.borrow_mut();
         judge.returned(call);
         match answer {
             Ok(Released::Now) => {
-                judge.left_the_line(&key, since);
+                // Among tasks that share a place the key stays for the next.
+                if !Program::Contention.locks().contains(&lock) {
+                    judge.left_the_line(&key, since);
+                }
                 judge.count("unlock");
             }
+            Ok(Released::StillHeld { .. }) => unreachable!("it has no owner"),
             Ok(Released::WasLost(_)) => judge.count("lock lost"),
             Err(_) => judge.unknown(),
         }
@@ -288,13 +294,8 @@ struct Holding<H> {
     id: HolderId,
 }
 
-/// What all holds have in common.
-trait Held: 'static {
-    fn key(&self) -> Bytes;
-    fn since(&self) -> Revision;
-    fn token(&self) -> Token;
-    fn state(&self) -> LockState;
-    fn txn(&self) -> GuardTxn;
+/// A guard of any kind.
+trait Held: Deref<Target = Hold> + 'static {
     fn release(self) -> impl Future<Output = Result<Released, Error>>;
 
     /// Why it is not held any more.
@@ -307,52 +308,12 @@ trait Held: 'static {
 }
 
 impl Held for Guard {
-    fn key(&self) -> Bytes {
-        Guard::key(self).clone()
-    }
-
-    fn since(&self) -> Revision {
-        Guard::since(self)
-    }
-
-    fn token(&self) -> Token {
-        Guard::token(self)
-    }
-
-    fn state(&self) -> LockState {
-        Guard::state(self)
-    }
-
-    fn txn(&self) -> GuardTxn {
-        Guard::txn(self)
-    }
-
     async fn release(self) -> Result<Released, Error> {
         Guard::release(self).await
     }
 }
 
 impl Held for Leadership {
-    fn key(&self) -> Bytes {
-        Leadership::key(self).clone()
-    }
-
-    fn since(&self) -> Revision {
-        Leadership::since(self)
-    }
-
-    fn token(&self) -> Token {
-        Leadership::token(self)
-    }
-
-    fn state(&self) -> LockState {
-        Leadership::state(self)
-    }
-
-    fn txn(&self) -> GuardTxn {
-        Leadership::txn(self)
-    }
-
     async fn release(self) -> Result<Released, Error> {
         Leadership::resign(self).await
     }

@@ -226,7 +226,7 @@ async fn work(shop: Arc<Shop>, number: u32) -> Result<(), String> {
                     }
                 }
                 match guard.release().await {
-                    Ok(Released::Now) => {}
+                    Ok(Released::Now | Released::StillHeld { .. }) => {}
                     Ok(Released::WasLost(loss)) => lost(format!("the lock was lost: {loss}")),
                     Err(error) => lost(format!("the lock was not released: {error}")),
                 }

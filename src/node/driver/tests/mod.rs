@@ -66,6 +66,7 @@ fn settings(node: usize) -> Settings {
         drift: Drift::percent(10),
         session_ttl: Duration::from_secs(5),
         call_deadline: Duration::from_secs(5),
+        lock_waiters_max: 1000,
         label: String::new(),
         limits: Limits::default(),
         open_writes_max: 4096,

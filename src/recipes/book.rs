@@ -1,0 +1,658 @@
+//! What is known of the lines that tasks of this node stand in, and how it follows the replica.
+//!
+//! All of it runs under the book's lock, most of it on the driver's thread. Nothing is said to anybody
+//! from here: that is collected in [`Acts`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+
+use crate::machine::Change;
+use crate::model::{Event, EventKind, LeaseId, Moment, Revision};
+use crate::node::{ReplyTo, SessionEnd, SessionState, Shared};
+
+use super::error::{LockError, Loss};
+use super::line::{Ask, parent, prefix_of};
+use super::place::{Act, Acts, Inner, Phase, Place, Stage, Turn};
+use super::rule::{Misfit, Queue, Rank, Rule};
+use super::stance::Stance;
+use super::view;
+
+/// A task's turn, and the place that it is a turn of.
+pub(super) type Standing = (Arc<Place>, Arc<Turn>);
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Book {
+    /// By prefix.
+    lines: BTreeMap<Bytes, Line>,
+    /// The sessions that places live with, and those places, by their numbers.
+    sessions: BTreeMap<LeaseId, Kept>,
+    timers: BTreeMap<(Moment, u64), Standing>,
+    /// Numbers places, timers and keys.
+    counter: u64,
+}
+
+/// A session, and the places that live with it, by their numbers.
+struct Kept {
+    session: Arc<SessionState>,
+    places: BTreeMap<u64, Arc<Place>>,
+}
+
+#[derive(Default)]
+struct Line {
+    /// Everybody's places; `None` until the outcome of the first local entering is known.
+    queue: Option<Queue>,
+    /// This node's places, by key, until their keys are known to be gone.
+    local: BTreeMap<Bytes, Arc<Place>>,
+    /// Those of them that wait, in order, and perhaps some that have gone.
+    waiting: BTreeMap<Rank, Arc<Place>>,
+    /// Those that other tasks of the session may share.
+    open: BTreeMap<LeaseId, Arc<Place>>,
+    /// How many upgrades are waiting: they may pass others.
+    upgrades: usize,
+}
+
+impl Book {
+    pub(super) fn number(&mut self) -> u64 {
+        self.counter += 1;
+        self.counter
+    }
+
+    pub(super) fn keep_timer(
+        &mut self,
+        timer: Option<(Moment, u64)>,
+        place: &Arc<Place>,
+        turn: &Arc<Turn>,
+    ) {
+        if let Some(timer) = timer {
+            self.timers.insert(timer, (Arc::clone(place), Arc::clone(turn)));
+        }
+    }
+
+    /// A turn in the place that other tasks of the session have in this line, if there is one.
+    pub(super) fn share(
+        &mut self,
+        shared: &Shared,
+        ask: &Ask<'_>,
+        max: usize,
+    ) -> Result<Option<Standing>, LockError> {
+        let [name] = ask.names else { return Ok(None) };
+        if !ask.is_shared {
+            return Ok(None);
+        }
+        let prefix = prefix_of(name);
+        let open = self.lines.get(&prefix).and_then(|line| line.open.get(&ask.session.lease));
+        let Some(place) = open.cloned() else { return Ok(None) };
+        let mut inner = place.lock();
+        if inner.phase == Phase::Gone {
+            return Ok(None);
+        }
+        if ask.only_try
+            && (inner.holder.is_some() || inner.waiting() > 0 || inner.phase != Phase::Entering)
+        {
+            drop(inner);
+            let holder = view::first_in(shared, &prefix).map(Box::new);
+            return Err(LockError::WouldBlock { holder });
+        }
+        if inner.waiting() >= max {
+            return Err(LockError::QueueFull { max });
+        }
+        let deadline = ask.deadline.map(|deadline| (deadline, self.number()));
+        let turn = inner.queue(ask.only_try, deadline, ask.cap, ask.is_owned);
+        drop(inner);
+        self.keep_timer(deadline, &place, &turn);
+        Ok(Some((place, turn)))
+    }
+
+    pub(super) fn new_place(&mut self, ask: &Ask<'_>, max: usize) -> Result<Arc<Place>, LockError> {
+        let prefixes: Box<[Bytes]> = ask.names.iter().map(prefix_of).collect();
+        let waits = |prefix| self.lines.get(prefix).map_or(0, |line: &Line| line.local.len());
+        if prefixes.iter().any(|prefix| waits(prefix) >= max) {
+            return Err(LockError::QueueFull { max });
+        }
+        let keys = prefixes.iter().map(|prefix| self.new_key(prefix, ask.session.lease)).collect();
+        let (id, session) = (self.number(), Arc::clone(ask.session));
+        let value = ask.value.clone();
+        let place = Arc::new(Place::new(id, prefixes, keys, session, value, ask.is_shared));
+        self.keep(&place);
+        let kept = self.sessions.entry(ask.session.lease).or_insert_with(|| {
+            let (session, places) = (Arc::clone(ask.session), BTreeMap::new());
+            Kept { session, places }
+        });
+        kept.places.insert(id, Arc::clone(&place));
+        Ok(place)
+    }
+
+    /// A key in a line that no place of this node has: etcd's own name if that is free, and one that
+    /// cannot collide with it for the next. A name is free again only when its key is known to be gone.
+    fn new_key(&mut self, prefix: &Bytes, lease: LeaseId) -> Bytes {
+        let plain: Bytes = [&prefix[..], lease.to_string().as_bytes()].concat().into();
+        let is_taken = self.lines.get(prefix).is_some_and(|line| line.local.contains_key(&plain));
+        if !is_taken {
+            return plain;
+        }
+        [&plain[..], format!(".{}", self.number()).as_bytes()].concat().into()
+    }
+
+    /// The place's keys are to be looked for in their lines.
+    fn keep(&mut self, place: &Arc<Place>) {
+        let keys = Arc::clone(&place.lock().keys);
+        for (prefix, key) in place.prefixes.iter().zip(keys.iter()) {
+            let line = self.lines.entry(prefix.clone()).or_default();
+            line.local.insert(key.clone(), Arc::clone(place));
+            if place.is_shared {
+                line.open.insert(place.session.lease, Arc::clone(place));
+            }
+        }
+    }
+
+    /// New keys for a place that will stand in line anew.
+    pub(super) fn rename(&mut self, place: &Arc<Place>) -> Arc<[Bytes]> {
+        let lease = place.session.lease;
+        let keys: Arc<[Bytes]> =
+            place.prefixes.iter().map(|prefix| self.new_key(prefix, lease)).collect();
+        place.lock().keys = Arc::clone(&keys);
+        self.keep(place);
+        keys
+    }
+
+    /// A key is known to be gone.
+    fn forget(&mut self, place: &Arc<Place>, prefix: &Bytes, key: &Bytes) {
+        let Some(line) = self.lines.get_mut(prefix) else { return };
+        line.local.remove(key);
+        let inner = place.lock();
+        let is_gone = inner.phase == Phase::Gone;
+        if is_gone {
+            let lease = place.session.lease;
+            if line.open.get(&lease).is_some_and(|open| Arc::ptr_eq(open, place)) {
+                line.open.remove(&lease);
+            }
+            if let Some(kept) = self.sessions.get_mut(&lease) {
+                kept.places.remove(&place.id);
+                if kept.places.is_empty() {
+                    self.sessions.remove(&lease);
+                }
+            }
+        }
+        if line.local.is_empty() {
+            self.lines.remove(prefix);
+        }
+    }
+
+    /// The keys of a place are in the log. Judges whether they may be there, and whether it is its turn.
+    pub(super) fn has_entered(
+        &mut self,
+        shared: &Shared,
+        place: &Arc<Place>,
+        keys: &Arc<[Bytes]>,
+        since: Revision,
+        acts: &mut Acts,
+    ) {
+        if !Arc::ptr_eq(&place.lock().keys, keys) {
+            // It was handed a hold in the same turn.
+            return;
+        }
+        for (prefix, key) in place.prefixes.iter().zip(keys.iter()) {
+            let Some(line) = self.lines.get_mut(prefix) else { return };
+            let queue = line.queue.get_or_insert_with(|| read_queue(shared, prefix));
+            if !queue.contains(&(since, key.clone())) {
+                // Deleted by somebody else already, in the same turn.
+                if !self.find_handed(shared, place, since, acts) {
+                    self.is_evicted(place, keys, since, Some(key), acts);
+                }
+                return;
+            }
+        }
+        let mut inner = place.lock();
+        if inner.phase != Phase::Entering || !Arc::ptr_eq(&inner.keys, keys) {
+            return;
+        }
+        inner.phase = Phase::Waiting { since };
+        if let Err(why) = self.judge(place, keys, since) {
+            inner.fail(&why, acts);
+        }
+        if inner.waiting() == 0 {
+            return place.rest(&mut inner, ReplyTo::Nobody, acts);
+        }
+        // One step from Entering to Held, where nobody is before: who only tries must not see itself
+        // waiting.
+        if self.is_its_turn(place, keys, since) && place.session.end(shared.now()).is_none() {
+            return self.grant(shared, place, &mut inner, since, acts);
+        }
+        for (prefix, key) in place.prefixes.iter().zip(keys.iter()) {
+            let line = self.lines.get_mut(prefix).expect("it was just looked at");
+            line.waiting.insert((since, key.clone()), Arc::clone(place));
+            let queue = line.queue.as_ref().expect("it was just looked at");
+            let rule = queue.rule(&(since, key.clone()));
+            line.upgrades += usize::from(rule.is_some_and(Rule::is_upgrade));
+        }
+        let turns: Vec<Arc<Turn>> = inner.turns().cloned().collect();
+        drop(inner);
+        for turn in turns {
+            if turn.only_try {
+                let holder = view::first_in(shared, &place.prefixes[0]).map(Box::new);
+                place.withdraw(&turn, LockError::WouldBlock { holder }, acts);
+            } else {
+                turn.stands(since, acts);
+            }
+        }
+    }
+
+    fn judge(&self, place: &Place, keys: &[Bytes], since: Revision) -> Result<(), LockError> {
+        for (prefix, key) in place.prefixes.iter().zip(keys) {
+            let rank = (since, key.clone());
+            let Some(queue) = self.lines.get(prefix).and_then(|line| line.queue.as_ref()) else {
+                continue;
+            };
+            queue.judge(&rank).map_err(|misfit| match misfit {
+                Misfit::SecondUpgrade => LockError::UpgradeTaken,
+                Misfit::Kind { stored, mine } => LockError::mismatch(stored, mine),
+            })?;
+        }
+        Ok(())
+    }
+
+    fn is_its_turn(&self, place: &Place, keys: &[Bytes], since: Revision) -> bool {
+        place.prefixes.iter().zip(keys).all(|(prefix, key)| {
+            let queue = self.lines.get(prefix).and_then(|line| line.queue.as_ref());
+            queue.is_some_and(|queue| queue.may_hold(&(since, key.clone())))
+        })
+    }
+
+    fn grant(
+        &mut self,
+        shared: &Shared,
+        place: &Arc<Place>,
+        inner: &mut Inner,
+        since: Revision,
+        acts: &mut Acts,
+    ) {
+        let granted = shared.reader.revision();
+        let is_contended = place.prefixes.iter().any(|prefix| {
+            let queue = self.lines.get(prefix).and_then(|line| line.queue.as_ref());
+            queue.is_some_and(|queue| queue.len() > 1)
+        });
+        place.is_contended.store(is_contended, Ordering::Relaxed);
+        if !inner.give(since, granted, acts) {
+            return place.rest(inner, ReplyTo::Nobody, acts);
+        }
+        let turn = Arc::clone(inner.holder.as_ref().expect("it was just given"));
+        if let Some(cap) = turn.cap {
+            let until = (shared.now() + cap, self.number());
+            turn.set_until(Some(until));
+            self.keep_timer(Some(until), place, &turn);
+        }
+    }
+
+    /// There are no keys of this place.
+    pub(super) fn not_entered(
+        &mut self,
+        place: &Arc<Place>,
+        keys: &[Bytes],
+        why: &LockError,
+        acts: &mut Acts,
+    ) {
+        {
+            let mut inner = place.lock();
+            inner.phase = Phase::Gone;
+            inner.fail(why, acts);
+        }
+        for (prefix, key) in place.prefixes.iter().zip(keys) {
+            self.forget(place, prefix, key);
+        }
+    }
+
+    /// A key of a place was deleted, or taken away, by somebody else. A hold is lost then, and so is
+    /// the place of those who wait; but the tasks behind a holder step into line again.
+    fn is_evicted(
+        &mut self,
+        place: &Arc<Place>,
+        keys: &Arc<[Bytes]>,
+        since: Revision,
+        gone: Option<&Bytes>,
+        acts: &mut Acts,
+    ) {
+        {
+            let mut inner = place.lock();
+            let was_held = matches!(inner.phase, Phase::Held { .. });
+            if inner.phase == Phase::Gone {
+                return;
+            }
+            inner.lose(Loss::KeyDeleted);
+            let reply = inner.take_releasing().unwrap_or(ReplyTo::Nobody);
+            if was_held && inner.waiting() > 0 {
+                inner.begin_anew();
+                acts.0.push(Act::Passed(reply));
+                let (place, keys) = (Arc::clone(place), Arc::clone(keys));
+                acts.0.push(Act::EnterAnew { place, keys, since, bound: Vec::new() });
+            } else {
+                inner.phase = Phase::Gone;
+                inner.fail(&LockError::Evicted, acts);
+                acts.0.push(Act::Passed(reply));
+                if keys.len() > 1 {
+                    let (place, keys) = (Arc::clone(place), Arc::clone(keys));
+                    let reply = ReplyTo::Nobody;
+                    acts.0.push(Act::Delete { place, keys, since, bound: Vec::new(), reply });
+                }
+            }
+        }
+        let prefix = place.prefixes.iter().zip(keys.iter()).find(|(_, key)| Some(*key) == gone);
+        if let (Some((prefix, _)), Some(key)) = (prefix, gone) {
+            self.forget(place, prefix, key);
+        }
+    }
+}
+
+impl Book {
+    /// The hold of another was handed to a waiting place: its key, with this session's lease now, in
+    /// exchange for the place's own.
+    fn is_handed(&mut self, place: &Arc<Place>, key: &Bytes, since: Revision, acts: &mut Acts) {
+        let prefix = &place.prefixes[0];
+        let old = {
+            let mut inner = place.lock();
+            let old = std::mem::replace(&mut inner.keys, Arc::new([key.clone()]));
+            if matches!(inner.phase, Phase::Entering | Phase::Waiting { .. }) {
+                inner.phase = Phase::Waiting { since };
+                place.rest(&mut inner, ReplyTo::Nobody, acts);
+            } else {
+                // Whoever wanted it has gone meanwhile.
+                let (place, keys) = (Arc::clone(place), Arc::clone(&inner.keys));
+                let reply = ReplyTo::Nobody;
+                acts.0.push(Act::Delete { place, keys, since, bound: Vec::new(), reply });
+            }
+            old
+        };
+        if let Some(line) = self.lines.get_mut(prefix) {
+            line.local.remove(&old[0]);
+            line.local.insert(key.clone(), Arc::clone(place));
+            line.waiting.retain(|_, waiting| !Arc::ptr_eq(waiting, place));
+            line.waiting.insert((since, key.clone()), Arc::clone(place));
+        }
+    }
+
+    /// The key of a waiting place is gone: looks for a hold that was handed to it.
+    fn find_handed(
+        &mut self,
+        shared: &Shared,
+        place: &Arc<Place>,
+        since: Revision,
+        acts: &mut Acts,
+    ) -> bool {
+        let [prefix] = &*place.prefixes else { return false };
+        let Some(line) = self.lines.get(prefix) else { return false };
+        let rows = view::rows(shared, prefix);
+        let handed = rows.into_iter().find(|row| {
+            row.lease == Some(place.session.lease)
+                && row.create_revision < since
+                && !line.local.contains_key(&row.key)
+        });
+        let Some(row) = handed else { return false };
+        self.is_handed(place, &row.key, row.create_revision, acts);
+        self.grant_waiting(shared, prefix, acts);
+        true
+    }
+
+    /// Whether nobody stands in any line.
+    pub(super) fn is_empty(&self) -> bool {
+        self.lines.is_empty()
+    }
+
+    /// All places.
+    pub(super) fn close(&mut self) -> impl Iterator<Item = Arc<Place>> + use<> {
+        let lines = std::mem::take(self).lines;
+        lines.into_values().flat_map(|line| line.local.into_values())
+    }
+
+    /// A timer that is not needed any more.
+    pub(super) fn forget_timer(&mut self, timer: (Moment, u64)) {
+        self.timers.remove(&timer);
+    }
+
+    /// Follows one change of the store.
+    pub(super) fn follow(
+        &mut self,
+        change: &Change,
+        touched: &mut BTreeSet<Bytes>,
+        acts: &mut Acts,
+    ) {
+        for event in change.events.iter() {
+            let Some(prefix) = parent(&event.kv.key) else { continue };
+            let Some(line) = self.lines.get_mut(prefix) else { continue };
+            let Some(queue) = &mut line.queue else { continue };
+            let key = &event.kv.key;
+            let is_place = event.kind == EventKind::Put && event.kv.lease.is_some();
+            if let Some(before) = &event.prev {
+                let rank = (before.create_revision, key.clone());
+                let was_upgrade = queue.rule(&rank).is_some_and(Rule::is_upgrade);
+                queue.remove(&rank);
+                if !is_place && line.waiting.remove(&rank).is_some() {
+                    line.upgrades -= usize::from(was_upgrade);
+                }
+            }
+            if is_place {
+                let rule = Stance::rule_of(key, &event.kv.value);
+                queue.insert((event.kv.create_revision, key.clone()), rule);
+            }
+            touched.insert(Bytes::copy_from_slice(prefix));
+            let Some(place) = line.local.get(key).cloned() else { continue };
+            if !is_place || event.kv.lease != Some(place.session.lease) {
+                self.has_gone(change, event, &place, acts);
+            }
+        }
+    }
+
+    /// A key of a local place was deleted, detached or given to another lease.
+    fn has_gone(&mut self, change: &Change, event: &Event, place: &Arc<Place>, acts: &mut Acts) {
+        let key = &event.kv.key;
+        let (phase, keys) = {
+            let inner = place.lock();
+            (inner.phase, Arc::clone(&inner.keys))
+        };
+        let Some(prefix) =
+            place.prefixes.iter().find(|prefix| parent(key) == Some(prefix)).cloned()
+        else {
+            return;
+        };
+        if !keys.contains(key) {
+            // One that it had before.
+            return self.forget(place, &prefix, key);
+        }
+        let is_handed = |other: &&Event| {
+            other.kind == EventKind::Put
+                && other.kv.lease == Some(place.session.lease)
+                && other.kv.create_revision < other.kv.mod_revision
+                && parent(&other.kv.key) == Some(&prefix)
+                && other.kv.key != *key
+        };
+        if keys.len() == 1
+            && let Some(other) = change.events.iter().find(is_handed)
+        {
+            return self.is_handed(place, &other.kv.key, other.kv.create_revision, acts);
+        }
+        match phase {
+            // The outcome of its entering comes after this, and finds the key gone.
+            Phase::Entering => {}
+            Phase::Waiting { since } | Phase::Held { since, .. } => {
+                self.is_evicted(place, &keys, since, Some(key), acts);
+            }
+            Phase::Gone => self.forget(place, &prefix, key),
+        }
+    }
+
+    /// Gives this node's waiting places in a line what is theirs.
+    pub(super) fn grant_waiting(&mut self, shared: &Shared, prefix: &Bytes, acts: &mut Acts) {
+        let mut due = Vec::new();
+        {
+            let Some(line) = self.lines.get(prefix) else { return };
+            let Some(queue) = &line.queue else { return };
+            if let Some((_, key)) = queue.first().map(|(rank, _)| rank)
+                && let Some(place) = line.local.get(key)
+            {
+                place.is_contended.store(queue.len() > 1, Ordering::Relaxed);
+            }
+            for (rank, place) in &line.waiting {
+                if queue.may_hold(rank) {
+                    due.push((rank.clone(), Arc::clone(place)));
+                } else if queue.contains(rank) && line.upgrades == 0 {
+                    break;
+                }
+            }
+        }
+        for ((since, key), place) in due {
+            let mut inner = place.lock();
+            let keys = Arc::clone(&inner.keys);
+            if inner.phase != (Phase::Waiting { since }) || !keys.contains(&key) {
+                drop(inner);
+                self.wait_no_more(prefix, &(since, key));
+                continue;
+            }
+            // A grant is delivered only while the session is believed in.
+            if !self.is_its_turn(&place, &keys, since) || place.session.end(shared.now()).is_some()
+            {
+                continue;
+            }
+            self.grant(shared, &place, &mut inner, since, acts);
+            drop(inner);
+            for (prefix, key) in place.prefixes.iter().zip(keys.iter()) {
+                self.wait_no_more(prefix, &(since, key.clone()));
+            }
+        }
+    }
+
+    fn wait_no_more(&mut self, prefix: &Bytes, rank: &Rank) {
+        let Some(line) = self.lines.get_mut(prefix) else { return };
+        if line.waiting.remove(rank).is_some() {
+            let rule = line.queue.as_ref().and_then(|queue| queue.rule(rank));
+            line.upgrades -= usize::from(rule.is_some_and(Rule::is_upgrade));
+        }
+    }
+
+    pub(super) fn before(&self, place: &Arc<Place>, turn: &Turn) -> Option<usize> {
+        let inner = place.lock();
+        let since = match inner.phase {
+            Phase::Waiting { since } | Phase::Held { since, .. } => since,
+            Phase::Entering | Phase::Gone => return None,
+        };
+        let in_line = place.prefixes.iter().zip(inner.keys.iter()).map(|(prefix, key)| {
+            let queue = self.lines.get(prefix).and_then(|line| line.queue.as_ref());
+            queue.map_or(0, |queue| queue.before(&(since, key.clone())))
+        });
+        let holder = usize::from(inner.holder.is_some());
+        Some(in_line.max().unwrap_or_default() + holder + inner.before(turn))
+    }
+
+    /// The replica was replaced by a later state.
+    pub(super) fn is_replaced(&mut self, shared: &Shared, acts: &mut Acts) {
+        let prefixes: Vec<Bytes> = self.lines.keys().cloned().collect();
+        for prefix in &prefixes {
+            let Some(line) = self.lines.get_mut(prefix) else { continue };
+            if line.queue.is_none() {
+                continue;
+            }
+            let queue = read_queue(shared, prefix);
+            let places: Vec<(Bytes, Arc<Place>)> =
+                line.local.iter().map(|(key, place)| (key.clone(), Arc::clone(place))).collect();
+            let keys: BTreeSet<Bytes> = queue.iter().map(|((_, key), _)| key.clone()).collect();
+            line.queue = Some(queue);
+            for (key, place) in places {
+                let (phase, now) = {
+                    let inner = place.lock();
+                    (inner.phase, Arc::clone(&inner.keys))
+                };
+                let is_there = |since: Revision| {
+                    let line = self.lines.get(prefix).and_then(|line| line.queue.as_ref());
+                    line.is_some_and(|queue| queue.contains(&(since, key.clone())))
+                };
+                match phase {
+                    // One that it had before, whose deletion may be in what was passed over.
+                    _ if !now.contains(&key) => {
+                        if !keys.contains(&key) {
+                            self.forget(&place, prefix, &key);
+                        }
+                    }
+                    // The outcome of its entering comes after this.
+                    Phase::Entering => {}
+                    Phase::Waiting { since } | Phase::Held { since, .. } => {
+                        if !is_there(since) && !self.find_handed(shared, &place, since, acts) {
+                            self.is_evicted(&place, &now, since, Some(&key), acts);
+                        }
+                    }
+                    Phase::Gone => {
+                        if !keys.contains(&key) {
+                            self.forget(&place, prefix, &key);
+                        }
+                    }
+                }
+            }
+        }
+        for prefix in &prefixes {
+            self.grant_waiting(shared, prefix, acts);
+        }
+    }
+
+    /// Ends what has waited, or was held, for too long. Answers with the holds to end.
+    pub(super) fn ring(&mut self, now: Moment, acts: &mut Acts) -> Vec<Standing> {
+        let mut held_too_long = Vec::new();
+        while let Some(timer) = self.timers.first_entry() {
+            if timer.key().0 > now {
+                break;
+            }
+            let (place, turn) = timer.remove();
+            let why = match turn.stage(None) {
+                Stage::Holds(_) => {
+                    if turn.until().is_some_and(|until| until <= now) {
+                        held_too_long.push((place, turn));
+                    }
+                    continue;
+                }
+                Stage::Failed(_) => continue,
+                Stage::Asked | Stage::Stands(_) => match self.before(&place, &turn) {
+                    Some(before) => LockError::TimedOut { before },
+                    None => LockError::Unavailable,
+                },
+            };
+            place.withdraw(&turn, why, acts);
+        }
+        held_too_long
+    }
+
+    /// Ends what lived with sessions that have ended. Their leases take the keys along.
+    pub(super) fn end_sessions(&mut self, now: Moment, acts: &mut Acts) {
+        let ended: Vec<(LeaseId, SessionEnd)> = self
+            .sessions
+            .iter()
+            .filter_map(|(lease, kept)| kept.session.end(now).map(|end| (*lease, end)))
+            .collect();
+        for (lease, end) in ended {
+            let Some(kept) = self.sessions.remove(&lease) else { continue };
+            for place in kept.places.into_values() {
+                end_place(&place, Loss::SessionEnded(end), &LockError::SessionEnded(end), acts);
+            }
+        }
+    }
+}
+
+/// A place ends without a word to the cluster.
+pub(super) fn end_place(place: &Place, loss: Loss, why: &LockError, acts: &mut Acts) {
+    let mut inner = place.lock();
+    // While its entering is under way the outcome will say what becomes of the key.
+    if inner.phase != Phase::Entering {
+        inner.phase = Phase::Gone;
+    }
+    inner.lose(loss);
+    inner.fail(why, acts);
+    acts.0.extend(inner.take_releasing().map(Act::Passed));
+}
+
+/// The line as the replica has it.
+fn read_queue(shared: &Shared, prefix: &Bytes) -> Queue {
+    let mut queue = Queue::default();
+    for row in view::rows(shared, prefix) {
+        let rule = Stance::rule_of(&row.key, &row.value);
+        queue.insert((row.create_revision, row.key), rule);
+    }
+    queue
+}

@@ -1,0 +1,448 @@
+//! A hold: what every guard has in common, and the transactions under it.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use thiserror::Error as ThisError;
+use tokio::sync::oneshot;
+
+use crate::api::{Client, Effect, Error, Session};
+use crate::model::{
+    Command, Compare, Moment, Op, Put, PutLease, PutValue, Reply, Revision, Txn, TxnReply,
+    TxnResult,
+};
+use crate::node::{ReplyTo, Standing};
+
+use super::error::{LockError, Loss};
+use super::line::{Lines, still_mine};
+use super::place::{Grant, Place, Request, Share, Turn};
+use super::token::Token;
+
+/// Whether a lock is still held. Judged anew at each look, by this machine's clock and what this
+/// node's replica has applied.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum LockState {
+    /// It is held, at least until this moment.
+    Held(Moment),
+    /// It is held until this moment, but renewals are overdue: it may be lost then.
+    Unconfirmed(Moment),
+    /// It is lost, for good.
+    Lost(Loss),
+}
+
+/// What a guard of any kind has: a lock that is held, until it is released or lost.
+///
+/// What it guarantees: while [`Hold::state`] says that it is held, no other hold that excludes it says
+/// so, as long as ownership passes by release or expiry and clocks keep within the drift bound. A
+/// program that was paused, or cut off, sees the loss at its first look afterwards. What was begun
+/// before the pause is another matter: write through [`Hold::txn`], which the store judges, or hand
+/// [`Hold::token`] to whatever is written to, and let it refuse older ones ([`Fence`](crate::Fence)).
+pub struct Hold {
+    session: Session,
+    lines: Arc<Lines>,
+    place: Arc<Place>,
+    turn: Arc<Turn>,
+    grant: Grant,
+}
+
+impl Hold {
+    pub(crate) fn new(
+        session: Session,
+        lines: Arc<Lines>,
+        place: Arc<Place>,
+        turn: Arc<Turn>,
+        grant: Grant,
+    ) -> Self {
+        Self { session, lines, place, turn, grant }
+    }
+
+    /// The fencing token of this hold: higher than that of every earlier holder of this lock.
+    pub fn token(&self) -> Token {
+        self.grant.token
+    }
+
+    /// The key in the line that makes this the holder; the first, if it holds several locks at once.
+    pub fn key(&self) -> &Bytes {
+        &self.grant.keys[0]
+    }
+
+    /// All keys that make this the holder.
+    pub fn keys(&self) -> &[Bytes] {
+        &self.grant.keys
+    }
+
+    /// The revision that made the key.
+    pub fn since(&self) -> Revision {
+        self.grant.since
+    }
+
+    /// The session that the hold lives with.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Until when the lock is surely held if nothing is renewed. Compare with
+    /// [`Node::now`](crate::Node::now).
+    pub fn valid_until(&self) -> Moment {
+        let until = self.session.valid_until();
+        self.turn.until().map_or(until, |cap| cap.min(until))
+    }
+
+    /// Whether it is held. Never says so after [`Hold::valid_until`].
+    pub fn state(&self) -> LockState {
+        if let Some(loss) = self.loss(self.session.shared().now()) {
+            return LockState::Lost(loss);
+        }
+        match self.session.standing() {
+            Standing::Confirmed(_) => LockState::Held(self.valid_until()),
+            Standing::Overdue(_) => LockState::Unconfirmed(self.valid_until()),
+            Standing::Ended(end) => LockState::Lost(Loss::SessionEnded(end)),
+        }
+    }
+
+    /// Whether it is held, in one word.
+    pub fn is_held(&self) -> bool {
+        self.loss(self.session.shared().now()).is_none()
+    }
+
+    fn loss(&self, now: Moment) -> Option<Loss> {
+        let ended = || self.session.state().end(now).map(Loss::SessionEnded);
+        match self.turn.loss() {
+            // The end of the session has deleted the key.
+            Some(Loss::KeyDeleted) => Some(ended().unwrap_or(Loss::KeyDeleted)),
+            Some(loss) => Some(loss),
+            None => ended().or_else(|| {
+                self.turn.until().filter(|until| *until <= now).map(|_| Loss::HeldTooLong)
+            }),
+        }
+    }
+
+    /// Waits until it is lost, and says why: ready at the first poll after [`Hold::valid_until`], or as
+    /// soon as this node has applied the loss. Cancel-safe.
+    pub async fn lost(&self) -> Loss {
+        self.when(|now| self.loss(now)).await
+    }
+
+    /// Waits until it is at risk: its renewals are overdue, so that it may be lost soon, or it is lost
+    /// already. Time to stop what must not be cut off in the middle. Cancel-safe.
+    pub async fn at_risk(&self) -> LockState {
+        self.when(|_| match self.state() {
+            LockState::Held(_) => None,
+            state => Some(state),
+        })
+        .await
+    }
+
+    /// Waits until somebody asks the holder to give the lock up ([`Locks::ask`](crate::Locks::ask)).
+    /// Never ends if nobody does. Cancel-safe.
+    pub async fn asked_to_release(&self) -> Request {
+        self.when(|_| self.turn.request()).await
+    }
+
+    /// What somebody asks of the holder, if somebody does.
+    pub fn request(&self) -> Option<Request> {
+        self.turn.request()
+    }
+
+    /// Waits until a look finds something. Looks at each poll, whenever the hold changes, and when the
+    /// session's standing may have.
+    async fn when<T>(&self, look: impl Fn(Moment) -> Option<T>) -> T {
+        let shared = self.session.shared();
+        let mut change = pin!(async {
+            let mut end = self.session.state().watch();
+            loop {
+                let mut changed = pin!(self.turn.changed.notified());
+                changed.as_mut().enable();
+                // The present state was looked at before the first poll; whatever comes after that is
+                // heard.
+                tokio::select! {
+                    biased;
+                    () = changed => {}
+                    // It lives as long as the session: it does not close.
+                    _ = end.changed() => {}
+                }
+            }
+        });
+        poll_fn(|context| {
+            let _: Poll<()> = change.as_mut().poll(context);
+            look(shared.now()).map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
+    }
+
+    /// A transaction that is carried out only if this still is the holder, judged where the data is:
+    /// even a holder that believes too long in its lock changes nothing.
+    pub fn txn(&self) -> GuardTxn {
+        GuardTxn {
+            client: Client::new(Arc::clone(self.session.shared())),
+            lines: Arc::clone(&self.lines),
+            place: Arc::clone(&self.place),
+            turn: Arc::clone(&self.turn),
+            grant: self.grant.clone(),
+            txn: Txn::default(),
+            bound: Vec::new(),
+            timeout: None,
+        }
+    }
+
+    /// The conditions that this still is the holder, for a transaction of your own. From now on the lock
+    /// is not passed on inside the node, but given back to the cluster, since nobody knows when that
+    /// transaction will be over; [`Hold::txn`] costs less.
+    pub fn still_held(&self) -> Vec<Compare> {
+        self.place.spend();
+        self.grant.still_held(&self.place)
+    }
+
+    /// The same hold again, for the same owner; `None` if it is over. `limit` says how often it may be
+    /// held at once.
+    pub(crate) fn again(
+        session: Session,
+        lines: Arc<Lines>,
+        place: Arc<Place>,
+        turn: Arc<Turn>,
+        grant: Grant,
+        limit: u32,
+    ) -> Result<Option<Self>, LockError> {
+        match turn.share(limit) {
+            Share::Over => Ok(None),
+            Share::TooMany => Err(LockError::HoldLimit { limit }),
+            Share::Again => {
+                let hold = Self::new(session, lines, place, turn, grant);
+                Ok(hold.is_held().then_some(hold))
+            }
+        }
+    }
+
+    /// The parts of it that its owner keeps.
+    pub(crate) fn parts(&self) -> (&Arc<Lines>, &Arc<Place>, &Arc<Turn>, &Grant) {
+        (&self.lines, &self.place, &self.turn, &self.grant)
+    }
+
+    /// Ends the hold, without waiting for anything.
+    fn give_up(&self, why: Loss, reply: ReplyTo<Reply>) -> bool {
+        self.lines.release(&self.place, &self.turn, why, reply)
+    }
+
+    /// Releases it, and waits until another may have it.
+    pub(crate) async fn release(self) -> Result<Released, Error> {
+        let shared = Arc::clone(self.session.shared());
+        if let Some(loss) = self.loss(shared.now()) {
+            return Ok(Released::WasLost(loss));
+        }
+        let others = self.turn.shares() - 1;
+        if others > 0 {
+            return Ok(Released::StillHeld { times: others });
+        }
+        let (sender, mut receiver) = oneshot::channel();
+        if !self.give_up(Loss::Released, ReplyTo::Waiting(sender)) {
+            return Ok(Released::WasLost(self.turn.loss().unwrap_or(Loss::KeyDeleted)));
+        }
+        drop(self);
+        if let Ok(answer) = receiver.try_recv() {
+            return released(answer);
+        }
+        tokio::select! {
+            biased;
+            answer = &mut receiver => match answer {
+                Ok(answer) => released(answer),
+                Err(_) => Err(Error::Deadline { effect: Effect::Unknown }),
+            },
+            () = shared.sleep_until(shared.deadline(None)) => {
+                Err(Error::Deadline { effect: Effect::Unknown })
+            }
+        }
+    }
+}
+
+fn released(answer: crate::node::CallResult<Reply>) -> Result<Released, Error> {
+    match answer {
+        Ok(Reply::Txn(reply)) if !reply.succeeded => Ok(Released::WasLost(Loss::KeyDeleted)),
+        Ok(_) => Ok(Released::Now),
+        Err(error) => Err(error.into()),
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if self.turn.unshare() {
+            self.give_up(Loss::Released, ReplyTo::Nobody);
+        }
+    }
+}
+
+impl std::fmt::Debug for Hold {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hold")
+            .field("key", self.key())
+            .field("token", &self.token())
+            .field("state", &self.state())
+            .finish()
+    }
+}
+
+impl Grant {
+    fn still_held(&self, place: &Place) -> Vec<Compare> {
+        let lease = place.session.lease;
+        self.keys.iter().flat_map(|key| still_mine(key, self.since, lease)).collect()
+    }
+}
+
+/// What a release came to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Released {
+    /// It was held, and is free now, or another task's.
+    Now,
+    /// Its owner holds it so many times still.
+    StillHeld {
+        /// How often.
+        times: u32,
+    },
+    /// It had been lost before.
+    WasLost(Loss),
+}
+
+/// Why a guarded transaction was not carried out, or may not have been.
+#[derive(Clone, PartialEq, Eq, Debug, ThisError)]
+#[non_exhaustive]
+pub enum GuardError {
+    /// This is not the holder any more. Nothing was changed.
+    #[error("not applied: the lock is not held any more")]
+    NotHeld,
+    /// The store could not, or would not.
+    #[error(transparent)]
+    Store(#[from] Error),
+}
+
+/// A transaction under a lock; see [`Hold::txn`].
+#[must_use = "a transaction does nothing until it is committed"]
+pub struct GuardTxn {
+    client: Client,
+    lines: Arc<Lines>,
+    place: Arc<Place>,
+    turn: Arc<Turn>,
+    grant: Grant,
+    txn: Txn,
+    bound: Vec<Bytes>,
+    timeout: Option<Duration>,
+}
+
+impl GuardTxn {
+    /// One more condition: all must hold.
+    pub fn when(mut self, compare: Compare) -> Self {
+        self.txn.compares.push(compare);
+        self
+    }
+
+    /// One more operation for the case that all conditions hold.
+    pub fn then(mut self, op: impl Into<Op>) -> Self {
+        self.txn.success.push(op.into());
+        self
+    }
+
+    /// One more operation for the case that a condition does not hold. Not for the case that the lock is
+    /// lost: then nothing is done.
+    pub fn or_else(mut self, op: impl Into<Op>) -> Self {
+        self.txn.failure.push(op.into());
+        self
+    }
+
+    /// Puts a key that lives exactly as long as the hold: it goes in the same entry that frees the lock,
+    /// whatever the reason; but where somebody else deletes the lock's own key, only with the session.
+    /// A lock that is held with such keys is not passed on inside the node, but given back.
+    pub fn then_while_held(mut self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> Self {
+        let key = key.into();
+        self.txn.success.push(Op::Put(Put {
+            key: key.clone(),
+            value: PutValue::Set(value.into()),
+            lease: PutLease::Attach(self.place.session.lease),
+            prev_kv: false,
+        }));
+        self.bound.push(key);
+        self
+    }
+
+    /// How long the call may take.
+    pub fn deadline(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Carries it out.
+    ///
+    /// # Errors
+    /// [`GuardError::NotHeld`] if the lock is lost: nothing was changed.
+    pub async fn commit(self) -> Result<TxnReply, GuardError> {
+        let Self { client, lines, place, turn, grant, txn, bound, timeout } = self;
+        let still_held = grant.still_held(&place);
+        let txn = Txn { compares: still_held, success: vec![Op::Txn(txn)], failure: Vec::new() };
+        if !txn.writes() {
+            let call = txn.success.into_iter().fold(client.txn(), crate::api::TxnCall::then);
+            let mut call = txn.compares.into_iter().fold(call, crate::api::TxnCall::when);
+            if let Some(timeout) = timeout {
+                call = call.deadline(timeout);
+            }
+            return judged(call.commit().await?);
+        }
+        if !place.begin_txn(&turn, bound) {
+            return Err(GuardError::NotHeld);
+        }
+        let hook = move |is_known| lines.end_txn(&place, is_known);
+        let shared = &client.shared;
+        let deadline = shared.deadline(timeout);
+        match shared.write_hooked(Command::Txn(txn), deadline, hook).await.map_err(Error::from)? {
+            Reply::Txn(reply) => judged(reply),
+            other => unreachable!("a transaction is answered by {other:?}"),
+        }
+    }
+
+    /// Carries it out and releases the lock, in one entry: there is no moment at which the one is done
+    /// and the other is not. `guard` must be the one that this transaction is from. If the lock is lost,
+    /// or a condition does not hold, the lock is released all the same.
+    ///
+    /// # Errors
+    /// [`GuardError::NotHeld`] if the lock was lost: nothing was changed. If the outcome is unknown the
+    /// lock is released as soon as that is possible.
+    pub async fn commit_and_release(
+        mut self,
+        guard: impl Into<Hold>,
+    ) -> Result<TxnReply, GuardError> {
+        let hold: Hold = guard.into();
+        assert!(Arc::ptr_eq(&hold.turn, &self.turn), "the guard that the transaction is from");
+        // Whatever the transaction's own conditions say, the keys go.
+        for key in self.grant.keys.iter() {
+            self.txn.success.push(Op::delete(key.clone()));
+            self.txn.failure.push(Op::delete(key.clone()));
+        }
+        self.txn.success.extend(self.place.unbinding());
+        self.txn.failure.extend(self.place.unbinding());
+        // It is not passed on: its key goes.
+        self.place.spend();
+        let committing = self.commit();
+        let mut committing = pin!(committing);
+        let mut hold = Some(hold);
+        poll_fn(|context| {
+            let polled = committing.as_mut().poll(context);
+            // The transaction is on its way: the lock is given up here, behind it.
+            hold.take();
+            polled
+        })
+        .await
+    }
+}
+
+fn judged(mut reply: TxnReply) -> Result<TxnReply, GuardError> {
+    match reply.results.pop() {
+        Some(TxnResult::Txn(inner)) if reply.succeeded => Ok(inner),
+        _ => Err(GuardError::NotHeld),
+    }
+}
+
+impl std::fmt::Debug for GuardTxn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GuardTxn").field("txn", &self.txn).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,295 @@
+//! Owners: who may hold a lock more than once, and who must not wait for itself.
+//!
+//! A guard is held by whoever has it, so nothing here follows threads or tasks. A piece of work that
+//! takes several locks says so by an [`Owner`]: what it holds it may take again, and a wait that would
+//! close a circle of owners, each waiting for what the next one holds, is refused at once, with the
+//! circle.
+//!
+//! Who waits for whom is in the rows of the lines, so that every node can see the whole circle: a row
+//! says whose it is, and a lease knows its keys. The youngest wish of a circle is the one that closes it
+//! and the one that is refused: only what entered before it is looked at, and that is there, on its
+//! node, when its own entering has been applied. A semaphore's permits do not point at anybody.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use bytes::Bytes;
+
+use crate::api::Session;
+use crate::model::{KeyRange, LeaseId, Range, Revision};
+use crate::node::Shared;
+
+use super::error::{LockError, WaitsFor};
+use super::hold::Hold;
+use super::line::{Lines, is_place, parent};
+use super::place::{Grant, Place, Turn};
+use super::rule::{Queue, Rank, Rule};
+use super::stance::Stance;
+
+/// How often an owner may hold one lock, unless it says otherwise.
+const HOLDS_MAX: u32 = 1 << 16;
+
+/// Numbers the owners of this process.
+static OWNERS: AtomicU64 = AtomicU64::new(1);
+
+/// A piece of work that takes locks: made by [`Session::owner`], given to
+/// [`LockCall::owner`](crate::LockCall::owner) and the like. Cheap to clone; the clones are one owner.
+///
+/// ```
+/// # use bowline::{Config, LockError, Node, Released, Wait};
+/// # let dir = tempfile::tempdir()?;
+/// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+/// # let session = node.session().wait()?;
+/// let transfer = session.owner("transfer 7");
+/// let account = session.mutex("accounts/7");
+/// let once = account.lock().owner(&transfer).wait()?;
+/// let twice = account.lock().owner(&transfer).wait()?;
+/// assert_eq!(once.token(), twice.token());
+/// assert_eq!(once.release().wait()?, Released::StillHeld { times: 1 });
+/// assert_eq!(twice.release().wait()?, Released::Now);
+/// # node.shutdown().wait();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Owner {
+    session: Session,
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    /// Tells it from all others in the cluster.
+    id: String,
+    name: String,
+    holds_max: u32,
+    holds: Mutex<BTreeMap<(Bytes, Mode), Kept>>,
+}
+
+/// In which way something is held.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Mode {
+    Alone,
+    Read,
+    Write,
+    /// In a way that is not held again.
+    Once,
+}
+
+impl Mode {
+    pub(crate) fn of(rule: &Rule) -> Self {
+        match rule {
+            Rule::Alone => Mode::Alone,
+            Rule::Read => Mode::Read,
+            Rule::Write => Mode::Write,
+            Rule::Upgrade(_) | Rule::Permits { .. } => Mode::Once,
+        }
+    }
+}
+
+/// A hold that the owner may have.
+struct Kept {
+    lines: Weak<Lines>,
+    place: Weak<Place>,
+    turn: Weak<Turn>,
+    grant: Grant,
+}
+
+impl Session {
+    /// Somebody who takes locks. The name is for people: in the queue of a lock, and in the report of a
+    /// deadlock.
+    pub fn owner(&self, name: impl Into<String>) -> Owner {
+        let number = OWNERS.fetch_add(1, Ordering::Relaxed);
+        let inner = Inner {
+            id: format!("{}.{number}", self.lease()),
+            name: name.into(),
+            holds_max: HOLDS_MAX,
+            holds: Mutex::default(),
+        };
+        Owner { session: self.clone(), inner: Arc::new(inner) }
+    }
+}
+
+impl Owner {
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// How often it may hold one lock at the same time; at least 1, which is not at all again. Default:
+    /// 65,536. For a new owner: what it holds already is forgotten.
+    #[must_use]
+    pub fn holds_max(self, holds: u32) -> Self {
+        let Inner { id, name, .. } = &*self.inner;
+        let (id, name, holds_max) = (id.clone(), name.clone(), holds.max(1));
+        let inner = Inner { id, name, holds_max, holds: Mutex::default() };
+        Owner { session: self.session, inner: Arc::new(inner) }
+    }
+
+    /// Writes its name into what a place says.
+    pub(crate) fn sign(&self, stance: &mut Stance) {
+        stance.owner.clone_from(&self.inner.id);
+        stance.owner_name.clone_from(&self.inner.name);
+    }
+
+    /// What it holds already, once more.
+    pub(crate) fn again(&self, name: &Bytes, mode: Mode) -> Result<Option<Hold>, LockError> {
+        let holds = self.inner.holds.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(kept) = holds.get(&(name.clone(), mode)) else { return Ok(None) };
+        let (Some(lines), Some(place), Some(turn)) =
+            (kept.lines.upgrade(), kept.place.upgrade(), kept.turn.upgrade())
+        else {
+            return Ok(None);
+        };
+        let (grant, limit) = (kept.grant.clone(), self.inner.holds_max);
+        Hold::again(self.session.clone(), lines, place, turn, grant, limit)
+    }
+
+    /// It holds this now.
+    pub(crate) fn keep(&self, name: Bytes, mode: Mode, hold: &Hold) {
+        let (lines, place, turn, grant) = hold.parts();
+        let kept = Kept {
+            lines: Arc::downgrade(lines),
+            place: Arc::downgrade(place),
+            turn: Arc::downgrade(turn),
+            grant: grant.clone(),
+        };
+        let mut holds = self.inner.holds.lock().unwrap_or_else(PoisonError::into_inner);
+        holds.retain(|_, kept| kept.turn.strong_count() > 0);
+        holds.insert((name, mode), kept);
+    }
+
+    /// The circle that a wish of this owner has closed, if it has, from this owner on.
+    pub(crate) fn deadlock(&self, place: &Place, since: Revision) -> Option<Vec<WaitsFor>> {
+        let keys = std::sync::Arc::clone(&place.lock().keys);
+        let shared = self.session.shared();
+        let mut search = Search {
+            shared,
+            at: shared.reader.revision(),
+            until: since,
+            target: &self.inner.id,
+            seen: BTreeSet::new(),
+        };
+        place.prefixes.iter().zip(keys.iter()).find_map(|(prefix, key)| {
+            let lock = name_of(prefix);
+            let mut cycle = search.from(prefix, &(since, key.clone()), 0)?;
+            cycle.push(WaitsFor { owner: self.inner.name.clone(), lock });
+            cycle.reverse();
+            Some(cycle)
+        })
+    }
+}
+
+/// The longest circle that is looked for.
+const CYCLE_MAX: usize = 64;
+
+/// Follows who waits for whom.
+struct Search<'a> {
+    shared: &'a Arc<Shared>,
+    /// The revision that is looked at.
+    at: Revision,
+    /// What entered later does not count.
+    until: Revision,
+    target: &'a str,
+    seen: BTreeSet<String>,
+}
+
+impl Search<'_> {
+    /// The steps from a waiting place to the target, backwards, without its own.
+    fn from(&mut self, prefix: &Bytes, rank: &Rank, depth: usize) -> Option<Vec<WaitsFor>> {
+        if depth > CYCLE_MAX {
+            return None;
+        }
+        for (stance, lease) in self.blockers(prefix, rank) {
+            if stance.owner == self.target {
+                return Some(Vec::new());
+            }
+            if stance.owner.is_empty() || !self.seen.insert(stance.owner.clone()) {
+                continue;
+            }
+            for (prefix, rank) in self.waits_of(&stance.owner, lease) {
+                if let Some(mut steps) = self.from(&prefix, &rank, depth + 1) {
+                    let owner = stance.owner_name.clone();
+                    steps.push(WaitsFor { owner, lock: name_of(&prefix) });
+                    return Some(steps);
+                }
+            }
+        }
+        None
+    }
+
+    /// The line as it was, without what entered later.
+    fn line(&self, prefix: &Bytes) -> (Queue, Vec<(Rank, Stance, LeaseId)>) {
+        let mut range = Range::new(KeyRange::prefix(prefix.clone()));
+        range.revision = Some(self.at);
+        // If that is compacted already, nobody can say: then it is waited, as without an owner.
+        let rows = self.shared.reader.range(&range).map(|reply| reply.kvs).unwrap_or_default();
+        let (mut queue, mut places) = (Queue::default(), Vec::new());
+        for row in rows {
+            let Some(lease) = row.lease.filter(|_| is_place(&row, prefix)) else { continue };
+            if row.create_revision > self.until {
+                continue;
+            }
+            let rank = (row.create_revision, row.key.clone());
+            let rule = Stance::rule_of(&row.key, &row.value);
+            queue.insert(rank.clone(), rule.clone());
+            let stance = Stance::parse(&row.key, &row.value)
+                .unwrap_or_else(|| Stance::new(rule, String::new()));
+            places.push((rank, stance, lease));
+        }
+        places.sort_by(|(a, ..), (b, ..)| a.cmp(b));
+        (queue, places)
+    }
+
+    /// Those whose leaving a place waits for.
+    fn blockers(&self, prefix: &Bytes, rank: &Rank) -> Vec<(Stance, LeaseId)> {
+        let (queue, places) = self.line(prefix);
+        let Some(rule) = queue.rule(rank).cloned() else { return Vec::new() };
+        if queue.may_hold(rank) {
+            return Vec::new();
+        }
+        let blocks = |other: &Rank, stance: &Stance| match &rule {
+            // It may be another's permit that comes free first.
+            Rule::Permits { .. } => false,
+            Rule::Alone | Rule::Write => true,
+            Rule::Read => stance.rule != Rule::Read,
+            // It waits for the other readers that hold, and for nobody else.
+            Rule::Upgrade(of) => {
+                other.1 != *of && stance.rule == Rule::Read && queue.may_hold(other)
+            }
+        };
+        places
+            .into_iter()
+            .filter(|(other, stance, _)| other < rank && blocks(other, stance))
+            .map(|(_, stance, lease)| (stance, lease))
+            .collect()
+    }
+
+    /// The places at which an owner waits.
+    fn waits_of(&self, owner: &str, lease: LeaseId) -> Vec<(Bytes, Rank)> {
+        let Some(info) = self.shared.reader.lease(lease) else { return Vec::new() };
+        let mut waits = Vec::new();
+        for key in info.keys {
+            let Some(prefix) = parent(&key).map(|prefix| key.slice_ref(prefix)) else { continue };
+            let mut range = Range::new(KeyRange::key(key));
+            range.revision = Some(self.at);
+            let row = self.shared.reader.range(&range).ok().and_then(|mut reply| reply.kvs.pop());
+            let Some(row) = row.filter(|row| row.create_revision <= self.until) else { continue };
+            let is_owners = Stance::parse(&row.key, &row.value).is_some_and(|s| s.owner == owner);
+            let rank = (row.create_revision, row.key);
+            if is_owners && !self.line(&prefix).0.may_hold(&rank) {
+                waits.push((prefix, rank));
+            }
+        }
+        waits
+    }
+}
+
+fn name_of(prefix: &Bytes) -> Bytes {
+    prefix.slice(..prefix.len() - 1)
+}
+
+impl std::fmt::Debug for Owner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Owner").field("name", &self.inner.name).finish_non_exhaustive()
+    }
+}

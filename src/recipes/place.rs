@@ -1,0 +1,540 @@
+//! A place in a line, and the turns of the tasks that share it.
+//!
+//! A place is a key (for a multi-lock one in each of several lines). A turn is the wish of one task.
+//! Tasks of one session that want the same mutex, and have nothing of their own to say, share one
+//! place: while it holds, the lock passes from turn to turn inside the process, without a word to the
+//! cluster. Everybody else has a place of their own, with one turn.
+//!
+//! ```text
+//!   place   Entering ──▶ Waiting ──▶ Held ──▶ Gone       its key is deleted by whoever makes it Gone,
+//!               ▲  └────────┴──────────│───────▲          or, while Entering, when the outcome is known
+//!               └──────────────────────┘
+//!                 turns are left, but others in the cluster are due:
+//!                 the old key goes and a new one comes, in one entry
+//!
+//!   turn    Asked ──▶ Stands ──▶ Holds ──▶ Ended          Stands: it is known that it must wait
+//!             └─────────┴────────────────────▲
+//! ```
+//!
+//! Who holds it is judged here, under the place's own lock; what must then be said to the cluster is
+//! an [`Act`], carried out by [`Lines`](super::line::Lines) when no lock is held.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+
+use crate::model::{Compare, LeaseId, Moment, Op, Reply, Revision, Txn};
+use crate::node::{ReplyTo, SessionState};
+
+use super::error::{LockError, Loss};
+use super::token::Token;
+
+/// How often a lock passes from task to task inside a node while others in the cluster wait for it.
+pub(crate) const PASSES_MAX: u32 = 16;
+
+/// What one task was granted.
+#[derive(Clone, Debug)]
+pub(crate) struct Grant {
+    /// The keys that make it the holder; one but for multi-locks.
+    pub(crate) keys: Arc<[Bytes]>,
+    /// The revision that made them.
+    pub(crate) since: Revision,
+    pub(crate) token: Token,
+}
+
+/// How far a turn has come.
+#[derive(Clone, Debug)]
+pub(crate) enum Stage {
+    /// It is not known where it stands.
+    Asked,
+    /// It must wait, since this revision.
+    Stands(Revision),
+    /// It holds, or has held until `Loss`.
+    Holds(Grant),
+    /// It will not hold.
+    Failed(LockError),
+}
+
+/// The wish of one task, and its hold when it comes true.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    /// Its number among those of its place.
+    number: u64,
+    /// It would rather fail than wait.
+    pub(crate) only_try: bool,
+    /// When it gives up waiting, with the timer's number.
+    pub(crate) deadline: Option<(Moment, u64)>,
+    /// For how long it may hold.
+    pub(crate) cap: Option<Duration>,
+    /// It wants to know when it must wait.
+    pub(crate) is_owned: bool,
+    /// How many guards stand for its hold.
+    shares: AtomicU32,
+    state: Mutex<TurnState>,
+    /// Told when what it holds is lost, or somebody asks for it.
+    pub(crate) changed: Notify,
+}
+
+#[derive(Debug)]
+struct TurnState {
+    stage: Stage,
+    waker: Option<Waker>,
+    loss: Option<Loss>,
+    /// When the hold ends by its cap, with the timer's number.
+    until: Option<(Moment, u64)>,
+    request: Option<Request>,
+}
+
+/// Whether a hold may be held once more.
+pub(crate) enum Share {
+    /// It is, once more.
+    Again,
+    /// As often as it may be, it is.
+    TooMany,
+    /// It is not held any more.
+    Over,
+}
+
+/// Somebody asks the holder to give the lock up.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Request {
+    /// Who asks: the label of its node.
+    pub by: String,
+    /// Why.
+    pub why: String,
+}
+
+impl Turn {
+    fn lock(&self) -> MutexGuard<'_, TurnState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How far it has come; if that does not settle it, wakes this waker when that changes.
+    pub(crate) fn stage(&self, waker: Option<&Waker>) -> Stage {
+        let mut state = self.lock();
+        if let (Stage::Asked | Stage::Stands(_), Some(waker)) = (&state.stage, waker) {
+            match &mut state.waker {
+                Some(known) => known.clone_from(waker),
+                none => *none = Some(waker.clone()),
+            }
+        }
+        state.stage.clone()
+    }
+
+    /// Moves on; whoever waits for that is woken by `acts`.
+    pub(crate) fn advance(&self, stage: Stage, acts: &mut Acts) {
+        let mut state = self.lock();
+        state.stage = stage;
+        acts.0.extend(state.waker.take().map(Act::Wake));
+    }
+
+    /// It is known that it must wait.
+    pub(crate) fn stands(&self, since: Revision, acts: &mut Acts) {
+        if self.is_owned {
+            return self.advance(Stage::Stands(since), acts);
+        }
+        self.lock().stage = Stage::Stands(since);
+    }
+
+    /// One more guard for its hold.
+    pub(crate) fn share(&self, limit: u32) -> Share {
+        let more = |shares| (shares > 0 && shares < limit).then(|| shares + 1);
+        match self.shares.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+            Ok(_) => Share::Again,
+            Err(0) => Share::Over,
+            Err(_) => Share::TooMany,
+        }
+    }
+
+    /// How many guards stand for its hold.
+    pub(crate) fn shares(&self) -> u32 {
+        self.shares.load(Ordering::Relaxed)
+    }
+
+    /// One guard less; true if it was the last.
+    pub(crate) fn unshare(&self) -> bool {
+        self.shares.fetch_sub(1, Ordering::Relaxed) == 1
+    }
+
+    /// Why the hold is over, if that is known here.
+    pub(crate) fn loss(&self) -> Option<Loss> {
+        self.lock().loss.clone()
+    }
+
+    /// The hold is over; the first reason stays.
+    pub(crate) fn lose(&self, loss: Loss) {
+        self.lock().loss.get_or_insert(loss);
+        self.changed.notify_waiters();
+    }
+
+    /// When the hold ends by its cap.
+    pub(crate) fn until(&self) -> Option<Moment> {
+        self.lock().until.map(|(moment, _)| moment)
+    }
+
+    /// The hold ends then. Answers with the timer that stood for it before.
+    pub(crate) fn set_until(&self, until: Option<(Moment, u64)>) -> Option<(Moment, u64)> {
+        std::mem::replace(&mut self.lock().until, until)
+    }
+
+    /// What somebody asks of the holder.
+    pub(crate) fn request(&self) -> Option<Request> {
+        self.lock().request.clone()
+    }
+
+    /// Somebody asks something of the holder.
+    #[allow(dead_code, reason = "for the orders to holders, which follow")]
+    pub(crate) fn ask(&self, request: Request) {
+        self.lock().request = Some(request);
+        self.changed.notify_waiters();
+    }
+}
+
+/// Where a place stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Phase {
+    /// Its key is proposed, the outcome is not known.
+    Entering,
+    /// Its key is there; others are before it.
+    Waiting {
+        /// The create revision of its key.
+        since: Revision,
+    },
+    /// It is its turn.
+    Held {
+        /// The create revision of its key.
+        since: Revision,
+        /// The revision that this replica had applied when that was found.
+        granted: Revision,
+    },
+    /// It is over.
+    Gone,
+}
+
+/// See the module.
+pub(crate) struct Place {
+    pub(crate) id: u64,
+    /// The lines that it stands in.
+    pub(crate) prefixes: Box<[Bytes]>,
+    /// The session that it lives with.
+    pub(crate) session: Arc<SessionState>,
+    /// What its row says.
+    pub(crate) value: Bytes,
+    /// Whether other tasks of the session may share it.
+    pub(crate) is_shared: bool,
+    /// Others in the cluster wait behind it.
+    pub(crate) is_contended: AtomicBool,
+    inner: Mutex<Inner>,
+}
+
+/// What changes about a place.
+pub(crate) struct Inner {
+    /// Its keys, one a line.
+    pub(crate) keys: Arc<[Bytes]>,
+    pub(crate) phase: Phase,
+    /// Those who wait for it, in order.
+    turns: BTreeMap<u64, Arc<Turn>>,
+    next_turn: u64,
+    /// Who has it, while it is held.
+    pub(crate) holder: Option<Arc<Turn>>,
+    /// How often it has passed on since its key was made.
+    hop: u64,
+    /// How often it has passed on while others in the cluster waited.
+    passes: u32,
+    /// Transactions under the present hold whose outcome is not known.
+    open_txns: u32,
+    /// It must not be passed on: something that the last holder did may still come true.
+    is_spent: bool,
+    /// Keys that go with the present hold.
+    bound: Vec<Bytes>,
+    /// Who waits for the release, while transactions are open.
+    releasing: Option<ReplyTo<Reply>>,
+}
+
+/// What is to be said to the cluster, or to a task, when no lock is held.
+pub(crate) enum Act {
+    /// Delete the place's keys, if they are still those, and what is bound to the hold.
+    Delete {
+        place: Arc<Place>,
+        keys: Arc<[Bytes]>,
+        since: Revision,
+        bound: Vec<Bytes>,
+        reply: ReplyTo<Reply>,
+    },
+    /// Put new keys there, and delete those of before in the same entry.
+    EnterAnew { place: Arc<Place>, keys: Arc<[Bytes]>, since: Revision, bound: Vec<Bytes> },
+    /// There is nothing to be said: the release has come true here.
+    Passed(ReplyTo<Reply>),
+    /// Wake a task.
+    Wake(Waker),
+}
+
+/// What is to be done when no lock is held.
+#[derive(Default)]
+#[must_use = "they are to be carried out"]
+pub(crate) struct Acts(pub(crate) Vec<Act>);
+
+impl Place {
+    pub(crate) fn new(
+        id: u64,
+        prefixes: Box<[Bytes]>,
+        keys: Arc<[Bytes]>,
+        session: Arc<SessionState>,
+        value: Bytes,
+        is_shared: bool,
+    ) -> Self {
+        let inner = Inner {
+            keys,
+            phase: Phase::Entering,
+            turns: BTreeMap::new(),
+            next_turn: 0,
+            holder: None,
+            hop: 0,
+            passes: 0,
+            open_txns: 0,
+            is_spent: false,
+            bound: Vec::new(),
+            releasing: None,
+        };
+        let (is_contended, inner) = (AtomicBool::new(false), Mutex::new(inner));
+        Self { id, prefixes, session, value, is_shared, is_contended, inner }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A turn does not want to wait any more.
+    pub(crate) fn withdraw(self: &Arc<Self>, turn: &Arc<Turn>, why: LockError, acts: &mut Acts) {
+        let mut inner = self.lock();
+        if inner.turns.remove(&turn.number).is_some() {
+            turn.advance(Stage::Failed(why), acts);
+        } else if inner.is_held_by(turn) {
+            // It came true, and nobody has looked.
+            inner.holder = None;
+            turn.lose(Loss::Released);
+        } else {
+            return;
+        }
+        self.rest(&mut inner, ReplyTo::Nobody, acts);
+    }
+
+    /// Ends a hold, if it is this turn's; false if it is over already. `reply` hears when the lock is
+    /// free, or another's.
+    pub(crate) fn release(
+        self: &Arc<Self>,
+        turn: &Arc<Turn>,
+        why: Loss,
+        reply: ReplyTo<Reply>,
+        acts: &mut Acts,
+    ) -> bool {
+        let mut inner = self.lock();
+        if !inner.is_held_by(turn) {
+            return false;
+        }
+        inner.holder = None;
+        turn.lose(why);
+        self.rest(&mut inner, reply, acts);
+        true
+    }
+
+    /// A transaction under this turn's hold begins; false if the hold is over.
+    pub(crate) fn begin_txn(&self, turn: &Arc<Turn>, bound: Vec<Bytes>) -> bool {
+        let mut inner = self.lock();
+        let is_holder = inner.is_held_by(turn);
+        if is_holder {
+            inner.open_txns += 1;
+            inner.bound.extend(bound);
+        }
+        is_holder
+    }
+
+    /// Its outcome is known, or will never be.
+    pub(crate) fn end_txn(self: &Arc<Self>, is_known: bool, acts: &mut Acts) {
+        let mut inner = self.lock();
+        inner.open_txns -= 1;
+        inner.is_spent |= !is_known;
+        let is_held = matches!(inner.phase, Phase::Held { .. });
+        if is_held && inner.holder.is_none() && inner.open_txns == 0 {
+            let reply = inner.releasing.take().unwrap_or(ReplyTo::Nobody);
+            self.rest(&mut inner, reply, acts);
+        }
+    }
+
+    /// The present hold must end with its key: somebody has taken its condition for a transaction that
+    /// is not ours to follow.
+    pub(crate) fn spend(&self) {
+        self.lock().is_spent = true;
+    }
+
+    /// What deletes the keys that go with the present hold, of those that are still bound as it is.
+    pub(crate) fn unbinding(&self) -> Vec<Op> {
+        unbinding(self.session.lease, &self.lock().bound)
+    }
+
+    /// Nobody has it: passes it on, leaves, or enters anew, whatever is due.
+    pub(crate) fn rest(
+        self: &Arc<Self>,
+        inner: &mut Inner,
+        reply: ReplyTo<Reply>,
+        acts: &mut Acts,
+    ) {
+        if inner.holder.is_some() {
+            return;
+        }
+        match inner.phase {
+            // When the outcome is known it is judged again.
+            Phase::Entering | Phase::Gone => {}
+            Phase::Waiting { since } => {
+                if inner.turns.is_empty() {
+                    self.leave(inner, since, reply, acts);
+                }
+            }
+            Phase::Held { .. } if inner.open_txns > 0 => inner.releasing = Some(reply),
+            Phase::Held { since, granted } => {
+                if inner.turns.is_empty() {
+                    self.leave(inner, since, reply, acts);
+                } else if self.may_pass(inner) {
+                    inner.hop += 1;
+                    inner.give(since, granted, acts);
+                    acts.0.push(Act::Passed(reply));
+                } else {
+                    // The release is heard of when the old key has gone, with the new one's coming.
+                    acts.0.push(Act::EnterAnew {
+                        place: Arc::clone(self),
+                        keys: Arc::clone(&inner.keys),
+                        since,
+                        bound: std::mem::take(&mut inner.bound),
+                    });
+                    inner.releasing = Some(reply);
+                    inner.begin_anew();
+                }
+            }
+        }
+    }
+
+    fn leave(
+        self: &Arc<Self>,
+        inner: &mut Inner,
+        since: Revision,
+        reply: ReplyTo<Reply>,
+        acts: &mut Acts,
+    ) {
+        inner.phase = Phase::Gone;
+        acts.0.push(Act::Delete {
+            place: Arc::clone(self),
+            keys: Arc::clone(&inner.keys),
+            since,
+            bound: std::mem::take(&mut inner.bound),
+            reply,
+        });
+    }
+
+    fn may_pass(&self, inner: &mut Inner) -> bool {
+        if inner.is_spent || !inner.bound.is_empty() {
+            return false;
+        }
+        if !self.is_contended.load(Ordering::Relaxed) {
+            inner.passes = 0;
+            return true;
+        }
+        inner.passes += 1;
+        inner.passes <= PASSES_MAX
+    }
+}
+
+/// What deletes keys that are bound to a hold. What is bound to another lease is somebody else's.
+pub(crate) fn unbinding(lease: LeaseId, bound: &[Bytes]) -> Vec<Op> {
+    let unbind = |key: &Bytes| {
+        Op::Txn(Txn {
+            compares: vec![Compare::lease(key.clone()).eq(lease.get())],
+            success: vec![Op::delete(key.clone())],
+            failure: Vec::new(),
+        })
+    };
+    bound.iter().map(unbind).collect()
+}
+
+impl Inner {
+    /// One more task wants it.
+    pub(crate) fn queue(
+        &mut self,
+        only_try: bool,
+        deadline: Option<(Moment, u64)>,
+        cap: Option<Duration>,
+        is_owned: bool,
+    ) -> Arc<Turn> {
+        let number = self.next_turn;
+        self.next_turn += 1;
+        let (stage, waker) = (Stage::Asked, None);
+        let state = TurnState { stage, waker, loss: None, until: None, request: None };
+        let (state, changed) = (Mutex::new(state), Notify::new());
+        let shares = AtomicU32::new(1);
+        let turn = Turn { number, only_try, deadline, cap, is_owned, shares, state, changed };
+        let turn = Arc::new(turn);
+        self.turns.insert(number, Arc::clone(&turn));
+        turn
+    }
+
+    /// Those who wait, in order.
+    pub(crate) fn turns(&self) -> impl Iterator<Item = &Arc<Turn>> {
+        self.turns.values()
+    }
+
+    /// How many wait before a turn.
+    pub(crate) fn before(&self, turn: &Turn) -> usize {
+        self.turns.range(..turn.number).count()
+    }
+
+    pub(crate) fn waiting(&self) -> usize {
+        self.turns.len()
+    }
+
+    pub(crate) fn is_held_by(&self, turn: &Arc<Turn>) -> bool {
+        self.holder.as_ref().is_some_and(|holder| Arc::ptr_eq(holder, turn))
+    }
+
+    /// Hands it to the first who waits; false if nobody does.
+    pub(crate) fn give(&mut self, since: Revision, granted: Revision, acts: &mut Acts) -> bool {
+        let Some((_, turn)) = self.turns.pop_first() else { return false };
+        self.phase = Phase::Held { since, granted };
+        let token = Token { revision: granted, hop: self.hop };
+        let grant = Grant { keys: Arc::clone(&self.keys), since, token };
+        turn.advance(Stage::Holds(grant), acts);
+        self.holder = Some(turn);
+        true
+    }
+
+    /// Nobody who waits will have it.
+    pub(crate) fn fail(&mut self, why: &LockError, acts: &mut Acts) {
+        for turn in std::mem::take(&mut self.turns).into_values() {
+            turn.advance(Stage::Failed(why.clone()), acts);
+        }
+    }
+
+    /// Its key is another's, or gone: whoever has it has lost it.
+    pub(crate) fn lose(&mut self, why: Loss) {
+        if let Some(holder) = self.holder.take() {
+            holder.lose(why);
+        }
+        self.bound.clear();
+    }
+
+    /// It will stand in the line anew, with other keys.
+    pub(crate) fn begin_anew(&mut self) {
+        self.phase = Phase::Entering;
+        (self.hop, self.passes) = (0, 0);
+        self.is_spent = false;
+    }
+
+    /// Who waits to hear that the old key has gone.
+    pub(crate) fn take_releasing(&mut self) -> Option<ReplyTo<Reply>> {
+        self.releasing.take()
+    }
+}

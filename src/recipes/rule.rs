@@ -1,0 +1,318 @@
+//! Whose turn it is: one line of places, ordered by the revisions of their keys, and a rule for each
+//! kind. Pure: every replica that knows the same rows says the same.
+//!
+//! ```text
+//!   mutex, write, candidate   nobody before me
+//!   read                      only reads before me
+//!   semaphore                 the permits before me, and mine, fit into the limit
+//!   upgrade of a read         of the reads that hold, only that one is left
+//! ```
+//!
+//! A line has one kind: whoever comes later and is of another is refused. Until it has gone, it is in
+//! the way like a mutex, so that mixing kinds is never unsafe.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+
+use crate::model::Revision;
+
+/// Where a place stands: earlier comes first.
+pub(crate) type Rank = (Revision, Bytes);
+
+/// What lets a place hold.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Rule {
+    /// Nobody is before it: a mutex, a candidate, and every row that is not ours.
+    Alone,
+    /// Only reads are before it.
+    Read,
+    /// Nobody is before it, among readers.
+    Write,
+    /// Of the readers that hold only the one with this key is left. Writers that wait are passed over:
+    /// they wait for that reader anyway.
+    Upgrade(Bytes),
+    /// The permits before it and its own fit into the limit.
+    Permits {
+        /// How many there are.
+        limit: u32,
+        /// How many it wants.
+        wants: u32,
+    },
+}
+
+/// What a line is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LockKind {
+    /// A mutex, an election, or something that Bowline did not put there.
+    Mutex,
+    /// A read/write lock.
+    ReadWrite,
+    /// A semaphore of so many permits.
+    Semaphore(u32),
+}
+
+impl std::fmt::Display for LockKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            LockKind::Mutex => f.write_str("a mutex or an election"),
+            LockKind::ReadWrite => f.write_str("a read/write lock"),
+            LockKind::Semaphore(limit) => write!(f, "a semaphore of {limit}"),
+        }
+    }
+}
+
+impl Rule {
+    pub(crate) fn is_upgrade(&self) -> bool {
+        matches!(self, Rule::Upgrade(_))
+    }
+
+    pub(crate) fn kind(&self) -> LockKind {
+        match self {
+            Rule::Alone => LockKind::Mutex,
+            Rule::Read | Rule::Write | Rule::Upgrade(_) => LockKind::ReadWrite,
+            Rule::Permits { limit, .. } => LockKind::Semaphore(*limit),
+        }
+    }
+}
+
+/// The places of one line, in order.
+#[derive(Default, Debug)]
+pub(crate) struct Queue {
+    places: BTreeMap<Rank, Rule>,
+    /// Those that readers do not pass: all that are not reads.
+    barring: BTreeSet<Rank>,
+}
+
+impl Queue {
+    /// A place is there, or says something new.
+    pub(crate) fn insert(&mut self, rank: Rank, rule: Rule) {
+        if rule == Rule::Read {
+            self.barring.remove(&rank);
+        } else {
+            self.barring.insert(rank.clone());
+        }
+        self.places.insert(rank, rule);
+    }
+
+    /// A place has gone.
+    pub(crate) fn remove(&mut self, rank: &Rank) {
+        self.places.remove(rank);
+        self.barring.remove(rank);
+    }
+
+    pub(crate) fn contains(&self, rank: &Rank) -> bool {
+        self.places.contains_key(rank)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    pub(crate) fn first(&self) -> Option<(&Rank, &Rule)> {
+        self.places.first_key_value()
+    }
+
+    /// The rule of a place.
+    pub(crate) fn rule(&self, rank: &Rank) -> Option<&Rule> {
+        self.places.get(rank)
+    }
+
+    /// How many are before a place.
+    pub(crate) fn before(&self, rank: &Rank) -> usize {
+        self.places.range(..rank).count()
+    }
+
+    /// All of them, in order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Rank, &Rule)> {
+        self.places.iter()
+    }
+
+    /// Whether the place of this rank, which must be in the line, may hold.
+    pub(crate) fn may_hold(&self, rank: &Rank) -> bool {
+        let Some(rule) = self.places.get(rank) else { return false };
+        match rule {
+            Rule::Alone | Rule::Write => {
+                self.places.first_key_value().map(|(r, _)| r) == Some(rank)
+            }
+            Rule::Read => self.barring.first().is_none_or(|bar| bar > rank),
+            Rule::Upgrade(of) => {
+                let mut others = self.places.iter().filter(|(other, _)| *other != rank);
+                let first = others.next();
+                let is_first = first.is_some_and(|(first, rule)| {
+                    first.1 == *of && first < rank && *rule == Rule::Read
+                });
+                // The only upgrade, and no other reader holds.
+                is_first
+                    && !self.barring.range(..rank).any(|bar| self.places[bar].is_upgrade())
+                    && others.next().is_none_or(|(_, rule)| *rule != Rule::Read)
+            }
+            Rule::Permits { limit, wants } => {
+                let (mut least, mut sum) = (*limit, u64::from(*wants));
+                for (_, before) in self.places.range(..rank) {
+                    let Rule::Permits { limit, wants } = before else { return false };
+                    least = least.min(*limit);
+                    sum += u64::from(*wants);
+                    if sum > u64::from(least) {
+                        return false;
+                    }
+                }
+                sum <= u64::from(least)
+            }
+        }
+    }
+
+    /// Whether a place may stand in this line at all: of the first one's kind, and the only upgrade.
+    pub(crate) fn judge(&self, rank: &Rank) -> Result<(), Misfit> {
+        let (Some(rule), Some((first, head))) = (self.places.get(rank), self.first()) else {
+            return Ok(());
+        };
+        if first == rank {
+            return Ok(());
+        }
+        let (mine, stored) = (rule.kind(), head.kind());
+        if mine != stored {
+            return Err(Misfit::Kind { stored, mine });
+        }
+        if let Rule::Upgrade(_) = rule {
+            let is_other = |(_, rule): (&Rank, &Rule)| matches!(rule, Rule::Upgrade(_));
+            if self.places.range(..rank).any(is_other) {
+                return Err(Misfit::SecondUpgrade);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Why a place may not stand in a line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Misfit {
+    /// The line is of another kind.
+    Kind {
+        /// The first one's.
+        stored: LockKind,
+        /// That of the place.
+        mine: LockKind,
+    },
+    /// Another reader waits to become the writer: each would wait for the other.
+    SecondUpgrade,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Places from words: `m` mutex, `r` read, `w` write, `uN` upgrade of the place at N, `pL/W` permits.
+    fn line(words: &str) -> (Queue, Vec<Rank>) {
+        let mut queue = Queue::default();
+        let mut ranks = Vec::new();
+        for (at, word) in words.split_whitespace().enumerate() {
+            let rank = (Revision(at as u64 + 2), Bytes::from(format!("k{at}")));
+            let rule = match word.split_at(1) {
+                ("m", _) => Rule::Alone,
+                ("r", _) => Rule::Read,
+                ("w", _) => Rule::Write,
+                ("u", of) => Rule::Upgrade(format!("k{of}").into()),
+                ("p", rest) => {
+                    let (limit, wants) = rest.split_once('/').unwrap();
+                    Rule::Permits { limit: limit.parse().unwrap(), wants: wants.parse().unwrap() }
+                }
+                ("-", _) => {
+                    ranks.push(rank);
+                    continue;
+                }
+                other => panic!("{other:?}"),
+            };
+            queue.insert(rank.clone(), rule);
+            ranks.push(rank);
+        }
+        (queue, ranks)
+    }
+
+    #[test]
+    fn who_may_hold_follows_from_who_is_before() {
+        for (words, holders) in [
+            ("m m m", "0"),
+            ("- m m", "1"),
+            ("r r w r", "0 1"),
+            ("w r r", "0"),
+            ("- r r w", "1 2"),
+            ("r w u0", "0 2"),
+            ("r r u0", "0 1"),
+            ("r r u1", "0 1"),
+            ("r - w r u0 r", "0 4"),
+            ("r w r u0", "0 3"),
+            ("w r u0", "0"),
+            ("p3/1 p3/2 p3/1", "0 1"),
+            ("p3/1 p3/3 p3/1", "0"),
+            ("p3/3 p3/1", "0"),
+            ("p1/1 p2/1 p2/1", "0"),
+            ("p2/1 p1/1", "0"),
+            ("m r", "0"),
+            ("r m", "0"),
+            ("r p2/1", "0"),
+        ] {
+            let (queue, ranks) = line(words);
+            let found: Vec<String> = (0..ranks.len())
+                .filter(|at| queue.may_hold(&ranks[*at]))
+                .map(|at| at.to_string())
+                .collect();
+            assert_eq!(found.join(" "), holders, "{words}");
+        }
+    }
+
+    #[test]
+    fn never_two_hold_that_exclude_each_other_whatever_comes_and_goes() {
+        // Every line of up to five places of these kinds.
+        let kinds = ["m", "r", "w", "u0", "u1", "p2/1", "p2/2", "p1/1", "-"];
+        let mut words = vec![String::new()];
+        for _ in 0..5 {
+            words = words
+                .iter()
+                .flat_map(|line| kinds.iter().map(move |kind| format!("{line} {kind}")))
+                .collect();
+            for line in words.iter().step_by(7) {
+                check(line);
+            }
+        }
+    }
+
+    fn check(words: &str) {
+        let (queue, ranks) = line(words);
+        let holders: Vec<&Rank> = ranks.iter().filter(|rank| queue.may_hold(rank)).collect();
+        let rules: Vec<&Rule> = holders.iter().map(|rank| &queue.places[*rank]).collect();
+        let alone = rules.iter().filter(|r| matches!(r, Rule::Alone | Rule::Write)).count();
+        assert!(alone == 0 || rules.len() == 1, "{words}: {rules:?}");
+        let kinds: BTreeSet<String> = rules.iter().map(|rule| rule.kind().to_string()).collect();
+        let upgraded = rules.iter().filter(|r| matches!(r, Rule::Upgrade(_))).count();
+        assert!(
+            upgraded == 0 || rules.len() == 2,
+            "{words}: an upgrade and its own read: {rules:?}"
+        );
+        let limits = rules.iter().filter_map(|rule| match rule {
+            Rule::Permits { limit, wants } => Some((*limit, *wants)),
+            _ => None,
+        });
+        let (mut least, mut sum) = (u32::MAX, 0);
+        for (limit, wants) in limits {
+            (least, sum) = (least.min(limit), sum + wants);
+        }
+        assert!(sum <= least, "{words}: {rules:?}");
+        assert!(kinds.len() <= 1 || sum > 0, "{words}: {kinds:?}");
+    }
+
+    #[test]
+    fn another_kind_and_a_second_upgrade_are_refused() {
+        let (queue, ranks) = line("r r u0 u1 m p2/1");
+        assert_eq!(queue.judge(&ranks[0]), Ok(()));
+        assert_eq!(queue.judge(&ranks[2]), Ok(()));
+        assert_eq!(queue.judge(&ranks[3]), Err(Misfit::SecondUpgrade));
+        for (at, mine) in [(4, LockKind::Mutex), (5, LockKind::Semaphore(2))] {
+            let stored = LockKind::ReadWrite;
+            assert_eq!(queue.judge(&ranks[at]), Err(Misfit::Kind { stored, mine }));
+        }
+        let (queue, ranks) = line("p2/1 p3/1");
+        let (stored, mine) = (LockKind::Semaphore(2), LockKind::Semaphore(3));
+        assert_eq!(queue.judge(&ranks[1]), Err(Misfit::Kind { stored, mine }));
+    }
+}

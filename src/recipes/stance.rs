@@ -1,0 +1,156 @@
+//! What a place in a line says of itself: of which kind it is, and, for people, who waits and why.
+//!
+//! A place is a row; this is its value, in lines of text that anybody can read. What does not begin
+//! with our mark was put there by somebody else (etcd's clients put nothing, or a candidate's name) and
+//! stands like a mutex.
+//!
+//! ```text
+//!   bowline:1 semaphore 4 2 owner=694d7f2.3       kind, its figures, the owner if there is one
+//!   src/jobs.rs:41 task 17                        where in the program, and which of its tasks
+//!   nightly                                       the owner's name
+//!   rebuilding the index                          why, to the end
+//! ```
+
+use bytes::Bytes;
+
+use super::rule::Rule;
+
+/// How our values begin. No candidate may call itself so.
+pub(crate) const MARK: &[u8] = b"bowline:1 ";
+
+/// The longest `site` that is written, in bytes: the end of the path tells more than its beginning.
+const SITE_BYTES_MAX: usize = 80;
+
+/// What a place says of itself.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Stance {
+    pub(crate) rule: Rule,
+    /// Which owner's it is, in the whole cluster; empty for none.
+    pub(crate) owner: String,
+    /// What the owner is called.
+    pub(crate) owner_name: String,
+    /// Where in the program, and which task.
+    pub(crate) site: String,
+    /// Why.
+    pub(crate) why: Bytes,
+}
+
+impl Stance {
+    /// A place of this rule, with nothing to say.
+    pub(crate) fn new(rule: Rule, site: String) -> Self {
+        let (owner, owner_name) = (String::new(), String::new());
+        Self { rule, owner, owner_name, site, why: Bytes::new() }
+    }
+
+    /// As a row's value.
+    pub(crate) fn to_value(&self) -> Bytes {
+        let mut text = String::with_capacity(96);
+        text.push_str("bowline:1 ");
+        match &self.rule {
+            Rule::Alone => text.push_str("mutex"),
+            Rule::Read => text.push_str("read"),
+            Rule::Write => text.push_str("write"),
+            Rule::Upgrade(of) => {
+                text.push_str("upgrade ");
+                let last = of.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+                text.push_str(&String::from_utf8_lossy(last));
+            }
+            Rule::Permits { limit, wants } => {
+                text.push_str(&format!("semaphore {limit} {wants}"));
+            }
+        }
+        if !self.owner.is_empty() {
+            text.push_str(" owner=");
+            text.push_str(&self.owner);
+        }
+        let cut = self.site.len().saturating_sub(SITE_BYTES_MAX);
+        let cut = (cut..).find(|at| self.site.is_char_boundary(*at)).unwrap_or_default();
+        for line in [&self.site[cut..], &self.owner_name] {
+            text.push('\n');
+            text.extend(line.chars().map(|c| if c == '\n' { ' ' } else { c }));
+        }
+        text.push('\n');
+        let mut value = text.into_bytes();
+        value.extend_from_slice(&self.why);
+        value.into()
+    }
+
+    /// What the row of this key says; `None` if it is not ours.
+    pub(crate) fn parse(key: &[u8], value: &Bytes) -> Option<Stance> {
+        let rest = value.strip_prefix(MARK)?;
+        let mut lines = rest.splitn(4, |byte| *byte == b'\n');
+        let text =
+            |line: Option<&[u8]>| String::from_utf8_lossy(line.unwrap_or_default()).into_owned();
+        let head = text(lines.next());
+        let (site, owner_name) = (text(lines.next()), text(lines.next()));
+        let why = lines.next().map(|why| value.slice_ref(why)).unwrap_or_default();
+        let (head, owner) = head.split_once(" owner=").unwrap_or((&head, ""));
+        let mut words = head.split(' ');
+        let rule = match words.next()? {
+            "mutex" => Rule::Alone,
+            "read" => Rule::Read,
+            "write" => Rule::Write,
+            "upgrade" => {
+                let slash = key.iter().rposition(|byte| *byte == b'/')?;
+                Rule::Upgrade([&key[..=slash], words.next()?.as_bytes()].concat().into())
+            }
+            "semaphore" => {
+                let (limit, wants) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+                Rule::Permits { limit, wants }
+            }
+            _ => return None,
+        };
+        Some(Stance { rule, owner: owner.to_owned(), owner_name, site, why })
+    }
+
+    /// The rule that the row of this key stands by.
+    pub(crate) fn rule_of(key: &[u8], value: &Bytes) -> Rule {
+        Stance::parse(key, value).map_or(Rule::Alone, |stance| stance.rule)
+    }
+}
+
+/// Where in the program a wish is made, and by which task.
+pub(crate) fn site(caller: &std::panic::Location<'_>) -> String {
+    let (file, line) = (caller.file(), caller.line());
+    match tokio::task::try_id() {
+        Some(task) => format!("{file}:{line} task {task}"),
+        None => format!("{file}:{line}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_place_says_is_read_back_and_anything_else_is_not_ours() {
+        let key = b"locks/a/1234.2";
+        for rule in [
+            Rule::Alone,
+            Rule::Read,
+            Rule::Write,
+            Rule::Upgrade("locks/a/1234".into()),
+            Rule::Permits { limit: 4, wants: 2 },
+        ] {
+            let mut stance = Stance::new(rule, "src/a.rs:3".to_owned());
+            assert_eq!(Stance::parse(key, &stance.to_value()).as_ref(), Some(&stance));
+            stance.owner = "1234.7".to_owned();
+            stance.owner_name = "nightly job".to_owned();
+            stance.why = Bytes::from_static(b"two\nlines, and \xff");
+            assert_eq!(Stance::parse(key, &stance.to_value()), Some(stance));
+        }
+        for other in
+            ["", "10.0.0.7:9000", "bowline:1 ", "bowline:1 spoon\n\n\n", "bowline:1 semaphore 4"]
+        {
+            assert_eq!(Stance::parse(key, &Bytes::from(other)), None, "{other:?}");
+            assert_eq!(Stance::rule_of(key, &Bytes::from(other)), Rule::Alone);
+        }
+    }
+
+    #[test]
+    fn of_a_long_path_the_end_is_kept() {
+        let stance = Stance::new(Rule::Alone, format!("{}é/src/a.rs:3", "é".repeat(100)));
+        let read = Stance::parse(b"a/1", &stance.to_value()).unwrap();
+        assert!(read.site.ends_with("/src/a.rs:3") && read.site.len() <= SITE_BYTES_MAX);
+    }
+}

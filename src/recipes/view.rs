@@ -1,0 +1,105 @@
+//! Who stands in a line, for people and for those who wait.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::api::Error;
+use crate::model::{KeyRange, KeyValue, LeaseId, NodeId, Range, Revision, SortOrder, SortTarget};
+use crate::node::Shared;
+
+use super::line::{is_place, prefix_of};
+use super::rule::{LockKind, Queue};
+use super::stance::Stance;
+
+/// One place in a line, as the replica has it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Contender {
+    /// Its key.
+    pub key: Bytes,
+    /// Since which revision it stands in line.
+    pub since: Revision,
+    /// Whether it holds.
+    pub holds: bool,
+    /// What it wants.
+    pub kind: LockKind,
+    /// The lease that it lives with.
+    pub lease: LeaseId,
+    /// The label of the session, if the lease is a session's.
+    pub label: Option<String>,
+    /// The node that keeps the session alive.
+    pub node: Option<NodeId>,
+    /// Where in the program it was asked for, and by which task; empty if it was not put there by
+    /// Bowline. While tasks of one process share the place, it is the first one's.
+    pub site: String,
+    /// The name of its owner, if it has one.
+    pub owner: String,
+    /// Why it was asked for; for an election, and whatever Bowline has not put there, the whole value.
+    pub why: Bytes,
+}
+
+impl std::fmt::Display for Contender {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.label {
+            Some(label) => f.write_str(label)?,
+            None => write!(f, "lease {}", self.lease)?,
+        }
+        if !self.owner.is_empty() {
+            write!(f, " ({})", self.owner)?;
+        }
+        if !self.site.is_empty() {
+            write!(f, ", {}", self.site)?;
+        }
+        if !self.why.is_empty() {
+            write!(f, ": {}", self.why.escape_ascii())?;
+        }
+        Ok(())
+    }
+}
+
+/// The rows that are places of this line, in order.
+pub(crate) fn rows(shared: &Shared, prefix: &Bytes) -> Vec<KeyValue> {
+    let mut range = Range::new(KeyRange::prefix(prefix.clone()));
+    range.sort.target = SortTarget::Create;
+    range.sort.order = SortOrder::Ascend;
+    // A name that is too long for a key has no rows.
+    let rows = shared.reader.range(&range).map(|reply| reply.kvs).unwrap_or_default();
+    rows.into_iter().filter(|row| is_place(row, prefix)).collect()
+}
+
+/// Who is first in a line.
+pub(crate) fn first_in(shared: &Shared, prefix: &Bytes) -> Option<Contender> {
+    contenders(shared, rows(shared, prefix)).into_iter().next()
+}
+
+/// The line of `name`, in order.
+pub(crate) fn line_of(shared: &Arc<Shared>, name: &Bytes) -> Result<Vec<Contender>, Error> {
+    let prefix = prefix_of(name);
+    let range = Range::new(KeyRange::prefix(prefix.clone()));
+    shared.settings.limits.check_range(&range)?;
+    Ok(contenders(shared, rows(shared, &prefix)))
+}
+
+fn contenders(shared: &Shared, rows: Vec<KeyValue>) -> Vec<Contender> {
+    let mut queue = Queue::default();
+    for row in &rows {
+        let rule = Stance::rule_of(&row.key, &row.value);
+        queue.insert((row.create_revision, row.key.clone()), rule);
+    }
+    let contender = |row: KeyValue| {
+        let lease = row.lease?;
+        let session = shared.reader.lease(lease).and_then(|info| info.session);
+        let (node, label) = session.map(|(node, _, session)| (node, session.label)).unzip();
+        let rank = (row.create_revision, row.key.clone());
+        let kind = queue.rule(&rank)?.kind();
+        let holds = queue.may_hold(&rank);
+        let (site, owner, why) = match Stance::parse(&row.key, &row.value) {
+            Some(stance) => (stance.site, stance.owner_name, stance.why),
+            None => (String::new(), String::new(), row.value),
+        };
+        let (since, key) = rank;
+        Some(Contender { key, since, holds, kind, lease, label, node, site, owner, why })
+    };
+    rows.into_iter().filter_map(contender).collect()
+}

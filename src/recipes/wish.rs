@@ -1,0 +1,267 @@
+//! A wish for a lock: the future that becomes its guard.
+
+use std::future::Future;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::api::Session;
+use crate::model::{Moment, Revision};
+
+use super::error::LockError;
+use super::hold::Hold;
+use super::line::{Ask, Lines};
+use super::owner::{Mode, Owner};
+use super::place::{Place, Stage, Turn};
+use super::stance::Stance;
+
+/// The most names that one wish may be for, within what a transaction may hold.
+pub(crate) const NAMES_MAX: usize = 30;
+
+/// What is asked for, by a call of any kind.
+pub(crate) struct Asked {
+    pub(crate) names: Vec<Bytes>,
+    pub(crate) stance: Stance,
+    pub(crate) owner: Option<Owner>,
+    pub(crate) is_shared: bool,
+    pub(crate) only_try: bool,
+    pub(crate) deadline: Option<Moment>,
+    pub(crate) cap: Option<Duration>,
+}
+
+/// A wish that stands in line, and becomes a guard when it is awaited. Dropping it leaves the line.
+#[must_use = "a wish that is dropped leaves the line"]
+pub struct Wish<G> {
+    inner: Inner,
+    guard: PhantomData<fn() -> G>,
+}
+
+enum Inner {
+    /// Its owner held it already.
+    True(Option<Hold>),
+    Waits(Waits),
+}
+
+struct Waits {
+    session: Session,
+    lines: Arc<Lines>,
+    place: Arc<Place>,
+    turn: Arc<Turn>,
+    owner: Option<(Owner, Bytes, Mode)>,
+    /// The revision of the place for which deadlocks were looked for.
+    looked: Option<Revision>,
+    /// Nothing is left to be given up.
+    is_over: bool,
+}
+
+impl<G: From<Hold>> Wish<G> {
+    /// A wish that has come true already.
+    pub(crate) fn come_true(hold: Hold) -> Self {
+        Self { inner: Inner::True(Some(hold)), guard: PhantomData }
+    }
+
+    /// Steps into line.
+    pub(crate) fn enter(session: &Session, asked: Asked) -> Result<Self, LockError> {
+        let Asked { names, mut stance, owner, is_shared, only_try, deadline, cap } = asked;
+        check(&names)?;
+        let mode = Mode::of(&stance.rule);
+        if let Some(owner) = &owner {
+            owner.sign(&mut stance);
+        }
+        let value = stance.to_value();
+        Self::enter_with(session, names, value, owner.map(|owner| (owner, mode)), |ask| {
+            (ask.is_shared, ask.only_try, ask.deadline, ask.cap) =
+                (is_shared, only_try, deadline, cap);
+        })
+    }
+
+    /// Steps into line with a row of this value.
+    pub(crate) fn enter_with(
+        session: &Session,
+        names: Vec<Bytes>,
+        value: Bytes,
+        owner: Option<(Owner, Mode)>,
+        more: impl FnOnce(&mut Ask<'_>),
+    ) -> Result<Self, LockError> {
+        check(&names)?;
+        let lines = Lines::of(session.shared());
+        let mut ask = Ask {
+            names: &names,
+            session: session.state(),
+            value,
+            is_shared: false,
+            only_try: false,
+            deadline: None,
+            cap: None,
+            is_owned: owner.is_some(),
+        };
+        more(&mut ask);
+        let (place, turn) = lines.enter(&ask)?;
+        let session = session.clone();
+        let name = names.into_iter().next().expect("it was checked");
+        let owner = owner.map(|(owner, mode)| (owner, name, mode));
+        let waits = Waits { session, lines, place, turn, owner, looked: None, is_over: false };
+        Ok(Self { inner: Inner::Waits(waits), guard: PhantomData })
+    }
+}
+
+fn check(names: &[Bytes]) -> Result<(), LockError> {
+    if names.is_empty() || names.iter().any(Bytes::is_empty) {
+        return Err(LockError::EmptyName);
+    }
+    if names.len() > NAMES_MAX {
+        return Err(LockError::TooManyNames { asked: names.len(), max: NAMES_MAX });
+    }
+    Ok(())
+}
+
+impl<G> Wish<G> {
+    /// How many are before it, in the cluster's line and in this process's own queue, as this node
+    /// knows it: 0 is the holder's next, or the holder. `None` while it is not known where it stands, and
+    /// when it does not wait any more.
+    pub fn before(&self) -> Option<usize> {
+        match &self.inner {
+            Inner::True(_) => None,
+            Inner::Waits(waits) => match waits.turn.stage(None) {
+                Stage::Asked | Stage::Stands(_) => waits.lines.before(&waits.place, &waits.turn),
+                Stage::Holds(_) | Stage::Failed(_) => None,
+            },
+        }
+    }
+}
+
+impl Waits {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Hold, LockError>> {
+        if self.is_over {
+            return Poll::Pending;
+        }
+        let stage = self.turn.stage(Some(context.waker()));
+        let now = self.session.shared().now();
+        match stage {
+            Stage::Failed(why) => {
+                self.is_over = true;
+                self.lines.forget_deadline(&self.turn);
+                return Poll::Ready(Err(why));
+            }
+            Stage::Asked | Stage::Stands(_) | Stage::Holds(_) => {
+                // A grant is delivered only while the session is believed in.
+                if let Some(end) = self.session.state().end(now) {
+                    self.give_up(LockError::SessionEnded(end));
+                    return Poll::Ready(Err(LockError::SessionEnded(end)));
+                }
+            }
+        }
+        match stage {
+            Stage::Holds(grant) => {
+                self.is_over = true;
+                self.lines.forget_deadline(&self.turn);
+                let (session, lines) = (self.session.clone(), Arc::clone(&self.lines));
+                let (place, turn) = (Arc::clone(&self.place), Arc::clone(&self.turn));
+                let hold = Hold::new(session, lines, place, turn, grant);
+                if let Some((owner, name, mode)) = self.owner.take() {
+                    owner.keep(name, mode, &hold);
+                }
+                Poll::Ready(Ok(hold))
+            }
+            Stage::Stands(since) => {
+                if let Some((owner, _, _)) = &self.owner
+                    && self.looked.replace(since) != Some(since)
+                    && let Some(cycle) = owner.deadlock(&self.place, since)
+                {
+                    self.give_up(LockError::Evicted);
+                    return Poll::Ready(Err(LockError::Deadlock { cycle }));
+                }
+                Poll::Pending
+            }
+            Stage::Asked | Stage::Failed(_) => Poll::Pending,
+        }
+    }
+
+    fn give_up(&mut self, why: LockError) {
+        if !std::mem::replace(&mut self.is_over, true) {
+            self.lines.withdraw(&self.place, &self.turn, why);
+        }
+    }
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.give_up(LockError::Evicted);
+    }
+}
+
+impl<G: From<Hold>> Future for Wish<G> {
+    type Output = Result<G, LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.inner {
+            Inner::True(hold) => match hold.take() {
+                Some(hold) => Poll::Ready(Ok(hold.into())),
+                None => Poll::Pending,
+            },
+            Inner::Waits(waits) => waits.poll(context).map_ok(G::from),
+        }
+    }
+}
+
+impl<G> std::fmt::Debug for Wish<G> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Wish").field("before", &self.before()).finish_non_exhaustive()
+    }
+}
+
+/// A call that steps into line when it is first polled.
+pub trait Enters {
+    /// What it becomes.
+    type Guard: From<Hold>;
+
+    /// Steps into line.
+    ///
+    /// # Errors
+    /// What can be said at once.
+    fn enter(self) -> Result<Wish<Self::Guard>, LockError>;
+}
+
+/// What a call for a lock becomes when it is awaited.
+#[must_use = "a lock is not taken until this is awaited"]
+pub struct Locking<C: Enters>(State<C>);
+
+enum State<C: Enters> {
+    Call(Option<C>),
+    Wish(Wish<C::Guard>),
+}
+
+impl<C: Enters> Locking<C> {
+    pub(crate) fn of(call: C) -> Self {
+        Self(State::Call(Some(call)))
+    }
+}
+
+impl<C: Enters + Unpin> Future for Locking<C> {
+    type Output = Result<C::Guard, LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let State::Call(call) = &mut self.0 {
+            // After its end it stays as it is.
+            let Some(call) = call.take() else { return Poll::Pending };
+            match call.enter() {
+                Ok(wish) => self.0 = State::Wish(wish),
+                Err(why) => return Poll::Ready(Err(why)),
+            }
+        }
+        match &mut self.0 {
+            State::Wish(wish) => Pin::new(wish).poll(context),
+            State::Call(_) => Poll::Pending,
+        }
+    }
+}
+
+impl<C: Enters> std::fmt::Debug for Locking<C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Locking").finish_non_exhaustive()
+    }
+}
