@@ -6,7 +6,7 @@
 
 mod cluster;
 mod measured;
-mod member;
+pub(crate) mod member;
 
 pub(crate) use cluster::{Cluster, Shape};
 pub(crate) use measured::{Form, Measured};

@@ -11,6 +11,7 @@ use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 
 use crate::bench::{Bench, Meter};
+use crate::crew::member::cpu_of;
 use crate::crew::{Measured, together};
 use crate::report::Row;
 use crate::site::{Site, number};
@@ -105,8 +106,8 @@ impl<'a> Turn<'a> {
     }
 }
 
-/// In a member: tasks pass a lock on for a time. Answers with how many holds there were, and the
-/// latencies of those that were timed.
+/// In a member: tasks pass a lock on for a time. Answers with how many holds there were, the CPU time
+/// that they took in nanoseconds, and the latencies of those that were timed.
 pub(crate) async fn pass_on(
     site: &Arc<Site>,
     on: On,
@@ -124,7 +125,7 @@ pub(crate) async fn pass_on(
         };
         let runtime = runtime.enable_time().build().expect("a runtime");
         let (passed, tokio) = (Arc::new(Passed::default()), Arc::new(tokio::sync::Mutex::new(())));
-        let begun = Instant::now();
+        let (begun, cpu) = (Instant::now(), cpu_of("self"));
         // What a task counts for itself must add up to what they counted together.
         let counted = Arc::new(AtomicU64::new(0));
         let measured = runtime.block_on(together(tasks, |_| {
@@ -158,7 +159,10 @@ pub(crate) async fn pass_on(
         }));
         let holds = passed.holds.load(Ordering::Relaxed);
         assert_eq!(holds, counted.load(Ordering::Relaxed), "two held at once");
-        let _ = sender.send(format!("{holds}|{}", measured.to_words()));
+        // The runtime's threads, which are still there, are in it.
+        let cpu = cpu_of("self").saturating_sub(cpu).as_nanos();
+        let _ = sender.send(format!("{holds}|{cpu}|{}", measured.to_words()));
+        drop(runtime);
     });
     let answer = receiver.await.expect("the thread answers");
     thread.join().expect("it ends");
@@ -183,18 +187,23 @@ pub(crate) fn queue(bench: &mut Bench) -> Result<(), String> {
                 let meter = Meter::start(cluster, leader);
                 let order = format!("inside {on} {lock} {tasks} {millis}");
                 let answer = cluster.members[leader].ask(&order);
-                let spent = meter.stop(cluster);
-                let (holds, timed) = answer.split_once('|').expect("two parts");
+                let mut spent = meter.stop(cluster);
+                let parts: Vec<&str> = answer.split('|').collect();
+                let [holds, cpu, timed] = parts[..] else { panic!("three parts: {answer:?}") };
                 let timed = Measured::from_words(timed).expect("a measurement");
                 let holds: u64 = number(holds);
+                spent.cpu = Duration::from_nanos(number(cpu));
                 let mut numbers = vec![
                     ("a second", holds as f64 / timed.elapsed.as_secs_f64()),
                     ("median us", timed.micros(0.5)),
                     ("p99 us", timed.micros(0.99)),
+                    // What a core does that has nothing else to do.
+                    ("a second of CPU", holds as f64 / spent.cpu.as_secs_f64().max(1e-9)),
                 ];
                 numbers.extend(spent.each(holds));
                 let words = "tasks of one session in the leader's process pass a lock on; how long is \
-                             from just before the release until the next one runs, one time in 64";
+                             from just before the release until the next one runs, one time in 64; the \
+                             CPU is that of this process";
                 bench.row(&Row { name: &name, words, numbers });
             }
         }
