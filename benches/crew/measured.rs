@@ -1,37 +1,75 @@
 //! What callers have measured: latencies and how long it took, also as a line between processes.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
+/// How many latencies are kept as they are. A histogram takes 200 KB: of ten thousand callers, who have
+/// few each, none should need one.
+const FEW: usize = 4_096;
+
 /// What callers have measured.
 pub(crate) struct Measured {
-    /// Nanoseconds of each operation.
-    latencies: Histogram<u64>,
+    /// Nanoseconds of each operation, but for those that are `few`.
+    many: Option<Histogram<u64>>,
+    /// Nanoseconds of each of the others.
+    few: Vec<u64>,
     /// How long all of them together took.
     pub(crate) elapsed: Duration,
 }
 
 impl Measured {
     pub(crate) fn new(elapsed: Duration) -> Self {
-        Self { latencies: Histogram::new(3).expect("three digits are few"), elapsed }
+        Self { many: None, few: Vec::new(), elapsed }
     }
 
     pub(crate) fn add(&mut self, latency: Duration) {
         let nanos = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
-        self.latencies.record(nanos).expect("it grows by itself");
+        if self.few.len() == FEW {
+            self.settle();
+        }
+        self.few.push(nanos);
+    }
+
+    /// Makes many of the few.
+    fn settle(&mut self) {
+        let mut many = self.many.take().unwrap_or_else(empty);
+        for nanos in self.few.drain(..) {
+            many.record(nanos).expect("it grows by itself");
+        }
+        self.many = Some(many);
+    }
+
+    fn histogram(&self) -> Cow<'_, Histogram<u64>> {
+        let mut all = match &self.many {
+            Some(many) if self.few.is_empty() => return Cow::Borrowed(many),
+            Some(many) => many.clone(),
+            None => empty(),
+        };
+        for nanos in &self.few {
+            all.record(*nanos).expect("it grows by itself");
+        }
+        Cow::Owned(all)
     }
 
     /// What others measured at the same time.
     pub(crate) fn merge(&mut self, other: &Measured) {
-        self.latencies.add(&other.latencies).expect("it grows by itself");
+        if let Some(many) = &other.many {
+            self.settle();
+            let all = self.many.as_mut().expect("it was just made");
+            all.add(many).expect("it grows by itself");
+        }
+        for nanos in &other.few {
+            self.add(Duration::from_nanos(*nanos));
+        }
         self.elapsed = self.elapsed.max(other.elapsed);
     }
 
     /// As words for another process: the time, then each latency with its count.
     pub(crate) fn to_words(&self) -> String {
         let mut words = self.elapsed.as_nanos().to_string();
-        for bucket in self.latencies.iter_recorded() {
+        for bucket in self.histogram().iter_recorded() {
             words += &format!(" {}:{}", bucket.value_iterated_to(), bucket.count_at_value());
         }
         words
@@ -41,16 +79,18 @@ impl Measured {
     pub(crate) fn from_words(words: &str) -> Option<Self> {
         let mut words = words.split_whitespace();
         let mut measured = Self::new(Duration::from_nanos(words.next()?.parse().ok()?));
+        measured.settle();
+        let all = measured.many.as_mut()?;
         for word in words {
             let (value, count) = word.split_once(':')?;
-            measured.latencies.record_n(value.parse().ok()?, count.parse().ok()?).ok()?;
+            all.record_n(value.parse().ok()?, count.parse().ok()?).ok()?;
         }
         Some(measured)
     }
 
     /// How many there were.
     pub(crate) fn count(&self) -> u64 {
-        self.latencies.len()
+        self.many.as_ref().map_or(0, Histogram::len) + self.few.len() as u64
     }
 
     pub(crate) fn rate(&self) -> f64 {
@@ -58,8 +98,12 @@ impl Measured {
     }
 
     pub(crate) fn micros(&self, quantile: f64) -> f64 {
-        self.latencies.value_at_quantile(quantile) as f64 / 1_000.0
+        self.histogram().value_at_quantile(quantile) as f64 / 1_000.0
     }
+}
+
+fn empty() -> Histogram<u64> {
+    Histogram::new(3).expect("three digits are few")
 }
 
 /// How rows are told.

@@ -250,11 +250,9 @@ where
     for number in 0..callers {
         tasks.spawn(task(number));
     }
-    let mut all = Measured::new(Duration::ZERO);
-    while let Some(measured) = tasks.join_next().await {
-        all.merge(&measured.expect("a caller"));
-    }
-    all.elapsed = begun.elapsed();
+    let each = tasks.join_all().await;
+    let mut all = Measured::new(begun.elapsed());
+    each.iter().for_each(|measured| all.merge(measured));
     all
 }
 
