@@ -43,10 +43,11 @@ pub(crate) struct SessionOpening {
 }
 
 impl SessionOpening {
-    /// What makes its lease.
+    /// What makes its lease, which lives for whole milliseconds: never shorter than it was asked for.
     pub(super) fn command(&self) -> Command {
-        let (ttl, session) = (self.ttl.saturating_add(self.delay), Some(self.info.clone()));
-        Command::Grant { id: None, ttl, session }
+        let millis = self.ttl.saturating_add(self.delay).as_nanos().div_ceil(1_000_000);
+        let ttl = Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
+        Command::Grant { id: None, ttl, session: Some(self.info.clone()) }
     }
 
     /// What it is opened with.
@@ -414,6 +415,22 @@ mod tests {
         assert_eq!(state.valid_until(), at(3700));
         assert_eq!(sessions.due(at(1999)), None);
         assert!(sessions.due(at(2000)).is_some(), "renewed by the ttl, not by the lease's");
+    }
+
+    #[test]
+    fn a_lease_lives_for_ttl_and_delay_and_never_a_part_of_a_millisecond_less() {
+        let lives = |ttl, delay| {
+            let info = SessionInfo { label: String::new(), own: false };
+            let (asked, deadline, bytes, reply) = (at(0), at(0), 0, ReplyTo::Nobody);
+            let opening = SessionOpening { ttl, delay, info, asked, deadline, bytes, reply };
+            match opening.command() {
+                Command::Grant { ttl, .. } => ttl,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(lives(ms(900), ms(2000)), ms(2900));
+        assert_eq!(lives(Duration::from_micros(900_500), Duration::from_micros(600)), ms(902));
+        assert!(lives(Duration::MAX, ms(1)) > crate::model::Limits::LEASE_TTL_MAX);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::api::{Client, Effect, Error, Session};
 use crate::model::{
-    Command, KeyRange, KeyValue, RangeReply, Refusal, Reply, Revision, SessionInfo,
+    Command, KeyRange, KeyValue, LeaseId, RangeReply, Refusal, Reply, Revision, SessionInfo,
 };
 use crate::watch::{WatchRequest, Watcher};
 
@@ -72,10 +72,22 @@ impl Caller {
 
     /// Opens a session, which the node keeps alive; `None` if that did not succeed.
     pub(crate) async fn session(&self, ttl: Duration) -> Option<Session> {
+        self.session_with(ttl, Duration::ZERO).await
+    }
+
+    /// Opens a session whose keys outlive it by `delay`, unless it is closed.
+    pub(crate) async fn session_with(&self, ttl: Duration, delay: Duration) -> Option<Session> {
         let info = SessionInfo { label: "simulated".to_owned(), own: false };
         let shared = &self.client.shared;
-        let (delay, deadline) = (Duration::ZERO, shared.deadline(None));
+        let deadline = shared.deadline(None);
         let claim = shared.open_session(ttl, delay, info, deadline).await.ok()?;
+        Some(Session::new(claim))
+    }
+
+    /// Goes on with a session that somebody has opened; `None` if that did not succeed.
+    pub(crate) async fn resume(&self, lease: LeaseId, delay: Duration) -> Option<Session> {
+        let shared = &self.client.shared;
+        let claim = shared.resume_session(lease, delay, shared.deadline(None)).await.ok()?;
         Some(Session::new(claim))
     }
 

@@ -7,8 +7,8 @@
 //! random). [`world`] makes things happen, one after the other; [`process`] is one life of one node in
 //! it; [`executor`] runs the tasks of the programs that the nodes are embedded in.
 //!
-//! What the programs do is [`workload`], with [`watching`] and [`locking`], through [`caller`]. What goes
-//! wrong is the [`plan`] that a seed draws. What really happened is [`truth`]; [`judge`] holds everything
+//! What the programs do is [`workload`], with [`watching`], [`locking`] and [`keeping`], through [`caller`].
+//! What goes wrong is the [`plan`] that a seed draws. What really happened is [`truth`]; [`judge`] holds everything
 //! against it, and names what is broken, a [`Violation`]. [`run`] is one seed from beginning to end, and
 //! [`trace`] is how two runs of it are compared. `docs/simulator.md` is the page for who uses it.
 //!
@@ -20,6 +20,7 @@ mod plan;
 mod run;
 
 mod caller;
+mod keeping;
 mod locking;
 mod watching;
 mod workload;

@@ -6,6 +6,7 @@
 //! put it.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,14 +17,15 @@ use super::caller::{Caller, Fate};
 use super::clock::Timeline;
 use super::executor::{Spawner, Timers};
 use super::judge::Judge;
+use super::keeping;
 use super::locking::{Player, Program};
 use super::plan::{between, index, one_in};
 use super::rng::Rng;
 use super::watching;
 use crate::env::Entropy;
 use crate::model::{
-    Command, Compare, Delete, KeyRange, KeyValue, NodeId, Op, Put, PutLease, PutValue, Reply,
-    Revision, Txn,
+    Command, Compare, Delete, KeyRange, KeyValue, LeaseId, NodeId, Op, Put, PutLease, PutValue,
+    Reply, Revision, Txn,
 };
 
 /// How many keys the clients fight over.
@@ -44,6 +46,8 @@ pub(crate) struct Scene {
     pub(crate) think_max: Duration,
     /// Set when the clients should come to an end.
     pub(crate) closing: Rc<Cell<bool>>,
+    /// Leases of sessions that were opened with their lock delays, for those who want to take one up.
+    pub(crate) known_leases: Rc<RefCell<VecDeque<(LeaseId, Duration)>>>,
     unique: Rc<Cell<u64>>,
 }
 
@@ -55,8 +59,8 @@ impl Scene {
         spawner: Spawner,
         think_max: Duration,
     ) -> Self {
-        let (closing, unique) = (Rc::default(), Rc::default());
-        Self { judge, timers, timeline, spawner, think_max, closing, unique }
+        let (closing, unique, known_leases) = Default::default();
+        Self { judge, timers, timeline, spawner, think_max, closing, known_leases, unique }
     }
 
     /// A value that no other request puts, with something to say.
@@ -111,6 +115,7 @@ pub(crate) fn start(
         let (scene, caller) = (scene.clone(), caller.clone());
         program.start(&Player { scene, caller, node, at, rng });
     }
+    keeping::start(scene, caller, node, at, Rng::new(rng.next_u64()));
     let range = [KeyRange::all(), KeyRange::prefix("kv/"), KeyRange::prefix("acct/")];
     let range = range[index(rng, range.len())].clone();
     let slow = one_in(rng, 3);
@@ -418,7 +423,7 @@ impl Client {
     async fn impossible(&mut self) {
         let (key, value) = (self.key(), self.scene.value("impossible"));
         let puts = [(key.clone(), value.clone())];
-        let lease = crate::model::LeaseId::new(0x7fff_ffff_ffff_fff0).expect("not zero");
+        let lease = LeaseId::new(0x7fff_ffff_ffff_fff0).expect("not zero");
         let lease = PutLease::Attach(lease);
         let put = Put { key, value: PutValue::Set(value), lease, prev_kv: false };
         if let Some(Ok(reply)) = self.change("impossible", Command::Put(put), &puts).await {

@@ -123,11 +123,12 @@ pub(crate) struct Judge {
     pub(crate) tally: Tally,
 }
 
-/// A lease that was granted and is not renewed.
+/// A lease that somebody counts on, from a moment on for that long.
 struct CountedOn {
-    sent: Duration,
-    ttl: Duration,
+    from: Duration,
+    good_for: Duration,
     may_end: bool,
+    has_ended: bool,
 }
 
 impl Judge {
@@ -589,10 +590,35 @@ impl Judge {
     /// A lease was asked for at `sent`, for that long, and granted. Nobody renews it; only its end
     /// deletes the keys below `lease/`.
     pub(crate) fn lease_counts(&mut self, lease: LeaseId, sent: Duration, ttl: Duration) {
-        let before = self.leases.insert(lease, CountedOn { sent, ttl, may_end: false });
-        if before.is_some() {
+        if self.count_on(lease, sent, ttl).is_some() {
             self.broken("L-UNIQUE", || format!("{lease:?} was granted twice"));
         }
+    }
+
+    fn count_on(
+        &mut self,
+        lease: LeaseId,
+        from: Duration,
+        good_for: Duration,
+    ) -> Option<CountedOn> {
+        let counted = CountedOn { from, good_for, may_end: false, has_ended: false };
+        self.leases.insert(lease, counted)
+    }
+
+    /// Whoever keeps a session believes in its lease: it has not ended, and will not for `delay`.
+    pub(crate) fn lease_believed(&mut self, lease: LeaseId, delay: Duration) {
+        let now = self.timeline.now();
+        let Some(counted) = self.leases.get_mut(&lease) else {
+            self.count_on(lease, now, delay);
+            return;
+        };
+        if now + delay > counted.from + counted.good_for {
+            (counted.from, counted.good_for) = (now, delay);
+        }
+        if counted.has_ended && !counted.may_end {
+            self.broken("L-EARLY", || format!("{lease:?} has ended and is believed in"));
+        }
+        self.count("session believed in");
     }
 
     /// Somebody is about to revoke it.
@@ -616,11 +642,14 @@ impl Judge {
         let Some(lease) = row.and_then(|row| row.lease) else { return };
         let found = self.truth.lease_ended(lease, revision);
         self.note(found);
-        let Some(counted) = self.leases.get(&lease) else { return };
-        let (lived, ttl) = (self.timeline.now() - counted.sent, counted.ttl);
-        if !counted.may_end && lived < ttl {
+        let Some(counted) = self.leases.get_mut(&lease) else { return };
+        counted.has_ended = true;
+        let (lived, good_for) = (self.timeline.now() - counted.from, counted.good_for);
+        if !counted.may_end && lived < good_for {
             self.broken("L-EARLY", || {
-                format!("{lease:?} ended at {revision:?}, {lived:?} after a grant that was good for {ttl:?}")
+                format!(
+                    "{lease:?} ended at {revision:?}, {lived:?} after it was good for {good_for:?}"
+                )
             });
         }
         self.count("lease end");

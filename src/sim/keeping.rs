@@ -1,0 +1,153 @@
+//! Programs that keep sessions: open them, with a lock delay or without, leave them to others, take up
+//! what others have left or still keep, and tell the judge whenever they believe in one.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::caller::{Caller, Fate};
+use super::plan::{between, index, one_in};
+use super::rng::Rng;
+use super::workload::Scene;
+use crate::api::Session;
+use crate::env::Entropy;
+use crate::model::{Command, NodeId, Put, PutLease, PutValue};
+
+/// How long a program looks at its session before it parts with it, at most, in looks.
+const LOOKS_MAX: u64 = 40;
+
+/// How many leases are remembered for those who want to take one up.
+const KNOWN_MAX: usize = 6;
+
+/// One program that keeps one session after the other.
+struct Keeper {
+    scene: Scene,
+    caller: Caller,
+    node: NodeId,
+    rng: Rng,
+}
+
+/// Starts a program that keeps sessions.
+pub(crate) fn start(scene: &Scene, caller: &Caller, node: NodeId, at: usize, rng: Rng) {
+    let keeper = Keeper { scene: scene.clone(), caller: caller.clone(), node, rng };
+    scene.spawner.spawn(Some(at), keeper.live());
+}
+
+impl Keeper {
+    async fn live(self) {
+        while !self.scene.closing.get() {
+            self.scene.think(&self.rng).await;
+            let session = match one_in(&self.rng, 2) {
+                true => self.resume().await,
+                false => self.open().await,
+            };
+            let Some(session) = session else { continue };
+            for _ in 0..self.rng.below(LOOKS_MAX) {
+                if self.scene.closing.get() || !self.look(&session) {
+                    break;
+                }
+                self.scene.think(&self.rng).await;
+            }
+            self.part(session).await;
+        }
+    }
+
+    async fn open(&self) -> Option<Session> {
+        let (ttl, most) = (between(&self.rng, ms(700), ms(2500)), ms(3000));
+        let delay = match one_in(&self.rng, 3) {
+            true => Duration::ZERO,
+            false => between(&self.rng, ms(1), most),
+        };
+        let call =
+            self.scene.judge.borrow_mut().call(self.node, "open session", self.caller.deadline());
+        let session = self.caller.session_with(ttl, delay).await;
+        self.scene.judge.borrow_mut().returned(call);
+        let session = session?;
+        self.remember(&session);
+        self.bind(&session).await.then_some(session)
+    }
+
+    fn remember(&self, session: &Session) {
+        let mut known = self.scene.known_leases.borrow_mut();
+        known.push_back((session.lease(), session.lock_delay()));
+        if known.len() > KNOWN_MAX {
+            known.pop_front();
+        }
+    }
+
+    /// Puts a key that only the end of the session's lease deletes.
+    async fn bind(&self, session: &Session) -> bool {
+        let (key, value) =
+            (Bytes::from(format!("lease/{}", session.lease())), self.scene.value("kept"));
+        let puts = [(key.clone(), value.clone())];
+        let lease = PutLease::Attach(session.lease());
+        let put = Put { key, value: PutValue::Set(value), lease, prev_kv: false };
+        let floor = self.scene.judge.borrow().floor();
+        let call = self.scene.judge.borrow_mut().call(self.node, "bind", self.caller.deadline());
+        let answer = self.caller.write(Command::Put(put)).await;
+        let mut judge = self.scene.judge.borrow_mut();
+        judge.returned(call);
+        match answer {
+            Ok(reply) => judge.wrote("bind", floor, reply.revision(), &puts),
+            Err(Fate::Unknown) => judge.unknown(),
+            Err(Fate::NotApplied | Fate::Refused(_)) => {
+                judge.not_applied(&puts);
+                return false;
+            }
+        }
+        true
+    }
+
+    async fn resume(&self) -> Option<Session> {
+        let (lease, delay) = {
+            let known = self.scene.known_leases.borrow();
+            if known.is_empty() {
+                return None;
+            }
+            known[index(&self.rng, known.len())]
+        };
+        let call =
+            self.scene.judge.borrow_mut().call(self.node, "resume session", self.caller.deadline());
+        let session = self.caller.resume(lease, delay).await;
+        let mut judge = self.scene.judge.borrow_mut();
+        judge.returned(call);
+        if session.is_some() {
+            judge.count("session resumed");
+        }
+        session
+    }
+
+    /// Whether the session is believed in.
+    fn look(&self, session: &Session) -> bool {
+        let believes = session.end().is_none();
+        if believes {
+            let (lease, delay) = (session.lease(), session.lock_delay());
+            self.scene.judge.borrow_mut().lease_believed(lease, delay);
+        }
+        believes
+    }
+
+    async fn part(&self, session: Session) {
+        let believes = self.look(&session);
+        match self.rng.below(4) {
+            0 => drop(session.orphan()),
+            1 => {
+                if believes {
+                    self.scene.judge.borrow_mut().lease_may_end(session.lease());
+                }
+                drop(session);
+            }
+            _ => {
+                // What was lost with a lock delay cannot be closed any more.
+                if believes || session.lock_delay().is_zero() {
+                    self.scene.judge.borrow_mut().lease_may_end(session.lease());
+                }
+                drop(session.close().await);
+            }
+        }
+    }
+}
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
