@@ -68,6 +68,7 @@ pub use recipes::{
 };
 pub use recipes::{Group, GroupError, GroupEvent, GroupMember, GroupWatch, Membership};
 pub use recipes::{Latch, LatchError};
+pub use recipes::{LockInfo, Locks, OrderError};
 pub use recipes::{Sequence, SequenceError, SequentialKey};
 pub use transport::TransportError;
 #[cfg(feature = "tls")]

@@ -10,12 +10,13 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use crate::machine::Change;
-use crate::model::{Event, EventKind, LeaseId, Moment, Revision};
+use crate::model::{Event, EventKind, KeyValue, LeaseId, Moment, Revision};
 use crate::node::{ReplyTo, SessionEnd, SessionState, Shared};
 
 use super::error::{LockError, Loss};
 use super::line::{Ask, parent, prefix_of};
-use super::place::{Act, Acts, Inner, Phase, Place, Stage, Turn};
+use super::order::{self, Order};
+use super::place::{Act, Acts, Inner, Parting, Phase, Place, Stage, Turn};
 use super::rule::{Misfit, Queue, Rank, Rule};
 use super::stance::Stance;
 use super::view;
@@ -326,16 +327,15 @@ impl Book {
             if was_held && inner.waiting() > 0 {
                 inner.begin_anew();
                 acts.0.push(Act::Passed(reply));
-                let (place, keys) = (Arc::clone(place), Arc::clone(keys));
-                acts.0.push(Act::EnterAnew { place, keys, since, bound: Vec::new() });
+                let parting = no_more(keys, since);
+                acts.0.push(Act::EnterAnew { place: Arc::clone(place), parting });
             } else {
                 inner.phase = Phase::Gone;
                 inner.fail(&LockError::Evicted, acts);
                 acts.0.push(Act::Passed(reply));
                 if keys.len() > 1 {
-                    let (place, keys) = (Arc::clone(place), Arc::clone(keys));
-                    let reply = ReplyTo::Nobody;
-                    acts.0.push(Act::Delete { place, keys, since, bound: Vec::new(), reply });
+                    let (place, parting) = (Arc::clone(place), no_more(keys, since));
+                    acts.0.push(Act::Part { place, parting, reply: ReplyTo::Nobody });
                 }
             }
         }
@@ -359,12 +359,17 @@ impl Book {
                 place.rest(&mut inner, ReplyTo::Nobody, acts);
             } else {
                 // Whoever wanted it has gone meanwhile.
-                let (place, keys) = (Arc::clone(place), Arc::clone(&inner.keys));
-                let reply = ReplyTo::Nobody;
-                acts.0.push(Act::Delete { place, keys, since, bound: Vec::new(), reply });
+                let parting = no_more(&inner.keys, since);
+                let (place, reply) = (Arc::clone(place), ReplyTo::Nobody);
+                acts.0.push(Act::Part { place, parting, reply });
             }
             old
         };
+        let before = self.lines.get(prefix).and_then(|line| line.local.get(key)).cloned();
+        if let Some(before) = before.filter(|before| !Arc::ptr_eq(before, place)) {
+            // That of the one who has handed it over, on this node too.
+            self.forget(&before, prefix, key);
+        }
         if let Some(line) = self.lines.get_mut(prefix) {
             line.local.remove(&old[0]);
             line.local.insert(key.clone(), Arc::clone(place));
@@ -420,7 +425,12 @@ impl Book {
     ) {
         for event in change.events.iter() {
             let Some(prefix) = parent(&event.kv.key) else { continue };
-            let Some(line) = self.lines.get_mut(prefix) else { continue };
+            let Some(line) = self.lines.get_mut(prefix) else {
+                if event.kind == EventKind::Put {
+                    self.follow_order(&event.kv, acts);
+                }
+                continue;
+            };
             let Some(queue) = &mut line.queue else { continue };
             let key = &event.kv.key;
             let is_place = event.kind == EventKind::Put && event.kv.lease.is_some();
@@ -441,6 +451,19 @@ impl Book {
             if !is_place || event.kv.lease != Some(place.session.lease) {
                 self.has_gone(change, event, &place, acts);
             }
+        }
+    }
+
+    /// Somebody may order something of the holder of a local place.
+    fn follow_order(&self, row: &KeyValue, acts: &mut Acts) {
+        let Some(key) = order::addressee(&row.key) else { return };
+        let line = parent(key).and_then(|prefix| self.lines.get(prefix));
+        let Some(place) = line.and_then(|line| line.local.get(key)) else { return };
+        if row.lease == Some(place.session.lease)
+            && let Some(order) = Order::parse(&row.value)
+            && place.lock().keys.iter().any(|now| now == key)
+        {
+            place.obey(order, &row.key, acts);
         }
     }
 
@@ -590,6 +613,9 @@ impl Book {
         }
         for prefix in &prefixes {
             self.grant_waiting(shared, prefix, acts);
+            for row in order::rows(shared, prefix) {
+                self.follow_order(&row, acts);
+            }
         }
     }
 
@@ -633,6 +659,11 @@ impl Book {
             }
         }
     }
+}
+
+/// What was lost: those of the keys that are left go.
+fn no_more(keys: &Arc<[Bytes]>, since: Revision) -> Parting {
+    Parting { keys: Arc::clone(keys), since, bound: Vec::new(), heir: None }
 }
 
 /// A place ends without a word to the cluster.

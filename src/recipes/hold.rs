@@ -18,9 +18,12 @@ use crate::model::{
 use crate::node::{ReplyTo, Standing};
 
 use super::error::{LockError, Loss};
-use super::line::{Lines, still_mine};
-use super::place::{Grant, Place, Request, Share, Turn};
+use super::line::{Lines, parent, still_mine};
+use super::operate::OrderError;
+use super::order::Request;
+use super::place::{Grant, Place, Share, Turn};
 use super::token::Token;
+use super::view::{self, Contender};
 
 /// Whether a lock is still held. Judged anew at each look, by this machine's clock and what this
 /// node's replica has applied.
@@ -253,6 +256,35 @@ impl Hold {
             },
             () = shared.sleep_until(shared.deadline(None)) => {
                 Err(Error::Deadline { effect: Effect::Unknown })
+            }
+        }
+    }
+}
+
+impl Hold {
+    /// Gives it to one who waits in the same line, past those before that one. If the heir has gone, the
+    /// next in line gets it.
+    pub(crate) async fn hand_over(self, heir: &Contender) -> Result<(), OrderError> {
+        let shared = Arc::clone(self.session.shared());
+        let line = parent(self.key()).map(Bytes::copy_from_slice).unwrap_or_default();
+        if self.grant.keys.len() > 1 || parent(&heir.key) != Some(&line) {
+            return Err(OrderError::NoHeir { heir: heir.key.clone() });
+        }
+        view::is_for_ours_alone(&shared, &line)?;
+        let (sender, receiver) = oneshot::channel();
+        let (heir, reply) = (heir.key.clone(), ReplyTo::Waiting(sender));
+        if !self.lines.hand_over(&self.place, &self.turn, heir, reply) {
+            return Err(OrderError::Gone);
+        }
+        drop(self);
+        tokio::select! {
+            biased;
+            answer = receiver => match answer {
+                Ok(answer) => answer.map(drop).map_err(|error| Error::from(error).into()),
+                Err(_) => Err(Error::Deadline { effect: Effect::Unknown }.into()),
+            },
+            () = shared.sleep_until(shared.deadline(None)) => {
+                Err(Error::Deadline { effect: Effect::Unknown }.into())
             }
         }
     }

@@ -28,7 +28,7 @@ use crate::node::{
 
 use super::book::{Book, end_place};
 use super::error::{LockError, Loss};
-use super::place::{Act, Acts, Place, Turn, unbinding};
+use super::place::{Act, Acts, Parting, Place, Turn, unbinding};
 
 /// What is wanted, by whom.
 pub(crate) struct Ask<'a> {
@@ -134,6 +134,22 @@ impl Lines {
         was_held
     }
 
+    /// A task hands its hold to the place of this key; false if the hold is over already. If that place
+    /// does not wait any more, the lock is released.
+    pub(crate) fn hand_over(
+        self: &Arc<Self>,
+        place: &Arc<Place>,
+        turn: &Arc<Turn>,
+        heir: Bytes,
+        reply: ReplyTo<Reply>,
+    ) -> bool {
+        let mut acts = Acts::default();
+        let was_held = place.hand_over(turn, heir, reply, &mut acts);
+        self.perform(acts);
+        self.forget_cap(turn);
+        was_held
+    }
+
     /// The outcome of a transaction under a hold is known, or never will be.
     pub(crate) fn end_txn(self: &Arc<Self>, place: &Arc<Place>, is_known: bool) {
         let mut acts = Acts::default();
@@ -166,31 +182,29 @@ impl Lines {
             match act {
                 Act::Wake(waker) => waker.wake(),
                 Act::Passed(reply) => reply.send(Ok(passed())),
-                Act::Delete { place, keys, since, bound, reply } => {
+                Act::Part { place, parting, reply } => {
                     if let Some(shared) = self.shared.upgrade() {
-                        let leaving = leaving(place.session.lease, &keys, since, &bound);
+                        let leaving = parting.to_txn(&shared, place.session.lease);
                         shared.insist(Command::Txn(leaving), reply);
                     }
                 }
-                Act::EnterAnew { place, keys, since, bound } => {
-                    self.enter_anew(&place, &keys, since, bound);
+                Act::EnterAnew { place, parting } => self.enter_anew(&place, &parting),
+                Act::Tidy { order, lease } => {
+                    if let Some(shared) = self.shared.upgrade() {
+                        let success = unbinding(lease, &[order]);
+                        let txn = Txn { success, ..Txn::default() };
+                        shared.insist(Command::Txn(txn), ReplyTo::Nobody);
+                    }
                 }
             }
         }
     }
 
     /// A place whose hold has ended, with tasks that wait for the next.
-    fn enter_anew(
-        self: &Arc<Self>,
-        place: &Arc<Place>,
-        old: &Arc<[Bytes]>,
-        since: Revision,
-        bound: Vec<Bytes>,
-    ) {
+    fn enter_anew(self: &Arc<Self>, place: &Arc<Place>, parting: &Parting) {
         let Some(shared) = self.shared.upgrade() else { return };
         let keys = self.lock().rename(place);
-        let lease = place.session.lease;
-        let before = leaving(lease, old, since, &bound);
+        let before = parting.to_txn(&shared, place.session.lease);
         let command = Command::Txn(entering(place, &keys, Some(before.clone())));
         let (lines, place) = (Arc::clone(self), Arc::clone(place));
         let reply = ReplyTo::Call(Box::new(move |outcome: CallResult<Reply>| {
@@ -333,21 +347,45 @@ fn entering(place: &Place, keys: &[Bytes], before: Option<Txn>) -> Txn {
     }
 }
 
-/// Deletes each of a place's keys that is still the place's, and what was bound to its hold.
-fn leaving(lease: LeaseId, keys: &[Bytes], since: Revision, bound: &[Bytes]) -> Txn {
-    let mut parts: Vec<Txn> = keys
-        .iter()
-        .map(|key| Txn {
-            compares: still_mine(key, since, lease).to_vec(),
-            success: vec![Op::delete(key.clone())],
-            failure: Vec::new(),
-        })
-        .collect();
-    parts[0].success.extend(unbinding(lease, bound));
-    if parts.len() == 1 {
-        return parts.remove(0);
+impl Parting {
+    /// What is to be carried out.
+    fn to_txn(&self, shared: &Shared, lease: LeaseId) -> Txn {
+        let leaving = self.leaving(lease);
+        let ([key], Some(heir)) = (&*self.keys, &self.heir) else { return leaving };
+        let (Some(row), _) = shared.reader.get(heir) else { return leaving };
+        let Some(heir_lease) = row.lease else { return leaving };
+        let mut compares = still_mine(key, self.since, lease).to_vec();
+        compares.extend(still_mine(heir, row.create_revision, heir_lease));
+        compares.push(Compare::mod_revision(heir.clone()).eq(row.mod_revision));
+        let taken = Put {
+            key: key.clone(),
+            value: PutValue::Set(row.value),
+            lease: PutLease::Attach(heir_lease),
+            prev_kv: false,
+        };
+        let mut success = vec![Op::Put(taken), Op::delete(heir.clone())];
+        success.extend(unbinding(lease, &self.bound));
+        Txn { compares, success, failure: vec![Op::Txn(leaving)] }
     }
-    Txn { success: parts.into_iter().map(Op::Txn).collect(), ..Txn::default() }
+
+    /// Deletes each of the keys that is still the place's, and what was bound to its hold.
+    fn leaving(&self, lease: LeaseId) -> Txn {
+        let mut parts: Vec<Txn> = self
+            .keys
+            .iter()
+            .map(|key| Txn {
+                compares: still_mine(key, self.since, lease).to_vec(),
+                success: vec![Op::delete(key.clone())],
+                failure: Vec::new(),
+            })
+            .collect();
+        // What is bound to the hold is bound to the same lease; what is not is somebody else's.
+        parts[0].success.extend(unbinding(lease, &self.bound));
+        if parts.len() == 1 {
+            return parts.remove(0);
+        }
+        Txn { success: parts.into_iter().map(Op::Txn).collect(), ..Txn::default() }
+    }
 }
 
 /// The conditions under which a key is still a place's.

@@ -23,11 +23,13 @@
 mod mutex;
 
 mod election;
+mod operate;
 
 mod book;
 mod error;
 mod hold;
 mod line;
+mod order;
 mod owner;
 mod place;
 mod rule;
@@ -66,8 +68,9 @@ pub use group::{Group, GroupError, GroupEvent, GroupMember, GroupWatch, Membersh
 pub use hold::{GuardError, GuardTxn, Hold, LockState, Released};
 pub use latch::{Latch, LatchError};
 pub use mutex::{Guard, LockCall, Mutex};
+pub use operate::{LockInfo, Locks, OrderError};
+pub use order::Request;
 pub use owner::Owner;
-pub use place::Request;
 pub use queue::{
     Delivery, ItemId, ItemState, PutItem, PutMany, Queue, QueueError, QueueTaker, QueuedItem,
     TakeCall,

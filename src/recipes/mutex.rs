@@ -14,6 +14,7 @@ use crate::model::{Command, KeyValue, Moment, Op, Reply, Revision, Txn};
 use super::error::{LockError, Loss};
 use super::hold::{Hold, Released};
 use super::line::{prefix_of, still_mine};
+use super::operate::OrderError;
 use super::owner::{Mode, Owner};
 use super::rule::Rule;
 use super::stance::{self, Stance};
@@ -256,6 +257,18 @@ impl Guard {
     /// [`Error::Deadline`] if it could not be confirmed in time; the node goes on trying.
     pub async fn release(self) -> Result<Released, Error> {
         self.0.release().await
+    }
+}
+
+impl Guard {
+    /// Gives it to one who waits for it ([`Mutex::line`]), past those before that one, which gets a token
+    /// of its own. This belief ends first. If the heir has gone by then, the next in line gets it. Refused
+    /// while a client that is not Bowline's stands in the line: it would not know.
+    ///
+    /// # Errors
+    /// See [`OrderError`]: the lock is released then, and the next in line gets it.
+    pub async fn hand_over(self, heir: &Contender) -> Result<(), OrderError> {
+        self.0.hand_over(heir).await
     }
 }
 

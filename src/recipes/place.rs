@@ -32,6 +32,7 @@ use crate::model::{Compare, LeaseId, Moment, Op, Reply, Revision, Txn};
 use crate::node::{ReplyTo, SessionState};
 
 use super::error::{LockError, Loss};
+use super::order::{Order, Request, What};
 use super::token::Token;
 
 /// How often a lock passes from task to task inside a node while others in the cluster wait for it.
@@ -98,16 +99,6 @@ pub(crate) enum Share {
     TooMany,
     /// It is not held any more.
     Over,
-}
-
-/// Somebody asks the holder to give the lock up.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct Request {
-    /// Who asks: the label of its node.
-    pub by: String,
-    /// Why.
-    pub why: String,
 }
 
 impl Turn {
@@ -189,7 +180,6 @@ impl Turn {
     }
 
     /// Somebody asks something of the holder.
-    #[allow(dead_code, reason = "for the orders to holders, which follow")]
     pub(crate) fn ask(&self, request: Request) {
         self.lock().request = Some(request);
         self.changed.notify_waiters();
@@ -255,20 +245,27 @@ pub(crate) struct Inner {
     bound: Vec<Bytes>,
     /// Who waits for the release, while transactions are open.
     releasing: Option<ReplyTo<Reply>>,
+    /// The key of the place that the hold is to be handed to.
+    heir: Option<Bytes>,
+}
+
+/// What becomes of the keys of a hold that is over, and of what is bound to it.
+pub(crate) struct Parting {
+    pub(crate) keys: Arc<[Bytes]>,
+    pub(crate) since: Revision,
+    pub(crate) bound: Vec<Bytes>,
+    /// Whose the hold becomes, if that one still waits; otherwise the keys are deleted.
+    pub(crate) heir: Option<Bytes>,
 }
 
 /// What is to be said to the cluster, or to a task, when no lock is held.
 pub(crate) enum Act {
-    /// Delete the place's keys, if they are still those, and what is bound to the hold.
-    Delete {
-        place: Arc<Place>,
-        keys: Arc<[Bytes]>,
-        since: Revision,
-        bound: Vec<Bytes>,
-        reply: ReplyTo<Reply>,
-    },
-    /// Put new keys there, and delete those of before in the same entry.
-    EnterAnew { place: Arc<Place>, keys: Arc<[Bytes]>, since: Revision, bound: Vec<Bytes> },
+    /// Part with the place's keys, if they are still those.
+    Part { place: Arc<Place>, parting: Parting, reply: ReplyTo<Reply> },
+    /// Put new keys there, and part with those of before in the same entry.
+    EnterAnew { place: Arc<Place>, parting: Parting },
+    /// Delete an order to a place that is over.
+    Tidy { order: Bytes, lease: LeaseId },
     /// There is nothing to be said: the release has come true here.
     Passed(ReplyTo<Reply>),
     /// Wake a task.
@@ -301,6 +298,7 @@ impl Place {
             is_spent: false,
             bound: Vec::new(),
             releasing: None,
+            heir: None,
         };
         let (is_contended, inner) = (AtomicBool::new(false), Mutex::new(inner));
         Self { id, prefixes, session, value, is_shared, is_contended, inner }
@@ -342,6 +340,60 @@ impl Place {
         turn.lose(why);
         self.rest(&mut inner, reply, acts);
         true
+    }
+
+    /// As [`Place::release`], for the good of another place: the hold becomes its, if it still waits.
+    pub(crate) fn hand_over(
+        self: &Arc<Self>,
+        turn: &Arc<Turn>,
+        heir: Bytes,
+        reply: ReplyTo<Reply>,
+        acts: &mut Acts,
+    ) -> bool {
+        let mut inner = self.lock();
+        if !inner.is_held_by(turn) {
+            return false;
+        }
+        inner.holder = None;
+        inner.heir = Some(heir);
+        turn.lose(Loss::HandedOver);
+        self.rest(&mut inner, reply, acts);
+        true
+    }
+
+    /// Follows an order to whoever has the place.
+    pub(crate) fn obey(self: &Arc<Self>, order: Order, row: &Bytes, acts: &mut Acts) {
+        let holder = {
+            let mut inner = self.lock();
+            if inner.phase == Phase::Gone {
+                let (order, lease) = (row.clone(), self.session.lease);
+                acts.0.push(Act::Tidy { order, lease });
+                return;
+            }
+            // It goes with the hold that it is about.
+            if !inner.bound.contains(row) {
+                inner.bound.push(row.clone());
+            }
+            inner.holder.clone()
+        };
+        let (why, nobody) = (order.request, ReplyTo::Nobody);
+        match (order.what, holder) {
+            (What::Ask, Some(turn)) => turn.ask(why),
+            (What::Ask, None) => {}
+            (What::Break, Some(turn)) => {
+                let loss = Loss::Broken { by: why.by, why: why.why };
+                self.release(&turn, loss, nobody, acts);
+            }
+            (What::Break, None) => {
+                let mut inner = self.lock();
+                inner.fail(&LockError::Evicted, acts);
+                self.rest(&mut inner, nobody, acts);
+            }
+            (What::HandOver(heir), Some(turn)) => {
+                self.hand_over(&turn, heir, nobody, acts);
+            }
+            (What::HandOver(_), None) => {}
+        }
     }
 
     /// A transaction under this turn's hold begins; false if the hold is over.
@@ -396,7 +448,10 @@ impl Place {
                     self.leave(inner, since, reply, acts);
                 }
             }
-            Phase::Held { .. } if inner.open_txns > 0 => inner.releasing = Some(reply),
+            // Who releases it waits for that; nobody else does.
+            Phase::Held { .. } if inner.open_txns > 0 => {
+                inner.releasing.get_or_insert(reply);
+            }
             Phase::Held { since, granted } => {
                 if inner.turns.is_empty() {
                     self.leave(inner, since, reply, acts);
@@ -406,12 +461,8 @@ impl Place {
                     acts.0.push(Act::Passed(reply));
                 } else {
                     // The release is heard of when the old key has gone, with the new one's coming.
-                    acts.0.push(Act::EnterAnew {
-                        place: Arc::clone(self),
-                        keys: Arc::clone(&inner.keys),
-                        since,
-                        bound: std::mem::take(&mut inner.bound),
-                    });
+                    let (place, parting) = (Arc::clone(self), inner.part(since));
+                    acts.0.push(Act::EnterAnew { place, parting });
                     inner.releasing = Some(reply);
                     inner.begin_anew();
                 }
@@ -427,17 +478,12 @@ impl Place {
         acts: &mut Acts,
     ) {
         inner.phase = Phase::Gone;
-        acts.0.push(Act::Delete {
-            place: Arc::clone(self),
-            keys: Arc::clone(&inner.keys),
-            since,
-            bound: std::mem::take(&mut inner.bound),
-            reply,
-        });
+        let (place, parting) = (Arc::clone(self), inner.part(since));
+        acts.0.push(Act::Part { place, parting, reply });
     }
 
     fn may_pass(&self, inner: &mut Inner) -> bool {
-        if inner.is_spent || !inner.bound.is_empty() {
+        if inner.is_spent || !inner.bound.is_empty() || inner.heir.is_some() {
             return false;
         }
         if !self.is_contended.load(Ordering::Relaxed) {
@@ -524,6 +570,7 @@ impl Inner {
             holder.lose(why);
         }
         self.bound.clear();
+        self.heir = None;
     }
 
     /// It will stand in the line anew, with other keys.
@@ -531,6 +578,12 @@ impl Inner {
         self.phase = Phase::Entering;
         (self.hop, self.passes) = (0, 0);
         self.is_spent = false;
+    }
+
+    /// What is to be done about its keys, which are its no more.
+    fn part(&mut self, since: Revision) -> Parting {
+        let (bound, heir) = (std::mem::take(&mut self.bound), self.heir.take());
+        Parting { keys: Arc::clone(&self.keys), since, bound, heir }
     }
 
     /// Who waits to hear that the old key has gone.

@@ -9,6 +9,7 @@ use crate::model::{KeyRange, KeyValue, LeaseId, NodeId, Range, Revision, SortOrd
 use crate::node::Shared;
 
 use super::line::{is_place, prefix_of};
+use super::operate::OrderError;
 use super::rule::{LockKind, Queue};
 use super::stance::Stance;
 
@@ -102,4 +103,16 @@ fn contenders(shared: &Shared, rows: Vec<KeyValue>) -> Vec<Contender> {
         Some(Contender { key, since, holds, kind, lease, label, node, site, owner, why })
     };
     rows.into_iter().filter_map(contender).collect()
+}
+
+/// Whether nobody but Bowline's sessions stands in a line.
+///
+/// # Errors
+/// [`OrderError::Foreign`] names who does.
+pub(crate) fn is_for_ours_alone(shared: &Shared, prefix: &Bytes) -> Result<(), OrderError> {
+    let line = contenders(shared, rows(shared, prefix));
+    match line.into_iter().find(|place| place.node.is_none()) {
+        Some(foreign) => Err(OrderError::Foreign { key: foreign.key }),
+        None => Ok(()),
+    }
 }

@@ -1,0 +1,262 @@
+//! Locks as an operator sees them: who holds what since when, and what can be done about it.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use thiserror::Error as ThisError;
+
+use crate::api::{Client, Error, Node};
+use crate::model::{
+    Command, KeyRange, KeyValue, Op, Put, PutLease, PutValue, Range, Reply, Revision, Txn,
+};
+
+use super::line::{parent, prefix_of, still_mine};
+use super::order::{self, Order, Request, What};
+use super::view::{self, Contender};
+
+/// The locks of the store, for operators. Made by [`Node::locks`].
+///
+/// Looking is local: it shows what this node's replica has. Orders go to whoever has a place, through
+/// the log, and are carried out by its node, which ends the holder's belief before anybody else gets the
+/// lock. They name the place and its revision, never the lock alone: what came after is left alone.
+#[derive(Clone, Debug)]
+pub struct Locks {
+    client: Client,
+    label: String,
+}
+
+/// One lock.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct LockInfo {
+    /// Its name.
+    pub name: Bytes,
+    /// Those who hold it and wait for it, in order.
+    pub line: Vec<Contender>,
+    /// Keys below its name that are no places: they have no lease, or lie deeper. Nothing waits for
+    /// them here, but clients of etcd would: they should not be there.
+    pub strays: Vec<Bytes>,
+}
+
+/// Why an order was not given. Nothing was changed.
+#[derive(Clone, PartialEq, Eq, Debug, ThisError)]
+#[non_exhaustive]
+pub enum OrderError {
+    /// The place is not there any more, or is another one by now.
+    #[error("not ordered: that place is not in the line any more")]
+    Gone,
+    /// The place is not Bowline's, so that nobody would carry the order out.
+    #[error(
+        "not ordered: {} is not kept by a Bowline session: it can only be broken at once",
+        key.escape_ascii()
+    )]
+    Foreign {
+        /// Its key.
+        key: Bytes,
+    },
+    /// The heir does not wait in that line.
+    #[error("not ordered: {} does not wait in that line", heir.escape_ascii())]
+    NoHeir {
+        /// The key that was named.
+        heir: Bytes,
+    },
+    /// The store could not, or would not.
+    #[error(transparent)]
+    Store(#[from] Error),
+}
+
+impl Node {
+    /// The locks of the store, as an operator sees them.
+    ///
+    /// ```
+    /// # use bowline::{Config, Loss, Node, Wait};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// let guard = node.session().wait()?.mutex("jobs/nightly").lock().why("cleaning").wait()?;
+    /// let locks = node.locks();
+    /// let nightly = &locks.list("jobs/")?[0];
+    /// assert_eq!(nightly.line[0].why, "cleaning");
+    /// locks.break_lock(&nightly.line[0], "it hangs").wait()?;
+    /// assert!(matches!(guard.lost().wait(), Loss::Broken { .. }));
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn locks(&self) -> Locks {
+        Locks { client: self.client(), label: self.shared().settings.label.clone() }
+    }
+}
+
+impl Locks {
+    /// The locks whose names begin so, that somebody holds or waits for, by name. An empty prefix is all.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if the prefix is longer than a key.
+    pub fn list(&self, prefix: impl Into<Bytes>) -> Result<Vec<LockInfo>, Error> {
+        let prefix = prefix.into();
+        let keys = if prefix.is_empty() { KeyRange::all() } else { KeyRange::prefix(prefix) };
+        let mut range = Range::new(keys);
+        range.keys_only = true;
+        let shared = &self.client.shared;
+        shared.settings.limits.check_range(&range)?;
+        let rows = shared.reader.range(&range)?.kvs;
+        let mut names = BTreeMap::new();
+        for row in rows.iter().filter(|row| has_places_name(row)) {
+            if let Some(prefix) = parent(&row.key) {
+                names.insert(Bytes::copy_from_slice(&prefix[..prefix.len() - 1]), ());
+            }
+        }
+        names.into_keys().map(|name| self.of(name)).collect()
+    }
+
+    /// One lock; with an empty line if nobody holds it or waits for it.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if the name cannot be a lock's.
+    pub fn of(&self, name: impl Into<Bytes>) -> Result<LockInfo, Error> {
+        let name = name.into();
+        let prefix = prefix_of(&name);
+        let line = view::line_of(&self.client.shared, &name)?;
+        let mut range = Range::new(KeyRange::prefix(prefix.clone()));
+        range.keys_only = true;
+        let rows = self.client.shared.reader.range(&range)?.kvs;
+        let of_a_place = |key: &Bytes| {
+            line.iter()
+                .any(|place| *key == place.key || parent(key) == Some(&prefix_of(&place.key)))
+        };
+        let strays = rows.into_iter().map(|row| row.key).filter(|key| !of_a_place(key)).collect();
+        Ok(LockInfo { name, line, strays })
+    }
+
+    /// Asks the holder to give the lock up: its [`Hold::asked_to_release`](crate::Hold::asked_to_release)
+    /// says so. What it does is its own affair.
+    ///
+    /// # Errors
+    /// See [`OrderError`].
+    pub async fn ask(&self, place: &Contender, why: impl Into<String>) -> Result<(), OrderError> {
+        self.order(place, What::Ask, why.into()).await.map(drop)
+    }
+
+    /// Breaks a hold, or evicts who waits. Its node ends the holder's belief, and the lock is another's
+    /// after that; a node that does not answer keeps the lock until its session has expired. Answers
+    /// when the place is gone. Giving up the waiting does not take the order back.
+    ///
+    /// # Errors
+    /// See [`OrderError`].
+    pub async fn break_lock(
+        &self,
+        place: &Contender,
+        why: impl Into<String>,
+    ) -> Result<(), OrderError> {
+        let ordered = self.order(place, What::Break, why.into()).await?;
+        self.until_gone(place, ordered).await
+    }
+
+    /// Breaks a hold at once, without waiting until its holder knows: for a moment two may believe to hold
+    /// the lock. Guarded transactions and tokens stay safe. For holders that are not Bowline's, and for
+    /// those whose machine is known to be gone.
+    ///
+    /// # Errors
+    /// See [`OrderError`].
+    pub async fn break_lock_now(
+        &self,
+        place: &Contender,
+        why: impl Into<String>,
+    ) -> Result<(), OrderError> {
+        let why = why.into();
+        match self.order(place, What::Break, why.clone()).await {
+            Ok(_) | Err(OrderError::Foreign { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        let Contender { key, since, lease, .. } = place;
+        tracing::warn!(by = self.label, why, lock = %key.escape_ascii(), "a lock is broken at once");
+        let order = order::key_for(key);
+        let txn = Txn {
+            compares: still_mine(key, *since, *lease).to_vec(),
+            success: vec![Op::delete(key.clone()), Op::delete(order)],
+            failure: Vec::new(),
+        };
+        self.client.propose(Command::Txn(txn), None).await?;
+        Ok(())
+    }
+
+    /// Hands a hold to one who waits for it, past those before that one. The present holder's node ends
+    /// its belief first; the heir gets a token of its own. Refused while a client that is not Bowline's
+    /// stands in the line: it would not know.
+    ///
+    /// Answers when the holder has lost the lock. If the heir has gone by then, the next in line gets it.
+    ///
+    /// # Errors
+    /// See [`OrderError`].
+    pub async fn hand_over(
+        &self,
+        holder: &Contender,
+        heir: &Contender,
+        why: impl Into<String>,
+    ) -> Result<(), OrderError> {
+        if parent(&holder.key) != parent(&heir.key) || heir.key == holder.key {
+            return Err(OrderError::NoHeir { heir: heir.key.clone() });
+        }
+        let prefix = parent(&holder.key).map(Bytes::copy_from_slice).unwrap_or_default();
+        view::is_for_ours_alone(&self.client.shared, &prefix)?;
+        let what = What::HandOver(heir.key.clone());
+        let ordered = self.order(holder, what, why.into()).await?;
+        self.until_gone(holder, ordered).await
+    }
+
+    /// Puts an order before the node that keeps a place. Answers with the revision at which it stands.
+    async fn order(
+        &self,
+        place: &Contender,
+        what: What,
+        why: String,
+    ) -> Result<Revision, OrderError> {
+        let Contender { key, since, lease, node, .. } = place;
+        if node.is_none() {
+            return Err(OrderError::Foreign { key: key.clone() });
+        }
+        tracing::warn!(by = self.label, why, ?what, place = %key.escape_ascii(), "an order to a holder");
+        let request = Request { by: self.label.clone(), why };
+        let put = Put {
+            key: order::key_for(key),
+            value: PutValue::Set(Order { what, request }.to_value()),
+            lease: PutLease::Attach(*lease),
+            prev_kv: false,
+        };
+        let txn = Txn {
+            compares: still_mine(key, *since, *lease).to_vec(),
+            success: vec![Op::Put(put)],
+            failure: Vec::new(),
+        };
+        match self.client.propose(Command::Txn(txn), None).await? {
+            Reply::Txn(reply) if reply.succeeded => Ok(reply.revision),
+            _ => Err(OrderError::Gone),
+        }
+    }
+
+    /// Waits until a place is not that one's any more.
+    async fn until_gone(&self, place: &Contender, from: Revision) -> Result<(), OrderError> {
+        let Contender { key, since, lease, .. } = place;
+        let is_there = |row: &KeyValue| row.create_revision == *since && row.lease == Some(*lease);
+        loop {
+            let mut watch = self.client.watch(KeyRange::key(key.clone())).from(from).await?;
+            let row = self.client.get(key.clone()).at_least(from).await?;
+            if !row.is_some_and(|row| is_there(&row)) {
+                return Ok(());
+            }
+            // Compacted, or the node has stopped: the next look says which.
+            while let Some(Ok(batch)) = watch.next().await {
+                if batch.events.iter().any(|event| !is_there(&event.kv)) {
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+/// Whether a row's key is named as Bowline and etcd's clients name places.
+fn has_places_name(row: &KeyValue) -> bool {
+    let Some(lease) = row.lease else { return false };
+    let last = row.key.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    let lease = lease.to_string();
+    last.strip_prefix(lease.as_bytes()).is_some_and(|rest| rest.is_empty() || rest[0] == b'.')
+}

@@ -1,0 +1,116 @@
+//! Orders to whoever has a place: what somebody else wants to become of a hold.
+//!
+//! An order is a row below the place's own key, `<place key>/order`, bound to the same lease: so it is
+//! no place itself, goes with the session, and is part of the history of the store. It is carried out by
+//! the node that keeps the session, which ends the holder's belief first and changes the line then: at no
+//! moment do two believe.
+
+use bytes::Bytes;
+
+use crate::model::{KeyRange, KeyValue, Range};
+use crate::node::Shared;
+
+use super::stance::MARK;
+
+/// What follows the key of the place.
+const SUFFIX: &[u8] = b"/order";
+
+/// Somebody asks the holder to give the lock up.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Request {
+    /// Who asks: the label of its node.
+    pub by: String,
+    /// Why.
+    pub why: String,
+}
+
+/// What is ordered.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum What {
+    /// That the holder be asked to give the lock up.
+    Ask,
+    /// That it lose the lock.
+    Break,
+    /// That it hand the lock to the place of this key.
+    HandOver(Bytes),
+}
+
+/// An order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Order {
+    pub(crate) what: What,
+    pub(crate) request: Request,
+}
+
+/// The key of an order to a place.
+pub(crate) fn key_for(place: &Bytes) -> Bytes {
+    [place, SUFFIX].concat().into()
+}
+
+/// The key of the place that a row is an order to, if it is one by its key.
+pub(crate) fn addressee(key: &[u8]) -> Option<&[u8]> {
+    key.strip_suffix(SUFFIX)
+}
+
+/// The rows below a line's prefix that are orders by their keys.
+pub(crate) fn rows(shared: &Shared, prefix: &Bytes) -> Vec<KeyValue> {
+    let range = Range::new(KeyRange::prefix(prefix.clone()));
+    let rows = shared.reader.range(&range).map(|reply| reply.kvs).unwrap_or_default();
+    rows.into_iter().filter(|row| addressee(&row.key).is_some()).collect()
+}
+
+impl Order {
+    /// As a row's value: what, the key of the heir, who, and why, in lines.
+    pub(crate) fn to_value(&self) -> Bytes {
+        let (what, heir): (&[u8], &[u8]) = match &self.what {
+            What::Ask => (b"ask", b""),
+            What::Break => (b"break", b""),
+            What::HandOver(heir) => (b"hand over ", heir),
+        };
+        let by = self.request.by.replace('\n', " ");
+        let heir: String = heir.iter().map(|byte| format!("{byte:02x}")).collect();
+        [MARK, what, heir.as_bytes(), b"\n", by.as_bytes(), b"\n", self.request.why.as_bytes()]
+            .concat()
+            .into()
+    }
+
+    /// What a row says; `None` if it is not an order of ours.
+    pub(crate) fn parse(value: &[u8]) -> Option<Order> {
+        let text = std::str::from_utf8(value.strip_prefix(MARK)?).ok()?;
+        let mut lines = text.splitn(3, '\n');
+        let what = match lines.next()? {
+            "ask" => What::Ask,
+            "break" => What::Break,
+            other => What::HandOver(from_hex(other.strip_prefix("hand over ")?)?),
+        };
+        let (by, why) = (lines.next()?.to_owned(), lines.next()?.to_owned());
+        Some(Order { what, request: Request { by, why } })
+    }
+}
+
+fn from_hex(text: &str) -> Option<Bytes> {
+    let pairs = text.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).ok());
+    pairs
+        .map(|pair| u8::from_str_radix(pair?, 16).ok())
+        .collect::<Option<Vec<u8>>>()
+        .map(Bytes::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_is_read_back_and_anything_else_is_none() {
+        for what in [What::Ask, What::Break, What::HandOver(Bytes::from_static(b"l/\xff\n1"))] {
+            let request = Request { by: "ops".to_owned(), why: "two\nlines".to_owned() };
+            let order = Order { what, request };
+            assert_eq!(Order::parse(&order.to_value()), Some(order));
+        }
+        for other in [&b""[..], b"ask\na\nb", b"bowline:1 dance\na\nb", b"bowline:1 ask\na"] {
+            assert_eq!(Order::parse(other), None);
+        }
+        assert_eq!(addressee(&key_for(&Bytes::from_static(b"l/1"))), Some(&b"l/1"[..]));
+    }
+}

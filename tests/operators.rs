@@ -1,0 +1,207 @@
+//! What operators can see of locks, and do about them.
+
+use std::time::Duration;
+
+use bowline::{
+    Contender, KeyRange, Leadership, LockError, LockState, Loss, Node, Op, OrderError, Released,
+    Wait,
+};
+
+mod stage;
+use stage::{another_session, lasting, places, quick, session, stand_in_line, until_places};
+
+/// The place at this position of a lock's line, as a member sees it.
+fn place(node: &Node, name: &str, at: usize) -> Contender {
+    node.locks().of(name.to_owned()).unwrap().line[at].clone()
+}
+
+#[test]
+fn everybody_sees_who_holds_what_and_why_and_what_should_not_be_there() {
+    let cluster = lasting(3);
+    let holder = another_session(&cluster, 0, "billing");
+    let _guard = holder.mutex("jobs/nightly").lock().why("closing the books").wait().unwrap();
+    let waiting = stand_in_line(&session(&cluster, 1), cluster.node(1), "jobs/nightly");
+    let kv = cluster.node(2).client();
+    kv.put("jobs/nightly/readme", "not a place").wait().unwrap();
+    kv.put("jobs/other", "no lock").wait().unwrap();
+    until_places(cluster.node(2), "jobs/nightly", 3);
+
+    let all = cluster.node(2).locks().list("jobs/").unwrap();
+    assert_eq!(all.len(), 1, "{all:?}");
+    let [first, second] = &all[0].line[..] else { panic!("{all:?}") };
+    assert!(first.holds && !second.holds);
+    assert_eq!(first.label.as_deref(), Some("billing"));
+    assert_eq!(first.why, "closing the books");
+    assert!(first.site.contains("tests/operators.rs:"), "{first:?}");
+    assert_eq!(second.label.as_deref(), Some("m1"));
+    assert_eq!(all[0].strays, ["jobs/nightly/readme"]);
+    assert!(first.to_string().starts_with("billing, "), "{first}");
+    drop(waiting);
+    until_places(cluster.node(2), "jobs/nightly", 2);
+}
+
+#[test]
+fn a_holder_hears_that_somebody_asks_for_its_lock() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    assert_eq!(guard.request(), None);
+    until_places(cluster.node(1), "lock", 1);
+    let holder = place(cluster.node(1), "lock", 0);
+    cluster.node(1).locks().ask(&holder, "a release goes out").wait().unwrap();
+    let request = guard.asked_to_release().wait();
+    assert_eq!((request.by.as_str(), request.why.as_str()), ("m1", "a release goes out"));
+    assert!(guard.is_held());
+    assert_eq!(guard.release().wait().unwrap(), Released::Now);
+    until_places(cluster.node(1), "lock", 0);
+    let late = cluster.node(1).locks().ask(&holder, "too late").wait();
+    assert_eq!(late.unwrap_err(), OrderError::Gone);
+    assert_eq!(places(cluster.node(0), "lock"), 0);
+}
+
+#[test]
+fn a_broken_lock_is_lost_before_the_next_one_has_it_and_its_holder_is_told_by_whom() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    until_places(cluster.node(1), "lock", 1);
+    let next = stand_in_line(&session(&cluster, 2), cluster.node(2), "lock");
+    let holder = place(cluster.node(1), "lock", 0);
+    cluster.node(1).locks().break_lock(&holder, "it hangs").wait().unwrap();
+    let next = next.finish().unwrap();
+    let Loss::Broken { by, why } = guard.lost().wait() else { panic!("{:?}", guard.state()) };
+    assert_eq!((by.as_str(), why.as_str()), ("m1", "it hangs"));
+    assert!(next.token() > guard.token());
+    let late = guard.txn().then(Op::put("k", "late")).commit().wait();
+    assert!(late.is_err());
+    assert!(matches!(guard.release().wait().unwrap(), Released::WasLost(Loss::Broken { .. })));
+    next.release().wait().unwrap();
+    until_places(cluster.node(1), "lock", 0);
+}
+
+#[test]
+fn tasks_behind_a_broken_hold_stand_in_line_again() {
+    let cluster = lasting(1);
+    let session = session(&cluster, 0);
+    let guard = session.mutex("lock").lock().wait().unwrap();
+    let behind = session.mutex("lock").lock().enter().unwrap();
+    assert_eq!(behind.before(), Some(1));
+    cluster.node(0).locks().break_lock(&place(cluster.node(0), "lock", 0), "").wait().unwrap();
+    let next = behind.wait().unwrap();
+    assert!(matches!(guard.state(), LockState::Lost(Loss::Broken { .. })));
+    assert!(next.token() > guard.token());
+}
+
+#[test]
+fn who_waits_can_be_evicted() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let waiting = stand_in_line(&session(&cluster, 1), cluster.node(1), "lock");
+    until_places(cluster.node(2), "lock", 2);
+    let waiter = place(cluster.node(2), "lock", 1);
+    cluster.node(2).locks().break_lock(&waiter, "not you").wait().unwrap();
+    assert_eq!(waiting.finish().unwrap_err(), LockError::Evicted);
+    assert!(guard.is_held());
+    assert_eq!(places(cluster.node(2), "lock"), 1);
+}
+
+#[test]
+fn a_holder_that_cannot_be_reached_keeps_its_lock_until_its_session_ends_unless_it_must_be_now() {
+    let cluster = quick(3);
+    let (leader, cut, other) = stage::roles(&cluster);
+    let guard = session(&cluster, cut).mutex("lock").lock().wait().unwrap();
+    until_places(cluster.node(leader), "lock", 1);
+    let holder = place(cluster.node(leader), "lock", 0);
+    cluster.partition(&[cut]);
+    cluster.node(leader).locks().break_lock(&holder, "gone").wait().unwrap();
+    assert!(!guard.is_held(), "the other may have the lock by now");
+    let next = session(&cluster, other).mutex("lock").lock().wait().unwrap();
+    cluster.heal();
+    drop(next);
+
+    let again = session(&cluster, leader).mutex("now").lock().wait().unwrap();
+    let holder = place(cluster.node(leader), "now", 0);
+    cluster.node(leader).locks().break_lock_now(&holder, "at once").wait().unwrap();
+    assert_eq!(places(cluster.node(leader), "now"), 0);
+    assert!(!again.is_held());
+}
+
+#[test]
+fn a_lock_of_a_client_that_is_not_ours_is_only_broken_at_once() {
+    let cluster = lasting(1);
+    let (node, kv) = (cluster.node(0), cluster.node(0).client());
+    let lease = kv.grant(Duration::from_secs(600)).wait().unwrap().id;
+    kv.put(format!("lock/{lease}"), "").lease(lease).wait().unwrap();
+    let foreign = place(node, "lock", 0);
+    let refused = node.locks().break_lock(&foreign, "").wait().unwrap_err();
+    assert_eq!(refused, OrderError::Foreign { key: foreign.key.clone() });
+    node.locks().break_lock_now(&foreign, "").wait().unwrap();
+    assert_eq!(places(node, "lock"), 0);
+}
+
+#[test]
+fn a_lock_is_handed_past_others_to_one_who_gets_a_token_of_its_own() {
+    for same_node in [false, true] {
+        let cluster = lasting(3);
+        let heirs = if same_node { 0 } else { 2 };
+        let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+        let between = stand_in_line(&session(&cluster, 1), cluster.node(1), "lock");
+        let heir = another_session(&cluster, heirs, "heir");
+        let waiting = stand_in_line(&heir, cluster.node(heirs), "lock");
+        until_places(cluster.node(0), "lock", 3);
+        let token = guard.token();
+        let stale = guard.txn().then(Op::put("k", "stale"));
+        guard.hand_over(&place(cluster.node(0), "lock", 2)).wait().unwrap();
+        let got = waiting.finish().unwrap();
+        assert!(got.token() > token);
+        assert!(stale.commit().wait().is_err());
+        assert!(got.txn().then(Op::put("k", "mine")).commit().wait().unwrap().succeeded);
+        assert_eq!(places(cluster.node(0), "lock"), 2);
+        assert_eq!(got.release().wait().unwrap(), Released::Now);
+        let last = between.finish().unwrap();
+        last.release().wait().unwrap();
+        until_places(cluster.node(0), "lock", 0);
+    }
+}
+
+#[test]
+fn an_operator_hands_leadership_to_a_named_candidate() {
+    let cluster = lasting(3);
+    let lead = |member: usize| session(&cluster, member).election("jobs");
+    let first = lead(0).campaign("a").wait().unwrap();
+    let _second = stand_in_line(&session(&cluster, 1), cluster.node(1), "jobs");
+    let third = stage::Begun::new(lead(2).campaign("c"));
+    until_places(cluster.node(1), "jobs", 3);
+    let line = cluster.node(1).locks().of("jobs").unwrap().line;
+    cluster.node(1).locks().hand_over(&line[0], &line[2], "upgrade").wait().unwrap();
+    let third: Leadership = third.finish().unwrap();
+    assert_eq!(first.lost().wait(), Loss::HandedOver);
+    assert_eq!(lead(1).leader().wait().unwrap().unwrap().value, "c");
+    third.proclaim("c2").wait().unwrap();
+    assert!(third.token() > first.token());
+}
+
+#[test]
+fn nothing_is_handed_past_a_client_that_is_not_ours_or_to_one_who_does_not_wait() {
+    let cluster = lasting(1);
+    let (node, kv) = (cluster.node(0), cluster.node(0).client());
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let heir = another_session(&cluster, 0, "heir");
+    let waiting = stand_in_line(&heir, node, "lock");
+    let known = place(node, "lock", 1);
+    drop(waiting);
+    until_places(node, "lock", 1);
+    // The heir has gone: it is a release.
+    guard.hand_over(&known).wait().unwrap();
+    until_places(node, "lock", 0);
+
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let lease = kv.grant(Duration::from_secs(600)).wait().unwrap().id;
+    kv.put(format!("lock/{lease}"), "").lease(lease).wait().unwrap();
+    let waiting = stand_in_line(&heir, node, "lock");
+    let line = node.locks().of("lock").unwrap().line;
+    let refused = node.locks().hand_over(&line[0], &line[2], "").wait().unwrap_err();
+    assert_eq!(refused, OrderError::Foreign { key: line[1].key.clone() });
+    assert!(guard.is_held());
+    drop(waiting);
+    let below = kv.range(KeyRange::prefix("lock/")).wait().unwrap();
+    assert!(below.count >= 2);
+}
