@@ -66,9 +66,11 @@ pub use recipes::{
     Delivery, ItemId, ItemState, PutItem, PutMany, Queue, QueueError, QueueTaker, QueuedItem,
     TakeCall,
 };
+pub use recipes::{DoubleBarrier, DoubleBarrierError, Inside};
 pub use recipes::{Group, GroupError, GroupEvent, GroupMember, GroupWatch, Membership};
 pub use recipes::{Latch, LatchError};
 pub use recipes::{LockInfo, Locks, OrderError};
+pub use recipes::{Ran, RunOnce, RunOnceError};
 pub use recipes::{Sequence, SequenceError, SequentialKey};
 pub use transport::TransportError;
 #[cfg(feature = "tls")]

@@ -4,27 +4,30 @@
 use std::collections::BTreeSet;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
-    BarrierError, CounterError, Effect, Error, Expected, GroupError, GroupEvent, GroupWatch,
-    KeyRange, LatchError, Node, Revision, SequenceError, Swap, Wait,
+    BarrierError, CounterError, DoubleBarrier, DoubleBarrierError, Effect, Error, Expected,
+    GroupError, GroupEvent, GroupWatch, KeyRange, LatchError, Node, Revision, RunOnceError,
+    SequenceError, SessionEnd, Swap, Wait,
 };
 
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(20);
 
-/// Short times, so that what takes a few of them takes little.
+/// Elections take little; sessions are long enough for a busy machine.
 fn quick(members: usize) -> Cluster {
     ClusterOptions::new(members)
         .configure(|config| {
             config
                 .heartbeat(Duration::from_millis(20))
                 .election_timeout(Duration::from_millis(150))
-                .session_ttl(Duration::from_millis(900))
+                .session_ttl(Duration::from_secs(3))
         })
         .start()
         .wait()
@@ -99,12 +102,11 @@ fn who_adds_on_the_leaders_node_all_the_time_does_not_starve_the_others() {
     let cluster = quick(3);
     let leader = cluster.leader().wait().unwrap();
     let (far, near) = (cluster.node((leader + 1) % 3), cluster.node(leader));
-    let is_done = std::sync::atomic::AtomicBool::new(false);
-    let ordering = std::sync::atomic::Ordering::Relaxed;
+    let is_done = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
             let counter = near.client().counter("n");
-            while !is_done.load(ordering) {
+            while !is_done.load(Ordering::Relaxed) {
                 counter.increment().deadline(LONG).wait().unwrap();
             }
         });
@@ -112,7 +114,7 @@ fn who_adds_on_the_leaders_node_all_the_time_does_not_starve_the_others() {
         for _ in 0..20 {
             counter.increment().wait().unwrap();
         }
-        is_done.store(true, ordering);
+        is_done.store(true, Ordering::Relaxed);
     });
 }
 
@@ -540,4 +542,201 @@ fn who_follows_a_group_and_falls_behind_compaction_hears_the_difference() {
     );
     assert!(told.len() < 1000, "it has fallen behind: {}", told.len());
     drop(comes);
+}
+
+fn step(cluster: &Cluster, member: usize, participants: usize) -> DoubleBarrier {
+    cluster.node(member).session().wait().unwrap().double_barrier("step", participants)
+}
+
+#[test]
+fn participants_begin_together_and_end_together_round_after_round() {
+    const ROUNDS: usize = 6;
+    let cluster = quick(3);
+    let (come, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let rounds = on_all(&cluster, 2, |node, _| {
+        let step = node.session().wait().unwrap().double_barrier("step", 6);
+        let round = |round| {
+            come.fetch_add(1, Ordering::SeqCst);
+            let inside = step.enter().deadline(LONG).wait().unwrap();
+            assert!(come.load(Ordering::SeqCst) >= 6 * (round + 1), "all have come");
+            done.fetch_add(1, Ordering::SeqCst);
+            let number = inside.round();
+            inside.leave().deadline(LONG).wait().unwrap();
+            assert!(done.load(Ordering::SeqCst) >= 6 * (round + 1), "all have left");
+            number
+        };
+        (0..ROUNDS).map(round).collect()
+    });
+    let distinct: BTreeSet<Revision> = rounds.into_iter().collect();
+    assert_eq!(distinct.len(), ROUNDS, "all see the same rounds");
+    wait_for_keys(cluster.node(0), "", 0);
+}
+
+#[test]
+fn a_cyclic_barrier_is_met_at_again_and_again() {
+    const ROUNDS: usize = 10;
+    let cluster = quick(3);
+    let come = AtomicUsize::new(0);
+    on_all(&cluster, 1, |node, _| {
+        let step = node.session().wait().unwrap().double_barrier("step", 3);
+        for round in 0..ROUNDS {
+            come.fetch_add(1, Ordering::SeqCst);
+            step.meet().deadline(LONG).wait().unwrap();
+            assert!(come.load(Ordering::SeqCst) >= 3 * (round + 1), "all have come");
+        }
+        vec![()]
+    });
+    wait_for_keys(cluster.node(0), "", 0);
+}
+
+#[test]
+fn one_too_many_and_one_who_counts_otherwise_are_told_and_leave() {
+    let cluster = quick(3);
+    let waiting = begin(step(&cluster, 0, 2).enter());
+    wait_for_keys(cluster.node(1), "step/", 1);
+    let mismatch = DoubleBarrierError::SizeMismatch { stored: "2".to_owned() };
+    assert_eq!(step(&cluster, 1, 3).enter().wait().unwrap_err(), mismatch);
+    wait_for_keys(cluster.node(1), "step/", 1);
+    let one = step(&cluster, 1, 2).enter().deadline(LONG).wait().unwrap();
+    let two = waiting.wait().unwrap();
+    let full = DoubleBarrierError::Full { participants: 2 };
+    assert_eq!(step(&cluster, 2, 2).enter().wait().unwrap_err(), full);
+    drop(two);
+    one.leave().deadline(LONG).wait().unwrap();
+    wait_for_keys(cluster.node(1), "", 0);
+    let late = step(&cluster, 2, 2).enter().deadline(Duration::from_millis(50)).wait();
+    assert_eq!(late.unwrap_err(), DoubleBarrierError::Store(late_error()));
+    drop(begin(step(&cluster, 2, 2).enter()));
+    wait_for_keys(cluster.node(1), "", 0);
+}
+
+fn late_error() -> Error {
+    Error::Deadline { effect: Effect::NotApplied }
+}
+
+#[test]
+fn who_crashes_before_all_have_come_is_missing_and_can_be_replaced() {
+    let mut cluster = quick(3);
+    let first = begin(step(&cluster, 1, 3).enter().deadline(LONG));
+    let crashes = begin(step(&cluster, 0, 3).enter());
+    wait_for_keys(cluster.node(1), "step/", 2);
+    cluster.kill(0).wait();
+    assert!(crashes.wait().is_err());
+    wait_for_keys(cluster.node(1), "step/", 1);
+    let second = begin(step(&cluster, 2, 3).enter().deadline(LONG));
+    wait_for_keys(cluster.node(1), "step/", 2);
+    cluster.restart(0).wait().unwrap();
+    let third = step(&cluster, 0, 3).enter().deadline(LONG).wait().unwrap();
+    let (first, second) = (first.wait().unwrap(), second.wait().unwrap());
+    assert_eq!((first.round(), second.round()), (third.round(), third.round()));
+}
+
+#[test]
+fn who_crashes_inside_has_left_and_the_next_round_can_begin() {
+    let mut cluster = quick(3);
+    let enter = |cluster: &Cluster| {
+        let enter = |member| {
+            let call = step(cluster, member, 3).enter().deadline(LONG);
+            thread::spawn(move || call.wait().unwrap())
+        };
+        let threads: Vec<_> = (0..3).map(enter).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    };
+    let mut inside = enter(&cluster);
+    let crashes = inside.remove(0);
+    cluster.kill(0).wait();
+    drop(inside.remove(0));
+    inside.remove(0).leave().deadline(LONG).wait().unwrap();
+    assert!(crashes.leave().wait().is_err(), "it has crashed");
+    cluster.restart(0).wait().unwrap();
+    wait_for_keys(cluster.node(1), "step/", 0);
+
+    let inside = enter(&cluster);
+    // All crash inside, as their sessions see it; what is left serves the next.
+    for member in 0..3 {
+        cluster.node(member).session().wait().unwrap().close().wait().unwrap();
+    }
+    for one in inside {
+        let left = one.leave().wait().unwrap_err();
+        assert!(matches!(left, DoubleBarrierError::Store(Error::SessionEnded(_))), "{left:?}");
+    }
+    wait_for_keys(cluster.node(1), "step/", 1);
+    let inside = enter(&cluster);
+    cluster.node(0).client().delete(KeyRange::prefix("step/")).wait().unwrap();
+    for one in inside {
+        assert_eq!(one.leave().wait(), Err(DoubleBarrierError::KeyDeleted));
+    }
+}
+
+type Never = std::convert::Infallible;
+
+#[test]
+fn of_many_who_run_something_once_one_does_and_all_get_what_came_of_it() {
+    let cluster = quick(3);
+    let runs = AtomicUsize::new(0);
+    let ran = on_all(&cluster, 4, |node, task| {
+        let once = node.client().run_once("once", &node.session().wait().unwrap());
+        let work = || async {
+            runs.fetch_add(1, Ordering::SeqCst);
+            Ok::<_, Never>(format!("{}{task}", node.status().name))
+        };
+        vec![once.run(work).deadline(LONG).wait().unwrap()]
+    });
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
+    assert_eq!(ran.iter().filter(|ran| ran.is_here).count(), 1);
+    assert!(ran.iter().all(|other| other.result == ran[0].result));
+    let node = cluster.node(2);
+    let once = node.client().run_once("once", &node.session().wait().unwrap());
+    assert_eq!(once.result().wait(), Ok(Some(ran[0].result.clone())));
+    wait_for_keys(node, "once/", 0);
+    assert_eq!(once.forget().wait(), Ok(true));
+    assert!(once.run(|| async { Ok::<_, Never>("") }).wait().unwrap().is_here);
+}
+
+#[test]
+fn who_fails_or_goes_away_in_the_middle_of_running_once_leaves_it_to_another() {
+    let mut cluster = quick(3);
+    let once = |cluster: &Cluster, member| {
+        let node: &Node = cluster.node(member);
+        node.client().run_once("once", &node.session().wait().unwrap())
+    };
+    let failed = once(&cluster, 0).run(|| async { Err::<&str, _>("no") }).wait();
+    assert_eq!(failed, Err(RunOnceError::Failed("no")));
+    let hangs = || std::future::pending::<Result<&str, Never>>();
+    let late = once(&cluster, 1).run(hangs).deadline(Duration::from_millis(100)).wait();
+    assert_eq!(late, Err(RunOnceError::Store(late_error())));
+
+    // One runs when the session ends: it is stopped, and told.
+    let node = cluster.node(2);
+    let session = node.open_session().wait().unwrap();
+    let is_begun = Arc::new(AtomicBool::new(false));
+    let begun = Arc::clone(&is_begun);
+    let (sender, receiver) = std::sync::mpsc::channel::<()>();
+    let work = move || async move {
+        begun.store(true, Ordering::SeqCst);
+        let _sender = sender;
+        hangs().await
+    };
+    let mut running = begin(node.client().run_once("once", &session).run(work));
+    while !is_begun.load(Ordering::SeqCst) {
+        node.client().put("mark", "").wait().unwrap();
+        assert!(poll(&mut running).is_pending());
+    }
+    session.close().wait().unwrap();
+    let lost = Err(RunOnceError::Lost(bowline::Loss::SessionEnded(SessionEnd::Closed)));
+    assert_eq!(running.wait(), lost);
+    assert!(receiver.recv().is_err(), "the work was dropped");
+
+    // One crashes while it runs.
+    let node = cluster.node(0);
+    let mut running = begin(once(&cluster, 0).run(hangs));
+    while cluster.node(1).client().range(KeyRange::prefix("once/")).wait().unwrap().count == 0 {
+        node.client().put("mark", "").wait().unwrap();
+        assert!(poll(&mut running).is_pending());
+    }
+    let waiting = begin(once(&cluster, 1).run(|| async { Ok::<_, Never>("done") }).deadline(LONG));
+    cluster.kill(0).wait();
+    let ran = waiting.wait().unwrap();
+    assert!(ran.is_here && ran.result == "done");
+    assert!(running.wait().is_err());
 }

@@ -17,11 +17,23 @@ pub(crate) async fn look_until<T, E: From<Error>>(
     client: &Client,
     range: KeyRange,
     until: &Until,
+    judge: impl FnMut(&[KeyValue]) -> Result<Option<T>, E>,
+) -> Result<T, E> {
+    be_recent(client, &range, until).await?;
+    follow_until(client, range, until, judge).await
+}
+
+/// As [`look_until`], for those whose own change was applied on this node just before: its replica is
+/// recent enough.
+pub(crate) async fn follow_until<T, E: From<Error>>(
+    client: &Client,
+    range: KeyRange,
+    until: &Until,
     mut judge: impl FnMut(&[KeyValue]) -> Result<Option<T>, E>,
 ) -> Result<T, E> {
     let mut watch = client.watch(range.clone()).await?;
-    let mut rows = present(client, &range, until).await?;
     loop {
+        let rows = client.range(range.clone()).local().await?.kvs;
         if let Some(found) = judge(&rows)? {
             return Ok(found);
         }
@@ -29,16 +41,15 @@ pub(crate) async fn look_until<T, E: From<Error>>(
             // Compacted, or the node has stopped; the look will say so.
             watch = client.watch(range.clone()).await?;
         }
-        rows = client.range(range.clone()).local().await?.kvs;
     }
 }
 
-/// The rows of `range` now.
-async fn present(client: &Client, range: &KeyRange, until: &Until) -> Result<Vec<KeyValue>, Error> {
+/// Waits until this node's replica holds what was there when this was called.
+async fn be_recent(client: &Client, range: &KeyRange, until: &Until) -> Result<(), Error> {
     loop {
-        match client.range(range.clone()).deadline(until.left()).await {
+        match client.range(range.clone()).count_only().deadline(until.left()).await {
             Err(error) if error.is_transient() && !until.is_over() => until.pause().await,
-            answer => return Ok(answer?.kvs),
+            answer => return answer.map(drop),
         }
     }
 }

@@ -53,8 +53,10 @@ mod counter;
 mod sequence;
 
 mod barrier;
+mod double_barrier;
 mod group;
 mod latch;
+mod run_once;
 
 pub use barrier::{Barrier, BarrierError, BarrierHold};
 pub use cached::{Cached, CachedCall, View};
@@ -62,6 +64,7 @@ pub use call::Call;
 pub use cell::{Cell, CellValue};
 pub use conditional::{Expected, PutIfAbsent, Swap};
 pub use counter::{Counter, CounterError};
+pub use double_barrier::{DoubleBarrier, DoubleBarrierError, Inside};
 pub use election::{Campaign, Election, Leader, LeaderEvent, Leadership, Observe};
 pub use error::{LockError, Loss, WaitsFor};
 pub use group::{Group, GroupError, GroupEvent, GroupMember, GroupWatch, Membership};
@@ -76,6 +79,7 @@ pub use queue::{
     TakeCall,
 };
 pub use rule::LockKind;
+pub use run_once::{Ran, RunOnce, RunOnceError};
 pub use sequence::{Sequence, SequenceError, SequentialKey};
 pub use token::Token;
 pub use view::Contender;
