@@ -80,6 +80,22 @@ pub use watch::{Filter, WatchBatch, WatchError};
 /// The pages of `docs` with programs in them, which run with the documentation's tests.
 #[cfg(doctest)]
 mod pages {
+    #[doc = include_str!("../docs/coming-from/chubby-consul.md")]
+    struct ChubbyConsul;
+    #[doc = include_str!("../docs/coming-from/etcd.md")]
+    struct Etcd;
+    #[doc = include_str!("../docs/coming-from/hazelcast.md")]
+    struct Hazelcast;
+    #[doc = include_str!("../docs/coming-from/kubernetes.md")]
+    struct Kubernetes;
+    #[doc = include_str!("../docs/coming-from/python-etcd.md")]
+    struct PythonEtcd;
+    #[doc = include_str!("../docs/coming-from/redis.md")]
+    struct Redis;
+    #[doc = include_str!("../docs/coming-from/sql.md")]
+    struct Sql;
+    #[doc = include_str!("../docs/coming-from/zookeeper.md")]
+    struct ZooKeeper;
     #[doc = include_str!("../docs/operating/members.md")]
     struct Members;
     #[doc = include_str!("../docs/operating/sizes.md")]

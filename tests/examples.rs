@@ -49,6 +49,48 @@ fn four_sessions_are_served_in_the_order_of_their_coming() {
 }
 
 #[test]
+fn a_late_holder_is_refused_inside_the_store_and_outside() {
+    let words = words(&example("redis_lock").output().unwrap());
+    assert!(words.contains("a: true\n  b: false\ndeleted"), "{words}");
+    assert!(words.contains("b: false\n  a: true\n"), "{words}");
+    assert!(words.contains("held is false"), "{words}");
+    assert!(words.contains("sends to others is refused"), "{words}");
+}
+
+#[test]
+fn numbered_keys_are_served_in_their_order() {
+    let words = words(&example("zookeeper_recipes").output().unwrap());
+    assert!(words.contains("number 0 holds\n  number 1 holds\n  number 2 holds"), "{words}");
+    assert!(words.contains("3 workers\n  2 workers"), "{words}");
+    assert!(words.contains("rate is 100"), "{words}");
+}
+
+#[test]
+fn a_lock_is_found_again_by_the_id_of_its_owner() {
+    let words = words(&example("lock_object").output().unwrap());
+    assert!(words.contains("after the restart: acquired is true"), "{words}");
+    assert!(words.contains("gets it: false\n"), "{words}");
+    assert!(words.contains("after the release: true"), "{words}");
+    assert!(words.contains("1267 is unknown"), "{words}");
+}
+
+#[test]
+fn the_locks_of_a_sql_database_are_one_call_each() {
+    let words = words(&example("sql_locks").output().unwrap());
+    assert!(words.contains("worker 1 does not: worker 0 has"), "{words}");
+    assert!(words.contains("a has 40, b has 60"), "{words}");
+    assert!(words.contains("18 in stock"), "{words}");
+}
+
+#[test]
+fn a_leader_that_is_cut_off_stops_before_the_next_one_starts() {
+    let words = words(&example("leader_callbacks").output().unwrap());
+    let says = |what: &str| words.rfind(what).unwrap_or_else(|| panic!("{what}: {words}"));
+    assert!(says("stopped leading") < says("started leading"), "{words}");
+    assert!(words.contains("new leader"), "{words}");
+}
+
+#[test]
 fn three_processes_count_one_counter() {
     let dir = tempfile::tempdir().unwrap();
     // Three neighbouring ports that are free now.

@@ -1,0 +1,96 @@
+//! Leader election as Kubernetes' client has it: callbacks on start and stop of leading and on each new
+//! leader. The leader is cut off; it stops before the next one starts.
+//! `cargo run --example leader_callbacks`
+
+#![allow(clippy::print_stdout, reason = "an example shows what it does")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bowline::testing::{Cluster, ClusterOptions};
+use bowline::{Election, LeaderEvent, Leadership, LockError};
+use tokio::sync::mpsc;
+
+/// What is to be called when.
+struct Callbacks<Start, Stop> {
+    on_started_leading: Start,
+    on_stopped_leading: Stop,
+}
+
+/// Stands for election, and says when leading starts and stops.
+async fn run<Start, Stop>(
+    election: Election,
+    identity: String,
+    callbacks: Callbacks<Start, Stop>,
+) -> Result<(), LockError>
+where
+    Start: AsyncFn(&Leadership),
+    Stop: Fn(),
+{
+    let leadership = election.campaign(identity).await?;
+    // Work that is cut off when leadership is lost: at the latest when nobody else can lead yet.
+    tokio::select! {
+        () = (callbacks.on_started_leading)(&leadership) => {}
+        _ = leadership.lost() => {}
+    }
+    (callbacks.on_stopped_leading)();
+    let _ = leadership.resign().await;
+    Ok(())
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let cluster: Cluster = ClusterOptions::new(3)
+        .configure(|config| config.session_ttl(Duration::from_millis(1_600)))
+        .start()
+        .await?;
+    let leader = cluster.leader().await?;
+    let (first, second) = ((leader + 1) % 3, (leader + 2) % 3);
+    let leading = Arc::new(AtomicUsize::new(0));
+    let (sender, mut started) = mpsc::unbounded_channel();
+    for pod in [first, second] {
+        let election = cluster.node(pod).session().await?.election("controller");
+        let (leading, sender) = (Arc::clone(&leading), sender.clone());
+        let callbacks = Callbacks {
+            on_started_leading: {
+                let leading = Arc::clone(&leading);
+                async move |leadership: &Leadership| {
+                    assert_eq!(leading.fetch_add(1, Ordering::SeqCst), 0, "two lead");
+                    println!("pod {pod} started leading, token {}", leadership.token());
+                    let _ = sender.send(pod);
+                    std::future::pending::<()>().await;
+                }
+            },
+            on_stopped_leading: move || {
+                leading.fetch_sub(1, Ordering::SeqCst);
+                println!("pod {pod} stopped leading");
+            },
+        };
+        let running = run(election, format!("pod {pod}"), callbacks);
+        tokio::spawn(async move {
+            if let Err(error) = running.await {
+                println!("pod {pod}: {error}");
+            }
+        });
+        // The second one stands in line behind the first.
+        if pod == first {
+            started.recv().await;
+        }
+    }
+
+    let mut seen = cluster.node(leader).session().await?.election("controller").observe();
+    println!("pod {first} is cut off");
+    cluster.partition(&[first]);
+    loop {
+        match seen.next().await? {
+            LeaderEvent::Leads(new) if new.value == format!("pod {second}") => {
+                println!("new leader: pod {second}");
+                break;
+            }
+            LeaderEvent::Leads(_) | LeaderEvent::Vacant => {}
+        }
+    }
+    while started.recv().await != Some(second) {}
+    Ok(())
+}

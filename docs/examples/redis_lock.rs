@@ -1,0 +1,64 @@
+//! A lock as it is told for Redis: one key with a value and a time to live, then what that lacks.
+//! `cargo run --example redis_lock`
+
+#![allow(clippy::print_stdout, reason = "an example shows what it does")]
+
+use std::time::Duration;
+
+use bowline::testing::{Cluster, ClusterOptions};
+use bowline::{Expected, GuardError, Op, Token};
+
+/// A service that knows nothing of locks but their tokens: it refuses whoever comes with a lower one than
+/// the highest it has seen.
+#[derive(Default)]
+struct Printer {
+    highest: Option<Token>,
+}
+
+impl Printer {
+    fn print(&mut self, token: Token, page: &str) -> Result<(), String> {
+        match self.highest {
+            Some(highest) if token < highest => Err(format!("{page:?}: {token} is too old")),
+            _ => {
+                self.highest = Some(token);
+                Ok(())
+            }
+        }
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let cluster: Cluster = ClusterOptions::new(3)
+        .configure(|config| config.session_ttl(Duration::from_millis(1_600)))
+        .start()
+        .await?;
+    let (a, b) = (cluster.node(0).client(), cluster.node(1).client());
+
+    println!("SET name value NX PX 30000:");
+    let ttl = Duration::from_secs(30);
+    println!("  a: {}", a.put_if_absent("name", "a's").ttl(ttl).await?.is_done());
+    println!("  b: {}", b.put_if_absent("name", "b's").ttl(ttl).await?.is_done());
+    println!("deleted by who has the value, and by nobody else:");
+    println!("  b: {}", b.compare_and_delete("name", Expected::value("b's")).await?.is_done());
+    println!("  a: {}", a.compare_and_delete("name", Expected::value("a's")).await?.is_done());
+
+    println!("a holder stands still beyond its time to live:");
+    let leader = cluster.leader().await?;
+    let (slow, next) = ((leader + 1) % 3, (leader + 2) % 3);
+    let mut printer = Printer::default();
+    let first = cluster.node(slow).session().await?.mutex("report").lock().await?;
+    cluster.pause(slow);
+    let second = cluster.node(next).session().await?.mutex("report").lock().await?;
+    second.txn().then(Op::put("report", "second")).commit().await?;
+    printer.print(second.token(), "second")?;
+    println!("  another holds the lock, and has written");
+    cluster.resume(slow);
+    println!("  the first one wakes and knows: held is {}", first.is_held());
+    let late = first.txn().then(Op::put("report", "late")).commit().await;
+    assert_eq!(late.unwrap_err(), GuardError::NotHeld);
+    println!("  what it writes into the store is refused");
+    let refused = printer.print(first.token(), "late").unwrap_err();
+    println!("  what it sends to others is refused: {refused}");
+    Ok(())
+}
