@@ -145,7 +145,12 @@ impl Waits {
             Stage::Failed(why) => {
                 self.is_over = true;
                 self.lines.forget_deadline(&self.turn);
-                return Poll::Ready(Err(why));
+                // The end of the session has deleted the key.
+                let ended = self.session.state().end(now);
+                return Poll::Ready(Err(match (why, ended) {
+                    (LockError::Evicted, Some(end)) => LockError::SessionEnded(end),
+                    (why, _) => why,
+                }));
             }
             Stage::Asked | Stage::Stands(_) | Stage::Holds(_) => {
                 // A grant is delivered only while the session is believed in.
