@@ -12,8 +12,9 @@ use bowline::{
 };
 
 use stage::{
-    Begun, LONG, Outside, SHORT, SOON, another_leader, another_session, lasting, places, quick,
-    quick_with, roles, session, session_ended, stand_in_line, until_places, with, with_clocks,
+    Begun, LONG, Outside, SOON, STEADY, another_leader, another_session, lasting, places, quick,
+    quick_with, roles, session, session_ended, stand_in_line, steady, until_places, with,
+    with_clocks,
 };
 
 #[test]
@@ -209,19 +210,19 @@ fn a_change_of_leader_loses_no_lock_and_no_place() {
 
 #[test]
 fn a_lease_gets_its_full_ttl_from_a_new_leader() {
-    let mut cluster = quick(3);
+    let mut cluster = steady(3);
     let (leader, one, two) = roles(&cluster);
     let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
     cluster.kill(leader).wait();
     another_leader(&cluster, leader);
-    let tried = session(&cluster, two).mutex("lock").lock().deadline(SHORT * 2).wait();
+    let tried = session(&cluster, two).mutex("lock").lock().deadline(STEADY).wait();
     assert!(tried.is_err(), "{tried:?}");
     assert!(guard.is_held());
 }
 
 #[test]
 fn without_a_quorum_calls_say_what_they_did_and_a_held_lock_goes_from_unconfirmed_to_lost() {
-    let mut cluster = quick_with(3, |config| config.call_deadline(Duration::from_millis(500)));
+    let mut cluster = quick_with(3, |config| config.call_deadline(Duration::from_secs(2)));
     let mine = session(&cluster, 0);
     let guard = mine.mutex("lock").lock().wait().unwrap();
     cluster.kill(1).wait();

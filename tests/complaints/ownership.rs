@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use bowline::{Client, LockState, Loss, Op, SessionEnd, Wait};
 
 use crate::stage::{
-    LONG, SHORT, another_leader, another_session, lasting, quick, roles, session, session_ended,
-    stand_in_line, with,
+    LONG, SHORT, STEADY, another_leader, another_session, lasting, let_pass, quick, roles, session,
+    session_ended, stand_in_line, steady, with,
 };
 
 /// etcd#11456, etcd#9921.
@@ -59,10 +58,7 @@ fn no_update_is_lost_while_holders_stand_still_beyond_their_lease() {
         for member in [(leader + 1) % 3, (leader + 2) % 3] {
             cluster.pause(member);
             // Nobody has to wait for it: the others go on meanwhile.
-            let begun = cluster.node(leader).now();
-            while cluster.node(leader).now().since(begun) < SHORT * 2 {
-                cluster.node(leader).client().put("tick", "").wait().unwrap();
-            }
+            let_pass(cluster.node(leader), SHORT * 2, || {});
             cluster.resume(member);
         }
     });
@@ -96,15 +92,12 @@ fn after_a_holder_panics_one_of_two_waiters_holds() {
 /// etcd#15247, the first half: everything that waited on its disk had ended in its eyes.
 #[test]
 fn a_leader_that_stood_still_ends_no_lease() {
-    let cluster = quick(3);
+    let cluster = steady(3);
     let (leader, one, two) = roles(&cluster);
     let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
     cluster.pause(leader);
     let new = another_leader(&cluster, leader);
-    let begun = cluster.node(new).now();
-    while cluster.node(new).now().since(begun) < SHORT * 2 {
-        cluster.node(new).client().put("tick", "").wait().unwrap();
-    }
+    let_pass(cluster.node(new), STEADY * 2, || {});
     cluster.resume(leader);
     // It hears what it has missed, and goes on.
     let put = cluster.node(new).client().put("tick", "").wait().unwrap();
@@ -128,14 +121,11 @@ fn a_leader_that_nobody_follows_renews_nothing() {
 /// etcd#11886: fewer, and a shorter TTL, so that a test can wait for several of them.
 #[test]
 fn hundreds_of_sessions_of_one_node_are_all_renewed() {
-    let ttl = Duration::from_secs(2);
     let cluster = with(1, |config| config.session_ttl(LONG));
     let node = cluster.node(0);
-    let sessions: Vec<_> = (0..300).map(|_| node.open_session().ttl(ttl).wait().unwrap()).collect();
-    let begun = node.now();
-    while node.now().since(begun) < ttl * 2 {
-        node.client().put("tick", "").wait().unwrap();
-    }
+    let sessions: Vec<_> =
+        (0..300).map(|_| node.open_session().ttl(STEADY).wait().unwrap()).collect();
+    let_pass(node, STEADY * 2, || {});
     let ended = sessions.iter().filter(|session| session.end().is_some()).count();
     assert_eq!(ended, 0);
 }
@@ -190,23 +180,14 @@ fn a_new_session_does_not_adopt_the_place_of_the_old_one() {
 /// redisson#3194.
 #[test]
 fn renewals_go_on_after_the_connection_was_lost_for_a_while() {
-    let cluster = with(3, |config| {
-        let config = config.heartbeat(Duration::from_millis(20));
-        config.election_timeout(Duration::from_millis(150)).session_ttl(Duration::from_secs(3))
-    });
+    let cluster = steady(3);
     let (leader, one, _) = roles(&cluster);
     let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
     cluster.partition(&[one]);
-    let waits = |time: Duration| {
-        let begun = cluster.node(leader).now();
-        while cluster.node(leader).now().since(begun) < time {
-            cluster.node(leader).client().put("tick", "").wait().unwrap();
-        }
-    };
-    waits(Duration::from_millis(700));
+    let_pass(cluster.node(leader), STEADY / 4, || {});
     cluster.heal();
     let before = guard.valid_until();
-    waits(Duration::from_secs(4));
+    let_pass(cluster.node(leader), STEADY * 2, || {});
     assert!(guard.is_held());
     assert!(guard.valid_until() > before);
 }
@@ -214,7 +195,7 @@ fn renewals_go_on_after_the_connection_was_lost_for_a_while() {
 /// awslabs/amazon-dynamodb-lock-client PR 116, dynamolock#14, tristanls/dynamodb-lock-client#1.
 #[test]
 fn a_released_lock_is_not_brought_back_by_a_renewal_and_one_taken_again_is_renewed() {
-    let cluster = quick(3);
+    let cluster = steady(3);
     let (leader, one, two) = roles(&cluster);
     let mutex = session(&cluster, one).mutex("lock");
     let key = {
@@ -223,15 +204,9 @@ fn a_released_lock_is_not_brought_back_by_a_renewal_and_one_taken_again_is_renew
         guard.release().wait().unwrap();
         key
     };
-    let waits = |check: &dyn Fn()| {
-        let begun = cluster.node(leader).now();
-        while cluster.node(leader).now().since(begun) < SHORT * 2 {
-            cluster.node(leader).client().put("tick", "").wait().unwrap();
-            check();
-        }
-    };
+    let node = cluster.node(leader);
     let kv = cluster.node(two).client();
-    waits(&|| assert_eq!(kv.get(key.clone()).wait().unwrap(), None));
+    let_pass(node, STEADY, || assert_eq!(kv.get(key.clone()).wait().unwrap(), None));
     let again = mutex.lock().wait().unwrap();
-    waits(&|| assert!(again.is_held()));
+    let_pass(node, STEADY * 2, || assert!(again.is_held()));
 }

@@ -9,8 +9,8 @@ use bowline::{
 };
 
 use crate::stage::{
-    Outside, SHORT, another_session, lasting, quick, roles, session, stand_in_line, timed_out,
-    until_deleted, with_clocks,
+    Outside, STEADY, another_session, lasting, let_pass, quick, roles, session, stand_in_line,
+    steady, timed_out, until_deleted, with_clocks,
 };
 
 /// `SET name value NX PX ttl`: one entry of the log makes the key and binds it to its end.
@@ -98,12 +98,10 @@ fn clocks_that_are_hours_apart_change_nothing() {
     let second = another_session(&cluster, two, "behind");
     let mut waiting = stand_in_line(&second, cluster.node(two), "lock");
     // Several TTLs go by, counted by a third.
-    let begun = cluster.node(leader).now();
-    while cluster.node(leader).now().since(begun) < SHORT * 2 {
-        cluster.node(leader).client().put("tick", "").wait().unwrap();
+    let_pass(cluster.node(leader), STEADY * 2, || {
         assert!(waiting.poll().is_none());
         assert!(first.is_held());
-    }
+    });
     first.release().wait().unwrap();
     assert!(waiting.finish().unwrap().is_held());
 }
@@ -115,7 +113,7 @@ fn a_clock_that_jumps_on_the_leader_grants_the_lock_to_no_second_holder() {
     let (leader, one, two) = roles(&cluster);
     let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
     clocks[leader].jump(Duration::from_secs(3_600));
-    let tried = session(&cluster, two).mutex("lock").lock().deadline(SHORT * 2).wait();
+    let tried = session(&cluster, two).mutex("lock").lock().deadline(STEADY * 2).wait();
     assert!(tried.as_ref().is_err_and(timed_out), "{tried:?}");
     assert!(guard.is_held());
     guard.txn().then(Op::put("data", "mine")).commit().wait().unwrap();
@@ -180,13 +178,10 @@ fn who_pauses_for_longer_than_the_ttl_writes_nothing_late_inside_or_outside() {
 /// Redisson's watchdog: as long as the process lives.
 #[test]
 fn a_lock_is_renewed_while_its_process_lives() {
-    let cluster = quick(3);
+    let cluster = steady(3);
     let (leader, one, two) = roles(&cluster);
     let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
-    let begun = cluster.node(leader).now();
-    while cluster.node(leader).now().since(begun) < SHORT * 3 {
-        cluster.node(leader).client().put("tick", "").wait().unwrap();
-    }
+    let_pass(cluster.node(leader), STEADY * 2, || {});
     assert!(guard.is_held());
     assert!(session(&cluster, two).mutex("lock").try_lock().wait().is_err());
 }
