@@ -21,9 +21,9 @@ use tokio::sync::oneshot;
 
 use crate::api::{Client, Error, Session, Watch};
 use crate::model::{
-    Command, Compare, Op, Put, PutLease, PutValue, Range, Reply, Revision, Txn, TxnResult,
+    Command, Compare, Op, Put, PutLease, PutValue, Range, Refusal, Reply, Revision, Txn, TxnResult,
 };
-use crate::node::{CallError, CallResult, Input, ReplyTo};
+use crate::node::{CallError, CallResult, Input, ReplyTo, SessionEnd};
 
 use super::delivery::{Claim, Delivery};
 use super::index::{Chooser, Index};
@@ -255,9 +255,13 @@ impl Board {
         let reply = match outcome {
             Ok(reply) => reply,
             Err(error) => {
-                let error = match self.session.end() {
-                    Some(end) => QueueError::SessionEnded(end),
-                    None => QueueError::Store(error.into()),
+                let error = match (self.session.end(), error) {
+                    (Some(end), _) => QueueError::SessionEnded(end),
+                    // All that was asked for is bound to it; the news of its end is on its way.
+                    (None, CallError::Refused(Refusal::LeaseNotFound(_))) => {
+                        QueueError::SessionEnded(SessionEnd::LeaseEnded)
+                    }
+                    (None, error) => QueueError::Store(error.into()),
                 };
                 state.stands = false;
                 return state.fail_all(&error, work);
@@ -339,9 +343,9 @@ impl Board {
         let waits = state.takers.len() > claims.len();
         let in_line = state.index.is_idle(&self.idle);
         match (waits, state.stands) {
-            // Nothing for somebody: into the line.
+            // There is nothing for those who wait: into the line.
             (true, false) if claims.is_empty() => txn.success.push(self.stand()),
-            // To the end of the line.
+            // Somebody has something: to the end of the line.
             (true, true) if !claims.is_empty() || !in_line => txn.success.push(self.stand()),
             (false, true) => txn.success.push(Op::delete(self.idle_key())),
             _ => {}
