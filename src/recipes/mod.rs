@@ -19,6 +19,16 @@
 //!   rule, stance              whose turn it is; what a row says of itself
 //!   owner                     who may hold twice, and who must not wait for itself
 //! ```
+//!
+//! The toolbox of coordination beside it (counters, latches, barriers, groups and so on) stands on clients,
+//! sessions, watches and transactions alone. What it is made of:
+//!
+//! ```text
+//!   call                      a call with a deadline, which may be dropped
+//!   look                      waiting until what is stored says what one waits for
+//!   deed                      what is taken back when nobody waits for it any more
+//!   chain                     a transaction that guesses what others will have done by then
+//! ```
 
 mod mutex;
 

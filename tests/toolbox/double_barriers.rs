@@ -1,0 +1,131 @@
+//! Double barriers: begun and ended together, with crashes at every point.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use bowline::testing::Cluster;
+use bowline::{DoubleBarrier, DoubleBarrierError, Error, KeyRange, Revision, Wait};
+
+use super::{LONG, begin, late_error, on_all, quick, wait_for_keys};
+
+fn step(cluster: &Cluster, member: usize, participants: usize) -> DoubleBarrier {
+    cluster.node(member).session().wait().unwrap().double_barrier("step", participants)
+}
+
+#[test]
+fn participants_begin_together_and_end_together_round_after_round() {
+    const ROUNDS: usize = 6;
+    let cluster = quick(3);
+    let (come, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let rounds = on_all(&cluster, 2, |node, _| {
+        let step = node.session().wait().unwrap().double_barrier("step", 6);
+        let round = |round| {
+            come.fetch_add(1, Ordering::SeqCst);
+            let inside = step.enter().deadline(LONG).wait().unwrap();
+            assert!(come.load(Ordering::SeqCst) >= 6 * (round + 1), "all have come");
+            done.fetch_add(1, Ordering::SeqCst);
+            let number = inside.round();
+            inside.leave().deadline(LONG).wait().unwrap();
+            assert!(done.load(Ordering::SeqCst) >= 6 * (round + 1), "all have left");
+            number
+        };
+        (0..ROUNDS).map(round).collect()
+    });
+    let distinct: BTreeSet<Revision> = rounds.into_iter().collect();
+    assert_eq!(distinct.len(), ROUNDS, "all see the same rounds");
+    wait_for_keys(cluster.node(0), "", 0);
+}
+
+#[test]
+fn a_cyclic_barrier_is_met_at_again_and_again() {
+    const ROUNDS: usize = 10;
+    let cluster = quick(3);
+    let come = AtomicUsize::new(0);
+    on_all(&cluster, 1, |node, _| {
+        let step = node.session().wait().unwrap().double_barrier("step", 3);
+        for round in 0..ROUNDS {
+            come.fetch_add(1, Ordering::SeqCst);
+            step.meet().deadline(LONG).wait().unwrap();
+            assert!(come.load(Ordering::SeqCst) >= 3 * (round + 1), "all have come");
+        }
+        vec![()]
+    });
+    wait_for_keys(cluster.node(0), "", 0);
+}
+
+#[test]
+fn one_too_many_and_one_who_counts_otherwise_are_told_and_leave() {
+    let cluster = quick(3);
+    let waiting = begin(step(&cluster, 0, 2).enter());
+    wait_for_keys(cluster.node(1), "step/", 1);
+    let mismatch = DoubleBarrierError::SizeMismatch { stored: "2".to_owned() };
+    assert_eq!(step(&cluster, 1, 3).enter().wait().unwrap_err(), mismatch);
+    wait_for_keys(cluster.node(1), "step/", 1);
+    let one = step(&cluster, 1, 2).enter().deadline(LONG).wait().unwrap();
+    let two = waiting.wait().unwrap();
+    let full = DoubleBarrierError::Full { participants: 2 };
+    assert_eq!(step(&cluster, 2, 2).enter().wait().unwrap_err(), full);
+    drop(two);
+    one.leave().deadline(LONG).wait().unwrap();
+    wait_for_keys(cluster.node(1), "", 0);
+    let late = step(&cluster, 2, 2).enter().deadline(Duration::from_millis(50)).wait();
+    assert_eq!(late.unwrap_err(), DoubleBarrierError::Store(late_error()));
+    drop(begin(step(&cluster, 2, 2).enter()));
+    wait_for_keys(cluster.node(1), "", 0);
+}
+
+#[test]
+fn who_crashes_before_all_have_come_is_missing_and_can_be_replaced() {
+    let mut cluster = quick(3);
+    let first = begin(step(&cluster, 1, 3).enter().deadline(LONG));
+    let crashes = begin(step(&cluster, 0, 3).enter());
+    wait_for_keys(cluster.node(1), "step/", 2);
+    cluster.kill(0).wait();
+    assert!(crashes.wait().is_err());
+    wait_for_keys(cluster.node(1), "step/", 1);
+    let second = begin(step(&cluster, 2, 3).enter().deadline(LONG));
+    wait_for_keys(cluster.node(1), "step/", 2);
+    cluster.restart(0).wait().unwrap();
+    let third = step(&cluster, 0, 3).enter().deadline(LONG).wait().unwrap();
+    let (first, second) = (first.wait().unwrap(), second.wait().unwrap());
+    assert_eq!((first.round(), second.round()), (third.round(), third.round()));
+}
+
+#[test]
+fn who_crashes_inside_has_left_and_the_next_round_can_begin() {
+    let mut cluster = quick(3);
+    let enter = |cluster: &Cluster| {
+        let enter = |member| {
+            let call = step(cluster, member, 3).enter().deadline(LONG);
+            thread::spawn(move || call.wait().unwrap())
+        };
+        let threads: Vec<_> = (0..3).map(enter).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    };
+    let mut inside = enter(&cluster);
+    let crashes = inside.remove(0);
+    cluster.kill(0).wait();
+    drop(inside.remove(0));
+    inside.remove(0).leave().deadline(LONG).wait().unwrap();
+    assert!(crashes.leave().wait().is_err(), "it has crashed");
+    cluster.restart(0).wait().unwrap();
+    wait_for_keys(cluster.node(1), "step/", 0);
+
+    let inside = enter(&cluster);
+    // All crash inside, as their sessions see it; what is left serves the next.
+    for member in 0..3 {
+        cluster.node(member).session().wait().unwrap().close().wait().unwrap();
+    }
+    for one in inside {
+        let left = one.leave().wait().unwrap_err();
+        assert!(matches!(left, DoubleBarrierError::Store(Error::SessionEnded(_))), "{left:?}");
+    }
+    wait_for_keys(cluster.node(1), "step/", 1);
+    let inside = enter(&cluster);
+    cluster.node(0).client().delete(KeyRange::prefix("step/")).wait().unwrap();
+    for one in inside {
+        assert_eq!(one.leave().wait(), Err(DoubleBarrierError::KeyDeleted));
+    }
+}

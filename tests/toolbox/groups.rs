@@ -1,0 +1,94 @@
+//! Groups: joined, left, followed.
+
+use bowline::{Error, GroupError, GroupEvent, GroupWatch, Wait};
+
+use super::{begin, quick, wait_for_keys};
+
+/// The next event, as a word and what the member says of itself.
+fn next(watch: &mut GroupWatch) -> (&'static str, String) {
+    let (word, member) = match watch.next().wait().unwrap().unwrap() {
+        GroupEvent::Joined(member) => ("joined", member),
+        GroupEvent::Changed(member) => ("changed", member),
+        GroupEvent::Left(member) => ("left", member),
+    };
+    (word, String::from_utf8(member.meta.to_vec()).unwrap())
+}
+
+#[test]
+fn a_group_is_followed_through_joining_changing_leaving_and_crashing() {
+    let mut cluster = quick(3);
+    let group = |member| cluster.node(member).session().wait().unwrap().group("workers");
+    let a = group(0).join("a").wait().unwrap();
+    let b = group(1).join("b").wait().unwrap();
+    let mut watch = group(2).watch();
+    assert_eq!(next(&mut watch), ("joined", "a".into()));
+    assert_eq!(next(&mut watch), ("joined", "b".into()));
+    let c = group(2).join("c").wait().unwrap();
+    assert_eq!(next(&mut watch), ("joined", "c".into()));
+    b.update("b2").wait().unwrap();
+    assert_eq!(next(&mut watch), ("changed", "b2".into()));
+    let members = group(0).members().wait().unwrap();
+    let metas: Vec<_> = members.iter().map(|member| &member.meta[..]).collect();
+    assert_eq!(metas, [&b"a"[..], b"b2", b"c"]);
+    assert_eq!((members[1].since, members[1].label.as_deref()), (b.since(), Some("m1")));
+    assert_eq!(c.leave().wait(), Ok(true));
+    assert_eq!(next(&mut watch), ("left", "c".into()));
+    drop(b);
+    assert_eq!(next(&mut watch), ("left", "b2".into()));
+    cluster.kill(0).wait();
+    assert_eq!(next(&mut watch), ("left", "a".into()), "by the end of its session");
+    assert_eq!(watch.members().count(), 0);
+    drop(a);
+    cluster.shutdown(2).wait();
+    assert!(matches!(watch.next().wait(), Some(Err(Error::Stopped { .. }))));
+    assert!(watch.next().wait().is_none());
+}
+
+#[test]
+fn one_session_may_be_in_a_group_more_than_once_and_a_dropped_joining_is_no_member() {
+    let cluster = quick(3);
+    let session = cluster.node(0).session().wait().unwrap();
+    let group = session.group("g");
+    let first = group.join("1").wait().unwrap();
+    for _ in 0..10 {
+        drop(begin(group.join("dropped")));
+    }
+    let second = group.join("2").wait().unwrap();
+    wait_for_keys(cluster.node(0), "g/", 2);
+    assert_ne!(first.key(), second.key());
+    // Somebody throws it out.
+    cluster.node(1).client().delete(first.key().clone()).wait().unwrap();
+    assert_eq!(first.update("late").wait(), Err(GroupError::NotAMember));
+    assert_eq!(first.leave().wait(), Ok(false));
+    session.close().wait().unwrap();
+    assert_eq!(group.members().wait().unwrap(), []);
+    assert!(matches!(group.join("late").wait(), Err(Error::SessionEnded(_))));
+}
+
+#[test]
+fn who_follows_a_group_and_falls_behind_compaction_hears_the_difference() {
+    let cluster = quick(1);
+    let session = cluster.node(0).session().wait().unwrap();
+    let (group, kv) = (session.group("g"), cluster.node(0).client());
+    let stays = group.join("stays").wait().unwrap();
+    let leaves = group.join("leaves").wait().unwrap();
+    let mut watch = group.watch();
+    assert_eq!(next(&mut watch), ("joined", "stays".into()));
+    assert_eq!(next(&mut watch), ("joined", "leaves".into()));
+    leaves.leave().wait().unwrap();
+    let comes = group.join("comes").wait().unwrap();
+    // More than a watcher keeps.
+    for i in 0..1000 {
+        stays.update(i.to_string()).wait().unwrap();
+    }
+    kv.compact(kv.revision()).wait().unwrap();
+    let mut told = Vec::new();
+    while told.last() != Some(&("changed", "999".to_owned())) {
+        told.push(next(&mut watch));
+    }
+    assert!(
+        told.contains(&("left", "leaves".into())) && told.contains(&("joined", "comes".into()))
+    );
+    assert!(told.len() < 1000, "it has fallen behind: {}", told.len());
+    drop(comes);
+}

@@ -1,0 +1,139 @@
+//! Cells and conditional writes.
+
+use std::collections::BTreeSet;
+use std::task::Poll;
+use std::time::Duration;
+
+use bowline::{Expected, Revision, Swap, Wait};
+
+use super::{LONG, begin_to_wait, on_all, poll, quick};
+
+#[test]
+fn a_cell_is_changed_by_who_has_seen_it_last() {
+    let cluster = quick(3);
+    let cell = |member| cluster.node(member).client().cell("c");
+    assert_eq!(cell(0).get().wait(), Ok(None));
+    let first = cell(0).compare_and_set(Expected::Missing, "a").wait().unwrap();
+    assert!(first.is_done());
+    let seen = cell(1).get().wait().unwrap().unwrap();
+    assert!(cell(1).compare_and_set(seen.version, "b").wait().unwrap().is_done());
+    let late = cell(2).compare_and_set(seen.version, "c").wait().unwrap();
+    assert!(matches!(&late, Swap::Lost { row: Some(row) } if row.value == "b"), "{late:?}");
+
+    cell(0).set("").wait().unwrap();
+    let written = on_all(&cluster, 2, |node, task| {
+        let cell = node.client().cell("c");
+        let update = |_| {
+            let mut tries = 0;
+            let name = format!("{}{task}", node.status().name);
+            let call = cell.update(|old| {
+                tries += 1;
+                [old.unwrap(), name.as_bytes(), b" "].concat()
+            });
+            let written = call.deadline(LONG).wait().unwrap();
+            assert!(tries > 0);
+            written.version
+        };
+        (0..8).map(update).collect()
+    });
+    let distinct: BTreeSet<Revision> = written.iter().copied().collect();
+    let value = cell(1).get().wait().unwrap().unwrap();
+    assert_eq!((distinct.len(), Some(&value.version)), (48, distinct.last()));
+    assert_eq!(value.value.split(|byte| *byte == b' ').count(), 48 + 1);
+}
+
+#[test]
+fn who_waits_for_a_cell_to_change_sees_the_change() {
+    let cluster = quick(3);
+    let cell = |member| cluster.node(member).client().cell("c");
+    let version = cell(0).set("old").wait().unwrap();
+    let waiting = begin_to_wait(cluster.node(1), cell(1).changed(version).deadline(LONG));
+    cell(0).set("new").wait().unwrap();
+    assert_eq!(waiting.wait().unwrap().unwrap().value, "new");
+    let none = cell(2).changed(Revision(0)).wait().unwrap();
+    assert_eq!(none.unwrap().value, "new", "at once, if it is another one already");
+}
+
+#[test]
+fn of_those_who_put_if_absent_one_wins_and_the_others_leave_no_lease() {
+    let cluster = quick(3);
+    let ttl = Duration::from_secs(3600);
+    let wins = on_all(&cluster, 4, |node, task| {
+        let call = node.client().put_if_absent("k", format!("{task}")).ttl(ttl);
+        vec![call.deadline(LONG).wait().unwrap().is_done()]
+    });
+    assert_eq!(wins.iter().filter(|won| **won).count(), 1);
+    let kv = cluster.node(0).client();
+    let row = kv.get("k").wait().unwrap().unwrap();
+    // Ended in the background, behind what was asked before it.
+    let mut watch = kv.watch("mark").wait().unwrap();
+    cluster.running().for_each(|(_, node)| {
+        node.client().put("mark", "").wait().unwrap();
+    });
+    while kv.leases() != [row.lease.unwrap()] {
+        watch.request_progress();
+        watch.next().wait().unwrap().unwrap();
+    }
+    let endless = kv.put_if_absent("other", "v").wait().unwrap();
+    assert!(endless.is_done());
+    assert_eq!(kv.get("other").wait().unwrap().unwrap().lease, None);
+    assert!(kv.delete("k").wait().unwrap().deleted == 1);
+    assert!(kv.put_if_absent("k", "again").lease(row.lease.unwrap()).wait().unwrap().is_done());
+}
+
+#[test]
+fn a_put_if_absent_that_is_dropped_leaves_neither_key_nor_lease() {
+    let cluster = quick(3);
+    let kv = cluster.node(1).client();
+    let mut watch = kv.watch("mark").wait().unwrap();
+    for polls in 1..40 {
+        let call = kv.put_if_absent("k", "v").ttl(Duration::from_secs(3600));
+        let mut future = Box::pin(call.into_future());
+        let mut is_done = false;
+        for _ in 0..polls {
+            if let Poll::Ready(result) = poll(&mut future) {
+                assert!(result.unwrap().is_done());
+                assert!(kv.compare_and_delete("k", Expected::value("v")).wait().unwrap().is_done());
+                let lease = kv.leases().into_iter().next().expect("it has a lease");
+                kv.revoke(lease).wait().unwrap();
+                is_done = true;
+                break;
+            }
+            // Time for the node, by something that takes a commit.
+            kv.put("mark", "").wait().unwrap();
+            watch.next().wait().unwrap().unwrap();
+        }
+        drop(future);
+        if is_done {
+            assert!(polls > 2, "a grant and a put take some");
+            return;
+        }
+        while !kv.leases().is_empty() || kv.get("k").local().wait().unwrap().is_some() {
+            kv.put("mark", "").wait().unwrap();
+            watch.next().wait().unwrap().unwrap();
+        }
+    }
+    panic!("it is never done");
+}
+
+#[test]
+fn a_conditional_change_is_made_only_if_the_key_is_as_expected() {
+    let cluster = quick(1);
+    let (kv, node) = (cluster.node(0).client().scoped("app/"), cluster.node(0));
+    let lease = node.session().wait().unwrap().lease();
+    let put = kv.put("k", "v").lease(lease).wait().unwrap().revision;
+    for expected in
+        [Expected::Missing, Expected::Version(2), Expected::value("w"), put.next().into()]
+    {
+        let lost = kv.compare_and_set("k", expected.clone(), "x").wait().unwrap();
+        let Swap::Lost { row: Some(row) } = lost else { panic!("{expected:?} does not hold") };
+        assert_eq!((row.key, row.value), ("k".into(), "v".into()));
+        assert!(!kv.compare_and_delete("k", expected).wait().unwrap().is_done());
+    }
+    assert!(kv.compare_and_set("k", Expected::Version(1), "w").wait().unwrap().is_done());
+    let row = kv.get("k").wait().unwrap().unwrap();
+    assert_eq!((&row.value[..], row.lease), (&b"w"[..], Some(lease)), "its lease stays");
+    assert!(kv.compare_and_delete("k", row.mod_revision).wait().unwrap().is_done());
+    assert!(kv.compare_and_set("k", Revision(0), "new").wait().unwrap().is_done());
+    assert_eq!(node.client().get("app/k").wait().unwrap().unwrap().value, "new");
+}
