@@ -67,6 +67,7 @@ pub use recipes::{
     TakeCall,
 };
 pub use recipes::{DoubleBarrier, DoubleBarrierError, Inside};
+pub use recipes::{Fence, Stale};
 pub use recipes::{Group, GroupError, GroupEvent, GroupMember, GroupWatch, Membership};
 pub use recipes::{Latch, LatchError};
 pub use recipes::{LockInfo, Locks, OrderError};

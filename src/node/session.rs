@@ -184,6 +184,11 @@ impl SessionState {
         ended
     }
 
+    /// Why it has ended, if that was told already: without a look at the clock.
+    pub(crate) fn ended(&self) -> Option<SessionEnd> {
+        self.belief.lock().unwrap_or_else(PoisonError::into_inner).ended
+    }
+
     /// How it stands. Looking after `valid_until` ends it.
     pub(crate) fn standing(&self, now: Moment, drift: Drift) -> Standing {
         if let Some(why) = self.end(now) {

@@ -183,6 +183,16 @@ impl Book {
         }
     }
 
+    /// A place has other keys now: those of before that are gone are not looked for any more.
+    pub(super) fn forget_absent(&mut self, place: &Arc<Place>, keys: &[Bytes], since: Revision) {
+        for (prefix, key) in place.prefixes.iter().zip(keys) {
+            let queue = self.lines.get(prefix).and_then(|line| line.queue.as_ref());
+            if queue.is_some_and(|queue| !queue.contains(&(since, key.clone()))) {
+                self.forget(place, prefix, key);
+            }
+        }
+    }
+
     /// The keys of a place are in the log. Judges whether they may be there, and whether it is its turn.
     pub(super) fn has_entered(
         &mut self,
@@ -322,6 +332,9 @@ impl Book {
             if inner.phase == Phase::Gone {
                 return;
             }
+            for order in inner.orders() {
+                acts.0.push(Act::Tidy { order, lease: place.session.lease });
+            }
             inner.lose(Loss::KeyDeleted);
             let reply = inner.take_releasing().unwrap_or(ReplyTo::Nobody);
             if was_held && inner.waiting() > 0 {
@@ -331,7 +344,12 @@ impl Book {
                 acts.0.push(Act::EnterAnew { place: Arc::clone(place), parting });
             } else {
                 inner.phase = Phase::Gone;
-                inner.fail(&LockError::Evicted, acts);
+                // The end of the session takes the keys along.
+                let why = match place.session.ended() {
+                    Some(end) => LockError::SessionEnded(end),
+                    None => LockError::Evicted,
+                };
+                inner.fail(&why, acts);
                 acts.0.push(Act::Passed(reply));
                 if keys.len() > 1 {
                     let (place, parting) = (Arc::clone(place), no_more(keys, since));
@@ -662,7 +680,7 @@ impl Book {
 }
 
 /// What was lost: those of the keys that are left go.
-fn no_more(keys: &Arc<[Bytes]>, since: Revision) -> Parting {
+pub(super) fn no_more(keys: &Arc<[Bytes]>, since: Revision) -> Parting {
     Parting { keys: Arc::clone(keys), since, bound: Vec::new(), heir: None }
 }
 

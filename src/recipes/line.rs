@@ -16,7 +16,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::api::Error;
 use crate::machine::Change;
 use crate::model::{
     Command, Compare, KeyValue, LeaseId, Moment, Op, Put, PutLease, PutValue, Refusal, Reply,
@@ -26,7 +25,7 @@ use crate::node::{
     CallError, CallResult, Follower, ReplyTo, SessionEnd, SessionState, Shared, StopReason,
 };
 
-use super::book::{Book, end_place};
+use super::book::{Book, end_place, no_more};
 use super::error::{LockError, Loss};
 use super::place::{Act, Acts, Parting, Place, Turn, unbinding};
 
@@ -182,6 +181,12 @@ impl Lines {
             match act {
                 Act::Wake(waker) => waker.wake(),
                 Act::Passed(reply) => reply.send(Ok(passed())),
+                // Who orphans a session wants to take its keys up elsewhere.
+                Act::Part { place, reply, .. }
+                    if place.session.ended() == Some(SessionEnd::Orphaned) =>
+                {
+                    reply.send(Ok(passed()));
+                }
                 Act::Part { place, parting, reply } => {
                     if let Some(shared) = self.shared.upgrade() {
                         let leaving = parting.to_txn(&shared, place.session.lease);
@@ -207,19 +212,20 @@ impl Lines {
         let before = parting.to_txn(&shared, place.session.lease);
         let command = Command::Txn(entering(place, &keys, Some(before.clone())));
         let (lines, place) = (Arc::clone(self), Arc::clone(place));
+        let (old, since) = (Arc::clone(&parting.keys), parting.since);
         let reply = ReplyTo::Call(Box::new(move |outcome: CallResult<Reply>| {
-            if let Some(reply) = place.lock().take_releasing() {
+            let releasing = place.lock().take_releasing();
+            if let Some(reply) = releasing {
                 reply.send(outcome.clone());
             }
-            if let (
-                Err(CallError::Refused(_) | CallError::QuotaExceeded { .. } | CallError::NoSpace),
-                Some(shared),
-            ) = (&outcome, lines.shared.upgrade())
+            if let (Err(error), Some(shared)) = (&outcome, lines.shared.upgrade())
+                && !matches!(error, CallError::Stopped { .. })
             {
-                // There is no room for the new key: the old one goes all the same.
+                // There is no new key, for want of room perhaps: the old one goes all the same.
                 shared.insist(Command::Txn(before), ReplyTo::Nobody);
             }
             lines.entered(&place, &keys, outcome);
+            lines.lock().forget_absent(&place, &old, since);
         }));
         shared.insist(command, reply);
     }
@@ -250,8 +256,12 @@ impl Lines {
                 }
                 LockError::Evicted
             }
-            // The key was there, and not by this wish.
-            Ok(_) => LockError::Refused(Error::Busy),
+            // A key of that name was there, and not by this wish: another name will do.
+            Ok(_) => {
+                let (place, parting) = (Arc::clone(place), no_more(keys, Revision(0)));
+                acts.0.push(Act::EnterAnew { place, parting });
+                return self.perform(acts);
+            }
             Err(CallError::Refused(Refusal::LeaseNotFound(_))) => {
                 LockError::SessionEnded(SessionEnd::LeaseEnded)
             }

@@ -37,6 +37,7 @@ mod operate;
 
 mod book;
 mod error;
+mod fence;
 mod hold;
 mod line;
 mod order;
@@ -77,6 +78,7 @@ pub use counter::{Counter, CounterError};
 pub use double_barrier::{DoubleBarrier, DoubleBarrierError, Inside};
 pub use election::{Campaign, Election, Leader, LeaderEvent, Leadership, Observe};
 pub use error::{LockError, Loss, WaitsFor};
+pub use fence::{Fence, Stale};
 pub use group::{Group, GroupError, GroupEvent, GroupMember, GroupWatch, Membership};
 pub use hold::{GuardError, GuardTxn, Hold, LockState, Released};
 pub use latch::{Latch, LatchError};

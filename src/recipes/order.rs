@@ -53,6 +53,11 @@ pub(crate) fn addressee(key: &[u8]) -> Option<&[u8]> {
     key.strip_suffix(SUFFIX)
 }
 
+/// Whether a key is that of an order to a place.
+pub(crate) fn is_order_to(key: &[u8], place: &[u8]) -> bool {
+    addressee(key) == Some(place)
+}
+
 /// The rows below a line's prefix that are orders by their keys.
 pub(crate) fn rows(shared: &Shared, prefix: &Bytes) -> Vec<KeyValue> {
     let range = Range::new(KeyRange::prefix(prefix.clone()));

@@ -32,7 +32,7 @@ use crate::model::{Compare, LeaseId, Moment, Op, Reply, Revision, Txn};
 use crate::node::{ReplyTo, SessionState};
 
 use super::error::{LockError, Loss};
-use super::order::{Order, Request, What};
+use super::order::{Order, Request, What, is_order_to};
 use super::token::Token;
 
 /// How often a lock passes from task to task inside a node while others in the cluster wait for it.
@@ -555,6 +555,15 @@ impl Inner {
         turn.advance(Stage::Holds(grant), acts);
         self.holder = Some(turn);
         true
+    }
+
+    /// The orders to whoever has it.
+    pub(crate) fn orders(&self) -> Vec<Bytes> {
+        self.bound
+            .iter()
+            .filter(|key| self.keys.iter().any(|own| is_order_to(key, own)))
+            .cloned()
+            .collect()
     }
 
     /// Nobody who waits will have it.
