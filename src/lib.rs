@@ -55,13 +55,11 @@ pub use node::{
 pub use recipes::{Barrier, BarrierError, BarrierHold};
 pub use recipes::{Cached, CachedCall, View};
 pub use recipes::{Call, Expected, PutIfAbsent, Swap};
-pub use recipes::{
-    Campaign, Election, LeadError, Leader, LeaderEvent, Leadership, Leading, Observe,
-};
+pub use recipes::{Campaign, Election, Leader, LeaderEvent, Leadership, Observe};
 pub use recipes::{Cell, CellValue};
 pub use recipes::{
     Contender, Guard, GuardError, GuardTxn, Hold, LockCall, LockError, LockKind, LockState,
-    Locking, Loss, Mutex, Owner, Released, Request, Token, WaitsFor, Wish,
+    Locking, Loss, MultiGuard, Mutex, Owner, Released, Request, Token, WaitsFor, Wish,
 };
 pub use recipes::{Counter, CounterError};
 pub use recipes::{
@@ -69,10 +67,12 @@ pub use recipes::{
     TakeCall,
 };
 pub use recipes::{DoubleBarrier, DoubleBarrierError, Inside};
+pub use recipes::{DowngradeError, ReadGuard, RwLock, Upgrade, UpgradeError, WriteGuard};
 pub use recipes::{Fence, Stale};
 pub use recipes::{Group, GroupError, GroupEvent, GroupMember, GroupWatch, Membership};
 pub use recipes::{Latch, LatchError};
 pub use recipes::{LockInfo, Locks, OrderError};
+pub use recipes::{Permit, Semaphore, Slot};
 pub use recipes::{Ran, RunOnce, RunOnceError};
 pub use recipes::{Sequence, SequenceError, SequentialKey};
 pub use transport::TransportError;

@@ -11,51 +11,42 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bowline::testing::{Cluster, ClusterOptions};
-use bowline::{LeadError, Leadership, Op, Session};
+use bowline::{Op, Session};
 use tokio::sync::mpsc;
 
-/// How many instances are inside the job, for as long as it is there: a job that is dropped in the
-/// middle is inside no more.
-struct Inside(Arc<AtomicUsize>);
-
-impl Inside {
-    fn enter(running: &Arc<AtomicUsize>) -> Self {
-        assert_eq!(running.fetch_add(1, Ordering::SeqCst), 0, "two instances run the job");
-        Self(Arc::clone(running))
-    }
-}
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// One instance: runs the job while it leads, and stands again when it has lost. Ends with its session.
+/// One instance: stands for election, runs the job while it leads, stands again when it has lost.
 async fn instance(
     session: Session,
     name: usize,
     running: Arc<AtomicUsize>,
     ran: mpsc::UnboundedSender<usize>,
-) -> Result<(), LeadError> {
-    let election = session.election("cron/leader");
-    let work = async |leadership: Arc<Leadership>| {
-        println!("instance {name} leads, token {}", leadership.token());
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    loop {
+        let leadership = session.election("cron/leader").campaign(name.to_string()).await?;
         let mut clock = tokio::time::interval(Duration::from_millis(100));
         loop {
-            clock.tick().await;
-            let inside = Inside::enter(&running);
+            tokio::select! {
+                loss = leadership.lost() => {
+                    println!("instance {name} leads no more: {loss}");
+                    return Err(loss.into());
+                }
+                _ = clock.tick() => {}
+            }
+            assert_eq!(running.fetch_add(1, Ordering::SeqCst), 0, "two instances run the job");
             // The job's result is written only if this instance still leads.
             let job = leadership.txn().then(Op::put("cron/last", name.to_string())).commit().await;
-            drop(inside);
+            running.fetch_sub(1, Ordering::SeqCst);
             match job {
-                Ok(_) if ran.send(name).is_err() => return,
+                Ok(_) if ran.send(name).is_err() => return Ok(()),
                 Ok(_) => {}
-                Err(error) => println!("instance {name}: the job failed: {error}"),
+                Err(error) => {
+                    println!("instance {name}: the job failed: {error}; it resigns");
+                    break;
+                }
             }
         }
-    };
-    election.run_while_leader(name.to_string(), work).await
+        let _ = leadership.resign().await;
+    }
 }
 
 #[tokio::main]

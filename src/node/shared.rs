@@ -55,21 +55,21 @@ impl Drop for OpenRead<'_> {
     }
 }
 
-/// Rings once: with what is known, or, when it is dropped unrung, as if nothing were.
-struct Hook<F: FnOnce(bool)>(Option<F>);
+/// Rings once: with the outcome, or, when it is dropped unrung, without.
+struct Hook<F: FnOnce(Option<&CallResult<Reply>>)>(Option<F>);
 
-impl<F: FnOnce(bool)> Hook<F> {
-    fn ring(mut self, is_known: bool) {
+impl<F: FnOnce(Option<&CallResult<Reply>>)> Hook<F> {
+    fn ring(mut self, outcome: &CallResult<Reply>) {
         if let Some(hook) = self.0.take() {
-            hook(is_known);
+            hook(Some(outcome));
         }
     }
 }
 
-impl<F: FnOnce(bool)> Drop for Hook<F> {
+impl<F: FnOnce(Option<&CallResult<Reply>>)> Drop for Hook<F> {
     fn drop(&mut self) {
         if let Some(hook) = self.0.take() {
-            hook(false);
+            hook(None);
         }
     }
 }
@@ -185,22 +185,18 @@ impl Shared {
         }
     }
 
-    /// As [`Shared::write`], and tells `hook`, whether anybody waits for the answer or not, when the
-    /// outcome is known (`true`) or never will be (`false`): not after this, and once.
+    /// As [`Shared::write`], and tells `hook`, whether anybody waits for the answer or not, the outcome,
+    /// or `None` if there will never be one: not after this, and once.
     pub(crate) async fn write_hooked(
         &self,
         command: Command,
         deadline: Moment,
-        hook: impl FnOnce(bool) + Send + 'static,
+        hook: impl FnOnce(Option<&CallResult<Reply>>) + Send + 'static,
     ) -> CallResult<Reply> {
         let (sender, receiver) = oneshot::channel();
         let hook = Hook(Some(hook));
         let reply = ReplyTo::Call(Box::new(move |outcome: CallResult<Reply>| {
-            hook.ring(!matches!(
-                outcome,
-                Err(CallError::Deadline { maybe_applied: true }
-                    | CallError::Stopped { maybe_applied: true, .. })
-            ));
+            hook.ring(&outcome);
             drop(sender.send(outcome));
         }));
         // If it is not let in the hook is dropped, and says less than it could, which does no harm.

@@ -260,6 +260,7 @@ impl Book {
             };
             queue.judge(&rank).map_err(|misfit| match misfit {
                 Misfit::SecondUpgrade => LockError::UpgradeTaken,
+                Misfit::NoRead => LockError::Evicted,
                 Misfit::Kind { stored, mine } => LockError::mismatch(stored, mine),
             })?;
         }
@@ -468,6 +469,8 @@ impl Book {
             let Some(place) = line.local.get(key).cloned() else { continue };
             if !is_place || event.kv.lease != Some(place.session.lease) {
                 self.has_gone(change, event, &place, acts);
+            } else {
+                says_anew(&place, key, &event.kv.value, acts);
             }
         }
     }
@@ -501,12 +504,17 @@ impl Book {
             // One that it had before.
             return self.forget(place, &prefix, key);
         }
+        let line = self.lines.get(&prefix);
+        let is_own = |key: &Bytes| {
+            let known = line.and_then(|line| line.local.get(key));
+            known.is_some_and(|known| known.session.lease == place.session.lease)
+        };
         let is_handed = |other: &&Event| {
             other.kind == EventKind::Put
                 && other.kv.lease == Some(place.session.lease)
                 && other.kv.create_revision < other.kv.mod_revision
                 && parent(&other.kv.key) == Some(&prefix)
-                && other.kv.key != *key
+                && !is_own(&other.kv.key)
         };
         if keys.len() == 1
             && let Some(other) = change.events.iter().find(is_handed)
@@ -525,7 +533,7 @@ impl Book {
 
     /// Gives this node's waiting places in a line what is theirs.
     pub(super) fn grant_waiting(&mut self, shared: &Shared, prefix: &Bytes, acts: &mut Acts) {
-        let mut due = Vec::new();
+        let (mut due, mut bereft) = (Vec::new(), Vec::new());
         {
             let Some(line) = self.lines.get(prefix) else { return };
             let Some(queue) = &line.queue else { return };
@@ -535,12 +543,18 @@ impl Book {
                 place.is_contended.store(queue.len() > 1, Ordering::Relaxed);
             }
             for (rank, place) in &line.waiting {
-                if queue.may_hold(rank) {
+                if line.upgrades > 0 && queue.judge(rank) == Err(Misfit::NoRead) {
+                    bereft.push(Arc::clone(place));
+                } else if queue.may_hold(rank) {
                     due.push((rank.clone(), Arc::clone(place)));
                 } else if queue.contains(rank) && line.upgrades == 0 {
                     break;
                 }
             }
+        }
+        // The read that was to become a write has gone.
+        for place in bereft {
+            fail_all(&place, &LockError::Evicted, acts);
         }
         for ((since, key), place) in due {
             let mut inner = place.lock();
@@ -682,6 +696,25 @@ impl Book {
 /// What was lost: those of the keys that are left go.
 pub(super) fn no_more(keys: &Arc<[Bytes]>, since: Revision) -> Parting {
     Parting { keys: Arc::clone(keys), since, bound: Vec::new(), heir: None }
+}
+
+/// Somebody, perhaps the place itself, has put another value into its row.
+fn says_anew(place: &Arc<Place>, key: &Bytes, value: &Bytes, acts: &mut Acts) {
+    place.lock().value = value.clone();
+    if let Rule::Permits { limit, wants: asked } = Stance::rule_of(key, value)
+        && asked > limit
+    {
+        // If it holds already it goes on.
+        fail_all(place, &LockError::TooManyPermits { asked, limit }, acts);
+    }
+}
+
+/// Nobody who waits for this place will have it.
+fn fail_all(place: &Arc<Place>, why: &LockError, acts: &mut Acts) {
+    let turns: Vec<Arc<Turn>> = place.lock().turns().cloned().collect();
+    for turn in turns {
+        place.withdraw(&turn, why.clone(), acts);
+    }
 }
 
 /// A place ends without a word to the cluster.

@@ -76,6 +76,13 @@ pub(crate) struct Until {
 }
 
 impl Until {
+    /// The end of a call that begins now, by the configuration.
+    pub(crate) fn of_call(client: &Client) -> Self {
+        let shared = Arc::clone(&client.shared);
+        let deadline = Some(shared.now() + shared.settings.call_deadline);
+        Self { shared, deadline }
+    }
+
     /// How long a single request of the call may take.
     pub(crate) fn left(&self) -> Duration {
         match self.deadline {
@@ -107,14 +114,9 @@ impl Until {
 
     /// Lets a little time pass before something is tried again.
     pub(crate) async fn pause(&self) {
-        pause(&self.shared).await;
+        /// A heartbeat is what news take to come at the least.
+        const PAUSE_MAX: Duration = Duration::from_millis(100);
+        let pause = self.shared.settings.heartbeat.min(PAUSE_MAX);
+        self.shared.sleep_until(self.shared.now() + pause).await;
     }
-}
-
-/// Lets a little time pass before something is tried again.
-pub(crate) async fn pause(shared: &Shared) {
-    /// A heartbeat is what news take to come at the least.
-    const PAUSE_MAX: Duration = Duration::from_millis(100);
-    let pause = shared.settings.heartbeat.min(PAUSE_MAX);
-    shared.sleep_until(shared.now() + pause).await;
 }

@@ -104,6 +104,9 @@ pub enum LockError {
         /// How many there are.
         limit: u32,
     },
+    /// What was to grow is lost: the reader that wanted to become the writer.
+    #[error("not taken: the read lock that it was to grow from is lost: {0}")]
+    Lost(Loss),
     /// Another reader waits to become the writer already: each would wait for the other.
     #[error(
         "not taken: another reader waits to become the writer: release the read lock and write"

@@ -15,13 +15,16 @@ use crate::model::{
     Command, Compare, Moment, Op, Put, PutLease, PutValue, Reply, Revision, Txn, TxnReply,
     TxnResult,
 };
-use crate::node::{ReplyTo, Standing};
+use crate::node::{CallError, CallResult, ReplyTo, Shared, Standing};
 
-use super::error::{LockError, Loss};
+use super::error::Loss;
 use super::line::{Lines, parent, still_mine};
 use super::operate::OrderError;
 use super::order::Request;
-use super::place::{Grant, Place, Share, Turn};
+use super::owner::Owner;
+use super::place::{Bound, Grant, Place, Turn};
+use super::rule::Rule;
+use super::stance::Stance;
 use super::token::Token;
 use super::view::{self, Contender};
 
@@ -50,6 +53,7 @@ pub struct Hold {
     place: Arc<Place>,
     turn: Arc<Turn>,
     grant: Grant,
+    owner: Option<Owner>,
 }
 
 impl Hold {
@@ -59,8 +63,9 @@ impl Hold {
         place: Arc<Place>,
         turn: Arc<Turn>,
         grant: Grant,
+        owner: Option<Owner>,
     ) -> Self {
-        Self { session, lines, place, turn, grant }
+        Self { session, lines, place, turn, grant, owner }
     }
 
     /// The fencing token of this hold: higher than that of every earlier holder of this lock.
@@ -151,11 +156,6 @@ impl Hold {
         self.turn.request()
     }
 
-    /// Asks this holder to give the lock up.
-    pub(super) fn ask(&self, request: Request) {
-        self.turn.ask(request);
-    }
-
     /// Waits until a look finds something. Looks at each poll, whenever the hold changes, and when the
     /// session's standing may have.
     async fn when<T>(&self, look: impl Fn(Moment) -> Option<T>) -> T {
@@ -205,29 +205,59 @@ impl Hold {
         self.grant.still_held(&self.place)
     }
 
-    /// The same hold again, for the same owner; `None` if it is over. `limit` says how often it may be
-    /// held at once.
-    pub(crate) fn again(
-        session: Session,
-        lines: Arc<Lines>,
-        place: Arc<Place>,
-        turn: Arc<Turn>,
-        grant: Grant,
-        limit: u32,
-    ) -> Result<Option<Self>, LockError> {
-        match turn.share(limit) {
-            Share::Over => Ok(None),
-            Share::TooMany => Err(LockError::HoldLimit { limit }),
-            Share::Again => {
-                let hold = Self::new(session, lines, place, turn, grant);
-                Ok(hold.is_held().then_some(hold))
-            }
-        }
-    }
-
     /// The parts of it that its owner keeps.
     pub(crate) fn parts(&self) -> (&Arc<Lines>, &Arc<Place>, &Arc<Turn>, &Grant) {
         (&self.lines, &self.place, &self.turn, &self.grant)
+    }
+
+    /// Whose it is.
+    pub(crate) fn owner(&self) -> Option<&Owner> {
+        self.owner.as_ref()
+    }
+
+    /// Why it is over, if it is.
+    pub(crate) fn is_lost(&self) -> Option<Loss> {
+        self.loss(self.session.shared().now())
+    }
+
+    /// By which rule it stands, as its row says.
+    pub(crate) fn rule(&self) -> Rule {
+        Stance::rule_of(self.key(), &self.place.lock().value)
+    }
+
+    /// What its row says by another rule.
+    fn restated(&self, rule: Rule) -> Bytes {
+        let value = self.place.lock().value.clone();
+        let stance = Stance::parse(self.key(), &value);
+        let mut stance = stance.unwrap_or_else(|| Stance::new(rule.clone(), String::new()));
+        stance.rule = rule;
+        stance.to_value()
+    }
+
+    /// What makes its row say another rule, if this still is the holder.
+    pub(crate) fn restating(&self, rule: Rule) -> Txn {
+        let put = Put {
+            key: self.key().clone(),
+            value: PutValue::Set(self.restated(rule)),
+            lease: PutLease::Attach(self.place.session.lease),
+            prev_kv: false,
+        };
+        let (compares, failure) = (self.conditions(), Vec::new());
+        Txn { compares, success: vec![Op::Put(put)], failure }
+    }
+
+    /// Its row says another rule now; what holds more than before has a token of its own.
+    pub(crate) fn has_become(&mut self, rule: Rule, more_since: Option<Revision>) {
+        let value = self.restated(rule);
+        self.place.lock().value = value;
+        if let Some(revision) = more_since {
+            self.grant.token = Token { revision, hop: 0 };
+        }
+    }
+
+    /// The conditions that this still is the holder, for a transaction whose effect is the hold's own.
+    pub(crate) fn conditions(&self) -> Vec<Compare> {
+        self.grant.still_held(&self.place)
     }
 
     /// Ends the hold, without waiting for anything.
@@ -235,18 +265,8 @@ impl Hold {
         self.lines.release(&self.place, &self.turn, why, reply)
     }
 
-    /// Releases it, for all who have it, in the background.
-    pub(super) fn end_now(&self) {
-        self.give_up(Loss::Released, ReplyTo::Nobody);
-    }
-
     /// Releases it, and waits until another may have it.
     pub(crate) async fn release(self) -> Result<Released, Error> {
-        self.end().await
-    }
-
-    /// Releases it, for all who have it, and waits until another may have it.
-    pub(super) async fn end(&self) -> Result<Released, Error> {
         let shared = Arc::clone(self.session.shared());
         if let Some(loss) = self.loss(shared.now()) {
             return Ok(Released::WasLost(loss));
@@ -259,18 +279,14 @@ impl Hold {
         if !self.give_up(Loss::Released, ReplyTo::Waiting(sender)) {
             return Ok(Released::WasLost(self.turn.loss().unwrap_or(Loss::KeyDeleted)));
         }
-        if let Ok(answer) = receiver.try_recv() {
-            return released(answer);
-        }
-        tokio::select! {
-            biased;
-            answer = &mut receiver => match answer {
-                Ok(answer) => released(answer),
-                Err(_) => Err(Error::Deadline { effect: Effect::Unknown }),
-            },
-            () = shared.sleep_until(shared.deadline(None)) => {
-                Err(Error::Deadline { effect: Effect::Unknown })
-            }
+        drop(self);
+        let answer = match receiver.try_recv() {
+            Ok(answer) => answer?,
+            Err(_) => confirmed(&shared, receiver).await?,
+        };
+        match answer {
+            Reply::Txn(reply) if !reply.succeeded => Ok(Released::WasLost(Loss::KeyDeleted)),
+            _ => Ok(Released::Now),
         }
     }
 }
@@ -291,24 +307,23 @@ impl Hold {
             return Err(OrderError::Gone);
         }
         drop(self);
-        tokio::select! {
-            biased;
-            answer = receiver => match answer {
-                Ok(answer) => answer.map(drop).map_err(|error| Error::from(error).into()),
-                Err(_) => Err(Error::Deadline { effect: Effect::Unknown }.into()),
-            },
-            () = shared.sleep_until(shared.deadline(None)) => {
-                Err(Error::Deadline { effect: Effect::Unknown }.into())
-            }
-        }
+        Ok(confirmed(&shared, receiver).await.map(drop)?)
     }
 }
 
-fn released(answer: crate::node::CallResult<Reply>) -> Result<Released, Error> {
-    match answer {
-        Ok(Reply::Txn(reply)) if !reply.succeeded => Ok(Released::WasLost(Loss::KeyDeleted)),
-        Ok(_) => Ok(Released::Now),
-        Err(error) => Err(error.into()),
+/// What came of something that the node goes on trying, if that is known in time.
+pub(crate) async fn confirmed(
+    shared: &Shared,
+    mut answer: oneshot::Receiver<CallResult<Reply>>,
+) -> Result<Reply, Error> {
+    let unknown = Error::Deadline { effect: Effect::Unknown };
+    tokio::select! {
+        biased;
+        answer = &mut answer => match answer {
+            Ok(answer) => answer.map_err(Error::from),
+            Err(_) => Err(unknown),
+        },
+        () = shared.sleep_until(shared.deadline(None)) => Err(unknown),
     }
 }
 
@@ -358,9 +373,6 @@ pub enum GuardError {
     /// This is not the holder any more. Nothing was changed.
     #[error("not applied: the lock is not held any more")]
     NotHeld,
-    /// A leader's value that begins as what Bowline writes into other lines. Nothing was changed.
-    #[error("a leader's value must not begin with \"bowline:1 \"")]
-    ReservedValue,
     /// The store could not, or would not.
     #[error(transparent)]
     Store(#[from] Error),
@@ -375,7 +387,7 @@ pub struct GuardTxn {
     turn: Arc<Turn>,
     grant: Grant,
     txn: Txn,
-    bound: Vec<Bytes>,
+    bound: Vec<Bound>,
     timeout: Option<Duration>,
 }
 
@@ -403,14 +415,14 @@ impl GuardTxn {
     /// whatever the reason; but where somebody else deletes the lock's own key, only with the session.
     /// A lock that is held with such keys is not passed on inside the node, but given back.
     pub fn then_while_held(mut self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> Self {
-        let key = key.into();
+        let (key, value) = (key.into(), value.into());
         self.txn.success.push(Op::Put(Put {
             key: key.clone(),
-            value: PutValue::Set(value.into()),
+            value: PutValue::Set(value.clone()),
             lease: PutLease::Attach(self.place.session.lease),
             prev_kv: false,
         }));
-        self.bound.push(key);
+        self.bound.push(Bound { key, value, is_sure: true });
         self
     }
 
@@ -436,10 +448,13 @@ impl GuardTxn {
             }
             return judged(call.commit().await?);
         }
-        if !place.begin_txn(&turn, bound) {
+        if !place.begin_txn(&turn) {
             return Err(GuardError::NotHeld);
         }
-        let hook = move |is_known| lines.end_txn(&place, is_known);
+        let hook = move |outcome: Option<&CallResult<Reply>>| {
+            let (is_known, bound) = what_is_bound(outcome, bound);
+            lines.end_txn(&place, is_known, bound);
+        };
         let shared = &client.shared;
         let deadline = shared.deadline(timeout);
         match shared.write_hooked(Command::Txn(txn), deadline, hook).await.map_err(Error::from)? {
@@ -481,6 +496,31 @@ impl GuardTxn {
         })
         .await
     }
+}
+
+/// Whether the outcome of a guarded transaction is known, and which keys it has bound, or may have.
+fn what_is_bound(outcome: Option<&CallResult<Reply>>, bound: Vec<Bound>) -> (bool, Vec<Bound>) {
+    match outcome {
+        Some(Ok(Reply::Txn(reply))) => {
+            let has_put = match reply.results.last() {
+                Some(TxnResult::Txn(inner)) => reply.succeeded && inner.succeeded,
+                _ => false,
+            };
+            (true, if has_put { bound } else { Vec::new() })
+        }
+        None
+        | Some(Err(
+            CallError::Deadline { maybe_applied: true }
+            | CallError::Stopped { maybe_applied: true, .. },
+        )) => (false, unsure(bound)),
+        // It was applied, and nobody knows which of its branches.
+        Some(Ok(_)) => (true, unsure(bound)),
+        Some(Err(_)) => (true, Vec::new()),
+    }
+}
+
+fn unsure(bound: Vec<Bound>) -> Vec<Bound> {
+    bound.into_iter().map(|bound| Bound { is_sure: false, ..bound }).collect()
 }
 
 fn judged(mut reply: TxnReply) -> Result<TxnReply, GuardError> {

@@ -27,7 +27,7 @@ use crate::node::{
 
 use super::book::{Book, end_place, no_more};
 use super::error::{LockError, Loss};
-use super::place::{Act, Acts, Parting, Place, Turn, unbinding};
+use super::place::{Act, Acts, Bound, Parting, Place, Turn, unbinding};
 
 /// What is wanted, by whom.
 pub(crate) struct Ask<'a> {
@@ -150,9 +150,9 @@ impl Lines {
     }
 
     /// The outcome of a transaction under a hold is known, or never will be.
-    pub(crate) fn end_txn(self: &Arc<Self>, place: &Arc<Place>, is_known: bool) {
+    pub(crate) fn end_txn(self: &Arc<Self>, place: &Arc<Place>, is_known: bool, bound: Vec<Bound>) {
         let mut acts = Acts::default();
-        place.end_txn(is_known, &mut acts);
+        place.end_txn(is_known, bound, &mut acts);
         self.perform(acts);
     }
 
@@ -196,7 +196,7 @@ impl Lines {
                 Act::EnterAnew { place, parting } => self.enter_anew(&place, &parting),
                 Act::Tidy { order, lease } => {
                     if let Some(shared) = self.shared.upgrade() {
-                        let success = unbinding(lease, &[order]);
+                        let success = unbinding(lease, &[Bound::of_key(order)]);
                         let txn = Txn { success, ..Txn::default() };
                         shared.insist(Command::Txn(txn), ReplyTo::Nobody);
                     }
@@ -335,6 +335,12 @@ pub(crate) fn parent(key: &[u8]) -> Option<&[u8]> {
     key.iter().rposition(|byte| *byte == b'/').map(|slash| &key[..=slash])
 }
 
+/// The name of the lock in whose line a key stands.
+pub(crate) fn lock_of(key: &Bytes) -> Bytes {
+    let prefix = parent(key).unwrap_or_default();
+    key.slice(..prefix.len().saturating_sub(1))
+}
+
 /// Whether a row below a lock's prefix is a place in its line.
 pub(crate) fn is_place(row: &KeyValue, prefix: &[u8]) -> bool {
     row.lease.is_some() && parent(&row.key) == Some(prefix)
@@ -342,10 +348,11 @@ pub(crate) fn is_place(row: &KeyValue, prefix: &[u8]) -> bool {
 
 /// Puts a place's keys there, if none of them is; `before` is carried out in any case.
 fn entering(place: &Place, keys: &[Bytes], before: Option<Txn>) -> Txn {
+    let value = place.lock().value.clone();
     let put = |key: &Bytes| {
         Op::Put(Put {
             key: key.clone(),
-            value: PutValue::Set(place.value.clone()),
+            value: PutValue::Set(value.clone()),
             lease: PutLease::Attach(place.session.lease),
             prev_kv: false,
         })

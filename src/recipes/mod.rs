@@ -12,7 +12,7 @@
 //! long as it takes.
 //!
 //! ```text
-//!   mutex, election, ...      what a program asks for                 Wish, Guard
+//!   mutex, rw_lock, ...       what a program asks for                 LockCall, Guard
 //!   wish, hold                the future, and what every guard has
 //!   place                     a key in a line, and the tasks of this process that share it
 //!   line, book                all lines of this node; follows the replica
@@ -30,11 +30,16 @@
 //!   chain                     a transaction that guesses what others will have done by then
 //! ```
 
+mod guard;
+mod lock_call;
+
+mod multi_lock;
 mod mutex;
+mod rw_lock;
+mod semaphore;
+mod upgrade;
 
 mod election;
-mod leading;
-mod observe;
 mod operate;
 
 mod book;
@@ -78,15 +83,15 @@ pub use cell::{Cell, CellValue};
 pub use conditional::{Expected, PutIfAbsent, Swap};
 pub use counter::{Counter, CounterError};
 pub use double_barrier::{DoubleBarrier, DoubleBarrierError, Inside};
-pub use election::{Campaign, Election, Leadership};
+pub use election::{Campaign, Election, Leader, LeaderEvent, Leadership, Observe};
 pub use error::{LockError, Loss, WaitsFor};
 pub use fence::{Fence, Stale};
 pub use group::{Group, GroupError, GroupEvent, GroupMember, GroupWatch, Membership};
 pub use hold::{GuardError, GuardTxn, Hold, LockState, Released};
 pub use latch::{Latch, LatchError};
-pub use leading::{LeadError, Leading};
-pub use mutex::{Guard, LockCall, Mutex};
-pub use observe::{Leader, LeaderEvent, Observe};
+pub use lock_call::LockCall;
+pub use multi_lock::MultiGuard;
+pub use mutex::{Guard, Mutex};
 pub use operate::{LockInfo, Locks, OrderError};
 pub use order::Request;
 pub use owner::Owner;
@@ -96,7 +101,10 @@ pub use queue::{
 };
 pub use rule::LockKind;
 pub use run_once::{Ran, RunOnce, RunOnceError};
+pub use rw_lock::{DowngradeError, ReadGuard, RwLock, WriteGuard};
+pub use semaphore::{Permit, Semaphore, Slot};
 pub use sequence::{Sequence, SequenceError, SequentialKey};
 pub use token::Token;
+pub use upgrade::{Upgrade, UpgradeError};
 pub use view::Contender;
 pub use wish::{Locking, Wish};

@@ -1,25 +1,22 @@
 //! The mutex: whoever stands first in line holds.
 
-use std::future::{Future, IntoFuture};
-use std::ops::Deref;
+use std::future::Future;
 use std::panic::Location;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 
 use crate::api::{Client, Error, Session};
-use crate::model::{Command, KeyValue, Moment, Op, Reply, Revision, Txn};
+use crate::model::{Command, KeyValue, Op, Reply, Revision, Txn};
 
 use super::error::{LockError, Loss};
-use super::hold::{Hold, Released};
+use super::guard::guard;
+use super::hold::Released;
 use super::line::{prefix_of, still_mine};
+use super::lock_call::LockCall;
 use super::operate::OrderError;
-use super::owner::{Mode, Owner};
 use super::rule::Rule;
-use super::stance::{self, Stance};
 use super::view::{self, Contender};
-use super::wish::{Asked, Enters, Locking, Wish};
 
 /// A lock: at most one holder in the whole cluster. Made by [`Session::mutex`].
 ///
@@ -31,7 +28,7 @@ use super::wish::{Asked, Enters, Locking, Wish};
 ///
 /// Under a pause or a partition the holder's [`Hold::state`] says "lost" before anybody else is granted
 /// the lock; after a crash the lock is free when the session has expired, or as soon as the program is
-/// back. What it does not guarantee: that a holder looks. See [`Hold`].
+/// back. What it does not guarantee: that a holder looks. See [`Hold`](crate::Hold).
 #[derive(Clone, Debug)]
 pub struct Mutex {
     session: Session,
@@ -66,7 +63,7 @@ impl Mutex {
     /// Waits until this is the holder. Dropping the future leaves the line.
     #[track_caller]
     pub fn lock(&self) -> LockCall {
-        LockCall::new(self, Location::caller(), false)
+        self.call(Location::caller())
     }
 
     /// Takes the lock if nobody holds or wants it. Waits for the cluster's answer, and no longer than any
@@ -76,7 +73,11 @@ impl Mutex {
     /// [`LockError::WouldBlock`] names who is first in line.
     #[track_caller]
     pub fn try_lock(&self) -> LockCall {
-        LockCall::new(self, Location::caller(), true)
+        self.call(Location::caller()).only_try()
+    }
+
+    fn call(&self, caller: &'static Location<'static>) -> LockCall {
+        LockCall::new(&self.session, vec![self.name.clone()], Rule::Alone, caller)
     }
 
     /// Locks, runs `work`, and releases, waiting until another may have the lock. If the future is
@@ -147,117 +148,10 @@ impl Mutex {
     }
 }
 
-/// Takes a lock; see [`Mutex::lock`].
-#[derive(Clone, Debug)]
-#[must_use = "a lock is not taken until this is awaited"]
-pub struct LockCall {
-    session: Session,
-    name: Bytes,
-    caller: &'static Location<'static>,
-    only_try: bool,
-    timeout: Option<Duration>,
-    cap: Option<Duration>,
-    why: Option<Bytes>,
-    owner: Option<Owner>,
-}
-
-impl LockCall {
-    fn new(mutex: &Mutex, caller: &'static Location<'static>, only_try: bool) -> Self {
-        let Mutex { session, name } = mutex.clone();
-        let (timeout, cap, why, owner) = (None, None, None, None);
-        Self { session, name, caller, only_try, timeout, cap, why, owner }
-    }
-
-    /// Gives up after this long. Without it, waits as long as the session lives.
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
-        self
-    }
-
-    /// Says why, to whoever looks at the line. The wish stands in the cluster's line then, not in this
-    /// process's own queue.
-    pub fn why(mut self, why: impl Into<Bytes>) -> Self {
-        self.why = Some(why.into());
-        self
-    }
-
-    /// Holds it for so long at the most: then it is lost and free, whatever the session does.
-    pub fn at_most(mut self, cap: Duration) -> Self {
-        self.cap = Some(cap);
-        self
-    }
-
-    /// Takes it for an owner, which may hold it already, and whose waiting is looked after: see
-    /// [`Owner`].
-    pub fn owner(mut self, owner: &Owner) -> Self {
-        self.owner = Some(owner.clone());
-        self
-    }
-
-    /// Steps into line now. What comes back is the wish, which can be asked where it stands, and becomes
-    /// the guard when it is awaited.
-    ///
-    /// # Errors
-    /// What can be said at once; see [`LockError`].
-    pub fn enter(self) -> Result<Wish<Guard>, LockError> {
-        let Self { session, name, caller, only_try, timeout, cap, why, owner } = self;
-        if let Some(owner) = &owner
-            && let Some(again) = owner.again(&name, Mode::Alone)?
-        {
-            return Ok(Wish::come_true(again));
-        }
-        let is_shared = why.is_none() && cap.is_none() && owner.is_none();
-        let mut stance = Stance::new(Rule::Alone, stance::site(caller));
-        stance.why = why.unwrap_or_default();
-        let deadline = deadline_of(&session, timeout, only_try);
-        let asked = Asked { names: vec![name], stance, owner, is_shared, only_try, deadline, cap };
-        Wish::enter(&session, asked)
-    }
-}
-
-impl Enters for LockCall {
-    type Guard = Guard;
-
-    fn enter(self) -> Result<Wish<Guard>, LockError> {
-        LockCall::enter(self)
-    }
-}
-
-/// When a wish gives up. Who only tries waits for the outcome of its entering, and no longer than any
-/// call.
-pub(super) fn deadline_of(
-    session: &Session,
-    timeout: Option<Duration>,
-    only_try: bool,
-) -> Option<Moment> {
-    let shared = session.shared();
-    let timeout = timeout.or_else(|| only_try.then_some(shared.settings.call_deadline));
-    timeout.map(|timeout| shared.now() + timeout)
-}
-
-impl IntoFuture for LockCall {
-    type Output = Result<Guard, LockError>;
-    type IntoFuture = Locking<LockCall>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Locking::of(self)
-    }
-}
-
-/// A held lock. Dropping it releases it, in the background; [`Guard::release`] waits for that. Everything
-/// else is in [`Hold`].
-#[derive(Debug)]
-#[must_use = "a lock is released when its guard is dropped"]
-pub struct Guard(Hold);
-
-impl Guard {
-    /// Releases it, and waits until another may have it. Releasing what is lost does no harm and says so.
-    ///
-    /// # Errors
-    /// [`Error::Deadline`] if it could not be confirmed in time; the node goes on trying.
-    pub async fn release(self) -> Result<Released, Error> {
-        self.0.release().await
-    }
+guard! {
+    /// A held lock. Dropping it releases it, in the background; [`Guard::release`] waits for that.
+    /// Everything else is in [`Hold`](crate::Hold).
+    Guard
 }
 
 impl Guard {
@@ -269,25 +163,5 @@ impl Guard {
     /// See [`OrderError`]: the lock is released then, and the next in line gets it.
     pub async fn hand_over(self, heir: &Contender) -> Result<(), OrderError> {
         self.0.hand_over(heir).await
-    }
-}
-
-impl Deref for Guard {
-    type Target = Hold;
-
-    fn deref(&self) -> &Hold {
-        &self.0
-    }
-}
-
-impl From<Hold> for Guard {
-    fn from(hold: Hold) -> Self {
-        Guard(hold)
-    }
-}
-
-impl From<Guard> for Hold {
-    fn from(guard: Guard) -> Self {
-        guard.0
     }
 }

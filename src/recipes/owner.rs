@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytes::Bytes;
 
@@ -23,7 +23,7 @@ use crate::node::Shared;
 use super::error::{LockError, WaitsFor};
 use super::hold::Hold;
 use super::line::{Lines, is_place, parent};
-use super::place::{Grant, Place, Turn};
+use super::place::{Grant, Place, Share, Turn};
 use super::rule::{Queue, Rank, Rule};
 use super::stance::Stance;
 
@@ -88,10 +88,24 @@ impl Mode {
 
 /// A hold that the owner may have.
 struct Kept {
+    session: Session,
     lines: Weak<Lines>,
     place: Weak<Place>,
     turn: Weak<Turn>,
     grant: Grant,
+}
+
+impl Kept {
+    fn of(hold: &Hold) -> Self {
+        let (lines, place, turn, grant) = hold.parts();
+        Kept {
+            session: hold.session().clone(),
+            lines: Arc::downgrade(lines),
+            place: Arc::downgrade(place),
+            turn: Arc::downgrade(turn),
+            grant: grant.clone(),
+        }
+    }
 }
 
 impl Session {
@@ -131,36 +145,71 @@ impl Owner {
         stance.owner_name.clone_from(&self.inner.name);
     }
 
-    /// What it holds already, once more.
-    pub(crate) fn again(&self, name: &Bytes, mode: Mode) -> Result<Option<Hold>, LockError> {
-        let holds = self.inner.holds.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(kept) = holds.get(&(name.clone(), mode)) else { return Ok(None) };
-        let (Some(lines), Some(place), Some(turn)) =
-            (kept.lines.upgrade(), kept.place.upgrade(), kept.turn.upgrade())
-        else {
-            return Ok(None);
+    /// What it holds already, once more: all of these at once, in this way or in one that includes it.
+    pub(crate) fn again(&self, names: &[Bytes], mode: Mode) -> Result<Option<Hold>, LockError> {
+        let Some((first, others)) = names.split_first() else { return Ok(None) };
+        let ways: &[Mode] = match mode {
+            Mode::Alone => &[Mode::Alone],
+            Mode::Read => &[Mode::Read, Mode::Write],
+            Mode::Write => &[Mode::Write],
+            Mode::Once => &[],
         };
-        let (grant, limit) = (kept.grant.clone(), self.inner.holds_max);
-        Hold::again(self.session.clone(), lines, place, turn, grant, limit)
+        let holds = self.lock();
+        for mode in ways {
+            let held = |name: &Bytes| holds.get(&(name.clone(), *mode));
+            let Some(kept) = held(first) else { continue };
+            let is_same = |other: &Kept| Weak::ptr_eq(&other.turn, &kept.turn);
+            if !others.iter().all(|name| held(name).is_some_and(is_same)) {
+                continue;
+            }
+            let (Some(lines), Some(place), Some(turn)) =
+                (kept.lines.upgrade(), kept.place.upgrade(), kept.turn.upgrade())
+            else {
+                continue;
+            };
+            let limit = self.inner.holds_max;
+            match turn.share(limit) {
+                Share::Over => {}
+                Share::TooMany => return Err(LockError::HoldLimit { limit }),
+                Share::Again => {
+                    let (session, grant) = (kept.session.clone(), kept.grant.clone());
+                    let again = Hold::new(session, lines, place, turn, grant, Some(self.clone()));
+                    if again.is_held() {
+                        return Ok(Some(again));
+                    }
+                }
+            }
+        }
+        Ok(None)
     }
 
-    /// It holds this now.
-    pub(crate) fn keep(&self, name: Bytes, mode: Mode, hold: &Hold) {
-        let (lines, place, turn, grant) = hold.parts();
-        let kept = Kept {
-            lines: Arc::downgrade(lines),
-            place: Arc::downgrade(place),
-            turn: Arc::downgrade(turn),
-            grant: grant.clone(),
-        };
-        let mut holds = self.inner.holds.lock().unwrap_or_else(PoisonError::into_inner);
+    /// It holds these now.
+    pub(crate) fn keep(&self, names: &[Bytes], mode: Mode, hold: &Hold) {
+        let mut holds = self.lock();
         holds.retain(|_, kept| kept.turn.strong_count() > 0);
-        holds.insert((name, mode), kept);
+        for name in names {
+            holds.insert((name.clone(), mode), Kept::of(hold));
+        }
+    }
+
+    /// It will only read what it holds for writing; false if it has other guards for that.
+    pub(crate) fn only_read(&self, name: &Bytes, hold: &Hold) -> bool {
+        let mut holds = self.lock();
+        let is_only = hold.parts().2.shares() == 1;
+        if is_only {
+            holds.remove(&(name.clone(), Mode::Write));
+            holds.insert((name.clone(), Mode::Read), Kept::of(hold));
+        }
+        is_only
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(Bytes, Mode), Kept>> {
+        self.inner.holds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The circle that a wish of this owner has closed, if it has, from this owner on.
     pub(crate) fn deadlock(&self, place: &Place, since: Revision) -> Option<Vec<WaitsFor>> {
-        let keys = std::sync::Arc::clone(&place.lock().keys);
+        let keys = Arc::clone(&place.lock().keys);
         let shared = self.session.shared();
         let mut search = Search {
             shared,

@@ -214,8 +214,6 @@ pub(crate) struct Place {
     pub(crate) prefixes: Box<[Bytes]>,
     /// The session that it lives with.
     pub(crate) session: Arc<SessionState>,
-    /// What its row says.
-    pub(crate) value: Bytes,
     /// Whether other tasks of the session may share it.
     pub(crate) is_shared: bool,
     /// Others in the cluster wait behind it.
@@ -223,10 +221,29 @@ pub(crate) struct Place {
     inner: Mutex<Inner>,
 }
 
+/// A key that goes with a hold.
+#[derive(Clone, Debug)]
+pub(crate) struct Bound {
+    pub(crate) key: Bytes,
+    /// What was put there.
+    pub(crate) value: Bytes,
+    /// Whether it surely was.
+    pub(crate) is_sure: bool,
+}
+
+impl Bound {
+    /// A key that is there, whatever it says.
+    pub(crate) fn of_key(key: Bytes) -> Self {
+        Self { key, value: Bytes::new(), is_sure: true }
+    }
+}
+
 /// What changes about a place.
 pub(crate) struct Inner {
     /// Its keys, one a line.
     pub(crate) keys: Arc<[Bytes]>,
+    /// What their rows say.
+    pub(crate) value: Bytes,
     pub(crate) phase: Phase,
     /// Those who wait for it, in order.
     turns: BTreeMap<u64, Arc<Turn>>,
@@ -242,7 +259,7 @@ pub(crate) struct Inner {
     /// It must not be passed on: something that the last holder did may still come true.
     is_spent: bool,
     /// Keys that go with the present hold.
-    bound: Vec<Bytes>,
+    bound: Vec<Bound>,
     /// Who waits for the release, while transactions are open.
     releasing: Option<ReplyTo<Reply>>,
     /// The key of the place that the hold is to be handed to.
@@ -253,7 +270,7 @@ pub(crate) struct Inner {
 pub(crate) struct Parting {
     pub(crate) keys: Arc<[Bytes]>,
     pub(crate) since: Revision,
-    pub(crate) bound: Vec<Bytes>,
+    pub(crate) bound: Vec<Bound>,
     /// Whose the hold becomes, if that one still waits; otherwise the keys are deleted.
     pub(crate) heir: Option<Bytes>,
 }
@@ -288,6 +305,7 @@ impl Place {
     ) -> Self {
         let inner = Inner {
             keys,
+            value,
             phase: Phase::Entering,
             turns: BTreeMap::new(),
             next_turn: 0,
@@ -301,7 +319,7 @@ impl Place {
             heir: None,
         };
         let (is_contended, inner) = (AtomicBool::new(false), Mutex::new(inner));
-        Self { id, prefixes, session, value, is_shared, is_contended, inner }
+        Self { id, prefixes, session, is_shared, is_contended, inner }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -371,8 +389,8 @@ impl Place {
                 return;
             }
             // It goes with the hold that it is about.
-            if !inner.bound.contains(row) {
-                inner.bound.push(row.clone());
+            if !inner.bound.iter().any(|bound| bound.key == *row) {
+                inner.bound.push(Bound::of_key(row.clone()));
             }
             inner.holder.clone()
         };
@@ -397,20 +415,18 @@ impl Place {
     }
 
     /// A transaction under this turn's hold begins; false if the hold is over.
-    pub(crate) fn begin_txn(&self, turn: &Arc<Turn>, bound: Vec<Bytes>) -> bool {
+    pub(crate) fn begin_txn(&self, turn: &Arc<Turn>) -> bool {
         let mut inner = self.lock();
         let is_holder = inner.is_held_by(turn);
-        if is_holder {
-            inner.open_txns += 1;
-            inner.bound.extend(bound);
-        }
+        inner.open_txns += u32::from(is_holder);
         is_holder
     }
 
-    /// Its outcome is known, or will never be.
-    pub(crate) fn end_txn(self: &Arc<Self>, is_known: bool, acts: &mut Acts) {
+    /// Its outcome is known, or will never be. `bound` is what it has bound to the hold.
+    pub(crate) fn end_txn(self: &Arc<Self>, is_known: bool, bound: Vec<Bound>, acts: &mut Acts) {
         let mut inner = self.lock();
         inner.open_txns -= 1;
+        inner.bound.extend(bound);
         inner.is_spent |= !is_known;
         let is_held = matches!(inner.phase, Phase::Held { .. });
         if is_held && inner.holder.is_none() && inner.open_txns == 0 {
@@ -496,13 +512,14 @@ impl Place {
 }
 
 /// What deletes keys that are bound to a hold. What is bound to another lease is somebody else's.
-pub(crate) fn unbinding(lease: LeaseId, bound: &[Bytes]) -> Vec<Op> {
-    let unbind = |key: &Bytes| {
-        Op::Txn(Txn {
-            compares: vec![Compare::lease(key.clone()).eq(lease.get())],
-            success: vec![Op::delete(key.clone())],
-            failure: Vec::new(),
-        })
+pub(crate) fn unbinding(lease: LeaseId, bound: &[Bound]) -> Vec<Op> {
+    let unbind = |Bound { key, value, is_sure }: &Bound| {
+        let mut compares = vec![Compare::lease(key.clone()).eq(lease.get())];
+        if !is_sure {
+            compares.push(Compare::value(key.clone()).eq(value.clone()));
+        }
+        let success = vec![Op::delete(key.clone())];
+        Op::Txn(Txn { compares, success, failure: Vec::new() })
     };
     bound.iter().map(unbind).collect()
 }
@@ -559,11 +576,8 @@ impl Inner {
 
     /// The orders to whoever has it.
     pub(crate) fn orders(&self) -> Vec<Bytes> {
-        self.bound
-            .iter()
-            .filter(|key| self.keys.iter().any(|own| is_order_to(key, own)))
-            .cloned()
-            .collect()
+        let keys = self.bound.iter().map(|bound| &bound.key);
+        keys.filter(|key| self.keys.iter().any(|own| is_order_to(key, own))).cloned().collect()
     }
 
     /// Nobody who waits will have it.

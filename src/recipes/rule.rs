@@ -30,7 +30,8 @@ pub(crate) enum Rule {
     /// Nobody is before it, among readers.
     Write,
     /// Of the readers that hold only the one with this key is left. Writers that wait are passed over:
-    /// they wait for that reader anyway.
+    /// they wait for that reader anyway. When such a writer leaves, readers behind it may hold: so this
+    /// excludes nobody by itself, but lets the read be rewritten while nothing has changed.
     Upgrade(Bytes),
     /// The permits before it and its own fit into the limit.
     Permits {
@@ -167,6 +168,11 @@ impl Queue {
         let (Some(rule), Some((first, head))) = (self.places.get(rank), self.first()) else {
             return Ok(());
         };
+        if let Rule::Upgrade(of) = rule
+            && !self.places.range(..rank).any(|((_, key), _)| key == of)
+        {
+            return Err(Misfit::NoRead);
+        }
         if first == rank {
             return Ok(());
         }
@@ -196,6 +202,8 @@ pub(crate) enum Misfit {
     },
     /// Another reader waits to become the writer: each would wait for the other.
     SecondUpgrade,
+    /// The read that was to become a write is not there.
+    NoRead,
 }
 
 #[cfg(test)]
@@ -307,6 +315,8 @@ mod tests {
         assert_eq!(queue.judge(&ranks[0]), Ok(()));
         assert_eq!(queue.judge(&ranks[2]), Ok(()));
         assert_eq!(queue.judge(&ranks[3]), Err(Misfit::SecondUpgrade));
+        let (no_read, ranks_of_it) = line("- w u0");
+        assert_eq!(no_read.judge(&ranks_of_it[2]), Err(Misfit::NoRead));
         for (at, mine) in [(4, LockKind::Mutex), (5, LockKind::Semaphore(2))] {
             let stored = LockKind::ReadWrite;
             assert_eq!(queue.judge(&ranks[at]), Err(Misfit::Kind { stored, mine }));

@@ -51,7 +51,7 @@ struct Waits {
     lines: Arc<Lines>,
     place: Arc<Place>,
     turn: Arc<Turn>,
-    owner: Option<(Owner, Bytes, Mode)>,
+    owner: Option<(Owner, Vec<Bytes>, Mode)>,
     /// The revision of the place for which deadlocks were looked for.
     looked: Option<Revision>,
     /// Nothing is left to be given up.
@@ -102,8 +102,7 @@ impl<G: From<Hold>> Wish<G> {
         more(&mut ask);
         let (place, turn) = lines.enter(&ask)?;
         let session = session.clone();
-        let name = names.into_iter().next().expect("it was checked");
-        let owner = owner.map(|(owner, mode)| (owner, name, mode));
+        let owner = owner.map(|(owner, mode)| (owner, names, mode));
         let waits = Waits { session, lines, place, turn, owner, looked: None, is_over: false };
         Ok(Self { inner: Inner::Waits(waits), guard: PhantomData })
     }
@@ -166,9 +165,10 @@ impl Waits {
                 self.lines.forget_deadline(&self.turn);
                 let (session, lines) = (self.session.clone(), Arc::clone(&self.lines));
                 let (place, turn) = (Arc::clone(&self.place), Arc::clone(&self.turn));
-                let hold = Hold::new(session, lines, place, turn, grant);
-                if let Some((owner, name, mode)) = self.owner.take() {
-                    owner.keep(name, mode, &hold);
+                let owner = self.owner.as_ref().map(|(owner, ..)| owner.clone());
+                let hold = Hold::new(session, lines, place, turn, grant, owner);
+                if let Some((owner, names, mode)) = self.owner.take() {
+                    owner.keep(&names, mode, &hold);
                 }
                 Poll::Ready(Ok(hold))
             }

@@ -1,0 +1,272 @@
+//! A reader that wants to be the writer.
+//!
+//! It stands in the line a second time, by the rule of an upgrade, until it is the only reader that
+//! holds. Then, in one entry, its first row says that it writes and the second one goes:
+//!
+//! ```text
+//!   r1  w  r2  u(r1)       r1 reads; w waits for it, r2 for w; u may go on: r1 is the only one that reads
+//!   W1  w  r2              r1 has become the writer where it stood; the others wait as before
+//! ```
+//!
+//! In between, what keeps r2 from reading is w, which may go away at any time: so that entry demands
+//! that the first that bars readers is still there, as it was. If it is not, the wish stands in line
+//! anew.
+
+use std::future::Future;
+use std::panic::Location;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use thiserror::Error as ThisError;
+use tokio::sync::oneshot;
+
+use crate::model::{Command, Compare, KeyValue, Moment, Op, Reply, Revision};
+use crate::node::{CallError, CallResult, ReplyTo};
+
+use super::error::LockError;
+use super::hold::Hold;
+use super::line::{lock_of, prefix_of};
+use super::lock_call::deadline_of;
+use super::owner::Mode;
+use super::rule::{Queue, Rule};
+use super::rw_lock::{ReadGuard, WriteGuard};
+use super::stance::{self, Stance};
+use super::view;
+use super::wish::{Asked, Wish};
+
+/// Becomes the writer; see [`ReadGuard::upgrade`]. Dropping it releases the reader too;
+/// [`Upgrade::give_up`] gives the reader back.
+#[must_use = "a reader does not become the writer until this is awaited"]
+pub struct Upgrade {
+    /// The reader, until this is over.
+    read: Option<Hold>,
+    caller: &'static Location<'static>,
+    only_try: bool,
+    timeout: Option<Duration>,
+    why: Option<Bytes>,
+    /// When it gives up; counted from the first poll.
+    deadline: Option<Moment>,
+    step: Step,
+}
+
+enum Step {
+    Begins,
+    /// In line.
+    Waits(Wish<Hold>),
+    /// The only reader: the entry that makes it the writer is on its way. The second row is held until
+    /// its outcome is known.
+    Turns {
+        answer: oneshot::Receiver<CallResult<Reply>>,
+        _second: Hold,
+    },
+}
+
+/// Why a reader did not become the writer. It still reads, if its lock is not lost.
+#[derive(Debug, ThisError)]
+#[error("{why}")]
+#[non_exhaustive]
+pub struct UpgradeError {
+    /// The reader.
+    pub guard: ReadGuard,
+    /// Why: [`LockError::UpgradeTaken`], [`LockError::Lost`] if the reader is lost, and whatever may come
+    /// of any wish.
+    #[source]
+    pub why: LockError,
+}
+
+impl Upgrade {
+    pub(super) fn new(read: Hold, caller: &'static Location<'static>, only_try: bool) -> Self {
+        let (timeout, why, deadline, step) = (None, None, None, Step::Begins);
+        Self { read: Some(read), caller, only_try, timeout, why, deadline, step }
+    }
+
+    /// Gives up after this long. Without it, waits as long as the session lives.
+    pub fn deadline(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Says why, to whoever looks at the line.
+    pub fn why(mut self, why: impl Into<Bytes>) -> Self {
+        self.why = Some(why.into());
+        self
+    }
+
+    /// Stays the reader. `None` after the end of the future, which has given the guard to somebody.
+    pub fn give_up(mut self) -> Option<ReadGuard> {
+        self.turn_back();
+        self.read.take().map(ReadGuard::from)
+    }
+
+    /// If the row may have been rewritten meanwhile, it is rewritten back.
+    fn turn_back(&mut self) {
+        let (Some(read), Step::Turns { answer, .. }) = (&self.read, &mut self.step) else { return };
+        answer.close();
+        // If the answer is not there yet, whoever sends it finds that nobody waits for it.
+        if let Ok(Ok(_)) = answer.try_recv() {
+            let command = Command::Txn(read.restating(Rule::Read));
+            read.session().shared().insist(command, ReplyTo::Nobody);
+        }
+    }
+
+    fn wish(&mut self, read: &Hold) -> Result<Wish<Hold>, LockError> {
+        let mut stance = Stance::new(Rule::Upgrade(read.key().clone()), stance::site(self.caller));
+        stance.why = self.why.clone().unwrap_or_default();
+        let asked = Asked {
+            names: vec![lock_of(read.key())],
+            stance,
+            owner: read.owner().cloned(),
+            is_shared: false,
+            only_try: self.only_try,
+            deadline: self.deadline,
+            cap: None,
+        };
+        Wish::enter(read.session(), asked)
+    }
+
+    /// It is the only reader that holds: makes it the writer. `None` if it is that no more.
+    fn turn(read: &Hold, second: Hold) -> Option<Step> {
+        let bar = bar(read, &second)?;
+        let mut txn = read.restating(Rule::Write);
+        txn.compares.extend(second.conditions());
+        txn.compares.push(Compare::mod_revision(bar.key).eq(bar.mod_revision));
+        txn.success.push(Op::delete(second.key().clone()));
+        let back = Command::Txn(read.restating(Rule::Read));
+        let (sender, answer) = oneshot::channel();
+        let shared = read.session().shared();
+        let weak = std::sync::Arc::downgrade(shared);
+        let reply = ReplyTo::Call(Box::new(move |outcome: CallResult<Reply>| {
+            let was_given_up = sender.send(outcome).is_err();
+            if let Some(shared) = weak.upgrade().filter(|_| was_given_up) {
+                shared.insist(back, ReplyTo::Nobody);
+            }
+        }));
+        shared.insist(Command::Txn(txn), reply);
+        Some(Step::Turns { answer, _second: second })
+    }
+
+    /// What came of the entry: since when it writes; `Ok(None)` if the line had changed.
+    fn turned(
+        read: &Hold,
+        outcome: Option<CallResult<Reply>>,
+    ) -> Result<Option<Revision>, LockError> {
+        match outcome {
+            Some(Ok(Reply::Txn(reply))) if reply.succeeded => Ok(Some(reply.revision)),
+            // It was applied while this node was cut off, and a later state says what came of it.
+            Some(Ok(Reply::AppliedBefore { revision })) => {
+                let (row, _) = read.session().shared().reader.get(read.key());
+                let writes = row.is_some_and(|row| {
+                    row.mod_revision == revision
+                        && Stance::rule_of(&row.key, &row.value) == Rule::Write
+                });
+                Ok(writes.then_some(revision))
+            }
+            Some(Ok(_)) => Ok(None),
+            Some(Err(CallError::Stopped { reason, .. })) => Err(LockError::NodeStopped(reason)),
+            Some(Err(error)) => Err(LockError::Refused(error.into())),
+            None => Err(LockError::Unavailable),
+        }
+    }
+
+    /// One step; `None` if it is to be polled again at once.
+    fn advance(
+        &mut self,
+        read: &mut Hold,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<(), LockError>>> {
+        let lost = |read: &Hold| read.is_lost().map(LockError::Lost);
+        match &mut self.step {
+            Step::Begins => {
+                if let Some(why) = lost(read) {
+                    return Poll::Ready(Some(Err(why)));
+                }
+                // Its owner holds it for writing too.
+                if read.rule() == Rule::Write {
+                    return Poll::Ready(Some(Ok(())));
+                }
+                self.step = Step::Waits(match self.wish(read) {
+                    Ok(wish) => wish,
+                    Err(why) => return Poll::Ready(Some(Err(why))),
+                });
+                Poll::Ready(None)
+            }
+            Step::Waits(wish) => {
+                let answer = ready!(Pin::new(wish).poll(context));
+                let second = match answer {
+                    Ok(second) => second,
+                    Err(why) => return Poll::Ready(Some(Err(lost(read).unwrap_or(why)))),
+                };
+                self.step = Self::turn(read, second).unwrap_or(Step::Begins);
+                Poll::Ready(None)
+            }
+            Step::Turns { answer, .. } => {
+                let outcome = ready!(Pin::new(answer).poll(context));
+                self.step = Step::Begins;
+                match Self::turned(read, outcome.ok()) {
+                    Err(why) => Poll::Ready(Some(Err(why))),
+                    Ok(None) => Poll::Ready(None),
+                    Ok(Some(_)) if read.is_lost().is_some() => Poll::Ready(None),
+                    Ok(Some(revision)) => {
+                        read.has_become(Rule::Write, Some(revision));
+                        Poll::Ready(Some(Ok(())))
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The first row behind a reader, if it keeps all others from reading until the second row of the
+/// reader does: as the replica has it now.
+fn bar(read: &Hold, second: &Hold) -> Option<KeyValue> {
+    let shared = read.session().shared();
+    let rows = view::rows(shared, &prefix_of(&lock_of(read.key())));
+    let mut queue = Queue::default();
+    for row in &rows {
+        let rule = Stance::rule_of(&row.key, &row.value);
+        queue.insert((row.create_revision, row.key.clone()), rule);
+    }
+    let may_turn = queue.may_hold(&(second.since(), second.key().clone()));
+    rows.into_iter().nth(1).filter(|_| may_turn)
+}
+
+impl Future for Upgrade {
+    type Output = Result<WriteGuard, UpgradeError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        // After its end it stays as it is.
+        let Some(mut read) = self.read.take() else { return Poll::Pending };
+        if self.deadline.is_none() {
+            self.deadline = deadline_of(read.session(), self.timeout, self.only_try);
+        }
+        loop {
+            match self.advance(&mut read, context) {
+                Poll::Pending => {
+                    self.read = Some(read);
+                    return Poll::Pending;
+                }
+                Poll::Ready(None) => {}
+                Poll::Ready(Some(Ok(()))) => {
+                    if let Some(owner) = read.owner() {
+                        let names = [lock_of(read.key())];
+                        owner.keep(&names, Mode::Write, &read);
+                        owner.keep(&names, Mode::Read, &read);
+                    }
+                    return Poll::Ready(Ok(read.into()));
+                }
+                Poll::Ready(Some(Err(why))) => {
+                    let guard = ReadGuard::from(read);
+                    return Poll::Ready(Err(UpgradeError { guard, why }));
+                }
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Upgrade {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Upgrade").field("read", &self.read).finish_non_exhaustive()
+    }
+}
