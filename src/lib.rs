@@ -55,7 +55,9 @@ pub use node::{
 pub use recipes::{Barrier, BarrierError, BarrierHold};
 pub use recipes::{Cached, CachedCall, View};
 pub use recipes::{Call, Expected, PutIfAbsent, Swap};
-pub use recipes::{Campaign, Election, Leader, LeaderEvent, Leadership, Observe};
+pub use recipes::{
+    Campaign, Election, LeadError, Leader, LeaderEvent, Leadership, Leading, Observe,
+};
 pub use recipes::{Cell, CellValue};
 pub use recipes::{
     Contender, Guard, GuardError, GuardTxn, Hold, LockCall, LockError, LockKind, LockState,

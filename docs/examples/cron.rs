@@ -11,42 +11,51 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bowline::testing::{Cluster, ClusterOptions};
-use bowline::{Op, Session};
+use bowline::{LeadError, Leadership, Op, Session};
 use tokio::sync::mpsc;
 
-/// One instance: stands for election, runs the job while it leads, stands again when it has lost.
+/// How many instances are inside the job, for as long as it is there: a job that is dropped in the
+/// middle is inside no more.
+struct Inside(Arc<AtomicUsize>);
+
+impl Inside {
+    fn enter(running: &Arc<AtomicUsize>) -> Self {
+        assert_eq!(running.fetch_add(1, Ordering::SeqCst), 0, "two instances run the job");
+        Self(Arc::clone(running))
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// One instance: runs the job while it leads, and stands again when it has lost. Ends with its session.
 async fn instance(
     session: Session,
     name: usize,
     running: Arc<AtomicUsize>,
     ran: mpsc::UnboundedSender<usize>,
-) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    loop {
-        let leadership = session.election("cron/leader").campaign(name.to_string()).await?;
+) -> Result<(), LeadError> {
+    let election = session.election("cron/leader");
+    let work = async |leadership: Arc<Leadership>| {
+        println!("instance {name} leads, token {}", leadership.token());
         let mut clock = tokio::time::interval(Duration::from_millis(100));
         loop {
-            tokio::select! {
-                loss = leadership.lost() => {
-                    println!("instance {name} leads no more: {loss}");
-                    return Err(loss.into());
-                }
-                _ = clock.tick() => {}
-            }
-            assert_eq!(running.fetch_add(1, Ordering::SeqCst), 0, "two instances run the job");
+            clock.tick().await;
+            let inside = Inside::enter(&running);
             // The job's result is written only if this instance still leads.
             let job = leadership.txn().then(Op::put("cron/last", name.to_string())).commit().await;
-            running.fetch_sub(1, Ordering::SeqCst);
+            drop(inside);
             match job {
-                Ok(_) if ran.send(name).is_err() => return Ok(()),
+                Ok(_) if ran.send(name).is_err() => return,
                 Ok(_) => {}
-                Err(error) => {
-                    println!("instance {name}: the job failed: {error}; it resigns");
-                    break;
-                }
+                Err(error) => println!("instance {name}: the job failed: {error}"),
             }
         }
-        let _ = leadership.resign().await;
-    }
+    };
+    election.run_while_leader(name.to_string(), work).await
 }
 
 #[tokio::main]

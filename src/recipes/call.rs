@@ -114,9 +114,14 @@ impl Until {
 
     /// Lets a little time pass before something is tried again.
     pub(crate) async fn pause(&self) {
-        /// A heartbeat is what news take to come at the least.
-        const PAUSE_MAX: Duration = Duration::from_millis(100);
-        let pause = self.shared.settings.heartbeat.min(PAUSE_MAX);
-        self.shared.sleep_until(self.shared.now() + pause).await;
+        pause(&self.shared).await;
     }
+}
+
+/// Lets a little time pass before something is tried again.
+pub(crate) async fn pause(shared: &Shared) {
+    /// A heartbeat is what news take to come at the least.
+    const PAUSE_MAX: Duration = Duration::from_millis(100);
+    let pause = shared.settings.heartbeat.min(PAUSE_MAX);
+    shared.sleep_until(shared.now() + pause).await;
 }

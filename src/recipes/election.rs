@@ -1,22 +1,24 @@
 //! The election: a mutex with a value. Who holds it leads, and the key's value says what it wants to be
 //! known by.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::future::IntoFuture;
 use std::ops::Deref;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::api::{Client, Error, Session, Watch};
-use crate::model::{EventKind, KeyRange, KeyValue, Op, Put, PutLease, PutValue, Revision};
-use crate::watch::WatchError;
+use crate::api::{Client, Error, Session};
+use crate::model::{KeyRange, Op, Put, PutLease, PutValue};
 
+use super::call::pause;
 use super::error::LockError;
 use super::hold::{GuardError, Hold, Released};
-use super::line::is_place;
+use super::line::prefix_of;
 use super::lock_call::deadline_of;
+use super::observe::{self, Candidate, Leader, Observe};
 use super::stance::MARK;
+use super::view::{self, Contender};
 use super::wish::{Enters, Locking, Wish};
 
 /// An election: at most one leader in the whole cluster. Made by [`Session::election`].
@@ -24,27 +26,6 @@ use super::wish::{Enters, Locking, Wish};
 pub struct Election {
     session: Session,
     name: Bytes,
-}
-
-/// Who leads.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct Leader {
-    /// Its key.
-    pub key: Bytes,
-    /// What it wants to be known by.
-    pub value: Bytes,
-    /// The revision of its candidacy: tells two terms of one leader apart.
-    pub since: Revision,
-}
-
-/// What an observer sees.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum LeaderEvent {
-    /// Somebody leads, or says something new.
-    Leads(Leader),
-    /// Nobody leads.
-    Vacant,
 }
 
 impl Session {
@@ -73,34 +54,54 @@ impl Election {
         Campaign { election: self.clone(), value: value.into(), deadline: None }
     }
 
-    /// Who leads. Linearizable.
+    /// Its name.
+    pub fn name(&self) -> &Bytes {
+        &self.name
+    }
+
+    /// Who leads. Linearizable: nobody can have learned of a later leader before the call.
     ///
     /// # Errors
     /// See [`Error`].
     pub async fn leader(&self) -> Result<Option<Leader>, Error> {
-        let rows = self.client().range(KeyRange::prefix(self.prefix())).await?.kvs;
-        let candidates = candidates(rows, &self.prefix());
+        let prefix = prefix_of(&self.name);
+        let rows = self.client().range(KeyRange::prefix(prefix.clone())).await?.kvs;
+        let candidates = observe::candidates(rows, &prefix);
         Ok(candidates.into_iter().next().map(Candidate::into_leader))
+    }
+
+    /// Who stands, the leader first, as this node's replica has it: perhaps not the newest. What a
+    /// candidate wants to be known by is its [`Contender::why`].
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if the name cannot be an election's.
+    pub fn candidates(&self) -> Result<Vec<Contender>, Error> {
+        view::line_of(self.session.shared(), &self.name)
     }
 
     /// Follows who leads, from now on: first what is the case, then every change of it.
     pub fn observe(&self) -> Observe {
-        Observe {
-            client: self.client(),
-            prefix: self.prefix(),
-            watch: None,
-            candidates: BTreeMap::new(),
-            told: None,
-            to_tell: VecDeque::new(),
+        Observe::new(self.client(), prefix_of(&self.name))
+    }
+
+    /// Stands until it leads; where it cannot now, but may later, again.
+    pub(super) async fn campaign_again(&self, value: &Bytes) -> Result<Leadership, LockError> {
+        loop {
+            match self.campaign(value.clone()).await {
+                Err(why) if why == LockError::Evicted || why.is_transient() => {
+                    pause(self.session.shared()).await;
+                }
+                answer => return answer,
+            }
         }
     }
 
-    fn client(&self) -> Client {
-        Client::new(std::sync::Arc::clone(self.session.shared()))
+    pub(super) fn session(&self) -> &Session {
+        &self.session
     }
 
-    fn prefix(&self) -> Bytes {
-        [&self.name[..], b"/"].concat().into()
+    fn client(&self) -> Client {
+        Client::new(Arc::clone(self.session.shared()))
     }
 }
 
@@ -160,9 +161,13 @@ impl Leadership {
     /// # Errors
     /// [`GuardError::NotHeld`] if this does not lead any more.
     pub async fn proclaim(&self, value: impl Into<Bytes>) -> Result<(), GuardError> {
+        let value = value.into();
+        if value.starts_with(MARK) {
+            return Err(GuardError::ReservedValue);
+        }
         let put = Put {
             key: self.0.key().clone(),
-            value: PutValue::Set(value.into()),
+            value: PutValue::Set(value),
             lease: PutLease::Keep,
             prev_kv: false,
         };
@@ -196,108 +201,4 @@ impl From<Leadership> for Hold {
     fn from(leadership: Leadership) -> Self {
         leadership.0
     }
-}
-
-/// Follows an election; see [`Election::observe`].
-#[derive(Debug)]
-pub struct Observe {
-    client: Client,
-    prefix: Bytes,
-    watch: Option<Watch>,
-    /// By the revision of their candidacy.
-    candidates: BTreeMap<(Revision, Bytes), Bytes>,
-    told: Option<LeaderEvent>,
-    to_tell: VecDeque<LeaderEvent>,
-}
-
-impl Observe {
-    /// The next thing to know. Cancel-safe.
-    ///
-    /// # Errors
-    /// If the node has stopped, or cannot say what is the case; it may be asked again.
-    pub async fn next(&mut self) -> Result<LeaderEvent, Error> {
-        loop {
-            if let Some(event) = self.to_tell.pop_front() {
-                return Ok(event);
-            }
-            let Some(watch) = &mut self.watch else {
-                self.look().await?;
-                continue;
-            };
-            match watch.next().await {
-                Some(Ok(batch)) => {
-                    // Revision by revision: however many come at once, each change is told.
-                    for change in batch.events.chunk_by(|a, b| a.revision() == b.revision()) {
-                        for event in change.iter().cloned() {
-                            self.follow(event.kind, event.kv, event.prev);
-                        }
-                        self.tell();
-                    }
-                }
-                // Compacted, or the node has stopped: look again, and hear which.
-                Some(Err(WatchError::Compacted { .. })) | None => self.watch = None,
-                Some(Err(_)) => self.watch = None,
-            }
-        }
-    }
-
-    /// Reads what is the case, and watches from there.
-    async fn look(&mut self) -> Result<(), Error> {
-        let range = KeyRange::prefix(self.prefix.clone());
-        let reply = self.client.range(range.clone()).await?;
-        let next = Revision(reply.revision.get() + 1);
-        let watch = self.client.watch(range).from(next).prev_kv().await?;
-        self.candidates = candidates(reply.kvs, &self.prefix)
-            .into_iter()
-            .map(|candidate| ((candidate.since, candidate.key), candidate.value))
-            .collect();
-        self.watch = Some(watch);
-        self.tell();
-        Ok(())
-    }
-
-    fn follow(&mut self, kind: EventKind, row: KeyValue, prev: Option<KeyValue>) {
-        if let Some(prev) = prev {
-            self.candidates.remove(&(prev.create_revision, prev.key));
-        }
-        if kind == EventKind::Put && is_place(&row, &self.prefix) {
-            self.candidates.insert((row.create_revision, row.key), row.value);
-        }
-    }
-
-    fn tell(&mut self) {
-        let now = match self.candidates.first_key_value() {
-            Some(((since, key), value)) => {
-                LeaderEvent::Leads(Leader { key: key.clone(), value: value.clone(), since: *since })
-            }
-            None => LeaderEvent::Vacant,
-        };
-        if self.told.as_ref() != Some(&now) {
-            self.told = Some(now.clone());
-            self.to_tell.push_back(now);
-        }
-    }
-}
-
-struct Candidate {
-    since: Revision,
-    key: Bytes,
-    value: Bytes,
-}
-
-impl Candidate {
-    fn into_leader(self) -> Leader {
-        Leader { key: self.key, value: self.value, since: self.since }
-    }
-}
-
-/// The candidates among the rows below an election's prefix, the leader first.
-fn candidates(rows: Vec<KeyValue>, prefix: &[u8]) -> Vec<Candidate> {
-    let mut candidates: Vec<Candidate> = rows
-        .into_iter()
-        .filter(|row| is_place(row, prefix))
-        .map(|row| Candidate { since: row.create_revision, key: row.key, value: row.value })
-        .collect();
-    candidates.sort_by(|a, b| (a.since, &a.key).cmp(&(b.since, &b.key)));
-    candidates
 }

@@ -156,6 +156,11 @@ impl Hold {
         self.turn.request()
     }
 
+    /// Asks this holder to give the lock up.
+    pub(super) fn ask(&self, request: Request) {
+        self.turn.ask(request);
+    }
+
     /// Waits until a look finds something. Looks at each poll, whenever the hold changes, and when the
     /// session's standing may have.
     async fn when<T>(&self, look: impl Fn(Moment) -> Option<T>) -> T {
@@ -265,8 +270,18 @@ impl Hold {
         self.lines.release(&self.place, &self.turn, why, reply)
     }
 
+    /// Releases it, for all who have it, in the background.
+    pub(super) fn end_now(&self) {
+        self.give_up(Loss::Released, ReplyTo::Nobody);
+    }
+
     /// Releases it, and waits until another may have it.
     pub(crate) async fn release(self) -> Result<Released, Error> {
+        self.end().await
+    }
+
+    /// Releases it, for all who have it, and waits until another may have it.
+    pub(super) async fn end(&self) -> Result<Released, Error> {
         let shared = Arc::clone(self.session.shared());
         if let Some(loss) = self.loss(shared.now()) {
             return Ok(Released::WasLost(loss));
@@ -279,7 +294,6 @@ impl Hold {
         if !self.give_up(Loss::Released, ReplyTo::Waiting(sender)) {
             return Ok(Released::WasLost(self.turn.loss().unwrap_or(Loss::KeyDeleted)));
         }
-        drop(self);
         let answer = match receiver.try_recv() {
             Ok(answer) => answer?,
             Err(_) => confirmed(&shared, receiver).await?,
@@ -373,6 +387,9 @@ pub enum GuardError {
     /// This is not the holder any more. Nothing was changed.
     #[error("not applied: the lock is not held any more")]
     NotHeld,
+    /// A leader's value that begins as what Bowline writes into other lines. Nothing was changed.
+    #[error("a leader's value must not begin with \"bowline:1 \"")]
+    ReservedValue,
     /// The store could not, or would not.
     #[error(transparent)]
     Store(#[from] Error),

@@ -40,6 +40,8 @@ mod semaphore;
 mod upgrade;
 
 mod election;
+mod leading;
+mod observe;
 mod operate;
 
 mod book;
@@ -83,15 +85,17 @@ pub use cell::{Cell, CellValue};
 pub use conditional::{Expected, PutIfAbsent, Swap};
 pub use counter::{Counter, CounterError};
 pub use double_barrier::{DoubleBarrier, DoubleBarrierError, Inside};
-pub use election::{Campaign, Election, Leader, LeaderEvent, Leadership, Observe};
+pub use election::{Campaign, Election, Leadership};
 pub use error::{LockError, Loss, WaitsFor};
 pub use fence::{Fence, Stale};
 pub use group::{Group, GroupError, GroupEvent, GroupMember, GroupWatch, Membership};
 pub use hold::{GuardError, GuardTxn, Hold, LockState, Released};
 pub use latch::{Latch, LatchError};
+pub use leading::{LeadError, Leading};
 pub use lock_call::LockCall;
 pub use multi_lock::MultiGuard;
 pub use mutex::{Guard, Mutex};
+pub use observe::{Leader, LeaderEvent, Observe};
 pub use operate::{LockInfo, Locks, OrderError};
 pub use order::Request;
 pub use owner::Owner;

@@ -1,0 +1,241 @@
+//! Work that is done while leading, and at no other time.
+//!
+//! ```text
+//!   campaign ──▶ leads ──▶ work begins ──▶ work has ended ──▶ resigns ──▶ its result
+//!      ▲                       │
+//!      └────── work is dropped ┴ lost
+//! ```
+//!
+//! Nothing here decides who leads. What it adds is an order that programs get wrong: the work is over
+//! before leadership is given up, and before anything else happens after a loss; and only work that
+//! has begun can end.
+
+use std::future::{Future, pending};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use thiserror::Error as ThisError;
+
+use super::election::{Election, Leadership};
+use super::error::{LockError, Loss};
+use super::hold::LockState;
+use super::order::Request;
+
+/// Why [`Election::run_while_leader`] has ended without the result of its work. The work does not run
+/// any more, and nobody stands for it.
+#[derive(Clone, PartialEq, Eq, Debug, ThisError)]
+#[non_exhaustive]
+pub enum LeadError {
+    /// It can be elected no more: above all [`LockError::SessionEnded`]. With a new session it may be
+    /// begun again.
+    #[error(transparent)]
+    NotElected(#[from] LockError),
+    /// It led, and lost that before the work had ended; only after [`Leading::once`].
+    #[error("leads no more: {0}")]
+    Lost(Loss),
+}
+
+/// Work for a leader; made by [`Election::leading`].
+#[derive(Clone, Debug)]
+#[must_use = "it does not stand for election until it is run"]
+pub struct Leading {
+    election: Election,
+    value: Bytes,
+    is_once: bool,
+    may_finish: bool,
+}
+
+impl Election {
+    /// Stands for election, runs `work` while it leads, resigns when that has ended, and gives its
+    /// result. Where leadership is lost before, `work` is dropped at the next await point, and it stands
+    /// for election again, to run `work` anew. [`Election::leading`] has more to choose from.
+    ///
+    /// What it guarantees:
+    /// - `work` runs only while this leads, judged at every poll by this machine's clock: as long as
+    ///   ownership passes by release or expiry and clocks keep within the drift bound, at most one
+    ///   leader's work is polled at a time in the whole cluster. At the loss the first thing that
+    ///   happens is that `work` is dropped.
+    /// - Another leads only after `work` has ended or was dropped: leadership is not given up before,
+    ///   also where this future is dropped, or `work` panics. Shares of it that `work` has passed on
+    ///   are lost then.
+    /// - The end of leading is told only to work that has begun.
+    ///
+    /// What it does not: a `work` that does not come to an await point cannot be stopped. It is out of
+    /// date when it goes on after a pause, so let it write through [`Hold::txn`](crate::Hold::txn), or
+    /// hand on its [`Hold::token`](crate::Hold::token). [`Hold::at_risk`](crate::Hold::at_risk) tells it
+    /// in advance. What it has spawned is not dropped with it.
+    ///
+    /// `work` is called once a term. An async closure must borrow what it uses (`async |leadership|`, and
+    /// no `&mut`) rather than own it, or clone it: `move |leadership| { let x = x.clone(); async move
+    /// { .. } }`.
+    ///
+    /// There are no durations to choose, as Kubernetes' lease duration, renew deadline and retry period
+    /// with their inequality. The session's TTL is the lease duration: the cluster counts it in full. A
+    /// holder believes in it for the TTL less the drift bound, counted from the sending of the last
+    /// renewal that was confirmed, which is the renew deadline, and always the shorter one. Renewals
+    /// are sent by the node's own thread on the traffic that flows anyway, and candidates do not retry:
+    /// they are woken.
+    ///
+    /// ```
+    /// # use bowline::{Config, Node, Op, Wait};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// let election = node.session().wait()?.election("reports/leader");
+    /// let done = election
+    ///     .run_while_leader("10.0.0.7", async |leadership| {
+    ///         leadership.txn().then(Op::put("reports/last", "monday")).commit().await
+    ///     })
+    ///     .wait()?;
+    /// assert!(done?.succeeded);
+    /// assert_eq!(election.leader().wait()?, None);
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`LeadError::NotElected`] as soon as it can be elected no more: the session has ended, the node
+    /// has stopped, or the election does not take the value.
+    pub async fn run_while_leader<F: Future>(
+        &self,
+        value: impl Into<Bytes>,
+        work: impl FnMut(Arc<Leadership>) -> F,
+    ) -> Result<F::Output, LeadError> {
+        self.leading(value).run(work).await
+    }
+
+    /// Work for a leader, as [`Election::run_while_leader`], with more to choose from.
+    pub fn leading(&self, value: impl Into<Bytes>) -> Leading {
+        let (election, value) = (self.clone(), value.into());
+        Leading { election, value, is_once: false, may_finish: false }
+    }
+}
+
+impl Leading {
+    /// Leads for one term at the most: a loss ends it with [`LeadError::Lost`].
+    pub fn once(mut self) -> Self {
+        self.is_once = true;
+        self
+    }
+
+    /// Does not drop the work at a loss: it has to notice by itself
+    /// ([`Hold::lost`](crate::Hold::lost)), and may run on while another leads. For what must be
+    /// cleaned up in order. It stands again only when the work has ended; what work that has outlived
+    /// its leadership comes to is dropped.
+    pub fn finish_after_loss(mut self) -> Self {
+        self.may_finish = true;
+        self
+    }
+
+    /// Runs `work` while it leads; see [`Election::run_while_leader`].
+    ///
+    /// # Errors
+    /// See [`LeadError`].
+    pub async fn run<F: Future>(
+        self,
+        work: impl FnMut(Arc<Leadership>) -> F,
+    ) -> Result<F::Output, LeadError> {
+        let result = self.drive(pending::<()>(), Duration::ZERO, work).await?;
+        Ok(result.expect("nobody tells it to stop"))
+    }
+
+    /// Runs `work` while it leads, until `stop` comes true. Then the work is asked to end
+    /// ([`Hold::asked_to_release`](crate::Hold::asked_to_release)) and gets so long for it before it is
+    /// dropped; after that it resigns, and waits until that is durable. `None` if the work did not end
+    /// by itself, or was not running.
+    ///
+    /// # Errors
+    /// See [`LeadError`].
+    pub async fn run_until<F: Future>(
+        self,
+        stop: impl Future,
+        grace: Duration,
+        work: impl FnMut(Arc<Leadership>) -> F,
+    ) -> Result<Option<F::Output>, LeadError> {
+        self.drive(stop, grace, work).await
+    }
+
+    async fn drive<F: Future>(
+        self,
+        stop: impl Future,
+        grace: Duration,
+        mut work: impl FnMut(Arc<Leadership>) -> F,
+    ) -> Result<Option<F::Output>, LeadError> {
+        let mut stop = pin!(stop);
+        loop {
+            let campaigning = self.election.campaign_again(&self.value);
+            // Declared before the work, and so dropped behind it.
+            let leadership = tokio::select! {
+                biased;
+                _ = &mut stop => return Ok(None),
+                elected = campaigning => Shared(Arc::new(elected?)),
+            };
+            let working = work(Arc::clone(&leadership.0));
+            match self.term(&leadership.0, stop.as_mut(), grace, working).await {
+                TermEnd::Lost(loss) if self.is_once => return Err(LeadError::Lost(loss)),
+                TermEnd::Lost(_) => {}
+                TermEnd::Done(result) => {
+                    // Where it cannot be confirmed the node goes on trying.
+                    drop(leadership.0.end().await);
+                    return Ok(result);
+                }
+            }
+        }
+    }
+
+    /// One term. The work has ended, or was dropped, when this has.
+    async fn term<F: Future>(
+        &self,
+        leadership: &Leadership,
+        stop: Pin<&mut impl Future>,
+        grace: Duration,
+        working: F,
+    ) -> TermEnd<F::Output> {
+        let mut is_stopping = false;
+        let stopping = async {
+            stop.await;
+            is_stopping = true;
+            let session = self.election.session();
+            let by = session.label().to_owned();
+            leadership.ask(Request { by, why: "its program stops".to_owned() });
+            let shared = session.shared();
+            shared.sleep_until(shared.now() + grace).await;
+        };
+        let lost = async {
+            match self.may_finish {
+                true => pending().await,
+                false => leadership.lost().await,
+            }
+        };
+        // The loss is looked at first, at every poll: what is out of date is not polled once more.
+        let result = tokio::select! {
+            biased;
+            _ = lost => None,
+            () = stopping => None,
+            result = working => Some(result),
+        };
+        match leadership.state() {
+            LockState::Lost(loss) if !is_stopping => TermEnd::Lost(loss),
+            LockState::Lost(_) => TermEnd::Done(None),
+            LockState::Held(_) | LockState::Unconfirmed(_) => TermEnd::Done(result),
+        }
+    }
+}
+
+/// A leadership that ends with this value, whoever else has a share of it.
+pub(super) struct Shared(pub(super) Arc<Leadership>);
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.0.end_now();
+    }
+}
+
+/// How a term came to its end.
+enum TermEnd<T> {
+    /// The work has ended while this led, or it was told to stop.
+    Done(Option<T>),
+    /// It was lost.
+    Lost(Loss),
+}

@@ -1,0 +1,334 @@
+//! Elections: work that runs only while its node leads, over losses, kills and partitions.
+
+use std::future::pending;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+use bowline::env::{BootClock, Clock};
+use bowline::testing::Cluster;
+use bowline::{
+    GuardError, LeadError, LeaderEvent, Leadership, LockError, Loss, Moment, Node, Session, Wait,
+};
+use tokio::sync::oneshot;
+
+use crate::stage::{
+    Begun, LONG, SOON, another_session, lasting, quick, roles, session, until_places, until_true,
+};
+
+mod stage;
+
+/// Counts how often work has begun, and how often it has ended or was dropped.
+#[derive(Clone, Default)]
+struct Counted {
+    begun: Arc<AtomicU64>,
+    ended: Arc<AtomicU64>,
+}
+
+struct Inside(Counted);
+
+impl Counted {
+    fn enter(&self) -> Inside {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        Inside(self.clone())
+    }
+
+    fn begun(&self) -> u64 {
+        self.begun.load(Ordering::SeqCst)
+    }
+
+    fn ended(&self) -> u64 {
+        self.ended.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.ended.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Deletes the leader's key, as somebody else would who means no good.
+fn evict(node: &Node, election: &str) {
+    let election = node.session().wait().unwrap().election(election.to_owned());
+    let leader = election.leader().wait().unwrap().expect("somebody leads");
+    node.client().delete(leader.key).wait().unwrap();
+}
+
+/// Work that does not listen.
+async fn work_for_ever(session: Session, counted: Counted) -> Result<(), LeadError> {
+    let work = async |_| {
+        let _inside = counted.enter();
+        pending::<()>().await;
+    };
+    session.election("jobs").run_while_leader("a", work).await
+}
+
+#[test]
+fn the_result_is_given_when_another_may_lead() {
+    let cluster = lasting(3);
+    let election = session(&cluster, 0).election("jobs");
+    let other = session(&cluster, 1).election("jobs");
+    let work = async |leadership: Arc<Leadership>| {
+        assert!(leadership.is_leader());
+        let line = election.candidates().unwrap();
+        assert_eq!((line.len(), &line[0].why[..]), (1, &b"a"[..]));
+        assert!(line[0].holds && line[0].key == *leadership.key());
+        leadership.token()
+    };
+    let token = election.run_while_leader("a", work).wait().unwrap();
+    assert_eq!(other.leader().wait().unwrap(), None);
+    let next = other.campaign("b").wait().unwrap();
+    assert!(next.token() > token);
+}
+
+#[test]
+fn work_that_ignores_the_loss_is_dropped_at_the_loss_and_begun_anew() {
+    let cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let counted = Counted::default();
+    let running = Begun::new(work_for_ever(session(&cluster, one), counted.clone()));
+    let running = Mutex::new(running);
+    for term in 1..=3 {
+        until_true(cluster.node(one), "it leads", || {
+            assert!(running.lock().unwrap().poll().is_none());
+            counted.begun() == term
+        });
+        assert_eq!(counted.ended(), term - 1, "one at a time");
+        evict(cluster.node(two), "jobs");
+    }
+    drop(running);
+    assert_eq!(counted.begun(), counted.ended());
+    until_places(cluster.node(two), "jobs", 0);
+}
+
+#[test]
+fn work_that_listens_may_outlive_its_leadership_if_that_was_asked_for() {
+    let cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let election = session(&cluster, one).election("jobs");
+    let (kv, (sender, losses)) = (cluster.node(two).client(), mpsc::channel());
+    let terms = AtomicU64::new(0);
+    let work = async |leadership: Arc<Leadership>| {
+        if terms.fetch_add(1, Ordering::SeqCst) == 1 {
+            return "of the second term";
+        }
+        kv.delete(leadership.key().clone()).await.unwrap();
+        sender.send(leadership.lost().await).unwrap();
+        // It stands again only when this has ended.
+        assert_eq!(election.leader().await.unwrap(), None);
+        "of the first term"
+    };
+    let result = election.leading("a").finish_after_loss().run(work).wait();
+    assert_eq!(result, Ok("of the second term"));
+    assert_eq!(losses.try_iter().collect::<Vec<_>>(), [Loss::KeyDeleted]);
+}
+
+#[test]
+fn who_leads_once_hears_of_the_loss() {
+    let cluster = lasting(1);
+    let election = session(&cluster, 0).election("jobs");
+    let kv = cluster.node(0).client();
+    let work = async |leadership: Arc<Leadership>| {
+        kv.delete(leadership.key().clone()).await.unwrap();
+        pending::<()>().await;
+    };
+    let result = election.leading("a").once().run(work).wait();
+    assert_eq!(result, Err(LeadError::Lost(Loss::KeyDeleted)));
+    assert_eq!(election.leader().wait().unwrap(), None, "it does not stand any more");
+}
+
+#[test]
+fn it_ends_with_its_session_whether_it_leads_or_not() {
+    let cluster = lasting(3);
+    let counted = Counted::default();
+    let mut all = Vec::new();
+    for member in 0..2 {
+        let (session, seen) = (another_session(&cluster, member, "candidate"), counted.clone());
+        let election = session.election("jobs");
+        let running = Begun::new(async move {
+            let work = async |_: Arc<Leadership>| {
+                let _inside = seen.enter();
+                pending::<()>().await;
+            };
+            election.run_while_leader("x", work).await
+        });
+        until_places(cluster.node(0), "jobs", member as u64 + 1);
+        all.push((session, running));
+    }
+    // The second, which waits, first.
+    for (session, running) in all.into_iter().rev() {
+        session.close().wait().unwrap();
+        let error = running.finish().unwrap_err();
+        assert!(matches!(error, LeadError::NotElected(LockError::SessionEnded(_))), "{error:?}");
+    }
+    assert_eq!(counted.begun(), counted.ended());
+    assert!(counted.begun() <= 1, "who never led is told nothing");
+}
+
+/// Of Kubernetes' "release on cancel", which let the next one lead while the work still ran.
+#[test]
+fn nobody_else_leads_before_the_work_has_ended() {
+    let cluster = lasting(3);
+    let other = session(&cluster, 1).election("jobs");
+    let rival = Begun::new(async move {
+        let leadership = other.campaign("b").await?;
+        Ok::<_, LockError>(leadership)
+    });
+    until_places(cluster.node(0), "jobs", 1);
+    drop(rival.finish().unwrap());
+
+    let other = session(&cluster, 1).election("jobs");
+    let election = session(&cluster, 0).election("jobs");
+    let ended = Arc::new(AtomicBool::new(false));
+    let at_the_end = Arc::clone(&ended);
+    let (stop, stopped) = oneshot::channel::<()>();
+    let (leads, is_leading) = mpsc::channel();
+    let running = std::thread::spawn(move || {
+        let work = async |leadership: Arc<Leadership>| {
+            leads.send(()).unwrap();
+            let request = leadership.asked_to_release().await;
+            assert!(leadership.is_leader() && !request.why.is_empty());
+            // It takes its time, and still leads.
+            leadership.proclaim("a, ending").await.unwrap();
+            at_the_end.store(true, Ordering::SeqCst);
+            "ended in order"
+        };
+        election.leading("a").run_until(stopped, LONG, work).wait()
+    });
+    is_leading.recv_timeout(SOON).unwrap();
+    let mut waits = Begun::new(other.campaign("b"));
+    until_places(cluster.node(0), "jobs", 2);
+    assert!(waits.poll().is_none());
+    stop.send(()).unwrap();
+    let next = waits.finish().unwrap();
+    assert!(ended.load(Ordering::SeqCst), "another leads before the work has ended");
+    assert_eq!(running.join().unwrap(), Ok(Some("ended in order")));
+    assert!(next.is_leader());
+}
+
+#[test]
+fn work_that_does_not_end_when_it_is_told_to_is_dropped_after_the_grace() {
+    let cluster = lasting(1);
+    let election = session(&cluster, 0).election("jobs");
+    let counted = Counted::default();
+    let grace = Duration::from_millis(200);
+    let begun = cluster.node(0).now();
+    let work = async |_: Arc<Leadership>| {
+        let _inside = counted.enter();
+        pending::<()>().await;
+    };
+    let stop = std::future::ready(());
+    // Told before it leads, it does not stand.
+    assert_eq!(election.leading("a").run_until(stop, grace, work).wait(), Ok(None));
+    assert_eq!(counted.begun(), 0);
+
+    let (stop, stopped) = oneshot::channel::<()>();
+    let stop = Mutex::new(Some(stop));
+    let work = async |_: Arc<Leadership>| {
+        let _inside = counted.enter();
+        stop.lock().unwrap().take().expect("one term").send(()).unwrap();
+        pending::<()>().await;
+    };
+    assert_eq!(election.leading("a").run_until(stopped, grace, work).wait(), Ok(None));
+    assert_eq!((counted.begun(), counted.ended()), (1, 1));
+    assert!(cluster.node(0).now().since(begun) >= grace);
+    assert_eq!(election.leader().wait().unwrap(), None);
+}
+
+#[test]
+fn dropped_or_panicking_it_ends_the_work_and_then_resigns() {
+    let cluster = lasting(3);
+    let election = session(&cluster, 0).election("jobs");
+    let counted = Counted::default();
+    let work = async |_: Arc<Leadership>| -> () {
+        let _inside = counted.enter();
+        panic!("a bug in the work");
+    };
+    let running = election.run_while_leader("a", work);
+    assert!(catch_unwind(AssertUnwindSafe(|| running.wait())).is_err());
+    assert_eq!((counted.begun(), counted.ended()), (1, 1));
+    until_places(cluster.node(1), "jobs", 0);
+}
+
+#[test]
+fn a_value_that_would_be_taken_for_another_kind_of_wish_is_refused() {
+    let cluster = lasting(1);
+    let election = session(&cluster, 0).election("jobs");
+    let refused = election.run_while_leader("bowline:1 read\n", async |_| ()).wait();
+    assert_eq!(refused, Err(LeadError::NotElected(LockError::ReservedValue)));
+    let leadership = election.campaign("a").wait().unwrap();
+    let refused = leadership.proclaim("bowline:1 read\n").wait();
+    assert_eq!(refused, Err(GuardError::ReservedValue));
+}
+
+/// From when to when work was inside, by the one clock of this machine.
+type Spells = Arc<Mutex<Vec<(Moment, Moment)>>>;
+
+/// Notes it when it is dropped.
+struct Spell(Moment, Spells);
+
+impl Drop for Spell {
+    fn drop(&mut self) {
+        self.1.lock().unwrap().push((self.0, BootClock.now()));
+    }
+}
+
+#[test]
+fn never_are_two_at_work_while_leaders_are_killed_and_cut_off() {
+    let mut cluster = quick(3);
+    let spells = Spells::default();
+    let (sender, begun) = mpsc::channel();
+    let stop = Arc::new(AtomicBool::new(false));
+    let candidate = |cluster: &Cluster, member: usize| {
+        let (session, sender) = (session(cluster, member), sender.clone());
+        let (spells, stop) = (Arc::clone(&spells), Arc::clone(&stop));
+        std::thread::spawn(move || {
+            let work = async |leadership: Arc<Leadership>| {
+                let _spell = Spell(BootClock.now(), Arc::clone(&spells));
+                sender.send((member, leadership.token())).unwrap();
+                while !stop.load(Ordering::SeqCst) {
+                    let said = leadership.proclaim(member.to_string()).await;
+                    if said == Err(GuardError::NotHeld) {
+                        // The loss is seen at the next await point.
+                        pending::<()>().await;
+                    }
+                }
+            };
+            session.election("jobs").run_while_leader(member.to_string(), work).wait()
+        })
+    };
+    let mut threads: Vec<_> = (0..3).map(|member| candidate(&cluster, member)).collect();
+    let mut tokens = Vec::new();
+    for round in 0..6 {
+        let (leads, token) = begun.recv_timeout(SOON).expect("somebody leads");
+        tokens.push(token);
+        if round % 2 == 0 {
+            cluster.kill(leads).wait();
+            assert!(threads.remove(leads).join().unwrap().is_err());
+            cluster.restart(leads).wait().unwrap();
+        } else {
+            cluster.partition(&[leads]);
+            assert!(threads.remove(leads).join().unwrap().is_err());
+            cluster.heal();
+        }
+        threads.insert(leads, candidate(&cluster, leads));
+    }
+    stop.store(true, Ordering::SeqCst);
+    for thread in threads {
+        match thread.join().unwrap() {
+            Ok(()) | Err(LeadError::NotElected(LockError::SessionEnded(_))) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+    let mut spells = spells.lock().unwrap().clone();
+    spells.sort();
+    for pair in spells.windows(2) {
+        assert!(pair[0].1 <= pair[1].0, "two at work at once: {pair:?}");
+    }
+    assert!(spells.len() >= 6);
+    let observed = session(&cluster, 0).election("jobs").observe().next().wait().unwrap();
+    assert_eq!(observed, LeaderEvent::Vacant);
+}
