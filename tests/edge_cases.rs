@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bowline::backup::{self, RestoreOptions};
 use bowline::{
-    Compare, Config, Effect, Error, GuardError, KeyRange, LockState, Loss, Node, Op, Released,
-    SessionEnd, Wait,
+    Config, Effect, Error, GuardError, KeyRange, LockError, LockState, Loss, Node, Op, Released,
+    Revision, SessionEnd, Wait,
 };
 
 use stage::{
@@ -63,14 +63,13 @@ fn a_session_that_expires_while_it_waits_ends_the_wait_at_once_and_leaves_the_li
 fn a_release_by_who_does_not_hold_has_no_effect() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
-    // Key and revision, never the name alone.
-    let (key, since) = (guard.key().clone(), guard.since());
-    let kv = cluster.node(1).client();
-    for wrong in [since.get() - 1, since.get() + 1] {
-        let mine = Compare::create_revision(key.clone()).eq(wrong);
-        let reply = kv.txn().when(mine).then(Op::delete(key.clone())).commit().wait().unwrap();
-        assert!(!reply.succeeded);
-    }
+    // By name and revision, never by the name alone.
+    let since = guard.since();
+    let gone = Released::WasLost(Loss::KeyDeleted);
+    let another = session(&cluster, 1).mutex("lock");
+    assert_eq!(another.release(since).wait().unwrap(), gone);
+    let mine = session(&cluster, 0).mutex("lock");
+    assert_eq!(mine.release(Revision(since.get() - 1)).wait().unwrap(), gone);
     assert!(guard.is_held());
     assert_eq!(guard.release().wait().unwrap(), Released::Now);
 }
@@ -324,4 +323,35 @@ fn after_a_restore_tokens_go_on_rising_and_all_sessions_have_ended() {
     assert!(guard.token() > newest);
     drop(guard);
     assert!(node.shutdown().wait().hanging.is_empty());
+}
+
+#[test]
+fn a_line_that_is_full_refuses_and_goes_on_serving() {
+    let cluster = with(1, |config| config.session_ttl(LONG).lock_waiters_max(2));
+    let session = session(&cluster, 0);
+    let guard = session.mutex("lock").lock().wait().unwrap();
+    let waiting = [0, 1].map(|_| Begun::new(session.mutex("lock").lock()));
+    let error = session.mutex("lock").lock().wait().unwrap_err();
+    assert_eq!(error, LockError::QueueFull { max: 2 });
+    guard.release().wait().unwrap();
+    for waiting in waiting {
+        waiting.finish().unwrap().release().wait().unwrap();
+    }
+    assert!(session.mutex("lock").lock().wait().is_ok());
+}
+
+#[test]
+fn a_session_that_is_resumed_after_a_restart_keeps_its_lock() {
+    let mut cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let kept = another_session(&cluster, one, "kept");
+    let lease = kept.lease();
+    let guard = kept.mutex("lock").lock().wait().unwrap();
+    cluster.kill(one).wait();
+    drop((guard, kept));
+    cluster.restart(one).wait().unwrap();
+    let kept = cluster.node(one).resume_session(lease).wait().unwrap();
+    assert!(session(&cluster, two).mutex("lock").try_lock().wait().is_err());
+    kept.close().wait().unwrap();
+    assert!(session(&cluster, two).mutex("lock").lock().wait().is_ok());
 }

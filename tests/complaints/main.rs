@@ -21,6 +21,8 @@
 //! | etcd#19597 (a waiter whose session has died waits on) | `edge_cases`: a_session_that_expires_while_it_waits_ends_the_wait_at_once_and_leaves_the_line |
 //! | kube-vip#282, dynamolock#778, dynamodb-lock-client#34 (waiting for one's own ghost) | `edge_cases`: a_node_that_restarts_ends_its_old_session_at_once |
 //! | cortx-hare#10 (herds) | `walkthroughs`: the_six_steps_with_the_mutex_serve_in_order_and_a_release_wakes_exactly_one |
+//! | etcd#22384 (a mutex cannot be resumed) | `edge_cases`: a_session_that_is_resumed_after_a_restart_keeps_its_lock |
+//! | hazelcast#24037, python-etcd#267 (a time limit for one hold) | `walkthroughs`: a_lock_with_a_limit_is_not_renewed_while_its_process_lives |
 //! | portalocker#139 (two are inside) | `walkthroughs`: mutual_exclusion |
 
 mod leaks;

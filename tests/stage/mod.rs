@@ -109,20 +109,15 @@ pub(crate) fn places(node: &Node, name: &str) -> u64 {
 
 /// Waits until so many keys stand below `name/`.
 pub(crate) fn until_places(node: &Node, name: &str, wanted: u64) {
-    until(node, name, &format!("{wanted} places"), |count| count == wanted);
-}
-
-/// Waits until the number of keys below `name/` is as it should be.
-pub(crate) fn until(node: &Node, name: &str, what: &str, fits: impl Fn(u64) -> bool) {
     let kv = node.client();
     let below = KeyRange::prefix(format!("{name}/"));
     let begun = node.now();
     loop {
         let reply = kv.range(below.clone()).count_only().wait().unwrap();
-        if fits(reply.count) {
+        if reply.count == wanted {
             return;
         }
-        assert!(node.now().since(begun) < SOON, "{name}: {} keys, not {what}", reply.count);
+        assert!(node.now().since(begun) < SOON, "{name}: {} keys, not {wanted}", reply.count);
         let next = Revision(reply.revision.get() + 1);
         let mut changes = kv.watch(below.clone()).from(next).wait().unwrap();
         changes.next().wait().unwrap().unwrap();
@@ -214,10 +209,19 @@ pub(crate) fn stand_in_line(
     node: &Node,
     name: &str,
 ) -> Begun<Result<bowline::Guard, LockError>> {
-    let before = places(node, name);
+    let kv = node.client();
+    let below = KeyRange::prefix(format!("{name}/"));
+    let before = kv.range(below.clone()).count_only().wait().unwrap().revision;
     let begun = Begun::new(session.mutex(name.to_owned()).lock());
-    until(node, name, "one more", |count| count > before);
-    begun
+    // Others may leave meanwhile: what counts is a new key of this session.
+    let mut changes = kv.watch(below).from(Revision(before.get() + 1)).wait().unwrap();
+    loop {
+        let batch = changes.next().wait().unwrap().unwrap();
+        let mut puts = batch.events.iter().filter(|event| event.kind == EventKind::Put);
+        if puts.any(|event| event.kv.lease == Some(session.lease())) {
+            return begun;
+        }
+    }
 }
 
 /// A store of somebody else's that knows nothing of locks but their tokens: it refuses whoever comes

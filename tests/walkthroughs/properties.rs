@@ -141,3 +141,54 @@ fn fair() {
     }
     assert_eq!(places(cluster.node(0), "lock"), 0);
 }
+
+#[test]
+fn reentrant_where_asked() {
+    let cluster = lasting(3);
+    let session = session(&cluster, 0);
+    let work = session.owner("transfer 7");
+    let once = session.mutex("lock").lock().owner(&work).wait().unwrap();
+    let twice = session.mutex("lock").lock().owner(&work).wait().unwrap();
+    assert_eq!(once.token(), twice.token());
+    // Another piece of work of the same session is another owner.
+    let other = session.owner("transfer 8");
+    let tried = session.mutex("lock").try_lock().owner(&other).wait();
+    assert!(matches!(tried, Err(LockError::WouldBlock { .. })), "{tried:?}");
+    assert_eq!(once.release().wait().unwrap(), Released::StillHeld { times: 1 });
+    assert!(twice.is_held());
+    assert_eq!(twice.release().wait().unwrap(), Released::Now);
+    until_places(cluster.node(1), "lock", 0);
+}
+
+/// Inside a node the lock may pass a few times while another node waits: faster, and bounded.
+#[test]
+fn unfair_inside_a_node_and_only_so_far() {
+    let cluster = lasting(3);
+    let (here, there) = (session(&cluster, 0), session(&cluster, 1));
+    let gate = here.mutex("lock").lock().wait().unwrap();
+    let remote = stand_in_line(&there, cluster.node(1), "lock");
+    let (sender, served) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        for _ in 0..40 {
+            let wish = here.mutex("lock").lock().enter().unwrap();
+            let sender = sender.clone();
+            scope.spawn(move || {
+                let guard = wish.wait().unwrap();
+                sender.send("here").unwrap();
+                guard.release().wait().unwrap();
+            });
+        }
+        let sender = sender.clone();
+        scope.spawn(move || {
+            let guard = remote.finish().unwrap();
+            sender.send("there").unwrap();
+            guard.release().wait().unwrap();
+        });
+        gate.release().wait().unwrap();
+    });
+    drop(sender);
+    let order: Vec<_> = served.into_iter().collect();
+    let before = order.iter().position(|who| *who == "there").unwrap();
+    assert_eq!(order.len(), 41);
+    assert!(before <= 16, "{before} tasks of the other node were before it");
+}

@@ -1,9 +1,11 @@
 //! python-etcd's lock object: a name, and an owner whose id is saved and finds the lock again. The
 //! owner is a session here, and its id the lease.
 
-use bowline::{Compare, Error, LeaseId, Refusal, Released, Wait};
+use std::time::Duration;
 
-use crate::stage::{another_session, lasting, quick, roles, session, stand_in_line};
+use bowline::{Compare, Error, LeaseId, LockError, Loss, Refusal, Released, Wait};
+
+use crate::stage::{another_session, lasting, quick, roles, session, stand_in_line, timed_out};
 
 #[test]
 fn the_id_of_a_lock_finds_it_again_after_a_restart() {
@@ -55,4 +57,39 @@ fn the_end_of_a_scope_releases() {
         stand_in_line(&other, cluster.node(1), "lock")
     };
     assert!(waiting.finish().unwrap().is_held());
+}
+
+#[test]
+fn acquire_waits_not_at_all_for_a_while_or_until_it_has_the_lock() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let other = session(&cluster, 1);
+    let tried = other.mutex("lock").try_lock().wait();
+    assert!(matches!(tried, Err(LockError::WouldBlock { .. })), "{tried:?}");
+    let waited = other.mutex("lock").lock().deadline(Duration::from_millis(200)).wait();
+    assert!(waited.as_ref().is_err_and(timed_out), "{waited:?}");
+    let waiting = stand_in_line(&other, cluster.node(1), "lock");
+    guard.release().wait().unwrap();
+    assert!(waiting.finish().unwrap().is_held());
+}
+
+/// A TTL on the hold, `lock_ttl`; none means for ever, which is as long as its owner lives.
+#[test]
+fn a_hold_may_have_a_time_to_live_of_its_own() {
+    let cluster = lasting(3);
+    let mutex = session(&cluster, 0).mutex("lock");
+    let guard = mutex.lock().at_most(Duration::from_millis(300)).wait().unwrap();
+    assert_eq!(guard.lost().wait(), Loss::HeldTooLong);
+    assert!(mutex.lock().wait().unwrap().is_held());
+}
+
+/// Acquiring again while holding: for the same owner it is the same hold.
+#[test]
+fn the_owner_acquires_again_what_it_holds() {
+    let cluster = lasting(3);
+    let session = session(&cluster, 0);
+    let owner = session.owner("importer");
+    let first = session.mutex("lock").lock().owner(&owner).wait().unwrap();
+    let again = session.mutex("lock").lock().owner(&owner).wait().unwrap();
+    assert_eq!((first.key(), first.since()), (again.key(), again.since()));
 }

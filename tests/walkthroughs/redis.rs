@@ -198,3 +198,20 @@ fn set_nx_px_and_its_release_are_one_call_each() {
     assert!(a.compare_and_delete("name", Expected::value("a")).wait().unwrap().is_done());
     assert_eq!(b.get("name").wait().unwrap(), None);
 }
+
+/// Redisson's watchdog: with a lease time of its own, a lock is not renewed.
+#[test]
+fn a_lock_with_a_limit_is_not_renewed_while_its_process_lives() {
+    let cluster = steady(3);
+    let (_, one, two) = roles(&cluster);
+    let mine = session(&cluster, one);
+    let limit = Duration::from_millis(500);
+    let guard = mine.mutex("lock").lock().at_most(limit).wait().unwrap();
+    let other = session(&cluster, two);
+    let waiting = stand_in_line(&other, cluster.node(two), "lock");
+    assert_eq!(guard.lost().wait(), Loss::HeldTooLong);
+    assert!(waiting.finish().unwrap().is_held());
+    assert!(mine.end().is_none(), "the session lives on");
+    let late = guard.txn().then(Op::put("data", "late")).commit().wait();
+    assert_eq!(late.unwrap_err(), GuardError::NotHeld);
+}

@@ -1,8 +1,8 @@
 //! Locks on a SQL database: a unique key, a row that is locked, a version column.
 
-use bowline::{Client, Expected, Op, Wait};
+use bowline::{Client, Expected, LockError, Op, Wait};
 
-use crate::stage::{another_session, lasting, session, stand_in_line};
+use crate::stage::{Begun, another_session, lasting, session, stand_in_line, until_places};
 
 /// `INSERT` under a unique key: who comes second is told so at once.
 #[test]
@@ -77,4 +77,42 @@ fn owner_and_time_stand_in_the_line() {
     let line = line.line().unwrap();
     assert_eq!(line[0].label.as_deref(), Some("billing-7"));
     assert_eq!((&line[0].key, line[0].since), (guard.key(), guard.since()));
+    assert_eq!(line[0].why, "monthly invoice");
+    assert!(line[0].site.contains("sql.rs"), "{}", line[0].site);
+}
+
+/// `UPDATE`, `COMMIT`: the write and the end of the lock are one step.
+#[test]
+fn the_write_and_the_release_are_one_step() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("rows/42").lock().wait().unwrap();
+    let key = guard.key().clone();
+    let write = guard.txn().then(Op::put("row 42", "2"));
+    let done = write.commit_and_release(guard).wait().unwrap();
+    let kv = cluster.node(1).client();
+    let row = kv.get("row 42").wait().unwrap().unwrap();
+    assert_eq!(row.mod_revision, done.revision);
+    let before = bowline::Revision(done.revision.get() - 1);
+    assert!(kv.get(key.clone()).revision(before).wait().unwrap().is_some());
+    assert!(kv.get(key).revision(done.revision).wait().unwrap().is_none());
+}
+
+/// What Postgres and MySQL say of a circle of waits: one is refused at once, and told who waits for whom.
+#[test]
+fn a_deadlock_is_refused_with_its_circle() {
+    let cluster = lasting(3);
+    let (one, two) = (session(&cluster, 0), session(&cluster, 1));
+    let (left, right) = (one.owner("left"), two.owner("right"));
+    let _a = one.mutex("a").lock().owner(&left).wait().unwrap();
+    let b = two.mutex("b").lock().owner(&right).wait().unwrap();
+    let waiting = Begun::new(one.mutex("b").lock().owner(&left));
+    until_places(cluster.node(1), "b", 2);
+    let newest = cluster.node(1).client().range("any").wait().unwrap().revision;
+    cluster.all_at(newest).wait().unwrap();
+    let error = two.mutex("a").lock().owner(&right).wait().unwrap_err();
+    let LockError::Deadlock { cycle } = error else { panic!("{error}") };
+    let steps: Vec<_> = cycle.iter().map(|step| (&*step.owner, &step.lock[..])).collect();
+    assert_eq!(steps, [("right", &b"a"[..]), ("left", &b"b"[..])]);
+    b.release().wait().unwrap();
+    assert!(waiting.finish().unwrap().is_held());
 }

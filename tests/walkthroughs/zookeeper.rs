@@ -206,3 +206,69 @@ fn members_of_a_group_come_and_go_with_their_sessions() {
     drop(goes);
     assert!(stays.leave().wait().unwrap());
 }
+
+/// Curator's InterProcessMutex: by owner, not by thread.
+#[test]
+fn an_inter_process_mutex_is_re_entrant_for_its_owner_on_any_thread() {
+    let cluster = lasting(3);
+    let session = session(&cluster, 0);
+    let owner = session.owner("work");
+    let outer = session.mutex("lock").lock().owner(&owner).wait().unwrap();
+    let inner = std::thread::scope(|scope| {
+        let again = session.mutex("lock").lock().owner(&owner);
+        scope.spawn(move || again.wait().unwrap()).join().unwrap()
+    });
+    drop(outer);
+    assert!(inner.is_held());
+    assert!(session.mutex("lock").try_lock().wait().is_err());
+    inner.release().wait().unwrap();
+    assert!(session.mutex("lock").try_lock().wait().is_ok());
+}
+
+/// Curator's Revocable: a holder is asked to give up, and decides itself.
+#[test]
+fn a_holder_hears_that_somebody_asks_for_the_lock() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let locks = cluster.node(1).locks();
+    cluster.all_at(guard.since()).wait().unwrap();
+    let holder = locks.of("lock").unwrap().line.remove(0);
+    locks.ask(&holder, "maintenance").wait().unwrap();
+    let request = guard.asked_to_release().wait();
+    assert_eq!(request.why, "maintenance");
+    assert!(guard.is_held());
+    guard.release().wait().unwrap();
+}
+
+/// The double barrier: all begin together, and all leave together.
+#[test]
+fn nobody_passes_a_double_barrier_alone() {
+    let cluster = lasting(3);
+    let inside = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for member in 0..3 {
+            let barrier = session(&cluster, member).double_barrier("step", 3);
+            let inside = &inside;
+            scope.spawn(move || {
+                inside.fetch_add(1, Ordering::SeqCst);
+                let mine = barrier.enter().wait().unwrap();
+                assert_eq!(inside.load(Ordering::SeqCst), 3);
+                mine.leave().wait().unwrap();
+            });
+        }
+    });
+}
+
+/// The distributed queue: what was taken and not acknowledged comes again.
+#[test]
+fn a_queue_gives_an_item_of_a_dead_taker_to_another() {
+    let mut cluster = quick(3);
+    let (leader, one, two) = roles(&cluster);
+    cluster.node(leader).client().queue("jobs").put("job").wait().unwrap();
+    let dying = session(&cluster, one).queue("jobs").take().wait().unwrap();
+    assert_eq!((&dying.value()[..], dying.attempt()), (&b"job"[..], 1));
+    cluster.kill(one).wait();
+    let again = session(&cluster, two).queue("jobs").take().wait().unwrap();
+    assert_eq!((&again.value()[..], again.attempt()), (&b"job"[..], 2));
+    again.ack().wait().unwrap();
+}
