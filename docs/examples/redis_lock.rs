@@ -6,24 +6,18 @@
 use std::time::Duration;
 
 use bowline::testing::{Cluster, ClusterOptions};
-use bowline::{Expected, GuardError, Op, Token};
+use bowline::{Expected, Fence, GuardError, Op, Stale, Token};
 
-/// A service that knows nothing of locks but their tokens: it refuses whoever comes with a lower one than
-/// the highest it has seen.
+/// A service that knows nothing of locks but their tokens: its fence refuses whoever comes with a lower
+/// one than the highest it has seen.
 #[derive(Default)]
 struct Printer {
-    highest: Option<Token>,
+    fence: Fence,
 }
 
 impl Printer {
-    fn print(&mut self, token: Token, page: &str) -> Result<(), String> {
-        match self.highest {
-            Some(highest) if token < highest => Err(format!("{page:?}: {token} is too old")),
-            _ => {
-                self.highest = Some(token);
-                Ok(())
-            }
-        }
+    fn print(&self, token: Token, page: &str) -> Result<(), Stale> {
+        self.fence.with(token, || println!("  printed: {page}"))
     }
 }
 
@@ -46,7 +40,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("a holder stands still beyond its time to live:");
     let leader = cluster.leader().await?;
     let (slow, next) = ((leader + 1) % 3, (leader + 2) % 3);
-    let mut printer = Printer::default();
+    let printer = Printer::default();
     let first = cluster.node(slow).session().await?.mutex("report").lock().await?;
     cluster.pause(slow);
     let second = cluster.node(next).session().await?.mutex("report").lock().await?;

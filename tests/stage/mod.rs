@@ -12,8 +12,8 @@ use std::time::Duration;
 use bowline::env::{BootClock, BootId, Clock, Env};
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
-    Client, Config, EventKind, KeyRange, LockError, Moment, Node, NodeStatus, Revision, Role,
-    Session, SessionEnd, Token, Wait,
+    Client, Config, EventKind, Fence, KeyRange, LockError, Moment, Node, NodeStatus, Revision,
+    Role, Session, SessionEnd, Token, Wait,
 };
 
 /// No wait of a test is longer, unless something is broken.
@@ -228,20 +228,15 @@ pub(crate) fn stand_in_line(
 /// with a lower one than the highest it has seen.
 #[derive(Default)]
 pub(crate) struct Outside {
-    highest: Option<Token>,
+    fence: Fence,
     pub(crate) written: Vec<String>,
 }
 
 impl Outside {
     pub(crate) fn write(&mut self, token: Token, what: &str) -> Result<(), Token> {
-        match self.highest {
-            Some(highest) if token < highest => Err(highest),
-            _ => {
-                self.highest = Some(token);
-                self.written.push(what.to_owned());
-                Ok(())
-            }
-        }
+        self.fence.admit(token).map_err(|stale| stale.highest)?;
+        self.written.push(what.to_owned());
+        Ok(())
     }
 }
 
