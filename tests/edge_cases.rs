@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bowline::backup::{self, RestoreOptions};
 use bowline::{
-    Config, Effect, Error, GuardError, KeyRange, LockError, LockState, Loss, Node, Op, Released,
+    Config, Effect, Error, GuardError, KeyRange, LockError, LockKind, LockState, Loss, Node, Op, Released,
     Revision, SessionEnd, Wait,
 };
 
@@ -354,4 +354,27 @@ fn a_session_that_is_resumed_after_a_restart_keeps_its_lock() {
     assert!(session(&cluster, two).mutex("lock").try_lock().wait().is_err());
     kept.close().wait().unwrap();
     assert!(session(&cluster, two).mutex("lock").lock().wait().is_ok());
+}
+
+#[test]
+fn two_kinds_on_one_name_are_refused() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("name").lock().wait().unwrap();
+    let other = session(&cluster, 1);
+    let error = other.semaphore("name", 3).acquire().wait().unwrap_err();
+    assert_eq!(error, LockError::KindMismatch { stored: LockKind::Mutex });
+    assert_eq!(places(cluster.node(1), "name"), 1);
+    guard.release().wait().unwrap();
+    // The kind goes with the last who is there.
+    assert!(other.semaphore("name", 3).acquire().wait().is_ok());
+}
+
+#[test]
+fn a_disagreement_about_the_size_of_a_semaphore_is_refused() {
+    let cluster = lasting(3);
+    let permit = session(&cluster, 0).semaphore("name", 3).acquire().wait().unwrap();
+    let error = session(&cluster, 1).semaphore("name", 4).acquire().wait().unwrap_err();
+    assert_eq!(error, LockError::LimitMismatch { stored: 3, asked: 4 });
+    assert!(session(&cluster, 1).semaphore("name", 3).acquire().wait().is_ok());
+    drop(permit);
 }

@@ -143,3 +143,14 @@ fn what_has_expired_has_expired_on_all_replicas_in_one_revision() {
         .collect();
     assert!(ends.iter().flatten().all(|end| *end == ends[0][0]), "{ends:?}");
 }
+
+/// redisson#2045, redisson#4462, redisson#2213: permits that are lost for ever.
+#[test]
+fn permits_of_a_crashed_holder_come_back() {
+    let mut cluster = quick(3);
+    let (_, one, two) = roles(&cluster);
+    let _lost = session(&cluster, one).semaphore("gpu", 2).acquire_many(2).wait().unwrap();
+    cluster.kill(one).wait();
+    let both = session(&cluster, two).semaphore("gpu", 2).acquire_many(2).wait();
+    assert!(both.is_ok(), "{both:?}");
+}

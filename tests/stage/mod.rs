@@ -109,15 +109,20 @@ pub(crate) fn places(node: &Node, name: &str) -> u64 {
 
 /// Waits until so many keys stand below `name/`.
 pub(crate) fn until_places(node: &Node, name: &str, wanted: u64) {
+    until(node, name, &format!("{wanted} places"), |count| count == wanted);
+}
+
+/// Waits until the number of keys below `name/` is as it should be.
+pub(crate) fn until(node: &Node, name: &str, what: &str, fits: impl Fn(u64) -> bool) {
     let kv = node.client();
     let below = KeyRange::prefix(format!("{name}/"));
     let begun = node.now();
     loop {
         let reply = kv.range(below.clone()).count_only().wait().unwrap();
-        if reply.count == wanted {
+        if fits(reply.count) {
             return;
         }
-        assert!(node.now().since(begun) < SOON, "{name}: {} keys, not {wanted}", reply.count);
+        assert!(node.now().since(begun) < SOON, "{name}: {} keys, not {what}", reply.count);
         let next = Revision(reply.revision.get() + 1);
         let mut changes = kv.watch(below.clone()).from(next).wait().unwrap();
         changes.next().wait().unwrap().unwrap();

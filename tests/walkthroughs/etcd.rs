@@ -12,7 +12,7 @@ use bowline::{
 };
 
 use crate::stage::{
-    Begun, SOON, another_leader, another_session, lasting, places, quick, session, stand_in_line,
+    Begun, SOON, another_leader, another_session, lasting, places, quick, session, stand_in_line, steady,
     until_places,
 };
 
@@ -186,7 +186,7 @@ impl Instance {
 
 #[test]
 fn a_leader_elected_cron_runs_once_and_its_successor_runs_soon() {
-    let mut cluster = quick(3);
+    let mut cluster = steady(3);
     let (inside, stop) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
     let (sender, ran) = mpsc::channel();
     let instance = |cluster: &Cluster, name: usize| {

@@ -272,3 +272,33 @@ fn a_queue_gives_an_item_of_a_dead_taker_to_another() {
     assert_eq!((&again.value()[..], again.attempt()), (&b"job"[..], 2));
     again.ack().wait().unwrap();
 }
+
+/// Curator's InterProcessReadWriteLock.
+#[test]
+fn readers_share_and_a_writer_is_alone() {
+    let cluster = lasting(3);
+    let lock = |member| session(&cluster, member).rw_lock("page");
+    let readers = [0, 1, 2].map(|member| lock(member).read().wait().unwrap());
+    assert!(lock(1).try_write().wait().is_err());
+    for reader in readers {
+        reader.release().wait().unwrap();
+    }
+    let writer = lock(1).write().wait().unwrap();
+    assert!(lock(0).try_read().wait().is_err());
+    writer.release().wait().unwrap();
+    assert!(lock(0).try_read().wait().is_ok());
+}
+
+/// Curator's InterProcessSemaphoreV2.
+#[test]
+fn a_semaphore_has_so_many_permits_and_no_more() {
+    let cluster = lasting(3);
+    let permits = [0, 1].map(|member| {
+        session(&cluster, member).semaphore("gpu", 2).acquire().wait().unwrap()
+    });
+    let third = session(&cluster, 2).semaphore("gpu", 2);
+    assert!(third.try_acquire().wait().is_err());
+    let [first, _second] = permits;
+    first.release().wait().unwrap();
+    assert!(third.acquire().wait().is_ok());
+}
