@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bowline::backup::{self, RestoreOptions};
 use bowline::{
-    Config, Effect, Error, GuardError, KeyRange, LockError, LockKind, LockState, Loss, Node, Op, Released,
-    Revision, SessionEnd, Wait,
+    Config, Effect, Error, GuardError, KeyRange, LockError, LockKind, LockState, Loss, Node, Op,
+    Released, Revision, SessionEnd, Wait,
 };
 
 use stage::{

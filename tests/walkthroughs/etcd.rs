@@ -12,8 +12,8 @@ use bowline::{
 };
 
 use crate::stage::{
-    Begun, SOON, another_leader, another_session, lasting, places, quick, session, stand_in_line, steady,
-    until_places,
+    Begun, SOON, another_leader, another_session, lasting, places, quick, session, stand_in_line,
+    steady, until_places,
 };
 
 const LOCK: &str = "/lock/mylock";

@@ -293,9 +293,8 @@ fn readers_share_and_a_writer_is_alone() {
 #[test]
 fn a_semaphore_has_so_many_permits_and_no_more() {
     let cluster = lasting(3);
-    let permits = [0, 1].map(|member| {
-        session(&cluster, member).semaphore("gpu", 2).acquire().wait().unwrap()
-    });
+    let permits = [0, 1]
+        .map(|member| session(&cluster, member).semaphore("gpu", 2).acquire().wait().unwrap());
     let third = session(&cluster, 2).semaphore("gpu", 2);
     assert!(third.try_acquire().wait().is_err());
     let [first, _second] = permits;
