@@ -22,6 +22,21 @@ const SEEDS: u64 = 300;
 /// A run of a seed in which too little happens proves nothing; of a hundred runs, so many may be so.
 const INVALID_PERCENT_MAX: u64 = 5;
 
+/// What must have happened now and then: in one of so many seeds at least.
+const OFTEN: &[(&str, u64)] = &[
+    ("wish given up", 2),
+    ("unlock", 2),
+    ("lock lost", 3),
+    ("lock that was taken already", 3),
+    ("guarded write refused", 5),
+    ("lock passed on inside a node", 5),
+    ("leader observed", 5),
+    ("vacancy observed", 5),
+    ("both locks", 5),
+    ("deadlock", 10),
+    ("lock held again", 5),
+];
+
 fn number(name: &str, default: u64) -> u64 {
     match std::env::var(name) {
         Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, not a number")),
@@ -72,6 +87,11 @@ fn hundreds_of_seeds_keep_every_promise() {
     if let Some((seed, why)) = failures.into_inner().unwrap().first() {
         panic!("{why}\nreplay it:  {}", replay(*seed));
     }
+    for (what, seeds) in OFTEN {
+        let happened = reports.iter().filter(|report| report.counts.contains_key(what)).count();
+        let enough = happened as u64 * seeds >= reports.len() as u64 || reports.len() < 100;
+        assert!(enough, "{what} has happened in {happened} of {} seeds", reports.len());
+    }
     let invalid: Vec<&Report> = reports.iter().filter(|report| !report.is_valid()).collect();
     assert!(
         invalid.len() as u64 * 100 <= reports.len() as u64 * INVALID_PERCENT_MAX,
@@ -105,6 +125,11 @@ fn summarize(reports: &[Report]) {
         sum(|report| report.leader_changes),
         sum(|report| report.crashes),
     );
+    let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
+    for (what, count) in reports.iter().flat_map(|report| &report.counts) {
+        *counts.entry(what).or_default() += count;
+    }
+    println!("{counts:?}");
 }
 
 #[test]

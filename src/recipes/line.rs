@@ -66,6 +66,11 @@ impl Lines {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A number that nothing else of this node has.
+    pub(crate) fn number(&self) -> u64 {
+        self.lock().number()
+    }
+
     /// Steps into line.
     ///
     /// # Errors

@@ -11,7 +11,6 @@
 //! node, when its own entering has been applied. A semaphore's permits do not point at anybody.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytes::Bytes;
@@ -29,9 +28,6 @@ use super::stance::Stance;
 
 /// How often an owner may hold one lock, unless it says otherwise.
 const HOLDS_MAX: u32 = 1 << 16;
-
-/// Numbers the owners of this process.
-static OWNERS: AtomicU64 = AtomicU64::new(1);
 
 /// A piece of work that takes locks: made by [`Session::owner`], given to
 /// [`LockCall::owner`](crate::LockCall::owner) and the like. Cheap to clone; the clones are one owner.
@@ -112,7 +108,7 @@ impl Session {
     /// Somebody who takes locks. The name is for people: in the queue of a lock, and in the report of a
     /// deadlock.
     pub fn owner(&self, name: impl Into<String>) -> Owner {
-        let number = OWNERS.fetch_add(1, Ordering::Relaxed);
+        let number = Lines::of(self.shared()).number();
         let inner = Inner {
             id: format!("{}.{number}", self.lease()),
             name: name.into(),

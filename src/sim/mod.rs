@@ -16,6 +16,7 @@
 //!
 //! Invariant: knows no thread, no socket, no file and no clock but its own.
 
+mod cancellation;
 mod plan;
 mod run;
 
@@ -41,6 +42,7 @@ mod point;
 mod quota;
 mod rng;
 
+pub use cancellation::{Break, Cancellation, Endings, WishKind, run_cancellation};
 pub use disk::SimDisk;
 pub use quota::QuotaDisk;
 pub use rng::Rng;

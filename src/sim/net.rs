@@ -53,6 +53,15 @@ impl Default for NetConditions {
     }
 }
 
+/// Some of the messages that a node sends or gets from now on are lost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Loss {
+    /// So many pass first.
+    pub(crate) pass: u64,
+    /// Then so many are lost.
+    pub(crate) lose: u64,
+}
+
 /// A message on its way.
 pub(crate) struct Flight {
     pub(crate) at: Duration,
@@ -87,6 +96,7 @@ struct State {
     wanted: BTreeMap<NodeId, BTreeSet<NodeId>>,
     outgoing: Vec<Flight>,
     sent: u64,
+    losses: BTreeMap<NodeId, Loss>,
 }
 
 /// The network of a world. A handle: clones are the same network.
@@ -107,6 +117,7 @@ impl SimNet {
             wanted: BTreeMap::new(),
             outgoing: Vec::new(),
             sent: 0,
+            losses: BTreeMap::new(),
         };
         Self { timeline, state: Arc::new(Mutex::new(state)) }
     }
@@ -124,6 +135,15 @@ impl SimNet {
     /// From now on nothing that `from` sends reaches `to`.
     pub(crate) fn cut(&self, from: NodeId, to: NodeId) {
         self.state().link(from, to).cut = true;
+    }
+
+    /// From now on these messages of a node are lost; `None`: none are.
+    pub(crate) fn lose(&self, node: NodeId, loss: Option<Loss>) {
+        let mut state = self.state();
+        match loss {
+            Some(loss) => state.losses.insert(node, loss),
+            None => state.losses.remove(&node),
+        };
     }
 
     /// Everything that was cut or clogged passes again.
@@ -233,7 +253,8 @@ impl State {
             return SendOutcome::Full;
         }
         self.sent += 1;
-        if self.link(from, to).cut || self.chance(self.conditions.loss_ppm) {
+        let lost = self.is_lost(from) | self.is_lost(to);
+        if lost || self.link(from, to).cut || self.chance(self.conditions.loss_ppm) {
             return SendOutcome::Queued;
         }
         let mut frame = BytesMut::new();
@@ -262,6 +283,18 @@ impl State {
             *last = at;
         }
         at
+    }
+
+    /// Counts a message of this node.
+    fn is_lost(&mut self, node: NodeId) -> bool {
+        let Some(loss) = self.losses.get_mut(&node) else { return false };
+        if loss.pass > 0 {
+            loss.pass -= 1;
+            return false;
+        }
+        let lost = loss.lose > 0;
+        loss.lose = loss.lose.saturating_sub(1);
+        lost
     }
 
     fn chance(&self, ppm: u64) -> bool {

@@ -157,8 +157,8 @@ impl Plan {
             menu.extend(MENU);
         }
         let programs = draw_programs(rng);
-        // About ten all together, however many nodes they are spread over.
-        let clients = 1 + 8 / nodes;
+        // Eight or so all together, however many nodes they are spread over.
+        let clients = 1 + 6 / nodes;
         Self {
             nodes,
             storm,
@@ -196,7 +196,7 @@ impl Plan {
 fn draw_programs(rng: &Rng) -> Vec<Program> {
     let first = index(rng, Program::ALL.len());
     let all = Program::ALL.into_iter().enumerate();
-    all.filter(|(at, _)| *at == first || one_in(rng, 2)).map(|(_, program)| program).collect()
+    all.filter(|(at, _)| *at == first || one_in(rng, 3)).map(|(_, program)| program).collect()
 }
 
 fn draw(kind: Kind, rng: &Rng) -> Fault {

@@ -1,6 +1,7 @@
 //! One seed, from the beginning to the verdict: a storm of faults over a working cluster, then calm,
 //! in which a core of the nodes must come together and do everything again.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
@@ -22,6 +23,9 @@ const CALM: Duration = Duration::from_secs(30);
 /// A seed counts only if at least so much has happened.
 const ACKNOWLEDGED_MIN: u64 = 200;
 
+/// And only if each lock that it is about was granted so often.
+const GRANTS_MIN: u64 = 5;
+
 /// What a seed came to.
 #[derive(Clone, Debug)]
 pub struct Report {
@@ -39,6 +43,10 @@ pub struct Report {
     pub leader_changes: u64,
     /// How many processes and machines died.
     pub crashes: u64,
+    /// How often that of its locks was granted that was granted least.
+    pub grants_min: u64,
+    /// What else happened, by name.
+    pub counts: BTreeMap<&'static str, u64>,
     /// In words.
     pub story: String,
 }
@@ -46,7 +54,10 @@ pub struct Report {
 impl Report {
     /// Whether enough happened for the seed to count.
     pub fn is_valid(&self) -> bool {
-        self.acknowledged >= ACKNOWLEDGED_MIN && self.leader_changes >= 1 && self.crashes >= 1
+        self.acknowledged >= ACKNOWLEDGED_MIN
+            && self.grants_min >= GRANTS_MIN
+            && self.leader_changes >= 1
+            && self.crashes >= 1
     }
 }
 
@@ -188,7 +199,7 @@ impl Run {
         self.world.run_until(end - CALM * 7 / 10)?;
         let down = Duration::from_millis(self.rng.below(1_000));
         self.world.strike(Fault::Kill { who: Who::Holder, down });
-        self.world.run_until(end - CALM / 4)?;
+        self.world.run_until(end - CALM / 2)?;
         // The clients end, and what they hold goes free.
         self.scene.closing.set(true);
         let settled = self.world.run_while(end, |world| !world.is_settled(&core))?;
@@ -233,6 +244,8 @@ impl Run {
     fn report(&self) -> Report {
         let judge = self.world.judge().borrow();
         let Counts { crashes, .. } = self.world.counts();
+        let locks = self.plan.programs.iter().flat_map(|program| program.locks());
+        let grants = locks.map(|lock| judge.tally.grants.get(lock).copied().unwrap_or_default());
         Report {
             seed: self.seed,
             nodes: self.plan.nodes,
@@ -241,6 +254,8 @@ impl Run {
             acknowledged: judge.tally.acknowledged(),
             leader_changes: judge.leader_changes(),
             crashes,
+            grants_min: grants.min().unwrap_or_default(),
+            counts: judge.tally.others.clone(),
             story: self.story(&judge.tally),
         }
     }

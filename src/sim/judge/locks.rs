@@ -8,12 +8,19 @@ use bytes::Bytes;
 use super::super::world::place;
 use super::Judge;
 use crate::model::{Event, EventKind, KeyRange, KeyValue, LeaseId, NodeId, Revision};
-use crate::recipes::{Loss, Token};
+use crate::recipes::{Loss, PASSES_MAX, Token};
 
 /// In the calm, whoever wants a lock that nobody believes in gets it within this time: what the last
 /// holder's lease lives on (2.5 s and the drift of two clocks), an election in which the leases start
 /// anew, and what it takes to ask again.
 const LIVE_MAX: Duration = Duration::from_secs(9);
+
+/// In the calm, those who wait for each other in a circle are told after this time.
+const CIRCLE_MAX: Duration = Duration::from_secs(4);
+
+/// Names a piece of work that takes several locks.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct WorkId(u64);
 
 /// A hold of a lock, as its holder sees it.
 pub(crate) struct Belief {
@@ -23,6 +30,8 @@ pub(crate) struct Belief {
     pub(crate) key: Bytes,
     pub(crate) since: Revision,
     pub(crate) token: Token,
+    /// For which piece of work it is.
+    pub(crate) work: Option<WorkId>,
     /// Why its holder does not believe in it any more.
     pub(crate) loss: Box<dyn Fn() -> Option<Loss>>,
 }
@@ -39,6 +48,7 @@ pub(crate) struct WishId(u64);
 struct Wish {
     lock: &'static str,
     node: NodeId,
+    work: Option<WorkId>,
     since: Duration,
 }
 
@@ -73,11 +83,19 @@ struct Line {
     heads: Vec<(Revision, Option<Head>)>,
 }
 
+/// Whose place had the lock last, and how often it was passed on since others began to wait.
+#[derive(Default)]
+struct Turns {
+    of: Option<(Bytes, Revision)>,
+    passes: u32,
+}
+
 /// What the judge knows of locks.
 #[derive(Default)]
 pub(super) struct Locks {
     holders: BTreeMap<&'static str, BTreeMap<HolderId, Belief>>,
     last_token: BTreeMap<&'static str, Token>,
+    turns: BTreeMap<&'static str, Turns>,
     wishes: BTreeMap<WishId, Wish>,
     /// When somebody believed in the lock last.
     believed: BTreeMap<&'static str, Duration>,
@@ -163,12 +181,40 @@ impl Judge {
             });
         }
         self.first_in_line(lock, &belief.key, belief.since, token.revision());
+        self.passes_on(&belief);
         let id = HolderId(self.next);
         self.next += 1;
         self.locks.holders.entry(lock).or_default().insert(id, belief);
         self.done(what);
+        *self.tally.grants.entry(lock).or_default() += 1;
         self.check_holders();
         id
+    }
+
+    /// Where a lock goes from task to task inside a node, those who wait on other nodes are passed over
+    /// only so often.
+    fn passes_on(&mut self, belief: &Belief) {
+        let known = self.seen[place(belief.node)].revision;
+        let is_passed = |line: &Line| {
+            let mut after = line.places.range((belief.since.next(), Bytes::new())..);
+            after.any(|((since, _), other)| *since <= known && other.key != belief.key)
+        };
+        let is_passed = self.line(belief.lock).is_some_and(is_passed);
+        let Turns { of, passes } = self.locks.turns.entry(belief.lock).or_default();
+        let is_hop = *of == Some((belief.key.clone(), belief.since));
+        *of = Some((belief.key.clone(), belief.since));
+        *passes = if is_hop && is_passed { *passes + 1 } else { 0 };
+        let passes = *passes;
+        self.tally.passes_max = self.tally.passes_max.max(passes);
+        if is_hop {
+            self.count("lock passed on inside a node");
+        }
+        if passes > PASSES_MAX {
+            let (lock, key) = (belief.lock, belief.key.clone());
+            self.broken("K-FAIR", || {
+                format!("{key:?} of {lock} was passed on {passes} times while others waited")
+            });
+        }
     }
 
     /// The holder lets go, or knows that it has lost the lock.
@@ -229,20 +275,15 @@ impl Judge {
     }
 
     /// Somebody who only tried was told that the lock is taken; it began when the store was at
-    /// `floor`. Somebody else was in the line in between: somebody of another session than `lonely`, if
-    /// nothing was ever wished for with that but this.
-    pub(crate) fn would_block(
-        &mut self,
-        lock: &'static str,
-        lonely: Option<LeaseId>,
-        floor: Revision,
-    ) {
+    /// `floor`, and was the only wish that was ever made with `lease`. Somebody else was in the line in
+    /// between.
+    pub(crate) fn would_block(&mut self, lock: &'static str, lease: LeaseId, floor: Revision) {
         let never = Line::new();
         let line = self.line(lock).unwrap_or(&never);
         let heads = line.heads_after(floor).iter().filter_map(|(_, head)| head.as_ref());
         let mut heads = heads.chain(line.head_at(floor));
-        if !heads.any(|head| Some(head.lease) != lonely) {
-            let heads: Vec<_> = line.heads_after(floor).to_vec();
+        if !heads.any(|head| head.lease != lease) {
+            let heads = line.heads_after(floor).to_vec();
             self.broken("K-TRY", || {
                 format!("{lock} is said to be taken; after {floor:?} there was but {heads:?}")
             });
@@ -298,10 +339,15 @@ impl Judge {
     // ---- waiting ---------------------------------------------------------------------------
 
     /// A program on a node waits for a lock.
-    pub(crate) fn wishes(&mut self, lock: &'static str, node: NodeId) -> WishId {
+    pub(crate) fn wishes(
+        &mut self,
+        lock: &'static str,
+        node: NodeId,
+        work: Option<WorkId>,
+    ) -> WishId {
         let id = WishId(self.next);
         self.next += 1;
-        self.locks.wishes.insert(id, Wish { lock, node, since: self.timeline.now() });
+        self.locks.wishes.insert(id, Wish { lock, node, work, since: self.timeline.now() });
         id
     }
 
@@ -315,10 +361,40 @@ impl Judge {
         self.locks.calm_since = Some(self.timeline.now());
     }
 
+    /// Names a piece of work.
+    pub(crate) fn new_work(&mut self) -> WorkId {
+        self.next += 1;
+        WorkId(self.next)
+    }
+
+    /// In the calm nobody waits for long in a circle, each for what the next one believes to hold.
+    fn check_circles(&mut self, calm: Duration) {
+        let now = self.timeline.now();
+        let Locks { wishes, holders, .. } = &self.locks;
+        let long = |wish: &&Wish| now - wish.since.max(calm) > CIRCLE_MAX;
+        // Whom a piece of work waits for: who holds what it wants.
+        let next = |work: WorkId| {
+            let wish = wishes.values().filter(long).find(|wish| wish.work == Some(work))?;
+            let believes = |holder: &&Belief| (holder.loss)().is_none();
+            holders.get(wish.lock)?.values().find(believes)?.work
+        };
+        for start in wishes.values().filter(long).filter_map(|wish| wish.work) {
+            let mut circle = vec![start];
+            while let Some(other) = circle.last().and_then(|last| next(*last)) {
+                if circle.contains(&other) {
+                    let detail = format!("{circle:?} have waited for each other since {calm:?}");
+                    return self.broken("K-CIRCLE", || detail);
+                }
+                circle.push(other);
+            }
+        }
+    }
+
     /// In the calm nobody waits for long for a lock that nobody believes in.
     pub(super) fn check_wishes(&mut self) {
         let Some(calm) = self.locks.calm_since else { return };
         self.check_holders();
+        self.check_circles(calm);
         let now = self.timeline.now();
         let Locks { wishes, believed, .. } = &self.locks;
         let idle = |wish: &Wish| {

@@ -10,7 +10,7 @@ use bytes::Bytes;
 mod locks;
 
 use locks::Locks;
-pub(crate) use locks::{Belief, HolderId};
+pub(crate) use locks::{Belief, HolderId, WorkId};
 
 use super::clock::Timeline;
 use super::process::Process;
@@ -88,8 +88,12 @@ pub(crate) struct Tally {
     pub(crate) others: BTreeMap<&'static str, u64>,
     /// Events that watches have yielded.
     pub(crate) watched: u64,
+    /// How often each lock was granted.
+    pub(crate) grants: BTreeMap<&'static str, u64>,
     /// The longest that anybody waited, in the calm, for a lock that nobody believed in.
     pub(crate) idle_max: Duration,
+    /// The most often that a lock was passed on inside a node while others waited.
+    pub(crate) passes_max: u32,
 }
 
 impl Tally {

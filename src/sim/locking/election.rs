@@ -83,11 +83,7 @@ async fn proclaim(player: &Player, holding: &Holding<Leadership>) {
 
 /// Observes for ever.
 async fn observe(player: Player, election: &'static str) {
-    let session = loop {
-        if let Some(session) = player.session().await {
-            break session;
-        }
-    };
+    let session = player.session_surely().await;
     let id = player.scene.judge.borrow_mut().observer_begins(player.node, election);
     let mut observer = session.election(election).observe();
     // It is good for as long as the node, not only for as long as this.

@@ -5,6 +5,7 @@
 mod contention;
 mod election;
 mod mutex;
+mod owners;
 
 use std::future::{Future, poll_fn};
 use std::ops::Deref;
@@ -16,7 +17,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::caller::Caller;
-use super::judge::{Belief, HolderId};
+use super::judge::{Belief, HolderId, WorkId};
 use super::plan::{between, one_in};
 use super::rng::Rng;
 use super::workload::Scene;
@@ -42,11 +43,14 @@ pub(crate) enum Program {
     Contention,
     /// Each node campaigns, and observes.
     Election,
+    /// Pieces of work take two locks, in one order or in any.
+    Owners,
 }
 
 impl Program {
     /// All of them.
-    pub(crate) const ALL: [Program; 3] = [Program::Mutex, Program::Contention, Program::Election];
+    pub(crate) const ALL: [Program; 4] =
+        [Program::Mutex, Program::Contention, Program::Election, Program::Owners];
 
     /// The locks that it is about.
     pub(crate) fn locks(self) -> &'static [&'static str] {
@@ -54,17 +58,19 @@ impl Program {
             Program::Mutex => &["lock/a", "lock/b"],
             Program::Contention => &["lock/c"],
             Program::Election => &["lock/e"],
+            Program::Owners => &["lock/o", "lock/p", "lock/q", "lock/r"],
         }
     }
 
     /// Starts it on a node whose process has just started.
     pub(crate) fn start(self, player: &Player) {
-        for lock in self.locks() {
-            match self {
-                Program::Mutex => mutex::start(player.again(), lock),
-                Program::Contention => contention::start(&player.again(), lock),
-                Program::Election => election::start(player.again(), lock),
+        match (self, self.locks()) {
+            (Program::Mutex, locks) => {
+                locks.iter().for_each(|lock| mutex::start(player.again(), lock));
             }
+            (Program::Contention, locks) => contention::start(player, locks[0]),
+            (Program::Election, locks) => election::start(player.again(), locks[0]),
+            (Program::Owners, locks) => owners::start(player, locks),
         }
     }
 
@@ -78,8 +84,8 @@ impl Program {
     async fn took_once(self, player: &Player, lock: &'static str) -> bool {
         let Some(session) = player.session().await else { return false };
         let taken = match self {
-            Program::Mutex | Program::Contention => mutex::once(player, &session, lock).await,
             Program::Election => election::once(player, &session, lock).await,
+            _ => mutex::once(player, &session, lock).await,
         };
         drop(session.close().await);
         taken
@@ -127,15 +133,48 @@ impl Player {
         session
     }
 
+    /// Opens a session, however long that takes.
+    pub(super) async fn session_surely(&self) -> Session {
+        loop {
+            if let Some(session) = self.session().await {
+                return session;
+            }
+        }
+    }
+
+    /// Takes a lock with a session of its own, however long that takes.
+    pub(super) async fn take_surely(&self, lock: &'static str) -> (Session, Holding<Guard>) {
+        loop {
+            let session = self.session_surely().await;
+            let call = self.scene.judge.borrow_mut().call(self.node, "lock", PATIENCE);
+            let guard = session.mutex(lock).lock().deadline(PATIENCE).await;
+            self.scene.judge.borrow_mut().returned(call);
+            if let Ok(guard) = guard {
+                return (session, self.believe("lock", lock, guard));
+            }
+            drop(session.close().await);
+        }
+    }
+
     /// Waits for what was wished for; now and then gives up at once, or a little later.
     async fn wait<H>(
         &self,
         lock: &'static str,
         wish: impl IntoFuture<Output = Result<H, LockError>>,
     ) -> Result<H, GaveUp> {
+        self.wait_as(lock, None, wish).await
+    }
+
+    /// The same, for a piece of work.
+    async fn wait_as<H>(
+        &self,
+        lock: &'static str,
+        work: Option<WorkId>,
+        wish: impl IntoFuture<Output = Result<H, LockError>>,
+    ) -> Result<H, GaveUp> {
         let (call, waiting) = {
             let mut judge = self.scene.judge.borrow_mut();
-            (judge.call(self.node, "lock", PATIENCE), judge.wishes(lock, self.node))
+            (judge.call(self.node, "lock", PATIENCE), judge.wishes(lock, self.node, work))
         };
         let mut wish = pin!(wish.into_future());
         let short = Duration::from_millis(self.rng.below(40));
@@ -177,7 +216,23 @@ impl Player {
 
     /// Tells the judge that this program believes to hold a lock. `what` is how such holds are
     /// counted.
-    fn believe<H: Held>(&self, what: &'static str, lock: &'static str, held: H) -> Holding<H> {
+    pub(super) fn believe<H: Held>(
+        &self,
+        what: &'static str,
+        lock: &'static str,
+        held: H,
+    ) -> Holding<H> {
+        self.believe_as(what, lock, None, held)
+    }
+
+    /// The same, for a piece of work.
+    fn believe_as<H: Held>(
+        &self,
+        what: &'static str,
+        lock: &'static str,
+        work: Option<WorkId>,
+        held: H,
+    ) -> Holding<H> {
         let held = Rc::new(held);
         let watched = held.clone();
         let belief = Belief {
@@ -186,6 +241,7 @@ impl Player {
             key: held.key().clone(),
             since: held.since(),
             token: held.token(),
+            work,
             loss: Box::new(move || watched.loss()),
         };
         let id = self.scene.judge.borrow_mut().believes(what, belief);
@@ -241,14 +297,24 @@ impl Player {
     }
 
     /// Lets go: drops what was held, or releases it and waits.
-    async fn let_go<H: Held>(&self, holding: Holding<H>) {
-        let Holding { lock, held, id } = holding;
-        // From here on it does not believe any more, whatever the store will say.
-        self.scene.judge.borrow_mut().believes_no_more(lock, id);
-        let held = Rc::into_inner(held).expect("the judge has given its share back");
+    pub(super) async fn let_go<H: Held>(&self, holding: Holding<H>) {
         if one_in(&self.rng, 4) {
-            return drop(held);
+            return drop(self.stop_believing(holding));
         }
+        self.let_go_waiting(holding).await;
+    }
+
+    /// From here on it does not believe any more, whatever the store will say.
+    pub(super) fn stop_believing<H: Held>(&self, holding: Holding<H>) -> H {
+        let Holding { lock, held, id } = holding;
+        self.scene.judge.borrow_mut().believes_no_more(lock, id);
+        Rc::into_inner(held).expect("the judge has given its share back")
+    }
+
+    /// Releases what was held, and waits.
+    pub(super) async fn let_go_waiting<H: Held>(&self, holding: Holding<H>) {
+        let lock = holding.lock;
+        let held = self.stop_believing(holding);
         let may_take = self.caller.deadline();
         let (key, since) = (held.key().clone(), held.since());
         let call = self.scene.judge.borrow_mut().call(self.node, "unlock", may_take);
@@ -288,14 +354,14 @@ struct Write {
 }
 
 /// A lock that a program believes to hold, with the judge looking on.
-struct Holding<H> {
+pub(super) struct Holding<H> {
     lock: &'static str,
     held: Rc<H>,
     id: HolderId,
 }
 
 /// A guard of any kind.
-trait Held: Deref<Target = Hold> + 'static {
+pub(super) trait Held: Deref<Target = Hold> + 'static {
     fn release(self) -> impl Future<Output = Result<Released, Error>>;
 
     /// Why it is not held any more.

@@ -68,7 +68,9 @@ pub(super) async fn take(
         Ok(guard) => Some(("lock that was tried", guard)),
         Err(GaveUp::Told(LockError::WouldBlock { .. })) => {
             let mut judge = player.scene.judge.borrow_mut();
-            judge.would_block(lock, lonely, floor);
+            if let Some(lease) = lonely {
+                judge.would_block(lock, lease, floor);
+            }
             judge.count("lock that was taken already");
             None
         }

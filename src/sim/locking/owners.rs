@@ -1,0 +1,82 @@
+//! Pieces of work that take two locks, and hold one of them twice. Those that take them in any order
+//! may come to wait for each other: then one of them is told. Those that all take them in one order
+//! never do, and are never told so.
+
+use super::super::plan::one_in;
+use super::{GaveUp, PATIENCE, Player};
+use crate::api::Session;
+use crate::model::Revision;
+use crate::recipes::{LockError, Owner, Released};
+
+/// Starts one of each sort: the first two locks are taken in any order, the others always in theirs.
+pub(super) fn start(player: &Player, locks: &'static [&'static str]) {
+    player.spawn(live(player.again(), [locks[0], locks[1]], true));
+    player.spawn(live(player.again(), [locks[2], locks[3]], false));
+}
+
+async fn live(player: Player, locks: [&'static str; 2], any_order: bool) {
+    while !player.is_closing() {
+        player.think().await;
+        let Some(session) = player.session().await else { continue };
+        while session.end().is_none() && !player.is_closing() {
+            let is_swapped = any_order && one_in(&player.rng, 2);
+            let order = if is_swapped { [locks[1], locks[0]] } else { locks };
+            work(&player, &session, order, any_order).await;
+            player.think().await;
+        }
+        drop(session.close().await);
+    }
+}
+
+/// Takes both and lets them go.
+async fn work(player: &Player, session: &Session, locks: [&'static str; 2], any_order: bool) {
+    let owner = session.owner("work");
+    let work = player.scene.judge.borrow_mut().new_work();
+    let wish = |lock: &'static str| session.mutex(lock).lock().owner(&owner).deadline(PATIENCE);
+    let Ok(first) = player.wait_as(locks[0], Some(work), wish(locks[0])).await else { return };
+    let first = player.believe_as("owner's lock", locks[0], Some(work), first);
+    hold_again(player, session, &owner, locks[0], first.held.since()).await;
+    player.think().await;
+    match player.wait_as(locks[1], Some(work), wish(locks[1])).await {
+        Ok(second) => {
+            let second = player.believe_as("owner's lock", locks[1], Some(work), second);
+            player.scene.timers.sleep(player.while_held() / 4).await;
+            player.update(&second).await;
+            player.let_go(second).await;
+            player.scene.judge.borrow_mut().count("both locks");
+        }
+        Err(GaveUp::Told(LockError::Deadlock { cycle })) => {
+            let mut judge = player.scene.judge.borrow_mut();
+            judge.count("deadlock");
+            judge.expect(any_order, "K-ALARM", || {
+                format!("all take {locks:?} in this order, and yet there is {cycle:?}")
+            });
+        }
+        Err(_) => {}
+    }
+    player.let_go(first).await;
+}
+
+/// What an owner holds it may take once more, at once.
+async fn hold_again(
+    player: &Player,
+    session: &Session,
+    owner: &Owner,
+    lock: &'static str,
+    since: Revision,
+) {
+    if !one_in(&player.rng, 3) {
+        return;
+    }
+    let wish = session.mutex(lock).lock().owner(owner).deadline(PATIENCE);
+    let Ok(again) = player.wait(lock, wish).await else { return };
+    // Unless the first hold is lost meanwhile.
+    if again.since() == since {
+        let answer = again.release().await;
+        let mut judge = player.scene.judge.borrow_mut();
+        judge.count("lock held again");
+        judge.expect(!matches!(answer, Ok(Released::Now)), "K-LOCAL", || {
+            format!("{lock} is free, and is held still")
+        });
+    }
+}
