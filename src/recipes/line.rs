@@ -28,6 +28,8 @@ use crate::node::{
 use super::book::{Book, end_place, no_more};
 use super::error::{LockError, Loss};
 use super::place::{Act, Acts, Bound, Parting, Place, Turn, unbinding};
+use super::rule::Rule;
+use super::stance::Stance;
 
 /// What is wanted, by whom.
 pub(crate) struct Ask<'a> {
@@ -376,6 +378,12 @@ impl Parting {
         let ([key], Some(heir)) = (&*self.keys, &self.heir) else { return leaving };
         let (Some(row), _) = shared.reader.get(heir) else { return leaving };
         let Some(heir_lease) = row.lease else { return leaving };
+        // A reader's place is no writer's: other readers hold with it.
+        let held = shared.reader.get(key).0.map(|row| Stance::rule_of(&row.key, &row.value));
+        let is_covered = |held: Rule| held.covers(&Stance::rule_of(heir, &row.value));
+        if !held.is_some_and(is_covered) {
+            return leaving;
+        }
         let mut compares = still_mine(key, self.since, lease).to_vec();
         compares.extend(still_mine(heir, row.create_revision, heir_lease));
         compares.push(Compare::mod_revision(heir.clone()).eq(row.mod_revision));

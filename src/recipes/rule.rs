@@ -68,6 +68,20 @@ impl Rule {
         matches!(self, Rule::Upgrade(_))
     }
 
+    /// Whether who stands so may take over a hold of this rule, in its place, without excluding anybody
+    /// more than it did.
+    pub(crate) fn covers(&self, heir: &Rule) -> bool {
+        match (self, heir) {
+            (Rule::Alone, Rule::Alone)
+            | (Rule::Write, Rule::Write | Rule::Read)
+            | (Rule::Read, Rule::Read) => true,
+            (Rule::Permits { limit, wants }, Rule::Permits { limit: others, wants: less }) => {
+                limit == others && less <= wants
+            }
+            _ => false,
+        }
+    }
+
     pub(crate) fn kind(&self) -> LockKind {
         match self {
             Rule::Alone => LockKind::Mutex,
@@ -307,6 +321,24 @@ mod tests {
         }
         assert!(sum <= least, "{words}: {rules:?}");
         assert!(kinds.len() <= 1 || sum > 0, "{words}: {kinds:?}");
+    }
+
+    #[test]
+    fn a_hold_is_handed_only_to_who_excludes_no_more_than_it_did() {
+        let permits = |limit, wants| Rule::Permits { limit, wants };
+        for (held, heir, fits) in [
+            (Rule::Alone, Rule::Alone, true),
+            (Rule::Read, Rule::Read, true),
+            (Rule::Read, Rule::Write, false),
+            (Rule::Read, Rule::Upgrade("k0".into()), false),
+            (Rule::Write, Rule::Read, true),
+            (Rule::Write, Rule::Alone, false),
+            (permits(3, 2), permits(3, 1), true),
+            (permits(3, 1), permits(3, 2), false),
+            (permits(3, 1), permits(4, 1), false),
+        ] {
+            assert_eq!(held.covers(&heir), fits, "{held:?} to {heir:?}");
+        }
     }
 
     #[test]
