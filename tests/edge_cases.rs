@@ -8,7 +8,7 @@ use std::time::Duration;
 use bowline::backup::{self, RestoreOptions};
 use bowline::{
     Config, Effect, Error, GuardError, KeyRange, LockError, LockKind, LockState, Loss, Node, Op,
-    Released, Revision, SessionEnd, Wait,
+    Released, SessionEnd, Token, Wait,
 };
 
 use stage::{
@@ -63,13 +63,14 @@ fn a_session_that_expires_while_it_waits_ends_the_wait_at_once_and_leaves_the_li
 fn a_release_by_who_does_not_hold_has_no_effect() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
-    // By name and revision, never by the name alone.
-    let since = guard.since();
-    let gone = Released::WasLost(Loss::KeyDeleted);
+    // By name and token, never by the name alone.
+    let token = guard.token();
+    let gone = Released::WasLost(Loss::Released);
     let another = session(&cluster, 1).mutex("lock");
-    assert_eq!(another.release(since).wait().unwrap(), gone);
+    assert_eq!(another.release(token).wait().unwrap(), gone);
     let mine = session(&cluster, 0).mutex("lock");
-    assert_eq!(mine.release(Revision(since.get() - 1)).wait().unwrap(), gone);
+    let earlier: Token = format!("{}.0", token.revision().get() - 1).parse().unwrap();
+    assert_eq!(mine.release(earlier).wait().unwrap(), gone);
     assert!(guard.is_held());
     assert_eq!(guard.release().wait().unwrap(), Released::Now);
 }

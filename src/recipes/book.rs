@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use crate::machine::Change;
 use crate::model::{Event, EventKind, KeyValue, LeaseId, Moment, Revision};
-use crate::node::{ReplyTo, SessionEnd, SessionState, Shared};
+use crate::node::{ReplyTo, SessionState, Shared};
 
 use super::error::{LockError, Loss};
 use super::line::{Ask, parent, prefix_of};
@@ -19,6 +19,7 @@ use super::order::{self, Order};
 use super::place::{Act, Acts, Inner, Parting, Phase, Place, Stage, Turn};
 use super::rule::{Misfit, Queue, Rank, Rule};
 use super::stance::Stance;
+use super::token::Token;
 use super::view;
 
 /// A task's turn, and the place that it is a turn of.
@@ -29,17 +30,12 @@ pub(super) type Standing = (Arc<Place>, Arc<Turn>);
 pub(super) struct Book {
     /// By prefix.
     lines: BTreeMap<Bytes, Line>,
-    /// The sessions that places live with, and those places, by their numbers.
-    sessions: BTreeMap<LeaseId, Kept>,
+    /// The places that live with each lease, by their numbers. A lease that was resumed has places of
+    /// two sessions.
+    sessions: BTreeMap<LeaseId, BTreeMap<u64, Arc<Place>>>,
     timers: BTreeMap<(Moment, u64), Standing>,
     /// Numbers places, timers and keys.
     counter: u64,
-}
-
-/// A session, and the places that live with it, by their numbers.
-struct Kept {
-    session: Arc<SessionState>,
-    places: BTreeMap<u64, Arc<Place>>,
 }
 
 #[derive(Default)]
@@ -52,8 +48,8 @@ struct Line {
     waiting: BTreeMap<Rank, Arc<Place>>,
     /// Those that other tasks of the session may share.
     open: BTreeMap<LeaseId, Arc<Place>>,
-    /// How many upgrades are waiting: they may pass others.
-    upgrades: usize,
+    /// Those of the waiting that are upgrades: they may pass others.
+    upgrades: BTreeSet<Rank>,
 }
 
 impl Book {
@@ -87,6 +83,9 @@ impl Book {
         let prefix = prefix_of(name);
         let open = self.lines.get(&prefix).and_then(|line| line.open.get(&ask.session.lease));
         let Some(place) = open.cloned() else { return Ok(None) };
+        if !Arc::ptr_eq(&place.session, ask.session) {
+            return Ok(None);
+        }
         let mut inner = place.lock();
         if inner.phase == Phase::Gone {
             return Ok(None);
@@ -119,11 +118,8 @@ impl Book {
         let value = ask.value.clone();
         let place = Arc::new(Place::new(id, prefixes, keys, session, value, ask.is_shared));
         self.keep(&place);
-        let kept = self.sessions.entry(ask.session.lease).or_insert_with(|| {
-            let (session, places) = (Arc::clone(ask.session), BTreeMap::new());
-            Kept { session, places }
-        });
-        kept.places.insert(id, Arc::clone(&place));
+        let kept = self.sessions.entry(ask.session.lease).or_default();
+        kept.insert(id, Arc::clone(&place));
         Ok(place)
     }
 
@@ -163,17 +159,18 @@ impl Book {
     /// A key is known to be gone.
     fn forget(&mut self, place: &Arc<Place>, prefix: &Bytes, key: &Bytes) {
         let Some(line) = self.lines.get_mut(prefix) else { return };
-        line.local.remove(key);
-        let inner = place.lock();
-        let is_gone = inner.phase == Phase::Gone;
-        if is_gone {
+        // The name may be another place's by now.
+        if line.local.get(key).is_some_and(|known| Arc::ptr_eq(known, place)) {
+            line.local.remove(key);
+        }
+        if place.lock().phase == Phase::Gone {
             let lease = place.session.lease;
             if line.open.get(&lease).is_some_and(|open| Arc::ptr_eq(open, place)) {
                 line.open.remove(&lease);
             }
             if let Some(kept) = self.sessions.get_mut(&lease) {
-                kept.places.remove(&place.id);
-                if kept.places.is_empty() {
+                kept.remove(&place.id);
+                if kept.is_empty() {
                     self.sessions.remove(&lease);
                 }
             }
@@ -187,7 +184,7 @@ impl Book {
     pub(super) fn forget_absent(&mut self, place: &Arc<Place>, keys: &[Bytes], since: Revision) {
         for (prefix, key) in place.prefixes.iter().zip(keys) {
             let queue = self.lines.get(prefix).and_then(|line| line.queue.as_ref());
-            if queue.is_some_and(|queue| !queue.contains(&(since, key.clone()))) {
+            if queue.is_none_or(|queue| !queue.contains(&(since, key.clone()))) {
                 self.forget(place, prefix, key);
             }
         }
@@ -237,8 +234,10 @@ impl Book {
             let line = self.lines.get_mut(prefix).expect("it was just looked at");
             line.waiting.insert((since, key.clone()), Arc::clone(place));
             let queue = line.queue.as_ref().expect("it was just looked at");
-            let rule = queue.rule(&(since, key.clone()));
-            line.upgrades += usize::from(rule.is_some_and(Rule::is_upgrade));
+            let rank = (since, key.clone());
+            if queue.rule(&rank).is_some_and(Rule::is_upgrade) {
+                line.upgrades.insert(rank);
+            }
         }
         let turns: Vec<Arc<Turn>> = inner.turns().cloned().collect();
         drop(inner);
@@ -333,10 +332,11 @@ impl Book {
             if inner.phase == Phase::Gone {
                 return;
             }
-            for order in inner.orders() {
-                acts.0.push(Act::Tidy { order, lease: place.session.lease });
+            if inner.is_bound() {
+                let bound = inner.take_bound();
+                acts.0.push(Act::Tidy { bound, lease: place.session.lease });
             }
-            inner.lose(Loss::KeyDeleted);
+            inner.lose(Loss::KeyDeleted, acts);
             let reply = inner.take_releasing().unwrap_or(ReplyTo::Nobody);
             if was_held && inner.waiting() > 0 {
                 inner.begin_anew();
@@ -407,10 +407,13 @@ impl Book {
     ) -> bool {
         let [prefix] = &*place.prefixes else { return false };
         let Some(line) = self.lines.get(prefix) else { return false };
-        let rows = view::rows(shared, prefix);
+        let (rows, value) = (view::rows(shared, prefix), place.lock().value.clone());
         let handed = rows.into_iter().find(|row| {
+            // What was handed was put anew, with what the heir's own row said.
             row.lease == Some(place.session.lease)
                 && row.create_revision < since
+                && row.version > 1
+                && row.value == value
                 && !line.local.contains_key(&row.key)
         });
         let Some(row) = handed else { return false };
@@ -428,6 +431,21 @@ impl Book {
     pub(super) fn close(&mut self) -> impl Iterator<Item = Arc<Place>> + use<> {
         let lines = std::mem::take(self).lines;
         lines.into_values().flat_map(|line| line.local.into_values())
+    }
+
+    /// The task of this session that holds with this token in a line.
+    pub(super) fn holder_of(
+        &self,
+        prefix: &Bytes,
+        session: &Arc<SessionState>,
+        token: Token,
+    ) -> Option<Standing> {
+        let line = self.lines.get(prefix)?;
+        line.local.values().filter(|place| Arc::ptr_eq(&place.session, session)).find_map(|place| {
+            let holder = place.lock().holder.clone()?;
+            let is_it = matches!(holder.stage(None), Stage::Holds(grant) if grant.token == token);
+            is_it.then(|| (Arc::clone(place), holder))
+        })
     }
 
     /// A timer that is not needed any more.
@@ -455,10 +473,10 @@ impl Book {
             let is_place = event.kind == EventKind::Put && event.kv.lease.is_some();
             if let Some(before) = &event.prev {
                 let rank = (before.create_revision, key.clone());
-                let was_upgrade = queue.rule(&rank).is_some_and(Rule::is_upgrade);
                 queue.remove(&rank);
-                if !is_place && line.waiting.remove(&rank).is_some() {
-                    line.upgrades -= usize::from(was_upgrade);
+                if !is_place {
+                    line.waiting.remove(&rank);
+                    line.upgrades.remove(&rank);
                 }
             }
             if is_place {
@@ -482,9 +500,8 @@ impl Book {
         let Some(place) = line.and_then(|line| line.local.get(key)) else { return };
         if row.lease == Some(place.session.lease)
             && let Some(order) = Order::parse(&row.value)
-            && place.lock().keys.iter().any(|now| now == key)
         {
-            place.obey(order, &row.key, acts);
+            place.obey(order, key, &row.key, acts);
         }
     }
 
@@ -516,10 +533,15 @@ impl Book {
                 && parent(&other.kv.key) == Some(&prefix)
                 && !is_own(&other.kv.key)
         };
-        if keys.len() == 1
-            && let Some(other) = change.events.iter().find(is_handed)
-        {
-            return self.is_handed(place, &other.kv.key, other.kv.create_revision, acts);
+        if let Some(other) = change.events.iter().find(is_handed) {
+            let (handed, since) = (other.kv.key.clone(), other.kv.create_revision);
+            if keys.len() == 1 {
+                return self.is_handed(place, &handed, since, acts);
+            }
+            // One lock is no use to who wants several: it is given back, and the wish has lost its place.
+            let handed: Arc<[Bytes]> = Arc::new([handed]);
+            let (place, parting) = (Arc::clone(place), no_more(&handed, since));
+            acts.0.push(Act::Part { place, parting, reply: ReplyTo::Nobody });
         }
         match phase {
             // The outcome of its entering comes after this, and finds the key gone.
@@ -543,11 +565,11 @@ impl Book {
                 place.is_contended.store(queue.len() > 1, Ordering::Relaxed);
             }
             for (rank, place) in &line.waiting {
-                if line.upgrades > 0 && queue.judge(rank) == Err(Misfit::NoRead) {
+                if line.upgrades.contains(rank) && queue.judge(rank) == Err(Misfit::NoRead) {
                     bereft.push(Arc::clone(place));
                 } else if queue.may_hold(rank) {
                     due.push((rank.clone(), Arc::clone(place)));
-                } else if queue.contains(rank) && line.upgrades == 0 {
+                } else if queue.contains(rank) && line.upgrades.is_empty() {
                     break;
                 }
             }
@@ -579,10 +601,8 @@ impl Book {
 
     fn wait_no_more(&mut self, prefix: &Bytes, rank: &Rank) {
         let Some(line) = self.lines.get_mut(prefix) else { return };
-        if line.waiting.remove(rank).is_some() {
-            let rule = line.queue.as_ref().and_then(|queue| queue.rule(rank));
-            line.upgrades -= usize::from(rule.is_some_and(Rule::is_upgrade));
-        }
+        line.waiting.remove(rank);
+        line.upgrades.remove(rank);
     }
 
     pub(super) fn before(&self, place: &Arc<Place>, turn: &Turn) -> Option<usize> {
@@ -611,6 +631,8 @@ impl Book {
             let places: Vec<(Bytes, Arc<Place>)> =
                 line.local.iter().map(|(key, place)| (key.clone(), Arc::clone(place))).collect();
             let keys: BTreeSet<Bytes> = queue.iter().map(|((_, key), _)| key.clone()).collect();
+            line.waiting.retain(|rank, _| queue.contains(rank));
+            line.upgrades.retain(|rank| queue.contains(rank));
             line.queue = Some(queue);
             for (key, place) in places {
                 let (phase, now) = {
@@ -677,18 +699,31 @@ impl Book {
         held_too_long
     }
 
-    /// Ends what lived with sessions that have ended. Their leases take the keys along.
+    /// Ends what lived with sessions that have ended. Their leases take the keys along; but whoever only
+    /// waited for a lease that may live on is taken out of the line.
     pub(super) fn end_sessions(&mut self, now: Moment, acts: &mut Acts) {
-        let ended: Vec<(LeaseId, SessionEnd)> = self
-            .sessions
-            .iter()
-            .filter_map(|(lease, kept)| kept.session.end(now).map(|end| (*lease, end)))
-            .collect();
-        for (lease, end) in ended {
-            let Some(kept) = self.sessions.remove(&lease) else { continue };
-            for place in kept.places.into_values() {
-                end_place(&place, Loss::SessionEnded(end), &LockError::SessionEnded(end), acts);
+        let mut ended = Vec::new();
+        for places in self.sessions.values() {
+            let mut last = None;
+            for place in places.values() {
+                // Mostly they are all of one session, which is asked once.
+                if !last.is_some_and(|(session, _)| Arc::ptr_eq(session, &place.session)) {
+                    last = Some((&place.session, place.session.end(now)));
+                }
+                if let Some((_, Some(end))) = last {
+                    ended.push((Arc::clone(place), end));
+                }
             }
+        }
+        for (place, end) in ended {
+            let lease = place.session.lease;
+            if let Some(places) = self.sessions.get_mut(&lease) {
+                places.remove(&place.id);
+                if places.is_empty() {
+                    self.sessions.remove(&lease);
+                }
+            }
+            end_place(&place, Loss::SessionEnded(end), &LockError::SessionEnded(end), acts);
         }
     }
 }
@@ -717,16 +752,18 @@ fn fail_all(place: &Arc<Place>, why: &LockError, acts: &mut Acts) {
     }
 }
 
-/// A place ends without a word to the cluster.
-pub(super) fn end_place(place: &Place, loss: Loss, why: &LockError, acts: &mut Acts) {
+/// A place ends with its session, or its node. What it held is left to the lease.
+pub(super) fn end_place(place: &Arc<Place>, loss: Loss, why: &LockError, acts: &mut Acts) {
     let mut inner = place.lock();
-    // While its entering is under way the outcome will say what becomes of the key.
-    if inner.phase != Phase::Entering {
-        inner.phase = Phase::Gone;
-    }
-    inner.lose(loss);
+    inner.lose(loss, acts);
     inner.fail(why, acts);
     acts.0.extend(inner.take_releasing().map(Act::Passed));
+    match inner.phase {
+        // The outcome will say what becomes of the key.
+        Phase::Entering | Phase::Gone => {}
+        Phase::Waiting { .. } => place.rest(&mut inner, ReplyTo::Nobody, acts),
+        Phase::Held { .. } => inner.phase = Phase::Gone,
+    }
 }
 
 /// The line as the replica has it.

@@ -82,6 +82,9 @@ pub enum LockError {
         /// The limit: [`Owner::holds_max`](crate::Owner::holds_max).
         limit: u32,
     },
+    /// The owner is of another session: what it holds lives and dies apart from this.
+    #[error("an owner takes locks with the session that it was made by, and with no other")]
+    ForeignOwner,
     /// The name is in use for something of another kind.
     #[error("not taken: this name is in use as {stored}")]
     KindMismatch {

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use crate::api::{Client, Effect, Error, Session};
 use crate::model::{
-    Command, Compare, Moment, Op, Put, PutLease, PutValue, Reply, Revision, Txn, TxnReply,
+    Command, Compare, Moment, Op, Put, PutLease, PutValue, Refusal, Reply, Revision, Txn, TxnReply,
     TxnResult,
 };
 use crate::node::{CallError, CallResult, ReplyTo, Shared, Standing};
@@ -22,7 +22,7 @@ use super::line::{Lines, parent, still_mine};
 use super::operate::OrderError;
 use super::order::Request;
 use super::owner::Owner;
-use super::place::{Bound, Grant, Place, Turn};
+use super::place::{BOUND_MAX, Bound, Grant, Place, Turn};
 use super::rule::Rule;
 use super::stance::Stance;
 use super::token::Token;
@@ -54,6 +54,8 @@ pub struct Hold {
     turn: Arc<Turn>,
     grant: Grant,
     owner: Option<Owner>,
+    /// Whether it counts among the guards that stand for the turn's hold.
+    is_counted: bool,
 }
 
 impl Hold {
@@ -65,7 +67,8 @@ impl Hold {
         grant: Grant,
         owner: Option<Owner>,
     ) -> Self {
-        Self { session, lines, place, turn, grant, owner }
+        let is_counted = true;
+        Self { session, lines, place, turn, grant, owner, is_counted }
     }
 
     /// The fencing token of this hold: higher than that of every earlier holder of this lock.
@@ -158,7 +161,7 @@ impl Hold {
 
     /// Asks this holder to give the lock up.
     pub(super) fn ask(&self, request: Request) {
-        self.turn.ask(request);
+        self.lines.ask(&self.turn, request);
     }
 
     /// Waits until a look finds something. Looks at each poll, whenever the hold changes, and when the
@@ -276,8 +279,15 @@ impl Hold {
     }
 
     /// Releases it, and waits until another may have it.
-    pub(crate) async fn release(self) -> Result<Released, Error> {
-        self.end().await
+    pub(crate) async fn release(mut self) -> Result<Released, Error> {
+        if let Some(loss) = self.is_lost() {
+            return Ok(Released::WasLost(loss));
+        }
+        self.is_counted = false;
+        match self.turn.unshare() {
+            0 => self.end().await,
+            times => Ok(Released::StillHeld { times }),
+        }
     }
 
     /// Releases it, for all who have it, and waits until another may have it.
@@ -286,21 +296,25 @@ impl Hold {
         if let Some(loss) = self.loss(shared.now()) {
             return Ok(Released::WasLost(loss));
         }
-        let others = self.turn.shares() - 1;
-        if others > 0 {
-            return Ok(Released::StillHeld { times: others });
-        }
         let (sender, mut receiver) = oneshot::channel();
         if !self.give_up(Loss::Released, ReplyTo::Waiting(sender)) {
             return Ok(Released::WasLost(self.turn.loss().unwrap_or(Loss::KeyDeleted)));
         }
+        // Within the node it is known at once.
         let answer = match receiver.try_recv() {
             Ok(answer) => answer?,
             Err(_) => confirmed(&shared, receiver).await?,
         };
+        Ok(Released::of(&answer))
+    }
+}
+
+impl Released {
+    /// What the answer to a parting says.
+    pub(super) fn of(answer: &Reply) -> Self {
         match answer {
-            Reply::Txn(reply) if !reply.succeeded => Ok(Released::WasLost(Loss::KeyDeleted)),
-            _ => Ok(Released::Now),
+            Reply::Txn(reply) if !reply.succeeded => Released::WasLost(Loss::KeyDeleted),
+            _ => Released::Now,
         }
     }
 }
@@ -314,6 +328,7 @@ impl Hold {
         if self.grant.keys.len() > 1 || parent(&heir.key) != Some(&line) {
             return Err(OrderError::NoHeir { heir: heir.key.clone() });
         }
+        view::may_be_handed(heir, self.place.session.lease)?;
         view::is_for_ours_alone(&shared, &line)?;
         let (sender, receiver) = oneshot::channel();
         let (heir, reply) = (heir.key.clone(), ReplyTo::Waiting(sender));
@@ -343,7 +358,7 @@ pub(crate) async fn confirmed(
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if self.turn.unshare() {
+        if self.is_counted && self.turn.unshare() == 0 {
             self.give_up(Loss::Released, ReplyTo::Nobody);
         }
     }
@@ -430,7 +445,8 @@ impl GuardTxn {
 
     /// Puts a key that lives exactly as long as the hold: it goes in the same entry that frees the lock,
     /// whatever the reason; but where somebody else deletes the lock's own key, only with the session.
-    /// A lock that is held with such keys is not passed on inside the node, but given back.
+    /// A lock that is held with such keys is not passed on inside the node, but given back. At most 1,000
+    /// keys go with one hold.
     pub fn then_while_held(mut self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> Self {
         let (key, value) = (key.into(), value.into());
         self.txn.success.push(Op::Put(Put {
@@ -463,7 +479,14 @@ impl GuardTxn {
             if let Some(timeout) = timeout {
                 call = call.deadline(timeout);
             }
-            return judged(call.commit().await?);
+            let reply = judged(call.commit().await?);
+            // A task that had passed the lock on inside the node is not told that it still held.
+            return if place.is_held_by(&turn) { reply } else { Err(GuardError::NotHeld) };
+        }
+        let count = place.bound_count() + bound.len();
+        if count > BOUND_MAX {
+            let too_many = Refusal::TooManyOps { count, max: BOUND_MAX };
+            return Err(Error::Refused(too_many).into());
         }
         if !place.begin_txn(&turn) {
             return Err(GuardError::NotHeld);
@@ -507,8 +530,11 @@ impl GuardTxn {
         let mut hold = Some(hold);
         poll_fn(|context| {
             let polled = committing.as_mut().poll(context);
-            // The transaction is on its way: the lock is given up here, behind it.
-            hold.take();
+            // The transaction is on its way: the belief ends here, whoever shares it, and the lock is
+            // given up behind it.
+            if let Some(hold) = hold.take() {
+                hold.give_up(Loss::Released, ReplyTo::Nobody);
+            }
             polled
         })
         .await

@@ -19,7 +19,7 @@ use bytes::Bytes;
 use crate::machine::Change;
 use crate::model::{
     Command, Compare, KeyValue, LeaseId, Moment, Op, Put, PutLease, PutValue, Refusal, Reply,
-    Revision, Txn, TxnReply,
+    Revision, Txn, TxnReply, TxnResult,
 };
 use crate::node::{
     CallError, CallResult, Follower, ReplyTo, SessionEnd, SessionState, Shared, StopReason,
@@ -27,9 +27,11 @@ use crate::node::{
 
 use super::book::{Book, end_place, no_more};
 use super::error::{LockError, Loss};
+use super::order::Request;
 use super::place::{Act, Acts, Bound, Parting, Place, Turn, unbinding};
 use super::rule::Rule;
 use super::stance::Stance;
+use super::token::Token;
 
 /// What is wanted, by whom.
 pub(crate) struct Ask<'a> {
@@ -140,6 +142,25 @@ impl Lines {
         was_held
     }
 
+    /// Asks the task that holds here to give up.
+    pub(crate) fn ask(self: &Arc<Self>, turn: &Arc<Turn>, request: Request) {
+        let mut acts = Acts::default();
+        turn.ask(request, &mut acts);
+        self.perform(acts);
+    }
+
+    /// Ends the hold of this token in a line, if a task of this session has it.
+    pub(crate) fn release_by_token(
+        self: &Arc<Self>,
+        name: &Bytes,
+        session: &Arc<SessionState>,
+        token: Token,
+        reply: ReplyTo<Reply>,
+    ) -> bool {
+        let found = self.lock().holder_of(&prefix_of(name), session, token);
+        found.is_some_and(|(place, turn)| self.release(&place, &turn, Loss::Released, reply))
+    }
+
     /// A task hands its hold to the place of this key; false if the hold is over already. If that place
     /// does not wait any more, the lock is released.
     pub(crate) fn hand_over(
@@ -188,22 +209,12 @@ impl Lines {
             match act {
                 Act::Wake(waker) => waker.wake(),
                 Act::Passed(reply) => reply.send(Ok(passed())),
-                // Who orphans a session wants to take its keys up elsewhere.
-                Act::Part { place, reply, .. }
-                    if place.session.ended() == Some(SessionEnd::Orphaned) =>
-                {
-                    reply.send(Ok(passed()));
-                }
-                Act::Part { place, parting, reply } => {
-                    if let Some(shared) = self.shared.upgrade() {
-                        let leaving = parting.to_txn(&shared, place.session.lease);
-                        shared.insist(Command::Txn(leaving), reply);
-                    }
-                }
+                Act::Part { place, parting, reply } => self.part(&place, &parting, reply),
                 Act::EnterAnew { place, parting } => self.enter_anew(&place, &parting),
-                Act::Tidy { order, lease } => {
+                Act::Notify(turn) => turn.changed.notify_waiters(),
+                Act::Tidy { bound, lease } => {
                     if let Some(shared) = self.shared.upgrade() {
-                        let success = unbinding(lease, &[Bound::of_key(order)]);
+                        let success = unbinding(lease, &bound);
                         let txn = Txn { success, ..Txn::default() };
                         shared.insist(Command::Txn(txn), ReplyTo::Nobody);
                     }
@@ -212,24 +223,74 @@ impl Lines {
         }
     }
 
+    /// Nobody knows what came of an entering, or it is gone in part: deletes what is there of it.
+    fn undo(
+        self: &Arc<Self>,
+        shared: &Arc<Shared>,
+        place: &Arc<Place>,
+        keys: &Arc<[Bytes]>,
+        why: &LockError,
+    ) {
+        let (lease, value) = (place.session.lease, place.lock().value.clone());
+        let mine = |key: &Bytes| Txn {
+            compares: vec![
+                Compare::lease(key.clone()).eq(lease.get()),
+                Compare::value(key.clone()).eq(value.clone()),
+            ],
+            success: vec![Op::delete(key.clone())],
+            failure: Vec::new(),
+        };
+        let success = keys.iter().map(|key| Op::Txn(mine(key))).collect();
+        let txn = Txn { success, ..Txn::default() };
+        let (lines, place, keys, why) =
+            (Arc::clone(self), Arc::clone(place), Arc::clone(keys), why.clone());
+        let reply = ReplyTo::Call(Box::new(move |_| {
+            let mut acts = Acts::default();
+            lines.lock().not_entered(&place, &keys, &why, &mut acts);
+            lines.perform(acts);
+        }));
+        shared.insist(Command::Txn(txn), reply);
+    }
+
+    /// Parts with the keys of a place.
+    fn part(self: &Arc<Self>, place: &Arc<Place>, parting: &Parting, reply: ReplyTo<Reply>) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        let lease = place.session.lease;
+        let command = Command::Txn(parting.to_txn(&shared, lease));
+        if parting.heir.is_none() {
+            return shared.insist(command, reply);
+        }
+        // What puts something may be refused for want of room; what only deletes is not.
+        let (leaving, lines) = (parting.leaving(lease), Arc::clone(self));
+        let tried = ReplyTo::Call(Box::new(move |outcome: CallResult<Reply>| {
+            match (&outcome, lines.shared.upgrade()) {
+                (Err(error), Some(shared)) if !matches!(error, CallError::Stopped { .. }) => {
+                    shared.insist(Command::Txn(leaving), reply);
+                }
+                _ => reply.send(outcome),
+            }
+        }));
+        shared.insist(command, tried);
+    }
+
     /// A place whose hold has ended, with tasks that wait for the next.
     fn enter_anew(self: &Arc<Self>, place: &Arc<Place>, parting: &Parting) {
         let Some(shared) = self.shared.upgrade() else { return };
         let keys = self.lock().rename(place);
-        let before = parting.to_txn(&shared, place.session.lease);
-        let command = Command::Txn(entering(place, &keys, Some(before.clone())));
+        let lease = place.session.lease;
+        let (before, leaving) = (parting.to_txn(&shared, lease), parting.leaving(lease));
+        let command = Command::Txn(entering(place, &keys, Some(before)));
         let (lines, place) = (Arc::clone(self), Arc::clone(place));
         let (old, since) = (Arc::clone(&parting.keys), parting.since);
         let reply = ReplyTo::Call(Box::new(move |outcome: CallResult<Reply>| {
-            let releasing = place.lock().take_releasing();
-            if let Some(reply) = releasing {
-                reply.send(outcome.clone());
-            }
-            if let (Err(error), Some(shared)) = (&outcome, lines.shared.upgrade())
-                && !matches!(error, CallError::Stopped { .. })
-            {
+            let reply = place.lock().take_releasing().unwrap_or(ReplyTo::Nobody);
+            match (&outcome, lines.shared.upgrade()) {
                 // There is no new key, for want of room perhaps: the old one goes all the same.
-                shared.insist(Command::Txn(before), ReplyTo::Nobody);
+                (Err(error), Some(shared)) if !matches!(error, CallError::Stopped { .. }) => {
+                    shared.insist(Command::Txn(leaving), reply);
+                }
+                (Ok(Reply::Txn(txn)), _) => reply.send(Ok(parted(txn))),
+                _ => reply.send(outcome.clone()),
             }
             lines.entered(&place, &keys, outcome);
             lines.lock().forget_absent(&place, &old, since);
@@ -261,7 +322,7 @@ impl Lines {
                     self.lock().has_entered(&shared, place, keys, revision, &mut acts);
                     return self.perform(acts);
                 }
-                LockError::Evicted
+                return self.undo(&shared, place, keys, &LockError::Evicted);
             }
             // A key of that name was there, and not by this wish: another name will do.
             Ok(_) => {
@@ -273,7 +334,13 @@ impl Lines {
                 LockError::SessionEnded(SessionEnd::LeaseEnded)
             }
             Err(CallError::Stopped { reason, .. }) => LockError::NodeStopped(reason),
-            Err(error) => LockError::Refused(error.into()),
+            Err(error) => {
+                if matches!(error, CallError::Deadline { maybe_applied: true }) {
+                    // Whatever there is of it goes; the names are not used again before that is known.
+                    return self.undo(&shared, place, keys, &LockError::Refused(error.into()));
+                }
+                LockError::Refused(error.into())
+            }
         };
         self.lock().not_entered(place, keys, &error, &mut acts);
         self.perform(acts);
@@ -377,7 +444,7 @@ impl Parting {
         let leaving = self.leaving(lease);
         let ([key], Some(heir)) = (&*self.keys, &self.heir) else { return leaving };
         let (Some(row), _) = shared.reader.get(heir) else { return leaving };
-        let Some(heir_lease) = row.lease else { return leaving };
+        let Some(heir_lease) = row.lease.filter(|heir| *heir != lease) else { return leaving };
         // A reader's place is no writer's: other readers hold with it.
         let held = shared.reader.get(key).0.map(|row| Stance::rule_of(&row.key, &row.value));
         let is_covered = |held: Rule| held.covers(&Stance::rule_of(heir, &row.value));
@@ -421,6 +488,14 @@ impl Parting {
 /// The conditions under which a key is still a place's.
 pub(crate) fn still_mine(key: &Bytes, since: Revision, lease: LeaseId) -> [Compare; 2] {
     [Compare::create_revision(key.clone()).eq(since), Compare::lease(key.clone()).eq(lease.get())]
+}
+
+/// What the parting came to that stood first in an entering.
+fn parted(reply: &TxnReply) -> Reply {
+    match reply.results.first() {
+        Some(TxnResult::Txn(parting)) => Reply::Txn(parting.clone()),
+        _ => Reply::Txn(reply.clone()),
+    }
 }
 
 /// The answer to a release that needed nobody.

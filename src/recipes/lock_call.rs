@@ -94,6 +94,9 @@ impl<G: From<Hold>> LockCall<G> {
         {
             return Err(LockError::TooManyPermits { asked, limit });
         }
+        if owner.as_ref().is_some_and(|owner| !owner.is_of(&session)) {
+            return Err(LockError::ForeignOwner);
+        }
         if let Some(owner) = &owner
             && let Some(again) = owner.again(&names, Mode::of(&rule))?
         {

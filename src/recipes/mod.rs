@@ -99,6 +99,7 @@ pub use observe::{Leader, LeaderEvent, Observe};
 pub use operate::{LockInfo, Locks, OrderError};
 pub use order::Request;
 pub use owner::Owner;
+#[cfg(any(test, feature = "sim"))]
 pub(crate) use place::PASSES_MAX;
 pub use queue::{
     Delivery, ItemId, ItemState, PutItem, PutMany, Queue, QueueError, QueueTaker, QueuedItem,

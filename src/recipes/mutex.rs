@@ -2,20 +2,21 @@
 
 use std::future::Future;
 use std::panic::Location;
-use std::sync::Arc;
 
 use bytes::Bytes;
+use tokio::sync::oneshot;
 
-use crate::api::{Client, Error, Session};
-use crate::model::{Command, KeyValue, Op, Reply, Revision, Txn};
+use crate::api::{Error, Session};
+use crate::node::ReplyTo;
 
 use super::error::{LockError, Loss};
 use super::guard::guard;
-use super::hold::Released;
-use super::line::{prefix_of, still_mine};
+use super::hold::{self, Released};
+use super::line::Lines;
 use super::lock_call::LockCall;
 use super::operate::OrderError;
 use super::rule::Rule;
+use super::token::Token;
 use super::view::{self, Contender};
 
 /// A lock: at most one holder in the whole cluster. Made by [`Session::mutex`].
@@ -125,26 +126,21 @@ impl Mutex {
         view::line_of(self.session.shared(), &self.name)
     }
 
-    /// Releases a hold of this session whose guard is not at hand: the one that the lock's key of
-    /// revision `since` stands for. Never by the name alone: what another holds is left alone.
+    /// Releases the hold of this token, whose guard is not at hand: its holder loses it. Only a hold of this
+    /// very session, on this node; never by the name alone: what another holds is left alone. For the holds
+    /// of others there is [`Locks::break_lock`](crate::Locks::break_lock).
     ///
     /// # Errors
     /// See [`Error`]. If there is no such hold, that is [`Released::WasLost`].
-    pub async fn release(&self, since: Revision) -> Result<Released, Error> {
-        let lease = self.session.lease();
-        let rows = view::rows(self.session.shared(), &prefix_of(&self.name));
-        let mine = |row: &KeyValue| row.lease == Some(lease) && row.create_revision == since;
-        let gone = Released::WasLost(Loss::KeyDeleted);
-        let Some(row) = rows.into_iter().find(mine) else { return Ok(gone) };
-        let command = Command::Txn(Txn {
-            compares: still_mine(&row.key, since, lease).to_vec(),
-            success: vec![Op::delete(row.key.clone())],
-            failure: Vec::new(),
-        });
-        match Client::new(Arc::clone(self.session.shared())).propose(command, None).await? {
-            Reply::Txn(reply) if reply.succeeded => Ok(Released::Now),
-            _ => Ok(gone),
+    pub async fn release(&self, token: Token) -> Result<Released, Error> {
+        let shared = self.session.shared();
+        let lines = Lines::of(shared);
+        let (sender, receiver) = oneshot::channel();
+        let reply = ReplyTo::Waiting(sender);
+        if !lines.release_by_token(&self.name, self.session.state(), token, reply) {
+            return Ok(Released::WasLost(Loss::Released));
         }
+        Ok(Released::of(&hold::confirmed(shared, receiver).await?))
     }
 }
 

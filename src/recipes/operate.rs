@@ -54,8 +54,12 @@ pub enum OrderError {
         /// Its key.
         key: Bytes,
     },
-    /// The heir does not wait in that line.
-    #[error("not ordered: {} does not wait in that line", heir.escape_ascii())]
+    /// The heir does not wait in that line with another session than the holder's: within one session a
+    /// hand-over could not be told from no hand-over.
+    #[error(
+        "not ordered: {} does not wait in that line with another session than the holder's",
+        heir.escape_ascii()
+    )]
     NoHeir {
         /// The key that was named.
         heir: Bytes,
@@ -193,9 +197,10 @@ impl Locks {
         heir: &Contender,
         why: impl Into<String>,
     ) -> Result<(), OrderError> {
-        if parent(&holder.key) != parent(&heir.key) || heir.key == holder.key {
+        if parent(&holder.key) != parent(&heir.key) {
             return Err(OrderError::NoHeir { heir: heir.key.clone() });
         }
+        view::may_be_handed(heir, holder.lease)?;
         let prefix = parent(&holder.key).map(Bytes::copy_from_slice).unwrap_or_default();
         view::is_for_ours_alone(&self.client.shared, &prefix)?;
         let what = What::HandOver(heir.key.clone());
@@ -218,7 +223,7 @@ impl Locks {
         let request = Request { by: self.label.clone(), why };
         let put = Put {
             key: order::key_for(key),
-            value: PutValue::Set(Order { what, request }.to_value()),
+            value: PutValue::Set(Order { what, since: *since, request }.to_value()),
             lease: PutLease::Attach(*lease),
             prev_kv: false,
         };

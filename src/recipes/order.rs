@@ -7,7 +7,7 @@
 
 use bytes::Bytes;
 
-use crate::model::{KeyRange, KeyValue, Range};
+use crate::model::{KeyRange, KeyValue, Range, Revision};
 use crate::node::Shared;
 
 use super::stance::MARK;
@@ -40,6 +40,8 @@ pub(crate) enum What {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Order {
     pub(crate) what: What,
+    /// The revision of the place's key: another place of that name is not meant.
+    pub(crate) since: Revision,
     pub(crate) request: Request,
 }
 
@@ -53,11 +55,6 @@ pub(crate) fn addressee(key: &[u8]) -> Option<&[u8]> {
     key.strip_suffix(SUFFIX)
 }
 
-/// Whether a key is that of an order to a place.
-pub(crate) fn is_order_to(key: &[u8], place: &[u8]) -> bool {
-    addressee(key) == Some(place)
-}
-
 /// The rows below a line's prefix that are orders by their keys.
 pub(crate) fn rows(shared: &Shared, prefix: &Bytes) -> Vec<KeyValue> {
     let range = Range::new(KeyRange::prefix(prefix.clone()));
@@ -66,7 +63,7 @@ pub(crate) fn rows(shared: &Shared, prefix: &Bytes) -> Vec<KeyValue> {
 }
 
 impl Order {
-    /// As a row's value: what, the key of the heir, who, and why, in lines.
+    /// As a row's value: what, the key of the heir, to whom, who, and why, in lines.
     pub(crate) fn to_value(&self) -> Bytes {
         let (what, heir): (&[u8], &[u8]) = match &self.what {
             What::Ask => (b"ask", b""),
@@ -75,22 +72,34 @@ impl Order {
         };
         let by = self.request.by.replace('\n', " ");
         let heir: String = heir.iter().map(|byte| format!("{byte:02x}")).collect();
-        [MARK, what, heir.as_bytes(), b"\n", by.as_bytes(), b"\n", self.request.why.as_bytes()]
-            .concat()
-            .into()
+        let since = self.since.to_string();
+        [
+            MARK,
+            what,
+            heir.as_bytes(),
+            b"\n",
+            since.as_bytes(),
+            b"\n",
+            by.as_bytes(),
+            b"\n",
+            self.request.why.as_bytes(),
+        ]
+        .concat()
+        .into()
     }
 
     /// What a row says; `None` if it is not an order of ours.
     pub(crate) fn parse(value: &[u8]) -> Option<Order> {
         let text = std::str::from_utf8(value.strip_prefix(MARK)?).ok()?;
-        let mut lines = text.splitn(3, '\n');
+        let mut lines = text.splitn(4, '\n');
         let what = match lines.next()? {
             "ask" => What::Ask,
             "break" => What::Break,
             other => What::HandOver(from_hex(other.strip_prefix("hand over ")?)?),
         };
+        let since = Revision(lines.next()?.parse().ok()?);
         let (by, why) = (lines.next()?.to_owned(), lines.next()?.to_owned());
-        Some(Order { what, request: Request { by, why } })
+        Some(Order { what, since, request: Request { by, why } })
     }
 }
 
@@ -110,10 +119,12 @@ mod tests {
     fn an_order_is_read_back_and_anything_else_is_none() {
         for what in [What::Ask, What::Break, What::HandOver(Bytes::from_static(b"l/\xff\n1"))] {
             let request = Request { by: "ops".to_owned(), why: "two\nlines".to_owned() };
-            let order = Order { what, request };
+            let order = Order { what, since: Revision(7), request };
             assert_eq!(Order::parse(&order.to_value()), Some(order));
         }
-        for other in [&b""[..], b"ask\na\nb", b"bowline:1 dance\na\nb", b"bowline:1 ask\na"] {
+        for other in
+            [&b""[..], b"ask\n7\na\nb", b"bowline:1 dance\n7\na\nb", b"bowline:1 ask\n7\na"]
+        {
             assert_eq!(Order::parse(other), None);
         }
         assert_eq!(addressee(&key_for(&Bytes::from_static(b"l/1"))), Some(&b"l/1"[..]));

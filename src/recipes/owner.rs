@@ -135,6 +135,11 @@ impl Owner {
         Owner { session: self.session, inner: Arc::new(inner) }
     }
 
+    /// Whether it is one of this session's.
+    pub(crate) fn is_of(&self, session: &Session) -> bool {
+        Arc::ptr_eq(self.session.state(), session.state())
+    }
+
     /// Writes its name into what a place says.
     pub(crate) fn sign(&self, stance: &mut Stance) {
         stance.owner.clone_from(&self.inner.id);
@@ -191,7 +196,7 @@ impl Owner {
     /// It will only read what it holds for writing; false if it has other guards for that.
     pub(crate) fn only_read(&self, name: &Bytes, hold: &Hold) -> bool {
         let mut holds = self.lock();
-        let is_only = hold.parts().2.shares() == 1;
+        let is_only = hold.parts().2.is_single();
         if is_only {
             holds.remove(&(name.clone(), Mode::Write));
             holds.insert((name.clone(), Mode::Read), Kept::of(hold));
@@ -244,8 +249,12 @@ impl Search<'_> {
         if depth > CYCLE_MAX {
             return None;
         }
-        for (stance, lease) in self.blockers(prefix, rank) {
+        for (stance, lease, holds) in self.blockers(prefix, rank) {
             if stance.owner == self.target {
+                // Another of its tasks that only waits, right before it, will have its turn and go.
+                if depth == 0 && !holds {
+                    continue;
+                }
                 return Some(Vec::new());
             }
             if stance.owner.is_empty() || !self.seen.insert(stance.owner.clone()) {
@@ -285,8 +294,8 @@ impl Search<'_> {
         (queue, places)
     }
 
-    /// Those whose leaving a place waits for.
-    fn blockers(&self, prefix: &Bytes, rank: &Rank) -> Vec<(Stance, LeaseId)> {
+    /// Those whose leaving a place waits for, and whether they hold.
+    fn blockers(&self, prefix: &Bytes, rank: &Rank) -> Vec<(Stance, LeaseId, bool)> {
         let (queue, places) = self.line(prefix);
         let Some(rule) = queue.rule(rank).cloned() else { return Vec::new() };
         if queue.may_hold(rank) {
@@ -305,7 +314,7 @@ impl Search<'_> {
         places
             .into_iter()
             .filter(|(other, stance, _)| other < rank && blocks(other, stance))
-            .map(|(_, stance, lease)| (stance, lease))
+            .map(|(other, stance, lease)| (stance, lease, queue.may_hold(&other)))
             .collect()
     }
 

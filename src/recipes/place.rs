@@ -29,14 +29,17 @@ use bytes::Bytes;
 use tokio::sync::Notify;
 
 use crate::model::{Compare, LeaseId, Moment, Op, Reply, Revision, Txn};
-use crate::node::{ReplyTo, SessionState};
+use crate::node::{ReplyTo, SessionEnd, SessionState};
 
 use super::error::{LockError, Loss};
-use super::order::{Order, Request, What, is_order_to};
+use super::order::{Order, Request, What};
 use super::token::Token;
 
 /// How often a lock passes from task to task inside a node while others in the cluster wait for it.
 pub(crate) const PASSES_MAX: u32 = 16;
+
+/// How many keys may go with one hold: they all go in one entry.
+pub(crate) const BOUND_MAX: usize = 1_000;
 
 /// What one task was granted.
 #[derive(Clone, Debug)]
@@ -109,13 +112,17 @@ impl Turn {
     /// How far it has come; if that does not settle it, wakes this waker when that changes.
     pub(crate) fn stage(&self, waker: Option<&Waker>) -> Stage {
         let mut state = self.lock();
-        if let (Stage::Asked | Stage::Stands(_), Some(waker)) = (&state.stage, waker) {
-            match &mut state.waker {
-                Some(known) => known.clone_from(waker),
-                none => *none = Some(waker.clone()),
-            }
+        let mut before = None;
+        if let (Stage::Asked | Stage::Stands(_), Some(waker)) = (&state.stage, waker)
+            && !state.waker.as_ref().is_some_and(|known| known.will_wake(waker))
+        {
+            before = state.waker.replace(waker.clone());
         }
-        state.stage.clone()
+        let stage = state.stage.clone();
+        drop(state);
+        // With the last of its wakers a task may go, and whatever it holds.
+        drop(before);
+        stage
     }
 
     /// Moves on; whoever waits for that is woken by `acts`.
@@ -143,14 +150,14 @@ impl Turn {
         }
     }
 
-    /// How many guards stand for its hold.
-    pub(crate) fn shares(&self) -> u32 {
-        self.shares.load(Ordering::Relaxed)
+    /// Whether one guard alone stands for its hold.
+    pub(crate) fn is_single(&self) -> bool {
+        self.shares.load(Ordering::Relaxed) == 1
     }
 
-    /// One guard less; true if it was the last.
-    pub(crate) fn unshare(&self) -> bool {
-        self.shares.fetch_sub(1, Ordering::Relaxed) == 1
+    /// One guard less. Answers with how many are left.
+    pub(crate) fn unshare(&self) -> u32 {
+        self.shares.fetch_sub(1, Ordering::Relaxed) - 1
     }
 
     /// Why the hold is over, if that is known here.
@@ -158,10 +165,10 @@ impl Turn {
         self.lock().loss.clone()
     }
 
-    /// The hold is over; the first reason stays.
-    pub(crate) fn lose(&self, loss: Loss) {
+    /// The hold is over; the first reason stays. Whoever waits for that is told by `acts`.
+    pub(crate) fn lose(self: &Arc<Self>, loss: Loss, acts: &mut Acts) {
         self.lock().loss.get_or_insert(loss);
-        self.changed.notify_waiters();
+        acts.0.push(Act::Notify(Arc::clone(self)));
     }
 
     /// When the hold ends by its cap.
@@ -180,9 +187,9 @@ impl Turn {
     }
 
     /// Somebody asks something of the holder.
-    pub(crate) fn ask(&self, request: Request) {
+    pub(crate) fn ask(self: &Arc<Self>, request: Request, acts: &mut Acts) {
         self.lock().request = Some(request);
-        self.changed.notify_waiters();
+        acts.0.push(Act::Notify(Arc::clone(self)));
     }
 }
 
@@ -281,8 +288,10 @@ pub(crate) enum Act {
     Part { place: Arc<Place>, parting: Parting, reply: ReplyTo<Reply> },
     /// Put new keys there, and part with those of before in the same entry.
     EnterAnew { place: Arc<Place>, parting: Parting },
-    /// Delete an order to a place that is over.
-    Tidy { order: Bytes, lease: LeaseId },
+    /// Delete what was bound to a hold that is over, and orders to it.
+    Tidy { bound: Vec<Bound>, lease: LeaseId },
+    /// Tell whoever waits for news of a hold.
+    Notify(Arc<Turn>),
     /// There is nothing to be said: the release has come true here.
     Passed(ReplyTo<Reply>),
     /// Wake a task.
@@ -334,7 +343,7 @@ impl Place {
         } else if inner.is_held_by(turn) {
             // It came true, and nobody has looked.
             inner.holder = None;
-            turn.lose(Loss::Released);
+            turn.lose(Loss::Released, acts);
         } else {
             return;
         }
@@ -355,8 +364,14 @@ impl Place {
             return false;
         }
         inner.holder = None;
-        turn.lose(why);
-        self.rest(&mut inner, reply, acts);
+        turn.lose(why, acts);
+        if self.session.ended() == Some(SessionEnd::Orphaned) {
+            // Who orphans a session wants to take up what it holds elsewhere.
+            inner.phase = Phase::Gone;
+            acts.0.push(Act::Passed(reply));
+        } else {
+            self.rest(&mut inner, reply, acts);
+        }
         true
     }
 
@@ -374,44 +389,65 @@ impl Place {
         }
         inner.holder = None;
         inner.heir = Some(heir);
-        turn.lose(Loss::HandedOver);
+        turn.lose(Loss::HandedOver, acts);
         self.rest(&mut inner, reply, acts);
         true
     }
 
-    /// Follows an order to whoever has the place.
-    pub(crate) fn obey(self: &Arc<Self>, order: Order, row: &Bytes, acts: &mut Acts) {
-        let holder = {
+    /// Follows an order to whoever has the place under this key.
+    pub(crate) fn obey(self: &Arc<Self>, order: Order, key: &[u8], row: &Bytes, acts: &mut Acts) {
+        let (holder, phase) = {
             let mut inner = self.lock();
-            if inner.phase == Phase::Gone {
-                let (order, lease) = (row.clone(), self.session.lease);
-                acts.0.push(Act::Tidy { order, lease });
+            let is_it = match inner.phase {
+                Phase::Waiting { since } | Phase::Held { since, .. } => since == order.since,
+                // Its revision is not known yet; who orders has seen it.
+                Phase::Entering => true,
+                Phase::Gone => false,
+            };
+            let is_meant = is_it && inner.keys.iter().any(|own| own == key);
+            if !is_meant {
+                // It is over, or was another of that name.
+                let (bound, lease) = (vec![Bound::of_key(row.clone())], self.session.lease);
+                acts.0.push(Act::Tidy { bound, lease });
                 return;
             }
             // It goes with the hold that it is about.
             if !inner.bound.iter().any(|bound| bound.key == *row) {
                 inner.bound.push(Bound::of_key(row.clone()));
             }
-            inner.holder.clone()
+            (inner.holder.clone(), inner.phase)
         };
         let (why, nobody) = (order.request, ReplyTo::Nobody);
-        match (order.what, holder) {
-            (What::Ask, Some(turn)) => turn.ask(why),
-            (What::Ask, None) => {}
-            (What::Break, Some(turn)) => {
+        match (order.what, holder, phase) {
+            (What::Ask, Some(turn), _) => turn.ask(why, acts),
+            (What::Ask, None, _) => {}
+            (What::Break, Some(turn), _) => {
                 let loss = Loss::Broken { by: why.by, why: why.why };
                 self.release(&turn, loss, nobody, acts);
             }
-            (What::Break, None) => {
+            (What::HandOver(heir), Some(turn), _) => {
+                self.hand_over(&turn, heir, nobody, acts);
+            }
+            (What::Break, None, Phase::Waiting { .. } | Phase::Entering) => {
                 let mut inner = self.lock();
                 inner.fail(&LockError::Evicted, acts);
                 self.rest(&mut inner, nobody, acts);
             }
-            (What::HandOver(heir), Some(turn)) => {
-                self.hand_over(&turn, heir, nobody, acts);
-            }
-            (What::HandOver(_), None) => {}
+            // Whoever is meant has released it; what an order is bound to is not passed on.
+            (What::Break, None, _) => {}
+            (What::HandOver(heir), None, Phase::Held { .. }) => self.lock().heir = Some(heir),
+            (What::HandOver(_), None, _) => {}
         }
+    }
+
+    /// Whether this turn has it.
+    pub(crate) fn is_held_by(&self, turn: &Arc<Turn>) -> bool {
+        self.lock().is_held_by(turn)
+    }
+
+    /// How many keys go with the present hold.
+    pub(crate) fn bound_count(&self) -> usize {
+        self.lock().bound.len()
     }
 
     /// A transaction under this turn's hold begins; false if the hold is over.
@@ -426,9 +462,16 @@ impl Place {
     pub(crate) fn end_txn(self: &Arc<Self>, is_known: bool, bound: Vec<Bound>, acts: &mut Acts) {
         let mut inner = self.lock();
         inner.open_txns -= 1;
-        inner.bound.extend(bound);
         inner.is_spent |= !is_known;
         let is_held = matches!(inner.phase, Phase::Held { .. });
+        if is_held {
+            let keys: Vec<&Bytes> = bound.iter().map(|bound| &bound.key).collect();
+            inner.bound.retain(|before| !keys.contains(&&before.key));
+            inner.bound.extend(bound);
+        } else if !bound.is_empty() {
+            // The hold that they were to go with has gone.
+            acts.0.push(Act::Tidy { bound, lease: self.session.lease });
+        }
         if is_held && inner.holder.is_none() && inner.open_txns == 0 {
             let reply = inner.releasing.take().unwrap_or(ReplyTo::Nobody);
             self.rest(&mut inner, reply, acts);
@@ -574,10 +617,14 @@ impl Inner {
         true
     }
 
-    /// The orders to whoever has it.
-    pub(crate) fn orders(&self) -> Vec<Bytes> {
-        let keys = self.bound.iter().map(|bound| &bound.key);
-        keys.filter(|key| self.keys.iter().any(|own| is_order_to(key, own))).cloned().collect()
+    /// Whether anything goes with the present hold.
+    pub(crate) fn is_bound(&self) -> bool {
+        !self.bound.is_empty()
+    }
+
+    /// What goes with the present hold, which goes.
+    pub(crate) fn take_bound(&mut self) -> Vec<Bound> {
+        std::mem::take(&mut self.bound)
     }
 
     /// Nobody who waits will have it.
@@ -588,9 +635,9 @@ impl Inner {
     }
 
     /// Its key is another's, or gone: whoever has it has lost it.
-    pub(crate) fn lose(&mut self, why: Loss) {
+    pub(crate) fn lose(&mut self, why: Loss, acts: &mut Acts) {
         if let Some(holder) = self.holder.take() {
-            holder.lose(why);
+            holder.lose(why, acts);
         }
         self.bound.clear();
         self.heir = None;

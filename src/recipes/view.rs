@@ -116,3 +116,13 @@ pub(crate) fn is_for_ours_alone(shared: &Shared, prefix: &Bytes) -> Result<(), O
         None => Ok(()),
     }
 }
+
+/// Whether a hold of this lease may be handed to that one: it waits, with another lease. Within
+/// one lease nobody could tell the holds apart.
+///
+/// # Errors
+/// [`OrderError::NoHeir`].
+pub(crate) fn may_be_handed(heir: &Contender, lease: LeaseId) -> Result<(), OrderError> {
+    let waits = !heir.holds && heir.lease != lease;
+    if waits { Ok(()) } else { Err(OrderError::NoHeir { heir: heir.key.clone() }) }
+}

@@ -212,11 +212,12 @@ pub(super) fn priority(id: &[u8]) -> i16 {
 
 /// Whose an item is, of so many: the same on all nodes.
 fn share(id: &[u8], sharers: usize) -> usize {
-    // FNV-1a, folded: neighbours fall apart.
+    // FNV-1a, finished as MurmurHash3 is: neighbours fall apart.
     let hash = id.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     });
-    ((hash ^ (hash >> 32)) % sharers as u64) as usize
+    let hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    ((hash ^ (hash >> 33)) % sharers as u64) as usize
 }
 
 #[cfg(test)]
