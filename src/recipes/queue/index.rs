@@ -369,9 +369,9 @@ mod tests {
                 assert!(seen.insert(id), "two reach for one");
             }
         }
-        // The end of a session ends its claims, and with them its share.
+        // The end of a session ends its claims, and with them its share; what it had comes first again.
         index.follow(&delete("q/claim/c6"));
         index.follow(&delete("q/claim/c7"));
-        assert_eq!(chosen(&index, 2, 5, "me", false), ["000", "001"]);
+        assert_eq!(chosen(&index, 3, 5, "me", false), ["c6", "c7", "000"]);
     }
 }
