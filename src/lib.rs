@@ -74,6 +74,7 @@ pub use recipes::{Fence, Stale};
 pub use recipes::{Group, GroupError, GroupEvent, GroupMember, GroupWatch, Membership};
 pub use recipes::{Latch, LatchError};
 pub use recipes::{LockInfo, Locks, OrderError};
+pub use recipes::{NotATicket, ResumeError, Ticket};
 pub use recipes::{Permit, Semaphore, Slot};
 pub use recipes::{Ran, RunOnce, RunOnceError};
 pub use recipes::{Sequence, SequenceError, SequentialKey};

@@ -1,4 +1,5 @@
-//! Elections: work that runs only while its node leads, over losses, kills and partitions.
+//! Elections: work that runs only while its node leads, over losses, kills and partitions; and holds that
+//! are taken up again in the program's next life.
 
 use std::future::pending;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,12 +10,14 @@ use std::time::Duration;
 use bowline::env::{BootClock, Clock};
 use bowline::testing::Cluster;
 use bowline::{
-    GuardError, LeadError, LeaderEvent, Leadership, LockError, Loss, Moment, Node, Session, Wait,
+    GuardError, LeadError, LeaderEvent, Leadership, LockError, Loss, Moment, Node, Released,
+    ResumeError, Revision, Session, Ticket, Wait,
 };
 use tokio::sync::oneshot;
 
 use crate::stage::{
-    Begun, LONG, SOON, another_session, lasting, quick, roles, session, until_places, until_true,
+    Begun, LONG, SOON, another_session, lasting, quick, roles, session, stand_in_line,
+    until_places, until_true,
 };
 
 mod stage;
@@ -331,4 +334,108 @@ fn never_are_two_at_work_while_leaders_are_killed_and_cut_off() {
     assert!(spells.len() >= 6);
     let observed = session(&cluster, 0).election("jobs").observe().next().wait().unwrap();
     assert_eq!(observed, LeaderEvent::Vacant);
+}
+
+#[test]
+fn a_leadership_is_taken_up_again_over_a_restart_of_the_node() {
+    let mut cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let mine = another_session(&cluster, one, "scheduler");
+    let leadership = mine.election("jobs").campaign("a").wait().unwrap();
+    let (saved, token) = (leadership.ticket().to_string(), leadership.token());
+    cluster.kill(one).wait();
+    drop((leadership, mine));
+    let rival = Begun::new(session(&cluster, two).election("jobs").campaign("b"));
+    until_places(cluster.node(two), "jobs", 2);
+    cluster.restart(one).wait().unwrap();
+
+    let ticket: Ticket = saved.parse().unwrap();
+    let mine = cluster.node(one).resume_session(ticket.lease()).wait().unwrap();
+    let election = mine.election("jobs");
+    let leadership = election.resume(&ticket).wait().unwrap();
+    assert!(leadership.is_leader());
+    assert!(leadership.token() > token, "{} after {token}", leadership.token());
+    assert_eq!(leadership.since(), ticket.since());
+    leadership.proclaim("a again").wait().unwrap();
+    assert_eq!(election.leader().wait().unwrap().unwrap().value, "a again");
+    assert_eq!(election.resume(&ticket).wait().unwrap_err(), ResumeError::InUse);
+    leadership.resign().wait().unwrap();
+    assert!(rival.finish().unwrap().is_leader());
+    assert_eq!(election.resume(&ticket).wait().unwrap_err(), ResumeError::Over);
+}
+
+#[test]
+fn a_lock_that_is_left_is_taken_up_again_on_another_node_and_on_the_same() {
+    let cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let mut mine = another_session(&cluster, one, "importer");
+    let guard = mine.mutex("import").lock().wait().unwrap();
+    let mut last = guard.token();
+    let mut ticket = guard.ticket();
+    assert_eq!(mine.mutex("import").resume(&ticket).wait().unwrap_err(), ResumeError::InUse);
+    let mut guard = Some(guard);
+    for member in [two, two, one] {
+        let old = guard.take().unwrap();
+        ticket = match member == one {
+            true => old.leak(),
+            false => {
+                let ticket = old.ticket();
+                assert_eq!(mine.clone().orphan(), ticket.lease());
+                drop(old);
+                ticket
+            }
+        };
+        let lease = mine.orphan();
+        mine = cluster.node(member).resume_session(lease).wait().unwrap();
+        let next = mine.mutex("import").resume(&ticket).wait().unwrap();
+        assert!(next.is_held() && next.token() > last);
+        last = next.token();
+        // A task of the same session waits behind it, with a key of its own.
+        let waits = stand_in_line(&mine, cluster.node(member), "import");
+        drop(waits);
+        until_places(cluster.node(member), "import", 1);
+        guard = Some(next);
+    }
+    // Long after its driver has looked, the guard stands.
+    let guard = guard.unwrap();
+    guard.txn().then(bowline::Op::put("imported", "1")).commit().wait().unwrap();
+    assert!(guard.is_held());
+    assert_eq!(guard.release().wait().unwrap(), Released::Now);
+    let other = session(&cluster, two).mutex("import").try_lock().wait();
+    assert!(other.is_ok());
+}
+
+#[test]
+fn who_was_waiting_waits_again_and_what_is_unknown_is_refused() {
+    let cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let holder = session(&cluster, two).mutex("import").lock().wait().unwrap();
+    let mine = another_session(&cluster, one, "importer");
+    let waits = stand_in_line(&mine, cluster.node(one), "import");
+    let line = mine.mutex("import").line().unwrap();
+    let (lease, second) = (mine.lease(), line[1].clone());
+    let (since, key) = (second.since, String::from_utf8(second.key.to_vec()).unwrap());
+    mine.orphan();
+    drop(waits);
+    let mine = cluster.node(one).resume_session(lease).wait().unwrap();
+    let mutex = mine.mutex("import");
+    let ticket = |lease: &str, since, key: &str| -> Ticket {
+        format!("{lease}@{since}:{key}").parse().unwrap()
+    };
+    let good = ticket(&lease.to_string(), since, &key);
+    let over = ticket(&lease.to_string(), Revision(1), &key);
+    assert_eq!(mutex.resume(&over).wait().unwrap_err(), ResumeError::Over);
+    let other = mutex.resume(&ticket("1234", since, &key)).wait().unwrap_err();
+    assert!(matches!(other, ResumeError::AnotherLease { .. }), "{other:?}");
+    let other = mine.mutex("export").resume(&good).wait().unwrap_err();
+    assert!(matches!(other, ResumeError::AnotherName { .. }), "{other:?}");
+
+    let resuming = std::thread::spawn(move || mutex.resume(&good).wait());
+    let behind = another_session(&cluster, two, "behind");
+    let behind = stand_in_line(&behind, cluster.node(two), "import");
+    holder.release().wait().unwrap();
+    let guard = resuming.join().unwrap().unwrap();
+    assert_eq!(guard.since(), since);
+    guard.release().wait().unwrap();
+    assert!(behind.finish().unwrap().is_held());
 }

@@ -117,10 +117,20 @@ impl Book {
         let (id, session) = (self.number(), Arc::clone(ask.session));
         let value = ask.value.clone();
         let place = Arc::new(Place::new(id, prefixes, keys, session, value, ask.is_shared));
-        self.keep(&place);
-        let kept = self.sessions.entry(ask.session.lease).or_default();
-        kept.insert(id, Arc::clone(&place));
+        self.welcome(&place);
         Ok(place)
+    }
+
+    /// A place is new here.
+    pub(super) fn welcome(&mut self, place: &Arc<Place>) {
+        self.keep(place);
+        let kept = self.sessions.entry(place.session.lease).or_default();
+        kept.insert(place.id, Arc::clone(place));
+    }
+
+    /// This node's place of this key.
+    pub(super) fn local(&self, prefix: &[u8], key: &Bytes) -> Option<&Arc<Place>> {
+        self.lines.get(prefix).and_then(|line| line.local.get(key))
     }
 
     /// A key in a line that no place of this node has: etcd's own name if that is free, and one that

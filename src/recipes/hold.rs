@@ -25,6 +25,7 @@ use super::owner::Owner;
 use super::place::{BOUND_MAX, Bound, Grant, Place, Turn};
 use super::rule::Rule;
 use super::stance::Stance;
+use super::ticket::Ticket;
 use super::token::Token;
 use super::view::{self, Contender};
 
@@ -157,6 +158,12 @@ impl Hold {
     /// What somebody asks of the holder, if somebody does.
     pub fn request(&self) -> Option<Request> {
         self.turn.request()
+    }
+
+    /// Lets go of it without releasing it.
+    pub(super) fn leak(mut self) -> Ticket {
+        self.is_counted = false;
+        self.ticket()
     }
 
     /// Asks this holder to give the lock up.

@@ -66,7 +66,11 @@ impl Lines {
         any.downcast().expect("the lines are all that follows a node's replica")
     }
 
-    fn lock(&self) -> MutexGuard<'_, Book> {
+    pub(super) fn upgrade(&self) -> Option<Arc<Shared>> {
+        self.shared.upgrade()
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Book> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -204,7 +208,7 @@ impl Lines {
     }
 
     /// Says what is to be said. No lock is held.
-    fn perform(self: &Arc<Self>, acts: Acts) {
+    pub(super) fn perform(self: &Arc<Self>, acts: Acts) {
         for act in acts.0 {
             match act {
                 Act::Wake(waker) => waker.wake(),

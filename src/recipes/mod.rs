@@ -52,8 +52,10 @@ mod line;
 mod order;
 mod owner;
 mod place;
+mod resume;
 mod rule;
 mod stance;
+mod ticket;
 mod token;
 mod view;
 mod wish;
@@ -105,11 +107,13 @@ pub use queue::{
     Delivery, ItemId, ItemState, PutItem, PutMany, Queue, QueueError, QueueTaker, QueuedItem,
     TakeCall,
 };
+pub use resume::ResumeError;
 pub use rule::LockKind;
 pub use run_once::{Ran, RunOnce, RunOnceError};
 pub use rw_lock::{DowngradeError, ReadGuard, RwLock, WriteGuard};
 pub use semaphore::{Permit, Semaphore, Slot};
 pub use sequence::{Sequence, SequenceError, SequentialKey};
+pub use ticket::{NotATicket, Ticket};
 pub use token::Token;
 pub use upgrade::{Upgrade, UpgradeError};
 pub use view::Contender;

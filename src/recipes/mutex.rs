@@ -61,6 +61,10 @@ impl Mutex {
         &self.name
     }
 
+    pub(super) fn session(&self) -> &Session {
+        &self.session
+    }
+
     /// Waits until this is the holder. Dropping the future leaves the line.
     #[track_caller]
     pub fn lock(&self) -> LockCall {

@@ -64,6 +64,18 @@ impl<G: From<Hold>> Wish<G> {
         Self { inner: Inner::True(Some(hold)), guard: PhantomData }
     }
 
+    /// A wish that stands in line already.
+    pub(super) fn of(
+        session: &Session,
+        lines: Arc<Lines>,
+        place: Arc<Place>,
+        turn: Arc<Turn>,
+    ) -> Self {
+        let (session, owner) = (session.clone(), None);
+        let waits = Waits { session, lines, place, turn, owner, looked: None, is_over: false };
+        Self { inner: Inner::Waits(waits), guard: PhantomData }
+    }
+
     /// Steps into line.
     pub(crate) fn enter(session: &Session, asked: Asked) -> Result<Self, LockError> {
         let Asked { names, mut stance, owner, is_shared, only_try, deadline, cap } = asked;

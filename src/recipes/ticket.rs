@@ -1,0 +1,108 @@
+//! What a program saves of a hold, to find it again in its next life.
+//!
+//! ```text
+//!   694d7f2@17:cron/leader/694d7f2        the lease, since which revision, and the key
+//! ```
+
+use std::str::FromStr;
+
+use bytes::Bytes;
+use thiserror::Error as ThisError;
+
+use crate::model::{LeaseId, Revision};
+
+/// Names one hold of a lock, or one leadership, for good: a later hold of the same lock has another one.
+/// Made by [`Hold::ticket`](crate::Hold::ticket) and written as text; a program saves it before it does
+/// what must be gone on with after a crash, and takes the hold up again with
+/// [`Mutex::resume`](crate::Mutex::resume) or [`Election::resume`](crate::Election::resume).
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Ticket {
+    pub(super) lease: LeaseId,
+    pub(super) since: Revision,
+    pub(super) key: Bytes,
+}
+
+/// A text is not that of a [`Ticket`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ThisError)]
+#[error("not a ticket: it should read LEASE@REVISION:KEY")]
+pub struct NotATicket;
+
+impl Ticket {
+    /// The lease, to be resumed first: [`Node::resume_session`](crate::Node::resume_session).
+    pub fn lease(&self) -> LeaseId {
+        self.lease
+    }
+
+    /// The revision that made the key.
+    pub fn since(&self) -> Revision {
+        self.since
+    }
+
+    /// The key in the line.
+    pub fn key(&self) -> &Bytes {
+        &self.key
+    }
+}
+
+impl std::fmt::Display for Ticket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}@{}:", self.lease, self.since)?;
+        for byte in &self.key {
+            match byte {
+                b'!'..=b'~' if *byte != b'%' => write!(f, "{}", char::from(*byte))?,
+                other => write!(f, "%{other:02x}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Ticket {
+    type Err = NotATicket;
+
+    fn from_str(text: &str) -> Result<Self, NotATicket> {
+        let (lease, rest) = text.split_once('@').ok_or(NotATicket)?;
+        let (since, key) = rest.split_once(':').ok_or(NotATicket)?;
+        let lease = u64::from_str_radix(lease, 16).ok().and_then(LeaseId::new);
+        let since = since.parse().map(Revision).map_err(|_| NotATicket)?;
+        let key = unescape(key).ok_or(NotATicket)?;
+        Ok(Ticket { lease: lease.ok_or(NotATicket)?, since, key })
+    }
+}
+
+fn unescape(text: &str) -> Option<Bytes> {
+    let mut bytes = text.bytes();
+    let mut key = Vec::with_capacity(text.len());
+    while let Some(byte) = bytes.next() {
+        let byte = match byte {
+            b'%' => {
+                let mut digit = || char::from(bytes.next()?).to_digit(16);
+                let (high, low) = (digit()?, digit()?);
+                u8::try_from(high * 16 + low).ok()?
+            }
+            b'!'..=b'~' => byte,
+            _ => return None,
+        };
+        key.push(byte);
+    }
+    (!key.is_empty()).then(|| key.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        for key in ["cron/leader/694d7f2", "a b/100%/1.2", "\u{e9}:@\n/\0"] {
+            let lease = LeaseId::new(0x0694_d7f2).unwrap();
+            let ticket = Ticket { lease, since: Revision(17), key: Bytes::from(key) };
+            let text = ticket.to_string();
+            assert!(text.starts_with("694d7f2@17:") && text.bytes().all(|b| b.is_ascii_graphic()));
+            assert_eq!(text.parse(), Ok(ticket));
+        }
+        for text in ["", "1@2", "0@2:k", "1@2:", "x@2:k", "1@x:k", "1@2:%", "1@2:%4", "1@2:k k"] {
+            assert_eq!(text.parse::<Ticket>(), Err(NotATicket), "{text:?}");
+        }
+    }
+}
