@@ -115,7 +115,7 @@ impl Book {
         }
         let keys = prefixes.iter().map(|prefix| self.new_key(prefix, ask.session.lease)).collect();
         let (id, session) = (self.number(), Arc::clone(ask.session));
-        let value = ask.value.clone();
+        let value = (ask.value)();
         let place = Arc::new(Place::new(id, prefixes, keys, session, value, ask.is_shared));
         self.welcome(&place);
         Ok(place)

@@ -131,7 +131,9 @@ impl Enters for Campaign {
             return Err(LockError::ReservedValue);
         }
         let deadline = deadline_of(&session, deadline, false);
-        Wish::enter_with(&session, vec![name], value, None, |ask| ask.deadline = deadline)
+        Wish::enter_with(&session, vec![name], &|| value.clone(), None, |ask| {
+            ask.deadline = deadline
+        })
     }
 }
 

@@ -303,6 +303,10 @@ impl Hold {
         if let Some(loss) = self.loss(shared.now()) {
             return Ok(Released::WasLost(loss));
         }
+        // Most often the next task of this process has it at once, and nothing is to be waited for.
+        if self.lines.pass_on(&self.place, &self.turn) {
+            return Ok(Released::Now);
+        }
         let (sender, mut receiver) = oneshot::channel();
         if !self.give_up(Loss::Released, ReplyTo::Waiting(sender)) {
             return Ok(Released::WasLost(self.turn.loss().unwrap_or(Loss::KeyDeleted)));

@@ -38,8 +38,8 @@ pub(crate) struct Ask<'a> {
     /// The names of the locks, without a slash at their ends; not empty, each once.
     pub(crate) names: &'a [Bytes],
     pub(crate) session: &'a Arc<SessionState>,
-    /// What the row says.
-    pub(crate) value: Bytes,
+    /// What the row says: made only if there must be one.
+    pub(crate) value: &'a dyn Fn() -> Bytes,
     /// Whether the task may share a place with others of its session: a mutex, with nothing to say.
     pub(crate) is_shared: bool,
     pub(crate) only_try: bool,
@@ -179,6 +179,15 @@ impl Lines {
         self.perform(acts);
         self.forget_cap(turn);
         was_held
+    }
+
+    /// Passes a hold on to the next task of this process, if there is nothing else to be done; false if
+    /// there is.
+    pub(crate) fn pass_on(self: &Arc<Self>, place: &Place, turn: &Arc<Turn>) -> bool {
+        let mut acts = Acts::default();
+        let has_passed = place.pass_on(turn, &mut acts);
+        self.perform(acts);
+        has_passed
     }
 
     /// The outcome of a transaction under a hold is known, or never will be.

@@ -15,7 +15,6 @@ use super::hold::Hold;
 use super::mutex::Guard;
 use super::owner::{Mode, Owner};
 use super::rule::Rule;
-use super::stance::{self, Stance};
 use super::wish::{Asked, Enters, Locking, Wish};
 
 /// Takes a lock: made by [`Mutex::lock`](crate::Mutex::lock), [`RwLock::read`](crate::RwLock::read),
@@ -104,10 +103,9 @@ impl<G: From<Hold>> LockCall<G> {
         }
         let has_nothing_to_say = why.is_none() && cap.is_none() && owner.is_none();
         let is_shared = rule == Rule::Alone && names.len() == 1 && has_nothing_to_say;
-        let mut stance = Stance::new(rule, stance::site(caller));
-        stance.why = why.unwrap_or_default();
+        let why = why.unwrap_or_default();
         let deadline = deadline_of(&session, timeout, only_try);
-        let asked = Asked { names, stance, owner, is_shared, only_try, deadline, cap };
+        let asked = Asked { names, rule, caller, why, owner, is_shared, only_try, deadline, cap };
         Wish::enter(&session, asked)
     }
 }

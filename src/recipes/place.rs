@@ -440,6 +440,20 @@ impl Place {
         }
     }
 
+    /// Ends a turn's hold by passing it on inside the node, if that is all that is due.
+    pub(crate) fn pass_on(&self, turn: &Arc<Turn>, acts: &mut Acts) -> bool {
+        let mut inner = self.lock();
+        let Phase::Held { since, granted } = inner.phase else { return false };
+        let is_due = inner.is_held_by(turn) && inner.open_txns == 0 && !inner.turns.is_empty();
+        let is_plain = turn.cap.is_none() && self.session.ended().is_none();
+        if !is_due || !is_plain || !self.may_pass(&mut inner) {
+            return false;
+        }
+        turn.lose(Loss::Released, acts);
+        inner.hop += 1;
+        inner.give(since, granted, acts)
+    }
+
     /// Whether this turn has it.
     pub(crate) fn is_held_by(&self, turn: &Arc<Turn>) -> bool {
         self.lock().is_held_by(turn)

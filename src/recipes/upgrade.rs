@@ -32,7 +32,7 @@ use super::lock_call::deadline_of;
 use super::owner::Mode;
 use super::rule::{Queue, Rule};
 use super::rw_lock::{ReadGuard, WriteGuard};
-use super::stance::{self, Stance};
+use super::stance::Stance;
 use super::view;
 use super::wish::{Asked, Wish};
 
@@ -112,11 +112,11 @@ impl Upgrade {
     }
 
     fn wish(&mut self, read: &Hold) -> Result<Wish<Hold>, LockError> {
-        let mut stance = Stance::new(Rule::Upgrade(read.key().clone()), stance::site(self.caller));
-        stance.why = self.why.clone().unwrap_or_default();
         let asked = Asked {
             names: vec![lock_of(read.key())],
-            stance,
+            rule: Rule::Upgrade(read.key().clone()),
+            caller: self.caller,
+            why: self.why.clone().unwrap_or_default(),
             owner: read.owner().cloned(),
             is_shared: false,
             only_try: self.only_try,

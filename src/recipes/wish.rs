@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::marker::PhantomData;
+use std::panic::Location;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -17,7 +18,8 @@ use super::hold::Hold;
 use super::line::{Ask, Lines};
 use super::owner::{Mode, Owner};
 use super::place::{Place, Stage, Turn};
-use super::stance::Stance;
+use super::rule::Rule;
+use super::stance::{self, Stance};
 
 /// The most names that one wish may be for, within what a transaction may hold.
 pub(crate) const NAMES_MAX: usize = 30;
@@ -25,7 +27,9 @@ pub(crate) const NAMES_MAX: usize = 30;
 /// What is asked for, by a call of any kind.
 pub(crate) struct Asked {
     pub(crate) names: Vec<Bytes>,
-    pub(crate) stance: Stance,
+    pub(crate) rule: Rule,
+    pub(crate) caller: &'static Location<'static>,
+    pub(crate) why: Bytes,
     pub(crate) owner: Option<Owner>,
     pub(crate) is_shared: bool,
     pub(crate) only_try: bool,
@@ -78,14 +82,18 @@ impl<G: From<Hold>> Wish<G> {
 
     /// Steps into line.
     pub(crate) fn enter(session: &Session, asked: Asked) -> Result<Self, LockError> {
-        let Asked { names, mut stance, owner, is_shared, only_try, deadline, cap } = asked;
-        check(&names)?;
-        let mode = Mode::of(&stance.rule);
-        if let Some(owner) = &owner {
-            owner.sign(&mut stance);
-        }
-        let value = stance.to_value();
-        Self::enter_with(session, names, value, owner.map(|owner| (owner, mode)), |ask| {
+        let Asked { names, rule, caller, why, owner, is_shared, only_try, deadline, cap } = asked;
+        let mode = Mode::of(&rule);
+        let signer = owner.clone();
+        let value = || {
+            let mut stance = Stance::new(rule.clone(), stance::site(caller));
+            stance.why = why.clone();
+            if let Some(owner) = &signer {
+                owner.sign(&mut stance);
+            }
+            stance.to_value()
+        };
+        Self::enter_with(session, names, &value, owner.map(|owner| (owner, mode)), |ask| {
             (ask.is_shared, ask.only_try, ask.deadline, ask.cap) =
                 (is_shared, only_try, deadline, cap);
         })
@@ -95,7 +103,7 @@ impl<G: From<Hold>> Wish<G> {
     pub(crate) fn enter_with(
         session: &Session,
         names: Vec<Bytes>,
-        value: Bytes,
+        value: &dyn Fn() -> Bytes,
         owner: Option<(Owner, Mode)>,
         more: impl FnOnce(&mut Ask<'_>),
     ) -> Result<Self, LockError> {
@@ -151,20 +159,21 @@ impl Waits {
             return Poll::Pending;
         }
         let stage = self.turn.stage(Some(context.waker()));
-        let now = self.session.shared().now();
         match stage {
             Stage::Failed(why) => {
                 self.is_over = true;
                 self.lines.forget_deadline(&self.turn);
                 // The end of the session has deleted the key.
-                let ended = self.session.state().end(now);
+                let ended = self.session.state().end(self.session.shared().now());
                 return Poll::Ready(Err(match (why, ended) {
                     (LockError::Evicted, Some(end)) => LockError::SessionEnded(end),
                     (why, _) => why,
                 }));
             }
-            Stage::Asked | Stage::Stands(_) | Stage::Holds(_) => {
+            Stage::Asked => {}
+            Stage::Stands(_) | Stage::Holds(_) => {
                 // A grant is delivered only while the session is believed in.
+                let now = self.session.shared().now();
                 if let Some(end) = self.session.state().end(now) {
                     self.give_up(LockError::SessionEnded(end));
                     return Poll::Ready(Err(LockError::SessionEnded(end)));
