@@ -407,7 +407,7 @@ fn a_lock_that_is_left_is_taken_up_again_on_another_node_and_on_the_same() {
 
 #[test]
 fn who_was_waiting_waits_again_and_what_is_unknown_is_refused() {
-    let cluster = lasting(3);
+    let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let holder = session(&cluster, two).mutex("import").lock().wait().unwrap();
     let mine = another_session(&cluster, one, "importer");
@@ -415,8 +415,9 @@ fn who_was_waiting_waits_again_and_what_is_unknown_is_refused() {
     let line = mine.mutex("import").line().unwrap();
     let (lease, second) = (mine.lease(), line[1].clone());
     let (since, key) = (second.since, String::from_utf8(second.key.to_vec()).unwrap());
-    mine.orphan();
-    drop(waits);
+    cluster.kill(one).wait();
+    assert!(waits.finish().is_err());
+    cluster.restart(one).wait().unwrap();
     let mine = cluster.node(one).resume_session(lease).wait().unwrap();
     let mutex = mine.mutex("import");
     let ticket = |lease: &str, since, key: &str| -> Ticket {

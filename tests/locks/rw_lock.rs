@@ -351,8 +351,8 @@ fn a_node_that_restarts_leaves_no_reader_behind() {
     let writer = writes(&session(&cluster, two), cluster.node(two));
     cluster.kill(one).wait();
     cluster.restart(one).wait().unwrap();
-    assert!(writer.finish().unwrap().is_held());
-    assert!(!reader.is_held());
+    let writing = writer.finish().unwrap();
+    assert!(writing.is_held() && !reader.is_held());
     until_places(cluster.node(two), LOCK, 1);
 }
 

@@ -123,9 +123,7 @@ pub(crate) fn until(node: &Node, name: &str, what: &str, fits: impl Fn(u64) -> b
             return;
         }
         assert!(node.now().since(begun) < SOON, "{name}: {} keys, not {what}", reply.count);
-        let next = Revision(reply.revision.get() + 1);
-        let mut changes = kv.watch(below.clone()).from(next).wait().unwrap();
-        changes.next().wait().unwrap().unwrap();
+        std::thread::yield_now();
     }
 }
 
