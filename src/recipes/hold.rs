@@ -23,6 +23,7 @@ use super::operate::OrderError;
 use super::order::Request;
 use super::owner::Owner;
 use super::place::{BOUND_MAX, Bound, Grant, Place, Turn};
+use super::queue::Delivery;
 use super::rule::Rule;
 use super::stance::Stance;
 use super::ticket::Ticket;
@@ -208,6 +209,7 @@ impl Hold {
             grant: self.grant.clone(),
             txn: Txn::default(),
             bound: Vec::new(),
+            items: Items::default(),
             timeout: None,
         }
     }
@@ -413,6 +415,10 @@ pub enum GuardError {
     /// This is not the holder any more. Nothing was changed.
     #[error("not applied: the lock is not held any more")]
     NotHeld,
+    /// An item that was to be acknowledged ([`GuardTxn::ack`]) is not this taker's any more. Nothing was
+    /// changed, but that [`GuardTxn::commit_and_release`] has released the lock.
+    #[error("not applied: the item is not this taker's any more")]
+    NotOurs,
     /// A leader's value that begins as what Bowline writes into other lines. Nothing was changed.
     #[error("a leader's value must not begin with \"bowline:1 \"")]
     ReservedValue,
@@ -431,7 +437,46 @@ pub struct GuardTxn {
     grant: Grant,
     txn: Txn,
     bound: Vec<Bound>,
+    items: Items,
     timeout: Option<Duration>,
+}
+
+/// The items that a transaction acknowledges. Those that it does not are given back as they are dropped.
+#[derive(Default)]
+struct Items {
+    deliveries: Vec<Delivery>,
+    /// What is carried out where one of them is somebody else's.
+    otherwise: Vec<Op>,
+}
+
+impl Items {
+    /// The transaction, if all of them are still their takers'.
+    fn around(&self, mut txn: Txn) -> Txn {
+        if self.deliveries.is_empty() {
+            return txn;
+        }
+        // Last, so that the results of the caller's own operations stand where he knows them.
+        txn.success.extend(self.deliveries.iter().flat_map(Delivery::done));
+        let compares = self.deliveries.iter().map(Delivery::still_ours).collect();
+        Txn { compares, success: vec![Op::Txn(txn)], failure: self.otherwise.clone() }
+    }
+
+    /// The reply of the transaction itself; `None` if one of them was somebody else's.
+    fn inside(is_any: bool, reply: &TxnReply) -> Option<&TxnReply> {
+        match reply.results.last() {
+            _ if !is_any => Some(reply),
+            Some(TxnResult::Txn(inner)) if reply.succeeded => Some(inner),
+            _ => None,
+        }
+    }
+
+    /// This is what became of it. What is not surely acknowledged is given back: behind an
+    /// acknowledgement that comes true all the same, that does nothing.
+    fn settle(self, is_done: bool) {
+        if is_done {
+            self.deliveries.into_iter().for_each(Delivery::settled);
+        }
+    }
 }
 
 impl GuardTxn {
@@ -470,6 +515,37 @@ impl GuardTxn {
         self
     }
 
+    /// Acknowledges an item of a queue in the same entry, if all conditions hold; with
+    /// [`GuardTxn::commit_and_release`] the result, the release of the lock and the acknowledgement are one
+    /// step. If the item is not this taker's any more nothing is done, not even what
+    /// [`GuardTxn::or_else`] says, and the error is [`GuardError::NotOurs`].
+    ///
+    /// In every other case in which it is not acknowledged (the lock is lost, a condition does not hold, the
+    /// transaction is refused, or dropped before it was begun) the item is given back, as if the delivery
+    /// had been dropped: somebody takes it again. After an unknown outcome, too: then it is either
+    /// acknowledged or given back.
+    ///
+    /// ```
+    /// # use bowline::{Config, Node, Op, Wait};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// let session = node.session().wait()?;
+    /// let jobs = session.queue("jobs");
+    /// jobs.put("pay 7 to ann").wait()?;
+    ///
+    /// let job = jobs.take().wait()?;
+    /// let guard = session.mutex("accounts/ann").lock().wait()?;
+    /// let result = Op::put("results/ann", "7 paid"); // the work
+    /// guard.txn().then(result).ack(job).commit_and_release(guard).wait()?;
+    /// assert!(jobs.is_empty().wait()?);
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn ack(mut self, delivery: Delivery) -> Self {
+        self.items.deliveries.push(delivery);
+        self
+    }
+
     /// How long the call may take.
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
@@ -481,7 +557,9 @@ impl GuardTxn {
     /// # Errors
     /// [`GuardError::NotHeld`] if the lock is lost: nothing was changed.
     pub async fn commit(self) -> Result<TxnReply, GuardError> {
-        let Self { client, lines, place, turn, grant, txn, bound, timeout } = self;
+        let Self { client, lines, place, turn, grant, txn, bound, items, timeout } = self;
+        let is_any = !items.deliveries.is_empty();
+        let txn = items.around(txn);
         let still_held = grant.still_held(&place);
         let txn = Txn { compares: still_held, success: vec![Op::Txn(txn)], failure: Vec::new() };
         if !txn.writes() {
@@ -490,7 +568,7 @@ impl GuardTxn {
             if let Some(timeout) = timeout {
                 call = call.deadline(timeout);
             }
-            let reply = judged(call.commit().await?);
+            let reply = judged(call.commit().await?, is_any);
             // A task that had passed the lock on inside the node is not told that it still held.
             return if place.is_held_by(&turn) { reply } else { Err(GuardError::NotHeld) };
         }
@@ -503,13 +581,14 @@ impl GuardTxn {
             return Err(GuardError::NotHeld);
         }
         let hook = move |outcome: Option<&CallResult<Reply>>| {
-            let (is_known, bound) = what_is_bound(outcome, bound);
+            let (is_known, is_done, bound) = what_is_done(outcome, is_any, bound);
             lines.end_txn(&place, is_known, bound);
+            items.settle(is_done);
         };
         let shared = &client.shared;
         let deadline = shared.deadline(timeout);
         match shared.write_hooked(Command::Txn(txn), deadline, hook).await.map_err(Error::from)? {
-            Reply::Txn(reply) => judged(reply),
+            Reply::Txn(reply) => judged(reply, is_any),
             other => unreachable!("a transaction is answered by {other:?}"),
         }
     }
@@ -528,12 +607,11 @@ impl GuardTxn {
         let hold: Hold = guard.into();
         assert!(Arc::ptr_eq(&hold.turn, &self.turn), "the guard that the transaction is from");
         // Whatever the transaction's own conditions say, the keys go.
-        for key in self.grant.keys.iter() {
-            self.txn.success.push(Op::delete(key.clone()));
-            self.txn.failure.push(Op::delete(key.clone()));
-        }
-        self.txn.success.extend(self.place.unbinding());
-        self.txn.failure.extend(self.place.unbinding());
+        let mut leaving: Vec<Op> = self.grant.keys.iter().cloned().map(Op::delete).collect();
+        leaving.extend(self.place.unbinding());
+        self.txn.success.extend(leaving.iter().cloned());
+        self.txn.failure.extend(leaving.iter().cloned());
+        self.items.otherwise = leaving;
         // It is not passed on: its key goes.
         self.place.spend();
         let committing = self.commit();
@@ -552,24 +630,31 @@ impl GuardTxn {
     }
 }
 
-/// Whether the outcome of a guarded transaction is known, and which keys it has bound, or may have.
-fn what_is_bound(outcome: Option<&CallResult<Reply>>, bound: Vec<Bound>) -> (bool, Vec<Bound>) {
+/// Whether the outcome of a guarded transaction is known, whether its conditions are known to have held,
+/// and which keys it has bound, or may have.
+fn what_is_done(
+    outcome: Option<&CallResult<Reply>>,
+    is_any: bool,
+    bound: Vec<Bound>,
+) -> (bool, bool, Vec<Bound>) {
     match outcome {
         Some(Ok(Reply::Txn(reply))) => {
-            let has_put = match reply.results.last() {
-                Some(TxnResult::Txn(inner)) => reply.succeeded && inner.succeeded,
+            let is_done = match reply.results.last() {
+                Some(TxnResult::Txn(inner)) if reply.succeeded => {
+                    Items::inside(is_any, inner).is_some_and(|own| own.succeeded)
+                }
                 _ => false,
             };
-            (true, if has_put { bound } else { Vec::new() })
+            (true, is_done, if is_done { bound } else { Vec::new() })
         }
         None
         | Some(Err(
             CallError::Deadline { maybe_applied: true }
             | CallError::Stopped { maybe_applied: true, .. },
-        )) => (false, unsure(bound)),
+        )) => (false, false, unsure(bound)),
         // It was applied, and nobody knows which of its branches.
-        Some(Ok(_)) => (true, unsure(bound)),
-        Some(Err(_)) => (true, Vec::new()),
+        Some(Ok(_)) => (true, false, unsure(bound)),
+        Some(Err(_)) => (true, false, Vec::new()),
     }
 }
 
@@ -577,9 +662,11 @@ fn unsure(bound: Vec<Bound>) -> Vec<Bound> {
     bound.into_iter().map(|bound| Bound { is_sure: false, ..bound }).collect()
 }
 
-fn judged(mut reply: TxnReply) -> Result<TxnReply, GuardError> {
+fn judged(mut reply: TxnReply, is_any: bool) -> Result<TxnReply, GuardError> {
     match reply.results.pop() {
-        Some(TxnResult::Txn(inner)) if reply.succeeded => Ok(inner),
+        Some(TxnResult::Txn(inner)) if reply.succeeded => {
+            Items::inside(is_any, &inner).cloned().ok_or(GuardError::NotOurs)
+        }
         _ => Err(GuardError::NotHeld),
     }
 }

@@ -151,6 +151,21 @@ impl Mutex {
 guard! {
     /// A held lock. Dropping it releases it, in the background; [`Guard::release`] waits for that.
     /// Everything else is in [`Hold`](crate::Hold).
+    ///
+    /// Done, and released, in one entry, if it is still held (with
+    /// [`GuardTxn::ack`](crate::GuardTxn::ack) an item of a queue is acknowledged in it, too: see
+    /// [`Delivery`](crate::Delivery)):
+    ///
+    /// ```
+    /// # use bowline::{Config, Node, Op, Wait};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// let guard = node.session().wait()?.mutex("locks/orders/42").lock().wait()?;
+    /// let write = guard.txn().then(Op::put("orders/42/state", "paid"));
+    /// write.commit_and_release(guard).wait()?;
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     Guard
 }
 

@@ -189,7 +189,7 @@ impl RunOnce {
                 let result = look_until::<_, Error>(client, range, until, found).await?;
                 Ok(Ran { result, is_here: false })
             }
-            Err(GuardError::NotHeld | GuardError::ReservedValue) => {
+            Err(GuardError::NotHeld | GuardError::NotOurs | GuardError::ReservedValue) => {
                 Err(RunOnceError::Lost(begun.lost().await))
             }
             Err(GuardError::Store(error)) => Err(error.into()),

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use crate::api::{Client, Effect, Error, Session};
 use crate::model::{Command, Compare, KeyValue, Op, Reply, Revision, Txn, TxnReply, TxnResult};
 use crate::node::{CallError, CallResult, ReplyTo};
-use crate::recipes::Loss;
+use crate::recipes::{Loss, Token};
 
 use super::{ItemId, Keys, Part, QueueError};
 
@@ -29,6 +29,11 @@ impl Claim {
 
     pub(super) fn item_key(&self) -> Bytes {
         self.keys.key(Part::Item, &self.id.0)
+    }
+
+    /// What acknowledges the item.
+    fn done(&self) -> [Op; 2] {
+        [Op::delete(self.item_key()), Op::delete(self.key())]
     }
 
     fn is_ours(&self) -> Compare {
@@ -52,7 +57,28 @@ impl Claim {
 ///   acknowledge it: [`Delivery::ack_with`] makes that the moment at which the work counts, and
 ///   [`Delivery::lost`] says early that it will not.
 /// - What was not acknowledged is taken again, by anybody: at least once, not exactly once, unless all
-///   that the work does is in [`Delivery::ack_with`].
+///   that the work does is in [`Delivery::ack_with`], or in a transaction under a lock with
+///   [`GuardTxn::ack`](crate::GuardTxn::ack).
+///
+/// Take, lock, do; then result, acknowledgement and release in one entry. If by then the item is not this
+/// taker's any more, or the lock is lost, none of it is done:
+///
+/// ```
+/// # use bowline::{Config, Node, Op, Wait};
+/// # let dir = tempfile::tempdir()?;
+/// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+/// # node.client().queue("jobs").put("42").wait()?;
+/// let session = node.session().wait()?;
+/// let job = session.queue("jobs").take().wait()?;
+/// let guard = session.mutex("locks/orders/42").lock().wait()?;
+/// let result = Op::put("orders/42/state", "paid"); // the work
+/// guard.txn().then(result).ack(job).commit_and_release(guard).wait()?;
+/// # assert!(session.queue("jobs").is_empty().wait()?);
+/// # node.shutdown().wait();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// What the work does outside the store is fenced by [`Delivery::token`].
 #[must_use = "an item is given back when this is dropped"]
 pub struct Delivery {
     claim: Claim,
@@ -97,8 +123,33 @@ impl Delivery {
         self.put_at
     }
 
-    /// The revision at which it was taken: a fencing token, higher than that of every taking of this item
-    /// before.
+    /// The fencing token of this taking: higher than that of every taking of this item before. For what
+    /// the work does outside the store: a [`Fence`](crate::Fence) for each item lets nobody in who had it
+    /// before. Tokens of two items, or of an item and a lock, do not say which is the later one.
+    ///
+    /// ```
+    /// # use bowline::{Config, Fence, Node, Wait};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// # let jobs = node.session().wait()?.queue("jobs");
+    /// # jobs.put("resize 1.png").wait()?;
+    /// let fence = Fence::default(); // kept with what is written
+    /// let job = jobs.take().wait()?;
+    /// let first = job.token();
+    /// job.nack().wait()?; // or its session ends
+    /// let again = jobs.take().wait()?;
+    /// assert!(fence.admit(again.token()).is_ok());
+    /// assert!(fence.admit(first).is_err());
+    /// # again.ack().wait()?;
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias = "fencing_token")]
+    pub fn token(&self) -> Token {
+        Token { revision: self.claim.since, hop: 0 }
+    }
+
+    /// The revision at which it was taken; [`Delivery::token`] is the same as a fencing token.
     pub fn taken_at(&self) -> Revision {
         self.claim.since
     }
@@ -158,7 +209,8 @@ impl Delivery {
 
     /// It is done, and these are its effects: deletes the item and carries out `ops`, in one
     /// transaction, if the item still is this taker's. So each item has its effects once, however often
-    /// it is taken. Answers with what became of the operations. To put into another queue, see
+    /// it is taken. It does not look at locks that this taker holds besides: what must be done under a lock
+    /// goes with [`GuardTxn::ack`](crate::GuardTxn::ack). Answers with what became of the operations. To put into another queue, see
     /// [`Queue::op`](super::Queue::op). What is begun is carried out, also if this future is dropped.
     ///
     /// # Errors
@@ -172,7 +224,7 @@ impl Delivery {
         let ops = Txn { success: ops.into_iter().map(Into::into).collect(), ..Txn::default() };
         let mut txn = Txn {
             compares: vec![self.claim.is_ours()],
-            success: vec![Op::delete(self.claim.item_key()), Op::delete(self.claim.key())],
+            success: self.claim.done().into(),
             failure: vec![],
         };
         let acknowledges_only = ops.success.is_empty();
@@ -210,6 +262,16 @@ impl Delivery {
             Some(TxnResult::Txn(inner)) if !acknowledges_only => Ok(inner),
             _ => Ok(TxnReply { results: vec![], ..reply }),
         }
+    }
+
+    /// What acknowledges it, under the condition that it still is this taker's.
+    pub(in crate::recipes) fn done(&self) -> [Op; 2] {
+        self.claim.done()
+    }
+
+    /// It was acknowledged: nothing is to be given back.
+    pub(in crate::recipes) fn settled(mut self) {
+        self.open = false;
     }
 
     /// Gives it back: it is free at once, where it stood, and this was one attempt. Waits until that is

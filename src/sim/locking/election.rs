@@ -73,7 +73,9 @@ async fn proclaim(player: &Player, holding: &Holding<Leadership>) {
             judge.wrote("proclaim", floor, at, &puts);
             judge.first_in_line(holding.lock, &key, holding.held.since(), at);
         }
-        Err(GuardError::NotHeld | GuardError::ReservedValue) => judge.not_applied(&puts),
+        Err(GuardError::NotHeld | GuardError::NotOurs | GuardError::ReservedValue) => {
+            judge.not_applied(&puts)
+        }
         Err(GuardError::Store(error)) => match error.effect() {
             Effect::NotApplied => judge.not_applied(&puts),
             Effect::Unknown | Effect::Applied => judge.unknown(),

@@ -285,7 +285,7 @@ impl Player {
                 let belief = (holding.lock, holding.held.key(), holding.held.since());
                 judge.wrote_under_lock(belief, &key, read.as_ref(), reply.revision);
             }
-            Err(GuardError::NotHeld | GuardError::ReservedValue) => {
+            Err(GuardError::NotHeld | GuardError::NotOurs | GuardError::ReservedValue) => {
                 judge.not_applied(&puts);
                 judge.count("guarded write refused");
             }
