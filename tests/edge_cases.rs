@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bowline::backup::{self, RestoreOptions};
 use bowline::{
-    Config, Effect, Error, GuardError, KeyRange, LockError, LockKind, LockState, Loss, Node, Op,
-    Released, SessionEnd, Token, Wait,
+    Compare, Config, Effect, Error, GuardError, KeyRange, LockError, LockKind, LockState, Loss,
+    Node, Op, Released, SessionEnd, Token, Wait,
 };
 
 use stage::{
@@ -364,7 +364,7 @@ fn two_kinds_on_one_name_are_refused() {
     let other = session(&cluster, 1);
     let error = other.semaphore("name", 3).acquire().wait().unwrap_err();
     assert_eq!(error, LockError::KindMismatch { stored: LockKind::Mutex });
-    assert_eq!(places(cluster.node(1), "name"), 1);
+    until_places(cluster.node(1), "name", 1);
     guard.release().wait().unwrap();
     // The kind goes with the last who is there.
     assert!(other.semaphore("name", 3).acquire().wait().is_ok());
@@ -378,4 +378,37 @@ fn a_disagreement_about_the_size_of_a_semaphore_is_refused() {
     assert_eq!(error, LockError::LimitMismatch { stored: 3, asked: 4 });
     assert!(session(&cluster, 1).semaphore("name", 3).acquire().wait().is_ok());
     drop(permit);
+}
+
+#[test]
+fn conditions_of_a_hold_that_was_passed_on_inside_the_node_are_not_those_of_the_next() {
+    let cluster = lasting(1);
+    let mutex = session(&cluster, 0).mutex("lock");
+    let first = mutex.lock().wait().unwrap();
+    let next = Begun::new(mutex.lock());
+    assert_eq!(mutex.release(first.token()).wait().unwrap(), Released::Now);
+    let next = next.finish().unwrap();
+    assert_eq!(next.key(), first.key());
+    let kv = cluster.node(0).client();
+    let commit = |conditions: Vec<Compare>| {
+        let txn = conditions.into_iter().fold(kv.txn(), |txn, condition| txn.when(condition));
+        txn.then(Op::put("done", "1")).commit().wait().unwrap().succeeded
+    };
+    assert!(!commit(first.still_held()));
+    assert!(commit(next.still_held()));
+}
+
+#[test]
+fn what_was_released_under_an_open_transaction_is_free_when_its_session_is_left() {
+    let cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let mine = another_session(&cluster, one, "leaves");
+    let guard = mine.mutex("lock").lock().wait().unwrap();
+    cluster.partition(&[one]);
+    let open = Begun::new(guard.txn().then(Op::put("done", "1")).commit());
+    drop(guard);
+    mine.orphan();
+    cluster.heal();
+    assert!(session(&cluster, two).mutex("lock").lock().wait().unwrap().is_held());
+    drop(open);
 }

@@ -16,7 +16,7 @@ use bowline::{
 use tokio::sync::oneshot;
 
 use crate::stage::{
-    Begun, LONG, SOON, another_session, lasting, quick, roles, session, stand_in_line,
+    Begun, LONG, SOON, another_session, lasting, places, quick, roles, session, stand_in_line,
     until_places, until_true,
 };
 
@@ -350,7 +350,7 @@ fn a_leadership_is_taken_up_again_over_a_restart_of_the_node() {
     cluster.restart(one).wait().unwrap();
 
     let ticket: Ticket = saved.parse().unwrap();
-    let mine = cluster.node(one).resume_session(ticket.lease()).wait().unwrap();
+    let mine = session(&cluster, one);
     let election = mine.election("jobs");
     let leadership = election.resume(&ticket).wait().unwrap();
     assert!(leadership.is_leader());
@@ -358,25 +358,32 @@ fn a_leadership_is_taken_up_again_over_a_restart_of_the_node() {
     assert_eq!(leadership.since(), ticket.since());
     leadership.proclaim("a again").wait().unwrap();
     assert_eq!(election.leader().wait().unwrap().unwrap().value, "a again");
-    assert_eq!(election.resume(&ticket).wait().unwrap_err(), ResumeError::InUse);
+    assert_eq!(election.resume(&ticket).wait().unwrap_err(), ResumeError::Over);
+    assert_ne!(leadership.ticket().lease(), ticket.lease());
     leadership.resign().wait().unwrap();
     assert!(rival.finish().unwrap().is_leader());
     assert_eq!(election.resume(&ticket).wait().unwrap_err(), ResumeError::Over);
 }
 
 #[test]
-fn a_lock_that_is_left_is_taken_up_again_on_another_node_and_on_the_same() {
+fn a_lock_that_is_left_is_taken_up_again_by_another_session_of_its_node() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let mut mine = another_session(&cluster, one, "importer");
     let guard = mine.mutex("import").lock().wait().unwrap();
     let mut last = guard.token();
-    let mut ticket = guard.ticket();
-    assert_eq!(mine.mutex("import").resume(&ticket).wait().unwrap_err(), ResumeError::InUse);
+    let ticket = guard.ticket();
+    let resume = |by: &Session, ticket: &Ticket| by.mutex("import").resume(ticket).wait();
+    assert_eq!(resume(&mine, &ticket).unwrap_err(), ResumeError::SameLease(mine.lease()));
+    assert_eq!(resume(&session(&cluster, one), &ticket).unwrap_err(), ResumeError::InUse);
+    // Whoever held it there may believe in it still, as long as its session lives.
+    let elsewhere = resume(&session(&cluster, two), &ticket).unwrap_err();
+    let own = cluster.node(two).status().id;
+    assert_eq!(elsewhere, ResumeError::AnotherNode { ticket: ticket.node(), own });
     let mut guard = Some(guard);
-    for member in [two, two, one] {
+    for is_leaked in [false, true, false] {
         let old = guard.take().unwrap();
-        ticket = match member == one {
+        let ticket = match is_leaked {
             true => old.leak(),
             false => {
                 let ticket = old.ticket();
@@ -385,15 +392,16 @@ fn a_lock_that_is_left_is_taken_up_again_on_another_node_and_on_the_same() {
                 ticket
             }
         };
-        let lease = mine.orphan();
-        mine = cluster.node(member).resume_session(lease).wait().unwrap();
-        let next = mine.mutex("import").resume(&ticket).wait().unwrap();
+        mine.orphan();
+        mine = another_session(&cluster, one, "importer");
+        let next = resume(&mine, &ticket).unwrap();
         assert!(next.is_held() && next.token() > last);
+        assert_eq!(resume(&session(&cluster, one), &ticket).unwrap_err(), ResumeError::Over);
         last = next.token();
         // A task of the same session waits behind it, with a key of its own.
-        let waits = stand_in_line(&mine, cluster.node(member), "import");
+        let waits = stand_in_line(&mine, cluster.node(one), "import");
         drop(waits);
-        until_places(cluster.node(member), "import", 1);
+        until_places(cluster.node(one), "import", 1);
         guard = Some(next);
     }
     // Long after its driver has looked, the guard stands.
@@ -418,18 +426,21 @@ fn who_was_waiting_waits_again_and_what_is_unknown_is_refused() {
     cluster.kill(one).wait();
     assert!(waits.finish().is_err());
     cluster.restart(one).wait().unwrap();
-    let mine = cluster.node(one).resume_session(lease).wait().unwrap();
+    let mine = session(&cluster, one);
     let mutex = mine.mutex("import");
+    let node = cluster.node(one).status().id;
     let ticket = |lease: &str, since, key: &str| -> Ticket {
-        format!("{lease}@{since}:{key}").parse().unwrap()
+        format!("{node}/{lease}@{since}:{key}").parse().unwrap()
     };
     let good = ticket(&lease.to_string(), since, &key);
     let over = ticket(&lease.to_string(), Revision(1), &key);
     assert_eq!(mutex.resume(&over).wait().unwrap_err(), ResumeError::Over);
-    let other = mutex.resume(&ticket("1234", since, &key)).wait().unwrap_err();
-    assert!(matches!(other, ResumeError::AnotherLease { .. }), "{other:?}");
+    let over = ticket("1234", since, &key);
+    assert_eq!(mutex.resume(&over).wait().unwrap_err(), ResumeError::Over);
     let other = mine.mutex("export").resume(&good).wait().unwrap_err();
-    assert!(matches!(other, ResumeError::AnotherName { .. }), "{other:?}");
+    assert!(matches!(other, ResumeError::AnotherLock { .. }), "{other:?}");
+    let other = mine.election("import").resume(&good).wait().unwrap_err();
+    assert!(matches!(other, ResumeError::AnotherLock { .. }), "{other:?}");
 
     let resuming = std::thread::spawn(move || mutex.resume(&good).wait());
     let behind = another_session(&cluster, two, "behind");
@@ -439,4 +450,51 @@ fn who_was_waiting_waits_again_and_what_is_unknown_is_refused() {
     assert_eq!(guard.since(), since);
     guard.release().wait().unwrap();
     assert!(behind.finish().unwrap().is_held());
+}
+
+#[test]
+fn what_the_earlier_life_has_under_way_does_not_fit_what_was_resumed() {
+    let cluster = lasting(3);
+    let (_, one, _) = roles(&cluster);
+    let mine = another_session(&cluster, one, "importer");
+    let guard = mine.mutex("import").lock().wait().unwrap();
+    let reader = mine.rw_lock("table").read().wait().unwrap();
+    let (stale, table) = (guard.still_held(), reader.ticket());
+    let (ticket, kv) = (guard.leak(), cluster.node(one).client());
+    let lease = mine.orphan();
+    let next = session(&cluster, one);
+    let guard = next.mutex("import").resume(&ticket).wait().unwrap();
+    let late = stale.into_iter().fold(kv.txn(), |txn, condition| txn.when(condition));
+    assert!(!late.then(bowline::Op::put("imported", "late")).commit().wait().unwrap().succeeded);
+    // A reader's place is no mutex's.
+    let other = next.mutex("table").resume(&table).wait().unwrap_err();
+    assert!(matches!(other, ResumeError::AnotherLock { .. }), "{other:?}");
+    kv.revoke(lease).wait().unwrap();
+    assert_eq!(places(cluster.node(one), "table"), 0);
+    assert!(guard.is_held());
+    guard.txn().then(bowline::Op::put("imported", "1")).commit().wait().unwrap();
+    drop(reader);
+    assert_eq!(guard.release().wait().unwrap(), Released::Now);
+}
+
+#[test]
+fn a_break_frees_what_was_left_and_a_request_waits_for_who_takes_it_up() {
+    let cluster = lasting(3);
+    let (_, one, _) = roles(&cluster);
+    let locks = cluster.node(one).locks();
+    for is_broken in [true, false] {
+        let mine = another_session(&cluster, one, "importer");
+        let ticket = mine.mutex("import").lock().wait().unwrap().leak();
+        mine.orphan();
+        let place = locks.of("import").unwrap().line.remove(0);
+        let next = session(&cluster, one).mutex("import");
+        if is_broken {
+            locks.break_lock(&place, "nobody has it").wait().unwrap();
+            assert_eq!(next.resume(&ticket).wait().unwrap_err(), ResumeError::Over);
+        } else {
+            locks.ask(&place, "soon, please").wait().unwrap();
+            let guard = next.resume(&ticket).wait().unwrap();
+            assert_eq!(guard.asked_to_release().wait().why, "soon, please");
+        }
+    }
 }

@@ -205,3 +205,29 @@ fn nothing_is_handed_past_a_client_that_is_not_ours_or_to_one_who_does_not_wait(
     let below = kv.range(KeyRange::prefix("lock/")).wait().unwrap();
     assert!(below.count >= 2);
 }
+
+#[test]
+fn a_reader_that_has_come_to_hold_is_not_made_to_hold_by_a_key_that_goes() {
+    let cluster = lasting(3);
+    let [a, b, c] = [0, 1, 2].map(|member| session(&cluster, member).rw_lock("lock"));
+    let first = a.read().wait().unwrap();
+    until_places(cluster.node(1), "lock", 1);
+    let second = b.read().wait().unwrap();
+    until_places(cluster.node(0), "lock", 2);
+    let heir = place(cluster.node(0), "lock", 1);
+    // As an operator's hand-over would that was under way when the heir came to hold.
+    let (from, to) = (first.key().clone(), second.session().lease());
+    let kv = cluster.node(0).client();
+    let row = kv.get(from.clone()).wait().unwrap().unwrap();
+    let put = bowline::Put {
+        key: from,
+        value: bowline::PutValue::Set(row.value),
+        lease: bowline::PutLease::Attach(to),
+        prev_kv: false,
+    };
+    kv.txn().then(Op::Put(put)).then(Op::delete(heir.key)).commit().wait().unwrap();
+    assert_eq!(first.lost().wait(), Loss::KeyDeleted);
+    assert_eq!(second.lost().wait(), Loss::KeyDeleted);
+    let writer = c.write().wait().unwrap();
+    assert!(writer.is_held() && !second.is_held() && !first.is_held());
+}

@@ -86,6 +86,9 @@ impl Book {
         if !Arc::ptr_eq(&place.session, ask.session) {
             return Ok(None);
         }
+        if let Some(end) = place.session.ended() {
+            return Err(LockError::SessionEnded(end));
+        }
         let mut inner = place.lock();
         if inner.phase == Phase::Gone {
             return Ok(None);
@@ -218,7 +221,7 @@ impl Book {
             let queue = line.queue.get_or_insert_with(|| read_queue(shared, prefix));
             if !queue.contains(&(since, key.clone())) {
                 // Deleted by somebody else already, in the same turn.
-                if !self.find_handed(shared, place, since, acts) {
+                if !self.find_handed(shared, place, acts) {
                     self.is_evicted(place, keys, since, Some(key), acts);
                 }
                 return;
@@ -342,32 +345,23 @@ impl Book {
             if inner.phase == Phase::Gone {
                 return;
             }
-            if inner.is_bound() {
-                let bound = inner.take_bound();
-                acts.0.push(Act::Tidy { bound, lease: place.session.lease });
-            }
-            inner.lose(Loss::KeyDeleted, acts);
-            let reply = inner.take_releasing().unwrap_or(ReplyTo::Nobody);
             if was_held && inner.waiting() > 0 {
+                inner.lose_all(place.session.lease, acts);
                 inner.begin_anew();
-                acts.0.push(Act::Passed(reply));
                 let parting = no_more(keys, since);
                 acts.0.push(Act::EnterAnew { place: Arc::clone(place), parting });
             } else {
-                inner.phase = Phase::Gone;
                 // The end of the session takes the keys along.
-                let why = match place.session.ended() {
-                    Some(end) => LockError::SessionEnded(end),
-                    None => LockError::Evicted,
-                };
-                inner.fail(&why, acts);
-                acts.0.push(Act::Passed(reply));
+                let session = place.session.ended().map(LockError::SessionEnded);
+                inner.end(&session.unwrap_or(LockError::Evicted), place.session.lease, acts);
                 if keys.len() > 1 {
                     let (place, parting) = (Arc::clone(place), no_more(keys, since));
                     acts.0.push(Act::Part { place, parting, reply: ReplyTo::Nobody });
                 }
             }
         }
+        // Of those that are there still it will be heard when they go.
+        self.forget_absent(place, keys, since);
         let prefix = place.prefixes.iter().zip(keys.iter()).find(|(_, key)| Some(*key) == gone);
         if let (Some((prefix, _)), Some(key)) = (prefix, gone) {
             self.forget(place, prefix, key);
@@ -387,7 +381,9 @@ impl Book {
                 inner.phase = Phase::Waiting { since };
                 place.rest(&mut inner, ReplyTo::Nobody, acts);
             } else {
-                // Whoever wanted it has gone meanwhile.
+                // Whoever wanted it has gone meanwhile, or has come to hold by the key that is gone now.
+                let session = place.session.ended().map(LockError::SessionEnded);
+                inner.end(&session.unwrap_or(LockError::Evicted), place.session.lease, acts);
                 let parting = no_more(&inner.keys, since);
                 let (place, reply) = (Arc::clone(place), ReplyTo::Nobody);
                 acts.0.push(Act::Part { place, parting, reply });
@@ -408,11 +404,10 @@ impl Book {
     }
 
     /// The key of a waiting place is gone: looks for a hold that was handed to it.
-    fn find_handed(
+    pub(super) fn find_handed(
         &mut self,
         shared: &Shared,
         place: &Arc<Place>,
-        since: Revision,
         acts: &mut Acts,
     ) -> bool {
         let [prefix] = &*place.prefixes else { return false };
@@ -421,7 +416,6 @@ impl Book {
         let handed = rows.into_iter().find(|row| {
             // What was handed was put anew, with what the heir's own row said.
             row.lease == Some(place.session.lease)
-                && row.create_revision < since
                 && row.version > 1
                 && row.value == value
                 && !line.local.contains_key(&row.key)
@@ -650,8 +644,10 @@ impl Book {
                     (inner.phase, Arc::clone(&inner.keys))
                 };
                 let is_there = |since: Revision| {
-                    let line = self.lines.get(prefix).and_then(|line| line.queue.as_ref());
-                    line.is_some_and(|queue| queue.contains(&(since, key.clone())))
+                    let is_mine = |row: KeyValue| {
+                        row.create_revision == since && row.lease == Some(place.session.lease)
+                    };
+                    shared.reader.get(&key).0.is_some_and(is_mine)
                 };
                 match phase {
                     // One that it had before, whose deletion may be in what was passed over.
@@ -663,7 +659,7 @@ impl Book {
                     // The outcome of its entering comes after this.
                     Phase::Entering => {}
                     Phase::Waiting { since } | Phase::Held { since, .. } => {
-                        if !is_there(since) && !self.find_handed(shared, &place, since, acts) {
+                        if !is_there(since) && !self.find_handed(shared, &place, acts) {
                             self.is_evicted(&place, &now, since, Some(&key), acts);
                         }
                     }
@@ -765,15 +761,19 @@ fn fail_all(place: &Arc<Place>, why: &LockError, acts: &mut Acts) {
 /// A place ends with its session, or its node. What it held is left to the lease.
 pub(super) fn end_place(place: &Arc<Place>, loss: Loss, why: &LockError, acts: &mut Acts) {
     let mut inner = place.lock();
-    inner.lose(loss, acts);
     inner.fail(why, acts);
-    acts.0.extend(inner.take_releasing().map(Act::Passed));
     match inner.phase {
+        // Released already: its transactions that are under way find the key gone.
+        Phase::Held { since, .. } if inner.holder.is_none() => {
+            let reply = inner.take_releasing().unwrap_or(ReplyTo::Nobody);
+            return place.leave(&mut inner, since, reply, acts);
+        }
+        Phase::Held { .. } => inner.phase = Phase::Gone,
+        Phase::Waiting { .. } => place.rest(&mut inner, ReplyTo::Nobody, acts),
         // The outcome will say what becomes of the key.
         Phase::Entering | Phase::Gone => {}
-        Phase::Waiting { .. } => place.rest(&mut inner, ReplyTo::Nobody, acts),
-        Phase::Held { .. } => inner.phase = Phase::Gone,
     }
+    inner.lose(loss, acts);
 }
 
 /// The line as the replica has it.

@@ -218,8 +218,12 @@ impl Hold {
     /// is not passed on inside the node, but given back to the cluster, since nobody knows when that
     /// transaction will be over; [`Hold::txn`] costs less.
     pub fn still_held(&self) -> Vec<Compare> {
-        self.place.spend();
-        self.grant.still_held(&self.place)
+        let mut conditions = self.grant.still_held(&self.place);
+        if !self.place.spend(&self.turn) {
+            // Over, though another task of this process may hold by the same key.
+            conditions.push(Compare::missing(self.key().clone()));
+        }
+        conditions
     }
 
     /// The parts of it that its owner keeps.
@@ -613,7 +617,9 @@ impl GuardTxn {
         self.txn.failure.extend(leaving.iter().cloned());
         self.items.otherwise = leaving;
         // It is not passed on: its key goes.
-        self.place.spend();
+        if !self.place.spend(&self.turn) {
+            return Err(GuardError::NotHeld);
+        }
         let committing = self.commit();
         let mut committing = pin!(committing);
         let mut hold = Some(hold);

@@ -259,7 +259,14 @@ impl Lines {
             (Arc::clone(self), Arc::clone(place), Arc::clone(keys), why.clone());
         let reply = ReplyTo::Call(Box::new(move |_| {
             let mut acts = Acts::default();
-            lines.lock().not_entered(&place, &keys, &why, &mut acts);
+            {
+                let (mut book, shared) = (lines.lock(), lines.shared.upgrade());
+                let is_handed =
+                    shared.is_some_and(|shared| book.find_handed(&shared, &place, &mut acts));
+                if !is_handed {
+                    book.not_entered(&place, &keys, &why, &mut acts);
+                }
+            }
             lines.perform(acts);
         }));
         shared.insist(Command::Txn(txn), reply);
@@ -333,6 +340,9 @@ impl Lines {
                 });
                 if is_mine {
                     self.lock().has_entered(&shared, place, keys, revision, &mut acts);
+                    return self.perform(acts);
+                }
+                if self.lock().find_handed(&shared, place, &mut acts) {
                     return self.perform(acts);
                 }
                 return self.undo(&shared, place, keys, &LockError::Evicted);

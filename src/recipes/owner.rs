@@ -193,6 +193,13 @@ impl Owner {
         }
     }
 
+    /// Whether it has this hold for writing too.
+    pub(crate) fn writes(&self, name: &Bytes, hold: &Hold) -> bool {
+        let turn = Arc::downgrade(hold.parts().2);
+        let holds = self.lock();
+        holds.get(&(name.clone(), Mode::Write)).is_some_and(|kept| kept.turn.ptr_eq(&turn))
+    }
+
     /// It will only read what it holds for writing; false if it has other guards for that.
     pub(crate) fn only_read(&self, name: &Bytes, hold: &Hold) -> bool {
         let mut holds = self.lock();
@@ -232,6 +239,15 @@ impl Owner {
 /// The longest circle that is looked for.
 const CYCLE_MAX: usize = 64;
 
+/// One whose leaving a place waits for.
+struct Blocker {
+    rank: Rank,
+    stance: Stance,
+    lease: LeaseId,
+    /// Whether it holds, rather than waits itself.
+    holds: bool,
+}
+
 /// Follows who waits for whom.
 struct Search<'a> {
     shared: &'a Arc<Shared>,
@@ -249,13 +265,21 @@ impl Search<'_> {
         if depth > CYCLE_MAX {
             return None;
         }
-        for (stance, lease, holds) in self.blockers(prefix, rank) {
+        for Blocker { rank, stance, lease, holds } in self.blockers(prefix, rank) {
             if stance.owner == self.target {
-                // Another of its tasks that only waits, right before it, will have its turn and go.
-                if depth == 0 && !holds {
+                if holds {
+                    return Some(Vec::new());
+                }
+                // Another of its tasks that only waits will have its turn and go: unless whoever it waits
+                // for waits for the target.
+                if depth == 0 {
                     continue;
                 }
-                return Some(Vec::new());
+                if let Some(mut steps) = self.from(prefix, &rank, depth + 1) {
+                    steps.push(WaitsFor { owner: stance.owner_name, lock: name_of(prefix) });
+                    return Some(steps);
+                }
+                continue;
             }
             if stance.owner.is_empty() || !self.seen.insert(stance.owner.clone()) {
                 continue;
@@ -295,7 +319,7 @@ impl Search<'_> {
     }
 
     /// Those whose leaving a place waits for, and whether they hold.
-    fn blockers(&self, prefix: &Bytes, rank: &Rank) -> Vec<(Stance, LeaseId, bool)> {
+    fn blockers(&self, prefix: &Bytes, rank: &Rank) -> Vec<Blocker> {
         let (queue, places) = self.line(prefix);
         let Some(rule) = queue.rule(rank).cloned() else { return Vec::new() };
         if queue.may_hold(rank) {
@@ -314,7 +338,10 @@ impl Search<'_> {
         places
             .into_iter()
             .filter(|(other, stance, _)| other < rank && blocks(other, stance))
-            .map(|(other, stance, lease)| (stance, lease, queue.may_hold(&other)))
+            .map(|(rank, stance, lease)| {
+                let holds = queue.may_hold(&rank);
+                Blocker { rank, stance, lease, holds }
+            })
             .collect()
     }
 

@@ -31,6 +31,7 @@ use tokio::sync::Notify;
 use crate::model::{Compare, LeaseId, Moment, Op, Reply, Revision, Txn};
 use crate::node::{ReplyTo, SessionEnd, SessionState};
 
+use super::book::no_more;
 use super::error::{LockError, Loss};
 use super::order::{Order, Request, What};
 use super::token::Token;
@@ -257,6 +258,8 @@ pub(crate) struct Inner {
     next_turn: u64,
     /// Who has it, while it is held.
     pub(crate) holder: Option<Arc<Turn>>,
+    /// The revision of the keys that it had before these.
+    left: Revision,
     /// How often it has passed on since its key was made.
     hop: u64,
     /// How often it has passed on while others in the cluster waited.
@@ -320,6 +323,7 @@ impl Place {
             next_turn: 0,
             holder: None,
             hop: 0,
+            left: Revision(0),
             passes: 0,
             open_txns: 0,
             is_spent: false,
@@ -364,10 +368,12 @@ impl Place {
             return false;
         }
         inner.holder = None;
+        let is_given_up = why == Loss::Released;
         turn.lose(why, acts);
-        if self.session.ended() == Some(SessionEnd::Orphaned) {
-            // Who orphans a session wants to take up what it holds elsewhere.
+        if self.is_left() && is_given_up {
+            // Who orphans a session wants to take up later what it holds.
             inner.phase = Phase::Gone;
+            inner.fail(&LockError::SessionEnded(SessionEnd::Orphaned), acts);
             acts.0.push(Act::Passed(reply));
         } else {
             self.rest(&mut inner, reply, acts);
@@ -401,7 +407,17 @@ impl Place {
             let is_it = match inner.phase {
                 Phase::Waiting { since } | Phase::Held { since, .. } => since == order.since,
                 // Its revision is not known yet; who orders has seen it.
-                Phase::Entering => true,
+                Phase::Entering => order.since > inner.left,
+                // The key may be there still, for whoever takes it up: nobody has it.
+                Phase::Gone if self.is_left() => {
+                    if matches!(order.what, What::Break) {
+                        let keys: Arc<[Bytes]> = Arc::new([Bytes::copy_from_slice(key)]);
+                        let parting = no_more(&keys, order.since);
+                        let (place, reply) = (Arc::clone(self), ReplyTo::Nobody);
+                        acts.0.push(Act::Part { place, parting, reply });
+                    }
+                    return;
+                }
                 Phase::Gone => false,
             };
             let is_meant = is_it && inner.keys.iter().any(|own| own == key);
@@ -454,6 +470,11 @@ impl Place {
         inner.give(since, granted, acts)
     }
 
+    /// Whether its session was orphaned: what it holds is left for the program's next life.
+    fn is_left(&self) -> bool {
+        self.session.ended() == Some(SessionEnd::Orphaned)
+    }
+
     /// Whether this turn has it.
     pub(crate) fn is_held_by(&self, turn: &Arc<Turn>) -> bool {
         self.lock().is_held_by(turn)
@@ -492,10 +513,13 @@ impl Place {
         }
     }
 
-    /// The present hold must end with its key: somebody has taken its condition for a transaction that
-    /// is not ours to follow.
-    pub(crate) fn spend(&self) {
-        self.lock().is_spent = true;
+    /// This turn's hold must end with its key: somebody has taken its condition for a transaction that
+    /// is not ours to follow. False if the hold is over.
+    pub(crate) fn spend(&self, turn: &Arc<Turn>) -> bool {
+        let mut inner = self.lock();
+        let is_holder = inner.is_held_by(turn);
+        inner.is_spent |= is_holder;
+        is_holder
     }
 
     /// What deletes the keys that go with the present hold, of those that are still bound as it is.
@@ -543,7 +567,7 @@ impl Place {
         }
     }
 
-    fn leave(
+    pub(crate) fn leave(
         self: &Arc<Self>,
         inner: &mut Inner,
         since: Revision,
@@ -631,16 +655,6 @@ impl Inner {
         true
     }
 
-    /// Whether anything goes with the present hold.
-    pub(crate) fn is_bound(&self) -> bool {
-        !self.bound.is_empty()
-    }
-
-    /// What goes with the present hold, which goes.
-    pub(crate) fn take_bound(&mut self) -> Vec<Bound> {
-        std::mem::take(&mut self.bound)
-    }
-
     /// Nobody who waits will have it.
     pub(crate) fn fail(&mut self, why: &LockError, acts: &mut Acts) {
         for turn in std::mem::take(&mut self.turns).into_values() {
@@ -657,8 +671,29 @@ impl Inner {
         self.heir = None;
     }
 
+    /// As [`Inner::lose`], by the doing of others: what was bound to the hold goes too, and whoever waits
+    /// for its release hears of it.
+    pub(crate) fn lose_all(&mut self, lease: LeaseId, acts: &mut Acts) {
+        let bound = std::mem::take(&mut self.bound);
+        if !bound.is_empty() {
+            acts.0.push(Act::Tidy { bound, lease });
+        }
+        self.lose(Loss::KeyDeleted, acts);
+        acts.0.extend(self.releasing.take().map(Act::Passed));
+    }
+
+    /// By the doing of others it is over, for whoever holds and for all who wait.
+    pub(crate) fn end(&mut self, why: &LockError, lease: LeaseId, acts: &mut Acts) {
+        self.lose_all(lease, acts);
+        self.fail(why, acts);
+        self.phase = Phase::Gone;
+    }
+
     /// It will stand in the line anew, with other keys.
     pub(crate) fn begin_anew(&mut self) {
+        if let Phase::Waiting { since } | Phase::Held { since, .. } = self.phase {
+            self.left = since;
+        }
         self.phase = Phase::Entering;
         (self.hop, self.passes) = (0, 0);
         self.is_spent = false;

@@ -1,19 +1,24 @@
-//! Taking up a hold that an earlier life of the program has left: its key is still there, and its lease
-//! is kept by a session of this node now.
+//! Taking up a hold that an earlier life of the program has left: its key is still there, kept by the
+//! earlier session's lease until that ends.
 //!
-//! The key is touched first, in the log, on the condition that it still is the one of the ticket. That
-//! is the proof that the hold is not over, and it makes the new fencing token higher than all before.
-//! Then this node's book of lines takes the key for a place of its own: from there on it is a wish like
-//! any other, that holds or waits as the line says.
+//! One entry gives the key to this session's lease, on the condition that it still is the one of the
+//! ticket. Then nothing fits the hold any more that the earlier life may still have under way, the end of
+//! the earlier session does not take it along, and the new fencing token is higher than all before. On
+//! the driver's thread, as the entry is applied, the book of lines takes the key for a place of this
+//! life: from there on it is a wish like any other, that holds or waits as the line says.
+//!
+//! Invariant: only the node that has made the key takes it up. Its earlier life is over, or has seen its
+//! session end; another node's might still believe that it holds, and nobody could tell.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use thiserror::Error as ThisError;
+use tokio::sync::oneshot;
 
-use crate::api::{Client, Error, Session};
-use crate::model::{Command, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Reply, Txn};
-use crate::node::{SessionState, Shared};
+use crate::api::{Error, Session};
+use crate::model::{Command, KeyValue, LeaseId, NodeId, Op, Put, PutLease, PutValue, Reply, Txn};
+use crate::node::{CallError, CallResult, ReplyTo, SessionState, Shared, StopReason};
 
 use super::book::{Book, Standing};
 use super::election::{Election, Leadership};
@@ -21,7 +26,10 @@ use super::error::LockError;
 use super::hold::Hold;
 use super::line::{Lines, parent, prefix_of, still_mine};
 use super::mutex::{Guard, Mutex};
-use super::place::{Acts, Phase, Place};
+use super::order::{self, Order};
+use super::place::{Acts, Place};
+use super::rule::Rule;
+use super::stance::{MARK, Stance};
 use super::ticket::Ticket;
 use super::wish::Wish;
 
@@ -29,23 +37,28 @@ use super::wish::Wish;
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum ResumeError {
-    /// The hold is over: it was released, its lease has ended, or there never was one.
+    /// The hold is over: it was released, its lease has ended, or it was taken up already.
     #[error("not resumed: that hold is over")]
     Over,
-    /// Something on this node has it: the guard that the ticket is from, or one that was resumed before.
-    #[error("not resumed: a guard on this node has it")]
+    /// A session of this node that has not ended has it.
+    #[error("not resumed: a session on this node that has not ended has it")]
     InUse,
-    /// The ticket is of another lease than the session, which is to be resumed first.
-    #[error("not resumed: the ticket is of lease {ticket}, and the session's is {session}")]
-    AnotherLease {
+    /// It is held on another node, where somebody may believe in it still. When that has gone for good the
+    /// lock is free as soon as its session has expired; a hold that lives is handed over instead.
+    #[error("not resumed: only node {ticket} can take that hold up again, and this is {own}")]
+    AnotherNode {
         /// The ticket's.
-        ticket: LeaseId,
-        /// The session's.
-        session: LeaseId,
+        ticket: NodeId,
+        /// This one.
+        own: NodeId,
     },
-    /// The ticket is of another lock or election.
-    #[error("not resumed: the ticket is of another lock: {}", key.escape_ascii())]
-    AnotherName {
+    /// The session has the lease that the ticket is of: it takes another, so that what the earlier life
+    /// may have under way does not fit the hold any more.
+    #[error("not resumed: the ticket is of this very session's lease {0}; take another session")]
+    SameLease(LeaseId),
+    /// The ticket is of another lock or election, or of a lock that is not of this kind.
+    #[error("not resumed: the ticket is of another lock, or kind of lock: {}", key.escape_ascii())]
+    AnotherLock {
         /// The ticket's key.
         key: Bytes,
     },
@@ -58,12 +71,12 @@ pub enum ResumeError {
 }
 
 impl Hold {
-    /// What to save, to take this up again in the program's next life. The session must be one of
-    /// [`Node::open_session`](crate::Node::open_session): a node's own ends with the node. Of several
-    /// locks that are held at once, it names the first.
+    /// What to save, to take this up again in the program's next life on this node. Of several locks that
+    /// are held at once, it names the first.
     pub fn ticket(&self) -> Ticket {
+        let node = self.session().shared().status.borrow().id;
         let (lease, since) = (self.session().lease(), self.since());
-        Ticket { lease, since, key: self.key().clone() }
+        Ticket { node, lease, since, key: self.key().clone() }
     }
 }
 
@@ -84,9 +97,11 @@ impl Leadership {
 }
 
 impl Mutex {
-    /// Takes up a hold that an earlier life of this program, or another program, has left. The session
-    /// is the one that has resumed its lease. If the key was not yet the first in line, waits for its
-    /// turn; dropping the future then leaves the line. The token is higher than those before.
+    /// Takes up a hold that an earlier life of this program has left on this node, by a crash or with an
+    /// [orphaned](Session::orphan) session; within the TTL of that session. If the key was not yet the
+    /// first in line, waits for its turn. Dropping the future leaves the line. The hold keeps its place
+    /// and gets a token that is higher than those before; keys that were bound to it go with the earlier
+    /// session's lease.
     ///
     /// ```
     /// # use bowline::{Config, Node, Ticket, Wait};
@@ -100,8 +115,7 @@ impl Mutex {
     /// drop(guard);
     /// // In the next life of the program:
     /// let ticket: Ticket = saved.parse()?;
-    /// let session = node.resume_session(ticket.lease()).wait()?;
-    /// let guard = session.mutex("import").resume(&ticket).wait()?;
+    /// let guard = node.session().wait()?.mutex("import").resume(&ticket).wait()?;
     /// assert!(guard.is_held() && guard.token() > token);
     /// # node.shutdown().wait();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -110,7 +124,8 @@ impl Mutex {
     /// # Errors
     /// See [`ResumeError`].
     pub async fn resume(&self, ticket: &Ticket) -> Result<Guard, ResumeError> {
-        resume(self.session(), self.name(), ticket).await
+        let is_mutex = |row: &KeyValue| Stance::rule_of(&row.key, &row.value) == Rule::Alone;
+        resume(self.session(), self.name(), ticket, is_mutex).await
     }
 }
 
@@ -121,7 +136,8 @@ impl Election {
     /// # Errors
     /// See [`ResumeError`].
     pub async fn resume(&self, ticket: &Ticket) -> Result<Leadership, ResumeError> {
-        resume(self.session(), self.name(), ticket).await
+        let is_candidate = |row: &KeyValue| !row.value.starts_with(MARK);
+        resume(self.session(), self.name(), ticket, is_candidate).await
     }
 }
 
@@ -129,52 +145,80 @@ async fn resume<G: From<Hold>>(
     session: &Session,
     name: &Bytes,
     ticket: &Ticket,
+    fits: impl Fn(&KeyValue) -> bool,
 ) -> Result<G, ResumeError> {
-    let Ticket { lease, since, key } = ticket;
-    if *lease != session.lease() {
-        return Err(ResumeError::AnotherLease { ticket: *lease, session: session.lease() });
+    let Ticket { node, lease, since, key } = ticket;
+    let shared = session.shared();
+    let own = shared.status.borrow().id;
+    if *node != own {
+        return Err(ResumeError::AnotherNode { ticket: *node, own });
     }
-    if parent(key) != Some(&prefix_of(name)) {
-        return Err(ResumeError::AnotherName { key: key.clone() });
+    if *lease == session.lease() {
+        return Err(ResumeError::SameLease(*lease));
     }
-    let lines = Lines::of(session.shared());
-    if lines.has(session.state(), key) {
+    let lines = Lines::of(shared);
+    if lines.lock().is_in_use(shared, key, *lease) {
         return Err(ResumeError::InUse);
     }
-    let touch =
-        Put { key: key.clone(), value: PutValue::Keep, lease: PutLease::Keep, prev_kv: false };
+    if parent(key) != Some(&prefix_of(name)) {
+        return Err(ResumeError::AnotherLock { key: key.clone() });
+    }
+    let row = session.client().get(key.clone()).await?;
+    let is_left = |row: &KeyValue| row.create_revision == *since && row.lease == Some(*lease);
+    let row = row.filter(is_left).ok_or(ResumeError::Over)?;
+    if !fits(&row) {
+        return Err(ResumeError::AnotherLock { key: key.clone() });
+    }
+    let take = Put {
+        key: key.clone(),
+        value: PutValue::Keep,
+        lease: PutLease::Attach(session.lease()),
+        prev_kv: false,
+    };
     let command = Command::Txn(Txn {
         compares: still_mine(key, *since, *lease).to_vec(),
-        success: vec![Op::Put(touch)],
+        success: vec![Op::Put(take)],
         failure: Vec::new(),
     });
-    match Client::new(Arc::clone(session.shared())).propose(command, None).await? {
-        Reply::Txn(reply) if reply.succeeded => {}
-        _ => return Err(ResumeError::Over),
-    }
-    let (place, turn) = lines.adopt(session.state(), ticket)?;
+    let (sender, receiver) = oneshot::channel();
+    let (by, ticket) = (Arc::clone(session.state()), ticket.clone());
+    let taken = Arc::clone(&lines);
+    let reply = ReplyTo::Call(Box::new(move |outcome| {
+        let adopted = taken.taken(&by, &ticket, outcome);
+        if let Err(Ok((place, turn))) = sender.send(adopted) {
+            // Nobody waits for it any more.
+            taken.withdraw(&place, &turn, LockError::Evicted);
+        }
+    }));
+    shared.insist_admitted(command, reply).map_err(Error::from)?;
+    let stopped = || LockError::NodeStopped(shared.stop_reason().unwrap_or(StopReason::Shutdown));
+    let (place, turn) = tokio::select! {
+        biased;
+        adopted = receiver => adopted.unwrap_or_else(|_| Err(stopped().into()))?,
+        end = session.ended() => return Err(LockError::SessionEnded(end).into()),
+    };
     let wish: Wish<G> = Wish::of(session, lines, place, turn);
     Ok(wish.await?)
 }
 
 impl Lines {
-    /// Whether a place of this session has the key.
-    fn has(&self, session: &Arc<SessionState>, key: &Bytes) -> bool {
-        self.lock().has(session, key)
-    }
-
-    /// Takes a key that is there, and that nobody on this node has, for a place.
-    fn adopt(
+    /// On the driver's thread: what came of taking a key is applied here.
+    fn taken(
         self: &Arc<Self>,
         session: &Arc<SessionState>,
         ticket: &Ticket,
+        outcome: CallResult<Reply>,
     ) -> Result<Standing, ResumeError> {
         let Some(shared) = self.upgrade() else { return Err(ResumeError::Over) };
-        if let Some(reason) = shared.stop_reason() {
-            return Err(LockError::NodeStopped(reason).into());
-        }
-        if let Some(end) = session.end(shared.now()) {
-            return Err(LockError::SessionEnded(end).into());
+        match outcome {
+            Ok(Reply::Txn(reply)) if reply.succeeded => {}
+            // It was applied while this node was cut off: the row says what came of it.
+            Ok(Reply::AppliedBefore { .. }) => {}
+            Ok(_) => return Err(ResumeError::Over),
+            Err(CallError::Stopped { reason, .. }) => {
+                return Err(LockError::NodeStopped(reason).into());
+            }
+            Err(error) => return Err(Error::from(error).into()),
         }
         let mut acts = Acts::default();
         let adopted = self.lock().adopt(&shared, session, ticket, &mut acts);
@@ -184,15 +228,15 @@ impl Lines {
 }
 
 impl Book {
-    /// Whether a place that lives with this session has the key: one of an earlier session with the same
-    /// lease is over, or will be told so.
-    fn has(&self, session: &Arc<SessionState>, key: &Bytes) -> bool {
+    /// Whether a place of a session that lives has the key, with this lease.
+    fn is_in_use(&self, shared: &Shared, key: &Bytes, lease: LeaseId) -> bool {
         let place = parent(key).and_then(|prefix| self.local(prefix, key));
         place.is_some_and(|place| {
-            Arc::ptr_eq(&place.session, session) || place.session.ended().is_none()
+            place.session.lease == lease && place.session.end(shared.now()).is_none()
         })
     }
 
+    /// Takes a key that is this session's now for a place.
     fn adopt(
         &mut self,
         shared: &Shared,
@@ -200,23 +244,27 @@ impl Book {
         ticket: &Ticket,
         acts: &mut Acts,
     ) -> Result<Standing, ResumeError> {
-        let Ticket { lease, since, key } = ticket;
-        if self.has(session, key) {
-            return Err(ResumeError::InUse);
-        }
-        // It was there when it was touched; what has come since is looked at here.
-        let is_mine = |row: &KeyValue| row.create_revision == *since && row.lease == Some(*lease);
+        let Ticket { since, key, .. } = ticket;
+        let is_mine =
+            |row: &KeyValue| row.create_revision == *since && row.lease == Some(session.lease);
         let (row, _) = shared.reader.get(key);
         let row = row.filter(is_mine).ok_or(ResumeError::Over)?;
         let prefix = parent(key).map(Bytes::copy_from_slice).ok_or(ResumeError::Over)?;
         let keys: Arc<[Bytes]> = [key.clone()].into();
         let (id, session) = (self.number(), Arc::clone(session));
         let known = Arc::clone(&keys);
-        let place = Arc::new(Place::new(id, [prefix].into(), known, session, row.value, false));
+        let place = Place::new(id, [prefix.clone()].into(), known, session, row.value, false);
+        let place = Arc::new(place);
         self.welcome(&place);
         let turn = place.lock().queue(false, None, None, false);
         self.has_entered(shared, &place, &keys, *since, acts);
-        debug_assert_ne!(place.lock().phase, Phase::Entering, "the line has the key");
+        // What was ordered while nobody had it.
+        let orders = order::rows(shared, &prefix);
+        for row in orders.iter().filter(|row| order::addressee(&row.key) == Some(&key[..])) {
+            if let Some(order) = Order::parse(&row.value) {
+                place.obey(order, key, &row.key, acts);
+            }
+        }
         Ok((place, turn))
     }
 }

@@ -152,15 +152,15 @@ impl Queue {
             }
             Rule::Read => self.barring.first().is_none_or(|bar| bar > rank),
             Rule::Upgrade(of) => {
-                let mut others = self.places.iter().filter(|(other, _)| *other != rank);
-                let first = others.next();
-                let is_first = first.is_some_and(|(first, rule)| {
+                let mut line = self.places.iter();
+                let is_first = line.next().is_some_and(|(first, rule)| {
                     first.1 == *of && first < rank && *rule == Rule::Read
                 });
-                // The only upgrade, and no other reader holds.
+                // The only upgrade, and no other reader holds: readers hold from the first on, up to
+                // whatever bars them, and this bars those behind it.
                 is_first
                     && !self.barring.range(..rank).any(|bar| self.places[bar].is_upgrade())
-                    && others.next().is_none_or(|(_, rule)| *rule != Rule::Read)
+                    && line.next().is_none_or(|(_, rule)| *rule != Rule::Read)
             }
             Rule::Permits { limit, wants } => {
                 let (mut least, mut sum) = (*limit, u64::from(*wants));
@@ -260,6 +260,8 @@ mod tests {
             ("w r r", "0"),
             ("- r r w", "1 2"),
             ("r w u0", "0 2"),
+            ("r u0 r", "0 1"),
+            ("r r u0 r", "0 1"),
             ("r r u0", "0 1"),
             ("r r u1", "0 1"),
             ("r - w r u0 r", "0 4"),

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::api::{Client, Effect, Error, Session};
-use crate::model::{Command, Compare, KeyRange, KeyValue, Op, Put, PutLease, PutValue, Txn};
+use crate::model::{
+    Command, Compare, CompareOp, CompareTarget, KeyRange, KeyValue, Op, Put, PutLease, PutValue,
+    Txn,
+};
 
 use super::call::{Call, Until};
 use super::error::LockError;
@@ -248,13 +251,13 @@ impl Permit {
         let client = self.session().client();
         let until = Until::of_call(&client);
         let below: Bytes = [&lock_of(self.key())[..], b"/slot/"].concat().into();
-        let stamp = Bytes::from(format!("{} {}", self.key().escape_ascii(), self.since()));
+        let whose = format!("{} {} ", self.key().escape_ascii(), self.since());
         loop {
             let range = client.range(KeyRange::prefix(below.clone())).deadline(until.left());
             let rows = range.await?.kvs;
             let mine: Vec<Slot> = rows
                 .iter()
-                .filter(|row| row.value == stamp)
+                .filter(|row| row.value.starts_with(whose.as_bytes()))
                 .filter_map(|row| slot(row, &below))
                 .collect();
             if mine.len() >= wants as usize {
@@ -267,7 +270,21 @@ impl Permit {
             let due = (wants as usize - mine.len()).min(SLOTS_MAX);
             let free: Vec<Bytes> = free.take(due).collect();
             if free.len() == due {
-                let claim = free.into_iter().fold(self.txn().deadline(until.left()), |txn, key| {
+                // Another task that asks at the same time writes the same: one of them does.
+                let stamp = Bytes::from(format!("{whose}{}", mine.len() / SLOTS_MAX));
+                let is_first = Compare {
+                    range: KeyRange::prefix(below.clone()),
+                    target: match rows.is_empty() {
+                        true => CompareTarget::Version(0),
+                        false => CompareTarget::Value(stamp.clone()),
+                    },
+                    op: match rows.is_empty() {
+                        true => CompareOp::Equal,
+                        false => CompareOp::NotEqual,
+                    },
+                };
+                let claim = self.txn().deadline(until.left()).when(is_first);
+                let claim = free.into_iter().fold(claim, |txn, key| {
                     txn.when(Compare::missing(key.clone())).then_while_held(key, stamp.clone())
                 });
                 claim.commit().await?;

@@ -1,7 +1,7 @@
 //! What a program saves of a hold, to find it again in its next life.
 //!
 //! ```text
-//!   694d7f2@17:cron/leader/694d7f2        the lease, since which revision, and the key
+//!   3/694d7f2@17:cron/leader/694d7f2      the node, the lease, since which revision, and the key
 //! ```
 
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use std::str::FromStr;
 use bytes::Bytes;
 use thiserror::Error as ThisError;
 
-use crate::model::{LeaseId, Revision};
+use crate::model::{LeaseId, NodeId, Revision};
 
 /// Names one hold of a lock, or one leadership, for good: a later hold of the same lock has another one.
 /// Made by [`Hold::ticket`](crate::Hold::ticket) and written as text; a program saves it before it does
@@ -17,6 +17,7 @@ use crate::model::{LeaseId, Revision};
 /// [`Mutex::resume`](crate::Mutex::resume) or [`Election::resume`](crate::Election::resume).
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Ticket {
+    pub(super) node: NodeId,
     pub(super) lease: LeaseId,
     pub(super) since: Revision,
     pub(super) key: Bytes,
@@ -24,11 +25,16 @@ pub struct Ticket {
 
 /// A text is not that of a [`Ticket`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ThisError)]
-#[error("not a ticket: it should read LEASE@REVISION:KEY")]
+#[error("not a ticket: it should read NODE/LEASE@REVISION:KEY")]
 pub struct NotATicket;
 
 impl Ticket {
-    /// The lease, to be resumed first: [`Node::resume_session`](crate::Node::resume_session).
+    /// The node that it was held on, and the only one that can take it up again.
+    pub fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// The lease of the session that held it. When that ends, so does the hold.
     pub fn lease(&self) -> LeaseId {
         self.lease
     }
@@ -46,7 +52,7 @@ impl Ticket {
 
 impl std::fmt::Display for Ticket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}@{}:", self.lease, self.since)?;
+        write!(f, "{}/{}@{}:", self.node, self.lease, self.since)?;
         for byte in &self.key {
             match byte {
                 b'!'..=b'~' if *byte != b'%' => write!(f, "{}", char::from(*byte))?,
@@ -61,12 +67,14 @@ impl FromStr for Ticket {
     type Err = NotATicket;
 
     fn from_str(text: &str) -> Result<Self, NotATicket> {
-        let (lease, rest) = text.split_once('@').ok_or(NotATicket)?;
+        let (node, rest) = text.split_once('/').ok_or(NotATicket)?;
+        let (lease, rest) = rest.split_once('@').ok_or(NotATicket)?;
         let (since, key) = rest.split_once(':').ok_or(NotATicket)?;
+        let node = node.parse().ok().and_then(NodeId::new).ok_or(NotATicket)?;
         let lease = u64::from_str_radix(lease, 16).ok().and_then(LeaseId::new);
         let since = since.parse().map(Revision).map_err(|_| NotATicket)?;
         let key = unescape(key).ok_or(NotATicket)?;
-        Ok(Ticket { lease: lease.ok_or(NotATicket)?, since, key })
+        Ok(Ticket { node, lease: lease.ok_or(NotATicket)?, since, key })
     }
 }
 
@@ -96,12 +104,18 @@ mod tests {
     fn what_is_written_is_read_back() {
         for key in ["cron/leader/694d7f2", "a b/100%/1.2", "\u{e9}:@\n/\0"] {
             let lease = LeaseId::new(0x0694_d7f2).unwrap();
-            let ticket = Ticket { lease, since: Revision(17), key: Bytes::from(key) };
+            let (node, since) = (NodeId::new(3).unwrap(), Revision(17));
+            let ticket = Ticket { node, lease, since, key: Bytes::from(key) };
             let text = ticket.to_string();
-            assert!(text.starts_with("694d7f2@17:") && text.bytes().all(|b| b.is_ascii_graphic()));
+            assert!(text.starts_with("3/694d7f2@17:"), "{text}");
+            assert!(text.bytes().all(|b| b.is_ascii_graphic()));
             assert_eq!(text.parse(), Ok(ticket));
         }
-        for text in ["", "1@2", "0@2:k", "1@2:", "x@2:k", "1@x:k", "1@2:%", "1@2:%4", "1@2:k k"] {
+        for rest in ["", "1@2", "0@2:k", "1@2:", "x@2:k", "1@x:k", "1@2:%", "1@2:%4", "1@2:k k"] {
+            let text = format!("3/{rest}");
+            assert_eq!(text.parse::<Ticket>(), Err(NotATicket), "{text:?}");
+        }
+        for text in ["1@2:k", "0/1@2:k", "x/1@2:k"] {
             assert_eq!(text.parse::<Ticket>(), Err(NotATicket), "{text:?}");
         }
     }

@@ -22,8 +22,8 @@ use bytes::Bytes;
 use thiserror::Error as ThisError;
 use tokio::sync::oneshot;
 
-use crate::model::{Command, Compare, KeyValue, Moment, Op, Reply, Revision};
-use crate::node::{CallError, CallResult, ReplyTo};
+use crate::model::{Command, Compare, KeyValue, Moment, Op, Reply, Revision, Txn};
+use crate::node::{CallError, CallResult, ReplyTo, Shared};
 
 use super::error::LockError;
 use super::hold::Hold;
@@ -105,9 +105,8 @@ impl Upgrade {
         let (Some(read), Step::Turns { answer, .. }) = (&self.read, &mut self.step) else { return };
         answer.close();
         // If the answer is not there yet, whoever sends it finds that nobody waits for it.
-        if let Ok(Ok(_)) = answer.try_recv() {
-            let command = Command::Txn(read.restating(Rule::Read));
-            read.session().shared().insist(command, ReplyTo::Nobody);
+        if let Ok(outcome) = answer.try_recv() {
+            turn_back(read.session().shared(), read.restating(Rule::Read), &outcome);
         }
     }
 
@@ -133,14 +132,14 @@ impl Upgrade {
         txn.compares.extend(second.conditions());
         txn.compares.push(Compare::mod_revision(bar.key).eq(bar.mod_revision));
         txn.success.push(Op::delete(second.key().clone()));
-        let back = Command::Txn(read.restating(Rule::Read));
+        let back = read.restating(Rule::Read);
         let (sender, answer) = oneshot::channel();
         let shared = read.session().shared();
         let weak = std::sync::Arc::downgrade(shared);
         let reply = ReplyTo::Call(Box::new(move |outcome: CallResult<Reply>| {
-            let was_given_up = sender.send(outcome).is_err();
-            if let Some(shared) = weak.upgrade().filter(|_| was_given_up) {
-                shared.insist(back, ReplyTo::Nobody);
+            if let (Err(outcome), Some(shared)) = (sender.send(outcome), weak.upgrade()) {
+                // It was given up.
+                turn_back(&shared, back, &outcome);
             }
         }));
         shared.insist(Command::Txn(txn), reply);
@@ -182,8 +181,9 @@ impl Upgrade {
                 if let Some(why) = lost(read) {
                     return Poll::Ready(Some(Err(why)));
                 }
-                // Its owner holds it for writing too.
-                if read.rule() == Rule::Write {
+                // What the row says may be about to be taken back: an owner knows what it holds.
+                let name = lock_of(read.key());
+                if read.owner().is_some_and(|owner| owner.writes(&name, read)) {
                     return Poll::Ready(Some(Ok(())));
                 }
                 self.step = Step::Waits(match self.wish(read) {
@@ -216,6 +216,18 @@ impl Upgrade {
             }
         }
     }
+}
+
+/// Takes an entry back that has made a reader the writer, if it has, and its row has not changed since.
+fn turn_back(shared: &Shared, mut back: Txn, outcome: &CallResult<Reply>) {
+    let revision = match outcome {
+        Ok(Reply::Txn(reply)) if reply.succeeded => reply.revision,
+        Ok(Reply::AppliedBefore { revision }) => *revision,
+        _ => return,
+    };
+    let Some(Op::Put(put)) = back.success.first() else { return };
+    back.compares.push(Compare::mod_revision(put.key.clone()).eq(revision));
+    shared.insist(Command::Txn(back), ReplyTo::Nobody);
 }
 
 /// The first row behind a reader, if it keeps all others from reading until the second row of the

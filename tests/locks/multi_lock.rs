@@ -1,10 +1,10 @@
 //! Several locks at once.
 
-use bowline::{LockError, Loss, MultiGuard, Node, Released, Session, SessionEnd, Wait};
+use bowline::{Config, LockError, Loss, MultiGuard, Node, Released, Session, SessionEnd, Wait};
 
 use super::stage::{
-    Begun, another_session, lasting, places, quick, roles, session, session_ended, until,
-    until_places,
+    Begun, LONG, another_session, lasting, places, quick, roles, session, session_ended, until,
+    until_places, with,
 };
 
 type Waits = Begun<Result<MultiGuard, LockError>>;
@@ -171,4 +171,17 @@ fn no_names_and_too_many_names_are_refused() {
     let guard = mine.lock_all((0..30).map(|i| format!("n{i}"))).wait().unwrap();
     guard.txn().then(bowline::Op::put("k", "v")).commit().wait().unwrap();
     assert_eq!(guard.release().wait().unwrap(), Released::Now);
+}
+
+#[test]
+fn what_is_dropped_with_its_session_as_it_enters_fills_no_line() {
+    let config = |config: Config| config.lock_waiters_max(4).session_ttl(LONG);
+    let cluster = with(1, config);
+    for _ in 0..20 {
+        let mine = another_session(&cluster, 0, "hasty");
+        drop(Begun::new(mine.lock_all(["a", "b"])));
+        drop(mine);
+    }
+    let mine = session(&cluster, 0);
+    assert!(mine.lock_all(["a", "b"]).wait().unwrap().is_held());
 }

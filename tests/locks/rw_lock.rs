@@ -172,6 +172,21 @@ fn an_upgrade_waits_for_the_other_readers_and_for_no_writer() {
 }
 
 #[test]
+fn an_upgrade_and_a_reader_that_comes_after_it_do_not_wait_for_each_other() {
+    let cluster = lasting(3);
+    let sessions = [0, 1, 2].map(|member| session(&cluster, member));
+    let (mine, other) = (read(&sessions[0]), read(&sessions[1]));
+    let mut upgrade = upgrades(mine, cluster.node(0));
+    let mut late = reads(&sessions[2], cluster.node(2));
+    assert!(upgrade.poll().is_none());
+    other.release().wait().unwrap();
+    let writer = upgrade.finish().unwrap();
+    assert!(late.poll().is_none());
+    drop(writer);
+    assert!(late.finish().unwrap().is_held());
+}
+
+#[test]
 fn a_second_upgrade_is_refused_at_once_and_goes_on_reading() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| session(&cluster, member));
@@ -254,6 +269,39 @@ fn an_upgrade_given_up_while_its_entry_is_under_way_reads_in_the_end() {
     assert!(reader.is_held());
     drop(reader);
     until_places(cluster.node(two), LOCK, 0);
+}
+
+#[test]
+fn an_upgrade_that_was_taken_back_is_not_taken_for_the_writer_by_the_next_one() {
+    let cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let (mine, other) = (session(&cluster, one), session(&cluster, two));
+    let (reader, last) = (read(&mine), read(&other));
+    let mut upgrade = reader.upgrade();
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    let poll = |upgrade: &mut Upgrade| {
+        let polled = Pin::new(upgrade).poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending(), "{polled:?}");
+    };
+    poll(&mut upgrade);
+    until_places(cluster.node(one), LOCK, 2 + 1);
+    last.release().wait().unwrap();
+    until_true(cluster.node(one), "the only reader", || woken.0.load(Ordering::SeqCst));
+    poll(&mut upgrade);
+    // It writes, and does not know it yet.
+    until_places(cluster.node(one), LOCK, 1);
+    let reader = upgrade.give_up().unwrap();
+    let mut again = reader.upgrade();
+    let polled = Pin::new(&mut again).poll(&mut Context::from_waker(&waker));
+    assert!(polled.is_pending(), "its row is about to say that it reads: {polled:?}");
+    let writer = again.wait().unwrap();
+    let row = cluster.node(two).locks().of(LOCK).unwrap().line.remove(0);
+    assert!(writer.is_held() && row.holds);
+    let mut late = reads(&other, cluster.node(two));
+    assert!(late.poll().is_none());
+    drop(writer);
+    assert!(late.finish().unwrap().is_held());
 }
 
 #[test]

@@ -173,6 +173,29 @@ fn permits_of_one_session_choose_their_slots_at_the_same_time() {
 }
 
 #[test]
+fn tasks_that_share_a_permit_and_ask_for_its_slots_at_once_get_the_same() {
+    let cluster = lasting(3);
+    let sessions = [0, 1].map(|member| session(&cluster, member));
+    for round in 0..10 {
+        let semaphore = sessions[1].semaphore("pool", 8);
+        let other = sessions[0].semaphore("pool", 8).acquire_many(2).wait().unwrap();
+        assert_eq!(other.slots().wait().unwrap().len(), 2);
+        let permit = semaphore.acquire_many(2).wait().unwrap();
+        let (one, two) = std::thread::scope(|scope| {
+            let ask = || scope.spawn(|| permit.slots().wait().unwrap());
+            let (one, two) = (ask(), ask());
+            // What others give back meanwhile must not be taken besides.
+            other.release().wait().unwrap();
+            (one.join().unwrap(), two.join().unwrap())
+        });
+        assert_eq!(one, two, "round {round}");
+        until_places(cluster.node(0), "pool/slot", 2);
+        drop(permit);
+        until_places(cluster.node(0), "pool", 0);
+    }
+}
+
+#[test]
 fn a_key_that_a_hold_could_not_have_is_not_deleted_with_it() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
