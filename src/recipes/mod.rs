@@ -13,15 +13,18 @@
 //!
 //! ```text
 //!   mutex, rw_lock, ...       what a program asks for                 LockCall, Guard
+//!   election, leading         a mutex with a value; work that runs while it leads
 //!   wish, hold                the future, and what every guard has
 //!   place                     a key in a line, and the tasks of this process that share it
 //!   line, book                all lines of this node; follows the replica
 //!   rule, stance              whose turn it is; what a row says of itself
 //!   owner                     who may hold twice, and who must not wait for itself
+//!   operate, order            what operators see, and ask of holders
+//!   resume, ticket            a hold that is taken up in the program's next life
 //! ```
 //!
-//! The toolbox of coordination beside it (counters, latches, barriers, groups and so on) stands on clients,
-//! sessions, watches and transactions alone. What it is made of:
+//! The toolbox of coordination beside it ([`queue`], counters, latches, barriers, groups, [`cached`] views
+//! and so on) stands on clients, sessions, watches and transactions alone. What it is made of:
 //!
 //! ```text
 //!   call                      a call with a deadline, which may be dropped
