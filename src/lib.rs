@@ -56,7 +56,7 @@ pub use recipes::{Barrier, BarrierError, BarrierHold};
 pub use recipes::{Cached, CachedCall, View};
 pub use recipes::{Call, Expected, PutIfAbsent, Swap};
 pub use recipes::{
-    Campaign, Election, LeadError, Leader, LeaderEvent, Leadership, Leading, Observe,
+    Campaign, Candidacy, Election, LeadError, Leader, LeaderEvent, Leadership, Leading, Observe,
 };
 pub use recipes::{Cell, CellValue};
 pub use recipes::{

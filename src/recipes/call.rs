@@ -120,8 +120,12 @@ impl Until {
 
 /// Lets a little time pass before something is tried again.
 pub(crate) async fn pause(shared: &Shared) {
+    shared.sleep_until(after_pause(shared)).await;
+}
+
+/// When something may be tried again that has just failed.
+pub(crate) fn after_pause(shared: &Shared) -> Moment {
     /// A heartbeat is what news take to come at the least.
     const PAUSE_MAX: Duration = Duration::from_millis(100);
-    let pause = shared.settings.heartbeat.min(PAUSE_MAX);
-    shared.sleep_until(shared.now() + pause).await;
+    shared.now() + shared.settings.heartbeat.min(PAUSE_MAX)
 }

@@ -42,6 +42,7 @@ mod rw_lock;
 mod semaphore;
 mod upgrade;
 
+mod candidacy;
 mod election;
 mod leading;
 mod observe;
@@ -86,6 +87,7 @@ mod run_once;
 pub use barrier::{Barrier, BarrierError, BarrierHold};
 pub use cached::{Cached, CachedCall, View};
 pub use call::Call;
+pub use candidacy::Candidacy;
 pub use cell::{Cell, CellValue};
 pub use conditional::{Expected, PutIfAbsent, Swap};
 pub use counter::{Counter, CounterError};

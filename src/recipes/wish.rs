@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::api::Session;
+use crate::api::{Effect, Error, Session};
 use crate::model::{Moment, Revision};
 
+use super::call::after_pause;
 use super::error::LockError;
 use super::hold::Hold;
 use super::line::{Ask, Lines};
@@ -153,7 +154,56 @@ impl<G> Wish<G> {
     }
 }
 
+impl<G> Wish<G> {
+    /// Leaves the line, and waits until it has no key there, nor will have one.
+    pub(super) async fn leave(mut self) -> Result<(), Error> {
+        match &mut self.inner {
+            Inner::True(hold) => match hold.take() {
+                Some(hold) => hold.release().await.map(drop),
+                None => Ok(()),
+            },
+            Inner::Waits(waits) => {
+                waits.give_up(LockError::Evicted);
+                waits.gone().await
+            }
+        }
+    }
+}
+
 impl Waits {
+    /// Waits until this node has applied that the place has no keys any more. Nobody announces that: it
+    /// looks again at each revision that is applied, and after a pause, for a key that was never there.
+    async fn gone(&self) -> Result<(), Error> {
+        let shared = self.session.shared();
+        let (deadline, effect) = (shared.deadline(None), Effect::Unknown);
+        let mut next = shared.reader.revision();
+        loop {
+            // The lines have been told of a revision that is reached.
+            let is_reached = shared.reach(next, deadline.min(after_pause(shared))).await.is_ok();
+            let is_there = self.has_keys();
+            // A node that has stopped knows of no lines.
+            if let Some(reason) = shared.stop_reason() {
+                return Err(Error::Stopped { reason, effect });
+            }
+            if !is_there {
+                return Ok(());
+            }
+            if shared.now() >= deadline {
+                return Err(Error::Deadline { effect });
+            }
+            next = Revision(next.get() + u64::from(is_reached));
+        }
+    }
+
+    /// Whether there is a key of the place in a line, or may be yet.
+    fn has_keys(&self) -> bool {
+        let book = self.lines.lock();
+        let keys = Arc::clone(&self.place.lock().keys);
+        self.place.prefixes.iter().zip(keys.iter()).any(|(prefix, key)| {
+            book.local(prefix, key).is_some_and(|known| Arc::ptr_eq(known, &self.place))
+        })
+    }
+
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Hold, LockError>> {
         if self.is_over {
             return Poll::Pending;
