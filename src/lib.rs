@@ -1,5 +1,38 @@
 #![doc = include_str!("../README.md")]
 //!
+//! # In async programs
+//!
+//! Everything that is `.wait()`ed in the examples is a call that can be awaited. [`Wait::wait`] blocks its
+//! thread: it is for programs without async, and must not be called on an executor's threads.
+//!
+//! ```
+//! use bowline::{Config, Node};
+//!
+//! #[tokio::main]
+//! async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! #   let dir = tempfile::tempdir()?;
+//! #   let data = dir.path();
+//!     let node = Node::start(Config::new(data, "n1")).await?;
+//!     let session = node.session().await?;
+//!     let mutex = session.mutex("locks/orders/42");
+//!     let task = tokio::spawn(async move {
+//!         let guard = mutex.lock().await?;
+//!         Ok::<_, bowline::LockError>(guard.token())
+//!     });
+//!     println!("it was held with token {}", task.await??);
+//!     node.shutdown().await;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! # Keys and values
+//!
+//! Keys and values are bytes ([`Bytes`]), and what takes them takes `impl Into<Bytes>`: text that lives as long
+//! as the program (`"jobs/1"`), a `String` (`format!("jobs/{n}")`), a `Vec<u8>`, [`Bytes`]. What is borrowed
+//! for a shorter time is given as a copy: `name.to_owned()`, `name.clone()`, `bytes.to_vec()`. What comes out
+//! is [`Bytes`]: it compares with text (`row.value == "paid"`), and is read as text by
+//! `std::str::from_utf8(&row.value)`. Where a [`KeyRange`] is asked for, a plain key stands for itself alone.
+//!
 //! # The house
 //!
 //! Modules stand in the order in which a request travels. `docs/architecture.md` is the map.
@@ -31,6 +64,8 @@ mod recipes;
 pub mod sim;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+
+pub use bytes::Bytes;
 
 pub use api::{
     Client, Config, ConfigError, DeleteCall, Effect, Error, GetCall, GrantCall, Lease, LeaseStatus,

@@ -297,16 +297,20 @@ fn an_election_has_one_leader_and_its_observers_see_it_come_and_go() {
     let cluster = quick(3);
     let election = cluster.node(0).session().wait().unwrap().election("jobs");
     let mut seen = cluster.node(2).session().wait().unwrap().election("jobs").observe();
-    assert_eq!(seen.next().wait().unwrap(), LeaderEvent::Vacant);
+    assert_eq!(seen.next().wait().unwrap().unwrap(), LeaderEvent::Vacant);
     let leadership = election.campaign("a").wait().unwrap();
-    let LeaderEvent::Leads(leader) = seen.next().wait().unwrap() else { panic!("nobody leads") };
+    let LeaderEvent::Leads(leader) = seen.next().wait().unwrap().unwrap() else {
+        panic!("nobody leads")
+    };
     assert_eq!(leader.value, "a");
     leadership.proclaim("b").wait().unwrap();
-    let LeaderEvent::Leads(leader) = seen.next().wait().unwrap() else { panic!("nobody leads") };
+    let LeaderEvent::Leads(leader) = seen.next().wait().unwrap().unwrap() else {
+        panic!("nobody leads")
+    };
     assert_eq!(leader.value, "b");
     assert_eq!(election.leader().wait().unwrap().unwrap().value, "b");
     leadership.resign().wait().unwrap();
-    assert_eq!(seen.next().wait().unwrap(), LeaderEvent::Vacant);
+    assert_eq!(seen.next().wait().unwrap().unwrap(), LeaderEvent::Vacant);
 }
 
 #[test]

@@ -332,7 +332,7 @@ fn never_are_two_at_work_while_leaders_are_killed_and_cut_off() {
         assert!(pair[0].1 <= pair[1].0, "two at work at once: {pair:?}");
     }
     assert!(spells.len() >= 6);
-    let observed = session(&cluster, 0).election("jobs").observe().next().wait().unwrap();
+    let observed = session(&cluster, 0).election("jobs").observe().next().wait().unwrap().unwrap();
     assert_eq!(observed, LeaderEvent::Vacant);
 }
 

@@ -82,8 +82,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut seen = cluster.node(leader).session().await?.election("controller").observe();
     println!("pod {first} is cut off");
     cluster.partition(&[first]);
-    loop {
-        match seen.next().await? {
+    while let Some(event) = seen.next().await {
+        match event? {
             LeaderEvent::Leads(new) if new.value == format!("pod {second}") => {
                 println!("new leader: pod {second}");
                 break;

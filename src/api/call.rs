@@ -33,13 +33,13 @@ pub(crate) enum Consistency {
 pub struct PutCall {
     client: Client,
     put: Put,
-    timeout: Option<Duration>,
+    deadline: Option<Duration>,
 }
 
 impl PutCall {
     pub(crate) fn new(client: Client, key: Bytes, value: Bytes) -> Self {
         let put = Put::new(client.scope.key(key), value);
-        Self { client, put, timeout: None }
+        Self { client, put, deadline: None }
     }
 
     /// Binds the key to a lease: it is deleted when the lease ends. Without this a key that had a lease
@@ -69,8 +69,9 @@ impl PutCall {
     }
 
     /// How long the call may take.
+    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
+        self.deadline = Some(timeout);
         self
     }
 }
@@ -81,7 +82,7 @@ impl IntoFuture for PutCall {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            match self.client.propose(Command::Put(self.put), self.timeout).await? {
+            match self.client.propose(Command::Put(self.put), self.deadline).await? {
                 Reply::Put(mut reply) => {
                     self.client.scope.strip_all(&mut reply.prev);
                     Ok(reply)
@@ -98,13 +99,13 @@ impl IntoFuture for PutCall {
 pub struct DeleteCall {
     client: Client,
     delete: Delete,
-    timeout: Option<Duration>,
+    deadline: Option<Duration>,
 }
 
 impl DeleteCall {
     pub(crate) fn new(client: Client, keys: KeyRange) -> Self {
         let delete = Delete::new(client.scope.range(keys));
-        Self { client, delete, timeout: None }
+        Self { client, delete, deadline: None }
     }
 
     /// Answers with the deleted rows.
@@ -114,8 +115,9 @@ impl DeleteCall {
     }
 
     /// How long the call may take.
+    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
+        self.deadline = Some(timeout);
         self
     }
 }
@@ -126,7 +128,7 @@ impl IntoFuture for DeleteCall {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            match self.client.propose(Command::Delete(self.delete), self.timeout).await? {
+            match self.client.propose(Command::Delete(self.delete), self.deadline).await? {
                 Reply::Delete(mut reply) => {
                     self.client.scope.strip_all(&mut reply.prev_kvs);
                     Ok(reply)
@@ -145,13 +147,13 @@ pub struct GetCall {
     key: Bytes,
     revision: Option<Revision>,
     consistency: Consistency,
-    timeout: Option<Duration>,
+    deadline: Option<Duration>,
 }
 
 impl GetCall {
     pub(crate) fn new(client: Client, key: Bytes) -> Self {
         let key = client.scope.key(key);
-        Self { client, key, revision: None, consistency: Consistency::Linearizable, timeout: None }
+        Self { client, key, revision: None, consistency: Consistency::Linearizable, deadline: None }
     }
 
     /// Reads the key as it was at a revision.
@@ -174,8 +176,9 @@ impl GetCall {
     }
 
     /// How long the call may take.
+    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
+        self.deadline = Some(timeout);
         self
     }
 }
@@ -186,7 +189,7 @@ impl IntoFuture for GetCall {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let Self { client, key, revision, consistency, timeout } = self;
+            let Self { client, key, revision, consistency, deadline: timeout } = self;
             let mut range = Range::new(KeyRange::key(key));
             range.revision = revision;
             client.shared.settings.limits.check_range(&range)?;
@@ -205,13 +208,13 @@ pub struct RangeCall {
     client: Client,
     range: Range,
     consistency: Consistency,
-    timeout: Option<Duration>,
+    deadline: Option<Duration>,
 }
 
 impl RangeCall {
     pub(crate) fn new(client: Client, keys: KeyRange) -> Self {
         let range = Range::new(client.scope.range(keys));
-        Self { client, range, consistency: Consistency::Linearizable, timeout: None }
+        Self { client, range, consistency: Consistency::Linearizable, deadline: None }
     }
 
     /// At most so many rows; the answer's `more` says whether there were more.
@@ -265,8 +268,9 @@ impl RangeCall {
     }
 
     /// How long the call may take.
+    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
+        self.deadline = Some(timeout);
         self
     }
 }
@@ -277,7 +281,7 @@ impl IntoFuture for RangeCall {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let Self { client, range, consistency, timeout } = self;
+            let Self { client, range, consistency, deadline: timeout } = self;
             client.shared.settings.limits.check_range(&range)?;
             client.be_current(consistency, client.shared.deadline(timeout)).await?;
             Ok(client.scope.strip_range(client.shared.reader.range(&range)?))

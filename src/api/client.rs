@@ -59,12 +59,29 @@ impl Client {
         GetCall::new(self.clone(), key.into())
     }
 
-    /// Reads the rows of a range of keys.
+    /// Reads the rows of a range of keys. A plain key is that key only: for all that begin with it,
+    /// [`KeyRange::prefix`].
+    ///
+    /// ```
+    /// # use bowline::{Config, KeyRange, Node, Wait};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// # let kv = node.client();
+    /// kv.put("jobs/1", "a").wait()?;
+    /// kv.put("jobs/2", "b").wait()?;
+    /// assert_eq!(kv.range("jobs/").wait()?.count, 0);
+    /// assert_eq!(kv.range(KeyRange::prefix("jobs/")).wait()?.count, 2);
+    /// # node.shutdown().wait();
+    /// # Ok::<(), bowline::Error>(())
+    /// ```
+    #[doc(alias = "list", alias = "scan")]
     pub fn range(&self, keys: impl Into<KeyRange>) -> RangeCall {
         RangeCall::new(self.clone(), keys.into())
     }
 
-    /// Deletes the keys of a range: `kv.delete("k")` deletes one.
+    /// Deletes the keys of a range: `kv.delete("k")` deletes one, `kv.delete(KeyRange::prefix("k/"))` all
+    /// that begin so.
+    #[doc(alias = "delete_prefix")]
     pub fn delete(&self, keys: impl Into<KeyRange>) -> DeleteCall {
         DeleteCall::new(self.clone(), keys.into())
     }
@@ -74,7 +91,7 @@ impl Client {
         TxnCall::new(self.clone())
     }
 
-    /// Watches a range of keys.
+    /// Watches a range of keys; a plain key is that key only.
     pub fn watch(&self, keys: impl Into<KeyRange>) -> WatchCall {
         WatchCall::new(self.clone(), keys.into())
     }

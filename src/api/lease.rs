@@ -21,12 +21,12 @@ pub struct GrantCall {
     client: Client,
     ttl: Duration,
     id: Option<LeaseId>,
-    timeout: Option<Duration>,
+    deadline: Option<Duration>,
 }
 
 impl GrantCall {
     pub(crate) fn new(client: Client, ttl: Duration) -> Self {
-        Self { client, ttl, id: None, timeout: None }
+        Self { client, ttl, id: None, deadline: None }
     }
 
     /// Under this id, which must be free. Otherwise it gets one that was never used.
@@ -36,8 +36,9 @@ impl GrantCall {
     }
 
     /// How long the call may take.
+    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
+        self.deadline = Some(timeout);
         self
     }
 }
@@ -49,7 +50,7 @@ impl IntoFuture for GrantCall {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let command = Command::Grant { id: self.id, ttl: self.ttl, session: None };
-            match self.client.propose(command, self.timeout).await? {
+            match self.client.propose(command, self.deadline).await? {
                 Reply::Grant(reply) => Ok(reply),
                 other => unreachable!("a grant is answered by {other:?}"),
             }

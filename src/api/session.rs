@@ -195,7 +195,7 @@ pub struct OpenSession {
     ttl: Duration,
     delay: Duration,
     info: SessionInfo,
-    timeout: Option<Duration>,
+    deadline: Option<Duration>,
 }
 
 impl OpenSession {
@@ -203,7 +203,7 @@ impl OpenSession {
         let client = node.client();
         let settings = &client.shared.settings;
         let info = SessionInfo { label: settings.label.clone(), own };
-        Self { ttl: settings.session_ttl, delay: Duration::ZERO, info, timeout: None, client }
+        Self { ttl: settings.session_ttl, delay: Duration::ZERO, info, deadline: None, client }
     }
 
     /// How long it lives without renewal. Default: the configuration's.
@@ -230,8 +230,9 @@ impl OpenSession {
     }
 
     /// How long the call may take.
+    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
+        self.deadline = Some(timeout);
         self
     }
 }
@@ -242,7 +243,7 @@ impl IntoFuture for OpenSession {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let Self { client, ttl, delay, info, timeout } = self;
+            let Self { client, ttl, delay, info, deadline: timeout } = self;
             check_delay(delay)?;
             let session = Some(info.clone());
             let command = Command::Grant { id: None, ttl, session };
@@ -267,12 +268,12 @@ pub struct ResumeSession {
     client: Client,
     lease: LeaseId,
     delay: Duration,
-    timeout: Option<Duration>,
+    deadline: Option<Duration>,
 }
 
 impl ResumeSession {
     pub(crate) fn new(node: &Node, lease: LeaseId) -> Self {
-        Self { client: node.client(), lease, delay: Duration::ZERO, timeout: None }
+        Self { client: node.client(), lease, delay: Duration::ZERO, deadline: None }
     }
 
     /// The delay that the session was opened with: the cluster knows only how long the lease lives in
@@ -285,8 +286,9 @@ impl ResumeSession {
     }
 
     /// How long the call may take.
+    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
+        self.deadline = Some(timeout);
         self
     }
 }
@@ -297,7 +299,7 @@ impl IntoFuture for ResumeSession {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let Self { client, lease, delay, timeout } = self;
+            let Self { client, lease, delay, deadline: timeout } = self;
             check_delay(delay)?;
             let deadline = client.shared.deadline(timeout);
             let claim = client.shared.resume_session(lease, delay, deadline).await?;

@@ -26,23 +26,30 @@ use super::{Client, Error};
 /// # Ok::<(), bowline::Error>(())
 /// ```
 #[derive(Debug)]
-#[must_use = "a transaction does nothing until it is committed"]
+#[must_use = "a transaction does nothing until it is committed: call .commit()"]
 pub struct TxnCall {
     client: Client,
     txn: Txn,
     consistency: Consistency,
-    timeout: Option<Duration>,
+    deadline: Option<Duration>,
 }
 
 impl TxnCall {
     pub(crate) fn new(client: Client) -> Self {
         let consistency = Consistency::Linearizable;
-        Self { client, txn: Txn::default(), consistency, timeout: None }
+        Self { client, txn: Txn::default(), consistency, deadline: None }
     }
 
     /// One more condition: all must hold.
     pub fn when(mut self, compare: Compare) -> Self {
         self.txn.compares.push(compare);
+        self
+    }
+
+    /// Several more conditions: all must hold. Those of a lock
+    /// ([`Hold::still_held`](crate::Hold::still_held)), for one.
+    pub fn when_all(mut self, compares: impl IntoIterator<Item = Compare>) -> Self {
+        self.txn.compares.extend(compares);
         self
     }
 
@@ -65,8 +72,9 @@ impl TxnCall {
     }
 
     /// How long the call may take.
+    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
+        self.deadline = Some(timeout);
         self
     }
 
@@ -76,7 +84,7 @@ impl TxnCall {
     /// # Errors
     /// See [`Error`]. If any operation is refused, none is carried out.
     pub async fn commit(self) -> Result<TxnReply, Error> {
-        let Self { client, txn, consistency, timeout } = self;
+        let Self { client, txn, consistency, deadline: timeout } = self;
         let command = Command::Txn(client.scope.txn(txn));
         let reply = match &command {
             Command::Txn(txn) if !txn.writes() => {

@@ -112,6 +112,26 @@ impl Put {
             prev_kv: false,
         }
     }
+
+    /// Binds the key to a lease, a session's for example: it is deleted when the lease ends.
+    ///
+    /// ```
+    /// # use bowline::{Compare, Config, Node, Put, Wait};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// # let kv = node.client();
+    /// let session = node.session().wait()?;
+    /// let free = kv.txn().when(Compare::missing("seats/7"));
+    /// let taken = free.then(Put::new("seats/7", "ann").lease(session.lease())).commit().wait()?;
+    /// assert!(taken.succeeded);
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn lease(mut self, lease: LeaseId) -> Self {
+        self.lease = PutLease::Attach(lease);
+        self
+    }
 }
 
 /// The value of a [`Put`].
@@ -199,7 +219,7 @@ impl Op {
         Op::Range(Range::new(range))
     }
 
-    /// Writes `value` to `key`, without a lease.
+    /// Writes `value` to `key`, without a lease; with one, give [`Put::new`] and [`Put::lease`] in its place.
     pub fn put(key: impl Into<Bytes>, value: impl Into<Bytes>) -> Self {
         Op::Put(Put::new(key, value))
     }

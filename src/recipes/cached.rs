@@ -81,7 +81,7 @@ impl Client {
         parse: impl Fn(&KeyValue) -> T + Send + Sync + 'static,
     ) -> CachedCall<T> {
         let (client, range) = (self.clone(), KeyRange::prefix(prefix));
-        CachedCall { client, range, parse: Box::new(parse), timeout: None }
+        CachedCall { client, range, parse: Box::new(parse), deadline: None }
     }
 }
 
@@ -91,13 +91,14 @@ pub struct CachedCall<T> {
     client: Client,
     range: KeyRange,
     parse: Parse<T>,
-    timeout: Option<Duration>,
+    deadline: Option<Duration>,
 }
 
 impl<T> CachedCall<T> {
     /// How long the call may take.
+    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
+        self.deadline = Some(timeout);
         self
     }
 }
@@ -114,7 +115,7 @@ impl<T: Send + Sync + 'static> IntoFuture for CachedCall<T> {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let Self { client, range, parse, timeout } = self;
+            let Self { client, range, parse, deadline: timeout } = self;
             let mut call = client.range(range.clone());
             if let Some(timeout) = timeout {
                 call = call.deadline(timeout);

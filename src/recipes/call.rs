@@ -21,7 +21,7 @@ type Running<'a, T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send + 'a>>
 #[must_use = "a call does nothing until it is awaited"]
 pub struct Call<'a, T, E = Error> {
     shared: Arc<Shared>,
-    timeout: Option<Duration>,
+    deadline: Option<Duration>,
     run: Box<dyn FnOnce(Until) -> Running<'a, T, E> + Send + 'a>,
 }
 
@@ -32,7 +32,7 @@ impl<'a, T, E> Call<'a, T, E> {
         F: Future<Output = Result<T, E>> + Send + 'a,
     {
         let mut call = Self::endless(client, run);
-        call.timeout = Some(client.shared.settings.call_deadline);
+        call.deadline = Some(client.shared.settings.call_deadline);
         call
     }
 
@@ -42,12 +42,15 @@ impl<'a, T, E> Call<'a, T, E> {
         F: Future<Output = Result<T, E>> + Send + 'a,
     {
         let shared = Arc::clone(&client.shared);
-        Self { shared, timeout: None, run: Box::new(|until| Box::pin(run(until))) }
+        Self { shared, deadline: None, run: Box::new(|until| Box::pin(run(until))) }
     }
 
-    /// How long the call may take: then it ends with [`Error::Deadline`].
+    /// How long the call may take: then it ends with [`Error::Deadline`]. The node looks at its ticks whether
+    /// the time is up, four times a heartbeat: up to 25 ms late at the default
+    /// [`Config::heartbeat`](crate::Config::heartbeat). What has come by then is given.
+    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
+        self.deadline = Some(timeout);
         self
     }
 }
@@ -57,14 +60,14 @@ impl<'a, T, E> IntoFuture for Call<'a, T, E> {
     type IntoFuture = Running<'a, T, E>;
 
     fn into_future(self) -> Self::IntoFuture {
-        let deadline = self.timeout.map(|timeout| self.shared.now() + timeout);
+        let deadline = self.deadline.map(|timeout| self.shared.now() + timeout);
         (self.run)(Until { shared: self.shared, deadline })
     }
 }
 
 impl<T, E> std::fmt::Debug for Call<'_, T, E> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Call").field("timeout", &self.timeout).finish_non_exhaustive()
+        f.debug_struct("Call").field("deadline", &self.deadline).finish_non_exhaustive()
     }
 }
 

@@ -108,7 +108,7 @@ impl Client {
     /// ```
     pub fn put_if_absent(&self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> PutIfAbsent {
         let (key, value) = (key.into(), value.into());
-        PutIfAbsent { client: self.clone(), key, value, life: Life::Endless, timeout: None }
+        PutIfAbsent { client: self.clone(), key, value, life: Life::Endless, deadline: None }
     }
 
     /// Writes `value` to `key` if the key is as expected: `kv.compare_and_set("k", row.mod_revision, "v")`.
@@ -186,7 +186,7 @@ pub struct PutIfAbsent {
     key: Bytes,
     value: Bytes,
     life: Life,
-    timeout: Option<Duration>,
+    deadline: Option<Duration>,
 }
 
 impl PutIfAbsent {
@@ -204,8 +204,9 @@ impl PutIfAbsent {
     }
 
     /// How long the call may take.
+    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
+        self.deadline = Some(timeout);
         self
     }
 }
@@ -215,7 +216,7 @@ impl IntoFuture for PutIfAbsent {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        let Self { client, key, value, life, timeout } = self;
+        let Self { client, key, value, life, deadline: timeout } = self;
         let call = Call::new(&client.clone(), move |until| async move {
             put_if_absent(&client, key, value, life, &until).await
         });

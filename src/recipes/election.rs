@@ -79,7 +79,8 @@ impl Election {
         view::line_of(self.session.shared(), &self.name)
     }
 
-    /// Follows who leads, from now on: first what is the case, then every change of it.
+    /// Follows who leads, from now on: first what is the case, then every change of it. What "leads" means
+    /// after a crash: see [`LeaderEvent`](crate::LeaderEvent).
     pub fn observe(&self) -> Observe {
         Observe::new(self.client(), prefix_of(&self.name))
     }
@@ -115,7 +116,9 @@ pub struct Campaign {
 }
 
 impl Campaign {
-    /// Gives up after this long. Without it, waits as long as the session lives.
+    /// Gives up after this long. Without it, waits as long as the session lives. Kept as a lock's:
+    /// [`LockCall::deadline`](crate::LockCall::deadline).
+    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
         self
@@ -180,6 +183,7 @@ impl Leadership {
     ///
     /// # Errors
     /// [`Error::Deadline`] if it could not be confirmed in time; the node goes on trying.
+    #[doc(alias = "release")]
     pub async fn resign(self) -> Result<Released, Error> {
         self.0.release().await
     }

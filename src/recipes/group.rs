@@ -4,16 +4,16 @@
 //! what the member says of itself as the value. So who crashes leaves, when its session has ended.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use futures_core::Stream;
 use thiserror::Error as ThisError;
 
-use crate::api::{Client, Error, Session, Watch};
+use crate::api::{Client, Error, Session};
 use crate::model::{
     Compare, Event, EventKind, KeyRange, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Revision,
 };
@@ -21,6 +21,7 @@ use crate::model::{
 use super::call::Call;
 use super::chain::which_is_unknown;
 use super::deed::{Entry, delete_of};
+use super::following::{Following, News};
 use super::line::is_place;
 
 /// A group of members that come and go; made by [`Session::group`].
@@ -141,7 +142,7 @@ impl Group {
         GroupWatch {
             client: client_of(&self.session),
             prefix: self.prefix.clone(),
-            following: Following::Nothing,
+            following: Following::new(client_of(&self.session), self.prefix.clone()),
             members: BTreeMap::new(),
             to_tell: VecDeque::new(),
         }
@@ -232,15 +233,6 @@ pub struct GroupWatch {
     to_tell: VecDeque<GroupEvent>,
 }
 
-type Looking = Pin<Box<dyn Future<Output = Result<(Watch, Vec<KeyValue>), Error>> + Send>>;
-
-enum Following {
-    Nothing,
-    Looking(Looking),
-    Watching(Watch),
-    Ended,
-}
-
 impl GroupWatch {
     /// The next thing to know. `None` after the node has stopped and that was told. Cancel-safe.
     ///
@@ -312,46 +304,16 @@ impl Stream for GroupWatch {
             if let Some(event) = self.to_tell.pop_front() {
                 return Poll::Ready(Some(Ok(event)));
             }
-            let this = &mut *self;
-            match &mut this.following {
-                Following::Ended => return Poll::Ready(None),
-                Following::Nothing => {
-                    let look = look(this.client.clone(), this.prefix.clone());
-                    this.following = Following::Looking(Box::pin(look));
+            match ready!(Pin::new(&mut self.following).poll_next(context)) {
+                Some(Ok(News::Anew(rows))) => self.begin(rows),
+                Some(Ok(News::Changes(events))) => {
+                    events.into_iter().for_each(|event| self.follow(event));
                 }
-                Following::Looking(looking) => match looking.as_mut().poll(context) {
-                    Poll::Pending => return Poll::Pending,
-                    Poll::Ready(Ok((watch, rows))) => {
-                        this.following = Following::Watching(watch);
-                        this.begin(rows);
-                    }
-                    Poll::Ready(Err(error)) => {
-                        this.following = match error {
-                            Error::Stopped { .. } => Following::Ended,
-                            _ => Following::Nothing,
-                        };
-                        return Poll::Ready(Some(Err(error)));
-                    }
-                },
-                Following::Watching(watch) => match Pin::new(watch).poll_next(context) {
-                    Poll::Pending => return Poll::Pending,
-                    Poll::Ready(Some(Ok(batch))) => {
-                        batch.events.into_iter().for_each(|event| this.follow(event));
-                    }
-                    // Compacted, or the node has stopped: look again, and hear which.
-                    Poll::Ready(Some(Err(_)) | None) => this.following = Following::Nothing,
-                },
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => return Poll::Ready(None),
             }
         }
     }
-}
-
-/// Reads what is the case, and watches from there.
-async fn look(client: Client, prefix: Bytes) -> Result<(Watch, Vec<KeyValue>), Error> {
-    let range = KeyRange::prefix(prefix);
-    let reply = client.range(range.clone()).await?;
-    let watch = client.watch(range).from(reply.revision.next()).await?;
-    Ok((watch, reply.kvs))
 }
 
 impl std::fmt::Debug for GroupWatch {

@@ -15,6 +15,7 @@ macro_rules! guard {
             /// # Errors
             /// [`Error::Deadline`](crate::Error::Deadline) if it could not be confirmed in time; the node
             /// goes on trying.
+            #[doc(alias = "unlock")]
             pub async fn release(self) -> Result<$crate::recipes::hold::Released, $crate::api::Error> {
                 self.0.release().await
             }

@@ -74,6 +74,7 @@ impl Hold {
     }
 
     /// The fencing token of this hold: higher than that of every earlier holder of this lock.
+    #[doc(alias = "fencing_token")]
     pub fn token(&self) -> Token {
         self.grant.token
     }
@@ -210,13 +211,27 @@ impl Hold {
             txn: Txn::default(),
             bound: Vec::new(),
             items: Items::default(),
-            timeout: None,
+            deadline: None,
         }
     }
 
     /// The conditions that this still is the holder, for a transaction of your own. From now on the lock
     /// is not passed on inside the node, but given back to the cluster, since nobody knows when that
     /// transaction will be over; [`Hold::txn`] costs less.
+    ///
+    /// ```
+    /// # use bowline::{Config, Node, Op, Wait};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// # let session = node.session().wait()?;
+    /// let from = session.mutex("accounts/ann").lock().wait()?;
+    /// let to = session.mutex("accounts/bob").lock().wait()?;
+    /// // Under both, and with a condition on the one that the transaction is not from:
+    /// let both = from.txn().when_all(to.still_held()).then(Op::put("paid", "7")).commit().wait()?;
+    /// assert!(both.succeeded);
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn still_held(&self) -> Vec<Compare> {
         let mut conditions = self.grant.still_held(&self.place);
         if !self.place.spend(&self.turn) {
@@ -432,7 +447,7 @@ pub enum GuardError {
 }
 
 /// A transaction under a lock; see [`Hold::txn`].
-#[must_use = "a transaction does nothing until it is committed"]
+#[must_use = "a transaction does nothing until it is committed: call .commit() or .commit_and_release(guard)"]
 pub struct GuardTxn {
     client: Client,
     lines: Arc<Lines>,
@@ -442,7 +457,7 @@ pub struct GuardTxn {
     txn: Txn,
     bound: Vec<Bound>,
     items: Items,
-    timeout: Option<Duration>,
+    deadline: Option<Duration>,
 }
 
 /// The items that a transaction acknowledges. Those that it does not are given back as they are dropped.
@@ -487,6 +502,12 @@ impl GuardTxn {
     /// One more condition: all must hold.
     pub fn when(mut self, compare: Compare) -> Self {
         self.txn.compares.push(compare);
+        self
+    }
+
+    /// Several more conditions: all must hold. [`Hold::still_held`] of another lock, for one.
+    pub fn when_all(mut self, compares: impl IntoIterator<Item = Compare>) -> Self {
+        self.txn.compares.extend(compares);
         self
     }
 
@@ -551,8 +572,9 @@ impl GuardTxn {
     }
 
     /// How long the call may take.
+    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
+        self.deadline = Some(timeout);
         self
     }
 
@@ -561,7 +583,7 @@ impl GuardTxn {
     /// # Errors
     /// [`GuardError::NotHeld`] if the lock is lost: nothing was changed.
     pub async fn commit(self) -> Result<TxnReply, GuardError> {
-        let Self { client, lines, place, turn, grant, txn, bound, items, timeout } = self;
+        let Self { client, lines, place, turn, grant, txn, bound, items, deadline: timeout } = self;
         let is_any = !items.deliveries.is_empty();
         let txn = items.around(txn);
         let still_held = grant.still_held(&place);

@@ -20,6 +20,9 @@ use super::wish::{Asked, Enters, Locking, Wish};
 /// Takes a lock: made by [`Mutex::lock`](crate::Mutex::lock), [`RwLock::read`](crate::RwLock::read),
 /// [`Semaphore::acquire`](crate::Semaphore::acquire), [`Session::lock_all`](crate::Session::lock_all) and
 /// the like. Does nothing until it is awaited.
+///
+/// It becomes a future where it is awaited, and is none before: `tokio::spawn(async move { call.await })`, and
+/// [`into_future`](IntoFuture::into_future) for `select!` and `join!`.
 #[must_use = "a lock is not taken until this is awaited"]
 pub struct LockCall<G = Guard> {
     session: Session,
@@ -27,7 +30,7 @@ pub struct LockCall<G = Guard> {
     rule: Rule,
     caller: &'static Location<'static>,
     only_try: bool,
-    timeout: Option<Duration>,
+    deadline: Option<Duration>,
     cap: Option<Duration>,
     why: Option<Bytes>,
     owner: Option<Owner>,
@@ -43,8 +46,8 @@ impl<G> LockCall<G> {
         caller: &'static Location<'static>,
     ) -> Self {
         let (session, guard) = (session.clone(), PhantomData);
-        let (only_try, timeout, cap, why, owner) = (false, None, None, None, None);
-        Self { session, names, rule, caller, only_try, timeout, cap, why, owner, guard }
+        let (only_try, deadline, cap, why, owner) = (false, None, None, None, None);
+        Self { session, names, rule, caller, only_try, deadline, cap, why, owner, guard }
     }
 
     /// Does not wait for others.
@@ -54,8 +57,15 @@ impl<G> LockCall<G> {
     }
 
     /// Gives up after this long. Without it, waits as long as the session lives.
+    ///
+    /// The node looks at its ticks whether the time is up, four times a heartbeat: the wait ends up to
+    /// 25 ms late at the default [`Config::heartbeat`](crate::Config::heartbeat), and later where the
+    /// node's own thread gets no processor. A lock that has come by the time at which the waiting task looks
+    /// is granted, also if the deadline is just past, as with `tokio::time::timeout`. A deadline of zero is
+    /// not a try: it may end before the cluster has been asked. For that there are the `try_` calls.
+    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
+        self.deadline = Some(timeout);
         self
     }
 
@@ -87,7 +97,9 @@ impl<G: From<Hold>> LockCall<G> {
     /// # Errors
     /// What can be said at once; see [`LockError`].
     pub fn enter(self) -> Result<Wish<G>, LockError> {
-        let Self { session, names, rule, caller, only_try, timeout, cap, why, owner, .. } = self;
+        let Self {
+            session, names, rule, caller, only_try, deadline: timeout, cap, why, owner, ..
+        } = self;
         if let Rule::Permits { limit, wants: asked } = rule
             && asked > limit
         {

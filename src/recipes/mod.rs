@@ -29,6 +29,7 @@
 //! ```text
 //!   call                      a call with a deadline, which may be dropped
 //!   look                      waiting until what is stored says what one waits for
+//!   following                 what is below a prefix, and every change of it
 //!   deed                      what is taken back when nobody waits for it any more
 //!   chain                     a transaction that guesses what others will have done by then
 //! ```
@@ -70,6 +71,7 @@ mod queue;
 mod call;
 mod chain;
 mod deed;
+mod following;
 mod look;
 
 mod conditional;

@@ -27,7 +27,7 @@ use super::view::{self, Contender};
 /// does. A wish with something to say ([`LockCall::why`], [`LockCall::owner`], [`LockCall::at_most`])
 /// stands in the cluster's own line, for all to see.
 ///
-/// Under a pause or a partition the holder's [`Hold::state`] says "lost" before anybody else is granted
+/// Under a pause or a partition the holder's [`Hold::state`](crate::Hold::state) says "lost" before anybody else is granted
 /// the lock; after a crash the lock is free when the session has expired, or as soon as the program is
 /// back. What it does not guarantee: that a holder looks. See [`Hold`](crate::Hold).
 #[derive(Clone, Debug)]

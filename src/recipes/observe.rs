@@ -1,13 +1,17 @@
 //! Who leads an election, for those who do not stand in it: now, and at every change.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use futures_core::Stream;
 
-use crate::api::{Client, Error, Watch};
-use crate::model::{EventKind, KeyRange, KeyValue, Revision};
-use crate::watch::WatchError;
+use crate::api::{Client, Error};
+use crate::model::{EventKind, KeyValue, Revision};
 
+use super::following::{Following, News};
 use super::line::is_place;
 
 /// Who leads.
@@ -22,21 +26,29 @@ pub struct Leader {
     pub since: Revision,
 }
 
-/// What an observer sees.
+/// What an observer sees: who stands first among the candidates, as the cluster knows it.
+///
+/// That is not the same as who works. A leader that has crashed, or is cut off, stands until its session's
+/// lease has ended; if others stand behind it, the first of them is the next thing that is told, and
+/// [`LeaderEvent::Vacant`] is not told in between. Whether anybody works shows in what the work leaves
+/// behind: let the leader write a row with each of its steps ([`Hold::txn`](crate::Hold::txn)), and watch
+/// that for getting old. The leader itself knows from
+/// [`Hold::valid_until`](crate::Hold::valid_until) until when it surely leads.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LeaderEvent {
     /// Somebody leads, or says something new.
     Leads(Leader),
-    /// Nobody leads.
+    /// Nobody leads, and nobody stands for it.
     Vacant,
 }
 
-/// Follows an election; see [`Election::observe`].
-#[derive(Debug)]
+/// Follows an election; see [`Election::observe`](crate::Election::observe). Also a [`Stream`].
+///
+/// It reads and follows this node's replica: while that is cut off there is no news, and after that all of
+/// it. If it falls behind what the store still remembers, it looks again and tells what is the case.
 pub struct Observe {
-    client: Client,
     prefix: Bytes,
-    watch: Option<Watch>,
+    following: Following,
     /// By the revision of their candidacy.
     candidates: BTreeMap<(Revision, Bytes), Bytes>,
     told: Option<LeaderEvent>,
@@ -45,54 +57,26 @@ pub struct Observe {
 
 impl Observe {
     pub(super) fn new(client: Client, prefix: Bytes) -> Self {
-        let (watch, told) = (None, None);
+        let following = Following::new(client, prefix.clone());
         let (candidates, to_tell) = (BTreeMap::new(), VecDeque::new());
-        Observe { client, prefix, watch, candidates, told, to_tell }
+        Observe { prefix, following, candidates, told: None, to_tell }
     }
 
-    /// The next thing to know. Cancel-safe.
+    /// The next thing to know. `None` after the node has stopped and that was told. Cancel-safe.
     ///
     /// # Errors
-    /// If the node has stopped, or cannot say what is the case; it may be asked again.
-    pub async fn next(&mut self) -> Result<LeaderEvent, Error> {
-        loop {
-            if let Some(event) = self.to_tell.pop_front() {
-                return Ok(event);
-            }
-            let Some(watch) = &mut self.watch else {
-                self.look().await?;
-                continue;
-            };
-            match watch.next().await {
-                Some(Ok(batch)) => {
-                    // Revision by revision: however many come at once, each change is told.
-                    for change in batch.events.chunk_by(|a, b| a.revision() == b.revision()) {
-                        for event in change.iter().cloned() {
-                            self.follow(event.kind, event.kv, event.prev);
-                        }
-                        self.tell();
-                    }
-                }
-                // Compacted, or the node has stopped: look again, and hear which.
-                Some(Err(WatchError::Compacted { .. })) | None => self.watch = None,
-                Some(Err(_)) => self.watch = None,
-            }
-        }
+    /// If the node has stopped, or cannot say what is the case; then it may be asked again.
+    pub async fn next(&mut self) -> Option<Result<LeaderEvent, Error>> {
+        poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
     }
 
-    /// Reads what is the case, and watches from there.
-    async fn look(&mut self) -> Result<(), Error> {
-        let range = KeyRange::prefix(self.prefix.clone());
-        let reply = self.client.range(range.clone()).await?;
-        let next = Revision(reply.revision.get() + 1);
-        let watch = self.client.watch(range).from(next).prev_kv().await?;
-        self.candidates = candidates(reply.kvs, &self.prefix)
+    /// Takes what is the case for a new beginning.
+    fn begin(&mut self, rows: Vec<KeyValue>) {
+        self.candidates = candidates(rows, &self.prefix)
             .into_iter()
             .map(|candidate| ((candidate.since, candidate.key), candidate.value))
             .collect();
-        self.watch = Some(watch);
         self.tell();
-        Ok(())
     }
 
     fn follow(&mut self, kind: EventKind, row: KeyValue, prev: Option<KeyValue>) {
@@ -115,6 +99,38 @@ impl Observe {
             self.told = Some(now.clone());
             self.to_tell.push_back(now);
         }
+    }
+}
+
+impl Stream for Observe {
+    type Item = Result<LeaderEvent, Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            if let Some(event) = self.to_tell.pop_front() {
+                return Poll::Ready(Some(Ok(event)));
+            }
+            match ready!(Pin::new(&mut self.following).poll_next(context)) {
+                Some(Ok(News::Anew(rows))) => self.begin(rows),
+                // Revision by revision: however many come at once, each change is told.
+                Some(Ok(News::Changes(events))) => {
+                    for change in events.chunk_by(|a, b| a.revision() == b.revision()) {
+                        for event in change.iter().cloned() {
+                            self.follow(event.kind, event.kv, event.prev);
+                        }
+                        self.tell();
+                    }
+                }
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => return Poll::Ready(None),
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Observe {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Observe").field("told", &self.told).finish_non_exhaustive()
     }
 }
 

@@ -109,7 +109,7 @@ fn observers_hear_of_each_new_leader_and_the_leader_of_its_end() {
     let cluster = lasting(3);
     let (one, two) = (session(&cluster, 0), another_session(&cluster, 1, "two"));
     let mut seen = session(&cluster, 2).election("kube").observe();
-    let mut next = || match seen.next().wait().unwrap() {
+    let mut next = || match seen.next().wait().unwrap().unwrap() {
         LeaderEvent::Leads(leader) => String::from_utf8(leader.value.to_vec()).unwrap(),
         LeaderEvent::Vacant => "nobody".to_owned(),
     };

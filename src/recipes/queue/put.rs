@@ -65,6 +65,7 @@ impl Queue {
     }
 
     /// Puts an item at the end.
+    #[doc(alias = "push", alias = "send")]
     pub fn put(&self, value: impl Into<Bytes>) -> PutItem {
         PutItem { many: self.put_many([value.into()]) }
     }
@@ -73,7 +74,7 @@ impl Queue {
     /// [`Limits::txn_ops_max`](crate::Limits::txn_ops_max) (half of that with a delay).
     pub fn put_many(&self, values: impl IntoIterator<Item = impl Into<Bytes>>) -> PutMany {
         let values = values.into_iter().map(Into::into).collect();
-        PutMany { queue: self.clone(), values, priority: 0, delay: Duration::ZERO, timeout: None }
+        PutMany { queue: self.clone(), values, priority: 0, delay: Duration::ZERO, deadline: None }
     }
 
     /// The operation that puts an item, for a transaction of your own: with a condition that makes it
@@ -238,6 +239,7 @@ impl PutItem {
     }
 
     /// How long the call may take.
+    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.many = self.many.deadline(timeout);
         self
@@ -264,7 +266,7 @@ pub struct PutMany {
     values: Vec<Bytes>,
     priority: i16,
     delay: Duration,
-    timeout: Option<Duration>,
+    deadline: Option<Duration>,
 }
 
 impl PutMany {
@@ -284,8 +286,9 @@ impl PutMany {
     }
 
     /// How long the call may take.
+    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
+        self.deadline = Some(timeout);
         self
     }
 }
@@ -303,7 +306,7 @@ impl IntoFuture for PutMany {
             }
             self.queue.check_room(self.values.len()).await?;
             let shared = Arc::clone(&client.shared);
-            let deadline = shared.deadline(self.timeout);
+            let deadline = shared.deadline(self.deadline);
             let unique = shared.env.entropy.next_u64();
             let ids: Vec<Bytes> =
                 (0..self.values.len()).map(|n| item_id(*priority, unique, n)).collect();

@@ -85,8 +85,9 @@ impl QueueTaker {
 
     /// Waits for an item and takes it. Ends when the session does. Dropping the future leaves nothing
     /// behind: an item that was on its way is given back.
+    #[doc(alias = "pop", alias = "receive")]
     pub fn take(&self) -> TakeCall {
-        TakeCall { taker: self.clone(), timeout: None }
+        TakeCall { taker: self.clone(), deadline: None }
     }
 
     /// Takes an item, if there is one that is free: one that was put, anywhere, before this call.
@@ -151,13 +152,16 @@ impl std::fmt::Debug for QueueTaker {
 #[must_use = "nothing is taken until this is awaited"]
 pub struct TakeCall {
     taker: QueueTaker,
-    timeout: Option<Duration>,
+    deadline: Option<Duration>,
 }
 
 impl TakeCall {
-    /// Gives up after this long. Without it, waits as long as the session lives.
+    /// Gives up after this long. Without it, waits as long as the session lives. Looked at by the node at
+    /// its ticks, as a lock's: [`LockCall::deadline`](crate::LockCall::deadline). An item that has come by then
+    /// is delivered. A deadline of zero is not a try: for that there is [`QueueTaker::try_take`].
+    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
+        self.deadline = Some(timeout);
         self
     }
 }
@@ -168,7 +172,7 @@ impl IntoFuture for TakeCall {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let Self { taker, timeout } = self;
+            let Self { taker, deadline: timeout } = self;
             taker.queue.check()?;
             let deadline =
                 timeout.map(|timeout| taker.inner.board.session().shared().now() + timeout);

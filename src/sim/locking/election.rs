@@ -92,12 +92,13 @@ async fn observe(player: Player, election: &'static str) {
     drop(session.close().await);
     loop {
         match observer.next().await {
-            Ok(LeaderEvent::Leads(Leader { key, value, since })) => {
+            Some(Ok(LeaderEvent::Leads(Leader { key, value, since }))) => {
                 let leader = Some((&key, since, &value));
                 player.scene.judge.borrow_mut().observed(id, leader);
             }
-            Ok(LeaderEvent::Vacant) => player.scene.judge.borrow_mut().observed(id, None),
-            Err(_) => player.think().await,
+            Some(Ok(LeaderEvent::Vacant)) => player.scene.judge.borrow_mut().observed(id, None),
+            Some(Err(_)) => player.think().await,
+            None => return,
         }
     }
 }
