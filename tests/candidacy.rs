@@ -306,7 +306,7 @@ fn withdrawn_it_has_left_nothing_in_the_line() {
         assert_eq!(into_inner(candidacy).withdraw().wait(), Ok(Released::Now));
         assert_eq!(places(cluster.node(two), "jobs"), 1);
     }
-    let line = session(&cluster, two).election("jobs").observe().next().wait().unwrap();
+    let line = session(&cluster, two).election("jobs").observe().next().wait().unwrap().unwrap();
     let LeaderEvent::Leads(before) = line else { panic!("somebody leads") };
     assert_eq!(into_inner(holder).withdraw().wait(), Ok(Released::Now));
     assert_eq!(places(cluster.node(one), "jobs"), 0);
