@@ -406,8 +406,12 @@ fn what_was_released_under_an_open_transaction_is_free_when_its_session_is_left(
     let guard = mine.mutex("lock").lock().wait().unwrap();
     cluster.partition(&[one]);
     let open = Begun::new(guard.txn().then(Op::put("done", "1")).commit());
+    let wish = Begun::new(mine.mutex("other").lock());
     drop(guard);
     mine.orphan();
+    // The node has seen that the session is over, before it knows what came of the transaction.
+    let over = LockError::SessionEnded(SessionEnd::Orphaned);
+    assert_eq!(wish.finish().unwrap_err(), over);
     cluster.heal();
     assert!(session(&cluster, two).mutex("lock").lock().wait().unwrap().is_held());
     drop(open);

@@ -1,6 +1,7 @@
 //! Semaphores.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use bowline::{Compare, KeyRange, LockError, LockKind, Loss, Node, Permit, Semaphore, Wait};
 
@@ -193,6 +194,18 @@ fn tasks_that_share_a_permit_and_ask_for_its_slots_at_once_get_the_same() {
         drop(permit);
         until_places(cluster.node(0), "pool", 0);
     }
+}
+
+#[test]
+fn a_permit_with_a_limit_of_its_own_is_anothers_when_that_is_over() {
+    let cluster = lasting(3);
+    let sessions = [0, 1].map(|member| session(&cluster, member));
+    let semaphore = sessions[0].semaphore(NAME, 1);
+    let cap = Duration::from_millis(200);
+    let permit = semaphore.acquire().at_most(cap).wait().unwrap();
+    let next = sessions[1].semaphore(NAME, 1).acquire().wait().unwrap();
+    assert!(next.is_held());
+    assert_eq!(permit.lost().wait(), Loss::HeldTooLong);
 }
 
 #[test]
