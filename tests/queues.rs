@@ -11,7 +11,7 @@ use std::time::Duration;
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
     Client, Compare, Delivery, Effect, Error, ItemState, KeyRange, Loss, Op, Queue, QueueError,
-    QueueTaker, Refusal, Revision, SessionEnd, Wait,
+    QueueTaker, Refusal, Revision, Wait,
 };
 
 /// Short times, so that what takes a few of them takes little; sessions that outlive a busy machine.
@@ -44,13 +44,7 @@ fn take(taker: &QueueTaker) -> String {
 }
 
 fn assert_stopped(error: &QueueError) {
-    let stopped = match error {
-        QueueError::SessionEnded(end) => {
-            [SessionEnd::Closed, SessionEnd::NodeStopped].contains(end)
-        }
-        QueueError::Store(error) => matches!(error, Error::Stopped { .. }),
-        _ => false,
-    };
+    let stopped = matches!(error, QueueError::Store(Error::Stopped { .. }));
     assert!(stopped, "{error:?}");
 }
 

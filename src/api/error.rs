@@ -6,7 +6,7 @@ use std::time::Duration;
 use thiserror::Error as ThisError;
 
 use crate::model::{MemberRefusal, Refusal, Revision};
-use crate::node::{CallError, ResumeRefusal, SessionEnd, StopReason};
+use crate::node::{CallError, ResumeRefusal, SessionEnd, Shared, StopReason};
 use crate::transport::{JoinError, TransportError};
 
 use super::ConfigError;
@@ -74,7 +74,7 @@ pub enum Error {
         /// Whether anything was changed.
         effect: Effect,
     },
-    /// The session has ended. Nothing was changed by this call.
+    /// The session has ended, and its node has not stopped. Nothing was changed by this call.
     #[error("not applied: the session has ended: {0}")]
     SessionEnded(SessionEnd),
     /// A lock delay is longer than [`Limits::LOCK_DELAY_MAX`](crate::Limits::LOCK_DELAY_MAX). Nothing
@@ -127,11 +127,27 @@ impl Error {
         }
     }
 
+    /// A session has ended before anything was changed. That its node has stopped is said as always.
+    pub(crate) fn ended(end: SessionEnd, shared: &Shared) -> Self {
+        match end {
+            SessionEnd::NodeStopped => {
+                Error::Stopped { reason: stopped(shared), effect: Effect::NotApplied }
+            }
+            end => Error::SessionEnded(end),
+        }
+    }
+
     /// Whether the same call may succeed later without anybody doing anything. One whose effect is
     /// unknown may then be applied twice, unless it is a transaction that guards against that.
     pub fn is_transient(&self) -> bool {
         matches!(self, Error::Busy | Error::Deadline { .. })
     }
+}
+
+/// Why a node has stopped whose sessions have ended by that.
+pub(crate) fn stopped(shared: &Shared) -> StopReason {
+    // Sessions end at the beginning of a shutdown.
+    shared.stop_reason().unwrap_or(StopReason::Shutdown)
 }
 
 fn words(effect: Effect) -> &'static str {

@@ -22,6 +22,7 @@ pub use call::{DeleteCall, GetCall, PutCall, RangeCall};
 pub(crate) use checked::Beginning;
 pub use client::Client;
 pub use config::{Config, ConfigError};
+pub(crate) use error::stopped;
 pub use error::{Effect, Error, StartError};
 pub use lease::{GrantCall, Lease, LeaseStatus, SessionStatus};
 pub use node::{Node, Shutdown};

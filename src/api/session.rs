@@ -305,7 +305,7 @@ impl IntoFuture for ResumeSession {
             let claim = client.shared.resume_session(lease, delay, deadline).await?;
             match claim.state.end(client.shared.now()) {
                 None => Ok(Session::new(claim)),
-                Some(end) => Err(Error::SessionEnded(end)),
+                Some(end) => Err(Error::ended(end, &client.shared)),
             }
         })
     }

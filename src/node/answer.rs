@@ -75,6 +75,8 @@ pub(crate) enum CallError {
 pub enum StopReason {
     /// It was asked to.
     Shutdown,
+    /// A test has ended it as a crash would: `testing::Cluster::kill`.
+    Killed,
     /// It was removed from the cluster. Its data is of no use any more.
     Removed,
     /// Something inside it failed; what, in words. The host process lives on.
@@ -92,6 +94,7 @@ impl fmt::Display for StopReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             StopReason::Shutdown => f.write_str("it was shut down"),
+            StopReason::Killed => f.write_str("a test has ended it as a crash would"),
             StopReason::Removed => f.write_str(
                 "it was removed from the cluster; to come back it joins again, with a new directory",
             ),

@@ -38,7 +38,7 @@ pub enum SessionEnd {
     LeaseEnded,
     /// It was left to whoever resumes its lease: [`Session::orphan`](crate::Session::orphan).
     Orphaned,
-    /// The node has stopped.
+    /// The node has stopped, or is being shut down.
     NodeStopped,
 }
 

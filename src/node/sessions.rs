@@ -210,11 +210,11 @@ impl Sessions {
         wishes.into_iter().map(|wish| (wish.reply, gone())).collect()
     }
 
-    /// Closes all, in good order. Says which leases are to be revoked.
+    /// Ends all, in good order, because the node stops. Says which leases are to be revoked.
     pub(crate) fn close_all(&mut self, now: Moment) -> Vec<LeaseId> {
         let mut revoke = Vec::new();
         for (lease, kept) in std::mem::take(&mut self.sessions) {
-            match kept.state.finish(SessionEnd::Closed, now) {
+            match kept.state.finish(SessionEnd::NodeStopped, now) {
                 None | Some(SessionEnd::Closed) => revoke.push(lease),
                 Some(SessionEnd::NotRenewed) if kept.own => revoke.push(lease),
                 Some(_) => {}

@@ -112,7 +112,7 @@ impl Entry {
         farewell: Farewell,
     ) -> Result<Option<Entry>, Error> {
         if let Some(end) = session.end() {
-            return Err(Error::SessionEnded(end));
+            return Err(Error::ended(end, session.shared()));
         }
         let put = Put {
             key: key.clone(),
@@ -135,7 +135,7 @@ impl Entry {
             tokio::select! {
                 biased;
                 reply = carry_out(session.shared(), command, undo) => reply,
-                end = session.ended() => Err(Error::SessionEnded(end)),
+                end = session.ended() => Err(Error::ended(end, session.shared())),
             }
         };
         match until.within(making).await? {

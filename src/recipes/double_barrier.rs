@@ -118,7 +118,7 @@ impl DoubleBarrier {
             let passed = tokio::select! {
                 biased;
                 passed = passing => passed,
-                end = session.ended() => Err(Error::SessionEnded(end).into()),
+                end = session.ended() => Err(Error::ended(end, session.shared()).into()),
             };
             match passed {
                 Ok(round) => Ok(Inside { client, entry, prefix: barrier.prefix, round }),
@@ -148,7 +148,9 @@ impl DoubleBarrier {
             tokio::select! {
                 biased;
                 passed = barrier.pass(&client, &entry, &until) => passed?,
-                end = session.ended() => return Err(Error::SessionEnded(end).into()),
+                end = session.ended() => {
+                    return Err(Error::ended(end, session.shared()).into());
+                }
             };
             // Otherwise it could be counted twice when it comes again.
             entry.leave(&until).await?;
@@ -266,7 +268,7 @@ fn has_left(session: &Session) -> DoubleBarrierError {
     // This node may have applied the end of the lease before it has heard of the session's.
     let lease = session.shared().reader.lease(session.lease());
     match session.end().or_else(|| lease.is_none().then_some(SessionEnd::LeaseEnded)) {
-        Some(end) => Error::SessionEnded(end).into(),
+        Some(end) => Error::ended(end, session.shared()).into(),
         None => DoubleBarrierError::KeyDeleted,
     }
 }

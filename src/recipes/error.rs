@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use thiserror::Error as ThisError;
 
-use crate::api::Error;
-use crate::node::{SessionEnd, StopReason};
+use crate::api::{Error, stopped};
+use crate::node::{SessionEnd, Shared, StopReason};
 
 use super::rule::LockKind;
 use super::view::Contender;
@@ -13,7 +13,7 @@ use super::view::Contender;
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum Loss {
-    /// The session has ended.
+    /// The session has ended, and its node has not stopped.
     #[error("the session has ended: {0}")]
     SessionEnded(SessionEnd),
     /// Its key was deleted by somebody else.
@@ -41,6 +41,21 @@ pub enum Loss {
     NodeStopped(StopReason),
 }
 
+impl Loss {
+    /// The end of a session.
+    pub(super) fn ended(end: SessionEnd, shared: &Shared) -> Self {
+        Loss::SessionEnded(end).told(shared)
+    }
+
+    /// As it is told. That the node has stopped is said as always.
+    pub(super) fn told(self, shared: &Shared) -> Self {
+        match self {
+            Loss::SessionEnded(SessionEnd::NodeStopped) => Loss::NodeStopped(stopped(shared)),
+            loss => loss,
+        }
+    }
+}
+
 /// Why a lock was not taken. Nothing is left behind: a key that was put in the line is deleted, however
 /// long that takes.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
@@ -61,7 +76,8 @@ pub enum LockError {
     /// The deadline has passed before the wish came to the log: there may be no leader or no quorum.
     #[error("not taken: the cluster has not answered by the deadline: is there a quorum?")]
     Unavailable,
-    /// The session ended before the wish came true. With a new session it may be made again.
+    /// The session ended before the wish came true, and its node has not stopped. With a new session it may
+    /// be made again.
     #[error("not taken: the session has ended: {0}")]
     SessionEnded(SessionEnd),
     /// Somebody else deleted the key of the wish, which stood in line.
@@ -169,6 +185,16 @@ impl std::fmt::Display for Chain<'_> {
 }
 
 impl LockError {
+    /// As it is told. That the node has stopped is said as always.
+    pub(super) fn told(self, shared: &Shared) -> Self {
+        match self {
+            LockError::SessionEnded(SessionEnd::NodeStopped) => {
+                LockError::NodeStopped(stopped(shared))
+            }
+            why => why,
+        }
+    }
+
     /// The line is of another kind than the wish.
     pub(super) fn mismatch(stored: LockKind, mine: LockKind) -> Self {
         match (stored, mine) {

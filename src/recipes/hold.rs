@@ -114,7 +114,7 @@ impl Hold {
         match self.session.standing() {
             Standing::Confirmed(_) => LockState::Held(self.valid_until()),
             Standing::Overdue(_) => LockState::Unconfirmed(self.valid_until()),
-            Standing::Ended(end) => LockState::Lost(Loss::SessionEnded(end)),
+            Standing::Ended(end) => LockState::Lost(Loss::ended(end, self.session.shared())),
         }
     }
 
@@ -125,14 +125,15 @@ impl Hold {
 
     fn loss(&self, now: Moment) -> Option<Loss> {
         let ended = || self.session.state().end(now).map(Loss::SessionEnded);
-        match self.turn.loss() {
+        let loss = match self.turn.loss() {
             // The end of the session has deleted the key.
             Some(Loss::KeyDeleted) => Some(ended().unwrap_or(Loss::KeyDeleted)),
             Some(loss) => Some(loss),
             None => ended().or_else(|| {
                 self.turn.until().filter(|until| *until <= now).map(|_| Loss::HeldTooLong)
             }),
-        }
+        };
+        loss.map(|loss| loss.told(self.session.shared()))
     }
 
     /// Waits until it is lost, and says why: ready at the first poll after [`Hold::valid_until`], or as

@@ -28,13 +28,32 @@ use super::order::Request;
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum LeadError {
-    /// It can be elected no more: above all [`LockError::SessionEnded`]. With a new session it may be
-    /// begun again.
-    #[error(transparent)]
-    NotElected(#[from] LockError),
+    /// It can be elected no more, whether it has led before or not: above all [`LockError::SessionEnded`], and
+    /// with a new session it may be begun again; or [`LockError::NodeStopped`].
+    #[error("{}", why_no_more(.0))]
+    NotElected(#[source] LockError),
     /// It led, and lost that before the work had ended; only after [`Leading::once`].
     #[error("leads no more: {0}")]
     Lost(Loss),
+}
+
+impl From<LockError> for LeadError {
+    fn from(why: LockError) -> Self {
+        LeadError::NotElected(why)
+    }
+}
+
+/// Of what may come to one who has led, too, it is not said that something was not taken.
+fn why_no_more(why: &LockError) -> String {
+    match why {
+        LockError::SessionEnded(end) => {
+            format!("can be elected no more: the session has ended: {end}")
+        }
+        LockError::NodeStopped(reason) => {
+            format!("can be elected no more: the node has stopped: {reason}")
+        }
+        why => why.to_string(),
+    }
 }
 
 /// Work for a leader; made by [`Election::leading`].

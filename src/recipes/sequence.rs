@@ -198,7 +198,7 @@ async fn try_bound(
     until: &Until,
 ) -> Result<(Option<usize>, Revision), Error> {
     if let Some(end) = session.end() {
-        return Err(Error::SessionEnded(end));
+        return Err(Error::ended(end, session.shared()));
     }
     let command = Command::Txn(client.scope.txn(chain(ways)));
     let keys: Vec<Bytes> = keys.iter().map(|key| client.scope.key(key.clone())).collect();
@@ -211,7 +211,7 @@ async fn try_bound(
         tokio::select! {
             biased;
             reply = carry_out(session.shared(), command, undo) => reply,
-            end = session.ended() => Err(Error::SessionEnded(end)),
+            end = session.ended() => Err(Error::ended(end, session.shared())),
         }
     };
     match until.within(making).await? {

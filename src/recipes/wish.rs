@@ -121,7 +121,7 @@ impl<G: From<Hold>> Wish<G> {
             is_owned: owner.is_some(),
         };
         more(&mut ask);
-        let (place, turn) = lines.enter(&ask)?;
+        let (place, turn) = lines.enter(&ask).map_err(|why| why.told(session.shared()))?;
         let session = session.clone();
         let owner = owner.map(|(owner, mode)| (owner, names, mode));
         let waits = Waits { session, lines, place, turn, owner, looked: None, is_over: false };
@@ -215,18 +215,20 @@ impl Waits {
                 self.lines.forget_deadline(&self.turn);
                 // The end of the session has deleted the key.
                 let ended = self.session.state().end(self.session.shared().now());
-                return Poll::Ready(Err(match (why, ended) {
+                let why = match (why, ended) {
                     (LockError::Evicted, Some(end)) => LockError::SessionEnded(end),
                     (why, _) => why,
-                }));
+                };
+                return Poll::Ready(Err(why.told(self.session.shared())));
             }
             Stage::Asked => {}
             Stage::Stands(_) | Stage::Holds(_) => {
                 // A grant is delivered only while the session is believed in.
                 let now = self.session.shared().now();
                 if let Some(end) = self.session.state().end(now) {
-                    self.give_up(LockError::SessionEnded(end));
-                    return Poll::Ready(Err(LockError::SessionEnded(end)));
+                    let why = LockError::SessionEnded(end).told(self.session.shared());
+                    self.give_up(why.clone());
+                    return Poll::Ready(Err(why));
                 }
             }
         }

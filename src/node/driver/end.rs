@@ -46,16 +46,17 @@ impl Driver {
             let reason = reason.clone();
             reply.send(Err(CallError::Stopped { reason, maybe_applied: false }));
         }
+        // Before the sessions: whose lock is lost by that hears of the stop, and not of a session.
+        self.shared.stop(reason.clone());
         for reply in self.sessions.stop(self.shared.now()) {
             let reason = reason.clone();
             reply.send(Err(CallError::Stopped { reason, maybe_applied: false }));
         }
-        if reason == StopReason::Shutdown && !self.aborted {
+        if reason == StopReason::Shutdown {
             self.warm.stop(self.machine.image());
         } else {
             self.warm.abandon();
         }
-        self.shared.stop(reason);
         self.log.close();
         self.snapshot_queue.close();
         Next::Stopped

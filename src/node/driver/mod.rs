@@ -348,7 +348,8 @@ impl Driver {
         let worked = self.work(now);
         self.shared.meters.turn_seconds.add(self.shared.now().since(now));
         match worked {
-            Ok(()) if self.aborted || self.is_done(now) => self.stop(StopReason::Shutdown),
+            Ok(()) if self.aborted => self.stop(StopReason::Killed),
+            Ok(()) if self.is_done(now) => self.stop(StopReason::Shutdown),
             Ok(()) if self.is_over(now) => self.stop(StopReason::Removed),
             Ok(()) => Next::At(self.next_tick),
             Err(why) => {

@@ -256,7 +256,7 @@ impl Board {
             Ok(reply) => reply,
             Err(error) => {
                 let error = match (self.session.end(), error) {
-                    (Some(end), _) => QueueError::SessionEnded(end),
+                    (Some(end), _) => QueueError::ended(end, self.session.shared()),
                     // All that was asked for is bound to it; the news of its end is on its way.
                     (None, CallError::Refused(Refusal::LeaseNotFound(_))) => {
                         QueueError::SessionEnded(SessionEnd::LeaseEnded)
@@ -308,7 +308,8 @@ impl Board {
     fn decide(&self, state: &mut State, work: &mut Work) {
         if let Some(end) = self.session.end() {
             state.stands = false;
-            return state.fail_all(&QueueError::SessionEnded(end), work);
+            let error = QueueError::ended(end, self.session.shared());
+            return state.fail_all(&error, work);
         }
         let takers = state.takers.len().min(CLAIMS_MAX);
         let tries = state.takers.values().any(|taker| taker.only_try);

@@ -174,7 +174,7 @@ impl Delivery {
         let client = Client::new(Arc::clone(session.shared()));
         loop {
             if let Some(end) = session.end() {
-                return Loss::SessionEnded(end);
+                return Loss::ended(end, session.shared());
             }
             let watch = client.watch(self.claim.key()).begin();
             if !self.is_ours() && session.end().is_none() {
@@ -191,7 +191,7 @@ impl Delivery {
             };
             tokio::select! {
                 biased;
-                end = session.ended() => return Loss::SessionEnded(end),
+                end = session.ended() => return Loss::ended(end, session.shared()),
                 () = changed => {}
             }
         }

@@ -37,7 +37,7 @@ use thiserror::Error as ThisError;
 
 use crate::api::Error;
 use crate::model::KeyRange;
-use crate::node::SessionEnd;
+use crate::node::{SessionEnd, Shared};
 
 pub use delivery::Delivery;
 pub use put::{ItemState, PutItem, PutMany, Queue, QueuedItem};
@@ -57,7 +57,7 @@ pub enum QueueError {
     /// Nothing was changed; somebody else has taken the item, or will.
     #[error("not applied: the item is not this taker's any more")]
     NotOurs,
-    /// The session has ended. Nothing was taken.
+    /// The session has ended, and its node has not stopped. Nothing was taken.
     #[error("nothing was taken: the session has ended: {0}")]
     SessionEnded(SessionEnd),
     /// The deadline has passed. Nothing was taken.
@@ -69,6 +69,16 @@ pub enum QueueError {
     /// The store could not, or would not.
     #[error(transparent)]
     Store(#[from] Error),
+}
+
+impl QueueError {
+    /// The session of a taker has ended. That its node has stopped is said as always.
+    fn ended(end: SessionEnd, shared: &Shared) -> Self {
+        match Error::ended(end, shared) {
+            Error::SessionEnded(end) => QueueError::SessionEnded(end),
+            error => QueueError::Store(error),
+        }
+    }
 }
 
 /// An item's name: unique in the cluster, for ever.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::api::{Client, Session};
+use crate::node::SessionEnd;
 
 use super::board::{Board, Taken};
 use super::{Delivery, Keys, Queue, QueueError};
@@ -120,11 +121,10 @@ impl QueueTaker {
             taken = reply => {
                 place.waits = false;
                 // The board has answered, or was dropped with its node.
-                taken.unwrap_or_else(|_| Err(QueueError::SessionEnded(session.end().unwrap_or(
-                    crate::SessionEnd::NodeStopped,
-                ))))
+                let end = || session.end().unwrap_or(SessionEnd::NodeStopped);
+                taken.unwrap_or_else(|_| Err(QueueError::ended(end(), shared)))
             }
-            end = session.ended() => Err(QueueError::SessionEnded(end)),
+            end = session.ended() => Err(QueueError::ended(end, shared)),
             () = late => Err(QueueError::TimedOut),
         }
     }
