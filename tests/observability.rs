@@ -124,6 +124,7 @@ fn a_slow_request_gets_a_line_that_says_where_its_time_went() {
     let dir = tempfile::tempdir().unwrap();
     let config = Config::new(dir.path(), "sluggish").slow_request(Duration::ZERO);
     let node = Node::start(config).wait().unwrap();
+    node.wait_for(|status| status.leader.is_some()).wait();
     node.client().put("k", "v").wait().unwrap();
     let line = found(&["WARN", "a slow request", "node=\"sluggish\""]).expect("a line");
     for field in ["took=", "waiting=", "deciding=", "applying=", "telling=", "outcome=\"done\""] {

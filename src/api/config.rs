@@ -330,7 +330,8 @@ impl Config {
     }
 
     /// A request that takes longer gets a line in the log, at level `warn`, that says where the time
-    /// went; one line a second at most. Default 300 ms; [`Duration::MAX`] for none.
+    /// went; one line a second at most, and none for what was asked for before the node knew of a leader for
+    /// the first time. Default 300 ms; [`Duration::MAX`] for none.
     pub fn slow_request(mut self, threshold: Duration) -> Self {
         self.slow_request = threshold;
         self

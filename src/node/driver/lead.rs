@@ -15,6 +15,9 @@ impl Driver {
             }
             self.shared.meters.leader_changes_total.add(u64::from(known.1 != self.known_leader.1));
             self.known_leader = known;
+            if known.1.is_some() {
+                self.shared.slow.knows_leader(now);
+            }
             self.stop_leading();
             if leads {
                 tracing::info!(node = self.my_name(), term = %known.0, "leads");
