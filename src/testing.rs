@@ -16,6 +16,26 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! In a test that is async (`.wait()` blocks its thread, and must not be called in async code):
+//!
+//! ```
+//! use bowline::testing::Cluster;
+//!
+//! #[tokio::main] // or #[tokio::test]
+//! async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let cluster = Cluster::start(3).await?;
+//!     let guard = cluster.node(0).session().await?.mutex("lock").lock().await?;
+//!     let other = cluster.node(1).session().await?;
+//!     assert!(other.mutex("lock").try_lock().await.is_err());
+//!     guard.release().await?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! Members are numbered from 0, and member n is called `m<n>`: in [`Node::status`], in
+//! [`Node::members`], and as the label of its own session. A node that was killed says
+//! [`StopReason::Killed`](crate::StopReason::Killed) to whoever still holds something of it.
+//!
 //! Nothing here sleeps: waits are for conditions, with a limit ([`ClusterOptions::wait_limit`]).
 
 #[cfg(feature = "testing-tls")]
@@ -66,7 +86,9 @@ impl ClusterOptions {
         self
     }
 
-    /// Starts all members.
+    /// Starts all members, and waits until one of them leads. A cluster that finds no leader within the
+    /// [limit](ClusterOptions::wait_limit) is given all the same: its calls, and [`Cluster::leader`], say what
+    /// is the matter.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -82,6 +104,7 @@ impl ClusterOptions {
         for member in 0..cluster.nodes.len() {
             cluster.restart(member).await?;
         }
+        let _: Result<usize, TooLate> = cluster.leader().await;
         Ok(cluster)
     }
 }
@@ -105,7 +128,7 @@ pub struct TooLate {
 }
 
 impl Cluster {
-    /// Starts a cluster of so many members, with default configurations.
+    /// Starts a cluster of so many members, with default configurations, and waits until one of them leads.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -141,7 +164,8 @@ impl Cluster {
         }
     }
 
-    /// Starts a member again, on the data that it has. Does nothing if it runs.
+    /// Starts a member again, on the data that it has; does not wait until it has caught up. Does nothing if
+    /// it runs.
     ///
     /// # Errors
     /// See [`StartError`].
