@@ -192,11 +192,12 @@ impl Plan {
     }
 }
 
-/// A few programs: each gets more room where there are not all of them.
+/// One program, and about one more: each gets more room where there are not all of them.
 fn draw_programs(rng: &Rng) -> Vec<Program> {
-    let first = index(rng, Program::ALL.len());
-    let all = Program::ALL.into_iter().enumerate();
-    all.filter(|(at, _)| *at == first || one_in(rng, 3)).map(|(_, program)| program).collect()
+    let count = Program::ALL.len();
+    let first = index(rng, count);
+    let is_drawn = |at| at == first || one_in(rng, count as u64);
+    (0..count).filter(|at| is_drawn(*at)).map(|at| Program::ALL[at]).collect()
 }
 
 fn draw(kind: Kind, rng: &Rng) -> Fault {

@@ -1,4 +1,5 @@
-//! The judge of the locks: who believes to hold what, in true time, and what the lines really were.
+//! The judge of the locks: who believes to hold what, in true time, and who waits for how long. What
+//! the lines really were is in [`lines`](super::lines).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -7,7 +8,9 @@ use bytes::Bytes;
 
 use super::super::world::place;
 use super::Judge;
-use crate::model::{Event, EventKind, KeyRange, KeyValue, LeaseId, NodeId, Revision};
+use super::lines::{Line, Lines, Share, limit_at};
+use super::observers::{Observer, ObserverId};
+use crate::model::{KeyRange, KeyValue, LeaseId, NodeId, Revision};
 use crate::recipes::{Loss, PASSES_MAX, Token};
 
 /// In the calm, whoever wants a lock that nobody believes in gets it within this time: what the last
@@ -25,6 +28,8 @@ pub(crate) struct WorkId(u64);
 /// A hold of a lock, as its holder sees it.
 pub(crate) struct Belief {
     pub(crate) lock: &'static str,
+    /// How much of the lock it takes.
+    pub(crate) share: Share,
     pub(crate) node: NodeId,
     /// The key that makes it the holder, and the revision that made the key.
     pub(crate) key: Bytes,
@@ -34,6 +39,21 @@ pub(crate) struct Belief {
     pub(crate) work: Option<WorkId>,
     /// Why its holder does not believe in it any more.
     pub(crate) loss: Box<dyn Fn() -> Option<Loss>>,
+}
+
+/// A hold, and what came with it.
+struct Holder {
+    belief: Belief,
+    /// How many permits there were when it was granted.
+    limit: u64,
+    /// The slots that it was told to have.
+    slots: Vec<u32>,
+}
+
+impl Holder {
+    fn believes(&self) -> bool {
+        (self.belief.loss)().is_none()
+    }
 }
 
 /// Names a hold.
@@ -47,40 +67,11 @@ pub(crate) struct WishId(u64);
 /// Somebody who waits for a lock.
 struct Wish {
     lock: &'static str,
+    /// The locks of which one that is believed in says that things go on.
+    group: &'static [&'static str],
     node: NodeId,
     work: Option<WorkId>,
     since: Duration,
-}
-
-/// Names an observer of an election.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct ObserverId(u64);
-
-/// An observer of an election, and the revision from which on what it was told last was so.
-#[derive(Debug)]
-struct Observer {
-    node: NodeId,
-    election: &'static str,
-    seen: Option<Revision>,
-}
-
-/// Whoever is first in a line, and what its key says.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Head {
-    pub(crate) key: Bytes,
-    pub(crate) since: Revision,
-    pub(crate) value: Bytes,
-    pub(crate) lease: LeaseId,
-}
-
-/// A line, followed from change to change.
-struct Line {
-    /// Its places, in order.
-    places: BTreeMap<(Revision, Bytes), Head>,
-    /// When each of its keys was made.
-    since: BTreeMap<Bytes, Revision>,
-    /// Who was first from which revision on, and what its key said.
-    heads: Vec<(Revision, Option<Head>)>,
 }
 
 /// Whose place had the lock last, and how often it was passed on since others began to wait.
@@ -90,18 +81,28 @@ struct Turns {
     passes: u32,
 }
 
+/// The highest tokens of a lock by now.
+#[derive(Default)]
+struct Tokens {
+    /// Of those who had it alone.
+    alone: Option<Token>,
+    /// Of all.
+    any: Option<Token>,
+}
+
 /// What the judge knows of locks.
 #[derive(Default)]
 pub(super) struct Locks {
-    holders: BTreeMap<&'static str, BTreeMap<HolderId, Belief>>,
-    last_token: BTreeMap<&'static str, Token>,
+    holders: BTreeMap<&'static str, BTreeMap<HolderId, Holder>>,
+    tokens: BTreeMap<&'static str, Tokens>,
+    /// The tokens of slots, by lock and number.
+    slot_tokens: BTreeMap<(&'static str, u32), Token>,
     turns: BTreeMap<&'static str, Turns>,
     wishes: BTreeMap<WishId, Wish>,
     /// When somebody believed in the lock last.
     believed: BTreeMap<&'static str, Duration>,
-    /// By the lock's name and a slash.
-    lines: BTreeMap<Bytes, Line>,
-    observers: BTreeMap<ObserverId, Observer>,
+    pub(super) lines: Lines,
+    pub(super) observers: BTreeMap<ObserverId, Observer>,
     calm_since: Option<Duration>,
 }
 
@@ -109,86 +110,92 @@ impl Locks {
     /// A process has ended: nobody on it believes in anything, or waits.
     pub(super) fn ended(&mut self, node: NodeId) {
         for holders in self.holders.values_mut() {
-            holders.retain(|_, holder| holder.node != node);
+            holders.retain(|_, holder| holder.belief.node != node);
         }
         self.wishes.retain(|_, wish| wish.node != node);
         self.observers.retain(|_, observer| observer.node != node);
     }
-
-    /// Follows what happens below `lock/`.
-    pub(super) fn follow(&mut self, revision: Revision, events: &[Event]) {
-        let mut touched = BTreeSet::new();
-        for event in events.iter().filter(|event| event.kv.key.starts_with(b"lock/")) {
-            let key = &event.kv.key;
-            let slash = key.iter().rposition(|byte| *byte == b'/').expect("it begins with one");
-            let prefix = key.slice(..=slash);
-            let line = self.lines.entry(prefix.clone()).or_insert_with(Line::new);
-            if let Some(since) = line.since.remove(key) {
-                line.places.remove(&(since, key.clone()));
-            }
-            if let (EventKind::Put, Some(lease)) = (event.kind, event.kv.lease) {
-                let (since, value) = (event.kv.create_revision, event.kv.value.clone());
-                let head = Head { key: key.clone(), since, value, lease };
-                line.since.insert(key.clone(), since);
-                line.places.insert((since, key.clone()), head);
-            }
-            touched.insert(prefix);
-        }
-        for prefix in touched {
-            let Some(line) = self.lines.get_mut(&prefix) else { continue };
-            let head = line.places.first_key_value().map(|(_, head)| head.clone());
-            if line.heads.last().map(|(_, head)| head) != Some(&head) {
-                line.heads.push((revision, head));
-            }
-        }
-    }
-}
-
-impl Line {
-    /// In the beginning nobody is there.
-    fn new() -> Self {
-        Self { places: BTreeMap::new(), since: BTreeMap::new(), heads: vec![(Revision(0), None)] }
-    }
-
-    /// Who was first right after a revision.
-    fn head_at(&self, at: Revision) -> Option<&Head> {
-        let known = self.heads.partition_point(|(since, _)| *since <= at);
-        self.heads.get(known.checked_sub(1)?)?.1.as_ref()
-    }
-
-    /// Who was first after `after`, change by change.
-    fn heads_after(&self, after: Revision) -> &[(Revision, Option<Head>)] {
-        &self.heads[self.heads.partition_point(|(since, _)| *since <= after)..]
-    }
 }
 
 impl Judge {
-    fn line(&self, lock: &str) -> Option<&Line> {
-        self.locks.lines.get(format!("{lock}/").as_bytes())
+    pub(super) fn line(&self, lock: &str) -> Option<&Line> {
+        self.locks.lines.of(lock)
     }
 
     /// A lock was granted; from now on its holder believes in it.
     pub(crate) fn believes(&mut self, what: &'static str, belief: Belief) -> HolderId {
         let (lock, node, token) = (belief.lock, belief.node, belief.token);
-        if let Some(last) = self.locks.last_token.insert(lock, token)
-            && token <= last
-        {
-            self.broken("K-TOKEN", || format!("{lock}: {token:?} is granted after {last:?}"));
-        }
+        self.token_rises(lock, belief.share, token);
         if let Some(loss) = (belief.loss)() {
             self.broken("K-HELD", || {
                 format!("{lock} is granted to {node:?} with {token:?}, and is not held: {loss}")
             });
         }
-        self.first_in_line(lock, &belief.key, belief.since, token.revision());
-        self.passes_on(&belief);
-        let id = HolderId(self.next);
-        self.next += 1;
-        self.locks.holders.entry(lock).or_default().insert(id, belief);
+        let (share, key, since) = (belief.share, belief.key.clone(), belief.since);
+        self.stands_to_hold(lock, share, &key, since, token.revision());
+        if share == Share::All {
+            self.passes_on(&belief);
+        }
         self.done(what);
         *self.tally.grants.entry(lock).or_default() += 1;
+        self.believes_still(belief)
+    }
+
+    /// What was granted before goes on, perhaps as another share of the lock.
+    pub(crate) fn believes_still(&mut self, belief: Belief) -> HolderId {
+        let id = HolderId(self.next);
+        self.next += 1;
+        let limit = match belief.share {
+            Share::Permits(_) => {
+                limit_at(&self.truth, belief.lock, &belief.key, belief.token.revision())
+            }
+            _ => 0,
+        };
+        let holders = self.locks.holders.entry(belief.lock).or_default();
+        holders.insert(id, Holder { belief, limit, slots: Vec::new() });
         self.check_holders();
         id
+    }
+
+    /// A token is higher than those of all earlier holds that exclude this one.
+    fn token_rises(&mut self, lock: &'static str, share: Share, token: Token) {
+        let Tokens { alone, any } = self.locks.tokens.entry(lock).or_default();
+        let last = match share {
+            Share::All => *any,
+            Share::Read => *alone,
+            Share::Permits(_) | Share::Any => None,
+        };
+        *any = (*any).max(Some(token));
+        if share == Share::All {
+            *alone = (*alone).max(Some(token));
+        }
+        if last.is_some_and(|last| token <= last) {
+            self.broken("K-TOKEN", || format!("{lock}: {token:?} is granted after {last:?}"));
+        }
+    }
+
+    /// A holder of permits was told which slots are its: nobody else's, and each with a token that
+    /// rises.
+    pub(crate) fn has_slots(&mut self, lock: &'static str, id: HolderId, slots: &[(u32, Token)]) {
+        let Some(holder) = self.locks.holders.get_mut(lock).and_then(|all| all.get_mut(&id)) else {
+            return;
+        };
+        let known =
+            std::mem::replace(&mut holder.slots, slots.iter().map(|(number, _)| *number).collect());
+        let fits = slots.len() as u64 == holder.belief.share.permits();
+        let is_same = known.is_empty() || known == holder.slots;
+        self.expect(fits && is_same, "K-SLOT", || {
+            format!("{slots:?} of {lock} are told, where there were {known:?}")
+        });
+        for &(number, token) in slots {
+            let last = self.locks.slot_tokens.insert((lock, number), token);
+            let rises = last.is_none_or(|last| token > last || !known.is_empty());
+            self.expect(rises, "K-TOKEN", || {
+                format!("slot {number} of {lock}: {token:?} is told after {last:?}")
+            });
+        }
+        self.count("slots");
+        self.check_holders();
     }
 
     /// Where a lock goes from task to task inside a node, those who wait on other nodes are passed over
@@ -225,51 +232,63 @@ impl Judge {
         }
     }
 
-    /// This key is the oldest of the lock's line at this revision, with a lease.
-    pub(crate) fn first_in_line(
+    /// This key has a lease, and stands in the lock's line so that it may hold that much at this
+    /// revision.
+    pub(crate) fn stands_to_hold(
         &mut self,
         lock: &'static str,
+        share: Share,
         key: &Bytes,
         since: Revision,
         at: Revision,
     ) {
-        let first = self.line(lock).and_then(|line| line.head_at(at)).cloned();
-        let mine = |head: &Head| head.key == *key && head.since == since;
-        if !first.as_ref().is_some_and(mine) {
+        let found = match share {
+            Share::All => self.locks.lines.is_first(lock, key, since, at),
+            _ => share.may_hold(&self.truth, lock, key, since, at),
+        };
+        if let Err(found) = found {
             self.broken("K-FIFO", || {
-                format!("{key:?} of {since:?} is said to hold {lock} at {at:?}; first is {first:?}")
+                format!("{key:?} of {since:?} is said to hold {lock} at {at:?}; {found}")
             });
         }
     }
 
-    /// A write under a lock was applied at `at`: its holder was first in line then, and what it had
-    /// read under the lock, the row of `key`, was still so.
+    /// A write under these locks was applied at `at`: their holder could hold them then, and what it
+    /// had read under them, the row of `key`, was still so.
     pub(crate) fn wrote_under_lock(
         &mut self,
-        belief: (&'static str, &Bytes, Revision),
+        held: &[(&'static str, HolderId)],
         key: &Bytes,
         read: Option<&KeyValue>,
         at: Revision,
     ) {
-        let (lock, place, since) = belief;
         let before = Revision(at.get() - 1);
-        self.first_in_line(lock, place, since, before);
+        for &(lock, id) in held {
+            let Some(holder) = self.locks.holders.get(lock).and_then(|all| all.get(&id)) else {
+                continue;
+            };
+            let Belief { share, key, since, .. } = &holder.belief;
+            let (share, key, since) = (share.when_writing(), key.clone(), *since);
+            self.stands_to_hold(lock, share, &key, since, before);
+        }
         let row = self.truth.row_at(key, before).cloned();
         if row.as_ref() != read {
             let read = read.cloned();
             self.broken("K-UPDATE", || {
+                let held: Vec<&str> = held.iter().map(|(lock, _)| *lock).collect();
                 format!(
-                    "{place:?} of {since:?} has read {read:?} under {lock}; when its write was \
-                     applied at {at:?} it was {row:?}"
+                    "the holder of {held:?} has read {read:?} under it; when its write was applied \
+                     at {at:?} it was {row:?}"
                 )
             });
         }
     }
 
-    /// A release was acknowledged: the key that `since` made is gone.
-    pub(crate) fn left_the_line(&mut self, key: &Bytes, since: Revision) {
+    /// A release was acknowledged: the key that `since` made is gone, or another session's.
+    pub(crate) fn left_the_line(&mut self, key: &Bytes, since: Revision, lease: LeaseId) {
         let row = self.truth.row_at(key, self.truth.newest()).cloned();
-        if row.as_ref().is_some_and(|row| row.create_revision == since) {
+        let is_its = |row: &KeyValue| row.create_revision == since && row.lease == Some(lease);
+        if row.as_ref().is_some_and(is_its) {
             self.broken("K-LEAK", || format!("{key:?} was released and is still there: {row:?}"));
         }
     }
@@ -299,11 +318,11 @@ impl Judge {
     /// Somebody who believes in a lock, if anybody does.
     pub(crate) fn some_holder(&self) -> Option<NodeId> {
         let mut all = self.locks.holders.values().flat_map(BTreeMap::values);
-        all.find(|holder| (holder.loss)().is_none()).map(|holder| holder.node)
+        all.find(|holder| holder.believes()).map(|holder| holder.belief.node)
     }
 
-    /// At most one holder of each lock believes in it, now, and none has been robbed: no program of
-    /// the world deletes the key of another.
+    /// Those who believe in a lock now fit together, and none has been robbed: no program of the world
+    /// deletes the key of another.
     pub(super) fn check_holders(&mut self) {
         let now = self.timeline.now();
         let (mut together, mut robbed) = (None, None);
@@ -311,10 +330,11 @@ impl Judge {
         for (lock, holders) in holders {
             let mut believers = Vec::new();
             for holder in holders.values() {
-                match (holder.loss)() {
-                    None => believers.push((holder.node, holder.token)),
+                match (holder.belief.loss)() {
+                    None => believers.push(holder),
                     Some(Loss::KeyDeleted) => {
-                        robbed = Some((*lock, holder.node, holder.key.clone(), holder.since));
+                        let Belief { node, key, since, .. } = &holder.belief;
+                        robbed = Some((*lock, *node, key.clone(), *since));
                     }
                     Some(_) => {}
                 }
@@ -322,12 +342,16 @@ impl Judge {
             if !believers.is_empty() {
                 believed.insert(lock, now);
             }
-            if believers.len() > 1 {
-                together = Some((*lock, believers));
+            if let Some(invariant) = misfit(&believers) {
+                let believers = believers.iter().map(|holder| {
+                    let Belief { node, share, token, .. } = &holder.belief;
+                    (*node, *share, *token, holder.limit, holder.slots.clone())
+                });
+                together = Some((invariant, *lock, believers.collect::<Vec<_>>()));
             }
         }
-        if let Some((lock, believers)) = together {
-            self.broken("K-LOCAL", || format!("{lock} is held by {believers:?} at once"));
+        if let Some((invariant, lock, believers)) = together {
+            self.broken(invariant, || format!("{lock} is held by {believers:?} at once"));
         }
         if let Some((lock, node, key, since)) = robbed {
             self.broken("K-ROBBED", || {
@@ -338,16 +362,19 @@ impl Judge {
 
     // ---- waiting ---------------------------------------------------------------------------
 
-    /// A program on a node waits for a lock.
+    /// A program on a node waits for a lock; while somebody believes in one of the group, that may take
+    /// its time.
     pub(crate) fn wishes(
         &mut self,
         lock: &'static str,
+        group: &'static [&'static str],
         node: NodeId,
         work: Option<WorkId>,
     ) -> WishId {
         let id = WishId(self.next);
         self.next += 1;
-        self.locks.wishes.insert(id, Wish { lock, node, work, since: self.timeline.now() });
+        let since = self.timeline.now();
+        self.locks.wishes.insert(id, Wish { lock, group, node, work, since });
         id
     }
 
@@ -375,8 +402,7 @@ impl Judge {
         // Whom a piece of work waits for: who holds what it wants.
         let next = |work: WorkId| {
             let wish = wishes.values().filter(long).find(|wish| wish.work == Some(work))?;
-            let believes = |holder: &&Belief| (holder.loss)().is_none();
-            holders.get(wish.lock)?.values().find(believes)?.work
+            holders.get(wish.lock)?.values().find(|holder| holder.believes())?.belief.work
         };
         for start in wishes.values().filter(long).filter_map(|wish| wish.work) {
             let mut circle = vec![start];
@@ -398,8 +424,8 @@ impl Judge {
         let now = self.timeline.now();
         let Locks { wishes, believed, .. } = &self.locks;
         let idle = |wish: &Wish| {
-            let believed = believed.get(wish.lock).copied().unwrap_or_default();
-            now - wish.since.max(calm).max(believed)
+            let believed = wish.group.iter().filter_map(|lock| believed.get(lock)).max();
+            now - wish.since.max(calm).max(believed.copied().unwrap_or_default())
         };
         let Some(wish) = wishes.values().max_by_key(|wish| idle(wish)) else { return };
         let (idle, lock, node) = (idle(wish), wish.lock, wish.node);
@@ -411,62 +437,21 @@ impl Judge {
             });
         }
     }
+}
 
-    // ---- elections -------------------------------------------------------------------------
-
-    /// A program on a node observes an election.
-    pub(crate) fn observer_begins(&mut self, node: NodeId, election: &'static str) -> ObserverId {
-        let id = ObserverId(self.next);
-        self.next += 1;
-        self.locks.observers.insert(id, Observer { node, election, seen: None });
-        id
+/// What is wrong with these believing in one lock at once, if anything is.
+fn misfit(believers: &[&Holder]) -> Option<&'static str> {
+    let is_alone = believers.iter().any(|holder| holder.belief.share == Share::All);
+    if is_alone && believers.len() > 1 {
+        return Some("K-LOCAL");
     }
-
-    /// An observer is told who leads: that is the next change after what it was told before, or
-    /// a later one where what is between may be forgotten.
-    pub(crate) fn observed(&mut self, id: ObserverId, leader: Option<(&Bytes, Revision, &Bytes)>) {
-        let Some(&Observer { node, election, seen }) = self.locks.observers.get(&id) else {
-            return;
-        };
-        let is_it = |head: &Option<Head>| {
-            let head = head.as_ref();
-            head.map(|head| (&head.key, head.since, &head.value)) == leader
-        };
-        let never = Line::new();
-        let line = self.line(election).unwrap_or(&never);
-        let found = match seen {
-            // What was the case at some time.
-            None => line.heads.iter().rev().find(|(_, head)| is_it(head)),
-            Some(seen) => {
-                // Who misses some of the history looks anew, however much has happened since.
-                let may_skip = self.compaction_asked > seen;
-                let mut next = line.heads_after(seen).iter();
-                next.find(|(_, head)| is_it(head) || !may_skip).filter(|(_, head)| is_it(head))
-            }
-        };
-        let found = found.map(|(since, _)| *since);
-        if found.is_none() {
-            let next: Vec<_> =
-                line.heads_after(seen.unwrap_or_default()).iter().take(3).cloned().collect();
-            self.broken("K-OBSERVE", || {
-                format!(
-                    "an observer of {election} on {node:?} that has seen {seen:?} is told of \
-                     {leader:?}; then came {next:?}"
-                )
-            });
-        }
-        self.locks.observers.insert(id, Observer { node, election, seen: found });
-        self.count(if leader.is_some() { "leader observed" } else { "vacancy observed" });
+    // Whoever came last was let in beside all others.
+    let last = believers.iter().max_by_key(|holder| (holder.belief.since, &holder.belief.key));
+    let permits: u64 = believers.iter().map(|holder| holder.belief.share.permits()).sum();
+    if last.is_some_and(|last| permits > last.limit) {
+        return Some("K-PERMITS");
     }
-
-    /// Whether an observer on one of these nodes has not been told of everything.
-    pub(crate) fn observer_owes(&self, nodes: &[usize]) -> Option<String> {
-        let here = |observer: &&Observer| nodes.contains(&place(observer.node));
-        let mut owing = self.locks.observers.values().filter(here).filter(|observer| {
-            let line = self.line(observer.election);
-            let seen = observer.seen.unwrap_or_default();
-            line.is_some_and(|line| !line.heads_after(seen).is_empty())
-        });
-        owing.next().map(|observer| format!("{observer:?}"))
-    }
+    let slots: BTreeSet<u32> = believers.iter().flat_map(|holder| &holder.slots).copied().collect();
+    let told: usize = believers.iter().map(|holder| holder.slots.len()).sum();
+    (slots.len() < told).then_some("K-SLOT")
 }

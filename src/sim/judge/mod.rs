@@ -7,8 +7,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+mod lines;
 mod locks;
+mod observers;
 
+pub(crate) use lines::Share;
 use locks::Locks;
 pub(crate) use locks::{Belief, HolderId, WorkId};
 
@@ -272,8 +275,8 @@ impl Judge {
         let news = revision > self.truth.newest();
         let learned = self.truth.learn(revision, events);
         self.note(learned);
-        if news {
-            self.locks.follow(revision, events);
+        if news && let Err(left) = self.locks.lines.follow(revision, events) {
+            self.broken("K-ALL", || format!("at {revision:?} {left}"));
         }
         let leased =
             |event: &&Event| event.kind == EventKind::Delete && event.kv.key.starts_with(b"lease/");

@@ -1,5 +1,6 @@
 //! Nodes that stand for election, proclaim, resign, lead longer than they may, and observe who leads.
 
+use super::super::judge::Share;
 use super::super::plan::one_in;
 use super::{Holding, PATIENCE, Player};
 use crate::api::{Effect, Session};
@@ -71,7 +72,7 @@ async fn proclaim(player: &Player, holding: &Holding<Leadership>) {
                 return judge.expect(false, "X-LIN", || format!("{value:?} was not proclaimed"));
             };
             judge.wrote("proclaim", floor, at, &puts);
-            judge.first_in_line(holding.lock, &key, holding.held.since(), at);
+            judge.stands_to_hold(holding.lock(), Share::All, &key, holding.held.since(), at);
         }
         Err(GuardError::NotHeld | GuardError::NotOurs | GuardError::ReservedValue) => {
             judge.not_applied(&puts)

@@ -4,8 +4,11 @@
 
 mod contention;
 mod election;
+mod multi;
 mod mutex;
 mod owners;
+mod permits;
+mod reading;
 
 use std::future::{Future, poll_fn};
 use std::ops::Deref;
@@ -17,7 +20,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::caller::Caller;
-use super::judge::{Belief, HolderId, WorkId};
+use super::judge::{Belief, HolderId, Share, WorkId};
 use super::plan::{between, one_in};
 use super::rng::Rng;
 use super::workload::Scene;
@@ -25,7 +28,8 @@ use crate::api::{Effect, Error, Session};
 use crate::env::Entropy;
 use crate::model::{KeyValue, NodeId, Op};
 use crate::recipes::{
-    Guard, GuardError, GuardTxn, Hold, Leadership, LockError, LockState, Loss, Released,
+    Guard, GuardError, GuardTxn, Hold, Leadership, LockError, LockState, Loss, MultiGuard, Permit,
+    ReadGuard, Released, WriteGuard,
 };
 
 /// How long the sessions of the holders live: short, so that many of them end.
@@ -45,12 +49,25 @@ pub(crate) enum Program {
     Election,
     /// Pieces of work take two locks, in one order or in any.
     Owners,
+    /// Readers and writers of one lock, who become each other.
+    Reading,
+    /// Permits of a semaphore, with slots, and another limit now and then.
+    Permits,
+    /// Several locks at once, each of which is wanted alone too.
+    Multi,
 }
 
 impl Program {
     /// All of them.
-    pub(crate) const ALL: [Program; 4] =
-        [Program::Mutex, Program::Contention, Program::Election, Program::Owners];
+    pub(crate) const ALL: [Program; 7] = [
+        Program::Mutex,
+        Program::Contention,
+        Program::Election,
+        Program::Owners,
+        Program::Reading,
+        Program::Permits,
+        Program::Multi,
+    ];
 
     /// The locks that it is about.
     pub(crate) fn locks(self) -> &'static [&'static str] {
@@ -59,7 +76,21 @@ impl Program {
             Program::Contention => &["lock/c"],
             Program::Election => &["lock/e"],
             Program::Owners => &["lock/o", "lock/p", "lock/q", "lock/r"],
+            Program::Reading => &["lock/d"],
+            Program::Permits => &["lock/s"],
+            Program::Multi => &["lock/x", "lock/y", "lock/z"],
         }
+    }
+
+    /// The locks of which one that is held may be what a wish for this one waits for.
+    fn group(lock: &'static str) -> &'static [&'static str] {
+        let mut all = Program::ALL.into_iter().map(Program::locks);
+        let locks = all.find(|locks| locks.contains(&lock)).expect("a program's");
+        if locks == Program::Multi.locks() {
+            return locks;
+        }
+        let alone = locks.iter().position(|other| *other == lock).expect("found above");
+        &locks[alone..=alone]
     }
 
     /// Starts it on a node whose process has just started.
@@ -71,6 +102,9 @@ impl Program {
             (Program::Contention, locks) => contention::start(player, locks[0]),
             (Program::Election, locks) => election::start(player.again(), locks[0]),
             (Program::Owners, locks) => owners::start(player, locks),
+            (Program::Reading, locks) => reading::start(player, locks[0]),
+            (Program::Permits, locks) => permits::start(player, locks[0]),
+            (Program::Multi, locks) => multi::start(player, locks),
         }
     }
 
@@ -85,6 +119,8 @@ impl Program {
         let Some(session) = player.session().await else { return false };
         let taken = match self {
             Program::Election => election::once(player, &session, lock).await,
+            Program::Reading => reading::once(player, &session, lock).await,
+            Program::Permits => permits::once(player, &session, lock).await,
             _ => mutex::once(player, &session, lock).await,
         };
         drop(session.close().await);
@@ -174,7 +210,8 @@ impl Player {
     ) -> Result<H, GaveUp> {
         let (call, waiting) = {
             let mut judge = self.scene.judge.borrow_mut();
-            (judge.call(self.node, "lock", PATIENCE), judge.wishes(lock, self.node, work))
+            let waiting = judge.wishes(lock, Program::group(lock), self.node, work);
+            (judge.call(self.node, "lock", PATIENCE), waiting)
         };
         let mut wish = pin!(wish.into_future());
         let short = Duration::from_millis(self.rng.below(40));
@@ -233,34 +270,98 @@ impl Player {
         work: Option<WorkId>,
         held: H,
     ) -> Holding<H> {
+        self.believe_all(what, &[lock], work, held)
+    }
+
+    /// The same, of several locks, in the order of the hold's keys.
+    fn believe_all<H: Held>(
+        &self,
+        what: &'static str,
+        locks: &[&'static str],
+        work: Option<WorkId>,
+        held: H,
+    ) -> Holding<H> {
         let held = Rc::new(held);
+        let mut judge = self.scene.judge.borrow_mut();
+        let parts = locks
+            .iter()
+            .zip(held.keys())
+            .map(|(lock, key)| (*lock, judge.believes(what, self.belief(lock, key, work, &held))));
+        let parts = parts.collect();
+        Holding { parts, held }
+    }
+
+    /// Tells the judge that what was granted before goes on as this.
+    fn believe_still<H: Held>(&self, lock: &'static str, held: H) -> Holding<H> {
+        let held = Rc::new(held);
+        let belief = self.belief(lock, held.key(), None, &held);
+        let id = self.scene.judge.borrow_mut().believes_still(belief);
+        Holding { parts: vec![(lock, id)], held }
+    }
+
+    fn belief<H: Held>(
+        &self,
+        lock: &'static str,
+        key: &Bytes,
+        work: Option<WorkId>,
+        held: &Rc<H>,
+    ) -> Belief {
         let watched = held.clone();
-        let belief = Belief {
+        Belief {
             lock,
+            share: held.share(),
             node: self.node,
-            key: held.key().clone(),
+            key: key.clone(),
             since: held.since(),
             token: held.token(),
             work,
             loss: Box::new(move || watched.loss()),
-        };
-        let id = self.scene.judge.borrow_mut().believes(what, belief);
-        Holding { lock, held, id }
+        }
+    }
+
+    /// Reads the row that a lock guards, as this replica has it: what the last holder has written is here
+    /// before the lock is. `None` if the node has stopped.
+    async fn guarded(&self, lock: &'static str) -> Option<Option<KeyValue>> {
+        let (row, _) = self.caller.get_local(format!("guarded/{lock}").as_bytes()).await?;
+        Some(row)
     }
 
     /// Reads a row, and writes it under the lock.
     async fn update<H: Held>(&self, holding: &Holding<H>) {
-        let Holding { lock, held, .. } = holding;
-        let key = Bytes::from(format!("guarded/{lock}"));
-        // What the last holder has written is here before the lock is.
-        let Some((read, _)) = self.caller.get_local(&key).await else { return };
+        let lock = holding.lock();
+        let Some(read) = self.guarded(lock).await else { return };
+        self.write_back(holding, lock, read).await;
+    }
+
+    /// Writes a row that was read under one of the locks.
+    async fn write_back<H: Held>(
+        &self,
+        holding: &Holding<H>,
+        lock: &'static str,
+        read: Option<KeyValue>,
+    ) {
         if one_in(&self.rng, 4) {
             self.scene.timers.sleep(Duration::from_millis(self.rng.below(200))).await;
         }
+        let key = Bytes::from(format!("guarded/{lock}"));
         let value = self.scene.value("held");
-        let txn = held.txn().then(Op::put(key.clone(), value.clone()));
-        let write = Write { key, value, read };
+        let txn = holding.held.txn().then(Op::put(key.clone(), value.clone()));
+        let write = Write { of: key.clone(), key, value, read };
         self.write(holding, "guarded write", write, txn).await;
+    }
+
+    /// Writes under a lock that others may hold too, beside what was read under it.
+    async fn write_beside<H: Held>(
+        &self,
+        holding: &Holding<H>,
+        what: &'static str,
+        read: Option<KeyValue>,
+    ) {
+        let of = Bytes::from(format!("guarded/{}", holding.lock()));
+        let key = Bytes::from(format!("beside/{}", holding.lock()));
+        let value = self.scene.value("seen");
+        let txn = holding.held.txn().then(Op::put(key.clone(), value.clone()));
+        self.write(holding, what, Write { of, key, value, read }, txn).await;
     }
 
     /// Carries a write under a lock out.
@@ -271,8 +372,8 @@ impl Player {
         write: Write,
         txn: GuardTxn,
     ) {
-        let Write { key, value, read } = write;
-        let puts = [(key.clone(), value)];
+        let Write { of, key, value, read } = write;
+        let puts = [(key, value)];
         let floor = self.scene.judge.borrow().floor();
         let may_take = self.caller.deadline();
         let call = self.scene.judge.borrow_mut().call(self.node, what, may_take);
@@ -282,8 +383,7 @@ impl Player {
         match answer {
             Ok(reply) => {
                 judge.wrote(what, floor, reply.revision, &puts);
-                let belief = (holding.lock, holding.held.key(), holding.held.since());
-                judge.wrote_under_lock(belief, &key, read.as_ref(), reply.revision);
+                judge.wrote_under_lock(&holding.parts, &of, read.as_ref(), reply.revision);
             }
             Err(GuardError::NotHeld | GuardError::NotOurs | GuardError::ReservedValue) => {
                 judge.not_applied(&puts);
@@ -306,17 +406,19 @@ impl Player {
 
     /// From here on it does not believe any more, whatever the store will say.
     pub(super) fn stop_believing<H: Held>(&self, holding: Holding<H>) -> H {
-        let Holding { lock, held, id } = holding;
-        self.scene.judge.borrow_mut().believes_no_more(lock, id);
+        let Holding { parts, held } = holding;
+        for (lock, id) in parts {
+            self.scene.judge.borrow_mut().believes_no_more(lock, id);
+        }
         Rc::into_inner(held).expect("the judge has given its share back")
     }
 
     /// Releases what was held, and waits.
     pub(super) async fn let_go_waiting<H: Held>(&self, holding: Holding<H>) {
-        let lock = holding.lock;
+        let lock = holding.lock();
         let held = self.stop_believing(holding);
         let may_take = self.caller.deadline();
-        let (key, since) = (held.key().clone(), held.since());
+        let (keys, since, lease) = (held.keys().to_vec(), held.since(), held.session().lease());
         let call = self.scene.judge.borrow_mut().call(self.node, "unlock", may_take);
         let answer = held.release().await;
         let mut judge = self.scene.judge.borrow_mut();
@@ -325,7 +427,7 @@ impl Player {
             Ok(Released::Now) => {
                 // Among tasks that share a place the key stays for the next.
                 if !Program::Contention.locks().contains(&lock) {
-                    judge.left_the_line(&key, since);
+                    keys.iter().for_each(|key| judge.left_the_line(key, since, lease));
                 }
                 judge.count("unlock");
             }
@@ -345,24 +447,38 @@ enum GaveUp {
     Told(LockError),
 }
 
-/// A write of one row that was read before.
+/// A write of one row, under a lock.
 struct Write {
     key: Bytes,
     value: Bytes,
-    /// The row as it was read under the lock.
+    /// The key of the row that was read before, under the lock.
+    of: Bytes,
+    /// As it was read.
     read: Option<KeyValue>,
 }
 
 /// A lock that a program believes to hold, with the judge looking on.
 pub(super) struct Holding<H> {
-    lock: &'static str,
+    /// The locks, and what the judge calls the hold of each.
+    parts: Vec<(&'static str, HolderId)>,
     held: Rc<H>,
-    id: HolderId,
+}
+
+impl<H> Holding<H> {
+    /// The lock; the first, if there are several.
+    fn lock(&self) -> &'static str {
+        self.parts[0].0
+    }
 }
 
 /// A guard of any kind.
 pub(super) trait Held: Deref<Target = Hold> + 'static {
     fn release(self) -> impl Future<Output = Result<Released, Error>>;
+
+    /// How much of the lock it takes.
+    fn share(&self) -> Share {
+        Share::All
+    }
 
     /// Why it is not held any more.
     fn loss(&self) -> Option<Loss> {
@@ -382,5 +498,37 @@ impl Held for Guard {
 impl Held for Leadership {
     async fn release(self) -> Result<Released, Error> {
         Leadership::resign(self).await
+    }
+}
+
+impl Held for MultiGuard {
+    async fn release(self) -> Result<Released, Error> {
+        MultiGuard::release(self).await
+    }
+}
+
+impl Held for WriteGuard {
+    async fn release(self) -> Result<Released, Error> {
+        WriteGuard::release(self).await
+    }
+}
+
+impl Held for ReadGuard {
+    async fn release(self) -> Result<Released, Error> {
+        ReadGuard::release(self).await
+    }
+
+    fn share(&self) -> Share {
+        Share::Read
+    }
+}
+
+impl Held for Permit {
+    async fn release(self) -> Result<Released, Error> {
+        Permit::release(self).await
+    }
+
+    fn share(&self) -> Share {
+        Share::Permits(self.permits())
     }
 }

@@ -1,0 +1,251 @@
+//! What the lines of the locks really were, and who may hold in them: read from the history alone, with
+//! none of the code of the recipes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+
+use super::super::truth::Truth;
+use crate::model::{Event, EventKind, KeyRange, KeyValue, LeaseId, Revision};
+
+/// How much of a lock a hold takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Share {
+    /// All of it: nobody else holds.
+    All,
+    /// As much as a reader: other readers hold too.
+    Read,
+    /// So many of its permits.
+    Permits(u32),
+    /// Whatever it takes, its key is in the line.
+    Any,
+}
+
+/// What the row of a place says.
+enum Says {
+    Reads,
+    Wants { limit: u64, permits: u64 },
+    Else,
+}
+
+/// Whoever is first in a line, and what its key says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Head {
+    pub(crate) key: Bytes,
+    pub(crate) since: Revision,
+    pub(crate) value: Bytes,
+    pub(crate) lease: LeaseId,
+}
+
+/// A line, followed from change to change.
+pub(super) struct Line {
+    /// Its places, in order.
+    pub(super) places: BTreeMap<(Revision, Bytes), Head>,
+    /// When each of its keys was made.
+    since: BTreeMap<Bytes, Revision>,
+    /// Who was first from which revision on, and what its key said.
+    pub(super) heads: Vec<(Revision, Option<Head>)>,
+}
+
+/// All lines, and the keys that came together.
+#[derive(Default)]
+pub(super) struct Lines {
+    /// By the lock's name and a slash.
+    lines: BTreeMap<Bytes, Line>,
+    /// The keys of those who stand in several lines, by each of them and the revision that made them.
+    together: BTreeMap<(Bytes, Revision), Vec<Bytes>>,
+}
+
+impl Share {
+    /// How many permits that is.
+    pub(super) fn permits(self) -> u64 {
+        match self {
+            Share::Permits(permits) => permits.into(),
+            Share::All | Share::Read | Share::Any => 0,
+        }
+    }
+
+    /// What a guarded write asks of the line. Permits that are held stay so beyond a smaller limit.
+    pub(super) fn when_writing(self) -> Self {
+        match self {
+            Share::Permits(_) => Share::Any,
+            other => other,
+        }
+    }
+
+    /// Whether the place of this key may hold so much at a revision; if not, what is there.
+    pub(super) fn may_hold(
+        self,
+        truth: &Truth,
+        lock: &str,
+        key: &Bytes,
+        since: Revision,
+        at: Revision,
+    ) -> Result<(), String> {
+        let places = places_at(truth, lock, at);
+        let mine = |row: &&KeyValue| row.key == *key && row.create_revision == since;
+        let Some(mine) = places.iter().position(mine) else {
+            return Err(format!("it is not among {places:?}"));
+        };
+        let fits = match self {
+            Share::All => mine == 0,
+            Share::Read => places[..mine].iter().all(|row| matches!(says(row), Says::Reads)),
+            Share::Permits(_) => {
+                let (least, sum) = permits(&places[..=mine]);
+                sum <= least
+            }
+            Share::Any => true,
+        };
+        if fits { Ok(()) } else { Err(format!("before it is {:?}", &places[..mine])) }
+    }
+}
+
+/// The least limit, and the sum of the permits, that these places speak of. What is no semaphore's
+/// leaves no permit.
+fn permits(places: &[&KeyValue]) -> (u64, u64) {
+    places.iter().fold((u64::MAX, 0), |(least, sum), row| match says(row) {
+        Says::Wants { limit, permits } => (least.min(limit), sum + permits),
+        Says::Reads | Says::Else => (0, sum),
+    })
+}
+
+/// How many permits there were for the place of this key at a revision.
+pub(super) fn limit_at(truth: &Truth, lock: &str, key: &Bytes, at: Revision) -> u64 {
+    let places = places_at(truth, lock, at);
+    let mine = places.iter().position(|row| row.key == *key).map_or(0, |mine| mine + 1);
+    permits(&places[..mine]).0
+}
+
+/// The places of a lock's line at a revision, in order.
+fn places_at<'a>(truth: &'a Truth, lock: &str, at: Revision) -> Vec<&'a KeyValue> {
+    let prefix = format!("{lock}/");
+    let mut rows = truth.rows_at(&KeyRange::prefix(prefix.clone()), at);
+    rows.retain(|row| row.lease.is_some() && !row.key[prefix.len()..].contains(&b'/'));
+    rows.sort_by_key(|row| (row.create_revision, &row.key));
+    rows
+}
+
+fn says(row: &KeyValue) -> Says {
+    let value = String::from_utf8_lossy(&row.value);
+    let mut words = value.lines().next().unwrap_or_default().split(' ');
+    if words.next() != Some("bowline:1") {
+        return Says::Else;
+    }
+    match (words.next(), words.next(), words.next()) {
+        (Some("read"), ..) => Says::Reads,
+        (Some("semaphore"), Some(limit), Some(permits)) => {
+            let number = |word: &str| word.parse().unwrap_or_default();
+            Says::Wants { limit: number(limit), permits: number(permits) }
+        }
+        _ => Says::Else,
+    }
+}
+
+impl Lines {
+    /// The line of a lock, if anybody was ever in it.
+    pub(super) fn of(&self, lock: &str) -> Option<&Line> {
+        self.lines.get(format!("{lock}/").as_bytes())
+    }
+
+    /// Whether this key is the first of the lock's line at a revision; if not, who is.
+    pub(super) fn is_first(
+        &self,
+        lock: &str,
+        key: &Bytes,
+        since: Revision,
+        at: Revision,
+    ) -> Result<(), String> {
+        let first = self.of(lock).and_then(|line| line.head_at(at));
+        let is_it = first.is_some_and(|head| head.key == *key && head.since == since);
+        if is_it { Ok(()) } else { Err(format!("first is {first:?}")) }
+    }
+
+    /// Follows what happens below `lock/`. What came into several lines together must leave them
+    /// together.
+    ///
+    /// # Errors
+    /// What was left behind.
+    pub(super) fn follow(&mut self, revision: Revision, events: &[Event]) -> Result<(), String> {
+        let events: Vec<&Event> =
+            events.iter().filter(|event| event.kv.key.starts_with(b"lock/")).collect();
+        let left = self.parted(&events);
+        self.come_together(revision, &events);
+        let mut touched = BTreeSet::new();
+        for event in events {
+            let key = &event.kv.key;
+            let prefix = prefix_of(key);
+            let line = self.lines.entry(prefix.clone()).or_insert_with(Line::new);
+            if let Some(since) = line.since.remove(key) {
+                line.places.remove(&(since, key.clone()));
+            }
+            if let (EventKind::Put, Some(lease)) = (event.kind, event.kv.lease) {
+                let (since, value) = (event.kv.create_revision, event.kv.value.clone());
+                let head = Head { key: key.clone(), since, value, lease };
+                line.since.insert(key.clone(), since);
+                line.places.insert((since, key.clone()), head);
+            }
+            touched.insert(prefix);
+        }
+        for prefix in touched {
+            let Some(line) = self.lines.get_mut(&prefix) else { continue };
+            let head = line.places.first_key_value().map(|(_, head)| head.clone());
+            if line.heads.last().map(|(_, head)| head) != Some(&head) {
+                line.heads.push((revision, head));
+            }
+        }
+        left
+    }
+
+    /// Keeps in mind which keys one revision has put into several lines.
+    fn come_together(&mut self, revision: Revision, events: &[&Event]) {
+        let is_new =
+            |event: &&&Event| event.kind == EventKind::Put && event.kv.create_revision == revision;
+        let keys: Vec<Bytes> =
+            events.iter().filter(is_new).map(|event| event.kv.key.clone()).collect();
+        let prefixes: BTreeSet<Bytes> = keys.iter().map(prefix_of).collect();
+        if prefixes.len() > 1 {
+            for key in &keys {
+                self.together.insert((key.clone(), revision), keys.clone());
+            }
+        }
+    }
+
+    fn parted(&mut self, events: &[&Event]) -> Result<(), String> {
+        let gone = |key: &Bytes| {
+            events.iter().any(|event| event.kind == EventKind::Delete && event.kv.key == *key)
+        };
+        for event in events.iter().filter(|event| event.kind == EventKind::Delete) {
+            let key = &event.kv.key;
+            let since = self.lines.get(&prefix_of(key)).and_then(|line| line.since.get(key));
+            let Some(since) = since.copied() else { continue };
+            let Some(keys) = self.together.remove(&(key.clone(), since)) else { continue };
+            if let Some(left) = keys.iter().find(|key| !gone(key)) {
+                return Err(format!("{key:?} of {since:?} is gone, and {left:?} is not"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn prefix_of(key: &Bytes) -> Bytes {
+    let slash = key.iter().rposition(|byte| *byte == b'/').expect("it begins with `lock/`");
+    key.slice(..=slash)
+}
+
+impl Line {
+    /// In the beginning nobody is there.
+    pub(super) fn new() -> Self {
+        Self { places: BTreeMap::new(), since: BTreeMap::new(), heads: vec![(Revision(0), None)] }
+    }
+
+    /// Who was first right after a revision.
+    pub(super) fn head_at(&self, at: Revision) -> Option<&Head> {
+        let known = self.heads.partition_point(|(since, _)| *since <= at);
+        self.heads.get(known.checked_sub(1)?)?.1.as_ref()
+    }
+
+    /// Who was first after `after`, change by change.
+    pub(super) fn heads_after(&self, after: Revision) -> &[(Revision, Option<Head>)] {
+        &self.heads[self.heads.partition_point(|(since, _)| *since <= after)..]
+    }
+}

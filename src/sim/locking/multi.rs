@@ -1,0 +1,57 @@
+//! Programs that take several locks at once, all or none, in sets that overlap, while others want one
+//! of them alone.
+
+use super::super::plan::{index, one_in};
+use super::{GaveUp, PATIENCE, Player, mutex};
+use crate::api::Session;
+use crate::recipes::LockError;
+
+/// Starts one who takes several, and on each node one who takes one of them.
+pub(super) fn start(player: &Player, locks: &'static [&'static str]) {
+    player.spawn(live(player.again(), locks));
+    mutex::start(player.again(), locks[player.at % locks.len()]);
+}
+
+async fn live(player: Player, locks: &'static [&'static str]) {
+    while !player.is_closing() {
+        player.think().await;
+        let Some(session) = player.session().await else { continue };
+        while session.end().is_none() && !player.is_closing() {
+            turn(&player, &session, locks).await;
+            player.think().await;
+        }
+        drop(session.close().await);
+    }
+}
+
+async fn turn(player: &Player, session: &Session, locks: &'static [&'static str]) {
+    let mut names = locks.to_vec();
+    if !one_in(&player.rng, 3) {
+        names.remove(index(&player.rng, names.len()));
+    }
+    // The order in which they are named is nothing.
+    let named = match one_in(&player.rng, 2) {
+        true => names.iter().rev().copied().collect(),
+        false => names.clone(),
+    };
+    let wish = match one_in(&player.rng, 6) {
+        true => session.try_lock_all(named),
+        false => session.lock_all(named).deadline(PATIENCE),
+    };
+    let guard = match player.wait(names[0], wish).await {
+        Ok(guard) => guard,
+        Err(GaveUp::Told(LockError::WouldBlock { .. })) => {
+            return player.scene.judge.borrow_mut().count("locks of which one was taken already");
+        }
+        Err(_) => return,
+    };
+    player.scene.judge.borrow_mut().expect(guard.keys().len() == names.len(), "K-ALL", || {
+        format!("{names:?} are granted as {:?}", guard.keys())
+    });
+    let holding = player.believe_all("locks at once", &names, None, guard);
+    let one = names[index(&player.rng, names.len())];
+    let Some(read) = player.guarded(one).await else { return };
+    player.scene.timers.sleep(player.while_held() / 2).await;
+    player.write_back(&holding, one, read).await;
+    player.let_go(holding).await;
+}

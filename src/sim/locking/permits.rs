@@ -1,0 +1,133 @@
+//! Programs that share the permits of a semaphore: some want many, some want to know which, and now
+//! and then one changes how many there are.
+
+use super::super::plan::one_in;
+use super::{GaveUp, Holding, PATIENCE, Player};
+use crate::api::Session;
+use crate::env::Entropy;
+use crate::recipes::{LockError, Permit};
+
+/// How many tasks of a node want permits.
+const TASKS: usize = 2;
+
+/// How many permits there are in the beginning.
+const LIMIT: u32 = 3;
+
+/// The most that there ever are.
+const LIMIT_MAX: u32 = 5;
+
+/// How often somebody who did not get them looks how many there are by now.
+const LOOKS_MAX: usize = 4;
+
+/// Starts them.
+pub(super) fn start(player: &Player, lock: &'static str) {
+    for _ in 0..TASKS {
+        player.spawn(live(player.again(), lock));
+    }
+}
+
+async fn live(player: Player, lock: &'static str) {
+    let mut limit = LIMIT;
+    while !player.is_closing() {
+        player.think().await;
+        let Some(session) = player.session().await else { continue };
+        while session.end().is_none() && !player.is_closing() {
+            turn(&player, &session, lock, &mut limit).await;
+            if one_in(&player.rng, 12) {
+                resize(&player, &session, lock, &mut limit).await;
+            }
+            player.think().await;
+        }
+        drop(session.close().await);
+    }
+}
+
+/// Takes one permit and gives it back. Whether it was taken.
+pub(super) async fn once(player: &Player, session: &Session, lock: &'static str) -> bool {
+    let mut limit = LIMIT;
+    for _ in 0..LOOKS_MAX {
+        if let Some(holding) = take(player, session, lock, &mut limit, 1).await {
+            slots(player, &holding).await;
+            player.let_go(holding).await;
+            return true;
+        }
+    }
+    false
+}
+
+async fn turn(player: &Player, session: &Session, lock: &'static str, limit: &mut u32) {
+    let wants = match one_in(&player.rng, 2) {
+        true => 1,
+        false => 1 + u32::try_from(player.rng.below(u64::from(*limit))).expect("few"),
+    };
+    let Some(holding) = take(player, session, lock, limit, wants).await else { return };
+    if one_in(&player.rng, 2) {
+        slots(player, &holding).await;
+    }
+    player.scene.timers.sleep(player.while_held() / 2).await;
+    if one_in(&player.rng, 4) {
+        slots(player, &holding).await;
+    }
+    player.let_go(holding).await;
+}
+
+async fn take(
+    player: &Player,
+    session: &Session,
+    lock: &'static str,
+    limit: &mut u32,
+    wants: u32,
+) -> Option<Holding<Permit>> {
+    let semaphore = session.semaphore(lock, *limit);
+    let wish = match one_in(&player.rng, 6) {
+        true => semaphore.try_acquire_many(wants.min(*limit)),
+        false => semaphore.acquire_many(wants.min(*limit)).deadline(PATIENCE),
+    };
+    match player.wait(lock, wish).await {
+        Ok(permit) => Some(player.believe("permits", lock, permit)),
+        Err(GaveUp::Told(LockError::LimitMismatch { stored, asked })) => {
+            let mut judge = player.scene.judge.borrow_mut();
+            judge.expect(asked == *limit && (1..=LIMIT_MAX).contains(&stored), "K-PERMITS", || {
+                format!("who asks for one of {limit} is told: not {asked} but {stored}")
+            });
+            judge.count("another limit");
+            *limit = stored;
+            None
+        }
+        Err(GaveUp::Told(LockError::TooManyPermits { asked, limit: now })) => {
+            let mut judge = player.scene.judge.borrow_mut();
+            judge.expect(asked > now, "K-PERMITS", || format!("{asked} of {now} are too many"));
+            judge.count("more permits than there will be");
+            None
+        }
+        Err(_) => None,
+    }
+}
+
+/// Asks which permits it has.
+async fn slots(player: &Player, holding: &Holding<Permit>) {
+    let may_take = player.caller.deadline();
+    let call = player.scene.judge.borrow_mut().call(player.node, "slots", may_take);
+    let answer = holding.held.slots().await;
+    let mut judge = player.scene.judge.borrow_mut();
+    judge.returned(call);
+    if let Ok(slots) = answer {
+        let slots: Vec<_> = slots.iter().map(|slot| (slot.number, slot.token)).collect();
+        let (lock, id) = holding.parts[0];
+        judge.has_slots(lock, id, &slots);
+    }
+}
+
+/// From now on there are more, or fewer.
+async fn resize(player: &Player, session: &Session, lock: &'static str, limit: &mut u32) {
+    let new = 2 + u32::try_from(player.rng.below(u64::from(LIMIT_MAX) - 1)).expect("few");
+    let may_take = player.caller.deadline();
+    let call = player.scene.judge.borrow_mut().call(player.node, "resize", may_take);
+    let answer = session.semaphore(lock, *limit).resize(new).await;
+    let mut judge = player.scene.judge.borrow_mut();
+    judge.returned(call);
+    if let Ok(semaphore) = answer {
+        *limit = semaphore.limit();
+        judge.count("resize");
+    }
+}

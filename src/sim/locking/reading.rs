@@ -1,0 +1,194 @@
+//! Readers and writers of one lock: they wait, only try, give up half-way, and become each other. What a
+//! reader has read stays so until it lets go, also where it becomes the writer, or was it before.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use super::super::plan::one_in;
+use super::{GaveUp, Holding, PATIENCE, Player, Program};
+use crate::api::Session;
+use crate::env::Entropy;
+use crate::model::KeyValue;
+use crate::recipes::{DowngradeError, LockError, ReadGuard, UpgradeError, WriteGuard};
+
+/// How many tasks of a node want the lock.
+const TASKS: usize = 2;
+
+/// Starts them.
+pub(super) fn start(player: &Player, lock: &'static str) {
+    for _ in 0..TASKS {
+        player.spawn(live(player.again(), lock));
+    }
+}
+
+async fn live(player: Player, lock: &'static str) {
+    while !player.is_closing() {
+        player.think().await;
+        let Some(session) = player.session().await else { continue };
+        while session.end().is_none() && !player.is_closing() {
+            if one_in(&player.rng, 3) {
+                write(&player, &session, lock).await;
+            } else {
+                read(&player, &session, lock).await;
+            }
+            player.think().await;
+        }
+        drop(session.close().await);
+    }
+}
+
+/// Takes it for writing, and goes on as a reader. Whether it was taken.
+pub(super) async fn once(player: &Player, session: &Session, lock: &'static str) -> bool {
+    let wish = session.rw_lock(lock).write().deadline(PATIENCE);
+    let Ok(guard) = player.wait(lock, wish).await else { return false };
+    let writer = player.believe("write lock", lock, guard);
+    player.update(&writer).await;
+    step_down(player, lock, writer).await;
+    true
+}
+
+async fn write(player: &Player, session: &Session, lock: &'static str) {
+    let rw_lock = session.rw_lock(lock);
+    let wish = match one_in(&player.rng, 6) {
+        true => rw_lock.try_write(),
+        false => rw_lock.write().deadline(PATIENCE),
+    };
+    let Ok(guard) = player.wait(lock, wish).await.inspect_err(|why| told(player, why)) else {
+        return;
+    };
+    let writer = player.believe("write lock", lock, guard);
+    player.scene.timers.sleep(player.while_held() / 2).await;
+    player.update(&writer).await;
+    match one_in(&player.rng, 3) {
+        true => step_down(player, lock, writer).await,
+        false => player.let_go(writer).await,
+    }
+}
+
+async fn read(player: &Player, session: &Session, lock: &'static str) {
+    let rw_lock = session.rw_lock(lock);
+    let wish = match one_in(&player.rng, 6) {
+        true => rw_lock.try_read(),
+        false => rw_lock.read().deadline(PATIENCE),
+    };
+    let Ok(guard) = player.wait(lock, wish).await.inspect_err(|why| told(player, why)) else {
+        return;
+    };
+    let reader = player.believe("read lock", lock, guard);
+    let Some(read) = player.guarded(lock).await else { return };
+    player.scene.timers.sleep(player.while_held() / 2).await;
+    player.write_beside(&reader, "write of a reader", read.clone()).await;
+    match one_in(&player.rng, 3) {
+        true => step_up(player, lock, reader, read).await,
+        false => player.let_go(reader).await,
+    }
+}
+
+fn told(player: &Player, why: &GaveUp) {
+    if let GaveUp::Told(LockError::WouldBlock { .. }) = why {
+        player.scene.judge.borrow_mut().count("read/write lock that was taken already");
+    }
+}
+
+/// A writer goes on as a reader: nobody writes in between.
+async fn step_down(player: &Player, lock: &'static str, writer: Holding<WriteGuard>) {
+    let Some(read) = player.guarded(lock).await else { return };
+    let guard = player.stop_believing(writer);
+    let may_take = player.caller.deadline();
+    let call = player.scene.judge.borrow_mut().call(player.node, "downgrade", may_take);
+    let answer = guard.downgrade().await;
+    player.scene.judge.borrow_mut().returned(call);
+    let guard = match answer {
+        Ok(guard) | Err(DowngradeError::Unconfirmed { guard, .. }) => guard,
+        Err(DowngradeError::Lost(_)) => return,
+        Err(DowngradeError::HeldAgain(_)) => unreachable!("it has no owner"),
+    };
+    player.scene.judge.borrow_mut().count("downgrade");
+    let reader = player.believe_still(lock, guard);
+    player.scene.timers.sleep(player.while_held() / 4).await;
+    player.write_beside(&reader, "write of a reader", read).await;
+    player.let_go(reader).await;
+}
+
+/// A reader becomes the writer: what it has read is still so then.
+async fn step_up(
+    player: &Player,
+    lock: &'static str,
+    reader: Holding<ReadGuard>,
+    read: Option<KeyValue>,
+) {
+    let guard = player.stop_believing(reader);
+    match upgraded(player, lock, guard).await {
+        Some(Ok(guard)) => {
+            let writer = player.believe("upgrade", lock, guard);
+            player.write_back(&writer, lock, read).await;
+            player.let_go(writer).await;
+        }
+        Some(Err(guard)) => {
+            let reader = player.believe_still(lock, guard);
+            player.scene.timers.sleep(player.while_held() / 4).await;
+            player.write_beside(&reader, "write of a reader", read).await;
+            player.let_go(reader).await;
+        }
+        None => {}
+    }
+}
+
+/// Waits for an upgrade, and now and then not for long: then it still reads, or has let go of all.
+async fn upgraded(
+    player: &Player,
+    lock: &'static str,
+    guard: ReadGuard,
+) -> Option<Result<WriteGuard, ReadGuard>> {
+    let mut upgrade = match one_in(&player.rng, 4) {
+        true => guard.try_upgrade(),
+        false => guard.upgrade().deadline(PATIENCE),
+    };
+    let (call, waiting) = {
+        let mut judge = player.scene.judge.borrow_mut();
+        let waiting = judge.wishes(lock, Program::group(lock), player.node, None);
+        (judge.call(player.node, "upgrade", PATIENCE), waiting)
+    };
+    let answer = {
+        let mut wish = pin!(&mut upgrade);
+        let short = Duration::from_millis(player.rng.below(60));
+        let mut patience = pin!(player.scene.timers.sleep(short));
+        let impatient = one_in(&player.rng, 4);
+        poll_fn(|context| {
+            if let Poll::Ready(answer) = wish.as_mut().poll(context) {
+                return Poll::Ready(Some(answer));
+            }
+            if impatient && patience.as_mut().poll(context).is_ready() {
+                return Poll::Ready(None);
+            }
+            Poll::Pending
+        })
+        .await
+    };
+    let mut judge = player.scene.judge.borrow_mut();
+    judge.returned(call);
+    judge.wishes_no_more(waiting);
+    match answer {
+        Some(Ok(guard)) => Some(Ok(guard)),
+        Some(Err(UpgradeError { guard, why })) => {
+            if why == LockError::UpgradeTaken {
+                judge.count("second upgrade refused");
+            }
+            drop(judge);
+            guard.is_held().then_some(Err(guard))
+        }
+        None if one_in(&player.rng, 2) => {
+            judge.count("upgrade dropped");
+            drop(judge);
+            drop(upgrade);
+            None
+        }
+        None => {
+            judge.count("upgrade given up");
+            drop(judge);
+            upgrade.give_up().filter(|guard| guard.is_held()).map(Err)
+        }
+    }
+}
