@@ -14,7 +14,7 @@ use crate::api::{Effect, Error, Session};
 use crate::model::{Moment, Revision};
 
 use super::call::after_pause;
-use super::error::LockError;
+use super::error::{LockError, Loss};
 use super::hold::Hold;
 use super::line::{Ask, Lines};
 use super::owner::{Mode, Owner};
@@ -236,6 +236,12 @@ impl Waits {
             Stage::Holds(grant) => {
                 self.is_over = true;
                 self.lines.forget_deadline(&self.turn);
+                // Ordered away, or deleted by hand, before anybody has looked.
+                if let Some(Loss::Broken { .. } | Loss::HandedOver | Loss::KeyDeleted) =
+                    self.turn.loss()
+                {
+                    return Poll::Ready(Err(LockError::Evicted));
+                }
                 let (session, lines) = (self.session.clone(), Arc::clone(&self.lines));
                 let (place, turn) = (Arc::clone(&self.place), Arc::clone(&self.turn));
                 let owner = self.owner.as_ref().map(|(owner, ..)| owner.clone());
