@@ -26,15 +26,47 @@ const INVALID_PERCENT_MAX: u64 = 5;
 const OFTEN: &[(&str, u64)] = &[
     ("wish given up", 2),
     ("unlock", 2),
-    ("lock lost", 3),
-    ("lock that was taken already", 3),
-    ("guarded write refused", 5),
-    ("lock passed on inside a node", 5),
-    ("leader observed", 5),
-    ("vacancy observed", 5),
-    ("both locks", 5),
-    ("deadlock", 10),
-    ("lock held again", 5),
+    ("lock lost", 4),
+    ("lock that was taken already", 4),
+    ("guarded write refused", 6),
+    ("lock passed on inside a node", 10),
+    ("leader observed", 10),
+    ("vacancy observed", 15),
+    ("both locks", 10),
+    ("deadlock", 15),
+    ("lock held again", 10),
+    ("read/write lock that was taken already", 10),
+    ("downgrade", 10),
+    ("upgrade", 10),
+    ("second upgrade refused", 20),
+    ("upgrade given up", 25),
+    ("upgrade dropped", 25),
+    ("slots", 10),
+    ("resize", 10),
+    ("another limit", 10),
+    ("more permits than there will be", 25),
+    ("locks at once", 10),
+    ("locks of which one was taken already", 12),
+    ("asked to release", 10),
+    ("hold broken", 10),
+    ("place evicted", 10),
+    ("evicted", 12),
+    ("handed over", 12),
+    ("hold handed over by an order", 12),
+    ("lock delay", 10),
+    ("acknowledged", 10),
+    ("acknowledged too late", 20),
+    ("item given back", 10),
+    ("tool/counter", 10),
+    ("tool/latch", 10),
+    ("tool/barrier", 10),
+    ("swap", 10),
+    ("member left", 10),
+    ("group followed", 10),
+    ("run once", 10),
+    ("inside a double barrier", 10),
+    ("out of a double barrier", 10),
+    ("view", 10),
 ];
 
 fn number(name: &str, default: u64) -> u64 {
@@ -125,9 +157,11 @@ fn summarize(reports: &[Report]) {
         sum(|report| report.leader_changes),
         sum(|report| report.crashes),
     );
-    let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
+    // How often, and in how many seeds.
+    let mut counts: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
     for (what, count) in reports.iter().flat_map(|report| &report.counts) {
-        *counts.entry(what).or_default() += count;
+        let (sum, seeds) = counts.entry(what).or_default();
+        (*sum, *seeds) = (*sum + count, *seeds + 1);
     }
     println!("{counts:?}");
 }

@@ -86,11 +86,17 @@ impl Node {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn locks(&self) -> Locks {
-        Locks { client: self.client(), label: self.shared().settings.label.clone() }
+        Locks::new(self.client())
     }
 }
 
 impl Locks {
+    /// As the node of this client sees them.
+    pub(crate) fn new(client: Client) -> Self {
+        let label = client.shared.settings.label.clone();
+        Self { client, label }
+    }
+
     /// The locks whose names begin so, that somebody holds or waits for, by name. An empty prefix is all.
     ///
     /// # Errors

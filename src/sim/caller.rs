@@ -7,6 +7,7 @@ use crate::api::{Client, Effect, Error, Session};
 use crate::model::{
     Command, KeyRange, KeyValue, LeaseId, RangeReply, Refusal, Reply, Revision, SessionInfo,
 };
+use crate::recipes::Locks;
 use crate::watch::{WatchRequest, Watcher};
 
 /// What an error says of its request.
@@ -42,6 +43,16 @@ impl Caller {
         Self { client }
     }
 
+    /// The client itself, for what stands on it.
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The locks, as an operator sees them.
+    pub(crate) fn locks(&self) -> Locks {
+        Locks::new(self.client.clone())
+    }
+
     /// How long a call may take, by the node's clock.
     pub(crate) fn deadline(&self) -> Duration {
         self.client.shared.settings.call_deadline
@@ -70,12 +81,8 @@ impl Caller {
         Some((reply.kvs.pop(), reply.revision))
     }
 
-    /// Opens a session, which the node keeps alive; `None` if that did not succeed.
-    pub(crate) async fn session(&self, ttl: Duration) -> Option<Session> {
-        self.session_with(ttl, Duration::ZERO).await
-    }
-
-    /// Opens a session whose keys outlive it by `delay`, unless it is closed.
+    /// Opens a session, which the node keeps alive, and whose keys outlive it by `delay`, unless it is
+    /// closed; `None` if that did not succeed.
     pub(crate) async fn session_with(&self, ttl: Duration, delay: Duration) -> Option<Session> {
         let info = SessionInfo { label: "simulated".to_owned(), own: false };
         let shared = &self.client.shared;

@@ -95,10 +95,11 @@ pub fn run_seed(seed: u64, verbose: bool) -> Result<Report, Box<Failure>> {
     }
 }
 
-/// What a watch or an observer on one of these nodes has not been told.
+/// What a watch, an observer or a follower on one of these nodes has not been told.
 fn owed(world: &World, core: &[usize]) -> Option<String> {
     let judge = world.judge().borrow();
-    judge.watch_owes(core).or_else(|| judge.observer_owes(core))
+    let owed = judge.watch_owes(core).or_else(|| judge.observer_owes(core));
+    owed.or_else(|| judge.follower_owes(core))
 }
 
 struct Run {
@@ -230,10 +231,10 @@ impl Run {
             let state = self.world.describe();
             return Violation::found("W-RELIABLE", format!("owed in the end: {owed:?}: {state}"));
         }
-        // What the dead still had in the lines ends with their leases.
+        // What the dead still had in lines and queues ends with their leases.
         let end = self.world.timeline().now() + CALM;
-        let locks = || self.plan.programs.iter().flat_map(|program| program.locks());
-        let left = |world: &World| locks().find_map(|lock| world.judge().borrow().line_left(lock));
+        let names = || self.plan.programs.iter().flat_map(|program| program.names());
+        let left = |world: &World| names().find_map(|lock| world.judge().borrow().line_left(lock));
         if !self.world.run_while(end, |world| left(world).is_some())? {
             let left = left(&self.world);
             return Violation::found("K-LEAK", format!("left in the end: {left:?}"));
@@ -254,7 +255,7 @@ impl Run {
             acknowledged: judge.tally.acknowledged(),
             leader_changes: judge.leader_changes(),
             crashes,
-            grants_min: grants.min().unwrap_or_default(),
+            grants_min: grants.min().unwrap_or(GRANTS_MIN),
             counts: judge.tally.others.clone(),
             story: self.story(&judge.tally),
         }

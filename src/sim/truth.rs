@@ -178,6 +178,11 @@ impl Truth {
         self.put_at.get(value).copied()
     }
 
+    /// When a key changed, and what it became.
+    pub(crate) fn changes(&self, key: &[u8]) -> &[(Revision, Option<KeyValue>)] {
+        self.history.get(key).map_or(&[], Vec::as_slice)
+    }
+
     /// The row of a key at a revision.
     pub(crate) fn row_at(&self, key: &[u8], revision: Revision) -> Option<&KeyValue> {
         let rows = self.history.get(key)?;

@@ -35,6 +35,9 @@ pub(crate) struct Belief {
     pub(crate) key: Bytes,
     pub(crate) since: Revision,
     pub(crate) token: Token,
+    /// The lease that it lives with, and how long that outlives a belief that nobody has ended.
+    pub(crate) lease: LeaseId,
+    pub(crate) delay: Duration,
     /// For which piece of work it is.
     pub(crate) work: Option<WorkId>,
     /// Why its holder does not believe in it any more.
@@ -53,6 +56,11 @@ struct Holder {
 impl Holder {
     fn believes(&self) -> bool {
         (self.belief.loss)().is_none()
+    }
+
+    /// Whether it is free for the next at once: it was not lost with its session.
+    fn was_let_go(&self) -> bool {
+        !matches!((self.belief.loss)(), Some(Loss::SessionEnded(_) | Loss::NodeStopped(_)))
     }
 }
 
@@ -101,6 +109,8 @@ pub(super) struct Locks {
     wishes: BTreeMap<WishId, Wish>,
     /// When somebody believed in the lock last.
     believed: BTreeMap<&'static str, Duration>,
+    /// Whom nobody may follow before when, unless the belief has been ended.
+    reserved: BTreeMap<&'static str, (LeaseId, Duration)>,
     pub(super) lines: Lines,
     pub(super) observers: BTreeMap<ObserverId, Observer>,
     calm_since: Option<Duration>,
@@ -131,12 +141,14 @@ impl Judge {
                 format!("{lock} is granted to {node:?} with {token:?}, and is not held: {loss}")
             });
         }
+        self.keeps_the_delay(&belief);
         let (share, key, since) = (belief.share, belief.key.clone(), belief.since);
         self.stands_to_hold(lock, share, &key, since, token.revision());
         if share == Share::All {
             self.passes_on(&belief);
         }
         self.done(what);
+        self.count(what);
         *self.tally.grants.entry(lock).or_default() += 1;
         self.believes_still(belief)
     }
@@ -155,6 +167,19 @@ impl Judge {
         holders.insert(id, Holder { belief, limit, slots: Vec::new() });
         self.check_holders();
         id
+    }
+
+    /// Where somebody was lost who holds with a lock delay, nobody follows for so long.
+    fn keeps_the_delay(&mut self, belief: &Belief) {
+        let (lock, now) = (belief.lock, self.timeline.now());
+        let Some((lease, until)) = self.locks.reserved.remove(lock) else { return };
+        self.count("lock delay");
+        if lease != belief.lease && now < until {
+            let node = belief.node;
+            self.broken("K-DELAY", || {
+                format!("{lock} is granted to {node:?}; {lease:?} keeps it until {until:?}")
+            });
+        }
     }
 
     /// A token is higher than those of all earlier holds that exclude this one.
@@ -208,7 +233,9 @@ impl Judge {
         };
         let is_passed = self.line(belief.lock).is_some_and(is_passed);
         let Turns { of, passes } = self.locks.turns.entry(belief.lock).or_default();
-        let is_hop = *of == Some((belief.key.clone(), belief.since));
+        let is_same = *of == Some((belief.key.clone(), belief.since));
+        // Whoever was handed it over has its key too.
+        let is_hop = is_same && belief.token.hop() > 0;
         *of = Some((belief.key.clone(), belief.since));
         *passes = if is_hop && is_passed { *passes + 1 } else { 0 };
         let passes = *passes;
@@ -227,8 +254,13 @@ impl Judge {
     /// The holder lets go, or knows that it has lost the lock.
     pub(crate) fn believes_no_more(&mut self, lock: &'static str, id: HolderId) {
         self.check_holders();
-        if let Some(holders) = self.locks.holders.get_mut(lock) {
-            holders.remove(&id);
+        let Locks { holders, reserved, .. } = &mut self.locks;
+        let Some(holder) = holders.get_mut(lock).and_then(|holders| holders.remove(&id)) else {
+            return;
+        };
+        let is_its = |(lease, _): &(LeaseId, Duration)| *lease == holder.belief.lease;
+        if holder.was_let_go() && reserved.get(lock).is_some_and(is_its) {
+            reserved.remove(lock);
         }
     }
 
@@ -326,17 +358,26 @@ impl Judge {
     pub(super) fn check_holders(&mut self) {
         let now = self.timeline.now();
         let (mut together, mut robbed) = (None, None);
-        let Locks { holders, believed, .. } = &mut self.locks;
+        let Locks { holders, believed, reserved, .. } = &mut self.locks;
         for (lock, holders) in holders {
             let mut believers = Vec::new();
             for holder in holders.values() {
+                let Belief { lease, delay, .. } = holder.belief;
                 match (holder.belief.loss)() {
-                    None => believers.push(holder),
+                    None => {
+                        believers.push(holder);
+                        if !delay.is_zero() {
+                            reserved.insert(lock, (lease, now + delay));
+                        }
+                    }
                     Some(Loss::KeyDeleted) => {
                         let Belief { node, key, since, .. } = &holder.belief;
                         robbed = Some((*lock, *node, key.clone(), *since));
                     }
-                    Some(_) => {}
+                    Some(Loss::SessionEnded(_) | Loss::NodeStopped(_)) => {}
+                    Some(_) => {
+                        reserved.retain(|of, (other, _)| of != lock || *other != lease);
+                    }
                 }
             }
             if !believers.is_empty() {

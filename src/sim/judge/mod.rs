@@ -10,10 +10,15 @@ use bytes::Bytes;
 mod lines;
 mod locks;
 mod observers;
+mod queues;
+mod toolbox;
 
 pub(crate) use lines::Share;
 use locks::Locks;
 pub(crate) use locks::{Belief, HolderId, WorkId};
+use queues::Queues;
+pub(crate) use queues::{DeliveryId, Taken};
+use toolbox::Toolbox;
 
 use super::clock::Timeline;
 use super::process::Process;
@@ -121,6 +126,8 @@ pub(crate) struct Judge {
     calls: BTreeMap<CallId, Call>,
     watches: BTreeMap<WatchId, Watching>,
     locks: Locks,
+    queues: Queues,
+    toolbox: Toolbox,
     /// Leases that somebody counts on, with a key each that only their end deletes.
     leases: BTreeMap<LeaseId, CountedOn>,
     /// The newest revision at which a compaction was ever asked for.
@@ -154,6 +161,8 @@ impl Judge {
             calls: BTreeMap::new(),
             watches: BTreeMap::new(),
             locks: Locks::default(),
+            queues: Queues::default(),
+            toolbox: Toolbox::default(),
             leases: BTreeMap::new(),
             compaction_asked: Revision(0),
             next: 0,
@@ -215,6 +224,8 @@ impl Judge {
         self.tally.orphaned += (before - self.calls.len()) as u64;
         self.watches.retain(|_, watch| watch.node != id);
         self.locks.ended(id);
+        self.queues.ended(id);
+        self.toolbox.ended(id);
     }
 
     pub(crate) fn paused(&mut self, id: NodeId) {
@@ -277,6 +288,10 @@ impl Judge {
         self.note(learned);
         if news && let Err(left) = self.locks.lines.follow(revision, events) {
             self.broken("K-ALL", || format!("at {revision:?} {left}"));
+        }
+        if news {
+            self.follow_queues(revision, events);
+            self.follow_tools(revision, events);
         }
         let leased =
             |event: &&Event| event.kind == EventKind::Delete && event.kv.key.starts_with(b"lease/");

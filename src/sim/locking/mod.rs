@@ -6,9 +6,16 @@ mod contention;
 mod election;
 mod multi;
 mod mutex;
+mod orders;
 mod owners;
 mod permits;
+mod queue;
 mod reading;
+mod toolbox;
+
+mod program;
+
+pub(crate) use program::Program;
 
 use std::future::{Future, poll_fn};
 use std::ops::Deref;
@@ -37,96 +44,6 @@ const TTL: Duration = Duration::from_millis(2_500);
 
 /// How long one waits for a lock before giving up.
 const PATIENCE: Duration = Duration::from_secs(8);
-
-/// What programs do with locks.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Program {
-    /// One task on each node wants one lock again and again.
-    Mutex,
-    /// Several tasks of each node share a session and want one lock.
-    Contention,
-    /// Each node campaigns, and observes.
-    Election,
-    /// Pieces of work take two locks, in one order or in any.
-    Owners,
-    /// Readers and writers of one lock, who become each other.
-    Reading,
-    /// Permits of a semaphore, with slots, and another limit now and then.
-    Permits,
-    /// Several locks at once, each of which is wanted alone too.
-    Multi,
-}
-
-impl Program {
-    /// All of them.
-    pub(crate) const ALL: [Program; 7] = [
-        Program::Mutex,
-        Program::Contention,
-        Program::Election,
-        Program::Owners,
-        Program::Reading,
-        Program::Permits,
-        Program::Multi,
-    ];
-
-    /// The locks that it is about.
-    pub(crate) fn locks(self) -> &'static [&'static str] {
-        match self {
-            Program::Mutex => &["lock/a", "lock/b"],
-            Program::Contention => &["lock/c"],
-            Program::Election => &["lock/e"],
-            Program::Owners => &["lock/o", "lock/p", "lock/q", "lock/r"],
-            Program::Reading => &["lock/d"],
-            Program::Permits => &["lock/s"],
-            Program::Multi => &["lock/x", "lock/y", "lock/z"],
-        }
-    }
-
-    /// The locks of which one that is held may be what a wish for this one waits for.
-    fn group(lock: &'static str) -> &'static [&'static str] {
-        let mut all = Program::ALL.into_iter().map(Program::locks);
-        let locks = all.find(|locks| locks.contains(&lock)).expect("a program's");
-        if locks == Program::Multi.locks() {
-            return locks;
-        }
-        let alone = locks.iter().position(|other| *other == lock).expect("found above");
-        &locks[alone..=alone]
-    }
-
-    /// Starts it on a node whose process has just started.
-    pub(crate) fn start(self, player: &Player) {
-        match (self, self.locks()) {
-            (Program::Mutex, locks) => {
-                locks.iter().for_each(|lock| mutex::start(player.again(), lock));
-            }
-            (Program::Contention, locks) => contention::start(player, locks[0]),
-            (Program::Election, locks) => election::start(player.again(), locks[0]),
-            (Program::Owners, locks) => owners::start(player, locks),
-            (Program::Reading, locks) => reading::start(player, locks[0]),
-            (Program::Permits, locks) => permits::start(player, locks[0]),
-            (Program::Multi, locks) => multi::start(player, locks),
-        }
-    }
-
-    /// Takes each of its locks once and lets it go, however long that takes.
-    pub(crate) async fn once(self, player: &Player) {
-        for lock in self.locks() {
-            while !self.took_once(player, lock).await {}
-        }
-    }
-
-    async fn took_once(self, player: &Player, lock: &'static str) -> bool {
-        let Some(session) = player.session().await else { return false };
-        let taken = match self {
-            Program::Election => election::once(player, &session, lock).await,
-            Program::Reading => reading::once(player, &session, lock).await,
-            Program::Permits => permits::once(player, &session, lock).await,
-            _ => mutex::once(player, &session, lock).await,
-        };
-        drop(session.close().await);
-        taken
-    }
-}
 
 /// A program on a node.
 pub(crate) struct Player {
@@ -159,9 +76,14 @@ impl Player {
     }
 
     async fn session(&self) -> Option<Session> {
+        self.session_with(Duration::ZERO).await
+    }
+
+    /// Opens a session with this lock delay.
+    async fn session_with(&self, delay: Duration) -> Option<Session> {
         let may_take = self.caller.deadline();
         let call = self.scene.judge.borrow_mut().call(self.node, "open session", may_take);
-        let session = self.caller.session(TTL).await;
+        let session = self.caller.session_with(TTL, delay).await;
         self.scene.judge.borrow_mut().returned(call);
         if session.is_none() {
             self.think().await;
@@ -314,6 +236,8 @@ impl Player {
             key: key.clone(),
             since: held.since(),
             token: held.token(),
+            lease: held.session().lease(),
+            delay: held.session().lock_delay(),
             work,
             loss: Box::new(move || watched.loss()),
         }

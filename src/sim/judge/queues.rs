@@ -1,0 +1,184 @@
+//! The judge of the queues: what is put is there once, is with one taker at a time, and goes by an
+//! acknowledgement of whoever has it, or not at all.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::Judge;
+use crate::model::{Event, EventKind, NodeId, Revision};
+
+/// Names a delivery.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct DeliveryId(u64);
+
+/// An item in a taker's hands, as the taker sees it.
+pub(crate) struct Taken {
+    pub(crate) node: NodeId,
+    /// The item's name, and what was put.
+    pub(crate) item: Bytes,
+    pub(crate) value: Bytes,
+    pub(crate) attempt: u64,
+    pub(crate) taken_at: Revision,
+    /// Whether it is the taker's still.
+    pub(crate) is_ours: Box<dyn Fn() -> bool>,
+}
+
+/// What the judge knows of queues.
+#[derive(Default)]
+pub(super) struct Queues {
+    /// The deliveries that nobody has ended.
+    deliveries: BTreeMap<DeliveryId, Taken>,
+    /// The items' keys, by what was put.
+    keys: BTreeMap<Bytes, Bytes>,
+    /// What was told as not put.
+    refused: BTreeSet<Bytes>,
+    /// Before when what was put must not be taken.
+    not_before: BTreeMap<Bytes, Duration>,
+    /// By which takings items were acknowledged, or may have been: by item and the taking's revision.
+    acknowledged: BTreeSet<(Bytes, Revision)>,
+    /// The last taking of each item, and its attempt.
+    takings: BTreeMap<Bytes, (Revision, u64)>,
+}
+
+impl Queues {
+    /// A process has ended, and with it its takers.
+    pub(super) fn ended(&mut self, node: NodeId) {
+        self.deliveries.retain(|_, taken| taken.node != node);
+    }
+}
+
+impl Judge {
+    /// An item will be put, not to be taken before this long has passed.
+    pub(crate) fn puts_item(&mut self, value: &Bytes, delay: Duration) {
+        let not_before = self.timeline.now() + delay;
+        self.queues.not_before.insert(value.clone(), not_before);
+    }
+
+    /// It was put.
+    pub(crate) fn put_item(&mut self, queue: &str, item: &[u8], value: &Bytes) {
+        let key = Bytes::from([queue.as_bytes(), b"/item/", item].concat());
+        let known = self.queues.keys.get(value).cloned();
+        self.expect(known.as_ref() == Some(&key), "Q-LOST", || {
+            format!("{value:?} was put as {key:?}, and is {known:?}")
+        });
+        self.count("item put");
+    }
+
+    /// It was told as not put.
+    pub(crate) fn refused_item(&mut self, value: &Bytes) {
+        let known = self.queues.keys.get(value).cloned();
+        self.expect(known.is_none(), "X-UNKNOWN", || {
+            format!("{value:?} is told as not put, and is {known:?}")
+        });
+        self.queues.refused.insert(value.clone());
+    }
+
+    /// Somebody was given an item.
+    pub(crate) fn takes(&mut self, taken: Taken) -> DeliveryId {
+        let id = DeliveryId(self.next);
+        self.next += 1;
+        let now = self.timeline.now();
+        let not_before = self.queues.not_before.get(&taken.value).copied();
+        self.expect(not_before.is_some_and(|at| at <= now), "Q-DELAY", || {
+            format!("{:?} is taken; it was not to be before {not_before:?}", taken.value)
+        });
+        let this = (taken.taken_at, taken.attempt);
+        let last = self.queues.takings.insert(taken.item.clone(), this);
+        let rises = last.is_none_or(|(at, attempt)| at < this.0 && attempt < this.1);
+        self.expect(rises, "K-TOKEN", || {
+            format!("{:?} is taken at {this:?}, and was before at {last:?}", taken.value)
+        });
+        self.queues.deliveries.insert(id, taken);
+        self.count("item taken");
+        self.check_deliveries(id);
+        id
+    }
+
+    /// Nobody else has what somebody was given now.
+    fn check_deliveries(&mut self, id: DeliveryId) {
+        let deliveries = &self.queues.deliveries;
+        let Some(taken) = deliveries.get(&id) else { return };
+        let others =
+            deliveries.iter().filter(|(other, with)| **other != id && with.item == taken.item);
+        let also = others.filter(|(_, with)| (with.is_ours)()).map(|(_, with)| with.node);
+        if let (true, Some(other)) = ((taken.is_ours)(), also.min()) {
+            let (value, node) = (taken.value.clone(), taken.node);
+            self.broken("Q-ONE", || format!("{value:?} is with {node:?} and with {other:?}"));
+        }
+    }
+
+    /// The taker is about to acknowledge it.
+    pub(crate) fn acknowledges(&mut self, id: DeliveryId) {
+        let Some(taken) = self.queues.deliveries.remove(&id) else { return };
+        self.queues.acknowledged.insert((taken.item, taken.taken_at));
+    }
+
+    /// The taker gives it back.
+    pub(crate) fn gives_back(&mut self, id: DeliveryId) {
+        self.queues.deliveries.remove(&id);
+        self.count("item given back");
+    }
+
+    /// An acknowledgement was answered: whether it was carried out, and then with what row.
+    pub(crate) fn was_acknowledged(
+        &mut self,
+        queue: &str,
+        item: &[u8],
+        taken_at: Revision,
+        done: Result<Option<Revision>, ()>,
+    ) {
+        let key = [queue.as_bytes(), b"/item/", item].concat();
+        let claim = [queue.as_bytes(), b"/claim/", item].concat();
+        let gone = self.gone_with(&key, &claim);
+        let was_its = gone.is_some_and(|(_, claimed)| claimed == taken_at);
+        self.expect(was_its == done.is_ok(), "Q-ACK", || {
+            format!("of the taking at {taken_at:?} is told {done:?}; the item went: {gone:?}")
+        });
+        let right = match (done, gone) {
+            (Ok(Some(at)), Some((went, _))) => at == went,
+            _ => true,
+        };
+        self.expect(right, "Q-ACK", || format!("told {done:?}, and it went with {gone:?}"));
+        self.count(if done.is_ok() { "acknowledged" } else { "acknowledged too late" });
+    }
+
+    /// At which revision a key was deleted, and since when its claim was there then.
+    fn gone_with(&self, key: &[u8], claim: &[u8]) -> Option<(Revision, Revision)> {
+        let (went, _) = self.truth.changes(key).last().filter(|(_, row)| row.is_none())?;
+        let claimed = self.truth.row_at(claim, Revision(went.get() - 1))?;
+        Some((*went, claimed.create_revision))
+    }
+
+    /// Follows what happens below `queue/`: nothing comes twice, and nothing goes but by
+    /// acknowledgement.
+    pub(super) fn follow_queues(&mut self, revision: Revision, events: &[Event]) {
+        for event in events.iter().filter(|event| event.kv.key.starts_with(b"queue/")) {
+            let key = &event.kv.key;
+            let Some(at) = key.windows(6).position(|part| part == b"/item/") else { continue };
+            let (queue, item) = (key.slice(..at), key.slice(at + 6..));
+            let is_new = event.kind == EventKind::Put && event.kv.version == 1;
+            if is_new {
+                let value = event.kv.value.clone();
+                let before = self.queues.keys.insert(value.clone(), key.clone());
+                let is_refused = self.queues.refused.contains(&value);
+                self.expect(before.is_none() && !is_refused, "Q-LOST", || {
+                    format!("{value:?} is put as {key:?}, and was {before:?}, {is_refused}")
+                });
+            }
+            if event.kind == EventKind::Delete {
+                let claim = [&queue[..], b"/claim/", &item[..]].concat();
+                let row = self.truth.row_at(&claim, Revision(revision.get() - 1));
+                let since = row.map(|row| row.create_revision);
+                let by = since.map(|since| (item.clone(), since));
+                let is_right = by.is_some_and(|by| self.queues.acknowledged.contains(&by));
+                self.expect(is_right, "Q-LOST", || {
+                    format!(
+                        "{key:?} is gone at {revision:?}; nobody acknowledged it since {since:?}"
+                    )
+                });
+            }
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Holders of one lock, with lock delays and without, that give it up when they are asked, or hand it to
+//! one who waits; and on each node an operator, who asks, breaks holds, evicts who waits, and hands holds
+//! over. Whatever is ordered, and however late it comes: at no moment do two believe.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use super::super::plan::{between, index, one_in};
+use super::{GaveUp, Holding, PATIENCE, Player};
+use crate::api::Session;
+use crate::recipes::{Contender, Guard, LockError, OrderError};
+
+/// The longest lock delay: the lock is free in time all the same.
+const DELAY_MAX: Duration = Duration::from_millis(700);
+
+/// How long an operator waits for what it has ordered.
+const ORDER_PATIENCE: Duration = Duration::from_secs(3);
+
+/// How many tasks of a node want the lock: within a node it is handed over too.
+const TASKS: usize = 2;
+
+/// Starts the holders and the operator.
+pub(super) fn start(player: &Player, lock: &'static str) {
+    for _ in 0..TASKS {
+        player.spawn(live(player.again(), lock));
+    }
+    player.spawn(operate(player.again(), lock));
+}
+
+async fn live(player: Player, lock: &'static str) {
+    while !player.is_closing() {
+        player.think().await;
+        let delay = match one_in(&player.rng, 2) {
+            true => Duration::ZERO,
+            false => between(&player.rng, Duration::from_millis(1), DELAY_MAX),
+        };
+        let Some(session) = player.session_with(delay).await else { continue };
+        while session.end().is_none() && !player.is_closing() {
+            turn(&player, &session, lock).await;
+            player.think().await;
+        }
+        drop(session.close().await);
+    }
+}
+
+async fn turn(player: &Player, session: &Session, lock: &'static str) {
+    let mutex = session.mutex(lock);
+    // Who says why has a place of its own, others of the session share one.
+    let wish = match one_in(&player.rng, 2) {
+        true => mutex.lock().why("to try it").deadline(PATIENCE),
+        false => mutex.lock().deadline(PATIENCE),
+    };
+    let guard = match player.wait(lock, wish).await {
+        Ok(guard) => guard,
+        Err(GaveUp::Told(LockError::Evicted)) => {
+            return player.scene.judge.borrow_mut().count("evicted");
+        }
+        Err(_) => return,
+    };
+    let holding = player.believe("lock with orders", lock, guard);
+    let asked = hold(player, &holding).await;
+    player.update(&holding).await;
+    let line = mutex.line().unwrap_or_default();
+    let heirs: Vec<&Contender> = line.iter().filter(|place| !place.holds).collect();
+    match heirs.is_empty() || asked || !one_in(&player.rng, 3) {
+        true => player.let_go(holding).await,
+        false => hand_over(player, holding, heirs[index(&player.rng, heirs.len())]).await,
+    }
+}
+
+/// Holds it for a while, or until somebody asks for it: then that is so.
+async fn hold(player: &Player, holding: &Holding<Guard>) -> bool {
+    let mut asked = pin!(holding.held.asked_to_release());
+    let mut enough = pin!(player.scene.timers.sleep(player.while_held()));
+    let asked = poll_fn(|context| {
+        if asked.as_mut().poll(context).is_ready() {
+            return Poll::Ready(true);
+        }
+        enough.as_mut().poll(context).map(|()| false)
+    })
+    .await;
+    if asked {
+        player.scene.judge.borrow_mut().count("asked to release");
+    }
+    asked
+}
+
+/// Gives it to one who waits.
+async fn hand_over(player: &Player, holding: Holding<Guard>, heir: &Contender) {
+    let guard = player.stop_believing(holding);
+    let (key, since, lease) = (guard.key().clone(), guard.since(), guard.session().lease());
+    let may_take = player.caller.deadline();
+    let call = player.scene.judge.borrow_mut().call(player.node, "hand over", may_take);
+    let answer = guard.hand_over(heir).await;
+    let mut judge = player.scene.judge.borrow_mut();
+    judge.returned(call);
+    match answer {
+        Ok(()) => {
+            judge.left_the_line(&key, since, lease);
+            judge.count("handed over");
+        }
+        Err(OrderError::Store(_)) => judge.unknown(),
+        Err(_) => judge.count("not handed over"),
+    }
+}
+
+/// Gives orders to whoever stands in the line.
+async fn operate(player: Player, lock: &'static str) {
+    let locks = player.caller.locks();
+    while !player.is_closing() {
+        player.think().await;
+        let Ok(info) = locks.of(lock) else { continue };
+        let line = info.line;
+        let Some(first) = line.first() else { continue };
+        let any = &line[index(&player.rng, line.len())];
+        let (what, answer) = match index(&player.rng, 4) {
+            0 => ("hold asked for", patiently(&player, locks.ask(first, "it is due")).await),
+            1 => ("hold broken", patiently(&player, locks.break_lock(first, "it hangs")).await),
+            2 => ("place evicted", patiently(&player, locks.break_lock(any, "not now")).await),
+            _ => {
+                let order = locks.hand_over(first, any, "it is urgent");
+                ("hold handed over by an order", patiently(&player, order).await)
+            }
+        };
+        let mut judge = player.scene.judge.borrow_mut();
+        match answer {
+            Some(Ok(())) => judge.count(what),
+            Some(Err(OrderError::Gone | OrderError::NoHeir { .. })) => {
+                judge.count("no order given")
+            }
+            Some(Err(OrderError::Store(_))) | None => {}
+            Some(Err(error)) => judge.expect(false, "K-ORDER", || {
+                format!("of {lock}, where only sessions stand, somebody is told: {error}")
+            }),
+        }
+    }
+}
+
+/// What an order comes to, unless that takes too long: giving up does not take it back.
+async fn patiently<T>(player: &Player, order: impl Future<Output = T>) -> Option<T> {
+    let mut order = pin!(order);
+    let mut patience = pin!(player.scene.timers.sleep(ORDER_PATIENCE));
+    poll_fn(|context| match order.as_mut().poll(context) {
+        Poll::Ready(answer) => Poll::Ready(Some(answer)),
+        Poll::Pending => patience.as_mut().poll(context).map(|()| None),
+    })
+    .await
+}

@@ -1,0 +1,220 @@
+//! Programs that put items into a queue, with priorities and delays, and programs that take them: some
+//! acknowledge, with what they have done or without, some give back, some forget, and some are too late.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::super::judge::{DeliveryId, Taken};
+use super::super::plan::{between, one_in};
+use super::Player;
+use crate::api::Effect;
+use crate::env::Entropy;
+use crate::model::Op;
+use crate::recipes::{Delivery, QueueError, QueueTaker};
+
+/// How many tasks of a node take.
+const TAKERS: usize = 2;
+
+/// How long a taker waits for an item.
+const TAKE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The longest delay of an item.
+const DELAY_MAX: Duration = Duration::from_secs(3);
+
+/// Starts one who puts, and those who take.
+pub(super) fn start(player: &Player, queue: &'static str) {
+    player.spawn(put_for_ever(player.again(), queue));
+    player.spawn(take_for_ever(player.again(), queue));
+}
+
+async fn put_for_ever(player: Player, queue: &'static str) {
+    while !player.is_closing() {
+        player.think().await;
+        put(&player, queue).await;
+    }
+}
+
+async fn put(player: &Player, queue: &'static str) {
+    // Not by the judge's rule of values: a taking puts the item's row again as it is.
+    let value = Bytes::from([b"item ", &player.scene.value("item")[..]].concat());
+    let delay = match one_in(&player.rng, 4) {
+        true => between(&player.rng, Duration::from_millis(1), DELAY_MAX),
+        false => Duration::ZERO,
+    };
+    let priority = i16::try_from(player.rng.below(3)).expect("few") - 1;
+    player.scene.judge.borrow_mut().puts_item(&value, delay);
+    let may_take = player.caller.deadline();
+    let call = player.scene.judge.borrow_mut().call(player.node, "put item", may_take);
+    let put = player.caller.client().queue(queue).put(value.clone());
+    let answer = put.priority(priority).delay(delay).await;
+    let mut judge = player.scene.judge.borrow_mut();
+    judge.returned(call);
+    match answer {
+        Ok(id) => judge.put_item(queue, id.as_bytes(), &value),
+        Err(QueueError::Store(error)) if error.effect() != Effect::NotApplied => judge.unknown(),
+        Err(_) => judge.refused_item(&value),
+    }
+}
+
+async fn take_for_ever(player: Player, queue: &'static str) {
+    while !player.is_closing() {
+        player.think().await;
+        let Some(session) = player.session().await else { continue };
+        let taker = session.queue(queue);
+        for _ in 0..TAKERS {
+            player.spawn(take_while_it_lives(player.again(), taker.clone(), queue));
+        }
+        while session.end().is_none() && !player.is_closing() {
+            player.think().await;
+            if one_in(&player.rng, 40) {
+                break;
+            }
+        }
+        drop(session.close().await);
+    }
+}
+
+async fn take_while_it_lives(player: Player, taker: QueueTaker, queue: &'static str) {
+    while !player.is_closing() {
+        match take(&player, &taker).await {
+            Ok(Some(delivery)) => work(&player, queue, delivery).await,
+            Err(QueueError::SessionEnded(_)) => return,
+            Ok(None) | Err(_) => player.think().await,
+        }
+    }
+}
+
+/// Waits for an item, or only tries, or gives up half-way.
+async fn take(player: &Player, taker: &QueueTaker) -> Result<Option<Delivery>, QueueError> {
+    let call = player.scene.judge.borrow_mut().call(player.node, "take", TAKE_PATIENCE);
+    let only_tries = one_in(&player.rng, 5);
+    let taking = async {
+        match only_tries {
+            true => taker.try_take().await,
+            false => taker.take().deadline(TAKE_PATIENCE).await.map(Some),
+        }
+    };
+    let mut taking = pin!(taking);
+    let short = Duration::from_millis(player.rng.below(60));
+    let mut patience = pin!(player.scene.timers.sleep(short));
+    let impatient = one_in(&player.rng, 8);
+    let answer = poll_fn(|context| {
+        if let Poll::Ready(answer) = taking.as_mut().poll(context) {
+            return Poll::Ready(answer);
+        }
+        if impatient && patience.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Ok(None));
+        }
+        Poll::Pending
+    })
+    .await;
+    player.scene.judge.borrow_mut().returned(call);
+    answer
+}
+
+/// Tells the judge of a delivery.
+fn has(player: &Player, delivery: &Rc<Delivery>) -> DeliveryId {
+    let watched = Rc::downgrade(delivery);
+    let taken = Taken {
+        node: player.node,
+        item: delivery.id().as_bytes().clone(),
+        value: delivery.value().clone(),
+        attempt: delivery.attempt(),
+        taken_at: delivery.taken_at(),
+        is_ours: Box::new(move || watched.upgrade().is_some_and(|delivery| delivery.is_ours())),
+    };
+    player.scene.judge.borrow_mut().takes(taken)
+}
+
+/// Works on an item, and acknowledges it, or not.
+async fn work(player: &Player, queue: &'static str, delivery: Delivery) {
+    let delivery = Rc::new(delivery);
+    let id = has(player, &delivery);
+    player.scene.timers.sleep(player.while_held() / 2).await;
+    let delivery = Rc::into_inner(delivery).expect("the judge has none of it");
+    match player.rng.below(8) {
+        0 => {
+            player.scene.judge.borrow_mut().gives_back(id);
+            drop(delivery);
+        }
+        1 => {
+            player.scene.judge.borrow_mut().gives_back(id);
+            let may_take = player.caller.deadline();
+            let call = player.scene.judge.borrow_mut().call(player.node, "give back", may_take);
+            drop(delivery.nack().await);
+            player.scene.judge.borrow_mut().returned(call);
+        }
+        _ => acknowledge(player, queue, id, delivery).await,
+    }
+}
+
+async fn acknowledge(player: &Player, queue: &'static str, id: DeliveryId, delivery: Delivery) {
+    let (item, taken_at) = (delivery.id().as_bytes().clone(), delivery.taken_at());
+    let may_take = player.caller.deadline();
+    let floor = player.scene.judge.borrow().floor();
+    let call = {
+        let mut judge = player.scene.judge.borrow_mut();
+        judge.acknowledges(id);
+        judge.call(player.node, "acknowledge", may_take)
+    };
+    let key = Bytes::from([b"done/", &item[..]].concat());
+    let value = player.scene.value("done");
+    let puts = match one_in(&player.rng, 2) {
+        true => vec![(key.clone(), value.clone())],
+        false => Vec::new(),
+    };
+    let ops = puts.iter().map(|(key, value)| Op::put(key.clone(), value.clone()));
+    let answer = delivery.ack_with(ops.collect::<Vec<_>>()).await;
+    let mut judge = player.scene.judge.borrow_mut();
+    judge.returned(call);
+    match answer {
+        Ok(reply) => {
+            judge.wrote("acknowledgement", floor, reply.revision, &puts);
+            judge.was_acknowledged(queue, &item, taken_at, Ok(Some(reply.revision)));
+        }
+        Err(QueueError::NotOurs) => {
+            judge.not_applied(&puts);
+            judge.was_acknowledged(queue, &item, taken_at, Err(()));
+        }
+        Err(QueueError::Store(error)) => match error.effect() {
+            Effect::NotApplied => judge.not_applied(&puts),
+            Effect::Unknown | Effect::Applied => judge.unknown(),
+        },
+        Err(_) => judge.not_applied(&puts),
+    }
+}
+
+/// Takes what is there until nothing is left, however long that takes.
+pub(super) async fn drain(player: &Player, queue: &'static str) {
+    loop {
+        let Some(session) = player.session().await else { continue };
+        let taker = session.queue(queue);
+        let left = loop {
+            match taker.try_take().await {
+                Ok(Some(delivery)) => {
+                    let delivery = Rc::new(delivery);
+                    let id = has(player, &delivery);
+                    let delivery = Rc::into_inner(delivery).expect("the judge has none");
+                    acknowledge(player, queue, id, delivery).await;
+                }
+                Ok(None) => match taker.is_empty().await {
+                    // Delayed, or in somebody else's hands.
+                    Ok(false) => player.think().await,
+                    Ok(true) => break false,
+                    Err(_) => break true,
+                },
+                Err(_) => break true,
+            }
+        };
+        drop(taker);
+        drop(session.close().await);
+        if !left {
+            return;
+        }
+    }
+}

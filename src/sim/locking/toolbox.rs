@@ -1,0 +1,306 @@
+//! Programs that use the toolbox: they count, wait for latches and barriers, meet in pairs, swap a cell,
+//! join and follow a group, do things once, and look at a view that is kept.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::super::plan::index;
+use super::Player;
+use crate::api::{Effect, Error, Session};
+use crate::env::Entropy;
+use crate::model::{KeyRange, KeyValue, Revision};
+use crate::recipes::{CounterError, Expected, LatchError, Swap};
+
+/// The group that is joined and followed.
+pub(super) const GROUP: &str = "tool/group";
+
+const COUNTER: &str = "tool/counter";
+const LATCH: &str = "tool/latch";
+const BARRIER: &str = "tool/barrier";
+const CELL: &str = "tool/cell";
+const MEETING: &str = "tool/meeting";
+
+/// How many meet.
+const PAIR: usize = 2;
+
+/// How many times a latch is counted down in a round.
+const ROUND: u64 = 6;
+
+/// How long somebody waits for others.
+const WAIT_MAX: Duration = Duration::from_secs(3);
+
+/// How long things that are to be done once are the same.
+const ONCE: Duration = Duration::from_secs(4);
+
+/// How many tasks of a node use it.
+const TASKS: usize = 3;
+
+/// Starts them.
+pub(super) fn start(player: &Player) {
+    for _ in 0..TASKS {
+        player.spawn(live(player.again()));
+    }
+    player.spawn(follow(player.again()));
+    player.spawn(look(player.again()));
+}
+
+async fn live(player: Player) {
+    while !player.is_closing() {
+        player.think().await;
+        let Some(session) = player.session().await else { continue };
+        while session.end().is_none() && !player.is_closing() {
+            turn(&player, &session).await;
+            player.think().await;
+        }
+        drop(session.close().await);
+    }
+}
+
+async fn turn(player: &Player, session: &Session) {
+    match index(&player.rng, 10) {
+        0 | 1 => add(player).await,
+        2 | 3 => count_down(player).await,
+        4 => wait_for_the_latch(player).await,
+        5 => hold_or_wait(player, session).await,
+        6 => swap(player).await,
+        7 => join(player, session).await,
+        8 => run_once(player, session).await,
+        _ => meet(player, session).await,
+    }
+}
+
+/// What an error says of a request: whether it may have been applied.
+fn may_be(error: &Error) -> bool {
+    error.effect() != Effect::NotApplied
+}
+
+async fn add(player: &Player) {
+    let by = 1 + player.rng.below(9);
+    let (floor, call) = begin(player, "add");
+    player.scene.judge.borrow_mut().will_step(COUNTER, by);
+    let counter = player.caller.client().counter(COUNTER);
+    let answer = counter.add(i64::try_from(by).expect("small")).await;
+    let mut judge = player.scene.judge.borrow_mut();
+    judge.returned(call);
+    match answer {
+        Ok(sum) => {
+            let sum = u64::try_from(sum).expect("nobody takes anything away");
+            judge.stepped(COUNTER, by, true);
+            judge.went(COUNTER, sum - by, sum, floor);
+        }
+        Err(CounterError::Store(error)) if may_be(&error) => judge.unknown(),
+        Err(_) => judge.stepped(COUNTER, by, false),
+    }
+}
+
+async fn count_down(player: &Player) {
+    let latch = player.caller.client().latch(LATCH);
+    let (floor, call) = begin(player, "count down");
+    player.scene.judge.borrow_mut().will_step(LATCH, 1);
+    let answer = latch.count_down().await;
+    player.scene.judge.borrow_mut().returned(call);
+    match answer {
+        // Nothing is counted: a round is begun.
+        Ok(0) if !went_to_nothing(player, floor) => {
+            player.scene.judge.borrow_mut().stepped(LATCH, 1, false);
+            player.scene.judge.borrow_mut().passed(LATCH, floor);
+            let (_, call) = begin(player, "set a latch");
+            drop(latch.try_set(ROUND).await);
+            player.scene.judge.borrow_mut().returned(call);
+        }
+        // One of those that came to nothing, or one that made it so: nobody can say which.
+        Ok(0) => {}
+        Ok(left) => {
+            let mut judge = player.scene.judge.borrow_mut();
+            judge.stepped(LATCH, 1, true);
+            judge.went(LATCH, left + 1, left, floor);
+        }
+        Err(LatchError::Store(error)) if may_be(&error) => {
+            player.scene.judge.borrow_mut().unknown();
+        }
+        Err(_) => player.scene.judge.borrow_mut().stepped(LATCH, 1, false),
+    }
+}
+
+/// Whether the latch was counted down to nothing after `floor`.
+fn went_to_nothing(player: &Player, floor: Revision) -> bool {
+    let judge = player.scene.judge.borrow();
+    judge.truth().changes(LATCH.as_bytes()).iter().any(|(at, row)| *at > floor && row.is_none())
+}
+
+async fn wait_for_the_latch(player: &Player) {
+    let floor = player.scene.judge.borrow().floor();
+    let call = player.scene.judge.borrow_mut().call(player.node, "wait for a latch", WAIT_MAX);
+    let answer = player.caller.client().latch(LATCH).wait().deadline(WAIT_MAX).await;
+    let mut judge = player.scene.judge.borrow_mut();
+    judge.returned(call);
+    if answer.is_ok() {
+        judge.passed(LATCH, floor);
+    }
+}
+
+async fn hold_or_wait(player: &Player, session: &Session) {
+    let barrier = player.caller.client().barrier(BARRIER);
+    if index(&player.rng, 2) == 0 {
+        let (_, call) = begin(player, "hold a barrier");
+        let held = barrier.hold(session).await;
+        player.scene.judge.borrow_mut().returned(call);
+        let Ok(held) = held else { return };
+        let key = Bytes::from_static(BARRIER.as_bytes());
+        player.scene.judge.borrow_mut().is_member(&key, held.since(), true);
+        player.scene.timers.sleep(player.while_held() / 4).await;
+        return drop(held);
+    }
+    let floor = player.scene.judge.borrow().floor();
+    let call = player.scene.judge.borrow_mut().call(player.node, "wait for a barrier", WAIT_MAX);
+    let answer = barrier.wait().deadline(WAIT_MAX).await;
+    let mut judge = player.scene.judge.borrow_mut();
+    judge.returned(call);
+    if answer.is_ok() {
+        judge.passed(BARRIER, floor);
+    }
+}
+
+/// Writes the cell if it is as it was read.
+async fn swap(player: &Player) {
+    let cell = player.caller.client().cell(CELL);
+    let (_, call) = begin(player, "read a cell");
+    let read = cell.get().await;
+    player.scene.judge.borrow_mut().returned(call);
+    let Ok(read) = read else { return };
+    let version = read.map_or(Revision(0), |read| read.version);
+    let value = player.scene.value("swapped");
+    let puts = [(Bytes::from_static(CELL.as_bytes()), value.clone())];
+    let (floor, call) = begin(player, "swap a cell");
+    let answer = cell.compare_and_set(Expected::Revision(version), value).await;
+    let mut judge = player.scene.judge.borrow_mut();
+    judge.returned(call);
+    match answer {
+        Ok(Swap::Done { revision }) => {
+            judge.wrote("swap", floor, revision, &puts);
+            let before = Revision(revision.get() - 1);
+            let was = judge.truth().row_at(CELL.as_bytes(), before).cloned();
+            let was_it = was.as_ref().map_or(Revision(0), |row| row.mod_revision) == version;
+            judge.expect(was_it, "T-CELL", || {
+                format!("{version:?} was swapped at {revision:?}, when there was {was:?}")
+            });
+            judge.count("swap");
+        }
+        Ok(Swap::Lost { .. }) => judge.not_applied(&puts),
+        Err(error) if may_be(&error) => judge.unknown(),
+        Err(_) => judge.not_applied(&puts),
+    }
+}
+
+async fn join(player: &Player, session: &Session) {
+    let (_, call) = begin(player, "join");
+    let joined = session.group(GROUP).join("here").await;
+    player.scene.judge.borrow_mut().returned(call);
+    let Ok(membership) = joined else { return };
+    let (key, since) = (membership.key().clone(), membership.since());
+    player.scene.judge.borrow_mut().is_member(&key, since, true);
+    player.scene.timers.sleep(player.while_held() / 2).await;
+    let (_, call) = begin(player, "leave");
+    let left = membership.leave().await;
+    let mut judge = player.scene.judge.borrow_mut();
+    judge.returned(call);
+    if left.is_ok() {
+        judge.is_member(&key, since, false);
+    }
+}
+
+async fn run_once(player: &Player, session: &Session) {
+    let now = player.scene.timeline.now();
+    let name = Bytes::from(format!("tool/once/{}", now.as_nanos() / ONCE.as_nanos()));
+    let value = player.scene.value("ran");
+    let client = player.caller.client().clone();
+    let key = Bytes::from([b"ran/", &value[..]].concat());
+    let work = {
+        let result = value.clone();
+        move || async move {
+            client.put(key, "").await?;
+            Ok::<_, Error>(result)
+        }
+    };
+    let call = player.scene.judge.borrow_mut().call(player.node, "run once", WAIT_MAX);
+    let once = player.caller.client().run_once(name.clone(), session);
+    let answer = once.run(work).deadline(WAIT_MAX).await;
+    let mut judge = player.scene.judge.borrow_mut();
+    judge.returned(call);
+    if let Ok(ran) = answer {
+        judge.ran_once(&name, &ran.result);
+        judge.expect(ran.is_here == (ran.result == value), "T-ONCE", || {
+            format!("{value:?} was to come of {name:?}, and it was {ran:?}")
+        });
+    }
+}
+
+/// Two begin together, and end together.
+async fn meet(player: &Player, session: &Session) {
+    let barrier = session.double_barrier(MEETING, PAIR);
+    let call = player.scene.judge.borrow_mut().call(player.node, "enter", WAIT_MAX);
+    let inside = barrier.enter().deadline(WAIT_MAX).await;
+    player.scene.judge.borrow_mut().returned(call);
+    let Ok(inside) = inside else { return };
+    let round = inside.round();
+    player.scene.judge.borrow_mut().is_inside(MEETING, session.lease(), round, PAIR);
+    player.scene.timers.sleep(player.while_held() / 4).await;
+    let call = player.scene.judge.borrow_mut().call(player.node, "leave together", WAIT_MAX);
+    let left = inside.leave().deadline(WAIT_MAX).await;
+    let mut judge = player.scene.judge.borrow_mut();
+    judge.returned(call);
+    if left.is_ok() {
+        judge.all_have_left(MEETING, round);
+    }
+}
+
+/// Begins a call that ends at the deadline of calls.
+fn begin(player: &Player, what: &'static str) -> (Revision, super::super::judge::CallId) {
+    let mut judge = player.scene.judge.borrow_mut();
+    (judge.floor(), judge.call(player.node, what, player.caller.deadline()))
+}
+
+/// Follows the group for ever.
+async fn follow(player: Player) {
+    let session = player.session_surely().await;
+    let id = player.scene.judge.borrow_mut().follower_begins(player.node, GROUP);
+    let mut watch = session.group(GROUP).watch();
+    // It is good for as long as the node, not only for as long as this.
+    drop(session.close().await);
+    while let Some(news) = watch.next().await {
+        let members = watch.members().map(|member| (member.key.clone(), member.since));
+        let members: BTreeSet<_> = members.collect();
+        player.scene.judge.borrow_mut().follower_knows(id, members);
+        if news.is_err() {
+            player.think().await;
+        }
+    }
+}
+
+/// Looks for ever at a view, which is always what some revision was.
+async fn look(player: Player) {
+    let range = KeyRange::prefix("tool/");
+    loop {
+        let Ok(mut cached) = player.caller.client().cached("tool/").await else {
+            player.think().await;
+            continue;
+        };
+        let mut seen = Revision(0);
+        while let Ok(view) = cached.changed().await {
+            let rows: Vec<KeyValue> = view.iter().map(|(_, row)| row.clone()).collect();
+            shown(&player, &range, seen, view.revision(), &rows);
+            seen = view.revision();
+            player.think().await;
+        }
+        player.think().await;
+    }
+}
+
+/// A view shows these rows, after it has shown those of `seen`.
+fn shown(player: &Player, range: &KeyRange, seen: Revision, revision: Revision, rows: &[KeyValue]) {
+    let mut judge = player.scene.judge.borrow_mut();
+    judge.viewed(range, revision, rows);
+    judge.expect(revision > seen, "T-VIEW", || format!("after {seen:?} a view shows {revision:?}"));
+}
