@@ -44,10 +44,11 @@ pub struct Upgrade {
     read: Option<Hold>,
     caller: &'static Location<'static>,
     only_try: bool,
-    timeout: Option<Duration>,
+    /// After how long it gives up.
+    deadline: Option<Duration>,
     why: Option<Bytes>,
     /// When it gives up; counted from the first poll.
-    deadline: Option<Moment>,
+    until: Option<Moment>,
     step: Step,
 }
 
@@ -78,13 +79,13 @@ pub struct UpgradeError {
 
 impl Upgrade {
     pub(super) fn new(read: Hold, caller: &'static Location<'static>, only_try: bool) -> Self {
-        let (timeout, why, deadline, step) = (None, None, None, Step::Begins);
-        Self { read: Some(read), caller, only_try, timeout, why, deadline, step }
+        let (deadline, why, until, step) = (None, None, None, Step::Begins);
+        Self { read: Some(read), caller, only_try, deadline, why, until, step }
     }
 
     /// Gives up after this long. Without it, waits as long as the session lives.
     pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
+        self.deadline = Some(timeout);
         self
     }
 
@@ -119,7 +120,7 @@ impl Upgrade {
             owner: read.owner().cloned(),
             is_shared: false,
             only_try: self.only_try,
-            deadline: self.deadline,
+            deadline: self.until,
             cap: None,
         };
         Wish::enter(read.session(), asked)
@@ -250,8 +251,8 @@ impl Future for Upgrade {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         // After its end it stays as it is.
         let Some(mut read) = self.read.take() else { return Poll::Pending };
-        if self.deadline.is_none() {
-            self.deadline = deadline_of(read.session(), self.timeout, self.only_try);
+        if self.until.is_none() {
+            self.until = deadline_of(read.session(), self.deadline, self.only_try);
         }
         loop {
             match self.advance(&mut read, context) {
