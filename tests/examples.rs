@@ -3,6 +3,12 @@
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+/// After how long a program that has not ended hangs.
+const TIME_MAX: Duration = Duration::from_secs(120);
 
 /// The example's program, which `cargo test` has built.
 fn example(name: &str) -> Command {
@@ -28,29 +34,44 @@ fn words(output: &Output) -> String {
     words
 }
 
+/// What the example says, run to its end.
+fn run(name: &str) -> String {
+    let process = example(name).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let id = process.id();
+    let (done, ended) = mpsc::channel();
+    thread::spawn(move || done.send(process.wait_with_output()));
+    let output = ended.recv_timeout(TIME_MAX).unwrap_or_else(|_| {
+        let id = i32::try_from(id).ok().and_then(rustix::process::Pid::from_raw).unwrap();
+        rustix::process::kill_process(id, rustix::process::Signal::KILL).unwrap();
+        let output = ended.recv().unwrap().unwrap();
+        panic!("{name} hangs, and has said {}", String::from_utf8_lossy(&output.stdout));
+    });
+    words(&output.unwrap())
+}
+
 #[test]
 fn the_quick_start_runs() {
-    let words = words(&example("quick_start").output().unwrap());
+    let words = run("quick_start");
     assert!(words.contains("the rate was 100 and is 200 now: true"), "{words}");
     assert!(words.contains("threads left behind: 0"), "{words}");
 }
 
 #[test]
 fn a_cron_job_has_another_leader_when_the_first_is_killed() {
-    let words = words(&example("cron").output().unwrap());
+    let words = run("cron");
     assert!(words.contains("runs the job now"), "{words}");
 }
 
 #[test]
 fn four_sessions_are_served_in_the_order_of_their_coming() {
-    let words = words(&example("six_steps").output().unwrap());
+    let words = run("six_steps");
     assert!(words.contains(r#"served as ["2", "3", "1", "4"]"#), "{words}");
     assert!(words.contains("session 4 held the lock"), "{words}");
 }
 
 #[test]
 fn a_late_holder_is_refused_inside_the_store_and_outside() {
-    let words = words(&example("redis_lock").output().unwrap());
+    let words = run("redis_lock");
     assert!(words.contains("a: true\n  b: false\ndeleted"), "{words}");
     assert!(words.contains("b: false\n  a: true\n"), "{words}");
     assert!(words.contains("held is false"), "{words}");
@@ -59,7 +80,7 @@ fn a_late_holder_is_refused_inside_the_store_and_outside() {
 
 #[test]
 fn numbered_keys_are_served_in_their_order() {
-    let words = words(&example("zookeeper_recipes").output().unwrap());
+    let words = run("zookeeper_recipes");
     assert!(words.contains("number 0 holds\n  number 1 holds\n  number 2 holds"), "{words}");
     assert!(words.contains("3 workers\n  2 workers"), "{words}");
     assert!(words.contains("rate is 100"), "{words}");
@@ -67,7 +88,7 @@ fn numbered_keys_are_served_in_their_order() {
 
 #[test]
 fn a_lock_is_found_again_by_the_id_of_its_owner() {
-    let words = words(&example("lock_object").output().unwrap());
+    let words = run("lock_object");
     assert!(words.contains("after the restart: acquired is true"), "{words}");
     assert!(words.contains("gets it: false\n"), "{words}");
     assert!(words.contains("after the release: true"), "{words}");
@@ -76,7 +97,7 @@ fn a_lock_is_found_again_by_the_id_of_its_owner() {
 
 #[test]
 fn the_locks_of_a_sql_database_are_one_call_each() {
-    let words = words(&example("sql_locks").output().unwrap());
+    let words = run("sql_locks");
     assert!(words.contains("worker 1 does not: worker 0 has"), "{words}");
     assert!(words.contains("a has 40, b has 60"), "{words}");
     assert!(words.contains("18 in stock"), "{words}");
@@ -84,7 +105,7 @@ fn the_locks_of_a_sql_database_are_one_call_each() {
 
 #[test]
 fn a_leader_that_is_cut_off_stops_before_the_next_one_starts() {
-    let words = words(&example("leader_callbacks").output().unwrap());
+    let words = run("leader_callbacks");
     // The end of the program may stop the second one, too.
     let (stops, starts) = (words.find("stopped leading"), words.rfind("started leading"));
     assert!(stops.is_some() && stops < starts, "{words}");

@@ -76,7 +76,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let (done, mut order) = tokio::sync::mpsc::unbounded_channel();
     let kv = cluster.node(0).client();
-    let gate = sessions[0].mutex("lock/other").lock().await?;
+    // A session of its own: tasks of one session wait inside their node, with one key for all.
+    let other = cluster.node(0).open_session().await?;
+    let gate = other.mutex("lock/other").lock().await?;
     for (place, session) in [2, 3, 1, 4].into_iter().map(|i| (i, sessions[i - 1].clone())) {
         let before = kv.range(KeyRange::prefix("lock/other/")).count_only().await?.count;
         let done = done.clone();
