@@ -456,11 +456,7 @@ fn three_nodes_with_eight_takers_each_take_and_acknowledge_each_item_once() {
 fn takers_may_crash_at_any_point_and_each_item_has_its_effect_once() {
     const ITEMS: usize = 300;
     let mut cluster = quick(3);
-    let values = |from: usize| (from..from + 100).map(|n| format!("{n:04}"));
-    let jobs = cluster.node(0).client().queue("jobs");
-    for from in [0, 100, 200] {
-        jobs.put_many(values(from)).wait().unwrap();
-    }
+    let values = |round: usize| (round * 100..round * 100 + 100).map(|n| format!("{n:04}"));
     let work = |cluster: &Cluster, member| {
         let taker = taker(cluster, member, "jobs");
         let workers = (0..3).map(move |_| {
@@ -484,8 +480,9 @@ fn takers_may_crash_at_any_point_and_each_item_has_its_effect_once() {
     for round in 0..3 {
         let victim = (round + 1) % 3;
         let lives = cluster.node((victim + 1) % 3).client();
-        // Some more of it is done: somewhere in the middle of everything.
+        // Some of it is done: somewhere in the middle of everything.
         let mut done = lives.watch(KeyRange::prefix("done/")).wait().unwrap();
+        lives.queue("jobs").put_many(values(round)).wait().unwrap();
         for _ in 0..=round * 7 {
             done.next().wait().unwrap().unwrap();
         }
