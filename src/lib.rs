@@ -59,6 +59,8 @@ mod metrics;
 #[doc(hidden)]
 pub mod model;
 
+#[cfg(feature = "check")]
+pub mod check;
 mod recipes;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
@@ -143,4 +145,6 @@ mod pages {
     struct Sizes;
     #[doc = include_str!("../docs/operating/upgrade.md")]
     struct Upgrade;
+    #[doc = include_str!("../docs/testing.md")]
+    struct Testing;
 }

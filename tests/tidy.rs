@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 /// Which modules of the library each one may name. `model`, the nouns, and `env`, the doors to the
 /// world, are for everybody above them; nobody else is for everybody.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
+    ("check", &[]),
     ("model", &[]),
     ("env", &["model"]),
     ("metrics", &["model"]),
@@ -72,6 +73,7 @@ const FOREIGN: &[(&str, &[&str])] = &[
     ("webpki::", &["transport"]),
     ("rcgen::", &["testing"]),
     ("getrandom::", &["env"]),
+    ("serde_json::", &["check"]),
 ];
 
 /// Words that only the doors to the world may say: everything else must be replayable from a seed.

@@ -1,0 +1,371 @@
+//! Histories as JSON lines: one operation, one line, in any order.
+//!
+//! ```text
+//! {"process":1,"object":"x","invoke":10,"complete":14,"outcome":"ok","call":"write","value":7}
+//! {"process":2,"object":"x","invoke":12,"complete":19,"outcome":"ok","call":"read","result":7}
+//! {"process":3,"object":"x","invoke":13,"outcome":"unknown","call":"write","value":8}
+//! # a line that begins with # says nothing, and so does an empty one
+//! ```
+//!
+//! | field | what it is | if it is missing |
+//! |---|---|---|
+//! | `process` | a number: who called | 0 |
+//! | `object` | a text: each object is judged by itself | `""` |
+//! | `invoke` | a number: the moment of the call, in any unit | an error |
+//! | `complete` | a number, not before `invoke`: when the caller knew the end | an error with `ok` |
+//! | `outcome` | `ok`, `failed` (it never takes effect) or `unknown` (it may, at any later moment) | an error |
+//! | `call` | one of the model's, with its fields | an error |
+//!
+//! What calls there are, and their fields, stands at each model. A field that nobody knows is an error, so
+//! that a slip of the pen never makes a history say less than was meant. Every error names its line.
+
+use std::fmt::Write as _;
+use std::io::{self, BufRead, Read as _, Write};
+
+use serde_json::{Map, Value as Json};
+use thiserror::Error;
+
+use super::history::{At, History, Operation, Outcome, Process};
+use super::model::Model;
+use super::value::Value;
+
+/// The longest line that is read, in bytes.
+pub const LINE_BYTES_MAX: usize = 1 << 20;
+
+/// A model whose calls and replies can be written as fields of a line.
+pub trait Written: Model {
+    /// Takes the fields of the call of this name; `None` if there is no such call.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the fields.
+    fn read_call(name: &str, fields: &mut Fields) -> Result<Option<Self::Call>, FieldError>;
+
+    /// Takes the fields of what came back of `call`.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the fields.
+    fn read_reply(call: &Self::Call, fields: &mut Fields) -> Result<Self::Reply, FieldError>;
+
+    /// The name of `call`; and puts its fields.
+    fn write_call(call: &Self::Call, fields: &mut Fields) -> &'static str;
+
+    /// Puts the fields of what came back of `call`.
+    fn write_reply(call: &Self::Call, reply: &Self::Reply, fields: &mut Fields);
+}
+
+/// The fields of one line, from which each is taken once.
+#[derive(Debug, Default)]
+pub struct Fields(Map<String, Json>);
+
+/// What is wrong with a field.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum FieldError {
+    /// It must be there.
+    #[error("the field `{0}` is missing")]
+    Missing(&'static str),
+    /// It holds something else than it should.
+    #[error("the field `{name}` is {found}, not {expected}")]
+    Wrong {
+        /// Its name.
+        name: &'static str,
+        /// What it should be.
+        expected: &'static str,
+        /// What it is.
+        found: String,
+    },
+}
+
+/// What is wrong with a line.
+#[derive(Debug, Error)]
+pub enum LineFault {
+    /// It cannot be read.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// It is longer than [`LINE_BYTES_MAX`].
+    #[error("it is longer than {LINE_BYTES_MAX} bytes")]
+    TooLong,
+    /// It is no JSON.
+    #[error("it is no JSON: {0}")]
+    NotJson(#[from] serde_json::Error),
+    /// It is JSON, but no object.
+    #[error("it is no JSON object")]
+    NotAnObject,
+    /// A field is missing, or not what it should be.
+    #[error(transparent)]
+    Field(#[from] FieldError),
+    /// The model has no such call.
+    #[error("the model has no call `{0}`")]
+    NoSuchCall(String),
+    /// A field that nobody knows.
+    #[error("nobody knows the field `{0}` here")]
+    NoSuchField(String),
+    /// It ended before it began.
+    #[error("it completes at {completed}, before it is invoked at {invoked}")]
+    Backwards {
+        /// `invoke`.
+        invoked: u64,
+        /// `complete`.
+        completed: u64,
+    },
+}
+
+/// A history that cannot be read.
+#[derive(Debug, Error)]
+#[error("line {line}: {fault}")]
+pub struct LineError {
+    /// The line, from 1.
+    pub line: usize,
+    /// What is wrong with it.
+    pub fault: LineFault,
+}
+
+impl Fields {
+    /// Takes a field, if it is there.
+    pub fn take(&mut self, name: &'static str) -> Option<Json> {
+        self.0.remove(name)
+    }
+
+    /// Takes a number from 0.
+    ///
+    /// # Errors
+    ///
+    /// It is something else.
+    pub fn number(&mut self, name: &'static str) -> Result<Option<u64>, FieldError> {
+        let Some(json) = self.take(name) else { return Ok(None) };
+        match json.as_u64() {
+            Some(number) => Ok(Some(number)),
+            None => Err(wrong(name, "a whole number from 0", &json)),
+        }
+    }
+
+    /// Takes a number from 0, or null, one of which must be there.
+    ///
+    /// # Errors
+    ///
+    /// It is missing, or neither.
+    pub fn number_or_null(&mut self, name: &'static str) -> Result<Option<u64>, FieldError> {
+        match self.take(name) {
+            None => Err(FieldError::Missing(name)),
+            Some(Json::Null) => Ok(None),
+            Some(json) => json
+                .as_u64()
+                .map(Some)
+                .ok_or_else(|| wrong(name, "a whole number from 0, or null", &json)),
+        }
+    }
+
+    /// Takes a text.
+    ///
+    /// # Errors
+    ///
+    /// It is something else.
+    pub fn text(&mut self, name: &'static str) -> Result<Option<String>, FieldError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Json::String(text)) => Ok(Some(text)),
+            Some(json) => Err(wrong(name, "a text", &json)),
+        }
+    }
+
+    /// Takes true or false.
+    ///
+    /// # Errors
+    ///
+    /// It is something else.
+    pub fn flag(&mut self, name: &'static str) -> Result<Option<bool>, FieldError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Json::Bool(flag)) => Ok(Some(flag)),
+            Some(json) => Err(wrong(name, "true or false", &json)),
+        }
+    }
+
+    /// Takes a value that must be there.
+    ///
+    /// # Errors
+    ///
+    /// It is missing, or no value.
+    pub fn value(&mut self, name: &'static str) -> Result<Value, FieldError> {
+        match self.take(name) {
+            None => Err(FieldError::Missing(name)),
+            Some(json) => value(&json)
+                .ok_or_else(|| wrong(name, "a whole number below 2^63 or a text", &json)),
+        }
+    }
+
+    /// Takes a value or null, one of which must be there.
+    ///
+    /// # Errors
+    ///
+    /// It is missing, or neither.
+    pub fn value_or_null(&mut self, name: &'static str) -> Result<Option<Value>, FieldError> {
+        match self.take(name) {
+            None => Err(FieldError::Missing(name)),
+            Some(Json::Null) => Ok(None),
+            Some(json) => value(&json)
+                .map(Some)
+                .ok_or_else(|| wrong(name, "a whole number below 2^63, a text or null", &json)),
+        }
+    }
+
+    /// Puts a field.
+    pub fn put(&mut self, name: &'static str, json: impl Into<Json>) {
+        self.0.insert(name.to_owned(), json.into());
+    }
+
+    /// Puts a value, or null.
+    pub fn put_value(&mut self, name: &'static str, value: Option<&Value>) {
+        self.put(
+            name,
+            match value {
+                None => Json::Null,
+                Some(Value::Number(number)) => (*number).into(),
+                Some(Value::Text(text)) => text.as_ref().into(),
+            },
+        );
+    }
+}
+
+fn value(json: &Json) -> Option<Value> {
+    match json {
+        Json::Number(number) => number.as_i64().map(Value::Number),
+        Json::String(text) => Some(Value::Text(text.as_str().into())),
+        _ => None,
+    }
+}
+
+/// Says what was found, in a few characters.
+fn wrong(name: &'static str, expected: &'static str, found: &Json) -> FieldError {
+    const SHOWN_CHARS_MAX: usize = 40;
+    let text = found.to_string();
+    let mut shown: String = text.chars().take(SHOWN_CHARS_MAX).collect();
+    if shown.len() < text.len() {
+        shown.push_str("...");
+    }
+    FieldError::Wrong { name, expected, found: shown }
+}
+
+/// A history, and on which line each of its operations stood.
+#[derive(Clone, Debug)]
+pub struct Lines<C, R> {
+    /// What the lines say.
+    pub history: History<C, R>,
+    /// The line of each operation, from 1.
+    pub numbers: Vec<usize>,
+}
+
+/// Reads a history, line by line, up to its end.
+///
+/// # Errors
+///
+/// The first line that cannot be read, or says nothing that the model knows.
+pub fn read<M: Written>(mut from: impl BufRead) -> Result<Lines<M::Call, M::Reply>, LineError> {
+    let mut lines = Lines { history: Vec::new(), numbers: Vec::new() };
+    let mut bytes = Vec::new();
+    for line in 1.. {
+        bytes.clear();
+        let fault = |fault: LineFault| LineError { line, fault };
+        let read = (&mut from)
+            .take(LINE_BYTES_MAX as u64 + 1)
+            .read_until(b'\n', &mut bytes)
+            .map_err(|error| fault(error.into()))?;
+        if read == 0 {
+            break;
+        }
+        if read > LINE_BYTES_MAX {
+            return Err(fault(LineFault::TooLong));
+        }
+        let said = bytes.trim_ascii();
+        if said.is_empty() || said[0] == b'#' {
+            continue;
+        }
+        lines.history.push(operation::<M>(said).map_err(fault)?);
+        lines.numbers.push(line);
+    }
+    Ok(lines)
+}
+
+fn operation<M: Written>(line: &[u8]) -> Result<Operation<M::Call, M::Reply>, LineFault> {
+    let Json::Object(map) = serde_json::from_slice(line)? else {
+        return Err(LineFault::NotAnObject);
+    };
+    let fields = &mut Fields(map);
+    let process = Process(fields.number("process")?.unwrap_or(0));
+    let object = fields.text("object")?.unwrap_or_default().into();
+    let invoked = fields.number("invoke")?.ok_or(FieldError::Missing("invoke"))?;
+    let completed = fields.number("complete")?;
+    if let Some(completed) = completed.filter(|completed| *completed < invoked) {
+        return Err(LineFault::Backwards { invoked, completed });
+    }
+    let ended = completed.map(At);
+    let name = fields.text("call")?.ok_or(FieldError::Missing("call"))?;
+    let outcome = fields.text("outcome")?.ok_or(FieldError::Missing("outcome"))?;
+    let Some(call) = M::read_call(&name, fields)? else {
+        return Err(LineFault::NoSuchCall(name));
+    };
+    let outcome = match outcome.as_str() {
+        "ok" => Outcome::Ok {
+            at: ended.ok_or(FieldError::Missing("complete"))?,
+            reply: M::read_reply(&call, fields)?,
+        },
+        "failed" => Outcome::Failed { at: ended },
+        "unknown" => Outcome::Unknown { at: ended },
+        _ => {
+            let expected = "\"ok\", \"failed\" or \"unknown\"";
+            return Err(wrong("outcome", expected, &outcome.into()).into());
+        }
+    };
+    match fields.0.keys().next() {
+        Some(left) => Err(LineFault::NoSuchField(left.clone())),
+        None => Ok(Operation { process, object, invoked: At(invoked), call, outcome }),
+    }
+}
+
+/// One operation as its line, without the line's end.
+pub fn line<M: Written>(operation: &Operation<M::Call, M::Reply>) -> String {
+    let mut text = format!("{{\"process\":{}", operation.process.0);
+    let mut say = |name: &str, json: &Json| {
+        write!(text, ",{}:{json}", Json::from(name)).expect("a String takes everything");
+    };
+    if !operation.object.is_empty() {
+        say("object", &operation.object.as_ref().into());
+    }
+    say("invoke", &operation.invoked.0.into());
+    if let Some(At(ended)) = operation.ended() {
+        say("complete", &ended.into());
+    }
+    let mut fields = Fields::default();
+    let name = M::write_call(&operation.call, &mut fields);
+    let outcome = match &operation.outcome {
+        Outcome::Ok { reply, .. } => {
+            M::write_reply(&operation.call, reply, &mut fields);
+            "ok"
+        }
+        Outcome::Failed { .. } => "failed",
+        Outcome::Unknown { .. } => "unknown",
+    };
+    say("outcome", &outcome.into());
+    say("call", &name.into());
+    for (name, json) in &fields.0 {
+        say(name, json);
+    }
+    text.push('}');
+    text
+}
+
+/// Writes a history that [`read`] reads.
+///
+/// # Errors
+///
+/// What `to` says.
+pub fn write<M: Written>(
+    history: &History<M::Call, M::Reply>,
+    mut to: impl Write,
+) -> io::Result<()> {
+    for operation in history {
+        writeln!(to, "{}", line::<M>(operation))?;
+    }
+    to.flush()
+}

@@ -1,0 +1,14 @@
+//! The objects that can be judged: each says what one caller after the other would see, and how its calls
+//! are written in a history.
+
+mod kv;
+mod mutex;
+mod queue;
+mod register;
+mod semaphore;
+
+pub use kv::{Kv, KvCall, KvReply, KvState, Row, Seen};
+pub use mutex::{Held, Mutex, MutexCall, MutexReply, MutexState};
+pub use queue::{Queue, QueueCall, QueueReply};
+pub use register::{Register, RegisterCall, RegisterReply};
+pub use semaphore::{Semaphore, SemaphoreCall, SemaphoreReply};

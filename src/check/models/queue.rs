@@ -1,0 +1,120 @@
+//! A queue: first in, first out.
+//!
+//! | call | its fields | fields of an `ok` reply |
+//! |---|---|---|
+//! | `put` | `value`: a value | |
+//! | `take` | | `result`: the value, or null: it was empty |
+
+use std::collections::VecDeque;
+
+use crate::check::lines::{FieldError, Fields, Written};
+use crate::check::model::{Model, Needs};
+use crate::check::value::Value;
+
+/// A queue without bounds, empty at first. What is taken is gone.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Queue;
+
+/// What a queue is asked for.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum QueueCall {
+    /// Put this at its end.
+    Put(Value),
+    /// Take its front, if there is one.
+    Take,
+}
+
+/// What a queue says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum QueueReply {
+    /// It stands in the queue.
+    Put,
+    /// This was the front; `None` if it was empty.
+    Taken(Option<Value>),
+}
+
+impl Model for Queue {
+    type Call = QueueCall;
+    type Reply = QueueReply;
+    type State = VecDeque<Value>;
+
+    fn initial(&self) -> Self::State {
+        VecDeque::new()
+    }
+
+    fn step(
+        &self,
+        state: &Self::State,
+        call: &QueueCall,
+        reply: Option<&QueueReply>,
+        next: &mut Vec<Self::State>,
+    ) {
+        match (call, reply) {
+            (QueueCall::Put(value), None | Some(QueueReply::Put)) => {
+                let mut after = state.clone();
+                after.push_back(value.clone());
+                next.push(after);
+            }
+            (QueueCall::Take, None) => {
+                next.push(state.iter().skip(1).cloned().collect());
+            }
+            (QueueCall::Take, Some(QueueReply::Taken(taken)))
+                if taken.as_ref() == state.front() =>
+            {
+                next.push(state.iter().skip(1).cloned().collect());
+            }
+            _ => {}
+        }
+    }
+
+    fn observes(&self, _call: &QueueCall, reply: Option<&QueueReply>) -> bool {
+        reply == Some(&QueueReply::Taken(None))
+    }
+
+    fn needs(&self, _call: &QueueCall, reply: Option<&QueueReply>) -> Needs {
+        match reply {
+            Some(QueueReply::Taken(Some(value))) => Needs::Value(value.clone()),
+            _ => Needs::Nothing,
+        }
+    }
+
+    fn gives(&self, call: &QueueCall) -> Option<Value> {
+        match call {
+            QueueCall::Put(value) => Some(value.clone()),
+            QueueCall::Take => None,
+        }
+    }
+}
+
+impl Written for Queue {
+    fn read_call(name: &str, fields: &mut Fields) -> Result<Option<QueueCall>, FieldError> {
+        Ok(Some(match name {
+            "put" => QueueCall::Put(fields.value("value")?),
+            "take" => QueueCall::Take,
+            _ => return Ok(None),
+        }))
+    }
+
+    fn read_reply(call: &QueueCall, fields: &mut Fields) -> Result<QueueReply, FieldError> {
+        Ok(match call {
+            QueueCall::Put(_) => QueueReply::Put,
+            QueueCall::Take => QueueReply::Taken(fields.value_or_null("result")?),
+        })
+    }
+
+    fn write_call(call: &QueueCall, fields: &mut Fields) -> &'static str {
+        match call {
+            QueueCall::Put(value) => {
+                fields.put_value("value", Some(value));
+                "put"
+            }
+            QueueCall::Take => "take",
+        }
+    }
+
+    fn write_reply(_call: &QueueCall, reply: &QueueReply, fields: &mut Fields) {
+        if let QueueReply::Taken(value) = reply {
+            fields.put_value("result", value.as_ref());
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! One cell that is read, written, and changed if it holds what the caller expects.
+//!
+//! | call | its fields | fields of an `ok` reply |
+//! |---|---|---|
+//! | `read` | | `result`: a value, or null while nothing was written |
+//! | `write` | `value`: a value, or null to empty it | |
+//! | `cas` | `expect` and `value`: values or null | `swapped`: true or false |
+
+use crate::check::lines::{FieldError, Fields, Written};
+use crate::check::model::{Model, Needs};
+use crate::check::value::Value;
+
+/// A register with compare-and-set. The first value is `None` by default.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Register {
+    /// What it holds before the first operation.
+    pub first: Option<Value>,
+}
+
+/// What a register is asked for.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum RegisterCall {
+    /// What does it hold?
+    Read,
+    /// Hold this.
+    Write(Option<Value>),
+    /// Hold `value`, if `expect` is held now.
+    CompareAndSet {
+        /// What must be held.
+        expect: Option<Value>,
+        /// What is held then.
+        value: Option<Value>,
+    },
+}
+
+/// What a register says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum RegisterReply {
+    /// It holds this.
+    Read(Option<Value>),
+    /// It was written.
+    Written,
+    /// Whether it held what was expected, and was changed.
+    Compared {
+        /// Whether.
+        swapped: bool,
+    },
+}
+
+impl Model for Register {
+    type Call = RegisterCall;
+    type Reply = RegisterReply;
+    type State = Option<Value>;
+
+    fn initial(&self) -> Self::State {
+        self.first.clone()
+    }
+
+    fn step(
+        &self,
+        state: &Self::State,
+        call: &RegisterCall,
+        reply: Option<&RegisterReply>,
+        next: &mut Vec<Self::State>,
+    ) {
+        let (said, after) = match call {
+            RegisterCall::Read => (RegisterReply::Read(state.clone()), state),
+            RegisterCall::Write(value) => (RegisterReply::Written, value),
+            RegisterCall::CompareAndSet { expect, value } => {
+                let swapped = expect == state;
+                (RegisterReply::Compared { swapped }, if swapped { value } else { state })
+            }
+        };
+        if reply.is_none_or(|reply| *reply == said) {
+            next.push(after.clone());
+        }
+    }
+
+    fn observes(&self, call: &RegisterCall, reply: Option<&RegisterReply>) -> bool {
+        *call == RegisterCall::Read || reply == Some(&RegisterReply::Compared { swapped: false })
+    }
+
+    fn needs(&self, call: &RegisterCall, reply: Option<&RegisterReply>) -> Needs {
+        let value = match (call, reply) {
+            (_, Some(RegisterReply::Read(value))) => value,
+            // It needs any value but one.
+            (_, Some(RegisterReply::Compared { swapped: false })) => return Needs::Anything,
+            (RegisterCall::CompareAndSet { expect, .. }, _) => expect,
+            (RegisterCall::Read | RegisterCall::Write(_), _) => &None,
+        };
+        value.clone().map_or(Needs::Nothing, Needs::Value)
+    }
+
+    fn gives(&self, call: &RegisterCall) -> Option<Value> {
+        match call {
+            RegisterCall::Read => None,
+            RegisterCall::Write(value) | RegisterCall::CompareAndSet { value, .. } => value.clone(),
+        }
+    }
+}
+
+impl Written for Register {
+    fn read_call(name: &str, fields: &mut Fields) -> Result<Option<RegisterCall>, FieldError> {
+        Ok(Some(match name {
+            "read" => RegisterCall::Read,
+            "write" => RegisterCall::Write(fields.value_or_null("value")?),
+            "cas" => RegisterCall::CompareAndSet {
+                expect: fields.value_or_null("expect")?,
+                value: fields.value_or_null("value")?,
+            },
+            _ => return Ok(None),
+        }))
+    }
+
+    fn read_reply(call: &RegisterCall, fields: &mut Fields) -> Result<RegisterReply, FieldError> {
+        Ok(match call {
+            RegisterCall::Read => RegisterReply::Read(fields.value_or_null("result")?),
+            RegisterCall::Write(_) => RegisterReply::Written,
+            RegisterCall::CompareAndSet { .. } => {
+                let swapped = fields.flag("swapped")?;
+                RegisterReply::Compared { swapped: swapped.ok_or(FieldError::Missing("swapped"))? }
+            }
+        })
+    }
+
+    fn write_call(call: &RegisterCall, fields: &mut Fields) -> &'static str {
+        match call {
+            RegisterCall::Read => "read",
+            RegisterCall::Write(value) => {
+                fields.put_value("value", value.as_ref());
+                "write"
+            }
+            RegisterCall::CompareAndSet { expect, value } => {
+                fields.put_value("expect", expect.as_ref());
+                fields.put_value("value", value.as_ref());
+                "cas"
+            }
+        }
+    }
+
+    fn write_reply(_call: &RegisterCall, reply: &RegisterReply, fields: &mut Fields) {
+        match reply {
+            RegisterReply::Read(value) => fields.put_value("result", value.as_ref()),
+            RegisterReply::Written => {}
+            RegisterReply::Compared { swapped } => fields.put("swapped", *swapped),
+        }
+    }
+}

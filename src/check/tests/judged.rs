@@ -1,0 +1,122 @@
+//! Thousands of small random histories of each model, judged by the search and by the oracle.
+
+use super::oracle;
+use super::small::{self, Random, Sample};
+use crate::check::{
+    Budget, History, Index, Kv, Model, Mutex, Operation, Outcome, Queue, Register, Semaphore,
+    Verdict, linear,
+};
+
+/// How many histories of each model are judged.
+const HISTORIES: u64 = 3_000;
+
+/// The longest of them.
+const OPERATIONS_MAX: u64 = 7;
+
+/// Each verdict is at least this part of all.
+const PERCENT_MIN: u64 = 25;
+
+fn judge<M: Sample>(model: &M)
+where
+    M::Call: std::fmt::Debug,
+    M::Reply: std::fmt::Debug,
+{
+    let (mut fine, mut broken, mut unsure) = (0, 0, 0);
+    for seed in 0..HISTORIES {
+        let history = small::history(model, &mut Random(seed * 1_000_003), OPERATIONS_MAX);
+        unsure +=
+            u64::from(history.iter().any(|one| matches!(one.outcome, Outcome::Unknown { .. })));
+        let is_fine = oracle::explains(model, &history);
+        let verdict = linear::check(model, &history, Budget::default());
+        let told = || format!("seed {seed}: {verdict}\n{history:#?}");
+        match &verdict {
+            Verdict::Ok => {
+                assert!(is_fine, "passed, and nothing explains it: {}", told());
+                let order = linear::order(model, &history, Budget::default()).expect("it is ok");
+                let explained = oracle::is_explained_by(model, &history, &order);
+                assert!(explained, "{order:?} does not explain it: {}", told());
+                fine += 1;
+            }
+            Verdict::Violation(reason) => {
+                assert!(!is_fine, "accused, and there is an explanation: {}", told());
+                assert!(reason.is_minimal, "a small one: {}", told());
+                let excused =
+                    |kept: &[Index]| oracle::explains(model, &let_off::<M>(&history, kept));
+                let kept = &reason.operations;
+                assert!(!excused(kept), "{kept:?} are no contradiction: {}", told());
+                for one in kept {
+                    let fewer: Vec<Index> =
+                        kept.iter().copied().filter(|kept| kept != one).collect();
+                    assert!(excused(&fewer), "{one} is not needed: {}", told());
+                }
+                broken += 1;
+            }
+            Verdict::Undecided { .. } => panic!("a small history is undecided: {}", told()),
+        }
+    }
+    for (what, count) in [("ok", fine), ("violations", broken), ("with unknown outcomes", unsure)] {
+        assert!(count * 100 >= HISTORIES * PERCENT_MIN, "{what}: only {count} of {HISTORIES}");
+    }
+}
+
+/// The history, in which only some outcomes are known.
+fn let_off<M: Model>(
+    history: &History<M::Call, M::Reply>,
+    kept: &[Index],
+) -> History<M::Call, M::Reply> {
+    let known = |(index, operation): (Index, &Operation<M::Call, M::Reply>)| {
+        let mut operation = operation.clone();
+        if let Outcome::Ok { at, .. } = operation.outcome
+            && !kept.contains(&index)
+        {
+            operation.outcome = Outcome::Unknown { at: Some(at) };
+        }
+        operation
+    };
+    history.iter().enumerate().map(known).collect()
+}
+
+#[test]
+fn registers_are_judged_as_the_oracle_does() {
+    judge(&Register::default());
+}
+
+#[test]
+fn a_register_with_a_first_value_is_judged_as_the_oracle_does() {
+    judge(&Register { first: Some(1.into()) });
+}
+
+#[test]
+fn mutexes_are_judged_as_the_oracle_does() {
+    judge(&Mutex::default());
+}
+
+#[test]
+fn reentrant_mutexes_are_judged_as_the_oracle_does() {
+    judge(&Mutex { holds_max: 2, is_fenced: false });
+}
+
+#[test]
+fn fenced_mutexes_are_judged_as_the_oracle_does() {
+    judge(&Mutex { holds_max: 1, is_fenced: true });
+}
+
+#[test]
+fn reentrant_fenced_mutexes_are_judged_as_the_oracle_does() {
+    judge(&Mutex { holds_max: 2, is_fenced: true });
+}
+
+#[test]
+fn semaphores_are_judged_as_the_oracle_does() {
+    judge(&Semaphore { permits: 2 });
+}
+
+#[test]
+fn queues_are_judged_as_the_oracle_does() {
+    judge(&Queue);
+}
+
+#[test]
+fn stores_with_revisions_are_judged_as_the_oracle_does() {
+    judge(&Kv::default());
+}

@@ -1,0 +1,129 @@
+//! What the search does with much, with little time, and with objects side by side.
+
+use std::cell::Cell;
+
+use super::small::{self, Random};
+use crate::check::{
+    Budget, History, Operation, Outcome, Register, RegisterCall, RegisterReply, Undecided, Verdict,
+    linear,
+};
+
+type Registers = History<RegisterCall, RegisterReply>;
+
+fn write(value: i64) -> RegisterCall {
+    RegisterCall::Write(Some(value.into()))
+}
+
+fn saw(value: i64) -> RegisterReply {
+    RegisterReply::Read(Some(value.into()))
+}
+
+/// Writes of `0..count` at the same time, and then a read of what nobody wrote.
+fn crowd(count: i64) -> Registers {
+    let end = 10 * count as u64;
+    let mut history: Registers =
+        (0..count).map(|n| Operation::ok(1, end, write(n), RegisterReply::Written)).collect();
+    // Twins, so that what is needed of a write is only known at the end.
+    history.extend((0..count).map(|n| Operation::ok(1, end, RegisterCall::Read, saw(n))));
+    history.push(Operation::ok(end + 1, end + 2, RegisterCall::Read, saw(-1)));
+    history
+}
+
+#[test]
+fn a_budget_that_ends_is_undecided_and_no_pass() {
+    let history = crowd(12);
+    let judged = |budget: Budget<'_>| linear::check(&Register::default(), &history, budget);
+    let budget = Budget::default();
+    let why = |verdict: Verdict| match verdict {
+        Verdict::Undecided { why, .. } => Some(why),
+        _ => None,
+    };
+    assert_eq!(why(judged(Budget { steps: 1000, ..budget })), Some(Undecided::Steps));
+    let few = Budget { configurations: 100, ..budget };
+    assert_eq!(why(judged(few)), Some(Undecided::Configurations));
+    let asked = Cell::new(0);
+    let stop = || {
+        asked.set(asked.get() + 1);
+        asked.get() == 3
+    };
+    let stopped = Budget { stop: Some(&stop), ..budget };
+    assert_eq!(why(judged(stopped)), Some(Undecided::Stopped));
+    assert_eq!(asked.get(), 3, "nobody asks again who was told to stop");
+}
+
+#[test]
+fn a_violation_beside_an_undecided_object_is_a_violation() {
+    let mut history = crowd(12);
+    history.push(Operation::ok(1, 2, RegisterCall::Read, saw(5)).on("other"));
+    let budget = Budget { steps: 1000, ..Budget::default() };
+    let verdict = linear::check(&Register::default(), &history, budget);
+    let reason = verdict.violation().expect("the other object is broken");
+    assert_eq!((reason.object.as_str(), &reason.operations[..]), ("other", &[24 + 1][..]));
+}
+
+#[test]
+fn objects_do_not_order_each_other() {
+    let history = vec![
+        Operation::ok(1, 2, write(1), RegisterReply::Written).on("x"),
+        Operation::ok(3, 4, RegisterCall::Read, RegisterReply::Read(None)).on("y"),
+    ];
+    assert!(linear::check(&Register::default(), &history, Budget::default()).is_ok());
+}
+
+#[test]
+fn a_long_history_is_judged_and_its_one_fault_is_found() {
+    const COUNT: i64 = 4_000;
+    let mut random = Random(7);
+    // Five at a time, and each read sees the write before it.
+    let mut history: Registers = Vec::new();
+    for n in 0..COUNT {
+        let at = 10 * n as u64;
+        let width = 5 + random.below(30);
+        history.push(Operation::ok(at, at + 4, write(n), RegisterReply::Written));
+        history.push(Operation::ok(at + 5, at + 5 + width, RegisterCall::Read, saw(n)));
+        if n % 10 == 0 {
+            history.push(Operation::unknown(at + 1, write(-n)));
+        }
+    }
+    let model = Register::default();
+    assert_eq!(linear::check(&model, &history, Budget::default()), Verdict::Ok);
+    // A read in the middle sees what was overwritten long before.
+    let stale = history.len() / 2;
+    let at = history[stale].invoked.0 + 1_000;
+    history.push(Operation::ok(at, at + 1, RegisterCall::Read, saw(3)));
+    let verdict = linear::check(&model, &history, Budget::default());
+    let reason = verdict.violation().expect("it is stale");
+    assert!(reason.operations.contains(&(history.len() - 1)), "{reason}");
+    assert!(reason.operations.len() <= 3, "{reason}");
+}
+
+#[test]
+fn many_unknown_writes_that_nobody_saw_cost_nothing() {
+    let mut history: Registers = (0..500).map(|n| Operation::unknown(n, write(n as i64))).collect();
+    history.push(Operation::ok(600, 601, write(-1), RegisterReply::Written));
+    history.push(Operation::ok(602, 603, RegisterCall::Read, saw(7)));
+    history.push(Operation::ok(604, 605, RegisterCall::Read, saw(-1)));
+    let budget = Budget { steps: 10_000, ..Budget::default() };
+    let verdict = linear::check(&Register::default(), &history, budget);
+    let reason = verdict.violation().expect("-1 was written once, and before 7 was read");
+    assert_eq!(reason.operations, [500, 501, 502]);
+}
+
+#[test]
+fn a_verdict_is_the_same_every_time() {
+    let model = Register::default();
+    for seed in 0..200 {
+        let history = small::history(&model, &mut Random(seed), 12);
+        let first = linear::check(&model, &history, Budget::default());
+        assert_eq!(first, linear::check(&model, &history, Budget::default()));
+    }
+}
+
+#[test]
+fn nothing_is_fine_and_so_is_what_failed() {
+    let model = Register::default();
+    assert_eq!(linear::check(&model, &Registers::new(), Budget::default()), Verdict::Ok);
+    let history = vec![Operation::failed(1, write(1)), Operation::unknown(2, write(2))];
+    assert!(history.iter().all(|one| !matches!(one.outcome, Outcome::Ok { .. })));
+    assert_eq!(linear::check(&model, &history, Budget::default()), Verdict::Ok);
+}

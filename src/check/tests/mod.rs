@@ -1,0 +1,8 @@
+//! The checkers are judged: by an oracle that tries everything, on thousands of small histories; by histories
+//! whose verdict is known; and by what they do at their limits.
+
+mod fixtures;
+mod judged;
+mod limits;
+mod oracle;
+mod small;

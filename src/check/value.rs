@@ -1,0 +1,42 @@
+//! What registers, rows and queues hold in a history: a whole number or a text, which are never equal.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// What a register, a row or a queue holds, and what owners are called: a whole number or a text.
+///
+/// In a line of a history it is a JSON number without a fraction, or a JSON string. `7` and `"7"` differ.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Value {
+    /// A whole number.
+    Number(i64),
+    /// A text.
+    Text(Arc<str>),
+}
+
+impl From<i64> for Value {
+    fn from(number: i64) -> Self {
+        Self::Number(number)
+    }
+}
+
+impl From<&str> for Value {
+    fn from(text: &str) -> Self {
+        Self::Text(text.into())
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => write!(f, "{number}"),
+            Self::Text(text) => write!(f, "{text:?}"),
+        }
+    }
+}
+
+impl fmt::Debug for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
