@@ -295,7 +295,7 @@ impl Cluster {
 const PORTS: std::ops::Range<u16> = 10_000..19_000;
 
 /// So many addresses on loopback that nobody listens at.
-fn free_addresses(many: usize) -> Result<Vec<String>, Trouble> {
+pub(crate) fn free_addresses(many: usize) -> Result<Vec<String>, Trouble> {
     // Clusters of one process never look at the same ports; those of several rarely do.
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let span = PORTS.end - PORTS.start;

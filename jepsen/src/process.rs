@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use bowline::env::Point;
+use rustix::process::{Pid, Signal, kill_process};
 use thiserror::Error;
 
 use crate::wire::{self, Answer, Order};
@@ -230,6 +231,18 @@ impl Process {
     pub fn kill(&self) {
         // One that has ended already is dead too.
         drop(self.child.lock().unwrap_or_else(PoisonError::into_inner).kill());
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn signal(&self, signal: Signal) -> Result<(), Trouble> {
+        // As long as nobody has waited for it, its id is its own.
+        let child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        let id = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        id.map_or(Ok(()), |id| kill_process(id, signal))
+            .map_err(|errno| Trouble::System { what: "sending a signal", source: errno.into() })
     }
 
     /// Stops it in good order: what it was asked for is still answered, its node hands over and stops.

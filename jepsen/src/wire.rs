@@ -12,12 +12,17 @@
 //!   8 rows                      8 rows 311 w/2/19@311#1=9f0c..  ...
 //!   9 status                    9 status leader 4 2        (role, term, leader or 0)
 //!   10 arm LogAfterSync 3       10 armed
+//!   11 look                     11 status other 4 2        (the same, without asking anybody)
+//!   12 door slow-sync 20        12 armed                   (see `doors`)
+//!   13 call {"get":...}         13 came {"row":...}        (see `calls`)
 //!                               ready                      (the node runs)
 //!                               dies LogAfterSync          (it is about to kill itself there)
 //!                               stopped why...             (the node has stopped by itself)
 //! ```
 
 use bowline::env::Point;
+
+use crate::calls::{Call, Reply};
 
 /// What the harness wants of a node.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -41,6 +46,12 @@ pub enum Order {
     Status,
     /// Kill yourself at the n-th reach of a point from now on.
     Arm(Point, u64),
+    /// Who leads, as far as the node knows without asking anybody.
+    Look,
+    /// Change one of the process's doors to the world: see [`doors`](crate::doors).
+    Door(String),
+    /// What a client of a workload wants: see [`calls`](crate::calls).
+    Call(Box<Call>),
 }
 
 impl Order {
@@ -56,13 +67,23 @@ impl Order {
             Order::Rows => "rows".to_owned(),
             Order::Status => "status".to_owned(),
             Order::Arm(point, hits) => format!("arm {point:?} {hits}"),
+            Order::Look => "look".to_owned(),
+            Order::Door(words) => format!("door {}", one_line(words)),
+            Order::Call(call) => format!("call {}", call.words()),
         }
     }
 
     /// What a line says.
     pub fn parse(words: &str) -> Option<Self> {
+        if let Some(call) = words.strip_prefix("call ") {
+            return Call::parse(call).map(|call| Order::Call(Box::new(call)));
+        }
+        if let Some(door) = words.strip_prefix("door ") {
+            return Some(Order::Door(door.to_owned()));
+        }
         let words: Vec<&str> = words.split(' ').collect();
         Some(match words[..] {
+            ["look"] => Order::Look,
             ["write", key] => Order::Write(key.to_owned()),
             ["put", key] => Order::Put(key.to_owned()),
             ["delete", key] => Order::Delete(key.to_owned()),
@@ -99,8 +120,10 @@ pub enum Answer {
         /// The id of the leader, as far as it knows.
         leader: Option<u64>,
     },
-    /// The point is armed.
+    /// The point is armed, or the door is as it was wanted.
     Armed,
+    /// What came of a [`Call`].
+    Came(Box<Reply>),
 }
 
 impl Answer {
@@ -117,6 +140,7 @@ impl Answer {
                 format!("status {role} {term} {}", leader.unwrap_or(0))
             }
             Answer::Armed => "armed".to_owned(),
+            Answer::Came(reply) => format!("came {}", reply.words()),
         }
     }
 
@@ -137,6 +161,7 @@ impl Answer {
                 Answer::Status { leads: role == "leader", term: term.parse().ok()?, leader }
             }
             "armed" => Answer::Armed,
+            "came" => Answer::Came(Box::new(Reply::parse(rest)?)),
             _ => return None,
         })
     }

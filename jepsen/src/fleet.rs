@@ -1,0 +1,408 @@
+//! The processes of one run, shared by the clients who use them and the nemesis who breaks them.
+//!
+//! A member is a place: a directory, an address, and the process that lives there now, if one does. Whoever
+//! asks a member asks that process; if it dies, what was open is answered by nobody.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::cluster::{ELECTION_MS, free_addresses};
+use crate::links::Links;
+use crate::process::{LIMIT, Process, Trouble};
+use crate::volume::{Medium, Volumes};
+use crate::wire::{Answer, Order};
+
+/// The variable in which a node's process is told where to listen, if not where others reach it.
+pub const LISTEN: &str = "JEPSEN_LISTEN";
+/// The variable in which it is told how long its session lives, in milliseconds.
+pub const SESSION_MS: &str = "JEPSEN_SESSION_MS";
+/// The variable in which it is told how long a call may take, in milliseconds.
+pub const DEADLINE_MS: &str = "JEPSEN_DEADLINE_MS";
+/// The variable in which it is told whom to join, instead of founding a cluster: addresses, with commas.
+pub const JOIN: &str = "JEPSEN_JOIN";
+
+/// How long a member may take to say who leads.
+const LOOK_LIMIT: Duration = Duration::from_millis(300);
+/// How long is waited between two looks for a leader.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// What a run asks of its members. A workload and a nemesis may each change what they need.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Setup {
+    /// How many members there are at first.
+    pub members: usize,
+    /// How many more places there are, for members who join later.
+    pub spare: usize,
+    /// The election timeout.
+    pub election: Duration,
+    /// How long a session outlives its node's silence.
+    pub session: Duration,
+    /// How long a call may take.
+    pub deadline: Duration,
+    /// Whether members talk through a door of the harness, so that [`Fleet::links`] has an effect.
+    pub proxied: bool,
+    /// Whether each member's data is on a file system of its own: on what, and how large.
+    pub volumes: Option<(Medium, u64)>,
+    /// More variables for the processes.
+    pub variables: Vec<(String, String)>,
+}
+
+impl Setup {
+    /// So many members on one machine, with short times.
+    pub fn of(members: usize) -> Self {
+        Self {
+            members,
+            spare: 0,
+            election: Duration::from_millis(400),
+            session: Duration::from_secs(3),
+            deadline: Duration::from_secs(3),
+            proxied: false,
+            volumes: None,
+            variables: Vec::new(),
+        }
+    }
+}
+
+/// How a member is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Being {
+    /// No process lives there: it was killed, or never started.
+    Down,
+    /// It runs, as far as anybody knows.
+    Up,
+    /// It stands still.
+    Paused,
+}
+
+struct Place {
+    dir: PathBuf,
+    /// Where the others reach it.
+    address: String,
+    /// Where it listens.
+    listen: String,
+    now: Mutex<Now>,
+}
+
+struct Now {
+    process: Option<Arc<Process>>,
+    being: Being,
+    /// It joins a cluster instead of founding one.
+    joins: bool,
+}
+
+impl Place {
+    fn now(&self) -> MutexGuard<'_, Now> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Starts a process for a member: its program and the words that come before its own.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// The executable.
+    pub path: PathBuf,
+    /// What is said before the member's own words.
+    pub words: Vec<String>,
+}
+
+/// See the module. Dropping it kills all processes and removes their data.
+pub struct Fleet {
+    program: Program,
+    setup: Setup,
+    places: Vec<Place>,
+    links: Links,
+    volumes: Option<Mutex<Volumes>>,
+    _door: Option<crate::proxy::Proxy>,
+    _dir: TempDir,
+}
+
+impl Fleet {
+    /// Members that are not started yet.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn new(program: Program, setup: Setup) -> Result<Self, Trouble> {
+        let dir = TempDir::with_prefix("bowline-jepsen-")
+            .map_err(|source| Trouble::System { what: "making a directory", source })?;
+        let many = setup.members + setup.spare;
+        let volumes = match setup.volumes {
+            Some((medium, bytes)) => Some(Volumes::make(&vec![medium; many], bytes)?),
+            None => None,
+        };
+        let (listens, links) = (free_addresses(many)?, Links::default());
+        let (addresses, door) = if setup.proxied {
+            let addresses = free_addresses(many)?;
+            let door = crate::proxy::Proxy::start(&addresses, &listens, links.clone())?;
+            (addresses, Some(door))
+        } else {
+            (listens.clone(), None)
+        };
+        let places = (addresses.into_iter().zip(listens).enumerate())
+            .map(|(member, (address, listen))| Place {
+                dir: volumes
+                    .as_ref()
+                    .map_or_else(|| dir.path().join(format!("m{member}")), |v| v.dir(member)),
+                address,
+                listen,
+                now: Mutex::new(Now { process: None, being: Being::Down, joins: false }),
+            })
+            .collect();
+        let volumes = volumes.map(Mutex::new);
+        Ok(Self { program, setup, places, links, volumes, _door: door, _dir: dir })
+    }
+
+    /// What was asked of it.
+    pub fn setup(&self) -> &Setup {
+        &self.setup
+    }
+
+    /// How many members it was founded with.
+    pub fn members(&self) -> usize {
+        self.setup.members
+    }
+
+    /// All places, also those of members who join later.
+    pub fn places(&self) -> usize {
+        self.places.len()
+    }
+
+    /// The links between members, if they talk through a door.
+    pub fn links(&self) -> &Links {
+        &self.links
+    }
+
+    /// The members' own file systems, if they have some.
+    pub fn volumes(&self) -> Option<MutexGuard<'_, Volumes>> {
+        Some(self.volumes.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// A member's data. To be changed only while it is down.
+    pub fn dir(&self, member: usize) -> &Path {
+        &self.places[member].dir
+    }
+
+    /// Where the others reach a member.
+    pub fn address(&self, member: usize) -> &str {
+        &self.places[member].address
+    }
+
+    /// How a member is.
+    pub fn being(&self, member: usize) -> Being {
+        self.places[member].now().being
+    }
+
+    /// The members that run.
+    pub fn up(&self) -> Vec<usize> {
+        (0..self.places()).filter(|member| self.being(*member) == Being::Up).collect()
+    }
+
+    /// Starts the founding members and waits until somebody leads.
+    ///
+    /// # Errors
+    /// One does not start, or nobody leads in time.
+    pub fn start(&self) -> Result<(), Trouble> {
+        (0..self.members()).try_for_each(|member| self.spawn(member))?;
+        (0..self.members()).try_for_each(|member| self.await_ready(member))?;
+        self.await_leader(LIMIT).map(drop)
+    }
+
+    /// Starts a member that is down, without waiting for it. One that is up stays as it is.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn spawn(&self, member: usize) -> Result<(), Trouble> {
+        let place = &self.places[member];
+        let mut now = place.now();
+        if now.being != Being::Down {
+            return Ok(());
+        }
+        let founders: Vec<String> = (0..self.members())
+            .map(|member| format!("m{member}={}", self.address(member)))
+            .collect();
+        let mut command = Command::new(&self.program.path);
+        command.args(&self.program.words).arg(&place.dir).arg(format!("m{member}"));
+        command.arg(founders.join(","));
+        let millis = |span: Duration| span.as_millis().to_string();
+        command.env(ELECTION_MS, millis(self.setup.election));
+        command.env(SESSION_MS, millis(self.setup.session));
+        command.env(DEADLINE_MS, millis(self.setup.deadline));
+        command.env(LISTEN, &place.listen);
+        command.envs(self.setup.variables.iter().cloned());
+        if now.joins {
+            let others: Vec<&str> = (0..self.members()).map(|other| self.address(other)).collect();
+            command.env(JOIN, format!("{},{}", place.address, others.join(",")));
+        }
+        now.process = Some(Arc::new(Process::spawn(&mut command)?));
+        now.being = Being::Up;
+        Ok(())
+    }
+
+    /// Starts a member at a place where none has been, as one who joins, without waiting for it.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn spawn_joining(&self, member: usize) -> Result<(), Trouble> {
+        self.places[member].now().joins = true;
+        self.spawn(member)
+    }
+
+    /// Waits until a member that was spawned runs.
+    ///
+    /// # Errors
+    /// It ends instead, or does neither in time.
+    pub fn await_ready(&self, member: usize) -> Result<(), Trouble> {
+        let ready = match self.process(member) {
+            Some(process) => process.ready()?,
+            None => false,
+        };
+        if ready { Ok(()) } else { Err(Trouble::Ended(format!("m{member} did not start"))) }
+    }
+
+    /// Starts a member that is down, and waits until it runs.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn restart(&self, member: usize) -> Result<(), Trouble> {
+        self.spawn(member)?;
+        self.await_ready(member)
+    }
+
+    /// Kills a member, wherever it is. One that is down stays so.
+    ///
+    /// # Errors
+    /// It does not die of it; it had stopped by itself, which no member may; it ended otherwise.
+    pub fn kill(&self, member: usize) -> Result<(), Trouble> {
+        match self.bury(member)? {
+            Some(why) => Err(Trouble::Stopped(format!("m{member}: {why}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Kills a member, and says why its node had stopped by itself, if it had: for faults that may stop one.
+    ///
+    /// # Errors
+    /// It does not die of it.
+    pub fn bury(&self, member: usize) -> Result<Option<String>, Trouble> {
+        let mut now = self.places[member].now();
+        now.being = Being::Down;
+        match now.process.take() {
+            Some(process) => process.end(),
+            None => Ok(None),
+        }
+    }
+
+    /// Stops a member in good order.
+    ///
+    /// # Errors
+    /// It does not end, or not well.
+    pub fn stop(&self, member: usize) -> Result<(), Trouble> {
+        let process = self.process(member);
+        let stopped = process.map_or(Ok(()), |process| process.stop());
+        let mut now = self.places[member].now();
+        now.being = Being::Down;
+        now.process = None;
+        stopped
+    }
+
+    /// Lets a member stand still.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn pause(&self, member: usize) -> Result<(), Trouble> {
+        self.signal(member, Being::Up, Signal::STOP, Being::Paused)
+    }
+
+    /// Lets a member go on that stands still.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn resume(&self, member: usize) -> Result<(), Trouble> {
+        self.signal(member, Being::Paused, Signal::CONT, Being::Up)
+    }
+
+    fn signal(&self, member: usize, from: Being, by: Signal, to: Being) -> Result<(), Trouble> {
+        let mut now = self.places[member].now();
+        if let (true, Some(process)) = (now.being == from, &now.process) {
+            process.signal(by)?;
+            now.being = to;
+        }
+        Ok(())
+    }
+
+    /// The process that lives at a place, if one does.
+    pub fn process(&self, member: usize) -> Option<Arc<Process>> {
+        self.places[member].now().process.clone()
+    }
+
+    /// Asks a member for something; `None` if it is down, dies before it answers, or takes longer than `limit`.
+    pub fn ask(&self, member: usize, order: &Order, limit: Duration) -> Option<Answer> {
+        self.process(member)?.ask(order).recv_timeout(limit).ok()
+    }
+
+    /// Opens or closes a door to the world inside a member's process: see `crate::doors`.
+    ///
+    /// # Errors
+    /// It does not understand, or does not answer in time.
+    pub fn door(&self, member: usize, words: &str) -> Result<(), Trouble> {
+        let order = Order::Door(words.to_owned());
+        match self.ask(member, &order, LIMIT) {
+            Some(Answer::Armed) | None => Ok(()),
+            Some(answer) => Err(Trouble::Answered { order, answer }),
+        }
+    }
+
+    /// Who leads in the highest term that anybody who runs knows of, and that term; `None` if nobody is known to.
+    pub fn leader(&self) -> Option<(usize, u64)> {
+        let looks: Vec<_> = (self.up().into_iter())
+            .filter_map(|member| Some((member, self.process(member)?.ask(&Order::Look))))
+            .collect();
+        let answers = looks.into_iter().filter_map(|(member, answer)| {
+            match answer.recv_timeout(LOOK_LIMIT).ok()? {
+                Answer::Status { leads, term, .. } => Some((term, leads, member)),
+                _ => None,
+            }
+        });
+        answers.max().filter(|(_, leads, _)| *leads).map(|(term, _, member)| (member, term))
+    }
+
+    /// Waits until somebody leads.
+    ///
+    /// # Errors
+    /// Nobody does, in time.
+    pub fn await_leader(&self, limit: Duration) -> Result<(usize, u64), Trouble> {
+        let begun = Instant::now();
+        while begun.elapsed() < limit {
+            if let Some(leader) = self.leader() {
+                return Ok(leader);
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Err(Trouble::TooLate("nobody leads".to_owned()))
+    }
+
+    /// Heals what every nemesis may leave: lets go on who stands still, joins all links, closes all doors, starts who
+    /// is down and has run before.
+    ///
+    /// # Errors
+    /// One does not start.
+    pub fn heal(&self) -> Result<(), Trouble> {
+        self.links.heal();
+        let known: Vec<usize> = (0..self.places())
+            .filter(|member| *member < self.members() || self.places[*member].now().joins)
+            .collect();
+        for member in &known {
+            self.resume(*member)?;
+            self.spawn(*member)?;
+        }
+        for member in known {
+            self.await_ready(member)?;
+            self.door(member, "close")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,127 @@
+//! Faults, each by its name: what goes wrong, when it begins and how it ends.
+//!
+//! ```text
+//!   warm up │ begin ─ window ─ end │ rest │ begin ─ window ─ end │ rest │ ... │ heal │ final reads, judges
+//! ```
+//!
+//! A nemesis is told when a window begins and when it ends; the length of both is the run's ([`Pace`]). It does what it does
+//! through the [`Fleet`] and draws from the [`Dice`] it is given, so that a seed says whom it hits. Whatever
+//! it does it undoes in [`Nemesis::end`]; after the last window the fleet heals what is left.
+//!
+//! To write one: a file here with a type, one line in [`ALL`]. `pause.rs` is the shortest.
+
+mod kill;
+mod mixed;
+mod none;
+mod pause;
+
+use std::time::Duration;
+
+use crate::dice::Dice;
+use crate::fleet::{Fleet, Setup};
+use crate::process::Trouble;
+
+pub use mixed::Mixed;
+
+/// A fault. One value lives through one run.
+pub trait Nemesis: Send {
+    /// What it needs of the members, before they are started: a door between them, volumes, variables.
+    fn prepare(&self, _setup: &mut Setup) {}
+
+    /// Begins a window. Says what it did, and to whom, in a few words for the report.
+    ///
+    /// # Errors
+    /// The harness cannot go on, or a member did what no member may.
+    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble>;
+
+    /// Ends it: whatever [`begin`](Self::begin) did is undone, as far as it can be.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin).
+    fn end(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<(), Trouble>;
+}
+
+/// A nemesis in the list of all.
+pub struct Kind {
+    /// What it is called on the command line.
+    pub name: &'static str,
+    /// What it does, in one sentence.
+    pub about: &'static str,
+    /// What a run must show for it to have meant something.
+    pub wants: Wants,
+    /// Whether this machine can do it; else why not. Asked once, before anything is started.
+    pub possible: fn() -> Result<(), String>,
+    /// A new one.
+    pub make: fn() -> Box<dyn Nemesis>,
+}
+
+/// What a run with a nemesis must show, or it is invalid.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Wants {
+    /// At least one change of the leader, since that is whom it aims at.
+    pub leader_change: bool,
+    /// At least one operation that ends well inside each of its windows: what it does leaves a quorum.
+    pub progress_inside: bool,
+    /// The fewest members with which it does anything.
+    pub members_min: usize,
+}
+
+impl Wants {
+    /// Of a fault that leaves a quorum of three at work.
+    pub const QUORUM_STAYS: Self =
+        Self { leader_change: false, progress_inside: true, members_min: 3 };
+    /// Of one that stops everything for a while.
+    pub const ALL_STOP: Self =
+        Self { leader_change: false, progress_inside: false, members_min: 1 };
+
+    /// The same, and leadership changes.
+    pub const fn and_leader_change(self) -> Self {
+        Self { leader_change: true, ..self }
+    }
+}
+
+/// How long windows and rests are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Pace {
+    /// From begin to end.
+    pub window: Duration,
+    /// From end to begin.
+    pub rest: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { window: Duration::from_secs(4), rest: Duration::from_secs(4) }
+    }
+}
+
+/// Any machine can.
+pub fn anywhere() -> Result<(), String> {
+    Ok(())
+}
+
+/// Every nemesis there is.
+pub const ALL: &[Kind] = &[none::KIND, kill::KIND, kill::ALL_AT_ONCE, pause::KIND, mixed::KIND];
+
+/// The one of this name.
+pub fn named(name: &str) -> Option<&'static Kind> {
+    ALL.iter().find(|kind| kind.name == name)
+}
+
+/// Whom to hit, drawn: the leader half of the time (if there is one), else any member that runs.
+pub fn victim(fleet: &Fleet, dice: &mut Dice) -> Option<usize> {
+    let up = fleet.up();
+    if up.is_empty() {
+        return None;
+    }
+    let leader = if dice.below(2) == 0 { fleet.leader() } else { None };
+    Some(leader.map_or_else(|| up[dice.one_of(up.len())], |(leader, _)| leader))
+}
+
+/// A member with what it is right now: `m1 (leader)`.
+pub fn called(fleet: &Fleet, member: usize) -> String {
+    match fleet.leader() {
+        Some((leader, _)) if leader == member => format!("m{member} (leader)"),
+        _ => format!("m{member}"),
+    }
+}
