@@ -272,12 +272,29 @@ impl Fleet {
         self.await_ready(member)
     }
 
+    /// Ends a member for good: it is removed from the cluster, or will be. Its data is deleted.
+    ///
+    /// # Errors
+    /// It does not die.
+    pub fn clear(&self, member: usize) -> Result<(), Trouble> {
+        self.bury(member)?;
+        let place = &self.places[member];
+        place.now().joins = false;
+        match std::fs::remove_dir_all(&place.dir) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(Trouble::System { what: "deleting a member's data", source: error })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Kills a member, wherever it is. One that is down stays so.
     ///
     /// # Errors
-    /// It does not die of it; it had stopped by itself, which no member may; it ended otherwise.
+    /// It does not die of it; it had stopped by itself, which no member may but one that joined and was removed.
     pub fn kill(&self, member: usize) -> Result<(), Trouble> {
         match self.bury(member)? {
+            Some(_) if member >= self.members() => Ok(()),
             Some(why) => Err(Trouble::Stopped(format!("m{member}: {why}"))),
             None => Ok(()),
         }
@@ -383,6 +400,12 @@ impl Fleet {
             std::thread::sleep(LOOK_EVERY);
         }
         Err(Trouble::TooLate("nobody leads".to_owned()))
+    }
+
+    /// Members whose node has stopped by itself, and why.
+    pub fn stopped(&self) -> Vec<(usize, String)> {
+        let why = |member| Some((member, self.process(member)?.why_stopped()?));
+        (0..self.places()).filter_map(why).collect()
     }
 
     /// Heals what every nemesis may leave: lets go on who stands still, joins all links, closes all doors, starts who

@@ -17,13 +17,36 @@
 //!
 //! Nothing here knows the library's inside but the names of its crash points.
 
+pub mod client;
+pub mod doors;
+pub mod driver;
+pub mod slots;
+
+pub mod calls;
+pub mod process;
+pub mod wire;
+
 pub mod cluster;
-pub mod dice;
 pub mod history;
 pub mod load;
-pub mod process;
+
+pub mod fleet;
+pub mod links;
+pub mod proxy;
 pub mod volume;
-pub mod wire;
+
+pub mod nemesis;
+
+pub mod caller;
+pub mod ledger;
+pub mod matrix;
+pub mod progress;
+pub mod report;
+pub mod run;
+pub mod workload;
+
+pub mod dice;
+pub mod patience;
 
 pub use cluster::Cluster;
 pub use dice::{Dice, number_in};

@@ -215,6 +215,11 @@ impl Process {
         state.over || state.ending || state.stopped.is_some()
     }
 
+    /// Why its node has stopped by itself, if it has, as far as was heard.
+    pub fn why_stopped(&self) -> Option<String> {
+        self.heard.lock().stopped.clone()
+    }
+
     /// Waits until its node has stopped by itself, and says why.
     ///
     /// # Errors

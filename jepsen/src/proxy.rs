@@ -14,7 +14,11 @@ impl Proxy {
     ///
     /// # Errors
     /// The operating system's.
-    pub fn start(_addresses: &[String], _listens: &[String], links: Links) -> Result<Self, Trouble> {
+    pub fn start(
+        _addresses: &[String],
+        _listens: &[String],
+        links: Links,
+    ) -> Result<Self, Trouble> {
         Ok(Self { _links: links })
     }
 }

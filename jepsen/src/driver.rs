@@ -1,0 +1,233 @@
+//! A node in a process of its own: `DIR NAME NAME=ADDRESS,... [POINT:HITS]`.
+//!
+//! Takes orders on its standard input, answers on its standard output, and stops in good order when the
+//! input ends: what was ordered before is still carried out. What a line means stands in [`wire`].
+
+use std::error::Error as StdError;
+use std::io::{BufRead, Write};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use bowline::env::{Point, Points};
+use bowline::{Client, Config, Effect, Error, KeyRange, LeaseId, Node, Op, Revision, Role, Wait};
+
+use crate::client;
+use crate::cluster::ELECTION_MS;
+use crate::dice::number_in;
+use crate::doors::Doors;
+use crate::fleet::{DEADLINE_MS, JOIN, LISTEN, SESSION_MS};
+use crate::slots::Slots;
+use crate::wire::{self, Answer, Order, Row, Rows};
+
+/// How many orders are carried out at a time, besides the calls of clients, each of which has a thread of its own.
+const WORKERS: usize = 16;
+
+/// Where members find each other.
+const TOKEN: &str = "jepsen";
+
+/// Runs until the input ends.
+///
+/// # Errors
+/// The words make no sense, the node does not start, or does not end.
+pub fn main(words: &[String]) -> Result<(), Box<dyn StdError>> {
+    let [dir, name, members, armed @ ..] = words else {
+        return Err("DIR NAME NAME=ADDRESS,... [POINT:HITS]".into());
+    };
+    let members: Vec<(&str, &str)> =
+        members.split(',').filter_map(|member| member.split_once('=')).collect();
+    let trap = Arc::new(Trap::default());
+    for armed in armed {
+        let (point, hits) = armed.split_once(':').ok_or("POINT:HITS")?;
+        trap.arm(wire::point_named(point).ok_or("no such point")?, hits.parse()?);
+    }
+    let doors = Arc::new(Doors::default());
+    let config = config(dir, name, members).env(doors.env(trap.clone()));
+    let node = match Node::start(config).wait() {
+        Ok(node) => node,
+        Err(error) => {
+            say(&format!("stopped it did not start: {error}"));
+            return Err(error.into());
+        }
+    };
+    say("ready");
+    serve(&node, &trap, &doors);
+    match node.shutdown().wait().hanging[..] {
+        [] => Ok(()),
+        ref hanging => Err(format!("these threads hang: {hanging:?}").into()),
+    }
+}
+
+fn config(dir: &str, name: &str, members: Vec<(&str, &str)>) -> Config {
+    let election_ms = number_in(ELECTION_MS).unwrap_or(400);
+    let mut config = Config::new(dir, name)
+        .cluster_token(TOKEN)
+        .heartbeat(Duration::from_millis(election_ms / 8))
+        .election_timeout(Duration::from_millis(election_ms))
+        .log_segment_bytes(64 << 10)
+        .snapshot_log_bytes(64 << 10);
+    config = match std::env::var(JOIN) {
+        // Its own address first.
+        Ok(addresses) => {
+            let mut addresses = addresses.split(',');
+            let own = addresses.next().unwrap_or_default().to_owned();
+            config.join(addresses.map(str::to_owned)).advertise(own)
+        }
+        Err(_) => config.members(members),
+    };
+    if let Ok(listen) = std::env::var(LISTEN) {
+        config = config.listen(listen);
+    }
+    if let Some(millis) = number_in(SESSION_MS) {
+        config = config.session_ttl(Duration::from_millis(millis));
+    }
+    if let Some(millis) = number_in(DEADLINE_MS) {
+        config = config.call_deadline(Duration::from_millis(millis));
+    }
+    config
+}
+
+/// How long a lease lives that an order makes.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// How often it is asked whether the node has stopped by itself.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Carries out orders until there are no more.
+fn serve(node: &Node, trap: &Trap, doors: &Doors) {
+    let slots = &Slots::default();
+    let (sender, receiver) = mpsc::channel::<(String, Order)>();
+    let receiver = Mutex::new(receiver);
+    let next = || receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
+    let (end, ended) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        for _ in 0..WORKERS {
+            scope.spawn(|| {
+                while let Ok((id, order)) = next() {
+                    say(&format!("{id} {}", carry_out(node, order).words()));
+                }
+            });
+        }
+        scope.spawn(move || {
+            while ended.recv_timeout(LOOK_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
+                if let Some(reason) = node.stop_reason() {
+                    return say(&format!("stopped {reason}"));
+                }
+            }
+        });
+        for line in std::io::stdin().lock().lines() {
+            let Ok(line) = line else { break };
+            match line.split_once(' ').and_then(|(id, words)| Some((id, Order::parse(words)?))) {
+                Some((id, Order::Arm(point, hits))) => {
+                    trap.arm(point, hits);
+                    say(&format!("{id} {}", Answer::Armed.words()));
+                }
+                Some((id, Order::Look)) => say(&format!("{id} {}", status(node).words())),
+                Some((id, Order::Door(words))) => {
+                    let answer =
+                        doors.order(&words).map_or_else(Answer::Refused, |()| Answer::Armed);
+                    say(&format!("{id} {}", answer.words()));
+                }
+                Some((id, Order::Call(call))) => {
+                    let id = id.to_owned();
+                    scope.spawn(move || {
+                        let answer = client::carry_out(node, slots, *call);
+                        say(&format!("{id} {}", answer.words()));
+                    });
+                }
+                Some((id, order)) => drop(sender.send((id.to_owned(), order))),
+                None => say(&format!("stopped it was told nonsense: {line}")),
+            }
+        }
+        drop((sender, end));
+    });
+}
+
+fn carry_out(node: &Node, order: Order) -> Answer {
+    let kv = node.client();
+    let answer = match order {
+        Order::Write(key) => write(&kv, &key),
+        Order::Put(key) => kv.put(key, "v").wait().map(|put| Answer::Done(put.revision.get())),
+        Order::Delete(key) => kv.delete(key).wait().map(|reply| Answer::Done(reply.revision.get())),
+        Order::Grant => kv.grant(LONG).wait().map(|lease| Answer::Done(lease.id.get())),
+        Order::Revoke(lease) => match LeaseId::new(lease) {
+            Some(lease) => kv.revoke(lease).wait().map(Answer::Done),
+            None => Ok(Answer::Refused("0 is no lease".to_owned())),
+        },
+        Order::Compact(revision) => {
+            kv.compact(Revision(revision)).wait().map(|now| Answer::Done(now.get()))
+        }
+        Order::Rows => rows(&kv),
+        Order::Status => kv.get("status").wait().map(|_| status(node)),
+        Order::Arm(..) | Order::Look | Order::Door(_) | Order::Call(_) => {
+            Ok(Answer::Refused("that is done where it is read".to_owned()))
+        }
+    };
+    answer.unwrap_or_else(|error| match error.effect() {
+        Effect::NotApplied => Answer::Refused(error.to_string()),
+        Effect::Unknown => Answer::Unknown(error.to_string()),
+        Effect::Applied => Answer::Applied(error.to_string()),
+    })
+}
+
+fn status(node: &Node) -> Answer {
+    let status = node.status();
+    let leads = status.role == Role::Leader;
+    let leader = status.leader.map(|leader| leader.get());
+    Answer::Status { leads, term: status.term.get(), leader }
+}
+
+fn write(kv: &Client, key: &str) -> Result<Answer, Error> {
+    let (value, tally) = (wire::value_of(key), wire::tally_of(key));
+    let txn = kv.txn().then(Op::put(key.to_owned(), value)).then(Op::put(tally, key.to_owned()));
+    Ok(Answer::Done(txn.commit().wait()?.revision.get()))
+}
+
+fn rows(kv: &Client) -> Result<Answer, Error> {
+    let reply = kv.range(KeyRange::all()).wait()?;
+    let row = |row: &bowline::KeyValue| Row {
+        key: String::from_utf8_lossy(&row.key).into_owned(),
+        revision: row.mod_revision.get(),
+        version: row.version,
+        value: wire::hash(&row.value),
+    };
+    let rows = reply.kvs.iter().map(row).collect();
+    Ok(Answer::Rows(Rows { revision: reply.revision.get(), rows }))
+}
+
+/// Kills the process where it was told to.
+#[derive(Default)]
+struct Trap {
+    armed: Mutex<Option<(Point, u64)>>,
+}
+
+impl Trap {
+    fn arm(&self, point: Point, hits: u64) {
+        *self.armed.lock().unwrap_or_else(PoisonError::into_inner) = Some((point, hits));
+    }
+}
+
+impl Points for Trap {
+    fn reach(&self, reached: Point) {
+        let mut armed = self.armed.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((point, hits)) = armed.as_mut().filter(|(point, _)| *point == reached) else {
+            return;
+        };
+        *hits = hits.saturating_sub(1);
+        if *hits == 0 {
+            say(&format!("dies {point:?}"));
+            let me = rustix::process::getpid();
+            let killed = rustix::process::kill_process(me, rustix::process::Signal::KILL);
+            // Nothing of this thread may happen after this point, whenever the signal arrives.
+            while killed.is_ok() {
+                thread::park();
+            }
+        }
+    }
+}
+
+/// Says a line. A harness that has gone away is no reason to fail: the input ends then too.
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    drop(writeln!(out, "{line}").and_then(|()| out.flush()));
+}

@@ -1,0 +1,262 @@
+//! The harness's command line: `bowline-jepsen run`, `all`, `matrix`, `list`.
+//!
+//! | exit | when |
+//! |---|---|
+//! | 0 | every run was ok, or skipped aloud |
+//! | 1 | a violation |
+//! | 2 | the arguments are wrong |
+//! | 3 | a run is undecided or invalid |
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use bowline_jepsen::fleet::Program;
+use bowline_jepsen::matrix::{self, Cell};
+use bowline_jepsen::nemesis::{self, Pace};
+use bowline_jepsen::report::{self, Summary};
+use bowline_jepsen::run::{self, Plan};
+use bowline_jepsen::{driver, workload};
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand};
+
+const EXIT_VIOLATION: u8 = 1;
+const EXIT_USAGE: u8 = 2;
+const EXIT_NO_VERDICT: u8 = 3;
+
+/// Runs real Bowline processes, breaks them, and judges what their clients saw
+#[derive(Parser, Debug)]
+#[command(name = "bowline-jepsen", arg_required_else_help = true, disable_help_subcommand = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// One workload with one nemesis
+    Run(RunOptions),
+    /// Every workload and every nemesis at least once; with --quick in under ten minutes
+    All(AllOptions),
+    /// Every workload with every nemesis, sizes going around
+    Matrix(MatrixOptions),
+    /// Which workloads and nemeses there are
+    List,
+    /// One member; reads its orders from standard input
+    #[command(hide = true)]
+    Node {
+        /// DIR NAME NAME=ADDRESS,... [POINT:HITS]
+        words: Vec<String>,
+    },
+}
+
+#[derive(Args, Debug)]
+struct RunOptions {
+    /// What clients do: see `list`
+    #[arg(long)]
+    workload: String,
+    /// What goes wrong: see `list`
+    #[arg(long, default_value = "none")]
+    nemesis: String,
+    /// How many members
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=7))]
+    nodes: u8,
+    /// How often it is run, each time with the next seed
+    #[arg(long, default_value_t = 1)]
+    times: u64,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Args, Debug)]
+struct AllOptions {
+    /// Short runs
+    #[arg(long)]
+    quick: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Args, Debug)]
+struct MatrixOptions {
+    /// Only these workloads, with commas
+    #[arg(long, value_delimiter = ',')]
+    workloads: Vec<String>,
+    /// Only these nemeses, with commas
+    #[arg(long, value_delimiter = ',')]
+    nemeses: Vec<String>,
+    /// Begin at this run, from 0: for one that was broken off
+    #[arg(long, default_value_t = 0)]
+    from: usize,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Args, Debug)]
+struct Common {
+    /// How long the load of a run lasts [default: 60; 20 with --quick]
+    #[arg(long)]
+    seconds: Option<u64>,
+    /// Whom faults hit and what clients choose
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How long a fault lasts, in seconds [default: 4; 3 with --quick]
+    #[arg(long)]
+    window: Option<f32>,
+    /// How long it rests, in seconds [default: 4; 3 with --quick]
+    #[arg(long)]
+    rest: Option<f32>,
+    /// How many steps of clients a second there are at most, in all
+    #[arg(long, default_value_t = 300)]
+    rate: u64,
+    /// Where pages and histories go
+    #[arg(long, default_value = "target/jepsen")]
+    out: PathBuf,
+    /// Say everything as JSON, a line for each run
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Where nobody can read the explanation, the exit code has to do.
+            drop(error.print());
+            return match error.kind() {
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
+                _ => ExitCode::from(EXIT_USAGE),
+            };
+        }
+    };
+    match arguments.command {
+        Command::Run(options) => run_one(&options),
+        Command::All(options) => {
+            let all = matrix::cross_section();
+            run_all(&all, &options.common, options.quick)
+        }
+        Command::Matrix(options) => {
+            let chosen = |of: &[String], name: &str| of.is_empty() || of.iter().any(|n| n == name);
+            let unknown = (options.workloads.iter())
+                .find(|name| workload::named(name).is_none())
+                .or_else(|| options.nemeses.iter().find(|name| nemesis::named(name).is_none()));
+            if let Some(name) = unknown {
+                return complain(&format!("there is no {name}: see `list`"));
+            }
+            let mut cells = matrix::pairwise();
+            cells.retain(|cell| {
+                chosen(&options.workloads, cell.workload.name)
+                    && chosen(&options.nemeses, cell.nemesis.name)
+            });
+            run_all(cells.get(options.from..).unwrap_or_default(), &options.common, false)
+        }
+        Command::List => list(),
+        Command::Node { words } => match driver::main(&words) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => complain(&error.to_string()),
+        },
+    }
+}
+
+fn run_one(options: &RunOptions) -> ExitCode {
+    let Some(workload) = workload::named(&options.workload) else {
+        return complain(&format!("there is no workload {}: see `list`", options.workload));
+    };
+    let Some(nemesis) = nemesis::named(&options.nemesis) else {
+        return complain(&format!("there is no nemesis {}: see `list`", options.nemesis));
+    };
+    let plan = plan(&options.common, workload, nemesis, options.nodes.into(), false);
+    let plans = (0..options.times).map(|time| Plan { seed: plan.seed + time, ..plan.clone() });
+    execute(plans, &options.common)
+}
+
+fn run_all(cells: &[Cell], common: &Common, quick: bool) -> ExitCode {
+    let plans =
+        cells.iter().map(|cell| plan(common, cell.workload, cell.nemesis, cell.members, quick));
+    execute(plans, common)
+}
+
+fn plan(
+    common: &Common,
+    workload: &'static workload::Kind,
+    nemesis: &'static nemesis::Kind,
+    members: usize,
+    quick: bool,
+) -> Plan {
+    let (seconds, usual) = if quick { (20, 3.0) } else { (60, 4.0) };
+    let span = |seconds: Option<f32>| {
+        let seconds = seconds.unwrap_or(usual);
+        Duration::try_from_secs_f32(seconds).unwrap_or(Pace::default().window)
+    };
+    Plan {
+        workload,
+        nemesis,
+        members,
+        load: Duration::from_secs(common.seconds.unwrap_or(seconds)),
+        seed: common.seed,
+        pace: Pace { window: span(common.window), rest: span(common.rest) },
+        rate: common.rate,
+    }
+}
+
+fn execute(plans: impl Iterator<Item = Plan>, common: &Common) -> ExitCode {
+    let Ok(path) = std::env::current_exe() else {
+        return complain("this program does not know where it is");
+    };
+    let program = Program { path, words: vec!["node".to_owned()] };
+    if !common.json {
+        say(&report::heading());
+    }
+    let mut summaries: Vec<Summary> = Vec::new();
+    for plan in plans {
+        let ran = run::run(&plan, &program);
+        let summary = match report::write(&ran, &common.out) {
+            Ok(summary) => summary,
+            Err(trouble) => return complain(&trouble.to_string()),
+        };
+        match common.json {
+            true => say(&serde_json::to_string(&summary).unwrap_or_default()),
+            false => say(&report::row(&summary)),
+        }
+        summaries.push(summary);
+    }
+    if !common.json {
+        say(&report::sum(&summaries));
+        say(&format!("pages: {}", common.out.display()));
+    }
+    let some = |verdict| summaries.iter().any(|summary| summary.verdict == verdict);
+    if some("violation") {
+        ExitCode::from(EXIT_VIOLATION)
+    } else if some("undecided") || some("invalid") {
+        ExitCode::from(EXIT_NO_VERDICT)
+    } else {
+        ExitCode::SUCCESS
+    }
+}
+
+fn list() -> ExitCode {
+    say("workloads");
+    for workload in workload::ALL {
+        say(&format!("  {:<22} {}", workload.name, workload.about));
+    }
+    say("nemeses");
+    for nemesis in nemesis::ALL {
+        let not_here = match (nemesis.possible)() {
+            Ok(()) => String::new(),
+            Err(why) => format!(" (not on this machine: {why})"),
+        };
+        say(&format!("  {:<22} {}{not_here}", nemesis.name, nemesis.about));
+    }
+    ExitCode::SUCCESS
+}
+
+fn say(line: &str) {
+    // Where nobody listens any more, the exit code has to do.
+    drop(writeln!(io::stdout().lock(), "{line}"));
+}
+
+fn complain(why: &str) -> ExitCode {
+    drop(writeln!(io::stderr().lock(), "error: {why}"));
+    ExitCode::from(EXIT_USAGE)
+}

@@ -1,0 +1,123 @@
+//! What is left of runs: a page for each, a table of many, the same as JSON, and the history of a run that went wrong.
+
+mod page;
+mod plot;
+mod table;
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::ledger::End;
+use crate::process::Trouble;
+use crate::progress::{self, Count};
+use crate::run::{Ran, Verdict};
+
+pub use table::{heading, row, sum};
+
+/// A run in numbers.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    /// What clients did.
+    pub workload: &'static str,
+    /// What went wrong.
+    pub nemesis: &'static str,
+    /// How many members.
+    pub members: usize,
+    /// Its seed.
+    pub seed: u64,
+    /// `ok`, `violation`, `undecided`, `invalid` or `skipped`.
+    pub verdict: &'static str,
+    /// Why, in a few words.
+    pub why: String,
+    /// How many operations, and how they ended.
+    pub operations: Count,
+    /// The same by kind.
+    pub kinds: std::collections::BTreeMap<&'static str, Count>,
+    /// Operations a second of load that ended well.
+    pub ok_per_second: f64,
+    /// The median of their latencies, in milliseconds.
+    pub latency_ms_median: f64,
+    /// What one of a hundred exceeds.
+    pub latency_ms_p99: f64,
+    /// How many faults.
+    pub faults: usize,
+    /// How often somebody else led.
+    pub leader_changes: u64,
+    /// How long the run took, in seconds.
+    pub seconds: f64,
+    /// What the members took of the processors, in seconds.
+    pub cpu_seconds: f64,
+    /// Its page.
+    pub page: Option<PathBuf>,
+    /// Its history, if it is not ok.
+    pub history: Option<PathBuf>,
+    /// How to run it again.
+    pub command: String,
+}
+
+impl Summary {
+    /// Of a run.
+    pub fn of(ran: &Ran) -> Self {
+        let kinds = progress::counts(&ran.entries);
+        let mut operations = Count::default();
+        for count in kinds.values() {
+            operations.ok += count.ok;
+            operations.failed += count.failed;
+            operations.unknown += count.unknown;
+        }
+        let mut latencies: Vec<u64> = (ran.entries.iter())
+            .filter(|entry| entry.end == End::Ok)
+            .map(|entry| entry.ended - entry.invoked)
+            .collect();
+        latencies.sort_unstable();
+        let at = |percent: usize| {
+            let place = (latencies.len() * percent / 100).min(latencies.len().saturating_sub(1));
+            latencies.get(place).map_or(0.0, |micros| *micros as f64 / 1000.0)
+        };
+        let load = ran.load.1.saturating_sub(ran.load.0) as f64 / 1e6;
+        Self {
+            workload: ran.plan.workload.name,
+            nemesis: ran.plan.nemesis.name,
+            members: ran.plan.members,
+            seed: ran.plan.seed,
+            verdict: ran.verdict.word(),
+            why: ran.verdict.why().to_owned(),
+            operations,
+            kinds,
+            ok_per_second: if load > 0.0 { operations.ok as f64 / load } else { 0.0 },
+            latency_ms_median: at(50),
+            latency_ms_p99: at(99),
+            faults: ran.windows.len(),
+            leader_changes: ran.leader_changes,
+            seconds: ran.took.as_secs_f64(),
+            cpu_seconds: ran.cpu.as_secs_f64(),
+            page: None,
+            history: None,
+            command: ran.plan.command(),
+        }
+    }
+}
+
+/// Writes the page of a run into a directory, and its history if it went wrong. Says how it went.
+///
+/// # Errors
+/// The file system's.
+pub fn write(ran: &Ran, dir: &Path) -> Result<Summary, Trouble> {
+    let system = |source| Trouble::System { what: "writing a report", source };
+    let mut summary = Summary::of(ran);
+    if matches!(ran.verdict, Verdict::Skipped(_)) {
+        return Ok(summary);
+    }
+    std::fs::create_dir_all(dir).map_err(system)?;
+    let name = ran.plan.name();
+    if !matches!(ran.verdict, Verdict::Ok(_)) {
+        let history = dir.join(format!("{name}.jsonl"));
+        std::fs::write(&history, &ran.lines).map_err(system)?;
+        summary.history = Some(history);
+    }
+    let page = dir.join(format!("{name}.html"));
+    summary.page = Some(page.clone());
+    std::fs::write(&page, page::page(ran, &summary)).map_err(system)?;
+    Ok(summary)
+}

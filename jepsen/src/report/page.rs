@@ -1,0 +1,120 @@
+//! The page of one run: HTML that needs no network.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use super::{Summary, plot};
+use crate::ledger::End;
+use crate::run::Ran;
+
+const STYLE: &str = "\
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; color: #1a202c }
+h1 span { padding: 0 .5rem; border-radius: .3rem; color: #fff; background: #718096 }
+h1 .ok { background: #2f855a } h1 .violation { background: #c53030 } h1 .invalid { background: #b7791f }
+svg { width: 100%; height: auto; background: #f7fafc } svg path { fill: none }
+svg line { stroke: #e2e8f0 } svg text { font-size: 11px; fill: #4a5568 }
+svg .y { text-anchor: end } .fault { fill: #e53e3e; fill-opacity: .12 }
+table { border-collapse: collapse } td, th { padding: .15rem .8rem; text-align: right; border-bottom: 1px solid #e2e8f0 }
+td:first-child, th:first-child, td.words { text-align: left }
+pre { background: #f7fafc; padding: .6rem; white-space: pre-wrap }
+i { font-style: normal; display: inline-block; width: .8rem; height: .8rem; margin: 0 .3rem 0 1rem }
+";
+
+/// How many reasons are shown.
+const REASONS_MAX: usize = 12;
+
+/// Text as it stands in HTML.
+pub(super) fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+/// The whole page.
+pub(super) fn page(ran: &Ran, summary: &Summary) -> String {
+    let mut page = String::new();
+    let title = escaped(&format!(
+        "{} under {}, {} members",
+        summary.workload, summary.nemesis, summary.members
+    ));
+    let seconds = ran.entries.iter().map(|entry| entry.ended).max().unwrap_or(0) as f64 / 1e6;
+    let say = |page: &mut String, what: String| {
+        page.push_str(&what);
+        page.push('\n');
+    };
+    let verdict = summary.verdict;
+    say(
+        &mut page,
+        format!(
+            "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>{title}</title>\
+         <style>{STYLE}</style><h1>{title} <span class=\"{verdict}\">{verdict}</span></h1>"
+        ),
+    );
+    say(&mut page, format!("<p>{}</p>", escaped(&summary.why)));
+    say(&mut page, format!("<p>Again:</p><pre>{}</pre>", escaped(&summary.command)));
+    if let Some(history) = summary.history.as_ref().and_then(|path| path.file_name()) {
+        let name = escaped(&history.to_string_lossy());
+        say(&mut page, format!("<p>The history: <a href=\"{name}\">{name}</a></p>"));
+    }
+    say(
+        &mut page,
+        format!(
+            "<p>{:.0} operations a second ended well; half of them within {:.1} ms, 99 of 100 within {:.1} ms. \
+         {} faults, {} changes of the leader. The run took {:.1} s, the members {:.1} s of the processors.</p>",
+            summary.ok_per_second,
+            summary.latency_ms_median,
+            summary.latency_ms_p99,
+            summary.faults,
+            summary.leader_changes,
+            summary.seconds,
+            summary.cpu_seconds,
+        ),
+    );
+    say(
+        &mut page,
+        "<h2>Latency</h2><p><i style=\"background:#2b6cb0\"></i>ok\
+         <i style=\"background:#dd8800\"></i>failed<i style=\"background:#c53030\"></i>unknown\
+         <i style=\"background:#e53e3e33\"></i>a fault (point at it)</p>"
+            .to_owned(),
+    );
+    say(&mut page, plot::latencies(&ran.entries, &ran.windows, seconds));
+    say(&mut page, "<h2>Operations a second</h2>".to_owned());
+    say(&mut page, plot::rates(&ran.entries, &ran.windows, seconds));
+    say(
+        &mut page,
+        "<h2>Operations</h2><table><tr><th>kind<th>ok<th>failed<th>unknown</tr>".to_owned(),
+    );
+    for (kind, count) in &summary.kinds {
+        let (ok, failed, unknown) = (count.ok, count.failed, count.unknown);
+        say(&mut page, format!("<tr><td>{kind}<td>{ok}<td>{failed}<td>{unknown}</tr>"));
+    }
+    say(&mut page, "</table><h2>Faults</h2><table><tr><th>from<th>to<th>what</tr>".to_owned());
+    for window in &ran.windows {
+        let (begin, end) = (window.begin as f64 / 1e6, window.end as f64 / 1e6);
+        let what = escaped(&window.what);
+        say(
+            &mut page,
+            format!("<tr><td>{begin:.1} s<td>{end:.1} s<td class=\"words\">{what}</tr>"),
+        );
+    }
+    say(&mut page, format!("</table>{}</html>", reasons(ran)));
+    page
+}
+
+/// Why operations did not end well, the most frequent reasons first.
+fn reasons(ran: &Ran) -> String {
+    let mut times: BTreeMap<(&str, End), usize> = BTreeMap::new();
+    for entry in &ran.entries {
+        if let Some(why) = &entry.why {
+            *times.entry((why, entry.end)).or_default() += 1;
+        }
+    }
+    let mut times: Vec<_> = times.into_iter().collect();
+    times.sort_by_key(|(_, times)| std::cmp::Reverse(*times));
+    let mut table =
+        "<h2>What went wrong for clients</h2><table><tr><th>why<th>times</tr>".to_owned();
+    for ((why, end), times) in times.into_iter().take(REASONS_MAX) {
+        let end = if end == End::Unknown { "unknown: " } else { "" };
+        write!(table, "<tr><td>{end}{}<td>{times}</tr>", escaped(why))
+            .expect("a String takes everything");
+    }
+    table + "</table>"
+}

@@ -1,0 +1,389 @@
+//! One run: a cluster, a load, faults at intervals, healing, last reads, a verdict.
+//!
+//! ```text
+//!   start │ begin │ ═══════════════ load ═══════════════ │ heal │ clients end │ last reads │ judge
+//!                    warm  [window] rest [window] rest ...
+//! ```
+//!
+//! A history is taken down here, by one clock: an operation is called when its order is sent, and has ended when its answer
+//! is read, so that it never seems shorter than it was. A process that dies makes its open operations unknown.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::caller::{Caller, Miss};
+use crate::dice::Dice;
+use crate::fleet::{Fleet, Program, Setup};
+use crate::ledger::{Entry, Ledger};
+use crate::nemesis::{self, Nemesis, Pace};
+use crate::process::{LIMIT, Trouble};
+use crate::progress::{self, Window};
+use crate::wire::{Answer, Order};
+use crate::workload::{self, Client, Judgement, Workload};
+
+/// What is to be run.
+#[derive(Clone)]
+pub struct Plan {
+    /// What the clients do.
+    pub workload: &'static workload::Kind,
+    /// What goes wrong.
+    pub nemesis: &'static nemesis::Kind,
+    /// How many members.
+    pub members: usize,
+    /// How long the load lasts.
+    pub load: Duration,
+    /// Whom the faults hit, what the clients choose.
+    pub seed: u64,
+    /// How long the faults last.
+    pub pace: Pace,
+    /// How many steps of clients a second there are at most, in all.
+    pub rate: u64,
+}
+
+impl Plan {
+    /// What it is called, also as a file.
+    pub fn name(&self) -> String {
+        let Plan { workload, nemesis, members, seed, .. } = self;
+        format!("{}-{}-{members}-{seed}", workload.name, nemesis.name)
+    }
+
+    /// The command that runs it again. Processes are not replayed bit for bit: the same faults at the same times.
+    pub fn command(&self) -> String {
+        let Plan { workload, nemesis, members, load, seed, pace, rate } = self;
+        format!(
+            "cargo run --release -p bowline-jepsen -- run --workload {} --nemesis {} --nodes {members} \
+             --seconds {} --seed {seed} --window {} --rest {} --rate {rate}",
+            workload.name,
+            nemesis.name,
+            load.as_secs(),
+            pace.window.as_secs_f32(),
+            pace.rest.as_secs_f32(),
+        )
+    }
+}
+
+/// What came of a run.
+pub struct Ran {
+    /// What was run.
+    pub plan: Plan,
+    /// The verdict.
+    pub verdict: Verdict,
+    /// Every operation.
+    pub entries: Vec<Entry>,
+    /// Every fault.
+    pub windows: Vec<Window>,
+    /// How often somebody else led, or the same one anew.
+    pub leader_changes: u64,
+    /// When the load began and ended, in microseconds of the run's clock.
+    pub load: (u64, u64),
+    /// How long everything took.
+    pub took: Duration,
+    /// What the members' processes took of the processors.
+    pub cpu: Duration,
+    /// The history as JSON lines.
+    pub lines: String,
+}
+
+/// What is said of a run.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// All is well.
+    Ok(String),
+    /// Bowline did what it must not.
+    Violation(String),
+    /// The checker's budget ended.
+    Undecided(String),
+    /// It says nothing: too little happened, or the harness could not go on.
+    Invalid(String),
+    /// This machine cannot do it.
+    Skipped(String),
+}
+
+impl Verdict {
+    /// In one word.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Verdict::Ok(_) => "ok",
+            Verdict::Violation(_) => "violation",
+            Verdict::Undecided(_) => "undecided",
+            Verdict::Invalid(_) => "invalid",
+            Verdict::Skipped(_) => "skipped",
+        }
+    }
+
+    /// In a few.
+    pub fn why(&self) -> &str {
+        let (Verdict::Ok(why)
+        | Verdict::Violation(why)
+        | Verdict::Undecided(why)
+        | Verdict::Invalid(why)
+        | Verdict::Skipped(why)) = self;
+        why
+    }
+}
+
+impl From<Judgement> for Verdict {
+    fn from(judgement: Judgement) -> Self {
+        match judgement {
+            Judgement::Ok(why) => Verdict::Ok(why),
+            Judgement::Violation(why) => Verdict::Violation(why),
+            Judgement::Undecided(why) => Verdict::Undecided(why),
+            Judgement::Invalid(why) => Verdict::Invalid(why),
+        }
+    }
+}
+
+/// How long everybody works before the first fault.
+const WARM: Duration = Duration::from_millis(1500);
+/// How long a client waits after something went wrong.
+const AFTER_A_MISS: Duration = Duration::from_millis(20);
+/// How often it is asked who leads.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How long a healed cluster may take until it answers again.
+const BACK_WITHIN: Duration = Duration::from_secs(30);
+/// How often members' rows are compared until they are of one revision.
+const COMPARISONS_MAX: usize = 50;
+
+/// What all threads of a run share.
+struct Stage<'a> {
+    fleet: &'a Fleet,
+    ledger: &'a Ledger,
+    /// No more steps.
+    ending: AtomicBool,
+    /// All is healed, or cannot be: clients may end.
+    healed: AtomicBool,
+    /// It cannot be.
+    broken: AtomicBool,
+    /// How many changes of the leader there were.
+    leader_changes: AtomicU64,
+}
+
+/// Runs a plan. Each member is a process of `program`.
+pub fn run(plan: &Plan, program: &Program) -> Ran {
+    let begun = Instant::now();
+    let cpu_before = cpu_of_children();
+    let ledger = Ledger::default();
+    let workload = (plan.workload.make)();
+    let mut windows = Vec::new();
+    let mut load = (0, 0);
+    let mut changes = 0;
+    let verdict = match (plan.nemesis.possible)() {
+        Err(why) => Verdict::Skipped(why),
+        Ok(()) if plan.members < plan.nemesis.wants.members_min => {
+            let least = plan.nemesis.wants.members_min;
+            Verdict::Skipped(format!("{} wants {least} members", plan.nemesis.name))
+        }
+        Ok(()) => act(plan, program, &*workload, &ledger, &mut windows, &mut load, &mut changes)
+            .unwrap_or_else(|trouble| verdict_of(&trouble)),
+    };
+    let entries = ledger.entries();
+    let verdict = match verdict {
+        Verdict::Ok(well) => {
+            let (least, wants) = (plan.workload.least, plan.nemesis.wants);
+            let seconds = plan.load.as_secs();
+            let lacks = progress::lacks(&entries, &windows, changes, least, wants, seconds);
+            match lacks.is_empty() {
+                true => Verdict::Ok(well),
+                false => Verdict::Invalid(lacks.join("; ")),
+            }
+        }
+        verdict => verdict,
+    };
+    Ran {
+        plan: plan.clone(),
+        verdict,
+        entries,
+        windows,
+        leader_changes: changes,
+        load,
+        took: begun.elapsed(),
+        cpu: cpu_of_children().saturating_sub(cpu_before),
+        lines: workload.lines(),
+    }
+}
+
+/// A member that stops by itself, or dies, is Bowline's fault; everything else is the harness's or the machine's.
+fn verdict_of(trouble: &Trouble) -> Verdict {
+    match trouble {
+        Trouble::Stopped(_) | Trouble::Ended(_) => Verdict::Violation(trouble.to_string()),
+        _ => Verdict::Invalid(trouble.to_string()),
+    }
+}
+
+fn act(
+    plan: &Plan,
+    program: &Program,
+    workload: &dyn Workload,
+    ledger: &Ledger,
+    windows: &mut Vec<Window>,
+    load: &mut (u64, u64),
+    changes: &mut u64,
+) -> Result<Verdict, Trouble> {
+    let mut setup = Setup::of(plan.members);
+    let mut nemesis = (plan.nemesis.make)();
+    workload.prepare(&mut setup);
+    nemesis.prepare(&mut setup);
+    let fleet = &Fleet::new(program.clone(), setup)?;
+    fleet.start()?;
+    let mut first = Caller::new(fleet, ledger, u64::MAX, 0, plan.seed);
+    if let Err(miss) = patiently(&mut first, |caller| workload.begin(caller)) {
+        return Ok(Verdict::Invalid(format!("it does not begin: {miss:?}")));
+    }
+    let stage = &Stage {
+        fleet,
+        ledger,
+        ending: AtomicBool::new(false),
+        healed: AtomicBool::new(false),
+        broken: AtomicBool::new(false),
+        leader_changes: AtomicU64::new(0),
+    };
+    load.0 = ledger.now();
+    let healed = thread::scope(|scope| {
+        scope.spawn(|| follow_the_leader(stage));
+        let all = plan.workload.clients * plan.members as u64;
+        for number in 0..all {
+            let member = usize::try_from(number / plan.workload.clients).unwrap_or(0);
+            let client = workload.client(number);
+            let caller = Caller::new(fleet, ledger, number, member, plan.seed);
+            let pause = Duration::from_secs(1) * u32::try_from(all).unwrap_or(1)
+                / u32::try_from(plan.rate.max(1)).unwrap_or(u32::MAX);
+            scope.spawn(move || steps(stage, client, caller, pause));
+        }
+        let faults = break_it(plan, &mut *nemesis, stage, windows);
+        stage.ending.store(true, Ordering::Relaxed);
+        load.1 = ledger.now();
+        let healed = faults.and_then(|()| fleet.heal()).and_then(|()| fleet.await_leader(LIMIT));
+        stage.broken.store(healed.is_err(), Ordering::Relaxed);
+        stage.healed.store(true, Ordering::Release);
+        healed
+    });
+    *changes = stage.leader_changes.load(Ordering::Relaxed);
+    healed?;
+    if let Some((member, why)) = fleet.stopped().into_iter().find(|(who, _)| *who < plan.members) {
+        return Ok(Verdict::Violation(format!("m{member} has stopped by itself: {why}")));
+    }
+    let mut last = Caller::new(fleet, ledger, u64::MAX, 0, plan.seed);
+    if let Err(miss) = patiently(&mut last, |caller| workload.conclude(caller)) {
+        return Ok(Verdict::Violation(format!("healed, it does not answer: {miss:?}")));
+    }
+    if let Err(why) = members_agree(fleet) {
+        return Ok(Verdict::Violation(why));
+    }
+    Ok(workload.judge().into())
+}
+
+/// Tries at one member after the other until it is done.
+fn patiently(
+    caller: &mut Caller<'_>,
+    mut what: impl FnMut(&mut Caller<'_>) -> Result<(), Miss>,
+) -> Result<(), Miss> {
+    let begun = Instant::now();
+    loop {
+        match what(caller) {
+            Err(miss) if begun.elapsed() > BACK_WITHIN => return Err(miss),
+            Err(_) => {
+                caller.move_on();
+                thread::sleep(LOOK_EVERY);
+            }
+            done => return done,
+        }
+    }
+}
+
+/// One client's life.
+fn steps(
+    stage: &Stage<'_>,
+    mut client: Box<dyn Client + '_>,
+    mut caller: Caller<'_>,
+    pause: Duration,
+) {
+    let home = caller.member;
+    while !stage.ending.load(Ordering::Relaxed) {
+        caller.member = home;
+        if !caller.has_somebody() {
+            thread::sleep(AFTER_A_MISS);
+            continue;
+        }
+        client.step(&mut caller);
+        let micros = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX / 2);
+        // Between nothing and twice the pause.
+        let pause = Duration::from_micros(caller.dice.below(2 * micros + 1));
+        thread::sleep(pause);
+    }
+    while !stage.healed.load(Ordering::Acquire) {
+        thread::sleep(AFTER_A_MISS);
+    }
+    caller.member = home;
+    if !stage.broken.load(Ordering::Relaxed) {
+        client.end(&mut caller);
+    }
+}
+
+/// Counts who leads after whom.
+fn follow_the_leader(stage: &Stage<'_>) {
+    let mut last = None;
+    while !stage.ending.load(Ordering::Relaxed) {
+        if let Some((_, term)) = stage.fleet.leader() {
+            if last.is_some_and(|last| last < term) {
+                stage.leader_changes.fetch_add(1, Ordering::Relaxed);
+            }
+            last = last.max(Some(term));
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Windows and rests, for as long as the load lasts.
+fn break_it(
+    plan: &Plan,
+    nemesis: &mut dyn Nemesis,
+    stage: &Stage<'_>,
+    windows: &mut Vec<Window>,
+) -> Result<(), Trouble> {
+    let (begun, mut dice) = (Instant::now(), Dice::new(plan.seed));
+    thread::sleep(WARM);
+    while begun.elapsed() + plan.pace.window <= plan.load {
+        let begin = stage.ledger.now();
+        let what = nemesis.begin(stage.fleet, &mut dice)?;
+        thread::sleep(plan.pace.window);
+        let end = stage.ledger.now();
+        windows.push(Window { begin, end, what });
+        nemesis.end(stage.fleet, &mut dice)?;
+        let left = plan.load.saturating_sub(begun.elapsed());
+        thread::sleep(plan.pace.rest.min(left));
+    }
+    thread::sleep(plan.load.saturating_sub(begun.elapsed()));
+    Ok(())
+}
+
+/// Whether all members read the same, at one revision.
+fn members_agree(fleet: &Fleet) -> Result<(), String> {
+    for _ in 0..COMPARISONS_MAX {
+        let mut all = Vec::new();
+        for member in 0..fleet.members() {
+            match fleet.ask(member, &Order::Rows, LIMIT) {
+                Some(Answer::Rows(rows)) => all.push(rows),
+                _ => break,
+            }
+        }
+        let same = all.windows(2).all(|pair| pair[0].revision == pair[1].revision);
+        if all.len() == fleet.members() && same {
+            return match all.windows(2).all(|pair| pair[0] == pair[1]) {
+                true => Ok(()),
+                false => Err(format!("members differ at revision {}", all[0].revision)),
+            };
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+    Err("the members never come to one revision".to_owned())
+}
+
+/// What ended children have taken of the processors.
+fn cpu_of_children() -> Duration {
+    // Behind the name, which may have spaces: fields 3 and on; 16 and 17 are of children, in hundredths of a second.
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields = stat.rsplit(')').next().unwrap_or_default();
+    let ticks = fields.split_whitespace().skip(13).take(2).filter_map(|f| f.parse::<u64>().ok());
+    Duration::from_millis(10 * ticks.sum::<u64>())
+}

@@ -1,0 +1,271 @@
+//! Locks, in four models: a mutex, one that its owner may take again, one whose tokens rise, a semaphore.
+//!
+//! A hold that is lost (its session has ended, its process was killed) is given to the model as a release whose outcome is
+//! unknown, called when its holder was last seen to hold it: from then on others may have it. So what is judged is that
+//! while a holder says "held", nobody else does.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use bowline::check::{
+    Budget, Mutex, MutexCall, MutexReply, Outcome, Semaphore, SemaphoreCall, SemaphoreReply, Value,
+    linear, lines,
+};
+
+use super::{Client, Judgement, Kind, Workload};
+use crate::caller::{Caller, Miss, Timed, outcome};
+use crate::calls::{self, Call, Reply};
+use crate::ledger::Book;
+
+pub(super) const MUTEX: Kind = Kind {
+    name: "lock",
+    about: "while one says that it holds a mutex, nobody else does",
+    least: LEAST,
+    clients: 2,
+    make: || Box::new(Locks::new(Sort::Mutex)),
+};
+
+pub(super) const AGAIN: Kind = Kind {
+    name: "lock-again",
+    about: "the same of a mutex that its owner takes up to three times",
+    least: LEAST,
+    clients: 2,
+    make: || Box::new(Locks::new(Sort::Again)),
+};
+
+pub(super) const FENCED: Kind = Kind {
+    name: "lock-fenced",
+    about: "the same of a mutex, and its tokens rise from holder to holder",
+    least: LEAST,
+    clients: 2,
+    make: || Box::new(Locks::new(Sort::Fenced)),
+};
+
+pub(super) const PERMITS: Kind = Kind {
+    name: "semaphore",
+    about: "of a semaphore's three permits no more than three are held at any moment",
+    least: LEAST,
+    clients: 2,
+    make: || Box::new(Locks::new(Sort::Permits)),
+};
+
+const LEAST: &[(&str, u64)] = &[("acquire", 60), ("release", 60)];
+
+/// After so many acquisitions there is another lock: the fewer a lock has, the faster it is judged.
+const ACQUISITIONS: u64 = 150;
+/// How often an owner takes a mutex again, at most.
+const AGAIN_MAX: u64 = 2;
+const HOLDS_MAX: u32 = 3;
+const LIMIT: u32 = 3;
+const WAIT_MS: u64 = 2000;
+/// How long a lock is held between two looks at it, at most.
+const HOLD_MS: u64 = 12;
+
+/// Which model.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Sort {
+    Mutex,
+    Again,
+    Fenced,
+    Permits,
+}
+
+/// See the module.
+struct Locks {
+    sort: Sort,
+    mutexes: Book<MutexCall, MutexReply>,
+    semaphores: Book<SemaphoreCall, SemaphoreReply>,
+    acquisitions: AtomicU64,
+}
+
+/// A revision and a hop in one number that is ordered as they are.
+pub(super) fn token_number((revision, hop): (u64, u64)) -> u64 {
+    const HOPS: u64 = 1 << 20;
+    revision * HOPS + hop.min(HOPS - 1)
+}
+
+/// One hold, or one try for it.
+struct Hold<'a> {
+    locks: &'a Locks,
+    lock: String,
+    slot: String,
+    owner: String,
+    want: u32,
+    /// When it was last seen to be held: not before this was it lost.
+    seen: u64,
+}
+
+impl Hold<'_> {
+    /// Takes it; whether it is held.
+    fn acquire(&mut self, caller: &mut Caller<'_>) -> bool {
+        let kind = match self.locks.sort {
+            Sort::Mutex | Sort::Fenced => calls::Kind::Mutex,
+            Sort::Again => calls::Kind::Again { owner: self.owner.clone() },
+            Sort::Permits => calls::Kind::Permits { want: self.want, limit: LIMIT },
+        };
+        let call = Call::Acquire {
+            slot: self.slot.clone(),
+            lock: self.lock.clone(),
+            kind,
+            wait_ms: WAIT_MS,
+        };
+        let timed = caller.timed("acquire", |caller| match caller.call(&call)? {
+            Reply::Granted { token } => Ok(token_number(token)),
+            reply => Err(Miss::nonsense(&reply)),
+        });
+        let Timed { result, invoked, ended } = timed;
+        self.seen = invoked;
+        let (is_held, is_unknown) = (result.is_ok(), matches!(result, Err(Miss::Unknown(_))));
+        self.enter(caller.client, true, invoked, ended, result);
+        if is_unknown {
+            // It may be held, and lost, or come to be held, and given up.
+            caller.forget(self.slot.clone());
+            self.lost(caller.client, ended);
+        }
+        is_held
+    }
+
+    /// Holds it for a while, and looks at it.
+    fn look(&mut self, caller: &mut Caller<'_>) -> bool {
+        thread::sleep(Duration::from_millis(caller.dice.below(HOLD_MS)));
+        let call = Call::Look { slot: self.slot.clone() };
+        let Timed { result, invoked, .. } = caller.timed("look", |caller| caller.call(&call));
+        let is_held = result == Ok(Reply::Held(true));
+        if is_held {
+            self.seen = invoked;
+        }
+        is_held
+    }
+
+    fn release(self, caller: &mut Caller<'_>) {
+        let call = Call::Release { slot: self.slot.clone() };
+        let timed = caller.timed("release", |caller| match caller.call(&call)? {
+            Reply::Held(true) => Ok(0),
+            Reply::Held(false) => Err(Miss::Unknown("it was lost".to_owned())),
+            reply => Err(Miss::nonsense(&reply)),
+        });
+        let Timed { result, invoked, ended } = timed;
+        if result.is_ok() {
+            self.enter(caller.client, false, invoked, ended, result);
+        } else {
+            caller.forget(self.slot.clone());
+            self.lost(caller.client, ended);
+        }
+    }
+
+    /// It is lost, at any moment since it was last seen; or it never was held.
+    fn lost(&self, client: u64, ended: u64) {
+        self.enter(client, false, self.seen, ended, Err(Miss::Unknown(String::new())));
+    }
+
+    fn enter(&self, client: u64, acquires: bool, from: u64, to: u64, result: Result<u64, Miss>) {
+        let owner = || Value::from(self.owner.as_str());
+        let outcome = outcome(&result, to);
+        if self.locks.sort == Sort::Permits {
+            let permits = u64::from(self.want);
+            let call = match acquires {
+                true => SemaphoreCall::Acquire { owner: owner(), permits },
+                false => SemaphoreCall::Release { owner: owner(), permits },
+            };
+            let index = self.locks.semaphores.begin(client, &self.lock, from, call);
+            self.locks.semaphores.end(index, with(outcome, |_| SemaphoreReply::Done));
+            return;
+        }
+        let is_fenced = self.locks.model().is_fenced;
+        let call = match acquires {
+            true => MutexCall::Acquire { owner: owner() },
+            false => MutexCall::Release { owner: owner() },
+        };
+        let reply = |token| match acquires {
+            true => MutexReply::Acquired { token: is_fenced.then_some(token) },
+            false => MutexReply::Released,
+        };
+        let index = self.locks.mutexes.begin(client, &self.lock, from, call);
+        self.locks.mutexes.end(index, with(outcome, reply));
+    }
+}
+
+/// The same outcome, with another reply.
+fn with<R, S>(outcome: Outcome<R>, reply: impl FnOnce(R) -> S) -> Outcome<S> {
+    match outcome {
+        Outcome::Ok { at, reply: said } => Outcome::Ok { at, reply: reply(said) },
+        Outcome::Failed { at } => Outcome::Failed { at },
+        Outcome::Unknown { at } => Outcome::Unknown { at },
+    }
+}
+
+impl Locks {
+    fn new(sort: Sort) -> Self {
+        Self {
+            sort,
+            mutexes: Book::default(),
+            semaphores: Book::default(),
+            acquisitions: AtomicU64::new(0),
+        }
+    }
+
+    fn model(&self) -> Mutex {
+        let holds_max = if self.sort == Sort::Again { HOLDS_MAX } else { 1 };
+        Mutex { holds_max, is_fenced: matches!(self.sort, Sort::Fenced | Sort::Again) }
+    }
+}
+
+impl Client for &Locks {
+    fn step(&mut self, caller: &mut Caller<'_>) {
+        let number = self.acquisitions.fetch_add(1, Ordering::Relaxed);
+        let lock = format!("l/{:04}", number / ACQUISITIONS);
+        let owner = format!("{}.{number}", caller.client);
+        let again = if self.sort == Sort::Again { caller.dice.below(AGAIN_MAX + 1) } else { 0 };
+        let want =
+            if self.sort == Sort::Permits { 1 + u32::from(caller.dice.below(3) == 0) } else { 1 };
+        let mut holds = Vec::new();
+        for time in 0..=again {
+            let (slot, seen) = (format!("{owner}.{time}"), 0);
+            let (lock, owner) = (lock.clone(), owner.clone());
+            let mut hold = Hold { locks: self, lock, slot, owner, want, seen };
+            if !hold.acquire(caller) {
+                break;
+            }
+            holds.push(hold);
+        }
+        for _ in 0..caller.dice.below(3) {
+            let are_held = holds.iter_mut().map(|hold| hold.look(caller)).min();
+            if are_held != Some(true) {
+                break;
+            }
+        }
+        while let Some(hold) = holds.pop() {
+            hold.release(caller);
+        }
+    }
+}
+
+impl Workload for Locks {
+    fn client<'a>(&'a self, _number: u64) -> Box<dyn Client + 'a> {
+        Box::new(self)
+    }
+
+    fn judge(&self) -> Judgement {
+        let budget = Budget::default();
+        if self.sort == Sort::Permits {
+            let history = self.semaphores.history();
+            let model = Semaphore { permits: u64::from(LIMIT) };
+            let verdict = linear::check(&model, &history, budget);
+            return Judgement::of(&verdict, format!("{} operations fit", history.len()));
+        }
+        let history = self.mutexes.history();
+        let verdict = linear::check(&self.model(), &history, budget);
+        Judgement::of(&verdict, format!("{} operations fit", history.len()))
+    }
+
+    fn lines(&self) -> String {
+        match self.sort {
+            Sort::Permits => {
+                let history = self.semaphores.history();
+                history.iter().map(|op| lines::line::<Semaphore>(op) + "\n").collect()
+            }
+            _ => self.mutexes.history().iter().map(|op| lines::line::<Mutex>(op) + "\n").collect(),
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Registers while members join, become voters, and are removed: what holds of registers must hold all the while.
+
+use std::time::Duration;
+use std::{thread, time::Instant};
+
+use super::register::Registers;
+use super::{Client, Judgement, Kind, Workload};
+use crate::caller::{Caller, Miss};
+use crate::calls::{Call, Reply};
+use crate::fleet::Setup;
+
+pub(super) const KIND: Kind = Kind {
+    name: "membership",
+    about: "registers stay linearizable while a member joins, votes, and is removed, again and again",
+    least: &[("read", 60), ("write", 60), ("promote", 2), ("remove", 2)],
+    clients: 3,
+    make: || Box::new(Membership::default()),
+};
+
+/// How long each step of a change is tried.
+const STEP_WITHIN: Duration = Duration::from_secs(20);
+const TRY_EVERY: Duration = Duration::from_millis(100);
+/// How long a member stays as it is.
+const STAYS: Duration = Duration::from_millis(700);
+
+/// See the module.
+#[derive(Default)]
+struct Membership {
+    registers: Registers,
+}
+
+/// The first client is the operator.
+struct Operator;
+
+impl Operator {
+    /// Calls until it is done or `is_done` already, at one member after the other.
+    fn insist(
+        caller: &mut Caller<'_>,
+        kind: &'static str,
+        call: &Call,
+        is_done: impl Fn(&Reply) -> bool,
+    ) -> bool {
+        let until = Instant::now() + STEP_WITHIN;
+        let timed = caller.timed(kind, |caller| {
+            loop {
+                let last = caller.call(call).map(drop);
+                if let Ok(members) = caller.call(&Call::Members)
+                    && is_done(&members)
+                {
+                    return Ok(());
+                }
+                if Instant::now() > until {
+                    return Err(last.err().unwrap_or(Miss::Unknown("it was not done".to_owned())));
+                }
+                caller.move_on();
+                thread::sleep(TRY_EVERY);
+            }
+        });
+        timed.result.is_ok()
+    }
+}
+
+impl Client for Operator {
+    fn step(&mut self, caller: &mut Caller<'_>) {
+        let place = caller.fleet.members();
+        let name = format!("m{place}");
+        let joined = caller.timed("join", |caller| {
+            let failed = |trouble: crate::process::Trouble| Miss::Failed(trouble.to_string());
+            caller.fleet.spawn_joining(place).map_err(failed)?;
+            caller.fleet.await_ready(place).map_err(failed)
+        });
+        if joined.result.is_ok() {
+            thread::sleep(STAYS);
+            let promote = Call::Promote { member: name.clone() };
+            Self::insist(
+                caller,
+                "promote",
+                &promote,
+                |members| matches!(members, Reply::Members { voters, .. } if voters.contains(&name)),
+            );
+            thread::sleep(STAYS);
+        }
+        let remove = Call::Remove { member: name.clone() };
+        let is_out = Self::insist(caller, "remove", &remove, |members| {
+            matches!(members, Reply::Members { voters, learners }
+                if !voters.contains(&name) && !learners.contains(&name))
+        });
+        if is_out && caller.fleet.clear(place).is_err() {
+            // Whoever cannot be cleared away cannot come again; the run shows too little then.
+            thread::sleep(STEP_WITHIN);
+        }
+    }
+}
+
+struct Hand<'a> {
+    registers: &'a Registers,
+    seen: Option<(String, i64)>,
+}
+
+impl Client for Hand<'_> {
+    fn step(&mut self, caller: &mut Caller<'_>) {
+        self.registers.step(&mut self.seen, caller);
+    }
+}
+
+impl Workload for Membership {
+    fn prepare(&self, setup: &mut Setup) {
+        setup.spare = setup.spare.max(1);
+    }
+
+    fn client<'a>(&'a self, number: u64) -> Box<dyn Client + 'a> {
+        match number {
+            0 => Box::new(Operator),
+            _ => Box::new(Hand { registers: &self.registers, seen: None }),
+        }
+    }
+
+    fn judge(&self) -> Judgement {
+        self.registers.judge()
+    }
+
+    fn lines(&self) -> String {
+        self.registers.lines()
+    }
+}

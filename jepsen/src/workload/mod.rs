@@ -1,0 +1,154 @@
+//! What clients do, and what must be true of what they saw.
+//!
+//! A workload is made for one run. It gives each client its steps ([`Client`]), takes down what they did in
+//! [`Book`](crate::ledger::Book)s, reads what is there in the end, and judges.
+//!
+//! To write one: a file here with a type, one line in [`ALL`]. `register.rs` is the shortest that is judged by a
+//! model, `set.rs` the shortest that judges by itself.
+
+mod append;
+mod bank;
+mod counter;
+mod election;
+mod lease;
+mod lock;
+mod locked_set;
+mod membership;
+mod queue;
+mod register;
+mod revisions;
+mod set;
+mod watch;
+
+use bowline::check::Verdict;
+
+use crate::caller::{Caller, Miss};
+use crate::fleet::Setup;
+
+/// What a workload says of its run.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Judgement {
+    /// All is well; in a few words, what was seen.
+    Ok(String),
+    /// It is not.
+    Violation(String),
+    /// The checker's budget ended. It is not a pass.
+    Undecided(String),
+    /// The run does not say anything: a control that must fail has not.
+    Invalid(String),
+}
+
+impl Judgement {
+    /// What a checker's verdict comes to.
+    pub fn of(verdict: &Verdict, well: impl Into<String>) -> Self {
+        match verdict {
+            Verdict::Ok => Self::Ok(well.into()),
+            Verdict::Violation(why) => Self::Violation(why.to_string()),
+            Verdict::Undecided { .. } => Self::Undecided(verdict.to_string()),
+        }
+    }
+
+    /// A violation if there are complaints; some of them are shown.
+    pub fn of_complaints(complaints: Vec<String>, well: impl Into<String>) -> Self {
+        const SHOWN_MAX: usize = 10;
+        if complaints.is_empty() {
+            return Self::Ok(well.into());
+        }
+        let more = complaints.len().saturating_sub(SHOWN_MAX);
+        let mut said = complaints;
+        said.truncate(SHOWN_MAX);
+        if more > 0 {
+            said.push(format!("and {more} more"));
+        }
+        Self::Violation(said.join("; "))
+    }
+
+    /// The worse of two; what both say, if both are well.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Ok(one), Self::Ok(other)) => Self::Ok(format!("{one}; {other}")),
+            (violation @ Self::Violation(_), _) | (_, violation @ Self::Violation(_)) => violation,
+            (Self::Ok(_), worse) | (worse, _) => worse,
+        }
+    }
+}
+
+/// One client, from the first step to the last.
+pub trait Client: Send {
+    /// One operation, or a few that belong together.
+    fn step(&mut self, caller: &mut Caller<'_>);
+
+    /// After the last step, when everything is healed: what is held is given up.
+    fn end(&mut self, _caller: &mut Caller<'_>) {}
+}
+
+/// See the module.
+pub trait Workload: Send + Sync {
+    /// What it needs of the members, before they are started.
+    fn prepare(&self, _setup: &mut Setup) {}
+
+    /// What is there before the load.
+    ///
+    /// # Errors
+    /// It could not be put there.
+    fn begin(&self, _caller: &mut Caller<'_>) -> Result<(), Miss> {
+        Ok(())
+    }
+
+    /// A client. They are numbered from 0.
+    fn client<'a>(&'a self, number: u64) -> Box<dyn Client + 'a>;
+
+    /// What is there after the load, when all has healed and all clients have ended.
+    ///
+    /// # Errors
+    /// It could not be read.
+    fn conclude(&self, _caller: &mut Caller<'_>) -> Result<(), Miss> {
+        Ok(())
+    }
+
+    /// Whether what was seen can be.
+    fn judge(&self) -> Judgement;
+
+    /// The history as JSON lines, for whoever wants to know why.
+    fn lines(&self) -> String;
+}
+
+/// A workload in the list of all.
+pub struct Kind {
+    /// What it is called on the command line.
+    pub name: &'static str,
+    /// What its clients do and what must be true, in one sentence.
+    pub about: &'static str,
+    /// The kinds of operations of which some must end well, and how many a minute of load at least.
+    pub least: &'static [(&'static str, u64)],
+    /// How many clients each member has.
+    pub clients: u64,
+    /// A new one, for a run of so many seconds.
+    pub make: fn() -> Box<dyn Workload>,
+}
+
+/// Every workload there is.
+pub const ALL: &[Kind] = &[
+    register::KIND,
+    set::KIND,
+    append::KIND,
+    bank::KIND,
+    counter::KIND,
+    watch::KIND,
+    lease::KIND,
+    lock::MUTEX,
+    lock::AGAIN,
+    lock::FENCED,
+    lock::PERMITS,
+    locked_set::GUARDED,
+    locked_set::UNGUARDED,
+    election::KIND,
+    queue::KIND,
+    membership::KIND,
+];
+
+/// The one of this name.
+pub fn named(name: &str) -> Option<&'static Kind> {
+    ALL.iter().find(|kind| kind.name == name)
+}
