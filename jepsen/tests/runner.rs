@@ -1,0 +1,155 @@
+//! The runner itself: a short run is green, a lost write is red, a run in which nothing happened is neither; and the command
+//! line says so.
+
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use bowline_jepsen::caller::Caller;
+use bowline_jepsen::fleet::{Fleet, Program};
+use bowline_jepsen::nemesis::{self, Nemesis, Pace, Wants};
+use bowline_jepsen::run::{self, Plan, Ran, Verdict};
+use bowline_jepsen::workload::{self, Client, Judgement, Workload};
+use bowline_jepsen::{Answer, Dice, Order, Trouble, report};
+
+const HARNESS: &str = env!("CARGO_BIN_EXE_bowline-jepsen");
+
+fn run(workload: &'static workload::Kind, nemesis: &'static nemesis::Kind, members: usize) -> Ran {
+    let plan = Plan {
+        workload,
+        nemesis,
+        members,
+        load: Duration::from_secs(4),
+        seed: 1,
+        pace: Pace { window: Duration::from_secs(1), rest: Duration::from_millis(500) },
+        rate: 200,
+    };
+    run::run(&plan, &Program { path: HARNESS.into(), words: vec!["node".to_owned()] })
+}
+
+fn named(name: &str) -> &'static workload::Kind {
+    workload::named(name).unwrap()
+}
+
+#[test]
+fn a_run_with_kills_is_green_and_leaves_a_page() {
+    let ran = run(named("register"), nemesis::named("kill").unwrap(), 3);
+    assert!(matches!(ran.verdict, Verdict::Ok(_)), "{:?}", ran.verdict);
+    assert!(ran.leader_changes > 0 && !ran.windows.is_empty());
+    let dir = tempfile::tempdir().unwrap();
+    let summary = report::write(&ran, dir.path()).unwrap();
+    assert_eq!((summary.verdict, summary.history), ("ok", None));
+    let page = std::fs::read_to_string(summary.page.unwrap()).unwrap();
+    for part in ["register under kill, 3 members", "<svg", "class=\"fault\"", "kills m", "--seed 1"]
+    {
+        assert!(page.contains(part), "{part}");
+    }
+}
+
+/// Deletes a row behind everybody's back.
+struct Thief;
+
+static THIEF: nemesis::Kind = nemesis::Kind {
+    name: "thief",
+    about: "a row disappears",
+    wants: Wants { leader_change: false, progress_inside: true, members_min: 1 },
+    possible: nemesis::anywhere,
+    make: || Box::new(Thief),
+};
+
+impl Nemesis for Thief {
+    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
+        let limit = Duration::from_secs(5);
+        let Some(Answer::Rows(rows)) = fleet.ask(0, &Order::Rows, limit) else {
+            return Ok("finds nothing".to_owned());
+        };
+        let key = rows.rows[dice.one_of(rows.rows.len())].key.clone();
+        let answer = fleet.ask(0, &Order::Delete(key.clone()), limit);
+        Ok(format!("steals {key}: {answer:?}"))
+    }
+
+    fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_lost_write_is_red_and_leaves_its_history() {
+    for workload in ["set", "append", "bank", "queue"] {
+        let ran = run(named(workload), &THIEF, 1);
+        assert!(matches!(ran.verdict, Verdict::Violation(_)), "{workload}: {:?}", ran.verdict);
+        let dir = tempfile::tempdir().unwrap();
+        let summary = report::write(&ran, dir.path()).unwrap();
+        assert_eq!(summary.verdict, "violation");
+        let history = std::fs::read_to_string(summary.history.unwrap()).unwrap();
+        assert!(history.lines().count() > 10, "{history}");
+        assert!(report::row(&summary).contains("history: "));
+    }
+}
+
+/// Does nothing at all.
+struct Idle;
+
+static IDLE: workload::Kind = workload::Kind {
+    name: "idle",
+    about: "nothing",
+    least: &[("read", 1)],
+    clients: 1,
+    make: || Box::new(Idle),
+};
+
+impl Client for Idle {
+    fn step(&mut self, _caller: &mut Caller<'_>) {}
+}
+
+impl Workload for Idle {
+    fn client<'a>(&'a self, _number: u64) -> Box<dyn Client + 'a> {
+        Box::new(Idle)
+    }
+
+    fn judge(&self) -> Judgement {
+        Judgement::Ok("nothing was wrong with nothing".to_owned())
+    }
+
+    fn lines(&self) -> String {
+        String::new()
+    }
+}
+
+#[test]
+fn a_run_in_which_nothing_happened_is_invalid() {
+    let ran = run(&IDLE, nemesis::named("none").unwrap(), 1);
+    let Verdict::Invalid(why) = ran.verdict else { panic!("{:?}", ran.verdict) };
+    assert!(why.contains("of kind read") && why.contains("nothing ended well while"), "{why}");
+}
+
+#[test]
+fn a_control_that_loses_nothing_is_invalid() {
+    let ran = run(named("locked-set-unguarded"), nemesis::named("none").unwrap(), 1);
+    assert_eq!(ran.verdict, Verdict::Invalid("the control lost nothing".to_owned()));
+}
+
+fn harness(words: &[&str], dir: &Path) -> Output {
+    Command::new(HARNESS).args(words).arg("--out").arg(dir).output().unwrap()
+}
+
+#[test]
+fn the_command_line_says_how_it_went_by_its_exit_code() {
+    let dir = tempfile::tempdir().unwrap();
+    let run =
+        ["run", "--nodes", "1", "--seconds", "3", "--window", "0.5", "--rest", "0.2", "--json"];
+    let good = harness(&[&run[..], &["--workload", "counter"]].concat(), dir.path());
+    assert_eq!(good.status.code(), Some(0), "{good:?}");
+    let line: serde_json::Value = serde_json::from_slice(&good.stdout).unwrap();
+    assert_eq!((&line["verdict"], &line["workload"]), (&"ok".into(), &"counter".into()));
+    let invalid =
+        harness(&[&run[..], &["--workload", "locked-set-unguarded"]].concat(), dir.path());
+    assert_eq!(invalid.status.code(), Some(3), "{invalid:?}");
+    let unknown = harness(&["run", "--workload", "tightrope"], dir.path());
+    assert_eq!(unknown.status.code(), Some(2), "{unknown:?}");
+    let list = Command::new(HARNESS).arg("list").output().unwrap();
+    let list = String::from_utf8(list.stdout).unwrap();
+    for name in workload::ALL.iter().map(|k| k.name).chain(nemesis::ALL.iter().map(|k| k.name)) {
+        assert!(list.contains(&format!("  {name} ")), "{name} in {list}");
+    }
+}
