@@ -81,7 +81,7 @@ fn a_lost_write_is_red_and_leaves_its_history() {
         let dir = tempfile::tempdir().unwrap();
         let summary = report::write(&ran, dir.path()).unwrap();
         assert_eq!(summary.verdict, "violation");
-        let history = std::fs::read_to_string(summary.history.unwrap()).unwrap();
+        let history = std::fs::read_to_string(summary.history.as_ref().unwrap()).unwrap();
         assert!(history.lines().count() > 10, "{history}");
         assert!(report::row(&summary).contains("history: "));
     }
