@@ -59,7 +59,7 @@ impl Setup {
             members,
             spare: 0,
             election: Duration::from_millis(400),
-            session: Duration::from_secs(3),
+            session: Duration::from_secs(2),
             deadline: Duration::from_secs(3),
             proxied: false,
             volumes: None,

@@ -95,16 +95,16 @@ struct MatrixOptions {
 
 #[derive(Args, Debug)]
 struct Common {
-    /// How long the load of a run lasts [default: 60; 20 with --quick]
+    /// How long the load of a run lasts [default: 60; 15 with --quick]
     #[arg(long)]
     seconds: Option<u64>,
     /// Whom faults hit and what clients choose
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How long a fault lasts, in seconds [default: 4; 3 with --quick]
+    /// How long a fault lasts, in seconds [default: 4; 3.5 with --quick]
     #[arg(long)]
     window: Option<f32>,
-    /// How long it rests, in seconds [default: 4; 3 with --quick]
+    /// How long it rests, in seconds [default: 4; 2 with --quick]
     #[arg(long)]
     rest: Option<f32>,
     /// How many steps of clients a second there are at most, in all
@@ -184,9 +184,14 @@ fn plan(
     members: usize,
     quick: bool,
 ) -> Plan {
-    let (seconds, usual) = if quick { (20, 3.0) } else { (60, 4.0) };
-    let span = |seconds: Option<f32>| {
-        let seconds = seconds.unwrap_or(usual);
+    // A control wants many faults: not each of them hits whoever holds the lock.
+    let (seconds, window, rest) = match (workload.is_control, quick) {
+        (true, _) => (60, 3.5, 1.0),
+        (false, true) => (15, 3.5, 2.0),
+        (false, false) => (60, 4.0, 4.0),
+    };
+    let span = |asked: Option<f32>, usual| {
+        let seconds = asked.unwrap_or(usual);
         Duration::try_from_secs_f32(seconds).unwrap_or(Pace::default().window)
     };
     Plan {
@@ -195,7 +200,7 @@ fn plan(
         members,
         load: Duration::from_secs(common.seconds.unwrap_or(seconds)),
         seed: common.seed,
-        pace: Pace { window: span(common.window), rest: span(common.rest) },
+        pace: Pace { window: span(common.window, window), rest: span(common.rest, rest) },
         rate: common.rate,
     }
 }

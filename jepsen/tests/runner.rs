@@ -95,6 +95,7 @@ static IDLE: workload::Kind = workload::Kind {
     about: "nothing",
     least: &[("read", 1)],
     clients: 1,
+    is_control: false,
     make: || Box::new(Idle),
 };
 

@@ -20,6 +20,7 @@ pub(super) const KIND: Kind = Kind {
     about: "transactions that read and append to lists are strictly serializable",
     least: &[("append", 60), ("read", 30)],
     clients: 3,
+    is_control: false,
     make: || Box::new(Lists::default()),
 };
 

@@ -17,6 +17,7 @@ pub(super) const KIND: Kind = Kind {
     about: "transfers between accounts: every read sees the same sum, at its place in the order of revisions",
     least: &[("transfer", 60), ("read", 60)],
     clients: 3,
+    is_control: false,
     make: || Box::new(Bank::default()),
 };
 

@@ -16,6 +16,7 @@ pub(super) const KIND: Kind = Kind {
     about: "every acknowledged adding of one is counted exactly once, unknown ones at most once",
     least: &[("add", 60), ("read", 30)],
     clients: 3,
+    is_control: false,
     make: || Box::new(Counter::default()),
 };
 

@@ -21,6 +21,7 @@ pub(super) const KIND: Kind = Kind {
     about: "while one says that it leads nobody else does, and observers see who may",
     least: &[("campaign", 60), ("observe", 30)],
     clients: 2,
+    is_control: false,
     make: || Box::new(Election::default()),
 };
 

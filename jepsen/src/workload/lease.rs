@@ -17,6 +17,7 @@ pub(super) const KIND: Kind = Kind {
     about: "leases do not end early, take all their keys with them at once, and do end",
     least: &[("grant", 20), ("bind", 30), ("read", 60)],
     clients: 3,
+    is_control: false,
     make: || Box::new(Leases::default()),
 };
 

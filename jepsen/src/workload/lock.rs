@@ -23,6 +23,7 @@ pub(super) const MUTEX: Kind = Kind {
     about: "while one says that it holds a mutex, nobody else does",
     least: LEAST,
     clients: 2,
+    is_control: false,
     make: || Box::new(Locks::new(Sort::Mutex)),
 };
 
@@ -31,6 +32,7 @@ pub(super) const AGAIN: Kind = Kind {
     about: "the same of a mutex that its owner takes up to three times",
     least: LEAST,
     clients: 2,
+    is_control: false,
     make: || Box::new(Locks::new(Sort::Again)),
 };
 
@@ -39,6 +41,7 @@ pub(super) const FENCED: Kind = Kind {
     about: "the same of a mutex, and its tokens rise from holder to holder",
     least: LEAST,
     clients: 2,
+    is_control: false,
     make: || Box::new(Locks::new(Sort::Fenced)),
 };
 
@@ -47,6 +50,7 @@ pub(super) const PERMITS: Kind = Kind {
     about: "of a semaphore's three permits no more than three are held at any moment",
     least: LEAST,
     clients: 2,
+    is_control: false,
     make: || Box::new(Locks::new(Sort::Permits)),
 };
 

@@ -20,6 +20,7 @@ pub(super) const GUARDED: Kind = Kind {
     about: "elements added under a lock by guarded transactions are never lost",
     least: &[("add", 30)],
     clients: 2,
+    is_control: false,
     make: || Box::new(LockedSet::new(true)),
 };
 
@@ -28,6 +29,7 @@ pub(super) const UNGUARDED: Kind = Kind {
     about: "a control that must fail under pause: the same without guarded transactions loses some",
     least: &[("add", 30)],
     clients: 2,
+    is_control: true,
     make: || Box::new(LockedSet::new(false)),
 };
 

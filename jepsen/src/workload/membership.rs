@@ -14,6 +14,7 @@ pub(super) const KIND: Kind = Kind {
     about: "registers stay linearizable while a member joins, votes, and is removed, again and again",
     least: &[("read", 60), ("write", 60), ("promote", 2), ("remove", 2)],
     clients: 3,
+    is_control: false,
     make: || Box::new(Membership::default()),
 };
 

@@ -124,7 +124,9 @@ pub struct Kind {
     pub least: &'static [(&'static str, u64)],
     /// How many clients each member has.
     pub clients: u64,
-    /// A new one, for a run of so many seconds.
+    /// Whether it is a control: it must fail under pause, or the harness could not see such a failure.
+    pub is_control: bool,
+    /// A new one, for one run.
     pub make: fn() -> Box<dyn Workload>,
 }
 

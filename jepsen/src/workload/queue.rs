@@ -18,6 +18,7 @@ pub(super) const KIND: Kind = Kind {
     about: "every item that was put is acknowledged exactly once, with its effect",
     least: &[("put", 60), ("take", 60), ("ack", 60)],
     clients: 2,
+    is_control: false,
     make: || Box::new(Items::default()),
 };
 

@@ -14,6 +14,7 @@ pub(super) const KIND: Kind = Kind {
     about: "reads, writes and compare-and-sets on a few keys are linearizable",
     least: &[("read", 60), ("write", 60), ("cas", 30)],
     clients: 3,
+    is_control: false,
     make: || Box::new(Registers::default()),
 };
 

@@ -18,6 +18,7 @@ pub(super) const KIND: Kind = Kind {
     about: "every acknowledged element is in each later read and there in the end, nothing else is",
     least: &[("add", 100), ("read", 20)],
     clients: 3,
+    is_control: false,
     make: || Box::new(Sets::default()),
 };
 

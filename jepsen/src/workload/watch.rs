@@ -18,6 +18,7 @@ pub(super) const KIND: Kind = Kind {
     about: "watches yield every change once, in order, whole revisions, and go on after a break",
     least: &[("write", 60), ("events", 60)],
     clients: 3,
+    is_control: false,
     make: || Box::new(Watches::default()),
 };
 
