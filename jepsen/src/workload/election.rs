@@ -25,7 +25,10 @@ pub(super) const KIND: Kind = Kind {
     make: || Box::new(Election::default()),
 };
 
-const TERMS: u64 = 150;
+/// How many elections there are at a time: whoever dies in two of them leaves one for the others.
+const ELECTIONS: u64 = 3;
+/// After so many terms there are others: the fewer an election has, the faster it is judged.
+const TERMS: u64 = 400;
 const WAIT_MS: u64 = 2000;
 const LEADS_MS: u64 = 12;
 
@@ -37,13 +40,13 @@ struct Election {
     next: AtomicU64,
 }
 
-fn name(number: u64) -> String {
-    format!("e/{:04}", number / TERMS)
+fn name(number: u64, caller: &mut Caller<'_>) -> String {
+    format!("e/{:04}/{}", number / TERMS, caller.dice.below(ELECTIONS))
 }
 
 impl Election {
     fn observe(&self, caller: &mut Caller<'_>) {
-        let name = name(self.next.load(Ordering::Relaxed));
+        let name = name(self.next.load(Ordering::Relaxed), caller);
         let call = Call::Leader { name: name.clone() };
         let observe = |caller: &mut Caller<'_>| match caller.call(&call)? {
             Reply::Leader(leader) => Ok(leader),
@@ -54,7 +57,7 @@ impl Election {
 
     fn lead(&self, caller: &mut Caller<'_>) {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let (name, client) = (name(number), caller.client);
+        let (name, client) = (name(number, caller), caller.client);
         let who = format!("{client}.{number}");
         let owner = || Value::from(who.as_str());
         let call = Call::Campaign {

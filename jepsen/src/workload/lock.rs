@@ -56,8 +56,10 @@ pub(super) const PERMITS: Kind = Kind {
 
 const LEAST: &[(&str, u64)] = &[("acquire", 60), ("release", 60)];
 
-/// After so many acquisitions there is another lock: the fewer a lock has, the faster it is judged.
-const ACQUISITIONS: u64 = 150;
+/// How many locks are used at a time: whoever dies with two of them leaves one for the others.
+const LOCKS: u64 = 3;
+/// After so many acquisitions there are other locks: the fewer a lock has, the faster it is judged.
+const ACQUISITIONS: u64 = 400;
 /// How often an owner takes a mutex again, at most.
 const AGAIN_MAX: u64 = 2;
 const HOLDS_MAX: u32 = 3;
@@ -218,7 +220,7 @@ impl Locks {
 impl Client for &Locks {
     fn step(&mut self, caller: &mut Caller<'_>) {
         let number = self.acquisitions.fetch_add(1, Ordering::Relaxed);
-        let lock = format!("l/{:04}", number / ACQUISITIONS);
+        let lock = format!("l/{:04}/{}", number / ACQUISITIONS, caller.dice.below(LOCKS));
         let owner = format!("{}.{number}", caller.client);
         let again = if self.sort == Sort::Again { caller.dice.below(AGAIN_MAX + 1) } else { 0 };
         let want =

@@ -33,8 +33,10 @@ pub(super) const UNGUARDED: Kind = Kind {
     make: || Box::new(LockedSet::new(false)),
 };
 
-/// After so many elements there is another set.
-const ELEMENTS: u64 = 200;
+/// How many sets and locks there are at a time: whoever dies with two of them leaves one for the others.
+const SETS: u64 = 3;
+/// After so many elements there are other sets.
+const ELEMENTS: u64 = 600;
 const WAIT_MS: u64 = 4000;
 /// The shorter, the more often a pause outlasts it.
 const SESSION: Duration = Duration::from_millis(1700);
@@ -56,12 +58,16 @@ impl LockedSet {
 impl Client for &LockedSet {
     fn step(&mut self, caller: &mut Caller<'_>) {
         let element = self.next.fetch_add(1, Ordering::Relaxed);
-        let set = format!("ls/{:04}", element / ELEMENTS);
+        // A control that thinks for long is likely to be paused while it does.
+        let think_ms =
+            if self.guarded { 2 + caller.dice.below(15) } else { 100 + caller.dice.below(100) };
+        let which = caller.dice.below(SETS);
+        let set = format!("ls/{:04}/{which}", element / ELEMENTS);
         let call = Call::AddUnderLock {
-            lock: "lock/set".to_owned(),
+            lock: format!("lock/{which}"),
             key: set.clone(),
             element,
-            think_ms: 2 + caller.dice.below(15),
+            think_ms,
             guarded: self.guarded,
             wait_ms: WAIT_MS,
         };

@@ -133,6 +133,7 @@ pub struct Kind {
 /// Every workload there is.
 pub const ALL: &[Kind] = &[
     register::KIND,
+    register::LOCAL,
     set::KIND,
     append::KIND,
     bank::KIND,

@@ -2,7 +2,9 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-use bowline::check::{Budget, Register, RegisterCall, RegisterReply, Value, linear, lines};
+use bowline::check::{
+    Budget, Register, RegisterCall, RegisterReply, Value, Verdict, linear, lines,
+};
 
 use super::{Client, Judgement, Kind, Workload};
 use crate::caller::{Caller, Miss};
@@ -18,6 +20,15 @@ pub(super) const KIND: Kind = Kind {
     make: || Box::new(Registers::default()),
 };
 
+pub(super) const LOCAL: Kind = Kind {
+    name: "register-local",
+    about: "a control that must fail: the same, but reads are local, so that some are stale",
+    least: KIND.least,
+    clients: 3,
+    is_control: true,
+    make: || Box::new(Registers { reads_locally: true, ..Registers::default() }),
+};
+
 /// How many keys are used at a time.
 const KEYS: u64 = 3;
 /// After so many operations there are other keys: the fewer a key has, the faster it is judged.
@@ -26,6 +37,7 @@ const KEY_OPERATIONS: u64 = 600;
 /// See the module.
 #[derive(Default)]
 pub(super) struct Registers {
+    reads_locally: bool,
     book: Book<RegisterCall, RegisterReply>,
     operations: AtomicU64,
     values: AtomicI64,
@@ -41,7 +53,7 @@ impl Registers {
         let expect = seen.take().filter(|(of, _)| *of == key).map(|(_, value)| value);
         match (caller.dice.below(5), expect) {
             (0 | 1, _) | (4, None) => {
-                let get = Call::Get { key: key.clone(), local: false };
+                let get = Call::Get { key: key.clone(), local: self.reads_locally };
                 let read = |caller: &mut Caller<'_>| match caller.call(&get)? {
                     Reply::Rows { rows, .. } => {
                         let value = rows.first().and_then(|row| row.value.parse().ok());
@@ -100,6 +112,12 @@ impl Workload for Registers {
     fn judge(&self) -> Judgement {
         let history = self.book.history();
         let verdict = linear::check(&Register::default(), &history, Budget::default());
+        if self.reads_locally {
+            return match verdict {
+                Verdict::Violation(_) => Judgement::Ok("a read was stale, as it must".to_owned()),
+                _ => Judgement::Invalid("no local read was ever stale".to_owned()),
+            };
+        }
         Judgement::of(&verdict, format!("{} operations are linearizable", history.len()))
     }
 
