@@ -189,7 +189,8 @@ impl Line {
         for _ in 0..waiters {
             let (mutex, report) = (mutex.clone(), report.clone());
             all.spawn(async move {
-                match mutex.lock().await {
+                // Who says why has a key of its own; else the tasks of a session share one.
+                match mutex.lock().why("to be counted").await {
                     Ok(guard) => drop(report.send(guard)),
                     Err(LockError::SessionEnded(_) | LockError::NodeStopped(_)) => {}
                     Err(error) => panic!("a lock: {error}"),

@@ -222,3 +222,43 @@ fn after_an_unknown_outcome_the_item_is_either_acknowledged_with_its_result_or_f
         node.client().delete("result").wait().unwrap();
     }
 }
+
+#[test]
+fn tasks_of_one_session_that_write_and_release_in_one_step_take_turns() {
+    const EACH: u64 = 25;
+    for members in [1, 3] {
+        let cluster = lasting(members);
+        let session = session(&cluster, 0);
+        let tasks: Vec<_> = (0..4)
+            .map(|_| {
+                let session = session.clone();
+                std::thread::spawn(move || {
+                    for _ in 0..EACH {
+                        let guard = session.mutex("lock").lock().wait().unwrap();
+                        let write = guard.txn().then(Op::put("count", ""));
+                        assert!(write.commit_and_release(guard).wait().unwrap().succeeded);
+                    }
+                })
+            })
+            .collect();
+        tasks.into_iter().for_each(|task| task.join().unwrap());
+        let row = session.client().get("count").wait().unwrap().unwrap();
+        assert_eq!(row.version, 4 * EACH);
+        until_places(cluster.node(0), "lock", 0);
+    }
+}
+
+#[test]
+fn a_task_behind_a_holder_whose_key_is_deleted_steps_into_line_again() {
+    let cluster = lasting(1);
+    let session = session(&cluster, 0);
+    let guard = session.mutex("lock").lock().wait().unwrap();
+    let mut behind = Begun::new(session.mutex("lock").lock());
+    assert!(behind.poll().is_none(), "it waits");
+    let kv = session.client();
+    assert_eq!(kv.delete(bowline::KeyRange::prefix("lock/")).wait().unwrap().deleted, 1);
+    let next = behind.finish().unwrap();
+    assert!(next.token() > guard.token());
+    until_true(cluster.node(0), "it is told", || !guard.is_held());
+    next.release().wait().unwrap();
+}

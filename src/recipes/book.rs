@@ -348,8 +348,9 @@ impl Book {
             if was_held && inner.waiting() > 0 {
                 inner.lose_all(place.session.lease, acts);
                 inner.begin_anew();
-                let parting = no_more(keys, since);
-                acts.0.push(Act::EnterAnew { place: Arc::clone(place), parting });
+                // Only a line of its own has tasks behind a holder: no other key is left, and the name of
+                // this one is free for the next.
+                acts.0.push(Act::EnterAnew { place: Arc::clone(place), parting: None });
             } else {
                 // The end of the session takes the keys along.
                 let session = place.session.ended().map(LockError::SessionEnded);

@@ -223,7 +223,7 @@ impl Lines {
                 Act::Wake(waker) => waker.wake(),
                 Act::Passed(reply) => reply.send(Ok(passed())),
                 Act::Part { place, parting, reply } => self.part(&place, &parting, reply),
-                Act::EnterAnew { place, parting } => self.enter_anew(&place, &parting),
+                Act::EnterAnew { place, parting } => self.enter_anew(&place, parting.as_ref()),
                 Act::Notify(turn) => turn.changed.notify_waiters(),
                 Act::Tidy { bound, lease } => {
                     if let Some(shared) = self.shared.upgrade() {
@@ -294,26 +294,31 @@ impl Lines {
     }
 
     /// A place whose hold has ended, with tasks that wait for the next.
-    fn enter_anew(self: &Arc<Self>, place: &Arc<Place>, parting: &Parting) {
+    fn enter_anew(self: &Arc<Self>, place: &Arc<Place>, parting: Option<&Parting>) {
         let Some(shared) = self.shared.upgrade() else { return };
         let keys = self.lock().rename(place);
         let lease = place.session.lease;
-        let (before, leaving) = (parting.to_txn(&shared, lease), parting.leaving(lease));
-        let command = Command::Txn(entering(place, &keys, Some(before)));
+        let before = parting.map(|parting| parting.to_txn(&shared, lease));
+        let leaving = parting.map(|parting| parting.leaving(lease));
+        let command = Command::Txn(entering(place, &keys, before));
         let (lines, place) = (Arc::clone(self), Arc::clone(place));
-        let (old, since) = (Arc::clone(&parting.keys), parting.since);
+        let old = parting.map(|parting| (Arc::clone(&parting.keys), parting.since));
         let reply = ReplyTo::Call(Box::new(move |outcome: CallResult<Reply>| {
             let reply = place.lock().take_releasing().unwrap_or(ReplyTo::Nobody);
-            match (&outcome, lines.shared.upgrade()) {
+            match (&outcome, leaving, lines.shared.upgrade()) {
                 // There is no new key, for want of room perhaps: the old one goes all the same.
-                (Err(error), Some(shared)) if !matches!(error, CallError::Stopped { .. }) => {
+                (Err(error), Some(leaving), Some(shared))
+                    if !matches!(error, CallError::Stopped { .. }) =>
+                {
                     shared.insist(Command::Txn(leaving), reply);
                 }
-                (Ok(Reply::Txn(txn)), _) => reply.send(Ok(parted(txn))),
+                (Ok(Reply::Txn(txn)), ..) => reply.send(Ok(parted(txn))),
                 _ => reply.send(outcome.clone()),
             }
             lines.entered(&place, &keys, outcome);
-            lines.lock().forget_absent(&place, &old, since);
+            if let Some((old, since)) = old {
+                lines.lock().forget_absent(&place, &old, since);
+            }
         }));
         shared.insist(command, reply);
     }
@@ -349,7 +354,7 @@ impl Lines {
             }
             // A key of that name was there, and not by this wish: another name will do.
             Ok(_) => {
-                let (place, parting) = (Arc::clone(place), no_more(keys, Revision(0)));
+                let (place, parting) = (Arc::clone(place), Some(no_more(keys, Revision(0))));
                 acts.0.push(Act::EnterAnew { place, parting });
                 return self.perform(acts);
             }

@@ -290,7 +290,7 @@ pub(crate) enum Act {
     /// Part with the place's keys, if they are still those.
     Part { place: Arc<Place>, parting: Parting, reply: ReplyTo<Reply> },
     /// Put new keys there, and part with those of before in the same entry.
-    EnterAnew { place: Arc<Place>, parting: Parting },
+    EnterAnew { place: Arc<Place>, parting: Option<Parting> },
     /// Delete what was bound to a hold that is over, and orders to it.
     Tidy { bound: Vec<Bound>, lease: LeaseId },
     /// Tell whoever waits for news of a hold.
@@ -558,7 +558,7 @@ impl Place {
                     acts.0.push(Act::Passed(reply));
                 } else {
                     // The release is heard of when the old key has gone, with the new one's coming.
-                    let (place, parting) = (Arc::clone(self), inner.part(since));
+                    let (place, parting) = (Arc::clone(self), Some(inner.part(since)));
                     acts.0.push(Act::EnterAnew { place, parting });
                     inner.releasing = Some(reply);
                     inner.begin_anew();
