@@ -79,7 +79,7 @@ pub(crate) struct By<L, M> {
     each: Vec<(L, M)>,
 }
 
-/// What a [`By`] reads as.
+/// What a counter by label reads as: each label with its value.
 pub type ByLabel<L, V> = Vec<(L, V)>;
 
 /// A label: a short list of words.

@@ -67,7 +67,7 @@ pub enum LockError {
         /// Who is first in line, as this node's replica knows it.
         holder: Option<Box<Contender>>,
     },
-    /// The deadline of the wait has passed; so many were still before this wish.
+    /// The deadline of the wait has passed; so many were still before this wish, holders and waiters.
     #[error("not taken: the deadline of the wait has passed, with {before} before it")]
     TimedOut {
         /// How many were before it.

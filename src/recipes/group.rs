@@ -219,7 +219,7 @@ impl Membership {
     }
 }
 
-/// Follows a [`Group`]; see [`Group::watch`]. Also a [`Stream`].
+/// Follows a [`Group`]; see [`Group::watch`]. Also a [`Stream`](futures_core::Stream).
 ///
 /// It reads and follows this node's replica: while that is cut off there is no news, and after that all
 /// of it. If it falls behind what the store still remembers, it looks again and tells the difference,

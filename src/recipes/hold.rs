@@ -447,6 +447,13 @@ pub enum GuardError {
     Store(#[from] Error),
 }
 
+impl GuardError {
+    /// Whether the same transaction may succeed later under the same guard: the cluster had no quorum.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, GuardError::Store(error) if error.is_transient())
+    }
+}
+
 /// A transaction under a lock; see [`Hold::txn`].
 #[must_use = "a transaction does nothing until it is committed: call .commit() or .commit_and_release(guard)"]
 pub struct GuardTxn {

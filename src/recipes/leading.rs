@@ -124,7 +124,8 @@ impl Election {
         self.leading(value).run(work).await
     }
 
-    /// Work for a leader, as [`Election::run_while_leader`], with more to choose from.
+    /// Work for a leader, as [`Election::run_while_leader`], with more to choose from: until when
+    /// ([`Leading::run_until`]: a program that ends hands over in order), for how many terms, how a loss is met.
     pub fn leading(&self, value: impl Into<Bytes>) -> Leading {
         let (election, value) = (self.clone(), value.into());
         Leading { election, value, is_once: false, may_finish: false }
@@ -160,8 +161,8 @@ impl Leading {
     }
 
     /// Runs `work` while it leads, until `stop` comes true. Then the work is asked to end
-    /// ([`Hold::asked_to_release`](crate::Hold::asked_to_release)) and gets so long for it before it is
-    /// dropped; after that it resigns, and waits until that is durable. `None` if the work did not end
+    /// ([`Hold::asked_to_release`](crate::Hold::asked_to_release), by its own session, because "its program
+    /// stops") and gets so long for it before it is dropped; after that it resigns, and waits until that is durable. `None` if the work did not end
     /// by itself, or was not running.
     ///
     /// # Errors

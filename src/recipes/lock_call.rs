@@ -76,7 +76,9 @@ impl<G> LockCall<G> {
         self
     }
 
-    /// Holds it for so long at the most: then it is lost and free, whatever the session does.
+    /// Holds it for so long at the most: then it is lost and free, whatever the session does, and also if
+    /// the guard was leaked. Counted from the grant, not from the wish; it ends with the node's next tick, at
+    /// most 25 ms later.
     pub fn at_most(mut self, cap: Duration) -> Self {
         self.cap = Some(cap);
         self

@@ -42,7 +42,7 @@ pub enum LeaderEvent {
     Vacant,
 }
 
-/// Follows an election; see [`Election::observe`](crate::Election::observe). Also a [`Stream`].
+/// Follows an election; see [`Election::observe`](crate::Election::observe). Also a [`Stream`](futures_core::Stream).
 ///
 /// It reads and follows this node's replica: while that is cut off there is no news, and after that all of
 /// it. If it falls behind what the store still remembers, it looks again and tells what is the case.

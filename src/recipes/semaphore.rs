@@ -36,6 +36,9 @@ const SLOTS_MAX: usize = 50;
 /// [`LimitMismatch`](LockError::LimitMismatch). When nobody holds or waits, nothing is left, and the next
 /// one may bring another limit.
 ///
+/// A permit that its holder may forget has an end of its own: `.acquire().at_most(d)`
+/// ([`LockCall::at_most`]).
+///
 /// Under a pause or a partition a permit's [`Hold::state`](crate::Hold::state) says "lost" before anybody
 /// else has it; after a crash it is free when the session has expired, or as soon as the program is
 /// back. What it does not guarantee: that a holder looks. Waiting for permits is no

@@ -57,8 +57,9 @@ pub enum QueueError {
     /// Nothing was changed; somebody else has taken the item, or will.
     #[error("not applied: the item is not this taker's any more")]
     NotOurs,
-    /// The session has ended, and its node has not stopped. Nothing was taken.
-    #[error("nothing was taken: the session has ended: {0}")]
+    /// The session has ended, and its node has not stopped. Nothing was taken: go on with a taker of a new
+    /// session.
+    #[error("nothing was taken: the session has ended ({0}); take with a new session")]
     SessionEnded(SessionEnd),
     /// The deadline has passed. Nothing was taken.
     #[error("nothing was taken: the deadline has passed")]
@@ -72,6 +73,16 @@ pub enum QueueError {
 }
 
 impl QueueError {
+    /// Whether the same call may succeed later without anybody changing the program: the queue was full or
+    /// empty, or the cluster had no quorum.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            QueueError::Store(error) => error.is_transient(),
+            QueueError::Full { .. } | QueueError::TimedOut => true,
+            _ => false,
+        }
+    }
+
     /// The session of a taker has ended. That its node has stopped is said as always.
     fn ended(end: SessionEnd, shared: &Shared) -> Self {
         match Error::ended(end, shared) {
