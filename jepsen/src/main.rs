@@ -86,6 +86,9 @@ struct MatrixOptions {
     /// Only these nemeses, with commas
     #[arg(long, value_delimiter = ',')]
     nemeses: Vec<String>,
+    /// No more than so many runs, spread over all of them
+    #[arg(long)]
+    runs: Option<usize>,
     /// Begin at this run, from 0: for one that was broken off
     #[arg(long, default_value_t = 0)]
     from: usize,
@@ -95,16 +98,16 @@ struct MatrixOptions {
 
 #[derive(Args, Debug)]
 struct Common {
-    /// How long the load of a run lasts [default: 60; 15 with --quick]
+    /// How long the load of a run lasts [default: 60; 10 with --quick]
     #[arg(long)]
     seconds: Option<u64>,
     /// Whom faults hit and what clients choose
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How long a fault lasts, in seconds [default: 4; 3.5 with --quick]
+    /// How long a fault lasts, in seconds [default: 4; 3 with --quick]
     #[arg(long)]
     window: Option<f32>,
-    /// How long it rests, in seconds [default: 4; 2 with --quick]
+    /// How long it rests, in seconds [default: 4; 1.5 with --quick]
     #[arg(long)]
     rest: Option<f32>,
     /// How many steps of clients a second there are at most, in all
@@ -149,12 +152,16 @@ fn main() -> ExitCode {
                 chosen(&options.workloads, cell.workload.name)
                     && chosen(&options.nemeses, cell.nemesis.name)
             });
+            if let Some(runs) = options.runs {
+                cells = matrix::spread(&cells, runs);
+            }
             run_all(cells.get(options.from..).unwrap_or_default(), &options.common, false)
         }
         Command::List => list(),
         Command::Node { words } => match driver::main(&words) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(error) => complain(&error.to_string()),
+            // It has said why on its standard output, to whom it concerns.
+            Err(_) => ExitCode::FAILURE,
         },
     }
 }
@@ -186,8 +193,9 @@ fn plan(
 ) -> Plan {
     // A control wants many faults: not each of them hits whoever holds the lock.
     let (seconds, window, rest) = match (workload.is_control, quick) {
-        (true, _) => (60, 3.5, 1.0),
-        (false, true) => (15, 3.5, 2.0),
+        (true, false) => (60, 3.5, 1.0),
+        (true, true) => (30, 3.5, 1.0),
+        (false, true) => (10, 3.0, 1.5),
         (false, false) => (60, 4.0, 4.0),
     };
     let span = |asked: Option<f32>, usual| {

@@ -42,24 +42,26 @@ pub fn pairwise() -> Vec<Cell> {
     cells
 }
 
-/// A cross-section: every workload once, every nemesis once.
+/// So many of them, evenly spread.
+pub fn spread(cells: &[Cell], runs: usize) -> Vec<Cell> {
+    let runs = runs.min(cells.len());
+    (0..runs).map(|run| cells[run * cells.len() / runs]).collect()
+}
+
+/// A cross-section: every workload and every nemesis at least once, each with others in turn.
 pub fn cross_section() -> Vec<Cell> {
     let all = pairwise();
-    let mut chosen: Vec<Cell> = Vec::new();
-    let (mut workloads, mut nemeses) = (Vec::new(), Vec::new());
-    // First those that bring both, then those that bring one.
-    for wanted in [2, 1] {
-        for cell in &all {
-            let news = usize::from(!workloads.contains(&cell.workload.name))
-                + usize::from(!nemeses.contains(&cell.nemesis.name));
-            if news >= wanted {
-                workloads.push(cell.workload.name);
-                nemeses.push(cell.nemesis.name);
-                chosen.push(*cell);
-            }
-        }
-    }
-    chosen
+    let (controls, others): (Vec<_>, Vec<_>) =
+        workload::ALL.iter().partition(|workload| workload.is_control);
+    let runs = others.len().max(nemesis::ALL.len());
+    let meeting =
+        |run: usize| (others[run % others.len()].name, nemesis::ALL[run % nemesis::ALL.len()].name);
+    let meetings = (0..runs).map(meeting).chain(controls.iter().map(|c| (c.name, "pause")));
+    let cell = |(workload, nemesis)| {
+        let is_it = |cell: &&Cell| (cell.workload.name, cell.nemesis.name) == (workload, nemesis);
+        all.iter().find(is_it).copied()
+    };
+    meetings.filter_map(cell).collect()
 }
 
 #[cfg(test)]
@@ -83,7 +85,9 @@ mod tests {
         for nemesis in nemesis::ALL {
             assert!(some.iter().any(|cell| cell.nemesis.name == nemesis.name));
         }
-        assert!(some.len() <= workload::ALL.len().max(nemesis::ALL.len()) + 4, "{}", some.len());
+        assert!(some.len() <= workload::ALL.len().max(nemesis::ALL.len()) + 4);
+        let few = spread(&all, 20);
+        assert_eq!((few.len(), spread(&all, 10_000).len()), (20.min(all.len()), all.len()));
         for size in SIZES {
             assert!(all.iter().any(|cell| cell.members == *size));
         }

@@ -43,6 +43,9 @@ pub fn counts(entries: &[Entry]) -> BTreeMap<&'static str, Count> {
     counts
 }
 
+/// Of a hundred operations so many must end well, faults or not.
+const OK_PERCENT_MIN: u64 = 30;
+
 /// What a run has lacked.
 pub fn lacks(
     entries: &[Entry],
@@ -61,6 +64,10 @@ pub fn lacks(
         if ok < wanted {
             lacks.push(format!("{ok} of kind {kind} ended well, {wanted} are the least"));
         }
+    }
+    let ok: u64 = counts.values().map(|count| count.ok).sum();
+    if ok * 100 < entries.len() as u64 * OK_PERCENT_MIN {
+        lacks.push(format!("only {ok} of {} operations ended well", entries.len()));
     }
     if windows.is_empty() {
         lacks.push("no fault was begun".to_owned());
@@ -105,7 +112,7 @@ mod tests {
         assert_eq!(lacks(&reads, &[window(50)], 0, LEAST, wants, 60).len(), 1);
         assert_eq!(lacks(&reads, &[window(10)], 0, LEAST, wants.and_leader_change(), 60).len(), 1);
         let failed = [entry("read", 12, End::Failed), entry("read", 30, End::Unknown)];
-        assert_eq!(lacks(&failed, &[window(10)], 0, LEAST, wants, 60).len(), 2);
+        assert_eq!(lacks(&failed, &[window(10)], 0, LEAST, wants, 60).len(), 3);
         assert_eq!(lacks(&[], &[window(10)], 0, &[], Wants::ALL_STOP, 60).len(), 0);
     }
 }
