@@ -1,0 +1,265 @@
+//! One connection through the proxy: who is calling, and then both ways of it under the link's rule.
+
+use std::collections::VecDeque;
+use std::io;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::frames::{Caller, Frames};
+use crate::dice::Dice;
+use crate::links::{Cut, Link, Rule};
+
+/// A way takes nothing more while so many bytes are under way on it.
+const UNDER_WAY_BYTES_MAX: usize = 256 << 10;
+
+/// Room made for each read.
+const READ_BYTES: usize = 64 << 10;
+
+/// A link with a limited rate hands on so many bytes at a time.
+const PIECE_BYTES: usize = 4 << 10;
+
+/// How long a caller may take to say who it is.
+const GREETING_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long one way goes on when the other has ended.
+const LINGER: Duration = Duration::from_millis(500);
+
+/// Reads until it is known who is calling. Gives back what was read.
+pub(super) async fn caller(
+    socket: &mut TcpStream,
+    members: &[String],
+) -> io::Result<(Caller, Vec<u8>)> {
+    let mut bytes = Vec::new();
+    let ended = || io::Error::from(io::ErrorKind::UnexpectedEof);
+    let hear = async {
+        loop {
+            if let Some(caller) = Caller::of(&bytes, members) {
+                return Ok((caller, bytes));
+            }
+            if socket.read_buf(&mut bytes).await? == 0 {
+                return Err(ended());
+            }
+        }
+    };
+    timeout(GREETING_WITHIN, hear).await.unwrap_or_else(|_| Err(ended()))
+}
+
+/// Serves a connection, from who has said `said` so far to the member that listens at `listen`, until one
+/// of them or the link's rule ends it.
+pub(super) async fn serve(socket: TcpStream, said: Vec<u8>, listen: &str, link: &Link) {
+    let mut rule = link.rule();
+    let cut = rule.borrow().cut;
+    match cut {
+        None => {}
+        Some(Cut::Refused) => return link.count(|traffic| traffic.refused += 1),
+        // Nobody answers. When somebody could again, this connection has been given up.
+        Some(Cut::Silent) => {
+            return drop(rule.wait_for(|rule| rule.cut != Some(Cut::Silent)).await);
+        }
+    }
+    let Ok(onward) = TcpStream::connect(listen).await else { return };
+    // Small messages must not wait for more. A socket that cannot do this is closed already.
+    if socket.set_nodelay(true).and(onward.set_nodelay(true)).is_err() {
+        return;
+    }
+    let (near_reads, near_writes) = socket.into_split();
+    let (far_reads, far_writes) = onward.into_split();
+    let mut there = pin!(Way::new(link, said).run(near_reads, far_writes));
+    let mut back = pin!(Way::new(link, Vec::new()).run(far_reads, near_writes));
+    let refused = async {
+        drop(rule.wait_for(|rule| rule.cut == Some(Cut::Refused)).await);
+        link.count(|traffic| traffic.refused += 1);
+    };
+    // A connection is of no use with one of its ways, but what was said last on the other must arrive.
+    tokio::select! {
+        _ = &mut there => drop(timeout(LINGER, back).await),
+        _ = &mut back => drop(timeout(LINGER, there).await),
+        () = refused => {}
+    }
+}
+
+/// One way of a connection.
+struct Way<'a> {
+    link: &'a Link,
+    dice: Dice,
+    frames: Frames,
+    /// What is under way, and when each piece of it arrives, rising.
+    under_way: VecDeque<(Instant, Vec<u8>)>,
+    under_way_bytes: usize,
+    /// When everything that was sent has left.
+    free_at: Instant,
+    last_due: Instant,
+    /// Nothing more is sent.
+    ending: bool,
+}
+
+/// What becomes of a frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fate {
+    Passes,
+    Lost,
+    Doubled,
+    Flipped,
+    Stuttered,
+    Breaks,
+}
+
+impl<'a> Way<'a> {
+    fn new(link: &'a Link, said: Vec<u8>) -> Self {
+        // Each way has luck of its own. Which frames come when is the machine's affair anyway.
+        static WAYS: AtomicU64 = AtomicU64::new(0);
+        let mut frames = Frames::default();
+        frames.buffer().extend(said);
+        let now = Instant::now();
+        Self {
+            link,
+            dice: Dice::new(WAYS.fetch_add(1, Ordering::Relaxed)),
+            frames,
+            under_way: VecDeque::new(),
+            under_way_bytes: 0,
+            free_at: now,
+            last_due: now,
+            ending: false,
+        }
+    }
+
+    async fn run(
+        mut self,
+        mut from: impl AsyncRead + Unpin,
+        mut to: impl AsyncWrite + Unpin,
+    ) -> io::Result<()> {
+        let mut changes = self.link.rule();
+        loop {
+            let rule = *changes.borrow_and_update();
+            self.take(&rule);
+            if self.ending && self.under_way.is_empty() {
+                return to.shutdown().await;
+            }
+            let is_open = rule.cut.is_none();
+            let reads = is_open && !self.ending && self.under_way_bytes < UNDER_WAY_BYTES_MAX;
+            let due = self.under_way.front().map(|(due, _)| *due);
+            self.frames.buffer().reserve(READ_BYTES);
+            tokio::select! {
+                changed = changes.changed() => {
+                    if changed.is_err() {
+                        return Ok(());
+                    }
+                    let rule = *changes.borrow();
+                    self.hurry(&rule);
+                }
+                read = from.read_buf(self.frames.buffer()), if reads => if read? == 0 {
+                    // What is no whole frame arrives as it is.
+                    let rest = self.frames.rest();
+                    self.send(&rule, &rest);
+                    self.ending = true;
+                },
+                () = sleep_until(due.unwrap_or(self.last_due)), if is_open && due.is_some() => {
+                    to.write_all(&self.arrived()).await?;
+                }
+            }
+        }
+    }
+
+    /// Decides what becomes of the frames that have come.
+    fn take(&mut self, rule: &Rule) {
+        while !self.ending
+            && let Some(mut frame) = self.frames.next()
+        {
+            let fate = self.fate(rule);
+            self.link.count(|traffic| {
+                traffic.frames += 1;
+                traffic.bytes += frame.len() as u64;
+                match fate {
+                    Fate::Passes => {}
+                    Fate::Lost => traffic.lost += 1,
+                    Fate::Doubled => traffic.doubled += 1,
+                    Fate::Flipped | Fate::Stuttered => traffic.spoiled += 1,
+                    Fate::Breaks => traffic.broken += 1,
+                }
+            });
+            match fate {
+                Fate::Passes => {}
+                Fate::Lost => continue,
+                Fate::Doubled => self.send(rule, &frame),
+                Fate::Flipped => {
+                    let at = self.dice.one_of(frame.len());
+                    frame[at] ^= 1 << self.dice.below(8);
+                }
+                Fate::Stuttered => {
+                    let (a, b) = (self.dice.one_of(frame.len()), self.dice.one_of(frame.len()));
+                    let again = frame[a.min(b)..=a.max(b)].to_vec();
+                    frame.splice(a.min(b)..a.min(b), again);
+                }
+                Fate::Breaks => {
+                    frame.truncate(frame.len() / 2);
+                    self.ending = true;
+                }
+            }
+            self.send(rule, &frame);
+        }
+    }
+
+    fn fate(&mut self, rule: &Rule) -> Fate {
+        let behind_greeting = !self.frames.greets();
+        let fates = [
+            (rule.break_permille, Fate::Breaks),
+            (rule.lose_permille * u16::from(behind_greeting), Fate::Lost),
+            (rule.double_permille * u16::from(behind_greeting), Fate::Doubled),
+            (rule.flip_permille, Fate::Flipped),
+            (rule.stutter_permille, Fate::Stuttered),
+        ];
+        let struck = fates.into_iter().find(|(permille, _)| self.strikes(*permille));
+        struck.map_or(Fate::Passes, |(_, fate)| fate)
+    }
+
+    fn strikes(&mut self, permille: u16) -> bool {
+        permille > 0 && self.dice.below(1000) < u64::from(permille)
+    }
+
+    /// Sends bytes on their way.
+    fn send(&mut self, rule: &Rule, bytes: &[u8]) {
+        let mut travel = rule.delay;
+        if let jitter @ 1.. = u64::try_from(rule.jitter.as_micros()).unwrap_or(u64::MAX) {
+            travel += Duration::from_micros(self.dice.below(jitter));
+        }
+        if self.strikes(rule.hold_permille) {
+            travel += rule.hold;
+        }
+        let piece_bytes = if rule.bytes_per_second.is_some() { PIECE_BYTES } else { usize::MAX };
+        for piece in bytes.chunks(piece_bytes) {
+            let takes = rule.bytes_per_second.map_or(Duration::ZERO, |rate| {
+                Duration::from_secs_f64(piece.len() as f64 / f64::from(rate.get()))
+            });
+            self.free_at = self.free_at.max(Instant::now()) + takes;
+            self.last_due = self.last_due.max(self.free_at + travel);
+            self.under_way_bytes += piece.len();
+            self.under_way.push_back((self.last_due, piece.to_vec()));
+        }
+    }
+
+    /// What is under way arrives no later than it would under this rule.
+    fn hurry(&mut self, rule: &Rule) {
+        let now = Instant::now();
+        if rule.bytes_per_second.is_none() {
+            let latest = now + rule.delay + rule.jitter + rule.hold;
+            self.under_way.iter_mut().for_each(|(due, _)| *due = latest.min(*due));
+            self.last_due = latest.min(self.last_due);
+            self.free_at = now.min(self.free_at);
+        }
+    }
+
+    /// What has arrived by now.
+    fn arrived(&mut self) -> Vec<u8> {
+        let (now, mut arrived) = (Instant::now(), Vec::new());
+        while self.under_way.front().is_some_and(|(due, _)| *due <= now) {
+            arrived.extend(self.under_way.pop_front().into_iter().flat_map(|(_, piece)| piece));
+        }
+        self.under_way_bytes -= arrived.len();
+        arrived
+    }
+}

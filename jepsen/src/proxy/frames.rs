@@ -1,0 +1,152 @@
+//! As much of what members say to each other as the network must understand to lose a whole message:
+//! where frames end, and who is calling.
+//!
+//! ```text
+//!   preface: 16 bytes, of which the 13th names the lane | frame | frame | ...
+//!   frame:   length u32 | checksum u32 | so many bytes as the length says
+//! ```
+
+/// The first words on a connection, in both directions.
+pub(super) const PREFACE_BYTES: usize = 16;
+
+/// Where the preface says which lane it is.
+const LANE_AT: usize = 12;
+
+/// The lane of somebody who asks to become a member, and does not say at first who it is.
+const JOIN_LANE: u8 = 255;
+
+/// Length and checksum.
+const HEADER_BYTES: usize = 8;
+
+/// Above it a length is nonsense: whoever reads it breaks off, so what follows passes as it is.
+const FRAME_BYTES_MAX: usize = 32 << 20;
+
+/// A stream that falls into frames.
+#[derive(Default)]
+pub(super) struct Frames {
+    buffer: Vec<u8>,
+    /// How many were taken off.
+    taken: u64,
+}
+
+impl Frames {
+    /// Where what was read belongs.
+    pub(super) fn buffer(&mut self) -> &mut Vec<u8> {
+        &mut self.buffer
+    }
+
+    /// The next whole frame. The first one is the preface.
+    pub(super) fn next(&mut self) -> Option<Vec<u8>> {
+        let end = self.end()?;
+        let rest = self.buffer.split_off(end);
+        self.taken += 1;
+        Some(std::mem::replace(&mut self.buffer, rest))
+    }
+
+    /// What is left when nothing more comes.
+    pub(super) fn rest(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.buffer)
+    }
+
+    /// Whether what comes next belongs to the greeting: the preface, and a frame or two.
+    pub(super) fn greets(&self) -> bool {
+        self.taken < 3
+    }
+
+    fn end(&self) -> Option<usize> {
+        let end = if self.taken == 0 {
+            PREFACE_BYTES
+        } else {
+            let length = u32::from_le_bytes(*self.buffer.first_chunk()?);
+            match usize::try_from(length).unwrap_or(usize::MAX) {
+                bytes if bytes <= FRAME_BYTES_MAX => HEADER_BYTES + bytes,
+                _ => self.buffer.len(),
+            }
+        };
+        (end > 0 && end <= self.buffer.len()).then_some(end)
+    }
+}
+
+/// Who is calling.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Caller {
+    /// The member with this number.
+    Member(usize),
+    /// Somebody else: who asks to become a member, or a probe.
+    Stranger,
+}
+
+impl Caller {
+    /// Who has begun a connection with these bytes; `None` while more are needed. A member's greeting
+    /// names the address at which it is reached itself, and every member has one of its own (`members`).
+    pub(super) fn of(bytes: &[u8], members: &[String]) -> Option<Self> {
+        if *bytes.get(LANE_AT)? == JOIN_LANE {
+            return Some(Caller::Stranger);
+        }
+        let header = bytes.get(PREFACE_BYTES..)?.first_chunk::<4>()?;
+        let length = usize::try_from(u32::from_le_bytes(*header)).unwrap_or(usize::MAX);
+        if length > FRAME_BYTES_MAX {
+            return Some(Caller::Stranger);
+        }
+        let body = PREFACE_BYTES + HEADER_BYTES;
+        let greeting = bytes.get(body..body + length)?;
+        let names = |address: &String| {
+            greeting.windows(address.len()).any(|window| window == address.as_bytes())
+        };
+        Some(members.iter().position(names).map_or(Caller::Stranger, Caller::Member))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(body: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(body.len()).unwrap();
+        [&length.to_le_bytes()[..], &[1, 2, 3, 4], body].concat()
+    }
+
+    fn preface(lane: u8) -> Vec<u8> {
+        let mut bytes = vec![7; PREFACE_BYTES];
+        bytes[LANE_AT] = lane;
+        bytes
+    }
+
+    #[test]
+    fn a_stream_falls_into_its_preface_and_its_frames_however_it_arrives() {
+        let whole = [preface(0), frame(b"hello"), frame(b""), frame(&[9; 3000])];
+        let bytes = whole.concat();
+        for step in [1, 7, 24, bytes.len()] {
+            let (mut frames, mut got) = (Frames::default(), Vec::new());
+            for piece in bytes.chunks(step) {
+                frames.buffer().extend_from_slice(piece);
+                got.extend(std::iter::from_fn(|| frames.next()));
+            }
+            assert_eq!(got, whole, "{step} bytes at a time");
+            assert!(frames.rest().is_empty());
+        }
+    }
+
+    #[test]
+    fn what_claims_to_be_longer_than_any_frame_passes_as_it_is() {
+        let mut frames = Frames::default();
+        frames.buffer().extend(preface(0));
+        frames.buffer().extend([0xff; 20]);
+        assert_eq!(frames.next(), Some(preface(0)));
+        assert_eq!(frames.next(), Some(vec![0xff; 20]));
+        assert_eq!(frames.next(), None);
+    }
+
+    #[test]
+    fn a_caller_is_known_by_the_address_at_which_it_is_reached() {
+        let members = ["127.0.0.1:40001".to_owned(), "127.0.0.1:40002".to_owned()];
+        let greeting = [preface(1), frame(b"\x01\x01...\x0f127.0.0.1:40002\x05")].concat();
+        for length in 0..greeting.len() {
+            assert_eq!(Caller::of(&greeting[..length], &members), None);
+        }
+        assert_eq!(Caller::of(&greeting, &members), Some(Caller::Member(1)));
+        let other = [preface(0), frame(b"127.0.0.1:40003")].concat();
+        assert_eq!(Caller::of(&other, &members), Some(Caller::Stranger));
+        assert_eq!(Caller::of(&preface(JOIN_LANE), &members), Some(Caller::Stranger));
+    }
+}

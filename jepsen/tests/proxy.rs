@@ -1,0 +1,263 @@
+//! The network between members does what its rules say and nothing else: with sockets that speak as members do, and
+//! with real members that notice.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::num::NonZeroU32;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bowline_jepsen::links::{Cut, Links, Rule, Traffic};
+use bowline_jepsen::process::LIMIT;
+use bowline_jepsen::proxy::Proxy;
+
+/// Two places whose members are the test itself.
+struct Pair {
+    links: Links,
+    addresses: Vec<String>,
+    listeners: Vec<TcpListener>,
+    _proxy: Proxy,
+}
+
+fn listener() -> TcpListener {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()
+}
+
+fn address(listener: &TcpListener) -> String {
+    listener.local_addr().unwrap().to_string()
+}
+
+/// As a member begins: a preface, and a greeting that says where it is reached itself.
+fn greeting(address: &str) -> Vec<u8> {
+    let mut preface = b"bowline\0".to_vec();
+    preface.extend([1, 0, 1, 0, 0, 0, 0, 0]);
+    [preface, frame(format!("greetings from {address}, to you").as_bytes())].concat()
+}
+
+/// A body with its length before it, and what would be its checksum.
+fn frame(body: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(body.len()).unwrap().to_le_bytes();
+    [&length[..], &[0; 4], body].concat()
+}
+
+/// Bodies of one length that say which they are.
+fn numbered(many: u32) -> Vec<Vec<u8>> {
+    (0..many).map(|number| frame(format!("{number:08}").as_bytes())).collect()
+}
+
+impl Pair {
+    fn new() -> Self {
+        let listeners: Vec<TcpListener> = (0..2).map(|_| listener()).collect();
+        let listens: Vec<String> = listeners.iter().map(address).collect();
+        // Ports that were free a moment ago.
+        let addresses: Vec<String> = [listener(), listener()].iter().map(address).collect();
+        let links = Links::default();
+        let proxy = Proxy::start(&addresses, &listens, links.clone()).unwrap();
+        Self { links, addresses, listeners, _proxy: proxy }
+    }
+
+    /// A connection that one has dialed to the other, after the greeting: both ends.
+    fn connect(&self, from: usize, to: usize) -> (TcpStream, TcpStream) {
+        let mut near = TcpStream::connect(&self.addresses[to]).unwrap();
+        let said = greeting(&self.addresses[from]);
+        near.write_all(&said).unwrap();
+        let (mut far, _) = self.listeners[to].accept().unwrap();
+        for socket in [&near, &far] {
+            socket.set_read_timeout(Some(LIMIT)).unwrap();
+        }
+        let mut heard = vec![0; said.len()];
+        far.read_exact(&mut heard).unwrap();
+        assert_eq!(heard, said);
+        // One more frame belongs to the greeting.
+        near.write_all(&frame(b"alive")).unwrap();
+        far.read_exact(&mut [0; 13]).unwrap();
+        (near, far)
+    }
+
+    /// Everything that arrives of what is sent before the connection is closed.
+    fn sent(&self, rule: Rule, bytes: &[u8]) -> Vec<u8> {
+        let (mut near, mut far) = self.connect(0, 1);
+        self.links.set(0, 1, rule);
+        near.write_all(bytes).unwrap();
+        // The proxy may have ended the connection by itself.
+        drop(near.shutdown(std::net::Shutdown::Write));
+        let mut arrived = Vec::new();
+        drop(far.read_to_end(&mut arrived));
+        self.links.heal();
+        arrived
+    }
+}
+
+/// Whether nothing comes within a moment. That is all that can be seen of silence.
+fn is_silent(socket: &mut TcpStream) -> bool {
+    socket.set_read_timeout(Some(Duration::from_millis(150))).unwrap();
+    let silent = socket.read(&mut [0; 1]).is_err();
+    socket.set_read_timeout(Some(LIMIT)).unwrap();
+    silent
+}
+
+#[test]
+fn without_rules_everything_arrives_in_both_directions() {
+    let pair = Pair::new();
+    let bytes = numbered(5000).concat();
+    assert_eq!(pair.sent(Rule::default(), &bytes), bytes);
+    let (mut near, mut far) = pair.connect(1, 0);
+    far.write_all(b"bowline\0 and so on, to the end of it").unwrap();
+    drop(far);
+    let mut heard = String::new();
+    near.read_to_string(&mut heard).unwrap();
+    assert_eq!(heard, "bowline\0 and so on, to the end of it");
+    let Traffic { frames, lost, doubled, spoiled, .. } = pair.links.traffic(0, 1);
+    assert_eq!((frames, lost, doubled, spoiled), (5003, 0, 0, 0));
+    assert_eq!(pair.links.strangers(), 0);
+}
+
+#[test]
+fn a_silent_cut_holds_up_one_direction_and_what_was_held_up_arrives_after_it() {
+    let pair = Pair::new();
+    let (mut near, mut far) = pair.connect(0, 1);
+    let (mut other_near, mut other_far) = pair.connect(1, 0);
+    pair.links.cut(0, 1);
+    near.write_all(&frame(b"held")).unwrap();
+    other_near.write_all(&frame(b"pass")).unwrap();
+    let mut heard = [0; 12];
+    other_far.read_exact(&mut heard).unwrap();
+    assert_eq!(heard.to_vec(), frame(b"pass"));
+    assert!(is_silent(&mut far));
+    pair.links.heal();
+    far.read_exact(&mut heard).unwrap();
+    assert_eq!(heard.to_vec(), frame(b"held"));
+}
+
+#[test]
+fn who_dials_over_a_silent_cut_is_not_answered_and_not_let_through_later() {
+    let pair = Pair::new();
+    pair.links.cut(0, 1);
+    let mut near = TcpStream::connect(&pair.addresses[1]).unwrap();
+    near.write_all(&greeting(&pair.addresses[0])).unwrap();
+    assert!(is_silent(&mut near));
+    pair.links.heal();
+    near.set_read_timeout(Some(LIMIT)).unwrap();
+    assert_eq!(near.read(&mut [0; 1]).unwrap_or(0), 0, "it is closed");
+    drop(pair.connect(0, 1));
+}
+
+#[test]
+fn a_refusing_cut_closes_what_is_there_and_what_comes() {
+    let pair = Pair::new();
+    let (mut near, mut far) = pair.connect(0, 1);
+    let (mut other_near, mut other_far) = pair.connect(1, 0);
+    pair.links.cut_so(0, 1, Cut::Refused);
+    for socket in [&mut near, &mut far] {
+        assert_eq!(socket.read(&mut [0; 1]).unwrap_or(0), 0);
+    }
+    let mut again = TcpStream::connect(&pair.addresses[1]).unwrap();
+    again.write_all(&greeting(&pair.addresses[0])).unwrap();
+    assert_eq!(again.read(&mut [0; 1]).unwrap_or(0), 0);
+    assert_eq!(pair.links.traffic(0, 1).refused, 2);
+    other_near.write_all(&frame(b"pass")).unwrap();
+    other_far.read_exact(&mut [0; 12]).unwrap();
+}
+
+#[test]
+fn a_delay_delays_and_keeps_the_order() {
+    let pair = Pair::new();
+    let (mut near, mut far) = pair.connect(0, 1);
+    let [delay, jitter] = [Duration::from_millis(80), Duration::from_millis(40)];
+    pair.links.set(0, 1, Rule { delay, jitter, ..Rule::default() });
+    let frames = numbered(50);
+    let begun = Instant::now();
+    near.write_all(&frames.concat()).unwrap();
+    for frame in frames {
+        let mut heard = vec![0; frame.len()];
+        far.read_exact(&mut heard).unwrap();
+        assert!(begun.elapsed() >= delay);
+        assert_eq!(heard, frame);
+    }
+}
+
+#[test]
+fn what_is_held_up_holds_up_all_that_is_behind_it() {
+    let pair = Pair::new();
+    let hold = Duration::from_millis(120);
+    let begun = Instant::now();
+    let bytes = numbered(20).concat();
+    assert_eq!(pair.sent(Rule { hold_permille: 1000, hold, ..Rule::default() }, &bytes), bytes);
+    assert!(begun.elapsed() >= hold);
+}
+
+#[test]
+fn frames_are_lost_whole_and_doubled_whole() {
+    let pair = Pair::new();
+    let frames = numbered(2000);
+    let length = frames[0].len();
+    let arrived = pair.sent(Rule { lose_permille: 100, ..Rule::default() }, &frames.concat());
+    let lost = usize::try_from(pair.links.traffic(0, 1).lost).unwrap();
+    assert!((100..400).contains(&lost), "{lost} of 2000");
+    assert_eq!(arrived.len(), (2000 - lost) * length);
+    assert!(
+        arrived.chunks(length).is_sorted()
+            && arrived.chunks(length).all(|f| frames.contains(&f.to_vec()))
+    );
+
+    let arrived = pair.sent(Rule { double_permille: 100, ..Rule::default() }, &frames.concat());
+    let doubled = usize::try_from(pair.links.traffic(0, 1).doubled).unwrap();
+    assert!((100..400).contains(&doubled), "{doubled} of 2000");
+    let mut heard: Vec<Vec<u8>> = arrived.chunks(length).map(<[u8]>::to_vec).collect();
+    assert_eq!(heard.len(), 2000 + doubled);
+    heard.dedup();
+    assert_eq!(heard, frames);
+}
+
+#[test]
+fn bits_are_flipped_one_a_frame_and_bytes_stutter() {
+    let pair = Pair::new();
+    let bytes = numbered(2000).concat();
+    let arrived = pair.sent(Rule { flip_permille: 50, ..Rule::default() }, &bytes);
+    let flipped = u32::try_from(pair.links.traffic(0, 1).spoiled).unwrap();
+    assert!((40..200).contains(&flipped), "{flipped} of 2000");
+    assert_eq!(arrived.len(), bytes.len());
+    let bits: u32 = arrived.iter().zip(&bytes).map(|(a, b)| (a ^ b).count_ones()).sum();
+    assert_eq!(bits, flipped);
+
+    let arrived = pair.sent(Rule { stutter_permille: 1000, ..Rule::default() }, &bytes);
+    assert!(arrived.len() > bytes.len() + 2000);
+}
+
+#[test]
+fn a_connection_breaks_in_the_middle_of_a_frame() {
+    let pair = Pair::new();
+    let frame = frame(&[b'x'; 992]);
+    let arrived = pair.sent(Rule { break_permille: 1000, ..Rule::default() }, &frame);
+    assert_eq!(arrived, frame[..500]);
+    assert_eq!(pair.links.traffic(0, 1).broken, 1);
+}
+
+#[test]
+fn a_narrow_link_takes_its_time() {
+    let pair = Pair::new();
+    let bytes = frame(&vec![b'x'; 40_000]);
+    let rule = Rule { bytes_per_second: NonZeroU32::new(200_000), ..Rule::default() };
+    let (begun, (sender, receiver)) = (Instant::now(), mpsc::channel());
+    thread::scope(|scope| {
+        scope.spawn(|| sender.send(pair.sent(rule, &bytes)));
+        assert_eq!(receiver.recv_timeout(LIMIT).unwrap(), bytes);
+    });
+    assert!(begun.elapsed() >= Duration::from_millis(200));
+}
+
+#[test]
+fn nothing_has_an_effect_on_somebody_who_is_no_member() {
+    let pair = Pair::new();
+    pair.links.part(&[0], &[1]);
+    let mut near = TcpStream::connect(&pair.addresses[1]).unwrap();
+    // Who wants to join says at first only that.
+    let mut preface = greeting(&pair.addresses[0]);
+    preface.truncate(16);
+    preface[12] = 255;
+    near.write_all(&preface).unwrap();
+    let (mut far, _) = pair.listeners[1].accept().unwrap();
+    far.read_exact(&mut [0; 16]).unwrap();
+    assert_eq!(pair.links.strangers(), 1);
+}
