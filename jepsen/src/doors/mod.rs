@@ -1,0 +1,90 @@
+//! The doors of a node's process to the world, with what the harness may do to them from outside: its disk, its
+//! clock. Lives inside the node's process; the harness opens and closes them by [`Order::Door`](crate::Order::Door).
+//!
+//! | words | what they do |
+//! |---|---|
+//! | `close` | all doors are as if nothing had been, but that a clock which is ahead stays ahead |
+//! | `slow-sync 20` | every sync takes 20 ms longer |
+//! | `slow-write 20` | every write takes 20 ms longer |
+//! | `full`, `room` | no file grows, and none is made; there is room again |
+//! | `fail-sync` | every sync fails |
+//! | `fail-write` | every write fails |
+//! | `clock-rate 1080` | of a second of the machine, 1080 milliseconds pass |
+//! | `clock-jump 2000` | the clock jumps 2000 ms forward; it never goes back |
+//!
+//! These need no rights on the machine. What only a real file system does, as losing what was not synced,
+//! [`volume`](crate::volume) does.
+
+mod clock;
+mod disk;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bowline::env::{Env, Points};
+
+use clock::BentClock;
+use disk::BentDisk;
+
+/// See the module. All closed at first.
+#[derive(Debug, Default)]
+pub struct Doors {
+    clock: Arc<BentClock>,
+    disk: Arc<disk::Faults>,
+}
+
+impl Doors {
+    /// The world through these doors.
+    pub fn env(self: &Arc<Self>, points: Arc<dyn Points>) -> Env {
+        let disk = Arc::new(BentDisk::new(Arc::clone(&self.disk)));
+        Env { points, disk, clock: Arc::clone(&self.clock) as _, ..Env::real() }
+    }
+
+    /// Does what the harness wants.
+    ///
+    /// # Errors
+    /// It makes no sense.
+    pub fn order(&self, words: &str) -> Result<(), String> {
+        let nonsense = || format!("there is no door for {words:?}");
+        let (door, number) = match words.split(' ').collect::<Vec<_>>()[..] {
+            [door] => (door, 0),
+            [door, number] => (door, number.parse().map_err(|_| nonsense())?),
+            _ => return Err(nonsense()),
+        };
+        let span = Duration::from_millis(number);
+        match door {
+            "close" => {
+                self.disk.set(disk::State::default());
+                self.clock.rate(1000);
+            }
+            "slow-sync" => self.disk.change(|state| state.sync_takes = span),
+            "slow-write" => self.disk.change(|state| state.write_takes = span),
+            "full" => self.disk.change(|state| state.full = true),
+            "room" => self.disk.change(|state| state.full = false),
+            "fail-sync" => self.disk.change(|state| state.syncs_fail = true),
+            "fail-write" => self.disk.change(|state| state.writes_fail = true),
+            "clock-rate" => self.clock.rate(u32::try_from(number).map_err(|_| nonsense())?),
+            "clock-jump" => self.clock.jump(span),
+            _ => return Err(nonsense()),
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_makes_sense_is_done() {
+        let doors = Doors::default();
+        for words in
+            ["close", "slow-sync 20", "full", "room", "clock-rate 900", "clock-jump 5", "close"]
+        {
+            assert_eq!(doors.order(words), Ok(()), "{words}");
+        }
+        for words in ["", "slow-sync x", "slow-sync 1 2", "clock-rate -1", "window"] {
+            assert!(doors.order(words).is_err(), "{words}");
+        }
+    }
+}
