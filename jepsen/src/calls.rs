@@ -167,6 +167,11 @@ pub enum Call {
         /// How many revisions are kept.
         keep: u64,
     },
+    /// Write a copy of this node's state to a file. Answered by [`Reply::Done`].
+    Backup {
+        /// Which.
+        file: String,
+    },
     /// Make a learner a voter. Answered by [`Reply::Done`].
     Promote {
         /// Its name.

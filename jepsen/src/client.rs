@@ -178,6 +178,10 @@ fn reply(node: &Node, slots: &Slots, call: Call) -> Result<Reply, Miss> {
             let to = kv.revision().get().saturating_sub(keep);
             Ok(Reply::Done { revision: kv.compact(Revision(to)).wait()?.get() })
         }
+        Call::Backup { file } => {
+            node.backup(file).wait()?;
+            Ok(Reply::Done { revision: 0 })
+        }
         Call::Promote { member } => {
             node.promote(id_of(node, &member)?).wait()?;
             Ok(Reply::Done { revision: 0 })

@@ -16,7 +16,8 @@ use crate::client;
 use crate::cluster::ELECTION_MS;
 use crate::dice::number_in;
 use crate::doors::Doors;
-use crate::fleet::{DEADLINE_MS, JOIN, LISTEN, SESSION_MS};
+use crate::fleet::{DEADLINE_MS, JOIN, LISTEN, REPLACES, SESSION_MS};
+use crate::nemesis::WARM_COPY;
 use crate::slots::Slots;
 use crate::wire::{self, Answer, Order, Row, Rows};
 
@@ -75,6 +76,12 @@ fn config(dir: &str, name: &str, members: Vec<(&str, &str)>) -> Config {
         }
         Err(_) => config.members(members),
     };
+    if let Ok(name) = std::env::var(REPLACES) {
+        config = config.replacing(name);
+    }
+    if std::env::var(WARM_COPY).is_ok() {
+        config = config.warm_copy(true);
+    }
     if let Ok(listen) = std::env::var(LISTEN) {
         config = config.listen(listen);
     }

@@ -25,6 +25,8 @@ pub const SESSION_MS: &str = "JEPSEN_SESSION_MS";
 pub const DEADLINE_MS: &str = "JEPSEN_DEADLINE_MS";
 /// The variable in which it is told whom to join, instead of founding a cluster: addresses, with commas.
 pub const JOIN: &str = "JEPSEN_JOIN";
+/// The variable in which it is told whose place it takes by joining.
+pub const REPLACES: &str = "JEPSEN_REPLACES";
 
 /// How long a member may take to say who leads.
 const LOOK_LIMIT: Duration = Duration::from_millis(300);
@@ -93,6 +95,8 @@ struct Now {
     being: Being,
     /// It joins a cluster instead of founding one.
     joins: bool,
+    /// It took the place of whoever was here before, whose disk was lost.
+    replaces: bool,
 }
 
 impl Place {
@@ -144,12 +148,18 @@ impl Fleet {
         };
         let places = (addresses.into_iter().zip(listens).enumerate())
             .map(|(member, (address, listen))| Place {
-                dir: volumes
-                    .as_ref()
-                    .map_or_else(|| dir.path().join(format!("m{member}")), |v| v.dir(member)),
+                dir: volumes.as_ref().map_or_else(
+                    || dir.path().join(format!("m{member}")),
+                    |v| v.dir(member).join("data"),
+                ),
                 address,
                 listen,
-                now: Mutex::new(Now { process: None, being: Being::Down, joins: false }),
+                now: Mutex::new(Now {
+                    process: None,
+                    being: Being::Down,
+                    joins: false,
+                    replaces: false,
+                }),
             })
             .collect();
         let volumes = volumes.map(Mutex::new);
@@ -237,6 +247,9 @@ impl Fleet {
             let others: Vec<&str> = (0..self.members()).map(|other| self.address(other)).collect();
             command.env(JOIN, format!("{},{}", place.address, others.join(",")));
         }
+        if now.replaces {
+            command.env(REPLACES, format!("m{member}"));
+        }
         now.process = Some(Arc::new(Process::spawn(&mut command)?));
         now.being = Being::Up;
         Ok(())
@@ -249,6 +262,17 @@ impl Fleet {
     pub fn spawn_joining(&self, member: usize) -> Result<(), Trouble> {
         self.places[member].now().joins = true;
         self.spawn(member)
+    }
+
+    /// Gives up what a member has on its disk, and starts a new one on an empty directory in its place, without
+    /// waiting for it.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn spawn_replacing(&self, member: usize) -> Result<(), Trouble> {
+        self.clear(member)?;
+        self.places[member].now().replaces = true;
+        self.spawn_joining(member)
     }
 
     /// Waits until a member that was spawned runs.

@@ -49,6 +49,9 @@ pub enum Trouble {
     /// A process ended otherwise than by being killed.
     #[error("a process ended by itself: {0}")]
     Ended(String),
+    /// A backup was made that is none.
+    #[error("a backup is not sound: {0}")]
+    Backup(String),
     /// A node does not do what it is told.
     #[error("a node answered {order:?} with {answer:?}")]
     Answered {

@@ -206,7 +206,9 @@ pub fn run(plan: &Plan, program: &Program) -> Ran {
 /// A member that stops by itself, or dies, is Bowline's fault; everything else is the harness's or the machine's.
 fn verdict_of(trouble: &Trouble) -> Verdict {
     match trouble {
-        Trouble::Stopped(_) | Trouble::Ended(_) => Verdict::Violation(trouble.to_string()),
+        Trouble::Stopped(_) | Trouble::Ended(_) | Trouble::Backup(_) => {
+            Verdict::Violation(trouble.to_string())
+        }
         _ => Verdict::Invalid(trouble.to_string()),
     }
 }
@@ -346,7 +348,7 @@ fn break_it(
     while begun.elapsed() + plan.pace.window <= plan.load {
         let begin = stage.ledger.now();
         let what = nemesis.begin(stage.fleet, &mut dice)?;
-        thread::sleep(plan.pace.window);
+        nemesis::pass(nemesis, stage.fleet, &mut dice, plan.pace.window)?;
         let end = stage.ledger.now();
         windows.push(Window { begin, end, what });
         nemesis.end(stage.fleet, &mut dice)?;

@@ -19,9 +19,9 @@ fn run(workload: &'static workload::Kind, nemesis: &'static nemesis::Kind, membe
         workload,
         nemesis,
         members,
-        load: Duration::from_secs(4),
+        load: Duration::from_secs(5),
         seed: 1,
-        pace: Pace { window: Duration::from_secs(1), rest: Duration::from_millis(500) },
+        pace: Pace { window: Duration::from_secs(2), rest: Duration::from_millis(500) },
         rate: 200,
     };
     run::run(&plan, &Program { path: HARNESS.into(), words: vec!["node".to_owned()] })
@@ -53,6 +53,7 @@ static THIEF: nemesis::Kind = nemesis::Kind {
     name: "thief",
     about: "a row disappears",
     wants: Wants { leader_change: false, progress_inside: true, members_min: 1 },
+    alone: true,
     possible: nemesis::anywhere,
     make: || Box::new(Thief),
 };

@@ -1,44 +1,64 @@
-//! Processes are killed, as by `kill -9`, and started again: one, the leader every other time; or all at once.
+//! Processes are killed, as by `kill -9`, and started again: one, as many as may fail, one more than that, all.
 
-use super::{Kind, Nemesis, Wants, anywhere, called, victim};
+use super::whom::{Whom, names};
+use super::{Kind, Nemesis, Wants, anywhere};
 use crate::dice::Dice;
 use crate::fleet::Fleet;
 use crate::process::Trouble;
 
-pub(super) const KIND: Kind = Kind {
+pub(super) const ONE: Kind = Kind {
     name: "kill",
-    about: "one member is killed, the leader every other time, and started again",
+    about: "one member is killed, the leader more often than not, and started again",
     wants: Wants::QUORUM_STAYS.and_leader_change(),
+    alone: false,
     possible: anywhere,
-    make: || Box::new(Kill { all: false, leader_next: true, down: Vec::new() }),
+    make: || Box::new(Kill::of(Whom::One)),
 };
 
-pub(super) const ALL_AT_ONCE: Kind = Kind {
+pub(super) const MINORITY: Kind = Kind {
+    name: "kill-minority",
+    about: "as many members as may fail are killed at once, and started again",
+    wants: Wants::QUORUM_STAYS.and_leader_change(),
+    alone: false,
+    possible: anywhere,
+    make: || Box::new(Kill::of(Whom::Minority)),
+};
+
+pub(super) const MAJORITY: Kind = Kind {
+    name: "kill-majority",
+    about: "one member more than may fail is killed, all at once, and started again",
+    wants: Wants::ALL_STOP,
+    alone: false,
+    possible: anywhere,
+    make: || Box::new(Kill::of(Whom::Majority)),
+};
+
+pub(super) const ALL: Kind = Kind {
     name: "kill-all",
     about: "all members are killed at once, and started again",
     wants: Wants::ALL_STOP,
+    alone: false,
     possible: anywhere,
-    make: || Box::new(Kill { all: true, leader_next: false, down: Vec::new() }),
+    make: || Box::new(Kill::of(Whom::All)),
 };
 
 struct Kill {
-    all: bool,
-    leader_next: bool,
+    whom: Whom,
     down: Vec<usize>,
+}
+
+impl Kill {
+    fn of(whom: Whom) -> Self {
+        Self { whom, down: Vec::new() }
+    }
 }
 
 impl Nemesis for Kill {
     fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
-        let leader = fleet.leader().filter(|_| self.leader_next).map(|(leader, _)| leader);
-        self.leader_next = !self.leader_next;
-        self.down = if self.all {
-            fleet.up()
-        } else {
-            leader.or_else(|| victim(fleet, dice)).into_iter().collect()
-        };
-        let whom: Vec<String> = self.down.iter().map(|member| called(fleet, *member)).collect();
+        self.down = self.whom.draw(fleet, dice);
+        let whom = names(fleet, &self.down);
         self.down.iter().try_for_each(|member| fleet.kill(*member))?;
-        Ok(format!("kills {}", whom.join(", ")))
+        Ok(format!("kills {whom}"))
     }
 
     fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {

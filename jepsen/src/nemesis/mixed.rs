@@ -1,5 +1,7 @@
 //! All of them, one or two at a time, drawn anew for each window.
 
+use std::time::{Duration, Instant};
+
 use super::{ALL, Kind, Nemesis, Wants, anywhere};
 use crate::dice::Dice;
 use crate::fleet::{Fleet, Setup};
@@ -9,9 +11,13 @@ pub(super) const KIND: Kind = Kind {
     name: "mixed",
     about: "one or two of the others at a time, drawn anew for each window",
     wants: Wants { leader_change: true, progress_inside: false, members_min: 3 },
+    alone: true,
     possible: anywhere,
     make: || Box::new(Mixed::of_all()),
 };
+
+/// Longer than any window.
+const LONG: Duration = Duration::from_secs(3600);
 
 /// Two faults at once in one window of this many.
 const TWO_IN: u64 = 3;
@@ -19,13 +25,13 @@ const TWO_IN: u64 = 3;
 /// See the module.
 pub struct Mixed {
     parts: Vec<(&'static str, Box<dyn Nemesis>)>,
-    active: Vec<usize>,
+    /// Which of them are at work, and when each takes its next step.
+    active: Vec<(usize, Instant)>,
 }
 
 impl Mixed {
     fn of_all() -> Self {
-        let fits = |kind: &&Kind| !["none", "mixed"].contains(&kind.name);
-        Self::of(ALL.iter().filter(fits).filter(|kind| (kind.possible)().is_ok()))
+        Self::of(ALL.iter().filter(|kind| !kind.alone && (kind.possible)().is_ok()))
     }
 
     /// Of these.
@@ -42,22 +48,34 @@ impl Nemesis for Mixed {
 
     fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
         let first = dice.one_of(self.parts.len());
-        self.active = vec![first];
+        let mut drawn = vec![first];
         if dice.below(TWO_IN) == 0 {
             let second = dice.one_of(self.parts.len());
-            self.active.extend(Some(second).filter(|second| *second != first));
+            drawn.extend(Some(second).filter(|second| *second != first));
         }
         let mut said = Vec::new();
-        for at in &self.active {
-            let (name, part) = &mut self.parts[*at];
+        for at in drawn {
+            let (name, part) = &mut self.parts[at];
             said.push(format!("{name}: {}", part.begin(fleet, dice)?));
+            self.active.push((at, Instant::now()));
         }
         Ok(said.join("; "))
     }
 
+    fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, Trouble> {
+        for (at, next) in &mut self.active {
+            if *next <= Instant::now() {
+                let wait = self.parts[*at].1.step(fleet, dice)?.min(LONG);
+                *next = Instant::now() + wait;
+            }
+        }
+        let next = self.active.iter().map(|(_, next)| *next).min();
+        Ok(next.map_or(LONG, |next| next.saturating_duration_since(Instant::now())))
+    }
+
     fn end(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<(), Trouble> {
         // The last to come goes first.
-        while let Some(at) = self.active.pop() {
+        while let Some((at, _)) = self.active.pop() {
             self.parts[at].1.end(fleet, dice)?;
         }
         Ok(())

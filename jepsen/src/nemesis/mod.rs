@@ -8,20 +8,40 @@
 //! through the [`Fleet`] and draws from the [`Dice`] it is given, so that a seed says whom it hits. Whatever
 //! it does it undoes in [`Nemesis::end`]; after the last window the fleet heals what is left.
 //!
-//! To write one: a file here with a type, one line in [`ALL`]. `pause.rs` is the shortest.
+//! A fault that is many small ones does them in [`Nemesis::step`], inside the window.
+//!
+//! To write one: a file here with a type, one line in [`ALL`]. `kill.rs` is the shortest. What each of them does, what
+//! must hold and what it needs of the machine stands in `docs/testing.md`.
+
+mod none;
 
 mod kill;
-mod mixed;
-mod none;
 mod pause;
+mod power;
 
-use std::time::Duration;
+mod partition;
+mod weather;
+
+mod clock;
+mod disk;
+mod rot;
+
+mod churn;
+mod storm;
+
+mod mixed;
+
+mod whom;
+
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::dice::Dice;
 use crate::fleet::{Fleet, Setup};
 use crate::process::Trouble;
 
 pub use mixed::Mixed;
+pub use rot::WARM_COPY;
 
 /// A fault. One value lives through one run.
 pub trait Nemesis: Send {
@@ -34,7 +54,16 @@ pub trait Nemesis: Send {
     /// The harness cannot go on, or a member did what no member may.
     fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble>;
 
-    /// Ends it: whatever [`begin`](Self::begin) did is undone, as far as it can be.
+    /// Inside a window, again and again: does the next of many small things, and says how long to wait before
+    /// the one after it. By default there is nothing to do. Takes no longer than some seconds.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin).
+    fn step(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<Duration, Trouble> {
+        Ok(Duration::MAX)
+    }
+
+    /// Ends it: whatever [`begin`](Self::begin) and [`step`](Self::step) did is undone, as far as it can be.
     ///
     /// # Errors
     /// As [`begin`](Self::begin).
@@ -49,6 +78,8 @@ pub struct Kind {
     pub about: &'static str,
     /// What a run must show for it to have meant something.
     pub wants: Wants,
+    /// Whether it is never mixed with others: together they could be more than a cluster promises to bear.
+    pub alone: bool,
     /// Whether this machine can do it; else why not. Asked once, before anything is started.
     pub possible: fn() -> Result<(), String>,
     /// A new one.
@@ -95,27 +126,72 @@ impl Default for Pace {
     }
 }
 
+/// Lets a window of a nemesis that has begun pass, with everything that it does in it.
+///
+/// # Errors
+/// Those of [`Nemesis::step`].
+pub fn pass(
+    nemesis: &mut dyn Nemesis,
+    fleet: &Fleet,
+    dice: &mut Dice,
+    window: Duration,
+) -> Result<(), Trouble> {
+    let begun = Instant::now();
+    while let Some(left) = window.checked_sub(begun.elapsed()).filter(|left| !left.is_zero()) {
+        let wait = nemesis.step(fleet, dice)?;
+        thread::sleep(wait.min(left));
+    }
+    Ok(())
+}
+
 /// Any machine can.
 pub fn anywhere() -> Result<(), String> {
     Ok(())
 }
 
 /// Every nemesis there is.
-pub const ALL: &[Kind] = &[none::KIND, kill::KIND, kill::ALL_AT_ONCE, pause::KIND, mixed::KIND];
+pub const ALL: &[Kind] = &[
+    none::KIND,
+    kill::ONE,
+    kill::MINORITY,
+    kill::MAJORITY,
+    kill::ALL,
+    pause::ONE,
+    pause::SHORT,
+    pause::ALL,
+    power::ONE,
+    power::MOST,
+    power::ALL,
+    partition::HALVES,
+    partition::MINORITY,
+    partition::LEADER,
+    partition::ONE_WAY,
+    partition::BRIDGE,
+    partition::RING,
+    weather::DELAY,
+    weather::LOSS,
+    weather::DUPLICATES,
+    weather::CORRUPTION,
+    weather::NARROW,
+    clock::RATES,
+    clock::JUMPS,
+    disk::SLOW,
+    disk::FULL,
+    disk::DEAD,
+    rot::LOG,
+    rot::SNAPSHOT,
+    rot::WARM,
+    churn::KIND,
+    storm::TRANSFER,
+    storm::COMPACTION,
+    storm::SNAPSHOTS,
+    storm::ROLLING,
+    mixed::KIND,
+];
 
 /// The one of this name.
 pub fn named(name: &str) -> Option<&'static Kind> {
     ALL.iter().find(|kind| kind.name == name)
-}
-
-/// Whom to hit, drawn: the leader half of the time (if there is one), else any member that runs.
-pub fn victim(fleet: &Fleet, dice: &mut Dice) -> Option<usize> {
-    let up = fleet.up();
-    if up.is_empty() {
-        return None;
-    }
-    let leader = if dice.below(2) == 0 { fleet.leader() } else { None };
-    Some(leader.map_or_else(|| up[dice.one_of(up.len())], |(leader, _)| leader))
 }
 
 /// A member with what it is right now: `m1 (leader)`.

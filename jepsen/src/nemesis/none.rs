@@ -9,6 +9,7 @@ pub(super) const KIND: Kind = Kind {
     name: "none",
     about: "nothing goes wrong",
     wants: Wants { leader_change: false, progress_inside: true, members_min: 1 },
+    alone: true,
     possible: anywhere,
     make: || Box::new(None),
 };

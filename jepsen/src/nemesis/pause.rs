@@ -1,32 +1,86 @@
-//! A member stands still (SIGSTOP), the leader every other time, and goes on as if nothing had been.
+//! Members stand still (SIGSTOP) and go on as if nothing had been: for longer than a session lives, or
+//! again and again for less than an election takes.
 
-use super::{Kind, Nemesis, Wants, anywhere, called, victim};
+use std::time::Duration;
+
+use super::whom::{Whom, names};
+use super::{Kind, Nemesis, Wants, anywhere};
 use crate::dice::Dice;
 use crate::fleet::Fleet;
 use crate::process::Trouble;
 
-pub(super) const KIND: Kind = Kind {
+pub(super) const ONE: Kind = Kind {
     name: "pause",
-    about: "one member stands still, the leader every other time, and goes on",
+    about: "one member stands still for the whole window, the leader more often than not",
     wants: Wants::QUORUM_STAYS.and_leader_change(),
+    alone: false,
     possible: anywhere,
-    make: || Box::new(Pause { leader_next: true, paused: None }),
+    make: || Box::new(Pause::of(Whom::One)),
+};
+
+pub(super) const ALL: Kind = Kind {
+    name: "pause-all",
+    about: "all members stand still for the whole window, and go on one after the other",
+    wants: Wants::ALL_STOP,
+    alone: false,
+    possible: anywhere,
+    make: || Box::new(Pause::of(Whom::All)),
+};
+
+pub(super) const SHORT: Kind = Kind {
+    name: "pause-short",
+    about: "somebody stands still for less than a second, again and again",
+    wants: Wants::QUORUM_STAYS,
+    alone: false,
+    possible: anywhere,
+    make: || Box::new(Short { paused: None }),
 };
 
 struct Pause {
-    leader_next: bool,
-    paused: Option<usize>,
+    whom: Whom,
+    paused: Vec<usize>,
+}
+
+impl Pause {
+    fn of(whom: Whom) -> Self {
+        Self { whom, paused: Vec::new() }
+    }
 }
 
 impl Nemesis for Pause {
     fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
-        let leader = fleet.leader().filter(|_| self.leader_next).map(|(leader, _)| leader);
-        self.leader_next = !self.leader_next;
-        self.paused = leader.or_else(|| victim(fleet, dice));
-        let Some(member) = self.paused else { return Ok("finds nobody".to_owned()) };
-        let whom = called(fleet, member);
-        fleet.pause(member)?;
+        self.paused = self.whom.draw(fleet, dice);
+        let whom = names(fleet, &self.paused);
+        self.paused.iter().try_for_each(|member| fleet.pause(*member))?;
         Ok(format!("pauses {whom}"))
+    }
+
+    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+        self.paused.drain(..).try_for_each(|member| fleet.resume(member))
+    }
+}
+
+/// How long a short pause may be, and what may lie between two of them, in milliseconds.
+const SHORT_MS: u64 = 900;
+
+struct Short {
+    paused: Option<usize>,
+}
+
+impl Nemesis for Short {
+    fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, Trouble> {
+        Ok("pauses somebody, again and again".to_owned())
+    }
+
+    fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, Trouble> {
+        match self.paused.take() {
+            Some(member) => fleet.resume(member)?,
+            None => {
+                self.paused = Whom::One.draw(fleet, dice).pop();
+                self.paused.map_or(Ok(()), |member| fleet.pause(member))?;
+            }
+        }
+        Ok(Duration::from_millis(dice.below(SHORT_MS)))
     }
 
     fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {

@@ -23,7 +23,8 @@ pub(super) const KIND: Kind = Kind {
 
 /// The keys of a lease.
 const KEYS: u64 = 2;
-const TTL_MS_MIN: u64 = 800;
+/// Of a shorter one, the 100 ms that a leader counts when its clock jumps would be more than the drift bound.
+const TTL_MS_MIN: u64 = 1000;
 const TTL_MS_MAX: u64 = 2000;
 /// How long between two looks.
 const LOOK_MS: u64 = 60;

@@ -1,0 +1,167 @@
+//! Members come and go: one joins, is made a voter, is removed, and comes back as somebody else.
+//!
+//! ```text
+//!   Out ──spawn, joining──▶ Joining ──it answers──▶ Learner ──promote──▶ Voter ──remove──▶ Leaving
+//!    ▲                                                                                        │
+//!    └────────────────────────── no member any more: its data is removed ◀────────────────────┘
+//! ```
+
+use std::time::Duration;
+
+use super::{Kind, Nemesis, Wants, anywhere};
+use crate::calls::{Call, Reply};
+use crate::dice::Dice;
+use crate::fleet::{Being, Fleet, Setup};
+use crate::process::Trouble;
+use crate::wire::{Answer, Order};
+
+pub(super) const KIND: Kind = Kind {
+    name: "churn",
+    about: "two more members join, are made voters, are removed, and come back as new ones, all the time",
+    wants: Wants::QUORUM_STAYS,
+    alone: false,
+    possible: anywhere,
+    make: || Box::new(Churn { stages: Vec::new(), steps: 0 }),
+};
+
+/// How many places there are for those who come and go.
+const SPARE: usize = 2;
+
+/// How long a member may take to say what it was asked.
+const CALL_LIMIT: Duration = Duration::from_millis(800);
+
+/// What lies between two steps at most, in milliseconds.
+const STEP_EVERY_MS: u64 = 300;
+
+/// What a member says that finds out that it was removed.
+const REMOVED: &str = "removed";
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    Out,
+    Joining,
+    Learner,
+    Voter,
+    Leaving,
+}
+
+/// See the module.
+struct Churn {
+    /// Of the last places.
+    stages: Vec<Stage>,
+    /// How many were taken.
+    steps: u64,
+}
+
+impl Churn {
+    /// Takes the next step of the member at this place.
+    fn go_on(&self, fleet: &Fleet, place: usize, stage: Stage) -> Result<Stage, Trouble> {
+        let name = format!("m{place}");
+        Ok(match stage {
+            Stage::Out => {
+                fleet.spawn_joining(place)?;
+                Stage::Joining
+            }
+            Stage::Joining => {
+                if is_over(fleet, place) {
+                    // Nobody took it in in time. It may be a member all the same, and tries again.
+                    fleet.bury(place)?;
+                }
+                if fleet.being(place) == Being::Down {
+                    fleet.spawn_joining(place)?;
+                }
+                match fleet.ask(place, &Order::Look, CALL_LIMIT) {
+                    Some(_) => Stage::Learner,
+                    None => Stage::Joining,
+                }
+            }
+            Stage::Learner => {
+                ask_somebody(fleet, Call::Promote { member: name.clone() });
+                match members(fleet) {
+                    Some((voters, _)) if voters.contains(&name) => Stage::Voter,
+                    _ => Stage::Learner,
+                }
+            }
+            Stage::Voter | Stage::Leaving => {
+                ask_somebody(fleet, Call::Remove { member: name.clone() });
+                match members(fleet) {
+                    Some((voters, learners))
+                        if !voters.contains(&name) && !learners.contains(&name) =>
+                    {
+                        if let Some(why) = fleet.bury(place)?
+                            && !why.contains(REMOVED)
+                        {
+                            return Err(Trouble::Stopped(format!(
+                                "{name}, that was removed: {why}"
+                            )));
+                        }
+                        fleet.clear(place)?;
+                        Stage::Out
+                    }
+                    _ => Stage::Leaving,
+                }
+            }
+        })
+    }
+}
+
+/// The last places are for those who come and go.
+fn place_of(fleet: &Fleet, spare: usize) -> usize {
+    fleet.places() - SPARE + spare
+}
+
+fn is_over(fleet: &Fleet, place: usize) -> bool {
+    fleet.process(place).is_some_and(|process| process.is_over())
+}
+
+/// A founder that runs and answers, asked for something.
+fn ask_somebody(fleet: &Fleet, call: Call) -> Option<Reply> {
+    let leader = fleet.leader().map(|(leader, _)| leader);
+    let mut founders: Vec<usize> =
+        fleet.up().into_iter().filter(|member| *member < fleet.members()).collect();
+    founders.sort_by_key(|member| Some(*member) != leader);
+    match fleet.ask(*founders.first()?, &Order::Call(Box::new(call)), CALL_LIMIT)? {
+        Answer::Came(reply) => Some(*reply),
+        _ => None,
+    }
+}
+
+/// The names of those who vote, and of those who do not.
+fn members(fleet: &Fleet) -> Option<(Vec<String>, Vec<String>)> {
+    match ask_somebody(fleet, Call::Members)? {
+        Reply::Members { voters, learners } => Some((voters, learners)),
+        _ => None,
+    }
+}
+
+impl Nemesis for Churn {
+    fn prepare(&self, setup: &mut Setup) {
+        // A workload may have places of its own.
+        setup.spare += SPARE;
+    }
+
+    fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, Trouble> {
+        self.stages.resize(SPARE, Stage::Out);
+        Ok(format!("lets members come and go ({} steps so far)", self.steps))
+    }
+
+    fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, Trouble> {
+        let spare = dice.one_of(SPARE);
+        let (place, stage) = (place_of(fleet, spare), self.stages[spare]);
+        self.stages[spare] = self.go_on(fleet, place, stage)?;
+        self.steps += u64::from(self.stages[spare] != stage);
+        Ok(Duration::from_millis(1 + dice.below(STEP_EVERY_MS)))
+    }
+
+    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+        for (spare, stage) in self.stages.iter().enumerate() {
+            let place = place_of(fleet, spare);
+            // Who has not got in comes back with what it has when everything is whole. Who was removed
+            // may not know it yet, or has stopped.
+            if *stage == Stage::Joining || is_over(fleet, place) {
+                fleet.bury(place)?;
+            }
+        }
+        Ok(())
+    }
+}

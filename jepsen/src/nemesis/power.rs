@@ -1,0 +1,86 @@
+//! The power of members fails: their file systems keep what was synced and forget the rest.
+//!
+//! Each member has a small file system of its own ([`volume`](crate::volume)) that is cut off without being
+//! flushed. Needs root, loop devices and perl.
+
+use std::thread;
+use std::time::Duration;
+
+use super::whom::{Whom, names};
+use super::{Kind, Nemesis, Wants};
+use crate::dice::Dice;
+use crate::fleet::{Fleet, Setup};
+use crate::process::Trouble;
+use crate::volume::{Medium, Volumes};
+
+pub(super) const ONE: Kind = Kind {
+    name: "power-one",
+    about: "one member loses its power",
+    wants: Wants::QUORUM_STAYS.and_leader_change(),
+    alone: false,
+    possible: Volumes::possible,
+    make: || Box::new(Power::of(Whom::One)),
+};
+
+pub(super) const MOST: Kind = Kind {
+    name: "power-most",
+    about: "one member more than may fail loses its power, all at once",
+    wants: Wants::ALL_STOP,
+    alone: false,
+    possible: Volumes::possible,
+    make: || Box::new(Power::of(Whom::Majority)),
+};
+
+pub(super) const ALL: Kind = Kind {
+    name: "power-all",
+    about: "all members lose their power at once",
+    wants: Wants::ALL_STOP,
+    alone: false,
+    possible: Volumes::possible,
+    make: || Box::new(Power::of(Whom::All)),
+};
+
+/// A member's file system: ext4 on a disk that forgets what was not flushed.
+const VOLUME: (Medium, u64) = (Medium::Cached, 320 << 20);
+
+/// How long a process lives on at most, in milliseconds, beside a disk without power.
+const LINGERS_MS: u64 = 200;
+
+struct Power {
+    whom: Whom,
+    down: Vec<usize>,
+}
+
+impl Power {
+    fn of(whom: Whom) -> Self {
+        Self { whom, down: Vec::new() }
+    }
+}
+
+impl Nemesis for Power {
+    fn prepare(&self, setup: &mut Setup) {
+        setup.volumes = Some(VOLUME);
+    }
+
+    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
+        self.down = self.whom.draw(fleet, dice);
+        let whom = names(fleet, &self.down);
+        if let Some(volumes) = fleet.volumes() {
+            volumes.switch(&self.down)?.cut()?;
+        }
+        thread::sleep(Duration::from_millis(dice.below(LINGERS_MS)));
+        for member in &self.down {
+            // Whether it has noticed before its end is luck.
+            fleet.bury(*member)?;
+        }
+        Ok(format!("cuts the power of {whom}"))
+    }
+
+    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+        if let Some(mut volumes) = fleet.volumes() {
+            volumes.again(&self.down)?;
+        }
+        self.down.iter().try_for_each(|member| fleet.spawn(*member))?;
+        self.down.drain(..).try_for_each(|member| fleet.await_ready(member))
+    }
+}

@@ -1,0 +1,190 @@
+//! Bits of files flip while a member is down: of its log, of its snapshots, of its warm copy.
+//!
+//! What a member then does is what `docs/operating/disks.md` says. It starts and has or fetches what it
+//! lacks; or it refuses, or stops when the leader finds out, and says that it is damaged. Then its directory
+//! is given up and a new member takes its place.
+//!
+//! Only members that may fail are damaged, and only when another one leads that has everything. A fault beside this
+//! one could take away the last copy that is whole, so it is never mixed with others.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::whom::{Whom, names};
+use super::{Kind, Nemesis, Wants, anywhere};
+use crate::dice::Dice;
+use crate::fleet::{Fleet, Setup};
+use crate::process::{LIMIT, Trouble};
+use crate::wire::{Answer, Order};
+
+pub(super) const LOG: Kind = Kind {
+    name: "rot-log",
+    about: "bits flip in the logs of as many members as may fail, while they are down",
+    wants: Wants::QUORUM_STAYS,
+    alone: true,
+    possible: anywhere,
+    make: || Box::new(Rot::of(What::Log)),
+};
+
+pub(super) const SNAPSHOT: Kind = Kind {
+    name: "rot-snapshot",
+    about: "bits flip in the snapshots of as many members as may fail, while they are down",
+    wants: Wants::QUORUM_STAYS,
+    alone: true,
+    possible: anywhere,
+    make: || Box::new(Rot::of(What::Snapshot)),
+};
+
+pub(super) const WARM: Kind = Kind {
+    name: "rot-warm",
+    about: "bits flip in the warm copies of as many members as may fail, while they are down",
+    wants: Wants::QUORUM_STAYS,
+    alone: true,
+    possible: anywhere,
+    make: || Box::new(Rot::of(What::Warm)),
+};
+
+/// The variable in which a node's process is told to keep a warm copy.
+pub const WARM_COPY: &str = "JEPSEN_WARM_COPY";
+
+/// How many bits flip at most.
+const BITS: u64 = 16;
+
+/// What a member says whose damage was found: at its start, or by the leader.
+const LAST_WORDS: [&str; 2] = ["the log is damaged at byte", "synced entries are lost"];
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum What {
+    Log,
+    Snapshot,
+    Warm,
+}
+
+impl What {
+    fn is(self, file: &Path) -> bool {
+        let ends = |end: &str| file.extension().is_some_and(|extension| extension == end);
+        match self {
+            What::Log => ends("log"),
+            What::Snapshot => ends("snapshot"),
+            What::Warm => file.components().any(|part| part.as_os_str() == "warm"),
+        }
+    }
+
+    /// Flips bits in such files in a directory. Says how many.
+    fn rot(self, dir: &Path, dice: &mut Dice) -> Result<u64, Trouble> {
+        let system = |source| Trouble::System { what: "flipping bits", source };
+        let mut files = Vec::new();
+        find(dir, &mut files).map_err(system)?;
+        files.retain(|file| self.is(file));
+        files.sort();
+        if files.is_empty() {
+            return Ok(0);
+        }
+        let mut flipped = 0;
+        for _ in 0..=dice.below(BITS) {
+            let file = &files[dice.one_of(files.len())];
+            let mut bytes = fs::read(file).map_err(system)?;
+            if !bytes.is_empty() {
+                let at = dice.one_of(bytes.len());
+                bytes[at] ^= 1 << dice.below(8);
+                fs::write(file, bytes).map_err(system)?;
+                flipped += 1;
+            }
+        }
+        Ok(flipped)
+    }
+}
+
+/// All files below a directory.
+fn find(dir: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            find(&entry.path(), found)?;
+        } else {
+            found.push(entry.path());
+        }
+    }
+    Ok(())
+}
+
+struct Rot {
+    what: What,
+    damaged: Vec<usize>,
+}
+
+impl Rot {
+    fn of(what: What) -> Self {
+        Self { what, damaged: Vec::new() }
+    }
+}
+
+impl Nemesis for Rot {
+    fn prepare(&self, setup: &mut Setup) {
+        if self.what == What::Warm {
+            setup.variables.push((WARM_COPY.to_owned(), "1".to_owned()));
+        }
+    }
+
+    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
+        self.damaged = Whom::Minority.draw(fleet, dice);
+        let whose = names(fleet, &self.damaged);
+        self.damaged.iter().try_for_each(|member| fleet.kill(*member))?;
+        fleet.await_leader(LIMIT)?;
+        let mut bits = 0;
+        for member in &self.damaged {
+            bits += self.what.rot(fleet.dir(*member), dice)?;
+            fleet.spawn(*member)?;
+        }
+        Ok(format!("flips {bits} bits of {whose} ({:?})", self.what))
+    }
+
+    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+        for member in self.damaged.drain(..) {
+            let Some(process) = fleet.process(member) else { continue };
+            // It reads what the cluster has agreed on: then it has caught up, and its leader looks no
+            // further. Or it never will.
+            let has_all = process.ready()?
+                && matches!(process.answer(&Order::Status)?, Some(Answer::Status { .. }));
+            if has_all && !process.is_over() {
+                continue;
+            }
+            match fleet.bury(member)? {
+                Some(why) if LAST_WORDS.iter().any(|words| why.contains(words)) => {
+                    fleet.spawn_replacing(member)?;
+                    fleet.await_ready(member)?;
+                }
+                Some(why) => {
+                    return Err(Trouble::Stopped(format!("m{member}, whose bits flipped: {why}")));
+                }
+                // It could not say what it reads: nobody led, say.
+                None => fleet.restart(member)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_flip_in_the_files_that_are_meant_and_in_no_others() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("warm/copy-1")).unwrap();
+        let files = ["0000000001.log", "0000000001-1.snapshot", "warm/copy-1/db", "reserve"];
+        let write = || files.map(|file| fs::write(dir.path().join(file), [0; 100]).unwrap());
+        let flipped = |file: &str| fs::read(dir.path().join(file)).unwrap() != [0; 100];
+        let mut dice = Dice::new(3);
+        for (at, what) in [What::Log, What::Snapshot, What::Warm].into_iter().enumerate() {
+            write();
+            assert!((1..=BITS).contains(&what.rot(dir.path(), &mut dice).unwrap()));
+            for (other, file) in files.iter().enumerate() {
+                assert_eq!(flipped(file), other == at, "{file}, {what:?}");
+            }
+        }
+        fs::remove_file(dir.path().join(files[0])).unwrap();
+        assert_eq!(What::Log.rot(dir.path(), &mut dice).unwrap(), 0);
+    }
+}

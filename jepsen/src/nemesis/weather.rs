@@ -1,0 +1,188 @@
+//! Links that are there and bad: slow, lossy, doubling, damaging, narrow; all of them, or those of one member.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use super::{Kind, Nemesis, Wants, anywhere};
+use crate::dice::Dice;
+use crate::fleet::{Fleet, Setup};
+use crate::links::Rule;
+use crate::process::Trouble;
+
+pub(super) const DELAY: Kind = Kind {
+    name: "delay",
+    about: "everything takes up to 80 ms longer on its way, and up to that much again, drawn each time",
+    wants: Wants::QUORUM_STAYS,
+    alone: false,
+    possible: anywhere,
+    make: || Box::new(Weather::of(&SLOW)),
+};
+
+pub(super) const LOSS: Kind = Kind {
+    name: "loss",
+    about: "messages are lost or held up for a while, and connections break in the middle of one",
+    wants: Wants::QUORUM_STAYS,
+    alone: false,
+    possible: anywhere,
+    make: || Box::new(Weather::of(&LOSSY)),
+};
+
+pub(super) const DUPLICATES: Kind = Kind {
+    name: "duplicates",
+    about: "messages come twice",
+    wants: Wants::QUORUM_STAYS,
+    alone: false,
+    possible: anywhere,
+    make: || Box::new(Weather::of(&DOUBLING)),
+};
+
+pub(super) const CORRUPTION: Kind = Kind {
+    name: "corruption",
+    about: "bits of messages are flipped, and some of their bytes come twice",
+    wants: Wants::QUORUM_STAYS,
+    alone: false,
+    possible: anywhere,
+    make: || Box::new(Weather::of(&DAMAGING)),
+};
+
+pub(super) const NARROW: Kind = Kind {
+    name: "slow-link",
+    about: "no more than 8 to 64 KiB pass in a second",
+    wants: Wants::QUORUM_STAYS,
+    alone: false,
+    possible: anywhere,
+    make: || Box::new(Weather::of(&THIN)),
+};
+
+/// One way in which links are bad.
+struct Badness {
+    what: &'static str,
+    /// How bad, this time: a rule that says nothing else.
+    draw: fn(&mut Dice) -> Rule,
+    /// Takes what it says from one rule into another.
+    copy: fn(&mut Rule, &Rule),
+}
+
+const SLOW: Badness = Badness {
+    what: "slow",
+    draw: |dice| {
+        let [delay, jitter] = [(); 2].map(|()| Duration::from_millis(1 + dice.below(80)));
+        Rule { delay, jitter, ..Rule::default() }
+    },
+    copy: |to, from| (to.delay, to.jitter) = (from.delay, from.jitter),
+};
+
+const LOSSY: Badness = Badness {
+    what: "lossy",
+    draw: |dice| Rule {
+        lose_permille: chance(dice, 150),
+        hold_permille: chance(dice, 30),
+        hold: Duration::from_millis(200 + dice.below(400)),
+        break_permille: chance(dice, 5),
+        ..Rule::default()
+    },
+    copy: |to, from| {
+        (to.lose_permille, to.break_permille) = (from.lose_permille, from.break_permille);
+        (to.hold_permille, to.hold) = (from.hold_permille, from.hold);
+    },
+};
+
+const DOUBLING: Badness = Badness {
+    what: "doubling",
+    draw: |dice| Rule { double_permille: chance(dice, 500), ..Rule::default() },
+    copy: |to, from| to.double_permille = from.double_permille,
+};
+
+const DAMAGING: Badness = Badness {
+    what: "damaging",
+    draw: |dice| Rule {
+        flip_permille: chance(dice, 20),
+        stutter_permille: chance(dice, 10),
+        ..Rule::default()
+    },
+    copy: |to, from| {
+        (to.flip_permille, to.stutter_permille) = (from.flip_permille, from.stutter_permille);
+    },
+};
+
+const THIN: Badness = Badness {
+    what: "narrow",
+    draw: |dice| {
+        let kib = 8_u32 << dice.below(4);
+        Rule { bytes_per_second: NonZeroU32::new(kib << 10), ..Rule::default() }
+    },
+    copy: |to, from| to.bytes_per_second = from.bytes_per_second,
+};
+
+/// At least a tenth of it, so that every window is one.
+fn chance(dice: &mut Dice, most_permille: u16) -> u16 {
+    let least = most_permille.div_ceil(10);
+    let more = dice.below(u64::from(most_permille - least) + 1);
+    least + u16::try_from(more).expect("it is below a u16")
+}
+
+struct Weather {
+    badness: &'static Badness,
+    links: Vec<(usize, usize)>,
+}
+
+impl Weather {
+    fn of(badness: &'static Badness) -> Self {
+        Self { badness, links: Vec::new() }
+    }
+
+    fn set(&self, fleet: &Fleet, said: &Rule) {
+        for (from, to) in &self.links {
+            let mut rule = fleet.links().rule(*from, *to);
+            (self.badness.copy)(&mut rule, said);
+            fleet.links().set(*from, *to, rule);
+        }
+    }
+}
+
+impl Nemesis for Weather {
+    fn prepare(&self, setup: &mut Setup) {
+        setup.proxied = true;
+    }
+
+    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
+        let many = fleet.places();
+        let only = (dice.below(2) == 0).then(|| dice.one_of(fleet.members()));
+        let is_meant = |(from, to): &(usize, usize)| {
+            from != to && only.is_none_or(|member| [*from, *to].contains(&member))
+        };
+        let pairs = (0..many).flat_map(|from| (0..many).map(move |to| (from, to)));
+        self.links = pairs.filter(is_meant).collect();
+        let rule = (self.badness.draw)(dice);
+        self.set(fleet, &rule);
+        let whose = only.map_or("all links".to_owned(), |member| format!("m{member}'s links"));
+        Ok(format!("makes {whose} {}", self.badness.what))
+    }
+
+    fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+        self.set(fleet, &Rule::default());
+        self.links.clear();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_badness_is_drawn_and_undone_by_its_own_fields_alone() {
+        let mut dice = Dice::new(1);
+        for badness in [SLOW, LOSSY, DOUBLING, DAMAGING, THIN] {
+            for _ in 0..100 {
+                let drawn = (badness.draw)(&mut dice);
+                assert_ne!(drawn, Rule::default(), "{}", badness.what);
+                let mut rule = Rule::default();
+                (badness.copy)(&mut rule, &drawn);
+                assert_eq!(rule, drawn, "{}", badness.what);
+                (badness.copy)(&mut rule, &Rule::default());
+                assert_eq!(rule, Rule::default(), "{}", badness.what);
+            }
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Every fault there is, once: it begins, a short window passes, it ends; and then the cluster serves, on every
+//! member, with everything that was acknowledged, while writes ran all the time.
+//!
+//! What the machine cannot do is skipped, and said. Long runs with workloads and judges are the harness' own.
+
+#![allow(clippy::print_stderr, reason = "what was done is part of the test's result")]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bowline_jepsen::fleet::{Fleet, Program, Setup};
+use bowline_jepsen::links::Traffic;
+use bowline_jepsen::nemesis::{self, Kind};
+use bowline_jepsen::process::LIMIT;
+use bowline_jepsen::{Answer, Dice, Fate, History, Order, Trouble};
+
+const NODE: &str = env!("CARGO_BIN_EXE_jepsen-node");
+
+/// How long a fault lasts here. The harness' own windows are longer than a session lives.
+const WINDOW: Duration = Duration::from_millis(500);
+
+/// How long those last that take many steps to come round.
+const LONG_WINDOW: Duration = Duration::from_secs(4);
+
+/// How long a writer waits for an answer before it goes on.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A pause between two writes, so that there is something to write in all of a run and not too much to judge.
+const WRITE_EVERY: Duration = Duration::from_millis(4);
+
+/// What was written to a fleet.
+#[derive(Default)]
+struct Written(Mutex<History>);
+
+impl Written {
+    fn history(&self) -> MutexGuard<'_, History> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes once through a member that may be down, cut off or anything. Says whether it was acknowledged.
+    fn write(&self, fleet: &Fleet, member: usize, patience: Duration) -> bool {
+        let key = self.history().begin(member);
+        let fate = match fleet.ask(member, &Order::Write(key.clone()), patience) {
+            Some(Answer::Done(revision)) => Fate::Done(revision),
+            Some(Answer::Applied(_)) => Fate::Applied,
+            Some(Answer::Refused(_)) => Fate::Refused,
+            // Its fate is unknown, and stays so.
+            _ => return false,
+        };
+        self.history().end(&key, fate);
+        matches!(fate, Fate::Done(_))
+    }
+
+    /// Judges what a member reads.
+    fn judge(&self, fleet: &Fleet, member: usize, after: &str) {
+        let ended = self.history().ended();
+        let begun = Instant::now();
+        let rows = loop {
+            match fleet.ask(member, &Order::Rows, LIMIT) {
+                Some(Answer::Rows(rows)) => break rows,
+                other => assert!(begun.elapsed() < LIMIT, "m{member} after {after}: {other:?}"),
+            }
+        };
+        if let Err(complaints) = self.history().judge(&ended, &rows) {
+            panic!("m{member} after {after}:\n  {}", complaints.join("\n  "));
+        }
+    }
+}
+
+/// Lets each of these faults happen to one cluster, one after the other.
+fn one_after_the_other(members: usize, names: &[&str]) -> Result<(), Trouble> {
+    let kinds: Vec<&Kind> = (names.iter())
+        .map(|name| nemesis::named(name).unwrap_or_else(|| panic!("there is no {name}")))
+        .filter(|kind| match (kind.possible)() {
+            Ok(()) => true,
+            Err(why) => {
+                eprintln!("NOT POSSIBLE HERE, skipped: {}: {why}", kind.name);
+                false
+            }
+        })
+        .collect();
+    if kinds.is_empty() {
+        return Ok(());
+    }
+    let mut faults: Vec<_> = kinds.iter().map(|kind| (kind.name, (kind.make)())).collect();
+    let mut setup = Setup::of(members);
+    faults.iter().for_each(|(_, fault)| fault.prepare(&mut setup));
+    let program = Program { path: NODE.into(), words: Vec::new() };
+    let (fleet, written, mut dice) =
+        (Fleet::new(program, setup)?, Written::default(), Dice::new(5));
+    fleet.start()?;
+    let ending = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for member in 0..members {
+            let (fleet, written, ending) = (&fleet, &written, &ending);
+            scope.spawn(move || {
+                while !ending.load(Ordering::Relaxed) {
+                    written.write(fleet, member, PATIENCE);
+                    thread::sleep(WRITE_EVERY);
+                }
+            });
+        }
+        let end = scopeguard(|| ending.store(true, Ordering::Relaxed));
+        for (name, fault) in &mut faults {
+            let begun = Instant::now();
+            let said = fault.begin(&fleet, &mut dice)?;
+            let window = if *name == "churn" { LONG_WINDOW } else { WINDOW };
+            nemesis::pass(&mut **fault, &fleet, &mut dice, window)?;
+            fault.end(&fleet, &mut dice)?;
+            serves(&fleet, &written, name)?;
+            eprintln!("{name}: {said}; {:.1} s", begun.elapsed().as_secs_f64());
+        }
+        drop(end);
+        Ok::<(), Trouble>(())
+    })?;
+    fleet.heal()?;
+    fleet.await_leader(LIMIT)?;
+    for member in 0..members {
+        written.judge(&fleet, member, "everything");
+    }
+    eprintln!("{} writes acknowledged", written.history().done());
+    struck(&fleet, names);
+    Ok(())
+}
+
+/// What passed between members shows that faults of the network had an effect.
+fn struck(fleet: &Fleet, names: &[&str]) {
+    let places = 0..fleet.places();
+    let pairs = places.clone().flat_map(|from| places.clone().map(move |to| (from, to)));
+    let traffic: Vec<Traffic> = pairs.map(|(from, to)| fleet.links().traffic(from, to)).collect();
+    let all = |count: fn(&Traffic) -> u64| traffic.iter().map(count).sum::<u64>();
+    for (name, count) in [
+        ("loss", all(|traffic| traffic.lost)),
+        ("duplicates", all(|traffic| traffic.doubled)),
+        ("corruption", all(|traffic| traffic.spoiled)),
+        ("partition-ring", all(|traffic| traffic.refused)),
+        // Who joins is a stranger at first; nobody else is.
+        ("churn", fleet.links().strangers()),
+    ] {
+        assert!(count > 0 || !names.contains(&name), "{name} has struck nobody");
+    }
+    assert!(fleet.links().strangers() == 0 || fleet.setup().spare > 0);
+}
+
+/// Ends the writers, however the test ends.
+fn scopeguard<F: FnMut()>(end: F) -> impl Drop {
+    struct Guard<F: FnMut()>(F);
+    impl<F: FnMut()> Drop for Guard<F> {
+        fn drop(&mut self) {
+            (self.0)();
+        }
+    }
+    Guard(end)
+}
+
+/// Every founder acknowledges a write, and reads what was acknowledged.
+fn serves(fleet: &Fleet, written: &Written, after: &str) -> Result<(), Trouble> {
+    for member in 0..fleet.members() {
+        let begun = Instant::now();
+        while !written.write(fleet, member, PATIENCE) {
+            if begun.elapsed() > LIMIT {
+                return Err(Trouble::TooLate(format!("m{member} takes no write after {after}")));
+            }
+        }
+    }
+    written.judge(fleet, 0, after);
+    Ok(())
+}
+
+#[test]
+fn a_cluster_serves_after_processes_were_killed_and_stood_still() -> Result<(), Trouble> {
+    one_after_the_other(
+        3,
+        &[
+            "kill",
+            "kill-minority",
+            "kill-majority",
+            "kill-all",
+            "pause",
+            "pause-short",
+            "pause-all",
+        ],
+    )
+}
+
+#[test]
+fn a_cluster_serves_after_links_were_cut() -> Result<(), Trouble> {
+    one_after_the_other(
+        5,
+        &[
+            "partition-halves",
+            "partition-minority",
+            "partition-leader",
+            "partition-one-way",
+            "partition-bridge",
+            "partition-ring",
+        ],
+    )
+}
+
+#[test]
+fn a_cluster_serves_after_links_were_bad() -> Result<(), Trouble> {
+    one_after_the_other(3, &["delay", "loss", "duplicates", "corruption", "slow-link"])
+}
+
+#[test]
+fn a_cluster_serves_after_clocks_and_disks_went_wrong() -> Result<(), Trouble> {
+    one_after_the_other(3, &["clock-rates", "clock-jumps", "disk-slow", "disk-full", "disk-dead"])
+}
+
+#[test]
+fn a_cluster_serves_after_the_power_failed() -> Result<(), Trouble> {
+    one_after_the_other(3, &["power-one", "power-most", "power-all"])
+}
+
+#[test]
+fn a_cluster_serves_after_bits_flipped_on_the_disks_of_a_minority() -> Result<(), Trouble> {
+    one_after_the_other(3, &["rot-log", "rot-snapshot", "rot-warm", "rot-log"])
+}
+
+#[test]
+fn a_cluster_serves_after_its_operator_was_busy() -> Result<(), Trouble> {
+    one_after_the_other(3, &["transfer", "compaction", "snapshots", "rolling-restart", "churn"])
+}
+
+#[test]
+fn a_cluster_serves_after_everything_at_once() -> Result<(), Trouble> {
+    one_after_the_other(3, &["mixed", "mixed"])
+}
+
+#[test]
+fn no_fault_is_left_out() {
+    let tried = include_str!("faults.rs");
+    for kind in nemesis::ALL.iter().filter(|kind| kind.name != "none") {
+        assert!(tried.contains(&format!("\"{}\"", kind.name)), "{} is not tried", kind.name);
+    }
+}
