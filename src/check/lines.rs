@@ -26,33 +26,35 @@ use serde_json::{Map, Value as Json};
 use thiserror::Error;
 
 use super::history::{At, History, Operation, Outcome, Process};
-use super::model::Model;
 use super::value::Value;
 
 /// The longest line that is read, in bytes.
 pub const LINE_BYTES_MAX: usize = 1 << 20;
 
-/// A model whose calls and replies can be written as fields of a line.
-pub trait Written: Model {
+/// Calls that can be written as fields of a line, with what comes back of them.
+pub trait Written: Sized {
+    /// What comes back.
+    type Reply;
+
     /// Takes the fields of the call of this name; `None` if there is no such call.
     ///
     /// # Errors
     ///
     /// What is wrong with the fields.
-    fn read_call(name: &str, fields: &mut Fields) -> Result<Option<Self::Call>, FieldError>;
+    fn read(name: &str, fields: &mut Fields) -> Result<Option<Self>, FieldError>;
 
-    /// Takes the fields of what came back of `call`.
+    /// Takes the fields of what came back of this call.
     ///
     /// # Errors
     ///
     /// What is wrong with the fields.
-    fn read_reply(call: &Self::Call, fields: &mut Fields) -> Result<Self::Reply, FieldError>;
+    fn read_reply(&self, fields: &mut Fields) -> Result<Self::Reply, FieldError>;
 
-    /// The name of `call`; and puts its fields.
-    fn write_call(call: &Self::Call, fields: &mut Fields) -> &'static str;
+    /// The name of this call; and puts its fields.
+    fn write(&self, fields: &mut Fields) -> &'static str;
 
-    /// Puts the fields of what came back of `call`.
-    fn write_reply(call: &Self::Call, reply: &Self::Reply, fields: &mut Fields);
+    /// Puts the fields of what came back of this call.
+    fn write_reply(&self, reply: &Self::Reply, fields: &mut Fields);
 }
 
 /// The fields of one line, from which each is taken once.
@@ -74,6 +76,24 @@ pub enum FieldError {
         expected: &'static str,
         /// What it is.
         found: String,
+    },
+    /// It holds another text than it may.
+    #[error("the field `{name}` is {found:?}, not {expected}")]
+    NoneOf {
+        /// Its name.
+        name: &'static str,
+        /// What it may be.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
+    /// In a list, an object has a field that nobody knows.
+    #[error("nobody knows the field `{field}` in `{list}`")]
+    Surplus {
+        /// The list's name.
+        list: &'static str,
+        /// The field's.
+        field: String,
     },
 }
 
@@ -169,6 +189,77 @@ impl Fields {
         }
     }
 
+    /// Takes a text or null.
+    ///
+    /// # Errors
+    ///
+    /// It is neither.
+    pub fn text_or_null(
+        &mut self,
+        name: &'static str,
+    ) -> Result<Option<Option<String>>, FieldError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Json::Null) => Ok(Some(None)),
+            Some(Json::String(text)) => Ok(Some(Some(text))),
+            Some(json) => Err(wrong(name, "a text or null", &json)),
+        }
+    }
+
+    /// Takes one of some texts: its place among them.
+    ///
+    /// # Errors
+    ///
+    /// It is none of them.
+    pub fn one_of(
+        &mut self,
+        name: &'static str,
+        texts: &[&'static str],
+    ) -> Result<Option<usize>, FieldError> {
+        let Some(found) = self.text(name)? else { return Ok(None) };
+        match texts.iter().position(|text| *text == found) {
+            Some(place) => Ok(Some(place)),
+            None => Err(FieldError::NoneOf { name, expected: texts.join(" or "), found }),
+        }
+    }
+
+    /// Takes a list of objects.
+    ///
+    /// # Errors
+    ///
+    /// It is no list, or there is something else in it.
+    pub fn list(&mut self, name: &'static str) -> Result<Option<Vec<Fields>>, FieldError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Json::Array(list)) => list
+                .into_iter()
+                .map(|one| match one {
+                    Json::Object(map) => Ok(Self(map)),
+                    other => Err(wrong(name, "a list of objects", &other)),
+                })
+                .collect::<Result<_, _>>()
+                .map(Some),
+            Some(json) => Err(wrong(name, "a list of objects", &json)),
+        }
+    }
+
+    /// Whether a field is there.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    /// Takes care that everything was taken of an object in a list.
+    ///
+    /// # Errors
+    ///
+    /// Something is left.
+    pub fn end(self, list: &'static str) -> Result<(), FieldError> {
+        match self.0.into_iter().next() {
+            None => Ok(()),
+            Some((field, _)) => Err(FieldError::Surplus { list, field }),
+        }
+    }
+
     /// Takes true or false.
     ///
     /// # Errors
@@ -213,6 +304,12 @@ impl Fields {
     /// Puts a field.
     pub fn put(&mut self, name: &'static str, json: impl Into<Json>) {
         self.0.insert(name.to_owned(), json.into());
+    }
+
+    /// Puts a list of objects.
+    pub fn put_list(&mut self, name: &'static str, list: impl IntoIterator<Item = Fields>) {
+        let list: Vec<Json> = list.into_iter().map(|fields| Json::Object(fields.0)).collect();
+        self.put(name, list);
     }
 
     /// Puts a value, or null.
@@ -261,7 +358,7 @@ pub struct Lines<C, R> {
 /// # Errors
 ///
 /// The first line that cannot be read, or says nothing that the model knows.
-pub fn read<M: Written>(mut from: impl BufRead) -> Result<Lines<M::Call, M::Reply>, LineError> {
+pub fn read<C: Written>(mut from: impl BufRead) -> Result<Lines<C, C::Reply>, LineError> {
     let mut lines = Lines { history: Vec::new(), numbers: Vec::new() };
     let mut bytes = Vec::new();
     for line in 1.. {
@@ -281,13 +378,13 @@ pub fn read<M: Written>(mut from: impl BufRead) -> Result<Lines<M::Call, M::Repl
         if said.is_empty() || said[0] == b'#' {
             continue;
         }
-        lines.history.push(operation::<M>(said).map_err(fault)?);
+        lines.history.push(operation::<C>(said).map_err(fault)?);
         lines.numbers.push(line);
     }
     Ok(lines)
 }
 
-fn operation<M: Written>(line: &[u8]) -> Result<Operation<M::Call, M::Reply>, LineFault> {
+fn operation<C: Written>(line: &[u8]) -> Result<Operation<C, C::Reply>, LineFault> {
     let Json::Object(map) = serde_json::from_slice(line)? else {
         return Err(LineFault::NotAnObject);
     };
@@ -302,13 +399,13 @@ fn operation<M: Written>(line: &[u8]) -> Result<Operation<M::Call, M::Reply>, Li
     let ended = completed.map(At);
     let name = fields.text("call")?.ok_or(FieldError::Missing("call"))?;
     let outcome = fields.text("outcome")?.ok_or(FieldError::Missing("outcome"))?;
-    let Some(call) = M::read_call(&name, fields)? else {
+    let Some(call) = C::read(&name, fields)? else {
         return Err(LineFault::NoSuchCall(name));
     };
     let outcome = match outcome.as_str() {
         "ok" => Outcome::Ok {
             at: ended.ok_or(FieldError::Missing("complete"))?,
-            reply: M::read_reply(&call, fields)?,
+            reply: call.read_reply(fields)?,
         },
         "failed" => Outcome::Failed { at: ended },
         "unknown" => Outcome::Unknown { at: ended },
@@ -324,7 +421,7 @@ fn operation<M: Written>(line: &[u8]) -> Result<Operation<M::Call, M::Reply>, Li
 }
 
 /// One operation as its line, without the line's end.
-pub fn line<M: Written>(operation: &Operation<M::Call, M::Reply>) -> String {
+pub fn line<C: Written>(operation: &Operation<C, C::Reply>) -> String {
     let mut text = format!("{{\"process\":{}", operation.process.0);
     let mut say = |name: &str, json: &Json| {
         write!(text, ",{}:{json}", Json::from(name)).expect("a String takes everything");
@@ -337,10 +434,10 @@ pub fn line<M: Written>(operation: &Operation<M::Call, M::Reply>) -> String {
         say("complete", &ended.into());
     }
     let mut fields = Fields::default();
-    let name = M::write_call(&operation.call, &mut fields);
+    let name = operation.call.write(&mut fields);
     let outcome = match &operation.outcome {
         Outcome::Ok { reply, .. } => {
-            M::write_reply(&operation.call, reply, &mut fields);
+            operation.call.write_reply(reply, &mut fields);
             "ok"
         }
         Outcome::Failed { .. } => "failed",
@@ -360,12 +457,9 @@ pub fn line<M: Written>(operation: &Operation<M::Call, M::Reply>) -> String {
 /// # Errors
 ///
 /// What `to` says.
-pub fn write<M: Written>(
-    history: &History<M::Call, M::Reply>,
-    mut to: impl Write,
-) -> io::Result<()> {
+pub fn write<C: Written>(history: &History<C, C::Reply>, mut to: impl Write) -> io::Result<()> {
     for operation in history {
-        writeln!(to, "{}", line::<M>(operation))?;
+        writeln!(to, "{}", line(operation))?;
     }
     to.flush()
 }

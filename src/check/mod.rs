@@ -5,21 +5,41 @@
 //!
 //! ```text
 //! Recorder ─┐
-//! lines    ─┴─▶ History ─▶ linear::check ─▶ Verdict: ok, violation (and why), undecided
-//!                              ▲
-//!                            Model: Register, Mutex, Semaphore, Queue, Kv, or your own
+//! lines    ─┴─▶ History ─┬▶ linear::check ──────▶ Verdict: ok, violation (and why), undecided
+//!                        │      ▲
+//!                        │    Model: Register, Mutex, Semaphore, Queue, Kv, Election, or your own
+//!                        ├▶ total::check
+//!                        ├▶ watch::check
+//!                        └▶ intervals::holds, intervals::leases
 //! ```
 //!
-//! Where it stands: [`history`] and its [`lines`] are what goes in, [`verdict`] what comes out; [`linear`] judges
-//! by a [`Model`], of which [`models`] has some.
+//! | checker | judges | of how much |
+//! |---|---|---|
+//! | [`linear`] | any object of which a [`Model`] says what is allowed; [`models`] has some | hundreds of operations with much at once, hundreds of thousands with little |
+//! | [`total`] | a key-value store whose replies say revisions | millions of operations |
+//! | [`watch`] | streams of changes | millions of events |
+//! | [`intervals`] | locks that can end by themselves, and leases, by the clock | millions of holds |
+//!
+//! Where it stands: [`history`] and its [`lines`] are what goes in, [`verdict`] what comes out.
+//!
+//! All checkers have one shape, so that whoever runs them, or draws what they say, knows one thing:
+//!
+//! - What goes in is a [`History`] of calls and replies. Each checker says which; those that implement
+//!   [`lines::Written`] can be read from a file and written to one.
+//! - What comes out is a [`Verdict`]. A violation is a [`Counterexample`]: the `rule` that is broken, the
+//!   `operations` that break it, by their places in the history, `why` in words that name them as `#3`, and
+//!   perhaps `links`, which are arrows from one operation to another.
 
 pub mod history;
+pub mod intervals;
 pub mod linear;
 pub mod lines;
 mod model;
 pub mod models;
+pub mod total;
 mod value;
 pub mod verdict;
+pub mod watch;
 
 #[cfg(test)]
 mod tests;
@@ -28,8 +48,10 @@ pub use history::{At, Begun, History, Index, Operation, Outcome, Process, Record
 pub use linear::Budget;
 pub use model::{Model, Needs};
 pub use models::{
-    Kv, KvCall, KvReply, KvState, Mutex, MutexCall, MutexReply, MutexState, Queue, QueueCall,
-    QueueReply, Register, RegisterCall, RegisterReply, Semaphore, SemaphoreCall, SemaphoreReply,
+    Election, ElectionCall, ElectionReply, Kv, KvCall, KvReply, KvState, Mutex, MutexCall,
+    MutexReply, MutexState, Queue, QueueCall, QueueReply, Register, RegisterCall, RegisterReply,
+    Seen, Semaphore, SemaphoreCall, SemaphoreReply,
 };
+pub use total::Total;
 pub use value::Value;
-pub use verdict::{Counterexample, Undecided, Verdict};
+pub use verdict::{Counterexample, DeadEnd, Link, Undecided, Verdict};

@@ -135,7 +135,7 @@ impl Workload for Election {
     }
 
     fn lines(&self) -> String {
-        self.terms.history().iter().map(|op| lines::line::<Mutex>(op) + "\n").collect()
+        self.terms.history().iter().map(|op| lines::line(op) + "\n").collect()
     }
 }
 

@@ -269,9 +269,9 @@ impl Workload for Locks {
         match self.sort {
             Sort::Permits => {
                 let history = self.semaphores.history();
-                history.iter().map(|op| lines::line::<Semaphore>(op) + "\n").collect()
+                history.iter().map(|op| lines::line(op) + "\n").collect()
             }
-            _ => self.mutexes.history().iter().map(|op| lines::line::<Mutex>(op) + "\n").collect(),
+            _ => self.mutexes.history().iter().map(|op| lines::line(op) + "\n").collect(),
         }
     }
 }

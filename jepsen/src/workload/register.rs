@@ -122,6 +122,6 @@ impl Workload for Registers {
     }
 
     fn lines(&self) -> String {
-        self.book.history().iter().map(|op| lines::line::<Register>(op) + "\n").collect()
+        self.book.history().iter().map(|op| lines::line(op) + "\n").collect()
     }
 }

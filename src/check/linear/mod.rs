@@ -89,20 +89,33 @@ pub fn check<M: Model>(
     }
     let mut verdict = Verdict::Ok;
     for (object, members) in objects {
-        let mut meter = Meter::new(budget);
-        match search::whole(model, history, &members).solve(&mut meter) {
-            Answer::Order(_) => {}
-            Answer::DeadEnd(dead_end) => {
-                let reason = smaller::reason(model, history, &members, dead_end, budget, &meter);
-                return Verdict::Violation(Box::new(reason.of(object)));
-            }
-            Answer::GaveUp(why) => {
-                let explored = meter.steps();
-                verdict = Verdict::Undecided { object: object.to_owned(), why, explored };
-            }
+        verdict = verdict.and(check_object(model, history, object, &members, budget));
+        if verdict.violation().is_some() {
+            break;
         }
     }
     verdict
+}
+
+/// The same of the operations with one object.
+pub(super) fn check_object<M: Model>(
+    model: &M,
+    history: &History<M::Call, M::Reply>,
+    object: &str,
+    members: &[Index],
+    budget: Budget<'_>,
+) -> Verdict {
+    let mut meter = Meter::new(budget);
+    match search::whole(model, history, members).solve(&mut meter) {
+        Answer::Order(_) => Verdict::Ok,
+        Answer::DeadEnd(dead_end) => {
+            smaller::reason(model, history, members, dead_end, budget, &meter).into()
+        }
+        Answer::GaveUp(why) => {
+            let explored = meter.steps();
+            Verdict::Undecided { object: object.to_owned(), why, explored }
+        }
+    }
 }
 
 /// An order that explains the operations of a history with one object, if there is one and it is found. Operations

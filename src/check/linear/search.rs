@@ -8,7 +8,7 @@ use std::hash::BuildHasherDefault;
 use super::steps::Meter;
 use crate::check::history::{At, History, Index, Outcome};
 use crate::check::model::{Model, Needs};
-use crate::check::verdict::Undecided;
+use crate::check::verdict::{DeadEnd, Undecided};
 
 /// A hash that is the same in every run.
 pub(super) type Fixed = BuildHasherDefault<DefaultHasher>;
@@ -45,14 +45,6 @@ pub(super) enum Answer {
     /// There is none; and one of the longest that do so in part.
     DeadEnd(DeadEnd),
     GaveUp(Undecided),
-}
-
-/// Where a search got stuck.
-#[derive(Clone, Default, Debug)]
-pub(super) struct DeadEnd {
-    pub(super) order: Vec<Index>,
-    pub(super) state: String,
-    pub(super) stuck: Vec<Index>,
 }
 
 /// What the whole history says of one object: `Ok` is firm, `Unknown` loose, `Failed` left out.
@@ -369,6 +361,7 @@ where
                 order: self.order(),
                 state: format!("{state:?}"),
                 stuck: candidates.iter().map(|number| self.puzzle.firm[*number].index).collect(),
+                ..DeadEnd::default()
             };
         }
     }

@@ -7,12 +7,12 @@
 
 use std::collections::HashSet;
 
-use super::search::{Answer, DeadEnd, Fixed, Puzzle};
+use super::search::{Answer, Fixed, Puzzle};
 use super::steps::Meter;
 use super::{Budget, Index};
 use crate::check::history::{At, History, Operation, Outcome};
 use crate::check::model::Model;
-use crate::check::verdict::Counterexample;
+use crate::check::verdict::{Counterexample, DeadEnd};
 
 /// How many times the steps of the search that found the violation all the searches for a smaller one may take.
 const STEPS_FACTOR: u64 = 200;
@@ -22,23 +22,6 @@ const STEPS_MIN: u64 = 2_000_000;
 
 /// One of them gives up after this part of what is left.
 const PART_OF_A_SEARCH: u64 = 50;
-
-/// What is known of the reason for a violation.
-pub(super) struct Reason {
-    operations: Vec<Index>,
-    is_minimal: bool,
-    let_off: usize,
-    dead_end: DeadEnd,
-}
-
-impl Reason {
-    pub(super) fn of(self, object: &str) -> Counterexample {
-        let Self { operations, is_minimal, let_off, dead_end } = self;
-        let DeadEnd { order, state, stuck } = dead_end;
-        let object = object.to_owned();
-        Counterexample { object, operations, is_minimal, let_off, order, state, stuck }
-    }
-}
 
 struct Shrinking<'a, M: Model> {
     model: &'a M,
@@ -50,7 +33,7 @@ struct Shrinking<'a, M: Model> {
     dead_end: DeadEnd,
 }
 
-/// Searches a small reason why `members` of the history have no order.
+/// Searches a small reason why `members` of the history, all of one object, have no order.
 pub(super) fn reason<M: Model>(
     model: &M,
     history: &History<M::Call, M::Reply>,
@@ -58,7 +41,7 @@ pub(super) fn reason<M: Model>(
     dead_end: DeadEnd,
     budget: Budget<'_>,
     found: &Meter<'_>,
-) -> Reason {
+) -> Counterexample {
     let steps = found.steps().saturating_mul(STEPS_FACTOR).max(STEPS_MIN).min(budget.steps);
     let mut shrinking = Shrinking { model, history, members, budget, steps, dead_end };
     let mut kept = shrinking.earliest();
@@ -66,7 +49,17 @@ pub(super) fn reason<M: Model>(
     kept.sort_by_key(|index| (history[*index].invoked, *index));
     let counts = |index: &&Index| !matches!(history[**index].outcome, Outcome::Failed { .. });
     let let_off = members.iter().filter(counts).count() - kept.len();
-    Reason { operations: kept, is_minimal, let_off, dead_end: shrinking.dead_end }
+    let dead_end = DeadEnd { let_off, ..shrinking.dead_end };
+    let object = kept.first().map_or("", |index| &history[*index].object);
+    let why = match kept.as_slice() {
+        [one] => format!("#{one} fits in no order"),
+        several => {
+            let names: Vec<String> = several.iter().map(|index| format!("#{index}")).collect();
+            format!("{} fit in no order together", names.join(", "))
+        }
+    };
+    let reason = Counterexample::new("no order", object, kept, why).perhaps(is_minimal);
+    Counterexample { dead_end: Some(dead_end), ..reason }
 }
 
 fn completed<C, R>(operation: &Operation<C, R>) -> Option<At> {

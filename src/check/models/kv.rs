@@ -190,17 +190,19 @@ impl Model for Kv {
     }
 }
 
-impl Written for Kv {
-    fn read_call(name: &str, fields: &mut Fields) -> Result<Option<KvCall>, FieldError> {
+impl Written for KvCall {
+    type Reply = KvReply;
+
+    fn read(name: &str, fields: &mut Fields) -> Result<Option<Self>, FieldError> {
         if !["put", "get", "delete", "cas"].contains(&name) {
             return Ok(None);
         }
         let key: Arc<str> = fields.text("key")?.ok_or(FieldError::Missing("key"))?.into();
         Ok(Some(match name {
-            "put" => KvCall::Put { key, value: fields.value("value")? },
-            "get" => KvCall::Get { key },
-            "delete" => KvCall::Delete { key },
-            _ => KvCall::CompareAndSet {
+            "put" => Self::Put { key, value: fields.value("value")? },
+            "get" => Self::Get { key },
+            "delete" => Self::Delete { key },
+            _ => Self::CompareAndSet {
                 key,
                 expect: fields.number_or_null("expect")?,
                 value: fields.value("value")?,
@@ -208,30 +210,30 @@ impl Written for Kv {
         }))
     }
 
-    fn read_reply(call: &KvCall, fields: &mut Fields) -> Result<KvReply, FieldError> {
+    fn read_reply(&self, fields: &mut Fields) -> Result<KvReply, FieldError> {
         let mut flag = |name| fields.flag(name)?.ok_or(FieldError::Missing(name));
-        let seen = match call {
-            KvCall::Put { .. } => Seen::Written,
-            KvCall::Get { .. } => Seen::Read {
+        let seen = match self {
+            Self::Put { .. } => Seen::Written,
+            Self::Get { .. } => Seen::Read {
                 value: fields.value_or_null("result")?,
                 modified: fields.number("modified")?,
             },
-            KvCall::Delete { .. } => Seen::Changed(flag("deleted")?),
-            KvCall::CompareAndSet { .. } => Seen::Changed(flag("swapped")?),
+            Self::Delete { .. } => Seen::Changed(flag("deleted")?),
+            Self::CompareAndSet { .. } => Seen::Changed(flag("swapped")?),
         };
         Ok(KvReply { seen, revision: fields.number("revision")? })
     }
 
-    fn write_call(call: &KvCall, fields: &mut Fields) -> &'static str {
-        fields.put("key", call.key().as_ref());
-        match call {
-            KvCall::Put { value, .. } => {
+    fn write(&self, fields: &mut Fields) -> &'static str {
+        fields.put("key", self.key().as_ref());
+        match self {
+            Self::Put { value, .. } => {
                 fields.put_value("value", Some(value));
                 "put"
             }
-            KvCall::Get { .. } => "get",
-            KvCall::Delete { .. } => "delete",
-            KvCall::CompareAndSet { expect, value, .. } => {
+            Self::Get { .. } => "get",
+            Self::Delete { .. } => "delete",
+            Self::CompareAndSet { expect, value, .. } => {
                 fields.put("expect", *expect);
                 fields.put_value("value", Some(value));
                 "cas"
@@ -239,7 +241,7 @@ impl Written for Kv {
         }
     }
 
-    fn write_reply(call: &KvCall, reply: &KvReply, fields: &mut Fields) {
+    fn write_reply(&self, reply: &KvReply, fields: &mut Fields) {
         match &reply.seen {
             Seen::Written => {}
             Seen::Read { value, modified } => {
@@ -249,7 +251,7 @@ impl Written for Kv {
                 }
             }
             Seen::Changed(changed) => {
-                let is_delete = matches!(call, KvCall::Delete { .. });
+                let is_delete = matches!(self, Self::Delete { .. });
                 fields.put(if is_delete { "deleted" } else { "swapped" }, *changed);
             }
         }

@@ -1,12 +1,14 @@
 //! The objects that can be judged: each says what one caller after the other would see, and how its calls
 //! are written in a history.
 
+mod election;
 mod kv;
 mod mutex;
 mod queue;
 mod register;
 mod semaphore;
 
+pub use election::{Election, ElectionCall, ElectionReply, ElectionState, Leading};
 pub use kv::{Kv, KvCall, KvReply, KvState, Row, Seen};
 pub use mutex::{Held, Mutex, MutexCall, MutexReply, MutexState};
 pub use queue::{Queue, QueueCall, QueueReply};

@@ -164,41 +164,43 @@ impl Model for Mutex {
     }
 }
 
-impl Written for Mutex {
-    fn read_call(name: &str, fields: &mut Fields) -> Result<Option<MutexCall>, FieldError> {
+impl Written for MutexCall {
+    type Reply = MutexReply;
+
+    fn read(name: &str, fields: &mut Fields) -> Result<Option<Self>, FieldError> {
         Ok(Some(match name {
-            "acquire" => MutexCall::Acquire { owner: fields.value("owner")? },
-            "release" => MutexCall::Release { owner: fields.value("owner")? },
+            "acquire" => Self::Acquire { owner: fields.value("owner")? },
+            "release" => Self::Release { owner: fields.value("owner")? },
             _ => return Ok(None),
         }))
     }
 
-    fn read_reply(call: &MutexCall, fields: &mut Fields) -> Result<MutexReply, FieldError> {
-        Ok(match call {
-            MutexCall::Acquire { .. } => match fields.flag("acquired")? {
+    fn read_reply(&self, fields: &mut Fields) -> Result<MutexReply, FieldError> {
+        Ok(match self {
+            Self::Acquire { .. } => match fields.flag("acquired")? {
                 Some(false) => MutexReply::Refused,
                 Some(true) | None => MutexReply::Acquired { token: fields.number("token")? },
             },
-            MutexCall::Release { .. } => match fields.flag("released")? {
+            Self::Release { .. } => match fields.flag("released")? {
                 Some(false) => MutexReply::Refused,
                 Some(true) | None => MutexReply::Released,
             },
         })
     }
 
-    fn write_call(call: &MutexCall, fields: &mut Fields) -> &'static str {
-        let (name, owner) = match call {
-            MutexCall::Acquire { owner } => ("acquire", owner),
-            MutexCall::Release { owner } => ("release", owner),
+    fn write(&self, fields: &mut Fields) -> &'static str {
+        let (name, owner) = match self {
+            Self::Acquire { owner } => ("acquire", owner),
+            Self::Release { owner } => ("release", owner),
         };
         fields.put_value("owner", Some(owner));
         name
     }
 
-    fn write_reply(call: &MutexCall, reply: &MutexReply, fields: &mut Fields) {
-        let flag = match call {
-            MutexCall::Acquire { .. } => "acquired",
-            MutexCall::Release { .. } => "released",
+    fn write_reply(&self, reply: &MutexReply, fields: &mut Fields) {
+        let flag = match self {
+            Self::Acquire { .. } => "acquired",
+            Self::Release { .. } => "released",
         };
         fields.put(flag, *reply != MutexReply::Refused);
         if let MutexReply::Acquired { token: Some(token) } = reply {

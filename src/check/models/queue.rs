@@ -86,33 +86,35 @@ impl Model for Queue {
     }
 }
 
-impl Written for Queue {
-    fn read_call(name: &str, fields: &mut Fields) -> Result<Option<QueueCall>, FieldError> {
+impl Written for QueueCall {
+    type Reply = QueueReply;
+
+    fn read(name: &str, fields: &mut Fields) -> Result<Option<Self>, FieldError> {
         Ok(Some(match name {
-            "put" => QueueCall::Put(fields.value("value")?),
-            "take" => QueueCall::Take,
+            "put" => Self::Put(fields.value("value")?),
+            "take" => Self::Take,
             _ => return Ok(None),
         }))
     }
 
-    fn read_reply(call: &QueueCall, fields: &mut Fields) -> Result<QueueReply, FieldError> {
-        Ok(match call {
-            QueueCall::Put(_) => QueueReply::Put,
-            QueueCall::Take => QueueReply::Taken(fields.value_or_null("result")?),
+    fn read_reply(&self, fields: &mut Fields) -> Result<QueueReply, FieldError> {
+        Ok(match self {
+            Self::Put(_) => QueueReply::Put,
+            Self::Take => QueueReply::Taken(fields.value_or_null("result")?),
         })
     }
 
-    fn write_call(call: &QueueCall, fields: &mut Fields) -> &'static str {
-        match call {
-            QueueCall::Put(value) => {
+    fn write(&self, fields: &mut Fields) -> &'static str {
+        match self {
+            Self::Put(value) => {
                 fields.put_value("value", Some(value));
                 "put"
             }
-            QueueCall::Take => "take",
+            Self::Take => "take",
         }
     }
 
-    fn write_reply(_call: &QueueCall, reply: &QueueReply, fields: &mut Fields) {
+    fn write_reply(&self, reply: &QueueReply, fields: &mut Fields) {
         if let QueueReply::Taken(value) = reply {
             fields.put_value("result", value.as_ref());
         }

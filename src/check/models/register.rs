@@ -99,12 +99,14 @@ impl Model for Register {
     }
 }
 
-impl Written for Register {
-    fn read_call(name: &str, fields: &mut Fields) -> Result<Option<RegisterCall>, FieldError> {
+impl Written for RegisterCall {
+    type Reply = RegisterReply;
+
+    fn read(name: &str, fields: &mut Fields) -> Result<Option<Self>, FieldError> {
         Ok(Some(match name {
-            "read" => RegisterCall::Read,
-            "write" => RegisterCall::Write(fields.value_or_null("value")?),
-            "cas" => RegisterCall::CompareAndSet {
+            "read" => Self::Read,
+            "write" => Self::Write(fields.value_or_null("value")?),
+            "cas" => Self::CompareAndSet {
                 expect: fields.value_or_null("expect")?,
                 value: fields.value_or_null("value")?,
             },
@@ -112,25 +114,25 @@ impl Written for Register {
         }))
     }
 
-    fn read_reply(call: &RegisterCall, fields: &mut Fields) -> Result<RegisterReply, FieldError> {
-        Ok(match call {
-            RegisterCall::Read => RegisterReply::Read(fields.value_or_null("result")?),
-            RegisterCall::Write(_) => RegisterReply::Written,
-            RegisterCall::CompareAndSet { .. } => {
+    fn read_reply(&self, fields: &mut Fields) -> Result<RegisterReply, FieldError> {
+        Ok(match self {
+            Self::Read => RegisterReply::Read(fields.value_or_null("result")?),
+            Self::Write(_) => RegisterReply::Written,
+            Self::CompareAndSet { .. } => {
                 let swapped = fields.flag("swapped")?;
                 RegisterReply::Compared { swapped: swapped.ok_or(FieldError::Missing("swapped"))? }
             }
         })
     }
 
-    fn write_call(call: &RegisterCall, fields: &mut Fields) -> &'static str {
-        match call {
-            RegisterCall::Read => "read",
-            RegisterCall::Write(value) => {
+    fn write(&self, fields: &mut Fields) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write(value) => {
                 fields.put_value("value", value.as_ref());
                 "write"
             }
-            RegisterCall::CompareAndSet { expect, value } => {
+            Self::CompareAndSet { expect, value } => {
                 fields.put_value("expect", expect.as_ref());
                 fields.put_value("value", value.as_ref());
                 "cas"
@@ -138,7 +140,7 @@ impl Written for Register {
         }
     }
 
-    fn write_reply(_call: &RegisterCall, reply: &RegisterReply, fields: &mut Fields) {
+    fn write_reply(&self, reply: &RegisterReply, fields: &mut Fields) {
         match reply {
             RegisterReply::Read(value) => fields.put_value("result", value.as_ref()),
             RegisterReply::Written => {}

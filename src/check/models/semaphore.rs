@@ -94,38 +94,40 @@ impl Model for Semaphore {
     }
 }
 
-impl Written for Semaphore {
-    fn read_call(name: &str, fields: &mut Fields) -> Result<Option<SemaphoreCall>, FieldError> {
+impl Written for SemaphoreCall {
+    type Reply = SemaphoreReply;
+
+    fn read(name: &str, fields: &mut Fields) -> Result<Option<Self>, FieldError> {
         if !["acquire", "release"].contains(&name) {
             return Ok(None);
         }
         let owner = fields.value("owner")?;
         let permits = fields.number("permits")?.unwrap_or(1);
         Ok(Some(match name {
-            "acquire" => SemaphoreCall::Acquire { owner, permits },
-            _ => SemaphoreCall::Release { owner, permits },
+            "acquire" => Self::Acquire { owner, permits },
+            _ => Self::Release { owner, permits },
         }))
     }
 
-    fn read_reply(call: &SemaphoreCall, fields: &mut Fields) -> Result<SemaphoreReply, FieldError> {
-        Ok(match fields.flag(flag(call))? {
+    fn read_reply(&self, fields: &mut Fields) -> Result<SemaphoreReply, FieldError> {
+        Ok(match fields.flag(flag(self))? {
             Some(true) | None => SemaphoreReply::Done,
             Some(false) => SemaphoreReply::Refused,
         })
     }
 
-    fn write_call(call: &SemaphoreCall, fields: &mut Fields) -> &'static str {
-        let (name, owner, permits) = match call {
-            SemaphoreCall::Acquire { owner, permits } => ("acquire", owner, permits),
-            SemaphoreCall::Release { owner, permits } => ("release", owner, permits),
+    fn write(&self, fields: &mut Fields) -> &'static str {
+        let (name, owner, permits) = match self {
+            Self::Acquire { owner, permits } => ("acquire", owner, permits),
+            Self::Release { owner, permits } => ("release", owner, permits),
         };
         fields.put_value("owner", Some(owner));
         fields.put("permits", *permits);
         name
     }
 
-    fn write_reply(call: &SemaphoreCall, reply: &SemaphoreReply, fields: &mut Fields) {
-        fields.put(flag(call), *reply == SemaphoreReply::Done);
+    fn write_reply(&self, reply: &SemaphoreReply, fields: &mut Fields) {
+        fields.put(flag(self), *reply == SemaphoreReply::Done);
     }
 }
 

@@ -60,7 +60,7 @@ where
 }
 
 /// The history, in which only some outcomes are known.
-fn let_off<M: Model>(
+pub(super) fn let_off<M: Model>(
     history: &History<M::Call, M::Reply>,
     kept: &[Index],
 ) -> History<M::Call, M::Reply> {

@@ -6,3 +6,4 @@ mod judged;
 mod limits;
 mod oracle;
 mod small;
+mod total;

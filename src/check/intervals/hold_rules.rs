@@ -1,0 +1,342 @@
+//! Holds: never two that exclude each other, never more than there are permits, and tokens that rise.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::at_least;
+use super::hold_calls::{HoldCall, HoldKind, HoldReply};
+use crate::check::history::{At, History, Index, Outcome};
+use crate::check::value::Value;
+use crate::check::verdict::{Counterexample, Verdict};
+
+/// What is promised of holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Holds {
+    /// How many permits each object has, for holds of [`HoldKind::Permits`]. By default 1.
+    pub permits: u64,
+    /// Whether one owner may hold an object several times at once, with one token. By default it may not.
+    pub is_reentrant: bool,
+    /// How much the clocks of two processes may differ, in the history's unit. By default not at all.
+    pub slack: u64,
+    /// How long nobody gets what somebody lost, in the history's unit. By default 0.
+    pub lock_delay: u64,
+    /// By how many percent the clock may go wrong that counts the delay. By default 0.
+    pub drift_percent: u64,
+}
+
+impl Default for Holds {
+    fn default() -> Self {
+        Self { permits: 1, is_reentrant: false, slack: 0, lock_delay: 0, drift_percent: 0 }
+    }
+}
+
+/// Somebody's belief.
+#[derive(Clone, Copy)]
+struct Belief<'a> {
+    index: Index,
+    begin: u64,
+    end: u64,
+    owner: &'a Value,
+    kind: HoldKind,
+    token: Option<u64>,
+    lost: bool,
+}
+
+/// Whether the holds of each object, as their owners believed in them, keep what a lock promises:
+///
+/// - **exclusion**: no hold for writing overlaps another one by more than the slack;
+/// - **permits**: there are never more of them held than there are;
+/// - **tokens**: of two holds of which one is for writing, the one that began later has the higher token;
+/// - **lock delay**: what was lost is nobody's for so long.
+///
+/// Time grows as *n* log *n*. Deterministic; no clock, no thread.
+///
+/// ```
+/// use bowline::check::intervals::{HoldCall, HoldKind, HoldReply, Holds, holds};
+/// use bowline::check::Operation;
+///
+/// let hold = |owner: i64, token| HoldCall::Hold {
+///     owner: owner.into(), kind: HoldKind::Write, token: Some(token),
+/// };
+/// let released = HoldReply { lost: false };
+/// let history = vec![
+///     Operation::ok(10, 20, hold(1, 5), released),
+///     Operation::ok(21, 40, hold(2, 6), released),
+///     Operation::ok(38, 50, hold(3, 7), released),
+/// ];
+/// let verdict = holds(&Holds::default(), &history);
+/// assert_eq!(verdict.violation().unwrap().operations, [1, 2]);
+/// assert!(holds(&Holds { slack: 2, ..Holds::default() }, &history).is_ok());
+/// ```
+pub fn holds(rules: &Holds, history: &History<HoldCall, HoldReply>) -> Verdict {
+    let mut objects: BTreeMap<&str, Vec<Belief<'_>>> = BTreeMap::new();
+    for (index, operation) in history.iter().enumerate() {
+        let begin = operation.invoked.0;
+        let (end, lost) = match operation.outcome {
+            Outcome::Failed { .. } => continue,
+            Outcome::Ok { at, reply } => (at.0, reply.lost),
+            Outcome::Unknown { at } => (at.map_or(begin, |At(at)| at), false),
+        };
+        let HoldCall::Hold { owner, kind, token } = &operation.call;
+        let (kind, token) = (*kind, *token);
+        let belief = Belief { index, begin, end, owner, kind, token, lost };
+        objects.entry(&operation.object).or_default().push(belief);
+    }
+    for (object, mut beliefs) in objects {
+        beliefs.sort_by_key(|belief| (belief.begin, belief.index));
+        let lock = Lock { rules, object, beliefs: &beliefs };
+        let broken = lock
+            .exclusion()
+            .or_else(|| lock.enough_permits())
+            .or_else(|| lock.rising_tokens())
+            .or_else(|| lock.delay());
+        if let Some(reason) = broken {
+            return reason.into();
+        }
+    }
+    Verdict::Ok
+}
+
+struct Lock<'l, 'a> {
+    rules: &'l Holds,
+    object: &'l str,
+    /// By their begins.
+    beliefs: &'l [Belief<'a>],
+}
+
+fn is_write(belief: &Belief<'_>) -> bool {
+    belief.kind == HoldKind::Write
+}
+
+/// The best two of those that came by, of different parties: so there is always one that is another's.
+struct BestTwo<'l, 'a> {
+    best: Option<&'l Belief<'a>>,
+    other: Option<&'l Belief<'a>>,
+}
+
+impl<'l, 'a> BestTwo<'l, 'a> {
+    const NONE: Self = Self { best: None, other: None };
+
+    fn add(
+        &mut self,
+        belief: &'l Belief<'a>,
+        by: impl Fn(&Belief<'_>) -> u64,
+        is_one: impl Fn(&Belief<'_>, &Belief<'_>) -> bool,
+    ) {
+        match self.best {
+            Some(best) if by(best) >= by(belief) => {
+                if !is_one(best, belief) && self.other.is_none_or(|other| by(other) < by(belief)) {
+                    self.other = Some(belief);
+                }
+            }
+            Some(best) => {
+                if !is_one(best, belief) {
+                    self.other = Some(best);
+                }
+                self.best = Some(belief);
+            }
+            None => self.best = Some(belief),
+        }
+    }
+
+    fn but(
+        &self,
+        belief: &Belief<'_>,
+        is_one: impl Fn(&Belief<'_>, &Belief<'_>) -> bool,
+    ) -> Option<&'l Belief<'a>> {
+        self.best.filter(|best| !is_one(best, belief)).or(self.other)
+    }
+}
+
+impl Lock<'_, '_> {
+    /// Whether two holds are of one party, which does not exclude itself.
+    fn is_one(&self, one: &Belief<'_>, other: &Belief<'_>) -> bool {
+        one.index == other.index || self.rules.is_reentrant && one.owner == other.owner
+    }
+
+    fn exclusion(&self) -> Option<Counterexample> {
+        let slack = self.rules.slack;
+        let mut by_end: Vec<&Belief<'_>> = self.beliefs.iter().collect();
+        by_end.sort_by_key(|belief| (belief.end, belief.index));
+        let (mut writers, mut others) = (BestTwo::NONE, BestTwo::NONE);
+        let is_one = |one: &Belief<'_>, other: &Belief<'_>| self.is_one(one, other);
+        let mut begun = self.beliefs.iter().peekable();
+        for belief in by_end {
+            while let Some(next) =
+                begun.next_if(|next| next.begin.saturating_add(slack) < belief.end)
+            {
+                let group = if is_write(next) { &mut writers } else { &mut others };
+                group.add(next, |belief| belief.end, is_one);
+            }
+            let mut rivals = [writers.but(belief, is_one), None];
+            if is_write(belief) {
+                rivals[1] = others.but(belief, is_one);
+            }
+            for rival in rivals.into_iter().flatten() {
+                if rival.end > belief.begin.saturating_add(slack) {
+                    return Some(self.overlap(rival, belief));
+                }
+            }
+        }
+        None
+    }
+
+    fn overlap(&self, one: &Belief<'_>, other: &Belief<'_>) -> Counterexample {
+        let in_order = (one.begin, one.index) <= (other.begin, other.index);
+        let (first, second) = if in_order { (one, other) } else { (other, one) };
+        let why = format!(
+            "from {} to {} both {} (#{}) and {} (#{}) believed to hold it, {} of them for writing",
+            first.begin.max(second.begin),
+            first.end.min(second.end),
+            first.owner,
+            first.index,
+            second.owner,
+            second.index,
+            if is_write(one) && is_write(other) { "both" } else { "one" }
+        );
+        Counterexample::new("exclusion", self.object, [first.index, second.index], why)
+    }
+
+    fn enough_permits(&self) -> Option<Counterexample> {
+        let Holds { permits, slack, .. } = *self.rules;
+        let held = |belief: &Belief<'_>| match belief.kind {
+            HoldKind::Permits(held) => held,
+            HoldKind::Write | HoldKind::Read => 0,
+        };
+        // Half the slack goes from each side; what is shorter proves nothing.
+        let inner = |belief: &&Belief<'_>| {
+            held(belief) > 0 && belief.end.saturating_sub(belief.begin) > slack
+        };
+        let begin = |belief: &Belief<'_>| u128::from(belief.begin) * 2 + u128::from(slack);
+        let end = |belief: &Belief<'_>| u128::from(belief.end) * 2 - u128::from(slack);
+        let by_begin: Vec<&Belief<'_>> = self.beliefs.iter().filter(inner).collect();
+        let mut by_end = by_begin.clone();
+        by_end.sort_by_key(|belief| belief.end);
+        let mut ended = by_end.into_iter().peekable();
+        let mut now: HashMap<Index, &Belief<'_>> = HashMap::new();
+        let mut sum: u128 = 0;
+        for belief in by_begin {
+            while let Some(over) = ended.next_if(|over| end(over) <= begin(belief)) {
+                now.remove(&over.index);
+                sum -= u128::from(held(over));
+            }
+            now.insert(belief.index, belief);
+            sum += u128::from(held(belief));
+            if sum <= u128::from(permits) {
+                continue;
+            }
+            let mut most: Vec<&Belief<'_>> = now.into_values().collect();
+            most.sort_by_key(|one| {
+                (one.index != belief.index, std::cmp::Reverse(held(one)), one.index)
+            });
+            let mut sum: u128 = 0;
+            let enough = most.iter().take_while(|one| {
+                let is_short = sum <= u128::from(permits);
+                sum += u128::from(held(one));
+                is_short
+            });
+            let mut enough: Vec<Index> = enough.map(|one| one.index).collect();
+            enough.sort_unstable();
+            let names: Vec<String> = enough.iter().map(|index| format!("#{index}")).collect();
+            let why = format!(
+                "at {} {} together believed to hold more than the {permits} permits there are",
+                belief.begin,
+                names.join(", ")
+            );
+            return Some(Counterexample::new("permits", self.object, enough, why));
+        }
+        None
+    }
+
+    /// Who began later has the higher token.
+    fn rising_tokens(&self) -> Option<Counterexample> {
+        let told: Vec<&Belief<'_>> =
+            self.beliefs.iter().filter(|belief| belief.token.is_some()).collect();
+        let token = |belief: &Belief<'_>| belief.token.expect("only such are looked at");
+        let is_one = |one: &Belief<'_>, other: &Belief<'_>| self.is_one(one, other);
+        let (mut writers, mut others) = (BestTwo::NONE, BestTwo::NONE);
+        let mut begun = told.iter().copied().peekable();
+        for belief in &told {
+            while let Some(before) =
+                begun.next_if(|before| before.begin.saturating_add(self.rules.slack) < belief.begin)
+            {
+                let group = if is_write(before) { &mut writers } else { &mut others };
+                group.add(before, token, is_one);
+            }
+            let mut earlier = [writers.but(belief, is_one), None];
+            if is_write(belief) {
+                earlier[1] = others.but(belief, is_one);
+            }
+            for before in earlier.into_iter().flatten() {
+                if token(before) >= token(belief) {
+                    let why = format!(
+                        "#{} began at {} with token {}, and #{}, which began later, at {}, has {}",
+                        before.index,
+                        before.begin,
+                        token(before),
+                        belief.index,
+                        belief.begin,
+                        token(belief)
+                    );
+                    let reason = Counterexample::new(
+                        "rising tokens",
+                        self.object,
+                        [before.index, belief.index],
+                        why,
+                    );
+                    return Some(reason.link(before.index, belief.index, "began before"));
+                }
+            }
+        }
+        self.own_tokens()
+    }
+
+    /// One owner's tokens rise, too; where it may hold several times, they may be equal.
+    fn own_tokens(&self) -> Option<Counterexample> {
+        if !self.rules.is_reentrant {
+            return None;
+        }
+        let mut highest: HashMap<&Value, (u64, Index)> = HashMap::new();
+        for belief in self.beliefs.iter().filter(|belief| is_write(belief)) {
+            let Some(token) = belief.token else { continue };
+            let before = highest.entry(belief.owner).or_insert((token, belief.index));
+            if token < before.0 {
+                let why = format!(
+                    "{} held with token {} (#{}) and later with {token} (#{})",
+                    belief.owner, before.0, before.1, belief.index
+                );
+                let operations = [before.1, belief.index];
+                return Some(Counterexample::new("rising tokens", self.object, operations, why));
+            }
+            *before = (token, belief.index);
+        }
+        None
+    }
+
+    fn delay(&self) -> Option<Counterexample> {
+        let delay = at_least(self.rules.lock_delay, self.rules.drift_percent);
+        let delay = delay.saturating_sub(self.rules.slack);
+        let (mut writers, mut others) = (BestTwo::NONE, BestTwo::NONE);
+        let is_same = |one: &Belief<'_>, other: &Belief<'_>| one.index == other.index;
+        for belief in self.beliefs {
+            let mut before = [writers.but(belief, is_same), None];
+            if is_write(belief) {
+                before[1] = others.but(belief, is_same);
+            }
+            for lost in before.into_iter().flatten() {
+                if belief.begin < lost.end.saturating_add(delay) {
+                    let why = format!(
+                        "#{} was lost after {}, and #{} began at {}, before the lock delay of {} was over",
+                        lost.index, lost.end, belief.index, belief.begin, self.rules.lock_delay
+                    );
+                    let operations = [lost.index, belief.index];
+                    return Some(Counterexample::new("lock delay", self.object, operations, why));
+                }
+            }
+            if belief.lost {
+                let group = if is_write(belief) { &mut writers } else { &mut others };
+                group.add(belief, |belief| belief.end, is_same);
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,448 @@
+//! Revisions that no operation of known outcome made, and the changes of unknown outcome that may have made them:
+//! first what replies prove, then what is left over.
+
+use std::collections::hash_map::{DefaultHasher, HashMap};
+use std::collections::{BTreeMap, HashSet};
+use std::hash::BuildHasherDefault;
+
+use super::facts::{self, Live, Sight};
+use super::order::{Order, Placed, Unsure, said};
+use super::spare::{Pool, Quiet, Spare};
+use super::{Total, replay};
+use crate::check::history::Index;
+use crate::check::value::Value;
+use crate::check::verdict::{Counterexample, Undecided, Verdict};
+
+/// A hash that is the same in every run.
+pub(super) type Fixed = BuildHasherDefault<DefaultHasher>;
+
+/// How many revisions may be free, for each operation there is, before nobody looks.
+const GAPS_PER_OPERATION_MAX: u64 = 16;
+
+/// How many may be free in any case.
+const GAPS_MIN: u64 = 100_000;
+
+/// Which changes of unknown outcome made which revisions.
+#[derive(Debug, Default)]
+pub(super) struct Chosen<'a> {
+    /// By revision.
+    pub(super) changes: Vec<Change>,
+    /// Keys of rows in whose story there was a choice. What contradicts them is perhaps the choice's fault.
+    pub(super) guessed: HashSet<&'a str, Fixed>,
+}
+
+/// A change of unknown outcome that made a revision.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Change {
+    pub(super) revision: u64,
+    pub(super) index: Index,
+    /// Who saw it; else it was chosen.
+    pub(super) told: Option<Index>,
+}
+
+/// What replies say of a free revision.
+#[derive(Clone, Copy)]
+struct Pin<'a> {
+    key: usize,
+    /// What was written, if it was seen.
+    value: Option<&'a Value>,
+    told: Index,
+}
+
+/// All about one row that a change of unknown outcome may have changed.
+#[derive(Default)]
+struct Row<'a> {
+    key: &'a str,
+    /// Places in [`Order::unsure`].
+    unsure: Vec<usize>,
+    /// The same by what they write.
+    by_value: HashMap<Option<&'a Value>, Vec<usize>, Fixed>,
+    /// What is known to have touched it, by revision.
+    events: Vec<Placed>,
+    /// Between which revisions, both included, nothing else can have changed it; by revision.
+    quiet: Vec<Quiet>,
+    guessed: bool,
+}
+
+struct Choosing<'o, 'a> {
+    order: &'o Order<'a>,
+    gaps: Vec<u64>,
+    rows: Vec<Row<'a>>,
+    pins: BTreeMap<u64, Pin<'a>>,
+    /// The revision that each of [`Order::unsure`] made.
+    made: Vec<Option<u64>>,
+    /// The free revisions that are used.
+    used: HashSet<u64, Fixed>,
+}
+
+impl<'a> Chosen<'a> {
+    /// Chooses. The error is a verdict: no choice explains what was seen, or there are too many.
+    pub(super) fn of(rules: &Total, order: &Order<'a>) -> Result<Self, Verdict> {
+        let gaps = gaps(rules, order)?;
+        if gaps.is_empty() || rules.others && order.unsure.is_empty() {
+            return Ok(Self::default());
+        }
+        let made = vec![None; order.unsure.len()];
+        let (rows, pins, used) = (rows(order), BTreeMap::new(), HashSet::default());
+        let mut choosing = Choosing { order, gaps, rows, pins, made, used };
+        choosing.find_pins()?;
+        choosing.set_pins()?;
+        for row in 0..choosing.rows.len() {
+            choosing.walk(row);
+        }
+        if !rules.others {
+            choosing.fill()?;
+        }
+        Ok(choosing.chosen())
+    }
+}
+
+/// The revisions that no operation of known outcome made.
+fn gaps(rules: &Total, order: &Order<'_>) -> Result<Vec<u64>, Verdict> {
+    let mut gaps = Vec::new();
+    let mut next = rules.first + 1;
+    let Some(last) = order.placed.last() else { return Ok(gaps) };
+    let changes = order.placed.iter().filter(|placed| !placed.only_read);
+    let free = last.revision - rules.first - changes.clone().count() as u64;
+    if free > GAPS_MIN.max(GAPS_PER_OPERATION_MAX * order.placed.len() as u64) {
+        return Err(ambiguous(order));
+    }
+    for placed in changes {
+        gaps.extend(next..placed.revision);
+        next = placed.revision + 1;
+    }
+    gaps.extend(next..=last.revision);
+    Ok(gaps)
+}
+
+/// The rows that a change of unknown outcome may have changed.
+fn rows<'a>(order: &Order<'a>) -> Vec<Row<'a>> {
+    let history = order.history;
+    let mut rows: Vec<Row<'a>> = Vec::new();
+    let mut numbers: HashMap<&str, usize, Fixed> = HashMap::default();
+    for (place, unsure) in order.unsure.iter().enumerate() {
+        let key: &str = history[unsure.index].call.key();
+        let number = *numbers.entry(key).or_insert_with(|| {
+            rows.push(Row { key, ..Row::default() });
+            rows.len() - 1
+        });
+        let written = facts::written(&history[unsure.index].call).expect("it may change a row");
+        rows[number].unsure.push(place);
+        rows[number].by_value.entry(written).or_default().push(place);
+    }
+    for placed in &order.placed {
+        if let Some(number) = numbers.get(&**history[placed.index].call.key()) {
+            rows[*number].events.push(*placed);
+        }
+    }
+    rows
+}
+
+pub(super) fn ambiguous(order: &Order<'_>) -> Verdict {
+    Verdict::Undecided {
+        object: order.object.to_owned(),
+        why: Undecided::Ambiguous,
+        explored: (order.placed.len() + order.unsure.len()) as u64,
+    }
+}
+
+/// What an event says of the row, and at which revision it saw it.
+fn seen<'a>(order: &Order<'a>, event: Placed) -> Option<(Sight<'a>, u64)> {
+    let history = order.history;
+    let sight = facts::sight(&history[event.index].call, said(history, event.index))?;
+    Some((sight, event.revision - u64::from(!event.only_read)))
+}
+
+impl<'a> Choosing<'_, 'a> {
+    fn is_gap(&self, revision: u64) -> bool {
+        self.gaps.binary_search(&revision).is_ok()
+    }
+
+    fn unsure(&self, place: usize) -> Unsure {
+        self.order.unsure[place]
+    }
+
+    fn written(&self, place: usize) -> Option<&'a Value> {
+        let history = self.order.history;
+        let call = &history[self.unsure(place).index].call;
+        facts::written(call).expect("what is unsure may change a row")
+    }
+
+    fn condition(&self, place: usize) -> Option<Sight<'a>> {
+        let history = self.order.history;
+        facts::condition(&history[self.unsure(place).index].call)
+    }
+
+    fn make(&mut self, revision: u64, place: usize) {
+        self.made[place] = Some(revision);
+        assert!(self.used.insert(revision), "one revision is one change");
+    }
+
+    /// Who says that a row was last changed at a free revision says what was done then.
+    fn find_pins(&mut self) -> Result<(), Verdict> {
+        let order = self.order;
+        for (key, row) in self.rows.iter().enumerate() {
+            for event in &row.events {
+                let Some((sight, at)) = seen(order, *event) else { continue };
+                let Some(modified) = sight.modified() else { continue };
+                if modified > at || !self.is_gap(modified) {
+                    continue;
+                }
+                let value = match sight {
+                    Sight::Is(Some(value), _) => Some(value),
+                    // Nothing was there, and it was changed: nobody can say so.
+                    Sight::Is(None, _) => continue,
+                    _ => None,
+                };
+                let told = event.index;
+                let pin = self.pins.entry(modified).or_insert(Pin { key, value, told });
+                let differs =
+                    pin.key != key || pin.value.zip(value).is_some_and(|(one, other)| one != other);
+                if differs {
+                    let why = format!(
+                        "#{} and #{told} saw different changes at revision {modified}",
+                        pin.told
+                    );
+                    let operations = [pin.told, told];
+                    let rule = "one revision, two changes";
+                    return Err(Counterexample::new(rule, order.object, operations, why).into());
+                }
+                if pin.value.is_none() {
+                    *pin = Pin { key, value, told };
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives each revision of which something was seen to a change that did it.
+    fn set_pins(&mut self) -> Result<(), Verdict> {
+        for (revision, pin) in self.pins.clone() {
+            let row = &self.rows[pin.key];
+            let mut fits = match pin.value {
+                Some(value) => row.by_value.get(&Some(value)).cloned().unwrap_or_default(),
+                None => row.unsure.clone(),
+            };
+            fits.retain(|place| self.written(*place).is_some());
+            let is_free = |place: &usize| {
+                self.made[*place].is_none() && self.unsure(*place).first <= revision
+            };
+            // Those that may have come early are kept for early revisions.
+            let best =
+                fits.iter().copied().filter(is_free).max_by_key(|place| {
+                    (self.condition(*place).is_none(), self.unsure(*place).first)
+                });
+            let call = |place: usize| &self.order.history[self.unsure(place).index].call;
+            let is_choice = fits.windows(2).any(|pair| call(pair[0]) != call(pair[1]))
+                || fits.iter().any(|place| self.condition(*place).is_some());
+            if is_choice {
+                self.rows[pin.key].guessed = true;
+            }
+            match best {
+                Some(place) => self.make(revision, place),
+                None if self.rows[pin.key].guessed => return Err(ambiguous(self.order)),
+                None => return Err(self.nobody(revision, pin, &fits).into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Nobody can have done what was seen at a revision.
+    fn nobody(&self, revision: u64, pin: Pin<'_>, fits: &[usize]) -> Counterexample {
+        let Pin { told, value, .. } = pin;
+        let key = self.rows[pin.key].key;
+        let what = value.map_or("a change".to_owned(), |value| format!("{value}"));
+        let seen = format!("#{told} saw {what} in row {key:?}, of revision {revision}");
+        let late = fits.iter().find_map(|place| {
+            let unsure = self.unsure(*place);
+            unsure.since.filter(|_| self.made[*place].is_none()).map(|since| (unsure, since))
+        });
+        let others = replay::writers(self.order, key, &[told], |written| {
+            written.is_some() && (value.is_none() || written == value)
+        });
+        let (object, rule) = (self.order.object, "what nobody wrote");
+        match late {
+            Some((unsure, since)) => {
+                let why = format!(
+                    "{seen}; but #{} was called after #{since} had ended with a revision from there on",
+                    unsure.index
+                );
+                Counterexample::new(rule, object, [since, told], why)
+                    .perhaps(others == [unsure.index])
+                    .link(since, unsure.index, "had ended")
+            }
+            None => {
+                let why = format!("{seen}, and nobody can have written that then");
+                Counterexample::new(rule, object, [told], why).perhaps(others.is_empty())
+            }
+        }
+    }
+
+    /// Goes through a row's story: where it must have changed meanwhile, and where it cannot have.
+    fn walk(&mut self, number: usize) {
+        let events = std::mem::take(&mut self.rows[number].events);
+        let row = self.rows[number].unsure.iter();
+        let mut pins: Vec<(u64, Option<&'a Value>)> =
+            row.filter_map(|place| Some((self.made[*place]?, self.written(*place)))).collect();
+        pins.sort_unstable_by_key(|(revision, _)| *revision);
+        let mut pins = pins.into_iter().peekable();
+        let mut now: Option<Live<'a>> = None;
+        // The row's last change, and until when it was surely none.
+        let (mut since, mut until) = (0, 0);
+        for event in events {
+            let upto = event.revision - u64::from(!event.only_read);
+            while let Some((revision, value)) = pins.next_if(|(revision, _)| *revision <= upto) {
+                now = value.map(|value| Live { value, modified: revision });
+                since = revision;
+            }
+            if let Some((sight, at)) = seen(self.order, event) {
+                if !sight.fits(now)
+                    && let Some((revision, place)) =
+                        self.needed(number, sight, since.max(until) + 1, at)
+                {
+                    self.make(revision, place);
+                    now = self.written(place).map(|value| Live { value, modified: revision });
+                    since = revision;
+                }
+                match sight {
+                    Sight::Is(..) | Sight::At(_) if sight.fits(now) => {
+                        self.be_quiet(number, sight, since + 1, at);
+                        until = at;
+                    }
+                    // Of that revision it was not; or it was, and was changed again.
+                    Sight::NotAt(Some(not)) if since < not && not <= at => {
+                        let all = self.rows[number].unsure.iter();
+                        let puts = all.clone().filter(|place| self.written(**place).is_some());
+                        let (puts, all) = (puts.count(), all.count());
+                        let row = &mut self.rows[number];
+                        row.guessed |= puts > 0 && all > 1;
+                        // It may have been deleted then.
+                        if puts > 0 {
+                            row.quiet.push(Quiet { from: not, to: not });
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            if !event.only_read {
+                let call = &self.order.history[event.index].call;
+                let value = facts::written(call).expect("it changed something");
+                now = value.map(|value| Live { value, modified: event.revision });
+                since = event.revision;
+            }
+        }
+        Quiet::merge(&mut self.rows[number].quiet);
+    }
+
+    /// Nothing can have changed a row meanwhile, as far as it can be said.
+    fn be_quiet(&mut self, number: usize, sight: Sight<'a>, from: u64, to: u64) {
+        if from > to {
+            return;
+        }
+        // It may have been changed to the same.
+        let same = sight.modified().is_none()
+            && self.able(number, sight).iter().any(|place| self.made[*place].is_none());
+        let row = &mut self.rows[number];
+        row.guessed |= same;
+        row.quiet.push(Quiet { from, to });
+    }
+
+    /// Those that may make true what was seen of a row, and perhaps others.
+    fn able(&self, row: usize, sight: Sight<'a>) -> &[usize] {
+        let row = &self.rows[row];
+        match sight {
+            Sight::Is(value, _) => row.by_value.get(&value).map_or(&[], |all| all),
+            Sight::At(None) => row.by_value.get(&None).map_or(&[], |all| all),
+            Sight::Exists | Sight::At(Some(_)) | Sight::NotAt(_) => &row.unsure,
+        }
+    }
+
+    /// The first free revision and a change that makes what was seen true, if there are any. That others would do as
+    /// well is remembered.
+    fn needed(&mut self, row: usize, sight: Sight<'a>, from: u64, to: u64) -> Option<(u64, usize)> {
+        if sight.modified().is_some() || from > to {
+            return None;
+        }
+        let start = self.gaps.partition_point(|gap| *gap < from);
+        let gaps = self.gaps[start..].iter().copied().take_while(|gap| *gap <= to);
+        let mut best = None;
+        let mut choices = 0;
+        for place in self.able(row, sight) {
+            if self.made[*place].is_some() || !sight.is_made_by(self.written(*place)) {
+                continue;
+            }
+            let first = self.unsure(*place).first;
+            let mut fits = gaps.clone().filter(|gap| *gap >= first && !self.pins.contains_key(gap));
+            let free = fits.clone().find(|gap| !self.used.contains(gap));
+            choices += fits.by_ref().take(2).count();
+            choices += usize::from(self.condition(*place).is_some());
+            best = best.or(free.map(|gap| (gap, *place)));
+        }
+        if choices > 1 || best.is_none() && choices > 0 {
+            self.rows[row].guessed = true;
+        }
+        best
+    }
+
+    /// Gives the revisions that are left to changes that are left.
+    fn fill(&mut self) -> Result<(), Verdict> {
+        let order = self.order;
+        let mut free: Vec<u64> = std::mem::take(&mut self.gaps);
+        free.retain(|gap| !self.used.contains(gap));
+        let mut pools = Vec::with_capacity(self.rows.len());
+        for row in &self.rows {
+            let left = row.unsure.iter().filter(|place| self.made[**place].is_none());
+            let mut spare: Vec<Spare> = left
+                .map(|place| {
+                    let first = self.unsure(*place).first;
+                    Spare { place: *place, first, is_sure: self.condition(*place).is_none() }
+                })
+                .collect();
+            spare.sort_by_key(|spare| (spare.first, spare.place));
+            pools.push(Pool { spare, quiet: &row.quiet });
+        }
+        let spares: usize = pools.iter().map(|pool| pool.spare.len()).sum();
+        match super::spare::matched(&free, &pools) {
+            Ok(matched) => {
+                for (gap, place) in matched {
+                    self.make(gap, place);
+                }
+            }
+            Err(None) => return Err(ambiguous(order)),
+            Err(Some(_)) if self.rows.iter().any(|row| row.guessed) => {
+                return Err(ambiguous(order));
+            }
+            Err(Some(gap)) => {
+                let next = order.placed.partition_point(|placed| placed.revision < gap);
+                let Placed { index, revision, .. } = order.placed[next];
+                let why = format!(
+                    "#{index} says revision {revision}, and nobody can have made revision {gap}: {spares} changes of \
+                     unknown outcome are left for {} revisions",
+                    free.len()
+                );
+                let rule = "a revision without a change";
+                let reason = Counterexample::new(rule, order.object, [index], why);
+                return Err(reason.perhaps(false).into());
+            }
+        }
+        Ok(())
+    }
+
+    fn chosen(self) -> Chosen<'a> {
+        let mut guessed: HashSet<&str, Fixed> =
+            self.rows.iter().filter(|row| row.guessed).map(|row| row.key).collect();
+        let mut changes = Vec::new();
+        for (place, made) in self.made.iter().enumerate() {
+            let Some(revision) = *made else { continue };
+            let index = self.order.unsure[place].index;
+            let told = self.pins.get(&revision).map(|pin| pin.told);
+            changes.push(Change { revision, index, told });
+            // What happens only sometimes was perhaps not what happened.
+            if self.condition(place).is_some() {
+                guessed.insert(self.order.history[index].call.key());
+            }
+        }
+        changes.sort_unstable();
+        Chosen { changes, guessed }
+    }
+}

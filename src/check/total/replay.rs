@@ -1,0 +1,205 @@
+//! The whole order, played: does each reply tell what the store held at its revision?
+
+use std::collections::HashMap;
+
+use super::Total;
+use super::facts::{self, Live, Sight};
+use super::gaps::{Change, Chosen, Fixed, ambiguous};
+use super::order::{Order, Placed, said};
+use crate::check::history::Index;
+use crate::check::value::Value;
+use crate::check::verdict::{Counterexample, Verdict};
+
+/// How many operations are named that might have made true what was seen, and are elsewhere.
+const ELSEWHERE_MAX: usize = 4;
+
+/// A row, as far as the story has come.
+#[derive(Clone, Copy, Default)]
+struct Story<'a> {
+    now: Option<Live<'a>>,
+    /// The last change of which somebody knows: its revision, and who made or saw it.
+    known: Option<(u64, Index)>,
+    /// Whether that one made it.
+    is_maker: bool,
+}
+
+/// Plays what was placed and what was chosen.
+pub(super) fn play(rules: &Total, order: &Order<'_>, chosen: &Chosen<'_>) -> Verdict {
+    let history = order.history;
+    let mut rows: HashMap<&str, Story<'_>, Fixed> = HashMap::default();
+    let mut changes = chosen.changes.iter().copied().peekable();
+    for placed in &order.placed {
+        while let Some(change) = changes.next_if(|change| change.revision <= placed.revision) {
+            let Change { revision, index, told } = change;
+            let call = &history[index].call;
+            let row = rows.entry(call.key()).or_default();
+            if facts::condition(call).is_some_and(|condition| !condition.fits(row.now)) {
+                return ambiguous(order);
+            }
+            let value = facts::written(call).expect("what was chosen changes something");
+            row.now = value.map(|value| Live { value, modified: revision });
+            if let Some(told) = told {
+                row.known = Some((revision, told));
+                row.is_maker = false;
+            }
+        }
+        let Placed { revision, only_read, index } = *placed;
+        let call = &history[index].call;
+        let key: &str = call.key();
+        let row = rows.entry(key).or_default();
+        if let Some(sight) = facts::sight(call, said(history, index))
+            && !sight.fits(row.now)
+        {
+            let at = revision - u64::from(!only_read);
+            let wrong = Wrong { rules, order, index, key, sight, at, row: *row };
+            return match wrong.certain() {
+                Some(reason) => reason.into(),
+                None if chosen.guessed.contains(key) => ambiguous(order),
+                None => wrong.reason().into(),
+            };
+        }
+        if !only_read {
+            let value = facts::written(call).expect("it changed something");
+            row.now = value.map(|value| Live { value, modified: revision });
+            row.known = Some((revision, index));
+            row.is_maker = true;
+        }
+    }
+    Verdict::Ok
+}
+
+/// All but some operations that may have written something to a row, if they took effect.
+pub(super) fn writers(
+    order: &Order<'_>,
+    key: &str,
+    except: &[Index],
+    fits: impl Fn(Option<&Value>) -> bool,
+) -> Vec<Index> {
+    let placed = order.placed.iter().map(|placed| placed.index);
+    let all = placed.chain(order.unsure.iter().map(|unsure| unsure.index));
+    all.filter(|index| {
+        let call = &order.history[*index].call;
+        **call.key() == *key && facts::written(call).is_some_and(&fits) && !except.contains(index)
+    })
+    .collect()
+}
+
+/// What cannot have been seen.
+struct Wrong<'p, 'a> {
+    rules: &'p Total,
+    order: &'p Order<'a>,
+    index: Index,
+    key: &'p str,
+    sight: Sight<'p>,
+    /// The revision of what was seen.
+    at: u64,
+    row: Story<'a>,
+}
+
+impl Wrong<'_, '_> {
+    /// What was seen, in words.
+    fn seen(&self) -> String {
+        let Self { index, key, at, .. } = self;
+        let what = match self.sight {
+            Sight::Is(Some(value), Some(modified)) => format!("{value}, changed at {modified},"),
+            Sight::Is(Some(value), None) => format!("{value}"),
+            Sight::Is(None, None) | Sight::At(None) => "nothing".to_owned(),
+            Sight::Is(None, Some(modified)) => format!("nothing, changed at {modified},"),
+            Sight::Exists | Sight::NotAt(None) => "something".to_owned(),
+            Sight::At(Some(modified)) => format!("a change of revision {modified}"),
+            Sight::NotAt(Some(modified)) => format!("another change than that of {modified}"),
+        };
+        format!("#{index} saw {what} in row {key:?} at revision {at}")
+    }
+
+    fn because(
+        &self,
+        rule: &'static str,
+        operations: impl Into<Vec<Index>>,
+        why: &str,
+    ) -> Counterexample {
+        let why = format!("{}, {why}", self.seen());
+        Counterexample::new(rule, self.order.object, operations, why)
+    }
+
+    /// Why it is impossible whatever other operations did, if that is so.
+    fn certain(&self) -> Option<Counterexample> {
+        let Self { index, at, .. } = *self;
+        let told = self.sight.modified();
+        if let Sight::Is(Some(_), _) = self.sight {
+            let maker =
+                writers(self.order, self.key, &[], |written| self.sight.is_made_by(written));
+            if maker.is_empty() {
+                return Some(self.because("what nobody wrote", [index], "and nobody wrote that"));
+            }
+        }
+        if let Some(modified) = told {
+            if modified > at {
+                let why = "and was told a revision that was not there yet";
+                return Some(self.because("a change from the future", [index], why));
+            }
+            if modified <= self.rules.first || matches!(self.sight, Sight::Is(None, _)) {
+                let why = "which no change can have left behind";
+                return Some(self.because("what nobody wrote", [index], why));
+            }
+            let place = self
+                .order
+                .placed
+                .partition_point(|placed| (placed.revision, placed.only_read) < (modified, false));
+            if let Some(placed) = self.order.placed.get(place)
+                && placed.revision == modified
+                && !placed.only_read
+                && !self.is_left_by(placed.index)
+            {
+                let maker = placed.index;
+                let why = format!("but #{maker} made revision {modified}, and not so");
+                return Some(self.because("what nobody wrote", [maker, index], &why));
+            }
+        }
+        let (changed, by) = self.row.known?;
+        let verb = if self.row.is_maker { "changed it at" } else { "saw that it changed at" };
+        if told.is_some_and(|modified| modified < changed) {
+            let why = format!("and #{by} {verb} revision {changed}");
+            return Some(
+                self.because("a stale row", [by, index], &why)
+                    .link(by, index, format!("revision {changed} ≤ {at}"))
+                    .link(index, by, "saw the row as before"),
+            );
+        }
+        if changed == at && self.row.is_maker {
+            let why = format!("the revision at which #{by} changed it");
+            return Some(self.because("not what the store held", [by, index], &why));
+        }
+        None
+    }
+
+    /// Whether an operation can have left the row as it was seen, at the revision that was told.
+    fn is_left_by(&self, maker: Index) -> bool {
+        let call = &self.order.history[maker].call;
+        **call.key() == *self.key
+            && facts::written(call).is_some_and(|written| self.sight.is_made_by(written))
+    }
+
+    /// Why it is impossible, as things are.
+    fn reason(&self) -> Counterexample {
+        let mut operations: Vec<Index> = Vec::new();
+        let known = self.row.known.map(|(changed, by)| {
+            operations.push(by);
+            format!("where #{by} was the last that changed it, at revision {changed}")
+        });
+        operations.push(self.index);
+        let elsewhere =
+            writers(self.order, self.key, &operations, |written| self.sight.is_made_by(written));
+        let is_placed =
+            |index: &Index| self.order.unsure.iter().all(|unsure| unsure.index != *index);
+        let is_minimal = elsewhere.len() <= ELSEWHERE_MAX && elsewhere.iter().all(is_placed);
+        let mut why = known.unwrap_or_else(|| "which nobody can have changed so".to_owned());
+        if is_minimal {
+            for index in &elsewhere {
+                why += &format!("; #{index} did, at another revision");
+            }
+            operations.splice(0..0, elsewhere);
+        }
+        self.because("not what the store held", operations, &why).perhaps(is_minimal)
+    }
+}

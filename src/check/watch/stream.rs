@@ -1,0 +1,347 @@
+//! One stream after the other, message by message, against what happened.
+
+use std::collections::BTreeMap;
+
+use super::calls::{Event, Keys, Kind, Received, WatchCall, WatchReply, kind};
+use super::truth::{Reason, Step, Truth, events, reason, shown};
+use crate::check::history::{Index, Outcome};
+
+/// Judges every stream. `members` are in the order of their moments.
+pub(super) fn judge<'t>(truth: &'t Truth<'t>, members: &'t [Index]) -> Result<(), Reason> {
+    let history = truth.history;
+    let mut streams: BTreeMap<&str, Option<Session<'t>>> = BTreeMap::new();
+    // The compactions that were called so far, and the highest of them.
+    let mut compacted = None;
+    for &index in members {
+        let operation = &history[index];
+        if matches!(operation.outcome, Outcome::Failed { .. }) {
+            continue;
+        }
+        let reply = match &operation.outcome {
+            Outcome::Ok { reply, .. } => Some(reply),
+            _ => None,
+        };
+        match (&operation.call, reply) {
+            (WatchCall::Compact { revision }, _) => compacted = compacted.max(Some(*revision)),
+            (WatchCall::Watch { stream, keys, start, only }, reply) => {
+                let at = match reply {
+                    Some(WatchReply::Watching { at }) => *at,
+                    _ => None,
+                };
+                let start = start.or(at.map(|at| at + 1));
+                let session = Session::new(truth, members, index, keys, *only, start);
+                streams.insert(stream, Some(session));
+            }
+            (WatchCall::Receive { stream }, Some(WatchReply::Received(received))) => {
+                let Some(session) = streams.get_mut(&**stream) else {
+                    let why = format!(
+                        "#{index} tells something of stream {stream:?}, which nobody asked for"
+                    );
+                    return Err(reason("filters", truth.object, [index], why));
+                };
+                let Some(session) = session else {
+                    let why = format!("stream {stream:?} had ended, and #{index} goes on with it");
+                    return Err(reason("compacted", truth.object, [index], why));
+                };
+                session.receive(index, received)?;
+                if let Received::Compacted(revision) = received {
+                    session.is_compacted(index, *revision, compacted)?;
+                    streams.insert(stream, None);
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+struct Session<'t> {
+    truth: &'t Truth<'t>,
+    members: &'t [Index],
+    watch: Index,
+    keys: &'t Keys,
+    only: Option<Kind>,
+    /// The first revision that may be told; unknown until the first message if nobody said.
+    start: Option<u64>,
+    /// The last that was told, which message told it, and whether another one goes on with it.
+    last: Option<(u64, Index, bool)>,
+    /// What was told of that revision.
+    told: Vec<&'t str>,
+    /// The highest progress that was told.
+    progress: Option<u64>,
+    /// The first step that was not passed.
+    cursor: usize,
+}
+
+impl<'t> Session<'t> {
+    fn new(
+        truth: &'t Truth<'t>,
+        members: &'t [Index],
+        watch: Index,
+        keys: &'t Keys,
+        only: Option<Kind>,
+        start: Option<u64>,
+    ) -> Self {
+        let mut session = Self {
+            truth,
+            members,
+            watch,
+            keys,
+            only,
+            start: None,
+            last: None,
+            told: Vec::new(),
+            progress: None,
+            cursor: 0,
+        };
+        if let Some(start) = start {
+            session.begin(start);
+        }
+        session
+    }
+
+    fn begin(&mut self, start: u64) {
+        if self.start.is_none() {
+            self.start = Some(start);
+            self.cursor = self.truth.steps.partition_point(|step| step.revision < start);
+        }
+    }
+
+    fn fails(
+        &self,
+        rule: &'static str,
+        operations: impl Into<Vec<Index>>,
+        why: String,
+    ) -> Result<(), Reason> {
+        Err(reason(rule, self.truth.object, operations, why))
+    }
+
+    fn receive(&mut self, index: Index, received: &'t Received) -> Result<(), Reason> {
+        match received {
+            Received::Events { events, more } => {
+                if let Some(first) = events.first() {
+                    self.begin(first.revision);
+                }
+                let before = self.last;
+                for event in events {
+                    self.event(index, event, before)?;
+                }
+                if let Some((_, _, open)) = &mut self.last {
+                    *open = *more;
+                }
+                self.reached(index)
+            }
+            Received::Progress(revision) => {
+                self.begin(revision + 1);
+                self.truth.was_there(*revision, index)?;
+                self.progress = self.progress.max(Some(*revision));
+                self.pass(*revision + 1, index, "bookmarkable")
+            }
+            Received::Compacted(_) => Ok(()),
+        }
+    }
+
+    /// A message has been read to its end: its last revision is whole, unless it says that more follows.
+    fn reached(&mut self, index: Index) -> Result<(), Reason> {
+        match self.last {
+            Some((revision, _, false)) => {
+                self.truth.was_there(revision, index)?;
+                self.pass(revision + 1, index, "reliable")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn event(
+        &mut self,
+        index: Index,
+        event: &'t Event,
+        before: Option<(u64, Index, bool)>,
+    ) -> Result<(), Reason> {
+        let Event { revision, key, value, .. } = event;
+        let (revision, watch) = (*revision, self.watch);
+        let what = format!("#{index} tells of row {key:?} at revision {revision}");
+        let start = self.start.expect("the first event begins it");
+        if !self.keys.contains(key) {
+            return self.fails(
+                "filters",
+                [watch, index],
+                format!("{what}, which #{watch} did not ask for"),
+            );
+        }
+        if self.only.is_some_and(|only| only != kind(value.as_ref())) {
+            let why = format!(
+                "{what} that it became {}, which #{watch} did not want to know",
+                shown(value.as_ref())
+            );
+            return self.fails("filters", [watch, index], why);
+        }
+        if revision < start {
+            let why = format!("{what}, and #{watch} starts at {start}");
+            return self.fails("resumable", [watch, index], why);
+        }
+        if let Some((last, by, _)) = self.last {
+            let is_same = last == revision;
+            if is_same && self.told.contains(&&**key) {
+                let why = format!("{what}, which #{by} had told");
+                let all = if by == index { vec![index] } else { vec![by, index] };
+                return self.fails("unique", all, why);
+            }
+            if revision < last {
+                let why = format!("{what} after #{by} told of {last}");
+                let all = if by == index { vec![index] } else { vec![by, index] };
+                return self.fails("ordered", all, why);
+            }
+            if let Some((open, by, false)) = before
+                && open == revision
+            {
+                let why = format!("{what}, and #{by} said no more of it would follow");
+                return self.fails("atomic", [by, index], why);
+            }
+        }
+        self.pass(revision, index, "reliable")?;
+        if self.last.is_none_or(|(last, ..)| last < revision) {
+            self.told.clear();
+        }
+        self.told.push(key);
+        self.last = Some((revision, index, true));
+        self.compare(index, event)
+    }
+
+    /// Everything below a revision has been told, or nobody asked for it.
+    fn pass(&mut self, revision: u64, index: Index, rule: &'static str) -> Result<(), Reason> {
+        let steps = &self.truth.steps;
+        while let Some(step) = steps.get(self.cursor).filter(|step| step.revision < revision) {
+            self.cursor += 1;
+            let Step { revision: missed, key, value, by, .. } = *step;
+            let is_asked =
+                self.keys.contains(key) && self.only.is_none_or(|only| only == kind(value));
+            let is_begun = self.last.is_some_and(|(last, ..)| last == missed);
+            if !is_asked || is_begun && self.told.contains(&key) {
+                continue;
+            }
+            let what = format!("row {key:?} became {} at revision {missed} (#{by})", shown(value));
+            if let Some(later) = self.told_later(index, missed, key) {
+                let rule = if rule == "reliable" { "ordered" } else { rule };
+                let why = format!(
+                    "{what}, and the stream of #{} tells it with #{later}, after it has passed that with #{index}",
+                    self.watch
+                );
+                let all = if later == index { vec![index] } else { vec![index, later] };
+                return self.fails(rule, all, why);
+            }
+            return if is_begun {
+                let why = format!(
+                    "{what}, and the stream of #{} tells only other changes of that revision",
+                    self.watch
+                );
+                let torn = self.last.map_or(index, |(_, by, _)| by);
+                self.fails("atomic", dedup([self.watch, by, torn]), why)
+            } else {
+                let why = format!(
+                    "{what}, and the stream of #{} has passed that with #{index} and not told",
+                    self.watch
+                );
+                self.fails(rule, dedup([self.watch, by, index]), why)
+            };
+        }
+        Ok(())
+    }
+
+    /// The message with which the stream tells a change of a row, from one message on.
+    fn told_later(&self, from: Index, revision: u64, key: &str) -> Option<Index> {
+        let history = self.truth.history;
+        let WatchCall::Watch { stream: name, .. } = &history[self.watch].call else { return None };
+        let from = self.members.iter().position(|member| *member == from)?;
+        for &index in &self.members[from..] {
+            match &history[index].call {
+                WatchCall::Watch { stream, .. } if stream == name => break,
+                WatchCall::Receive { stream } if stream == name => {
+                    let mut told = events(history, index).iter();
+                    if told.any(|event| event.revision == revision && *event.key == *key) {
+                        return Some(index);
+                    }
+                }
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// The value before, and since when the row is there.
+    fn compare(&self, index: Index, event: &Event) -> Result<(), Reason> {
+        let Event { revision, key, value, previous, created } = event;
+        let truth = self.truth;
+        let place = truth.steps.partition_point(|step| step.revision < *revision);
+        let Some(step) = truth.steps[place..].iter().find(|step| *step.key == **key) else {
+            return Ok(());
+        };
+        let besides = truth.besides.get(&**key).map_or(&[][..], |all| all);
+        let before = step.before.map(|(value, _)| value);
+        if let Some(previous) = previous.as_ref().map(Option::as_ref)
+            && previous != before
+            && !besides.contains(&previous)
+            && !(truth.rules.others && previous.is_none())
+        {
+            let why = format!(
+                "#{index} tells that row {key:?} held {} before revision {revision}, and it held {}",
+                shown(previous),
+                shown(before)
+            );
+            let by = step.before.map(|(_, by)| by);
+            let all: Vec<Index> = by.into_iter().filter(|by| *by != index).chain([index]).collect();
+            return self.fails("previous", all, why);
+        }
+        let is_unsure = truth.rules.others || !besides.is_empty();
+        if let Some(created) = created
+            && value.is_some()
+            && *created != step.created
+            && !is_unsure
+        {
+            let why = format!(
+                "#{index} tells that row {key:?} is there since revision {created}, and it is since {}",
+                step.created
+            );
+            return self.fails("previous", [index], why);
+        }
+        Ok(())
+    }
+
+    fn is_compacted(
+        &self,
+        index: Index,
+        revision: u64,
+        compacted: Option<u64>,
+    ) -> Result<(), Reason> {
+        if !self.truth.rules.others && compacted.is_none_or(|compacted| compacted < revision) {
+            let why = format!(
+                "#{index} tells that revision {revision} was compacted, and nobody had called for that"
+            );
+            return self.fails("compacted", [index], why);
+        }
+        let told = self.last.map(|(last, _, open)| if open { last } else { last + 1 });
+        let passed = self.progress.map(|progress| progress + 1);
+        let next = self.start.max(told).max(passed);
+        if let Some(next) = next
+            && next > revision
+        {
+            let why = format!(
+                "#{index} ends the stream of #{} because revision {revision} was compacted, and {next} comes next",
+                self.watch
+            );
+            return self.fails("compacted", [self.watch, index], why);
+        }
+        Ok(())
+    }
+}
+
+/// Each once, in this order.
+fn dedup(operations: [Index; 3]) -> Vec<Index> {
+    let mut all = Vec::new();
+    for operation in operations {
+        if !all.contains(&operation) {
+            all.push(operation);
+        }
+    }
+    all
+}

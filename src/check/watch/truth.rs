@@ -1,0 +1,296 @@
+//! What happened to a store: what is known, and what the streams tell of the rest.
+
+use std::collections::hash_map::{DefaultHasher, HashMap};
+use std::collections::{BTreeMap, HashSet};
+use std::hash::BuildHasherDefault;
+
+use super::calls::{Received, WatchCall, WatchReply};
+use super::{Event, Watch};
+use crate::check::history::{At, History, Index, Outcome};
+use crate::check::value::Value;
+use crate::check::verdict::Counterexample;
+
+/// A hash that is the same in every run.
+type Fixed = BuildHasherDefault<DefaultHasher>;
+
+pub(super) type Recorded = History<WatchCall, WatchReply>;
+
+/// Why the history has no explanation.
+pub(super) type Reason = Box<Counterexample>;
+
+/// A row, and what it holds then.
+type Row<'a> = (&'a str, Option<&'a Value>);
+
+/// One change of one row.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step<'a> {
+    pub(super) revision: u64,
+    pub(super) key: &'a str,
+    pub(super) value: Option<&'a Value>,
+    /// Who made it; or who was told of it first.
+    pub(super) by: Index,
+    /// What the row held before, and who changed it to that.
+    pub(super) before: Option<(&'a Value, Index)>,
+    /// Since when the row is there.
+    pub(super) created: u64,
+}
+
+/// All changes of a store that somebody knows of.
+pub(super) struct Truth<'a> {
+    pub(super) rules: &'a Watch,
+    pub(super) history: &'a Recorded,
+    pub(super) object: &'a str,
+    /// By revision, then as they were called.
+    pub(super) steps: Vec<Step<'a>>,
+    /// What may have been done besides, to each row.
+    pub(super) besides: HashMap<&'a str, Vec<Option<&'a Value>>, Fixed>,
+    /// By revision: the latest call among the changes up to it.
+    latest: Vec<(u64, At, Index)>,
+}
+
+/// What streams told of a revision that no operation is known to have made.
+struct Told<'a> {
+    rows: Vec<(Row<'a>, Index)>,
+    first: At,
+}
+
+/// A violation with its words.
+pub(super) fn reason(
+    rule: &'static str,
+    object: &str,
+    operations: impl Into<Vec<Index>>,
+    why: String,
+) -> Reason {
+    Box::new(Counterexample::new(rule, object, operations, why))
+}
+
+/// A row's value, in words.
+pub(super) fn shown(value: Option<&Value>) -> String {
+    value.map_or("nothing".to_owned(), |value| format!("{value}"))
+}
+
+/// The events of a message, if there are any.
+pub(super) fn events(history: &Recorded, index: Index) -> &[Event] {
+    match &history[index].outcome {
+        Outcome::Ok { reply: WatchReply::Received(Received::Events { events, .. }), .. } => events,
+        _ => &[],
+    }
+}
+
+/// The rows of a change.
+fn rows(history: &Recorded, index: Index) -> impl Iterator<Item = Row<'_>> {
+    let rows: &[_] = match &history[index].call {
+        WatchCall::Change { rows } => rows,
+        _ => &[],
+    };
+    rows.iter().map(|(key, value)| (&**key, value.as_ref()))
+}
+
+impl<'a> Truth<'a> {
+    /// Puts together what happened, or says why it cannot be.
+    pub(super) fn of(
+        rules: &'a Watch,
+        history: &'a Recorded,
+        object: &'a str,
+        members: &[Index],
+    ) -> Result<Self, Reason> {
+        let mut known: Vec<(u64, Index)> = Vec::new();
+        let mut unsure: Vec<Index> = Vec::new();
+        for &index in members {
+            match (&history[index].call, &history[index].outcome) {
+                (_, Outcome::Ok { reply: WatchReply::Changed { revision }, .. }) => {
+                    known.push((*revision, index));
+                }
+                (WatchCall::Change { .. }, Outcome::Unknown { .. }) => unsure.push(index),
+                _ => {}
+            }
+        }
+        known.sort_unstable();
+        for pair in known.windows(2) {
+            let [(one, first), (other, second)] = [pair[0], pair[1]];
+            if one == other {
+                let why = format!("#{first} and #{second} both say that they made revision {one}");
+                return Err(reason("one revision, two changes", object, [first, second], why));
+            }
+        }
+        let mut latest: Vec<(u64, At, Index)> = Vec::with_capacity(known.len());
+        for (revision, index) in &known {
+            let before = latest.last().map(|(_, at, index)| (*at, *index));
+            let now = (history[*index].invoked, *index);
+            let (at, index) = before.filter(|before| before.0 >= now.0).unwrap_or(now);
+            latest.push((*revision, at, index));
+        }
+        let (steps, besides) = (Vec::new(), HashMap::default());
+        let mut truth = Self { rules, history, object, steps, besides, latest };
+        let told = truth.told(members, &known)?;
+        let mut all: BTreeMap<u64, Vec<(Row<'a>, Index)>> = BTreeMap::new();
+        for (revision, index) in &known {
+            all.insert(*revision, rows(history, *index).map(|row| (row, *index)).collect());
+        }
+        truth.learn(told, &unsure, &mut all)?;
+        truth.play(all);
+        Ok(truth)
+    }
+
+    /// What was told of revisions that no operation is known to have made. What is known is compared.
+    fn told(
+        &self,
+        members: &[Index],
+        known: &[(u64, Index)],
+    ) -> Result<BTreeMap<u64, Told<'a>>, Reason> {
+        let history = self.history;
+        let mut told: BTreeMap<u64, Told<'a>> = BTreeMap::new();
+        for &index in members {
+            for Event { revision, key, value, .. } in events(history, index) {
+                let row: Row<'a> = (key, value.as_ref());
+                let place = known.binary_search_by_key(revision, |(revision, _)| *revision);
+                if let Ok(place) = place {
+                    let maker = known[place].1;
+                    if rows(history, maker).any(|made| made == row) {
+                        continue;
+                    }
+                    let why = format!(
+                        "#{index} tells that row {key:?} became {} at revision {revision}, which #{maker} \
+                         made, and not so",
+                        shown(row.1)
+                    );
+                    return Err(reason("durable", self.object, [maker, index], why));
+                }
+                let first = history[index].invoked;
+                let told = told.entry(*revision).or_insert(Told { rows: Vec::new(), first });
+                match told.rows.iter().find(|((other, _), _)| *other == row.0) {
+                    Some(((_, same), _)) if *same == row.1 => {}
+                    None => told.rows.push((row, index)),
+                    Some(((_, other), by)) => {
+                        let why = format!(
+                            "#{by} tells that row {key:?} became {} at revision {revision}, #{index} that it became {}",
+                            shown(*other),
+                            shown(row.1)
+                        );
+                        return Err(reason("durable", self.object, [*by, index], why));
+                    }
+                }
+            }
+        }
+        Ok(told)
+    }
+
+    /// Finds for each revision that was told the change of unknown outcome that made it.
+    fn learn(
+        &mut self,
+        told: BTreeMap<u64, Told<'a>>,
+        unsure: &[Index],
+        all: &mut BTreeMap<u64, Vec<(Row<'a>, Index)>>,
+    ) -> Result<(), Reason> {
+        let history = self.history;
+        let mut by_row: HashMap<Row<'a>, Vec<Index>, Fixed> = HashMap::default();
+        for index in unsure {
+            for row in rows(history, *index) {
+                by_row.entry(row).or_default().push(*index);
+            }
+        }
+        let mut told: Vec<(u64, Told<'a>)> = told.into_iter().collect();
+        told.sort_by_key(|(revision, told)| (told.first, *revision));
+        // Who was told of its effect.
+        let mut used: HashMap<Index, Index, Fixed> = HashMap::default();
+        for (revision, told) in told {
+            let some = by_row.get(&told.rows[0].0).map_or(&[][..], |some| some);
+            let did = |index: &Index| {
+                told.rows.iter().all(|(row, _)| rows(history, *index).any(|did| did == *row))
+            };
+            let able: Vec<Index> = some.iter().copied().filter(did).collect();
+            let is_free = |index: &&Index| {
+                !used.contains_key(*index) && history[**index].invoked <= told.first
+            };
+            let free: Vec<Index> = able.iter().filter(is_free).copied().collect();
+            let same = |index: &Index| history[*index].call == history[free[0]].call;
+            if free.is_empty() && !self.rules.others {
+                return Err(self.nobody(revision, &told, &able, &used));
+            }
+            if !free.is_empty() && free.iter().all(same) {
+                let witness = told.rows[0].1;
+                used.insert(free[0], witness);
+                all.insert(revision, rows(history, free[0]).map(|row| (row, witness)).collect());
+            } else {
+                all.insert(revision, told.rows);
+            }
+        }
+        let unused: HashSet<Index, Fixed> =
+            unsure.iter().copied().filter(|index| !used.contains_key(index)).collect();
+        for (key, value) in unused.iter().flat_map(|index| rows(history, *index)) {
+            self.besides.entry(key).or_default().push(value);
+        }
+        Ok(())
+    }
+
+    /// Nobody can have done what was told.
+    fn nobody(
+        &self,
+        revision: u64,
+        told: &Told<'a>,
+        able: &[Index],
+        used: &HashMap<Index, Index, Fixed>,
+    ) -> Reason {
+        let mut tellers: Vec<Index> = told.rows.iter().map(|(_, by)| *by).collect();
+        tellers.sort_unstable();
+        tellers.dedup();
+        let (key, value) = told.rows[0].0;
+        let what = format!("row {key:?} became {} at revision {revision}", shown(value));
+        let teller = told.rows[0].1;
+        let fails = |why: String, operations: Vec<Index>| {
+            reason(
+                "durable",
+                self.object,
+                operations,
+                format!("#{teller} tells that {what}, {why}"),
+            )
+        };
+        if let Some((maker, before)) =
+            able.iter().find_map(|index| Some((*index, *used.get(index)?)))
+        {
+            let why =
+                format!("which #{maker} may have done, but #{before} saw that at another one");
+            return fails(why, if before == teller { vec![teller] } else { vec![before, teller] });
+        }
+        match able.first() {
+            Some(late) => {
+                fails(format!("before #{late} was called, which did so"), vec![teller, *late])
+            }
+            None if tellers.len() > 1 => {
+                fails("and nobody did all that is told of it".into(), tellers)
+            }
+            None => fails("and nobody did".into(), tellers),
+        }
+    }
+
+    fn play(&mut self, all: BTreeMap<u64, Vec<(Row<'a>, Index)>>) {
+        let mut now: HashMap<&'a str, (&'a Value, Index, u64), Fixed> = HashMap::default();
+        for (revision, rows) in all {
+            for ((key, value), by) in rows {
+                let before = now.get(key).copied();
+                let created = before.map_or(revision, |(_, _, created)| created);
+                match value {
+                    Some(value) => drop(now.insert(key, (value, by, created))),
+                    None => drop(now.remove(key)),
+                }
+                let before = before.map(|(value, by, _)| (value, by));
+                self.steps.push(Step { revision, key, value, by, before, created });
+            }
+        }
+    }
+
+    /// Nothing can be told of a revision before all changes up to it had been called.
+    pub(super) fn was_there(&self, revision: u64, teller: Index) -> Result<(), Reason> {
+        let place = self.latest.partition_point(|(at, ..)| *at <= revision);
+        let Some((_, called, maker)) = place.checked_sub(1).map(|place| self.latest[place]) else {
+            return Ok(());
+        };
+        if called <= self.history[teller].invoked {
+            return Ok(());
+        }
+        let why = format!(
+            "#{teller} tells of revision {revision} before #{maker} was called, whose revision is not above that"
+        );
+        Err(reason("durable", self.object, [teller, maker], why))
+    }
+}
