@@ -301,6 +301,11 @@ impl Fields {
         }
     }
 
+    /// The fields that are left, by their names.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&String, &Json)> {
+        self.0.iter()
+    }
+
     /// Puts a field.
     pub fn put(&mut self, name: &'static str, json: impl Into<Json>) {
         self.0.insert(name.to_owned(), json.into());
@@ -314,18 +319,12 @@ impl Fields {
 
     /// Puts a value, or null.
     pub fn put_value(&mut self, name: &'static str, value: Option<&Value>) {
-        self.put(
-            name,
-            match value {
-                None => Json::Null,
-                Some(Value::Number(number)) => (*number).into(),
-                Some(Value::Text(text)) => text.as_ref().into(),
-            },
-        );
+        self.put(name, value.map_or(Json::Null, json));
     }
 }
 
-fn value(json: &Json) -> Option<Value> {
+/// The value that a piece of JSON is, if it is one.
+pub(super) fn value(json: &Json) -> Option<Value> {
     match json {
         Json::Number(number) => number.as_i64().map(Value::Number),
         Json::String(text) => Some(Value::Text(text.as_str().into())),
@@ -333,8 +332,16 @@ fn value(json: &Json) -> Option<Value> {
     }
 }
 
+/// A value as JSON.
+pub(super) fn json(value: &Value) -> Json {
+    match value {
+        Value::Number(number) => (*number).into(),
+        Value::Text(text) => text.as_ref().into(),
+    }
+}
+
 /// Says what was found, in a few characters.
-fn wrong(name: &'static str, expected: &'static str, found: &Json) -> FieldError {
+pub(super) fn wrong(name: &'static str, expected: &'static str, found: &Json) -> FieldError {
     const SHOWN_CHARS_MAX: usize = 40;
     let text = found.to_string();
     let mut shown: String = text.chars().take(SHOWN_CHARS_MAX).collect();

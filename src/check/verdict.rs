@@ -37,6 +37,8 @@ pub enum Undecided {
     Stopped,
     /// This operation's reply does not say what the checker needs: a revision.
     Silent(Index),
+    /// These two transactions wrote the same value to the same key, so that nobody knows who was read.
+    Repeated(Index, Index),
     /// Several operations of unknown outcome may have done the same, and what was tried first led nowhere.
     Ambiguous,
 }
@@ -153,6 +155,12 @@ impl fmt::Display for Undecided {
             Self::Configurations => write!(f, "the budget of configurations ended"),
             Self::Stopped => write!(f, "it was stopped"),
             Self::Silent(index) => write!(f, "the reply of #{index} has no revision"),
+            Self::Repeated(one, other) => {
+                write!(
+                    f,
+                    "#{one} and #{other} write one value to one key, so that nobody knows who was read"
+                )
+            }
             Self::Ambiguous => write!(f, "operations of unknown outcome explain too much"),
         }
     }

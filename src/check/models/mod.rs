@@ -7,6 +7,7 @@ mod mutex;
 mod queue;
 mod register;
 mod semaphore;
+mod transactions;
 
 pub use election::{Election, ElectionCall, ElectionReply, ElectionState, Leading};
 pub use kv::{Kv, KvCall, KvReply, KvState, Row, Seen};
@@ -14,3 +15,4 @@ pub use mutex::{Held, Mutex, MutexCall, MutexReply, MutexState};
 pub use queue::{Queue, QueueCall, QueueReply};
 pub use register::{Register, RegisterCall, RegisterReply};
 pub use semaphore::{Semaphore, SemaphoreCall, SemaphoreReply};
+pub use transactions::{ListAppend, ListTxn, RegisterTxn, Step, WriteRead};

@@ -1,9 +1,11 @@
 //! The checkers are judged: by an oracle that tries everything, on thousands of small histories; by histories
 //! whose verdict is known; and by what they do at their limits.
 
+mod cycles;
 mod fixtures;
 mod judged;
 mod limits;
 mod oracle;
+mod page;
 mod small;
 mod total;

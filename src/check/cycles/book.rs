@@ -1,0 +1,207 @@
+//! The transactions of one object that may have taken effect, and who wrote which value to which key.
+
+use std::collections::hash_map::{DefaultHasher, HashMap};
+use std::hash::BuildHasherDefault;
+
+use super::graph::{Key, Node};
+use crate::check::history::{At, History, Index, Outcome, Process};
+use crate::check::models::Step;
+use crate::check::value::Value;
+use crate::check::verdict::Undecided;
+
+/// A hash that is the same in every run.
+type Fixed = BuildHasherDefault<DefaultHasher>;
+
+/// Where the values of each key stand.
+pub(super) type Places<'a> = HashMap<(Key, &'a Value), usize, Fixed>;
+
+/// A call that has steps.
+pub(super) trait Steps {
+    fn steps(&self) -> &[Step];
+}
+
+/// A transaction of the history that is judged.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Member {
+    /// Where it stands there.
+    pub(super) place: usize,
+    /// Where it stands in the whole history: its name.
+    pub(super) index: Index,
+}
+
+/// One transaction that did not fail.
+#[derive(Debug)]
+pub(super) struct One<'a, Seen> {
+    pub(super) index: Index,
+    pub(super) process: Process,
+    pub(super) invoked: At,
+    /// When it had taken effect for certain.
+    pub(super) completed: Option<At>,
+    /// For each step its key, and what it wrote, if it did not read.
+    pub(super) steps: Vec<(Key, Option<&'a Value>)>,
+    /// What its reads saw, if it is known.
+    pub(super) seen: Option<&'a [Seen]>,
+}
+
+/// Who wrote a value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum By {
+    /// A transaction that may have taken effect.
+    Txn(Node),
+    /// One that certainly did not.
+    Failed(Index),
+}
+
+/// A write of a value to a key.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Write {
+    pub(super) by: By,
+    /// Whether the transaction wrote nothing to the key after it.
+    pub(super) is_last: bool,
+}
+
+/// A read whose result is known.
+#[derive(Debug)]
+pub(super) struct Read<'a, Seen> {
+    pub(super) key: Key,
+    pub(super) seen: &'a Seen,
+    /// What the transaction itself had written to the key, in order.
+    pub(super) own: Vec<&'a Value>,
+}
+
+#[derive(Debug)]
+pub(super) struct Book<'a, Seen> {
+    pub(super) txns: Vec<One<'a, Seen>>,
+    pub(super) keys: Vec<&'a str>,
+    writes: HashMap<(Key, &'a Value), Write, Fixed>,
+}
+
+impl<'a, Seen> Book<'a, Seen> {
+    /// Takes down `members` of a history.
+    ///
+    /// # Errors
+    ///
+    /// Two that may have taken effect wrote the same value to the same key.
+    pub(super) fn new<C: Steps>(
+        history: &'a History<C, Vec<Seen>>,
+        members: &[Member],
+    ) -> Result<Self, Undecided> {
+        let mut keys: Vec<&str> = Vec::new();
+        let mut numbers: HashMap<&str, Key, Fixed> = HashMap::default();
+        let mut book = Self { txns: Vec::new(), keys: Vec::new(), writes: HashMap::default() };
+        for Member { place, index } in members.iter().copied() {
+            let operation = &history[place];
+            let mut steps = Vec::new();
+            for step in operation.call.steps() {
+                let key = *numbers.entry(step.key()).or_insert_with(|| {
+                    keys.push(step.key());
+                    (keys.len() - 1) as Key
+                });
+                let written = match step {
+                    Step::Read(_) => None,
+                    Step::Write(_, value) => Some(value),
+                };
+                steps.push((key, written));
+            }
+            let (seen, completed) = match &operation.outcome {
+                Outcome::Ok { at, reply } => (Some(reply.as_slice()), Some(*at)),
+                Outcome::Unknown { .. } => (None, None),
+                Outcome::Failed { .. } => {
+                    book.wrote(By::Failed(index), index, &steps)?;
+                    continue;
+                }
+            };
+            let reads = steps.iter().filter(|(_, written)| written.is_none()).count();
+            assert!(seen.is_none_or(|seen| seen.len() == reads), "each read has one result");
+            book.wrote(By::Txn(book.txns.len() as Node), index, &steps)?;
+            let (process, invoked) = (operation.process, operation.invoked);
+            book.txns.push(One { index, process, invoked, completed, steps, seen });
+        }
+        book.keys = keys;
+        Ok(book)
+    }
+
+    fn wrote(
+        &mut self,
+        by: By,
+        index: Index,
+        steps: &[(Key, Option<&'a Value>)],
+    ) -> Result<(), Undecided> {
+        for (place, (key, value)) in steps.iter().enumerate() {
+            let Some(value) = *value else { continue };
+            let later = &steps[place + 1..];
+            let is_last = !later.iter().any(|(other, value)| other == key && value.is_some());
+            let write = Write { by, is_last };
+            match (self.writes.get(&(*key, value)).map(|write| write.by), by) {
+                // Who failed may try again with the same value.
+                (None | Some(By::Failed(_)), _) => {
+                    self.writes.insert((*key, value), write);
+                }
+                (Some(By::Txn(_)), By::Failed(_)) => {}
+                (Some(By::Txn(before)), By::Txn(_)) => {
+                    // It is not in the book yet, if it is the same.
+                    let before = self.txns.get(before as usize).map_or(index, |one| one.index);
+                    return Err(Undecided::Repeated(before, index));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Who wrote this value to this key.
+    pub(super) fn write(&self, key: Key, value: &Value) -> Option<Write> {
+        self.writes.get(&(key, value)).copied()
+    }
+
+    pub(super) fn one(&self, node: Node) -> &One<'a, Seen> {
+        &self.txns[node as usize]
+    }
+
+    pub(super) fn index(&self, node: Node) -> Index {
+        self.one(node).index
+    }
+
+    pub(super) fn node(&self, index: Index) -> Option<Node> {
+        self.txns.binary_search_by_key(&index, |one| one.index).ok().map(|node| node as Node)
+    }
+
+    pub(super) fn nodes(&self) -> impl Iterator<Item = Node> + use<Seen> {
+        0..self.txns.len() as Node
+    }
+
+    /// The reads of a transaction whose results are known, in order.
+    pub(super) fn reads(&self, by: Node) -> Vec<Read<'a, Seen>> {
+        let one = self.one(by);
+        let Some(seen) = one.seen else { return Vec::new() };
+        let mut seen = seen.iter();
+        let mut reads = Vec::new();
+        for (place, (key, written)) in one.steps.iter().enumerate() {
+            if written.is_some() {
+                continue;
+            }
+            let Some(seen) = seen.next() else { break };
+            let before = one.steps[..place].iter();
+            let own = before.filter(|(other, _)| other == key).filter_map(|(_, own)| *own);
+            reads.push(Read { key: *key, seen, own: own.collect() });
+        }
+        reads
+    }
+
+    /// The keys that a transaction wrote, each once.
+    pub(super) fn written(&self, by: Node) -> Vec<Key> {
+        let steps = self.one(by).steps.iter();
+        let mut keys: Vec<Key> =
+            steps.filter(|(_, own)| own.is_some()).map(|(key, _)| *key).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        keys
+    }
+
+    /// A key's name, as it is said.
+    pub(super) fn name(&self, key: Key) -> String {
+        let name = self.keys[key as usize];
+        let is_plain =
+            !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || "_-./".contains(c));
+        if is_plain { name.to_owned() } else { format!("{name:?}") }
+    }
+}

@@ -1,0 +1,412 @@
+//! What lists say of the order of transactions: a list tells all that was appended before it was read, in order.
+//!
+//! So the longest list of a key that anybody read is the order of its writes, and each other list must be a
+//! beginning of it. What is not in it was appended later. With that the order of all writes that matter is
+//! known, and "no cycle" means "there is an order that explains it".
+
+use std::collections::BTreeMap;
+
+use super::book::{Book, By, Places, Read};
+use super::graph::{Arrows, Key, Kind, Node};
+use super::level::Level;
+use super::search::Step;
+use super::{Database, Evidence, rules};
+use crate::check::models::ListTxn;
+use crate::check::value::Value;
+use crate::check::verdict::Counterexample;
+
+type Seen = Vec<Value>;
+
+/// How many of a list's values are shown, its last ones.
+const VALUES_SHOWN: usize = 3;
+
+/// The order of what was appended to one key.
+#[derive(Debug, Default)]
+struct Order<'a> {
+    /// The longest list that was read.
+    values: &'a [Value],
+    /// Who appended each of them; nobody, if it was by one who failed.
+    by: Vec<Option<Node>>,
+    /// Who read the list.
+    read_by: Option<Node>,
+    /// Who took effect and appended something that nobody read.
+    unseen: Vec<Node>,
+}
+
+/// A read of what others had appended.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    by: Node,
+    key: Key,
+    /// How long the list was, without the reader's own.
+    length: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Lists<'b, 'a> {
+    book: &'b Book<'a, Seen>,
+    orders: Vec<Order<'a>>,
+    /// Where each value stands in the order of its key, if it was read.
+    places: Places<'a>,
+    looks: Vec<Look>,
+    /// For each transaction, who read something of it.
+    seen_by: Vec<Option<Node>>,
+}
+
+impl<'b, 'a> Lists<'b, 'a> {
+    /// The orders of all keys.
+    fn orders(book: &'b Book<'a, Seen>) -> Result<Vec<Order<'a>>, Box<Counterexample>> {
+        let mut orders: Vec<Order<'a>> = book.keys.iter().map(|_| Order::default()).collect();
+        for by in book.nodes() {
+            for read in book.reads(by) {
+                let order = &mut orders[read.key as usize];
+                if read.seen.len() > order.values.len() {
+                    (order.values, order.read_by) = (read.seen, Some(by));
+                }
+            }
+        }
+        for (key, order) in orders.iter_mut().enumerate() {
+            let key = key as Key;
+            let Some(reader) = order.read_by else { continue };
+            if let Some(twice) = repeated(order.values) {
+                return Err(rules::twice(book, reader, key, twice).into());
+            }
+            for value in order.values {
+                order.by.push(match book.write(key, value) {
+                    None => return Err(rules::from_nowhere(book, reader, key, value).into()),
+                    Some(write) => match write.by {
+                        By::Txn(node) => Some(node),
+                        By::Failed(_) => None,
+                    },
+                });
+            }
+        }
+        for by in book.nodes() {
+            for read in book.reads(by) {
+                let Order { values, read_by: Some(longest), .. } = &orders[read.key as usize]
+                else {
+                    continue;
+                };
+                if !values.starts_with(read.seen) {
+                    if let Some(twice) = repeated(read.seen) {
+                        return Err(rules::twice(book, by, read.key, twice).into());
+                    }
+                    let name = book.name(read.key);
+                    let why = format!(
+                        "#{} read {name} as {}, and #{} as {}: neither is the beginning of the other",
+                        book.index(by),
+                        shown(read.seen, read.seen.len()),
+                        book.index(*longest),
+                        shown(values, values.len()),
+                    );
+                    let operations = [book.index(by), book.index(*longest)];
+                    return Err(Counterexample::new(rules::TWO_ORDERS, "", operations, why).into());
+                }
+            }
+        }
+        Ok(orders)
+    }
+
+    /// What a transaction read against what it had read and appended itself.
+    fn internal(&self, by: Node) -> Option<Counterexample> {
+        let book = self.book;
+        let mut first: BTreeMap<Key, &[Value]> = BTreeMap::new();
+        for read in book.reads(by) {
+            let others = others(&read);
+            let expected = first.get(&read.key).copied();
+            let says_so = others.is_some_and(|others| {
+                expected.is_none_or(|expected| expected == others)
+                    && !self.own(by, read.key).any(|own| self.is_within(own, others.len()))
+            });
+            if says_so {
+                first.entry(read.key).or_insert(others.unwrap_or_default());
+                continue;
+            }
+            let name = book.name(read.key);
+            let own: Vec<Value> = read.own.iter().map(|value| (*value).clone()).collect();
+            let before = expected.map_or_else(String::new, |before| {
+                format!(" after it had read the {} of others", shown(before, before.len()))
+            });
+            let why = format!(
+                "#{} read {name} as {}{before}, having appended {} itself until then",
+                book.index(by),
+                shown(read.seen, read.seen.len()),
+                shown(&own, own.len()),
+            );
+            return Some(Counterexample::new(rules::INTERNAL, "", [book.index(by)], why));
+        }
+        None
+    }
+
+    /// What a transaction wrote to a key, in order.
+    fn own(&self, by: Node, key: Key) -> impl Iterator<Item = (Key, &'a Value)> {
+        let steps = self.book.one(by).steps.iter();
+        steps
+            .filter_map(move |(other, own)| Some((*other, (*own)?)))
+            .filter(move |own| own.0 == key)
+    }
+
+    /// Whether a value is among the first `length` of its key.
+    fn is_within(&self, own: (Key, &Value), length: usize) -> bool {
+        self.places.get(&own).is_some_and(|place| *place < length)
+    }
+
+    /// What was read of one who failed, or of one who had not done.
+    fn uncommitted(&self) -> Option<Counterexample> {
+        let book = self.book;
+        for (key, order) in self.orders.iter().enumerate() {
+            let (Some(reader), Some(place)) =
+                (order.read_by, order.by.iter().position(Option::is_none))
+            else {
+                continue;
+            };
+            return Some(rules::aborted(book, reader, key as Key, &order.values[place]));
+        }
+        self.looks.iter().find_map(|look| {
+            let order = &self.orders[look.key as usize];
+            let last = &order.values[look.length.checked_sub(1)?];
+            let write = book.write(look.key, last)?;
+            match write.by {
+                By::Txn(node) if !write.is_last && node != look.by => {
+                    Some(rules::intermediate(book, node, look.by, look.key, last))
+                }
+                _ => None,
+            }
+        })
+    }
+}
+
+/// What others had appended, if the list ends with the reader's own.
+fn others<'a>(read: &Read<'a, Seen>) -> Option<&'a [Value]> {
+    let length = read.seen.len().checked_sub(read.own.len())?;
+    let (others, own) = read.seen.split_at(length);
+    own.iter().eq(read.own.iter().copied()).then_some(others)
+}
+
+fn is_own(book: &Book<'_, Seen>, by: Node, key: Key, value: &Value) -> bool {
+    book.write(key, value).is_some_and(|write| write.by == By::Txn(by))
+}
+
+/// A value that is in a list twice.
+fn repeated(list: &[Value]) -> Option<&Value> {
+    let mut sorted: Vec<&Value> = list.iter().collect();
+    sorted.sort_unstable();
+    sorted.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
+}
+
+/// The first `length` values of a list, the last ones of them in full.
+fn shown(list: &[Value], length: usize) -> String {
+    let left_out = length.saturating_sub(VALUES_SHOWN);
+    let values: Vec<String> = list[left_out..length].iter().map(Value::to_string).collect();
+    match left_out {
+        0 => format!("[{}]", values.join(", ")),
+        _ => format!("[.. {left_out} more, {}]", values.join(", ")),
+    }
+}
+
+impl<'b, 'a> Lists<'b, 'a> {
+    fn new(book: &'b Book<'a, Seen>, level: Level) -> Result<Self, Box<Counterexample>> {
+        let orders = Self::orders(book)?;
+        let mut places = Places::default();
+        for (key, order) in orders.iter().enumerate() {
+            let values = order.values.iter().enumerate();
+            places.extend(values.map(|(place, value)| ((key as Key, value), place)));
+        }
+        let seen_by = vec![None; book.txns.len()];
+        let mut lists = Self { book, orders, places, looks: Vec::new(), seen_by };
+        for by in book.nodes() {
+            for read in book.reads(by) {
+                let others = others(&read);
+                let others = others.filter(|list| {
+                    !list.last().is_some_and(|last| is_own(book, by, read.key, last))
+                });
+                if let Some(others) = others {
+                    lists.looks.push(Look { by, key: read.key, length: others.len() });
+                }
+            }
+        }
+        for order in &lists.orders {
+            for node in order.by.iter().flatten() {
+                lists.seen_by[*node as usize] = order.read_by;
+            }
+        }
+        for by in book.nodes() {
+            if book.one(by).seen.is_none() && lists.seen_by[by as usize].is_none() {
+                continue;
+            }
+            for (key, value) in &book.one(by).steps {
+                let order = &mut lists.orders[*key as usize];
+                let is_unseen =
+                    value.is_some_and(|value| !lists.places.contains_key(&(*key, value)));
+                if is_unseen && order.unseen.last() != Some(&by) {
+                    order.unseen.push(by);
+                }
+            }
+        }
+        if level >= Level::ReadCommitted
+            && let Some(why) = lists.uncommitted()
+        {
+            return Err(why.into());
+        }
+        if level >= Level::SnapshotIsolation
+            && let Some(why) = book.nodes().find_map(|by| lists.internal(by))
+        {
+            return Err(why.into());
+        }
+        Ok(lists)
+    }
+}
+
+impl Database for Lists<'_, '_> {
+    type Call = ListTxn;
+    type Seen = Seen;
+
+    const TELLS_ALL: bool = true;
+
+    fn values(seen: &Seen) -> &[Value] {
+        seen.as_slice()
+    }
+
+    fn evidence<'b>(
+        book: &'b Book<'_, Seen>,
+        level: Level,
+    ) -> Result<Box<dyn Evidence + 'b>, Box<Counterexample>> {
+        Ok(Box::new(Lists::new(book, level)?))
+    }
+}
+
+impl Evidence for Lists<'_, '_> {
+    fn lost_update(&self) -> Option<Counterexample> {
+        let mut updates: BTreeMap<(Key, usize), Node> = BTreeMap::new();
+        for look in &self.looks {
+            if !self.book.written(look.by).contains(&look.key) {
+                continue;
+            }
+            let first = *updates.entry((look.key, look.length)).or_insert(look.by);
+            if first != look.by {
+                let order = &self.orders[look.key as usize];
+                let held = shown(order.values, look.length);
+                return Some(rules::lost_update(self.book, first, look.by, look.key, &held));
+            }
+        }
+        None
+    }
+
+    fn is_certain(&self, node: Node) -> bool {
+        self.book.one(node).seen.is_some() || self.seen_by[node as usize].is_some()
+    }
+
+    fn seen_by(&self, node: Node) -> Option<Node> {
+        self.seen_by[node as usize]
+    }
+
+    fn witness(&self, step: &Step) -> Option<Node> {
+        match step.kind {
+            Kind::Ww => self.orders[step.key as usize].read_by,
+            _ => None,
+        }
+    }
+
+    fn joined(&self, mut cycle: Vec<Step>, apart: bool) -> Vec<Step> {
+        // All that stands behind one in a list comes after it, and after who did not read it; but the latter may
+        // be allowed, if nobody stood between.
+        let mut place = 0;
+        while cycle.len() > 2 && place < cycle.len() {
+            let after = (place + 1) % cycle.len();
+            let (one, next) = (cycle[place], cycle[after]);
+            let kind = match (one.kind, next.kind) {
+                (Kind::Ww, Kind::Ww) => Some(Kind::Ww),
+                (Kind::Ww, Kind::Wr) => Some(Kind::Wr),
+                (Kind::Rw, Kind::Ww) if !apart => Some(Kind::Rw),
+                _ => None,
+            };
+            match kind {
+                Some(kind) if one.key == next.key && one.from != next.to => {
+                    cycle[place] = Step { kind, to: next.to, ..one };
+                    cycle.remove(after);
+                    place = 0;
+                }
+                _ => place += 1,
+            }
+        }
+        cycle
+    }
+
+    fn arrows(&self, _level: Level) -> Arrows {
+        let mut arrows = Arrows::new(self.book.txns.len());
+        let mut at_end: Vec<Vec<(Node, Kind)>> = self.orders.iter().map(|_| Vec::new()).collect();
+        for (key, order) in self.orders.iter().enumerate() {
+            let certain: Vec<Node> = order.by.iter().flatten().copied().collect();
+            for pair in certain.windows(2) {
+                arrows.add(pair[0], pair[1], Kind::Ww, key as Key);
+            }
+            at_end[key].extend(certain.last().map(|last| (*last, Kind::Ww)));
+        }
+        for look in &self.looks {
+            let by = &self.orders[look.key as usize].by;
+            let before = look.length.checked_sub(1).and_then(|last| by[last]);
+            if let Some(writer) = before {
+                arrows.add(writer, look.by, Kind::Wr, look.key);
+            }
+            match by[look.length..].iter().flatten().next() {
+                Some(writer) => arrows.add(look.by, *writer, Kind::Rw, look.key),
+                None => at_end[look.key as usize].push((look.by, Kind::Rw)),
+            }
+        }
+        for (key, order) in self.orders.iter().enumerate() {
+            arrows.fan(&at_end[key], &order.unseen, key as Key);
+        }
+        arrows
+    }
+
+    fn why(&self, step: &Step) -> String {
+        let Step { from, to, kind, key } = *step;
+        let order = &self.orders[key as usize];
+        let name = self.book.name(key);
+        let is_unseen = |own: &(Key, &Value)| !self.places.contains_key(own);
+        let unseen = || self.own(to, key).find(is_unseen).map(|(_, value)| value);
+        let word = |value: Option<&Value>| value.map_or_else(String::new, Value::to_string);
+        match kind {
+            Kind::Wr => {
+                let mut reads = self.looks.iter().filter(|look| look.by == to && look.key == key);
+                let own =
+                    |length: usize| order.by[..length].iter().rposition(|by| *by == Some(from));
+                let read = reads.find_map(|look| Some((look.length, own(look.length)?)));
+                let value = word(read.map(|(_, place)| &order.values[place]));
+                let held = shown(order.values, read.map_or(0, |(length, _)| length));
+                format!("it appended the {value} that the other read in {name} = {held}")
+            }
+            Kind::Rw | Kind::RwByTime => {
+                // The shortest that lacks it: what is appended after it is lacking, too.
+                let reads = self.looks.iter().filter(|look| look.by == from && look.key == key);
+                let length = reads.map(|look| look.length).min().unwrap_or(0);
+                let lacks = (length..order.by.len()).find(|place| order.by[*place] == Some(to));
+                let lacks = word(lacks.map(|place| &order.values[place]).or_else(unseen));
+                let held = shown(order.values, length);
+                format!("it read {name} as {held}, without the {lacks} that the other appended")
+            }
+            Kind::Ww => {
+                let reader = order.read_by.map_or(0, |reader| self.book.index(reader));
+                let place = |of: Node| order.by.iter().position(|by| *by == Some(of));
+                let one = place(from);
+                let last = order.by.iter().rposition(|by| *by == Some(to));
+                match one.zip(last).filter(|(one, last)| one < last) {
+                    Some((one, other)) => {
+                        let (one, other) = (&order.values[one], &order.values[other]);
+                        format!(
+                            "#{reader} read {name} with its {one} before the {other} of the other"
+                        )
+                    }
+                    None => {
+                        let (own, unseen) =
+                            (word(one.map(|one| &order.values[one])), word(unseen()));
+                        format!(
+                            "#{reader} read {name} with its {own}, without the {unseen} of the other"
+                        )
+                    }
+                }
+            }
+            Kind::Time | Kind::On => rules::time(self.book, from, to),
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! What registers say of the order of transactions: less than lists. Who was read is known by the value, but in
+//! which order two values stood there is only known
+//!
+//! - of none and any value: none came first;
+//! - where one transaction read the one and wrote the other;
+//! - for a level that promises something about time: where the one was written by a transaction that had ended when
+//!   the other's writer was called.
+//!
+//! So "no cycle" means that none was found. Where there is a choice, let transactions append to lists.
+
+use std::collections::BTreeMap;
+
+use super::book::{Book, By};
+use super::graph::{Arrows, Key, Kind, Node};
+use super::level::Level;
+use super::search::Step;
+use super::{Database, Evidence, rules};
+use crate::check::history::At;
+use crate::check::models::RegisterTxn;
+use crate::check::value::Value;
+use crate::check::verdict::Counterexample;
+
+type Seen = Option<Value>;
+
+/// What a key held at some time.
+#[derive(Debug, Default)]
+struct Version {
+    /// Who wrote it; nobody for none, and for what one wrote who failed.
+    by: Option<Node>,
+    /// Who read it, but for who wrote it.
+    readers: Vec<Node>,
+    /// Those of them that wrote to the key as well.
+    over: Vec<Node>,
+}
+
+#[derive(Debug)]
+pub(super) struct Registers<'b, 'a> {
+    book: &'b Book<'a, Seen>,
+    /// By key and value.
+    versions: BTreeMap<(Key, Option<&'a Value>), Version>,
+    /// For each transaction, who read something of it.
+    seen_by: Vec<Option<Node>>,
+    /// By key, who took effect and wrote to it, in order of the calls.
+    writers: Vec<Vec<Node>>,
+    level: Level,
+}
+
+impl<'b, 'a> Registers<'b, 'a> {
+    fn gather(book: &'b Book<'a, Seen>, level: Level) -> Result<Self, Box<Counterexample>> {
+        let mut registers = Self {
+            book,
+            versions: BTreeMap::new(),
+            seen_by: vec![None; book.txns.len()],
+            writers: book.keys.iter().map(|_| Vec::new()).collect(),
+            level,
+        };
+        for by in book.nodes() {
+            let written = book.written(by);
+            for read in book.reads(by) {
+                let value = read.seen.as_ref();
+                let write = value.map(|value| book.write(read.key, value));
+                if let (Some(value), Some(None)) = (value, write) {
+                    return Err(rules::from_nowhere(book, by, read.key, value).into());
+                }
+                let writer = match write.flatten().map(|write| write.by) {
+                    Some(By::Txn(node)) => Some(node),
+                    _ => None,
+                };
+                if writer == Some(by) || !read.own.is_empty() {
+                    continue;
+                }
+                let version = registers.versions.entry((read.key, value)).or_default();
+                version.by = writer;
+                if version.readers.last() != Some(&by) {
+                    version.readers.push(by);
+                    if written.contains(&read.key) {
+                        version.over.push(by);
+                    }
+                }
+                if let Some(writer) = writer {
+                    registers.seen_by[writer as usize].get_or_insert(by);
+                }
+            }
+        }
+        for by in book.nodes() {
+            if registers.is_certain(by) {
+                for key in book.written(by) {
+                    registers.writers[key as usize].push(by);
+                }
+            }
+        }
+        for writers in &mut registers.writers {
+            writers.sort_by_key(|by| (book.one(*by).invoked, *by));
+        }
+        Ok(registers)
+    }
+
+    fn uncommitted(&self, by: Node) -> Option<Counterexample> {
+        let book = self.book;
+        book.reads(by).iter().find_map(|read| {
+            let value = read.seen.as_ref()?;
+            let write = book.write(read.key, value)?;
+            match write.by {
+                By::Failed(_) => Some(rules::aborted(book, by, read.key, value)),
+                By::Txn(node) if !write.is_last && node != by => {
+                    Some(rules::intermediate(book, node, by, read.key, value))
+                }
+                By::Txn(_) => None,
+            }
+        })
+    }
+
+    fn internal(&self, by: Node) -> Option<Counterexample> {
+        let book = self.book;
+        let mut held: BTreeMap<Key, Option<&Value>> = BTreeMap::new();
+        for read in book.reads(by) {
+            let value = read.seen.as_ref();
+            let own = value.and_then(|value| book.write(read.key, value));
+            let is_own = own.is_some_and(|write| write.by == By::Txn(by));
+            let expected = match read.own.last() {
+                Some(own) => Some(Some(*own)),
+                None => held.get(&read.key).copied(),
+            };
+            let says_so = expected.map_or(!is_own, |expected| expected == value);
+            if says_so {
+                held.entry(read.key).or_insert(value);
+                continue;
+            }
+            let (index, name) = (book.index(by), book.name(read.key));
+            let expected = match expected {
+                Some(expected) => format!("where it had to see {}", shown(expected)),
+                None => "before it wrote that itself".to_owned(),
+            };
+            let why = format!("#{index} read {name} as {}, {expected}", shown(value));
+            return Some(Counterexample::new(rules::INTERNAL, "", [index], why));
+        }
+        None
+    }
+
+    /// The writers of a key that were called when `by` had ended, but for those that were called when another one
+    /// of them had: the others come after these anyway.
+    fn next(&self, by: Node, key: Key) -> Vec<Node> {
+        let one = self.book.one(by);
+        let Some(ended) = one.completed else { return Vec::new() };
+        let writers = &self.writers[key as usize];
+        let from = writers.partition_point(|other| self.book.one(*other).invoked <= ended);
+        let mut until = At(u64::MAX);
+        let mut next = Vec::new();
+        for other in &writers[from..] {
+            let other_one = self.book.one(*other);
+            if other_one.invoked > until {
+                break;
+            }
+            if self.level == Level::StrictSerializable || other_one.process == one.process {
+                next.push(*other);
+                until = until.min(other_one.completed.unwrap_or(At(u64::MAX)));
+            }
+        }
+        next.sort_unstable();
+        next
+    }
+
+    /// What `from` read, and who wrote it, that had been written before `to` was called.
+    fn before(&self, step: &Step) -> Option<(Option<Node>, Option<&'a Value>)> {
+        let called = self.book.one(step.to).invoked;
+        let had_ended = |by: Node| self.book.one(by).completed.is_some_and(|ended| ended < called);
+        let mut versions = self.of_key(step.key);
+        let found = versions.find(|(_, version)| {
+            version.readers.contains(&step.from) && version.by.is_some_and(had_ended)
+        });
+        found.map(|(value, version)| (version.by, value))
+    }
+
+    fn of_key(&self, key: Key) -> impl Iterator<Item = (Option<&'a Value>, &Version)> {
+        let versions =
+            self.versions.range((key, None)..).take_while(move |((of, _), _)| *of == key);
+        versions.map(|((_, value), version)| (*value, version))
+    }
+}
+
+fn shown(value: Option<&Value>) -> String {
+    value.map_or_else(|| "none".to_owned(), Value::to_string)
+}
+
+fn missed(readers: &[Node], kind: Kind) -> Vec<(Node, Kind)> {
+    readers.iter().map(|reader| (*reader, kind)).collect()
+}
+
+impl<'b, 'a> Registers<'b, 'a> {
+    fn new(book: &'b Book<'a, Seen>, level: Level) -> Result<Self, Box<Counterexample>> {
+        let registers = Self::gather(book, level)?;
+        if level >= Level::ReadCommitted
+            && let Some(why) = book.nodes().find_map(|by| registers.uncommitted(by))
+        {
+            return Err(why.into());
+        }
+        if level >= Level::SnapshotIsolation
+            && let Some(why) = book.nodes().find_map(|by| registers.internal(by))
+        {
+            return Err(why.into());
+        }
+        Ok(registers)
+    }
+}
+
+impl Database for Registers<'_, '_> {
+    type Call = RegisterTxn;
+    type Seen = Seen;
+
+    const TELLS_ALL: bool = false;
+
+    fn values(seen: &Seen) -> &[Value] {
+        seen.as_slice()
+    }
+
+    fn evidence<'b>(
+        book: &'b Book<'_, Seen>,
+        level: Level,
+    ) -> Result<Box<dyn Evidence + 'b>, Box<Counterexample>> {
+        Ok(Box::new(Registers::new(book, level)?))
+    }
+}
+
+impl Evidence for Registers<'_, '_> {
+    fn lost_update(&self) -> Option<Counterexample> {
+        self.versions.iter().find_map(|((key, value), version)| match version.over[..] {
+            [one, other, ..] => {
+                Some(rules::lost_update(self.book, one, other, *key, &shown(*value)))
+            }
+            _ => None,
+        })
+    }
+
+    fn is_certain(&self, node: Node) -> bool {
+        self.book.one(node).seen.is_some() || self.seen_by[node as usize].is_some()
+    }
+
+    fn seen_by(&self, node: Node) -> Option<Node> {
+        self.seen_by[node as usize]
+    }
+
+    fn witness(&self, step: &Step) -> Option<Node> {
+        match step.kind {
+            Kind::RwByTime => self.before(step).and_then(|(by, _)| by),
+            _ => None,
+        }
+    }
+
+    fn joined(&self, cycle: Vec<Step>, _apart: bool) -> Vec<Step> {
+        cycle
+    }
+
+    fn arrows(&self, level: Level) -> Arrows {
+        let mut arrows = Arrows::new(self.book.txns.len());
+        for ((key, value), version) in &self.versions {
+            let readers = missed(&version.readers, Kind::Rw);
+            if value.is_none() {
+                let mut writers = self.writers[*key as usize].clone();
+                writers.sort_unstable();
+                arrows.fan(&readers, &writers, *key);
+                continue;
+            }
+            let Some(by) = version.by else { continue };
+            for reader in &version.readers {
+                arrows.add(by, *reader, Kind::Wr, *key);
+            }
+            // One that is not committed may read what comes after what it wrote.
+            if level >= Level::ReadCommitted {
+                for over in &version.over {
+                    arrows.add(by, *over, Kind::Ww, *key);
+                }
+                arrows.fan(&readers, &version.over, *key);
+            }
+            if level.has_time() {
+                let readers = missed(&version.readers, Kind::RwByTime);
+                arrows.fan(&readers, &self.next(by, *key), *key);
+            }
+        }
+        arrows
+    }
+
+    fn why(&self, step: &Step) -> String {
+        let Step { from, to, kind, key } = *step;
+        let name = self.book.name(key);
+        let find = |wanted: &dyn Fn(&Version) -> bool| {
+            self.of_key(key).find(|(_, version)| wanted(version)).map(|(value, _)| value)
+        };
+        let has = |readers: &[Node], one: Node| readers.contains(&one);
+        match kind {
+            Kind::Wr => {
+                let value = find(&|version| version.by == Some(from) && has(&version.readers, to));
+                format!("it wrote {} to {name}, which the other read", shown(value.flatten()))
+            }
+            Kind::Ww => {
+                let value = find(&|version| version.by == Some(from) && has(&version.over, to));
+                let value = shown(value.flatten());
+                format!("it wrote {value} to {name}, which the other read and wrote over")
+            }
+            Kind::Rw => {
+                let over =
+                    |version: &Version| has(&version.readers, from) && has(&version.over, to);
+                match find(&over) {
+                    Some(Some(value)) => {
+                        format!(
+                            "it read {name} as {value}, which the other read, too, and wrote over"
+                        )
+                    }
+                    _ => format!("it read {name} as none, before the other wrote to it"),
+                }
+            }
+            Kind::RwByTime => {
+                let (writer, value) = self.before(step).unwrap_or_default();
+                let writer = writer.map_or(0, |writer| self.book.index(writer));
+                format!(
+                    "it read {name} as {}, and #{writer}, which wrote that, had ended when the other was called, \
+                     which wrote to {name}",
+                    shown(value)
+                )
+            }
+            Kind::Time | Kind::On => rules::time(self.book, from, to),
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! Cycles in a graph of transactions, and a short one among them.
+//!
+//! Where the strongly connected parts are is known in one pass (Tarjan, "Depth-first search and linear graph
+//! algorithms", 1972); in such a part a search by breadth from each transaction finds the shortest.
+//!
+//! Snapshot isolation allows those cycles in which two arrows of the kind "read what the other wrote over" follow each
+//! other. So where they must not, each node is there twice: `2n + 1` is node `n` reached by such an arrow, from
+//! which no second one goes on (Cerone and Gotsman, "Analysing Snapshot Isolation", 2016).
+
+use std::collections::VecDeque;
+
+use super::graph::{Arrow, Graph, Key, Kind, Kinds, Node};
+
+/// How many arrows the search for a shorter cycle looks at; after that, the shortest so far has to do.
+const ARROWS_MAX: u64 = 10_000_000;
+
+/// One arrow of a cycle, from one transaction to another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Step {
+    pub(super) from: Node,
+    pub(super) to: Node,
+    pub(super) kind: Kind,
+    pub(super) key: Key,
+}
+
+/// Which arrows count.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct View<'a> {
+    pub(super) graph: &'a Graph,
+    pub(super) kinds: Kinds,
+    /// No two of the kind [`Kind::Rw`] one after the other.
+    pub(super) apart: bool,
+}
+
+impl View<'_> {
+    fn places(&self) -> usize {
+        self.graph.nodes() as usize * self.copies()
+    }
+
+    fn copies(&self) -> usize {
+        if self.apart { 2 } else { 1 }
+    }
+
+    fn node(&self, place: usize) -> Node {
+        (place / self.copies()) as Node
+    }
+
+    fn arrows(&self, place: usize) -> &[Arrow] {
+        self.graph.arrows(self.node(place))
+    }
+
+    /// Where an arrow leads from a place, if it counts.
+    fn follow(&self, place: usize, arrow: &Arrow) -> Option<usize> {
+        if !self.kinds.has(arrow.kind) {
+            return None;
+        }
+        let to = arrow.to as usize;
+        if !self.apart {
+            return Some(to);
+        }
+        let reached = place % 2;
+        match arrow.kind {
+            Kind::On => Some(2 * to + reached),
+            Kind::Rw | Kind::RwByTime => (reached == 0).then_some(2 * to + 1),
+            Kind::Ww | Kind::Wr | Kind::Time => Some(2 * to),
+        }
+    }
+
+    /// Whether there is no cycle at all.
+    pub(super) fn is_acyclic(&self) -> bool {
+        self.parts().is_empty()
+    }
+
+    /// A shortest cycle, or one of the shorter ones where there are very many; `None` if none has at most `most`
+    /// transactions.
+    pub(super) fn cycle(&self, most: usize) -> Option<Vec<Step>> {
+        let parts = self.parts();
+        let mut part_of = vec![usize::MAX; self.places()];
+        // Small parts first: what is wrong in them is plain.
+        let mut starts: Vec<(usize, usize)> = Vec::new();
+        for (part, places) in parts.iter().enumerate() {
+            for place in places {
+                part_of[*place] = part;
+                if self.node(*place) < self.graph.txns() {
+                    starts.push((places.len(), *place));
+                }
+            }
+        }
+        starts.sort_unstable();
+        let mut walk = Walk::new(self.places());
+        let mut best: Option<Vec<Step>> = None;
+        for (_, start) in starts {
+            let most = best.as_ref().map_or(most, |best| best.len() - 1);
+            best = self.cycle_from(start, most, &part_of, &mut walk).or(best);
+            let is_short = best.as_ref().is_some_and(|best| best.len() <= 2);
+            let is_limited = best.is_some() || most < usize::MAX;
+            if is_short || (walk.arrows > ARROWS_MAX && is_limited) {
+                break;
+            }
+        }
+        best
+    }
+
+    /// The shortest cycle through `start`, if it has at most `most` transactions.
+    fn cycle_from(
+        &self,
+        start: usize,
+        most: usize,
+        part_of: &[usize],
+        walk: &mut Walk,
+    ) -> Option<Vec<Step>> {
+        walk.begin();
+        let mut queue = VecDeque::from([(0, start)]);
+        let mut back: Option<Reached> = None;
+        while let Some((length, place)) = queue.pop_front() {
+            if back.is_some_and(|back| back.length <= length) {
+                break;
+            }
+            if place != start && walk.get(place).is_some_and(|by| by.length < length) {
+                continue;
+            }
+            for arrow in self.arrows(place) {
+                walk.arrows += 1;
+                let Some(to) = self.follow(place, arrow) else { continue };
+                let by = Reached {
+                    length: length + usize::from(arrow.kind != Kind::On),
+                    from: place,
+                    arrow: *arrow,
+                };
+                if part_of[to] != part_of[start] || by.length > most {
+                    continue;
+                }
+                let before = if to == start { back } else { walk.get(to) };
+                if before.is_some_and(|before| before.length <= by.length) {
+                    continue;
+                }
+                if to == start {
+                    back = Some(by);
+                    continue;
+                }
+                walk.set(to, by);
+                match arrow.kind {
+                    Kind::On => queue.push_front((by.length, to)),
+                    _ => queue.push_back((by.length, to)),
+                }
+            }
+        }
+        back.map(|back| self.steps(start, back, walk))
+    }
+
+    /// What led back to `start`.
+    fn steps(&self, start: usize, back: Reached, walk: &Walk) -> Vec<Step> {
+        let mut steps = Vec::new();
+        let mut to = self.node(start);
+        let mut by = back;
+        loop {
+            if by.arrow.kind != Kind::On {
+                // An arrow into a joint comes from a transaction, and so do all others that cost something.
+                let from = self.node(by.from);
+                steps.push(Step { from, to, kind: by.arrow.kind, key: by.arrow.key });
+                to = from;
+            }
+            if by.from == start {
+                steps.reverse();
+                return steps;
+            }
+            by = walk.get(by.from).expect("it was reached");
+        }
+    }
+
+    /// The strongly connected parts of more than one place.
+    fn parts(&self) -> Vec<Vec<usize>> {
+        const NEW: usize = usize::MAX;
+        let places = self.places();
+        let mut number = vec![NEW; places];
+        let mut lowest = vec![0; places];
+        let mut waits = vec![false; places];
+        let mut waiting = Vec::new();
+        let mut path: Vec<(usize, usize)> = Vec::new();
+        let mut count = 0;
+        let mut parts = Vec::new();
+        for root in 0..places {
+            if number[root] != NEW {
+                continue;
+            }
+            path.push((root, 0));
+            while let Some((place, next)) = path.last_mut() {
+                let place = *place;
+                if number[place] == NEW {
+                    number[place] = count;
+                    lowest[place] = count;
+                    count += 1;
+                    waiting.push(place);
+                    waits[place] = true;
+                }
+                if let Some(arrow) = self.arrows(place).get(*next) {
+                    *next += 1;
+                    match self.follow(place, arrow) {
+                        Some(to) if number[to] == NEW => path.push((to, 0)),
+                        Some(to) if waits[to] => lowest[place] = lowest[place].min(number[to]),
+                        _ => {}
+                    }
+                    continue;
+                }
+                path.pop();
+                if let Some((before, _)) = path.last() {
+                    lowest[*before] = lowest[*before].min(lowest[place]);
+                }
+                if lowest[place] == number[place] {
+                    let from = waiting.iter().rposition(|one| *one == place);
+                    let part = waiting.split_off(from.expect("it waits"));
+                    for one in &part {
+                        waits[*one] = false;
+                    }
+                    if part.len() > 1 {
+                        parts.push(part);
+                    }
+                }
+            }
+        }
+        parts
+    }
+}
+
+/// How a place was reached.
+#[derive(Clone, Copy)]
+struct Reached {
+    /// How many transactions there were before it.
+    length: usize,
+    from: usize,
+    arrow: Arrow,
+}
+
+/// What was reached in this search; the next one begins without clearing all.
+struct Walk {
+    round: u32,
+    reached: Vec<(u32, Reached)>,
+    /// How many arrows were looked at in all searches.
+    arrows: u64,
+}
+
+impl Walk {
+    fn new(places: usize) -> Self {
+        let arrow = Arrow { to: 0, kind: Kind::On, key: 0 };
+        let nothing = Reached { length: 0, from: 0, arrow };
+        Self { round: 0, reached: vec![(0, nothing); places], arrows: 0 }
+    }
+
+    fn begin(&mut self) {
+        self.round += 1;
+    }
+
+    fn get(&self, place: usize) -> Option<Reached> {
+        let (round, by) = self.reached[place];
+        (round == self.round).then_some(by)
+    }
+
+    fn set(&mut self, place: usize, by: Reached) {
+        self.reached[place] = (self.round, by);
+    }
+}

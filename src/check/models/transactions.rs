@@ -1,0 +1,241 @@
+//! Transactions on lists that grow, and on registers: what [`cycles`](crate::check::cycles) judges.
+//!
+//! | call | its fields | fields of an `ok` reply |
+//! |---|---|---|
+//! | `txn`, of `list-append` | `steps`: an array of `["append", key, value]` and `["read", key]` | `results`: an array, for each read, in order, the list that it saw: an array of values |
+//! | `txn`, of `write-read` | `steps`: an array of `["write", key, value]` and `["read", key]` | `results`: an array, for each read, in order, the value that it saw, or null for none |
+//!
+//! A key is a text. What is written to a key must be written to it by no other transaction that may have taken
+//! effect: it is by the values that a checker knows who read from whom.
+//!
+//! They are models, too, one state after the other: `linear` judges short histories of them by brute force.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::Value as Json;
+
+use crate::check::lines::{self, FieldError, Fields, Written};
+use crate::check::model::Model;
+use crate::check::value::Value;
+
+/// A step of a transaction.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Step {
+    /// What does this key hold?
+    Read(Arc<str>),
+    /// Write this to a key: lists append it, registers hold it then.
+    Write(Arc<str>, Value),
+}
+
+/// A transaction on lists: its steps, in order.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct ListTxn(pub Vec<Step>);
+
+/// A transaction on registers: its steps, in order.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct RegisterTxn(pub Vec<Step>);
+
+/// Keys with lists, to which transactions append. A key that nobody appended to has the empty list.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct ListAppend;
+
+/// Keys with one value each, which transactions write. A key that nobody wrote has none.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct WriteRead;
+
+impl Step {
+    /// A read.
+    pub fn read(key: &str) -> Self {
+        Self::Read(key.into())
+    }
+
+    /// A write, or in a list an append.
+    pub fn write(key: &str, value: impl Into<Value>) -> Self {
+        Self::Write(key.into(), value.into())
+    }
+
+    /// The key.
+    pub fn key(&self) -> &Arc<str> {
+        match self {
+            Self::Read(key) | Self::Write(key, _) => key,
+        }
+    }
+}
+
+/// Runs a transaction on `state`, whose keys hold `Held`; `None` if a read sees something else than it said.
+fn run<Held: Clone + Default + PartialEq>(
+    state: &BTreeMap<Arc<str>, Held>,
+    steps: &[Step],
+    reply: Option<&Vec<Held>>,
+    write: impl Fn(&mut Held, &Value),
+) -> Option<BTreeMap<Arc<str>, Held>> {
+    let mut after = state.clone();
+    let mut said = reply.map(|reply| reply.iter());
+    for step in steps {
+        match step {
+            Step::Write(key, value) => write(after.entry(key.clone()).or_default(), value),
+            Step::Read(key) => {
+                if let Some(said) = &mut said {
+                    let nothing = Held::default();
+                    if said.next()? != after.get(key).unwrap_or(&nothing) {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+    said.is_none_or(|mut said| said.next().is_none()).then_some(after)
+}
+
+impl Model for ListAppend {
+    type Call = ListTxn;
+    type Reply = Vec<Vec<Value>>;
+    type State = BTreeMap<Arc<str>, Vec<Value>>;
+
+    fn initial(&self) -> Self::State {
+        BTreeMap::new()
+    }
+
+    fn step(
+        &self,
+        state: &Self::State,
+        call: &ListTxn,
+        reply: Option<&Self::Reply>,
+        next: &mut Vec<Self::State>,
+    ) {
+        next.extend(run(state, &call.0, reply, |list, value| list.push(value.clone())));
+    }
+
+    fn observes(&self, call: &ListTxn, _reply: Option<&Self::Reply>) -> bool {
+        only_reads(&call.0)
+    }
+}
+
+impl Model for WriteRead {
+    type Call = RegisterTxn;
+    type Reply = Vec<Option<Value>>;
+    type State = BTreeMap<Arc<str>, Option<Value>>;
+
+    fn initial(&self) -> Self::State {
+        BTreeMap::new()
+    }
+
+    fn step(
+        &self,
+        state: &Self::State,
+        call: &RegisterTxn,
+        reply: Option<&Self::Reply>,
+        next: &mut Vec<Self::State>,
+    ) {
+        next.extend(run(state, &call.0, reply, |held, value| *held = Some(value.clone())));
+    }
+
+    fn observes(&self, call: &RegisterTxn, _reply: Option<&Self::Reply>) -> bool {
+        only_reads(&call.0)
+    }
+}
+
+fn only_reads(steps: &[Step]) -> bool {
+    steps.iter().all(|step| matches!(step, Step::Read(_)))
+}
+
+/// Takes `steps`, whose writes have this name.
+fn read_steps(write: &str, fields: &mut Fields) -> Result<Vec<Step>, FieldError> {
+    let expected = match write {
+        "append" => r#"an array of ["append", key, value] and ["read", key]"#,
+        _ => r#"an array of ["write", key, value] and ["read", key]"#,
+    };
+    let json = fields.take("steps").ok_or(FieldError::Missing("steps"))?;
+    let step = |json: &Json| match json.as_array()?.as_slice() {
+        [Json::String(name), Json::String(key)] if name == "read" => Some(Step::read(key)),
+        [Json::String(name), Json::String(key), value] if name == write => {
+            Some(Step::Write(key.as_str().into(), lines::value(value)?))
+        }
+        _ => None,
+    };
+    let Some(steps) = json.as_array() else {
+        return Err(lines::wrong("steps", expected, &json));
+    };
+    let wrong = |one: &Json| lines::wrong("steps", expected, one);
+    steps.iter().map(|one| step(one).ok_or_else(|| wrong(one))).collect()
+}
+
+/// Takes `results`: for each read what it saw.
+fn read_results<Seen>(
+    call: &[Step],
+    fields: &mut Fields,
+    expected: &'static str,
+    seen: impl Fn(&Json) -> Option<Seen>,
+) -> Result<Vec<Seen>, FieldError> {
+    let reads = call.iter().filter(|step| matches!(step, Step::Read(_))).count();
+    let json = match fields.take("results") {
+        None if reads == 0 => return Ok(Vec::new()),
+        None => return Err(FieldError::Missing("results")),
+        Some(json) => json,
+    };
+    let results = json.as_array().filter(|results| results.len() == reads);
+    let Some(results) = results else {
+        return Err(lines::wrong("results", "an array with one result for each read", &json));
+    };
+    let wrong = |one: &Json| lines::wrong("results", expected, one);
+    results.iter().map(|one| seen(one).ok_or_else(|| wrong(one))).collect()
+}
+
+fn write_steps(write: &str, call: &[Step], fields: &mut Fields) -> &'static str {
+    let step = |step: &Step| match step {
+        Step::Read(key) => Json::from(vec![Json::from("read"), Json::from(key.as_ref())]),
+        Step::Write(key, value) => {
+            Json::from(vec![Json::from(write), Json::from(key.as_ref()), lines::json(value)])
+        }
+    };
+    fields.put("steps", call.iter().map(step).collect::<Json>());
+    "txn"
+}
+
+impl Written for ListTxn {
+    type Reply = Vec<Vec<Value>>;
+
+    fn read(name: &str, fields: &mut Fields) -> Result<Option<Self>, FieldError> {
+        if name == "txn" { Ok(Some(Self(read_steps("append", fields)?))) } else { Ok(None) }
+    }
+
+    fn read_reply(&self, fields: &mut Fields) -> Result<Self::Reply, FieldError> {
+        read_results(&self.0, fields, "an array of values", |json| {
+            json.as_array()?.iter().map(lines::value).collect()
+        })
+    }
+
+    fn write(&self, fields: &mut Fields) -> &'static str {
+        write_steps("append", &self.0, fields)
+    }
+
+    fn write_reply(&self, reply: &Self::Reply, fields: &mut Fields) {
+        let list = |list: &Vec<Value>| list.iter().map(lines::json).collect::<Json>();
+        fields.put("results", reply.iter().map(list).collect::<Json>());
+    }
+}
+
+impl Written for RegisterTxn {
+    type Reply = Vec<Option<Value>>;
+
+    fn read(name: &str, fields: &mut Fields) -> Result<Option<Self>, FieldError> {
+        if name == "txn" { Ok(Some(Self(read_steps("write", fields)?))) } else { Ok(None) }
+    }
+
+    fn read_reply(&self, fields: &mut Fields) -> Result<Self::Reply, FieldError> {
+        read_results(&self.0, fields, "a value or null", |json| match json {
+            Json::Null => Some(None),
+            json => lines::value(json).map(Some),
+        })
+    }
+
+    fn write(&self, fields: &mut Fields) -> &'static str {
+        write_steps("write", &self.0, fields)
+    }
+
+    fn write_reply(&self, reply: &Self::Reply, fields: &mut Fields) {
+        let held = |held: &Option<Value>| held.as_ref().map_or(Json::Null, lines::json);
+        fields.put("results", reply.iter().map(held).collect::<Json>());
+    }
+}

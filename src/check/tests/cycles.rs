@@ -1,0 +1,517 @@
+//! Transactions: histories whose verdict is known at each level (`histories/list_append.txt`,
+//! `histories/write_read.txt`), thousands of small random ones judged by an oracle that tries every order, and long
+//! ones in which one thing is wrong.
+
+use std::collections::BTreeMap;
+
+use super::oracle;
+use super::small::Random;
+use crate::check::lines::{self, Written};
+use crate::check::{
+    At, History, Index, Level, ListAppend, ListTxn, Model, Operation, Outcome, RegisterTxn, Step,
+    Undecided, Value, Verdict, WriteRead, cycles,
+};
+
+type Lists = History<ListTxn, Vec<Vec<Value>>>;
+type Registers = History<RegisterTxn, Vec<Option<Value>>>;
+
+/// `## good: name`, or `## LEVEL bad [operations] rule: name`: bad at that level and above, good below.
+fn fixtures<C: Written>(text: &str, check: impl Fn(&History<C, C::Reply>, Level) -> Verdict) {
+    let (mut good, mut bad) = (0, 0);
+    let mut complaints = Vec::new();
+    for section in text.split("\n## ").skip(1) {
+        let (header, body) = section.split_once('\n').unwrap();
+        let (expected, name) = header.split_once(": ").unwrap();
+        let history = lines::read::<C>(body.as_bytes())
+            .unwrap_or_else(|error| panic!("{name}: {error}"))
+            .history;
+        let mut weakest = None;
+        for level in Level::ALL {
+            let verdict = check(&history, level);
+            match verdict.violation() {
+                None => {
+                    assert_eq!(verdict, Verdict::Ok, "{name}: at {level:?}");
+                    assert_eq!(weakest, None, "{name}: worse below {level:?}");
+                }
+                Some(why) => {
+                    let said = format!("bad {:?} {}", why.operations, why.rule);
+                    assert!(!why.why.is_empty(), "{name}: no words");
+                    let (_, before) =
+                        weakest.get_or_insert_with(|| (level.name(), said.clone())).clone();
+                    let said = match before.contains("-process") {
+                        true => said.replace("-realtime", "-process"),
+                        false => said,
+                    };
+                    assert_eq!(said, before, "{name}: something else at {level:?}: {why}");
+                }
+            }
+        }
+        let said = weakest.map_or("good".to_owned(), |(level, said)| format!("{level} {said}"));
+        if said != expected {
+            complaints.push(format!("{name}: {said}: {}", check(&history, Level::default())));
+        }
+        if said == "good" {
+            good += 1
+        } else {
+            bad += 1
+        }
+        let mut written = Vec::new();
+        lines::write(&history, &mut written).unwrap();
+        let again = lines::read::<C>(&written[..]).unwrap().history;
+        let text = |history: &History<C, C::Reply>| -> Vec<String> {
+            history.iter().map(lines::line).collect()
+        };
+        assert_eq!(text(&again), text(&history), "{name}: it is written as it was read");
+    }
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+    assert!(good >= 15 && bad >= 15, "{good} good, {bad} bad");
+}
+
+#[test]
+fn transactions_on_lists_at_each_level() {
+    fixtures::<ListTxn>(include_str!("histories/list_append.txt"), |history, level| {
+        cycles::lists(history, level)
+    });
+}
+
+#[test]
+fn transactions_on_registers_at_each_level() {
+    fixtures::<RegisterTxn>(include_str!("histories/write_read.txt"), |history, level| {
+        cycles::registers(history, level)
+    });
+}
+
+/// What a database of one version after the other holds, and what its reads say.
+trait Sample: Model<Reply = Vec<Self::Held>> {
+    type Held: Clone + Default + PartialEq + std::fmt::Debug;
+
+    fn call(steps: Vec<Step>) -> Self::Call;
+    fn steps(call: &Self::Call) -> &[Step];
+    fn write(held: &mut Self::Held, value: &Value);
+    /// Something else that a read might have seen.
+    fn other(held: &Self::Held, random: &mut Random) -> Self::Held;
+}
+
+impl Sample for ListAppend {
+    type Held = Vec<Value>;
+
+    fn call(steps: Vec<Step>) -> ListTxn {
+        ListTxn(steps)
+    }
+
+    fn steps(call: &ListTxn) -> &[Step] {
+        &call.0
+    }
+
+    fn write(held: &mut Vec<Value>, value: &Value) {
+        held.push(value.clone());
+    }
+
+    fn other(held: &Vec<Value>, random: &mut Random) -> Vec<Value> {
+        let mut other = held.clone();
+        match random.below(3) {
+            0 => other.truncate(random.below(other.len() as u64 + 1) as usize),
+            1 if other.len() > 1 => {
+                let place = random.below(other.len() as u64 - 1) as usize;
+                other.swap(place, place + 1);
+            }
+            _ => other.push(Value::Number(random.below(9) as i64)),
+        }
+        other
+    }
+}
+
+impl Sample for WriteRead {
+    type Held = Option<Value>;
+
+    fn call(steps: Vec<Step>) -> RegisterTxn {
+        RegisterTxn(steps)
+    }
+
+    fn steps(call: &RegisterTxn) -> &[Step] {
+        &call.0
+    }
+
+    fn write(held: &mut Option<Value>, value: &Value) {
+        *held = Some(value.clone());
+    }
+
+    fn other(_: &Option<Value>, random: &mut Random) -> Option<Value> {
+        (random.below(4) > 0).then(|| Value::Number(random.below(9) as i64))
+    }
+}
+
+/// A run of a database that is true in all but, perhaps, the moments of which its transactions read; and then
+/// something of it is changed, perhaps.
+fn history<M: Sample>(
+    random: &mut Random,
+    count: u64,
+    keys: &[&str],
+) -> History<M::Call, Vec<M::Held>> {
+    let sloppy = random.below(3);
+    let mut versions: Vec<BTreeMap<&str, M::Held>> = vec![BTreeMap::new()];
+    let mut history: History<M::Call, Vec<M::Held>> = Vec::new();
+    let mut next_value = 0;
+    for number in 0..count {
+        let mut now = versions.last().unwrap().clone();
+        let back = if sloppy > 0 { random.below(3) as usize } else { 0 };
+        let base = versions[versions.len() - 1 - back.min(versions.len() - 1)].clone();
+        let mut own: BTreeMap<&str, Vec<Value>> = BTreeMap::new();
+        let (mut steps, mut seen) = (Vec::new(), Vec::new());
+        for _ in 0..1 + random.below(3) {
+            let key = keys[random.below(keys.len() as u64) as usize];
+            if random.below(2) == 0 {
+                let value = Value::Number(next_value);
+                next_value += 1;
+                M::write(now.entry(key).or_default(), &value);
+                own.entry(key).or_default().push(value.clone());
+                steps.push(Step::Write(key.into(), value));
+            } else {
+                let from = if sloppy == 2 && random.below(2) == 0 { &now } else { &base };
+                let mut held = from.get(key).cloned().unwrap_or_default();
+                if !std::ptr::eq(from, &now) {
+                    for value in own.get(key).into_iter().flatten() {
+                        M::write(&mut held, value);
+                    }
+                }
+                steps.push(Step::Read(key.into()));
+                seen.push(held);
+            }
+        }
+        let invoked = 3 * number + random.below(6);
+        let fate = random.below(20);
+        let call = M::call(steps);
+        let operation = match fate {
+            0 => Operation::failed(invoked, call),
+            1 => Operation::unknown(invoked, call),
+            _ => Operation::ok(invoked, invoked + random.below(9), call, seen),
+        };
+        history.push(operation.by(random.below(3)));
+        // What failed did nothing, and what is unknown perhaps.
+        if fate > 1 || (fate == 1 && random.below(2) == 0) {
+            versions.push(now);
+        }
+    }
+    if random.below(3) == 0 {
+        let place = random.below(count) as usize;
+        match &mut history[place].outcome {
+            Outcome::Ok { reply, .. } if !reply.is_empty() => {
+                let read = random.below(reply.len() as u64) as usize;
+                reply[read] = M::other(&reply[read], random);
+            }
+            outcome => *outcome = Outcome::Failed { at: None },
+        }
+    }
+    history
+}
+
+/// The history in which all are at the same time.
+fn timeless<C: Clone, R: Clone>(history: &History<C, R>) -> History<C, R> {
+    let at_once = |operation: &Operation<C, R>| {
+        let mut operation = operation.clone();
+        operation.invoked = At(0);
+        if let Outcome::Ok { at, .. } = &mut operation.outcome {
+            *at = At(1);
+        }
+        operation
+    };
+    history.iter().map(at_once).collect()
+}
+
+/// Whether snapshot isolation explains the history: in some order of commits, each transaction read one version
+/// before its own, since which nobody wrote what it wrote.
+fn snapshots_explain<M: Sample>(
+    model: &M,
+    history: &History<M::Call, Vec<M::Held>>,
+    order: &mut Vec<Index>,
+    versions: &mut Vec<M::State>,
+) -> bool {
+    let is_left = |index: &Index| !order.contains(index);
+    let left: Vec<Index> = (0..history.len()).filter(is_left).collect();
+    let must = |index: &Index| matches!(history[*index].outcome, Outcome::Ok { .. });
+    let may = |index: &Index| !matches!(history[*index].outcome, Outcome::Failed { .. });
+    if !left.iter().any(must) {
+        return true;
+    }
+    left.into_iter().filter(may).any(|index| {
+        let Operation { call, outcome, .. } = &history[index];
+        let writes = |index: Index| {
+            let steps = M::steps(&history[index].call).iter();
+            steps.filter_map(|step| match step {
+                Step::Write(key, _) => Some(key),
+                Step::Read(_) => None,
+            })
+        };
+        let reply = match outcome {
+            Outcome::Ok { reply, .. } => Some(reply),
+            _ => None,
+        };
+        let mut next = Vec::new();
+        let fits = (0..versions.len()).any(|base| {
+            let since = order[base..].iter().flat_map(|other| writes(*other));
+            let mut since = since.collect::<Vec<_>>();
+            since.retain(|key| writes(index).any(|own| own == *key));
+            model.step(&versions[base], call, reply, &mut next);
+            let said = !next.is_empty();
+            next.clear();
+            said && since.is_empty()
+        });
+        if !fits {
+            return false;
+        }
+        model.step(versions.last().unwrap(), call, None, &mut next);
+        versions.extend(next);
+        order.push(index);
+        let explained = snapshots_explain(model, history, order, versions);
+        order.pop();
+        versions.pop();
+        explained
+    })
+}
+
+/// What the checker and the oracles said of many histories.
+#[derive(Default, Debug)]
+struct Score {
+    fine: u64,
+    found: u64,
+    /// It was broken, and was not found.
+    missed: u64,
+}
+
+const HISTORIES: u64 = 3_000;
+
+fn scores<M: Sample>(
+    model: &M,
+    check: impl Fn(&History<M::Call, Vec<M::Held>>, Level) -> Verdict,
+) -> BTreeMap<&'static str, Score>
+where
+    M::Call: std::fmt::Debug,
+{
+    let mut scores: BTreeMap<&str, Score> = BTreeMap::new();
+    for seed in 0..HISTORIES {
+        let random = &mut Random(seed * 7_919);
+        let count = 2 + random.below(5);
+        let history = history::<M>(random, count, &["x", "y"]);
+        let plain = timeless(&history);
+        let snapshot =
+            snapshots_explain(model, &history, &mut Vec::new(), &mut vec![model.initial()]);
+        let serial = oracle::explains(model, &plain);
+        let strict = oracle::explains(model, &history);
+        let truth = [
+            (Level::SnapshotIsolation, snapshot),
+            (Level::Serializable, serial),
+            (Level::StrictSerializable, strict),
+        ];
+        for (level, is_fine) in truth {
+            let verdict = check(&history, level);
+            let score = scores.entry(level.name()).or_default();
+            let told = || format!("seed {seed}: {verdict}\n{history:#?}");
+            match &verdict {
+                Verdict::Ok if is_fine => score.fine += 1,
+                Verdict::Ok => score.missed += 1,
+                Verdict::Violation(why) => {
+                    assert!(!is_fine, "accused, and there is an explanation: {}", told());
+                    score.found += 1;
+                    let without = |one: Option<&Index>| {
+                        let operations = why.operations.iter().filter(|index| Some(*index) != one);
+                        let operations: Vec<Index> = operations.copied().collect();
+                        check(&kept::<M>(&history, &operations), level)
+                    };
+                    assert!(!without(None).is_ok(), "they are a reason alone: {}", told());
+                    for one in why.operations.iter().filter(|_| why.is_minimal) {
+                        // Who was read took effect, whoever is let off; and that one failed is a fact.
+                        let is_smaller = without(Some(one)).violation().is_some_and(|less| {
+                            let is_less = less.operations.len() < why.operations.len();
+                            is_less && !less.operations.contains(one)
+                        });
+                        let failed = matches!(history[*one].outcome, Outcome::Failed { .. });
+                        assert!(!is_smaller || failed, "{one} can be spared: {}", told());
+                    }
+                }
+                Verdict::Undecided { .. } => panic!("{}", told()),
+            }
+        }
+        // What is worse is bad at all levels above it.
+        let bad = Level::ALL.map(|level| !check(&history, level).is_ok());
+        assert!(bad.is_sorted(), "seed {seed}: {bad:?} {history:#?}");
+    }
+    for (level, score) in &scores {
+        let least = HISTORIES / 6;
+        assert!(score.fine >= least && score.found >= least, "{level}: {score:?}");
+    }
+    scores
+}
+
+/// The history in which nothing is known of the ends of all others.
+fn kept<M: Sample>(
+    history: &History<M::Call, Vec<M::Held>>,
+    kept: &[Index],
+) -> History<M::Call, Vec<M::Held>> {
+    let mut history = history.clone();
+    for (index, operation) in history.iter_mut().enumerate() {
+        if !kept.contains(&index) && matches!(operation.outcome, Outcome::Ok { .. }) {
+            operation.outcome = Outcome::Unknown { at: None };
+        }
+    }
+    history
+}
+
+#[test]
+fn lists_are_judged_as_the_oracles_do() {
+    let scores = scores(&ListAppend, cycles::lists);
+    assert_eq!(scores["serializable"].missed, 0, "{scores:?}");
+    assert_eq!(scores["strict-serializable"].missed, 0, "{scores:?}");
+    // Two who appended at the same time what nobody read.
+    let snapshot = &scores["snapshot-isolation"];
+    assert!(snapshot.missed * 50 <= snapshot.found, "{scores:?}");
+}
+
+#[test]
+fn registers_are_never_accused_without_reason() {
+    let scores = scores(&WriteRead, cycles::registers);
+    for (level, score) in &scores {
+        // What cannot be known of their order hides some.
+        assert!(score.missed * 4 <= score.found, "{level}: {scores:?}");
+    }
+}
+
+fn appends(key: &str, value: i64) -> Step {
+    Step::write(key, value)
+}
+
+fn list(values: impl IntoIterator<Item = i64>) -> Vec<Value> {
+    values.into_iter().map(Value::from).collect()
+}
+
+/// Transactions of two appends and two reads on `keys` lists, five at a time, each list given up after so many values.
+fn long(count: u64, keys: u64, values_max: usize) -> Lists {
+    let mut random = Random(count);
+    let mut held: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+    let mut history: Lists = Vec::new();
+    let mut generation = 0;
+    for number in 0..count {
+        let (mut steps, mut seen) = (Vec::new(), Vec::new());
+        for step in 0..4 {
+            let key = format!("{}.{generation}", random.below(keys));
+            let list = held.entry(key.clone()).or_default();
+            if step % 2 == 0 {
+                let value = (4 * number + step) as i64;
+                list.push(value.into());
+                steps.push(appends(&key, value));
+                if list.len() >= values_max {
+                    generation += 1;
+                }
+            } else {
+                steps.push(Step::read(&key));
+                seen.push(list.clone());
+            }
+        }
+        let at = 10 * number;
+        let (invoked, ended) = (at.saturating_sub(random.below(25)), at + random.below(25));
+        history.push(match random.below(50) {
+            0 => Operation::unknown(invoked, ListTxn(steps)),
+            _ => Operation::ok(invoked, ended, ListTxn(steps), seen),
+        });
+    }
+    history
+}
+
+#[test]
+fn a_hundred_thousand_transactions_are_judged_and_one_wrong_read_is_found() {
+    let mut history = long(100_000, 20, 60);
+    assert_eq!(cycles::lists(&history, Level::StrictSerializable), Verdict::Ok);
+    // One in the middle reads what was there long before.
+    let place = history.len() / 2;
+    let Outcome::Ok { reply, .. } = &mut history[place..]
+        .iter_mut()
+        .find(|one| matches!(&one.outcome, Outcome::Ok { reply, .. } if reply[0].len() > 20))
+        .expect("lists grow")
+        .outcome
+    else {
+        unreachable!("it is ok")
+    };
+    reply[0].truncate(5);
+    let verdict = cycles::lists(&history, Level::StrictSerializable);
+    let why = verdict.violation().expect("it is stale");
+    assert!(why.is_minimal && why.operations.len() <= 3, "{why}");
+}
+
+#[test]
+fn many_that_miss_each_other_are_judged_soon() {
+    // All read nothing and append: everybody misses everybody.
+    let txn = |n: i64| ListTxn(vec![Step::read("x"), appends("y", n)]);
+    let other = |n: i64| ListTxn(vec![Step::read("y"), appends("x", n)]);
+    let mut history: Lists = Vec::new();
+    for n in 0..5_000 {
+        history.push(Operation::ok(1, 9, txn(n), vec![vec![]]));
+        history.push(Operation::ok(1, 9, other(n), vec![vec![]]));
+    }
+    assert_eq!(cycles::lists(&history, Level::SnapshotIsolation), Verdict::Ok);
+    let verdict = cycles::lists(&history, Level::Serializable);
+    assert_eq!(verdict.violation().map(|why| why.operations.len()), Some(2), "{verdict}");
+}
+
+#[test]
+fn a_value_that_two_wrote_to_one_key_is_undecided() {
+    let txn = |key: &str| ListTxn(vec![appends(key, 1)]);
+    let ok = |txn| Operation::ok(1, 2, txn, vec![]);
+    let history: Lists = vec![ok(txn("x")), ok(txn("y")), ok(txn("x"))];
+    let undecided = |why| Verdict::Undecided { object: String::new(), why, explored: 0 };
+    let verdict = cycles::lists(&history, Level::default());
+    assert_eq!(verdict, undecided(Undecided::Repeated(0, 2)));
+    let twice: Lists = vec![ok(ListTxn(vec![appends("x", 1), appends("x", 1)]))];
+    assert_eq!(cycles::lists(&twice, Level::default()), undecided(Undecided::Repeated(0, 0)));
+    // On another object it is another key.
+    let apart: Lists = vec![ok(txn("x")), ok(txn("x")).on("other")];
+    assert_eq!(cycles::lists(&apart, Level::default()), Verdict::Ok);
+}
+
+#[test]
+fn objects_are_judged_by_themselves() {
+    let read = ListTxn(vec![Step::read("x")]);
+    let history: Lists = vec![
+        Operation::ok(1, 2, ListTxn(vec![appends("x", 1)]), vec![]).on("a"),
+        Operation::ok(3, 4, read.clone(), vec![list([])]).on("b"),
+        Operation::ok(5, 6, read, vec![list([])]).on("a"),
+    ];
+    let verdict = cycles::lists(&history, Level::default());
+    let why = verdict.violation().expect("a's read is stale");
+    assert_eq!((why.object.as_str(), &why.operations[..]), ("a", &[0, 2][..]));
+}
+
+#[test]
+fn each_step_of_a_circle_says_why() {
+    let history: Lists = vec![
+        Operation::ok(1, 2, ListTxn(vec![appends("x", 1), appends("y", 1)]), vec![]),
+        Operation::ok(1, 2, ListTxn(vec![appends("x", 2), appends("y", 2)]), vec![]),
+        Operation::ok(
+            3,
+            4,
+            ListTxn(vec![Step::read("x"), Step::read("y")]),
+            vec![list([1, 2]), list([2, 1])],
+        ),
+    ];
+    let verdict = cycles::lists(&history, Level::default());
+    assert_eq!(
+        verdict.violation().expect("it goes round").why,
+        "they come before each other in a circle. #0 before #1: #2 read x with its 1 before the 2 of the \
+         other; #1 before #0: #2 read y with its 2 before the 1 of the other"
+    );
+}
+
+#[test]
+fn registers_that_were_written_in_turn_say_why() {
+    let write = |n: i64| RegisterTxn(vec![Step::write("x", n)]);
+    let history: Registers = vec![
+        Operation::ok(1, 2, write(1), vec![]),
+        Operation::ok(3, 4, write(2), vec![]),
+        Operation::ok(5, 6, RegisterTxn(vec![Step::read("x")]), vec![Some(1.into())]),
+    ];
+    let verdict = cycles::registers(&history, Level::default());
+    assert_eq!(
+        verdict.violation().expect("it is stale").why,
+        "they come before each other in a circle. #1 before #2: it had ended at 4 when the other was called at 5 \
+         by the same process; #2 before #1: it read x as 1, and #0, which wrote that, had ended when the \
+         other was called, which wrote to x"
+    );
+}
