@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
+mod check;
 mod data;
 mod demo;
 
@@ -26,6 +27,7 @@ enum Command {
     Backup(data::BackupOptions),
     Recover(data::RecoverOptions),
     Inspect(data::InspectOptions),
+    Check(check::CheckOptions),
     Demo(demo::Options),
     /// One process of the demo; reads its orders from standard input
     #[command(hide = true)]
@@ -41,6 +43,7 @@ fn main() -> ExitCode {
         Command::Backup(options) => data::backup_main(&options),
         Command::Recover(options) => data::recover_main(&options),
         Command::Inspect(options) => data::inspect_main(&options),
+        Command::Check(options) => check::check_main(&options),
         Command::Demo(options) => demo::main(&options),
         Command::DemoNode => demo::node_main(),
     }

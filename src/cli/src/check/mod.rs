@@ -1,0 +1,342 @@
+//! `bowline check`: is a history possible? It reads one from a file, has it judged by the library's checkers
+//! ([`bowline::check`]), and says what came of it to people, to machines, or as a page with a picture.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use bowline::check::intervals::{self, HoldCall, Holds, LeaseCall, Leases};
+use bowline::check::lines::{self, LineError, LineFault, Lines, Written};
+use bowline::check::page::Page;
+use bowline::check::watch::{self, Watch, WatchCall};
+use bowline::check::{
+    Budget, Election, History, Kv, KvCall, Level, ListTxn, Model, Mutex, Queue, Register,
+    RegisterTxn, Semaphore, Total, Value, Verdict, cycles, linear, total,
+};
+use clap::{Args, ValueEnum};
+use thiserror::Error;
+
+mod report;
+
+/// There is no explanation.
+const EXIT_VIOLATION: u8 = 1;
+
+/// The budget ended before there was an answer.
+const EXIT_UNDECIDED: u8 = 3;
+
+/// Say whether a history is possible: what was called, when, and what came back
+///
+/// The history is a file of JSON lines, one operation a line, of any program: see docs/testing.md. Objects are
+/// judged by linearizability: is there an order of the operations that explains each reply, and puts nothing before
+/// what had ended when it was called? Transactions are judged by circles in what they read and wrote.
+///
+/// Exit codes: 0 ok; 1 violation; 2 wrong arguments, or a file that cannot be read; 3 undecided.
+#[derive(Args, Debug)]
+pub(crate) struct CheckOptions {
+    /// The history; - for standard input
+    file: PathBuf,
+
+    /// What the operations are called on
+    #[arg(long, value_enum)]
+    model: ModelName,
+
+    /// Print one JSON object, and nothing else
+    #[arg(long)]
+    json: bool,
+
+    /// Make a page with a picture of the violation, if there is one, for any browser
+    #[arg(long, value_name = "FILE.html")]
+    page: Option<PathBuf>,
+
+    /// What transactions are promised: read-uncommitted, read-committed, snapshot-isolation, serializable,
+    /// session-serializable or strict-serializable
+    #[arg(long, value_name = "LEVEL", value_parser = level, default_value = Level::default().name())]
+    level: Level,
+
+    /// What a register holds at first: a number or a text. Nothing, if it is left out
+    #[arg(long, value_name = "VALUE", allow_hyphen_values = true, value_parser = value)]
+    first: Option<Value>,
+
+    /// The revision of a store before its first change
+    #[arg(long, value_name = "REVISION", default_value_t = Kv::default().first)]
+    first_revision: u64,
+
+    /// How often an owner may hold a reentrant lock at once
+    #[arg(long, value_name = "COUNT", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..))]
+    holds: u32,
+
+    /// Each hold or lead has a token above those before it: for mutex, reentrant and election
+    #[arg(long)]
+    fenced: bool,
+
+    /// How many permits a semaphore has, or what is held
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    permits: u64,
+
+    /// One owner may have several holds at once: for holds
+    #[arg(long)]
+    shared: bool,
+
+    /// Others, of whom the history says nothing, also change the store: for revisions and watch
+    #[arg(long)]
+    others: bool,
+
+    /// How much two clocks may differ, in the history's unit: for holds and leases
+    #[arg(long, value_name = "TIME", default_value_t = 0)]
+    slack: u64,
+
+    /// By how many percent a clock may go wrong: for holds and leases
+    #[arg(long, value_name = "PERCENT", default_value_t = 0)]
+    drift: u64,
+
+    /// How long nobody gets what somebody lost, in the history's unit: for holds
+    #[arg(long, value_name = "TIME", default_value_t = 0)]
+    lock_delay: u64,
+
+    /// How long after its time a lease may still be there, in the history's unit: for leases
+    #[arg(long, value_name = "TIME")]
+    late: Option<u64>,
+
+    /// How many steps are tried for each object
+    #[arg(long, default_value_t = linear::STEPS_DEFAULT)]
+    steps: u64,
+
+    /// How many configurations are remembered for each object: most of the memory
+    #[arg(long, default_value_t = linear::CONFIGURATIONS_DEFAULT)]
+    configurations: usize,
+
+    /// How long to try at most
+    #[arg(long, value_name = "SECONDS")]
+    seconds: Option<u64>,
+}
+
+/// What the operations of a history are called on.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum ModelName {
+    /// One value: read, write, cas
+    #[value(alias = "cas")]
+    Register,
+    /// A store of rows with revisions, as etcd's: put, get, delete, cas
+    Kv,
+    /// First in, first out: put, take
+    Queue,
+    /// A lock with one owner: acquire, release
+    Mutex,
+    /// A lock that its owner may hold several times
+    Reentrant,
+    /// A lock whose holds have rising tokens
+    Fenced,
+    /// Some permits: acquire, release
+    Semaphore,
+    /// One leads at a time: campaign, proclaim, resign, expire, leader
+    Election,
+    /// As kv, where each reply has its revision: for millions of operations
+    Revisions,
+    /// Who watched a store, and what they were told: change, compact, watch, receive
+    Watch,
+    /// Who believed to hold what, from when to when, by the clock: hold
+    Holds,
+    /// How long leases lived, by the clock: grant, renew, revoke, look
+    Leases,
+    /// Transactions that append to lists: txn
+    ListAppend,
+    /// Transactions that write registers: txn
+    WriteRead,
+}
+
+impl ModelName {
+    fn calls(self) -> &'static str {
+        match self {
+            Self::Register => "read, write and cas",
+            Self::Kv | Self::Revisions => "put, get, delete and cas",
+            Self::Queue => "put and take",
+            Self::Mutex | Self::Reentrant | Self::Fenced | Self::Semaphore => "acquire and release",
+            Self::Election => "campaign, proclaim, resign, expire and leader",
+            Self::Watch => "change, compact, watch and receive",
+            Self::Holds => "hold",
+            Self::Leases => "grant, renew, revoke and look",
+            Self::ListAppend | Self::WriteRead => "txn",
+        }
+    }
+}
+
+impl CheckOptions {
+    /// What a history without violation is.
+    fn promise(&self) -> &'static str {
+        match self.model {
+            ModelName::ListAppend | ModelName::WriteRead => self.level.name(),
+            ModelName::Watch => "all was told, once and in order",
+            ModelName::Holds => "nobody held what another one held",
+            ModelName::Leases => "each lived as long as it should",
+            _ => "linearizable",
+        }
+    }
+}
+
+fn level(name: &str) -> Result<Level, String> {
+    let names = || Level::ALL.map(Level::name).join(", ");
+    Level::named(name).ok_or_else(|| format!("there are {}", names()))
+}
+
+fn value(text: &str) -> Result<Value, std::convert::Infallible> {
+    Ok(text.parse().map_or_else(|_| Value::from(text), |number: i64| Value::from(number)))
+}
+
+/// Why there is no verdict.
+#[derive(Debug, Error)]
+enum CheckError {
+    #[error("{file}: it cannot be opened: {error}")]
+    Open { file: String, error: io::Error },
+    #[error("{file}: {error}\n{help}")]
+    Line { file: String, error: LineError, help: String },
+    #[error("{file}: the page cannot be written: {error}")]
+    Page { file: String, error: io::Error },
+    #[error("the verdict cannot be printed: {0}")]
+    Print(#[from] io::Error),
+}
+
+/// `bowline check`.
+pub(crate) fn check_main(options: &CheckOptions) -> ExitCode {
+    match check(options) {
+        Ok(code) => code,
+        Err(error) => {
+            crate::complain(&error);
+            ExitCode::from(crate::EXIT_USAGE)
+        }
+    }
+}
+
+fn check(options: &CheckOptions) -> Result<ExitCode, CheckError> {
+    let from = opened(&options.file)?;
+    match options.model {
+        ModelName::Register => by_order(options, from, &Register { first: options.first.clone() }),
+        ModelName::Kv => by_order(options, from, &Kv { first: options.first_revision }),
+        ModelName::Queue => by_order(options, from, &Queue),
+        ModelName::Mutex => by_order(options, from, &lock(1, options.fenced)),
+        ModelName::Fenced => by_order(options, from, &lock(1, true)),
+        ModelName::Reentrant => by_order(options, from, &lock(options.holds, options.fenced)),
+        ModelName::Semaphore => by_order(options, from, &Semaphore { permits: options.permits }),
+        ModelName::Election => by_order(options, from, &Election { is_fenced: options.fenced }),
+        ModelName::Revisions => {
+            let rules = Total { first: options.first_revision, others: options.others };
+            judge::<KvCall>(options, from, |history| total::check(&rules, history))
+        }
+        ModelName::Watch => {
+            let rules = Watch { others: options.others };
+            judge::<WatchCall>(options, from, |history| watch::check(&rules, history))
+        }
+        ModelName::Holds => {
+            let rules = Holds {
+                permits: options.permits,
+                is_reentrant: options.shared,
+                slack: options.slack,
+                lock_delay: options.lock_delay,
+                drift_percent: options.drift,
+            };
+            judge::<HoldCall>(options, from, |history| intervals::holds(&rules, history))
+        }
+        ModelName::Leases => {
+            let rules =
+                Leases { drift_percent: options.drift, slack: options.slack, late: options.late };
+            judge::<LeaseCall>(options, from, |history| intervals::leases(&rules, history))
+        }
+        ModelName::ListAppend => {
+            judge::<ListTxn>(options, from, |history| cycles::lists(history, options.level))
+        }
+        ModelName::WriteRead => {
+            judge::<RegisterTxn>(options, from, |history| cycles::registers(history, options.level))
+        }
+    }
+}
+
+fn lock(holds_max: u32, is_fenced: bool) -> Mutex {
+    Mutex { holds_max, is_fenced }
+}
+
+fn name_of(file: &Path) -> String {
+    if file == Path::new("-") { "standard input".to_owned() } else { file.display().to_string() }
+}
+
+fn opened(file: &Path) -> Result<Box<dyn BufRead>, CheckError> {
+    if file == Path::new("-") {
+        return Ok(Box::new(io::stdin().lock()));
+    }
+    match File::open(file) {
+        Ok(open) => Ok(Box::new(BufReader::new(open))),
+        Err(error) => Err(CheckError::Open { file: name_of(file), error }),
+    }
+}
+
+/// Judged by linearizability.
+fn by_order<M: Model>(
+    options: &CheckOptions,
+    from: impl BufRead,
+    model: &M,
+) -> Result<ExitCode, CheckError>
+where
+    M::Call: Written<Reply = M::Reply>,
+{
+    let begun = Instant::now();
+    let limit = options.seconds.map(Duration::from_secs);
+    let stop = || limit.is_some_and(|limit| begun.elapsed() >= limit);
+    let budget =
+        Budget { steps: options.steps, configurations: options.configurations, stop: Some(&stop) };
+    judge::<M::Call>(options, from, |history| linear::check(model, history, budget))
+}
+
+/// Reads a history, has it judged, and says what came of it.
+fn judge<C: Written>(
+    options: &CheckOptions,
+    from: impl BufRead,
+    check: impl FnOnce(&History<C, C::Reply>) -> Verdict,
+) -> Result<ExitCode, CheckError> {
+    let lines: Lines<C, C::Reply> = lines::read(from).map_err(|error| CheckError::Line {
+        help: help(options, &error.fault),
+        file: name_of(&options.file),
+        error,
+    })?;
+    let verdict = check(&lines.history);
+    if let (Some(page), Some(why)) = (&options.page, verdict.violation()) {
+        let title = name_of(&options.file);
+        let html = Page::new(&title).lines(&lines.numbers).of(&lines.history, why);
+        fs::write(page, html).map_err(|error| CheckError::Page { file: name_of(page), error })?;
+    }
+    let mut out = io::stdout().lock();
+    if options.json {
+        writeln!(out, "{}", report::told(options, &lines, &verdict))?;
+    } else {
+        for (what, words) in report::said(options, &lines, &verdict) {
+            writeln!(out, "{what:>12} {words}")?;
+        }
+    }
+    out.flush()?;
+    Ok(match verdict {
+        Verdict::Ok => ExitCode::SUCCESS,
+        Verdict::Violation(_) => ExitCode::from(EXIT_VIOLATION),
+        Verdict::Undecided { .. } => ExitCode::from(EXIT_UNDECIDED),
+    })
+}
+
+/// What to do about a line that cannot be read.
+fn help(options: &CheckOptions, fault: &LineFault) -> String {
+    let model = options.model.to_possible_value();
+    let model = model.as_ref().map_or("", |model| model.get_name());
+    match fault {
+        LineFault::NoSuchCall(_) => format!(
+            "the calls of {model} are {}; if the history is of something else, name it with --model",
+            options.model.calls()
+        ),
+        LineFault::NoSuchField(_) => format!(
+            "a field that says nothing here is an error, so that none is misspelled: remove it, or name another \
+             model than {model} with --model"
+        ),
+        LineFault::NotJson(_) | LineFault::NotAnObject => "each line is one operation, as \
+             {\"invoke\":1,\"complete\":2,\"outcome\":\"ok\",\"call\":\"read\",\"result\":7}; empty lines and those \
+             that begin with # say nothing"
+            .to_owned(),
+        LineFault::Backwards { .. } => "both must be moments of one clock that all processes share".to_owned(),
+        _ => format!("the fields of {model} are in docs/testing.md, \"The format of a history\""),
+    }
+}

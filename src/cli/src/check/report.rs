@@ -1,0 +1,136 @@
+//! What people and machines are told of a history that was judged.
+
+use bowline::check::lines::{self, Lines, Written};
+use bowline::check::{Counterexample, Undecided, Verdict};
+use serde_json::{Value as Json, json};
+
+use super::CheckOptions;
+
+/// What an undecided verdict needs.
+fn more(why: Undecided) -> &'static str {
+    match why {
+        Undecided::Steps => "it is no pass: try again with more --steps",
+        Undecided::Configurations => {
+            "it is no pass: try again with more --configurations, if there is memory"
+        }
+        Undecided::Stopped => "it is no pass: try again with more --seconds",
+        Undecided::Repeated(..) => "it is no pass: let each transaction write values of its own",
+        _ => "it is no pass",
+    }
+}
+
+/// What people are told: a word and a sentence each.
+pub(super) fn said<C: Written>(
+    options: &CheckOptions,
+    lines: &Lines<C, C::Reply>,
+    verdict: &Verdict,
+) -> Vec<(&'static str, String)> {
+    let count = lines.history.len();
+    match verdict {
+        Verdict::Ok => {
+            let page = options
+                .page
+                .is_some()
+                .then_some(("page", "none: there is nothing to show".to_owned()));
+            [("ok", format!("{count} operations, {}", options.promise()))]
+                .into_iter()
+                .chain(page)
+                .collect()
+        }
+        Verdict::Undecided { object, why, explored } => vec![
+            ("undecided", format!("object {object:?}: {why} (after {explored} steps)")),
+            ("do", more(*why).to_owned()),
+        ],
+        Verdict::Violation(why) => {
+            let Counterexample { rule, object, operations, is_minimal, why, links, dead_end } =
+                &**why;
+            let mut said =
+                vec![("violation", format!("object {object:?}: {rule}")), ("why", why.clone())];
+            let line = |index: usize| {
+                format!(
+                    "#{index}, line {}: {}",
+                    lines.numbers[index],
+                    lines::line(&lines.history[index])
+                )
+            };
+            said.extend(operations.iter().map(|index| ("operation", line(*index))));
+            if links.is_empty()
+                && let Some(dead_end) = dead_end
+            {
+                let stuck: Vec<String> =
+                    dead_end.stuck.iter().map(|index| format!("#{index}")).collect();
+                let (placed, state) = (dead_end.order.len(), &dead_end.state);
+                let words = format!(
+                    "the longest order that was found has {placed} operations; then the object holds {state}, and \
+                     none of {} can be next",
+                    stuck.join(", ")
+                );
+                said.push(("stuck", words));
+            }
+            if !is_minimal {
+                said.push((
+                    "note",
+                    "fewer operations may do, or others may belong to it".to_owned(),
+                ));
+            }
+            if let Some(page) = &options.page {
+                said.push(("page", page.display().to_string()));
+            }
+            said
+        }
+    }
+}
+
+/// What machines are told.
+pub(super) fn told<C: Written>(
+    options: &CheckOptions,
+    lines: &Lines<C, C::Reply>,
+    verdict: &Verdict,
+) -> Json {
+    let operations = lines.history.len();
+    match verdict {
+        Verdict::Ok => json!({
+            "verdict": "ok",
+            "operations": operations,
+            "promise": options.promise(),
+        }),
+        Verdict::Undecided { object, why, explored } => json!({
+            "verdict": "undecided",
+            "operations": operations,
+            "object": object,
+            "why": why.to_string(),
+            "explored": explored,
+        }),
+        Verdict::Violation(why) => {
+            let reason = why.operations.iter().map(|index| {
+                let line: Json = serde_json::from_str(&lines::line(&lines.history[*index]))
+                    .expect("a line is an object");
+                json!({ "index": index, "line": lines.numbers[*index], "operation": line })
+            });
+            let links = why
+                .links
+                .iter()
+                .map(|link| json!({ "before": link.before, "after": link.after, "why": link.why }));
+            let dead_end = why.dead_end.as_ref().map(|dead_end| {
+                json!({
+                    "let_off": dead_end.let_off,
+                    "order": dead_end.order,
+                    "state": dead_end.state,
+                    "stuck": dead_end.stuck,
+                })
+            });
+            json!({
+                "verdict": "violation",
+                "operations": operations,
+                "object": why.object,
+                "rule": why.rule,
+                "why": why.why,
+                "is_minimal": why.is_minimal,
+                "reason": reason.collect::<Json>(),
+                "links": links.collect::<Json>(),
+                "dead_end": dead_end,
+                "page": options.page.as_ref().map(|page| page.display().to_string()),
+            })
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! `bowline check` as its users run it: what it says, how it exits, and the commands of the page about it.
+
+use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+const BOWLINE: &str = env!("CARGO_BIN_EXE_bowline");
+
+const FINE: &str = r#"{"process":1,"object":"x","invoke":1,"complete":2,"outcome":"ok","call":"write","value":7}
+# a word in between
+
+{"process":2,"object":"x","invoke":3,"complete":4,"outcome":"ok","call":"read","result":7}
+"#;
+
+const STALE: &str = r#"# a register
+{"process":1,"object":"x","invoke":1,"complete":2,"outcome":"ok","call":"write","value":7}
+{"process":3,"object":"y","invoke":1,"complete":2,"outcome":"ok","call":"write","value":9}
+{"process":2,"object":"x","invoke":3,"complete":4,"outcome":"ok","call":"read","result":null}
+"#;
+
+/// A place of the test's own, removed when it is dropped.
+struct Place(PathBuf);
+
+impl Place {
+    fn new(test: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("bowline-check-{test}-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        Self(dir)
+    }
+
+    fn with(self, name: &str, text: &str) -> Self {
+        fs::write(self.0.join(name), text).unwrap();
+        self
+    }
+
+    fn run(&self, arguments: &str) -> Output {
+        self.run_with(arguments, "")
+    }
+
+    /// Runs it with something on standard input.
+    fn run_with(&self, arguments: &str, input: &str) -> Output {
+        let mut command = Command::new(BOWLINE);
+        command.arg("check").args(arguments.split_whitespace()).current_dir(&self.0);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        // Who does not read it may be gone already.
+        drop(child.stdin.take().unwrap().write_all(input.as_bytes()));
+        child.wait_with_output().unwrap()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        drop(fs::remove_dir_all(&self.0));
+    }
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+/// Exit code, standard output, standard error.
+fn parts(output: &Output) -> (Option<i32>, &str, &str) {
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn a_possible_history_is_ok() {
+    let place = Place::new("fine").with("h.jsonl", FINE);
+    let output = place.run("h.jsonl --model register");
+    assert_eq!(parts(&output), (Some(0), "          ok 2 operations, linearizable\n", ""));
+    let output = place.run("h.jsonl --model register --json");
+    let expected = "{\"operations\":2,\"promise\":\"linearizable\",\"verdict\":\"ok\"}\n";
+    assert_eq!(parts(&output), (Some(0), expected, ""));
+}
+
+#[test]
+fn a_violation_names_its_operations_and_their_lines() {
+    let place = Place::new("stale").with("h.jsonl", STALE);
+    let output = place.run("h.jsonl --model register");
+    let (code, said, complaint) = parts(&output);
+    assert_eq!((code, complaint), (Some(1), ""));
+    assert!(said.starts_with("   violation object \"x\": "), "{said}");
+    assert!(said.contains("\n   operation #0, line 2: {\"process\":1,"), "{said}");
+    assert!(said.contains("\n   operation #2, line 4: {\"process\":2,"), "{said}");
+    assert!(!said.contains("line 3"), "{said}");
+
+    let output = place.run("h.jsonl --model register --json");
+    assert_eq!(output.status.code(), Some(1));
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&said["verdict"], &said["object"]), (&"violation".into(), &"x".into()));
+    assert_eq!((&said["reason"][1]["index"], &said["reason"][1]["line"]), (&2.into(), &4.into()));
+    assert_eq!(said["reason"][1]["operation"]["result"], Value::Null);
+}
+
+#[test]
+fn a_history_is_read_from_standard_input() {
+    let place = Place::new("input");
+    let output = place.run_with("- --model register", FINE);
+    assert_eq!(parts(&output).0, Some(0));
+    let output = place.run_with("- --model register", "{}\n");
+    let (code, said, complaint) = parts(&output);
+    assert_eq!((code, said), (Some(2), ""));
+    assert!(
+        complaint.starts_with("error: standard input: line 1: the field `invoke` is missing\n"),
+        "{complaint}"
+    );
+}
+
+#[test]
+fn a_page_is_made_of_a_violation() {
+    let place = Place::new("page").with("h.jsonl", STALE).with("fine.jsonl", FINE);
+    let output = place.run("h.jsonl --model register --page why.html");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).ends_with("        page why.html\n"), "{output:?}");
+    let page = fs::read_to_string(place.0.join("why.html")).unwrap();
+    assert!(page.contains("<p class=\"title\">h.jsonl</p>"));
+    let output = place.run("fine.jsonl --model register --page none.html");
+    assert_eq!(output.status.code(), Some(0));
+    assert!(!place.0.join("none.html").exists());
+    let output = place.run("h.jsonl --model register --page no/such/dir.html");
+    let (code, _, complaint) = parts(&output);
+    assert_eq!(code, Some(2));
+    assert!(complaint.contains("no/such/dir.html: the page cannot be written"), "{complaint}");
+}
+
+#[test]
+fn what_cannot_be_read_is_named_with_what_to_do() {
+    let place = Place::new("unreadable").with("h.jsonl", STALE);
+    let table = [
+        ("none.jsonl --model register", "", "error: none.jsonl: it cannot be opened: No such file"),
+        (
+            "h.jsonl --model queue",
+            "",
+            "error: h.jsonl: line 2: the model has no call `write`\nthe calls of queue are put and take; \
+             if the history is of something else, name it with --model",
+        ),
+        ("- --model register", "{\"invoke\":1", "error: standard input: line 1: it is no JSON"),
+        (
+            "- --model register",
+            "\n{\"invoke\":3,\"complete\":2,\"outcome\":\"ok\",\"call\":\"read\",\"result\":1}",
+            "error: standard input: line 2: it completes at 2, before it is invoked at 3\nboth must be moments",
+        ),
+        (
+            "- --model mutex",
+            "{\"invoke\":1,\"outcome\":\"unknown\",\"call\":\"acquire\"}",
+            "error: standard input: line 1: the field `owner` is missing\nthe fields of mutex are in docs/testing.md",
+        ),
+        (
+            "- --model list-append",
+            "{\"invoke\":1,\"outcome\":\"unknown\",\"call\":\"txn\",\"steps\":[[\"write\",\"x\",1]]}",
+            "error: standard input: line 1: the field `steps` is [\"write\",\"x\",1], not an array of [\"append\"",
+        ),
+        (
+            "- --model register",
+            "{\"invoke\":1,\"outcome\":\"unknown\",\"call\":\"read\",\"key\":\"a\"}",
+            "error: standard input: line 1: nobody knows the field `key` here\n",
+        ),
+    ];
+    for (arguments, input, expected) in table {
+        let output = place.run_with(arguments, input);
+        let (code, said, complaint) = parts(&output);
+        assert_eq!((code, said), (Some(2), ""), "{arguments}");
+        assert!(complaint.starts_with(expected), "{complaint}");
+    }
+}
+
+#[test]
+fn wrong_arguments_are_refused_with_what_there_is() {
+    let place = Place::new("usage").with("h.jsonl", FINE);
+    let table = [
+        ("h.jsonl", "--model"),
+        ("h.jsonl --model regsiter", "[possible values: register, "),
+        (
+            "h.jsonl --model list-append --level good",
+            "there are read-uncommitted, read-committed, ",
+        ),
+        ("--model register", "<FILE>"),
+    ];
+    for (arguments, expected) in table {
+        let output = place.run(arguments);
+        let (code, said, complaint) = parts(&output);
+        assert_eq!((code, said), (Some(2), ""), "{arguments}");
+        assert!(complaint.contains(expected), "{arguments}: {complaint}");
+    }
+    let output = place.run("--help");
+    assert_eq!(output.status.code(), Some(0));
+    let help = text(&output.stdout);
+    for word in ["list-append", "--page", "Exit codes: 0 ok; 1 violation;", "standard input"] {
+        assert!(help.contains(word), "{word}: {help}");
+    }
+}
+
+#[test]
+fn a_budget_that_ends_is_undecided_and_no_pass() {
+    let mut history = String::new();
+    for n in 0..12 {
+        let write = r#""invoke":1,"complete":100,"outcome":"ok","call":"write""#;
+        let read = r#""invoke":1,"complete":100,"outcome":"ok","call":"read""#;
+        history.push_str(&format!("{{{write},\"value\":{n}}}\n{{{read},\"result\":{n}}}\n"));
+    }
+    history.push_str(r#"{"invoke":101,"complete":102,"outcome":"ok","call":"read","result":-1}"#);
+    let place = Place::new("budget").with("h.jsonl", &history);
+    let output = place.run("h.jsonl --model register --steps 1000");
+    let (code, said, _) = parts(&output);
+    assert_eq!(code, Some(3));
+    assert!(said.contains("undecided") && said.contains("try again with more --steps"), "{said}");
+    let output = place.run("h.jsonl --model register --steps 1000 --json");
+    assert_eq!(output.status.code(), Some(3));
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(said["verdict"], "undecided");
+    let output = place.run("h.jsonl --model register --seconds 0");
+    let (code, said, _) = parts(&output);
+    assert_eq!(code, Some(3));
+    assert!(said.contains("try again with more --seconds"), "{said}");
+}
+
+#[test]
+fn transactions_are_judged_at_the_level_that_is_asked_for() {
+    let skew = r#"{"invoke":1,"complete":9,"outcome":"ok","call":"txn","steps":[["read","x"],["append","y",1]],"results":[[]]}
+{"invoke":1,"complete":9,"outcome":"ok","call":"txn","steps":[["read","y"],["append","x",1]],"results":[[]]}
+"#;
+    let place = Place::new("levels").with("h.jsonl", skew);
+    let output = place.run("h.jsonl --model list-append");
+    let (code, said, _) = parts(&output);
+    assert_eq!(code, Some(1));
+    assert!(said.contains("(G2)") && said.contains("#0 before #1: it read x as []"), "{said}");
+    let output = place.run("h.jsonl --model list-append --level snapshot-isolation");
+    assert_eq!(parts(&output), (Some(0), "          ok 2 operations, snapshot-isolation\n", ""));
+    let again = format!("{skew}{skew}");
+    let output = place.run_with("- --model list-append", &again);
+    let (code, said, _) = parts(&output);
+    assert_eq!(code, Some(3));
+    assert!(said.contains("let each transaction write values of its own"), "{said}");
+}
+
+/// Each model reads a line of its own and judges it.
+#[test]
+fn each_model_judges_a_history_of_its_own() {
+    let ok =
+        |fields: &str| format!("{{\"invoke\":1,\"complete\":2,\"outcome\":\"ok\",{fields}}}\n");
+    let table = [
+        ("register --first 7", r#""call":"read","result":7"#, r#""call":"read","result":8"#),
+        ("cas --first a", r#""call":"read","result":"a""#, r#""call":"read","result":null"#),
+        (
+            "kv --first-revision 5",
+            r#""call":"get","key":"a","result":null,"revision":5"#,
+            r#""call":"get","key":"a","result":null,"revision":1"#,
+        ),
+        ("queue", r#""call":"take","result":null"#, r#""call":"take","result":1"#),
+        ("mutex", r#""call":"acquire","owner":1"#, r#""call":"release","owner":1"#),
+        ("reentrant --holds 2", r#""call":"acquire","owner":1"#, r#""call":"release","owner":1"#),
+        ("fenced", r#""call":"acquire","owner":1,"token":1"#, r#""call":"acquire","owner":1"#),
+        (
+            "reentrant --fenced",
+            r#""call":"acquire","owner":1,"token":1"#,
+            r#""call":"acquire","owner":1"#,
+        ),
+        (
+            "election",
+            r#""call":"campaign","candidate":1,"value":1"#,
+            r#""call":"resign","candidate":1"#,
+        ),
+        (
+            "revisions",
+            r#""call":"put","key":"a","value":1,"revision":2"#,
+            r#""call":"put","key":"a","value":1,"revision":3"#,
+        ),
+        (
+            "revisions --others",
+            r#""call":"put","key":"a","value":1,"revision":3"#,
+            r#""call":"put","key":"a","value":1,"revision":1"#,
+        ),
+        (
+            "semaphore --permits 2",
+            r#""call":"acquire","owner":1,"permits":2"#,
+            r#""call":"acquire","owner":1,"permits":3"#,
+        ),
+        (
+            "list-append",
+            r#""call":"txn","steps":[["read","x"]],"results":[[]]"#,
+            r#""call":"txn","steps":[["read","x"]],"results":[[1]]"#,
+        ),
+        (
+            "write-read",
+            r#""call":"txn","steps":[["read","x"]],"results":[null]"#,
+            r#""call":"txn","steps":[["read","x"]],"results":[1]"#,
+        ),
+    ];
+    let place = Place::new("models");
+    for (model, good, bad) in table {
+        for (fields, expected) in [(good, 0), (bad, 1)] {
+            let output = place.run_with(&format!("- --model {model}"), &ok(fields));
+            assert_eq!(output.status.code(), Some(expected), "{model} {fields}: {output:?}");
+        }
+    }
+}
+
+/// What has more than one line to tell: each good with its options, and bad without them.
+#[test]
+fn what_is_judged_by_the_clock_takes_what_is_promised_from_the_options() {
+    let ok = |fields: &str, invoke: u64, complete: u64| {
+        format!("{{\"invoke\":{invoke},\"complete\":{complete},\"outcome\":\"ok\",{fields}}}\n")
+    };
+    let hold = |owner: u64| format!("\"call\":\"hold\",\"owner\":{owner}");
+    let holds = ok(&hold(1), 1, 5) + &ok(&hold(2), 4, 9);
+    let leases = ok(r#""call":"grant","lease":7,"ttl":100"#, 0, 1)
+        + &ok(r#""call":"look","lease":7,"there":false"#, 92, 93);
+    let watch = ok(r#""call":"watch","stream":"w","key":"a","start":2"#, 1, 2)
+        + &ok(
+            r#""call":"receive","stream":"w","events":[{"revision":2,"key":"a","value":1}]"#,
+            3,
+            3,
+        );
+    let table = [
+        ("holds", "--slack 2", holds),
+        ("leases", "--drift 10", leases),
+        ("watch", "--others", watch),
+    ];
+    let place = Place::new("clock");
+    for (model, promise, history) in table {
+        for (promise, expected) in [("", 1), (promise, 0)] {
+            let output = place.run_with(&format!("- --model {model} {promise}"), &history);
+            assert_eq!(output.status.code(), Some(expected), "{model} {promise}: {output:?}");
+        }
+    }
+}
