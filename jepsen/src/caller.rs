@@ -99,6 +99,9 @@ impl<'a> Caller<'a> {
         let Some(process) = self.fleet.process(self.member) else {
             return Err(Miss::Failed("the member is down".to_owned()));
         };
+        if process.is_over() {
+            return Err(Miss::Failed("the member has ended".to_owned()));
+        }
         let limit = self.fleet.setup().deadline + call.waits() + GRACE;
         let order = Order::Call(Box::new(call.clone()));
         match process.ask(&order).recv_timeout(limit) {
@@ -180,5 +183,6 @@ impl<'a> Caller<'a> {
     /// Whether there is a process to ask.
     pub fn has_somebody(&self) -> bool {
         self.fleet.being(self.member) != Being::Down
+            && self.fleet.process(self.member).is_some_and(|process| !process.is_over())
     }
 }

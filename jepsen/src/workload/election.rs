@@ -7,11 +7,11 @@ use std::thread;
 use std::time::Duration;
 
 use bowline::check::{
-    At, Budget, History, Mutex, MutexCall, MutexReply, Operation, Outcome, Value, linear, lines,
+    At, History, Mutex, MutexCall, MutexReply, Operation, Outcome, Value, linear, lines,
 };
 
 use super::lock::token_number;
-use super::{Client, Judgement, Kind, Workload};
+use super::{Client, Judgement, Kind, Workload, budget};
 use crate::caller::{Caller, Miss, Timed};
 use crate::calls::{Call, Reply};
 use crate::ledger::Book;
@@ -128,7 +128,7 @@ impl Workload for Election {
     fn judge(&self) -> Judgement {
         let (terms, seen) = (self.terms.history(), self.seen.history());
         let model = Mutex { holds_max: 1, is_fenced: true };
-        let verdict = linear::check(&model, &terms, Budget::default());
+        let verdict = linear::check(&model, &terms, budget());
         let well = format!("{} observations", seen.len());
         Judgement::of(&verdict, format!("{} operations fit", terms.len()))
             .and(Judgement::of_complaints(sights(&terms, &seen), well))

@@ -9,11 +9,11 @@ use std::thread;
 use std::time::Duration;
 
 use bowline::check::{
-    Budget, Mutex, MutexCall, MutexReply, Outcome, Semaphore, SemaphoreCall, SemaphoreReply, Value,
-    linear, lines,
+    Mutex, MutexCall, MutexReply, Outcome, Semaphore, SemaphoreCall, SemaphoreReply, Value, linear,
+    lines,
 };
 
-use super::{Client, Judgement, Kind, Workload};
+use super::{Client, Judgement, Kind, Workload, budget};
 use crate::caller::{Caller, Miss, Timed, outcome};
 use crate::calls::{self, Call, Reply};
 use crate::ledger::Book;
@@ -253,7 +253,7 @@ impl Workload for Locks {
     }
 
     fn judge(&self) -> Judgement {
-        let budget = Budget::default();
+        let budget = budget();
         if self.sort == Sort::Permits {
             let history = self.semaphores.history();
             let model = Semaphore { permits: u64::from(LIMIT) };

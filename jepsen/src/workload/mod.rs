@@ -20,7 +20,7 @@ mod revisions;
 mod set;
 mod watch;
 
-use bowline::check::Verdict;
+use bowline::check::{Budget, Verdict};
 
 use crate::caller::{Caller, Miss};
 use crate::fleet::Setup;
@@ -150,6 +150,14 @@ pub const ALL: &[Kind] = &[
     queue::KIND,
     membership::KIND,
 ];
+
+/// What a search for an order may cost: a few minutes of a processor at most, then it is undecided.
+const STEPS_MAX: u64 = 10_000_000;
+
+/// See [`STEPS_MAX`].
+fn budget() -> Budget<'static> {
+    Budget { steps: STEPS_MAX, ..Budget::default() }
+}
 
 /// The one of this name.
 pub fn named(name: &str) -> Option<&'static Kind> {

@@ -2,11 +2,9 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-use bowline::check::{
-    Budget, Register, RegisterCall, RegisterReply, Value, Verdict, linear, lines,
-};
+use bowline::check::{Register, RegisterCall, RegisterReply, Value, Verdict, linear, lines};
 
-use super::{Client, Judgement, Kind, Workload};
+use super::{Client, Judgement, Kind, Workload, budget};
 use crate::caller::{Caller, Miss};
 use crate::calls::{Call, Reply};
 use crate::ledger::Book;
@@ -111,7 +109,7 @@ impl Workload for Registers {
 
     fn judge(&self) -> Judgement {
         let history = self.book.history();
-        let verdict = linear::check(&Register::default(), &history, Budget::default());
+        let verdict = linear::check(&Register::default(), &history, budget());
         if self.reads_locally {
             return match verdict {
                 Verdict::Violation(_) => Judgement::Ok("a read was stale, as it must".to_owned()),
