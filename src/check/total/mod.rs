@@ -21,7 +21,7 @@
 //! What a reply proves is taken first; what is left is matched, revisions to changes, such that no reply is
 //! contradicted; then the whole order is played. A pass is always such an order. A violation is one that no
 //! choice can have caused. Where a choice may have, the verdict is [`Undecided::Ambiguous`], unless the
-//! store has few operations: then [`linear`](super::linear) decides. Replies that say when a row was last changed
+//! store has few operations: then [`linear`] decides. Replies that say when a row was last changed
 //! (`modified`), or values that are written once, leave nothing to choose.
 
 mod facts;
