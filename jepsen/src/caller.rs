@@ -15,6 +15,9 @@ use crate::wire::{Answer, Order};
 /// How much longer than it may take an answer is waited for.
 const GRACE: Duration = Duration::from_secs(1);
 
+/// Between two attempts of what is asked again until it is done.
+const AGAIN_AFTER: Duration = Duration::from_millis(50);
+
 /// Why there is no reply.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Miss {
@@ -168,7 +171,7 @@ impl<'a> Caller<'a> {
                 Err(miss) if self.now() >= until => return Err(miss),
                 Err(_) => {
                     self.move_on();
-                    thread::sleep(Duration::from_millis(50));
+                    thread::sleep(AGAIN_AFTER);
                 }
                 reply => return reply,
             }

@@ -1,9 +1,21 @@
 //! The harness that runs real processes, breaks them, and judges what they kept.
 //!
-//! A node is a process of its own (`jepsen-node`), with a real data directory and real sockets on
-//! loopback. It takes orders on its standard input and answers on its standard output, a line each
-//! ([`wire`]). It can be told to kill itself at the n-th reach of a named point of its own code, which
-//! is how a crash is put where it hurts most; or it is killed from outside at any moment.
+//! A node is a process of its own, with a real data directory and real sockets on loopback. It takes orders on its
+//! standard input and answers on its standard output, a line each ([`wire`]). There are two ways to use it.
+//!
+//! **Runs** (`bowline-jepsen run`, `all`, `matrix`): clients of a [`workload`] ask, a [`nemesis`] breaks, checkers judge,
+//! a [`report`] is left.
+//!
+//! ```text
+//!   Workload ─▶ Caller ─▶ Fleet ══ stdin/stdout ══ node ◀── doors: its disk, its clock
+//!      │          │         ▲                       ║
+//!      ▼          ▼         │ kill, pause, start   proxy ◀── links: cut, slow, lossy
+//!    Books     Ledger    Nemesis ───────────────────╨──────────┘
+//!      └─▶ judge   └─▶ progress, plots
+//! ```
+//!
+//! **Crash tests** (`jepsen/tests`): a node is told to kill itself at the n-th reach of a named point of its own code, which
+//! is how a crash is put where it hurts most, or loses its power, or its disk is full.
 //!
 //! ```text
 //!   Load ──write──▶ Process ══ stdin/stdout ══ jepsen-node ── Node ── log

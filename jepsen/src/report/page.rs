@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use bowline::check::page::escaped;
+
 use super::{Summary, plot};
 use crate::ledger::End;
 use crate::run::Ran;
@@ -22,11 +24,6 @@ i { font-style: normal; display: inline-block; width: .8rem; height: .8rem; marg
 
 /// How many reasons are shown.
 const REASONS_MAX: usize = 12;
-
-/// Text as it stands in HTML.
-pub(super) fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
-}
 
 /// The whole page.
 pub(super) fn page(ran: &Ran, summary: &Summary) -> String {

@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use bowline::check::page::escaped;
+
 use crate::ledger::{End, Entry};
 use crate::progress::Window;
 
@@ -36,7 +38,7 @@ impl Frame {
         for Window { begin, end, what } in windows {
             let (from, to) = (frame.x(*begin as f64 / MICROS), frame.x(*end as f64 / MICROS));
             let (width, height) = (to - from, HEIGHT - BOTTOM);
-            let what = super::page::escaped(what);
+            let what = escaped(what);
             frame.say(&format!(
                 "<rect x=\"{from:.1}\" y=\"0\" width=\"{width:.1}\" height=\"{height}\" class=\"fault\">\
                  <title>{what}</title></rect>"

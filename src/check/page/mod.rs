@@ -22,7 +22,8 @@ use std::fmt::Write;
 use super::history::{History, Index, Operation, Outcome};
 use super::lines::{self, Written};
 use super::verdict::{Counterexample, DeadEnd};
-use text::{escaped, label, words};
+pub use text::escaped;
+use text::{label, words};
 use timeline::{Bar, Mark, Timeline};
 use window::Window;
 

@@ -9,7 +9,7 @@ use crate::check::lines::{Fields, Written};
 const LABEL_CHARS_MAX: usize = 200;
 
 /// A text as HTML shows it, in elements and in quoted attributes. What would be invisible is spelled out.
-pub(super) fn escaped(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     let mut html = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
