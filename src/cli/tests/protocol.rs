@@ -1,0 +1,54 @@
+//! `src/generated` is what the files in `proto` say. With `BOWLINE_REGENERATE=1` it is made so.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+const FILES: [&str; 6] =
+    ["rpc.proto", "kv.proto", "auth.proto", "v3lock.proto", "v3election.proto", "health.proto"];
+
+fn rust_files(dir: &Path) -> BTreeMap<String, String> {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let files = entries.filter(|path| path.file_name().is_some_and(|name| name != "mod.rs"));
+    files
+        .map(|path| {
+            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+            (name, fs::read_to_string(&path).unwrap())
+        })
+        .collect()
+}
+
+#[test]
+fn the_generated_code_is_what_the_protocol_files_say() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (protos, committed) = (root.join("proto"), root.join("src/generated"));
+    let descriptors = protox::compile(FILES, [&protos]).unwrap();
+    let made = tempfile::tempdir().unwrap();
+    tonic_prost_build::configure()
+        .out_dir(made.path())
+        .bytes(".etcdserverpb")
+        .bytes(".mvccpb")
+        .bytes(".v3lockpb")
+        .bytes(".v3electionpb")
+        .build_transport(false)
+        .emit_rerun_if_changed(false)
+        .compile_fds(descriptors)
+        .unwrap();
+    if std::env::var_os("BOWLINE_REGENERATE").is_some() {
+        for (name, text) in rust_files(made.path()) {
+            fs::write(committed.join(name), text).unwrap();
+        }
+    }
+    let (made, committed) = (rust_files(made.path()), rust_files(&committed));
+    assert_eq!(
+        made.keys().collect::<Vec<_>>(),
+        committed.keys().collect::<Vec<_>>(),
+        "files in src/generated"
+    );
+    for (name, text) in &made {
+        assert!(
+            *text == committed[name],
+            "src/generated/{name}: BOWLINE_REGENERATE=1 makes it anew"
+        );
+    }
+}
