@@ -8,7 +8,9 @@ use tokio::sync::{Mutex, oneshot};
 
 use crate::env::Env;
 use crate::metrics::Metrics;
-use crate::model::{self, JoinAsk, LeaseId, MemberWish, Members, Moment, NodeId, SnapshotId};
+use crate::model::{
+    self, ClusterId, JoinAsk, LeaseId, MemberWish, Members, Moment, NodeId, SnapshotId,
+};
 use crate::node::{
     Assembly, Bells, Contact, Health, Joined, NodeStatus, Origin, Role, Running, Settings, Shared,
     StopReason, disk_to_join, is_joining, whose,
@@ -266,6 +268,11 @@ impl Node {
     /// [`Error::NoTransferee`], [`Error::Deadline`]; the leader stays.
     pub async fn transfer_leadership(&self, to: Option<NodeId>) -> Result<(), Error> {
         Ok(self.shared.transfer(to, self.shared.deadline(None)).await?)
+    }
+
+    /// Which cluster it is a member of.
+    pub fn cluster(&self) -> ClusterId {
+        self.shared.settings.cluster
     }
 
     /// The members of the cluster, as this node's replica has them.

@@ -10,6 +10,9 @@ use clap::{Parser, Subcommand};
 mod check;
 mod data;
 mod demo;
+#[rustfmt::skip]
+mod generated;
+mod server;
 
 /// The arguments are wrong, or the machine does not allow it.
 const EXIT_USAGE: u8 = 2;
@@ -29,6 +32,7 @@ enum Command {
     Inspect(data::InspectOptions),
     Check(check::CheckOptions),
     Demo(demo::Options),
+    Serve(server::ServeOptions),
     /// One process of the demo; reads its orders from standard input
     #[command(hide = true)]
     DemoNode,
@@ -45,6 +49,7 @@ fn main() -> ExitCode {
         Command::Inspect(options) => data::inspect_main(&options),
         Command::Check(options) => check::check_main(&options),
         Command::Demo(options) => demo::main(&options),
+        Command::Serve(options) => server::serve_main(&options),
         Command::DemoNode => demo::node_main(),
     }
 }

@@ -1,0 +1,421 @@
+//! What the values mean, once they make sense.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bowline::{Config, History, Limits};
+use tracing::Level;
+
+use super::{FlagError, Values};
+
+/// What a server does.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    /// The member's name.
+    pub(crate) name: String,
+    /// Where its data is.
+    pub(crate) data_dir: PathBuf,
+    /// Where to listen for clients, `host:port`.
+    pub(crate) listen_clients: Vec<String>,
+    /// Where clients reach it, as it was given.
+    pub(crate) advertise_clients: Vec<String>,
+    /// How often a leader says that it is there.
+    pub(crate) heartbeat: Duration,
+    /// How long a silent leader is waited for.
+    pub(crate) election_timeout: Duration,
+    /// The largest request, in bytes.
+    pub(crate) request_bytes_max: usize,
+    /// The most operations in a transaction.
+    pub(crate) txn_ops_max: usize,
+    /// How many bytes the state may take.
+    pub(crate) quota_bytes: u64,
+    /// The most streams on one connection.
+    pub(crate) streams_max: u32,
+    /// After how long a silent connection is asked for a sign of life.
+    pub(crate) ping_after: Option<Duration>,
+    /// How long that is waited for.
+    pub(crate) ping_timeout: Duration,
+    /// How much is said.
+    pub(crate) log_level: Level,
+    /// Where.
+    pub(crate) log_output: LogOutput,
+    bootstrap: Bootstrap,
+    history: History,
+    slow_request: Duration,
+}
+
+/// Where the log goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum LogOutput {
+    /// Standard error.
+    Stderr,
+    /// Standard output.
+    Stdout,
+}
+
+/// How the member finds the others.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Bootstrap {
+    members: Vec<(String, String)>,
+    listen: String,
+    advertise: String,
+    joins: bool,
+    token: String,
+}
+
+impl Options {
+    /// Reads the values.
+    ///
+    /// # Errors
+    /// The first that makes no sense.
+    pub(crate) fn new(values: &Values) -> Result<Self, FlagError> {
+        let text = |name, default: &str| values.get(name).unwrap_or(default).to_owned();
+        let name = text("name", "default");
+        let millis = |name: &'static str, default: u64| {
+            number(values, name, default, 1, 50_000).map(Duration::from_millis)
+        };
+        let heartbeat = millis("heartbeat-interval", 100)?;
+        let election_timeout = millis("election-timeout", 1000)?;
+        if election_timeout < heartbeat * 5 {
+            return Err(FlagError::Together(format!(
+                "--election-timeout ({election_timeout:?}) must be at least five times --heartbeat-interval \
+                 ({heartbeat:?})"
+            )));
+        }
+        let quota_bytes = match number(values, "quota-backend-bytes", 0, i64::MIN, i64::MAX)? {
+            0 => 2 << 30,
+            // etcd has no quota then.
+            negative if negative < 0 => u64::MAX,
+            bytes => bytes.unsigned_abs(),
+        };
+        let listen = text("listen-client-urls", "http://localhost:2379");
+        let advertise = text("advertise-client-urls", "http://localhost:2379");
+        let listen_clients = addresses("listen-client-urls", &listen)?;
+        addresses("advertise-client-urls", &advertise)?;
+        let ping_after = duration(values, "grpc-keepalive-interval", Duration::from_secs(7200))?;
+        let data_dir = text("data-dir", "");
+        let data_dir = if data_dir.is_empty() { format!("{name}.etcd") } else { data_dir };
+        let format = text("log-format", "console");
+        if format != "console" {
+            return Err(wrong("log-format", &format, "console: there is no other format"));
+        }
+        Ok(Self {
+            data_dir: data_dir.into(),
+            bootstrap: Bootstrap::new(values, &name)?,
+            listen_clients,
+            advertise_clients: split(&advertise),
+            heartbeat,
+            election_timeout,
+            request_bytes_max: number(values, "max-request-bytes", 1_572_864, 1, 3 << 20)?,
+            txn_ops_max: number(values, "max-txn-ops", 128, 1, 10_000)?,
+            quota_bytes,
+            streams_max: number(values, "max-concurrent-streams", u32::MAX, 1, u32::MAX)?,
+            ping_after: (!ping_after.is_zero()).then_some(ping_after),
+            ping_timeout: duration(values, "grpc-keepalive-timeout", Duration::from_secs(20))?,
+            log_level: log_level(&text("log-level", "info"))?,
+            log_output: log_output(&text("log-outputs", "default"))?,
+            history: history(values)?,
+            slow_request: duration(
+                values,
+                "warning-unary-request-duration",
+                Duration::from_millis(300),
+            )?,
+            name,
+        })
+    }
+
+    /// How long a request may take: etcd's five seconds, and two elections.
+    pub(crate) fn request_timeout(&self) -> Duration {
+        Duration::from_secs(5) + self.election_timeout * 2
+    }
+
+    /// What the library is told.
+    pub(crate) fn config(&self) -> Config {
+        let Bootstrap { members, listen, advertise, joins, token } = &self.bootstrap;
+        let limits = Limits {
+            // etcd knows no limit but that of the request.
+            key_bytes_max: self.request_bytes_max,
+            value_bytes_max: self.request_bytes_max,
+            // What is small enough on the wire is let in: there, a request is measured with what surrounds it.
+            request_bytes_max: (self.request_bytes_max + self.request_bytes_max / 8).min(3 << 20),
+            txn_ops_max: self.txn_ops_max,
+            txn_depth_max: Limits::TXN_DEPTH_CEILING,
+        };
+        let config = Config::new(&self.data_dir, &self.name)
+            .listen(listen)
+            .advertise(advertise)
+            .cluster_token(token)
+            // The scheme of the members' URLs says that they are not encrypted.
+            .insecure_peers(true)
+            .heartbeat(self.heartbeat)
+            .election_timeout(self.election_timeout)
+            .session_ttl((self.election_timeout * 4).max(Duration::from_secs(5)))
+            .call_deadline(self.request_timeout())
+            .quota_bytes(self.quota_bytes)
+            .history(self.history.clone())
+            .slow_request(self.slow_request)
+            .limits(limits);
+        if *joins {
+            let others = members.iter().filter(|(name, _)| *name != self.name);
+            config.join(others.map(|(_, address)| address.clone()))
+        } else {
+            config.members(members.iter().cloned())
+        }
+    }
+}
+
+impl Bootstrap {
+    fn new(values: &Values, name: &str) -> Result<Self, FlagError> {
+        let text = |name, default: &str| values.get(name).unwrap_or(default).to_owned();
+        let advertised = text("initial-advertise-peer-urls", "http://localhost:2380");
+        let advertise = single("initial-advertise-peer-urls", &advertised)?;
+        let listen = text("listen-peer-urls", "http://localhost:2380");
+        let listen = single("listen-peer-urls", &listen)?;
+        let cluster = text("initial-cluster", &format!("{name}={advertised}"));
+        let mut members: Vec<(String, String)> = Vec::new();
+        for member in split(&cluster) {
+            let must = "of the form name=url,name=url";
+            let (member, url) =
+                member.split_once('=').ok_or_else(|| wrong("initial-cluster", &cluster, must))?;
+            if members.iter().any(|(known, _)| known == member) {
+                let must = "one URL for each member";
+                return Err(wrong("initial-cluster", &cluster, must));
+            }
+            members.push((member.to_owned(), single("initial-cluster", url)?));
+        }
+        let joins = match text("initial-cluster-state", "new").as_str() {
+            "new" => false,
+            "existing" => true,
+            other => return Err(wrong("initial-cluster-state", other, "new or existing")),
+        };
+        if joins && members.iter().all(|(member, _)| member == name) {
+            return Err(FlagError::Together(
+                "--initial-cluster-state existing: name the other members too, with --initial-cluster".into(),
+            ));
+        }
+        let token = text("initial-cluster-token", "etcd-cluster");
+        Ok(Self { members, listen, advertise, joins, token })
+    }
+}
+
+fn wrong(name: &'static str, value: &str, must: &'static str) -> FlagError {
+    FlagError::Value { name, value: value.to_owned(), must }
+}
+
+fn split(list: &str) -> Vec<String> {
+    list.split(',').map(|part| part.trim().to_owned()).filter(|part| !part.is_empty()).collect()
+}
+
+/// The addresses of a list of URLs.
+fn addresses(name: &'static str, urls: &str) -> Result<Vec<String>, FlagError> {
+    let address = |url: &String| {
+        let Some(rest) = url.strip_prefix("http://") else {
+            return Err(wrong(name, url, "http://host:port: encryption is not offered yet"));
+        };
+        let address = rest.trim_end_matches('/');
+        let is_address = address.rsplit_once(':').is_some_and(|(host, port)| {
+            !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok()
+        });
+        if is_address {
+            Ok(address.to_owned())
+        } else {
+            Err(wrong(name, url, "of the form http://host:port"))
+        }
+    };
+    let addresses: Vec<_> = split(urls).iter().map(address).collect::<Result<_, _>>()?;
+    if addresses.is_empty() {
+        return Err(wrong(name, urls, "at least one URL"));
+    }
+    Ok(addresses)
+}
+
+fn single(name: &'static str, urls: &str) -> Result<String, FlagError> {
+    match <[String; 1]>::try_from(addresses(name, urls)?) {
+        Ok([address]) => Ok(address),
+        Err(_) => Err(wrong(name, urls, "one URL: members have one address each")),
+    }
+}
+
+fn number<T: std::str::FromStr + PartialOrd>(
+    values: &Values,
+    name: &'static str,
+    default: T,
+    least: T,
+    most: T,
+) -> Result<T, FlagError> {
+    let Some(value) = values.get(name) else { return Ok(default) };
+    let number = value.parse().ok().filter(|number| *number >= least && *number <= most);
+    let must = match name {
+        "heartbeat-interval" | "election-timeout" => "1 to 50000 milliseconds",
+        "max-request-bytes" => "1 byte to 3 MiB: larger requests would hold up all others",
+        "max-txn-ops" => "1 to 10000",
+        _ => "a number",
+    };
+    number.ok_or_else(|| wrong(name, value, must))
+}
+
+fn duration(values: &Values, name: &'static str, default: Duration) -> Result<Duration, FlagError> {
+    let Some(value) = values.get(name) else { return Ok(default) };
+    go_duration(value)
+        .ok_or_else(|| wrong(name, value, "a duration such as 300ms, 5s, 10m or 1h30m"))
+}
+
+/// A duration as Go writes it, or whole nanoseconds, as in etcd's file.
+fn go_duration(text: &str) -> Option<Duration> {
+    if let Ok(nanos) = text.parse() {
+        return Some(Duration::from_nanos(nanos));
+    }
+    let mut rest = text;
+    let mut total = Duration::ZERO;
+    while !rest.is_empty() {
+        let digits = rest.find(|char: char| !char.is_ascii_digit() && char != '.')?;
+        let count: f64 = rest[..digits].parse().ok()?;
+        rest = &rest[digits..];
+        let letters = rest.find(|char: char| char.is_ascii_digit()).unwrap_or(rest.len());
+        let seconds = match &rest[..letters] {
+            "ns" => 1e-9,
+            "us" | "µs" => 1e-6,
+            "ms" => 1e-3,
+            "s" => 1.0,
+            "m" => 60.0,
+            "h" => 3600.0,
+            _ => return None,
+        };
+        total = total.checked_add(Duration::try_from_secs_f64(count * seconds).ok()?)?;
+        rest = &rest[letters..];
+    }
+    (!text.is_empty()).then_some(total)
+}
+
+/// How much history is kept.
+fn history(values: &Values) -> Result<History, FlagError> {
+    const NAME: &str = "auto-compaction-retention";
+    let value = values.get(NAME).unwrap_or("0");
+    let mode = values.get("auto-compaction-mode").unwrap_or("periodic");
+    match mode {
+        "periodic" => {
+            let window = match value.parse::<u64>() {
+                // A bare number is hours.
+                Ok(hours) => Some(Duration::from_secs(hours.saturating_mul(3600))),
+                Err(_) => go_duration(value),
+            };
+            let must = "a duration such as 5m or 1h, at least a second, or a number of hours";
+            match window.ok_or_else(|| wrong(NAME, value, must))? {
+                Duration::ZERO => Ok(History::keep_all()),
+                window if window < Duration::from_secs(1) => Err(wrong(NAME, value, must)),
+                window => Ok(History::keep_all().window(window)),
+            }
+        }
+        "revision" => match value.parse::<u64>() {
+            Ok(0) => Ok(History::keep_all()),
+            Ok(revisions) => Ok(History::keep_all().revisions_max(revisions)),
+            Err(_) => Err(wrong(NAME, value, "a number of revisions")),
+        },
+        other => Err(wrong("auto-compaction-mode", other, "periodic or revision")),
+    }
+}
+
+fn log_level(word: &str) -> Result<Level, FlagError> {
+    match word {
+        "debug" => Ok(Level::DEBUG),
+        "info" => Ok(Level::INFO),
+        "warn" => Ok(Level::WARN),
+        // What is worse than an error is said as one.
+        "error" | "dpanic" | "panic" | "fatal" => Ok(Level::ERROR),
+        other => Err(wrong("log-level", other, "debug, info, warn or error")),
+    }
+}
+
+fn log_output(word: &str) -> Result<LogOutput, FlagError> {
+    match word {
+        "default" | "stderr" => Ok(LogOutput::Stderr),
+        "stdout" => Ok(LogOutput::Stdout),
+        other => Err(wrong("log-outputs", other, "stderr or stdout: redirect it to a file")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(arguments: &[&str]) -> Result<Options, FlagError> {
+        let arguments: Vec<_> = arguments.iter().map(|&argument| argument.to_owned()).collect();
+        Options::new(&Values::read(&arguments, std::iter::empty())?)
+    }
+
+    #[test]
+    fn without_flags_it_is_what_etcd_is_without_flags() {
+        let options = options(&[]).unwrap();
+        assert_eq!(options.data_dir, PathBuf::from("default.etcd"));
+        assert_eq!(options.listen_clients, ["localhost:2379"]);
+        assert_eq!(options.request_timeout(), Duration::from_secs(7));
+        assert_eq!(options.quota_bytes, 2 << 30);
+        let member = ("default".to_owned(), "localhost:2380".to_owned());
+        assert_eq!(options.bootstrap.members, [member]);
+        assert_eq!(options.history, History::keep_all());
+    }
+
+    #[test]
+    fn durations_are_written_as_go_writes_them() {
+        let cases = [
+            ("5m", Some(300_000_u128)),
+            ("1h30m", Some(5_400_000)),
+            ("1.5s", Some(1500)),
+            ("250ms", Some(250)),
+            ("600000000000", Some(600_000)),
+            ("0", Some(0)),
+            ("", None),
+            ("5", Some(0)),
+            ("5 m", None),
+            ("m", None),
+            ("-1s", None),
+        ];
+        for (text, millis) in cases {
+            let found = go_duration(text).map(|duration| duration.as_millis());
+            assert_eq!(found, millis, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_in_words() {
+        let cases: [(&[&str], &str); 11] = [
+            (&["--election-timeout=400"], "must be at least five times --heartbeat-interval"),
+            (&["--heartbeat-interval=x"], "must be 1 to 50000 milliseconds"),
+            (&["--listen-client-urls=https://h:1"], "encryption is not offered yet"),
+            (&["--listen-client-urls=http://h"], "of the form http://host:port"),
+            (&["--initial-cluster=a"], "name=url,name=url"),
+            (&["--initial-cluster=a=http://h:1,a=http://h:2"], "one URL for each member"),
+            (&["--initial-cluster-state=old"], "new or existing"),
+            (&["--initial-cluster-state=existing"], "name the other members too"),
+            (&["--auto-compaction-mode=yearly"], "periodic or revision"),
+            (&["--max-request-bytes=99999999"], "1 byte to 3 MiB"),
+            (&["--log-format=json"], "console: there is no other"),
+        ];
+        for (arguments, words) in cases {
+            let error = options(arguments).unwrap_err().to_string();
+            assert!(error.contains(words), "{error:?} lacks {words:?}");
+        }
+    }
+
+    #[test]
+    fn history_is_kept_as_long_or_as_far_as_is_said() {
+        let cases: [(&[&str], History); 4] = [
+            (&["--auto-compaction-retention=0"], History::keep_all()),
+            (
+                &["--auto-compaction-retention=2"],
+                History::keep_all().window(Duration::from_secs(7200)),
+            ),
+            (
+                &["--auto-compaction-retention=30m", "--auto-compaction-mode=periodic"],
+                History::keep_all().window(Duration::from_secs(1800)),
+            ),
+            (
+                &["--auto-compaction-retention=1000", "--auto-compaction-mode=revision"],
+                History::keep_all().revisions_max(1000),
+            ),
+        ];
+        for (arguments, history) in cases {
+            assert_eq!(options(arguments).unwrap().history, history, "{arguments:?}");
+        }
+    }
+}

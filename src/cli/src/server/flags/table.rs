@@ -1,0 +1,201 @@
+//! Every flag of etcd's server, and what becomes of it here.
+
+use super::Fate::{self, Ignored, Refused, Used};
+
+/// A flag.
+#[derive(Debug)]
+pub(super) struct Flag {
+    /// Its name, without dashes; the variable of the environment is made of it.
+    pub(super) name: &'static str,
+    /// Whether it may stand without a value, which is then `true`.
+    pub(super) is_switch: bool,
+    /// What becomes of it.
+    pub(super) fate: Fate,
+    /// What it is, for the help.
+    pub(super) what: &'static str,
+}
+
+const fn used(name: &'static str, what: &'static str) -> Flag {
+    Flag { name, is_switch: false, fate: Used, what }
+}
+
+const fn ignored(name: &'static str, why: &'static str) -> Flag {
+    Flag { name, is_switch: false, fate: Ignored, what: why }
+}
+
+const fn ignored_switch(name: &'static str, why: &'static str) -> Flag {
+    Flag { name, is_switch: true, fate: Ignored, what: why }
+}
+
+const fn refused(name: &'static str, instead: &'static str) -> Flag {
+    Flag { name, is_switch: false, fate: Refused, what: instead }
+}
+
+const fn refused_switch(name: &'static str, instead: &'static str) -> Flag {
+    Flag { name, is_switch: true, fate: Refused, what: instead }
+}
+
+const NO_DISCOVERY: &str = "there is no discovery service: name the members with --initial-cluster";
+const NO_TLS: &str = "encryption is not offered yet: put a TLS proxy before it, or keep it inside a network \
+                      that you trust";
+const NO_AUTH: &str =
+    "users and roles are not offered yet: let only those reach it who may do everything";
+const NO_TRACING: &str = "there is no exporter of traces: use --log-level debug";
+
+/// In the order of etcd's own help.
+pub(super) const FLAGS: &[Flag] = &[
+    used("config-file", "a YAML file with these flags as keys; all other flags are then ignored"),
+    used("name", "this member's name ['default']"),
+    used("data-dir", "where its data is ['${name}.etcd']"),
+    refused("wal-dir", "log and snapshots stand in one directory: use --data-dir"),
+    ignored("snapshot-count", "a snapshot is taken when the log has grown by half of the state"),
+    used("heartbeat-interval", "how often a leader says that it is there, in milliseconds ['100']"),
+    used("election-timeout", "how long a silent leader is waited for, in milliseconds ['1000']"),
+    ignored_switch(
+        "initial-election-tick-advance",
+        "a node that starts waits one election timeout",
+    ),
+    used("listen-peer-urls", "where to listen for members ['http://localhost:2380']"),
+    used("listen-client-urls", "where to listen for clients ['http://localhost:2379']"),
+    refused("listen-client-http-urls", "gRPC and HTTP share a port: use --listen-client-urls"),
+    ignored("max-wals", "the log is cut by itself"),
+    refused_switch(
+        "memory-mlock",
+        "lock the process's memory from outside, with systemd's LimitMEMLOCK",
+    ),
+    used("quota-backend-bytes", "how many bytes the state may take; 0 is 2 GiB ['0']"),
+    ignored("backend-bbolt-freelist-type", "there is no bbolt"),
+    ignored(
+        "backend-batch-interval",
+        "there is no batch to wait for: a write is synced before its answer",
+    ),
+    ignored(
+        "backend-batch-limit",
+        "there is no batch to wait for: a write is synced before its answer",
+    ),
+    used("max-txn-ops", "the most operations in a transaction ['128']"),
+    used("max-request-bytes", "the largest request, in bytes ['1572864']"),
+    used("max-concurrent-streams", "the most streams on one connection ['4294967295']"),
+    ignored("grpc-keepalive-min-time", "clients may ping as often as they like"),
+    used(
+        "grpc-keepalive-interval",
+        "how long a silent connection is left alone; 0 is for ever ['2h']",
+    ),
+    used("grpc-keepalive-timeout", "how long its answer to a ping is waited for ['20s']"),
+    refused_switch("socket-reuse-port", "give each member an address of its own"),
+    ignored_switch("socket-reuse-address", "it is always set"),
+    ignored_switch(
+        "enable-grpc-gateway",
+        "the JSON gateway is offered as far as docs/etcd-compatibility.md says",
+    ),
+    ignored("raft-read-timeout", "connections between members have limits of their own"),
+    ignored("raft-write-timeout", "connections between members have limits of their own"),
+    refused("feature-gates", "there are none: see docs/etcd-compatibility.md for what is offered"),
+    used("initial-advertise-peer-urls", "where members reach this one ['http://localhost:2380']"),
+    used(
+        "initial-cluster",
+        "who founds the cluster: name=url,name=url ['default=http://localhost:2380']",
+    ),
+    used("initial-cluster-state", "'new' founds a cluster, 'existing' joins one ['new']"),
+    used("initial-cluster-token", "tells clusters apart ['etcd-cluster']"),
+    used("advertise-client-urls", "where clients reach this member ['http://localhost:2379']"),
+    refused("discovery", NO_DISCOVERY),
+    refused("discovery-token", NO_DISCOVERY),
+    refused("discovery-endpoints", NO_DISCOVERY),
+    refused("discovery-dial-timeout", NO_DISCOVERY),
+    refused("discovery-request-timeout", NO_DISCOVERY),
+    refused("discovery-keepalive-time", NO_DISCOVERY),
+    refused("discovery-keepalive-timeout", NO_DISCOVERY),
+    refused_switch("discovery-insecure-transport", NO_DISCOVERY),
+    refused_switch("discovery-insecure-skip-tls-verify", NO_DISCOVERY),
+    refused("discovery-cert", NO_DISCOVERY),
+    refused("discovery-key", NO_DISCOVERY),
+    refused("discovery-cacert", NO_DISCOVERY),
+    refused("discovery-user", NO_DISCOVERY),
+    refused("discovery-password", NO_DISCOVERY),
+    refused("discovery-fallback", NO_DISCOVERY),
+    refused("discovery-proxy", NO_DISCOVERY),
+    refused("discovery-srv", NO_DISCOVERY),
+    refused("discovery-srv-name", NO_DISCOVERY),
+    ignored_switch(
+        "strict-reconfig-check",
+        "changes that would lose the quorum are always refused",
+    ),
+    ignored_switch("pre-vote", "it is always on"),
+    used("auto-compaction-retention", "how much history is kept; 0 is all of it ['0']"),
+    used("auto-compaction-mode", "what that counts: 'periodic' or 'revision' ['periodic']"),
+    refused("cert-file", NO_TLS),
+    refused("key-file", NO_TLS),
+    refused_switch("client-cert-auth", NO_TLS),
+    refused("client-cert-file", NO_TLS),
+    refused("client-key-file", NO_TLS),
+    refused("client-crl-file", NO_TLS),
+    refused("client-cert-allowed-hostname", NO_TLS),
+    refused("trusted-ca-file", NO_TLS),
+    refused_switch("auto-tls", NO_TLS),
+    refused("peer-cert-file", NO_TLS),
+    refused("peer-key-file", NO_TLS),
+    refused_switch("peer-client-cert-auth", NO_TLS),
+    refused("peer-client-cert-file", NO_TLS),
+    refused("peer-client-key-file", NO_TLS),
+    refused("peer-trusted-ca-file", NO_TLS),
+    refused("peer-cert-allowed-cn", NO_TLS),
+    refused("peer-cert-allowed-hostname", NO_TLS),
+    refused_switch("peer-auto-tls", NO_TLS),
+    refused("self-signed-cert-validity", NO_TLS),
+    refused("peer-crl-file", NO_TLS),
+    refused_switch("peer-skip-client-san-verification", NO_TLS),
+    refused("cipher-suites", NO_TLS),
+    refused("tls-min-version", NO_TLS),
+    refused("tls-max-version", NO_TLS),
+    refused("cors", "the HTTP side answers no preflight requests: put a proxy before it"),
+    refused(
+        "host-whitelist",
+        "host names are not looked at: bind --listen-client-urls to where only those reach it who may",
+    ),
+    refused("auth-token", NO_AUTH),
+    refused("bcrypt-cost", NO_AUTH),
+    refused("auth-token-ttl", NO_AUTH),
+    refused_switch("enable-pprof", "use perf, or any other profiler for native programs"),
+    ignored("metrics", "there is one set of metrics"),
+    refused("listen-metrics-urls", "/metrics and /health are on --listen-client-urls"),
+    ignored("logger", "there is one logger"),
+    used("log-outputs", "'stderr', 'stdout' or 'default', which is stderr ['default']"),
+    used("log-level", "'debug', 'info', 'warn' or 'error' ['info']"),
+    used("log-format", "'console'; there is no other ['console']"),
+    refused_switch(
+        "enable-log-rotation",
+        "the log goes to standard error: rotate it where it is kept",
+    ),
+    refused(
+        "log-rotation-config-json",
+        "the log goes to standard error: rotate it where it is kept",
+    ),
+    used("warning-unary-request-duration", "a slower request gets a line in the log ['300ms']"),
+    refused_switch("enable-distributed-tracing", NO_TRACING),
+    refused("distributed-tracing-address", NO_TRACING),
+    refused("distributed-tracing-service-name", NO_TRACING),
+    refused("distributed-tracing-instance-id", NO_TRACING),
+    refused("distributed-tracing-sampling-rate", NO_TRACING),
+    ignored("corrupt-check-time", "replicas compare their digests all the time"),
+    ignored("compact-hash-check-time", "replicas compare their digests all the time"),
+    ignored("compaction-batch-limit", "memory is given back a little with every entry"),
+    ignored("compaction-sleep-interval", "memory is given back a little with every entry"),
+    used(
+        "watch-progress-notify-interval",
+        "how often a watch that wants it hears how far it is ['10m']",
+    ),
+    ignored(
+        "warning-apply-duration",
+        "slow requests say where their time went: --warning-unary-request-duration",
+    ),
+    ignored("bootstrap-defrag-threshold-megabytes", "there is nothing to defragment"),
+    ignored("max-learners", "there may be as many learners as members"),
+    ignored("downgrade-check-time", "there is no downgrade"),
+    ignored("snapshot-catchup-entries", "the log keeps what a connected member lacks"),
+    refused_switch(
+        "force-new-cluster",
+        "make a new cluster of what this member has: bowline recover",
+    ),
+    refused_switch("unsafe-no-fsync", "a write that is acknowledged is durable, always"),
+];

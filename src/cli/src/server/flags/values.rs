@@ -1,0 +1,251 @@
+//! The values that were given, by flag, wherever they came from.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use super::table::{FLAGS, Flag};
+use super::{Fate, FlagError};
+
+/// What was given. A flag that was not is not in it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Values {
+    given: BTreeMap<&'static str, String>,
+    /// What was given and does nothing, with why.
+    idle: Vec<(&'static str, &'static str)>,
+    /// Variables of the environment that begin like ours and are none.
+    strangers: Vec<String>,
+}
+
+impl Values {
+    /// Reads the arguments after `serve`, then the environment for what they do not say; or the file that
+    /// either names, and then nothing else, as etcd does.
+    pub(crate) fn read(
+        arguments: &[String],
+        environment: impl Iterator<Item = (String, String)>,
+    ) -> Result<Self, FlagError> {
+        let mut values = Self::default();
+        values.read_arguments(arguments)?;
+        values.read_environment(environment)?;
+        match values.get("config-file") {
+            None | Some("") => Ok(values),
+            Some(path) => {
+                let path = path.to_owned();
+                let text = fs::read_to_string(&path).map_err(|error| FlagError::Unreadable {
+                    path: path.clone(),
+                    why: error.to_string(),
+                })?;
+                Self::read_file(&path, &text)
+            }
+        }
+    }
+
+    /// The value of a flag, if it was given.
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
+        debug_assert!(
+            FLAGS.iter().any(|flag| flag.name == name && flag.fate == Fate::Used),
+            "{name} is used, and not so in the table"
+        );
+        self.given.get(name).map(String::as_str)
+    }
+
+    /// What was given and does nothing: its name, and why.
+    pub(crate) fn idle(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        self.idle.iter().copied()
+    }
+
+    /// Variables of the environment that are not known.
+    pub(crate) fn strangers(&self) -> impl Iterator<Item = &str> {
+        self.strangers.iter().map(String::as_str)
+    }
+
+    fn read_arguments(&mut self, arguments: &[String]) -> Result<(), FlagError> {
+        let mut rest = arguments.iter();
+        while let Some(argument) = rest.next() {
+            // One dash or two: both are in use.
+            let name = argument.strip_prefix("--").or_else(|| argument.strip_prefix('-'));
+            let Some(name) = name.filter(|name| !name.is_empty()) else {
+                return Err(FlagError::NotAFlag(argument.clone()));
+            };
+            let (name, value) = match name.split_once('=') {
+                Some((name, value)) => (name, Some(value.to_owned())),
+                None => (name, None),
+            };
+            let flag = find(name).ok_or_else(|| FlagError::Unknown(name.to_owned()))?;
+            let value = match value {
+                Some(value) => value,
+                None if flag.is_switch => "true".to_owned(),
+                None => rest.next().cloned().ok_or_else(|| FlagError::NoValue(name.to_owned()))?,
+            };
+            self.take(flag, value)?;
+        }
+        Ok(())
+    }
+
+    fn read_environment(
+        &mut self,
+        environment: impl Iterator<Item = (String, String)>,
+    ) -> Result<(), FlagError> {
+        for (name, value) in environment {
+            let Some(word) = name.strip_prefix("ETCD_") else { continue };
+            match find(&word.to_ascii_lowercase().replace('_', "-")) {
+                Some(flag) if self.given.contains_key(flag.name) => {}
+                Some(flag) => self.take(flag, value)?,
+                None => self.strangers.push(name),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a file: `name: value`, one a line. Sections ask for what is not offered, so there are none.
+    fn read_file(path: &str, text: &str) -> Result<Self, FlagError> {
+        let mut values = Self::default();
+        let mut section = None;
+        for (number, line) in text.lines().enumerate() {
+            let wrong =
+                |why: String| FlagError::File { path: path.to_owned(), line: number + 1, why };
+            let is_nested = line.starts_with([' ', '\t']);
+            let line = without_comment(line);
+            if line.is_empty() || line == "---" {
+                continue;
+            }
+            let (name, value) = line
+                .split_once(':')
+                .ok_or_else(|| wrong(format!("{line:?} is not of the form name: value")))?;
+            let (name, value) = (name.trim(), unquoted(value.trim()));
+            if is_nested {
+                // `peer-transport-security` holds the flags of TLS under shorter names.
+                let known = section.is_some();
+                if !known {
+                    return Err(wrong(format!("{name:?} stands in no section")));
+                }
+                if matches!(value.as_str(), "" | "false" | "null") {
+                    continue;
+                }
+                return Err(wrong(format!("{name}: {}", "encryption is not offered yet")));
+            }
+            section = None;
+            if ["client-transport-security", "peer-transport-security"].contains(&name) {
+                section = Some(());
+                continue;
+            }
+            let flag = find(name).ok_or_else(|| wrong(format!("there is no setting {name:?}")))?;
+            // What asks for nothing is left alone: files are often written with all that there is.
+            let is_off = flag.is_switch && flag.fate == Fate::Refused && value == "false";
+            let asks = !is_off && !matches!(value.as_str(), "" | "null");
+            if asks {
+                values.take(flag, value).map_err(|error| wrong(error.to_string()))?;
+            }
+        }
+        Ok(values)
+    }
+
+    fn take(&mut self, flag: &'static Flag, value: String) -> Result<(), FlagError> {
+        match flag.fate {
+            Fate::Used => drop(self.given.insert(flag.name, value)),
+            Fate::Ignored => self.idle.push((flag.name, flag.what)),
+            // Not asked for.
+            Fate::Refused if flag.is_switch && value == "false" => {}
+            Fate::Refused => {
+                return Err(FlagError::Refused { name: flag.name, instead: flag.what });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn find(name: &str) -> Option<&'static Flag> {
+    // What was experimental once, and is not any more, is known under both names.
+    let name = name.strip_prefix("experimental-").unwrap_or(name);
+    FLAGS.iter().find(|flag| flag.name == name)
+}
+
+fn without_comment(line: &str) -> &str {
+    let mut quote = None;
+    for (at, char) in line.char_indices() {
+        match (quote, char) {
+            (None, '\'' | '"') => quote = Some(char),
+            (Some(open), _) if open == char => quote = None,
+            (None, '#') if at == 0 || line[..at].ends_with([' ', '\t']) => {
+                return line[..at].trim();
+            }
+            _ => {}
+        }
+    }
+    line.trim()
+}
+
+fn unquoted(value: &str) -> String {
+    let inside = |quote: char| value.strip_prefix(quote).and_then(|rest| rest.strip_suffix(quote));
+    inside('"').or_else(|| inside('\'')).unwrap_or(value).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(arguments: &[&str], environment: &[(&str, &str)]) -> Result<Values, FlagError> {
+        let arguments: Vec<_> = arguments.iter().map(|&argument| argument.to_owned()).collect();
+        let pair = |&(name, value): &(&str, &str)| (name.to_owned(), value.to_owned());
+        Values::read(&arguments, environment.iter().map(pair))
+    }
+
+    #[test]
+    fn flags_are_written_with_one_dash_or_two_and_with_or_without_an_equals_sign() {
+        let values = read(&["--name", "a", "-data-dir=d", "--pre-vote", "--log-level=warn"], &[]);
+        let values = values.unwrap();
+        let given = ["name", "data-dir", "log-level"].map(|name| values.get(name));
+        assert_eq!(given, [Some("a"), Some("d"), Some("warn")]);
+        assert_eq!(values.idle().map(|(name, _)| name).collect::<Vec<_>>(), ["pre-vote"]);
+    }
+
+    #[test]
+    fn a_flag_goes_before_the_environment() {
+        let environment = [("ETCD_NAME", "b"), ("ETCD_DATA_DIR", "e"), ("ETCD_MOOD", "good")];
+        let values = read(&["--name=a"], &environment).unwrap();
+        assert_eq!((values.get("name"), values.get("data-dir")), (Some("a"), Some("e")));
+        assert_eq!(values.strangers().collect::<Vec<_>>(), ["ETCD_MOOD"]);
+    }
+
+    #[test]
+    fn what_is_not_offered_is_refused_with_what_to_do_instead() {
+        let cases: [(&[&str], &str); 7] = [
+            (&["--nam", "a"], "there is no flag --nam"),
+            (&["name"], "is not a flag"),
+            (&["--name"], "--name needs a value"),
+            (&["--discovery", "x"], "name the members with --initial-cluster"),
+            (&["--cert-file=x"], "encryption is not offered yet"),
+            (&["--unsafe-no-fsync"], "durable, always"),
+            (&["--experimental-enable-distributed-tracing"], "--log-level debug"),
+        ];
+        for (arguments, words) in cases {
+            let error = read(arguments, &[]).unwrap_err().to_string();
+            assert!(error.contains(words), "{error:?} lacks {words:?}");
+        }
+        assert!(read(&["--auto-tls=false"], &[]).is_ok(), "it asks for nothing");
+        let error = read(&[], &[("ETCD_CERT_FILE", "x")]).unwrap_err().to_string();
+        assert!(error.contains("--cert-file"), "{error}");
+    }
+
+    #[test]
+    fn a_file_says_the_same_under_the_same_names() {
+        let text = "# etcd's own sample, shortened\nname: 'default'\ndata-dir:\nheartbeat-interval: 100 # ms\n\
+                    listen-client-urls: \"http://localhost:2379\"\nforce-new-cluster: false\n\
+                    client-transport-security:\n  cert-file:\n  auto-tls: false\nlog-level: debug\n";
+        let values = Values::read_file("f", text).unwrap();
+        let given = ["name", "heartbeat-interval", "listen-client-urls", "log-level", "data-dir"];
+        assert_eq!(
+            given.map(|name| values.get(name)),
+            [Some("default"), Some("100"), Some("http://localhost:2379"), Some("debug"), None]
+        );
+        for (text, words) in [
+            ("nam: x", "f, line 1: there is no setting \"nam\""),
+            ("\n- x", "f, line 2: \"- x\" is not of the form"),
+            ("client-transport-security:\n  cert-file: x", "line 2: cert-file: encryption"),
+            ("  x: y", "stands in no section"),
+            ("discovery: x", "there is no discovery"),
+        ] {
+            let error = Values::read_file("f", text).unwrap_err().to_string();
+            assert!(error.contains(words), "{error:?} lacks {words:?}");
+        }
+    }
+}

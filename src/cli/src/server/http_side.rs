@@ -1,0 +1,108 @@
+//! What is asked over plain HTTP: version, health and metrics.
+
+use std::sync::Arc;
+
+use bowline::KeyRange;
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use serde_json::json;
+use tonic::body::Body;
+
+use super::member::{CLUSTER_VERSION, Member, VERSION};
+
+/// The HTTP side of a member.
+#[derive(Clone)]
+pub(super) struct HttpSide {
+    member: Arc<Member>,
+}
+
+impl HttpSide {
+    pub(super) fn new(member: &Arc<Member>) -> Self {
+        Self { member: Arc::clone(member) }
+    }
+
+    pub(super) async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
+        let path = request.uri().path();
+        let query = request.uri().query().unwrap_or_default();
+        let asks = [Method::GET, Method::HEAD].contains(request.method());
+        match path {
+            "/version" | "/health" | "/livez" | "/readyz" | "/metrics" if !asks => {
+                text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed\n".into())
+            }
+            "/version" => {
+                let versions = json!({"etcdserver": VERSION, "etcdcluster": CLUSTER_VERSION, "storage": CLUSTER_VERSION});
+                answer_json(StatusCode::OK, versions.to_string())
+            }
+            "/health" => self.health(query).await,
+            "/livez" => self.live(),
+            "/readyz" => self.ready().await,
+            "/metrics" => text(StatusCode::OK, self.member.node().metrics().to_prometheus()),
+            _ => text(StatusCode::NOT_FOUND, "404 page not found\n".into()),
+        }
+    }
+
+    /// Whether it serves: as etcd, by reading something.
+    async fn health(&self, query: &str) -> Response<Body> {
+        let says = |wanted: &str| query.split('&').any(|pair| pair == wanted);
+        let health = self.member.node().health();
+        let reason = if health.diverged {
+            Some("ALARM CORRUPT".to_owned())
+        } else if health.disk_full && !says("exclude=NOSPACE") {
+            Some("ALARM NOSPACE".to_owned())
+        } else if !says("serializable=true") && !self.member.has_leader() {
+            Some("RAFT NO LEADER".to_owned())
+        } else {
+            let read = self.member.client().range(KeyRange::key("health")).limit(1);
+            let read = if says("serializable=true") { read.local() } else { read };
+            read.await.err().map(|error| format!("QGET ERROR: {error}"))
+        };
+        let (status, health) = match &reason {
+            None => (StatusCode::OK, "true"),
+            Some(_) => (StatusCode::SERVICE_UNAVAILABLE, "false"),
+        };
+        let body = json!({"health": health, "reason": reason.unwrap_or_default()});
+        answer_json(status, body.to_string())
+    }
+
+    fn live(&self) -> Response<Body> {
+        let health = self.member.node().health();
+        match health.is_alive() {
+            true => text(StatusCode::OK, "ok\n".into()),
+            false => text(StatusCode::SERVICE_UNAVAILABLE, format!("{health}\n")),
+        }
+    }
+
+    async fn ready(&self) -> Response<Body> {
+        let health = self.member.node().health();
+        let read = self.member.client().range(KeyRange::key("health")).limit(1);
+        let why = if !health.is_serving() {
+            Some(health.to_string())
+        } else if self.member.is_learner() {
+            Some("the member does not vote yet".to_owned())
+        } else {
+            read.await.err().map(|error| error.to_string())
+        };
+        match why {
+            None => text(StatusCode::OK, "ok\n".into()),
+            Some(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
+        }
+    }
+}
+
+fn answer_json(status: StatusCode, body: String) -> Response<Body> {
+    answer(status, "application/json", body)
+}
+
+fn text(status: StatusCode, body: String) -> Response<Body> {
+    answer(status, "text/plain; charset=utf-8", body)
+}
+
+fn answer(status: StatusCode, kind: &'static str, body: String) -> Response<Body> {
+    let mut response = Response::new(Body::new(Full::new(Bytes::from(body))));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}

@@ -1,0 +1,155 @@
+//! `etcdserverpb.KV`: ranges, puts, deletes, transactions, compaction.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bowline::{KeyRange, PutLease, PutValue, RangeCall, Revision};
+use tokio_stream::Stream;
+use tonic::{Request, Response, Status};
+
+use super::member::Member;
+use super::wire::{
+    bounds, check_delete, check_put, check_range, check_size, check_txn, compare, delete_response,
+    is_local, key_range, op, put, put_response, range_response, refused, revision, sort,
+    txn_response,
+};
+use crate::generated::etcdserverpb::kv_server::Kv;
+use crate::generated::etcdserverpb::{
+    CompactionRequest, CompactionResponse, DeleteRangeRequest, DeleteRangeResponse, PutRequest,
+    PutResponse, RangeRequest, RangeResponse, RangeStreamResponse, TxnRequest, TxnResponse,
+};
+
+/// The service.
+#[derive(Clone)]
+pub(super) struct KvService(pub(super) Arc<Member>);
+
+impl KvService {
+    fn range_call(&self, keys: KeyRange, request: &RangeRequest) -> RangeCall {
+        let order = sort(request);
+        let mut call = self.0.client().range(keys).sort(order.target, order.order);
+        call = call.bounds(bounds(request));
+        if let Some(limit) = u64::try_from(request.limit).ok().filter(|limit| *limit > 0) {
+            call = call.limit(limit);
+        }
+        if let Some(revision) = revision(request.revision) {
+            call = call.revision(revision);
+        }
+        if request.keys_only {
+            call = call.keys_only();
+        }
+        if request.count_only {
+            call = call.count_only();
+        }
+        if request.serializable {
+            call = call.local();
+        }
+        call
+    }
+}
+
+#[tonic::async_trait]
+impl Kv for KvService {
+    async fn range(
+        &self,
+        request: Request<RangeRequest>,
+    ) -> Result<Response<RangeResponse>, Status> {
+        let mut request = request.into_inner();
+        check_range(&request)?;
+        if !request.serializable {
+            self.0.not_for_learners()?;
+        }
+        let (key, end) = (std::mem::take(&mut request.key), std::mem::take(&mut request.range_end));
+        let reply = self.range_call(key_range(key, end), &request).await.map_err(refused)?;
+        let header = self.0.header(reply.revision);
+        Ok(Response::new(RangeResponse { header, ..range_response(reply) }))
+    }
+
+    type RangeStreamStream =
+        Pin<Box<dyn Stream<Item = Result<RangeStreamResponse, Status>> + Send>>;
+
+    async fn range_stream(
+        &self,
+        _: Request<RangeRequest>,
+    ) -> Result<Response<Self::RangeStreamStream>, Status> {
+        // In the words that clients of 3.7 know from servers of 3.6, before they fall back.
+        Err(Status::unimplemented("unknown method RangeStream for service etcdserverpb.KV"))
+    }
+
+    async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutResponse>, Status> {
+        let request = request.into_inner();
+        check_put(&request)?;
+        check_size(&request, self.0.options().request_bytes_max)?;
+        let put = put(request);
+        let (value, keeps_value) = match put.value {
+            PutValue::Set(value) => (value, false),
+            PutValue::Keep => (bytes::Bytes::new(), true),
+        };
+        let mut call = self.0.client().put(put.key, value);
+        if keeps_value {
+            call = call.keep_value();
+        }
+        call = match put.lease {
+            PutLease::None => call,
+            PutLease::Attach(lease) => call.lease(lease),
+            PutLease::Keep => call.keep_lease(),
+        };
+        if put.prev_kv {
+            call = call.prev_kv();
+        }
+        let reply = call.await.map_err(refused)?;
+        let header = self.0.header(reply.revision);
+        Ok(Response::new(PutResponse { header, ..put_response(reply) }))
+    }
+
+    async fn delete_range(
+        &self,
+        request: Request<DeleteRangeRequest>,
+    ) -> Result<Response<DeleteRangeResponse>, Status> {
+        let request = request.into_inner();
+        check_delete(&request)?;
+        check_size(&request, self.0.options().request_bytes_max)?;
+        let mut call = self.0.client().delete(key_range(request.key, request.range_end));
+        if request.prev_kv {
+            call = call.prev_kv();
+        }
+        let reply = call.await.map_err(refused)?;
+        let header = self.0.header(reply.revision);
+        Ok(Response::new(DeleteRangeResponse { header, ..delete_response(reply) }))
+    }
+
+    async fn txn(&self, request: Request<TxnRequest>) -> Result<Response<TxnResponse>, Status> {
+        let request = request.into_inner();
+        check_txn(&request, self.0.options().txn_ops_max)?;
+        check_size(&request, self.0.options().request_bytes_max)?;
+        let local = is_local(&request);
+        let mut call = self.0.client().txn();
+        for condition in request.compare {
+            call = call.when(compare(condition)?);
+        }
+        for then in request.success {
+            call = call.then(op(then)?);
+        }
+        for otherwise in request.failure {
+            call = call.or_else(op(otherwise)?);
+        }
+        if local {
+            call = call.local();
+        }
+        let reply = call.commit().await.map_err(refused)?;
+        let header = self.0.header(reply.revision);
+        Ok(Response::new(TxnResponse { header, ..txn_response(reply) }))
+    }
+
+    /// Physical or not: what is compacted cannot be read any more when the answer comes, and its memory is
+    /// given back without anybody having to wait.
+    async fn compact(
+        &self,
+        request: Request<CompactionRequest>,
+    ) -> Result<Response<CompactionResponse>, Status> {
+        let CompactionRequest { revision, .. } = request.into_inner();
+        // What is below zero has been compacted in any store.
+        let at = Revision(revision.max(0).unsigned_abs());
+        let reached = self.0.client().compact(at).await.map_err(refused)?;
+        Ok(Response::new(CompactionResponse { header: self.0.header(reached) }))
+    }
+}

@@ -1,0 +1,173 @@
+//! `bowline serve`: a member of a cluster that speaks etcd's v3 protocol.
+//!
+//! ```text
+//!   flags        what it is told: arguments, environment, file
+//!     │
+//!   listen       sockets, HTTP/1 and HTTP/2 on one port
+//!     │
+//!   dispatch     which service; what is asked of every request
+//!     │
+//!   kv ...       one file for each service of gRPC; http_side for the rest
+//!     │
+//!   wire         requests, answers and errors, translated both ways
+//!     │
+//!   member       the library's node, and what all services share
+//! ```
+//!
+//! Services use nothing of the library but its public interface, and hold no state that others depend on: that is
+//! all in the node. `docs/etcd-compatibility.md` says where it differs from etcd.
+
+mod dispatch;
+mod flags;
+mod http_side;
+mod kv;
+mod listen;
+mod member;
+mod wire;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use bowline::{Node, Role};
+use clap::Args;
+use thiserror::Error;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use dispatch::Dispatch;
+use flags::{FlagError, LogOutput, Options, Values};
+use listen::Doors;
+use member::Member;
+
+/// Run a server that speaks etcd's v3 protocol
+#[derive(Args, Debug)]
+#[command(disable_help_flag = true)]
+pub(crate) struct ServeOptions {
+    /// etcd's flags; --help lists them
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    flags: Vec<String>,
+}
+
+/// Why the server does not run.
+#[derive(Debug, Error)]
+enum ServeError {
+    #[error("{0}")]
+    Flags(#[from] FlagError),
+    #[error("no runtime: {0}")]
+    Runtime(#[source] io::Error),
+    #[error("cannot listen for clients on {0}: {1}")]
+    Listen(String, #[source] io::Error),
+    #[error("the member does not start: {0}")]
+    Start(#[from] bowline::StartError),
+    #[error("the member has stopped: {0}")]
+    Stopped(String),
+}
+
+/// The command.
+pub(crate) fn serve_main(options: &ServeOptions) -> ExitCode {
+    if options.flags.iter().any(|flag| ["-h", "--help", "-help"].contains(&flag.as_str())) {
+        // Where nobody reads it nothing is lost.
+        drop(write!(io::stdout().lock(), "{}", flags::help()));
+        return ExitCode::SUCCESS;
+    }
+    match run(options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            super::complain(&error);
+            match error {
+                ServeError::Flags(_) => ExitCode::from(super::EXIT_USAGE),
+                _ => ExitCode::FAILURE,
+            }
+        }
+    }
+}
+
+fn run(options: &ServeOptions) -> Result<(), ServeError> {
+    let environment = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let values = Values::read(&options.flags, environment)?;
+    let options = Options::new(&values)?;
+    begin_log(&options);
+    for (name, why) in values.idle() {
+        tracing::info!("--{name} changes nothing: {why}");
+    }
+    for name in values.strangers() {
+        tracing::warn!("{name} in the environment is not known");
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    runtime.map_err(ServeError::Runtime)?.block_on(serve(options))
+}
+
+fn begin_log(options: &Options) {
+    let log = tracing_subscriber::fmt().with_max_level(options.log_level).with_ansi(false);
+    match options.log_output {
+        LogOutput::Stderr => log.with_writer(io::stderr).init(),
+        LogOutput::Stdout => log.with_writer(io::stdout).init(),
+    }
+}
+
+async fn serve(options: Options) -> Result<(), ServeError> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(ServeError::Runtime)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::Runtime)?;
+    // The ports are taken first: a second server on them must not touch the data.
+    let doors = Doors::take(&options.listen_clients)
+        .await
+        .map_err(|(address, error)| ServeError::Listen(address, error))?;
+    let node = Node::start(options.config()).await?;
+    let stopped = tokio::select! {
+        status = node.wait_for(|status| status.leader.is_some()) => status.role == Role::Stopped,
+        _ = terminate.recv() => true,
+        _ = interrupt.recv() => true,
+    };
+    if stopped {
+        return end(node).await;
+    }
+    let member = Member::new(node, options.clone());
+    let (stop, stopping) = watch::channel(false);
+    let dispatch = Dispatch::new(&member);
+    let open = doors.open(&dispatch, &options, stopping);
+    say_ready(&options);
+    let signalled = async {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            why = member.node().stopped() => tracing::error!("the member has stopped: {why}"),
+        }
+        stop.send_replace(true);
+    };
+    tokio::join!(open, signalled);
+    drop(dispatch);
+    match Arc::try_unwrap(member) {
+        Ok(member) => end(member.into_node()).await,
+        // A call that nobody waits for holds on to it: dropped with it, the node stops all the same.
+        Err(member) => {
+            drop(member);
+            Ok(())
+        }
+    }
+}
+
+/// Stops the node in good order, unless it has stopped by itself, which is a failure.
+async fn end(node: Node) -> Result<(), ServeError> {
+    if let Some(reason) = node.stop_reason() {
+        return Err(ServeError::Stopped(reason.to_string()));
+    }
+    let shutdown = node.shutdown().await;
+    if !shutdown.hanging.is_empty() {
+        tracing::warn!(threads = ?shutdown.hanging, "threads hang in the disk and are left behind");
+    }
+    tracing::info!("the member has stopped in good order");
+    Ok(())
+}
+
+/// Says that clients are served, whatever the log's level: who starts a server waits for this line.
+fn say_ready(options: &Options) {
+    let urls = options.advertise_clients.join(",");
+    let line = format!(
+        "bowline: member {:?} is ready to serve client requests on {} (clients are told {urls})\n",
+        options.name,
+        options.listen_clients.join(","),
+    );
+    drop(io::stderr().lock().write_all(line.as_bytes()));
+}

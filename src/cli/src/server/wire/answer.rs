@@ -1,0 +1,82 @@
+//! The library's answers, as the protocol says them.
+
+use bowline::{DeleteReply, KeyValue, PutReply, RangeReply, Revision, TxnReply, TxnResult};
+
+use crate::generated::etcdserverpb as pb;
+use crate::generated::mvccpb;
+use pb::response_op::Response;
+
+/// A row.
+pub(crate) fn key_value(row: KeyValue) -> mvccpb::KeyValue {
+    mvccpb::KeyValue {
+        key: row.key,
+        create_revision: row.create_revision.get() as i64,
+        mod_revision: row.mod_revision.get() as i64,
+        version: row.version as i64,
+        value: row.value,
+        lease: row.lease.map_or(0, |lease| lease.get() as i64),
+    }
+}
+
+/// The rows of a range. The header is the caller's.
+pub(crate) fn range_response(reply: RangeReply) -> pb::RangeResponse {
+    pb::RangeResponse {
+        header: None,
+        kvs: reply.kvs.into_iter().map(key_value).collect(),
+        more: reply.more,
+        count: reply.count as i64,
+    }
+}
+
+/// What a put did. The header is the caller's.
+pub(crate) fn put_response(reply: PutReply) -> pb::PutResponse {
+    pb::PutResponse { header: None, prev_kv: reply.prev.map(key_value) }
+}
+
+/// What a delete did. The header is the caller's.
+pub(crate) fn delete_response(reply: DeleteReply) -> pb::DeleteRangeResponse {
+    pb::DeleteRangeResponse {
+        header: None,
+        deleted: reply.deleted as i64,
+        prev_kvs: reply.prev_kvs.into_iter().map(key_value).collect(),
+    }
+}
+
+/// What a transaction did. The header is the caller's; those inside say the revision only, and those of nested
+/// transactions nothing.
+pub(crate) fn txn_response(reply: TxnReply) -> pb::TxnResponse {
+    pb::TxnResponse {
+        header: None,
+        succeeded: reply.succeeded,
+        responses: reply.results.into_iter().map(op_response).collect(),
+    }
+}
+
+fn op_response(result: TxnResult) -> pb::ResponseOp {
+    let response = match result {
+        TxnResult::Range(reply) => {
+            let header = inner(reply.revision);
+            Response::ResponseRange(pb::RangeResponse { header, ..range_response(reply) })
+        }
+        TxnResult::Put(reply) => {
+            let header = inner(reply.revision);
+            Response::ResponsePut(pb::PutResponse { header, ..put_response(reply) })
+        }
+        TxnResult::Delete(reply) => {
+            let header = inner(reply.revision);
+            Response::ResponseDeleteRange(pb::DeleteRangeResponse {
+                header,
+                ..delete_response(reply)
+            })
+        }
+        TxnResult::Txn(reply) => {
+            let header = Some(pb::ResponseHeader::default());
+            Response::ResponseTxn(pb::TxnResponse { header, ..txn_response(reply) })
+        }
+    };
+    pb::ResponseOp { response: Some(response) }
+}
+
+fn inner(revision: Revision) -> Option<pb::ResponseHeader> {
+    Some(pb::ResponseHeader { revision: revision.get() as i64, ..Default::default() })
+}

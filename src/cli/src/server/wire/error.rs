@@ -1,0 +1,120 @@
+//! Errors, with etcd's codes and texts: clients compare both.
+
+use bowline::{Effect, Error, MemberRefusal, Refusal};
+use tonic::{Code, Status};
+
+/// Why a request is refused, where etcd has a text of its own for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Reason {
+    EmptyKey,
+    KeyNotFound,
+    ValueProvided,
+    LeaseProvided,
+    TooManyOps,
+    DuplicateKey,
+    InvalidSortOption,
+    RequestTooLarge,
+    Compacted,
+    FutureRevision,
+    LeaseTtlTooLarge,
+    LeaseNotFound,
+    LeaseExists,
+    NoSpace,
+    TooManyRequests,
+    Corrupt,
+    NoLeader,
+    Stopped,
+    Timeout,
+    MemberNotFound,
+    Unhealthy,
+    NotForLearners,
+}
+
+impl Reason {
+    fn parts(self) -> (Code, &'static str) {
+        use Code::*;
+        match self {
+            Reason::EmptyKey => (InvalidArgument, "key is not provided"),
+            Reason::KeyNotFound => (InvalidArgument, "key not found"),
+            Reason::ValueProvided => (InvalidArgument, "value is provided"),
+            Reason::LeaseProvided => (InvalidArgument, "lease is provided"),
+            Reason::TooManyOps => (InvalidArgument, "too many operations in txn request"),
+            Reason::DuplicateKey => (InvalidArgument, "duplicate key given in txn request"),
+            Reason::InvalidSortOption => (InvalidArgument, "invalid sort option"),
+            Reason::RequestTooLarge => (InvalidArgument, "request is too large"),
+            Reason::Compacted => (OutOfRange, "mvcc: required revision has been compacted"),
+            Reason::FutureRevision => (OutOfRange, "mvcc: required revision is a future revision"),
+            Reason::LeaseTtlTooLarge => (OutOfRange, "too large lease TTL"),
+            Reason::LeaseNotFound => (NotFound, "requested lease not found"),
+            Reason::MemberNotFound => (NotFound, "member not found"),
+            Reason::LeaseExists => (FailedPrecondition, "lease already exists"),
+            Reason::NotForLearners => (FailedPrecondition, "rpc not supported for learner"),
+            Reason::NoSpace => (ResourceExhausted, "mvcc: database space exceeded"),
+            Reason::TooManyRequests => (ResourceExhausted, "too many requests"),
+            Reason::Corrupt => (DataLoss, "corrupt cluster"),
+            Reason::NoLeader => (Unavailable, "no leader"),
+            Reason::Stopped => (Unavailable, "server stopped"),
+            Reason::Timeout => (Unavailable, "request timed out"),
+            Reason::Unhealthy => (Unavailable, "unhealthy cluster"),
+        }
+    }
+
+    /// What etcd says, without a code: for what is no error of a call.
+    pub(crate) fn text(self) -> String {
+        format!("etcdserver: {}", self.parts().1)
+    }
+}
+
+impl From<Reason> for Status {
+    fn from(reason: Reason) -> Self {
+        Status::new(reason.parts().0, reason.text())
+    }
+}
+
+/// What a client hears of an error of the library.
+pub(crate) fn refused(error: Error) -> Status {
+    match &error {
+        Error::Refused(refusal) => {
+            reason_of(refusal).map_or_else(|| ours(Code::Unavailable, &error), Status::from)
+        }
+        Error::Busy => Reason::TooManyRequests.into(),
+        Error::Diverged => Reason::Corrupt.into(),
+        Error::QuotaExceeded { .. } | Error::NoSpace => Reason::NoSpace.into(),
+        Error::Deadline { .. } => Reason::Timeout.into(),
+        Error::Stopped { .. } => Reason::Stopped.into(),
+        Error::NoTransferee => Reason::Unhealthy.into(),
+        Error::Members(refusal) => members(refusal, &error),
+        // Applied: whoever tries again must not be invited to.
+        _ if error.effect() == Effect::Applied => ours(Code::Unknown, &error),
+        _ => ours(Code::Unavailable, &error),
+    }
+}
+
+fn ours(code: Code, error: &Error) -> Status {
+    Status::new(code, format!("bowline: {error}"))
+}
+
+fn reason_of(refusal: &Refusal) -> Option<Reason> {
+    Some(match refusal {
+        Refusal::EmptyKey => Reason::EmptyKey,
+        Refusal::KeyNotFound => Reason::KeyNotFound,
+        Refusal::Compacted { .. } => Reason::Compacted,
+        Refusal::Future { .. } => Reason::FutureRevision,
+        Refusal::LeaseNotFound(_) => Reason::LeaseNotFound,
+        Refusal::LeaseExists(_) => Reason::LeaseExists,
+        Refusal::LeaseTtl { .. } => Reason::LeaseTtlTooLarge,
+        Refusal::DuplicateKey(_) => Reason::DuplicateKey,
+        Refusal::TooManyOps { .. } | Refusal::TooDeep { .. } => Reason::TooManyOps,
+        Refusal::KeyTooLarge { .. }
+        | Refusal::ValueTooLarge { .. }
+        | Refusal::RequestTooLarge { .. } => Reason::RequestTooLarge,
+        _ => return None,
+    })
+}
+
+fn members(refusal: &MemberRefusal, error: &Error) -> Status {
+    match refusal {
+        MemberRefusal::Unknown(_) => Reason::MemberNotFound.into(),
+        _ => ours(Code::FailedPrecondition, error),
+    }
+}

@@ -1,0 +1,12 @@
+//! Between the protocol and the library: requests are checked as etcd checks them and translated, answers and
+//! errors are translated back. Pure: nothing here asks anybody anything.
+
+mod answer;
+mod check;
+mod error;
+mod request;
+
+pub(super) use answer::{delete_response, put_response, range_response, txn_response};
+pub(super) use check::{check_delete, check_put, check_range, check_size, check_txn};
+pub(super) use error::{Reason, refused};
+pub(super) use request::{bounds, compare, is_local, key_range, op, put, revision, sort};

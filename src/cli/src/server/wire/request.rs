@@ -1,0 +1,195 @@
+//! Requests as the library says them. They have been checked before.
+
+use bowline::{
+    Compare, CompareBuilder, Delete, KeyRange, LeaseId, Op, Put, PutLease, PutValue, Range,
+    Revision, RevisionBounds, Sort, SortOrder, SortTarget, Txn,
+};
+use bytes::Bytes;
+use tonic::Status;
+
+use crate::generated::etcdserverpb as pb;
+use pb::compare::{CompareResult, CompareTarget, TargetUnion};
+use pb::request_op::Request;
+
+/// One key, all from it on, or those up to an end.
+pub(crate) fn key_range(key: Bytes, range_end: Bytes) -> KeyRange {
+    match &range_end[..] {
+        [] => KeyRange::key(key),
+        [0] => KeyRange::from(key),
+        _ => KeyRange::between(key, range_end),
+    }
+}
+
+/// A lease; 0 is none. Negative ids are ids like others.
+pub(crate) fn lease_id(id: i64) -> Option<LeaseId> {
+    LeaseId::new(id as u64)
+}
+
+/// A revision; what is not positive asks for the newest.
+pub(crate) fn revision(revision: i64) -> Option<Revision> {
+    u64::try_from(revision).ok().filter(|revision| *revision > 0).map(Revision)
+}
+
+/// The order of rows. One that is asked for by a target alone is ascending.
+pub(crate) fn sort(request: &pb::RangeRequest) -> Sort {
+    use pb::range_request::{SortOrder as Order, SortTarget as Target};
+    let target = match request.sort_target() {
+        Target::Key => SortTarget::Key,
+        Target::Version => SortTarget::Version,
+        Target::Create => SortTarget::Create,
+        Target::Mod => SortTarget::Mod,
+        Target::Value => SortTarget::Value,
+    };
+    let order = match request.sort_order() {
+        Order::None | Order::Ascend => SortOrder::Ascend,
+        Order::Descend => SortOrder::Descend,
+    };
+    Sort { target, order }
+}
+
+/// Which revisions rows may have. No row has a revision that is not positive: a greatest one like that lets
+/// nothing through, a least one everything.
+pub(crate) fn bounds(request: &pb::RangeRequest) -> RevisionBounds {
+    let most = |revision: i64| (revision != 0).then(|| Revision(revision.max(0).unsigned_abs()));
+    RevisionBounds {
+        mod_min: revision(request.min_mod_revision),
+        mod_max: most(request.max_mod_revision),
+        create_min: revision(request.min_create_revision),
+        create_max: most(request.max_create_revision),
+    }
+}
+
+fn range(request: pb::RangeRequest) -> Range {
+    let (sort, bounds) = (sort(&request), bounds(&request));
+    Range {
+        revision: revision(request.revision),
+        limit: u64::try_from(request.limit).ok().filter(|limit| *limit > 0),
+        sort,
+        keys_only: request.keys_only,
+        count_only: request.count_only,
+        bounds,
+        ..Range::new(key_range(request.key, request.range_end))
+    }
+}
+
+/// A put.
+pub(crate) fn put(request: pb::PutRequest) -> Put {
+    let lease = match lease_id(request.lease) {
+        _ if request.ignore_lease => PutLease::Keep,
+        Some(lease) => PutLease::Attach(lease),
+        None => PutLease::None,
+    };
+    let value = if request.ignore_value { PutValue::Keep } else { PutValue::Set(request.value) };
+    Put { key: request.key, value, lease, prev_kv: request.prev_kv }
+}
+
+/// An operation of a transaction.
+pub(crate) fn op(op: pb::RequestOp) -> Result<Op, Status> {
+    Ok(match op.request {
+        Some(Request::RequestRange(request)) => Op::Range(range(request)),
+        Some(Request::RequestPut(request)) => Op::Put(put(request)),
+        Some(Request::RequestDeleteRange(request)) => Op::Delete(Delete {
+            prev_kv: request.prev_kv,
+            ..Delete::new(key_range(request.key, request.range_end))
+        }),
+        Some(Request::RequestTxn(request)) => Op::Txn(txn(request)?),
+        None => return Err(super::Reason::KeyNotFound.into()),
+    })
+}
+
+fn txn(request: pb::TxnRequest) -> Result<Txn, Status> {
+    let ops = |ops: Vec<pb::RequestOp>| ops.into_iter().map(op).collect::<Result<_, _>>();
+    Ok(Txn {
+        compares: request.compare.into_iter().map(compare).collect::<Result<_, _>>()?,
+        success: ops(request.success)?,
+        failure: ops(request.failure)?,
+    })
+}
+
+/// Whether a transaction is a local read: it only reads, every read of it asks for that, and there is one. One
+/// that only compares asks for nothing of the kind.
+pub(crate) fn is_local(request: &pb::TxnRequest) -> bool {
+    let mut ops = request.success.iter().chain(&request.failure).peekable();
+    ops.peek().is_some()
+        && ops.all(
+            |op| matches!(&op.request, Some(Request::RequestRange(range)) if range.serializable),
+        )
+}
+
+/// A condition.
+///
+/// # Errors
+/// It asks for what the protocol does not know.
+pub(crate) fn compare(request: pb::Compare) -> Result<Compare, Status> {
+    let unknown =
+        |what| Status::invalid_argument(format!("bowline: a compare with an unknown {what}"));
+    let result = CompareResult::try_from(request.result).map_err(|_| unknown("result"))?;
+    let target = CompareTarget::try_from(request.target).map_err(|_| unknown("target"))?;
+    let range = key_range(request.key, request.range_end);
+    // What is compared with is 0, or empty, if it is given for another target, or not at all.
+    let union = request.target_union;
+    Ok(match target {
+        CompareTarget::Version => {
+            let with = match union {
+                Some(TargetUnion::Version(with)) => with,
+                _ => 0,
+            };
+            numeric(range, Compare::version, |with| with, result, with)
+        }
+        CompareTarget::Create => {
+            let with = match union {
+                Some(TargetUnion::CreateRevision(with)) => with,
+                _ => 0,
+            };
+            numeric(range, Compare::create_revision, Revision, result, with)
+        }
+        CompareTarget::Mod => {
+            let with = match union {
+                Some(TargetUnion::ModRevision(with)) => with,
+                _ => 0,
+            };
+            numeric(range, Compare::mod_revision, Revision, result, with)
+        }
+        CompareTarget::Value => {
+            let with = match union {
+                Some(TargetUnion::Value(with)) => with,
+                _ => Bytes::new(),
+            };
+            finish(Compare::value(range), result, with)
+        }
+        CompareTarget::Lease => {
+            let with = match union {
+                Some(TargetUnion::Lease(with)) => with,
+                _ => 0,
+            };
+            finish(Compare::lease(range), result, with as u64)
+        }
+    })
+}
+
+fn finish<T>(builder: CompareBuilder<T>, result: CompareResult, with: T) -> Compare {
+    match result {
+        CompareResult::Equal => builder.eq(with),
+        CompareResult::NotEqual => builder.ne(with),
+        CompareResult::Greater => builder.gt(with),
+        CompareResult::Less => builder.lt(with),
+    }
+}
+
+/// Numbers of rows are never negative: with one that is, all of them are greater, and none is equal or less.
+fn numeric<T>(
+    range: KeyRange,
+    builder: impl FnOnce(KeyRange) -> CompareBuilder<T>,
+    number: impl FnOnce(u64) -> T,
+    result: CompareResult,
+    with: i64,
+) -> Compare {
+    match (u64::try_from(with), result) {
+        (Ok(with), result) => finish(builder(range), result, number(with)),
+        // Always, and never.
+        (Err(_), CompareResult::NotEqual | CompareResult::Greater) => {
+            builder(range).ne(number(u64::MAX))
+        }
+        (Err(_), CompareResult::Equal | CompareResult::Less) => builder(range).lt(number(0)),
+    }
+}

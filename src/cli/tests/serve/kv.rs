@@ -1,0 +1,276 @@
+//! Keys: ranges, puts, deletes, transactions, compaction; starting and stopping.
+
+use tempfile::tempdir;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use crate::generated::etcdserverpb as pb;
+use crate::process::{Server, bowline, flags, free_ports};
+use pb::compare::{CompareResult, CompareTarget, TargetUnion};
+use pb::kv_client::KvClient;
+use pb::request_op::Request;
+use pb::response_op::Response;
+
+type Kv = KvClient<Channel>;
+
+async fn put(kv: &mut Kv, key: &'static str, value: &'static str) -> pb::PutResponse {
+    let request = pb::PutRequest { key: key.into(), value: value.into(), ..Default::default() };
+    kv.put(request).await.unwrap().into_inner()
+}
+
+fn all() -> pb::RangeRequest {
+    pb::RangeRequest { key: "\0".into(), range_end: "\0".into(), ..Default::default() }
+}
+
+fn keys(reply: &pb::RangeResponse) -> Vec<&str> {
+    reply.kvs.iter().map(|row| std::str::from_utf8(&row.key).unwrap()).collect()
+}
+
+fn says<T: std::fmt::Debug>(result: Result<T, Status>, code: Code, words: &str) {
+    let status = result.unwrap_err();
+    assert_eq!((status.code(), status.message()), (code, words));
+}
+
+#[tokio::test]
+async fn keys_are_put_read_and_deleted_with_revisions_as_etcd_gives_them() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let mut kv = KvClient::new(server.channel().await);
+    let empty = kv.range(all()).await.unwrap().into_inner();
+    let header = empty.header.unwrap();
+    assert_eq!((header.revision, empty.count), (1, 0));
+    assert!(header.cluster_id != 0 && header.member_id != 0 && header.raft_term != 0);
+
+    assert_eq!(put(&mut kv, "a", "1").await.header.unwrap().revision, 2);
+    put(&mut kv, "a", "2").await;
+    put(&mut kv, "b", "3").await;
+    let rows = kv.range(all()).await.unwrap().into_inner();
+    assert_eq!((keys(&rows), rows.count, rows.more), (vec!["a", "b"], 2, false));
+    let a = &rows.kvs[0];
+    assert_eq!((a.create_revision, a.mod_revision, a.version), (2, 3, 2));
+
+    let limited = pb::RangeRequest { limit: 1, keys_only: true, ..all() };
+    let rows = kv.range(limited).await.unwrap().into_inner();
+    assert_eq!((keys(&rows), rows.count, rows.more), (vec!["a"], 2, true));
+    assert!(rows.kvs[0].value.is_empty());
+    let descending =
+        pb::RangeRequest { sort_order: 2, sort_target: 3, serializable: true, ..all() };
+    let rows = kv.range(descending).await.unwrap().into_inner();
+    assert_eq!(keys(&rows), ["b", "a"]);
+    let bounded = pb::RangeRequest { max_create_revision: 2, limit: -1, revision: -1, ..all() };
+    let rows = kv.range(bounded).await.unwrap().into_inner();
+    assert_eq!((keys(&rows), rows.count), (vec!["a"], 2));
+    let past = pb::RangeRequest { revision: 2, ..all() };
+    let rows = kv.range(past).await.unwrap().into_inner();
+    assert_eq!((keys(&rows), &rows.kvs[0].value[..]), (vec!["a"], &b"1"[..]));
+    assert_eq!(rows.header.unwrap().revision, 4, "of the store, not the one that was asked for");
+
+    let delete = pb::DeleteRangeRequest { key: "a".into(), prev_kv: true, ..Default::default() };
+    let deleted = kv.delete_range(delete.clone()).await.unwrap().into_inner();
+    assert_eq!((deleted.deleted, &deleted.prev_kvs[0].value[..]), (1, &b"2"[..]));
+    let nothing = kv.delete_range(delete).await.unwrap().into_inner();
+    assert_eq!((nothing.deleted, nothing.header.unwrap().revision), (0, 5));
+}
+
+#[tokio::test]
+async fn what_etcd_refuses_is_refused_with_its_codes_and_texts() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &["--max-request-bytes=4096"]);
+    let mut kv = KvClient::new(server.channel().await);
+    put(&mut kv, "k", "1").await;
+    put(&mut kv, "k", "2").await;
+    use Code::*;
+    let range = |change: fn(&mut pb::RangeRequest)| {
+        let mut request = all();
+        change(&mut request);
+        request
+    };
+    let asks = [
+        (range(|r| r.key.clear()), InvalidArgument, "etcdserver: key is not provided"),
+        (range(|r| r.sort_order = 7), InvalidArgument, "etcdserver: invalid sort option"),
+        (
+            range(|r| r.revision = 9),
+            OutOfRange,
+            "etcdserver: mvcc: required revision is a future revision",
+        ),
+    ];
+    for (request, code, words) in asks {
+        says(kv.range(request).await, code, words);
+    }
+    let put = || pb::PutRequest { key: "k".into(), ..Default::default() };
+    let puts = [
+        (pb::PutRequest::default(), InvalidArgument, "etcdserver: key is not provided"),
+        (
+            pb::PutRequest { value: "v".into(), ignore_value: true, ..put() },
+            InvalidArgument,
+            "etcdserver: value is provided",
+        ),
+        (
+            pb::PutRequest { lease: 1, ignore_lease: true, ..put() },
+            InvalidArgument,
+            "etcdserver: lease is provided",
+        ),
+        (
+            pb::PutRequest { key: "no".into(), ignore_value: true, ..put() },
+            InvalidArgument,
+            "etcdserver: key not found",
+        ),
+        (pb::PutRequest { lease: 5, ..put() }, NotFound, "etcdserver: requested lease not found"),
+        (
+            pb::PutRequest { value: vec![0; 4096].into(), ..put() },
+            InvalidArgument,
+            "etcdserver: request is too large",
+        ),
+        (
+            pb::PutRequest { value: vec![0; 600_000].into(), ..put() },
+            ResourceExhausted,
+            "grpc: received message larger than max (600007 vs. 528384)",
+        ),
+    ];
+    for (request, code, words) in puts {
+        says(kv.put(request).await, code, words);
+    }
+    let compact = |revision| pb::CompactionRequest { revision, physical: true };
+    kv.compact(compact(3)).await.unwrap();
+    let gone = "etcdserver: mvcc: required revision has been compacted";
+    says(kv.compact(compact(3)).await, OutOfRange, gone);
+    says(kv.compact(compact(-1)).await, OutOfRange, gone);
+    says(kv.range(range(|r| r.revision = 2)).await, OutOfRange, gone);
+    kv.range(range(|r| r.revision = 3)).await.unwrap();
+    let future = "etcdserver: mvcc: required revision is a future revision";
+    says(kv.compact(compact(9)).await, OutOfRange, future);
+    let stream = kv.range_stream(all()).await;
+    says(stream, Unimplemented, "unknown method RangeStream for service etcdserverpb.KV");
+}
+
+fn compare_create(key: &'static str, revision: i64) -> pb::Compare {
+    pb::Compare {
+        result: CompareResult::Equal.into(),
+        target: CompareTarget::Create.into(),
+        key: key.into(),
+        target_union: Some(TargetUnion::CreateRevision(revision)),
+        ..Default::default()
+    }
+}
+
+fn op(request: Request) -> pb::RequestOp {
+    pb::RequestOp { request: Some(request) }
+}
+
+fn op_put(key: &'static str) -> pb::RequestOp {
+    op(Request::RequestPut(pb::PutRequest { key: key.into(), ..Default::default() }))
+}
+
+#[tokio::test]
+async fn a_transaction_takes_one_branch_and_one_revision() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let mut kv = KvClient::new(server.channel().await);
+    let get = || op(Request::RequestRange(all()));
+    let nested = pb::TxnRequest {
+        compare: vec![compare_create("a", 0)],
+        success: vec![op_put("b")],
+        failure: vec![op_put("c")],
+    };
+    let txn = pb::TxnRequest {
+        compare: vec![compare_create("a", 0)],
+        success: vec![op_put("a"), op(Request::RequestTxn(nested)), get()],
+        failure: vec![get()],
+    };
+    let reply = kv.txn(txn.clone()).await.unwrap().into_inner();
+    assert!(reply.succeeded);
+    assert_eq!(reply.header.unwrap().revision, 2);
+    let [first, second, third] = &reply.responses[..] else { panic!("three operations") };
+    let Some(Response::ResponsePut(first)) = &first.response else { panic!("a put") };
+    let inner = first.header.as_ref().unwrap();
+    assert_eq!((inner.revision, inner.member_id), (2, 0));
+    let Some(Response::ResponseTxn(second)) = &second.response else { panic!("a transaction") };
+    assert!(second.succeeded, "compares are judged on the state before");
+    assert_eq!(second.header, Some(pb::ResponseHeader::default()));
+    let Some(Response::ResponseRange(third)) = &third.response else { panic!("a range") };
+    assert_eq!(keys(third), ["a", "b"]);
+
+    let reply = kv.txn(txn).await.unwrap().into_inner();
+    assert!(!reply.succeeded);
+    let Some(Response::ResponseRange(rows)) = &reply.responses[0].response else {
+        panic!("a range")
+    };
+    assert_eq!(rows.kvs.len(), 2);
+
+    let twice = pb::TxnRequest { failure: vec![op_put("x"), op_put("x")], ..Default::default() };
+    let words = "etcdserver: duplicate key given in txn request";
+    says(kv.txn(twice).await, Code::InvalidArgument, words);
+    let many = pb::TxnRequest { success: vec![get(); 129], ..Default::default() };
+    let words = "etcdserver: too many operations in txn request";
+    says(kv.txn(many).await, Code::InvalidArgument, words);
+    // A negative number is less than every revision.
+    let negative = pb::TxnRequest { compare: vec![compare_create("a", -1)], ..Default::default() };
+    assert!(!kv.txn(negative).await.unwrap().into_inner().succeeded);
+}
+
+#[tokio::test]
+async fn a_server_stops_when_it_is_told_and_starts_again_from_its_directory() {
+    let dir = tempdir().unwrap();
+    let [peer, client] = free_ports();
+    let flags = flags(0, &[peer], client, dir.path());
+    for round in 1..3 {
+        let server = Server::start(&flags, client, &["--log-level=error"]).ready();
+        let mut kv = KvClient::new(server.channel().await);
+        let reply = put(&mut kv, "k", "v").await;
+        assert_eq!(reply.header.unwrap().revision, 1 + round);
+        let (status, said) = server.stop();
+        assert!(status.success(), "{status}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn three_servers_are_one_store() {
+    let dirs = [(); 3].map(|()| tempdir().unwrap());
+    let peers: [u16; 3] = free_ports();
+    let clients: [u16; 3] = free_ports();
+    let start = |at: usize| {
+        Server::start(&flags(at, &peers, clients[at], dirs[at].path()), clients[at], &[])
+    };
+    let servers: Vec<_> = [0, 1, 2].map(start).map(Server::ready).into();
+    let mut clusters = Vec::new();
+    for (at, server) in servers.iter().enumerate() {
+        let mut kv = KvClient::new(server.channel().await);
+        clusters.push(put(&mut kv, "k", ["a", "b", "c"][at]).await.header.unwrap().cluster_id);
+        for other in &servers {
+            let mut kv = KvClient::new(other.channel().await);
+            let rows = kv.range(all()).await.unwrap().into_inner();
+            assert_eq!(rows.kvs[0].version, at as i64 + 1, "a read sees what was acknowledged");
+        }
+    }
+    assert!(clusters.windows(2).all(|pair| pair[0] == pair[1]), "{clusters:?}");
+}
+
+#[test]
+fn what_cannot_be_done_is_said_and_not_done() {
+    let said = |arguments: &[&str]| {
+        let output = bowline().arg("serve").args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(said(&["--nmae", "x"]).contains("there is no flag --nmae"));
+    assert!(said(&["--discovery-srv=x"]).contains("name the members with --initial-cluster"));
+    assert!(said(&["--cert-file", "x"]).contains("encryption is not offered yet"));
+    let help = bowline().args(["serve", "--help"]).output().unwrap();
+    assert!(String::from_utf8(help.stdout).unwrap().contains("--initial-cluster"));
+}
+
+#[test]
+fn version_and_health_are_told_over_plain_http() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let (code, body) = server.http("GET", "/version", "");
+    assert!(code == 200 && body.contains("\"etcdserver\":\"3.6."), "{body}");
+    let (code, body) = server.http("GET", "/health", "");
+    assert_eq!((code, &*body), (200, "{\"health\":\"true\",\"reason\":\"\"}"));
+    for path in ["/livez", "/readyz"] {
+        assert_eq!(server.http("GET", path, ""), (200, "ok\n".to_owned()), "{path}");
+    }
+    let (code, body) = server.http("GET", "/metrics", "");
+    assert!(code == 200 && body.contains("bowline_requests_total"), "{body}");
+    assert_eq!(server.http("GET", "/nothing", "").0, 404);
+}

@@ -1,0 +1,9 @@
+//! `bowline serve`, as a process, asked by a client of gRPC, over HTTP, and by etcd's own tools where they are
+//! installed.
+
+#[path = "../../src/generated/mod.rs"]
+mod generated;
+
+mod kv;
+mod process;
+mod tools;

@@ -1,0 +1,120 @@
+//! A server as a process, and channels to it.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+use tonic::transport::Channel;
+
+/// A member, running.
+pub(crate) struct Server {
+    child: Child,
+    said: Option<JoinHandle<String>>,
+    /// Where clients reach it, `host:port`.
+    pub(crate) address: String,
+}
+
+/// Two ports that nobody has.
+pub(crate) fn free_ports<const N: usize>() -> [u16; N] {
+    let bound = [(); N].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    bound.map(|listener| listener.local_addr().unwrap().port())
+}
+
+/// The command, without variables that would change what it does.
+pub(crate) fn bowline() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bowline"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(|name| name.starts_with("ETCD_")) {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// The flags of one member of some.
+pub(crate) fn flags(own: usize, peers: &[u16], client: u16, dir: &Path) -> Vec<String> {
+    let member = |(at, port): (usize, &u16)| format!("m{at}=http://127.0.0.1:{port}");
+    let cluster: Vec<_> = peers.iter().enumerate().map(member).collect();
+    let peer = peers[own];
+    vec![
+        format!("--name=m{own}"),
+        format!("--data-dir={}", dir.display()),
+        format!("--listen-client-urls=http://127.0.0.1:{client}"),
+        format!("--advertise-client-urls=http://127.0.0.1:{client}"),
+        format!("--listen-peer-urls=http://127.0.0.1:{peer}"),
+        format!("--initial-advertise-peer-urls=http://127.0.0.1:{peer}"),
+        format!("--initial-cluster={}", cluster.join(",")),
+    ]
+}
+
+impl Server {
+    /// Starts one that is a cluster of its own.
+    pub(crate) fn alone(dir: &TempDir, more: &[&str]) -> Self {
+        let [peer, client] = free_ports();
+        Self::start(&flags(0, &[peer], client, dir.path()), client, more).ready()
+    }
+
+    /// Starts a member, which is not ready yet.
+    pub(crate) fn start(flags: &[String], client: u16, more: &[&str]) -> Self {
+        let mut command = bowline();
+        command.arg("serve").args(flags).args(more).stderr(Stdio::piped());
+        let child = command.spawn().unwrap();
+        Self { child, said: None, address: format!("127.0.0.1:{client}") }
+    }
+
+    /// Waits until it says that it is ready.
+    pub(crate) fn ready(mut self) -> Self {
+        let mut lines = BufReader::new(self.child.stderr.take().unwrap());
+        let mut said = String::new();
+        while !said.contains("ready to serve client requests") {
+            let more = lines.read_line(&mut said).unwrap();
+            assert!(more > 0, "the server ended: {said}");
+        }
+        self.said = Some(std::thread::spawn(move || {
+            drop(lines.read_to_string(&mut said));
+            said
+        }));
+        self
+    }
+
+    /// A channel to it.
+    pub(crate) async fn channel(&self) -> Channel {
+        let endpoint = Channel::from_shared(format!("http://{}", self.address)).unwrap();
+        endpoint.connect().await.unwrap()
+    }
+
+    /// What it answers over plain HTTP: the first line's code, and the body.
+    pub(crate) fn http(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let length = body.len();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let code = answer.split(' ').nth(1).unwrap().parse().unwrap();
+        let body = answer.split_once("\r\n\r\n").map(|(_, body)| body).unwrap_or_default();
+        (code, body.to_owned())
+    }
+
+    /// Asks it to stop, and waits: how it ended, and all that it has said.
+    pub(crate) fn stop(mut self) -> (ExitStatus, String) {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        let status = self.child.wait().unwrap();
+        let said = self.said.take().map(|said| said.join().unwrap());
+        (status, said.unwrap_or_default())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
