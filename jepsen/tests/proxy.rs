@@ -35,10 +35,10 @@ fn greeting(address: &str) -> Vec<u8> {
     [preface, frame(format!("greetings from {address}, to you").as_bytes())].concat()
 }
 
-/// A body with its length before it, and what would be its checksum.
+/// A body with its length before it, and what would be its checksums.
 fn frame(body: &[u8]) -> Vec<u8> {
     let length = u32::try_from(body.len()).unwrap().to_le_bytes();
-    [&length[..], &[0; 4], body].concat()
+    [&length[..], &[0; 8], body].concat()
 }
 
 /// Bodies of one length that say which they are.
@@ -71,7 +71,7 @@ impl Pair {
         assert_eq!(heard, said);
         // One more frame belongs to the greeting.
         near.write_all(&frame(b"alive")).unwrap();
-        far.read_exact(&mut [0; 13]).unwrap();
+        far.read_exact(&mut [0; 17]).unwrap();
         (near, far)
     }
 
@@ -121,7 +121,7 @@ fn a_silent_cut_holds_up_one_direction_and_what_was_held_up_arrives_after_it() {
     pair.links.cut(0, 1);
     near.write_all(&frame(b"held")).unwrap();
     other_near.write_all(&frame(b"pass")).unwrap();
-    let mut heard = [0; 12];
+    let mut heard = [0; 16];
     other_far.read_exact(&mut heard).unwrap();
     assert_eq!(heard.to_vec(), frame(b"pass"));
     assert!(is_silent(&mut far));
@@ -157,7 +157,7 @@ fn a_refusing_cut_closes_what_is_there_and_what_comes() {
     assert_eq!(again.read(&mut [0; 1]).unwrap_or(0), 0);
     assert_eq!(pair.links.traffic(0, 1).refused, 2);
     other_near.write_all(&frame(b"pass")).unwrap();
-    other_far.read_exact(&mut [0; 12]).unwrap();
+    other_far.read_exact(&mut [0; 16]).unwrap();
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn bits_are_flipped_one_a_frame_and_bytes_stutter() {
 #[test]
 fn a_connection_breaks_in_the_middle_of_a_frame() {
     let pair = Pair::new();
-    let frame = frame(&[b'x'; 992]);
+    let frame = frame(&[b'x'; 988]);
     let arrived = pair.sent(Rule { break_permille: 1000, ..Rule::default() }, &frame);
     assert_eq!(arrived, frame[..500]);
     assert_eq!(pair.links.traffic(0, 1).broken, 1);

@@ -1,17 +1,19 @@
 //! Frames: how a stream of bytes falls into pieces that were not damaged on the way.
 //!
 //! ```text
-//!  0         4         8      9
-//! +---------+---------+------+----------------+
-//! | length  | crc32   | kind | body           |      numbers least significant byte first
-//! +---------+---------+------+----------------+
-//!            \_________\_____/________________/
-//!             of these  \____ length counts these
+//!  0         4         8         12     13
+//! +---------+---------+---------+------+----------------+
+//! | length  | crc32   | crc32   | kind | body           |      numbers least significant byte first
+//! +---------+---------+---------+------+----------------+
+//!  \_______/ of this   \_________\_____/________________/
+//!                       of these  \____ length counts these
 //! ```
 //!
-//! The length is compared with the lane's limit before anything is allocated for it, and the buffer
-//! grows with what has arrived, not with what was announced. The checksum covers kind and body and is
-//! compared before either is looked at. It finds accidents, not attackers.
+//! The length is compared with its own checksum and with the lane's limit before anything is allocated for it, and
+//! the buffer grows with what has arrived, not with what was announced. Without that checksum a length that was damaged on
+//! the way would swallow all frames behind it, up to the lane's limit, before anybody noticed: signs of life
+//! among them, so that the connection would seem alive. The second checksum covers kind and body and is
+//! compared before either is looked at. They find accidents, not attackers.
 //!
 //! A small body is copied out of the read buffer, so that a key of ten bytes does not keep 64 KiB
 //! alive; a large one is a slice of it.
@@ -36,8 +38,8 @@ pub(super) const JOIN_ANSWER_BODY_BYTES_MAX: usize = 256 << 10;
 /// The longest reason of a refusal.
 pub(super) const REFUSED_BODY_BYTES_MAX: usize = 1 << 10;
 
-/// Length and checksum.
-pub(super) const HEADER_BYTES: usize = 8;
+/// Length, its checksum, and the checksum of what follows.
+pub(super) const HEADER_BYTES: usize = 12;
 /// Room made in the buffer before each read.
 const READ_BYTES: usize = 64 << 10;
 /// Bodies up to this length are copied out of the read buffer.
@@ -135,8 +137,10 @@ pub(super) fn put_frame(out: &mut Vec<u8>, kind: FrameKind, body: impl FnOnce(&m
     body(out);
     let (header, checked) = out[start..].split_at_mut(HEADER_BYTES);
     let length = u32::try_from(checked.len()).expect("no lane allows a body of 4 GiB");
-    header[..4].copy_from_slice(&length.to_le_bytes());
-    header[4..].copy_from_slice(&crc32fast::hash(checked).to_le_bytes());
+    let length = length.to_le_bytes();
+    header[..4].copy_from_slice(&length);
+    header[4..8].copy_from_slice(&crc32fast::hash(&length).to_le_bytes());
+    header[8..].copy_from_slice(&crc32fast::hash(checked).to_le_bytes());
 }
 
 /// The length of kind and body that a header announces, if a body may have up to `body_bytes_max`.
@@ -144,21 +148,29 @@ pub(super) fn announced(
     header: [u8; HEADER_BYTES],
     body_bytes_max: usize,
 ) -> Result<usize, FrameError> {
-    let [a, b, c, d, ..] = header;
-    let (bytes, max) = (u32::from_le_bytes([a, b, c, d]) as usize, body_bytes_max + 1);
+    let [length, of_length, _] = numbers(header);
+    let (bytes, max) = (length as usize, body_bytes_max + 1);
     if bytes == 0 || bytes > max {
         return Err(FrameError::Length { bytes, max });
+    }
+    if crc32fast::hash(&length.to_le_bytes()) != of_length {
+        return Err(FrameError::Checksum);
     }
     Ok(bytes)
 }
 
 /// Checks kind and body against the header and returns the kind.
 pub(super) fn check(header: [u8; HEADER_BYTES], checked: &[u8]) -> Result<FrameKind, FrameError> {
-    let [_, _, _, _, a, b, c, d] = header;
-    if crc32fast::hash(checked) != u32::from_le_bytes([a, b, c, d]) {
+    let [_, _, of_checked] = numbers(header);
+    if crc32fast::hash(checked) != of_checked {
         return Err(FrameError::Checksum);
     }
     FrameKind::of(checked[0])
+}
+
+fn numbers(header: [u8; HEADER_BYTES]) -> [u32; 3] {
+    let [a, b, c, d, e, f, g, h, i, j, k, l] = header;
+    [[a, b, c, d], [e, f, g, h], [i, j, k, l]].map(u32::from_le_bytes)
 }
 
 /// Cuts what was read into frames.
@@ -221,7 +233,7 @@ mod tests {
     #[test]
     fn the_format_is_frozen() {
         let bytes = frame(FrameKind::Message, b"123456789");
-        assert_eq!(bytes, b"\x0a\0\0\0\xfd\xfe\x40\x25\x03123456789", "{bytes:02x?}");
+        assert_eq!(bytes, b"\x0a\0\0\0\x78\x3f\xf9\x4e\xfd\xfe\x40\x25\x03123456789", "{bytes:02x?}");
         for (kind, byte) in [(FrameKind::Hello, 1), (FrameKind::Refused, 2), (FrameKind::Alive, 4)]
         {
             assert_eq!(frame(kind, b"")[HEADER_BYTES], byte);
@@ -252,8 +264,8 @@ mod tests {
         assert!(read(&frame(FrameKind::Message, &[0; 1000]), max).is_ok_and(|one| one.is_some()));
         let header = &frame(FrameKind::Message, &[0; 1001])[..HEADER_BYTES];
         assert_eq!(read(header, max), Err(FrameError::Length { bytes: 1002, max: 1001 }));
-        assert_eq!(read(&[0xff; 8], max).map_err(|_| ()), Err(()));
-        assert_eq!(read(&[0; 8], max), Err(FrameError::Length { bytes: 0, max: 1001 }));
+        assert_eq!(read(&[0xff; 12], max).map_err(|_| ()), Err(()));
+        assert_eq!(read(&[0; 12], max), Err(FrameError::Length { bytes: 0, max: 1001 }));
     }
 
     #[test]
@@ -271,12 +283,10 @@ mod tests {
         for bit in 0..whole.len() * 8 {
             let mut damaged = whole.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
-            // A greater length waits for bytes that may come; all else is refused at once.
-            let waits = bit < 32 && damaged[..4] > whole[..4];
-            match read(&damaged, 1000) {
-                Ok(None) => assert!(waits, "bit {bit}"),
-                Ok(Some(frame)) => panic!("bit {bit}: {frame:?}"),
-                Err(_) => {}
+            // Nothing waits for bytes of a greater length that may never come.
+            assert!(read(&damaged, 1000).is_err(), "bit {bit}");
+            if bit / 8 < HEADER_BYTES - 4 {
+                assert!(read(&damaged[..HEADER_BYTES], 1000).is_err(), "bit {bit}, by its header");
             }
         }
     }

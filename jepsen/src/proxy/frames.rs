@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   preface: 16 bytes, of which the 13th names the lane | frame | frame | ...
-//!   frame:   length u32 | checksum u32 | so many bytes as the length says
+//!   frame:   length u32 | two checksums u32 | so many bytes as the length says
 //! ```
 
 /// The first words on a connection, in both directions.
@@ -15,8 +15,8 @@ const LANE_AT: usize = 12;
 /// The lane of somebody who asks to become a member, and does not say at first who it is.
 const JOIN_LANE: u8 = 255;
 
-/// Length and checksum.
-const HEADER_BYTES: usize = 8;
+/// Length and checksums.
+const HEADER_BYTES: usize = 12;
 
 /// Above it a length is nonsense: whoever reads it breaks off, so what follows passes as it is.
 const FRAME_BYTES_MAX: usize = 32 << 20;
@@ -103,7 +103,7 @@ mod tests {
 
     fn frame(body: &[u8]) -> Vec<u8> {
         let length = u32::try_from(body.len()).unwrap();
-        [&length.to_le_bytes()[..], &[1, 2, 3, 4], body].concat()
+        [&length.to_le_bytes()[..], &[1, 2, 3, 4, 5, 6, 7, 8], body].concat()
     }
 
     fn preface(lane: u8) -> Vec<u8> {

@@ -14,7 +14,7 @@ fn garbage_before_the_handshake_is_cut_off() {
     };
     let trailing = [&encoded(&PeerMessage::Hello(hello(2, 1)))[..], b"\0"].concat();
     let after_preface = |bytes: Vec<u8>| [preface(0), bytes].concat();
-    let cases: [(&str, Vec<u8>); 14] = [
+    let cases: [(&str, Vec<u8>); 16] = [
         ("nothing", vec![]),
         ("HTTP", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec()),
         ("zeroes", vec![0; 5000]),
@@ -23,7 +23,9 @@ fn garbage_before_the_handshake_is_cut_off() {
         ("a preface and nothing", preface(0)),
         ("an oversized length", after_preface(vec![0xff; 100])),
         ("a length of nothing", after_preface(vec![0; 100])),
-        ("a damaged checksum", after_preface(damaged(5))),
+        ("a damaged length", after_preface(damaged(1))),
+        ("a damaged checksum of the length", after_preface(damaged(5))),
+        ("a damaged checksum", after_preface(damaged(9))),
         ("a damaged body", after_preface(damaged(20))),
         ("half a hello", after_preface(right[..20].to_vec())),
         ("a hello with bytes after it", after_preface(framed(FrameKind::Hello, &trailing))),
@@ -50,20 +52,24 @@ fn garbage_before_the_handshake_is_cut_off() {
 fn garbage_after_the_handshake_ends_the_connection_and_is_not_delivered() {
     let newer = framed(FrameKind::Message, b"\x63\x01");
     let mut damaged = message_frame(&ping(2));
-    damaged[12] ^= 4;
+    damaged[16] ^= 4;
+    // As much as the lane allows: whoever believed it would wait for half a megabyte, and hear signs of life.
+    let mut longer = message_frame(&ping(2));
+    longer[2] ^= 8;
     let oversized = [&0x7fff_ffff_u32.to_le_bytes()[..], &[0; 100]].concat();
     let as_other = PeerMessage::Hello(hello(3, 1));
     let later = PeerMessage::Hello(Hello { incarnation: Incarnation(9), ..hello(2, 1) });
-    let cases: [(&str, Vec<u8>); 9] = [
+    let cases: [(&str, Vec<u8>); 10] = [
         ("a damaged frame", damaged),
+        ("a damaged length", longer),
         ("an oversized length", oversized),
         ("random bytes", (0..2000_u32).map(|at| ((at * 7919) >> 3) as u8).collect()),
         ("a message of a newer version", newer),
         ("a message cut short", framed(FrameKind::Message, &encoded(&ping(2))[..5])),
         ("an unknown kind", {
             let checked = b"\x09body";
-            let crc = crc32fast::hash(checked).to_le_bytes();
-            [&5u32.to_le_bytes()[..], &crc, checked].concat()
+            let (length, crc) = (5u32.to_le_bytes(), crc32fast::hash(checked).to_le_bytes());
+            [&length[..], &crc32fast::hash(&length).to_le_bytes(), &crc, checked].concat()
         }),
         ("a second hello as a frame", hello_frame(&hello(2, 1))),
         ("a message in somebody else's name", message_frame(&as_other)),

@@ -350,7 +350,7 @@ fn connect(to: SocketAddr) -> TcpStream {
 fn read_frame(stream: &mut TcpStream, skip: usize) -> (u8, Vec<u8>) {
     let mut skipped = vec![0; skip];
     stream.read_exact(&mut skipped).expect("the bytes before the frame");
-    let mut header = [0; 8];
+    let mut header = [0; frame::HEADER_BYTES];
     stream.read_exact(&mut header).expect("a header");
     let mut checked =
         vec![0; u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize];
