@@ -16,7 +16,7 @@ use crate::client;
 use crate::cluster::ELECTION_MS;
 use crate::dice::number_in;
 use crate::doors::Doors;
-use crate::fleet::{DEADLINE_MS, JOIN, LISTEN, REPLACES, SESSION_MS};
+use crate::fleet::{DEADLINE_MS, DOORS, JOIN, LISTEN, REPLACES, SESSION_MS};
 use crate::nemesis::WARM_COPY;
 use crate::slots::Slots;
 use crate::wire::{self, Answer, Order, Row, Rows};
@@ -43,6 +43,9 @@ pub fn main(words: &[String]) -> Result<(), Box<dyn StdError>> {
         trap.arm(wire::point_named(point).ok_or("no such point")?, hits.parse()?);
     }
     let doors = Arc::new(Doors::default());
+    if let Ok(words) = std::env::var(DOORS) {
+        doors.order(&words)?;
+    }
     let config = config(dir, name, members).env(doors.env(trap.clone()));
     let node = match Node::start(config).wait() {
         Ok(node) => node,

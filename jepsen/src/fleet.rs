@@ -28,6 +28,9 @@ pub const JOIN: &str = "JEPSEN_JOIN";
 /// The variable in which it is told whose place it takes by joining.
 pub const REPLACES: &str = "JEPSEN_REPLACES";
 
+/// The variable in which it is told how its doors stand at its start: an order of [`doors`](crate::doors).
+pub const DOORS: &str = "JEPSEN_DOORS";
+
 /// How long a member may take to say who leads.
 const LOOK_LIMIT: Duration = Duration::from_millis(300);
 /// How long is waited between two looks for a leader.

@@ -55,6 +55,7 @@ pub mod matrix;
 pub mod progress;
 pub mod report;
 pub mod run;
+pub mod series;
 pub mod workload;
 
 pub mod dice;

@@ -1,4 +1,4 @@
-//! The harness's command line: `bowline-jepsen run`, `all`, `matrix`, `list`.
+//! The harness's command line: `bowline-jepsen run`, `all`, `matrix`, `sum`, `list`.
 //!
 //! | exit | when |
 //! |---|---|
@@ -10,14 +10,14 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bowline_jepsen::fleet::Program;
 use bowline_jepsen::matrix::{self, Cell};
 use bowline_jepsen::nemesis::{self, Pace};
-use bowline_jepsen::report::{self, Summary};
-use bowline_jepsen::run::{self, Plan};
-use bowline_jepsen::{driver, workload};
+use bowline_jepsen::report;
+use bowline_jepsen::run::Plan;
+use bowline_jepsen::{driver, series, workload};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 
@@ -41,6 +41,12 @@ enum Command {
     All(AllOptions),
     /// Every workload with every nemesis, sizes going around
     Matrix(MatrixOptions),
+    /// Adds up what earlier runs came to, as Markdown
+    Sum {
+        /// Directories of reports
+        #[arg(default_value = "target/jepsen")]
+        dirs: Vec<PathBuf>,
+    },
     /// Which workloads and nemeses there are
     List,
     /// One member; reads its orders from standard input
@@ -89,9 +95,9 @@ struct MatrixOptions {
     /// No more than so many runs, spread over all of them
     #[arg(long)]
     runs: Option<usize>,
-    /// Begin at this run, from 0: for one that was broken off
-    #[arg(long, default_value_t = 0)]
-    from: usize,
+    /// Leave out what was ok before, by what --out knows of earlier runs
+    #[arg(long)]
+    resume: bool,
     #[command(flatten)]
     common: Common,
 }
@@ -113,7 +119,10 @@ struct Common {
     /// How many steps of clients a second there are at most, in all
     #[arg(long, default_value_t = 300)]
     rate: u64,
-    /// Where pages and histories go
+    /// How many runs there are side by side [default: 1; one for each processor with `all`]
+    #[arg(long)]
+    at_once: Option<usize>,
+    /// Where pages, histories and what each run came to go
     #[arg(long, default_value = "target/jepsen")]
     out: PathBuf,
     /// Say everything as JSON, a line for each run
@@ -136,27 +145,18 @@ fn main() -> ExitCode {
     match arguments.command {
         Command::Run(options) => run_one(&options),
         Command::All(options) => {
-            let all = matrix::cross_section();
-            run_all(&all, &options.common, options.quick)
+            let processors = std::thread::available_parallelism().map_or(1, usize::from);
+            let plans = plans(&matrix::cross_section(), &options.common, options.quick);
+            execute(&plans, &options.common, processors)
         }
-        Command::Matrix(options) => {
-            let chosen = |of: &[String], name: &str| of.is_empty() || of.iter().any(|n| n == name);
-            let unknown = (options.workloads.iter())
-                .find(|name| workload::named(name).is_none())
-                .or_else(|| options.nemeses.iter().find(|name| nemesis::named(name).is_none()));
-            if let Some(name) = unknown {
-                return complain(&format!("there is no {name}: see `list`"));
+        Command::Matrix(options) => run_matrix(&options),
+        Command::Sum { dirs } => match series::remembered_in(&dirs) {
+            Ok(summaries) => {
+                say(&report::tally(&summaries));
+                ExitCode::SUCCESS
             }
-            let mut cells = matrix::pairwise();
-            cells.retain(|cell| {
-                chosen(&options.workloads, cell.workload.name)
-                    && chosen(&options.nemeses, cell.nemesis.name)
-            });
-            if let Some(runs) = options.runs {
-                cells = matrix::spread(&cells, runs);
-            }
-            run_all(cells.get(options.from..).unwrap_or_default(), &options.common, false)
-        }
+            Err(trouble) => complain(&trouble.to_string()),
+        },
         Command::List => list(),
         Command::Node { words } => match driver::main(&words) {
             Ok(()) => ExitCode::SUCCESS,
@@ -174,14 +174,39 @@ fn run_one(options: &RunOptions) -> ExitCode {
         return complain(&format!("there is no nemesis {}: see `list`", options.nemesis));
     };
     let plan = plan(&options.common, workload, nemesis, options.nodes.into(), false);
-    let plans = (0..options.times).map(|time| Plan { seed: plan.seed + time, ..plan.clone() });
-    execute(plans, &options.common)
+    let again = |time| Plan { seed: plan.seed + time, ..plan.clone() };
+    execute(&(0..options.times).map(again).collect::<Vec<_>>(), &options.common, 1)
 }
 
-fn run_all(cells: &[Cell], common: &Common, quick: bool) -> ExitCode {
-    let plans =
-        cells.iter().map(|cell| plan(common, cell.workload, cell.nemesis, cell.members, quick));
-    execute(plans, common)
+fn run_matrix(options: &MatrixOptions) -> ExitCode {
+    let unknown = (options.workloads.iter())
+        .find(|name| workload::named(name).is_none())
+        .or_else(|| options.nemeses.iter().find(|name| nemesis::named(name).is_none()));
+    if let Some(name) = unknown {
+        return complain(&format!("there is no {name}: see `list`"));
+    }
+    let chosen = |of: &[String], name: &str| of.is_empty() || of.iter().any(|n| n == name);
+    let mut cells = matrix::pairwise();
+    cells.retain(|cell| {
+        chosen(&options.workloads, cell.workload.name)
+            && chosen(&options.nemeses, cell.nemesis.name)
+    });
+    let mut plans = plans(&cells, &options.common, false);
+    if options.resume {
+        match series::remembered(&options.common.out) {
+            Ok(summaries) => plans = series::not_done(plans, &summaries),
+            Err(trouble) => return complain(&trouble.to_string()),
+        }
+    }
+    plans.truncate(options.runs.unwrap_or(usize::MAX));
+    execute(&plans, &options.common, 1)
+}
+
+fn plans(cells: &[Cell], common: &Common, quick: bool) -> Vec<Plan> {
+    cells
+        .iter()
+        .map(|cell| plan(common, cell.workload, cell.nemesis, cell.members, quick))
+        .collect()
 }
 
 fn plan(
@@ -192,7 +217,7 @@ fn plan(
     quick: bool,
 ) -> Plan {
     // A control wants many faults: not each of them hits whoever holds the lock.
-    let (seconds, window, rest) = match (workload.is_control, quick) {
+    let (seconds, window, rest) = match (workload.control.is_some(), quick) {
         (true, false) => (60, 3.5, 1.0),
         (true, true) => (30, 3.5, 1.0),
         (false, true) => (10, 3.0, 1.5),
@@ -213,7 +238,7 @@ fn plan(
     }
 }
 
-fn execute(plans: impl Iterator<Item = Plan>, common: &Common) -> ExitCode {
+fn execute(plans: &[Plan], common: &Common, at_once: usize) -> ExitCode {
     let Ok(path) = std::env::current_exe() else {
         return complain("this program does not know where it is");
     };
@@ -221,21 +246,22 @@ fn execute(plans: impl Iterator<Item = Plan>, common: &Common) -> ExitCode {
     if !common.json {
         say(&report::heading());
     }
-    let mut summaries: Vec<Summary> = Vec::new();
-    for plan in plans {
-        let ran = run::run(&plan, &program);
-        let summary = match report::write(&ran, &common.out) {
-            Ok(summary) => summary,
-            Err(trouble) => return complain(&trouble.to_string()),
-        };
+    let begun = Instant::now();
+    let at_once = common.at_once.unwrap_or(at_once);
+    let summaries = series::run(plans, &program, &common.out, at_once, |summary, progress| {
         match common.json {
-            true => say(&serde_json::to_string(&summary).unwrap_or_default()),
-            false => say(&report::row(&summary)),
+            true => say(&serde_json::to_string(summary).unwrap_or_default()),
+            false => say(&report::row(summary)),
         }
-        summaries.push(summary);
-    }
+        // Nobody may be there to see how far it is.
+        drop(writeln!(io::stderr().lock(), "{}", report::progress(progress)));
+    });
+    let summaries = match summaries {
+        Ok(summaries) => summaries,
+        Err(trouble) => return complain(&trouble.to_string()),
+    };
     if !common.json {
-        say(&report::sum(&summaries));
+        say(&report::sum(&summaries, begun.elapsed()));
         say(&format!("pages: {}", common.out.display()));
     }
     let some = |verdict| summaries.iter().any(|summary| summary.verdict == verdict);

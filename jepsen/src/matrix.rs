@@ -17,51 +17,43 @@ pub struct Cell {
     pub members: usize,
 }
 
-/// Whether a combination can mean anything.
-fn fits(cell: &Cell) -> bool {
-    // A control fails under pause, and nowhere else for sure.
-    cell.members >= cell.nemesis.wants.members_min
-        && (!cell.workload.is_control || cell.nemesis.name == "pause")
-}
+/// How many members the runs have, in turn: three of five runs have three, as most clusters do.
+const TURNS: [usize; 5] = [1, 3, 5, 3, 3];
 
-/// Every workload with every nemesis, in a size that goes around.
+/// Every workload with every nemesis, in a size that goes around, and every control with what it must fail under. They
+/// stand in such an order that the first few have each workload and each nemesis at least once, whatever one then
+/// takes of the rest.
 pub fn pairwise() -> Vec<Cell> {
-    let mut cells = Vec::new();
-    for (row, workload) in workload::ALL.iter().enumerate() {
-        for (column, nemesis) in nemesis::ALL.iter().enumerate() {
-            // Three runs of five are of three members: that is what most clusters have.
-            let turn = [1, 3, 5, 3, 3][(row + column) % 5];
-            let least = nemesis.wants.members_min;
-            let members = if turn < least { 3.max(least) } else { turn };
-            let cell = Cell { workload, nemesis, members };
-            if fits(&cell) {
-                cells.push(cell);
-            }
-        }
-    }
-    cells
+    let all = nemesis::ALL;
+    let (controls, others): (Vec<_>, Vec<_>) =
+        workload::ALL.iter().partition(|workload| workload.control.is_some());
+    let control = |workload: &&'static workload::Kind| {
+        let nemesis = nemesis::named(workload.control?.under)?;
+        Some(Cell { workload, nemesis, members: 3.max(nemesis.wants.members_min) })
+    };
+    // Both go around at once; when both are at their begin again, one is shifted.
+    let round = others.len() * all.len() / common_divisor(others.len(), all.len());
+    let meeting = |run: usize| {
+        let (row, column) = (run % others.len(), (run + run / round) % all.len());
+        let (workload, nemesis) = (others[row], &all[column]);
+        let turn = TURNS[(row + column) % TURNS.len()];
+        let least = nemesis.wants.members_min;
+        Cell { workload, nemesis, members: if turn < least { 3.max(least) } else { turn } }
+    };
+    let controls = controls.iter().filter_map(control);
+    controls.chain((0..others.len() * all.len()).map(meeting)).collect()
 }
 
-/// So many of them, evenly spread.
-pub fn spread(cells: &[Cell], runs: usize) -> Vec<Cell> {
-    let runs = runs.min(cells.len());
-    (0..runs).map(|run| cells[run * cells.len() / runs]).collect()
+fn common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
 /// A cross-section: every workload and every nemesis at least once, each with others in turn.
 pub fn cross_section() -> Vec<Cell> {
-    let all = pairwise();
-    let (controls, others): (Vec<_>, Vec<_>) =
-        workload::ALL.iter().partition(|workload| workload.is_control);
-    let runs = others.len().max(nemesis::ALL.len());
-    let meeting =
-        |run: usize| (others[run % others.len()].name, nemesis::ALL[run % nemesis::ALL.len()].name);
-    let meetings = (0..runs).map(meeting).chain(controls.iter().map(|c| (c.name, "pause")));
-    let cell = |(workload, nemesis)| {
-        let is_it = |cell: &&Cell| (cell.workload.name, cell.nemesis.name) == (workload, nemesis);
-        all.iter().find(is_it).copied()
-    };
-    meetings.filter_map(cell).collect()
+    let mut cells = pairwise();
+    let controls = cells.iter().filter(|cell| cell.workload.control.is_some()).count();
+    cells.truncate(controls + nemesis::ALL.len().max(workload::ALL.len() - controls));
+    cells
 }
 
 #[cfg(test)]
@@ -71,7 +63,7 @@ mod tests {
     #[test]
     fn each_workload_meets_each_nemesis_and_the_cross_section_has_each_once() {
         let (all, some) = (pairwise(), cross_section());
-        for workload in workload::ALL.iter().filter(|kind| !kind.is_control) {
+        for workload in workload::ALL.iter().filter(|kind| kind.control.is_none()) {
             for nemesis in nemesis::ALL {
                 let is_it = |cell: &&Cell| {
                     cell.workload.name == workload.name && cell.nemesis.name == nemesis.name
@@ -85,9 +77,10 @@ mod tests {
         for nemesis in nemesis::ALL {
             assert!(some.iter().any(|cell| cell.nemesis.name == nemesis.name));
         }
+        for workload in workload::ALL.iter().filter(|kind| kind.control.is_some()) {
+            assert!(all.iter().any(|cell| cell.workload.name == workload.name));
+        }
         assert!(some.len() <= workload::ALL.len().max(nemesis::ALL.len()) + 4);
-        let few = spread(&all, 20);
-        assert_eq!((few.len(), spread(&all, 10_000).len()), (20.min(all.len()), all.len()));
         for size in SIZES {
             assert!(all.iter().any(|cell| cell.members == *size));
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::ledger::{End, Entry};
 use crate::nemesis::Wants;
@@ -19,7 +19,7 @@ pub struct Window {
 }
 
 /// How operations of one kind ended.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Count {
     /// Well.
     pub ok: u64,

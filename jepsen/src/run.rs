@@ -20,7 +20,7 @@ use crate::nemesis::{self, Nemesis, Pace};
 use crate::process::{LIMIT, Trouble};
 use crate::progress::{self, Window};
 use crate::wire::{Answer, Order};
-use crate::workload::{self, Client, Judgement, Workload};
+use crate::workload::{self, Client, Control, Exhibit, Finding, Judgement, Workload};
 
 /// What is to be run.
 #[derive(Clone)]
@@ -79,10 +79,27 @@ pub struct Ran {
     pub load: (u64, u64),
     /// How long everything took.
     pub took: Duration,
-    /// What the members' processes took of the processors.
-    pub cpu: Duration,
-    /// The history as JSON lines.
+    /// What clients saw, where the run was not ok.
+    pub evidence: Vec<Evidence>,
+}
+
+/// A history that a run leaves, with the checker's page if it found a violation.
+pub struct Evidence {
+    /// What it is of, as part of a file's name.
+    pub name: String,
+    /// What `bowline check` is to be told to judge it again, if it can.
+    pub check: Option<&'static str>,
+    /// The history, as JSON lines.
     pub lines: String,
+    /// The page.
+    pub page: Option<String>,
+}
+
+impl Evidence {
+    fn of(exhibit: &Exhibit, page: Option<String>) -> Self {
+        let name = exhibit.name.replace(' ', "-");
+        Self { name, check: exhibit.check, lines: exhibit.lines(), page }
+    }
 }
 
 /// What is said of a run.
@@ -129,7 +146,6 @@ impl From<Judgement> for Verdict {
             Judgement::Ok(why) => Verdict::Ok(why),
             Judgement::Violation(why) => Verdict::Violation(why),
             Judgement::Undecided(why) => Verdict::Undecided(why),
-            Judgement::Invalid(why) => Verdict::Invalid(why),
         }
     }
 }
@@ -138,10 +154,12 @@ impl From<Judgement> for Verdict {
 const WARM: Duration = Duration::from_millis(1500);
 /// How long a client waits after something went wrong.
 const AFTER_A_MISS: Duration = Duration::from_millis(20);
+/// How far a client may be behind its steps before some of them are dropped.
+const BEHIND_MAX: Duration = Duration::from_millis(200);
 /// How often it is asked who leads.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How long a healed cluster may take until it answers again.
-const BACK_WITHIN: Duration = Duration::from_secs(30);
+pub const BACK_WITHIN: Duration = Duration::from_secs(30);
 /// How often members' rows are compared until they are of one revision.
 const COMPARISONS_MAX: usize = 50;
 
@@ -162,12 +180,11 @@ struct Stage<'a> {
 /// Runs a plan. Each member is a process of `program`.
 pub fn run(plan: &Plan, program: &Program) -> Ran {
     let begun = Instant::now();
-    let cpu_before = cpu_of_children();
     let ledger = Ledger::default();
     let workload = (plan.workload.make)();
     let mut windows = Vec::new();
     let mut load = (0, 0);
-    let mut changes = 0;
+    let (mut changes, mut pages) = (0, Vec::new());
     let verdict = match (plan.nemesis.possible)() {
         Err(why) => Verdict::Skipped(why),
         Ok(()) if plan.members < plan.nemesis.wants.members_min => {
@@ -175,11 +192,18 @@ pub fn run(plan: &Plan, program: &Program) -> Ran {
             Verdict::Skipped(format!("{} wants {least} members", plan.nemesis.name))
         }
         Ok(()) => act(plan, program, &*workload, &ledger, &mut windows, &mut load, &mut changes)
-            .unwrap_or_else(|trouble| verdict_of(&trouble)),
+            .map_or_else(
+                |trouble| verdict_of(&trouble),
+                |early| early.unwrap_or_else(|| judge(plan, &*workload, &mut pages)),
+            ),
     };
     let entries = ledger.entries();
-    let verdict = match verdict {
-        Verdict::Ok(well) => {
+    let verdict = match (verdict, plan.workload.control) {
+        (violation @ Verdict::Violation(_), Some(Control { may_stop: true, .. })) => {
+            of_control(violation)
+        }
+        // A control has failed if it is ok, so that it did enough.
+        (Verdict::Ok(well), None) => {
             let (least, wants) = (plan.workload.least, plan.nemesis.wants);
             let seconds = plan.load.as_secs();
             let lacks = progress::lacks(&entries, &windows, changes, least, wants, seconds);
@@ -188,7 +212,18 @@ pub fn run(plan: &Plan, program: &Program) -> Ran {
                 false => Verdict::Invalid(lacks.join("; ")),
             }
         }
-        verdict => verdict,
+        (verdict, _) => verdict,
+    };
+    let evidence = match &verdict {
+        Verdict::Ok(_) | Verdict::Skipped(_) => Vec::new(),
+        _ => {
+            let mut evidence = Vec::new();
+            for exhibit in workload.exhibits() {
+                let page = pages.iter().position(|(of, _)| *of == exhibit.name);
+                evidence.push(Evidence::of(&exhibit, page.map(|at| pages.swap_remove(at).1)));
+            }
+            evidence
+        }
     };
     Ran {
         plan: plan.clone(),
@@ -198,8 +233,27 @@ pub fn run(plan: &Plan, program: &Program) -> Ran {
         leader_changes: changes,
         load,
         took: begun.elapsed(),
-        cpu: cpu_of_children().saturating_sub(cpu_before),
-        lines: workload.lines(),
+        evidence,
+    }
+}
+
+/// What the judges say of what was seen. Keeps the pages of violations, by the names of their exhibits.
+fn judge(plan: &Plan, workload: &dyn Workload, pages: &mut Vec<(&'static str, String)>) -> Verdict {
+    let judged = workload.exhibits().into_iter().map(|exhibit| {
+        let Finding { judgement, page } = exhibit.judge();
+        pages.extend(page.map(|page| (exhibit.name, page)));
+        judgement
+    });
+    let verdict = judged.reduce(Judgement::and).map_or(Verdict::Ok(String::new()), Verdict::from);
+    if plan.workload.control.is_some() { of_control(verdict) } else { verdict }
+}
+
+/// What the verdict of a control comes to: it must fail.
+fn of_control(verdict: Verdict) -> Verdict {
+    match verdict {
+        Verdict::Ok(why) => Verdict::Invalid(format!("the control has not failed: {why}")),
+        Verdict::Violation(why) => Verdict::Ok(format!("it has failed, as it must: {why}")),
+        verdict => verdict,
     }
 }
 
@@ -213,6 +267,7 @@ fn verdict_of(trouble: &Trouble) -> Verdict {
     }
 }
 
+/// Everything up to the last reads. A verdict is early: there is nothing more to judge.
 fn act(
     plan: &Plan,
     program: &Program,
@@ -221,7 +276,7 @@ fn act(
     windows: &mut Vec<Window>,
     load: &mut (u64, u64),
     changes: &mut u64,
-) -> Result<Verdict, Trouble> {
+) -> Result<Option<Verdict>, Trouble> {
     let mut setup = Setup::of(plan.members);
     let mut nemesis = (plan.nemesis.make)();
     workload.prepare(&mut setup);
@@ -230,7 +285,7 @@ fn act(
     fleet.start()?;
     let mut first = Caller::new(fleet, ledger, u64::MAX, 0, plan.seed);
     if let Err(miss) = patiently(&mut first, |caller| workload.begin(caller)) {
-        return Ok(Verdict::Invalid(format!("it does not begin: {miss:?}")));
+        return Ok(Some(Verdict::Invalid(format!("it does not begin: {miss:?}"))));
     }
     let stage = &Stage {
         fleet,
@@ -263,16 +318,16 @@ fn act(
     *changes = stage.leader_changes.load(Ordering::Relaxed);
     healed?;
     if let Some((member, why)) = fleet.stopped().into_iter().find(|(who, _)| *who < plan.members) {
-        return Ok(Verdict::Violation(format!("m{member} has stopped by itself: {why}")));
+        return Ok(Some(Verdict::Violation(format!("m{member} has stopped by itself: {why}"))));
     }
     let mut last = Caller::new(fleet, ledger, u64::MAX, 0, plan.seed);
     if let Err(miss) = patiently(&mut last, |caller| workload.conclude(caller)) {
-        return Ok(Verdict::Violation(format!("healed, it does not answer: {miss:?}")));
+        return Ok(Some(Verdict::Violation(format!("healed, it does not answer: {miss:?}"))));
     }
     if let Err(why) = members_agree(fleet) {
-        return Ok(Verdict::Violation(why));
+        return Ok(Some(Verdict::Violation(why)));
     }
-    Ok(workload.judge().into())
+    Ok(None)
 }
 
 /// Tries at one member after the other until it is done.
@@ -301,6 +356,7 @@ fn steps(
     pause: Duration,
 ) {
     let home = caller.member;
+    let mut due = Instant::now();
     while !stage.ending.load(Ordering::Relaxed) {
         caller.member = home;
         if !caller.has_somebody() {
@@ -309,9 +365,10 @@ fn steps(
         }
         client.step(&mut caller);
         let micros = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX / 2);
-        // Between nothing and twice the pause.
-        let pause = Duration::from_micros(caller.dice.below(2 * micros + 1));
-        thread::sleep(pause);
+        // Between nothing and twice the pause behind the last one. What took longer is made up for, but not for long.
+        due += Duration::from_micros(caller.dice.below(2 * micros + 1));
+        due = due.max(Instant::now().checked_sub(BEHIND_MAX).unwrap_or(due));
+        thread::sleep(due.saturating_duration_since(Instant::now()));
     }
     while !stage.healed.load(Ordering::Acquire) {
         thread::sleep(AFTER_A_MISS);
@@ -379,13 +436,4 @@ fn members_agree(fleet: &Fleet) -> Result<(), String> {
         thread::sleep(LOOK_EVERY);
     }
     Err("the members never come to one revision".to_owned())
-}
-
-/// What ended children have taken of the processors.
-fn cpu_of_children() -> Duration {
-    // Behind the name, which may have spaces: fields 3 and on; 16 and 17 are of children, in hundredths of a second.
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let fields = stat.rsplit(')').next().unwrap_or_default();
-    let ticks = fields.split_whitespace().skip(13).take(2).filter_map(|f| f.parse::<u64>().ok());
-    Duration::from_millis(10 * ticks.sum::<u64>())
 }

@@ -9,7 +9,7 @@ use bowline_jepsen::caller::Caller;
 use bowline_jepsen::fleet::{Fleet, Program};
 use bowline_jepsen::nemesis::{self, Nemesis, Pace, Wants};
 use bowline_jepsen::run::{self, Plan, Ran, Verdict};
-use bowline_jepsen::workload::{self, Client, Judgement, Workload};
+use bowline_jepsen::workload::{self, Client, Exhibit, Workload};
 use bowline_jepsen::{Answer, Dice, Order, Trouble, report};
 
 const HARNESS: &str = env!("CARGO_BIN_EXE_bowline-jepsen");
@@ -38,7 +38,7 @@ fn a_run_with_kills_is_green_and_leaves_a_page() {
     assert!(ran.leader_changes > 0 && !ran.windows.is_empty());
     let dir = tempfile::tempdir().unwrap();
     let summary = report::write(&ran, dir.path()).unwrap();
-    assert_eq!((summary.verdict, summary.history), ("ok", None));
+    assert_eq!((summary.verdict.as_str(), summary.evidence.len()), ("ok", 0));
     let page = std::fs::read_to_string(summary.page.unwrap()).unwrap();
     for part in ["register under kill, 3 members", "<svg", "class=\"fault\"", "kills m", "--seed 1"]
     {
@@ -82,9 +82,14 @@ fn a_lost_write_is_red_and_leaves_its_history() {
         let dir = tempfile::tempdir().unwrap();
         let summary = report::write(&ran, dir.path()).unwrap();
         assert_eq!(summary.verdict, "violation");
-        let history = std::fs::read_to_string(summary.history.as_ref().unwrap()).unwrap();
+        let history = std::fs::read_to_string(&summary.evidence[0]).unwrap();
         assert!(history.lines().count() > 10, "{history}");
-        assert!(report::row(&summary).contains("history: "));
+        assert!(report::row(&summary).contains("seen: "));
+        // Public checkers leave a page, and say how they are asked again.
+        let has_page =
+            summary.evidence[1..].iter().any(|file| file.extension() == Some("html".as_ref()));
+        assert_eq!(has_page, workload != "queue");
+        assert_eq!(summary.judge_again.is_empty(), workload == "queue");
     }
 }
 
@@ -96,7 +101,7 @@ static IDLE: workload::Kind = workload::Kind {
     about: "nothing",
     least: &[("read", 1)],
     clients: 1,
-    is_control: false,
+    control: None,
     make: || Box::new(Idle),
 };
 
@@ -109,12 +114,8 @@ impl Workload for Idle {
         Box::new(Idle)
     }
 
-    fn judge(&self) -> Judgement {
-        Judgement::Ok("nothing was wrong with nothing".to_owned())
-    }
-
-    fn lines(&self) -> String {
-        String::new()
+    fn exhibits(&self) -> Vec<Exhibit> {
+        Vec::new()
     }
 }
 
@@ -128,7 +129,8 @@ fn a_run_in_which_nothing_happened_is_invalid() {
 #[test]
 fn a_control_that_loses_nothing_is_invalid() {
     let ran = run(named("locked-set-unguarded"), nemesis::named("none").unwrap(), 1);
-    assert_eq!(ran.verdict, Verdict::Invalid("the control lost nothing".to_owned()));
+    let Verdict::Invalid(why) = ran.verdict else { panic!("{:?}", ran.verdict) };
+    assert!(why.starts_with("the control has not failed"), "{why}");
 }
 
 fn harness(words: &[&str], dir: &Path) -> Output {

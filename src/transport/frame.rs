@@ -233,7 +233,10 @@ mod tests {
     #[test]
     fn the_format_is_frozen() {
         let bytes = frame(FrameKind::Message, b"123456789");
-        assert_eq!(bytes, b"\x0a\0\0\0\x78\x3f\xf9\x4e\xfd\xfe\x40\x25\x03123456789", "{bytes:02x?}");
+        assert_eq!(
+            bytes, b"\x0a\0\0\0\x78\x3f\xf9\x4e\xfd\xfe\x40\x25\x03123456789",
+            "{bytes:02x?}"
+        );
         for (kind, byte) in [(FrameKind::Hello, 1), (FrameKind::Refused, 2), (FrameKind::Alive, 4)]
         {
             assert_eq!(frame(kind, b"")[HEADER_BYTES], byte);

@@ -17,6 +17,8 @@ pub(super) struct State {
     pub(super) write_takes: Duration,
     /// No file grows, and none is made.
     pub(super) full: bool,
+    /// Every sync says that it was done, and was not.
+    pub(super) syncs_lie: bool,
     /// Every sync fails.
     pub(super) syncs_fail: bool,
     /// Every write fails.
@@ -42,11 +44,15 @@ impl Faults {
         *self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Before a sync, of a file or of a directory.
-    fn sync(&self) -> io::Result<()> {
-        let State { sync_takes, syncs_fail, .. } = self.now();
+    /// A sync, of a file or of a directory.
+    fn sync(&self, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let State { sync_takes, syncs_lie, syncs_fail, .. } = self.now();
         thread::sleep(sync_takes);
-        if syncs_fail { Err(io::Error::other("this disk fails to sync")) } else { Ok(()) }
+        match (syncs_fail, syncs_lie) {
+            (true, _) => Err(io::Error::other("this disk fails to sync")),
+            (false, true) => Ok(()),
+            (false, false) => sync(),
+        }
     }
 
     /// Before a write.
@@ -108,8 +114,7 @@ impl Disk for BentDisk {
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        self.faults.sync()?;
-        RealDisk.sync_dir(dir)
+        self.faults.sync(|| RealDisk.sync_dir(dir))
     }
 
     fn lock(&self, path: &Path) -> io::Result<DiskLock> {
@@ -140,8 +145,7 @@ impl File for BentFile {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.faults.sync()?;
-        self.file.sync_data()
+        self.faults.sync(|| self.file.sync_data())
     }
 }
 

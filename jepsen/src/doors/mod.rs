@@ -7,6 +7,7 @@
 //! | `slow-sync 20` | every sync takes 20 ms longer |
 //! | `slow-write 20` | every write takes 20 ms longer |
 //! | `full`, `room` | no file grows, and none is made; there is room again |
+//! | `no-sync` | every sync says that it was done, and was not |
 //! | `fail-sync` | every sync fails |
 //! | `fail-write` | every write fails |
 //! | `clock-rate 1080` | of a second of the machine, 1080 milliseconds pass |
@@ -61,6 +62,7 @@ impl Doors {
             "slow-write" => self.disk.change(|state| state.write_takes = span),
             "full" => self.disk.change(|state| state.full = true),
             "room" => self.disk.change(|state| state.full = false),
+            "no-sync" => self.disk.change(|state| state.syncs_lie = true),
             "fail-sync" => self.disk.change(|state| state.syncs_fail = true),
             "fail-write" => self.disk.change(|state| state.writes_fail = true),
             "clock-rate" => self.clock.rate(u32::try_from(number).map_err(|_| nonsense())?),
@@ -78,9 +80,16 @@ mod tests {
     #[test]
     fn only_what_makes_sense_is_done() {
         let doors = Doors::default();
-        for words in
-            ["close", "slow-sync 20", "full", "room", "clock-rate 900", "clock-jump 5", "close"]
-        {
+        for words in [
+            "close",
+            "slow-sync 20",
+            "no-sync",
+            "full",
+            "room",
+            "clock-rate 900",
+            "clock-jump 5",
+            "close",
+        ] {
             assert_eq!(doors.order(words), Ok(()), "{words}");
         }
         for words in ["", "slow-sync x", "slow-sync 1 2", "clock-rate -1", "window"] {

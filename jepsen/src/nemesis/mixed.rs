@@ -10,7 +10,8 @@ use crate::process::Trouble;
 pub(super) const KIND: Kind = Kind {
     name: "mixed",
     about: "one or two of the others at a time, drawn anew for each window",
-    wants: Wants { leader_change: true, progress_inside: false, members_min: 3 },
+    // Few windows may have none that moves the leader, or leaves a quorum.
+    wants: Wants { members_min: 3, ..Wants::ALL_STOP },
     alone: true,
     possible: anywhere,
     make: || Box::new(Mixed::of_all()),

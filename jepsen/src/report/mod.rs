@@ -3,37 +3,39 @@
 mod page;
 mod plot;
 mod table;
+mod tally;
 
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::ledger::End;
 use crate::process::Trouble;
 use crate::progress::{self, Count};
-use crate::run::{Ran, Verdict};
+use crate::run::{Evidence, Ran, Verdict};
 
-pub use table::{heading, row, sum};
+pub use table::{heading, progress, row, sum};
+pub use tally::tally;
 
 /// A run in numbers.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Summary {
     /// What clients did.
-    pub workload: &'static str,
+    pub workload: String,
     /// What went wrong.
-    pub nemesis: &'static str,
+    pub nemesis: String,
     /// How many members.
     pub members: usize,
     /// Its seed.
     pub seed: u64,
     /// `ok`, `violation`, `undecided`, `invalid` or `skipped`.
-    pub verdict: &'static str,
+    pub verdict: String,
     /// Why, in a few words.
     pub why: String,
     /// How many operations, and how they ended.
     pub operations: Count,
     /// The same by kind.
-    pub kinds: std::collections::BTreeMap<&'static str, Count>,
+    pub kinds: std::collections::BTreeMap<String, Count>,
     /// Operations a second of load that ended well.
     pub ok_per_second: f64,
     /// The median of their latencies, in milliseconds.
@@ -44,14 +46,16 @@ pub struct Summary {
     pub faults: usize,
     /// How often somebody else led.
     pub leader_changes: u64,
+    /// How long the load was meant to last, in seconds.
+    pub load_seconds: u64,
     /// How long the run took, in seconds.
     pub seconds: f64,
-    /// What the members took of the processors, in seconds.
-    pub cpu_seconds: f64,
     /// Its page.
     pub page: Option<PathBuf>,
-    /// Its history, if it is not ok.
-    pub history: Option<PathBuf>,
+    /// What it leaves if it is not ok: histories, and checkers' pages.
+    pub evidence: Vec<PathBuf>,
+    /// How those histories are judged again.
+    pub judge_again: Vec<String>,
     /// How to run it again.
     pub command: String,
 }
@@ -77,29 +81,30 @@ impl Summary {
         };
         let load = ran.load.1.saturating_sub(ran.load.0) as f64 / 1e6;
         Self {
-            workload: ran.plan.workload.name,
-            nemesis: ran.plan.nemesis.name,
+            workload: ran.plan.workload.name.to_owned(),
+            nemesis: ran.plan.nemesis.name.to_owned(),
             members: ran.plan.members,
             seed: ran.plan.seed,
-            verdict: ran.verdict.word(),
+            verdict: ran.verdict.word().to_owned(),
             why: ran.verdict.why().to_owned(),
             operations,
-            kinds,
+            kinds: kinds.into_iter().map(|(kind, count)| (kind.to_owned(), count)).collect(),
             ok_per_second: if load > 0.0 { operations.ok as f64 / load } else { 0.0 },
             latency_ms_median: at(50),
             latency_ms_p99: at(99),
             faults: ran.windows.len(),
             leader_changes: ran.leader_changes,
+            load_seconds: ran.plan.load.as_secs(),
             seconds: ran.took.as_secs_f64(),
-            cpu_seconds: ran.cpu.as_secs_f64(),
             page: None,
-            history: None,
+            evidence: Vec::new(),
+            judge_again: Vec::new(),
             command: ran.plan.command(),
         }
     }
 }
 
-/// Writes the page of a run into a directory, and its history if it went wrong. Says how it went.
+/// Writes the page of a run into a directory, and if it went wrong what clients saw. Says how it went.
 ///
 /// # Errors
 /// The file system's.
@@ -111,10 +116,18 @@ pub fn write(ran: &Ran, dir: &Path) -> Result<Summary, Trouble> {
     }
     std::fs::create_dir_all(dir).map_err(system)?;
     let name = ran.plan.name();
-    if !matches!(ran.verdict, Verdict::Ok(_)) {
-        let history = dir.join(format!("{name}.jsonl"));
-        std::fs::write(&history, &ran.lines).map_err(system)?;
-        summary.history = Some(history);
+    for Evidence { name: of, check, lines, page } in &ran.evidence {
+        let history = dir.join(format!("{name}-{of}.jsonl"));
+        std::fs::write(&history, lines).map_err(system)?;
+        summary
+            .judge_again
+            .extend(check.map(|check| format!("bowline check {} {check}", history.display())));
+        summary.evidence.push(history);
+        if let Some(page) = page {
+            let at = dir.join(format!("{name}-{of}.html"));
+            std::fs::write(&at, page).map_err(system)?;
+            summary.evidence.push(at);
+        }
     }
     let page = dir.join(format!("{name}.html"));
     summary.page = Some(page.clone());

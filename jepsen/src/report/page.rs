@@ -37,7 +37,7 @@ pub(super) fn page(ran: &Ran, summary: &Summary) -> String {
         page.push_str(&what);
         page.push('\n');
     };
-    let verdict = summary.verdict;
+    let verdict = &summary.verdict;
     say(
         &mut page,
         format!(
@@ -47,22 +47,24 @@ pub(super) fn page(ran: &Ran, summary: &Summary) -> String {
     );
     say(&mut page, format!("<p>{}</p>", escaped(&summary.why)));
     say(&mut page, format!("<p>Again:</p><pre>{}</pre>", escaped(&summary.command)));
-    if let Some(history) = summary.history.as_ref().and_then(|path| path.file_name()) {
-        let name = escaped(&history.to_string_lossy());
-        say(&mut page, format!("<p>The history: <a href=\"{name}\">{name}</a></p>"));
+    for file in summary.evidence.iter().filter_map(|path| path.file_name()) {
+        let name = escaped(&file.to_string_lossy());
+        say(&mut page, format!("<p>What clients saw: <a href=\"{name}\">{name}</a></p>"));
+    }
+    for again in &summary.judge_again {
+        say(&mut page, format!("<p>Judged again:</p><pre>{}</pre>", escaped(again)));
     }
     say(
         &mut page,
         format!(
             "<p>{:.0} operations a second ended well; half of them within {:.1} ms, 99 of 100 within {:.1} ms. \
-         {} faults, {} changes of the leader. The run took {:.1} s, the members {:.1} s of the processors.</p>",
+         {} faults, {} changes of the leader. The run took {:.1} s.</p>",
             summary.ok_per_second,
             summary.latency_ms_median,
             summary.latency_ms_p99,
             summary.faults,
             summary.leader_changes,
             summary.seconds,
-            summary.cpu_seconds,
         ),
     );
     say(

@@ -1,6 +1,9 @@
 //! Many runs on a terminal: a line each, and a sum.
 
+use std::time::Duration;
+
 use super::Summary;
+use crate::series::Progress;
 
 /// The names of the columns.
 pub fn heading() -> String {
@@ -35,33 +38,41 @@ pub fn row(summary: &Summary) -> String {
         summary.faults,
         summary.leader_changes,
     );
-    if *verdict != "ok" {
+    if verdict != "ok" {
         row.push_str(&format!("\n    {}", summary.why));
         row.push_str(&format!("\n    again: {}", summary.command));
     }
-    if let Some(history) = &summary.history {
-        row.push_str(&format!("\n    history: {}", history.display()));
+    for file in &summary.evidence {
+        row.push_str(&format!("\n    seen: {}", file.display()));
+    }
+    for again in &summary.judge_again {
+        row.push_str(&format!("\n    judged again: {again}"));
     }
     row
 }
 
-/// All of them in a line.
-pub fn sum(summaries: &[Summary]) -> String {
+/// All of them in a line. They ran for so long, some of them side by side.
+pub fn sum(summaries: &[Summary], took: Duration) -> String {
     let of = |verdict| summaries.iter().filter(|summary| summary.verdict == verdict).count();
     let ok: u64 = summaries.iter().map(|summary| summary.operations.ok).sum();
     let all: u64 = (summaries.iter())
         .map(|s| s.operations.ok + s.operations.failed + s.operations.unknown)
         .sum();
-    let seconds: f64 = summaries.iter().map(|summary| summary.seconds).sum();
-    let cpu: f64 = summaries.iter().map(|summary| summary.cpu_seconds).sum();
     format!(
         "{} runs: {} ok, {} violations, {} undecided, {} invalid, {} skipped; {all} operations, {ok} of them ok; \
-         {seconds:.0} s, {cpu:.0} s of the processors",
+         {} s",
         summaries.len(),
         of("ok"),
         of("violation"),
         of("undecided"),
         of("invalid"),
         of("skipped"),
+        took.as_secs(),
     )
+}
+
+/// How far a series is, in a line.
+pub fn progress(progress: Progress) -> String {
+    let Progress { done, of, bad, left } = progress;
+    format!("{done} of {of} runs done, {bad} of them not ok; about {} s left", left.as_secs())
 }

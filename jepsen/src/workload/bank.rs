@@ -1,123 +1,122 @@
-//! A bank: money moves between accounts in transactions. Every read of all accounts sees the same sum, and
-//! what each operation sees is what the changes before its revision have made.
+//! A bank: money moves between accounts in transactions. They are strictly serializable, and every read of all accounts sees
+//! the same sum.
+//!
+//! An account holds its balance and who wrote it, as `83 by 2.117`: so no two transactions write the same, and the checker
+//! knows who was read.
 
-use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use bowline::check::{History, Outcome};
-use serde::Serialize;
+use bowline::check::{History, Level, Outcome, RegisterTxn, Step, Value, cycles};
 
-use super::revisions::{self, Mark};
-use super::{Client, Judgement, Kind, Workload};
+use super::{Client, Exhibit, Kind, Workload};
 use crate::caller::{Caller, Miss};
 use crate::calls::{Call, Reply, Row};
-use crate::ledger::{Book, lines};
+use crate::ledger::Book;
 
 pub(super) const KIND: Kind = Kind {
     name: "bank",
-    about: "transfers between accounts: every read sees the same sum, at its place in the order of revisions",
+    about: "transfers between accounts are strictly serializable, and every read sees the same sum",
     least: &[("transfer", 60), ("read", 60)],
     clients: 3,
-    is_control: false,
+    control: None,
     make: || Box::new(Bank::default()),
 };
 
+const PREFIX: &str = "b/";
 const ACCOUNTS: u64 = 8;
 const FIRST: i64 = 100;
 const AMOUNT_MAX: u64 = 20;
 
-/// How much there is of each account.
-type Balances = BTreeMap<String, i64>;
-
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum BankCall {
-    Read,
-    Transfer { from: String, to: String, amount: i64 },
-}
-
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum BankReply {
-    Read {
-        revision: u64,
-        balances: Balances,
-    },
-    /// And what the two accounts hold then.
-    Moved {
-        revision: u64,
-        from: i64,
-        to: i64,
-    },
-}
-
 /// See the module.
 #[derive(Default)]
 struct Bank {
-    book: Book<BankCall, BankReply>,
+    book: Book<RegisterTxn, Vec<Option<Value>>>,
+    transactions: AtomicU64,
 }
 
 fn account(number: u64) -> String {
-    format!("b/{number}")
+    format!("{PREFIX}{number}")
 }
 
-fn all(caller: &Caller<'_>) -> Result<(u64, Vec<Row>), Miss> {
-    match caller.call(&Call::List { prefix: "b/".to_owned() })? {
-        Reply::Rows { revision, rows } => Ok((revision, rows)),
+fn all(caller: &Caller<'_>) -> Result<Vec<Row>, Miss> {
+    match caller.call(&Call::List { prefix: PREFIX.to_owned() })? {
+        Reply::Rows { rows, .. } => Ok(rows),
         reply => Err(Miss::nonsense(&reply)),
     }
 }
 
-fn holds(row: &Row) -> i64 {
-    row.value.parse().unwrap_or(i64::MIN)
+/// The balance in what an account holds.
+fn balance(held: &str) -> i64 {
+    held.split_once(' ').and_then(|(balance, _)| balance.parse().ok()).unwrap_or(i64::MIN / 1000)
+}
+
+fn seen<'a>(rows: &'a [Row], key: &str) -> Option<&'a Row> {
+    rows.iter().find(|row| row.key == key)
+}
+
+fn value(row: Option<&Row>) -> Option<Value> {
+    row.map(|row| Value::from(row.value.as_str()))
 }
 
 impl Bank {
+    /// A name that nothing was written by yet.
+    fn name(&self, caller: &Caller<'_>) -> String {
+        format!("{}.{}", caller.client, self.transactions.fetch_add(1, Ordering::Relaxed))
+    }
+
     fn read(&self, caller: &mut Caller<'_>) -> Result<(), Miss> {
+        let steps = (0..ACCOUNTS).map(|number| Step::read(&account(number))).collect();
         let read = |caller: &mut Caller<'_>| {
-            let (revision, rows) = all(caller)?;
-            let balances = rows.iter().map(|row| (row.key.clone(), holds(row))).collect();
-            Ok(BankReply::Read { revision, balances })
+            let rows = all(caller)?;
+            Ok((0..ACCOUNTS).map(|number| value(seen(&rows, &account(number)))).collect())
         };
-        caller.operation(&self.book, "read", "bank", BankCall::Read, read).map(drop)
+        caller.operation(&self.book, "read", "", RegisterTxn(steps), read).map(drop)
     }
 
     fn transfer(&self, caller: &mut Caller<'_>) {
         let from = caller.dice.below(ACCOUNTS);
         let to = (from + 1 + caller.dice.below(ACCOUNTS - 1)) % ACCOUNTS;
         let amount = 1 + caller.dice.below(AMOUNT_MAX).cast_signed();
-        let (from, to) = (account(from), account(to));
-        let call = BankCall::Transfer { from: from.clone(), to: to.clone(), amount };
-        let transfer = |caller: &mut Caller<'_>| {
-            let (_, rows) = all(caller).map_err(Miss::harmless)?;
-            let find = |key: &str| rows.iter().find(|row| row.key == key);
-            let (Some(has), Some(gets)) = (find(&from), find(&to)) else {
-                return Err(Miss::Failed("there is no such account".to_owned()));
-            };
-            let (has_then, gets_then) = (holds(has) - amount, holds(gets) + amount);
-            if has_then < 0 {
-                return Err(Miss::Failed("there is not enough".to_owned()));
-            }
-            let commit = Call::Commit {
-                when: vec![(from.clone(), has.modified), (to.clone(), gets.modified)],
-                put: vec![(from, has_then.to_string()), (to, gets_then.to_string())],
-            };
-            match caller.call(&commit)? {
-                Reply::Swapped { swapped: true, revision } => {
-                    Ok(BankReply::Moved { revision, from: has_then, to: gets_then })
-                }
-                Reply::Swapped { swapped: false, .. } => {
-                    Err(Miss::Failed("another was faster".to_owned()))
-                }
-                reply => Err(Miss::nonsense(&reply)),
+        let (from, to, name) = (account(from), account(to), self.name(caller));
+        // What is written depends on what is read, so that the call is known only then.
+        let rows = match all(caller) {
+            Ok(rows) => rows,
+            Err(miss) => {
+                let failed = |_: &mut Caller<'_>| Err::<(), _>(miss.harmless());
+                return drop(caller.timed("transfer", failed).result);
             }
         };
-        drop(caller.operation(&self.book, "transfer", "bank", call, transfer));
+        let (Some(has), Some(gets)) = (seen(&rows, &from), seen(&rows, &to)) else { return };
+        let (has_then, gets_then) = (balance(&has.value) - amount, balance(&gets.value) + amount);
+        if has_then < 0 {
+            return;
+        }
+        let [has_then, gets_then] = [has_then, gets_then].map(|sum| format!("{sum} by {name}"));
+        let call = RegisterTxn(vec![
+            Step::read(&from),
+            Step::read(&to),
+            Step::write(&from, has_then.as_str()),
+            Step::write(&to, gets_then.as_str()),
+        ]);
+        let commit = Call::Commit {
+            when: vec![(from.clone(), has.modified), (to.clone(), gets.modified)],
+            put: vec![(from, has_then), (to, gets_then)],
+        };
+        let transfer = |caller: &mut Caller<'_>| match caller.call(&commit)? {
+            Reply::Swapped { swapped: true, .. } => Ok(vec![value(Some(has)), value(Some(gets))]),
+            Reply::Swapped { swapped: false, .. } => {
+                Err(Miss::Failed("another was faster".to_owned()))
+            }
+            reply => Err(Miss::nonsense(&reply)),
+        };
+        drop(caller.operation(&self.book, "transfer", "", call, transfer));
     }
 }
 
 impl Client for &Bank {
     fn step(&mut self, caller: &mut Caller<'_>) {
         if caller.dice.below(3) == 0 {
+            // What came of it is in the book.
             drop(self.read(caller));
         } else {
             self.transfer(caller);
@@ -127,8 +126,14 @@ impl Client for &Bank {
 
 impl Workload for Bank {
     fn begin(&self, caller: &mut Caller<'_>) -> Result<(), Miss> {
-        let put = (0..ACCOUNTS).map(|number| (account(number), FIRST.to_string())).collect();
-        caller.call(&Call::Commit { when: Vec::new(), put }).map(drop)
+        let name = self.name(caller);
+        let first: Vec<(String, String)> =
+            (0..ACCOUNTS).map(|number| (account(number), format!("{FIRST} by {name}"))).collect();
+        let write = |(key, held): &(String, String)| Step::write(key, held.as_str());
+        let call = RegisterTxn(first.iter().map(write).collect());
+        let commit = Call::Commit { when: Vec::new(), put: first };
+        let open = |caller: &mut Caller<'_>| caller.call(&commit).map(|_| Vec::new());
+        caller.operation(&self.book, "open", "", call, open).map(drop)
     }
 
     fn client<'a>(&'a self, _number: u64) -> Box<dyn Client + 'a> {
@@ -139,74 +144,49 @@ impl Workload for Bank {
         self.read(caller)
     }
 
-    fn judge(&self) -> Judgement {
+    fn exhibits(&self) -> Vec<Exhibit> {
+        let judge = |history: &History<_, _>| cycles::registers(history, Level::StrictSerializable);
         let history = self.book.history();
-        let mut complaints = sums(&history);
-        complaints.extend(states(&history));
-        complaints.extend(revisions::complaints(&history, |_, reply| {
-            Some(match reply {
-                BankReply::Read { revision, .. } => Mark { revision: *revision, is_change: false },
-                BankReply::Moved { revision, .. } => Mark { revision: *revision, is_change: true },
-            })
-        }));
-        Judgement::of_complaints(complaints, format!("{} operations fit", history.len()))
-    }
-
-    fn lines(&self) -> String {
-        lines(&self.book.history())
+        let sums = Exhibit::complaints("sums", sums(&history));
+        vec![Exhibit::new("accounts", "--model write-read", history, judge), sums]
     }
 }
 
-/// Reads that see another sum, or another number of accounts.
-fn sums(history: &History<BankCall, BankReply>) -> Vec<String> {
-    let sum = FIRST * ACCOUNTS.cast_signed();
+/// Reads of all accounts that see another sum, or another number of them.
+fn sums(history: &History<RegisterTxn, Vec<Option<Value>>>) -> Vec<String> {
     let mut complaints = Vec::new();
     for (index, operation) in history.iter().enumerate() {
-        if let Outcome::Ok { reply: BankReply::Read { balances, .. }, .. } = &operation.outcome {
-            let seen: i64 = balances.values().sum();
-            if seen != sum || balances.len() as u64 != ACCOUNTS {
-                complaints.push(format!("read {index} sees {seen} in all: {balances:?}"));
-            }
-        }
-    }
-    complaints
-}
-
-/// Reads that do not see the last acknowledged change of an account before their revision, unless a transfer of unknown
-/// fate may have changed it since.
-fn states(history: &History<BankCall, BankReply>) -> Vec<String> {
-    let mut changes: BTreeMap<&str, BTreeMap<u64, i64>> = BTreeMap::new();
-    let mut doubtful: Vec<&str> = Vec::new();
-    for operation in history {
-        if let BankCall::Transfer { from, to, .. } = &operation.call {
-            match &operation.outcome {
-                Outcome::Ok {
-                    reply: BankReply::Moved { revision, from: has, to: gets }, ..
-                } => {
-                    changes.entry(from).or_default().insert(*revision, *has);
-                    changes.entry(to).or_default().insert(*revision, *gets);
-                }
-                Outcome::Unknown { .. } => doubtful.extend([from.as_str(), to.as_str()]),
-                _ => {}
-            }
-        }
-    }
-    let mut complaints = Vec::new();
-    for (index, operation) in history.iter().enumerate() {
-        let Outcome::Ok { reply: BankReply::Read { revision, balances }, .. } = &operation.outcome
-        else {
+        let Outcome::Ok { reply, .. } = &operation.outcome else { continue };
+        if reply.len() as u64 != ACCOUNTS {
             continue;
+        }
+        let holds = |held: &Option<Value>| match held {
+            Some(Value::Text(held)) => balance(held),
+            _ => 0,
         };
-        for (account, seen) in balances {
-            let last = changes.get(account.as_str());
-            let last = last.and_then(|changes| changes.range(..=*revision).next_back());
-            let is = last.map_or(FIRST, |(_, holds)| *holds);
-            if is != *seen && !doubtful.contains(&account.as_str()) {
-                complaints.push(format!(
-                    "read {index} at revision {revision} sees {seen} in {account}, which holds {is}"
-                ));
-            }
+        let sum: i64 = reply.iter().map(holds).sum();
+        if sum != FIRST * ACCOUNTS.cast_signed() {
+            complaints.push(format!("#{index} sees {sum} in all: {reply:?}"));
         }
     }
     complaints
+}
+
+#[cfg(test)]
+mod tests {
+    use bowline::check::Operation;
+
+    use super::*;
+
+    #[test]
+    fn a_read_of_another_sum_is_seen() {
+        let read = |first: &str| {
+            let mut reply = vec![Some(Value::from("100 by 1.0")); 8];
+            reply[0] = Some(Value::from(first));
+            vec![Operation::ok(1, 2, RegisterTxn(Vec::new()), reply)]
+        };
+        assert_eq!(sums(&read("100 by 2.7")).len(), 0);
+        assert_eq!(sums(&read("101 by 2.7")).len(), 1);
+        assert_eq!(sums(&read("nonsense")).len(), 1);
+    }
 }

@@ -6,17 +6,17 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use bowline::check::{History, Outcome};
 use serde::Serialize;
 
-use super::{Client, Judgement, Kind, Workload};
+use super::{Client, Exhibit, Kind, Workload};
 use crate::caller::{Caller, Miss};
 use crate::calls::{Call, Reply};
-use crate::ledger::{Book, lines};
+use crate::ledger::Book;
 
 pub(super) const KIND: Kind = Kind {
     name: "counter",
     about: "every acknowledged adding of one is counted exactly once, unknown ones at most once",
     least: &[("add", 60), ("read", 30)],
     clients: 3,
-    is_control: false,
+    control: None,
     make: || Box::new(Counter::default()),
 };
 
@@ -75,15 +75,10 @@ impl Workload for Counter {
         Ok(())
     }
 
-    fn judge(&self) -> Judgement {
-        let history = self.book.history();
+    fn exhibits(&self) -> Vec<Exhibit> {
         let last = self.last.load(Ordering::Relaxed);
-        let well = format!("{} operations; it stands at {last}", history.len());
-        Judgement::of_complaints(complaints(&history, last), well)
-    }
-
-    fn lines(&self) -> String {
-        lines(&self.book.history())
+        let judge = move |history: &History<_, _>| complaints(history, last);
+        vec![Exhibit::of_our_own("counter", self.book.history(), judge)]
     }
 }
 

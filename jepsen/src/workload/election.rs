@@ -1,17 +1,23 @@
 //! An election: candidates campaign, lead for a while, and resign. While one says that it leads nobody else does, tokens rise,
 //! and whoever asks is told somebody who may lead at that moment.
 
-use std::collections::BTreeMap;
+//!
+//! They are judged twice: by what calls and observers were told ([`linear`]), and by who believed to lead when
+//! ([`intervals::holds`]).
+
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use bowline::check::intervals::{self, HoldCall, HoldKind, HoldReply, Holds};
+use bowline::check::models::Leading;
 use bowline::check::{
-    At, History, Mutex, MutexCall, MutexReply, Operation, Outcome, Value, linear, lines,
+    At, Election, ElectionCall, ElectionReply, History, Operation, Outcome, Value, linear,
 };
 
 use super::lock::token_number;
-use super::{Client, Judgement, Kind, Workload, budget};
+use super::{Client, Exhibit, Kind, Workload, budget};
 use crate::caller::{Caller, Miss, Timed};
 use crate::calls::{Call, Reply};
 use crate::ledger::Book;
@@ -21,8 +27,8 @@ pub(super) const KIND: Kind = Kind {
     about: "while one says that it leads nobody else does, and observers see who may",
     least: &[("campaign", 60), ("observe", 30)],
     clients: 2,
-    is_control: false,
-    make: || Box::new(Election::default()),
+    control: None,
+    make: || Box::new(Elections::default()),
 };
 
 /// How many elections there are at a time: whoever dies in two of them leaves one for the others.
@@ -34,9 +40,9 @@ const LEADS_MS: u64 = 12;
 
 /// See the module.
 #[derive(Default)]
-struct Election {
-    terms: Book<MutexCall, MutexReply>,
-    seen: Book<(), Option<String>>,
+struct Elections {
+    book: Book<ElectionCall, ElectionReply>,
+    holds: Book<HoldCall, HoldReply>,
     next: AtomicU64,
 }
 
@@ -44,73 +50,92 @@ fn name(number: u64, caller: &mut Caller<'_>) -> String {
     format!("e/{:04}/{}", number / TERMS, caller.dice.below(ELECTIONS))
 }
 
-impl Election {
+impl Elections {
     fn observe(&self, caller: &mut Caller<'_>) {
         let name = name(self.next.load(Ordering::Relaxed), caller);
         let call = Call::Leader { name: name.clone() };
         let observe = |caller: &mut Caller<'_>| match caller.call(&call)? {
-            Reply::Leader(leader) => Ok(leader),
+            Reply::Leader(leader) => {
+                // Candidates say who they are.
+                let leading = |who: String| {
+                    let candidate = Value::from(who.as_str());
+                    Leading { value: candidate.clone(), candidate, token: None }
+                };
+                Ok(ElectionReply::Leader(leader.map(leading)))
+            }
             reply => Err(Miss::nonsense(&reply)),
         };
-        drop(caller.operation(&self.seen, "observe", &name, (), observe));
+        drop(caller.operation(&self.book, "observe", &name, ElectionCall::Leader, observe));
     }
 
     fn lead(&self, caller: &mut Caller<'_>) {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let (name, client) = (name(number, caller), caller.client);
-        let who = format!("{client}.{number}");
-        let owner = || Value::from(who.as_str());
-        let call = Call::Campaign {
-            slot: who.clone(),
+        let slot = format!("{client}.{number}");
+        let candidate = || Value::from(slot.as_str());
+        let campaign = Call::Campaign {
+            slot: slot.clone(),
             name: name.clone(),
-            value: who.clone(),
+            value: slot.clone(),
             wait_ms: WAIT_MS,
         };
-        let invoked = caller.now();
-        let stand = MutexCall::Acquire { owner: owner() };
-        let stood = caller.operation(&self.terms, "campaign", &name, stand, |caller| match caller
-            .call(&call)?
-        {
-            Reply::Granted { token } => {
-                Ok(MutexReply::Acquired { token: Some(token_number(token)) })
+        let stand = ElectionCall::Campaign { candidate: candidate(), value: candidate() };
+        let mut seen = caller.now();
+        let stood = caller.operation(&self.book, "campaign", &name, stand, |caller| {
+            match caller.call(&campaign)? {
+                Reply::Granted { token } => {
+                    Ok(ElectionReply::Elected { token: Some(token_number(token)) })
+                }
+                reply => Err(Miss::nonsense(&reply)),
             }
-            reply => Err(Miss::nonsense(&reply)),
         });
-        let mut seen = invoked;
-        match stood {
-            Ok(_) => {}
+        let token = match stood {
+            Ok(ElectionReply::Elected { token }) => token,
             Err(Miss::Failed(_)) => return,
-            Err(Miss::Unknown(_)) => {
-                caller.forget(who.clone());
-                self.terms.begin(client, &name, seen, MutexCall::Release { owner: owner() });
+            Ok(_) | Err(Miss::Unknown(_)) => {
+                caller.forget(slot.clone());
+                let expire = ElectionCall::Expire { candidate: candidate() };
+                self.book.begin(client, &name, seen, expire);
                 return;
             }
-        }
+        };
+        let since = caller.now();
         for _ in 0..caller.dice.below(3) {
             thread::sleep(Duration::from_millis(caller.dice.below(LEADS_MS)));
-            let look = Call::Look { slot: who.clone() };
+            let look = Call::Look { slot: slot.clone() };
             let Timed { result, invoked, .. } = caller.timed("look", |caller| caller.call(&look));
             if result != Ok(Reply::Held(true)) {
                 break;
             }
             seen = invoked;
         }
-        let resign = Call::Release { slot: who.clone() };
+        let release = Call::Release { slot: slot.clone() };
         let Timed { result, invoked, ended } =
-            caller.timed("resign", |caller| caller.call(&resign));
-        let release = MutexCall::Release { owner: owner() };
-        if result == Ok(Reply::Held(true)) {
-            let index = self.terms.begin(client, &name, invoked, release);
-            self.terms.end(index, Outcome::Ok { at: At(ended), reply: MutexReply::Released });
+            caller.timed("resign", |caller| caller.call(&release));
+        let has_resigned = result == Ok(Reply::Held(true));
+        if has_resigned {
+            let resign = ElectionCall::Resign { candidate: candidate() };
+            let index = self.book.begin(client, &name, invoked, resign);
+            self.book.end(index, Outcome::Ok { at: At(ended), reply: ElectionReply::Done });
+            seen = invoked;
         } else {
             // It was lost, at any moment since it was last seen.
-            caller.forget(who.clone());
-            self.terms.begin(client, &name, seen, release);
+            caller.forget(slot.clone());
+            let expire = ElectionCall::Expire { candidate: candidate() };
+            self.book.begin(client, &name, seen, expire);
         }
+        if seen < since {
+            // When the answer came it may have been lost already.
+            return;
+        }
+        let hold = HoldCall::Hold { owner: candidate(), kind: HoldKind::Write, token };
+        let index = self.holds.begin(client, &name, since, hold);
+        let reply = HoldReply { lost: !has_resigned };
+        self.holds.end(index, Outcome::Ok { at: At(seen), reply });
     }
 }
 
-impl Client for &Election {
+impl Client for &Elections {
     fn step(&mut self, caller: &mut Caller<'_>) {
         if caller.dice.below(4) == 0 {
             self.observe(caller);
@@ -120,72 +145,74 @@ impl Client for &Election {
     }
 }
 
-impl Workload for Election {
+impl Workload for Elections {
     fn client<'a>(&'a self, _number: u64) -> Box<dyn Client + 'a> {
         Box::new(self)
     }
 
-    fn judge(&self) -> Judgement {
-        let (terms, seen) = (self.terms.history(), self.seen.history());
-        let model = Mutex { holds_max: 1, is_fenced: true };
-        let verdict = linear::check(&model, &terms, budget());
-        let well = format!("{} observations", seen.len());
-        Judgement::of(&verdict, format!("{} operations fit", terms.len()))
-            .and(Judgement::of_complaints(sights(&terms, &seen), well))
-    }
-
-    fn lines(&self) -> String {
-        self.terms.history().iter().map(|op| lines::line(op) + "\n").collect()
+    fn exhibits(&self) -> Vec<Exhibit> {
+        let model = Election { is_fenced: true };
+        let elections = move |history: &History<_, _>| linear::check(&model, history, budget());
+        let leads = |history: &History<_, _>| intervals::holds(&Holds::default(), history);
+        let (calls, holds) = (with_those_who_gave_up(self.book.history()), self.holds.history());
+        vec![
+            Exhibit::new("elections", "--model election --fenced", calls, elections),
+            Exhibit::new("leads", "--model holds", holds, leads),
+        ]
     }
 }
 
-/// Observers who saw somebody who cannot have led then, or nobody while somebody surely led.
-fn sights(
-    terms: &History<MutexCall, MutexReply>,
-    seen: &History<(), Option<String>>,
-) -> Vec<String> {
-    type Term<'a> = [Option<&'a Operation<MutexCall, MutexReply>>; 2];
-    let mut by: BTreeMap<String, Term<'_>> = BTreeMap::new();
-    for operation in terms {
-        let (owner, part) = match &operation.call {
-            MutexCall::Acquire { owner } => (owner, 0),
-            MutexCall::Release { owner } => (owner, 1),
-        };
-        if let Value::Text(owner) = owner {
-            by.entry(owner.to_string()).or_default()[part] = Some(operation);
+/// A candidate that gives up and is cut off stands until its session has ended, and whoever asks may see it lead. So a campaign
+/// that failed is one of unknown outcome if its candidate was seen, and its lead ends by itself.
+fn with_those_who_gave_up(
+    mut history: History<ElectionCall, ElectionReply>,
+) -> History<ElectionCall, ElectionReply> {
+    let seen: BTreeSet<String> = (history.iter())
+        .filter_map(|operation| match &operation.outcome {
+            Outcome::Ok { reply: ElectionReply::Leader(Some(leading)), .. } => {
+                Some(leading.candidate.to_string())
+            }
+            _ => None,
+        })
+        .collect();
+    let mut expired = Vec::new();
+    for operation in &mut history {
+        let ElectionCall::Campaign { candidate, .. } = &operation.call else { continue };
+        let has_failed = matches!(operation.outcome, Outcome::Failed { .. });
+        if has_failed && seen.contains(&candidate.to_string()) {
+            let call = ElectionCall::Expire { candidate: candidate.clone() };
+            operation.outcome = Outcome::Unknown { at: None };
+            expired.push(Operation { call, ..operation.clone() });
         }
     }
-    let mut complaints = Vec::new();
-    for (index, sight) in seen.iter().enumerate() {
-        let Outcome::Ok { at, reply } = &sight.outcome else { continue };
-        let may = |[stood, resigned]: &Term<'_>| {
-            let began = stood.is_some_and(|stood| stood.invoked <= *at);
-            let over = resigned.is_some_and(|resigned| match resigned.outcome {
-                Outcome::Ok { at, .. } => at < sight.invoked,
-                _ => false,
-            });
-            began && !over
+    history.extend(expired);
+    history
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_gave_up_may_be_seen_to_lead_and_who_never_stood_may_not() {
+        let campaign =
+            |who: &str| ElectionCall::Campaign { candidate: who.into(), value: who.into() };
+        let leading = |who: &str| Leading { candidate: who.into(), value: who.into(), token: None };
+        let sees = |who: &str| {
+            let history = vec![
+                Operation::failed(1, campaign("a")),
+                Operation::ok(
+                    5,
+                    6,
+                    ElectionCall::Leader,
+                    ElectionReply::Leader(Some(leading(who))),
+                ),
+                Operation::ok(7, 8, campaign("b"), ElectionReply::Elected { token: Some(3) }),
+            ];
+            let model = Election { is_fenced: true };
+            linear::check(&model, &with_those_who_gave_up(history), budget())
         };
-        let surely = |[stood, resigned]: &Term<'_>| {
-            let stood = stood.filter(|stood| stood.object == sight.object);
-            let led = stood.is_some_and(|stood| match stood.outcome {
-                Outcome::Ok { at, .. } => at < sight.invoked,
-                _ => false,
-            });
-            led && resigned.is_some_and(|resigned| resigned.invoked > *at)
-        };
-        match reply {
-            Some(who) if !by.get(who).is_some_and(may) => {
-                complaints.push(format!("observation {index} sees {who}, who cannot lead then"));
-            }
-            None => {
-                let leaders: Vec<_> = by.iter().filter(|(_, term)| surely(term)).collect();
-                if let Some((who, _)) = leaders.first() {
-                    complaints.push(format!("observation {index} sees nobody, while {who} leads"));
-                }
-            }
-            Some(_) => {}
-        }
+        assert!(sees("a").is_ok(), "{}", sees("a"));
+        assert!(sees("c").violation().is_some());
     }
-    complaints
 }

@@ -1,19 +1,21 @@
 //! Locks, in four models: a mutex, one that its owner may take again, one whose tokens rise, a semaphore.
 //!
-//! A hold that is lost (its session has ended, its process was killed) is given to the model as a release whose outcome is
-//! unknown, called when its holder was last seen to hold it: from then on others may have it. So what is judged is that
-//! while a holder says "held", nobody else does.
+//! They are judged twice. By their calls ([`linear`]): a hold that is lost (its session has ended, its process was killed) is
+//! given to the model as a release whose outcome is unknown, called when its holder was last seen to hold it: from then on
+//! others may have it. And by what holders believed ([`intervals::holds`]): from the answer to the last look that said
+//! "held", nobody else does.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use bowline::check::intervals::{self, HoldCall, HoldKind, HoldReply, Holds};
 use bowline::check::{
-    Mutex, MutexCall, MutexReply, Outcome, Semaphore, SemaphoreCall, SemaphoreReply, Value, linear,
-    lines,
+    At, History, Mutex, MutexCall, MutexReply, Outcome, Semaphore, SemaphoreCall, SemaphoreReply,
+    Value, linear,
 };
 
-use super::{Client, Judgement, Kind, Workload, budget};
+use super::{Client, Exhibit, Kind, Workload, budget};
 use crate::caller::{Caller, Miss, Timed, outcome};
 use crate::calls::{self, Call, Reply};
 use crate::ledger::Book;
@@ -23,7 +25,7 @@ pub(super) const MUTEX: Kind = Kind {
     about: "while one says that it holds a mutex, nobody else does",
     least: LEAST,
     clients: 2,
-    is_control: false,
+    control: None,
     make: || Box::new(Locks::new(Sort::Mutex)),
 };
 
@@ -32,7 +34,7 @@ pub(super) const AGAIN: Kind = Kind {
     about: "the same of a mutex that its owner takes up to three times",
     least: LEAST,
     clients: 2,
-    is_control: false,
+    control: None,
     make: || Box::new(Locks::new(Sort::Again)),
 };
 
@@ -41,7 +43,7 @@ pub(super) const FENCED: Kind = Kind {
     about: "the same of a mutex, and its tokens rise from holder to holder",
     least: LEAST,
     clients: 2,
-    is_control: false,
+    control: None,
     make: || Box::new(Locks::new(Sort::Fenced)),
 };
 
@@ -50,7 +52,7 @@ pub(super) const PERMITS: Kind = Kind {
     about: "of a semaphore's three permits no more than three are held at any moment",
     least: LEAST,
     clients: 2,
-    is_control: false,
+    control: None,
     make: || Box::new(Locks::new(Sort::Permits)),
 };
 
@@ -82,6 +84,7 @@ struct Locks {
     sort: Sort,
     mutexes: Book<MutexCall, MutexReply>,
     semaphores: Book<SemaphoreCall, SemaphoreReply>,
+    holds: Book<HoldCall, HoldReply>,
     acquisitions: AtomicU64,
 }
 
@@ -98,6 +101,8 @@ struct Hold<'a> {
     slot: String,
     owner: String,
     want: u32,
+    /// When it was granted, as its holder knows, and by which token.
+    granted: Option<(u64, u64)>,
     /// When it was last seen to be held: not before this was it lost.
     seen: u64,
 }
@@ -122,6 +127,7 @@ impl Hold<'_> {
         });
         let Timed { result, invoked, ended } = timed;
         self.seen = invoked;
+        self.granted = result.as_ref().ok().map(|token| (ended, *token));
         let (is_held, is_unknown) = (result.is_ok(), matches!(result, Err(Miss::Unknown(_))));
         self.enter(caller.client, true, invoked, ended, result);
         if is_unknown {
@@ -152,12 +158,33 @@ impl Hold<'_> {
             reply => Err(Miss::nonsense(&reply)),
         });
         let Timed { result, invoked, ended } = timed;
+        self.believed(
+            caller.client,
+            if result.is_ok() { invoked } else { self.seen },
+            result.is_err(),
+        );
         if result.is_ok() {
             self.enter(caller.client, false, invoked, ended, result);
         } else {
             caller.forget(self.slot.clone());
             self.lost(caller.client, ended);
         }
+    }
+
+    /// Takes down from when to when its holder believed to hold it.
+    fn believed(&self, client: u64, until: u64, lost: bool) {
+        // Who never saw it again may have lost it before the answer came.
+        let Some((since, token)) = self.granted.filter(|(since, _)| *since <= until) else {
+            return;
+        };
+        let kind = match self.locks.sort {
+            Sort::Permits => HoldKind::Permits(self.want.into()),
+            Sort::Mutex | Sort::Again | Sort::Fenced => HoldKind::Write,
+        };
+        let owner = Value::from(self.owner.as_str());
+        let call = HoldCall::Hold { owner, kind, token: Some(token) };
+        let index = self.locks.holds.begin(client, &self.lock, since, call);
+        self.locks.holds.end(index, Outcome::Ok { at: At(until), reply: HoldReply { lost } });
     }
 
     /// It is lost, at any moment since it was last seen; or it never was held.
@@ -207,6 +234,7 @@ impl Locks {
             sort,
             mutexes: Book::default(),
             semaphores: Book::default(),
+            holds: Book::default(),
             acquisitions: AtomicU64::new(0),
         }
     }
@@ -227,9 +255,9 @@ impl Client for &Locks {
             if self.sort == Sort::Permits { 1 + u32::from(caller.dice.below(3) == 0) } else { 1 };
         let mut holds = Vec::new();
         for time in 0..=again {
-            let (slot, seen) = (format!("{owner}.{time}"), 0);
+            let (slot, seen, granted) = (format!("{owner}.{time}"), 0, None);
             let (lock, owner) = (lock.clone(), owner.clone());
-            let mut hold = Hold { locks: self, lock, slot, owner, want, seen };
+            let mut hold = Hold { locks: self, lock, slot, owner, want, granted, seen };
             if !hold.acquire(caller) {
                 break;
             }
@@ -252,26 +280,26 @@ impl Workload for Locks {
         Box::new(self)
     }
 
-    fn judge(&self) -> Judgement {
-        let budget = budget();
-        if self.sort == Sort::Permits {
-            let history = self.semaphores.history();
-            let model = Semaphore { permits: u64::from(LIMIT) };
-            let verdict = linear::check(&model, &history, budget);
-            return Judgement::of(&verdict, format!("{} operations fit", history.len()));
-        }
-        let history = self.mutexes.history();
-        let verdict = linear::check(&self.model(), &history, budget);
-        Judgement::of(&verdict, format!("{} operations fit", history.len()))
-    }
-
-    fn lines(&self) -> String {
-        match self.sort {
+    fn exhibits(&self) -> Vec<Exhibit> {
+        let (model, is_again) = (self.model(), self.sort == Sort::Again);
+        let holds = move |history: &History<_, _>| {
+            let rules = Holds { permits: LIMIT.into(), is_reentrant: is_again, ..Holds::default() };
+            intervals::holds(&rules, history)
+        };
+        let mutexes = move |history: &History<_, _>| linear::check(&model, history, budget());
+        let semaphores = |history: &History<_, _>| {
+            linear::check(&Semaphore { permits: LIMIT.into() }, history, budget())
+        };
+        let mutex = |check| Exhibit::new("mutexes", check, self.mutexes.history(), mutexes);
+        let calls = match self.sort {
+            Sort::Mutex => mutex("--model mutex"),
+            Sort::Again => mutex("--model reentrant --holds 3 --fenced"),
+            Sort::Fenced => mutex("--model fenced"),
             Sort::Permits => {
                 let history = self.semaphores.history();
-                history.iter().map(|op| lines::line(op) + "\n").collect()
+                Exhibit::new("semaphores", "--model semaphore --permits 3", history, semaphores)
             }
-            _ => self.mutexes.history().iter().map(|op| lines::line(op) + "\n").collect(),
-        }
+        };
+        vec![calls, Exhibit::new("holds", "--model holds --permits 3", self.holds.history(), holds)]
     }
 }

@@ -2,25 +2,24 @@
 //! `guard.txn` nothing is ever lost. Without, a holder that was paused writes what it had read before others wrote: that
 //! must be seen to happen, or this harness could not see it.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use bowline::check::{History, Outcome};
+use bowline::check::{History, Level, ListTxn, Step, Value, cycles};
 
-use super::{Client, Judgement, Kind, Workload};
+use super::append::elements;
+use super::{Client, Control, Exhibit, Kind, Workload};
 use crate::caller::{Caller, Miss};
 use crate::calls::{Call, Reply};
 use crate::fleet::Setup;
-use crate::ledger::{Book, lines};
+use crate::ledger::Book;
 
 pub(super) const GUARDED: Kind = Kind {
     name: "locked-set",
     about: "elements added under a lock by guarded transactions are never lost",
     least: &[("add", 30)],
     clients: 2,
-    is_control: false,
+    control: None,
     make: || Box::new(LockedSet::new(true)),
 };
 
@@ -29,7 +28,7 @@ pub(super) const UNGUARDED: Kind = Kind {
     about: "a control that must fail under pause: the same without guarded transactions loses some",
     least: &[("add", 30)],
     clients: 2,
-    is_control: true,
+    control: Some(Control { under: "pause", may_stop: false }),
     make: || Box::new(LockedSet::new(false)),
 };
 
@@ -44,15 +43,19 @@ const SESSION: Duration = Duration::from_millis(1700);
 /// See the module.
 struct LockedSet {
     guarded: bool,
-    book: Book<u64, u64>,
+    /// To add is to append: what was added is in the list, behind what was there.
+    book: Book<ListTxn, Vec<Vec<Value>>>,
     next: AtomicU64,
-    last: Mutex<BTreeMap<String, Vec<u64>>>,
 }
 
 impl LockedSet {
     fn new(guarded: bool) -> Self {
-        Self { guarded, book: Book::default(), next: AtomicU64::new(0), last: Mutex::default() }
+        Self { guarded, book: Book::default(), next: AtomicU64::new(0) }
     }
+}
+
+fn name_of(group: u64, which: u64) -> String {
+    format!("ls/{group:04}/{which}")
 }
 
 impl Client for &LockedSet {
@@ -62,7 +65,7 @@ impl Client for &LockedSet {
         let think_ms =
             if self.guarded { 2 + caller.dice.below(15) } else { 100 + caller.dice.below(100) };
         let which = caller.dice.below(SETS);
-        let set = format!("ls/{:04}/{which}", element / ELEMENTS);
+        let set = name_of(element / ELEMENTS, which);
         let call = Call::AddUnderLock {
             lock: format!("lock/{which}"),
             key: set.clone(),
@@ -72,10 +75,11 @@ impl Client for &LockedSet {
             wait_ms: WAIT_MS,
         };
         let add = |caller: &mut Caller<'_>| match caller.call(&call)? {
-            Reply::Done { revision } => Ok(revision),
+            Reply::Done { .. } => Ok(Vec::new()),
             reply => Err(Miss::nonsense(&reply)),
         };
-        drop(caller.operation(&self.book, "add", &set, element, add));
+        let txn = ListTxn(vec![Step::write(&set, element.cast_signed())]);
+        drop(caller.operation(&self.book, "add", "", txn, add));
     }
 }
 
@@ -89,56 +93,24 @@ impl Workload for LockedSet {
     }
 
     fn conclude(&self, caller: &mut Caller<'_>) -> Result<(), Miss> {
-        match caller.call(&Call::List { prefix: "ls/".to_owned() })? {
-            Reply::Rows { rows, .. } => {
-                let elements = |value: &str| {
-                    value.split(',').map(|word| word.parse().unwrap_or(u64::MAX)).collect()
-                };
-                let last = rows.into_iter().map(|row| (row.key, elements(&row.value))).collect();
-                *self.last.lock().unwrap_or_else(PoisonError::into_inner) = last;
-                Ok(())
-            }
-            reply => Err(Miss::nonsense(&reply)),
-        }
-    }
-
-    fn judge(&self) -> Judgement {
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let history = self.book.history();
-        let (lost, others) = complaints(&history, &last);
-        let found = Judgement::of_complaints(others, format!("{} addings", history.len()));
-        found.and(match (self.guarded, lost.len()) {
-            (true, _) => Judgement::of_complaints(lost, "none was lost"),
-            (false, 0) => Judgement::Invalid("the control lost nothing".to_owned()),
-            (false, many) => Judgement::Ok(format!("{many} were lost, as they must")),
+        let groups = 0..=self.next.load(Ordering::Relaxed) / ELEMENTS;
+        let mut sets = groups.flat_map(|group| (0..SETS).map(move |which| name_of(group, which)));
+        sets.try_for_each(|set| {
+            let get = Call::Get { key: set.clone(), local: false };
+            let read = |caller: &mut Caller<'_>| match caller.call(&get)? {
+                Reply::Rows { rows, .. } => {
+                    Ok(vec![rows.first().map_or_else(Vec::new, |row| elements(&row.value))])
+                }
+                reply => Err(Miss::nonsense(&reply)),
+            };
+            caller
+                .operation(&self.book, "read", "", ListTxn(vec![Step::read(&set)]), read)
+                .map(drop)
         })
     }
 
-    fn lines(&self) -> String {
-        lines(&self.book.history())
+    fn exhibits(&self) -> Vec<Exhibit> {
+        let judge = |history: &History<_, _>| cycles::lists(history, Level::StrictSerializable);
+        vec![Exhibit::new("addings", "--model list-append", self.book.history(), judge)]
     }
-}
-
-/// Elements that were acknowledged and are not there; and everything else that is wrong.
-fn complaints(
-    history: &History<u64, u64>,
-    last: &BTreeMap<String, Vec<u64>>,
-) -> (Vec<String>, Vec<String>) {
-    let (mut lost, mut others) = (Vec::new(), Vec::new());
-    for (index, operation) in history.iter().enumerate() {
-        let element = operation.call;
-        let set = last.get(&*operation.object);
-        let times = set.map_or(0, |set| set.iter().filter(|there| **there == element).count());
-        match &operation.outcome {
-            Outcome::Ok { .. } if times == 0 => {
-                lost.push(format!("{element}, added by {index}, is lost"));
-            }
-            Outcome::Failed { .. } if times > 0 => {
-                others.push(format!("{element} is there, but adding it ({index}) was refused"));
-            }
-            _ if times > 1 => others.push(format!("{element} is there {times} times")),
-            _ => {}
-        }
-    }
-    (lost, others)
 }

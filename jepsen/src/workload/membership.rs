@@ -4,7 +4,7 @@ use std::time::Duration;
 use std::{thread, time::Instant};
 
 use super::register::Registers;
-use super::{Client, Judgement, Kind, Workload};
+use super::{Client, Exhibit, Kind, Workload};
 use crate::caller::{Caller, Miss};
 use crate::calls::{Call, Reply};
 use crate::fleet::Setup;
@@ -14,7 +14,7 @@ pub(super) const KIND: Kind = Kind {
     about: "registers stay linearizable while a member joins, votes, and is removed, again and again",
     least: &[("read", 60), ("write", 60), ("promote", 2), ("remove", 2)],
     clients: 3,
-    is_control: false,
+    control: None,
     make: || Box::new(Membership::default()),
 };
 
@@ -116,11 +116,7 @@ impl Workload for Membership {
         }
     }
 
-    fn judge(&self) -> Judgement {
-        self.registers.judge()
-    }
-
-    fn lines(&self) -> String {
-        self.registers.lines()
+    fn exhibits(&self) -> Vec<Exhibit> {
+        self.registers.exhibits()
     }
 }

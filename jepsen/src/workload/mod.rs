@@ -1,22 +1,23 @@
 //! What clients do, and what must be true of what they saw.
 //!
 //! A workload is made for one run. It gives each client its steps ([`Client`]), takes down what they did in
-//! [`Book`](crate::ledger::Book)s, reads what is there in the end, and judges.
+//! [`Book`](crate::ledger::Book)s, and reads what is there in the end. What it has taken down it gives to the judges as
+//! [`Exhibit`]s: the public checkers of `bowline::check`, wherever one knows what must be true.
 //!
-//! To write one: a file here with a type, one line in [`ALL`]. `register.rs` is the shortest that is judged by a
-//! model, `set.rs` the shortest that judges by itself.
+//! To write one: a file here with a type, one line in [`ALL`]. `register.rs` is the shortest that a public checker
+//! judges, `counter.rs` one that judges by itself.
 
 mod append;
 mod bank;
 mod counter;
 mod election;
+mod exhibit;
 mod lease;
 mod lock;
 mod locked_set;
 mod membership;
 mod queue;
 mod register;
-mod revisions;
 mod set;
 mod watch;
 
@@ -24,6 +25,8 @@ use bowline::check::{Budget, Verdict};
 
 use crate::caller::{Caller, Miss};
 use crate::fleet::Setup;
+
+pub use exhibit::{Exhibit, Finding};
 
 /// What a workload says of its run.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -34,8 +37,6 @@ pub enum Judgement {
     Violation(String),
     /// The checker's budget ended. It is not a pass.
     Undecided(String),
-    /// The run does not say anything: a control that must fail has not.
-    Invalid(String),
 }
 
 impl Judgement {
@@ -107,11 +108,8 @@ pub trait Workload: Send + Sync {
         Ok(())
     }
 
-    /// Whether what was seen can be.
-    fn judge(&self) -> Judgement;
-
-    /// The history as JSON lines, for whoever wants to know why.
-    fn lines(&self) -> String;
+    /// What was seen, and who judges whether it can be.
+    fn exhibits(&self) -> Vec<Exhibit>;
 }
 
 /// A workload in the list of all.
@@ -124,10 +122,19 @@ pub struct Kind {
     pub least: &'static [(&'static str, u64)],
     /// How many clients each member has.
     pub clients: u64,
-    /// Whether it is a control: it must fail under pause, or the harness could not see such a failure.
-    pub is_control: bool,
+    /// Whether it is a control, that must fail: if it does not, the harness could not see such a failure.
+    pub control: Option<Control>,
     /// A new one, for one run.
     pub make: fn() -> Box<dyn Workload>,
+}
+
+/// What a control must fail under. That is what its judge is to find, as if it were none; the run turns it around.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Control {
+    /// The nemesis.
+    pub under: &'static str,
+    /// Whether a member that stops by itself, or does not start any more, is such a failure, too.
+    pub may_stop: bool,
 }
 
 /// Every workload there is.
@@ -135,6 +142,7 @@ pub const ALL: &[Kind] = &[
     register::KIND,
     register::LOCAL,
     set::KIND,
+    set::UNSYNCED,
     append::KIND,
     bank::KIND,
     counter::KIND,

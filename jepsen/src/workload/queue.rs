@@ -8,17 +8,17 @@ use std::time::Duration;
 use bowline::check::{History, Outcome};
 use serde::Serialize;
 
-use super::{Client, Judgement, Kind, Workload};
+use super::{Client, Exhibit, Kind, Workload};
 use crate::caller::{Caller, Miss};
 use crate::calls::{Call, Reply};
-use crate::ledger::{Book, lines};
+use crate::ledger::Book;
 
 pub(super) const KIND: Kind = Kind {
     name: "queue",
     about: "every item that was put is acknowledged exactly once, with its effect",
     least: &[("put", 60), ("take", 60), ("ack", 60)],
     clients: 2,
-    is_control: false,
+    control: None,
     make: || Box::new(Items::default()),
 };
 
@@ -133,15 +133,10 @@ impl Workload for Items {
         }
     }
 
-    fn judge(&self) -> Judgement {
-        let history = self.book.history();
+    fn exhibits(&self) -> Vec<Exhibit> {
         let done = self.done.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let well = format!("{} operations; {} items are done", history.len(), done.len());
-        Judgement::of_complaints(complaints(&history, &done), well)
-    }
-
-    fn lines(&self) -> String {
-        lines(&self.book.history())
+        let judge = move |history: &History<_, _>| complaints(history, &done);
+        vec![Exhibit::of_our_own("items", self.book.history(), judge)]
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-use bowline::check::{Register, RegisterCall, RegisterReply, Value, Verdict, linear, lines};
+use bowline::check::{History, Register, RegisterCall, RegisterReply, Value, linear};
 
-use super::{Client, Judgement, Kind, Workload, budget};
+use super::{Client, Control, Exhibit, Kind, Workload, budget};
 use crate::caller::{Caller, Miss};
 use crate::calls::{Call, Reply};
 use crate::ledger::Book;
@@ -14,7 +14,7 @@ pub(super) const KIND: Kind = Kind {
     about: "reads, writes and compare-and-sets on a few keys are linearizable",
     least: &[("read", 60), ("write", 60), ("cas", 30)],
     clients: 3,
-    is_control: false,
+    control: None,
     make: || Box::new(Registers::default()),
 };
 
@@ -23,7 +23,7 @@ pub(super) const LOCAL: Kind = Kind {
     about: "a control that must fail: the same, but reads are local, so that some are stale",
     least: KIND.least,
     clients: 3,
-    is_control: true,
+    control: Some(Control { under: "partition-halves", may_stop: false }),
     make: || Box::new(Registers { reads_locally: true, ..Registers::default() }),
 };
 
@@ -107,19 +107,9 @@ impl Workload for Registers {
         Box::new(Hand { registers: self, seen: None })
     }
 
-    fn judge(&self) -> Judgement {
-        let history = self.book.history();
-        let verdict = linear::check(&Register::default(), &history, budget());
-        if self.reads_locally {
-            return match verdict {
-                Verdict::Violation(_) => Judgement::Ok("a read was stale, as it must".to_owned()),
-                _ => Judgement::Invalid("no local read was ever stale".to_owned()),
-            };
-        }
-        Judgement::of(&verdict, format!("{} operations are linearizable", history.len()))
-    }
-
-    fn lines(&self) -> String {
-        self.book.history().iter().map(|op| lines::line(op) + "\n").collect()
+    fn exhibits(&self) -> Vec<Exhibit> {
+        let judge =
+            |history: &History<_, _>| linear::check(&Register::default(), history, budget());
+        vec![Exhibit::new("registers", "--model register", self.book.history(), judge)]
     }
 }

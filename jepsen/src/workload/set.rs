@@ -1,89 +1,108 @@
 //! Sets: every element whose adding was acknowledged is there, in each later read and in the end; what was refused
 //! never is.
+//!
+//! An element is a row, and a set is read at once, at one revision. So a read of a set is for the checker one read of each of
+//! its rows at that revision, also of those that are not there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bowline::check::{History, Outcome};
-use serde::Serialize;
+use bowline::check::{At, History, KvCall, KvReply, Outcome, Seen, Total, Value, total};
 
-use super::revisions::{self, Mark};
-use super::{Client, Judgement, Kind, Workload};
+use super::{Client, Control, Exhibit, Kind, Workload};
 use crate::caller::{Caller, Miss};
 use crate::calls::{Call, Reply};
-use crate::ledger::{Book, lines};
+use crate::fleet::{DOORS, Setup};
+use crate::ledger::Book;
 
 pub(super) const KIND: Kind = Kind {
     name: "set",
     about: "every acknowledged element is in each later read and there in the end, nothing else is",
-    least: &[("add", 100), ("read", 20)],
+    least: &[("add", 100), ("read", 10)],
     clients: 3,
-    is_control: false,
+    control: None,
     make: || Box::new(Sets::default()),
 };
 
+pub(super) const UNSYNCED: Kind = Kind {
+    name: "set-unsynced",
+    about: "a control that must fail when power fails: the same, on disks that say they have synced and have not",
+    least: KIND.least,
+    clients: 3,
+    control: Some(Control { under: "power-all", may_stop: true }),
+    make: || Box::new(Sets { without_syncs: true, ..Sets::default() }),
+};
+
 /// After so many elements there is another set: reads answer with all of one.
-const ELEMENTS: u64 = 300;
+const ELEMENTS: u64 = 100;
 
-/// One operation of eight is a read.
-const READ_IN: u64 = 8;
+/// One operation of so many is a read.
+const READ_IN: u64 = 16;
 
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum SetCall {
-    Add(u64),
-    Read,
-}
-
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum SetReply {
-    Added { revision: u64 },
-    Read { revision: u64, elements: BTreeSet<u64> },
-}
+/// What an element's row holds.
+const IN: &str = "in";
 
 /// See the module.
 #[derive(Default)]
 struct Sets {
-    book: Book<SetCall, SetReply>,
+    without_syncs: bool,
+    book: Book<KvCall, KvReply>,
     next: AtomicU64,
-}
-
-impl Sets {
-    fn add(&self, caller: &mut Caller<'_>) {
-        let element = self.next.fetch_add(1, Ordering::Relaxed);
-        let set = name_of(element / ELEMENTS);
-        let put = Call::Put { key: format!("{set}{element:06}"), value: "in".into(), lease: None };
-        let add = |caller: &mut Caller<'_>| match caller.call(&put)? {
-            Reply::Done { revision } => Ok(SetReply::Added { revision }),
-            reply => Err(Miss::nonsense(&reply)),
-        };
-        drop(caller.operation(&self.book, "add", &set, SetCall::Add(element), add));
-    }
-
-    fn read(&self, caller: &mut Caller<'_>, set: &str) -> Result<SetReply, Miss> {
-        let list = Call::List { prefix: set.to_owned() };
-        let read = |caller: &mut Caller<'_>| match caller.call(&list)? {
-            Reply::Rows { revision, rows } => {
-                let element = |key: &str| key[set.len()..].parse().unwrap_or(u64::MAX);
-                let elements = rows.iter().map(|row| element(&row.key)).collect();
-                Ok(SetReply::Read { revision, elements })
-            }
-            reply => Err(Miss::nonsense(&reply)),
-        };
-        caller.operation(&self.book, "read", set, SetCall::Read, read)
-    }
 }
 
 fn name_of(number: u64) -> String {
     format!("s/{number:04}/")
 }
 
+fn key_of(element: u64) -> String {
+    format!("{}{element:06}", name_of(element / ELEMENTS))
+}
+
+impl Sets {
+    fn add(&self, caller: &mut Caller<'_>) {
+        let key = key_of(self.next.fetch_add(1, Ordering::Relaxed));
+        let put = Call::Put { key: key.clone(), value: IN.to_owned(), lease: None };
+        let add = |caller: &mut Caller<'_>| match caller.call(&put)? {
+            Reply::Done { revision } => {
+                Ok(KvReply { seen: Seen::Written, revision: Some(revision) })
+            }
+            reply => Err(Miss::nonsense(&reply)),
+        };
+        let call = KvCall::Put { key: key.into(), value: Value::from(IN) };
+        drop(caller.operation(&self.book, "add", "", call, add));
+    }
+
+    /// Reads a set: all elements that may be there by now are asked for.
+    fn read(&self, caller: &mut Caller<'_>, number: u64) -> Result<(), Miss> {
+        let list = Call::List { prefix: name_of(number) };
+        let timed = caller.timed("read", |caller| match caller.call(&list)? {
+            Reply::Rows { revision, rows } => Ok((revision, rows)),
+            reply => Err(Miss::nonsense(&reply)),
+        });
+        let (revision, rows) = timed.result?;
+        let rows: BTreeMap<&str, _> = rows.iter().map(|row| (row.key.as_str(), row)).collect();
+        let all = number * ELEMENTS..(number + 1) * ELEMENTS;
+        let may_be_there = all.end.min(self.next.load(Ordering::Relaxed));
+        let keys: Vec<String> = (all.start..may_be_there).map(key_of).collect();
+        let invented = rows.keys().filter(|key| !keys.iter().any(|k| k == *key));
+        for key in keys.iter().map(String::as_str).chain(invented.copied()) {
+            let row = rows.get(key);
+            let value = row.map(|row| Value::from(row.value.as_str()));
+            let seen = Seen::Read { value, modified: row.map(|row| row.modified) };
+            let reply = KvReply { seen, revision: Some(revision) };
+            let call = KvCall::Get { key: key.into() };
+            let index = self.book.begin(caller.client, "", timed.invoked, call);
+            self.book.end(index, Outcome::Ok { at: At(timed.ended), reply });
+        }
+        Ok(())
+    }
+}
+
 impl Client for &Sets {
     fn step(&mut self, caller: &mut Caller<'_>) {
         if caller.dice.below(READ_IN) == 0 {
-            let set = name_of(self.next.load(Ordering::Relaxed) / ELEMENTS);
-            drop(self.read(caller, &set));
+            // What came of it is in the book.
+            drop(self.read(caller, self.next.load(Ordering::Relaxed) / ELEMENTS));
         } else {
             self.add(caller);
         }
@@ -91,96 +110,23 @@ impl Client for &Sets {
 }
 
 impl Workload for Sets {
+    fn prepare(&self, setup: &mut Setup) {
+        if self.without_syncs {
+            setup.variables.push((DOORS.to_owned(), "no-sync".to_owned()));
+        }
+    }
+
     fn client<'a>(&'a self, _number: u64) -> Box<dyn Client + 'a> {
         Box::new(self)
     }
 
     fn conclude(&self, caller: &mut Caller<'_>) -> Result<(), Miss> {
         let sets = self.next.load(Ordering::Relaxed).div_ceil(ELEMENTS);
-        (0..sets).try_for_each(|set| self.read(caller, &name_of(set)).map(drop))
+        (0..sets).try_for_each(|set| self.read(caller, set))
     }
 
-    fn judge(&self) -> Judgement {
-        let history = self.book.history();
-        let (mut found, unknown) = complaints(&history);
-        found.extend(revisions::complaints(&history, |_, reply| {
-            Some(match reply {
-                SetReply::Added { revision } => Mark { revision: *revision, is_change: true },
-                SetReply::Read { revision, .. } => Mark { revision: *revision, is_change: false },
-            })
-        }));
-        let well = format!("{} operations; {unknown} unknown ones are there", history.len());
-        Judgement::of_complaints(found, well)
-    }
-
-    fn lines(&self) -> String {
-        lines(&self.book.history())
-    }
-}
-
-/// What reads have that they must not have, or lack; and how many elements of unknown fate some read has.
-pub(super) fn complaints(history: &History<SetCall, SetReply>) -> (Vec<String>, usize) {
-    let mut adds = BTreeMap::new();
-    let mut reads = Vec::new();
-    for (index, operation) in history.iter().enumerate() {
-        match (&operation.call, &operation.outcome) {
-            (SetCall::Add(element), _) => drop(adds.insert(*element, (index, operation))),
-            (SetCall::Read, Outcome::Ok { at, reply: SetReply::Read { elements, .. } }) => {
-                reads.push((index, operation, *at, elements));
-            }
-            _ => {}
-        }
-    }
-    let (mut complaints, mut unknown) = (Vec::new(), BTreeSet::new());
-    for (read, by, ended, elements) in reads {
-        for (element, (add, operation)) in &adds {
-            if operation.object != by.object {
-                continue;
-            }
-            match (&operation.outcome, elements.contains(element)) {
-                (Outcome::Ok { at, .. }, false) if *at < by.invoked => complaints
-                    .push(format!("read {read} lacks {element}, which {add} had added before")),
-                (Outcome::Failed { .. }, true) => complaints
-                    .push(format!("read {read} has {element}, whose adding {add} was refused")),
-                (_, true) if operation.invoked > ended => complaints
-                    .push(format!("read {read} has {element} before it was added by {add}")),
-                (Outcome::Unknown { .. }, true) => drop(unknown.insert(*element)),
-                _ => {}
-            }
-        }
-        let invented = elements.iter().filter(|element| !adds.contains_key(element));
-        complaints.extend(invented.map(|e| format!("read {read} has {e}, which nobody added")));
-    }
-    (complaints, unknown.len())
-}
-
-#[cfg(test)]
-mod tests {
-    use bowline::check::Operation;
-
-    use super::*;
-
-    fn read(invoked: u64, elements: &[u64]) -> Operation<SetCall, SetReply> {
-        let elements = elements.iter().copied().collect();
-        let reply = SetReply::Read { revision: invoked, elements };
-        Operation::ok(invoked, invoked + 1, SetCall::Read, reply)
-    }
-
-    fn add(invoked: u64, element: u64) -> Operation<SetCall, SetReply> {
-        let reply = SetReply::Added { revision: invoked };
-        Operation::ok(invoked, invoked + 1, SetCall::Add(element), reply)
-    }
-
-    #[test]
-    fn a_lost_element_an_invented_one_and_one_that_was_refused_are_seen() {
-        let unknown = Operation::unknown(1, SetCall::Add(8));
-        let refused = Operation::failed(1, SetCall::Add(9));
-        let all = |last| vec![add(1, 7), unknown.clone(), refused.clone(), last];
-        assert_eq!(complaints(&all(read(5, &[7]))), (vec![], 0));
-        assert_eq!(complaints(&all(read(5, &[7, 8]))), (vec![], 1));
-        assert_eq!(complaints(&all(read(2, &[]))).0, Vec::<String>::new());
-        for bad in [read(5, &[]), read(5, &[7, 9]), read(5, &[7, 3])] {
-            assert_eq!(complaints(&all(bad)).0.len(), 1);
-        }
+    fn exhibits(&self) -> Vec<Exhibit> {
+        let judge = |history: &History<_, _>| total::check(&Total::default(), history);
+        vec![Exhibit::new("sets", "--model revisions", self.book.history(), judge)]
     }
 }
