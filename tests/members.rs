@@ -110,6 +110,22 @@ fn a_leader_that_is_removed_hands_over_and_goes() {
 }
 
 #[test]
+fn the_only_voter_is_not_replaced_but_can_go_when_another_one_votes() {
+    async {
+        let mut cluster = ClusterOptions::new(1).start().await.unwrap();
+        // Nobody could lead while its place is taken: it would wait for ever.
+        let refused = cluster.replace(0).await.unwrap_err().to_string();
+        assert!(refused.contains("the last voter"), "{refused}");
+        let joined = cluster.join().await.unwrap();
+        promote(&cluster, joined).await;
+        cluster.node(joined).remove_member(id(&cluster, 0)).await.unwrap();
+        assert_eq!(cluster.node(0).stopped().await, StopReason::Removed);
+        cluster.node(joined).client().put("k", "v").await.unwrap();
+    }
+    .wait();
+}
+
+#[test]
 fn what_would_lose_the_quorum_is_refused() {
     async {
         let mut cluster = three().await;

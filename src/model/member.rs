@@ -130,7 +130,9 @@ pub enum MemberRefusal {
     #[error("there are {0} voters, more are not possible: remove one first")]
     TooManyVoters(usize),
     /// Without it nobody would vote.
-    #[error("member {0} is the last voter: shut it down instead")]
+    #[error(
+        "member {0} is the last voter: let another one join and promote it, then this one can go"
+    )]
     LastVoter(NodeId),
     /// Another step is not finished.
     #[error("another change of the members is under way: try again when it is done")]

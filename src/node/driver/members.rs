@@ -94,6 +94,12 @@ impl Driver {
         }
         let refused = MemberAnswer::Refused;
         members.judge(&change).map_err(refused)?;
+        // Nobody else could lead while its place is taken.
+        if let MemberChange::Add { replaces: Some(old), .. } = &change
+            && members.voters().eq([*old])
+        {
+            return Err(refused(MemberRefusal::LastVoter(*old)));
+        }
         if matches!(change, MemberChange::Promote(_)) && !consensus.is_caught_up(id) {
             return Err(refused(MemberRefusal::NotCaughtUp(id)));
         }
