@@ -162,3 +162,15 @@ fn three_processes_count_one_counter() {
     counts.sort_unstable();
     assert_eq!(counts, (1..=12).collect::<Vec<u64>>(), "{said:?}");
 }
+
+#[test]
+fn a_shop_in_the_simulated_world_sells_no_seat_twice_unless_it_is_careless() {
+    let words = run("tickets");
+    assert!(words.contains("none sold twice"), "{words}");
+    let careless = example("tickets").arg("careless").output().unwrap();
+    let words = String::from_utf8_lossy(&careless.stderr);
+    assert!(
+        words.contains("SOLD-ONCE is broken") && words.contains("run it again with"),
+        "{words}"
+    );
+}

@@ -200,7 +200,11 @@ pub struct OpenSession {
 
 impl OpenSession {
     pub(crate) fn new(node: &Node, own: bool) -> Self {
-        let client = node.client();
+        Self::on(node.client(), own)
+    }
+
+    /// On the node of a client.
+    pub(crate) fn on(client: Client, own: bool) -> Self {
         let settings = &client.shared.settings;
         let info = SessionInfo { label: settings.label.clone(), own };
         Self { ttl: settings.session_ttl, delay: Duration::ZERO, info, deadline: None, client }

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use crate::api::{Client, Effect, Error, Session};
 use crate::model::{
-    Command, KeyRange, KeyValue, LeaseId, RangeReply, Refusal, Reply, Revision, SessionInfo,
+    Command, KeyRange, KeyValue, LeaseId, MemberWish, NodeId, RangeReply, Refusal, Reply, Revision,
+    SessionInfo,
 };
+use crate::node::CallError;
 use crate::recipes::Locks;
 use crate::watch::{WatchRequest, Watcher};
 
@@ -64,6 +66,15 @@ impl Caller {
     /// What became of it instead.
     pub(crate) async fn write(&self, command: Command) -> Result<Reply, Fate> {
         Ok(self.client.propose(command, None).await?)
+    }
+
+    /// Wants the members to change, and waits until they have.
+    ///
+    /// # Errors
+    /// Why they have not, or nobody knows.
+    pub(crate) async fn step(&self, wish: MemberWish) -> Result<NodeId, CallError> {
+        let shared = &self.client.shared;
+        shared.step(wish, shared.deadline(None)).await
     }
 
     /// Reads a range, linearizably.

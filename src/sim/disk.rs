@@ -21,7 +21,7 @@ use super::Rng;
 use crate::env::{Disk, DiskLock, Entropy, File, OpenMode};
 
 /// What a crash keeps or loses as a whole.
-const SECTOR_BYTES: usize = 512;
+pub(super) const SECTOR_BYTES: usize = 512;
 
 /// A simulated disk. Files opened in one life of the machine fail in the next.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 //! a seed.
 //!
 //! The nodes are the real ones. What they stand on is simulated: [`clock`] (time, which goes on only
-//! when something happens), [`disk`] (files that a power cut tears), [`net`] (messages that are lost,
+//! when something happens), [`disk`] (files that a power cut tears), [`rot`] (and that rot), [`net`] (messages that are lost,
 //! doubled, late and overtaken), [`point`] (crashes at named places of the code), [`rng`] (all that is
 //! random). [`world`] makes things happen, one after the other; [`process`] is one life of one node in
 //! it; [`executor`] runs the tasks of the programs that the nodes are embedded in.
@@ -17,8 +17,10 @@
 //! Invariant: knows no thread, no socket, no file and no clock but its own.
 
 mod cancellation;
+mod minimise;
 mod plan;
 mod run;
+mod scenario;
 
 mod caller;
 mod keeping;
@@ -41,10 +43,13 @@ mod net;
 mod point;
 mod quota;
 mod rng;
+mod rot;
 
 pub use cancellation::{Break, Cancellation, Endings, WishKind, run_cancellation};
 pub use disk::SimDisk;
+pub use minimise::minimise;
 pub use quota::QuotaDisk;
 pub use rng::Rng;
-pub use run::{Failure, Report, run_seed};
+pub use run::{Failure, Report, parts_of_seed, run_seed, run_seed_without, run_steady};
+pub use scenario::{Host, Rows, Scenario};
 pub use violation::Violation;

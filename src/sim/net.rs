@@ -16,6 +16,7 @@ use super::rng::Rng;
 use crate::codec;
 use crate::env::{Entropy, Network, SendOutcome};
 use crate::model::{Lane, NodeId, PeerMessage};
+use crate::transport;
 
 /// Messages under way on one lane of one link; more are refused, as a full socket buffer does.
 const IN_FLIGHT_MAX: usize = 4096;
@@ -35,6 +36,8 @@ pub(crate) struct NetConditions {
     pub(crate) straggle_ppm: u64,
     /// How long a message may be held up.
     pub(crate) straggle_max: Duration,
+    /// Of a million messages, so many are damaged on the way.
+    pub(crate) damage_ppm: u64,
     /// Whether messages of one lane may overtake each other. Across lanes they always may.
     pub(crate) reorder: bool,
 }
@@ -48,6 +51,7 @@ impl Default for NetConditions {
             duplicate_ppm: 0,
             straggle_ppm: 0,
             straggle_max: Duration::ZERO,
+            damage_ppm: 0,
             reorder: false,
         }
     }
@@ -70,7 +74,20 @@ pub(crate) struct Flight {
     pub(crate) lane: Lane,
     /// The connection it was sent on.
     pub(crate) connection: u64,
+    /// What is on the wire: the message, or, where that was damaged, the frame that it was in.
     pub(crate) frame: Bytes,
+    pub(crate) damaged: bool,
+}
+
+/// What becomes of what arrives.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum Arrival {
+    /// It is a message.
+    Message(PeerMessage),
+    /// It is of a connection that does not stand any more.
+    Late,
+    /// It makes no sense: its connection is closed.
+    Broken,
 }
 
 /// One direction between two nodes.
@@ -210,17 +227,22 @@ impl SimNet {
     ///
     /// # Panics
     /// If what was encoded cannot be decoded: the codec is broken.
-    pub(crate) fn arrive(&self, flight: &Flight) -> Option<PeerMessage> {
+    pub(crate) fn arrive(&self, flight: &Flight) -> Arrival {
         let mut state = self.state();
         if state.connections.get(&pair(flight.from, flight.to)) != Some(&flight.connection) {
-            return None;
+            return Arrival::Late;
         }
         let link = state.link(flight.from, flight.to);
         if let Some(count) = link.in_flight.get_mut(&flight.lane) {
             *count = count.saturating_sub(1);
         }
+        if flight.damaged {
+            let body = transport::unframed(&flight.frame, flight.lane);
+            let message = body.and_then(|body| codec::decode_message(body).ok());
+            return message.map_or(Arrival::Broken, Arrival::Message);
+        }
         let message = codec::decode_message(flight.frame.clone());
-        Some(message.expect("what one node encoded another can decode"))
+        Arrival::Message(message.expect("what one node encoded another can decode"))
     }
 
     /// How many messages were ever sent.
@@ -257,15 +279,36 @@ impl State {
         if lost || self.link(from, to).cut || self.chance(self.conditions.loss_ppm) {
             return SendOutcome::Queued;
         }
-        let mut frame = BytesMut::new();
-        codec::encode_message(message, &mut frame);
-        let frame = frame.freeze();
+        let damaged = self.chance(self.conditions.damage_ppm);
+        let frame = match damaged {
+            true => self.damage(transport::framed(message)),
+            false => {
+                let mut frame = BytesMut::new();
+                codec::encode_message(message, &mut frame);
+                frame.freeze()
+            }
+        };
         let copies = if self.chance(self.conditions.duplicate_ppm) { 2 } else { 1 };
         for _ in 0..copies {
             let at = self.arrival(now, from, to, lane);
-            self.outgoing.push(Flight { at, from, to, lane, connection, frame: frame.clone() });
+            let frame = frame.clone();
+            self.outgoing.push(Flight { at, from, to, lane, connection, frame, damaged });
         }
         SendOutcome::Queued
+    }
+
+    /// Flips one to three bits, or cuts the end off.
+    fn damage(&self, mut frame: Vec<u8>) -> Bytes {
+        let any = |length: usize| self.rng.below(length as u64) as usize;
+        if any(8) == 0 {
+            frame.truncate(any(frame.len()));
+            return frame.into();
+        }
+        for _ in 0..=any(3) {
+            let bit = any(frame.len() * 8);
+            frame[bit / 8] ^= 1 << (bit % 8);
+        }
+        frame.into()
     }
 
     fn arrival(&mut self, now: Duration, from: NodeId, to: NodeId, lane: Lane) -> Duration {
@@ -349,7 +392,7 @@ mod tests {
         let mut flights = net.take_outgoing();
         flights.sort_by_key(|flight| flight.at);
         let arrived = flights.iter().filter_map(|flight| match net.arrive(flight) {
-            Some(PeerMessage::Digest { digest, .. }) => Some(digest),
+            Arrival::Message(PeerMessage::Digest { digest, .. }) => Some(digest),
             _ => None,
         });
         let arrived = arrived.collect();
@@ -386,6 +429,14 @@ mod tests {
         net.connect(node(1), node(2));
         let flights = net.take_outgoing();
         assert_eq!(flights.len(), 1);
-        assert_eq!(net.arrive(&flights[0]), None);
+        assert_eq!(net.arrive(&flights[0]), Arrival::Late);
+    }
+
+    #[test]
+    fn a_damaged_message_is_never_taken_for_another() {
+        let damaging = NetConditions { damage_ppm: 1_000_000, ..NetConditions::default() };
+        let (_, arrived) = sent(damaging, 1000);
+        // Two flips of one bit leave it whole.
+        assert!(arrived.len() < 20, "{}", arrived.len());
     }
 }

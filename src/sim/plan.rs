@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::locking::Program;
 use super::net::NetConditions;
 use super::rng::Rng;
+use super::rot::Rot;
 use crate::env::{Entropy, Point};
 
 /// The sizes of clusters, as often as they are drawn.
@@ -14,6 +15,9 @@ const SIZES: [u64; 10] = [1, 2, 3, 3, 3, 3, 5, 5, 5, 7];
 /// The drift that clocks stay inside of, against true time, in parts per million. Half the drift
 /// bound that nodes are configured with, because two clocks may differ in opposite directions.
 pub(crate) const DRIFT_PPM_MAX: i64 = 47_000;
+
+/// The cluster forms in peace: a world in which no node ever met another proves nothing.
+pub(crate) const PEACE: Duration = Duration::from_secs(3);
 
 /// Which node a fault strikes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,10 +74,31 @@ pub(crate) enum Fault {
     Drift,
     /// The leader is asked to hand over.
     Transfer,
+    /// A machine goes down, and what lies on its disk rots meanwhile: of so few that the others can do
+    /// without them.
+    Rot { who: Who, what: Rot, down: Duration },
+    /// A disk has only so much room left for a while.
+    Full { who: Who, room_bytes: usize, time: Duration },
+    /// A program shuts its node down in good order, and starts it again.
+    Stop { who: Who, down: Duration },
+    /// All do, one after the other.
+    Rolling { down: Duration, every: Duration },
+    /// A new machine wants to become a member.
+    Join,
+    /// One comes in the place of a voter, whose machine is lost with its disk before, or works on.
+    Replace { lost: bool },
+    /// Some learner is to vote.
+    Promote,
+    /// Some member is to go.
+    Remove,
 }
 
+/// Changes of the members, each with how often it is drawn, in seeds in which the members change.
+const MEMBERS_MENU: [(Kind, u64); 4] =
+    [(Kind::Join, 6), (Kind::Promote, 6), (Kind::Replace, 4), (Kind::Remove, 4)];
+
 /// Kinds of faults, each with how often it is drawn where it is not switched off.
-const MENU: [(Kind, u64); 13] = [
+const MENU: [(Kind, u64); 17] = [
     (Kind::Kill, 6),
     (Kind::PowerLoss, 6),
     (Kind::Blackout, 2),
@@ -87,6 +112,10 @@ const MENU: [(Kind, u64); 13] = [
     (Kind::DiskError, 2),
     (Kind::Drift, 3),
     (Kind::Transfer, 2),
+    (Kind::Stop, 3),
+    (Kind::Rolling, 1),
+    (Kind::Rot, 3),
+    (Kind::Full, 2),
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -104,6 +133,14 @@ enum Kind {
     DiskError,
     Drift,
     Transfer,
+    Stop,
+    Rolling,
+    Rot,
+    Full,
+    Join,
+    Replace,
+    Promote,
+    Remove,
 }
 
 /// The plan of one seed.
@@ -111,23 +148,22 @@ enum Kind {
 pub(crate) struct Plan {
     /// How many nodes.
     pub(crate) nodes: u64,
-    /// How long faults go on.
-    pub(crate) storm: Duration,
     /// The network outside of faults.
     pub(crate) net: NetConditions,
     /// A sync takes at least this long.
     pub(crate) sync_min: Duration,
     /// And at most this long, outside of slow spells.
     pub(crate) sync_max: Duration,
-    /// The mean time between faults.
-    fault_every: Duration,
+    /// What goes wrong, and when.
+    pub(crate) faults: Vec<(Duration, Fault)>,
     /// How many clients work on each node.
     pub(crate) clients: u64,
     /// How long a client thinks between two operations, at most.
     pub(crate) think_max: Duration,
     /// What is done with locks.
     pub(crate) programs: Vec<Program>,
-    menu: Vec<(Kind, u64)>,
+    /// Whether the members change.
+    pub(crate) members_change: bool,
 }
 
 impl Plan {
@@ -151,45 +187,106 @@ impl Plan {
             net.straggle_ppm = rng.below(20_000);
             net.straggle_max = Duration::from_millis(rng.below(2_000));
         }
+        if one_in(rng, 3) {
+            net.damage_ppm = rng.below(3_000);
+        }
         net.reorder = one_in(rng, 3);
         let mut menu: Vec<_> = MENU.into_iter().filter(|_| !one_in(rng, 3)).collect();
         if menu.is_empty() {
             menu.extend(MENU);
         }
+        let members_change = one_in(rng, 2);
+        if members_change {
+            menu.extend(MEMBERS_MENU);
+        }
+        let every = Duration::from_millis(1_000 + rng.below(5_000));
+        let faults = draw_faults(rng, storm, every, &menu);
         let programs = draw_programs(rng);
         // Eight or so all together, however many nodes they are spread over.
         let clients = 1 + 6 / nodes;
         Self {
             nodes,
-            storm,
             net,
             sync_min: quick,
             sync_max: Duration::from_millis(1 + rng.below(12)),
-            fault_every: Duration::from_millis(1_000 + rng.below(5_000)),
+            faults,
             clients,
             think_max: Duration::from_millis(300 + rng.below(900)),
             programs,
-            menu,
+            members_change,
         }
     }
 
-    /// How long until the next fault.
-    pub(crate) fn next_fault_in(&self, rng: &Rng) -> Duration {
-        between(rng, self.fault_every / 4, self.fault_every * 7 / 4)
+    /// A plan to measure the world's speed by: three nodes, about a hundred operations a second, and of
+    /// every kind of fault but changes of the members one in twenty seconds or so.
+    pub(crate) fn steady(rng: &Rng, storm: Duration) -> Self {
+        let faults = draw_faults(rng, storm, Duration::from_secs(20), &MENU);
+        Self {
+            nodes: 3,
+            net: NetConditions::default(),
+            sync_min: Duration::from_micros(100),
+            sync_max: Duration::from_millis(4),
+            faults,
+            clients: 4,
+            think_max: Duration::from_millis(200),
+            programs: Vec::new(),
+            members_change: false,
+        }
     }
 
-    /// The next fault.
-    pub(crate) fn next_fault(&self, rng: &Rng) -> Fault {
-        let total = self.menu.iter().map(|(_, weight)| weight).sum();
-        let mut left = rng.below(total);
-        for &(kind, weight) in &self.menu {
-            if left < weight {
-                return draw(kind, rng);
-            }
-            left -= weight;
-        }
-        unreachable!("the weights of the menu sum to {total}")
+    /// What can be left out of a run, in words: the faults, then the programs.
+    pub(crate) fn parts(&self) -> Vec<String> {
+        let faults =
+            self.faults.iter().map(|(at, fault)| format!("{:>6.2} s {fault:?}", at.as_secs_f64()));
+        let programs = self.programs.iter().map(|program| format!("program {program:?}"));
+        faults.chain(programs).collect()
     }
+
+    /// Leaves the parts with these numbers out.
+    pub(crate) fn leave_out(&mut self, without: &[usize]) {
+        let faults = self.faults.len();
+        let mut number = 0..;
+        let mut stays = || !without.contains(&number.next().expect("there is no last number"));
+        self.faults.retain(|_| stays());
+        let mut number = faults..;
+        let mut stays = || !without.contains(&number.next().expect("there is no last number"));
+        self.programs.retain(|_| stays());
+    }
+}
+
+/// What goes wrong in a storm. Whatever else happens: a leader dies once.
+fn draw_faults(
+    rng: &Rng,
+    storm: Duration,
+    every: Duration,
+    menu: &[(Kind, u64)],
+) -> Vec<(Duration, Fault)> {
+    let death = between(rng, storm / 4, storm * 3 / 4);
+    let (who, down) = (Who::Leader, Duration::from_millis(800 + rng.below(2_000)));
+    let sure = match one_in(rng, 2) {
+        true => Fault::Kill { who, down },
+        false => Fault::PowerLoss { who, down },
+    };
+    let mut faults = vec![(death, sure)];
+    let mut at = PEACE;
+    while at < storm {
+        at += between(rng, every / 4, every * 7 / 4);
+        faults.push((at, draw(draw_kind(rng, menu), rng)));
+    }
+    faults.sort_by_key(|(at, _)| *at);
+    faults
+}
+
+fn draw_kind(rng: &Rng, menu: &[(Kind, u64)]) -> Kind {
+    let total = menu.iter().map(|(_, weight)| weight).sum();
+    let mut left = rng.below(total);
+    for &(kind, weight) in menu {
+        if left < weight {
+            return kind;
+        }
+        left -= weight;
+    }
+    unreachable!("the weights of the menu sum to {total}")
 }
 
 /// One program, and about one more: each gets more room where there are not all of them.
@@ -229,6 +326,17 @@ fn draw(kind: Kind, rng: &Rng) -> Fault {
         Kind::DiskError => Fault::DiskError { who, down },
         Kind::Drift => Fault::Drift,
         Kind::Transfer => Fault::Transfer,
+        Kind::Stop => Fault::Stop { who, down },
+        Kind::Rolling => Fault::Rolling { down: ms(1, 1_000), every: ms(500, 4_000) },
+        Kind::Rot => Fault::Rot { who, what: Rot::ALL[index(rng, Rot::ALL.len())], down },
+        Kind::Full => {
+            let room_bytes = index(rng, 64 << 10);
+            Fault::Full { who, room_bytes, time: ms(1_000, 8_000) }
+        }
+        Kind::Join => Fault::Join,
+        Kind::Replace => Fault::Replace { lost: one_in(rng, 2) },
+        Kind::Promote => Fault::Promote,
+        Kind::Remove => Fault::Remove,
     }
 }
 

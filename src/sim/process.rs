@@ -2,6 +2,7 @@
 //! to see of them.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,18 +11,19 @@ use std::time::Duration;
 use super::caller::Caller;
 use super::net::SimNetwork;
 use crate::api::Client;
+use crate::consensus::member_change;
 use crate::env::Env;
 use crate::machine::Change;
 use crate::model::{
-    ClusterId, Hello, KeyRange, Limits, LogIndex, Moment, NodeId, PeerMessage, Refusal, Revision,
-    Term,
+    ClusterId, Hello, JoinAsk, KeyRange, LeaseId, Limits, LogIndex, MemberChange, Members, Moment,
+    NodeId, PeerMessage, Refusal, Revision, Term,
 };
 use crate::node::{
-    Assembled, Assembly, Bells, Contact, Drift, History, Input, LogTurn, Look, Next, Settings,
-    SnapshotTurn,
+    Assembled, Assembly, Bells, Contact, Drift, History, Input, Joined, LogTurn, Look, Next,
+    Settings, SnapshotTurn, StartError, StopReason,
 };
-use crate::transport::{Introducer, Receiver, Refused, judge};
-use crate::wal::LogReader;
+use crate::transport::{Introducer, JoinReply, Receiver, Refused, judge};
+use crate::wal::{EntryKind, LogReader};
 
 /// Every cluster of every world has this id: worlds never meet.
 const CLUSTER: ClusterId = ClusterId(0xb0_11e);
@@ -57,10 +59,18 @@ impl Wakes {
 /// What a process is started with.
 pub(crate) struct ProcessParts {
     pub(crate) id: NodeId,
-    pub(crate) nodes: u64,
+    pub(crate) beginning: Beginning,
     pub(crate) env: Env,
     pub(crate) network: SimNetwork,
     pub(crate) wakes: Arc<Wakes>,
+}
+
+/// What a process knows of its cluster from elsewhere than its disk.
+pub(crate) enum Beginning {
+    /// It is one of so many that found it.
+    Founder { nodes: u64 },
+    /// It was let in: now, or in an earlier life.
+    Newcomer { contact: Contact, members: BTreeMap<NodeId, Contact>, joined: Option<Joined> },
 }
 
 /// When a driver wants its next turn.
@@ -68,7 +78,7 @@ pub(crate) enum TurnEnd {
     /// At this moment of its clock, if nothing comes before.
     Next(Moment),
     /// Never; why it has stopped.
-    Stopped(String),
+    Stopped(Option<StopReason>),
 }
 
 /// See the module.
@@ -84,9 +94,16 @@ pub(crate) struct Process {
 
 impl Process {
     /// Opens the node's directory and puts the node together.
-    pub(crate) fn start(parts: ProcessParts) -> Result<Self, String> {
-        let ProcessParts { id, nodes, env, network, wakes } = parts;
-        let settings = settings(id, nodes);
+    pub(crate) fn start(parts: ProcessParts) -> Result<Self, StartError> {
+        let ProcessParts { id, beginning, env, network, wakes } = parts;
+        let (settings, joined) = match beginning {
+            Beginning::Founder { nodes } => (settings(id, nodes), None),
+            Beginning::Newcomer { contact, members, joined } => {
+                let label = contact.name.clone();
+                let settings = settings(id, 0);
+                (Settings { contact, members, label, founds: false, ..settings }, joined)
+            }
+        };
         let bells = {
             let (driver, log, snapshots) = (wakes.clone(), wakes.clone(), wakes);
             Bells {
@@ -95,10 +112,10 @@ impl Process {
                 snapshots: Box::new(move || snapshots.snapshots.store(true, Ordering::Relaxed)),
             }
         };
-        let assembly = Assembly::open(settings, env, bells, None).map_err(|why| why.to_string())?;
+        let assembly = Assembly::open(settings, env, bells, joined)?;
         let (receiver, introducer) = (assembly.receiver(), assembly.introducer());
         let log_reader = assembly.log_reader();
-        let node = assembly.finish(Box::new(network)).map_err(|why| why.to_string())?;
+        let node = assembly.finish(Box::new(network))?;
         let (shown, leads) = (Cell::new(Revision::FIRST), Cell::new(false));
         Ok(Self { node, receiver, introducer, log_reader, shown, leads })
     }
@@ -106,12 +123,7 @@ impl Process {
     pub(crate) fn turn(&mut self) -> TurnEnd {
         match self.node.driver.turn() {
             Next::At(moment) => TurnEnd::Next(moment),
-            Next::Stopped => {
-                let why = self.node.shared.stop_reason();
-                TurnEnd::Stopped(
-                    why.map_or_else(|| "nobody knows why".to_owned(), |why| why.to_string()),
-                )
-            }
+            Next::Stopped => TurnEnd::Stopped(self.node.shared.stop_reason()),
         }
     }
 
@@ -144,6 +156,21 @@ impl Process {
         let reply = crate::node::ReplyTo::Nobody;
         let deadline = self.node.shared.deadline(None);
         self.node.shared.push(Input::Transfer { to: None, deadline, reply });
+    }
+
+    /// Asks the node to stop in good order.
+    pub(crate) fn stop(&self) {
+        self.node.shared.push(Input::Stop);
+    }
+
+    /// The leases of the sessions that the node keeps.
+    pub(crate) fn leases_kept(&self) -> Vec<LeaseId> {
+        self.node.driver.leases_kept()
+    }
+
+    /// Somebody who is no member asks to become one.
+    pub(crate) fn ask_to_join(&self, ask: JoinAsk, reply: JoinReply) {
+        self.receiver.join(ask, reply);
     }
 
     // ---- the network -----------------------------------------------------------------------
@@ -211,6 +238,38 @@ impl Process {
         hashes
     }
 
+    /// Who belongs to the cluster, as its replica has it.
+    pub(crate) fn members(&self) -> Arc<Members> {
+        self.node.driver.members()
+    }
+
+    /// The changes of the members in the entries after `from`, up to and with `to`; `None` if some of
+    /// these are not in its log any more.
+    pub(crate) fn changes(
+        &self,
+        from: LogIndex,
+        to: LogIndex,
+    ) -> Option<Vec<(LogIndex, MemberChange)>> {
+        let mut changes = Vec::new();
+        let mut next = LogIndex(from.get().max(1)).next();
+        while next <= to {
+            let entries = self.log_reader.entries(next, to.next(), PAGE_BYTES).ok()?;
+            for entry in entries {
+                next = entry.index.next();
+                if entry.kind == EntryKind::Membership {
+                    changes.push((entry.index, member_change(&entry).ok()?));
+                }
+            }
+        }
+        Some(changes)
+    }
+
+    /// How many changes of the members are in its log and not applied.
+    pub(crate) fn changes_pending(&self) -> usize {
+        let applied = self.node.driver.look().applied;
+        self.changes(applied, self.log_reader.last()).map_or(0, |changes| changes.len())
+    }
+
     /// Whether it has this entry, or a snapshot that covers it.
     pub(crate) fn has(&self, index: LogIndex, term: Term) -> bool {
         self.log_reader.first() > index.next() || self.term_of(index) == Some(term)
@@ -232,7 +291,7 @@ fn settings(id: NodeId, nodes: u64) -> Settings {
         members,
         founds: true,
         speaks: crate::model::ClusterVersion::NEWEST,
-        dir: PathBuf::from("/data"),
+        dir: PathBuf::from(super::world::DIR),
         heartbeat: Duration::from_millis(100),
         election_timeout: Duration::from_millis(500),
         drift: Drift::percent(DRIFT_PERCENT),

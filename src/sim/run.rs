@@ -1,18 +1,22 @@
 //! One seed, from the beginning to the verdict: a storm of faults over a working cluster, then calm,
 //! in which a core of the nodes must come together and do everything again.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::caller::Caller;
 use super::judge::Tally;
-use super::plan::{Fault, Plan, Who, between, one_in};
+use super::plan::{Fault, PEACE, Plan, Who, one_in};
 use super::rng::Rng;
+use super::scenario::{Host, Scenario};
 use super::violation::Violation;
 use super::workload::{self, Scene};
-use super::world::{Counts, World, WorldOptions};
+use super::world::{Counts, Started, World, WorldOptions};
 use crate::env::Entropy;
+use crate::model::NodeId;
 
 /// How long faults go on, if nobody says otherwise.
 const STORM: Duration = Duration::from_secs(55);
@@ -43,6 +47,9 @@ pub struct Report {
     pub leader_changes: u64,
     /// How many processes and machines died.
     pub crashes: u64,
+    /// Whether the machines that were left could decide in the end: more were lost than there may be if
+    /// not, and nothing was asked of them.
+    pub recoverable: bool,
     /// How often that of its locks was granted that was granted least.
     pub grants_min: u64,
     /// What else happened, by name.
@@ -58,6 +65,7 @@ impl Report {
             && self.grants_min >= GRANTS_MIN
             && self.leader_changes >= 1
             && self.crashes >= 1
+            && self.recoverable
     }
 }
 
@@ -88,11 +96,35 @@ impl std::error::Error for Failure {}
 /// # Errors
 /// The invariant that broke.
 pub fn run_seed(seed: u64, verbose: bool) -> Result<Report, Box<Failure>> {
-    let mut run = Run::new(seed, verbose);
-    match run.go() {
-        Ok(()) => Ok(run.report()),
-        Err(violation) => Err(Box::new(run.failure(violation))),
-    }
+    run_seed_without(seed, &[], verbose)
+}
+
+/// Runs one seed, but for the parts of its plan with these numbers; see [`parts_of_seed`].
+///
+/// # Errors
+/// The invariant that broke.
+pub fn run_seed_without(
+    seed: u64,
+    without: &[usize],
+    verbose: bool,
+) -> Result<Report, Box<Failure>> {
+    Run::new(seed, without, verbose, None).finish()
+}
+
+/// Runs three nodes with about a hundred operations a second, and a fault in twenty seconds, for so long:
+/// what the speed of the simulated world is measured by.
+///
+/// # Errors
+/// The invariant that broke.
+pub fn run_steady(seed: u64, storm: Duration) -> Result<Report, Box<Failure>> {
+    let rng = Rng::new(seed);
+    let plan = Plan::steady(&rng, storm);
+    Run::of(seed, rng, plan, false, None).finish()
+}
+
+/// What a seed draws that can be left out, in words and in order: faults, then programs.
+pub fn parts_of_seed(seed: u64) -> Vec<String> {
+    Plan::draw(&Rng::new(seed), STORM).parts()
 }
 
 /// What a watch, an observer or a follower on one of these nodes has not been told.
@@ -102,18 +134,37 @@ fn owed(world: &World, core: &[usize]) -> Option<String> {
     owed.or_else(|| judge.follower_owes(core))
 }
 
-struct Run {
+/// One run of one seed.
+pub(super) struct Run {
     seed: u64,
     plan: Plan,
     rng: Rng,
     world: World,
     scene: Scene,
+    /// Whether those whose machines are there can decide, once everything has healed.
+    recoverable: bool,
+    /// Somebody else's program, in the place of ours.
+    foreign: Option<Scenario>,
 }
 
 impl Run {
-    fn new(seed: u64, verbose: bool) -> Self {
+    pub(super) fn new(
+        seed: u64,
+        without: &[usize],
+        verbose: bool,
+        foreign: Option<&Scenario>,
+    ) -> Self {
         let rng = Rng::new(seed);
-        let plan = Plan::draw(&rng, STORM);
+        let mut plan = Plan::draw(&rng, STORM);
+        plan.leave_out(without);
+        if let Some(scenario) = foreign {
+            plan.nodes = scenario.nodes.unwrap_or(plan.nodes);
+            plan.programs.clear();
+        }
+        Self::of(seed, rng, plan, verbose, foreign)
+    }
+
+    fn of(seed: u64, rng: Rng, plan: Plan, verbose: bool, foreign: Option<&Scenario>) -> Self {
         let options = WorldOptions {
             nodes: plan.nodes,
             net: plan.net.clone(),
@@ -131,18 +182,29 @@ impl Run {
         );
         let (of_starts, work) = (Rng::new(rng.next_u64()), scene.clone());
         let (clients, programs) = (plan.clients, plan.programs.clone());
+        let foreign = foreign.cloned();
+        if let Some(scenario) = &foreign {
+            world.judge().borrow_mut().judge_rows(scenario.always.clone());
+        }
+        let theirs = foreign.clone();
         world.on_start(Rc::new(move |started| {
-            workload::start(
-                &work,
-                &started.process.caller(),
-                started.id,
-                started.place,
-                clients,
-                &programs,
-                &of_starts,
-            );
+            let Started { place, id, process } = *started;
+            if let Some(scenario) = &theirs {
+                let rng = Rng::new(of_starts.next_u64());
+                let host = Host::new(work.clone(), process.caller(), id, rng);
+                return work.spawner.spawn(Some(place), (scenario.program)(host));
+            }
+            workload::start(&work, &process.caller(), id, place, clients, &programs, &of_starts);
         }));
-        Self { seed, plan, rng, world, scene }
+        Self { seed, plan, rng, world, scene, recoverable: true, foreign }
+    }
+
+    /// Runs it to its end.
+    pub(super) fn finish(mut self) -> Result<Report, Box<Failure>> {
+        match self.go() {
+            Ok(()) => Ok(self.report()),
+            Err(violation) => Err(Box::new(self.failure(violation))),
+        }
     }
 
     fn go(&mut self) -> Result<(), Violation> {
@@ -153,44 +215,28 @@ impl Run {
 
     /// Faults, until the storm is over.
     fn storm(&mut self) -> Result<(), Violation> {
-        // The cluster forms in peace: a world in which no node ever met another proves nothing.
-        let mut now = Duration::from_secs(3);
-        self.world.run_until(now)?;
-        // Whatever else the seed does: the leader dies once, and the cluster lives on.
-        let death = between(&self.rng, self.plan.storm / 4, self.plan.storm * 3 / 4);
-        let mut dead = false;
-        while now < self.plan.storm {
-            now += self.plan.next_fault_in(&self.rng);
-            if now >= death && !dead {
-                dead = true;
-                self.world.run_until(death)?;
-                let down = Duration::from_millis(800 + self.rng.below(2_000));
-                let who = Who::Leader;
-                self.world.strike(if one_in(&self.rng, 2) {
-                    Fault::Kill { who, down }
-                } else {
-                    Fault::PowerLoss { who, down }
-                });
-            }
-            self.world.run_until(now)?;
-            self.world.strike(self.plan.next_fault(&self.rng));
+        self.world.run_until(PEACE)?;
+        for (at, fault) in std::mem::take(&mut self.plan.faults) {
+            self.world.run_until(at)?;
+            self.world.strike(fault);
         }
         Ok(())
     }
 
     /// A core of the nodes, at least a quorum, must come together. The others stay as they are, some
-    /// of them dead for good.
+    /// of them dead for good. Where the members change, all that are members by then are the core.
     fn calm(&mut self) -> Result<(), Violation> {
-        let nodes = usize::try_from(self.plan.nodes).expect("few");
-        let core: Vec<usize> = if one_in(&self.rng, 3) {
-            let mut all: Vec<usize> = (0..nodes).collect();
-            while all.len() > nodes / 2 + 1 {
-                all.remove(super::plan::index(&self.rng, all.len()));
+        if !self.world.is_recoverable() {
+            self.recoverable = false;
+            return Ok(());
+        }
+        let mut core = self.world.members();
+        if !self.plan.members_change && one_in(&self.rng, 3) {
+            let quorum = core.len() / 2 + 1;
+            while core.len() > quorum {
+                core.remove(super::plan::index(&self.rng, core.len()));
             }
-            all
-        } else {
-            (0..nodes).collect()
-        };
+        }
         self.world.heal(&core)?;
         let end = self.world.timeline().now() + CALM;
         self.world.run_until(end - CALM * 4 / 5)?;
@@ -203,20 +249,31 @@ impl Run {
         self.world.run_until(end - CALM / 2)?;
         // The clients end, and what they hold goes free.
         self.scene.closing.set(true);
-        let settled = self.world.run_while(end, |world| !world.is_settled(&core))?;
-        if !settled {
-            let state = self.world.describe();
+        if self.foreign.is_some() {
+            self.world.run_until(end - CALM / 3)?;
+            self.world.end_programs();
+        }
+        let churns = self.plan.members_change;
+        let of = |world: &World| if churns { world.members() } else { core.clone() };
+        let unsettled =
+            |world: &mut World| !world.is_settled(&of(world)) || !world.members_are_quiet();
+        if !self.world.run_while(end, unsettled)? {
+            let (state, core) = (self.world.describe(), of(&self.world));
             return Violation::found(
                 "L-CONVERGE",
                 format!("{core:?} did not come together: {state}"),
             );
         }
+        let core = of(&self.world);
         self.last_round(&core)
     }
 
     /// On every node of the core: a write, a read that sees everything, every lock.
     fn last_round(&mut self, core: &[usize]) -> Result<(), Violation> {
         let callers: Vec<_> = self.world.callers(core).collect();
+        if let Some(scenario) = self.foreign.clone() {
+            return self.last_words(&scenario, &callers);
+        }
         let done = workload::last_round(&self.scene, &callers, &self.plan.programs);
         let end = self.world.timeline().now() + CALM;
         let serving = |_: &mut World| done.get() < core.len();
@@ -242,6 +299,32 @@ impl Run {
         self.world.compare_rest()
     }
 
+    /// What somebody else's program wants to come true, on one node after the other.
+    fn last_words(
+        &mut self,
+        scenario: &Scenario,
+        callers: &[(usize, NodeId, Caller)],
+    ) -> Result<(), Violation> {
+        for (at, node, caller) in callers {
+            let Some(finally) = &scenario.finally else { break };
+            let host = Host::new(self.scene.clone(), caller.clone(), *node, Rng::new(node.get()));
+            let check = finally(host);
+            let answer: Rc<RefCell<Option<Result<(), String>>>> = Rc::default();
+            let told = answer.clone();
+            self.scene.spawner.spawn(Some(*at), async move {
+                let came = check.await;
+                *told.borrow_mut() = Some(came);
+            });
+            let end = self.world.timeline().now() + CALM * 2;
+            self.world.run_while(end, |_| answer.borrow().is_none())?;
+            let came = answer.take().unwrap_or_else(|| Err("it does not end".to_owned()));
+            if let Err(why) = came {
+                return Violation::found("FINALLY", format!("on {node:?}: {why}"));
+            }
+        }
+        self.world.compare_rest()
+    }
+
     fn report(&self) -> Report {
         let judge = self.world.judge().borrow();
         let Counts { crashes, .. } = self.world.counts();
@@ -255,6 +338,7 @@ impl Run {
             acknowledged: judge.tally.acknowledged(),
             leader_changes: judge.leader_changes(),
             crashes,
+            recoverable: self.recoverable,
             grants_min: grants.min().unwrap_or(GRANTS_MIN),
             counts: judge.tally.others.clone(),
             story: self.story(&judge.tally),

@@ -22,11 +22,18 @@ pub(crate) struct Truth {
     put_at: BTreeMap<Bytes, Revision>,
     /// Values of requests whose callers were told that nothing was applied.
     refused: BTreeSet<Bytes>,
+    /// Whether values may be put more than once, by a program that is not ours.
+    repeats: bool,
     /// Leases that have ended, and at which revision at the latest.
     ended: BTreeMap<LeaseId, Revision>,
 }
 
 impl Truth {
+    /// From now on a value may be put more than once.
+    pub(crate) fn values_repeat(&mut self) {
+        self.repeats = true;
+    }
+
     /// The newest revision that any replica has applied.
     pub(crate) fn newest(&self) -> Revision {
         Revision(self.revisions.len() as u64 + 1)
@@ -126,7 +133,7 @@ impl Truth {
             );
         }
         // What the recipes put is not ours to judge by value.
-        if !value.starts_with(b"#") {
+        if self.repeats || !value.starts_with(b"#") {
             return Ok(());
         }
         match self.put_at.insert(value.clone(), revision) {

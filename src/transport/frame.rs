@@ -143,6 +143,23 @@ pub(super) fn put_frame(out: &mut Vec<u8>, kind: FrameKind, body: impl FnOnce(&m
     header[8..].copy_from_slice(&crc32fast::hash(checked).to_le_bytes());
 }
 
+/// A message as it is on the wire.
+#[cfg(any(test, feature = "sim"))]
+pub(crate) fn framed(message: &crate::model::PeerMessage) -> Vec<u8> {
+    let mut out = Vec::new();
+    put_frame(&mut out, FrameKind::Message, |out| crate::codec::encode_message(message, out));
+    out
+}
+
+/// The body of the message in a frame; `None` if the stream breaks here, or stands still.
+#[cfg(any(test, feature = "sim"))]
+pub(crate) fn unframed(bytes: &[u8], lane: Lane) -> Option<Bytes> {
+    let mut reader = FrameReader::new(body_bytes_max(lane));
+    reader.buffer().extend_from_slice(bytes);
+    let frame = reader.next().ok()??;
+    (frame.kind == FrameKind::Message).then_some(frame.body)
+}
+
 /// The length of kind and body that a header announces, if a body may have up to `body_bytes_max`.
 pub(super) fn announced(
     header: [u8; HEADER_BYTES],

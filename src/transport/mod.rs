@@ -74,7 +74,10 @@ use crate::model::{Hello, JoinAsk, Members, NodeId, PeerMessage};
 
 use handshake::HelloRefusal;
 #[cfg(any(test, feature = "sim"))]
-pub(crate) use handshake::judge;
+pub(crate) use {
+    frame::{framed, unframed},
+    handshake::judge,
+};
 
 pub(crate) use join::{JoinError, JoinReply, join};
 pub(crate) use memory::MemoryHub;

@@ -1,7 +1,9 @@
 //! What a judge of a simulated world sees of a node after each of its turns.
 
+use std::sync::Arc;
+
 use super::{Driver, Stage};
-use crate::model::{LogIndex, Revision, Term};
+use crate::model::{LeaseId, LogIndex, Members, Revision, Term};
 
 /// See the module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,5 +40,15 @@ impl Driver {
             digest: self.machine.digest(),
             revision: self.shared.reader.revision(),
         }
+    }
+
+    /// The leases of the sessions that this node keeps alive.
+    pub(crate) fn leases_kept(&self) -> Vec<LeaseId> {
+        self.sessions.leases()
+    }
+
+    /// Who belongs to the cluster, as its replica has it.
+    pub(crate) fn members(&self) -> Arc<Members> {
+        Arc::clone(self.machine.members())
     }
 }

@@ -111,6 +111,8 @@ pub(super) struct Locks {
     believed: BTreeMap<&'static str, Duration>,
     /// Whom nobody may follow before when, unless the belief has been ended.
     reserved: BTreeMap<&'static str, (LeaseId, Duration)>,
+    /// Nodes that are shut down in good order: their holders are lost and end in one.
+    pub(super) stopping: BTreeSet<NodeId>,
     pub(super) lines: Lines,
     pub(super) observers: BTreeMap<ObserverId, Observer>,
     calm_since: Option<Duration>,
@@ -119,6 +121,7 @@ pub(super) struct Locks {
 impl Locks {
     /// A process has ended: nobody on it believes in anything, or waits.
     pub(super) fn ended(&mut self, node: NodeId) {
+        self.stopping.remove(&node);
         for holders in self.holders.values_mut() {
             holders.retain(|_, holder| holder.belief.node != node);
         }
@@ -358,7 +361,7 @@ impl Judge {
     pub(super) fn check_holders(&mut self) {
         let now = self.timeline.now();
         let (mut together, mut robbed) = (None, None);
-        let Locks { holders, believed, reserved, .. } = &mut self.locks;
+        let Locks { holders, believed, reserved, stopping, .. } = &mut self.locks;
         for (lock, holders) in holders {
             let mut believers = Vec::new();
             for holder in holders.values() {
@@ -374,7 +377,8 @@ impl Judge {
                         let Belief { node, key, since, .. } = &holder.belief;
                         robbed = Some((*lock, *node, key.clone(), *since));
                     }
-                    Some(Loss::SessionEnded(_) | Loss::NodeStopped(_)) => {}
+                    Some(Loss::SessionEnded(_) | Loss::NodeStopped(_))
+                        if !stopping.contains(&holder.belief.node) => {}
                     Some(_) => {
                         reserved.retain(|of, (other, _)| of != lock || *other != lease);
                     }

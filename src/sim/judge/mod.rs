@@ -9,6 +9,7 @@ use bytes::Bytes;
 
 mod lines;
 mod locks;
+mod members;
 mod observers;
 mod queues;
 mod toolbox;
@@ -16,12 +17,14 @@ mod toolbox;
 pub(crate) use lines::Share;
 use locks::Locks;
 pub(crate) use locks::{Belief, HolderId, WorkId};
+use members::Roll;
 use queues::Queues;
 pub(crate) use queues::{DeliveryId, Taken};
 use toolbox::Toolbox;
 
 use super::clock::Timeline;
 use super::process::Process;
+use super::scenario::{Rows, RowsCheck};
 use super::truth::Truth;
 use super::violation::Violation;
 use super::world::place;
@@ -35,7 +38,7 @@ use crate::node::Look;
 const DEADLINE_GRACE: Duration = Duration::from_millis(500);
 
 /// Reading a log costs more than comparing: entries are compared so many at a time.
-const COMPARE_AT_ONCE: u64 = 16;
+const COMPARE_AT_ONCE: u64 = 64;
 
 /// Digests of older entries than so many are forgotten.
 const DIGESTS_KEPT: usize = 20_000;
@@ -113,11 +116,13 @@ impl Tally {
 /// See the module.
 pub(crate) struct Judge {
     timeline: Arc<Timeline>,
-    quorum: usize,
     truth: Truth,
     violation: Option<Violation>,
     seen: Vec<Seen>,
     leaders: BTreeMap<Term, NodeId>,
+    roll: Roll,
+    /// What somebody else's program asserts of the rows of each revision.
+    of_rows: Option<Vec<(&'static str, RowsCheck)>>,
     /// Term and hash of every entry that any node has applied, from index 2 on.
     entries: BTreeMap<LogIndex, (Term, u64)>,
     digests: BTreeMap<LogIndex, (u64, NodeId)>,
@@ -150,11 +155,12 @@ impl Judge {
         let nodes = usize::try_from(nodes).expect("few");
         Self {
             timeline,
-            quorum: nodes / 2 + 1,
             truth: Truth::default(),
             violation: None,
             seen: (0..nodes).map(|_| Seen::default()).collect(),
             leaders: BTreeMap::new(),
+            roll: Roll::default(),
+            of_rows: None,
             entries: BTreeMap::new(),
             digests: BTreeMap::new(),
             floor: Revision::FIRST,
@@ -211,6 +217,9 @@ impl Judge {
         // The term is kept: what a node was in before, it must never fall behind of. A term is told
         // to the judge only when a turn ends, and may not be durable yet; what follows from it is
         // sealed until it is.
+        if self.seen.len() <= place(id) {
+            self.seen.resize(place(id) + 1, Seen::default());
+        }
         let seen = &mut self.seen[place(id)];
         *seen = Seen { paused: seen.paused, ..Seen::default() };
     }
@@ -223,6 +232,7 @@ impl Judge {
         self.calls.retain(|_, call| call.node != id);
         self.tally.orphaned += (before - self.calls.len()) as u64;
         self.watches.retain(|_, watch| watch.node != id);
+        self.members_ended(id);
         self.locks.ended(id);
         self.queues.ended(id);
         self.toolbox.ended(id);
@@ -240,9 +250,10 @@ impl Judge {
         }
     }
 
-    /// A driver has had a turn.
-    pub(crate) fn look(&mut self, id: NodeId, process: &Process, look: &Look) {
+    /// A driver has had a turn. What it knew as committed before.
+    pub(crate) fn look(&mut self, id: NodeId, process: &Process, look: &Look) -> LogIndex {
         self.hear(process);
+        self.follow_members(id, process, self.seen[place(id)].applied);
         let Seen { term, commit, applied, revision, .. } = self.seen[place(id)];
         if look.term < term {
             self.broken("R-TERM", || format!("{id:?} goes from {term:?} back to {:?}", look.term));
@@ -258,6 +269,7 @@ impl Judge {
         }
         if look.leads {
             self.check_leader(id, look.term);
+            self.check_leading(id, process);
         }
         // Before the cluster is founded nobody has its members.
         if look.term > Term(0) {
@@ -273,6 +285,7 @@ impl Judge {
         seen.applied = look.applied;
         seen.revision = look.revision;
         self.check_holders();
+        commit
     }
 
     /// Takes what a node has applied into the history.
@@ -286,6 +299,12 @@ impl Judge {
         let news = revision > self.truth.newest();
         let learned = self.truth.learn(revision, events);
         self.note(learned);
+        if let Some(checks) = self.of_rows.clone() {
+            if news {
+                self.check_rows_of_all(&checks);
+            }
+            return;
+        }
         if news && let Err(left) = self.locks.lines.follow(revision, events) {
             self.broken("K-ALL", || format!("at {revision:?} {left}"));
         }
@@ -297,6 +316,22 @@ impl Judge {
             |event: &&Event| event.kind == EventKind::Delete && event.kv.key.starts_with(b"lease/");
         for event in events.iter().filter(leased).filter(|_| news) {
             self.lease_key_gone(event);
+        }
+    }
+
+    /// The store belongs to somebody else's program: what is asserted of its rows is this, and nothing
+    /// of what our programs do with keys.
+    pub(crate) fn judge_rows(&mut self, checks: Vec<(&'static str, RowsCheck)>) {
+        self.truth.values_repeat();
+        self.of_rows = Some(checks);
+    }
+
+    fn check_rows_of_all(&mut self, checks: &[(&'static str, RowsCheck)]) {
+        for (name, check) in checks {
+            if let Err(why) = check(&Rows::newest(&self.truth)) {
+                let newest = self.truth.newest();
+                self.broken(name, || format!("at {newest:?}: {why}"));
+            }
         }
     }
 
@@ -334,17 +369,6 @@ impl Judge {
                     format!("{id:?} applies {term:?} {hash:08x} at {index:?}, another {first:?}")
                 });
             }
-        }
-    }
-
-    /// An entry that a leader says is committed is in the logs of a quorum: of the nodes that run,
-    /// and of those that do not, which get the benefit of the doubt.
-    pub(crate) fn check_quorum(&mut self, index: LogIndex, with_it: usize, stopped: usize) {
-        if with_it + stopped < self.quorum {
-            let quorum = self.quorum;
-            self.broken("R-QUORUM", || {
-                format!("{index:?} is committed; of {quorum} logs {with_it} have it, {stopped} are unknown")
-            });
         }
     }
 
@@ -641,6 +665,12 @@ impl Judge {
             self.broken("L-EARLY", || format!("{lease:?} has ended and is believed in"));
         }
         self.count("session believed in");
+    }
+
+    /// A node is about to be shut down in good order: the sessions that it keeps end.
+    pub(crate) fn stops_in_order(&mut self, id: NodeId, leases: &[LeaseId]) {
+        self.locks.stopping.insert(id);
+        leases.iter().for_each(|lease| self.lease_may_end(*lease));
     }
 
     /// Somebody is about to revoke it.

@@ -1,0 +1,66 @@
+//! Makes a failure small: leaves parts of it out, as many as it goes on without, by delta debugging.
+//!
+//! Halves are left out first, then quarters, down to single parts; whatever the failure does not need is
+//! gone for good. What is left is minimal: without any one more part it does not fail, unless time was up
+//! before that was known.
+
+/// Which of `parts` parts can be left out together, so that it `still_fails`; `None` from there says that
+/// no more may be tried. Ascending.
+pub fn minimise(parts: usize, mut still_fails: impl FnMut(&[usize]) -> Option<bool>) -> Vec<usize> {
+    let mut kept: Vec<usize> = (0..parts).collect();
+    let mut pieces = 2;
+    while !kept.is_empty() {
+        let length = kept.len().div_ceil(pieces);
+        let mut at = 0;
+        let mut shrunk = false;
+        while at < kept.len() {
+            let fewer: Vec<usize> = [&kept[..at], &kept[(at + length).min(kept.len())..]].concat();
+            match still_fails(&without(parts, &fewer)) {
+                Some(true) => {
+                    kept = fewer;
+                    shrunk = true;
+                }
+                Some(false) => at += length,
+                None => return without(parts, &kept),
+            }
+        }
+        if length == 1 && !shrunk {
+            break;
+        }
+        pieces = (pieces * 2).min(kept.len().max(1));
+    }
+    without(parts, &kept)
+}
+
+fn without(parts: usize, kept: &[usize]) -> Vec<usize> {
+    (0..parts).filter(|part| !kept.contains(part)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_failure_does_not_need_is_left_out() {
+        for needed in [&[][..], &[0], &[19], &[3, 4], &[0, 7, 19], &[1, 2, 3, 5, 8, 13]] {
+            let mut tries = 0;
+            let left_out = minimise(20, |without| {
+                tries += 1;
+                Some(needed.iter().all(|part| !without.contains(part)))
+            });
+            let kept: Vec<usize> = (0..20).filter(|part| !left_out.contains(part)).collect();
+            assert_eq!(kept, needed);
+            assert!(tries < 100, "{tries}");
+        }
+    }
+
+    #[test]
+    fn when_time_is_up_it_is_as_small_as_it_was_by_then() {
+        let mut tries = 0;
+        let left_out = minimise(20, |without| {
+            tries += 1;
+            (tries < 3).then(|| !without.contains(&15))
+        });
+        assert_eq!(left_out, (0..10).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,220 @@
+//! What goes wrong, and its end.
+
+use std::path::Path;
+
+use super::*;
+
+impl World {
+    /// Lets something go wrong.
+    pub(crate) fn strike(&mut self, fault: Fault) {
+        self.note(11, &[], || format!("fault: {fault:?}"));
+        match fault {
+            Fault::Kill { who, down } => self.down(who, Ending::Killed, down),
+            Fault::PowerLoss { who, down } => self.down(who, Ending::PowerLost, down),
+            Fault::Blackout { down } => {
+                for at in 0..self.nodes.len() {
+                    self.crash(at, Ending::PowerLost);
+                    let wait = between(&self.rng, Duration::ZERO, down);
+                    self.start_in(at, wait);
+                }
+            }
+            Fault::PointCrash { who, point, down } => {
+                let Some(at) = self.find(who) else { return };
+                self.nodes[at].armed_down = down;
+                self.nodes[at].points.arm(point);
+                let life = self.nodes[at].life;
+                let patience = Duration::from_secs(10);
+                self.schedule_in(patience, Happening::ArmedTooLong { node: at, life });
+            }
+            Fault::Pause { who, time } => {
+                if let Some(at) = self.find(who) {
+                    self.pause(at, time);
+                }
+            }
+            Fault::PauseAll { time } => {
+                for at in 0..self.nodes.len() {
+                    let time = between(&self.rng, time / 2, time);
+                    self.pause(at, time);
+                }
+            }
+            Fault::Partition { split, time } => self.part(split, time),
+            Fault::Clog { time } => {
+                let (from, to) = (self.any_id(), self.any_id());
+                let until = self.timeline.now() + time;
+                self.net.clog(from, to, until);
+            }
+            Fault::SlowDisk { who, extra, time } => {
+                let Some(at) = self.find(who) else { return };
+                self.nodes[at].slow_disk = extra;
+                self.nodes[at].spell += 1;
+                let spell = self.nodes[at].spell;
+                self.schedule_in(time, Happening::DiskRecovers { node: at, spell });
+            }
+            Fault::DiskError { who, down } => {
+                let Some(at) = self.find(who) else { return };
+                self.nodes[at].armed_down = down;
+                self.nodes[at].may_stop = true;
+                self.nodes[at].disk.fail_next_sync();
+            }
+            Fault::Drift => {
+                for node in &self.nodes {
+                    node.clock.set_drift(drift(&self.rng));
+                }
+            }
+            Fault::Transfer => {
+                if let Some(process) =
+                    self.find(Who::Leader).and_then(|at| self.nodes[at].process.as_ref())
+                {
+                    process.transfer_leadership();
+                }
+            }
+            Fault::Rot { who, what, down } => {
+                if let Some(at) = self.find(who) {
+                    self.rot(at, what, down);
+                }
+            }
+            Fault::Full { who, room_bytes, time } => {
+                let Some(at) = self.find(who) else { return };
+                let node = &mut self.nodes[at];
+                node.disk.limit(Some(node.disk.used() + room_bytes));
+                node.spell += 1;
+                node.full = true;
+                let spell = node.spell;
+                self.schedule_in(time, Happening::DiskRecovers { node: at, spell });
+                self.judge.borrow_mut().count("disk full");
+            }
+            Fault::Stop { who, down } => {
+                if let Some(at) = self.find(who) {
+                    self.stop(at, down);
+                }
+            }
+            Fault::Rolling { down, every } => {
+                for at in 0..self.nodes.len() {
+                    let wait = every * u32::try_from(at).expect("few");
+                    self.schedule_in(wait, Happening::Stop { node: at, down });
+                }
+            }
+            Fault::Join => self.arrive_newcomer(None),
+            Fault::Replace { lost } => self.replace(lost),
+            Fault::Promote => self.promote(),
+            Fault::Remove => self.remove(),
+        }
+    }
+
+    /// A machine goes down, and its disk rots before it is up again.
+    fn rot(&mut self, at: usize, what: Rot, down: Duration) {
+        if !self.can_lose(at) {
+            return;
+        }
+        let ending = [Ending::Killed, Ending::PowerLost][index(&self.rng, 2)];
+        self.crash(at, ending);
+        if what.strike(&self.nodes[at].disk, Path::new(DIR), &self.rng) {
+            let id = self.nodes[at].id;
+            self.note(35, &[id.get()], || format!("{what:?} of {id:?} rots"));
+            self.judge.borrow_mut().count(match what {
+                Rot::LogBit => "log bit flipped",
+                Rot::LogSector => "log sector misdirected",
+                Rot::SnapshotBit => "snapshot bit flipped",
+            });
+            self.nodes[at].rotten = Some(what);
+        }
+        self.start_in(at, down);
+    }
+
+    /// A disk is as quick and has as much room as before.
+    pub(super) fn disk_recovers(&mut self, at: usize) {
+        let node = &mut self.nodes[at];
+        node.slow_disk = Duration::ZERO;
+        node.full = false;
+        node.disk.limit(None);
+    }
+
+    pub(super) fn down(&mut self, who: Who, ending: Ending, down: Duration) {
+        if let Some(at) = self.find(who) {
+            self.crash(at, ending);
+            self.start_in(at, down);
+        }
+    }
+
+    pub(super) fn part(&mut self, split: Split, time: Duration) {
+        let count = self.nodes.len();
+        self.net.heal();
+        self.partition += 1;
+        self.counts.partitions += 1;
+        let (cut_out, cut_in): (Vec<usize>, Vec<usize>) = match split {
+            Split::Halves => {
+                let sides: Vec<bool> = (0..count).map(|_| one_in(&self.rng, 2)).collect();
+                self.cut_where(|a, b| sides[a] != sides[b]);
+                (Vec::new(), Vec::new())
+            }
+            Split::Isolate(who) => {
+                let at: Vec<usize> = self.find(who).into_iter().collect();
+                (at.clone(), at)
+            }
+            Split::Mute(who) => (self.find(who).into_iter().collect(), Vec::new()),
+            Split::Deaf(who) => (Vec::new(), self.find(who).into_iter().collect()),
+            Split::Bridge => {
+                let bridge = index(&self.rng, count);
+                let sides: Vec<bool> = (0..count).map(|_| one_in(&self.rng, 2)).collect();
+                self.cut_where(|a, b| a != bridge && b != bridge && sides[a] != sides[b]);
+                (Vec::new(), Vec::new())
+            }
+            Split::Random => {
+                let cuts: Vec<bool> = (0..count * count).map(|_| one_in(&self.rng, 3)).collect();
+                self.cut_where(|a, b| cuts[a * count + b]);
+                (Vec::new(), Vec::new())
+            }
+        };
+        self.cut_where(|a, b| cut_out.contains(&a) || cut_in.contains(&b));
+        let partition = self.partition;
+        self.schedule_in(time, Happening::Heal { partition });
+    }
+
+    pub(super) fn cut_where(&self, cut: impl Fn(usize, usize) -> bool) {
+        for a in 0..self.nodes.len() {
+            for b in (0..self.nodes.len()).filter(|b| *b != a && cut(a, *b)) {
+                self.net.cut(self.nodes[a].id, self.nodes[b].id);
+            }
+        }
+    }
+
+    /// Ends all faults: the network is whole and quick, disks are quick, what stood still goes on.
+    /// The nodes of `core` run; the others are as they are.
+    pub(crate) fn heal(&mut self, core: &[usize]) -> Result<(), Violation> {
+        self.note(12, &[], || format!("everything heals around {core:?}"));
+        self.send_newcomers_away();
+        self.partition += 1;
+        self.net.heal();
+        self.net.set_conditions(NetConditions::default());
+        for at in 0..self.nodes.len() {
+            self.disk_recovers(at);
+            self.nodes[at].points.disarm();
+            self.nodes[at].disk.clear_faults();
+            self.resume(at);
+        }
+        for &at in core {
+            self.start(at)?;
+        }
+        Ok(())
+    }
+
+    /// The place of the node that is struck; `None` if nothing runs.
+    pub(super) fn find(&self, who: Who) -> Option<usize> {
+        let running: Vec<usize> = self.processes().map(|(at, _)| at).collect();
+        if running.is_empty() {
+            return None;
+        }
+        let leader =
+            self.processes().filter(|(_, process)| process.leads()).map(|(at, _)| at).last();
+        let holder = self.judge.borrow().some_holder().map(place);
+        match who {
+            Who::Leader if leader.is_some() => leader,
+            Who::Holder if holder.is_some_and(|at| running.contains(&at)) => holder,
+            Who::Leader | Who::Holder | Who::Any => Some(running[index(&self.rng, running.len())]),
+        }
+    }
+
+    pub(super) fn any_id(&self) -> NodeId {
+        self.nodes[index(&self.rng, self.nodes.len())].id
+    }
+}

@@ -1,0 +1,102 @@
+//! Who is connected with whom, and what arrives.
+
+use super::*;
+
+impl World {
+    pub(super) fn arrive(&mut self, flight: &Flight) {
+        let now = self.timeline.now();
+        let numbers = [flight.from.get(), flight.to.get()];
+        self.trace.event(now, 9, &numbers, &flight.frame);
+        let at = place(flight.to);
+        let Some(process) = &self.nodes[at].process else { return };
+        match self.net.arrive(flight) {
+            Arrival::Message(message) => process.deliver(flight.from, message),
+            Arrival::Late => {}
+            Arrival::Broken => {
+                self.judge.borrow_mut().count("damaged message refused");
+                self.disconnect(at, place(flight.from));
+            }
+        }
+    }
+
+    pub(super) fn dial(&mut self) {
+        for a in 0..self.nodes.len() {
+            for b in a + 1..self.nodes.len() {
+                self.dial_pair(a, b);
+            }
+        }
+        let wait = between(&self.rng, DIAL_EVERY / 2, DIAL_EVERY * 3 / 2);
+        self.schedule_in(wait, Happening::Dial);
+    }
+
+    pub(super) fn dial_pair(&mut self, a: usize, b: usize) {
+        let (id_a, id_b) = (self.nodes[a].id, self.nodes[b].id);
+        let now = self.timeline.now();
+        if !self.net.wanted(id_a, id_b) {
+            self.disconnect(a, b);
+            return;
+        }
+        if self.net.connected(id_a, id_b).is_some() {
+            let dead = self.nodes[a].running().is_none() || self.nodes[b].running().is_none();
+            if !dead && !self.net.silent(id_a, id_b) {
+                self.silent_since.remove(&(a, b));
+                if !self.judge_pair(a, b) {
+                    self.disconnect(a, b);
+                }
+                return;
+            }
+            let since = *self.silent_since.entry((a, b)).or_insert(now);
+            // Keep-alives differ: some sides notice soon.
+            if now - since > SILENCE_MAX || one_in(&self.rng, 40) {
+                self.disconnect(a, b);
+            }
+            return;
+        }
+        let (Some(process_a), Some(process_b)) = (self.nodes[a].running(), self.nodes[b].running())
+        else {
+            return;
+        };
+        if self.nodes[a].paused || self.nodes[b].paused || !self.net.passable(id_a, id_b) {
+            return;
+        }
+        if self.judge_pair(a, b) {
+            self.net.connect(id_a, id_b);
+            process_a.connected(id_b, process_b.hello(id_a));
+            process_b.connected(id_a, process_a.hello(id_b));
+        }
+        self.note(10, &[id_a.get(), id_b.get()], || format!("{id_a:?} and {id_b:?} meet"));
+    }
+
+    /// Whether two processes accept each other. If not, they are told.
+    pub(super) fn judge_pair(&self, a: usize, b: usize) -> bool {
+        let mut accepted = true;
+        for (mine, theirs) in [(a, b), (b, a)] {
+            let (id_mine, id_theirs) = (self.nodes[mine].id, self.nodes[theirs].id);
+            let (Some(process), Some(other)) =
+                (self.nodes[mine].running(), self.nodes[theirs].running())
+            else {
+                return accepted;
+            };
+            if let Err(why) = process.judge_hello(&other.hello(id_mine)) {
+                if why.removed.is_some() {
+                    other.refused(id_mine, why.clone());
+                }
+                process.refused(id_theirs, why);
+                accepted = false;
+            }
+        }
+        accepted
+    }
+
+    pub(super) fn disconnect(&mut self, a: usize, b: usize) {
+        self.silent_since.remove(&(a.min(b), a.max(b)));
+        if !self.net.disconnect(self.nodes[a].id, self.nodes[b].id) {
+            return;
+        }
+        for (side, other) in [(a, b), (b, a)] {
+            if let Some(process) = &self.nodes[side].process {
+                process.disconnected(self.nodes[other].id);
+            }
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Processes start, die, stand still and go on.
+
+use super::*;
+
+impl World {
+    /// Starts the process of every node.
+    pub(crate) fn start_all(&mut self) -> Result<(), Violation> {
+        (0..self.nodes.len()).try_for_each(|at| self.start(at))
+    }
+
+    /// Starts a process, if none runs there.
+    pub(crate) fn start(&mut self, at: usize) -> Result<(), Violation> {
+        let node = &self.nodes[at];
+        if node.running().is_some() || node.gone {
+            return Ok(());
+        }
+        let beginning = match node.origin.clone() {
+            Origin::Nobody => return Ok(()),
+            Origin::Founder => Some(Beginning::Founder { nodes: self.options.nodes }),
+            Origin::Newcomer(contact) => {
+                self.end_stopped(at);
+                self.begin_again(at, &contact)
+            }
+        };
+        match beginning {
+            Some(beginning) => self.start_as(at, beginning),
+            None => Ok(()),
+        }
+    }
+
+    /// A process whose node has stopped ends.
+    fn end_stopped(&mut self, at: usize) {
+        if self.nodes[at].stopped {
+            self.crash(at, Ending::PowerLost);
+            self.nodes[at].stopped = false;
+        }
+    }
+
+    /// Starts a process where none runs.
+    pub(super) fn start_as(&mut self, at: usize, beginning: Beginning) -> Result<(), Violation> {
+        self.end_stopped(at);
+        self.counts.starts += 1;
+        // The boot-time clock of a machine that was switched on starts anywhere.
+        let shown = between(&self.rng, Duration::ZERO, Duration::from_secs(1_000_000));
+        let drift = drift(&self.rng);
+        let node = &mut self.nodes[at];
+        node.clock = Arc::new(SimClock::new(self.timeline.clone(), shown, drift));
+        node.wakes = Arc::default();
+        node.may_stop = false;
+        let (id, wakes) = (node.id, node.wakes.clone());
+        let (clock, points) = (node.clock.clone(), node.points.clone());
+        let node = &self.nodes[at];
+        let parts = ProcessParts {
+            id,
+            beginning,
+            env: self.env_of(&node.disk, &node.entropy, clock, points),
+            network: self.net.network_of(id),
+            wakes,
+        };
+        let started = catch_unwind(AssertUnwindSafe(|| Process::start(parts)));
+        let process = match started {
+            Ok(Ok(process)) => process,
+            Ok(Err(why)) => return self.does_not_start(at, &why),
+            Err(panic) => {
+                self.cut_off(at, panic)?;
+                return Ok(());
+            }
+        };
+        if self.nodes[at].has_rotten_log() {
+            return Violation::found("S-ROT", format!("{id:?} starts, and its log has rotted"));
+        }
+        self.note(1, &[id.get(), self.nodes[at].life], || format!("{id:?} starts"));
+        let now = self.timeline.now();
+        self.judge.borrow_mut().started(id);
+        if let Some(on_start) = self.on_start.clone() {
+            on_start(&Started { place: at, id, process: &process });
+        }
+        self.nodes[at].process = Some(process);
+        self.driver_by(at, now);
+        Ok(())
+    }
+
+    /// A node refuses to start. There must be a reason.
+    fn does_not_start(&mut self, at: usize, why: &StartError) -> Result<(), Violation> {
+        let id = self.nodes[at].id;
+        // Whoever was removed before it knew that it was in has a directory of no use.
+        if self.is_removed(at) {
+            self.nodes[at].gone = true;
+            return Ok(());
+        }
+        match why {
+            StartError::Log(LogError::Corrupt { .. }) if self.nodes[at].has_rotten_log() => {
+                self.note(36, &[id.get()], || format!("{id:?} finds out: {why}"));
+                self.judge.borrow_mut().count("rotten log refused");
+                self.nodes[at].gone = true;
+                if one_in(&self.rng, 2) {
+                    self.arrive_newcomer(Some(at));
+                }
+                Ok(())
+            }
+            StartError::Log(LogError::NoRoom { .. }) if self.nodes[at].full => {
+                self.judge.borrow_mut().count("no room to start");
+                self.start_in(at, Duration::from_millis(500));
+                Ok(())
+            }
+            _ => Violation::found("S-REOPEN", format!("{id:?} does not start: {why}")),
+        }
+    }
+
+    /// Ends a process.
+    pub(crate) fn crash(&mut self, at: usize, ending: Ending) {
+        let node = &mut self.nodes[at];
+        let Some(process) = node.process.take() else { return };
+        let id = node.id;
+        node.life += 1;
+        node.paused = false;
+        node.stopping = None;
+        node.driver_due = None;
+        node.log_due = None;
+        node.snapshots_due = None;
+        node.points.disarm();
+        self.counts.crashes += 1;
+        // The files first: nothing that a dying process still does may reach them.
+        match ending {
+            Ending::Killed => node.disk.kill(),
+            Ending::PowerLost => node.disk.crash(),
+        }
+        self.judge.borrow_mut().ended(id);
+        // Whatever its destructors do, nobody sees it.
+        drop(catch_unwind(AssertUnwindSafe(|| {
+            self.executor.drop_tasks_of(at);
+            drop(process);
+        })));
+        self.nodes[at].wakes.take();
+        drop(self.net.take_outgoing());
+        // A dead process's peers are told by the operating system; a dead machine's are not.
+        for other in 0..self.nodes.len() {
+            if other != at && (ending == Ending::Killed || one_in(&self.rng, 2)) {
+                self.disconnect(at, other);
+            }
+        }
+        self.note(2, &[id.get(), ending as u64], || format!("{id:?} ends: {ending:?}"));
+    }
+
+    pub(super) fn start_in(&mut self, at: usize, wait: Duration) {
+        let life = self.nodes[at].life;
+        self.schedule_in(wait, Happening::Start { node: at, life });
+    }
+
+    /// The programs end; their nodes run on.
+    pub(crate) fn end_programs(&mut self) {
+        for at in 0..self.nodes.len() {
+            self.executor.drop_tasks_of(at);
+        }
+    }
+
+    /// A program shuts its node down in good order: its sessions end, and it hands leadership over.
+    pub(super) fn stop(&mut self, at: usize, down: Duration) {
+        let Some(process) = self.nodes[at].running() else { return };
+        let (id, now) = (self.nodes[at].id, self.timeline.now());
+        {
+            let mut judge = self.judge.borrow_mut();
+            judge.count("stopped in order");
+            judge.stops_in_order(id, &process.leases_kept());
+        }
+        process.stop();
+        self.note(13, &[id.get()], || format!("{id:?} is shut down"));
+        let node = &mut self.nodes[at];
+        node.stopping = Some((now, self.counts.pauses));
+        node.armed_down = down;
+    }
+
+    /// A node that was shut down has stopped. That takes no longer than about a second of its own time.
+    pub(super) fn stopped_in_order(&mut self, at: usize) -> Result<(), Violation> {
+        let node = &mut self.nodes[at];
+        let Some((since, pauses)) = node.stopping.take() else { return Ok(()) };
+        let (id, down) = (node.id, node.armed_down);
+        let took = self.timeline.now() - since;
+        if took > STOPS_WITHIN && pauses == self.counts.pauses {
+            return Violation::found("C-CLOSE", format!("{id:?} took {took:?} to shut down"));
+        }
+        self.crash(at, Ending::Killed);
+        self.start_in(at, down);
+        Ok(())
+    }
+
+    pub(super) fn pause(&mut self, at: usize, time: Duration) {
+        if self.nodes[at].process.is_none() || self.nodes[at].paused {
+            return;
+        }
+        let (id, life) = (self.nodes[at].id, self.nodes[at].life);
+        self.nodes[at].paused = true;
+        self.counts.pauses += 1;
+        self.judge.borrow_mut().paused(id);
+        self.note(3, &[id.get()], || format!("{id:?} stands still for {time:?}"));
+        self.schedule_in(time, Happening::Resume { node: at, life });
+    }
+
+    pub(super) fn resume(&mut self, at: usize) {
+        if !self.nodes[at].paused {
+            return;
+        }
+        let id = self.nodes[at].id;
+        self.nodes[at].paused = false;
+        self.judge.borrow_mut().resumed(id);
+        self.note(4, &[id.get()], || format!("{id:?} goes on"));
+        let now = self.timeline.now();
+        self.driver_by(at, now);
+        self.log_soon(at);
+        self.snapshots_soon(at);
+    }
+}

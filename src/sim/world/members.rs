@@ -1,0 +1,148 @@
+//! The members change while everything else goes wrong: who is let in, promoted, replaced and removed.
+//!
+//! A machine may be lost with its disk only as long as the others can do without it: of those that vote,
+//! fewer than half are ever lost or damaged at a time ([`World::can_lose`]).
+
+use super::*;
+
+impl World {
+    /// Whether a voter's disk may be lost, and the cluster still go on.
+    pub(super) fn can_lose(&self, at: usize) -> bool {
+        let members = self.judge.borrow().members();
+        let rots = |id: &NodeId| self.nodes[place(*id)].rotten.is_some();
+        let sound = |id: &NodeId| place(*id) != at && self.is_there(*id) && !rots(id);
+        let enough =
+            |voters: &[NodeId]| voters.iter().filter(|id| sound(id)).count() > voters.len() / 2;
+        let voters: Vec<NodeId> = members.voters().collect();
+        // What is proposed and not yet applied may need those that are left.
+        let pending = self.processes().any(|(_, process)| process.changes_pending() > 0);
+        !members.is_joint() && !pending && enough(&voters)
+    }
+
+    /// Whether a member has a machine, and a log to start from.
+    fn is_there(&self, id: NodeId) -> bool {
+        let is_there = |node: &SimNode| {
+            !node.gone && !node.has_rotten_log() && !matches!(node.origin, Origin::Nobody)
+        };
+        self.nodes.get(place(id)).is_some_and(is_there)
+    }
+
+    /// Whether the sound ones of the members can decide.
+    pub(crate) fn is_recoverable(&self) -> bool {
+        let members = self.judge.borrow().members();
+        let enough = |voters: Vec<NodeId>| {
+            let sound = voters.iter().filter(|id| self.is_there(**id)).count();
+            voters.is_empty() || sound > voters.len() / 2
+        };
+        enough(members.voters().collect()) && enough(members.outgoing().iter().copied().collect())
+    }
+
+    /// Where the members are whose machines are there.
+    pub(crate) fn members(&self) -> Vec<usize> {
+        let members = self.judge.borrow().members();
+        if members.rows().is_empty() {
+            return (0..self.nodes.len()).collect();
+        }
+        let all = members.rows().keys().copied().filter(|id| self.is_there(*id));
+        all.map(place).collect()
+    }
+
+    /// Whether no replacement is under way whose machine is there.
+    pub(crate) fn members_are_quiet(&self) -> bool {
+        let members = self.judge.borrow().members();
+        let replaces = members.rows().iter().any(|(id, member)| {
+            member.replaces.is_some() && member.role == MemberRole::Learner && self.is_there(*id)
+        });
+        !members.is_joint() && !replaces
+    }
+
+    /// Somebody comes in the place of a voter, whose machine is lost before or works on.
+    pub(super) fn replace(&mut self, lost: bool) {
+        let Some(at) = self.some_member(|role| role == MemberRole::Voter) else { return };
+        if lost && self.can_lose(at) {
+            self.lose(at);
+        }
+        self.arrive_newcomer(Some(at));
+    }
+
+    /// A machine is lost with its disk.
+    pub(super) fn lose(&mut self, at: usize) {
+        let id = self.nodes[at].id;
+        self.note(33, &[id.get()], || format!("{id:?} is lost with its disk"));
+        self.crash(at, Ending::PowerLost);
+        self.nodes[at].gone = true;
+        self.judge.borrow_mut().count("machine lost");
+    }
+
+    /// Some learner is to vote.
+    pub(super) fn promote(&mut self) {
+        if let Some(at) = self.some_member(|role| role == MemberRole::Learner) {
+            self.wish("promoted", MemberWish::Promote(self.nodes[at].id));
+        }
+    }
+
+    /// Some member is to go.
+    pub(super) fn remove(&mut self) {
+        let voters = self.judge.borrow().members().voters().count();
+        // Of few not many go, or nothing would be left to go wrong.
+        let role = match voters < 3 {
+            true => MemberRole::Learner,
+            false => [MemberRole::Voter, MemberRole::Learner][index(&self.rng, 2)],
+        };
+        if let Some(at) = self.some_member(|of| of == role) {
+            self.wish("removed", MemberWish::Remove(self.nodes[at].id));
+        }
+    }
+
+    fn some_member(&self, fits: impl Fn(MemberRole) -> bool) -> Option<usize> {
+        let members = self.judge.borrow().members();
+        let fitting = members.rows().iter().filter(|(_, member)| fits(member.role));
+        let fitting: Vec<usize> =
+            fitting.map(|(id, _)| place(*id)).filter(|at| *at < self.nodes.len()).collect();
+        (!fitting.is_empty()).then(|| fitting[index(&self.rng, fitting.len())])
+    }
+
+    /// Somebody on some node wants the members to change.
+    fn wish(&mut self, what: &'static str, wish: MemberWish) {
+        let running: Vec<usize> = self.processes().map(|(at, _)| at).collect();
+        if running.is_empty() {
+            return;
+        }
+        let at = running[index(&self.rng, running.len())];
+        let Some(process) = self.nodes[at].running() else { return };
+        let (caller, judge, asker) = (process.caller(), self.judge.clone(), self.nodes[at].id);
+        self.note(34, &[asker.get()], || format!("{asker:?} wants {wish:?}"));
+        self.executor.spawner().spawn(Some(at), async move {
+            let call = judge.borrow_mut().call(asker, what, caller.deadline());
+            let answer = caller.step(wish.clone()).await;
+            let mut judge = judge.borrow_mut();
+            judge.returned(call);
+            match answer {
+                Ok(_) => {
+                    judge.members_stepped(&wish);
+                    judge.count(what);
+                }
+                Err(_) => judge.count("step refused"),
+            }
+        });
+    }
+
+    /// Whether a node is no member any more, as far as anybody knows.
+    pub(super) fn is_removed(&self, at: usize) -> bool {
+        self.judge.borrow().members().is_removed(self.nodes[at].id)
+    }
+
+    /// A node has stopped because it is no member any more. Now and then it is started again, and must
+    /// find out once more.
+    pub(super) fn left(&mut self, at: usize) {
+        self.judge.borrow_mut().count("stopped as removed");
+        self.crash(at, Ending::Killed);
+        self.nodes[at].revenant += 1;
+        if self.nodes[at].revenant <= 2 && one_in(&self.rng, 2) {
+            let wait = between(&self.rng, Duration::ZERO, Duration::from_secs(5));
+            self.start_in(at, wait);
+        } else {
+            self.nodes[at].gone = true;
+        }
+    }
+}

@@ -1,0 +1,561 @@
+//! A world: nodes, their machines, the network between them, and time, all driven by one seed.
+//!
+//! One queue holds everything that will happen, ordered by true time, then by the order of queuing.
+//! Taking the next thing from it is the only way for time to go on. A node is three things that take
+//! turns, exactly as its threads do on a real machine: its driver, its log, and the tasks of the
+//! program that it is embedded in. After every turn of a driver the judge looks at the node.
+//!
+//! ```text
+//!   queue ──> turn of a driver ──> messages ──> network ──┐
+//!     ^  ├──> turn of a log    ──> proofs   ──> inbox     │ arrivals, timers,
+//!     │  ├──> arrival of a message ───────────> inbox     │ faults, restarts
+//!     │  └──> fault, restart, handshake ...               │
+//!     └───────────────────────────────────────────────────┘
+//! ```
+
+mod faults;
+mod links;
+mod lives;
+mod members;
+mod newcomers;
+mod turns;
+
+use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::caller::Caller;
+use super::clock::{DriftPpm, SimClock, Timeline};
+use super::disk::SimDisk;
+use super::executor::{Executor, Owner, Spawner, Timers};
+use super::judge::Judge;
+use super::net::{Arrival, Flight, NetConditions, SimNet};
+use super::plan::{DRIFT_PPM_MAX, Fault, Split, Who, between, index, one_in};
+use super::point::{CutOff, SimPoints};
+use super::process::{Beginning, Process, ProcessParts, TurnEnd, Wakes};
+use super::rng::Rng;
+use super::rot::Rot;
+use super::trace::Trace;
+use super::violation::Violation;
+use crate::env::{Entropy, Env};
+use crate::model::{JoinAnswer, Joined, LogIndex, MemberRole, MemberWish, NodeId};
+use crate::node::{Contact, Look, StartError, StopReason};
+use crate::wal::LogError;
+
+use newcomers::{Newcomer, NewcomerId};
+
+/// How often the nodes look whether they can reach each other, about.
+const DIAL_EVERY: Duration = Duration::from_millis(40);
+
+/// How long a connection that carries nothing lives, at most.
+const SILENCE_MAX: Duration = Duration::from_secs(3);
+
+/// The most polls of tasks at one point of time: a task that wakes itself for ever stops the world.
+const POLLS_MAX: u64 = 100_000;
+
+/// The longest time between the bell and a turn, on a machine that has something else to do.
+const SCHEDULING_MAX: Duration = Duration::from_micros(300);
+
+/// Where the nodes of all worlds keep their data.
+pub(super) const DIR: &str = "/data";
+
+/// How long a node takes to shut down, at most: as it promises, on a clock that may be slow.
+const STOPS_WITHIN: Duration = Duration::from_millis(1_200);
+
+/// What a world is made of.
+#[derive(Clone, Debug)]
+pub(crate) struct WorldOptions {
+    pub(crate) nodes: u64,
+    pub(crate) net: NetConditions,
+    pub(crate) sync_min: Duration,
+    pub(crate) sync_max: Duration,
+    /// Whether lines for people are kept.
+    pub(crate) verbose: bool,
+}
+
+/// How a node ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Ending {
+    /// Its process dies.
+    Killed,
+    /// Its machine loses power.
+    PowerLost,
+}
+
+/// One thing that will happen.
+enum Happening {
+    DriverTurn { node: usize, life: u64 },
+    LogTurn { node: usize, life: u64 },
+    SnapshotTurn { node: usize, life: u64 },
+    Arrive(Flight),
+    Dial,
+    Start { node: usize, life: u64 },
+    Resume { node: usize, life: u64 },
+    Heal { partition: u64 },
+    DiskRecovers { node: usize, spell: u64 },
+    Stop { node: usize, down: Duration },
+    Ask { newcomer: NewcomerId },
+    Admit { newcomer: NewcomerId, joined: Box<Joined> },
+    ArmedTooLong { node: usize, life: u64 },
+}
+
+struct Scheduled {
+    at: Duration,
+    number: u64,
+    what: Happening,
+}
+
+impl PartialEq for Scheduled {
+    fn eq(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+}
+
+impl Eq for Scheduled {}
+
+impl PartialOrd for Scheduled {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Scheduled {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.number).cmp(&(other.at, other.number))
+    }
+}
+
+/// A machine with the process on it.
+struct SimNode {
+    id: NodeId,
+    clock: Arc<SimClock>,
+    entropy: Arc<Rng>,
+    disk: Arc<SimDisk>,
+    points: Arc<SimPoints>,
+    wakes: Arc<Wakes>,
+    process: Option<Process>,
+    /// Counts the ends of processes: what was scheduled for an earlier one is void.
+    life: u64,
+    paused: bool,
+    /// When the next turn of the driver is due.
+    driver_due: Option<Duration>,
+    log_due: Option<Duration>,
+    snapshots_due: Option<Duration>,
+    /// How much longer a sync takes now, and the number of the spell.
+    slow_disk: Duration,
+    spell: u64,
+    /// How long to stay down after a crash at an armed point.
+    armed_down: Duration,
+    /// Whether the node may stop by itself: a fault was injected that it must not survive.
+    may_stop: bool,
+    /// Since when its program waits for it to shut down, and how many pauses there had been by then.
+    stopping: Option<(Duration, u64)>,
+    /// Whether it has stopped. Its program goes on, and gets errors, until the process ends.
+    stopped: bool,
+    /// How it became a member.
+    origin: Origin,
+    /// Whether the machine is gone for good, with its disk: it burned, or what was on it was removed
+    /// from the cluster.
+    gone: bool,
+    /// What of its disk has rotted.
+    rotten: Option<Rot>,
+    /// Whether its disk is full, or will soon be.
+    full: bool,
+    /// How often it was started again after it was removed from the cluster.
+    revenant: u64,
+}
+
+/// How a node became a member.
+#[derive(Clone)]
+enum Origin {
+    /// It is one of those that founded the cluster.
+    Founder,
+    /// It asked to be let in. What it is called.
+    Newcomer(Contact),
+    /// Its id was minted, and whoever it is for has not come yet.
+    Nobody,
+}
+
+/// Called when a node's process has started, to start the program's tasks on it.
+pub(crate) type OnStart = Rc<dyn Fn(&Started<'_>)>;
+
+/// A process that has just started.
+pub(crate) struct Started<'a> {
+    pub(crate) place: usize,
+    pub(crate) id: NodeId,
+    pub(crate) process: &'a Process,
+}
+
+/// What has happened to the nodes, counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) crashes: u64,
+    pub(crate) starts: u64,
+    pub(crate) pauses: u64,
+    pub(crate) partitions: u64,
+    pub(crate) turns: u64,
+}
+
+/// See the module.
+pub(crate) struct World {
+    timeline: Arc<Timeline>,
+    rng: Rng,
+    options: WorldOptions,
+    net: SimNet,
+    nodes: Vec<SimNode>,
+    executor: Executor,
+    timers: Timers,
+    queue: BinaryHeap<Reverse<Scheduled>>,
+    next_number: u64,
+    partition: u64,
+    silent_since: BTreeMap<(usize, usize), Duration>,
+    newcomers: BTreeMap<NewcomerId, Newcomer>,
+    next_newcomer: NewcomerId,
+    /// What newcomers were told, by tasks that waited for it.
+    admitted: Admitted,
+    judge: Rc<RefCell<Judge>>,
+    trace: Trace,
+    on_start: Option<OnStart>,
+    counts: Counts,
+}
+
+/// Answers that newcomers have got and the world has not seen yet.
+type Admitted = Rc<RefCell<Vec<(NewcomerId, JoinAnswer)>>>;
+
+impl World {
+    /// A world in which no node runs yet.
+    pub(crate) fn new(seed: u64, options: WorldOptions) -> Self {
+        let rng = Rng::new(seed);
+        let timeline = Arc::new(Timeline::default());
+        let net = SimNet::new(timeline.clone(), options.net.clone(), Rng::new(rng.next_u64()));
+        let timers = Timers::new(timeline.clone());
+        let founder = |id| new_node(id, Origin::Founder, &timeline, &rng);
+        let nodes = (1..=options.nodes).map(founder).collect();
+        let judge = Rc::new(RefCell::new(Judge::new(timeline.clone(), options.nodes)));
+        let trace = Trace::new(options.verbose);
+        let mut world = Self {
+            timeline,
+            rng,
+            options,
+            net,
+            nodes,
+            executor: Executor::new(),
+            timers,
+            queue: BinaryHeap::new(),
+            next_number: 0,
+            partition: 0,
+            silent_since: BTreeMap::new(),
+            newcomers: BTreeMap::new(),
+            next_newcomer: NewcomerId(1),
+            admitted: Admitted::default(),
+            judge,
+            trace,
+            on_start: None,
+            counts: Counts::default(),
+        };
+        world.schedule_in(Duration::ZERO, Happening::Dial);
+        world
+    }
+
+    /// Says what to do when a process has started.
+    pub(crate) fn on_start(&mut self, on_start: OnStart) {
+        self.on_start = Some(on_start);
+    }
+
+    pub(crate) fn judge(&self) -> &Rc<RefCell<Judge>> {
+        &self.judge
+    }
+
+    pub(crate) fn timers(&self) -> &Timers {
+        &self.timers
+    }
+
+    pub(crate) fn timeline(&self) -> &Arc<Timeline> {
+        &self.timeline
+    }
+
+    pub(crate) fn spawner(&self) -> Spawner {
+        self.executor.spawner()
+    }
+
+    pub(crate) fn trace(&self) -> &Trace {
+        &self.trace
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    pub(crate) fn net(&self) -> &SimNet {
+        &self.net
+    }
+
+    /// How often each named point was reached, on all nodes together.
+    pub(crate) fn points_reached(&self) -> BTreeMap<crate::env::Point, u64> {
+        let mut all = BTreeMap::new();
+        for (point, count) in self.nodes.iter().flat_map(|node| node.points.reached()) {
+            *all.entry(point).or_default() += count;
+        }
+        all
+    }
+
+    /// The processes that run, by the place of their node.
+    pub(crate) fn processes(&self) -> impl Iterator<Item = (usize, &Process)> {
+        let nodes = self.nodes.iter().enumerate();
+        nodes.filter_map(|(at, node)| node.running().map(|process| (at, process)))
+    }
+
+    /// A way to call each of these nodes.
+    pub(crate) fn callers<'a>(
+        &'a self,
+        places: &'a [usize],
+    ) -> impl Iterator<Item = (usize, NodeId, Caller)> + 'a {
+        places.iter().filter_map(|&at| {
+            let process = self.nodes[at].running()?;
+            Some((at, self.nodes[at].id, process.caller()))
+        })
+    }
+
+    /// Whether these nodes run, follow one leader, and have applied the same, with nobody waiting.
+    pub(crate) fn is_settled(&self, core: &[usize]) -> bool {
+        let looks: Vec<Option<Look>> =
+            core.iter().map(|&at| self.nodes[at].running().map(Process::look)).collect();
+        let Some(Some(first)) = looks.first() else { return false };
+        let together = looks.iter().flatten().all(|look| {
+            (look.term, look.commit, look.applied) == (first.term, first.commit, first.commit)
+        });
+        let leaders = self.processes().filter(|(_, process)| process.look().leads).count();
+        let all_run = looks.iter().all(Option::is_some);
+        all_run && together && leaders == 1 && !self.judge.borrow().calls_open(core)
+    }
+
+    /// Looks at what the judge has put off until the end.
+    ///
+    /// # Errors
+    /// The violation.
+    pub(crate) fn compare_rest(&self) -> Result<(), Violation> {
+        let mut judge = self.judge.borrow_mut();
+        for (at, process) in self.processes() {
+            judge.compare_rest(self.nodes[at].id, process);
+        }
+        judge.verdict()
+    }
+
+    /// The state of every node, for the report of a failure.
+    pub(crate) fn describe(&self) -> String {
+        let one = |node: &SimNode| match node.running() {
+            Some(process) => format!("{:?}: {:?}", node.id, process.look()),
+            None => format!("{:?}: down", node.id),
+        };
+        self.nodes.iter().map(one).collect::<Vec<_>>().join("; ")
+    }
+
+    /// Lets the world go on until `end`, or until an invariant breaks.
+    ///
+    /// # Errors
+    /// The violation.
+    pub(crate) fn run_until(&mut self, end: Duration) -> Result<(), Violation> {
+        while self.step(end)? {}
+        Ok(())
+    }
+
+    /// Lets the world go on until `done` says so, looking after everything that happens.
+    ///
+    /// # Errors
+    /// The violation; `Ok(false)` if `end` came first.
+    pub(crate) fn run_while(
+        &mut self,
+        end: Duration,
+        mut go_on: impl FnMut(&mut World) -> bool,
+    ) -> Result<bool, Violation> {
+        while go_on(self) {
+            if !self.step(end)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The next thing, if it is before `end`; else time goes on to `end`.
+    fn step(&mut self, end: Duration) -> Result<bool, Violation> {
+        let queued = self.queue.peek().map(|Reverse(next)| next.at);
+        let sleeper = self.timers.next();
+        let Some(at) = queued.into_iter().chain(sleeper).min().filter(|at| *at < end) else {
+            self.timeline.advance_to(end.max(self.timeline.now()));
+            return Ok(false);
+        };
+        self.timeline.advance_to(at.max(self.timeline.now()));
+        if queued == Some(at) {
+            let Reverse(next) = self.queue.pop().expect("peeked a line ago");
+            self.happen(next.what)?;
+        } else {
+            self.timers.wake_due();
+        }
+        self.settle()?;
+        Ok(true)
+    }
+
+    /// Runs the tasks that were woken, and schedules what they and the last happening asked for.
+    fn settle(&mut self) -> Result<(), Violation> {
+        for polls in 0.. {
+            if polls == POLLS_MAX {
+                return Violation::found(
+                    "C-SPIN",
+                    format!("{polls} polls, and no time has passed"),
+                );
+            }
+            self.collect();
+            let nodes = &self.nodes;
+            let may_run = |owner: Owner| owner.is_none_or(|at| !nodes[at].paused);
+            if !self.executor.run_one(&self.rng, may_run) {
+                break;
+            }
+        }
+        self.judge.borrow_mut().verdict()
+    }
+
+    /// Takes what was sent, who was let in, and who was woken.
+    fn collect(&mut self) {
+        self.hear_newcomers();
+        for flight in self.net.take_outgoing() {
+            self.schedule_at(flight.at, Happening::Arrive(flight));
+        }
+        for at in 0..self.nodes.len() {
+            let (driver, log, snapshots) = self.nodes[at].wakes.take();
+            if driver {
+                let due = self.timeline.now() + self.scheduling();
+                self.driver_by(at, due);
+            }
+            if log {
+                self.log_soon(at);
+            }
+            if snapshots {
+                self.snapshots_soon(at);
+            }
+        }
+    }
+
+    fn happen(&mut self, what: Happening) -> Result<(), Violation> {
+        match what {
+            Happening::DriverTurn { node, life } => self.driver_turn(node, life),
+            Happening::LogTurn { node, life } => self.log_turn(node, life),
+            Happening::SnapshotTurn { node, life } => self.snapshot_turn(node, life),
+            Happening::Arrive(flight) => {
+                self.arrive(&flight);
+                Ok(())
+            }
+            Happening::Dial => {
+                self.dial();
+                Ok(())
+            }
+            Happening::Stop { node, down } => {
+                self.stop(node, down);
+                Ok(())
+            }
+            Happening::Ask { newcomer } => {
+                self.ask(newcomer);
+                Ok(())
+            }
+            Happening::Admit { newcomer, joined } => self.admit(newcomer, *joined),
+            Happening::Start { node, life } if self.nodes[node].life == life => self.start(node),
+            Happening::Resume { node, life } if self.nodes[node].life == life => {
+                self.resume(node);
+                Ok(())
+            }
+            Happening::Heal { partition } if self.partition == partition => {
+                self.note(20, &[partition], || "the network is whole again".to_owned());
+                self.net.heal();
+                Ok(())
+            }
+            Happening::DiskRecovers { node, spell } if self.nodes[node].spell == spell => {
+                self.disk_recovers(node);
+                Ok(())
+            }
+            Happening::ArmedTooLong { node, life } if self.nodes[node].life == life => {
+                self.nodes[node].points.disarm();
+                Ok(())
+            }
+            // Of a life, a partition or a spell that is over.
+            _ => Ok(()),
+        }
+    }
+
+    fn schedule_in(&mut self, wait: Duration, what: Happening) {
+        self.schedule_at(self.timeline.now() + wait, what);
+    }
+
+    fn schedule_at(&mut self, at: Duration, what: Happening) {
+        let number = self.next_number;
+        self.next_number += 1;
+        self.queue.push(Reverse(Scheduled { at, number, what }));
+    }
+
+    fn scheduling(&self) -> Duration {
+        scheduling(&self.rng)
+    }
+
+    fn note(&mut self, kind: u8, numbers: &[u64], line: impl FnOnce() -> String) {
+        let now = self.timeline.now();
+        self.trace.event(now, kind, numbers, &[]);
+        self.trace.line(now, line);
+    }
+}
+
+fn new_node(id: u64, origin: Origin, timeline: &Arc<Timeline>, rng: &Rng) -> SimNode {
+    SimNode {
+        id: NodeId::new(id).expect("ids start at 1"),
+        clock: Arc::new(SimClock::new(timeline.clone(), Duration::ZERO, 0)),
+        entropy: Arc::new(Rng::new(rng.next_u64())),
+        disk: Arc::new(SimDisk::new(rng.next_u64())),
+        points: Arc::default(),
+        wakes: Arc::default(),
+        process: None,
+        life: 0,
+        paused: false,
+        driver_due: None,
+        log_due: None,
+        snapshots_due: None,
+        slow_disk: Duration::ZERO,
+        spell: 0,
+        armed_down: Duration::from_millis(500),
+        may_stop: false,
+        stopping: None,
+        stopped: false,
+        origin,
+        gone: false,
+        rotten: None,
+        full: false,
+        revenant: 0,
+    }
+}
+
+impl SimNode {
+    /// The process, if there is one and its node has not stopped.
+    fn running(&self) -> Option<&Process> {
+        self.process.as_ref().filter(|_| !self.stopped)
+    }
+
+    fn has_rotten_log(&self) -> bool {
+        self.rotten.is_some_and(Rot::is_of_log)
+    }
+}
+
+/// The place of a node among the nodes.
+pub(crate) fn place(id: NodeId) -> usize {
+    usize::try_from(id.get() - 1).expect("ids of a world are small")
+}
+
+/// A little time until a thread that was woken runs.
+fn scheduling(rng: &Rng) -> Duration {
+    between(rng, Duration::from_micros(2), SCHEDULING_MAX)
+}
+
+fn drift(rng: &Rng) -> DriftPpm {
+    let span = u64::try_from(2 * DRIFT_PPM_MAX + 1).expect("positive");
+    let drawn = i64::try_from(rng.below(span)).expect("small");
+    drawn - DRIFT_PPM_MAX
+}

@@ -1,0 +1,186 @@
+//! Machines that want to become members: they ask around until somebody lets them in, die meanwhile, and
+//! ask again with the disk that they have.
+//!
+//! ```text
+//!   newcomer ──ask──▶ any node ──▶ the leader ──▶ the log ──▶ answer ──▶ a node of its own place
+//!       ▲                                                       │ lost
+//!       └───────────────────────────── asks again ◀─────────────┘
+//! ```
+
+use std::path::Path;
+
+use super::*;
+use crate::model::JoinAsk;
+use crate::node::{disk_to_join, is_joining, whose};
+use crate::transport::JoinReply;
+
+/// As many ids are minted in a world, at most: whoever comes later is not let in.
+const PLACES_MAX: usize = 13;
+
+/// As many members there are at a time, about.
+const MEMBERS_MAX: usize = 8;
+
+/// Names a newcomer.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct NewcomerId(pub(super) u64);
+
+/// A machine that is no member yet.
+pub(super) struct Newcomer {
+    contact: Contact,
+    disk: Arc<SimDisk>,
+    entropy: Arc<Rng>,
+    replaces: Option<String>,
+}
+
+impl World {
+    /// A new machine asks to become a member, in the place of a voter or beside all.
+    pub(super) fn arrive_newcomer(&mut self, replaces: Option<usize>) {
+        let members = self.judge.borrow().members().rows().len();
+        let room = self.nodes.len() + self.newcomers.len() < PLACES_MAX
+            && members + self.newcomers.len() < MEMBERS_MAX;
+        if !room {
+            return;
+        }
+        let name = format!("g{}", self.next_newcomer.0);
+        let newcomer = Newcomer {
+            contact: Contact { address: format!("{name}:1"), name },
+            disk: Arc::new(SimDisk::new(self.rng.next_u64())),
+            entropy: Arc::new(Rng::new(self.rng.next_u64())),
+            replaces: replaces.map(|at| self.name_of(at)),
+        };
+        self.expect_newcomer(newcomer);
+    }
+
+    fn expect_newcomer(&mut self, newcomer: Newcomer) {
+        let id = self.next_newcomer;
+        self.next_newcomer = NewcomerId(id.0 + 1);
+        self.note(30, &[id.0], || {
+            format!("{} wants in; replaces {:?}", newcomer.contact.name, newcomer.replaces)
+        });
+        self.newcomers.insert(id, newcomer);
+        self.schedule_in(Duration::ZERO, Happening::Ask { newcomer: id });
+    }
+
+    /// Nobody asks any more who has not been let in.
+    pub(super) fn send_newcomers_away(&mut self) {
+        self.newcomers.clear();
+    }
+
+    /// What a node is called.
+    pub(super) fn name_of(&self, at: usize) -> String {
+        match &self.nodes[at].origin {
+            Origin::Newcomer(contact) => contact.name.clone(),
+            Origin::Founder | Origin::Nobody => format!("n{}", self.nodes[at].id.get()),
+        }
+    }
+
+    /// A newcomer asks one of those that run.
+    pub(super) fn ask(&mut self, id: NewcomerId) {
+        let wait = between(&self.rng, Duration::from_millis(200), Duration::from_millis(1_500));
+        let Some(newcomer) = self.newcomers.get(&id) else { return };
+        // It crashes now and then before it asks again.
+        if one_in(&self.rng, 6) {
+            newcomer.disk.crash();
+        }
+        let clock = SimClock::new(self.timeline.clone(), Duration::ZERO, 0);
+        let env = self.env_of(&newcomer.disk, &newcomer.entropy, Arc::new(clock), Arc::default());
+        let disk = disk_to_join(&env, Path::new(DIR)).expect("its disk is sound");
+        let Contact { name, address } = newcomer.contact.clone();
+        let ask = JoinAsk { disk, name, address, replaces: newcomer.replaces.clone() };
+        self.schedule_in(wait, Happening::Ask { newcomer: id });
+        let running: Vec<usize> = self.processes().map(|(at, _)| at).collect();
+        if running.is_empty() {
+            return;
+        }
+        let asked = running[index(&self.rng, running.len())];
+        let (reply, answered) = JoinReply::new();
+        if let Some(process) = self.nodes[asked].running() {
+            process.ask_to_join(ask, reply);
+        }
+        let admitted = self.admitted.clone();
+        self.spawner().spawn(None, async move {
+            if let Ok(answer) = answered.await {
+                admitted.borrow_mut().push((id, answer));
+            }
+        });
+    }
+
+    /// Takes what newcomers were told. Of ten answers one is lost.
+    pub(super) fn hear_newcomers(&mut self) {
+        let admitted = self.admitted.take();
+        for (newcomer, answer) in admitted {
+            match answer {
+                _ if one_in(&self.rng, 10) => {}
+                JoinAnswer::Joined(joined) => {
+                    let joined = Box::new(joined);
+                    self.schedule_in(Duration::ZERO, Happening::Admit { newcomer, joined });
+                }
+                JoinAnswer::Refused(why) => {
+                    self.judge.borrow_mut().count("join refused");
+                    if self.newcomers.remove(&newcomer).is_some() {
+                        self.note(31, &[newcomer.0], || format!("{newcomer:?} is refused: {why}"));
+                    }
+                }
+                JoinAnswer::Later(_) | JoinAnswer::NotLeader(_) => {}
+            }
+        }
+    }
+
+    /// A newcomer is a member now, and starts.
+    pub(super) fn admit(&mut self, id: NewcomerId, joined: Joined) -> Result<(), Violation> {
+        let Some(newcomer) = self.newcomers.remove(&id) else { return Ok(()) };
+        let at = place(joined.node);
+        while self.nodes.len() <= at {
+            let id = self.nodes.len() as u64 + 1;
+            let nobody = new_node(id, Origin::Nobody, &self.timeline, &self.rng);
+            self.nodes.push(nobody);
+        }
+        let Newcomer { contact, disk, entropy, .. } = newcomer;
+        self.note(32, &[joined.node.get()], || format!("{} is {:?}", contact.name, joined.node));
+        self.judge.borrow_mut().count("joined");
+        let hints = joined.members.rows().iter().map(|(id, member)| {
+            let (name, address) = (member.name.clone(), member.address.clone());
+            (*id, Contact { name, address })
+        });
+        let node = &mut self.nodes[at];
+        node.origin = Origin::Newcomer(contact.clone());
+        node.disk = disk.clone();
+        node.entropy = entropy;
+        let own = crate::node::Joined { disk: self.disk_of(at), founders: joined.founding };
+        let (members, joined) = (hints.collect(), Some(own));
+        self.start_as(at, Beginning::Newcomer { contact, members, joined })
+    }
+
+    /// The id of a newcomer's disk.
+    fn disk_of(&self, at: usize) -> crate::model::DiskId {
+        let node = &self.nodes[at];
+        let env = self.env_of(&node.disk, &node.entropy, node.clock.clone(), Arc::default());
+        disk_to_join(&env, Path::new(DIR)).expect("its disk is sound")
+    }
+
+    /// How a node begins that was let in before; `None` if it has to ask once more, and does.
+    pub(super) fn begin_again(&mut self, at: usize, contact: &Contact) -> Option<Beginning> {
+        let node = &self.nodes[at];
+        let env = self.env_of(&node.disk, &node.entropy, node.clock.clone(), Arc::default());
+        // What cannot be read is found out again, by name, by whoever opens it.
+        let is_known = !matches!(whose(&env, Path::new(DIR)), Ok(None));
+        if is_known && !is_joining(&env, Path::new(DIR)) {
+            let (members, joined) = (BTreeMap::new(), None);
+            return Some(Beginning::Newcomer { contact: contact.clone(), members, joined });
+        }
+        let (disk, entropy) = (node.disk.clone(), node.entropy.clone());
+        let contact = contact.clone();
+        self.expect_newcomer(Newcomer { contact, disk, entropy, replaces: None });
+        None
+    }
+
+    pub(super) fn env_of(
+        &self,
+        disk: &Arc<SimDisk>,
+        entropy: &Arc<Rng>,
+        clock: Arc<SimClock>,
+        points: Arc<SimPoints>,
+    ) -> Env {
+        Env { clock, entropy: entropy.clone(), disk: disk.clone(), points }
+    }
+}

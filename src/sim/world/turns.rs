@@ -1,0 +1,177 @@
+//! The turns that the threads of a node take: its driver, its log, its snapshots.
+
+use super::*;
+
+impl World {
+    pub(super) fn driver_by(&mut self, at: usize, due: Duration) {
+        let node = &mut self.nodes[at];
+        if node.process.is_none() || node.driver_due.is_some_and(|before| before <= due) {
+            return;
+        }
+        node.driver_due = Some(due);
+        let life = node.life;
+        self.schedule_at(due, Happening::DriverTurn { node: at, life });
+    }
+
+    pub(super) fn log_soon(&mut self, at: usize) {
+        let latency = between(&self.rng, self.options.sync_min, self.options.sync_max)
+            + self.nodes[at].slow_disk;
+        let node = &mut self.nodes[at];
+        if node.process.is_none() || node.log_due.is_some() {
+            return;
+        }
+        let (due, life) = (self.timeline.now() + latency, node.life);
+        node.log_due = Some(due);
+        self.schedule_at(due, Happening::LogTurn { node: at, life });
+    }
+
+    pub(super) fn snapshots_soon(&mut self, at: usize) {
+        let latency = between(&self.rng, self.options.sync_min, self.options.sync_max)
+            + self.nodes[at].slow_disk;
+        let node = &mut self.nodes[at];
+        if node.process.is_none() || node.snapshots_due.is_some() {
+            return;
+        }
+        let (due, life) = (self.timeline.now() + latency, node.life);
+        node.snapshots_due = Some(due);
+        self.schedule_at(due, Happening::SnapshotTurn { node: at, life });
+    }
+
+    pub(super) fn snapshot_turn(&mut self, at: usize, life: u64) -> Result<(), Violation> {
+        let node = &mut self.nodes[at];
+        if node.life != life {
+            return Ok(());
+        }
+        node.snapshots_due = None;
+        if node.paused {
+            return Ok(());
+        }
+        let Some(process) = &mut node.process else { return Ok(()) };
+        match catch_unwind(AssertUnwindSafe(|| process.snapshot_turn())) {
+            Ok(more) => {
+                let id = node.id;
+                self.trace.event(self.timeline.now(), 7, &[id.get(), u64::from(more)], &[]);
+                if more {
+                    self.snapshots_soon(at);
+                }
+                Ok(())
+            }
+            Err(panic) => self.cut_off(at, panic),
+        }
+    }
+
+    pub(super) fn driver_turn(&mut self, at: usize, life: u64) -> Result<(), Violation> {
+        let now = self.timeline.now();
+        let node = &mut self.nodes[at];
+        if node.life != life || node.driver_due != Some(now) {
+            return Ok(());
+        }
+        node.driver_due = None;
+        if node.paused || node.stopped {
+            return Ok(());
+        }
+        let Some(process) = &mut node.process else { return Ok(()) };
+        self.counts.turns += 1;
+        let turn = catch_unwind(AssertUnwindSafe(|| process.turn()));
+        match turn {
+            Ok(TurnEnd::Next(moment)) => {
+                let due = node.clock.true_time_of(moment) + scheduling(&self.rng);
+                let id = node.id;
+                let look = process.look();
+                self.trace.event(now, 5, &[id.get(), look.applied.get(), look.term.get()], &[]);
+                let before = self.judge.borrow_mut().look(id, process, &look);
+                if look.leads {
+                    self.check_leader(at, before, &look);
+                }
+                self.driver_by(at, due);
+                Ok(())
+            }
+            Ok(TurnEnd::Stopped(why)) => self.stopped(at, why.as_ref()),
+            Err(panic) => self.cut_off(at, panic),
+        }
+    }
+
+    pub(super) fn log_turn(&mut self, at: usize, life: u64) -> Result<(), Violation> {
+        let node = &mut self.nodes[at];
+        if node.life != life {
+            return Ok(());
+        }
+        node.log_due = None;
+        if node.paused {
+            return Ok(());
+        }
+        let Some(process) = &mut node.process else { return Ok(()) };
+        match catch_unwind(AssertUnwindSafe(|| process.log_turn())) {
+            Ok(more) => {
+                let id = node.id;
+                self.trace.event(self.timeline.now(), 6, &[id.get(), u64::from(more)], &[]);
+                if more {
+                    self.log_soon(at);
+                }
+                Ok(())
+            }
+            Err(panic) => self.cut_off(at, panic),
+        }
+    }
+
+    /// A turn did not end: either a crash was planned at a point that it came to, or the code has
+    /// panicked, which is never planned.
+    pub(super) fn cut_off(
+        &mut self,
+        at: usize,
+        panic: Box<dyn std::any::Any + Send>,
+    ) -> Result<(), Violation> {
+        if !panic.is::<CutOff>() {
+            resume_unwind(panic);
+        }
+        let down = self.nodes[at].armed_down;
+        let id = self.nodes[at].id;
+        self.note(7, &[id.get()], || format!("{id:?} comes to its point"));
+        if self.nodes[at].process.is_some() {
+            self.crash(at, Ending::PowerLost);
+        } else {
+            self.nodes[at].disk.crash();
+        }
+        self.start_in(at, down);
+        Ok(())
+    }
+
+    /// A node has stopped by itself.
+    pub(super) fn stopped(&mut self, at: usize, why: Option<&StopReason>) -> Result<(), Violation> {
+        let id = self.nodes[at].id;
+        let words = why.map_or_else(|| "nobody knows why".to_owned(), ToString::to_string);
+        self.note(8, &[id.get()], || format!("{id:?} has stopped: {words}"));
+        self.nodes[at].stopped = true;
+        if let Some(process) = &self.nodes[at].process {
+            let mut judge = self.judge.borrow_mut();
+            judge.hear(process);
+            judge.follow_members(id, process, process.look().applied);
+        }
+        if why == Some(&StopReason::Removed) && self.is_removed(at) {
+            self.left(at);
+            return Ok(());
+        }
+        if why == Some(&StopReason::Shutdown) && self.nodes[at].stopping.is_some() {
+            return self.stopped_in_order(at);
+        }
+        if !self.nodes[at].may_stop {
+            return Violation::found("C-STOP", format!("{id:?} has stopped by itself: {words}"));
+        }
+        let down = self.nodes[at].armed_down;
+        self.start_in(at, down);
+        Ok(())
+    }
+
+    /// What a leader says is committed, a quorum has in its logs, and every later leader.
+    pub(super) fn check_leader(&self, leader: usize, before: LogIndex, look: &Look) {
+        let Some(process) = self.nodes[leader].running() else { return };
+        let mut judge = self.judge.borrow_mut();
+        judge.check_complete(self.nodes[leader].id, process, look.term);
+        let Some(term) = process.term_of(look.commit) else { return };
+        let knows = |id: NodeId| {
+            let node = self.nodes.get(place(id))?;
+            Some(node.running()?.has(look.commit, term))
+        };
+        judge.check_quorum(before, look, term, knows);
+    }
+}
