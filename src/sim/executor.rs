@@ -144,6 +144,9 @@ impl Executor {
 
     fn pick(&self, entropy: &dyn Entropy, may_run: impl Fn(Owner) -> bool) -> Option<TaskId> {
         let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        if ready.is_empty() {
+            return None;
+        }
         ready.retain(|id| self.tasks.contains_key(id));
         let able: Vec<TaskId> =
             ready.iter().copied().filter(|id| may_run(self.tasks[id].owner)).collect();

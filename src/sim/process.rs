@@ -51,7 +51,8 @@ pub(crate) struct Wakes {
 impl Wakes {
     /// Whether the driver, the log and the snapshots were rung for since the last look.
     pub(crate) fn take(&self) -> (bool, bool, bool) {
-        let take = |bell: &AtomicBool| bell.swap(false, Ordering::Relaxed);
+        let take =
+            |bell: &AtomicBool| bell.load(Ordering::Relaxed) && bell.swap(false, Ordering::Relaxed);
         (take(&self.driver), take(&self.log), take(&self.snapshots))
     }
 }
@@ -141,6 +142,11 @@ impl Process {
         let look = self.node.driver.look();
         self.leads.set(look.leads);
         look
+    }
+
+    /// The digest of its replica.
+    pub(crate) fn digest(&self) -> u64 {
+        self.node.driver.digest()
     }
 
     /// Whether it led after its last turn.

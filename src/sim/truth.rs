@@ -26,6 +26,10 @@ pub(crate) struct Truth {
     repeats: bool,
     /// Leases that have ended, and at which revision at the latest.
     ended: BTreeMap<LeaseId, Revision>,
+    /// The keys that are there at the newest revision.
+    alive: BTreeSet<Bytes>,
+    /// The keys that were ever put with a lease.
+    leased: BTreeMap<LeaseId, BTreeSet<Bytes>>,
 }
 
 impl Truth {
@@ -102,7 +106,19 @@ impl Truth {
             }
             EventKind::Delete => None,
         };
-        self.history.entry(event.kv.key.clone()).or_default().push((revision, after));
+        let key = &event.kv.key;
+        match &after {
+            Some(row) => {
+                self.alive.insert(key.clone());
+                if let Some(lease) = row.lease {
+                    self.leased.entry(lease).or_default().insert(key.clone());
+                }
+            }
+            None => {
+                self.alive.remove(key);
+            }
+        }
+        self.history.entry(key.clone()).or_default().push((revision, after));
         Ok(())
     }
 
@@ -166,7 +182,7 @@ impl Truth {
         revision: Revision,
     ) -> Result<(), Violation> {
         self.ended.entry(lease).or_insert(revision);
-        for rows in self.history.values() {
+        for rows in self.leased.get(&lease).into_iter().flatten().map(|key| &self.history[key]) {
             let at = rows.partition_point(|(of, _)| *of <= revision);
             let alive = rows[at.saturating_sub(1)..].iter().filter_map(|(_, row)| row.as_ref());
             let mut bound = alive.filter(|row| row.lease == Some(lease));
@@ -199,9 +215,11 @@ impl Truth {
 
     /// The rows of a range at a revision, by key.
     pub(crate) fn rows_at(&self, range: &KeyRange, revision: Revision) -> Vec<&KeyValue> {
-        let keys = self.history.range(range.start().clone()..);
-        let keys = keys.map(|(key, _)| key).take_while(|key| range.contains(key));
-        keys.filter_map(|key| self.row_at(key, revision)).collect()
+        // Whoever was there then is there now, or has changed since.
+        let alive = self.alive.range(range.start().clone()..);
+        let mut keys: BTreeSet<&Bytes> = alive.take_while(|key| range.contains(key)).collect();
+        keys.extend(self.events(range, revision, self.newest()).map(|event| &event.kv.key));
+        keys.into_iter().filter_map(|key| self.row_at(key, revision)).collect()
     }
 
     /// The events of a range after one revision, up to and with another.

@@ -16,8 +16,6 @@ pub(crate) struct Look {
     pub(crate) commit: LogIndex,
     /// The last index that it has applied.
     pub(crate) applied: LogIndex,
-    /// The digest of its replica there.
-    pub(crate) digest: u64,
     /// The revision that its readers see.
     pub(crate) revision: Revision,
 }
@@ -37,9 +35,13 @@ impl Driver {
             leads: self.leading.is_some(),
             commit,
             applied,
-            digest: self.machine.digest(),
             revision: self.shared.reader.revision(),
         }
+    }
+
+    /// The digest of its replica.
+    pub(crate) fn digest(&self) -> u64 {
+        self.machine.digest()
     }
 
     /// The leases of the sessions that this node keeps alive.

@@ -272,8 +272,8 @@ impl Judge {
             self.check_leading(id, process);
         }
         // Before the cluster is founded nobody has its members.
-        if look.term > Term(0) {
-            self.check_digest(id, look.applied, look.digest);
+        if look.term > Term(0) && look.applied > applied {
+            self.check_digest(id, look.applied, process.digest());
         }
         let compared = self.seen[place(id)].compared;
         if look.applied.get() >= compared.get() + COMPARE_AT_ONCE {
