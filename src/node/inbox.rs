@@ -5,7 +5,7 @@
 //! peers is bounded here: any message of a peer may be lost, so what does not fit is dropped.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::metrics::Meters;
@@ -16,6 +16,7 @@ use crate::transport::{JoinReply, Receiver, Refused};
 use crate::wal;
 
 use super::answer::{CallError, CallResult, ReplyTo};
+use super::bell::{Bell, Sleeper};
 use super::session::{Parting, SessionState};
 use super::sessions::{SessionOpening, SessionResuming};
 use super::snapshot_worker::News;
@@ -113,7 +114,7 @@ pub(crate) struct Write {
 /// See the module.
 pub(crate) struct Inbox {
     state: Mutex<State>,
-    bell: Condvar,
+    bell: Bell,
     on_push: Box<dyn Fn() + Send + Sync>,
     peer_bytes_max: usize,
     meters: Arc<Meters>,
@@ -124,6 +125,17 @@ struct State {
     inputs: Vec<Input>,
     peer_bytes: usize,
     closed: bool,
+    waits: bool,
+}
+
+impl Sleeper for State {
+    fn is_idle(&self) -> bool {
+        self.inputs.is_empty()
+    }
+
+    fn waits(&mut self) -> &mut bool {
+        &mut self.waits
+    }
 }
 
 impl Inbox {
@@ -134,7 +146,7 @@ impl Inbox {
         meters: Arc<Meters>,
         on_push: Box<dyn Fn() + Send + Sync>,
     ) -> Self {
-        Self { state: Mutex::default(), bell: Condvar::new(), on_push, peer_bytes_max, meters }
+        Self { state: Mutex::default(), bell: Bell::default(), on_push, peer_bytes_max, meters }
     }
 
     /// Puts something in. Gives it back if the driver has stopped and will never look again.
@@ -158,9 +170,7 @@ impl Inbox {
                 self.meters.inbox_bytes_peak.at_least(state.peer_bytes);
             }
             state.inputs.push(input);
-            if state.inputs.len() == 1 {
-                self.bell.notify_one();
-            }
+            self.bell.ring(&mut *state);
         }
         (self.on_push)();
         Ok(())
@@ -178,11 +188,7 @@ impl Inbox {
     pub(crate) fn wait(&self, at_most: Duration) {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.inputs.is_empty() && !at_most.is_zero() {
-            drop(
-                self.bell
-                    .wait_timeout_while(state, at_most, |state| state.inputs.is_empty())
-                    .unwrap_or_else(PoisonError::into_inner),
-            );
+            drop(self.bell.wait(state, Some(at_most)));
         }
     }
 

@@ -1,7 +1,7 @@
 //! The log's own thread: takes every group that was queued while the last sync ran, writes and syncs
 //! them together, and reports.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::env::Clock;
@@ -9,6 +9,7 @@ use crate::metrics::Meters;
 use crate::model::LogIndex;
 use crate::wal;
 
+use super::bell::{Bell, Sleeper};
 use super::inbox::{Inbox, Input};
 
 /// How long the log must be idle before it protects what it wrote last.
@@ -20,7 +21,7 @@ const TRY_AGAIN_AFTER: Duration = Duration::from_millis(500);
 /// Groups on their way to the log.
 pub(crate) struct LogQueue {
     state: Mutex<State>,
-    bell: Condvar,
+    bell: Bell,
     on_push: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -30,11 +31,16 @@ struct State {
     /// Up to where nobody needs the log any more.
     cut: Option<LogIndex>,
     closed: bool,
+    waits: bool,
 }
 
-impl State {
+impl Sleeper for State {
     fn is_idle(&self) -> bool {
         self.groups.is_empty() && self.cut.is_none() && !self.closed
+    }
+
+    fn waits(&mut self) -> &mut bool {
+        &mut self.waits
     }
 }
 
@@ -42,7 +48,7 @@ impl LogQueue {
     /// An empty queue. `on_push` is called after each group, for whoever runs the worker without
     /// waiting.
     pub(crate) fn new(on_push: Box<dyn Fn() + Send + Sync>) -> Self {
-        Self { state: Mutex::default(), bell: Condvar::new(), on_push }
+        Self { state: Mutex::default(), bell: Bell::default(), on_push }
     }
 
     /// Queues a group.
@@ -50,7 +56,7 @@ impl LogQueue {
         {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             state.groups.push(group);
-            self.bell.notify_one();
+            self.bell.ring(&mut *state);
         }
         (self.on_push)();
     }
@@ -65,32 +71,26 @@ impl LogQueue {
         {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             state.cut = state.cut.max(Some(up_to));
-            self.bell.notify_one();
+            self.bell.ring(&mut *state);
         }
         (self.on_push)();
     }
 
     /// What is queued is still written; then the worker ends.
     pub(crate) fn close(&self) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
-        self.bell.notify_one();
+        {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.closed = true;
+            self.bell.ring(&mut *state);
+        }
         (self.on_push)();
     }
 
     /// Waits for groups, or for leave to cut; `None` when the queue is closed and empty. Empty after
     /// `at_most`.
     fn take(&self, at_most: Option<Duration>) -> Option<(Vec<wal::Group>, Option<LogIndex>)> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let idle = |state: &mut State| state.is_idle();
-        state = match at_most {
-            None => self.bell.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner),
-            Some(at_most) => {
-                self.bell
-                    .wait_timeout_while(state, at_most, idle)
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .0
-            }
-        };
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.bell.wait(state, at_most);
         if state.closed && state.groups.is_empty() {
             return None;
         }

@@ -9,6 +9,7 @@
 
 mod answer;
 mod assembly;
+mod bell;
 mod digests;
 mod driver;
 mod founding;

@@ -12,7 +12,7 @@
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -23,6 +23,7 @@ use crate::model::{Members, Moment, NodeId, SnapshotId};
 use crate::snapshot::{Appended, Check, Folder, Partial, Reader, SnapshotError, Writer};
 
 use super::answer::{CallError, ReplyTo};
+use super::bell::{Bell, Sleeper};
 use super::inbox::{Inbox, Input};
 
 /// How much of a snapshot is written, or sent, at a time.
@@ -85,7 +86,7 @@ pub(crate) enum News {
 /// Jobs on their way to the worker.
 pub(crate) struct SnapshotQueue {
     state: Mutex<State>,
-    bell: Condvar,
+    bell: Bell,
     on_push: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -97,6 +98,17 @@ struct State {
     /// What those hold that append.
     append_bytes: usize,
     closed: bool,
+    waits: bool,
+}
+
+impl Sleeper for State {
+    fn is_idle(&self) -> bool {
+        self.jobs.is_empty() && !self.closed
+    }
+
+    fn waits(&mut self) -> &mut bool {
+        &mut self.waits
+    }
 }
 
 impl State {
@@ -120,7 +132,7 @@ impl State {
 impl SnapshotQueue {
     /// An empty queue. `on_push` is called after each job, for whoever runs the worker without waiting.
     pub(crate) fn new(on_push: Box<dyn Fn() + Send + Sync>) -> Self {
-        Self { state: Mutex::default(), bell: Condvar::new(), on_push }
+        Self { state: Mutex::default(), bell: Bell::default(), on_push }
     }
 
     /// Queues a job, unless too many of its kind wait: one snapshot at a time is the driver's to see to,
@@ -132,31 +144,25 @@ impl SnapshotQueue {
                 return;
             }
             state.jobs.push_back(job);
-            self.bell.notify_one();
+            self.bell.ring(&mut *state);
         }
         (self.on_push)();
     }
 
     /// The worker ends; what is not done is left as it is.
     pub(crate) fn close(&self) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
-        self.bell.notify_one();
+        {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.closed = true;
+            self.bell.ring(&mut *state);
+        }
         (self.on_push)();
     }
 
     /// Waits for a job; `None` when the queue is closed. Empty after `at_most`.
     fn take(&self, at_most: Option<Duration>) -> Option<VecDeque<Job>> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let idle = |state: &mut State| state.jobs.is_empty() && !state.closed;
-        state = match at_most {
-            None => self.bell.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner),
-            Some(at_most) => {
-                self.bell
-                    .wait_timeout_while(state, at_most, idle)
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .0
-            }
-        };
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.bell.wait(state, at_most);
         (state.reads, state.append_bytes) = (0, 0);
         (!state.closed).then(|| std::mem::take(&mut state.jobs))
     }

@@ -1,0 +1,120 @@
+//! Wakes a thread that waits for something to be put under a lock. Ringing costs nothing while that thread
+//! is awake: a condition variable alone would make a system call of every ring.
+
+use std::sync::{Condvar, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// What waits for a [`Bell`] says of itself, under the lock.
+pub(crate) trait Sleeper {
+    /// Whether there is nothing to do.
+    fn is_idle(&self) -> bool;
+
+    /// Whether a thread waits. The bell's own; false at first.
+    fn waits(&mut self) -> &mut bool;
+}
+
+/// See the module. For one waiting thread.
+#[derive(Default)]
+pub(crate) struct Bell {
+    condition: Condvar,
+}
+
+impl Bell {
+    /// Wakes the thread that waits, if one does: `state` is the lock that it waits under, in which
+    /// something was changed.
+    pub(crate) fn ring<S: Sleeper>(&self, state: &mut S) {
+        if std::mem::take(state.waits()) {
+            self.condition.notify_one();
+        }
+    }
+
+    /// Waits while there is nothing to do, but no longer than `at_most`.
+    pub(crate) fn wait<'a, S: Sleeper>(
+        &self,
+        mut state: MutexGuard<'a, S>,
+        at_most: Option<Duration>,
+    ) -> MutexGuard<'a, S> {
+        // Set again each time: a ring that finds the thread awake already must not be the last one.
+        let idle = |state: &mut S| {
+            *state.waits() = state.is_idle();
+            *state.waits()
+        };
+        state = match at_most {
+            None => self.condition.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner),
+            Some(at_most) => {
+                let waited = self.condition.wait_timeout_while(state, at_most, idle);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        *state.waits() = false;
+        state
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+    use std::thread;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Basket {
+        apples: u64,
+        closed: bool,
+        waits: bool,
+    }
+
+    impl Sleeper for Basket {
+        fn is_idle(&self) -> bool {
+            self.apples == 0 && !self.closed
+        }
+
+        fn waits(&mut self) -> &mut bool {
+            &mut self.waits
+        }
+    }
+
+    #[test]
+    fn no_ring_is_lost_however_the_threads_meet() {
+        let shared: Arc<(Mutex<Basket>, Bell)> = Arc::default();
+        let eater = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let mut eaten = 0;
+                loop {
+                    let mut basket = shared.1.wait(shared.0.lock().unwrap(), None);
+                    eaten += std::mem::take(&mut basket.apples);
+                    if basket.closed {
+                        return eaten;
+                    }
+                }
+            })
+        };
+        const PICKERS: u64 = 4;
+        const EACH: u64 = 5_000;
+        thread::scope(|scope| {
+            for _ in 0..PICKERS {
+                scope.spawn(|| {
+                    for _ in 0..EACH {
+                        let mut basket = shared.0.lock().unwrap();
+                        basket.apples += 1;
+                        shared.1.ring(&mut *basket);
+                    }
+                });
+            }
+        });
+        let mut basket = shared.0.lock().unwrap();
+        basket.closed = true;
+        shared.1.ring(&mut *basket);
+        drop(basket);
+        assert_eq!(eater.join().unwrap(), PICKERS * EACH);
+    }
+
+    #[test]
+    fn who_waits_wakes_when_its_time_is_over() {
+        let (lock, bell) = (Mutex::new(Basket::default()), Bell::default());
+        let basket = bell.wait(lock.lock().unwrap(), Some(Duration::from_millis(1)));
+        assert!(basket.is_idle() && !basket.waits);
+    }
+}
