@@ -250,6 +250,12 @@ impl Judge {
         }
     }
 
+    /// How long a node has stood still, all in all.
+    pub(crate) fn stood_still(&self, id: NodeId) -> Duration {
+        let Seen { paused, paused_since, .. } = self.seen[place(id)];
+        paused + paused_since.map_or(Duration::ZERO, |since| self.timeline.now() - since)
+    }
+
     /// A driver has had a turn. What it knew as committed before.
     pub(crate) fn look(&mut self, id: NodeId, process: &Process, look: &Look) -> LogIndex {
         self.hear(process);

@@ -158,25 +158,26 @@ impl World {
     pub(super) fn stop(&mut self, at: usize, down: Duration) {
         let Some(process) = self.nodes[at].running() else { return };
         let (id, now) = (self.nodes[at].id, self.timeline.now());
-        {
+        let awake = {
             let mut judge = self.judge.borrow_mut();
             judge.count("stopped in order");
             judge.stops_in_order(id, &process.leases_kept());
-        }
+            now - judge.stood_still(id)
+        };
         process.stop();
         self.note(13, &[id.get()], || format!("{id:?} is shut down"));
         let node = &mut self.nodes[at];
-        node.stopping = Some((now, self.counts.pauses));
+        node.stopping = Some(awake);
         node.armed_down = down;
     }
 
     /// A node that was shut down has stopped. That takes no longer than about a second of its own time.
     pub(super) fn stopped_in_order(&mut self, at: usize) -> Result<(), Violation> {
         let node = &mut self.nodes[at];
-        let Some((since, pauses)) = node.stopping.take() else { return Ok(()) };
+        let Some(since) = node.stopping.take() else { return Ok(()) };
         let (id, down) = (node.id, node.armed_down);
-        let took = self.timeline.now() - since;
-        if took > STOPS_WITHIN && pauses == self.counts.pauses {
+        let took = self.timeline.now() - self.judge.borrow().stood_still(id) - since;
+        if took > STOPS_WITHIN {
             return Violation::found("C-CLOSE", format!("{id:?} took {took:?} to shut down"));
         }
         self.crash(at, Ending::Killed);

@@ -152,8 +152,8 @@ struct SimNode {
     armed_down: Duration,
     /// Whether the node may stop by itself: a fault was injected that it must not survive.
     may_stop: bool,
-    /// Since when its program waits for it to shut down, and how many pauses there had been by then.
-    stopping: Option<(Duration, u64)>,
+    /// Since when its program waits for it to shut down, in time that it has not stood still.
+    stopping: Option<Duration>,
     /// Whether it has stopped. Its program goes on, and gets errors, until the process ends.
     stopped: bool,
     /// How it became a member.
