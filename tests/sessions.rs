@@ -287,3 +287,41 @@ fn a_session_that_is_opened_by_a_call_that_is_dropped_is_not_kept() {
     node.client().put("k", "v").wait().unwrap();
     assert_eq!(node.client().sessions(), []);
 }
+
+#[test]
+fn a_lease_of_nobodys_is_renewed_through_any_node_and_all_see_how_long_it_lives() {
+    let cluster = quick(3);
+    let (one, other) = followers(&cluster);
+    let client = cluster.node(one).client();
+    let lease = client.grant(TTL).wait().unwrap();
+    client.put("kept", "v").lease(lease.id).wait().unwrap();
+    let began = cluster.node(one).now();
+    while cluster.node(one).now().since(began) < TTL * 3 {
+        assert_eq!(client.renew(lease.id).wait(), Ok(TTL));
+        let seen = cluster.node(other).client().lease_left(lease.id).wait().unwrap();
+        assert!(seen.is_some_and(|left| left <= TTL), "{seen:?}");
+    }
+    assert!(is_bound(&client, "kept"));
+    let mut left = TTL;
+    while let Some(seen) = client.lease_left(lease.id).wait().unwrap() {
+        assert!(seen <= left, "nobody renews it: {seen:?} after {left:?}");
+        left = seen;
+    }
+    assert!(left < TTL / 4, "it was last seen with {left:?}");
+    assert!(!is_bound(&client, "kept"));
+    let gone = Err(Error::Refused(Refusal::LeaseNotFound(lease.id)));
+    assert_eq!(client.renew(lease.id).wait(), gone);
+}
+
+#[test]
+fn a_renewal_that_finds_no_leader_ends_with_its_deadline() {
+    let mut cluster = quick(3);
+    let (one, other) = followers(&cluster);
+    let leader = cluster.leader().wait().unwrap();
+    let client = cluster.node(one).client();
+    let lease = client.grant(Duration::from_secs(60)).wait().unwrap();
+    cluster.kill(leader).wait();
+    cluster.kill(other).wait();
+    let error = client.renew(lease.id).wait().unwrap_err();
+    assert_eq!(error, Error::Deadline { effect: bowline::Effect::Unknown });
+}

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::model::{Command, KeyRange, LeaseId, Moment, Reply, Revision, SessionInfo};
-use crate::node::{CallError, Shared};
+use crate::model::{Command, KeyRange, LeaseId, Moment, Refusal, Reply, Revision, SessionInfo};
+use crate::node::{CallError, LeaseWish, Shared};
 
 use super::call::{Consistency, DeleteCall, GetCall, PutCall, RangeCall};
 use super::lease::{GrantCall, LeaseStatus, SessionStatus};
@@ -120,6 +120,49 @@ impl Client {
         match self.propose(Command::Revoke(lease), None).await? {
             Reply::Revoke(reply) => Ok(reply.deleted),
             other => unreachable!("a revocation is answered by {other:?}"),
+        }
+    }
+
+    /// Renews a lease, once: it lives for another TTL, which is the answer. For leases of others, who keep them
+    /// alive themselves and come through this node; for one that lives as long as this node does, open a
+    /// [`Session`](crate::Session).
+    ///
+    /// The leader has counted the TTL anew after the call was made, and a quorum has confirmed since that it
+    /// leads: whoever counts from before the call, and for a TTL less the drift of its clock, does not believe
+    /// in the lease for too long. While the lease's end is being decided there is no answer.
+    ///
+    /// # Errors
+    /// [`Refusal::LeaseNotFound`](crate::Refusal::LeaseNotFound) if there is no such lease any more. After
+    /// [`Error::Deadline`] it may have been renewed.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use bowline::{Config, Node, Wait};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// # let kv = node.client();
+    /// let lease = kv.grant(Duration::from_secs(60)).wait()?;
+    /// let left = kv.renew(lease.id).wait()?;
+    /// assert_eq!(left, lease.ttl);
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub async fn renew(&self, lease: LeaseId) -> Result<Duration, Error> {
+        let deadline = self.shared.deadline(None);
+        Ok(self.shared.lease_call(lease, LeaseWish::Renew, deadline).await?)
+    }
+
+    /// How long a lease still lives if nobody renews it, as the leader counts; `None` if there is no such lease
+    /// (any more). Linearizable. For people: it may be renewed, and a change of the leader gives it a full TTL.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn lease_left(&self, lease: LeaseId) -> Result<Option<Duration>, Error> {
+        let deadline = self.shared.deadline(None);
+        match self.shared.lease_call(lease, LeaseWish::Look, deadline).await {
+            Ok(left) => Ok(Some(left)),
+            Err(CallError::Refused(Refusal::LeaseNotFound(_))) => Ok(None),
+            Err(error) => Err(error.into()),
         }
     }
 

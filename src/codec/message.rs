@@ -14,11 +14,12 @@
 
 use bytes::Bytes;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::{CodecError, Decode, Decoder, Encode, Encoder, Length, Sink};
 use crate::model::{
-    ClusterId, ClusterVersion, DiskId, Hello, Incarnation, LogIndex, MemberAnswer, MemberWish,
-    NodeId, PeerMessage, Proposal, ProposeRefusal, SnapshotId, Standing,
+    ClusterId, ClusterVersion, DiskId, Hello, Incarnation, LeaseId, LeaseLife, LogIndex,
+    MemberAnswer, MemberWish, NodeId, PeerMessage, Proposal, ProposeRefusal, SnapshotId, Standing,
 };
 
 /// The format of messages that this build writes, and the newest that it reads.
@@ -42,6 +43,8 @@ mod kind {
     pub(super) const MEMBER_ASK: u8 = 15;
     pub(super) const MEMBER_ANSWER: u8 = 16;
     pub(super) const SPACE: u8 = 17;
+    pub(super) const LEASE_ASK: u8 = 18;
+    pub(super) const LEASE_ANSWER: u8 = 19;
 }
 
 /// Appends the message to `sink`.
@@ -162,6 +165,20 @@ impl Encode for PeerMessage {
                 to.byte(kind::SPACE);
                 to.byte(u8::from(*low));
             }
+            PeerMessage::LeaseAsk { round, incarnation, renew, look } => {
+                to.byte(kind::LEASE_ASK);
+                to.number(*round);
+                to.number(incarnation.get());
+                to.list(renew);
+                to.list(look);
+            }
+            PeerMessage::LeaseAnswer { round, incarnation, living, gone } => {
+                to.byte(kind::LEASE_ANSWER);
+                to.number(*round);
+                to.number(incarnation.get());
+                to.list(living);
+                to.list(gone);
+            }
         }
     }
 }
@@ -232,6 +249,18 @@ impl Decode for PeerMessage {
                 answer: MemberAnswer::decode(from)?,
             },
             kind::SPACE => PeerMessage::Space { low: from.flags("space", 1)? == 1 },
+            kind::LEASE_ASK => PeerMessage::LeaseAsk {
+                round: from.number()?,
+                incarnation: Incarnation(from.number()?),
+                renew: from.list()?,
+                look: from.list()?,
+            },
+            kind::LEASE_ANSWER => PeerMessage::LeaseAnswer {
+                round: from.number()?,
+                incarnation: Incarnation(from.number()?),
+                living: from.list()?,
+                gone: from.list()?,
+            },
             found => return Err(CodecError::Newer { what: "message", found: found.into() }),
         })
     }
@@ -276,6 +305,22 @@ impl Decode for Hello {
             address: from.text()?,
             speaks: ClusterVersion(from.number()?),
         })
+    }
+}
+
+impl Encode for LeaseLife {
+    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
+        self.lease.encode(to);
+        to.number(u64::try_from(self.left.as_millis()).unwrap_or(u64::MAX));
+    }
+}
+
+impl Decode for LeaseLife {
+    const BYTES_MIN: usize = 2;
+
+    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
+        let lease = LeaseId::decode(from)?;
+        Ok(LeaseLife { lease, left: Duration::from_millis(from.number()?) })
     }
 }
 

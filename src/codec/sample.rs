@@ -451,7 +451,7 @@ impl Sample {
 
     pub(crate) fn message(&mut self) -> PeerMessage {
         let (round, incarnation) = (self.number(), Incarnation(self.number()));
-        match self.below(17) {
+        match self.below(19) {
             0 => PeerMessage::Hello(self.hello()),
             1 => PeerMessage::Raft(self.bytes()),
             2 => PeerMessage::Propose(self.proposal()),
@@ -472,6 +472,21 @@ impl Sample {
                 let index = self.maybe(|sample| LogIndex(sample.number()));
                 PeerMessage::ReadAnswer { round, incarnation, index }
             }
+            17 => PeerMessage::LeaseAsk {
+                round,
+                incarnation,
+                renew: self.list(9, Self::lease),
+                look: self.list(9, Self::lease),
+            },
+            18 => PeerMessage::LeaseAnswer {
+                round,
+                incarnation,
+                living: self.list(9, |sample| {
+                    let left = Duration::from_millis(sample.number());
+                    LeaseLife { lease: sample.lease(), left }
+                }),
+                gone: self.list(9, Self::lease),
+            },
             6 => PeerMessage::Renew { round, incarnation, leases: self.list(9, Self::lease) },
             7 => PeerMessage::Renewed {
                 round,

@@ -210,6 +210,24 @@ fn golden_messages() -> Vec<(&'static str, PeerMessage)> {
         ("a member was added", done(MemberAnswer::Done { id: node(4), index: LogIndex(1000) })),
         ("no quorum would be left", done(MemberAnswer::Refused(refusal))),
         ("the disk is full", PeerMessage::Space { low: true }),
+        (
+            "a question about leases",
+            PeerMessage::LeaseAsk {
+                round: 4,
+                incarnation,
+                renew: vec![lease(1)],
+                look: vec![lease(200), lease(3)],
+            },
+        ),
+        (
+            "an answer about leases",
+            PeerMessage::LeaseAnswer {
+                round: 4,
+                incarnation,
+                living: vec![LeaseLife { lease: lease(200), left: Duration::from_millis(1500) }],
+                gone: vec![lease(3)],
+            },
+        ),
     ]
 }
 

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::{
     ClusterId, ClusterVersion, DiskId, Incarnation, LeaseId, LogIndex, MemberRefusal, MemberWish,
@@ -107,6 +108,29 @@ pub enum PeerMessage {
         /// These do not exist at the leader.
         gone: Vec<LeaseId>,
     },
+    /// Renew some leases, and say how long they and others live: for callers, of leases that nobody here keeps.
+    LeaseAsk {
+        /// Named by the asking node, never used twice in one incarnation.
+        round: u64,
+        /// The asking node's incarnation.
+        incarnation: Incarnation,
+        /// Which to renew.
+        renew: Vec<LeaseId>,
+        /// Which to look at.
+        look: Vec<LeaseId>,
+    },
+    /// The answer, from a leader that a quorum has confirmed after the question came. Leases in
+    /// neither list were not judged: ask again.
+    LeaseAnswer {
+        /// As in the question.
+        round: u64,
+        /// As in the question.
+        incarnation: Incarnation,
+        /// These live, and for how long.
+        living: Vec<LeaseLife>,
+        /// These do not exist at the leader.
+        gone: Vec<LeaseId>,
+    },
     /// My replica's digest after applying `index`.
     Digest {
         /// Where in the log.
@@ -168,6 +192,15 @@ pub enum PeerMessage {
         /// Only the reserve is left.
         low: bool,
     },
+}
+
+/// How long a lease still lives if nobody renews it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LeaseLife {
+    /// Which.
+    pub lease: LeaseId,
+    /// For so long, in whole milliseconds.
+    pub left: Duration,
 }
 
 /// What a leader says to a [`MemberWish`].

@@ -27,7 +27,7 @@ pub use limits::Limits;
 pub use member::{
     Member, MemberChange, MemberRefusal, MemberRole, MemberWish, Members, SnapshotId,
 };
-pub use message::{Hello, Lane, MemberAnswer, PeerMessage, ProposeRefusal, Standing};
+pub use message::{Hello, Lane, LeaseLife, MemberAnswer, PeerMessage, ProposeRefusal, Standing};
 pub use moment::Moment;
 pub use outcome::{
     DeleteReply, Fault, GrantReply, Outcome, PutReply, RangeReply, Refusal, Reply, RevokeReply,

@@ -17,6 +17,7 @@ use crate::wal;
 
 use super::answer::{CallError, CallResult, ReplyTo};
 use super::bell::{Bell, Sleeper};
+use super::lease_calls::LeaseCall;
 use super::session::{Parting, SessionState};
 use super::sessions::{SessionOpening, SessionResuming};
 use super::snapshot_worker::News;
@@ -56,6 +57,8 @@ pub(crate) enum Input {
     SessionGranted(SessionOpening, CallResult<Reply>),
     /// A caller wants to go on with a lease that exists.
     ResumeSession(SessionResuming),
+    /// A caller has a lease renewed, or wants to know how long it lives.
+    Lease(LeaseCall),
     /// A session was closed or orphaned, or a claim on it dropped.
     PartSession(Arc<SessionState>, Parting),
     /// Somebody who is no member wants to become one.
@@ -237,6 +240,8 @@ fn weight(message: &PeerMessage) -> usize {
             PeerMessage::SnapshotPart { data, .. } => data.len(),
             PeerMessage::Renew { leases, .. } => leases.len() * 8,
             PeerMessage::Renewed { renewed, gone, .. } => (renewed.len() + gone.len()) * 8,
+            PeerMessage::LeaseAsk { renew, look, .. } => (renew.len() + look.len()) * 8,
+            PeerMessage::LeaseAnswer { living, gone, .. } => living.len() * 16 + gone.len() * 8,
             _ => 0,
         }
 }
@@ -254,6 +259,7 @@ pub(crate) fn refuse_all(inputs: Vec<Input>, why: &super::StopReason) {
             Input::Backup { reply, .. } => reply.send(Err(error())),
             #[cfg(any(test, feature = "sim"))]
             Input::Rot { reply, .. } => reply.send(Err(error())),
+            Input::Lease(call) => call.reply.send(Err(error())),
             Input::OpenSession(opening) => opening.reply.send(Err(error())),
             Input::ResumeSession(resuming) => resuming.reply.send(Err(error())),
             // Its lease lives until it has run out.

@@ -100,6 +100,18 @@ impl Lessor {
         Renewal::Renewed
     }
 
+    /// How long a lease still lives without renewal; a full TTL right after one, and nothing in the time that is
+    /// added for the drift of clocks. Says first what a renewal would come to.
+    pub(crate) fn look(&self, id: LeaseId) -> (Renewal, Duration) {
+        let Some(lease) = self.leases.get(&id) else { return (Renewal::Gone, Duration::ZERO) };
+        if lease.expiring {
+            return (Renewal::Expiring, Duration::ZERO);
+        }
+        let beyond = self.drift.wait_for(lease.ttl) - lease.ttl;
+        let left = lease.deadline.saturating_sub(self.time).saturating_sub(beyond);
+        (Renewal::Renewed, left)
+    }
+
     /// Up to `most` leases whose time is up and whose expiry has not been proposed yet; it must be
     /// proposed now, or given back with [`Lessor::not_proposed`].
     pub(crate) fn due(&mut self, most: usize) -> Vec<LeaseId> {

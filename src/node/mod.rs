@@ -3,7 +3,7 @@
 //! `driver` is the heart and the page to read first. Around it stand the things that it keeps in
 //! order, none of which knows the others: `proposals` (requests without an answer), `reads` (who may
 //! read, and the leader's rounds), `sessions` and `lessor` (the two sides of a lease's life; `session`
-//! is what its holders see), `founding` (how a cluster begins), `digests` (whether replicas still agree). `inbox` is the way in; `shared` is
+//! is what its holders see), `founding` (how a cluster begins), `lease_calls` (leases that callers keep), `digests` (whether replicas still agree). `inbox` is the way in; `shared` is
 //! what handles hold; `log_worker` is the log's thread; `assembly` puts a node together out of them,
 //! and `thread` runs it for real.
 
@@ -16,6 +16,7 @@ mod founding;
 mod health;
 mod identity;
 mod inbox;
+mod lease_calls;
 mod lessor;
 mod log_worker;
 mod offline;
@@ -45,6 +46,7 @@ pub(crate) use assembly::{Assembly, Bells, Joined, StartError, disk_to_join, is_
 pub use digests::EVERY as DIGEST_EVERY;
 pub use health::{Health, Verdict};
 pub(crate) use inbox::Input;
+pub(crate) use lease_calls::LeaseWish;
 pub(crate) use offline::{Offline, OfflineError, Stopped, load_file};
 pub(crate) use origin::{Origin, OriginError, RESTORING};
 pub use retain::History;

@@ -14,6 +14,7 @@ use crate::consensus::RoundId;
 use crate::model::{Incarnation, LeaseId, LogIndex, Moment, NodeId};
 
 use super::answer::{CallError, ReplyTo, StopReason};
+use super::lease_calls::LeaseQuestion;
 
 /// A caller that waits for a read to be allowed.
 pub(crate) struct Asking {
@@ -128,6 +129,8 @@ pub(crate) enum Asker {
     Remote { node: NodeId, incarnation: Incarnation, round: u64 },
     /// Any node, this one too, for leases.
     Renewal { node: NodeId, incarnation: Incarnation, round: u64, leases: Vec<LeaseId> },
+    /// Any node, this one too, for its callers' leases.
+    Leases { node: NodeId, incarnation: Incarnation, question: LeaseQuestion },
 }
 
 /// The answering side.

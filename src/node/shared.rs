@@ -21,6 +21,7 @@ use crate::watch::Hub;
 use super::answer::{CallError, CallResult, ReplyTo, StopReason};
 use super::health::{Health, Pulse};
 use super::inbox::{Inbox, Input, Write};
+use super::lease_calls::{LeaseCall, LeaseWish};
 use super::quota::growth;
 use super::session::Claim;
 use super::sessions::{SessionOpening, SessionResuming};
@@ -381,6 +382,20 @@ impl Shared {
         let reply = ReplyTo::Waiting(sender);
         self.push(Input::ResumeSession(SessionResuming { lease, delay, deadline, reply }));
         Ok(self.answer(receiver, false).await?.taken())
+    }
+
+    /// Renews a lease, or looks how long it lives: the answer is how long it lives now.
+    pub(crate) async fn lease_call(
+        &self,
+        lease: LeaseId,
+        wish: LeaseWish,
+        deadline: Moment,
+    ) -> CallResult<Duration> {
+        let _open = self.admit_read()?;
+        let (sender, receiver) = oneshot::channel();
+        let reply = ReplyTo::Waiting(sender);
+        self.push(Input::Lease(LeaseCall { lease, wish, deadline, reply }));
+        self.answer(receiver, wish == LeaseWish::Renew).await
     }
 
     /// Writes a copy of the state to a file.

@@ -45,6 +45,14 @@ impl Driver {
                 self.send(leader, PeerMessage::ReadAsk { round, incarnation });
             }
         }
+        if let Some(question) = self.lease_calls.ask(now) {
+            if leader == me {
+                self.rounds.join(Asker::Leases { node: me, incarnation, question });
+            } else {
+                let LeaseQuestion { round, renew, look } = question;
+                self.send(leader, PeerMessage::LeaseAsk { round, incarnation, renew, look });
+            }
+        }
         if let Some((round, leases)) = self.sessions.due(now) {
             if leader == me {
                 self.rounds.join(Asker::Renewal { node: me, incarnation, round, leases });

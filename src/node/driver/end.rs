@@ -39,6 +39,7 @@ impl Driver {
         let closed = self.proposals.stop(&reason);
         self.tell(closed);
         self.reads.stop(&reason);
+        self.lease_calls.stop(&reason);
         self.steps.stop(&reason);
         let waiting = std::mem::take(&mut self.at_least).into_values().flatten();
         let transfers = std::mem::take(&mut self.transfers).into_iter().map(|(_, reply)| reply);

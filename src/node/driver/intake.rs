@@ -39,6 +39,7 @@ impl Driver {
                     self.at_least.entry(revision).or_default().push(Asking { deadline, reply });
                 }
             }
+            Input::Lease(call) => self.lease_calls.add(call),
             Input::OpenSession(opening) => self.open_session(opening),
             Input::SessionGranted(opening, granted) => self.session_granted(opening, granted),
             Input::ResumeSession(resuming) => self.resume_session(resuming, now),
@@ -163,6 +164,17 @@ impl Driver {
             PeerMessage::Renewed { round, incarnation, renewed, gone } if incarnation == mine => {
                 self.renewed(round, &renewed, &gone);
             }
+            PeerMessage::LeaseAsk { round, incarnation, renew, look } => {
+                if self.leading.is_some() {
+                    let question = LeaseQuestion { round, renew, look };
+                    self.rounds.join(Asker::Leases { node: from, incarnation, question });
+                }
+            }
+            PeerMessage::LeaseAnswer { round, incarnation, living, gone }
+                if incarnation == mine =>
+            {
+                self.lease_calls.answered(round, &living, &gone);
+            }
             PeerMessage::Digest { index, digest } => self.compare(from, index, digest)?,
             PeerMessage::MemberAsk { round, incarnation, wish } => {
                 self.take_step(StepAsker::Remote { node: from, incarnation, round }, wish);
@@ -183,6 +195,7 @@ impl Driver {
             PeerMessage::ProposeRefused { .. }
             | PeerMessage::ReadAnswer { .. }
             | PeerMessage::MemberAnswer { .. }
+            | PeerMessage::LeaseAnswer { .. }
             | PeerMessage::Renewed { .. } => {}
         }
         Ok(())

@@ -32,6 +32,7 @@ impl Driver {
             }
             self.proposals.leader_changed();
             self.reads.leader_changed();
+            self.lease_calls.leader_changed();
             self.steps.leader_changed(now);
             self.hold_until = now;
             if known.1.is_some_and(|leader| leader != me) {
@@ -65,7 +66,7 @@ impl Driver {
                     self.send(node, PeerMessage::ReadAnswer { round, incarnation, index: None });
                 }
                 // Whoever renews asks again by itself.
-                Asker::Renewal { .. } => {}
+                Asker::Renewal { .. } | Asker::Leases { .. } => {}
             }
         }
     }
@@ -245,7 +246,7 @@ impl Driver {
                     let index = Some(index);
                     self.send(node, PeerMessage::ReadAnswer { round, incarnation, index });
                 }
-                renewal @ Asker::Renewal { .. } => {
+                renewal @ (Asker::Renewal { .. } | Asker::Leases { .. }) => {
                     if let Some(leading) = &mut self.leading {
                         leading.renewals.entry(index).or_default().push(renewal);
                     }
@@ -261,12 +262,17 @@ impl Driver {
         let applied = self.machine.applied();
         let Some(leading) = &mut self.leading else { return };
         let Some(lessor) = &mut leading.lessor else { return };
-        let mut answers = Vec::new();
+        let (mut answers, mut looks) = (Vec::new(), Vec::new());
         while let Some(entry) = leading.renewals.first_entry() {
             if *entry.key() > applied {
                 break;
             }
             for asker in entry.remove() {
+                if let Asker::Leases { node, incarnation, question } = asker {
+                    let message = lessor_says(lessor, incarnation, &question);
+                    looks.push((node, question.round, message));
+                    continue;
+                }
                 let Asker::Renewal { node, incarnation, round, leases } = asker else { continue };
                 let (mut renewed, mut gone) = (Vec::new(), Vec::new());
                 for lease in leases {
@@ -277,6 +283,16 @@ impl Driver {
                     }
                 }
                 answers.push((node, incarnation, round, renewed, gone));
+            }
+        }
+        for (node, round, message) in looks {
+            match message {
+                PeerMessage::LeaseAnswer { living, gone, .. }
+                    if node == self.shared.settings.node =>
+                {
+                    self.lease_calls.answered(round, &living, &gone);
+                }
+                message => self.send(node, message),
             }
         }
         for (node, incarnation, round, renewed, gone) in answers {
@@ -310,4 +326,28 @@ impl Driver {
             }
         }
     }
+}
+
+/// What the one that counts says to a question about leases.
+fn lessor_says(
+    lessor: &mut Lessor,
+    incarnation: Incarnation,
+    question: &LeaseQuestion,
+) -> PeerMessage {
+    let (mut living, mut gone) = (Vec::new(), Vec::new());
+    for lease in &question.renew {
+        lessor.renew(*lease);
+    }
+    for &lease in question.renew.iter().chain(&question.look) {
+        match lessor.look(lease) {
+            (Renewal::Renewed, left) => {
+                // What travels is whole milliseconds.
+                let left = left - Duration::from_nanos((left.as_nanos() % 1_000_000) as u64);
+                living.push(LeaseLife { lease, left });
+            }
+            (Renewal::Gone, _) => gone.push(lease),
+            (Renewal::Expiring, _) => {}
+        }
+    }
+    PeerMessage::LeaseAnswer { round: question.round, incarnation, living, gone }
 }

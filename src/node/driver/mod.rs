@@ -49,9 +49,9 @@ use crate::env::{Network, Point, SendOutcome};
 use crate::machine::{Applied, LeaseChange, Machine};
 use crate::model::{
     ClusterVersion, Command, Fault, Incarnation, Item, JoinAnswer, JoinAsk, Joined, Lane, LeaseId,
-    LogIndex, MemberAnswer, MemberChange, MemberRefusal, MemberRole, MemberWish, Members, Moment,
-    NodeId, PeerMessage, Proposal, ProposeRefusal, Refusal, Reply, RequestId, Revision, SnapshotId,
-    Term,
+    LeaseLife, LogIndex, MemberAnswer, MemberChange, MemberRefusal, MemberRole, MemberWish,
+    Members, Moment, NodeId, PeerMessage, Proposal, ProposeRefusal, Refusal, Reply, RequestId,
+    Revision, SnapshotId, Term,
 };
 use crate::transport::{JoinReply, Refused};
 use crate::{wal, warm};
@@ -62,6 +62,7 @@ use crate::node::founding::Founding;
 use crate::node::health::RecentSyncs;
 use crate::node::identity::Identity;
 use crate::node::inbox::{Input, Write};
+use crate::node::lease_calls::{LeaseCalls, LeaseQuestion};
 use crate::node::lessor::{Lessor, Renewal};
 use crate::node::log_worker::LogQueue;
 use crate::node::proposals::{Batch, Closed, Proposals};
@@ -135,6 +136,7 @@ pub(crate) struct Driver {
     reads: Reads,
     rounds: Rounds,
     sessions: Sessions,
+    lease_calls: LeaseCalls,
     digests: Digests,
     space: SpaceTable,
     syncs: RecentSyncs,
@@ -281,6 +283,7 @@ impl Driver {
             // Heartbeats repeat a round: it takes a slow network as long as an election would.
             rounds: Rounds::new(node, incarnation, settings.election_timeout),
             sessions: Sessions::new(settings.drift, heartbeat * 2),
+            lease_calls: LeaseCalls::new(heartbeat * 2),
             syncs: RecentSyncs::new(shared.meters.log_sync_seconds.histogram(), now),
             space: SpaceTable::new(node, settings.election_timeout, now),
             refusals: Refusals::new(settings.election_timeout * 2),
@@ -404,6 +407,7 @@ impl Driver {
         let expired = self.proposals.expire(now);
         self.tell(expired);
         self.reads.expire(now);
+        self.lease_calls.expire(now);
         self.digests.tick();
         self.rounds.start_again(now);
         for askers in self.at_least.values_mut() {

@@ -1,0 +1,244 @@
+//! Leases that this node does not keep: callers have one renewed once, or want to know how long it still
+//! lives. Both are the leader's to say.
+//!
+//! Calls that come while the driver is away share one question. It is put again, under a new number, until all
+//! that it asks is answered: a lease whose end is proposed and undecided is in no answer.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::model::{LeaseId, LeaseLife, Moment, Refusal};
+
+use super::answer::{CallError, ReplyTo, StopReason};
+
+/// What a caller wants of a lease.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum LeaseWish {
+    /// That it lives for another TTL from now on.
+    Renew,
+    /// To know how long it lives.
+    Look,
+}
+
+/// A caller.
+pub(crate) struct LeaseCall {
+    /// Which lease.
+    pub(crate) lease: LeaseId,
+    /// What is wanted.
+    pub(crate) wish: LeaseWish,
+    /// When to give up.
+    pub(crate) deadline: Moment,
+    /// Who wants to know how long it lives now.
+    pub(crate) reply: ReplyTo<Duration>,
+}
+
+/// A question to the leader.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct LeaseQuestion {
+    /// Its number, never used twice in one incarnation.
+    pub(crate) round: u64,
+    /// Which to renew.
+    pub(crate) renew: Vec<LeaseId>,
+    /// Which to look at.
+    pub(crate) look: Vec<LeaseId>,
+}
+
+/// The calls that have no answer yet.
+pub(crate) struct LeaseCalls {
+    /// What no question asks yet.
+    waiting: BTreeMap<(LeaseId, LeaseWish), Vec<LeaseCall>>,
+    asked: BTreeMap<u64, Asked>,
+    next_round: u64,
+    ask_again: Duration,
+}
+
+struct Asked {
+    sent: Moment,
+    calls: BTreeMap<(LeaseId, LeaseWish), Vec<LeaseCall>>,
+}
+
+impl LeaseCalls {
+    /// Nobody calls.
+    pub(crate) fn new(ask_again: Duration) -> Self {
+        let (waiting, asked) = Default::default();
+        Self { waiting, asked, next_round: 1, ask_again }
+    }
+
+    /// Somebody calls.
+    pub(crate) fn add(&mut self, call: LeaseCall) {
+        self.waiting.entry((call.lease, call.wish)).or_default().push(call);
+    }
+
+    /// The question to put now, if there is one: of all that wait, and of what was asked in vain.
+    pub(crate) fn ask(&mut self, now: Moment) -> Option<LeaseQuestion> {
+        let late = |asked: &Asked| now.since(asked.sent) >= self.ask_again;
+        let late: Vec<u64> =
+            self.asked.iter().filter(|(_, asked)| late(asked)).map(|(round, _)| *round).collect();
+        for round in late {
+            self.forget(round);
+        }
+        if self.waiting.is_empty() {
+            return None;
+        }
+        let calls = std::mem::take(&mut self.waiting);
+        let of = |wish| {
+            let leases = calls.keys().filter(move |(_, wished)| *wished == wish);
+            leases.map(|(lease, _)| *lease).collect()
+        };
+        let round = self.next_round;
+        let question =
+            LeaseQuestion { round, renew: of(LeaseWish::Renew), look: of(LeaseWish::Look) };
+        self.next_round += 1;
+        self.asked.insert(round, Asked { sent: now, calls });
+        Some(question)
+    }
+
+    /// A question brings no answer any more: what it asked waits again.
+    fn forget(&mut self, round: u64) {
+        let Some(asked) = self.asked.remove(&round) else { return };
+        for (key, calls) in asked.calls {
+            self.waiting.entry(key).or_default().extend(calls);
+        }
+    }
+
+    /// The leader has answered: these live for so long, and those do not live any more. Of what it did not
+    /// judge it is asked again, after a while.
+    pub(crate) fn answered(&mut self, round: u64, living: &[LeaseLife], gone: &[LeaseId]) {
+        let Some(asked) = self.asked.get_mut(&round) else { return };
+        let mut done: Vec<(LeaseCall, Result<Duration, CallError>)> = Vec::new();
+        for wish in [LeaseWish::Renew, LeaseWish::Look] {
+            for LeaseLife { lease, left } in living {
+                let calls = asked.calls.remove(&(*lease, wish)).unwrap_or_default();
+                done.extend(calls.into_iter().map(|call| (call, Ok(*left))));
+            }
+            for lease in gone {
+                let calls = asked.calls.remove(&(*lease, wish)).unwrap_or_default();
+                let refusal = || Err(CallError::Refused(Refusal::LeaseNotFound(*lease)));
+                done.extend(calls.into_iter().map(|call| (call, refusal())));
+            }
+        }
+        if asked.calls.is_empty() {
+            self.asked.remove(&round);
+        }
+        for (call, result) in done {
+            call.reply.send(result);
+        }
+    }
+
+    /// Another leader: it must be asked.
+    pub(crate) fn leader_changed(&mut self) {
+        while let Some((&round, _)) = self.asked.first_key_value() {
+            self.forget(round);
+        }
+    }
+
+    /// Ends those whose time is up, and forgets those who went away.
+    pub(crate) fn expire(&mut self, now: Moment) {
+        let asked = self.asked.values_mut().map(|asked| &mut asked.calls);
+        for calls in asked.chain([&mut self.waiting]) {
+            calls.retain(|_, calls| {
+                let over = |call: &mut LeaseCall| call.deadline <= now || call.reply.is_gone();
+                for call in calls.extract_if(.., over) {
+                    // A renewal may have been heard of.
+                    let maybe_applied = call.wish == LeaseWish::Renew;
+                    call.reply.send(Err(CallError::Deadline { maybe_applied }));
+                }
+                !calls.is_empty()
+            });
+        }
+        self.asked.retain(|_, asked| !asked.calls.is_empty());
+    }
+
+    /// The node stops.
+    pub(crate) fn stop(&mut self, reason: &StopReason) {
+        self.leader_changed();
+        for call in std::mem::take(&mut self.waiting).into_values().flatten() {
+            let (reason, maybe_applied) = (reason.clone(), call.wish == LeaseWish::Renew);
+            call.reply.send(Err(CallError::Stopped { reason, maybe_applied }));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot::{self, error::TryRecvError};
+
+    use super::*;
+    use crate::node::answer::CallResult;
+
+    fn at(ms: u64) -> Moment {
+        Moment::since_boot(Duration::from_millis(ms))
+    }
+
+    fn lease(id: u64) -> LeaseId {
+        LeaseId::new(id).unwrap()
+    }
+
+    fn lives(id: u64, left: u64) -> LeaseLife {
+        LeaseLife { lease: lease(id), left: Duration::from_millis(left) }
+    }
+
+    type Answer = oneshot::Receiver<CallResult<Duration>>;
+
+    fn call(calls: &mut LeaseCalls, id: u64, wish: LeaseWish) -> Answer {
+        let (sender, answer) = oneshot::channel();
+        let (deadline, reply) = (at(5000), ReplyTo::Waiting(sender));
+        calls.add(LeaseCall { lease: lease(id), wish, deadline, reply });
+        answer
+    }
+
+    fn none() -> LeaseCalls {
+        LeaseCalls::new(Duration::from_millis(200))
+    }
+
+    #[test]
+    fn callers_share_a_question_and_each_hears_of_its_lease() {
+        let mut calls = none();
+        let mut one = call(&mut calls, 1, LeaseWish::Renew);
+        let mut same = call(&mut calls, 1, LeaseWish::Renew);
+        let mut two = call(&mut calls, 2, LeaseWish::Look);
+        let question = calls.ask(at(0)).unwrap();
+        assert_eq!((question.renew, question.look), (vec![lease(1)], vec![lease(2)]));
+        assert_eq!(calls.ask(at(1)), None);
+        calls.answered(question.round, &[lives(1, 900)], &[lease(2)]);
+        for answer in [&mut one, &mut same] {
+            assert_eq!(answer.try_recv().unwrap(), Ok(Duration::from_millis(900)));
+        }
+        let gone = CallError::Refused(Refusal::LeaseNotFound(lease(2)));
+        assert_eq!(two.try_recv().unwrap(), Err(gone));
+        assert_eq!(calls.ask(at(5000)), None);
+    }
+
+    #[test]
+    fn what_is_not_judged_is_asked_again_and_an_old_answer_counts_for_nothing() {
+        let mut calls = none();
+        let mut answer = call(&mut calls, 1, LeaseWish::Renew);
+        let first = calls.ask(at(0)).unwrap();
+        calls.answered(first.round, &[], &[]);
+        assert_eq!(calls.ask(at(199)), None);
+        let second = calls.ask(at(200)).unwrap();
+        assert_eq!(second.renew, first.renew);
+        calls.answered(first.round, &[lives(1, 900)], &[]);
+        assert_eq!(answer.try_recv(), Err(TryRecvError::Empty));
+        calls.leader_changed();
+        let third = calls.ask(at(201)).unwrap();
+        calls.answered(third.round, &[lives(1, 800)], &[]);
+        assert_eq!(answer.try_recv().unwrap(), Ok(Duration::from_millis(800)));
+    }
+
+    #[test]
+    fn nobody_waits_longer_than_its_deadline() {
+        let mut calls = none();
+        let mut asked = call(&mut calls, 1, LeaseWish::Look);
+        calls.ask(at(0)).unwrap();
+        let mut waiting = call(&mut calls, 2, LeaseWish::Renew);
+        drop(call(&mut calls, 3, LeaseWish::Look));
+        calls.expire(at(4999));
+        assert_eq!(asked.try_recv(), Err(TryRecvError::Empty));
+        calls.expire(at(5000));
+        let late = |maybe_applied| Err(CallError::Deadline { maybe_applied });
+        assert_eq!(asked.try_recv().unwrap(), late(false));
+        assert_eq!(waiting.try_recv().unwrap(), late(true));
+        assert_eq!(calls.ask(at(9000)), None);
+    }
+}
