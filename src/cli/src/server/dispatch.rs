@@ -13,9 +13,13 @@ use tonic::codegen::Service;
 
 use super::http_side::HttpSide;
 use super::kv::KvService;
+use super::lease::LeaseService;
 use super::member::Member;
+use super::watch::WatchService;
 use super::wire::Reason;
 use crate::generated::etcdserverpb::kv_server::KvServer;
+use crate::generated::etcdserverpb::lease_server::LeaseServer;
+use crate::generated::etcdserverpb::watch_server::WatchServer;
 
 /// What a client's message may be larger than the largest request.
 const MESSAGE_SLACK_BYTES: usize = 512 << 10;
@@ -26,6 +30,8 @@ pub(super) struct Dispatch {
     member: Arc<Member>,
     bytes_max: usize,
     kv: KvServer<KvService>,
+    watch: WatchServer<WatchService>,
+    lease: LeaseServer<LeaseService>,
     http: HttpSide,
 }
 
@@ -38,6 +44,8 @@ impl Dispatch {
         Self {
             bytes_max,
             kv: KvServer::new(KvService(Arc::clone(&member))).max_decoding_message_size(bytes_max),
+            watch: WatchServer::new(WatchService(Arc::clone(&member))),
+            lease: LeaseServer::new(LeaseService(Arc::clone(&member))),
             http: HttpSide::new(&member),
             member,
         }
@@ -59,6 +67,8 @@ impl Dispatch {
         let service = path.trim_start_matches('/').split('/').next().unwrap_or_default();
         match service {
             "etcdserverpb.KV" => self.kv.call(request),
+            "etcdserverpb.Watch" => self.watch.call(request),
+            "etcdserverpb.Lease" => self.lease.call(request),
             _ => {
                 let words = match path.rsplit_once('/') {
                     Some((_, method)) => format!("unknown service {service}: no method {method}"),

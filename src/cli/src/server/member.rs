@@ -1,8 +1,13 @@
 //! The member that a server speaks for: what all services share.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
 
-use bowline::{Client, MemberRole, Node, NodeStatus, Revision, Term, Verdict};
+use bowline::{
+    Client, Error, Lease, LeaseId, MemberRole, Node, NodeId, NodeStatus, Refusal, Revision, Term,
+    Verdict,
+};
 use tonic::Status;
 
 use super::flags::Options;
@@ -15,12 +20,23 @@ pub(super) const VERSION: &str = "3.6.9";
 /// The same, for what asks for the cluster's.
 pub(super) const CLUSTER_VERSION: &str = "3.6.0";
 
+/// Ids of leases are positive in the protocol.
+const LEASE_ID_BITS: u64 = u64::MAX >> 1;
+
+/// The first id that a member chooses: its own in the upper bits, then the time at which it starts, so that lives
+/// of one member and several members do not meet. Where they do all the same, the next one is tried.
+fn first_lease(node: NodeId) -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    (node.get() << 48) | ((now.as_millis() as u64 & 0xff_ffff_ffff) << 8)
+}
+
 /// A member, and what it was told.
 pub(super) struct Member {
     node: Node,
     client: Client,
     options: Options,
     cluster_id: u64,
+    next_lease: AtomicU64,
 }
 
 impl Member {
@@ -28,7 +44,8 @@ impl Member {
         let client = node.client();
         // The id is a hash of twice the size; either half of it would do.
         let cluster_id = node.cluster().0 as u64;
-        Arc::new(Self { node, client, options, cluster_id })
+        let next_lease = AtomicU64::new(first_lease(node.status().id));
+        Arc::new(Self { node, client, options, cluster_id, next_lease })
     }
 
     pub(super) fn node(&self) -> &Node {
@@ -68,6 +85,11 @@ impl Member {
         })
     }
 
+    /// The same, with the revision that this replica has reached.
+    pub(super) fn header_now(&self) -> Option<ResponseHeader> {
+        self.header(self.client.revision())
+    }
+
     /// Whether it knows of a leader that it is in touch with.
     pub(super) fn has_leader(&self) -> bool {
         self.node.status().leader.is_some() && self.node.health().verdict != Verdict::NoQuorum
@@ -83,5 +105,26 @@ impl Member {
     /// Refuses what learners do not do.
     pub(super) fn not_for_learners(&self) -> Result<(), Status> {
         if self.is_learner() { Err(Reason::NotForLearners.into()) } else { Ok(()) }
+    }
+
+    /// Grants a lease under an id, or under one of its own choice: a large number, so that those that clients choose
+    /// for themselves are free.
+    pub(super) async fn grant(&self, ttl: Duration, id: Option<LeaseId>) -> Result<Lease, Error> {
+        if let Some(id) = id {
+            return self.client.grant(ttl).id(id).await;
+        }
+        loop {
+            let next = self.next_lease.fetch_add(1, Ordering::Relaxed) & LEASE_ID_BITS;
+            let Some(id) = LeaseId::new(next) else { continue };
+            match self.client.grant(ttl).id(id).await {
+                Err(Error::Refused(Refusal::LeaseExists(_))) => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// How long a stream that requires a leader goes on without one.
+    pub(super) fn patience(&self) -> Duration {
+        self.options.election_timeout * 3
     }
 }

@@ -18,27 +18,34 @@
 //! all in the node. `docs/etcd-compatibility.md` says where it differs from etcd.
 
 mod dispatch;
+mod driven;
 mod flags;
 mod http_side;
 mod kv;
+mod lease;
 mod listen;
 mod member;
+mod watch;
 mod wire;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bowline::{Node, Role};
 use clap::Args;
 use thiserror::Error;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
 
 use dispatch::Dispatch;
 use flags::{FlagError, LogOutput, Options, Values};
 use listen::Doors;
 use member::Member;
+
+/// How long to wait at most, and how often to look, for what still uses the node when it is to stop.
+const LET_GO_PAUSE: Duration = Duration::from_millis(5);
+const LET_GO_LOOKS: usize = 200;
 
 /// Run a server that speaks etcd's v3 protocol
 #[derive(Args, Debug)]
@@ -124,7 +131,7 @@ async fn serve(options: Options) -> Result<(), ServeError> {
         return end(node).await;
     }
     let member = Member::new(node, options.clone());
-    let (stop, stopping) = watch::channel(false);
+    let (stop, stopping) = tokio::sync::watch::channel(false);
     let dispatch = Dispatch::new(&member);
     let open = doors.open(&dispatch, &options, stopping);
     say_ready(&options);
@@ -138,13 +145,17 @@ async fn serve(options: Options) -> Result<(), ServeError> {
     };
     tokio::join!(open, signalled);
     drop(dispatch);
+    // The tasks of streams that were cut off are about to end.
+    for _ in 0..LET_GO_LOOKS {
+        if Arc::strong_count(&member) == 1 {
+            break;
+        }
+        tokio::time::sleep(LET_GO_PAUSE).await;
+    }
     match Arc::try_unwrap(member) {
         Ok(member) => end(member.into_node()).await,
-        // A call that nobody waits for holds on to it: dropped with it, the node stops all the same.
-        Err(member) => {
-            drop(member);
-            Ok(())
-        }
+        // Dropped with the last of them, the node stops all the same.
+        Err(_) => Ok(()),
     }
 }
 

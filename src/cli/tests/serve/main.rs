@@ -5,5 +5,7 @@
 mod generated;
 
 mod kv;
+mod lease;
 mod process;
 mod tools;
+mod watch;

@@ -1,8 +1,9 @@
 //! etcd's own command line, as Debian packages it. Where it is not installed its tests say so and pass.
 
-use std::io::{self, Write};
-use std::process::{Command, Stdio};
+use std::io::{self, BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::tempdir;
 
 use crate::process::Server;
@@ -36,4 +37,34 @@ fn etcdctl_puts_gets_and_deletes() {
     assert_eq!(run(&server, &["get", "k"]).unwrap(), "k\nv\n");
     assert_eq!(run(&server, &["del", "k", "--prev-kv"]).unwrap(), "1\nk\nv\n");
     assert_eq!(run(&server, &["get", "", "--prefix"]).unwrap(), "");
+}
+
+/// The demonstration: two terminals, one lock.
+#[test]
+fn two_terminals_hold_one_lock_one_after_the_other() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let Some(mut one) = etcdctl(&server) else { return };
+    let mut one = one.args(["lock", "mutex1"]).stdout(Stdio::piped()).spawn().unwrap();
+    let held = line(&mut one);
+    assert!(held.starts_with("mutex1/"), "{held}");
+    let mut two = etcdctl(&server).unwrap();
+    let two = two.args(["lock", "mutex1", "--", "sh", "-c", "echo got $ETCD_LOCK_KEY"]);
+    let mut two = two.stdout(Stdio::piped()).spawn().unwrap();
+    // It stands in the line behind the first.
+    let waiting = || run(&server, &["get", "mutex1/", "--prefix", "--keys-only"]).unwrap();
+    while waiting().lines().filter(|line| !line.is_empty()).count() < 2 {}
+    assert!(two.try_wait().unwrap().is_none(), "it does not get in before the first lets go");
+    kill_process(Pid::from_child(&one), Signal::INT).unwrap();
+    let got = line(&mut two);
+    assert!(got.starts_with("got mutex1/") && got[4..] != held, "{got}");
+    assert!(two.wait().unwrap().success());
+    one.wait().unwrap();
+    assert_eq!(waiting(), "");
+}
+
+fn line(child: &mut Child) -> String {
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    line.trim().to_owned()
 }

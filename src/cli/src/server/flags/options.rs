@@ -29,6 +29,8 @@ pub(crate) struct Options {
     pub(crate) txn_ops_max: usize,
     /// How many bytes the state may take.
     pub(crate) quota_bytes: u64,
+    /// How often a watch that wants it hears how far it is.
+    pub(crate) progress_interval: Duration,
     /// The most streams on one connection.
     pub(crate) streams_max: u32,
     /// After how long a silent connection is asked for a sign of life.
@@ -109,6 +111,12 @@ impl Options {
             request_bytes_max: number(values, "max-request-bytes", 1_572_864, 1, 3 << 20)?,
             txn_ops_max: number(values, "max-txn-ops", 128, 1, 10_000)?,
             quota_bytes,
+            progress_interval: duration(
+                values,
+                "watch-progress-notify-interval",
+                Duration::from_secs(600),
+            )?
+            .max(Duration::from_millis(100)),
             streams_max: number(values, "max-concurrent-streams", u32::MAX, 1, u32::MAX)?,
             ping_after: (!ping_after.is_zero()).then_some(ping_after),
             ping_timeout: duration(values, "grpc-keepalive-timeout", Duration::from_secs(20))?,

@@ -1,6 +1,8 @@
 //! The library's answers, as the protocol says them.
 
-use bowline::{DeleteReply, KeyValue, PutReply, RangeReply, Revision, TxnReply, TxnResult};
+use bowline::{
+    DeleteReply, Event, EventKind, KeyValue, PutReply, RangeReply, Revision, TxnReply, TxnResult,
+};
 
 use crate::generated::etcdserverpb as pb;
 use crate::generated::mvccpb;
@@ -16,6 +18,20 @@ pub(crate) fn key_value(row: KeyValue) -> mvccpb::KeyValue {
         value: row.value,
         lease: row.lease.map_or(0, |lease| lease.get() as i64),
     }
+}
+
+/// A change. Of what was deleted there is the key and the revision.
+pub(crate) fn event(event: Event) -> mvccpb::Event {
+    let prev_kv = event.prev.map(key_value);
+    let (kind, kv) = match event.kind {
+        EventKind::Put => (mvccpb::event::EventType::Put, key_value(event.kv)),
+        EventKind::Delete => {
+            let mod_revision = event.kv.mod_revision.get() as i64;
+            let kv = mvccpb::KeyValue { key: event.kv.key, mod_revision, ..Default::default() };
+            (mvccpb::event::EventType::Delete, kv)
+        }
+    };
+    mvccpb::Event { r#type: kind.into(), kv: Some(kv), prev_kv }
 }
 
 /// The rows of a range. The header is the caller's.

@@ -1,0 +1,144 @@
+//! `etcdserverpb.Lease`: grants, revocations, keep-alives, and how long leases live.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bowline::{Error, LeaseId, Refusal};
+use tokio_stream::Stream;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::driven::Driven;
+use super::member::Member;
+use super::watch::leader_lost;
+use super::wire::{Reason, lease_id, refused};
+use crate::generated::etcdserverpb::lease_server::Lease;
+use crate::generated::etcdserverpb::{
+    LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse,
+    LeaseLeasesRequest, LeaseLeasesResponse, LeaseRevokeRequest, LeaseRevokeResponse, LeaseStatus,
+    LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,
+};
+
+/// The service.
+#[derive(Clone)]
+pub(super) struct LeaseService(pub(super) Arc<Member>);
+
+/// What no lease lives.
+const NO_TTL: i64 = -1;
+
+impl LeaseService {
+    /// The shortest life of a lease: it must outlive an election. In whole seconds, as the protocol counts.
+    fn least_ttl(&self) -> Duration {
+        let (election, heartbeat) = (self.0.options().election_timeout, self.0.options().heartbeat);
+        let ticks = election.as_nanos() / heartbeat.as_nanos().max(1);
+        let nanos = (3 * ticks / 2) * heartbeat.as_nanos();
+        Duration::from_secs(u64::try_from(nanos.div_ceil(1_000_000_000)).unwrap_or(u64::MAX))
+    }
+
+    async fn keep_alive(
+        member: &Member,
+        request: LeaseKeepAliveRequest,
+    ) -> Result<LeaseKeepAliveResponse, Status> {
+        // Filled before the renewal: what is renewed lived at this revision.
+        let header = member.header_now();
+        let ttl = match lease_id(request.id) {
+            None => 0,
+            Some(lease) => match member.client().renew(lease).await {
+                Ok(ttl) => ttl.as_secs() as i64,
+                Err(Error::Refused(Refusal::LeaseNotFound(_))) => 0,
+                Err(error) => return Err(refused(error)),
+            },
+        };
+        Ok(LeaseKeepAliveResponse { header, id: request.id, ttl })
+    }
+}
+
+fn known(id: i64) -> Result<LeaseId, Status> {
+    lease_id(id).ok_or_else(|| Reason::LeaseNotFound.into())
+}
+
+#[tonic::async_trait]
+impl Lease for LeaseService {
+    async fn lease_grant(
+        &self,
+        request: Request<LeaseGrantRequest>,
+    ) -> Result<Response<LeaseGrantResponse>, Status> {
+        let LeaseGrantRequest { ttl, id } = request.into_inner();
+        let asked = Duration::from_secs(ttl.max(0).unsigned_abs());
+        let lease =
+            self.0.grant(asked.max(self.least_ttl()), lease_id(id)).await.map_err(refused)?;
+        let header = self.0.header(lease.revision);
+        let (id, ttl) = (lease.id.get() as i64, lease.ttl.as_secs() as i64);
+        Ok(Response::new(LeaseGrantResponse { header, id, ttl, error: String::new() }))
+    }
+
+    async fn lease_revoke(
+        &self,
+        request: Request<LeaseRevokeRequest>,
+    ) -> Result<Response<LeaseRevokeResponse>, Status> {
+        let lease = known(request.into_inner().id)?;
+        self.0.client().revoke(lease).await.map_err(refused)?;
+        Ok(Response::new(LeaseRevokeResponse { header: self.0.header_now() }))
+    }
+
+    type LeaseKeepAliveStream =
+        Pin<Box<dyn Stream<Item = Result<LeaseKeepAliveResponse, Status>> + Send>>;
+
+    async fn lease_keep_alive(
+        &self,
+        request: Request<Streaming<LeaseKeepAliveRequest>>,
+    ) -> Result<Response<Self::LeaseKeepAliveStream>, Status> {
+        self.0.not_for_learners()?;
+        let needs_leader = request.metadata().get("hasleader").is_some_and(|value| value == "true");
+        let member = Arc::clone(&self.0);
+        let mut requests = request.into_inner();
+        Ok(Response::new(Driven::by(move |answers| {
+            let lost = Arc::clone(&member);
+            let answer = async move {
+                while let Some(request) = requests.message().await? {
+                    let response = Self::keep_alive(&member, request).await?;
+                    if answers.send(Ok(response)).await.is_err() {
+                        break;
+                    }
+                }
+                Ok(())
+            };
+            async move {
+                tokio::select! {
+                    ended = answer => ended,
+                    status = leader_lost(&lost), if needs_leader => Err(status),
+                }
+            }
+        })))
+    }
+
+    async fn lease_time_to_live(
+        &self,
+        request: Request<LeaseTimeToLiveRequest>,
+    ) -> Result<Response<LeaseTimeToLiveResponse>, Status> {
+        let LeaseTimeToLiveRequest { id, keys } = request.into_inner();
+        let client = self.0.client();
+        let mut response = LeaseTimeToLiveResponse { id, ttl: NO_TTL, ..Default::default() };
+        if let Some(lease) = lease_id(id)
+            && let Some(left) = client.lease_left(lease).await.map_err(refused)?
+            && let Some(status) = client.lease(lease).await.map_err(refused)?
+        {
+            response.ttl = left.as_secs() as i64;
+            response.granted_ttl = status.ttl.as_secs() as i64;
+            if keys {
+                response.keys = status.keys;
+            }
+        }
+        response.header = self.0.header_now();
+        Ok(Response::new(response))
+    }
+
+    async fn lease_leases(
+        &self,
+        _: Request<LeaseLeasesRequest>,
+    ) -> Result<Response<LeaseLeasesResponse>, Status> {
+        let leases = self.0.client().leases().into_iter();
+        let leases = leases.map(|lease| LeaseStatus { id: lease.get() as i64 }).collect();
+        Ok(Response::new(LeaseLeasesResponse { header: self.0.header_now(), leases }))
+    }
+}

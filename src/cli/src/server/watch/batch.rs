@@ -1,0 +1,84 @@
+//! What a watch tells: events in the protocol's words, and in pieces where one would be too large.
+
+use bowline::{Event, EventKind, Filter};
+use prost::Message;
+
+use super::super::wire::event;
+use crate::generated::etcdserverpb as pb;
+use crate::generated::mvccpb;
+use pb::watch_create_request::FilterType::{Nodelete, Noput};
+
+/// Which events the library leaves out; of two filters it knows one, and [`translate`] the other.
+pub(super) fn filter(request: &pb::WatchCreateRequest) -> Filter {
+    let has = |wanted| request.filters().any(|filter| filter == wanted);
+    match (has(Noput), has(Nodelete)) {
+        (true, _) => Filter::NoPut,
+        (false, true) => Filter::NoDelete,
+        (false, false) => Filter::All,
+    }
+}
+
+/// The events that are wanted.
+pub(super) fn translate(events: Vec<Event>, no_puts: bool, no_deletes: bool) -> Vec<mvccpb::Event> {
+    let wanted = |kind| match kind {
+        EventKind::Put => !no_puts,
+        EventKind::Delete => !no_deletes,
+    };
+    events.into_iter().filter(|event| wanted(event.kind)).map(event).collect()
+}
+
+/// A response in pieces that are smaller than `bytes_max`, unless a single event is larger. All but the last say
+/// that there is more.
+pub(super) fn pieces(whole: pb::WatchResponse, bytes_max: usize) -> Vec<pb::WatchResponse> {
+    if whole.encoded_len() < bytes_max || whole.events.len() < 2 {
+        return vec![whole];
+    }
+    let frame = pb::WatchResponse { events: Vec::new(), fragment: true, ..whole.clone() };
+    let frame_bytes = frame.encoded_len();
+    let (mut pieces, mut piece, mut bytes) = (Vec::new(), frame.clone(), frame_bytes);
+    for event in whole.events {
+        // The event, its length and its tag.
+        let more = event.encoded_len() + 8;
+        if !piece.events.is_empty() && bytes + more >= bytes_max {
+            pieces.push(std::mem::replace(&mut piece, frame.clone()));
+            bytes = frame_bytes;
+        }
+        bytes += more;
+        piece.events.push(event);
+    }
+    pieces.push(pb::WatchResponse { fragment: false, ..piece });
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event_of(bytes: usize) -> mvccpb::Event {
+        let kv = mvccpb::KeyValue { value: vec![0; bytes].into(), ..Default::default() };
+        mvccpb::Event { kv: Some(kv), ..Default::default() }
+    }
+
+    #[test]
+    fn a_response_that_is_too_large_is_told_in_pieces_and_all_but_the_last_say_so() {
+        let cases: [(&[usize], &[usize]); 5] = [
+            (&[10, 10], &[2]),
+            (&[60, 60], &[1, 1]),
+            (&[30, 30, 30, 30], &[2, 2]),
+            (&[200, 10, 10], &[1, 2]),
+            (&[500], &[1]),
+        ];
+        for (sizes, counts) in cases {
+            let events = sizes.iter().map(|bytes| event_of(*bytes)).collect();
+            let whole = pb::WatchResponse { watch_id: 7, events, ..Default::default() };
+            let pieces = pieces(whole.clone(), 100);
+            let found: Vec<_> = pieces.iter().map(|piece| piece.events.len()).collect();
+            assert_eq!(found, counts, "{sizes:?}");
+            let (last, others) = pieces.split_last().unwrap();
+            assert!(!last.fragment && others.iter().all(|piece| piece.fragment));
+            assert!(pieces.iter().all(|piece| piece.watch_id == 7));
+            let events: Vec<_> = pieces.into_iter().flat_map(|piece| piece.events).collect();
+            assert_eq!(events, whole.events);
+        }
+    }
+}

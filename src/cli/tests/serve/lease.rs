@@ -1,0 +1,122 @@
+//! Leases: grants, keep-alives, expiry, revocation.
+
+use std::time::{Duration, Instant};
+
+use tempfile::tempdir;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Code;
+use tonic::transport::Channel;
+
+use crate::generated::etcdserverpb as pb;
+use crate::process::{Server, flags, free_ports};
+use pb::kv_client::KvClient;
+use pb::lease_client::LeaseClient;
+
+type Lease = LeaseClient<Channel>;
+
+async fn grant(lease: &mut Lease, ttl: i64, id: i64) -> pb::LeaseGrantResponse {
+    lease.lease_grant(pb::LeaseGrantRequest { ttl, id }).await.unwrap().into_inner()
+}
+
+async fn to_live(lease: &mut Lease, id: i64) -> pb::LeaseTimeToLiveResponse {
+    let request = pb::LeaseTimeToLiveRequest { id, keys: true };
+    lease.lease_time_to_live(request).await.unwrap().into_inner()
+}
+
+async fn keep_alive(lease: &mut Lease, id: i64) -> pb::LeaseKeepAliveResponse {
+    let (sender, requests) = mpsc::channel(1);
+    sender.send(pb::LeaseKeepAliveRequest { id }).await.unwrap();
+    let answers = lease.lease_keep_alive(ReceiverStream::new(requests)).await.unwrap();
+    answers.into_inner().message().await.unwrap().unwrap()
+}
+
+async fn put(kv: &mut KvClient<Channel>, key: &'static str, lease: i64) {
+    let request = pb::PutRequest { key: key.into(), lease, ..Default::default() };
+    kv.put(request).await.unwrap();
+}
+
+async fn count(kv: &mut KvClient<Channel>) -> i64 {
+    let all = pb::RangeRequest { key: "\0".into(), range_end: "\0".into(), ..Default::default() };
+    kv.range(all).await.unwrap().into_inner().count
+}
+
+#[tokio::test]
+async fn leases_are_granted_as_they_are_asked_for_or_a_little_longer() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let (mut lease, mut kv) = (LeaseClient::new(channel.clone()), KvClient::new(channel));
+    let minted = grant(&mut lease, 100, 0).await;
+    assert!(minted.id > 0 && minted.ttl == 100, "{minted:?}");
+    assert_eq!(minted.header.unwrap().revision, 1);
+    for short in [0, 1, -5] {
+        assert_eq!(grant(&mut lease, short, 0).await.ttl, 2, "it must outlive an election");
+    }
+    assert_eq!(grant(&mut lease, 100, -7).await.id, -7);
+    let taken = lease.lease_grant(pb::LeaseGrantRequest { ttl: 100, id: -7 }).await.unwrap_err();
+    assert_eq!(
+        (taken.code(), taken.message()),
+        (Code::FailedPrecondition, "etcdserver: lease already exists")
+    );
+    let long = pb::LeaseGrantRequest { ttl: 9_000_000_001, id: 0 };
+    let long = lease.lease_grant(long).await.unwrap_err();
+    assert_eq!(
+        (long.code(), long.message()),
+        (Code::OutOfRange, "etcdserver: too large lease TTL")
+    );
+
+    put(&mut kv, "a", -7).await;
+    put(&mut kv, "b", -7).await;
+    let status = to_live(&mut lease, -7).await;
+    assert_eq!((status.granted_ttl, status.keys.len()), (100, 2));
+    assert!((98..=100).contains(&status.ttl), "{status:?}");
+    assert_eq!(to_live(&mut lease, 12345).await.ttl, -1);
+    let all = lease.lease_leases(pb::LeaseLeasesRequest {}).await.unwrap().into_inner();
+    assert_eq!(all.leases.len(), 5);
+
+    lease.lease_revoke(pb::LeaseRevokeRequest { id: -7 }).await.unwrap();
+    assert_eq!(count(&mut kv).await, 0);
+    for id in [-7, 0, 99] {
+        let gone = lease.lease_revoke(pb::LeaseRevokeRequest { id }).await.unwrap_err();
+        let expected = (Code::NotFound, "etcdserver: requested lease not found");
+        assert_eq!((gone.code(), gone.message()), expected);
+        assert_eq!(keep_alive(&mut lease, id).await.ttl, 0);
+    }
+}
+
+#[tokio::test]
+async fn a_lease_lives_as_long_as_it_is_kept_alive_through_any_member() {
+    let dirs = [(); 3].map(|()| tempdir().unwrap());
+    let peers: [u16; 3] = free_ports();
+    let clients: [u16; 3] = free_ports();
+    let start = |at: usize| {
+        Server::start(&flags(at, &peers, clients[at], dirs[at].path()), clients[at], &[])
+    };
+    let servers: Vec<_> = [0, 1, 2].map(start).map(Server::ready).into();
+    let mut kv = KvClient::new(servers[0].channel().await);
+    let mut through = Vec::new();
+    for server in &servers {
+        through.push(LeaseClient::new(server.channel().await));
+    }
+    let kept = grant(&mut through[0], 2, 0).await.id;
+    put(&mut kv, "kept", kept).await;
+    let began = Instant::now();
+    let mut turn = 0;
+    while began.elapsed() < Duration::from_secs(4) {
+        let renewed = keep_alive(&mut through[turn % 3], kept).await;
+        assert_eq!((renewed.ttl, renewed.id), (2, kept));
+        let left = to_live(&mut through[(turn + 1) % 3], kept).await;
+        assert!((1..=2).contains(&left.ttl), "{left:?}");
+        assert_eq!(count(&mut kv).await, 1);
+        turn += 1;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    // Nobody renews it any more.
+    while count(&mut kv).await > 0 {
+        assert!(began.elapsed() < Duration::from_secs(30));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(keep_alive(&mut through[1], kept).await.ttl, 0);
+    assert_eq!(to_live(&mut through[2], kept).await.ttl, -1);
+}

@@ -1,0 +1,266 @@
+//! Watches: what is told, when, and how they end.
+
+use std::time::Duration;
+
+use tempfile::tempdir;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
+use tonic::{Code, Request, Streaming};
+
+use crate::generated::{etcdserverpb as pb, mvccpb};
+use crate::process::Server;
+use pb::kv_client::KvClient;
+use pb::watch_client::WatchClient;
+use pb::watch_create_request::FilterType;
+use pb::watch_request::RequestUnion;
+
+/// A stream, open in both directions.
+struct Stream {
+    requests: mpsc::Sender<pb::WatchRequest>,
+    responses: Streaming<pb::WatchResponse>,
+}
+
+impl Stream {
+    async fn open(channel: Channel, requires_leader: bool) -> Self {
+        let (requests, receiver) = mpsc::channel(8);
+        let mut request = Request::new(ReceiverStream::new(receiver));
+        if requires_leader {
+            request.metadata_mut().insert("hasleader", "true".parse().unwrap());
+        }
+        let responses = WatchClient::new(channel).watch(request).await.unwrap().into_inner();
+        Self { requests, responses }
+    }
+
+    async fn ask(&self, union: RequestUnion) {
+        self.requests.send(pb::WatchRequest { request_union: Some(union) }).await.unwrap();
+    }
+
+    async fn create(&mut self, request: pb::WatchCreateRequest) -> pb::WatchResponse {
+        self.ask(RequestUnion::CreateRequest(request)).await;
+        let created = self.next().await;
+        assert!(created.created, "{created:?}");
+        created
+    }
+
+    async fn cancel(&self, watch_id: i64) {
+        self.ask(RequestUnion::CancelRequest(pb::WatchCancelRequest { watch_id })).await;
+    }
+
+    async fn next(&mut self) -> pb::WatchResponse {
+        let next = tokio::time::timeout(Duration::from_secs(20), self.responses.message());
+        next.await.expect("something is told").unwrap().expect("the stream goes on")
+    }
+}
+
+fn on(key: &'static str, end: &'static str) -> pb::WatchCreateRequest {
+    pb::WatchCreateRequest { key: key.into(), range_end: end.into(), ..Default::default() }
+}
+
+async fn put(kv: &mut KvClient<Channel>, key: &'static str, value: &'static str) -> i64 {
+    let request = pb::PutRequest { key: key.into(), value: value.into(), ..Default::default() };
+    kv.put(request).await.unwrap().into_inner().header.unwrap().revision
+}
+
+fn kinds(response: &pb::WatchResponse) -> Vec<(mvccpb::event::EventType, i64)> {
+    let kind = |event: &mvccpb::Event| (event.r#type(), event.kv.as_ref().unwrap().mod_revision);
+    response.events.iter().map(kind).collect()
+}
+
+use mvccpb::event::EventType::{Delete, Put};
+
+#[tokio::test]
+async fn a_watch_tells_changes_in_order_and_ends_when_it_is_cancelled() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let mut kv = KvClient::new(channel.clone());
+    let mut stream = Stream::open(channel, true).await;
+    let created = stream.create(pb::WatchCreateRequest { prev_kv: true, ..on("a", "b") }).await;
+    assert_eq!((created.watch_id, created.header.unwrap().revision), (0, 1));
+
+    put(&mut kv, "a1", "x").await;
+    put(&mut kv, "b1", "outside").await;
+    put(&mut kv, "a1", "y").await;
+    let delete = pb::DeleteRangeRequest { key: "a1".into(), ..Default::default() };
+    kv.delete_range(delete).await.unwrap();
+    let mut events = Vec::new();
+    while events.len() < 3 {
+        let response = stream.next().await;
+        assert!(
+            response.header.unwrap().revision
+                >= response.events.last().unwrap().kv.as_ref().unwrap().mod_revision
+        );
+        events.extend(response.events);
+    }
+    let [first, second, third] = &events[..] else { panic!("{events:?}") };
+    assert_eq!((first.r#type(), first.prev_kv.is_none()), (Put, true));
+    assert_eq!(second.prev_kv.as_ref().unwrap().value, "x");
+    assert_eq!((third.r#type(), &third.prev_kv.as_ref().unwrap().value[..]), (Delete, &b"y"[..]));
+    let gone = third.kv.as_ref().unwrap();
+    let expected = mvccpb::KeyValue { key: "a1".into(), mod_revision: 5, ..Default::default() };
+    assert_eq!(*gone, expected, "of what is gone there is the key and the revision");
+
+    stream.cancel(7).await;
+    stream.cancel(0).await;
+    let cancelled = stream.next().await;
+    assert!(cancelled.canceled && cancelled.watch_id == 0 && !cancelled.created);
+    put(&mut kv, "a2", "z").await;
+    let other = stream.create(on("c", "")).await;
+    assert_eq!(other.watch_id, 1, "nothing was told of the first one after it had ended");
+}
+
+#[tokio::test]
+async fn a_watch_begins_anywhere_that_is_not_compacted() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let mut kv = KvClient::new(channel.clone());
+    for value in ["1", "2", "3"] {
+        put(&mut kv, "k", value).await;
+    }
+    let mut stream = Stream::open(channel, false).await;
+    let from = |start_revision| pb::WatchCreateRequest { start_revision, ..on("k", "") };
+    stream.create(from(2)).await;
+    assert_eq!(kinds(&stream.next().await), [(Put, 2), (Put, 3), (Put, 4)]);
+    stream.cancel(0).await;
+    assert!(stream.next().await.canceled);
+
+    kv.compact(pb::CompactionRequest { revision: 3, physical: false }).await.unwrap();
+    let created = stream.create(from(2)).await;
+    let ended = stream.next().await;
+    assert!(ended.canceled && ended.watch_id == created.watch_id);
+    let revision = ended.header.unwrap().revision;
+    assert_eq!((ended.compact_revision, revision, &*ended.cancel_reason), (3, 0, ""));
+    let refused = stream.create(from(-1)).await;
+    assert!(refused.canceled && refused.watch_id == -1);
+    assert_eq!(refused.cancel_reason, "etcdserver: mvcc: required revision has been compacted");
+
+    // From the future on: what comes before it is not told.
+    stream.create(from(6)).await;
+    put(&mut kv, "k", "5").await;
+    put(&mut kv, "k", "6").await;
+    assert_eq!(kinds(&stream.next().await), [(Put, 6)]);
+}
+
+#[tokio::test]
+async fn ids_are_chosen_or_given_and_belong_to_one_watch() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let mut stream = Stream::open(server.channel().await, false).await;
+    let named = |watch_id| pb::WatchCreateRequest { watch_id, ..on("k", "") };
+    assert_eq!(stream.create(named(0)).await.watch_id, 0);
+    assert_eq!(stream.create(named(2)).await.watch_id, 2);
+    assert_eq!(stream.create(named(0)).await.watch_id, 1);
+    assert_eq!(stream.create(named(0)).await.watch_id, 3);
+    let twice = stream.create(named(2)).await;
+    assert_eq!((twice.watch_id, twice.canceled), (-1, true));
+    assert_eq!(twice.cancel_reason, "mvcc: duplicate watch ID provided on the WatchStream");
+    stream.cancel(2).await;
+    assert!(stream.next().await.canceled);
+    assert_eq!(stream.create(named(2)).await.watch_id, 2);
+    let empty = stream.create(on("b", "a")).await;
+    assert_eq!((empty.watch_id, &*empty.cancel_reason), (-1, "mvcc: watcher range is empty"));
+}
+
+#[tokio::test]
+async fn filters_leave_kinds_out_and_everything_is_watched_from_zero_on() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let mut kv = KvClient::new(channel.clone());
+    let mut stream = Stream::open(channel, false).await;
+    let filtered = |filters: &[FilterType]| pb::WatchCreateRequest {
+        filters: filters.iter().map(|filter| (*filter).into()).collect(),
+        ..on("", "\0")
+    };
+    let no_puts = stream.create(filtered(&[FilterType::Noput])).await.watch_id;
+    let no_deletes = stream.create(filtered(&[FilterType::Nodelete])).await.watch_id;
+    stream.create(filtered(&[FilterType::Nodelete, FilterType::Noput])).await;
+    put(&mut kv, "k", "v").await;
+    let delete = pb::DeleteRangeRequest { key: "k".into(), ..Default::default() };
+    kv.delete_range(delete).await.unwrap();
+    let mut told: Vec<_> = Vec::new();
+    for _ in 0..2 {
+        let response = stream.next().await;
+        told.push((response.watch_id, kinds(&response)));
+    }
+    told.sort_by_key(|(id, _)| *id);
+    assert_eq!(told, [(no_puts, vec![(Delete, 3)]), (no_deletes, vec![(Put, 2)])]);
+}
+
+#[tokio::test]
+async fn progress_is_told_when_everything_before_it_was() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &["--watch-progress-notify-interval=100ms"]);
+    let channel = server.channel().await;
+    let mut kv = KvClient::new(channel.clone());
+    let mut stream = Stream::open(channel, false).await;
+    for _ in 0..3 {
+        stream.create(on("k", "")).await;
+    }
+    let mut newest = 0;
+    for _ in 0..50 {
+        newest = put(&mut kv, "k", "v").await;
+    }
+    stream.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
+    let mut told = 0;
+    loop {
+        let response = stream.next().await;
+        if response.watch_id == -1 {
+            assert!(response.events.is_empty() && response.header.unwrap().revision >= newest);
+            break;
+        }
+        told += response.events.len();
+    }
+    assert_eq!(told, 150, "all watches had been told everything");
+
+    let notified = pb::WatchCreateRequest { progress_notify: true, ..on("other", "") };
+    let id = stream.create(notified).await.watch_id;
+    put(&mut kv, "elsewhere", "v").await;
+    loop {
+        let response = stream.next().await;
+        assert!(response.events.is_empty() && response.watch_id == id);
+        if response.header.unwrap().revision == newest + 1 {
+            break;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_revision_is_told_whole_or_in_pieces_that_say_so() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &["--max-request-bytes=600000"]);
+    let channel = server.channel().await;
+    let mut kv = KvClient::new(channel.clone());
+    for key in ["k1", "k2", "k3"] {
+        let value = vec![b'x'; 500_000].into();
+        let request = pb::PutRequest { key: key.into(), value, ..Default::default() };
+        kv.put(request).await.unwrap();
+    }
+    let mut stream = Stream::open(channel, false).await;
+    let past = |fragment| pb::WatchCreateRequest { start_revision: 2, fragment, ..on("k", "l") };
+    stream.create(past(true)).await;
+    let mut revisions = Vec::new();
+    while revisions.len() < 3 {
+        let response = stream.next().await;
+        assert!(response.events.len() < 3);
+        revisions.extend(kinds(&response));
+    }
+    assert_eq!(revisions, [(Put, 2), (Put, 3), (Put, 4)]);
+}
+
+#[tokio::test]
+async fn a_server_that_stops_ends_its_streams() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let mut stream = Stream::open(server.channel().await, false).await;
+    stream.create(on("k", "")).await;
+    let (status, said) = server.stop();
+    assert!(status.success(), "{said}");
+    assert!(said.contains("stopped in good order"), "{said}");
+    match stream.responses.message().await {
+        Ok(more) => assert_eq!(more, None),
+        Err(status) => assert_ne!(status.code(), Code::Ok),
+    }
+}
