@@ -316,7 +316,10 @@ impl Lock<'_, '_> {
         let delay = at_least(self.rules.lock_delay, self.rules.drift_percent);
         let delay = delay.saturating_sub(self.rules.slack);
         let (mut writers, mut others) = (BestTwo::NONE, BestTwo::NONE);
-        let is_same = |one: &Belief<'_>, other: &Belief<'_>| one.index == other.index;
+        // What one owner holds several times is one hold, with one token, and lost as one.
+        let is_same = |one: &Belief<'_>, other: &Belief<'_>| {
+            one.index == other.index || self.is_one(one, other) && one.token == other.token
+        };
         for belief in self.beliefs {
             let mut before = [writers.but(belief, is_same), None];
             if is_write(belief) {
