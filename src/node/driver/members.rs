@@ -286,12 +286,41 @@ impl Driver {
                 founding: self.identity.founders(),
                 members: Members::clone(self.machine.members()),
             }),
-            Err(CallError::Members(MemberRefusal::Pending)) => {
-                JoinAnswer::Later("another change of the members is under way".to_owned())
-            }
-            Err(CallError::Members(refusal)) => JoinAnswer::Refused(refusal.to_string()),
+            Err(CallError::Members(refusal)) => not_let_in(&refusal),
             Err(error) => JoinAnswer::Later(error.to_string()),
         };
         reply.send(answer);
+    }
+}
+
+/// What somebody is told whom the cluster does not let in.
+fn not_let_in(refusal: &MemberRefusal) -> JoinAnswer {
+    match refusal {
+        MemberRefusal::Pending => {
+            JoinAnswer::Later("another change of the members is under way".to_owned())
+        }
+        // Whose place it takes is known here by its name, and this member may be behind: another one has that name now.
+        MemberRefusal::Unknown(_) => JoinAnswer::Later(refusal.to_string()),
+        _ => JoinAnswer::Refused(refusal.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_joins_asks_again_where_the_answer_may_come_of_a_member_that_is_behind() {
+        let id = NodeId::new(4).unwrap();
+        for (refusal, is_final) in [
+            (MemberRefusal::Unknown(id), false),
+            (MemberRefusal::Pending, false),
+            (MemberRefusal::NameTaken("m3".to_owned()), true),
+            (MemberRefusal::TooMany(9), true),
+            (MemberRefusal::NotVoter(id), true),
+        ] {
+            let answer = not_let_in(&refusal);
+            assert_eq!(matches!(answer, JoinAnswer::Refused(_)), is_final, "{refusal}: {answer:?}");
+        }
     }
 }
