@@ -13,10 +13,9 @@ use bowline::env::{Point, Points};
 use bowline::{Client, Config, Effect, Error, KeyRange, LeaseId, Node, Op, Revision, Role, Wait};
 
 use crate::client;
-use crate::cluster::ELECTION_MS;
 use crate::dice::number_in;
 use crate::doors::Doors;
-use crate::fleet::{DEADLINE_MS, DOORS, JOIN, LISTEN, REPLACES, SESSION_MS};
+use crate::fleet::{DEADLINE_MS, DOORS, ELECTION_MS, JOIN, LISTEN, REPLACES, SESSION_MS};
 use crate::nemesis::WARM_COPY;
 use crate::slots::Slots;
 use crate::wire::{self, Answer, Order, Row, Rows};

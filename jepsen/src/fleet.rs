@@ -8,16 +8,19 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use bowline::env::Point;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::cluster::{ELECTION_MS, free_addresses};
 use crate::links::Links;
-use crate::process::{LIMIT, Process, Trouble};
+use crate::ports::free_addresses;
+use crate::process::{Death, LIMIT, Process, Trouble};
 use crate::volume::{Medium, Volumes};
 use crate::wire::{Answer, Order};
 
-/// The variable in which a node's process is told where to listen, if not where others reach it.
+/// The variable in which a node's process is told its election timeout, in milliseconds.
+pub const ELECTION_MS: &str = "JEPSEN_ELECTION_MS";
+/// The variable in which it is told where to listen, if not where others reach it.
 pub const LISTEN: &str = "JEPSEN_LISTEN";
 /// The variable in which it is told how long its session lives, in milliseconds.
 pub const SESSION_MS: &str = "JEPSEN_SESSION_MS";
@@ -51,8 +54,8 @@ pub struct Setup {
     pub deadline: Duration,
     /// Whether members talk through a door of the harness, so that [`Fleet::links`] has an effect.
     pub proxied: bool,
-    /// Whether each member's data is on a file system of its own: on what, and how large.
-    pub volumes: Option<(Medium, u64)>,
+    /// Whether each member's data is on a file system of its own: on what, going around, and how large.
+    pub volumes: Option<(Vec<Medium>, u64)>,
     /// More variables for the processes.
     pub variables: Vec<(String, String)>,
 }
@@ -137,8 +140,11 @@ impl Fleet {
         let dir = TempDir::with_prefix("bowline-jepsen-")
             .map_err(|source| Trouble::System { what: "making a directory", source })?;
         let many = setup.members + setup.spare;
-        let volumes = match setup.volumes {
-            Some((medium, bytes)) => Some(Volumes::make(&vec![medium; many], bytes)?),
+        let volumes = match &setup.volumes {
+            Some((media, bytes)) => {
+                let media: Vec<Medium> = media.iter().copied().cycle().take(many).collect();
+                Some(Volumes::make(&media, *bytes)?)
+            }
             None => None,
         };
         let (listens, links) = (free_addresses(many)?, Links::default());
@@ -229,6 +235,14 @@ impl Fleet {
     /// # Errors
     /// The operating system's.
     pub fn spawn(&self, member: usize) -> Result<(), Trouble> {
+        self.spawn_armed(member, None)
+    }
+
+    /// The same, armed with a point to die at, and at the how manieth reach of it, if there is one.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn spawn_armed(&self, member: usize, armed: Option<(Point, u64)>) -> Result<(), Trouble> {
         let place = &self.places[member];
         let mut now = place.now();
         if now.being != Being::Down {
@@ -240,6 +254,7 @@ impl Fleet {
         let mut command = Command::new(&self.program.path);
         command.args(&self.program.words).arg(&place.dir).arg(format!("m{member}"));
         command.arg(founders.join(","));
+        command.args(armed.map(|(point, hits)| format!("{point:?}:{hits}")));
         let millis = |span: Duration| span.as_millis().to_string();
         command.env(ELECTION_MS, millis(self.setup.election));
         command.env(SESSION_MS, millis(self.setup.session));
@@ -278,16 +293,36 @@ impl Fleet {
         self.spawn_joining(member)
     }
 
+    /// Waits until a member has killed itself, where it was told to, or was killed from outside, and says where.
+    ///
+    /// # Errors
+    /// It lives on, its node has stopped by itself, or it has ended in another way.
+    pub fn died(&self, member: usize) -> Result<Death, Trouble> {
+        let process = self.process(member);
+        let death = match process {
+            Some(process) => process.died()?,
+            None => return Err(Trouble::Ended(format!("m{member} was not there"))),
+        };
+        let mut now = self.places[member].now();
+        now.being = Being::Down;
+        now.process = None;
+        Ok(death)
+    }
+
     /// Waits until a member that was spawned runs.
     ///
     /// # Errors
     /// It ends instead, or does neither in time.
     pub fn await_ready(&self, member: usize) -> Result<(), Trouble> {
-        let ready = match self.process(member) {
-            Some(process) => process.ready()?,
-            None => false,
-        };
-        if ready { Ok(()) } else { Err(Trouble::Ended(format!("m{member} did not start"))) }
+        let process = self.process(member);
+        if let Some(process) = &process
+            && process.ready()?
+        {
+            return Ok(());
+        }
+        let why = process.and_then(|process| process.why_stopped());
+        let why = why.unwrap_or_else(|| "it said nothing".to_owned());
+        Err(Trouble::Ended(format!("m{member} did not start: {why}")))
     }
 
     /// Starts a member that is down, and waits until it runs.

@@ -15,13 +15,14 @@
 //! ```
 //!
 //! **Crash tests** (`jepsen/tests`): a node is told to kill itself at the n-th reach of a named point of its own code, which
-//! is how a crash is put where it hurts most, or loses its power, or its disk is full.
+//! is how a crash is put where it hurts most, or loses its power, or its disk is full. The same fleet, with a load that
+//! is one write after the other.
 //!
 //! ```text
-//!   Load ──write──▶ Process ══ stdin/stdout ══ jepsen-node ── Node ── log
-//!     │                ▲                            ╳ SIGKILL, from inside or outside
-//!     ▼                │ start again
-//!   History ◀──rows── Cluster
+//!   Load ──write──▶ Fleet ══ stdin/stdout ══ jepsen-node ── Node ── log
+//!     │               ▲                          ╳ SIGKILL, from inside or outside
+//!     ▼               │ start again
+//!   History ◀─rows─ Cluster
 //!     └─▶ judge: acknowledged writes once, unknown ones at most once, nothing else
 //! ```
 //!
@@ -35,17 +36,18 @@ pub mod driver;
 pub mod slots;
 
 pub mod calls;
+pub mod ports;
 pub mod process;
 pub mod wire;
-
-pub mod cluster;
-pub mod history;
-pub mod load;
 
 pub mod fleet;
 pub mod links;
 pub mod proxy;
 pub mod volume;
+
+pub mod cluster;
+pub mod history;
+pub mod load;
 
 pub mod nemesis;
 

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use crate::history::{Fate, History};
 use crate::process::{LIMIT, Process, Trouble};
@@ -67,20 +68,18 @@ impl Load {
         self.writers.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
     }
 
-    /// One write to a process, beside the others; what it answers. `None` if it ends before.
-    ///
-    /// # Errors
-    /// It neither answers nor ends.
-    pub fn once(&self, writer: usize, process: &Process) -> Result<Option<Answer>, Trouble> {
+    /// One write to a process, beside the others; what it answers. `None` if it ends before, or takes longer.
+    pub fn once(&self, writer: usize, process: &Process, limit: Duration) -> Option<Answer> {
         let key = self.history().begin(writer);
-        let answer = process.answer(&Order::Write(key.clone()))?;
+        let answer = process.ask(&Order::Write(key.clone())).recv_timeout(limit).ok()?;
         match answer {
-            Some(Answer::Done(revision)) => self.history().end(&key, Fate::Done(revision)),
-            Some(Answer::Applied(_)) => self.history().end(&key, Fate::Applied),
-            Some(Answer::Refused(_)) => self.history().end(&key, Fate::Refused),
+            Answer::Done(revision) => self.history().end(&key, Fate::Done(revision)),
+            Answer::Applied(_) => self.history().end(&key, Fate::Applied),
+            Answer::Refused(_) => self.history().end(&key, Fate::Refused),
+            // It begins as unknown, and stays so.
             _ => {}
         }
-        Ok(answer)
+        Some(answer)
     }
 
     /// Waits until so many more writes have been acknowledged.

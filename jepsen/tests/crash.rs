@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 
 use bowline::env::Point;
+use bowline_jepsen::process::LIMIT;
 use bowline_jepsen::{Cluster, Death, Dice, Trouble, number_in};
 
 const NODE: &str = env!("CARGO_BIN_EXE_jepsen-node");
@@ -85,13 +86,13 @@ fn killed_at_every_point(
     let mut coverage = Coverage::default();
     let mut done = 0;
     for crashes in crashes(hits).chunks(DEATHS_OF_A_CLUSTER) {
-        let mut cluster = Cluster::new(NODE, members)?;
+        let cluster = Cluster::new(NODE, members)?;
         cluster.start()?;
         cluster.load().more(10)?;
         for &(point, hits) in crashes {
             let victim = victim(&cluster)?;
             cluster.arm(victim, point, hits)?;
-            coverage.died(cluster.process(victim).died()?, point);
+            coverage.died(cluster.died(victim)?, point);
             if cluster.members() > 1 {
                 cluster.load().more(5)?;
             }
@@ -113,12 +114,12 @@ fn a_single_node_that_is_killed_at_any_point_keeps_what_it_acknowledged() -> Res
 
 #[test]
 fn a_leader_that_is_killed_at_any_point_loses_nothing_and_comes_back() -> Result<(), Trouble> {
-    killed_at_every_point(3, [1, 6], Cluster::leader)
+    killed_at_every_point(3, [1, 6], |cluster| Ok(cluster.await_leader(LIMIT)?.0))
 }
 
 #[test]
 fn a_follower_that_is_killed_at_any_point_loses_nothing_and_comes_back() -> Result<(), Trouble> {
-    let follower = |cluster: &Cluster| Ok((cluster.leader()? + 1) % cluster.members());
+    let follower = |cluster: &Cluster| Ok((cluster.await_leader(LIMIT)?.0 + 1) % cluster.members());
     killed_at_every_point(3, [2, 9], follower)
 }
 
@@ -132,18 +133,18 @@ fn a_member_that_is_killed_while_the_cluster_is_founded_takes_part_when_it_is_ba
         let hits = if is_rare(point) { 1 } else { hits };
         let members = if i % 4 == 0 { 3 } else { 1 };
         let victim = i % members;
-        let mut cluster = Cluster::new(NODE, members)?;
+        let cluster = Cluster::new(NODE, members)?;
         for member in 0..members {
-            cluster.spawn(member, (member == victim).then_some((point, hits)))?;
+            cluster.spawn_armed(member, (member == victim).then_some((point, hits)))?;
         }
         for member in (0..members).filter(|member| *member != victim) {
             cluster.join(member)?;
         }
         // It may die before it runs, or later, by what its own writers make it do.
         if cluster.process(victim).ready()? {
-            cluster.load().write_to(victim, cluster.process(victim));
+            cluster.load().write_to(victim, &cluster.process(victim));
         }
-        coverage.died(cluster.process(victim).died()?, point);
+        coverage.died(cluster.died(victim)?, point);
         cluster.restart(victim)?;
         cluster.load().more(5)?;
         cluster.conclude()?;
@@ -155,18 +156,18 @@ fn a_member_that_is_killed_while_the_cluster_is_founded_takes_part_when_it_is_ba
 
 #[test]
 fn a_node_that_is_killed_while_it_recovers_recovers_the_next_time() -> Result<(), Trouble> {
-    let mut cluster = Cluster::new(NODE, 1)?;
+    let cluster = Cluster::new(NODE, 1)?;
     cluster.start()?;
     let mut deaths = 0;
     for point in [Point::LogBeforeWrite, Point::LogAfterWrite, Point::LogAfterSync] {
         for hits in 1..=1 + 2 * rounds() {
             cluster.load().more(20)?;
-            cluster.kill(&[0])?;
-            cluster.spawn(0, Some((point, hits)))?;
+            cluster.kill(0)?;
+            cluster.spawn_armed(0, Some((point, hits)))?;
             if cluster.process(0).ready()? {
-                cluster.load().write_to(0, cluster.process(0));
+                cluster.load().write_to(0, &cluster.process(0));
             }
-            assert_eq!(cluster.process(0).died()?, Death::At(point));
+            assert_eq!(cluster.died(0)?, Death::At(point));
             deaths += 1;
             cluster.restart(0)?;
             cluster.judge(0)?;
@@ -179,7 +180,7 @@ fn a_node_that_is_killed_while_it_recovers_recovers_the_next_time() -> Result<()
 #[test]
 fn members_that_are_killed_at_random_moments_lose_nothing() -> Result<(), Trouble> {
     let mut dice = dice();
-    let mut cluster = Cluster::new(NODE, 3)?;
+    let cluster = Cluster::new(NODE, 3)?;
     cluster.start()?;
     let (mut minorities, mut majorities, mut all) = (0, 0, 0);
     for round in 0..9 * rounds() {
@@ -188,7 +189,7 @@ fn members_that_are_killed_at_random_moments_lose_nothing() -> Result<(), Troubl
         let many = 1 + usize::try_from(round % 3).unwrap_or(0);
         let first = dice.one_of(3);
         let victims: Vec<usize> = (0..many).map(|i| (first + i) % 3).collect();
-        cluster.kill(&victims)?;
+        victims.iter().try_for_each(|victim| cluster.kill(*victim))?;
         match many {
             1 => minorities += 1,
             2 => majorities += 1,

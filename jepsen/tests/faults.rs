@@ -6,15 +6,14 @@
 #![allow(clippy::print_stderr, reason = "what was done is part of the test's result")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bowline_jepsen::fleet::{Fleet, Program, Setup};
+use bowline_jepsen::fleet::{Fleet, Setup};
 use bowline_jepsen::links::Traffic;
 use bowline_jepsen::nemesis::{self, Kind};
 use bowline_jepsen::process::LIMIT;
-use bowline_jepsen::{Answer, Dice, Fate, History, Order, Trouble};
+use bowline_jepsen::{Answer, Cluster, Dice, Trouble};
 
 const NODE: &str = env!("CARGO_BIN_EXE_jepsen-node");
 
@@ -30,43 +29,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// A pause between two writes, so that there is something to write in all of a run and not too much to judge.
 const WRITE_EVERY: Duration = Duration::from_millis(4);
 
-/// What was written to a fleet.
-#[derive(Default)]
-struct Written(Mutex<History>);
-
-impl Written {
-    fn history(&self) -> MutexGuard<'_, History> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Writes once through a member that may be down, cut off or anything. Says whether it was acknowledged.
-    fn write(&self, fleet: &Fleet, member: usize, patience: Duration) -> bool {
-        let key = self.history().begin(member);
-        let fate = match fleet.ask(member, &Order::Write(key.clone()), patience) {
-            Some(Answer::Done(revision)) => Fate::Done(revision),
-            Some(Answer::Applied(_)) => Fate::Applied,
-            Some(Answer::Refused(_)) => Fate::Refused,
-            // Its fate is unknown, and stays so.
-            _ => return false,
-        };
-        self.history().end(&key, fate);
-        matches!(fate, Fate::Done(_))
-    }
-
-    /// Judges what a member reads.
-    fn judge(&self, fleet: &Fleet, member: usize, after: &str) {
-        let ended = self.history().ended();
-        let begun = Instant::now();
-        let rows = loop {
-            match fleet.ask(member, &Order::Rows, LIMIT) {
-                Some(Answer::Rows(rows)) => break rows,
-                other => assert!(begun.elapsed() < LIMIT, "m{member} after {after}: {other:?}"),
-            }
-        };
-        if let Err(complaints) = self.history().judge(&ended, &rows) {
-            panic!("m{member} after {after}:\n  {}", complaints.join("\n  "));
-        }
-    }
+/// Writes once through a member that may be down, cut off or anything. Says whether it was acknowledged.
+fn write(cluster: &Cluster, member: usize) -> bool {
+    let Some(process) = Fleet::process(cluster, member) else { return false };
+    matches!(cluster.load().once(member, &process, PATIENCE), Some(Answer::Done(_)))
 }
 
 /// Lets each of these faults happen to one cluster, one after the other.
@@ -87,17 +53,16 @@ fn one_after_the_other(members: usize, names: &[&str]) -> Result<(), Trouble> {
     let mut faults: Vec<_> = kinds.iter().map(|kind| (kind.name, (kind.make)())).collect();
     let mut setup = Setup::of(members);
     faults.iter().for_each(|(_, fault)| fault.prepare(&mut setup));
-    let program = Program { path: NODE.into(), words: Vec::new() };
-    let (fleet, written, mut dice) =
-        (Fleet::new(program, setup)?, Written::default(), Dice::new(5));
-    fleet.start()?;
+    let (cluster, mut dice) = (Cluster::of(NODE, setup)?, Dice::new(5));
+    // Its own writers would end with their processes.
+    Fleet::start(&cluster)?;
     let ending = AtomicBool::new(false);
     thread::scope(|scope| {
         for member in 0..members {
-            let (fleet, written, ending) = (&fleet, &written, &ending);
+            let (cluster, ending) = (&cluster, &ending);
             scope.spawn(move || {
                 while !ending.load(Ordering::Relaxed) {
-                    written.write(fleet, member, PATIENCE);
+                    write(cluster, member);
                     thread::sleep(WRITE_EVERY);
                 }
             });
@@ -105,30 +70,30 @@ fn one_after_the_other(members: usize, names: &[&str]) -> Result<(), Trouble> {
         let end = scopeguard(|| ending.store(true, Ordering::Relaxed));
         for (name, fault) in &mut faults {
             let begun = Instant::now();
-            let said = fault.begin(&fleet, &mut dice)?;
+            let said = fault.begin(&cluster, &mut dice)?;
             let window = if *name == "churn" { LONG_WINDOW } else { WINDOW };
-            nemesis::pass(&mut **fault, &fleet, &mut dice, window)?;
-            while !has_struck(&fleet, name) {
+            nemesis::pass(&mut **fault, &cluster, &mut dice, window)?;
+            while !has_struck(&cluster, name) {
                 if begun.elapsed() > LIMIT {
                     return Err(Trouble::TooLate(format!("{name} has struck nobody: {said}")));
                 }
-                nemesis::pass(&mut **fault, &fleet, &mut dice, WINDOW)?;
+                nemesis::pass(&mut **fault, &cluster, &mut dice, WINDOW)?;
             }
-            fault.end(&fleet, &mut dice)?;
-            serves(&fleet, &written, name)?;
+            fault.end(&cluster, &mut dice)?;
+            serves(&cluster, name)?;
             eprintln!("{name}: {said}; {:.1} s", begun.elapsed().as_secs_f64());
         }
         drop(end);
         Ok::<(), Trouble>(())
     })?;
-    fleet.heal()?;
-    fleet.await_leader(LIMIT)?;
+    cluster.heal()?;
+    cluster.await_leader(LIMIT)?;
     for member in 0..members {
-        written.judge(&fleet, member, "everything");
+        cluster.judge(member)?;
     }
-    eprintln!("{} writes acknowledged", written.history().done());
+    eprintln!("{} writes acknowledged", cluster.load().history().done());
     // Who joins is a stranger at first; nobody else is.
-    assert!(fleet.links().strangers() == 0 || fleet.setup().spare > 0);
+    assert!(cluster.links().strangers() == 0 || cluster.setup().spare > 0);
     Ok(())
 }
 
@@ -160,17 +125,16 @@ fn scopeguard<F: FnMut()>(end: F) -> impl Drop {
 }
 
 /// Every founder acknowledges a write, and reads what was acknowledged.
-fn serves(fleet: &Fleet, written: &Written, after: &str) -> Result<(), Trouble> {
-    for member in 0..fleet.members() {
+fn serves(cluster: &Cluster, after: &str) -> Result<(), Trouble> {
+    for member in 0..cluster.members() {
         let begun = Instant::now();
-        while !written.write(fleet, member, PATIENCE) {
+        while !write(cluster, member) {
             if begun.elapsed() > LIMIT {
                 return Err(Trouble::TooLate(format!("m{member} takes no write after {after}")));
             }
         }
     }
-    written.judge(fleet, 0, after);
-    Ok(())
+    cluster.judge(0).map(drop)
 }
 
 #[test]

@@ -8,6 +8,7 @@
 use std::io::Write;
 use std::time::Instant;
 
+use bowline_jepsen::fleet::{Fleet, Setup};
 use bowline_jepsen::process::LIMIT;
 use bowline_jepsen::{Answer, Cluster, Medium, Order, Trouble, Volumes, number_in};
 
@@ -36,11 +37,11 @@ fn done(cluster: &Cluster, member: usize, order: Order) -> Result<u64, Trouble> 
 /// Writes through a member once. Whether there was room.
 fn has_room(cluster: &Cluster, member: usize) -> Result<bool, Trouble> {
     let writer = 10 + member;
-    match cluster.load().once(writer, cluster.process(member))? {
+    match cluster.load().once(writer, &cluster.process(member), LIMIT) {
         Some(Answer::Done(_)) => Ok(true),
         Some(Answer::Refused(why)) if why.contains("the disk is full") => Ok(false),
         Some(answer) => Err(Trouble::Answered { order: Order::Write("?".to_owned()), answer }),
-        None => Err(Trouble::Ended(format!("m{member} died of a full disk"))),
+        None => Err(Trouble::Ended(format!("m{member} died of a full disk, or does not answer"))),
     }
 }
 
@@ -72,12 +73,14 @@ fn disks_that_are_filled_and_freed_lose_nothing_and_need_no_restart() -> Result<
         return Ok(());
     }
     let cycles = number_in("BOWLINE_FULL_CYCLES").unwrap_or(8);
-    let volumes = Volumes::make(&[Medium::Plain; 3], VOLUME_BYTES)?;
-    let mut cluster = Cluster::on(NODE, (0..3).map(|m| volumes.dir(m).join("data")).collect())?;
-    cluster.start_idle()?;
+    let volumes = Some((vec![Medium::Plain], VOLUME_BYTES));
+    let cluster = Cluster::of(NODE, Setup { volumes, ..Cluster::usual(3) })?;
+    let volumes = || cluster.volumes().expect("they were asked for");
+    // Without a load: each write is made by hand.
+    Fleet::start(&cluster)?;
     let mut fitted = 0;
     for cycle in 0..cycles {
-        let (_, leader) = cluster.term()?;
+        let (leader, _) = cluster.await_leader(LIMIT)?;
         let full: Vec<usize> = match cycle % 4 {
             0 => vec![leader],
             1 => vec![(leader + 1) % 3],
@@ -88,7 +91,7 @@ fn disks_that_are_filled_and_freed_lose_nothing_and_need_no_restart() -> Result<
         let scrap = format!("scrap/{cycle}");
         let lease = done(&cluster, victim, Order::Grant)?;
         let revision = done(&cluster, victim, Order::Put(scrap.clone()))?;
-        full.iter().try_for_each(|member| volumes.fill(*member))?;
+        full.iter().try_for_each(|member| volumes().fill(*member))?;
 
         fitted += until_full(&cluster, victim)?;
         if full.len() == 1 {
@@ -96,7 +99,7 @@ fn disks_that_are_filled_and_freed_lose_nothing_and_need_no_restart() -> Result<
             for _ in 0..20 {
                 until_healed(&cluster, other)?;
             }
-            let (_, leader) = cluster.term()?;
+            let (leader, _) = cluster.await_leader(LIMIT)?;
             assert_ne!(leader, victim, "a full member leads while others have room");
         } else {
             fitted += until_full(&cluster, other)?;
@@ -110,12 +113,12 @@ fn disks_that_are_filled_and_freed_lose_nothing_and_need_no_restart() -> Result<
         assert!(!has_room(&cluster, victim)?, "it is still full");
         if cycle % 8 == 3 {
             // A member starts on a full disk too.
-            cluster.kill(&[victim])?;
-            cluster.restart_idle(victim)?;
+            cluster.kill(victim)?;
+            Fleet::restart(&cluster, victim)?;
             cluster.judge(victim)?;
         }
 
-        full.iter().try_for_each(|member| volumes.free(*member))?;
+        full.iter().try_for_each(|member| volumes().free(*member))?;
         for member in 0..3 {
             until_healed(&cluster, member)?;
             cluster.judge(member)?;

@@ -12,6 +12,8 @@ use std::io::Write;
 use std::thread;
 use std::time::Duration;
 
+use bowline_jepsen::fleet::Setup;
+use bowline_jepsen::process::LIMIT;
 use bowline_jepsen::{Cluster, Dice, Medium, Switch, Trouble, Verdict, Volumes, number_in};
 
 const NODE: &str = env!("CARGO_BIN_EXE_jepsen-node");
@@ -101,34 +103,46 @@ impl Counts {
     }
 }
 
-/// A cluster whose members have their data on these volumes.
-fn cluster_on(volumes: &Volumes, members: usize) -> Result<Cluster, Trouble> {
-    Cluster::on(NODE, (0..members).map(|member| volumes.dir(member).join("data")).collect())
+/// A cluster of so many members, each with its data on a volume of its own, on these media.
+fn cluster_on(media: &[Medium], members: usize) -> Result<Cluster, Trouble> {
+    let volumes = Some((media.to_vec(), VOLUME_BYTES));
+    Cluster::of(NODE, Setup { volumes, ..Cluster::usual(members) })
+}
+
+/// A switch for the power of these members.
+fn switch(cluster: &Cluster, members: &[usize]) -> Result<Switch, Trouble> {
+    cluster.volumes().expect("they were asked for").switch(members)
+}
+
+/// Ends these members, and gives them their power again. Says how many nodes had noticed before their end.
+fn again(cluster: &Cluster, members: &[usize]) -> Result<usize, Trouble> {
+    let ends = members.iter().map(|member| cluster.bury(*member));
+    let noticed = ends.collect::<Result<Vec<_>, _>>()?.iter().flatten().count();
+    cluster.volumes().expect("they were asked for").again(members)?;
+    Ok(noticed)
 }
 
 /// Cuts the power of these members while they work, and lets them come back.
 fn cut(
-    volumes: &mut Volumes,
-    cluster: &mut Cluster,
+    cluster: &Cluster,
     victims: &[usize],
     counts: &mut Counts,
     dice: &mut Dice,
 ) -> Result<(), Trouble> {
     let quorum_lives = victims.len() * 2 < cluster.members();
-    let switch = volumes.switch(victims)?;
+    let switch = switch(cluster, victims)?;
     cluster.load().more(1 + dice.below(60))?;
     counts.cut(switch, victims)?;
     if quorum_lives && dice.below(2) == 0 {
         // The others go on, beside a machine that is still connected and has no disk.
         cluster.load().more(1 + dice.below(40))?;
     }
-    counts.noticed += cluster.bury(victims)?;
+    counts.noticed += again(cluster, victims)?;
     if quorum_lives {
         cluster.load().more(1 + dice.below(20))?;
     }
-    volumes.again(victims)?;
     for victim in victims {
-        cluster.spawn(*victim, None)?;
+        cluster.spawn(*victim)?;
     }
     victims.iter().try_for_each(|victim| cluster.join(*victim))?;
     cluster.load().more(3)?;
@@ -145,13 +159,12 @@ fn cut_and_judge(
     let (mut dice, mut counts) = (dice(cuts), Counts::default());
     let mut made = 0;
     while made < cuts {
-        let mut volumes = Volumes::make(media, VOLUME_BYTES)?;
-        let mut cluster = cluster_on(&volumes, media.len())?;
+        let cluster = cluster_on(media, media.len())?;
         cluster.start()?;
         cluster.load().more(10)?;
         for _ in 0..CUTS_OF_A_CLUSTER.min(cuts - made) {
             let victims = victims(&cluster, made, &mut dice)?;
-            cut(&mut volumes, &mut cluster, &victims, &mut counts, &mut dice)?;
+            cut(&cluster, &victims, &mut counts, &mut dice)?;
             cluster.judge(victims[dice.one_of(victims.len())])?;
             made += 1;
         }
@@ -168,7 +181,7 @@ fn members_whose_power_is_cut_lose_nothing_and_come_back() -> Result<(), Trouble
     }
     cut_and_judge("members of three", cuts(), &media(), |cluster, round, dice| {
         // The leader, somebody, two of them, all.
-        let first = if round % 4 == 0 { cluster.leader()? } else { dice.one_of(3) };
+        let first = if round % 4 == 0 { cluster.await_leader(LIMIT)?.0 } else { dice.one_of(3) };
         let many = [1, 1, 2, 3][usize::try_from(round % 4).expect("it is small")];
         Ok((0..many).map(|i| (first + i) % 3).collect())
     })
@@ -194,22 +207,20 @@ fn a_cluster_whose_power_is_cut_while_it_is_founded_is_founded_later() -> Result
     let rounds = cuts().div_ceil(4);
     let (mut dice, mut counts) = (dice(rounds), Counts::default());
     for round in 0..rounds {
-        let mut volumes = Volumes::make(&media(), VOLUME_BYTES)?;
-        let mut cluster = cluster_on(&volumes, 3)?;
+        let cluster = cluster_on(&media(), 3)?;
         let many = if round % 2 == 0 { 3 } else { 1 };
         let first = dice.one_of(3);
         let victims: Vec<usize> = (0..many).map(|i| (first + i) % 3).collect();
-        let switch = volumes.switch(&victims)?;
+        let switch = switch(&cluster, &victims)?;
         for member in 0..3 {
-            cluster.spawn(member, None)?;
+            cluster.spawn(member)?;
         }
         // At a random moment: nothing says when a member is half way through.
         thread::sleep(Duration::from_millis(dice.below(FOUNDED_WITHIN_MS)));
         counts.cut(switch, &victims)?;
-        counts.noticed += cluster.bury(&victims)?;
-        volumes.again(&victims)?;
+        counts.noticed += again(&cluster, &victims)?;
         for victim in &victims {
-            cluster.spawn(*victim, None)?;
+            cluster.spawn(*victim)?;
         }
         (0..3).try_for_each(|member| cluster.join(member))?;
         cluster.load().more(10)?;
@@ -224,17 +235,15 @@ fn a_member_whose_disk_dies_stops_by_itself_and_the_others_go_on() -> Result<(),
     if !is_possible() {
         return Ok(());
     }
-    let mut volumes = Volumes::make(&media(), VOLUME_BYTES)?;
-    let mut cluster = cluster_on(&volumes, 3)?;
+    let cluster = cluster_on(&media(), 3)?;
     cluster.start()?;
-    for victim in [cluster.leader()?, 0, 1, 2] {
+    for victim in [cluster.await_leader(LIMIT)?.0, 0, 1, 2] {
         cluster.load().more(20)?;
-        volumes.switch(&[victim])?.cut()?;
+        switch(&cluster, &[victim])?.cut()?;
         let why = cluster.process(victim).stopped()?;
         assert!(why.contains("the disk failed to"), "m{victim}: {why}");
         cluster.load().more(20)?;
-        cluster.bury(&[victim])?;
-        volumes.again(&[victim])?;
+        again(&cluster, &[victim])?;
         cluster.restart(victim)?;
         cluster.judge(victim)?;
     }

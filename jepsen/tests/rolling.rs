@@ -8,6 +8,8 @@
 
 use std::time::Duration;
 
+use bowline_jepsen::fleet::Setup;
+use bowline_jepsen::process::LIMIT;
 use bowline_jepsen::{Cluster, Trouble, number_in};
 
 const NODE: &str = env!("CARGO_BIN_EXE_jepsen-node");
@@ -17,18 +19,18 @@ const ELECTION: Duration = Duration::from_secs(3);
 
 #[test]
 fn a_rolling_restart_costs_at_most_one_election_each_and_no_write() -> Result<(), Trouble> {
-    let mut cluster = Cluster::new(NODE, 3)?.election_timeout(ELECTION);
+    let cluster = Cluster::of(NODE, Setup { election: ELECTION, ..Cluster::usual(3) })?;
     cluster.start()?;
     cluster.load().more(20)?;
     let (mut handed_over, mut elections) = (0, 0);
     for round in 0..number_in("BOWLINE_ROLLING_ROUNDS").unwrap_or(2) {
         for member in 0..cluster.members() {
-            let (before, leader) = cluster.term()?;
-            cluster.process(member).stop()?;
+            let (leader, before) = cluster.await_leader(LIMIT)?;
+            cluster.stop(member)?;
             cluster.load().more(10)?;
             cluster.restart(member)?;
             cluster.load().more(10)?;
-            let (after, _) = cluster.term()?;
+            let (_, after) = cluster.await_leader(LIMIT)?;
             let allowed = u64::from(leader == member);
             assert!(
                 after - before <= allowed,

@@ -40,8 +40,8 @@ pub(super) const ALL: Kind = Kind {
     make: || Box::new(Power::of(Whom::All)),
 };
 
-/// A member's file system: ext4 on a disk that forgets what was not flushed.
-const VOLUME: (Medium, u64) = (Medium::Cached, 320 << 20);
+/// A member's file system: on a disk that forgets what was not flushed.
+const VOLUME_BYTES: u64 = 320 << 20;
 
 /// How long a process lives on at most, in milliseconds, beside a disk without power.
 const LINGERS_MS: u64 = 200;
@@ -59,7 +59,7 @@ impl Power {
 
 impl Nemesis for Power {
     fn prepare(&self, setup: &mut Setup) {
-        setup.volumes = Some(VOLUME);
+        setup.volumes = Some((vec![Medium::Cached], VOLUME_BYTES));
     }
 
     fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
