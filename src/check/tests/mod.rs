@@ -3,9 +3,11 @@
 
 mod cycles;
 mod fixtures;
+mod holds;
 mod judged;
 mod limits;
 mod oracle;
 mod page;
 mod small;
 mod total;
+mod watch;

@@ -73,6 +73,15 @@ struct Choosing<'o, 'a> {
     made: Vec<Option<u64>>,
     /// The free revisions that are used.
     used: HashSet<u64, Fixed>,
+    /// Changes that must have made some revision, from one up to another.
+    needed: Vec<Needed>,
+}
+
+struct Needed {
+    place: usize,
+    from: u64,
+    /// From here on it is too late.
+    late: [Quiet; 1],
 }
 
 impl<'a> Chosen<'a> {
@@ -84,7 +93,8 @@ impl<'a> Chosen<'a> {
         }
         let made = vec![None; order.unsure.len()];
         let (rows, pins, used) = (rows(order), BTreeMap::new(), HashSet::default());
-        let mut choosing = Choosing { order, gaps, rows, pins, made, used };
+        let needed = Vec::new();
+        let mut choosing = Choosing { order, gaps, rows, pins, made, used, needed };
         choosing.find_pins()?;
         choosing.set_pins()?;
         for row in 0..choosing.rows.len() {
@@ -378,6 +388,10 @@ impl<'a> Choosing<'_, 'a> {
             choices += usize::from(self.condition(*place).is_some());
             best = best.or(free.map(|gap| (gap, *place)));
         }
+        if let Some((_, place)) = best {
+            let late = [Quiet { from: to + 1, to: u64::MAX }];
+            self.needed.push(Needed { place, from, late });
+        }
         if choices > 1 || best.is_none() && choices > 0 {
             self.rows[row].guessed = true;
         }
@@ -395,17 +409,23 @@ impl<'a> Choosing<'_, 'a> {
             let mut spare: Vec<Spare> = left
                 .map(|place| {
                     let first = self.unsure(*place).first;
-                    Spare { place: *place, first, is_sure: self.condition(*place).is_none() }
+                    let is_sure = self.condition(*place).is_none();
+                    Spare { place: *place, first, is_sure, has: None }
                 })
                 .collect();
             spare.sort_by_key(|spare| (spare.first, spare.place));
             pools.push(Pool { spare, quiet: &row.quiet });
         }
+        for Needed { place, from, late } in &self.needed {
+            let (first, has) = (self.unsure(*place).first.max(*from), self.made[*place]);
+            let spare = vec![Spare { place: *place, first, is_sure: true, has }];
+            pools.push(Pool { spare, quiet: late });
+        }
         let spares: usize = pools.iter().map(|pool| pool.spare.len()).sum();
         match super::spare::matched(&free, &pools) {
             Ok(matched) => {
                 for (gap, place) in matched {
-                    self.make(gap, place);
+                    self.made[place] = Some(gap);
                 }
             }
             Err(None) => return Err(ambiguous(order)),

@@ -46,6 +46,8 @@ pub(super) struct Spare {
     pub(super) first: u64,
     /// Whether it certainly changes the store when it takes effect.
     pub(super) is_sure: bool,
+    /// A revision that it has, and that it only leaves for another one.
+    pub(super) has: Option<u64>,
 }
 
 impl Pool<'_> {
@@ -66,10 +68,11 @@ struct Matching<'p> {
     looks: u64,
 }
 
-/// A change for each of the free revisions, which are in order. The error is a revision for which none is left, whatever
+/// A change for each of the free revisions, which are in order, and for those that some have. The error is a revision for which none is left, whatever
 /// is chosen; or nothing, if nobody knows.
 pub(super) fn matched(free: &[u64], pools: &[Pool<'_>]) -> Result<Vec<(u64, usize)>, Option<u64>> {
-    let made = pools.iter().map(|pool| vec![None; pool.spare.len()]).collect();
+    let has = |pool: &Pool<'_>| pool.spare.iter().map(|spare| spare.has).collect();
+    let made = pools.iter().map(has).collect();
     let mut matching = Matching { pools, made, looks: 0 };
     for revision in matching.take_from_the_fullest(free) {
         matching.make_room(revision)?;
@@ -99,7 +102,7 @@ impl Matching<'_> {
     fn take_from_the_fullest(&mut self, free: &[u64]) -> Vec<u64> {
         let mut coming: Vec<(u64, Member)> = Vec::new();
         for (number, pool) in self.pools.iter().enumerate() {
-            let members = pool.spare.iter().enumerate();
+            let members = pool.spare.iter().enumerate().filter(|(_, spare)| spare.has.is_none());
             coming.extend(members.map(|(place, spare)| (spare.first, (number, place))));
         }
         coming.sort_unstable();

@@ -231,11 +231,11 @@ impl<'t> Session<'t> {
                 return self.fails(rule, all, why);
             }
             return if is_begun {
+                let torn = self.last.map_or(index, |(_, by, _)| by);
                 let why = format!(
-                    "{what}, and the stream of #{} tells only other changes of that revision",
+                    "{what}, and the stream of #{} tells only other changes of that revision, with #{torn}",
                     self.watch
                 );
-                let torn = self.last.map_or(index, |(_, by, _)| by);
                 self.fails("atomic", dedup([self.watch, by, torn]), why)
             } else {
                 let why = format!(

@@ -1,0 +1,144 @@
+//! The rules of holds against a look at every pair and every moment, on thousands of small random histories.
+
+use super::small::Random;
+use crate::check::intervals::{self, HoldCall, HoldKind, HoldReply, Holds};
+use crate::check::{History, Operation, Outcome, Value};
+
+/// How many histories are judged under each of the rules.
+const HISTORIES: u64 = 4_000;
+
+type Beliefs = History<HoldCall, HoldReply>;
+
+fn draw(random: &mut Random) -> Beliefs {
+    let mut token = 0;
+    let mut at = 0;
+    let holds = 2 + random.below(4);
+    let hold = |_| {
+        at += random.below(8);
+        token += random.below(4);
+        let kind = match random.below(4) {
+            0 | 1 => HoldKind::Write,
+            2 => HoldKind::Read,
+            _ => HoldKind::Permits(1 + random.below(2)),
+        };
+        let owner = Value::from(random.below(3) as i64);
+        let told = (random.below(5) > 0).then_some(token + 1 - random.below(2));
+        let end = at + random.below(6);
+        let call = HoldCall::Hold { owner, kind, token: told };
+        match random.below(8) {
+            0 => Operation::unknown(at, call),
+            1 => Operation::failed(at, call),
+            _ => Operation::ok(at, end, call, HoldReply { lost: random.below(3) == 0 }),
+        }
+    };
+    (0..holds).map(hold).collect()
+}
+
+/// Begin, end, and whether it was lost, of a hold that was believed in.
+fn span(operation: &Operation<HoldCall, HoldReply>) -> Option<(i128, i128, bool)> {
+    let begin = i128::from(operation.invoked.0);
+    match operation.outcome {
+        Outcome::Failed { .. } => None,
+        Outcome::Unknown { .. } => Some((begin, begin, false)),
+        Outcome::Ok { at, reply } => Some((begin, i128::from(at.0), reply.lost)),
+    }
+}
+
+/// Whether all rules hold, pair by pair and moment by moment.
+fn is_fine(rules: &Holds, history: &Beliefs) -> bool {
+    let slack = i128::from(rules.slack);
+    let delay = i128::from(rules.lock_delay) * i128::from(100 - rules.drift_percent) / 100;
+    let delay = (delay - slack).max(0);
+    for (index, first) in history.iter().enumerate() {
+        for (other, second) in history.iter().enumerate() {
+            let (Some(one), Some(two)) = (span(first), span(second)) else { continue };
+            let HoldCall::Hold { owner, kind, token } = &first.call;
+            let HoldCall::Hold { owner: rival, kind: how, token: told } = &second.call;
+            if index == other || *kind != HoldKind::Write && *how != HoldKind::Write {
+                continue;
+            }
+            let is_shared = rules.is_reentrant && owner == rival;
+            if !is_shared && one.0 + slack < two.1 && two.0 + slack < one.1 {
+                return false;
+            }
+            if let (Some(token), Some(told)) = (token, told)
+                && !is_shared
+                && one.0 + slack < two.0
+                && told <= token
+            {
+                return false;
+            }
+            let is_both = *kind == HoldKind::Write && *how == HoldKind::Write;
+            if let (Some(token), Some(told)) = (token, told)
+                && is_shared
+                && is_both
+                && (one.0, index) < (two.0, other)
+                && told < token
+            {
+                return false;
+            }
+            let is_later = (one.0, index) < (two.0, other);
+            if one.2 && is_later && two.0 < one.1 + delay {
+                return false;
+            }
+        }
+    }
+    // Twice each moment, so that what lies between two is looked at.
+    (0..200).all(|at| {
+        let held = |operation: &Operation<HoldCall, HoldReply>| match operation.call {
+            HoldCall::Hold { kind: HoldKind::Permits(permits), .. } => span(operation)
+                .filter(|(begin, end, _)| {
+                    end - begin > slack && begin * 2 + slack <= at && at < end * 2 - slack
+                })
+                .map_or(0, |_| permits),
+            HoldCall::Hold { .. } => 0,
+        };
+        history.iter().map(held).sum::<u64>() <= rules.permits
+    })
+}
+
+fn judge(rules: Holds) {
+    let (mut fine, mut broken) = (0, 0);
+    for seed in 0..HISTORIES {
+        let history = draw(&mut Random(seed * 1_000_003));
+        let verdict = intervals::holds(&rules, &history);
+        let told = || format!("seed {seed}: {verdict}\n{history:#?}");
+        assert_eq!(verdict.is_ok(), is_fine(&rules, &history), "{}", told());
+        let Some(reason) = verdict.violation() else {
+            fine += 1;
+            continue;
+        };
+        broken += 1;
+        // They alone are a violation, and none can be spared.
+        let kept = |but: Option<usize>| {
+            let kept = reason.operations.iter().filter(|index| Some(**index) != but);
+            kept.map(|index| history[*index].clone()).collect::<Beliefs>()
+        };
+        assert!(!is_fine(&rules, &kept(None)), "{}", told());
+        for index in &reason.operations {
+            assert!(is_fine(&rules, &kept(Some(*index))), "#{index} can be spared: {}", told());
+        }
+    }
+    assert!(fine * 10 >= HISTORIES && broken * 10 >= HISTORIES, "{fine} fine, {broken} broken");
+}
+
+#[test]
+fn holds_are_judged_pair_by_pair() {
+    judge(Holds { permits: 2, ..Holds::default() });
+}
+
+#[test]
+fn reentrant_holds_are_judged_pair_by_pair() {
+    judge(Holds { is_reentrant: true, permits: 2, ..Holds::default() });
+}
+
+#[test]
+fn holds_by_clocks_that_differ_are_judged_pair_by_pair() {
+    judge(Holds { slack: 2, permits: 2, ..Holds::default() });
+}
+
+#[test]
+fn holds_after_a_lock_delay_are_judged_pair_by_pair() {
+    let delayed = Holds { lock_delay: 6, drift_percent: 50, ..Holds::default() };
+    judge(Holds { slack: 1, permits: 2, ..delayed });
+}

@@ -1,0 +1,208 @@
+//! Random runs of a store and its streams, which pass; and the same with one fault, which do not.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::small::Random;
+use crate::check::watch::{self, Event, Keys, Kind, Received, Watch, WatchCall, WatchReply};
+use crate::check::{History, Operation, Outcome, Value};
+
+/// How many runs are judged.
+const RUNS: u64 = 2_000;
+
+type Recorded = History<WatchCall, WatchReply>;
+
+/// A run without a fault: changes, some of them of unknown outcome, and streams, some of them cut off and resumed.
+fn run(random: &mut Random) -> Recorded {
+    let mut history = Recorded::new();
+    let mut rows: BTreeMap<Arc<str>, (Value, u64)> = BTreeMap::new();
+    // Each revision's events, in full.
+    let mut events: Vec<Vec<Event>> = Vec::new();
+    for number in 0..6 + random.below(6) {
+        let revision = events.len() as u64 + 2;
+        let mut touched: Vec<Arc<str>> = Vec::new();
+        for key in ["a", "b", "c"] {
+            if random.below(3) == 0 {
+                touched.push(key.into());
+            }
+        }
+        let mut made = Vec::new();
+        for key in touched {
+            let value = match rows.contains_key(&key) && random.below(4) == 0 {
+                true => None,
+                false => Some(Value::from((number * 10) as i64)),
+            };
+            let before = rows.get(&key).cloned();
+            let created = before.as_ref().map_or(revision, |(_, created)| *created);
+            match &value {
+                Some(value) => drop(rows.insert(key.clone(), (value.clone(), created))),
+                None => drop(rows.remove(&key)),
+            }
+            let created = value.is_some().then_some(created);
+            let previous = Some(before.map(|(value, _)| value));
+            made.push(Event { revision, key, value, previous, created });
+        }
+        if made.is_empty() {
+            continue;
+        }
+        let rows = made.iter().map(|event| (event.key.clone(), event.value.clone())).collect();
+        let (at, call) = (number, WatchCall::Change { rows });
+        history.push(match random.below(5) {
+            0 => Operation::unknown(at, call),
+            _ => Operation::ok(at, at + 5, call, WatchReply::Changed { revision }),
+        });
+        events.push(made);
+    }
+    // One that sees it all, so that nothing stays unknown.
+    tell(random, &mut history, &events, "all", Keys::Range("a".into(), None), None);
+    for stream in ["u", "v"] {
+        let keys = match random.below(3) {
+            0 => Keys::One("a".into()),
+            1 => Keys::Range("a".into(), Some("c".into())),
+            _ => Keys::Range("b".into(), None),
+        };
+        let only = match random.below(4) {
+            0 => Some(Kind::Put),
+            1 => Some(Kind::Delete),
+            _ => None,
+        };
+        tell(random, &mut history, &events, stream, keys, only);
+    }
+    history
+}
+
+fn tell(
+    random: &mut Random,
+    history: &mut Recorded,
+    events: &[Vec<Event>],
+    stream: &str,
+    keys: Keys,
+    only: Option<Kind>,
+) {
+    let is_all = stream == "all";
+    let last = events.len() as u64 + 1;
+    let start = if is_all { 2 } else { 2 + random.below(3) };
+    let stream: Arc<str> = stream.into();
+    let mut at = 100;
+    let watch = |start| WatchCall::Watch {
+        stream: stream.clone(),
+        keys: keys.clone(),
+        start: Some(start),
+        only,
+    };
+    let receive = WatchCall::Receive { stream: stream.clone() };
+    let mut say = |history: &mut Recorded, received| {
+        at += 1;
+        let reply = WatchReply::Received(received);
+        history.push(Operation::ok(at, at, receive.clone(), reply));
+    };
+    history.push(Operation::ok(100, 100, watch(start), WatchReply::Watching { at: None }));
+    let mut batch: Vec<Event> = Vec::new();
+    for (place, made) in events.iter().enumerate() {
+        let revision = place as u64 + 2;
+        if revision < start {
+            continue;
+        }
+        let asked = made.iter().filter(|event| {
+            keys.contains(&event.key) && only.is_none_or(|only| only == event.kind())
+        });
+        batch.extend(asked.cloned());
+        match random.below(4) {
+            0 if !batch.is_empty() => {
+                let events = std::mem::take(&mut batch);
+                say(history, Received::Events { events, more: false });
+            }
+            1 if batch.len() > 1 && batch[0].revision < revision => {
+                // In two, perhaps in the midst of a revision.
+                let rest = batch.split_off(1);
+                let more = rest[0].revision == batch[0].revision;
+                let events = std::mem::replace(&mut batch, rest);
+                say(history, Received::Events { events, more });
+            }
+            2 if batch.is_empty() => say(history, Received::Progress(revision)),
+            _ => {}
+        }
+    }
+    if !batch.is_empty() {
+        say(history, Received::Events { events: batch, more: false });
+    }
+    say(history, Received::Progress(last));
+}
+
+/// Spoils one message of what was told; what is done to it is a fault in any case. `None` if it does not apply.
+fn spoil(random: &mut Random, history: &mut Recorded) -> Option<&'static str> {
+    let known: Vec<u64> = history
+        .iter()
+        .filter_map(|operation| match operation.outcome {
+            Outcome::Ok { reply: WatchReply::Changed { revision }, .. } => Some(revision),
+            _ => None,
+        })
+        .collect();
+    let told: Vec<usize> = (0..history.len())
+        .filter(|index| {
+            matches!(
+                &history[*index].outcome,
+                Outcome::Ok { reply: WatchReply::Received(Received::Events { .. }), .. }
+            )
+        })
+        .collect();
+    if told.is_empty() {
+        return None;
+    }
+    let index = told[random.below(told.len() as u64) as usize];
+    let Outcome::Ok { reply: WatchReply::Received(Received::Events { events, more }), .. } =
+        &mut history[index].outcome
+    else {
+        return None;
+    };
+    let place = random.below(events.len() as u64) as usize;
+    Some(match random.below(6) {
+        0 => {
+            let again = events[place].clone();
+            events.push(again);
+            "told twice"
+        }
+        // Of another one, nobody might know.
+        1 if known.contains(&events[place].revision) => {
+            events.remove(place);
+            "left out"
+        }
+        2 => {
+            events[place].value = Some(Value::from("nobody's"));
+            "another value"
+        }
+        3 => {
+            events[place].previous = Some(Some(Value::from("nobody's")));
+            "another value before"
+        }
+        4 if place > 0 && events[place].revision > events[place - 1].revision => {
+            events.swap(place, place - 1);
+            "in another order"
+        }
+        5 if *more => {
+            *more = false;
+            "torn"
+        }
+        _ => return None,
+    })
+}
+
+#[test]
+fn a_run_passes_and_with_one_fault_it_does_not() {
+    let mut spoilt: BTreeMap<&str, u64> = BTreeMap::new();
+    for seed in 0..RUNS {
+        let random = &mut Random(seed * 1_000_003);
+        let mut history = run(random);
+        let verdict = watch::check(&Watch::default(), &history);
+        assert!(verdict.is_ok(), "seed {seed}: {verdict}\n{history:#?}");
+        let Some(fault) = spoil(random, &mut history) else { continue };
+        let verdict = watch::check(&Watch::default(), &history);
+        let Some(reason) = verdict.violation() else {
+            panic!("seed {seed}: {fault}, and {verdict}\n{history:#?}");
+        };
+        let told = reason.operations.iter().any(|index| reason.why.contains(&format!("#{index}")));
+        assert!(told, "seed {seed}: {reason}");
+        *spoilt.entry(fault).or_default() += 1;
+    }
+    assert!(spoilt.len() == 6 && spoilt.values().all(|count| *count > 10), "{spoilt:?}");
+}
