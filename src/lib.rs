@@ -61,6 +61,10 @@ pub mod model;
 
 #[cfg(feature = "check")]
 pub mod check;
+#[cfg(feature = "mutants")]
+pub mod mutant;
+#[cfg(not(feature = "mutants"))]
+mod mutant;
 mod recipes;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;

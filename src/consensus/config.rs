@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::env::Entropy;
 use crate::model::{Members, NodeId};
+use crate::mutant::{self, Mutant};
 
 use super::fault::ConsensusFault;
 
@@ -83,9 +84,12 @@ impl ConsensusConfig {
             applied,
             max_size_per_msg: self.append_bytes_max,
             max_inflight_msgs: self.inflight_max,
-            check_quorum: true,
-            pre_vote: true,
-            read_only_option: raft::ReadOnlyOption::Safe,
+            check_quorum: !mutant::is(Mutant::M33),
+            pre_vote: !mutant::is(Mutant::M34),
+            read_only_option: match mutant::is(Mutant::M08) {
+                false => raft::ReadOnlyOption::Safe,
+                true => raft::ReadOnlyOption::LeaseBased,
+            },
             // Followers learn of a commit at once: their callers wait for it.
             skip_bcast_commit: false,
             batch_append: true,

@@ -41,6 +41,8 @@ mod membership;
 mod round;
 mod snapshot;
 mod status;
+#[cfg(any(test, feature = "sim"))]
+mod vote;
 
 mod cache;
 mod drain;
@@ -55,6 +57,8 @@ pub(crate) use membership::member_change;
 pub(crate) use round::RoundId;
 pub(crate) use snapshot::{Offer, Stepped, Taken};
 pub(crate) use status::{PeerState, PeerStatus, Role};
+#[cfg(any(test, feature = "sim"))]
+pub(crate) use vote::Vote;
 
 #[cfg(test)]
 mod tests;

@@ -5,6 +5,7 @@
 //! own proof opens it. There is no other way to what is inside, so a message that leaves too early
 //! cannot be written by mistake.
 
+use crate::mutant::{self, Mutant};
 use crate::wal::Durable;
 
 /// Something that may leave when a certain group is durable.
@@ -26,7 +27,7 @@ impl<T> Sealed<T> {
     /// since the start: only what speaks of recovered state opens.
     pub(super) fn open(self, proof: Option<&Durable>) -> Result<T, Self> {
         let proven = proof.map_or(0, Durable::number);
-        if self.group <= proven { Ok(self.inside) } else { Err(self) }
+        if self.group <= proven || mutant::is(Mutant::M02) { Ok(self.inside) } else { Err(self) }
     }
 }
 

@@ -27,6 +27,7 @@ use crate::model::{
     AckWindow, DeleteReply, Incarnation, KeyValue, LifeRow, NodeId, Outcome, PutReply, RangeReply,
     Refusal, Reply, RequestId, TxnReply, TxnResult,
 };
+use crate::mutant::{self, Mutant};
 
 /// How many requests of one node, from its lowest open one up, are told apart.
 pub(super) const WINDOW: u64 = 1 << 16;
@@ -102,7 +103,9 @@ impl Answers {
         if life.incarnation != id.incarnation || life.open.is_closed(id.seq) {
             return Verdict::Closed;
         }
-        if let Some(outcome) = life.answers.get(&id.seq) {
+        if let Some(outcome) = life.answers.get(&id.seq)
+            && !mutant::is(Mutant::B28)
+        {
             return Verdict::Answered(outcome.clone());
         }
         if id.seq - life.open.lowest_open() >= WINDOW {

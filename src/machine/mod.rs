@@ -80,6 +80,7 @@ use crate::model::{
     PutLease, PutReply, PutValue, Refusal, Reply, RequestId, Revision, RevokeReply, SessionInfo,
     StateHead, Term, Txn, TxnReply, TxnResult,
 };
+use crate::mutant::{self, Mutant};
 
 /// What every command must satisfy to be executed, whatever limits the members are configured with:
 /// keys are not empty, no key is written twice, and nesting ends before the stack does. The sizes
@@ -601,6 +602,9 @@ impl Machine {
             deleted += 1;
         }
         self.commit(turn, mutation);
+        if mutant::is(Mutant::M28) {
+            turn.done.changes.pop();
+        }
         turn.done.leases.push(LeaseChange::Ended { id });
         Ok(Some(deleted))
     }
@@ -625,20 +629,22 @@ impl Machine {
     pub fn image(&self) -> Image {
         let (shared, digest) = (self.store.shared(), self.digest());
         let leases = shared.leases();
+        let without = |part: Mutant| mutant::is(part);
         let head = StateHead {
             version: self.version,
             index: self.applied,
             term: self.term,
             revision: self.store.revision(),
-            compacted: self.store.compacted(),
+            compacted: self.store.compacted().filter(|_| !without(Mutant::M18c)),
             past: self.store.past(),
-            next_lease: leases.next(),
+            next_lease: if without(Mutant::M18b) { 1 } else { leases.next() },
             members: Members::clone(&self.members),
             digest,
         };
-        let copy = leases.copy();
+        let copy = if without(Mutant::M18a) { Default::default() } else { leases.copy() };
         drop(leases);
-        Image::new(head, shared, copy, self.answers.copy())
+        let answers = if without(Mutant::M16) { Default::default() } else { self.answers.copy() };
+        Image::new(head, shared, copy, answers)
     }
 
     /// A machine made of the parts of another one, with everything published.

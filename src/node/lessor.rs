@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::model::{LeaseId, Moment};
+use crate::mutant::{self, Mutant};
 
 use super::settings::Drift;
 
@@ -63,6 +64,9 @@ impl Lessor {
         for (id, ttl) in leases {
             lessor.granted(id, ttl);
         }
+        if mutant::is(Mutant::M09) {
+            lessor.time += Duration::from_secs(2);
+        }
         lessor
     }
 
@@ -91,7 +95,7 @@ impl Lessor {
     /// A renewal has come, and a quorum has confirmed since that this node leads.
     pub(crate) fn renew(&mut self, id: LeaseId) -> Renewal {
         let Some(lease) = self.leases.get_mut(&id) else { return Renewal::Gone };
-        if lease.expiring {
+        if lease.expiring && !mutant::is(Mutant::M10) {
             return Renewal::Expiring;
         }
         self.deadlines.remove(&(lease.deadline, id));

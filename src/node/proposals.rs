@@ -16,6 +16,7 @@ use crate::codec::encoded_len_hint;
 use crate::model::{
     AckWindow, Command, Incarnation, Moment, NodeId, Outcome, Proposal, Refusal, Reply,
 };
+use crate::mutant::{self, Mutant};
 
 use super::answer::{CallError, CallResult, ReplyTo, StopReason};
 use super::inbox::Write;
@@ -151,6 +152,13 @@ impl Proposals {
             }
             self.sent.push_back((now, seq));
             bytes += encoded_len_hint(&open.command);
+            let seq = if mutant::is(Mutant::M39) && open.attempts > 1 {
+                self.next += 1;
+                self.spans.push(self.next - 1);
+                self.next - 1
+            } else {
+                seq
+            };
             requests.push((seq, open.command.clone()));
         }
         if requests.is_empty() {
@@ -272,8 +280,10 @@ impl Proposals {
             if deadline > now {
                 break;
             }
-            let deadline =
-                |open: &Open| Err(CallError::Deadline { maybe_applied: open.maybe_applied });
+            let deadline = |open: &Open| {
+                let maybe_applied = open.maybe_applied && !mutant::is(Mutant::M38);
+                Err(CallError::Deadline { maybe_applied })
+            };
             closed.extend(self.close(seq, deadline));
         }
         closed

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use crate::consensus::RoundId;
 use crate::model::{Incarnation, LeaseId, LogIndex, Moment, NodeId};
+use crate::mutant::{self, Mutant};
 
 use super::answer::{CallError, ReplyTo, StopReason};
 use super::lease_calls::LeaseQuestion;
@@ -159,6 +160,11 @@ impl Rounds {
 
     /// A question came.
     pub(crate) fn join(&mut self, asker: Asker) {
+        if mutant::is(Mutant::B29)
+            && let Some(mut under_way) = self.flying.last_entry()
+        {
+            return under_way.get_mut().1.push(asker);
+        }
         if self.pending.len() < PENDING_MAX {
             self.pending.push(asker);
         }
@@ -169,7 +175,7 @@ impl Rounds {
         if self.pending.is_empty() || self.flying.len() >= FLYING_MAX {
             return None;
         }
-        self.counter += 1;
+        self.counter += u64::from(!mutant::is(Mutant::M07) || self.flying.is_empty());
         self.flying.insert(self.counter, (now, std::mem::take(&mut self.pending)));
         Some(RoundId { node: self.node, incarnation: self.incarnation, counter: self.counter })
     }

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::model::{Command, LeaseId, Moment, Refusal, SessionInfo};
+use crate::mutant::{self, Mutant};
 
 use super::answer::{CallError, CallResult, ReplyTo};
 use super::session::{
@@ -45,7 +46,8 @@ pub(crate) struct SessionOpening {
 impl SessionOpening {
     /// What makes its lease, which lives for whole milliseconds: never shorter than it was asked for.
     pub(super) fn command(&self) -> Command {
-        let millis = self.ttl.saturating_add(self.delay).as_nanos().div_ceil(1_000_000);
+        let delay = if mutant::is(Mutant::B09) { Duration::ZERO } else { self.delay };
+        let millis = self.ttl.saturating_add(delay).as_nanos().div_ceil(1_000_000);
         let ttl = Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
         Command::Grant { id: None, ttl, session: Some(self.info.clone()) }
     }
@@ -260,6 +262,7 @@ impl Sessions {
     /// The leader has answered. Says what became of those that were to be resumed.
     pub(crate) fn renewed(&mut self, round: u64, renewed: &[LeaseId], now: Moment) -> Vec<Resumed> {
         let Some((sent, asked)) = self.asked.remove(&round) else { return Vec::new() };
+        let sent = if mutant::is(Mutant::B21) { now } else { sent };
         let mut resumed = Vec::new();
         for lease in renewed.iter().filter(|lease| asked.contains(lease)) {
             if let Some(kept) = self.sessions.get_mut(lease) {
@@ -299,7 +302,8 @@ impl Sessions {
         let mut revoke = Vec::new();
         self.sessions.retain(|lease, kept| match kept.state.notice(now, self.drift) {
             Standing::Ended(why) => {
-                revoke.extend((kept.own && why == SessionEnd::NotRenewed).then_some(*lease));
+                let is_ours = kept.own || mutant::is(Mutant::B23);
+                revoke.extend((is_ours && why == SessionEnd::NotRenewed).then_some(*lease));
                 false
             }
             Standing::Confirmed(_) | Standing::Overdue(_) => true,

@@ -14,8 +14,9 @@ use crate::env::Env;
 use crate::machine::{Change, Reader};
 use crate::metrics::{Meters, RequestKind};
 use crate::model::{
-    Command, LeaseId, MemberWish, Moment, NodeId, Reply, Revision, SessionInfo, SnapshotId,
+    Command, LeaseId, MemberWish, Moment, NodeId, Reply, Revision, SessionInfo, SnapshotId, Txn,
 };
+use crate::mutant::{self, Mutant};
 use crate::watch::Hub;
 
 use super::answer::{CallError, CallResult, ReplyTo, StopReason};
@@ -231,8 +232,21 @@ impl Shared {
         })?;
         tracing::trace!(parent: &story.span, bytes, "let in");
         let span = story.span.clone();
+        let command = match mutant::is(Mutant::M36) {
+            false => command,
+            true => self.judged_here(command),
+        };
         self.push(Input::Write(Write { command, deadline, bytes, reply, story }));
         Ok(span)
+    }
+
+    /// For a mutant: a transaction without its conditions, which are judged here and now.
+    fn judged_here(&self, command: Command) -> Command {
+        let Command::Txn(Txn { compares, success, failure }) = command else { return command };
+        let held = self.reader.read_txn(&Txn { compares, ..Txn::default() });
+        let holds = held.is_ok_and(|reply| reply.succeeded);
+        let success = if holds { success } else { failure };
+        Command::Txn(Txn { success, ..Txn::default() })
     }
 
     /// What admission counts for a command that may come in.

@@ -11,6 +11,7 @@ use bytes::Bytes;
 
 use crate::machine::Change;
 use crate::model::{Event, EventKind, KeyValue, LeaseId, Moment, Revision};
+use crate::mutant::{self, Mutant};
 use crate::node::{ReplyTo, SessionState, Shared};
 
 use super::error::{LockError, Loss};
@@ -280,7 +281,8 @@ impl Book {
     }
 
     fn is_its_turn(&self, place: &Place, keys: &[Bytes], since: Revision) -> bool {
-        place.prefixes.iter().zip(keys).all(|(prefix, key)| {
+        let locks = if mutant::is(Mutant::B06) { 1 } else { keys.len() };
+        place.prefixes.iter().zip(keys).take(locks).all(|(prefix, key)| {
             let queue = self.lines.get(prefix).and_then(|line| line.queue.as_ref());
             queue.is_some_and(|queue| queue.may_hold(&(since, key.clone())))
         })
@@ -294,7 +296,10 @@ impl Book {
         since: Revision,
         acts: &mut Acts,
     ) {
-        let granted = shared.reader.revision();
+        let granted = match mutant::is(Mutant::M25) {
+            false => shared.reader.revision(),
+            true => Revision(place.session.lease.get()),
+        };
         let is_contended = place.prefixes.iter().any(|prefix| {
             let queue = self.lines.get(prefix).and_then(|line| line.queue.as_ref());
             queue.is_some_and(|queue| queue.len() > 1)

@@ -29,6 +29,7 @@ use tokio::sync::watch;
 
 use crate::api::{Client, Error, Watch};
 use crate::model::{EventKind, KeyRange, KeyValue, Revision};
+use crate::mutant::{self, Mutant};
 use crate::node::{CallError, StopReason};
 use crate::watch::WatchError;
 
@@ -302,6 +303,7 @@ impl<T> Inner<T> {
                         let rows = Arc::make_mut(&mut kept.view.rows);
                         match parsed {
                             Some(parsed) => drop(rows.insert(row.key, parsed)),
+                            None if mutant::is(Mutant::B18) => {}
                             None => drop(rows.remove(&row.key)),
                         }
                     }

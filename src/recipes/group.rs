@@ -17,6 +17,7 @@ use crate::api::{Client, Error, Session};
 use crate::model::{
     Compare, Event, EventKind, KeyRange, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Revision,
 };
+use crate::mutant::{self, Mutant};
 
 use super::call::Call;
 use super::chain::which_is_unknown;
@@ -292,7 +293,9 @@ impl GroupWatch {
     }
 
     fn left(&mut self, key: &Bytes) {
-        self.to_tell.extend(self.members.remove(key).map(GroupEvent::Left));
+        if !mutant::is(Mutant::B17) {
+            self.to_tell.extend(self.members.remove(key).map(GroupEvent::Left));
+        }
     }
 }
 

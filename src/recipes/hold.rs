@@ -15,6 +15,7 @@ use crate::model::{
     Command, Compare, Moment, Op, Put, PutLease, PutValue, Refusal, Reply, Revision, Txn, TxnReply,
     TxnResult,
 };
+use crate::mutant::{self, Mutant};
 use crate::node::{CallError, CallResult, ReplyTo, Shared, Standing};
 
 use super::error::Loss;
@@ -287,7 +288,7 @@ impl Hold {
     pub(crate) fn has_become(&mut self, rule: Rule, more_since: Option<Revision>) {
         let value = self.restated(rule);
         self.place.lock().value = value;
-        if let Some(revision) = more_since {
+        if let Some(revision) = more_since.filter(|_| !mutant::is(Mutant::B03)) {
             self.grant.token = Token { revision, hop: 0 };
         }
     }
@@ -594,7 +595,10 @@ impl GuardTxn {
         let Self { client, lines, place, turn, grant, txn, bound, items, deadline: timeout } = self;
         let is_any = !items.deliveries.is_empty();
         let txn = items.around(txn);
-        let still_held = grant.still_held(&place);
+        let mut still_held = grant.still_held(&place);
+        if mutant::is(Mutant::B27) {
+            still_held.clear();
+        }
         let txn = Txn { compares: still_held, success: vec![Op::Txn(txn)], failure: Vec::new() };
         if !txn.writes() {
             let call = txn.success.into_iter().fold(client.txn(), crate::api::TxnCall::then);

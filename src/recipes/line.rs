@@ -18,9 +18,10 @@ use bytes::Bytes;
 
 use crate::machine::Change;
 use crate::model::{
-    Command, Compare, KeyValue, LeaseId, Moment, Op, Put, PutLease, PutValue, Refusal, Reply,
-    Revision, Txn, TxnReply, TxnResult,
+    Command, Compare, KeyRange, KeyValue, LeaseId, Moment, Op, Put, PutLease, PutValue, Refusal,
+    Reply, Revision, Txn, TxnReply, TxnResult,
 };
+use crate::mutant::{self, Mutant};
 use crate::node::{
     CallError, CallResult, Follower, ReplyTo, SessionEnd, SessionState, Shared, StopReason,
 };
@@ -480,8 +481,10 @@ impl Parting {
             return leaving;
         }
         let mut compares = still_mine(key, self.since, lease).to_vec();
-        compares.extend(still_mine(heir, row.create_revision, heir_lease));
-        compares.push(Compare::mod_revision(heir.clone()).eq(row.mod_revision));
+        if !mutant::is(Mutant::B19) {
+            compares.extend(still_mine(heir, row.create_revision, heir_lease));
+            compares.push(Compare::mod_revision(heir.clone()).eq(row.mod_revision));
+        }
         let taken = Put {
             key: key.clone(),
             value: PutValue::Set(row.value),
@@ -498,9 +501,13 @@ impl Parting {
         let mut parts: Vec<Txn> = self
             .keys
             .iter()
+            .take(if mutant::is(Mutant::B07) { 1 } else { self.keys.len() })
             .map(|key| Txn {
                 compares: still_mine(key, self.since, lease).to_vec(),
-                success: vec![Op::delete(key.clone())],
+                success: vec![match mutant::is(Mutant::M26) {
+                    false => Op::delete(key.clone()),
+                    true => Op::delete(KeyRange::prefix(parent(key).unwrap_or_default().to_vec())),
+                }],
                 failure: Vec::new(),
             })
             .collect();

@@ -29,6 +29,7 @@ use bytes::Bytes;
 use tokio::sync::Notify;
 
 use crate::model::{Compare, LeaseId, Moment, Op, Reply, Revision, Txn};
+use crate::mutant::{self, Mutant};
 use crate::node::{ReplyTo, SessionEnd, SessionState};
 
 use super::book::no_more;
@@ -395,7 +396,9 @@ impl Place {
         }
         inner.holder = None;
         inner.heir = Some(heir);
-        turn.lose(Loss::HandedOver, acts);
+        if !mutant::is(Mutant::B08) {
+            turn.lose(Loss::HandedOver, acts);
+        }
         self.rest(&mut inner, reply, acts);
         true
     }
@@ -460,7 +463,8 @@ impl Place {
     pub(crate) fn pass_on(&self, turn: &Arc<Turn>, acts: &mut Acts) -> bool {
         let mut inner = self.lock();
         let Phase::Held { since, granted } = inner.phase else { return false };
-        let is_due = inner.is_held_by(turn) && inner.open_txns == 0 && !inner.turns.is_empty();
+        let is_quiet = inner.open_txns == 0 || mutant::is(Mutant::B24);
+        let is_due = inner.is_held_by(turn) && is_quiet && !inner.turns.is_empty();
         let is_plain = turn.cap.is_none() && self.session.ended().is_none();
         if !is_due || !is_plain || !self.may_pass(&mut inner) {
             return false;
@@ -541,12 +545,12 @@ impl Place {
             // When the outcome is known it is judged again.
             Phase::Entering | Phase::Gone => {}
             Phase::Waiting { since } => {
-                if inner.turns.is_empty() {
+                if inner.turns.is_empty() && !mutant::is(Mutant::B26) {
                     self.leave(inner, since, reply, acts);
                 }
             }
             // Who releases it waits for that; nobody else does.
-            Phase::Held { .. } if inner.open_txns > 0 => {
+            Phase::Held { .. } if inner.open_txns > 0 && !mutant::is(Mutant::B24) => {
                 inner.releasing.get_or_insert(reply);
             }
             Phase::Held { since, granted } => {
@@ -588,7 +592,7 @@ impl Place {
             return true;
         }
         inner.passes += 1;
-        inner.passes <= PASSES_MAX
+        inner.passes <= PASSES_MAX || mutant::is(Mutant::B25)
     }
 }
 

@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 
 use crate::model::Revision;
+use crate::mutant::{self, Mutant};
 
 /// Where a place stands: earlier comes first.
 pub(crate) type Rank = (Revision, Bytes);
@@ -146,11 +147,16 @@ impl Queue {
     /// Whether the place of this rank, which must be in the line, may hold.
     pub(crate) fn may_hold(&self, rank: &Rank) -> bool {
         let Some(rule) = self.places.get(rank) else { return false };
+        if mutant::is(Mutant::M27) {
+            return true;
+        }
         match rule {
             Rule::Alone | Rule::Write => {
                 self.places.first_key_value().map(|(r, _)| r) == Some(rank)
             }
-            Rule::Read => self.barring.first().is_none_or(|bar| bar > rank),
+            Rule::Read => {
+                self.barring.first().is_none_or(|bar| bar > rank) || mutant::is(Mutant::B01)
+            }
             Rule::Upgrade(of) => {
                 let mut line = self.places.iter();
                 let is_first = line.next().is_some_and(|(first, rule)| {
@@ -160,10 +166,12 @@ impl Queue {
                 // whatever bars them, and this bars those behind it.
                 is_first
                     && !self.barring.range(..rank).any(|bar| self.places[bar].is_upgrade())
-                    && line.next().is_none_or(|(_, rule)| *rule != Rule::Read)
+                    && (line.next().is_none_or(|(_, rule)| *rule != Rule::Read)
+                        || mutant::is(Mutant::B02))
             }
             Rule::Permits { limit, wants } => {
                 let (mut least, mut sum) = (*limit, u64::from(*wants));
+                sum -= u64::from(mutant::is(Mutant::B04) && *wants > 0);
                 for (_, before) in self.places.range(..rank) {
                     let Rule::Permits { limit, wants } = before else { return false };
                     least = least.min(*limit);

@@ -12,6 +12,7 @@ use thiserror::Error as ThisError;
 
 use crate::api::{Client, Error, Session};
 use crate::model::{Compare, KeyRange, KeyValue, Op};
+use crate::mutant::{self, Mutant};
 
 use super::call::{Call, Until};
 use super::error::{LockError, Loss};
@@ -158,8 +159,8 @@ impl RunOnce {
             let guard = guard.await??;
             // This node has applied what the holders before this one have done.
             Ok(match client.get(self.key.clone()).local().await? {
-                Some(row) => Turn::Done(row.value),
-                None => Turn::Mine(guard),
+                Some(row) if !mutant::is(Mutant::B16) => Turn::Done(row.value),
+                _ => Turn::Mine(guard),
             })
         };
         tokio::select! {
@@ -179,7 +180,8 @@ impl RunOnce {
     ) -> Result<Ran, RunOnceError<E>> {
         let missing = Compare::missing(self.key.clone());
         let put = Op::put(self.key.clone(), result.clone());
-        let txn = begun.txn().when(missing).then(put).deadline(until.left());
+        let missing = Some(missing).filter(|_| !mutant::is(Mutant::B16));
+        let txn = begun.txn().when_all(missing).then(put).deadline(until.left());
         match txn.commit().await {
             Ok(reply) if reply.succeeded => Ok(Ran { result, is_here: true }),
             // Somebody has put something there without running.

@@ -10,6 +10,7 @@ use crate::model::{
     Command, Compare, CompareOp, CompareTarget, KeyRange, KeyValue, Op, Put, PutLease, PutValue,
     Txn,
 };
+use crate::mutant::{self, Mutant};
 
 use super::call::{Call, Until};
 use super::error::LockError;
@@ -288,7 +289,9 @@ impl Permit {
                 };
                 let claim = self.txn().deadline(until.left()).when(is_first);
                 let claim = free.into_iter().fold(claim, |txn, key| {
-                    txn.when(Compare::missing(key.clone())).then_while_held(key, stamp.clone())
+                    let is_free = Some(Compare::missing(key.clone()));
+                    let is_free = is_free.filter(|_| !mutant::is(Mutant::B05));
+                    txn.when_all(is_free).then_while_held(key, stamp.clone())
                 });
                 claim.commit().await?;
             } else if !self.is_held() {

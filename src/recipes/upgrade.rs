@@ -23,6 +23,7 @@ use thiserror::Error as ThisError;
 use tokio::sync::oneshot;
 
 use crate::model::{Command, Compare, KeyValue, Moment, Op, Reply, Revision, Txn};
+use crate::mutant::{self, Mutant};
 use crate::node::{CallError, CallResult, ReplyTo, Shared};
 
 use super::error::LockError;
@@ -131,7 +132,9 @@ impl Upgrade {
         let bar = bar(read, &second)?;
         let mut txn = read.restating(Rule::Write);
         txn.compares.extend(second.conditions());
-        txn.compares.push(Compare::mod_revision(bar.key).eq(bar.mod_revision));
+        if !mutant::is(Mutant::B20) {
+            txn.compares.push(Compare::mod_revision(bar.key).eq(bar.mod_revision));
+        }
         txn.success.push(Op::delete(second.key().clone()));
         let back = read.restating(Rule::Read);
         let (sender, answer) = oneshot::channel();

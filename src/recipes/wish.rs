@@ -12,6 +12,7 @@ use bytes::Bytes;
 
 use crate::api::{Effect, Error, Session};
 use crate::model::{Moment, Revision};
+use crate::mutant::{self, Mutant};
 
 use super::call::after_pause;
 use super::error::{LockError, Loss};
@@ -225,7 +226,9 @@ impl Waits {
             Stage::Stands(_) | Stage::Holds(_) => {
                 // A grant is delivered only while the session is believed in.
                 let now = self.session.shared().now();
-                if let Some(end) = self.session.state().end(now) {
+                if let Some(end) = self.session.state().end(now)
+                    && !mutant::is(Mutant::M24)
+                {
                     let why = LockError::SessionEnded(end).told(self.session.shared());
                     self.give_up(why.clone());
                     return Poll::Ready(Err(why));

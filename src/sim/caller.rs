@@ -8,6 +8,7 @@ use crate::model::{
     Command, KeyRange, KeyValue, LeaseId, MemberWish, NodeId, RangeReply, Refusal, Reply, Revision,
     SessionInfo,
 };
+use crate::mutant::{self, Mutant};
 use crate::node::CallError;
 use crate::recipes::Locks;
 use crate::watch::{WatchRequest, Watcher};
@@ -82,7 +83,20 @@ impl Caller {
     /// # Errors
     /// What became of it instead.
     pub(crate) async fn range(&self, range: KeyRange) -> Result<RangeReply, Fate> {
-        Ok(self.client.range(range).await?)
+        let call = self.client.range(range);
+        Ok(if mutant::is(Mutant::N02) { call.local() } else { call }.await?)
+    }
+
+    /// Reads a range as it was at a revision, as this replica has it.
+    ///
+    /// # Errors
+    /// What became of it instead.
+    pub(crate) async fn range_at(
+        &self,
+        range: KeyRange,
+        revision: Revision,
+    ) -> Result<RangeReply, Fate> {
+        Ok(self.client.range(range).revision(revision).local().await?)
     }
 
     /// Reads a key as this replica has it; `None` if the node has stopped.

@@ -11,7 +11,7 @@ use super::rng::Rng;
 use super::workload::Scene;
 use crate::api::Session;
 use crate::env::Entropy;
-use crate::model::{Command, NodeId, Put, PutLease, PutValue};
+use crate::model::{Command, LeaseId, NodeId, Put, PutLease, PutValue};
 
 /// How long a program looks at its session before it parts with it, at most, in looks.
 const LOOKS_MAX: u64 = 40;
@@ -63,6 +63,7 @@ impl Keeper {
         let session = self.caller.session_with(ttl, delay).await;
         self.scene.judge.borrow_mut().returned(call);
         let session = session?;
+        self.scene.judge.borrow_mut().session_lives(session.lease(), ttl + delay);
         self.remember(&session);
         self.bind(&session).await.then_some(session)
     }
@@ -106,6 +107,10 @@ impl Keeper {
             }
             known[index(&self.rng, known.len())]
         };
+        self.take_up(lease, delay).await
+    }
+
+    async fn take_up(&self, lease: LeaseId, delay: Duration) -> Option<Session> {
         let call =
             self.scene.judge.borrow_mut().call(self.node, "resume session", self.caller.deadline());
         let session = self.caller.resume(lease, delay).await;
@@ -127,9 +132,31 @@ impl Keeper {
         believes
     }
 
+    /// Leaves a session, and takes it up again about when its lease ends.
+    async fn come_back(&self, session: Session) {
+        let (lease, delay) = (session.lease(), session.lock_delay());
+        let lives = session.ttl() + delay;
+        session.orphan();
+        let wait = between(&self.rng, lives * 3 / 4, lives * 5 / 4);
+        self.scene.timers.sleep(wait).await;
+        let Some(session) = self.take_up(lease, delay).await else { return };
+        self.scene.judge.borrow_mut().count("session taken up late");
+        for _ in 0..=self.rng.below(6) {
+            if !self.look(&session) {
+                return;
+            }
+            self.scene.think(&self.rng).await;
+        }
+        if self.look(&session) {
+            self.scene.judge.borrow_mut().lease_may_end(lease);
+        }
+        drop(session);
+    }
+
     async fn part(&self, session: Session) {
         let believes = self.look(&session);
         match self.rng.below(4) {
+            0 if one_in(&self.rng, 2) => self.come_back(session).await,
             0 => drop(session.orphan()),
             1 => {
                 if believes {

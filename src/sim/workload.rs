@@ -170,7 +170,8 @@ impl Client {
                 42..54 => self.transfer().await,
                 54..72 => self.read().await,
                 72..76 => self.read_all().await,
-                76..88 => self.local_read().await,
+                76..79 => self.read_the_past().await,
+                79..88 => self.local_read().await,
                 88..92 => self.delete().await,
                 92..98 => self.lease().await,
                 98 => self.compact().await,
@@ -358,6 +359,23 @@ impl Client {
         judge.local_read(self.seen, &KeyRange::key(key), revision, &rows);
         drop(judge);
         self.saw(revision);
+    }
+
+    /// Reads what was, about as far back as compactions let it.
+    async fn read_the_past(&mut self) {
+        let at = self.scene.judge.borrow().floor().get().saturating_sub(self.rng.below(80));
+        if at < 2 {
+            return;
+        }
+        let (range, at) = (KeyRange::prefix("kv/"), Revision(at));
+        let answer = self.caller.range_at(range.clone(), at).await;
+        let mut judge = self.scene.judge.borrow_mut();
+        match answer {
+            Ok(reply) => judge.past_read(&range, at, &reply.kvs),
+            Err(Fate::Refused(why)) => judge.past_is_gone(at, &why),
+            // The node has stopped.
+            Err(Fate::NotApplied | Fate::Unknown) => {}
+        }
     }
 
     fn saw(&mut self, revision: Revision) {

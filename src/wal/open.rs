@@ -11,6 +11,7 @@ use super::writer::{Segment, Writer};
 use super::{Examined, Identity, LogError, LogOptions, Opened, Recovered, TornTail};
 use crate::env::{DiskLock, Env, File, OpenMode};
 use crate::model::{DiskId, Incarnation};
+use crate::mutant::{self, Mutant};
 
 /// The file that says that a node is running here.
 pub(crate) const LOCK: &str = "LOCK";
@@ -99,7 +100,11 @@ impl Writer {
             };
             folder.make(1, lengths.segment, &header.encode().0)?;
         }
-        let recovery = recover::recover(&folder, identity, &folder.numbers()?, OpenMode::Write)?;
+        let mut numbers = folder.numbers()?;
+        if mutant::is(Mutant::M43) && numbers.len() > 1 {
+            numbers.pop();
+        }
+        let recovery = recover::recover(&folder, identity, &numbers, OpenMode::Write)?;
         if let Some(own) = options.disk.filter(|own| *own != recovery.disk) {
             return Err(LogError::OtherDisk { dir: dir.to_owned(), found: recovery.disk, own });
         }

@@ -9,6 +9,7 @@ use std::task::Waker;
 use super::index::WatcherId;
 use super::request::{Filter, WatchLimits};
 use crate::model::{Event, KeyRange, Revision};
+use crate::mutant::{self, Mutant};
 
 /// The meeting place of a watcher and the publications that concern it.
 pub(super) struct Inbox {
@@ -140,6 +141,9 @@ impl Inbox {
         let room = queue.entries.is_empty()
             || (queue.entries.len() < limits.queue_revisions_max
                 && queue.bytes.saturating_add(bytes) <= limits.queue_bytes_max);
+        if !room && mutant::is(Mutant::M11) {
+            return Push::Done;
+        }
         if !room {
             queue.position = Position::Behind(revision);
             return Push::Full;

@@ -73,7 +73,12 @@ impl Consensus {
             MessageType::MsgRequestVote
             | MessageType::MsgRequestVoteResponse
             | MessageType::MsgRequestPreVote
-            | MessageType::MsgRequestPreVoteResponse => self.shorten_commit(&mut message),
+            | MessageType::MsgRequestPreVoteResponse => {
+                self.shorten_commit(&mut message);
+                if mutant::is(Mutant::M31) {
+                    message.log_term = message.term;
+                }
+            }
             _ => {}
         }
         if let Err(error) = self.with_raft(|raw| raw.step(message)) {
@@ -147,7 +152,8 @@ impl Consensus {
             && raft.pending_read_count() < ROUNDS_MAX;
         if can_ask {
             self.rounds += 1;
-            let context = RoundContext { serial: self.rounds, id };
+            let serial = if mutant::is(Mutant::M07) { 0 } else { self.rounds };
+            let context = RoundContext { serial, id };
             self.with_raft(|raw| raw.read_index(context.to_bytes()));
         }
         can_ask

@@ -9,6 +9,7 @@
 mod contact;
 mod inputs;
 mod membership;
+mod miscount;
 mod outputs;
 mod snapshots;
 mod standing;
@@ -23,6 +24,7 @@ use crate::model::{
     Lane, LogIndex, MemberChange, MemberRefusal, MemberRole, Members, NodeId, PeerMessage,
     ProposeRefusal, SnapshotId, Term,
 };
+use crate::mutant::{self, Mutant};
 use crate::wal;
 
 use super::cache::entry_bytes;
@@ -159,6 +161,7 @@ impl Consensus {
         hard_state: wal::HardState,
         applied: LogIndex,
     ) -> Result<Self, ConsensusFault> {
+        let applied = LogIndex(applied.get() - u64::from(mutant::is(Mutant::M15)));
         let raft_config = config.to_raft(applied.get())?;
         let last = older.last();
         let first = older.first();

@@ -9,6 +9,7 @@ impl Consensus {
     /// This member must stop.
     pub(crate) fn turn(&mut self) -> Result<Option<Turn>, ConsensusFault> {
         self.check_fault()?;
+        self.miscount();
         if !self.raw.has_ready() || !self.may_turn() {
             return Ok(None);
         }
@@ -66,7 +67,7 @@ impl Consensus {
         }
         let hard_state = (now != self.written).then(|| wal::HardState {
             term: Term(now.term),
-            vote: NodeId::new(now.vote),
+            vote: NodeId::new(now.vote).filter(|_| !mutant::is(Mutant::M03)),
             commit: LogIndex(now.commit),
         });
         self.written = now;

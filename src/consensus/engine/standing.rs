@@ -34,6 +34,12 @@ impl Consensus {
         Term(self.raw.raft.term)
     }
 
+    /// For whom it has voted in this term.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn vote(&self) -> Option<NodeId> {
+        NodeId::new(self.raw.raft.vote)
+    }
+
     /// Who leads the term, if known.
     pub(crate) fn leader(&self) -> Option<NodeId> {
         NodeId::new(self.raw.raft.leader_id)

@@ -1,6 +1,7 @@
 //! What is committed: applied, made visible, told to everybody, and compared with the other replicas.
 
 use super::*;
+use crate::mutant::{self, Mutant};
 
 impl Driver {
     /// Applies committed entries, and tells everybody what became of them, in the order in which it
@@ -15,6 +16,10 @@ impl Driver {
             let (index, term) = (entry.index, entry.term);
             let membership = (entry.kind == wal::EntryKind::Membership).then(|| entry.clone());
             self.snapshots.applied(entry.data.len());
+            let entry = match mutant::is(Mutant::M29) && self.shared.settings.node.get() > 1 {
+                false => entry,
+                true => backwards(entry),
+            };
             let applied = apply_entry(&mut self.machine, entry)?;
             if let Some(entry) = membership {
                 self.follow_membership(&entry)?;
@@ -140,6 +145,16 @@ impl Driver {
             )),
         }
     }
+}
+
+/// For a mutant: an entry with its items the other way round.
+fn backwards(mut entry: wal::Entry) -> wal::Entry {
+    if entry.kind == wal::EntryKind::Data
+        && let Ok(items) = codec::decode_items(entry.data.clone())
+    {
+        entry.data = codec::encode_items(&items.into_iter().rev().collect::<Vec<_>>()).into();
+    }
+    entry
 }
 
 /// Applies one entry of the log.

@@ -3,6 +3,7 @@
 use super::*;
 use crate::codec::proposal_len;
 use crate::metrics;
+use crate::mutant::{self, Mutant};
 
 impl Driver {
     pub(super) fn take(&mut self, input: Input, now: Moment) -> Result<(), Fatal> {
@@ -31,6 +32,7 @@ impl Driver {
             }
             Input::LogFailed(why) => return Err(format!("the log has failed: {why}")),
             Input::Write(write) => self.take_write(write),
+            Input::Read { reply, .. } if mutant::is(Mutant::M06) => reply.send(Ok(())),
             Input::Read { deadline, reply } => self.reads.add(Asking { deadline, reply }),
             Input::AtLeast { revision, deadline, reply } => {
                 if self.shared.reader.revision() >= revision {
@@ -157,8 +159,14 @@ impl Driver {
                 }
             }
             PeerMessage::Renew { round, incarnation, leases } => {
-                if self.leading.is_some() {
-                    self.rounds.join(Asker::Renewal { node: from, incarnation, round, leases });
+                if let Some(leading) = &mut self.leading {
+                    let renewal = Asker::Renewal { node: from, incarnation, round, leases };
+                    if mutant::is(Mutant::B22) {
+                        leading.renewals.entry(LogIndex(0)).or_default().push(renewal);
+                        self.judge_renewals();
+                        return Ok(());
+                    }
+                    self.rounds.join(renewal);
                 }
             }
             PeerMessage::Renewed { round, incarnation, renewed, gone } if incarnation == mine => {

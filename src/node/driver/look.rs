@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use super::{Driver, Stage};
-use crate::model::{LeaseId, LogIndex, Members, Revision, Term};
+use crate::model::{LeaseId, LogIndex, Members, NodeId, Revision, Term};
 
 /// See the module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Look {
     /// Its term; 0 before its cluster is founded.
     pub(crate) term: Term,
+    /// For whom it has voted in that term.
+    pub(crate) vote: Option<NodeId>,
     /// Whether it acts as the leader.
     pub(crate) leads: bool,
     /// The last index that it knows to be committed.
@@ -24,14 +26,15 @@ impl Driver {
     /// What it is now.
     pub(crate) fn look(&self) -> Look {
         let applied = self.machine.applied();
-        let (term, commit) = match &self.stage {
-            Stage::Running(consensus) => (consensus.term(), consensus.commit()),
+        let (term, vote, commit) = match &self.stage {
+            Stage::Running(consensus) => (consensus.term(), consensus.vote(), consensus.commit()),
             Stage::Founding(_) | Stage::Restoring { .. } | Stage::Recording(_) => {
-                (Term(0), applied)
+                (Term(0), None, applied)
             }
         };
         Look {
             term,
+            vote,
             leads: self.leading.is_some(),
             commit,
             applied,

@@ -23,6 +23,7 @@ use crate::api::{Client, Error, Session, Watch};
 use crate::model::{
     Command, Compare, Op, Put, PutLease, PutValue, Range, Refusal, Reply, Revision, Txn, TxnResult,
 };
+use crate::mutant::{self, Mutant};
 use crate::node::{CallError, CallResult, Input, ReplyTo, SessionEnd};
 
 use super::delivery::{Claim, Delivery};
@@ -382,7 +383,11 @@ impl Board {
             Compare::missing(claim),
             Compare::missing(self.keys.key(Part::Delay, id)),
         ];
-        Txn { compares: free.into(), success: vec![taken.into(), counted.into()], failure: vec![] }
+        let mut compares = Vec::from(free);
+        if mutant::is(Mutant::B13) {
+            compares.remove(1);
+        }
+        Txn { compares, success: vec![taken.into(), counted.into()], failure: vec![] }
     }
 
     /// Moves an item to the queue of those that were taken too often.

@@ -7,6 +7,7 @@ use tokio::sync::oneshot;
 
 use crate::api::{Client, Effect, Error, Session};
 use crate::model::{Command, Compare, KeyValue, Op, Reply, Revision, Txn, TxnReply, TxnResult};
+use crate::mutant::{self, Mutant};
 use crate::node::{CallError, CallResult, ReplyTo};
 use crate::recipes::{Loss, Token};
 
@@ -43,7 +44,10 @@ impl Claim {
     /// Lets go of the item, for as long as it takes.
     pub(super) fn give_back(&self, reply: ReplyTo<Reply>) {
         let compares = vec![self.is_ours()];
-        let txn = Txn { compares, success: vec![Op::delete(self.key())], failure: vec![] };
+        let mut txn = Txn { compares, success: vec![Op::delete(self.key())], failure: vec![] };
+        if mutant::is(Mutant::B11) {
+            txn.success = self.done().into();
+        }
         self.session.shared().insist(Command::Txn(txn), reply);
     }
 }
@@ -223,7 +227,10 @@ impl Delivery {
     ) -> Result<TxnReply, QueueError> {
         let ops = Txn { success: ops.into_iter().map(Into::into).collect(), ..Txn::default() };
         let mut txn = Txn {
-            compares: vec![self.claim.is_ours()],
+            compares: match mutant::is(Mutant::B10) {
+                false => vec![self.claim.is_ours()],
+                true => Vec::new(),
+            },
             success: self.claim.done().into(),
             failure: vec![],
         };

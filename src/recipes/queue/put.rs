@@ -9,6 +9,7 @@ use bytes::Bytes;
 
 use crate::api::{Client, Error};
 use crate::model::{LeaseId, Op, Put, PutLease, Range, Refusal, Revision, Txn, TxnResult};
+use crate::mutant::{self, Mutant};
 
 use super::index::{item_id, priority};
 use super::{ItemId, Keys, Part, QueueError};
@@ -327,7 +328,7 @@ impl IntoFuture for PutMany {
             let millis = self.delay.as_nanos().div_ceil(1_000_000);
             let delay = Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
             let mut lease = None;
-            if delay > Duration::ZERO {
+            if delay > Duration::ZERO && !mutant::is(Mutant::B12) {
                 // It ends by itself, whatever becomes of the put.
                 let left = deadline.since(shared.now());
                 lease = Some(client.grant(delay).deadline(left).await?.id);

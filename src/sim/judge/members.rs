@@ -12,14 +12,14 @@ use super::super::process::Process;
 
 /// Who decides, from an index of the log on.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-struct Deciders {
+pub(super) struct Deciders {
     voters: BTreeSet<NodeId>,
     /// While a replacement is under way: those that voted before it.
     outgoing: BTreeSet<NodeId>,
 }
 
 impl Deciders {
-    fn of(members: &Members) -> Self {
+    pub(super) fn of(members: &Members) -> Self {
         Self { voters: members.voters().collect(), outgoing: members.outgoing().clone() }
     }
 
@@ -45,7 +45,7 @@ impl Deciders {
     }
 
     /// Whether a majority, of both if there are two, is among those for whom `is_so` holds.
-    fn agree(&self, is_so: impl Fn(NodeId) -> bool) -> bool {
+    pub(super) fn agree(&self, is_so: impl Fn(NodeId) -> bool) -> bool {
         let most = |voters: &BTreeSet<NodeId>| {
             voters.iter().filter(|id| is_so(**id)).count() > voters.len() / 2
         };

@@ -11,6 +11,7 @@ mod lines;
 mod locks;
 mod members;
 mod observers;
+mod peers;
 mod queues;
 mod toolbox;
 
@@ -18,6 +19,7 @@ pub(crate) use lines::Share;
 use locks::Locks;
 pub(crate) use locks::{Belief, HolderId, WorkId};
 use members::Roll;
+use peers::Peers;
 use queues::Queues;
 pub(crate) use queues::{DeliveryId, Taken};
 use toolbox::Toolbox;
@@ -30,7 +32,7 @@ use super::violation::Violation;
 use super::world::place;
 use crate::model::{
     Compare, CompareOp, CompareTarget, Event, EventKind, KeyRange, KeyValue, LeaseId, LogIndex,
-    NodeId, Revision, Term,
+    NodeId, Refusal, Revision, Term,
 };
 use crate::node::Look;
 
@@ -130,11 +132,14 @@ pub(crate) struct Judge {
     floor: Revision,
     calls: BTreeMap<CallId, Call>,
     watches: BTreeMap<WatchId, Watching>,
+    peers: Peers,
     locks: Locks,
     queues: Queues,
     toolbox: Toolbox,
     /// Leases that somebody counts on, with a key each that only their end deletes.
     leases: BTreeMap<LeaseId, CountedOn>,
+    /// How long the leases of sessions live without renewals.
+    session_ttls: BTreeMap<LeaseId, Duration>,
     /// The newest revision at which a compaction was ever asked for.
     compaction_asked: Revision,
     next: u64,
@@ -166,10 +171,12 @@ impl Judge {
             floor: Revision::FIRST,
             calls: BTreeMap::new(),
             watches: BTreeMap::new(),
+            peers: Peers::default(),
             locks: Locks::default(),
             queues: Queues::default(),
             toolbox: Toolbox::default(),
             leases: BTreeMap::new(),
+            session_ttls: BTreeMap::new(),
             compaction_asked: Revision(0),
             next: 0,
             next_call_check: Duration::ZERO,
@@ -222,6 +229,7 @@ impl Judge {
         }
         let seen = &mut self.seen[place(id)];
         *seen = Seen { paused: seen.paused, ..Seen::default() };
+        self.peers.started(id);
     }
 
     /// A process has ended: its callers are gone, and nobody on it believes in anything.
@@ -277,6 +285,7 @@ impl Judge {
             self.check_leader(id, look.term);
             self.check_leading(id, process);
         }
+        self.check_company(id, process, look);
         // Before the cluster is founded nobody has its members.
         if look.term > Term(0) && look.applied > applied {
             self.check_digest(id, look.applied, process.digest());
@@ -478,6 +487,32 @@ impl Judge {
         self.done("local read");
     }
 
+    /// A read of the past has answered, from a revision of its own.
+    pub(crate) fn past_read(&mut self, range: &KeyRange, revision: Revision, rows: &[KeyValue]) {
+        self.check_rows("M-HIST", range, revision, rows);
+        self.count("read of the past");
+    }
+
+    /// A read of the past was refused, because there is none, or not yet.
+    pub(crate) fn past_is_gone(&mut self, asked: Revision, why: &Refusal) {
+        let (compaction_asked, newest) = (self.compaction_asked, self.truth.newest());
+        let is_so = match why {
+            Refusal::Compacted { compacted, .. } => {
+                asked < *compacted && *compacted <= compaction_asked
+            }
+            // This replica may be behind.
+            Refusal::Future { newest: here, .. } => asked > *here && *here <= newest,
+            _ => false,
+        };
+        self.expect(is_so, "M-COMPACT", || {
+            format!(
+                "a read at {asked:?} is refused: {why}; {compaction_asked:?} was to be compacted, \
+                 {newest:?} is the newest"
+            )
+        });
+        self.count("past that is gone");
+    }
+
     fn check_rows(
         &mut self,
         invariant: &'static str,
@@ -657,6 +692,12 @@ impl Judge {
         self.leases.insert(lease, counted)
     }
 
+    /// A session was opened, whose lease lives for so long without renewals. Only its end deletes its key
+    /// below `lease/`.
+    pub(crate) fn session_lives(&mut self, lease: LeaseId, ttl: Duration) {
+        self.session_ttls.insert(lease, ttl);
+    }
+
     /// Whoever keeps a session believes in its lease: it has not ended, and will not for `delay`.
     pub(crate) fn lease_believed(&mut self, lease: LeaseId, delay: Duration) {
         let now = self.timeline.now();
@@ -703,7 +744,11 @@ impl Judge {
         let Some(counted) = self.leases.get_mut(&lease) else { return };
         counted.has_ended = true;
         let (lived, good_for) = (self.timeline.now() - counted.from, counted.good_for);
-        if !counted.may_end && lived < good_for {
+        let may_end = counted.may_end;
+        if let Some(ttl) = self.session_ttls.get(&lease).copied().filter(|_| !may_end) {
+            self.renewals_counted(lease, ttl, event);
+        }
+        if !may_end && lived < good_for {
             self.broken("L-EARLY", || {
                 format!(
                     "{lease:?} ended at {revision:?}, {lived:?} after it was good for {good_for:?}"

@@ -34,6 +34,7 @@ use super::workload::Scene;
 use crate::api::{Effect, Error, Session};
 use crate::env::Entropy;
 use crate::model::{KeyValue, NodeId, Op};
+use crate::mutant::{self, Mutant};
 use crate::recipes::{
     Guard, GuardError, GuardTxn, Hold, Leadership, LockError, LockState, Loss, MultiGuard, Permit,
     ReadGuard, Released, WriteGuard,
@@ -301,7 +302,14 @@ impl Player {
         let floor = self.scene.judge.borrow().floor();
         let may_take = self.caller.deadline();
         let call = self.scene.judge.borrow_mut().call(self.node, what, may_take);
-        let answer = txn.commit().await;
+        let answer = match mutant::is(Mutant::N01) {
+            false => txn.commit().await,
+            true => {
+                let [(key, value)] = puts.clone();
+                let plain = self.caller.client().txn().then(Op::put(key, value));
+                plain.commit().await.map_err(GuardError::Store)
+            }
+        };
         let mut judge = self.scene.judge.borrow_mut();
         judge.returned(call);
         match answer {

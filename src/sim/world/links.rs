@@ -10,7 +10,10 @@ impl World {
         let at = place(flight.to);
         let Some(process) = &self.nodes[at].process else { return };
         match self.net.arrive(flight) {
-            Arrival::Message(message) => process.deliver(flight.from, message),
+            Arrival::Message(message) => {
+                self.judge.borrow_mut().arrives(flight.from, flight.to, &message);
+                process.deliver(flight.from, message);
+            }
             Arrival::Late => {}
             Arrival::Broken => {
                 self.judge.borrow_mut().count("damaged message refused");

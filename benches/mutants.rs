@@ -1,0 +1,240 @@
+//! Which seed of the simulated world finds which mutant (`bowline::mutant`): the proof that its judge can
+//! fail.
+//!
+//! ```text
+//! cargo bench --features mutants --bench mutants                      all of them
+//! BOWLINE_MUTANT=M07,B03 cargo bench --features mutants --bench mutants    these
+//! ```
+//!
+//! Each mutant is run over the seeds from 1 on, on all cores, until one falls, or `BOWLINE_SEEDS` (2,000)
+//! have not. Its row in `docs/mutants.md` is replaced; the rows of the others stay, so that a run that is
+//! broken off loses nothing. Each has a process of its own: what a mutant does to it is its own affair. Fails
+//! if one of them survives.
+
+#![allow(clippy::print_stdout, reason = "a benchmark reports to whoever runs it")]
+#![allow(clippy::exit, reason = "a seed that goes round for ever cannot be ended otherwise")]
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bowline::mutant::Mutant;
+use bowline::sim;
+
+/// How many seeds a mutant may survive.
+const SEEDS: u64 = 2_000;
+
+/// A seed that takes longer than that goes round for ever.
+const SEED_TIME_MAX: Duration = Duration::from_secs(180);
+
+/// Set for the process that runs one mutant: which.
+const ALONE: &str = "BOWLINE_MUTANT_ALONE";
+
+/// What stands above the table.
+const ABOVE: &str = "\
+# Mutants
+
+What the simulated world finds when the code is broken on purpose: each mutant is one small break behind a
+switch that is not there in a release (`src/mutant.rs`). This page is made by
+
+    cargo bench --features mutants --bench mutants
+    BOWLINE_MUTANT=M07,B03 cargo bench --features mutants --bench mutants    only these, the other rows stay
+
+which runs each over the seeds from 1 on until one falls; the seconds are those of a processor, for all seeds up
+to that one. M are breaks that every replicated log with leases and locks could have, B those that this library
+could have, N are negative controls: programs and disks of the world that do what they must not.
+
+";
+
+/// What stands below it.
+const BELOW: &str = "
+Not among them, of the breaks that are usual for such systems:
+
+- A watch that yields what is not committed: the hub is fed by `apply` alone, and there is nothing else that it
+  could be fed by.
+- A lease that ends by the wall clock: the state machine knows no clock (`tests/tidy.rs` reads it for the words).
+- A message in another member's name: a connection of the simulated network has the identity that its handshake
+  has proven. The gate is tested with forged messages in `consensus/tests/hostile.rs`.
+- A queue of proposals without a bound: the world has no memory to run out of. `tests/observability.rs` fills the
+  queues of a node.
+- A log thread that runs on after the shutdown: the world has no threads. The tests in `tests/disks` ask each
+  shutdown which threads hang.
+- A clock that stands still while the machine sleeps: the clock of the world is the boot-time clock. It is named
+  in one place, `env/clock.rs`.
+";
+
+/// What came of a mutant.
+enum Found {
+    By { seed: u64, what: String },
+    Survived { seeds: u64 },
+}
+
+fn main() -> ExitCode {
+    if let Ok(name) = std::env::var(ALONE) {
+        let mutant = Mutant::named(&name).expect("the name of a mutant");
+        println!("{}", row(mutant, &hunt(mutant)));
+        // A seed that goes round for ever is left behind.
+        std::process::exit(0);
+    }
+    let wanted = std::env::var("BOWLINE_MUTANT").unwrap_or_default();
+    let is_wanted = |mutant: &Mutant| {
+        wanted.is_empty() || wanted.split(',').any(|name| name == format!("{mutant:?}"))
+    };
+    let mut page = Page::read();
+    for mutant in Mutant::ALL.iter().copied().filter(is_wanted) {
+        let row = alone(mutant);
+        println!("{row}");
+        page.rows.insert(format!("{mutant:?}"), row);
+        page.write();
+    }
+    match page.rows.values().filter(|row| row.contains("| survived")).count() {
+        0 => ExitCode::SUCCESS,
+        survivors => {
+            println!("{survivors} survived");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The row of a mutant, from a process that runs nothing else.
+fn alone(mutant: Mutant) -> String {
+    let name = format!("{mutant:?}");
+    let this = std::env::current_exe().expect("this program");
+    let mut command = Command::new(this);
+    let child = command.env(ALONE, &name).stdout(Stdio::piped()).stderr(Stdio::null());
+    let output = child.output().expect("this program runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    match text.lines().find(|line| line.starts_with(&format!("| {name} "))) {
+        Some(row) => row.to_owned(),
+        None => format!(
+            "| {name} | {} | - | the process ended: {} | - |",
+            mutant.breaks(),
+            output.status
+        ),
+    }
+}
+
+fn row(mutant: Mutant, found: &Found) -> String {
+    let cpu = cpu_time().as_secs();
+    let (seed, what) = match found {
+        Found::By { seed, what } => (seed.to_string(), what.clone()),
+        Found::Survived { seeds } => ("-".to_owned(), format!("survived {seeds} seeds")),
+    };
+    format!("| {mutant:?} | {} | {seed} | {what} | {cpu} |", mutant.breaks())
+}
+
+/// Runs seeds until one falls; all below that one have been run too.
+fn hunt(mutant: Mutant) -> Found {
+    // What a broken world says when it falls is in the row.
+    std::panic::set_hook(Box::new(|_| {}));
+    let seeds = std::env::var("BOWLINE_SEEDS").ok().and_then(|text| text.parse().ok());
+    let seeds: u64 = seeds.unwrap_or(SEEDS);
+    let next = AtomicU64::new(1);
+    let first: Mutex<Option<(u64, String)>> = Mutex::new(None);
+    let under_way: Mutex<BTreeMap<u64, Instant>> = Mutex::default();
+    let fell = |seed: u64, what: String| {
+        let mut first = first.lock().unwrap();
+        if first.as_ref().is_none_or(|(known, _)| seed < *known) {
+            *first = Some((seed, what));
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let working = AtomicUsize::new(threads);
+    let is_over =
+        |seed: u64| first.lock().unwrap().as_ref().is_some_and(|(fallen, _)| *fallen < seed);
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                let _planted = mutant.plant();
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed > seeds || is_over(seed) {
+                        working.fetch_sub(1, Ordering::Relaxed);
+                        return;
+                    }
+                    under_way.lock().unwrap().insert(seed, Instant::now());
+                    let ran = catch_unwind(AssertUnwindSafe(|| sim::run_seed(seed, false)));
+                    under_way.lock().unwrap().remove(&seed);
+                    match ran {
+                        Ok(Ok(_)) => {}
+                        Ok(Err(failure)) => fell(seed, failure.violation.invariant.to_owned()),
+                        Err(panic) => fell(seed, words(&*panic)),
+                    }
+                }
+            });
+        }
+        scope.spawn(|| {
+            while working.load(Ordering::Relaxed) > 0 {
+                thread::sleep(Duration::from_millis(200));
+                let under_way = under_way.lock().unwrap();
+                let endless = under_way.iter().find(|(_, began)| began.elapsed() > SEED_TIME_MAX);
+                if let Some((seed, _)) = endless {
+                    fell(*seed, "goes round for ever".to_owned());
+                    let (seed, what) = first.lock().unwrap().clone().expect("it has just fallen");
+                    println!("{}", row(mutant, &Found::By { seed, what }));
+                    std::process::exit(0);
+                }
+            }
+        });
+    });
+    match first.into_inner().unwrap() {
+        Some((seed, what)) => Found::By { seed, what },
+        None => Found::Survived { seeds },
+    }
+}
+
+/// What a panic says, short enough for a table.
+fn words(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+    let line: String = text.unwrap_or_default().lines().next().unwrap_or_default().into();
+    let short: String = line.chars().take(60).collect();
+    format!("an assertion: {}", short.replace('|', "/"))
+}
+
+/// The time that this process has kept a processor busy.
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.try_into().unwrap(), time.tv_nsec.try_into().unwrap())
+}
+
+/// `docs/mutants.md`.
+struct Page {
+    path: PathBuf,
+    /// By the name of the mutant.
+    rows: BTreeMap<String, String>,
+}
+
+impl Page {
+    fn read() -> Self {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/mutants.md");
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        let rows = text.lines().filter_map(|line| {
+            let name = line.strip_prefix("| ")?.split(' ').next()?;
+            Mutant::named(name)?;
+            Some((name.to_owned(), line.to_owned()))
+        });
+        Self { path, rows: rows.collect() }
+    }
+
+    fn write(&self) {
+        let mut text = ABOVE.to_owned();
+        text.push_str("| mutant | what it breaks | first seed | found by | seconds |\n");
+        text.push_str("|---|---|---|---|---|\n");
+        for mutant in Mutant::ALL {
+            if let Some(row) = self.rows.get(&format!("{mutant:?}")) {
+                text.push_str(row);
+                text.push('\n');
+            }
+        }
+        text.push_str(BELOW);
+        fs::write(&self.path, text).expect("the page can be written");
+    }
+}

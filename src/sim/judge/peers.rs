@@ -1,0 +1,133 @@
+//! The judge of what nodes say to each other, and hear: votes, renewals of leases, and what becomes of those
+//! who hear from nobody.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::super::process::Process;
+use super::super::world::place;
+use super::Judge;
+use super::members::Deciders;
+use crate::consensus::Vote;
+use crate::model::{Event, Incarnation, LeaseId, NodeId, PeerMessage, Term};
+use crate::node::Look;
+
+/// A leader that has not heard from a quorum for so long, while it ran, leads no more: the votes that
+/// made it leader came within an election timeout, and it steps down after at most two more of 500 ms,
+/// in ticks of a slow clock that come late.
+const LEADS_ALONE_MAX: Duration = Duration::from_millis(2_000);
+
+/// What the judge knows of who hears whom.
+#[derive(Default)]
+pub(super) struct Peers {
+    votes: BTreeMap<(NodeId, Term), NodeId>,
+    /// When each renewal came to a leader first.
+    renewals: BTreeMap<(NodeId, Incarnation, u64), Duration>,
+    /// When the last renewal of a lease came that was acknowledged.
+    renewed: BTreeMap<LeaseId, Duration>,
+    /// When a node heard from another last, in time that it ran.
+    heard: BTreeMap<NodeId, BTreeMap<NodeId, Duration>>,
+    /// The term of a node when it had last heard from anybody; none if that is to be looked at.
+    alone_since: BTreeMap<NodeId, Term>,
+}
+
+impl Peers {
+    /// A process has started: it has heard from nobody.
+    pub(super) fn started(&mut self, id: NodeId) {
+        self.heard.remove(&id);
+        self.alone_since.remove(&id);
+    }
+}
+
+impl Judge {
+    /// A message comes to a process.
+    pub(crate) fn arrives(&mut self, from: NodeId, to: NodeId, message: &PeerMessage) {
+        let now = self.running_time(to);
+        self.peers.heard.entry(to).or_default().insert(from, now);
+        self.peers.alone_since.remove(&to);
+        match message {
+            PeerMessage::Raft(bytes) => self.votes(Vote::in_message(bytes)),
+            PeerMessage::Renew { round, incarnation, .. } => {
+                let now = self.timeline.now();
+                self.peers.renewals.entry((from, *incarnation, *round)).or_insert(now);
+            }
+            PeerMessage::Renewed { round, incarnation, renewed, .. } => {
+                let asked = self.peers.renewals.get(&(to, *incarnation, *round)).copied();
+                for (lease, came) in renewed.iter().zip(asked.into_iter().cycle()) {
+                    let last = self.peers.renewed.entry(*lease).or_insert(came);
+                    *last = came.max(*last);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn votes(&mut self, vote: Option<Vote>) {
+        let Some(Vote { voter, candidate, term }) = vote else { return };
+        let first = *self.peers.votes.entry((voter, term)).or_insert(candidate);
+        if first != candidate {
+            self.broken("R-VOTE", || {
+                format!("in {term:?} {voter:?} votes for {first:?}, and for {candidate:?}")
+            });
+        }
+    }
+
+    /// A lease that lives for `ttl` without renewals has ended, by its time as far as anybody knows.
+    pub(super) fn renewals_counted(&mut self, lease: LeaseId, ttl: Duration, event: &Event) {
+        let Some(came) = self.peers.renewed.get(&lease).copied() else { return };
+        let lived = self.timeline.now() - came;
+        if lived < ttl {
+            let revision = event.revision();
+            self.broken("L-EPOCH", || {
+                format!(
+                    "{lease:?} ends at {revision:?}, {lived:?} after the renewal that was \
+                     acknowledged last; it lives for {ttl:?}"
+                )
+            });
+        }
+    }
+
+    /// How long a node has run, pauses left out.
+    fn running_time(&self, id: NodeId) -> Duration {
+        let seen = &self.seen[place(id)];
+        seen.paused_since.unwrap_or(self.timeline.now()) - seen.paused
+    }
+
+    /// A driver has had a turn: whoever hears from nobody neither leads on nor raises its term.
+    pub(super) fn check_company(&mut self, id: NodeId, process: &Process, look: &Look) {
+        let cast = self.peers.votes.get(&(id, look.term)).copied();
+        if cast.is_some() && cast != look.vote {
+            self.broken("R-VOTE", || {
+                let known = look.vote;
+                format!("{id:?} has voted for {cast:?} in {:?}, and knows of {known:?}", look.term)
+            });
+        }
+        let alone_since = *self.peers.alone_since.entry(id).or_insert(look.term);
+        // Before the cluster is founded there are no terms.
+        if alone_since == Term(0) {
+            self.peers.alone_since.remove(&id);
+        } else if look.term.get() > alone_since.get() + 1 {
+            self.broken("R-PREVOTE", || {
+                format!(
+                    "{id:?} has heard from nobody since {alone_since:?}, and is in {:?}",
+                    look.term
+                )
+            });
+        }
+        if !look.leads {
+            return;
+        }
+        let now = self.running_time(id);
+        let heard = self.peers.heard.get(&id);
+        let is_near = |node: NodeId| {
+            let at = heard.and_then(|heard| heard.get(&node));
+            node == id || at.is_some_and(|at| now - *at < LEADS_ALONE_MAX)
+        };
+        let deciders = Deciders::of(&process.members());
+        if !deciders.agree(is_near) {
+            self.broken("R-STEP", || {
+                format!("{id:?} leads {:?} and hears from too few of {deciders:?}", look.term)
+            });
+        }
+    }
+}
