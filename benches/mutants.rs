@@ -4,6 +4,8 @@
 //! ```text
 //! cargo bench --features mutants --bench mutants                      all of them
 //! BOWLINE_MUTANT=M07,B03 cargo bench --features mutants --bench mutants    these
+//! BOWLINE_MUTANT=M07 BOWLINE_SEED=10 cargo bench ..                        tells one seed with one of them
+//! BOWLINE_MUTANT=none BOWLINE_SEEDS=100 cargo bench ..                     nothing is broken: no seed may fall
 //! ```
 //!
 //! Each mutant is run over the seeds from 1 on, on all cores, until one falls, or `BOWLINE_SEEDS` (2,000)
@@ -37,6 +39,9 @@ const SEED_TIME_MAX: Duration = Duration::from_secs(180);
 /// Set for the process that runs one mutant: which.
 const ALONE: &str = "BOWLINE_MUTANT_ALONE";
 
+/// Asks for seeds with nothing planted.
+const NONE: &str = "none";
+
 /// What stands above the table.
 const ABOVE: &str = "\
 # Mutants
@@ -49,7 +54,8 @@ switch that is not there in a release (`src/mutant.rs`). This page is made by
 
 which runs each over the seeds from 1 on until one falls; the seconds are those of a processor, for all seeds up
 to that one. M are breaks that every replicated log with leases and locks could have, B those that this library
-could have, N are negative controls: programs and disks of the world that do what they must not.
+could have, N are negative controls: programs and disks of the world that do what they must not. Real processes
+can be broken by the same names ([testing.md](testing.md#real-processes)).
 
 ";
 
@@ -79,7 +85,7 @@ enum Found {
 fn main() -> ExitCode {
     if let Ok(name) = std::env::var(ALONE) {
         let mutant = Mutant::named(&name).expect("the name of a mutant");
-        println!("{}", row(mutant, &hunt(mutant)));
+        println!("{}", row(mutant, &hunt(Some(mutant))));
         // A seed that goes round for ever is left behind.
         std::process::exit(0);
     }
@@ -87,6 +93,26 @@ fn main() -> ExitCode {
     let is_wanted = |mutant: &Mutant| {
         wanted.is_empty() || wanted.split(',').any(|name| name == format!("{mutant:?}"))
     };
+    if let Some(seed) = number("BOWLINE_SEED") {
+        let _planted = Mutant::named(&wanted).map(Mutant::plant);
+        match sim::run_seed(seed, true) {
+            Ok(report) => println!("{}", report.story),
+            Err(failure) => println!("{failure}"),
+        }
+        return ExitCode::SUCCESS;
+    }
+    if wanted == NONE {
+        return match hunt(None) {
+            Found::By { seed, what } => {
+                println!("nothing is broken, and seed {seed} falls by {what}");
+                ExitCode::FAILURE
+            }
+            Found::Survived { seeds } => {
+                println!("nothing is broken, and {seeds} seeds stand");
+                ExitCode::SUCCESS
+            }
+        };
+    }
     let mut page = Page::read();
     for mutant in Mutant::ALL.iter().copied().filter(is_wanted) {
         let row = alone(mutant);
@@ -131,11 +157,10 @@ fn row(mutant: Mutant, found: &Found) -> String {
 }
 
 /// Runs seeds until one falls; all below that one have been run too.
-fn hunt(mutant: Mutant) -> Found {
+fn hunt(mutant: Option<Mutant>) -> Found {
     // What a broken world says when it falls is in the row.
     std::panic::set_hook(Box::new(|_| {}));
-    let seeds = std::env::var("BOWLINE_SEEDS").ok().and_then(|text| text.parse().ok());
-    let seeds: u64 = seeds.unwrap_or(SEEDS);
+    let seeds = number("BOWLINE_SEEDS").unwrap_or(SEEDS);
     let next = AtomicU64::new(1);
     let first: Mutex<Option<(u64, String)>> = Mutex::new(None);
     let under_way: Mutex<BTreeMap<u64, Instant>> = Mutex::default();
@@ -152,7 +177,7 @@ fn hunt(mutant: Mutant) -> Found {
     thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                let _planted = mutant.plant();
+                let _planted = mutant.map(Mutant::plant);
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed > seeds || is_over(seed) {
@@ -178,8 +203,10 @@ fn hunt(mutant: Mutant) -> Found {
                 if let Some((seed, _)) = endless {
                     fell(*seed, "goes round for ever".to_owned());
                     let (seed, what) = first.lock().unwrap().clone().expect("it has just fallen");
-                    println!("{}", row(mutant, &Found::By { seed, what }));
-                    std::process::exit(0);
+                    if let Some(mutant) = mutant {
+                        println!("{}", row(mutant, &Found::By { seed, what }));
+                    }
+                    std::process::exit(i32::from(mutant.is_none()));
                 }
             }
         });
@@ -188,6 +215,11 @@ fn hunt(mutant: Mutant) -> Found {
         Some((seed, what)) => Found::By { seed, what },
         None => Found::Survived { seeds },
     }
+}
+
+/// A number in the environment.
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
 }
 
 /// What a panic says, short enough for a table.

@@ -16,6 +16,7 @@
     allow(
         dead_code,
         unreachable_pub,
+        unused_imports,
         reason = "public, and all of it used, with the feature alone"
     )
 )]

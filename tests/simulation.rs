@@ -34,6 +34,7 @@ const OFTEN: &[(&str, u64)] = &[
     ("lock lost", 4),
     ("lock that was taken already", 4),
     ("guarded write refused", 6),
+    ("guarded write given up", 6),
     ("lock passed on inside a node", 15),
     ("leader observed", 15),
     ("vacancy observed", 15),

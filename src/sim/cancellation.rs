@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use super::locking::{Held, Player};
 use super::net::{Loss, NetConditions, SimNet};
-use super::plan::index;
+use super::plan::{SESSION_TTL, index};
 use super::rng::Rng;
 use super::run::Failure;
 use super::violation::Violation;
@@ -193,6 +193,7 @@ fn one_trial(
         world.timeline().clone(),
         world.spawner(),
         Duration::from_millis(5),
+        SESSION_TTL,
     );
     let mut players: Vec<Player> = world
         .callers(&all)

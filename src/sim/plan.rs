@@ -19,6 +19,10 @@ pub(crate) const DRIFT_PPM_MAX: i64 = 47_000;
 /// The cluster forms in peace: a world in which no node ever met another proves nothing.
 pub(crate) const PEACE: Duration = Duration::from_secs(3);
 
+/// How long sessions live: short, so that many of them end.
+pub(super) const SESSION_TTL: Duration = Duration::from_millis(2_500);
+const SESSION_TTL_SHORT: Duration = Duration::from_millis(900);
+
 /// Which node a fault strikes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Who {
@@ -37,6 +41,8 @@ pub(crate) enum Split {
     Halves,
     /// One node alone.
     Isolate(Who),
+    /// The node at this place.
+    Alone(usize),
     /// One node is not heard, but hears.
     Mute(Who),
     /// One node hears nobody, but is heard.
@@ -60,6 +66,8 @@ pub(crate) enum Fault {
     PointCrash { who: Who, point: Point, down: Duration },
     /// A process stands still while time goes on.
     Pause { who: Who, time: Duration },
+    /// A process stands still, hears what has come meanwhile, and from then on nothing more for a while.
+    Stupor { who: Who, still: Duration, alone: Duration },
     /// All processes stand still.
     PauseAll { time: Duration },
     /// Some messages do not pass.
@@ -98,12 +106,13 @@ const MEMBERS_MENU: [(Kind, u64); 4] =
     [(Kind::Join, 6), (Kind::Promote, 6), (Kind::Replace, 4), (Kind::Remove, 4)];
 
 /// Kinds of faults, each with how often it is drawn where it is not switched off.
-const MENU: [(Kind, u64); 17] = [
+const MENU: [(Kind, u64); 18] = [
     (Kind::Kill, 6),
     (Kind::PowerLoss, 6),
     (Kind::Blackout, 2),
     (Kind::PointCrash, 6),
     (Kind::Pause, 5),
+    (Kind::Stupor, 3),
     (Kind::PauseAll, 1),
     (Kind::Partition, 8),
     (Kind::OneWay, 4),
@@ -125,6 +134,7 @@ enum Kind {
     Blackout,
     PointCrash,
     Pause,
+    Stupor,
     PauseAll,
     Partition,
     OneWay,
@@ -162,6 +172,9 @@ pub(crate) struct Plan {
     pub(crate) think_max: Duration,
     /// What is done with locks.
     pub(crate) programs: Vec<Program>,
+    /// How long the sessions of those who want locks live: in some seeds hardly longer than it takes to
+    /// elect a leader.
+    pub(crate) session_ttl: Duration,
     /// Whether the members change.
     pub(crate) members_change: bool,
 }
@@ -213,6 +226,7 @@ impl Plan {
             clients,
             think_max: Duration::from_millis(300 + rng.below(900)),
             programs,
+            session_ttl: [SESSION_TTL, SESSION_TTL, SESSION_TTL_SHORT][index(rng, 3)],
             members_change,
         }
     }
@@ -230,6 +244,7 @@ impl Plan {
             clients: 4,
             think_max: Duration::from_millis(200),
             programs: Vec::new(),
+            session_ttl: SESSION_TTL,
             members_change: false,
         }
     }
@@ -312,6 +327,7 @@ fn draw(kind: Kind, rng: &Rng) -> Fault {
             who,
             time: if one_in(rng, 3) { ms(5_000, 9_000) } else { ms(50, 3_000) },
         },
+        Kind::Stupor => Fault::Stupor { who, still: ms(500, 2_200), alone: ms(2_000, 8_000) },
         Kind::PauseAll => Fault::PauseAll { time: ms(100, 4_000) },
         Kind::Partition => {
             let splits = [Split::Halves, Split::Isolate(who), Split::Bridge, Split::Random];

@@ -164,7 +164,13 @@ impl Run {
         Self::of(seed, rng, plan, verbose, foreign)
     }
 
-    fn of(seed: u64, rng: Rng, plan: Plan, verbose: bool, foreign: Option<&Scenario>) -> Self {
+    pub(super) fn of(
+        seed: u64,
+        rng: Rng,
+        plan: Plan,
+        verbose: bool,
+        foreign: Option<&Scenario>,
+    ) -> Self {
         let options = WorldOptions {
             nodes: plan.nodes,
             net: plan.net.clone(),
@@ -179,6 +185,7 @@ impl Run {
             world.timeline().clone(),
             world.spawner(),
             plan.think_max,
+            plan.session_ttl,
         );
         let (of_starts, work) = (Rng::new(rng.next_u64()), scene.clone());
         let (clients, programs) = (plan.clients, plan.programs.clone());

@@ -44,6 +44,8 @@ pub(crate) struct Scene {
     pub(crate) spawner: Spawner,
     /// How long a client thinks between two operations, at most.
     pub(crate) think_max: Duration,
+    /// How long the sessions of those who want locks live.
+    pub(crate) session_ttl: Duration,
     /// Set when the clients should come to an end.
     pub(crate) closing: Rc<Cell<bool>>,
     /// Leases of sessions that were opened with their lock delays, for those who want to take one up.
@@ -58,9 +60,20 @@ impl Scene {
         timeline: Arc<Timeline>,
         spawner: Spawner,
         think_max: Duration,
+        session_ttl: Duration,
     ) -> Self {
         let (closing, unique, known_leases) = Default::default();
-        Self { judge, timers, timeline, spawner, think_max, closing, known_leases, unique }
+        Self {
+            judge,
+            timers,
+            timeline,
+            spawner,
+            think_max,
+            session_ttl,
+            closing,
+            known_leases,
+            unique,
+        }
     }
 
     /// A value that no other request puts, with something to say.

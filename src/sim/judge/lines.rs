@@ -161,14 +161,19 @@ impl Lines {
     }
 
     /// Follows what happens below `lock/`. What came into several lines together must leave them
-    /// together.
+    /// together, and a hold is handed only to one who stands in the line, and leaves its place for it.
     ///
     /// # Errors
-    /// What was left behind.
-    pub(super) fn follow(&mut self, revision: Revision, events: &[Event]) -> Result<(), String> {
+    /// The invariant that is broken, and what was left behind, or who has what it never stood for.
+    pub(super) fn follow(
+        &mut self,
+        revision: Revision,
+        events: &[Event],
+    ) -> Result<(), (&'static str, String)> {
         let events: Vec<&Event> =
             events.iter().filter(|event| event.kv.key.starts_with(b"lock/")).collect();
-        let left = self.parted(&events);
+        let left = self.handed(&events).map_err(|what| ("K-HEIR", what));
+        let left = left.and(self.parted(&events).map_err(|what| ("K-ALL", what)));
         self.come_together(revision, &events);
         let mut touched = BTreeSet::new();
         for event in events {
@@ -210,6 +215,28 @@ impl Lines {
         }
     }
 
+    /// Whoever has a place that was another's had one of its own in that line until now.
+    fn handed(&self, events: &[&Event]) -> Result<(), String> {
+        for event in events.iter().filter(|event| event.kind == EventKind::Put) {
+            let (key, prefix) = (&event.kv.key, prefix_of(&event.kv.key));
+            // Below a place stand the orders to it, which are no places.
+            let is_line = prefix.iter().filter(|byte| **byte == b'/').count() == 2;
+            let Some(line) = self.lines.get(&prefix).filter(|_| is_line) else { continue };
+            let Some(before) = line.place(key) else { continue };
+            let is_left = |other: &&Event| {
+                let place = line.place(&other.kv.key);
+                other.kind == EventKind::Delete
+                    && prefix_of(&other.kv.key) == prefix
+                    && place.map(|place| place.lease) == event.kv.lease
+            };
+            let heir = event.kv.lease.filter(|lease| *lease != before.lease);
+            if let Some(heir) = heir.filter(|_| !events.iter().any(is_left)) {
+                return Err(format!("{key:?} of {before:?} goes to {heir:?}, who does not wait"));
+            }
+        }
+        Ok(())
+    }
+
     fn parted(&mut self, events: &[&Event]) -> Result<(), String> {
         let gone = |key: &Bytes| {
             events.iter().any(|event| event.kind == EventKind::Delete && event.kv.key == *key)
@@ -236,6 +263,11 @@ impl Line {
     /// In the beginning nobody is there.
     pub(super) fn new() -> Self {
         Self { places: BTreeMap::new(), since: BTreeMap::new(), heads: vec![(Revision(0), None)] }
+    }
+
+    /// What stands at a key, if it is in the line.
+    fn place(&self, key: &Bytes) -> Option<&Head> {
+        self.places.get(&(*self.since.get(key)?, key.clone()))
     }
 
     /// Who was first right after a revision.

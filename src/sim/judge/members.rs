@@ -65,6 +65,8 @@ pub(super) struct Roll {
     deciders: BTreeMap<LogIndex, Deciders>,
     /// The last entry that any leader has called committed: its index and term, and the leader's term.
     committed: (LogIndex, Term, Term),
+    /// The last term in which each node was seen to lead.
+    led: BTreeMap<NodeId, Term>,
 }
 
 impl Judge {
@@ -158,16 +160,24 @@ impl Judge {
     /// those that do not run get the benefit of the doubt.
     pub(crate) fn check_quorum(
         &mut self,
+        id: NodeId,
         before: LogIndex,
         look: &Look,
         term: Term,
         knows: impl Fn(NodeId) -> Option<bool>,
     ) {
         let index = look.commit;
+        // With the votes that it was given it may have heard of what was committed before.
+        let led_before = self.roll.led.insert(id, look.term) == Some(look.term);
         // What was committed before was judged when it was, by those who decided then.
         if index <= before {
             return;
         }
+        // An entry of an earlier term is committed with one of its own behind it: alone, however many have
+        // it, a later leader may have another in its place.
+        self.expect(!led_before || term == look.term, "R-OWN", || {
+            format!("{id:?}, which leads {:?}, commits {index:?} of {term:?}", look.term)
+        });
         if index > self.roll.committed.0 {
             self.roll.committed = (index, term, look.term);
         }

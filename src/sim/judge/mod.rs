@@ -303,6 +303,12 @@ impl Judge {
         commit
     }
 
+    /// A node has stopped by itself: what it applied before that counts.
+    pub(crate) fn last_look(&mut self, id: NodeId, process: &Process) {
+        self.hear(process);
+        self.follow_members(id, process, self.seen[place(id)].applied);
+    }
+
     /// Takes what a node has applied into the history.
     pub(crate) fn hear(&mut self, process: &Process) {
         for change in process.take_changes() {
@@ -320,8 +326,8 @@ impl Judge {
             }
             return;
         }
-        if news && let Err(left) = self.locks.lines.follow(revision, events) {
-            self.broken("K-ALL", || format!("at {revision:?} {left}"));
+        if news && let Err((invariant, what)) = self.locks.lines.follow(revision, events) {
+            self.broken(invariant, || format!("at {revision:?} {what}"));
         }
         if news {
             self.follow_queues(revision, events);

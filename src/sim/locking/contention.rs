@@ -53,7 +53,7 @@ async fn turn(player: &Player, session: &Session, lock: &'static str) {
     let holding = player.believe(what, lock, guard);
     player.scene.timers.sleep(between(&player.rng, Duration::ZERO, HOLD_MAX)).await;
     if one_in(&player.rng, 2) {
-        player.update(&holding).await;
+        player.update_at_last(&holding).await;
     }
     player.let_go(holding).await;
 }

@@ -36,12 +36,9 @@ use crate::env::Entropy;
 use crate::model::{KeyValue, NodeId, Op};
 use crate::mutant::{self, Mutant};
 use crate::recipes::{
-    Guard, GuardError, GuardTxn, Hold, Leadership, LockError, LockState, Loss, MultiGuard, Permit,
-    ReadGuard, Released, WriteGuard,
+    Contender, Guard, GuardError, GuardTxn, Hold, Leadership, LockError, LockState, Loss,
+    MultiGuard, Permit, ReadGuard, Released, WriteGuard,
 };
-
-/// How long the sessions of the holders live: short, so that many of them end.
-const TTL: Duration = Duration::from_millis(2_500);
 
 /// How long one waits for a lock before giving up.
 const PATIENCE: Duration = Duration::from_secs(8);
@@ -84,7 +81,7 @@ impl Player {
     async fn session_with(&self, delay: Duration) -> Option<Session> {
         let may_take = self.caller.deadline();
         let call = self.scene.judge.borrow_mut().call(self.node, "open session", may_take);
-        let session = self.caller.session_with(TTL, delay).await;
+        let session = self.caller.session_with(self.scene.session_ttl, delay).await;
         self.scene.judge.borrow_mut().returned(call);
         if session.is_none() {
             self.think().await;
@@ -164,14 +161,34 @@ impl Player {
         }
     }
 
+    /// Does something for a while, and drops it if it has not ended by then.
+    async fn for_at_most<T>(&self, time: Duration, what: impl Future<Output = T>) -> Option<T> {
+        let (mut what, mut enough) = (pin!(what), pin!(self.scene.timers.sleep(time)));
+        poll_fn(|context| match what.as_mut().poll(context) {
+            Poll::Ready(done) => Poll::Ready(Some(done)),
+            Poll::Pending => enough.as_mut().poll(context).map(|()| None),
+        })
+        .await
+    }
+
     /// How long to hold: now and then longer than the session lives without renewals.
     fn while_held(&self) -> Duration {
         let most = match self.rng.below(10) {
-            0 => TTL * 2,
-            1..4 => TTL / 2,
+            0 => self.scene.session_ttl * 2,
+            1..4 => self.scene.session_ttl / 2,
             _ => Duration::from_millis(100),
         };
         between(&self.rng, Duration::ZERO, most)
+    }
+
+    /// Somebody is put out of a line, while other things are done with that line.
+    fn evict_soon(&self, place: Contender) {
+        let player = self.again();
+        self.spawn(async move {
+            let locks = player.caller.locks();
+            let order = locks.break_lock(&place, "it is too late");
+            drop(player.for_at_most(PATIENCE, order).await);
+        });
     }
 
     /// Tells the judge that this program believes to hold a lock. `what` is how such holds are
@@ -249,6 +266,20 @@ impl Player {
     async fn guarded(&self, lock: &'static str) -> Option<Option<KeyValue>> {
         let (row, _) = self.caller.get_local(format!("guarded/{lock}").as_bytes()).await?;
         Some(row)
+    }
+
+    /// Reads a row, and writes it under the lock, as the last thing before it lets go; now and then gives up
+    /// half-way: the write is carried out all the same, or not, but not after somebody else holds.
+    async fn update_at_last<H: Held>(&self, holding: &Holding<H>) {
+        if !one_in(&self.rng, 6) {
+            return self.update(holding).await;
+        }
+        let key = Bytes::from(format!("guarded/{}", holding.lock()));
+        let write = holding.held.txn().then(Op::put(key, self.scene.value("held")));
+        let short = Duration::from_millis(self.rng.below(20));
+        if self.for_at_most(short, write.commit()).await.is_none() {
+            self.scene.judge.borrow_mut().count("guarded write given up");
+        }
     }
 
     /// Reads a row, and writes it under the lock.

@@ -47,7 +47,7 @@ async fn turn(player: &Player, session: &Session, lock: &'static str, lonely: Op
     };
     let holding = player.believe(what, lock, guard);
     player.scene.timers.sleep(player.while_held()).await;
-    player.update(&holding).await;
+    player.update_at_last(&holding).await;
     player.let_go(holding).await;
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::super::plan::{between, index, one_in};
 use super::{GaveUp, Holding, PATIENCE, Player};
 use crate::api::Session;
+use crate::env::Entropy;
 use crate::recipes::{Contender, Guard, LockError, OrderError};
 
 /// The longest lock delay: the lock is free in time all the same.
@@ -89,6 +90,10 @@ async fn hold(player: &Player, holding: &Holding<Guard>) -> bool {
 
 /// Gives it to one who waits.
 async fn hand_over(player: &Player, holding: Holding<Guard>, heir: &Contender) {
+    if one_in(&player.rng, 2) {
+        player.evict_soon(heir.clone());
+        player.scene.timers.sleep(Duration::from_millis(player.rng.below(40))).await;
+    }
     let guard = player.stop_believing(holding);
     let (key, since, lease) = (guard.key().clone(), guard.since(), guard.session().lease());
     let may_take = player.caller.deadline();
@@ -140,11 +145,5 @@ async fn operate(player: Player, lock: &'static str) {
 
 /// What an order comes to, unless that takes too long: giving up does not take it back.
 async fn patiently<T>(player: &Player, order: impl Future<Output = T>) -> Option<T> {
-    let mut order = pin!(order);
-    let mut patience = pin!(player.scene.timers.sleep(ORDER_PATIENCE));
-    poll_fn(|context| match order.as_mut().poll(context) {
-        Poll::Ready(answer) => Poll::Ready(Some(answer)),
-        Poll::Pending => patience.as_mut().poll(context).map(|()| None),
-    })
-    .await
+    player.for_at_most(ORDER_PATIENCE, order).await
 }

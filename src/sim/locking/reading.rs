@@ -119,6 +119,14 @@ async fn step_up(
     reader: Holding<ReadGuard>,
     read: Option<KeyValue>,
 ) {
+    if one_in(&player.rng, 2) {
+        // A writer that others wait for leaves about when this one is the only one that reads.
+        let line = player.caller.locks().of(lock).map(|info| info.line).unwrap_or_default();
+        if let Some(writer) = line.into_iter().find(|place| !place.holds) {
+            player.evict_soon(writer);
+        }
+        player.scene.timers.sleep(Duration::from_millis(player.rng.below(20))).await;
+    }
     let guard = player.stop_believing(reader);
     match upgraded(player, lock, guard).await {
         Some(Ok(guard)) => {

@@ -31,6 +31,13 @@ impl World {
                     self.pause(at, time);
                 }
             }
+            Fault::Stupor { who, still, alone } => {
+                let Some(at) = self.find(who) else { return };
+                // At the moment at which it goes on, and before it does.
+                let life = self.nodes[at].life;
+                self.schedule_in(still, Happening::CutOff { node: at, life, time: alone });
+                self.pause(at, still);
+            }
             Fault::PauseAll { time } => {
                 for at in 0..self.nodes.len() {
                     let time = between(&self.rng, time / 2, time);
@@ -127,6 +134,9 @@ impl World {
         node.slow_disk = Duration::ZERO;
         node.full = false;
         node.disk.limit(None);
+        // What found no room before is tried again.
+        self.log_soon(at);
+        self.snapshots_soon(at);
     }
 
     pub(super) fn down(&mut self, who: Who, ending: Ending, down: Duration) {
@@ -151,6 +161,7 @@ impl World {
                 let at: Vec<usize> = self.find(who).into_iter().collect();
                 (at.clone(), at)
             }
+            Split::Alone(at) => (vec![at], vec![at]),
             Split::Mute(who) => (self.find(who).into_iter().collect(), Vec::new()),
             Split::Deaf(who) => (Vec::new(), self.find(who).into_iter().collect()),
             Split::Bridge => {

@@ -96,6 +96,7 @@ enum Happening {
     Start { node: usize, life: u64 },
     Resume { node: usize, life: u64 },
     Heal { partition: u64 },
+    CutOff { node: usize, life: u64, time: Duration },
     DiskRecovers { node: usize, spell: u64 },
     Stop { node: usize, down: Duration },
     Ask { newcomer: NewcomerId },
@@ -469,6 +470,12 @@ impl World {
             Happening::Heal { partition } if self.partition == partition => {
                 self.note(20, &[partition], || "the network is whole again".to_owned());
                 self.net.heal();
+                Ok(())
+            }
+            Happening::CutOff { node, life, time } if self.nodes[node].life == life => {
+                if self.nodes[node].paused {
+                    self.part(Split::Alone(node), time);
+                }
                 Ok(())
             }
             Happening::DiskRecovers { node, spell } if self.nodes[node].spell == spell => {

@@ -143,9 +143,7 @@ impl World {
         self.note(8, &[id.get()], || format!("{id:?} has stopped: {words}"));
         self.nodes[at].stopped = true;
         if let Some(process) = &self.nodes[at].process {
-            let mut judge = self.judge.borrow_mut();
-            judge.hear(process);
-            judge.follow_members(id, process, process.look().applied);
+            self.judge.borrow_mut().last_look(id, process);
         }
         if why == Some(&StopReason::Removed) && self.is_removed(at) {
             self.left(at);
@@ -172,6 +170,6 @@ impl World {
             let node = self.nodes.get(place(id))?;
             Some(node.running()?.has(look.commit, term))
         };
-        judge.check_quorum(before, look, term, knows);
+        judge.check_quorum(self.nodes[leader].id, before, look, term, knows);
     }
 }
