@@ -273,6 +273,29 @@ fn the_page_of_limits_names_limits_that_exist() {
 }
 
 #[test]
+fn the_page_of_what_happened_to_others_names_tests_that_exist() {
+    let page = fs::read_to_string(root().join("docs/history.md")).unwrap();
+    let mut named = 0;
+    for cell in page.lines().filter_map(|row| row.trim_end_matches(" |").rsplit(" | ").next()) {
+        for test in cell.split(", `").filter_map(|test| test.trim_matches('`').split_once("`: ")) {
+            let (file, name) = test;
+            let mut files = vec![format!("src/{file}.rs"), format!("tests/{file}.rs")];
+            let folder = fs::read_dir(root().join("tests").join(file));
+            files.extend(folder.into_iter().flatten().map(|entry| {
+                format!("tests/{file}/{}", entry.unwrap().file_name().to_string_lossy())
+            }));
+            let says = |file: &String| {
+                let text = fs::read_to_string(root().join(file)).unwrap_or_default();
+                text.contains(&format!("fn {name}("))
+            };
+            assert!(files.iter().any(says), "{file} has no test {name}");
+            named += 1;
+        }
+    }
+    assert!(named > 80, "{named} tests were named");
+}
+
+#[test]
 fn every_file_says_what_it_is() {
     let mut complaints = Vec::new();
     for source in sources() {

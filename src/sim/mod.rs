@@ -21,6 +21,8 @@ mod minimise;
 mod plan;
 mod run;
 mod scenario;
+#[cfg(test)]
+mod stories;
 
 mod caller;
 mod keeping;

@@ -1,0 +1,343 @@
+//! What went wrong in systems like this one, as their own people or those who tested them have published it,
+//! told again here: a cluster, what its programs do, and what goes wrong when. Each is told with the bug
+//! planted ([`mutant`](crate::mutant)), and the judge must name it, and without, and everything holds.
+//! `docs/history.md` says where each was published.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::locking::Program;
+use super::net::NetConditions;
+use super::plan::{Fault, Plan, SESSION_TTL, Split, Who};
+use super::rng::Rng;
+use super::rot::Rot;
+use super::run::{Failure, Report, Run};
+use crate::env::Point;
+use crate::mutant::Mutant;
+
+/// A bug must be found in one of so many seeds.
+const SEEDS: u64 = 12;
+
+/// So many operations must be answered where everything holds.
+const ACKNOWLEDGED_MIN: u64 = 300;
+
+/// A cluster, and what happens to it.
+struct Story {
+    nodes: u64,
+    /// Messages take up to so long.
+    delay_max: Duration,
+    programs: &'static [Program],
+    faults: Vec<(Duration, Fault)>,
+    members_change: bool,
+}
+
+impl Story {
+    /// A cluster in which nothing goes wrong yet.
+    fn of(nodes: u64, programs: &'static [Program]) -> Self {
+        let (faults, members_change) = (Vec::new(), false);
+        Self { nodes, delay_max: ms(5), programs, faults, members_change }
+    }
+
+    /// Something goes wrong so late.
+    fn at(mut self, seconds: f64, fault: Fault) -> Self {
+        self.faults.push((Duration::from_secs_f64(seconds), fault));
+        self
+    }
+
+    /// The same again and again, from one moment to another.
+    fn every(mut self, from: f64, to: f64, step: f64, fault: Fault) -> Self {
+        let mut at = from;
+        while at < to {
+            self = self.at(at, fault);
+            at += step;
+        }
+        self
+    }
+
+    fn run(&self, seed: u64) -> Result<Report, Box<Failure>> {
+        let mut faults = self.faults.clone();
+        faults.sort_by_key(|(at, _)| *at);
+        let plan = Plan {
+            nodes: self.nodes,
+            net: NetConditions {
+                delay_min: Duration::from_micros(100),
+                delay_max: self.delay_max,
+                ..NetConditions::default()
+            },
+            sync_min: Duration::from_micros(100),
+            sync_max: ms(4),
+            faults,
+            clients: 1 + 6 / self.nodes,
+            think_max: ms(300),
+            programs: self.programs.to_vec(),
+            session_ttl: SESSION_TTL,
+            members_change: self.members_change,
+        };
+        Run::of(seed, Rng::new(seed), plan, false, None).finish()
+    }
+
+    /// Everything holds, and each of these things has happened.
+    fn holds(&self, happened: &[&str]) -> &Self {
+        let report = self.run(1).unwrap_or_else(|failure| panic!("{failure}"));
+        assert!(report.acknowledged >= ACKNOWLEDGED_MIN, "{} were answered", report.acknowledged);
+        let counts = &report.counts;
+        let missing = happened.iter().find(|what| !counts.contains_key(**what));
+        assert_eq!(missing, None, "there were {counts:?}");
+        self
+    }
+
+    /// With this bug one of the first seeds falls, by one of these invariants.
+    fn falls(&self, bug: Mutant, by: &[&str]) -> &Self {
+        let _planted = bug.plant();
+        let fallen: BTreeSet<&str> = (1..=SEEDS)
+            .filter_map(|seed| self.run(seed).err())
+            .map(|failure| failure.violation.invariant)
+            .take(1)
+            .collect();
+        let found = by.iter().any(|invariant| fallen.contains(invariant));
+        assert!(found, "{bug:?} ({}): {fallen:?}, not {by:?}", bug.breaks());
+        self
+    }
+}
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn pause(who: Who, millis: u64) -> Fault {
+    Fault::Pause { who, time: ms(millis) }
+}
+
+fn kill(who: Who) -> Fault {
+    Fault::Kill { who, down: ms(400) }
+}
+
+fn power_loss(who: Who) -> Fault {
+    Fault::PowerLoss { who, down: ms(400) }
+}
+
+fn part(split: Split, millis: u64) -> Fault {
+    Fault::Partition { split, time: ms(millis) }
+}
+
+/// Leaders come and go: they are killed, lose power, stand still and are cut off.
+fn failovers(programs: &'static [Program]) -> Story {
+    Story::of(5, programs)
+        .every(3.0, 16.0, 4.0, part(Split::Isolate(Who::Leader), 1_500))
+        .every(4.0, 16.0, 4.0, kill(Who::Leader))
+        .every(5.0, 16.0, 4.0, pause(Who::Leader, 900))
+        .every(6.0, 16.0, 4.0, power_loss(Who::Leader))
+}
+
+/// Whoever holds a lock stands still for longer than its lease lives.
+fn stalled_holders() -> Story {
+    Story::of(3, &[Program::Mutex]).every(3.0, 20.0, 3.4, pause(Who::Holder, 5_000)).every(
+        4.5,
+        20.0,
+        3.4,
+        pause(Who::Any, 3_000),
+    )
+}
+
+#[test]
+fn a_lock_whose_holder_stands_still_loses_updates_without_a_condition_and_none_with_it() {
+    stalled_holders().holds(&["guarded write refused"]).falls(Mutant::N01, &["K-UPDATE", "K-FIFO"]);
+}
+
+#[test]
+fn a_pause_between_the_renewal_and_its_answer_does_not_lengthen_the_belief() {
+    let stupor = Fault::Stupor { who: Who::Holder, still: ms(1_600), alone: ms(4_000) };
+    let mut story = Story::of(3, &[Program::Mutex, Program::Election, Program::Permits])
+        .every(3.0, 48.0, 5.0, stupor);
+    story.delay_max = ms(100);
+    story.falls(Mutant::B21, &["K-LOCAL", "K-PERMITS", "L-EARLY"]);
+}
+
+#[test]
+fn a_leader_that_was_cut_off_serves_no_read_that_is_stale() {
+    failovers(&[]).holds(&[]).falls(Mutant::M06, &["X-LIN"]).falls(Mutant::N02, &["X-LIN"]);
+}
+
+#[test]
+fn a_lease_that_a_leader_reads_by_is_no_proof_that_it_leads() {
+    failovers(&[]).falls(Mutant::M08, &["X-LIN", "L-EARLY"]);
+}
+
+#[test]
+fn what_was_acknowledged_survives_the_leader() {
+    failovers(&[]).falls(Mutant::M04, &["R-QUORUM", "R-SM"]).falls(Mutant::M02, &["R-QUORUM"]);
+}
+
+#[test]
+fn what_is_sent_again_through_another_leader_is_carried_out_once() {
+    failovers(&[]).falls(Mutant::M39, &["X-ONCE"]).falls(Mutant::B28, &["X-ONCE"]);
+}
+
+#[test]
+fn nobody_votes_twice_in_a_term_whatever_it_forgets() {
+    failovers(&[]).falls(Mutant::M03, &["R-VOTE", "R-ELECT"]);
+}
+
+/// Leaders fall while some lag behind.
+fn failovers_of_laggards() -> Story {
+    let lag = Fault::SlowDisk { who: Who::Any, extra: ms(400), time: ms(3_000) };
+    failovers(&[]).every(3.0, 16.0, 1.0, lag).every(3.5, 16.0, 1.0, part(Split::Random, 400))
+}
+
+#[test]
+fn whoever_lacks_what_is_committed_is_not_elected() {
+    failovers_of_laggards().falls(Mutant::M31, &["R-COMPLETE"]);
+}
+
+#[test]
+fn entries_of_earlier_terms_are_not_committed_by_counting() {
+    failovers_of_laggards().falls(Mutant::M32, &["R-OWN"]);
+}
+
+#[test]
+fn a_new_leader_gives_every_lease_its_whole_time() {
+    failovers(&[Program::Mutex]).falls(Mutant::M09, &["L-EARLY", "L-EPOCH"]);
+}
+
+#[test]
+fn half_of_the_members_decide_nothing() {
+    Story::of(4, &[])
+        .every(3.0, 16.0, 2.0, part(Split::Halves, 1_500))
+        .holds(&[])
+        .falls(Mutant::M05, &["R-QUORUM"]);
+}
+
+#[test]
+fn a_network_that_only_some_can_cross_costs_neither_terms_nor_the_leader() {
+    Story::of(5, &[])
+        .every(3.0, 19.0, 4.0, part(Split::Bridge, 900))
+        .every(4.0, 19.0, 4.0, part(Split::Isolate(Who::Leader), 2_900))
+        .holds(&[])
+        .falls(Mutant::M34, &["R-PREVOTE"])
+        .falls(Mutant::M33, &["R-STEP"]);
+}
+
+#[test]
+fn what_was_acknowledged_is_there_when_all_machines_have_lost_power() {
+    Story::of(3, &[])
+        .every(4.0, 16.0, 4.0, Fault::Blackout { down: ms(500) })
+        .holds(&[])
+        .falls(Mutant::N03, &["S-REOPEN"])
+        .falls(Mutant::M01, &["S-REOPEN"])
+        .falls(Mutant::M22, &["S-REOPEN"]);
+}
+
+#[test]
+fn what_one_node_alone_has_acknowledged_survives_its_power() {
+    Story::of(1, &[])
+        .every(3.0, 16.0, 2.0, power_loss(Who::Any))
+        .holds(&[])
+        .falls(Mutant::N03, &["S-REOPEN", "R-SM", "X-LIN"]);
+}
+
+#[test]
+fn a_failed_sync_is_the_end_of_a_log_and_not_tried_again() {
+    let failing = Fault::DiskError { who: Who::Any, down: ms(300) };
+    Story::of(3, &[])
+        .every(4.0, 16.0, 2.0, failing)
+        .every(5.0, 16.0, 2.0, power_loss(Who::Any))
+        .falls(Mutant::M23, &["S-REOPEN"]);
+}
+
+#[test]
+fn a_bit_that_flips_in_the_log_of_one_member_costs_that_member_and_nothing_else() {
+    let rot = |what| Fault::Rot { who: Who::Any, what, down: ms(300) };
+    Story::of(5, &[])
+        .at(5.0, rot(Rot::LogBit))
+        .at(9.0, rot(Rot::LogSector))
+        .holds(&["rotten log refused"])
+        .falls(Mutant::M20, &["S-ROT"])
+        .falls(Mutant::M21, &["S-ROT"]);
+}
+
+#[test]
+fn a_bit_that_flips_in_a_snapshot_costs_nothing() {
+    let rot = Fault::Rot { who: Who::Any, what: Rot::SnapshotBit, down: ms(300) };
+    Story::of(3, &[]).every(8.0, 16.0, 3.0, rot).holds(&["snapshot bit flipped"]);
+}
+
+#[test]
+fn a_log_is_cut_only_behind_a_snapshot_that_a_power_loss_leaves() {
+    let cut = |point| Fault::PointCrash { who: Who::Any, point, down: ms(300) };
+    Story::of(3, &[])
+        .every(3.0, 16.0, 2.0, cut(Point::LogAfterCut))
+        .every(4.0, 16.0, 2.0, cut(Point::LogRemovalSynced))
+        .falls(Mutant::M19, &["S-REOPEN", "L-CONVERGE"]);
+}
+
+#[test]
+fn a_snapshot_has_the_leases_and_the_answers() {
+    failovers(&[])
+        .falls(Mutant::M16, &["L-CONVERGE", "M-HASH", "X-ONCE"])
+        .falls(Mutant::M18a, &["L-CONVERGE", "M-HASH", "L-REVOKE"])
+        .falls(Mutant::M18b, &["L-CONVERGE", "M-HASH"]);
+}
+
+#[test]
+fn what_was_applied_before_a_start_is_not_applied_again_after_it() {
+    failovers(&[]).falls(Mutant::M15, &["C-STOP", "M-HASH", "M-DENSE"]);
+}
+
+#[test]
+fn replicas_do_the_same_in_the_same_order() {
+    failovers(&[]).falls(Mutant::M29, &["M-HASH", "R-SM"]);
+}
+
+#[test]
+fn a_read_of_what_was_compacted_is_refused_everywhere() {
+    failovers(&[]).falls(Mutant::M37, &["M-HIST"]);
+}
+
+#[test]
+fn members_that_go_and_come_again_decide_nothing_by_what_they_remember() {
+    let mut story = failovers(&[])
+        .every(3.2, 16.0, 2.5, Fault::Join)
+        .every(4.0, 16.0, 2.5, Fault::Promote)
+        .every(5.0, 16.0, 4.0, Fault::Remove)
+        .at(8.0, Fault::Replace { lost: true });
+    story.members_change = true;
+    story
+        .holds(&["joined", "member removed", "machine lost"])
+        .falls(Mutant::M30, &["R-CONF", "R-QUORUM", "L-CONVERGE", "C-STOP", "R-LEARNER"])
+        .falls(Mutant::M35, &["R-QUORUM"]);
+}
+
+#[test]
+fn a_watch_that_goes_on_after_an_end_leaves_nothing_out() {
+    failovers(&[]).falls(Mutant::M11, &["W-RELIABLE"]);
+}
+
+#[test]
+fn an_item_of_a_queue_is_neither_lost_nor_with_two() {
+    failovers(&[Program::Queue])
+        .holds(&["item taken", "acknowledged"])
+        .falls(Mutant::B10, &["Q-ACK", "Q-LOST"])
+        .falls(Mutant::B11, &["Q-LOST"])
+        .falls(Mutant::B13, &["Q-ONE", "L-SERVE"]);
+}
+
+#[test]
+fn a_token_rises_with_every_holder() {
+    stalled_holders().falls(Mutant::M25, &["K-FIFO", "K-TOKEN"]);
+}
+
+#[test]
+fn a_release_touches_nothing_but_its_own_hold() {
+    stalled_holders().falls(Mutant::M26, &["K-ROBBED", "K-LOCAL"]);
+}
+
+#[test]
+fn calls_end_though_the_cluster_has_no_quorum_and_do_not_say_that_they_failed() {
+    let down = ms(9_000);
+    Story::of(3, &[Program::Mutex])
+        .every(4.0, 20.0, 8.0, part(Split::Isolate(Who::Leader), 7_000))
+        .at(21.0, Fault::Kill { who: Who::Any, down })
+        .at(21.5, Fault::Kill { who: Who::Any, down })
+        .holds(&[])
+        .falls(Mutant::M38, &["X-UNKNOWN"]);
+}
