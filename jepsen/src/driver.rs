@@ -34,6 +34,10 @@ pub fn main(words: &[String]) -> Result<(), Box<dyn StdError>> {
     let [dir, name, members, armed @ ..] = words else {
         return Err("DIR NAME NAME=ADDRESS,... [POINT:HITS]".into());
     };
+    #[cfg(feature = "mutants")]
+    if let Ok(mutant) = std::env::var("BOWLINE_MUTANT") {
+        bowline::mutant::Mutant::named(&mutant).ok_or("no such mutant")?.plant_everywhere();
+    }
     let members: Vec<(&str, &str)> =
         members.split(',').filter_map(|member| member.split_once('=')).collect();
     let trap = Arc::new(Trap::default());
