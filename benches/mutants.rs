@@ -25,7 +25,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bowline::mutant::Mutant;
 use bowline::sim;
@@ -33,7 +33,7 @@ use bowline::sim;
 /// How many seeds a mutant may survive.
 const SEEDS: u64 = 2_000;
 
-/// A seed that takes longer than that goes round for ever.
+/// A seed during which this process has kept a processor busy for longer goes round for ever.
 const SEED_TIME_MAX: Duration = Duration::from_secs(180);
 
 /// Set for the process that runs one mutant: which.
@@ -163,7 +163,7 @@ fn hunt(mutant: Option<Mutant>) -> Found {
     let seeds = number("BOWLINE_SEEDS").unwrap_or(SEEDS);
     let next = AtomicU64::new(1);
     let first: Mutex<Option<(u64, String)>> = Mutex::new(None);
-    let under_way: Mutex<BTreeMap<u64, Instant>> = Mutex::default();
+    let under_way: Mutex<BTreeMap<u64, Duration>> = Mutex::default();
     let fell = |seed: u64, what: String| {
         let mut first = first.lock().unwrap();
         if first.as_ref().is_none_or(|(known, _)| seed < *known) {
@@ -184,7 +184,7 @@ fn hunt(mutant: Option<Mutant>) -> Found {
                         working.fetch_sub(1, Ordering::Relaxed);
                         return;
                     }
-                    under_way.lock().unwrap().insert(seed, Instant::now());
+                    under_way.lock().unwrap().insert(seed, cpu_time());
                     let ran = catch_unwind(AssertUnwindSafe(|| sim::run_seed(seed, false)));
                     under_way.lock().unwrap().remove(&seed);
                     match ran {
@@ -199,7 +199,8 @@ fn hunt(mutant: Option<Mutant>) -> Found {
             while working.load(Ordering::Relaxed) > 0 {
                 thread::sleep(Duration::from_millis(200));
                 let under_way = under_way.lock().unwrap();
-                let endless = under_way.iter().find(|(_, began)| began.elapsed() > SEED_TIME_MAX);
+                let endless =
+                    under_way.iter().find(|(_, began)| cpu_time() - **began > SEED_TIME_MAX);
                 if let Some((seed, _)) = endless {
                     fell(*seed, "goes round for ever".to_owned());
                     let (seed, what) = first.lock().unwrap().clone().expect("it has just fallen");
