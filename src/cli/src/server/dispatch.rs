@@ -11,15 +11,27 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Service;
 
+use super::auth::AuthService;
+use super::cluster::ClusterService;
+use super::election::ElectionService;
+use super::health::HealthService;
 use super::http_side::HttpSide;
 use super::kv::KvService;
 use super::lease::LeaseService;
+use super::lock::LockService;
+use super::maintenance::MaintenanceService;
 use super::member::Member;
 use super::watch::WatchService;
 use super::wire::Reason;
+use crate::generated::etcdserverpb::auth_server::AuthServer;
+use crate::generated::etcdserverpb::cluster_server::ClusterServer;
 use crate::generated::etcdserverpb::kv_server::KvServer;
 use crate::generated::etcdserverpb::lease_server::LeaseServer;
+use crate::generated::etcdserverpb::maintenance_server::MaintenanceServer;
 use crate::generated::etcdserverpb::watch_server::WatchServer;
+use crate::generated::grpc::health::v1::health_server::HealthServer;
+use crate::generated::v3electionpb::election_server::ElectionServer;
+use crate::generated::v3lockpb::lock_server::LockServer;
 
 /// What a client's message may be larger than the largest request.
 const MESSAGE_SLACK_BYTES: usize = 512 << 10;
@@ -32,6 +44,12 @@ pub(super) struct Dispatch {
     kv: KvServer<KvService>,
     watch: WatchServer<WatchService>,
     lease: LeaseServer<LeaseService>,
+    cluster: ClusterServer<ClusterService>,
+    maintenance: MaintenanceServer<MaintenanceService>,
+    auth: AuthServer<AuthService>,
+    lock: LockServer<LockService>,
+    election: ElectionServer<ElectionService>,
+    health: HealthServer<HealthService>,
     http: HttpSide,
 }
 
@@ -46,6 +64,14 @@ impl Dispatch {
             kv: KvServer::new(KvService(Arc::clone(&member))).max_decoding_message_size(bytes_max),
             watch: WatchServer::new(WatchService(Arc::clone(&member))),
             lease: LeaseServer::new(LeaseService(Arc::clone(&member))),
+            cluster: ClusterServer::new(ClusterService(Arc::clone(&member))),
+            maintenance: MaintenanceServer::new(MaintenanceService(Arc::clone(&member))),
+            auth: AuthServer::new(AuthService(Arc::clone(&member))),
+            lock: LockServer::new(LockService(Arc::clone(&member)))
+                .max_decoding_message_size(bytes_max),
+            election: ElectionServer::new(ElectionService(Arc::clone(&member)))
+                .max_decoding_message_size(bytes_max),
+            health: HealthServer::new(HealthService(Arc::clone(&member))),
             http: HttpSide::new(&member),
             member,
         }
@@ -60,32 +86,53 @@ impl Dispatch {
             let http = self.http.clone();
             return Box::pin(async move { Ok(http.answer(request).await) });
         }
-        if let Err(status) = self.admit(&request) {
+        self.grpc(request)
+    }
+
+    /// Answers a request of gRPC, wherever it comes from.
+    pub(super) fn grpc<B>(&mut self, request: Request<B>) -> Answer
+    where
+        B: http_body::Body + Send + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+        B::Data: Send,
+    {
+        let path = request.uri().path().to_owned();
+        if let Err(status) = self.admit(&request, &path) {
             return Box::pin(async move { Ok(status.into_http()) });
         }
-        let path = request.uri().path();
         let service = path.trim_start_matches('/').split('/').next().unwrap_or_default();
         match service {
             "etcdserverpb.KV" => self.kv.call(request),
             "etcdserverpb.Watch" => self.watch.call(request),
             "etcdserverpb.Lease" => self.lease.call(request),
+            "etcdserverpb.Cluster" => self.cluster.call(request),
+            "etcdserverpb.Maintenance" => self.maintenance.call(request),
+            "etcdserverpb.Auth" => self.auth.call(request),
+            "v3lockpb.Lock" => self.lock.call(request),
+            "v3electionpb.Election" => self.election.call(request),
+            "grpc.health.v1.Health" => self.health.call(request),
             _ => {
-                let words = match path.rsplit_once('/') {
-                    Some((_, method)) => format!("unknown service {service}: no method {method}"),
-                    None => format!("malformed method name: {path:?}"),
-                };
+                let words = format!("unknown service {service}");
                 Box::pin(async move { Ok(Status::unimplemented(words).into_http()) })
             }
         }
     }
 
-    /// Refuses what needs a leader where there is none.
-    fn admit(&self, request: &Request<Incoming>) -> Result<(), Status> {
+    /// Refuses what needs a leader where there is none, and what a learner does not do. What streams, and ranges,
+    /// are looked at where they are answered.
+    fn admit<B>(&self, request: &Request<B>, path: &str) -> Result<(), Status> {
         let requires = request.headers().get("hasleader").is_some_and(|value| value == "true");
         if requires && !self.member.has_leader() {
             return Err(Reason::NoLeader.into());
         }
-        Ok(())
+        let is_for_all = path.starts_with("/grpc.health.v1.")
+            || [
+                "/etcdserverpb.KV/Range",
+                "/etcdserverpb.Maintenance/Status",
+                "/etcdserverpb.Maintenance/Snapshot",
+            ]
+            .contains(&path);
+        if is_for_all { Ok(()) } else { self.member.not_for_learners() }
     }
 }
 

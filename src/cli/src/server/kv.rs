@@ -9,9 +9,9 @@ use tonic::{Request, Response, Status};
 
 use super::member::Member;
 use super::wire::{
-    bounds, check_delete, check_put, check_range, check_size, check_txn, compare, delete_response,
-    is_local, key_range, op, put, put_response, range_response, refused, revision, sort,
-    txn_response,
+    Reason, bounds, check_delete, check_put, check_range, check_size, check_txn, compare,
+    delete_response, is_local, key_range, op, put, put_response, range_response, refused, revision,
+    sort, txn_response,
 };
 use crate::generated::etcdserverpb::kv_server::Kv;
 use crate::generated::etcdserverpb::{
@@ -147,8 +147,8 @@ impl Kv for KvService {
         request: Request<CompactionRequest>,
     ) -> Result<Response<CompactionResponse>, Status> {
         let CompactionRequest { revision, .. } = request.into_inner();
-        // What is below zero has been compacted in any store.
-        let at = Revision(revision.max(0).unsigned_abs());
+        // What is below zero has been compacted in any store; zero has not, in a new one.
+        let at = Revision(u64::try_from(revision).map_err(|_| Reason::Compacted)?);
         let reached = self.0.client().compact(at).await.map_err(refused)?;
         Ok(Response::new(CompactionResponse { header: self.0.header(reached) }))
     }

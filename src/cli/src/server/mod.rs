@@ -17,13 +17,20 @@
 //! Services use nothing of the library but its public interface, and hold no state that others depend on: that is
 //! all in the node. `docs/etcd-compatibility.md` says where it differs from etcd.
 
+mod auth;
+mod cluster;
 mod dispatch;
 mod driven;
+mod election;
 mod flags;
+mod health;
 mod http_side;
 mod kv;
 mod lease;
+mod line;
 mod listen;
+mod lock;
+mod maintenance;
 mod member;
 mod watch;
 mod wire;

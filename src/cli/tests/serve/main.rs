@@ -6,6 +6,8 @@ mod generated;
 
 mod kv;
 mod lease;
+mod locks;
+mod operate;
 mod process;
 mod tools;
 mod watch;

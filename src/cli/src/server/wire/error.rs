@@ -25,9 +25,17 @@ pub(crate) enum Reason {
     NoLeader,
     Stopped,
     Timeout,
+    NotLeader,
+    BadTransferee,
     MemberNotFound,
+    LearnerNotReady,
+    NotLearner,
     Unhealthy,
     NotForLearners,
+    AuthNotEnabled,
+    NoDowngrade,
+    DowngradeFormat,
+    DowngradeTarget,
 }
 
 impl Reason {
@@ -42,13 +50,24 @@ impl Reason {
             Reason::DuplicateKey => (InvalidArgument, "duplicate key given in txn request"),
             Reason::InvalidSortOption => (InvalidArgument, "invalid sort option"),
             Reason::RequestTooLarge => (InvalidArgument, "request is too large"),
+            Reason::DowngradeFormat => (InvalidArgument, "wrong downgrade target version format"),
+            Reason::DowngradeTarget => (InvalidArgument, "invalid downgrade target version"),
+            Reason::NoDowngrade => (FailedPrecondition, "no inflight downgrade job"),
             Reason::Compacted => (OutOfRange, "mvcc: required revision has been compacted"),
             Reason::FutureRevision => (OutOfRange, "mvcc: required revision is a future revision"),
             Reason::LeaseTtlTooLarge => (OutOfRange, "too large lease TTL"),
             Reason::LeaseNotFound => (NotFound, "requested lease not found"),
             Reason::MemberNotFound => (NotFound, "member not found"),
             Reason::LeaseExists => (FailedPrecondition, "lease already exists"),
+            Reason::NotLeader => (FailedPrecondition, "not leader"),
+            Reason::BadTransferee => (FailedPrecondition, "bad leader transferee"),
+            Reason::LearnerNotReady => (
+                FailedPrecondition,
+                "can only promote a learner member which is in sync with leader",
+            ),
+            Reason::NotLearner => (FailedPrecondition, "can only promote a learner member"),
             Reason::NotForLearners => (FailedPrecondition, "rpc not supported for learner"),
+            Reason::AuthNotEnabled => (FailedPrecondition, "authentication is not enabled"),
             Reason::NoSpace => (ResourceExhausted, "mvcc: database space exceeded"),
             Reason::TooManyRequests => (ResourceExhausted, "too many requests"),
             Reason::Corrupt => (DataLoss, "corrupt cluster"),
@@ -115,6 +134,8 @@ fn reason_of(refusal: &Refusal) -> Option<Reason> {
 fn members(refusal: &MemberRefusal, error: &Error) -> Status {
     match refusal {
         MemberRefusal::Unknown(_) => Reason::MemberNotFound.into(),
+        MemberRefusal::Voter(_) => Reason::NotLearner.into(),
+        MemberRefusal::NotCaughtUp(_) => Reason::LearnerNotReady.into(),
         _ => ours(Code::FailedPrecondition, error),
     }
 }

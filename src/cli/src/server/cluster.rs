@@ -1,0 +1,104 @@
+//! `etcdserverpb.Cluster`: who the members are, and changes of them.
+
+use std::sync::Arc;
+
+use bowline::{KeyRange, MemberRole, NodeId};
+use tonic::{Request, Response, Status};
+
+use super::member::Member;
+use super::wire::{Reason, refused};
+use crate::generated::etcdserverpb as pb;
+use crate::generated::etcdserverpb::cluster_server::Cluster;
+
+/// The service.
+#[derive(Clone)]
+pub(super) struct ClusterService(pub(super) Arc<Member>);
+
+impl ClusterService {
+    /// All members as this replica has them. Where clients reach the others is known only to those.
+    fn members(&self) -> Vec<pb::Member> {
+        let own = self.0.node().status().id;
+        let clients = &self.0.options().advertise_clients;
+        let members = self.0.node().members();
+        let members = members.rows().iter().map(|(id, member)| pb::Member {
+            id: id.get(),
+            client_ur_ls: if *id == own { clients.clone() } else { Vec::new() },
+            peer_ur_ls: vec![format!("http://{}", member.address)],
+            is_learner: member.role == MemberRole::Learner,
+            name: member.name.clone(),
+        });
+        members.collect()
+    }
+
+    /// As etcd says it: without a revision.
+    fn header(&self) -> Option<pb::ResponseHeader> {
+        self.0.header(bowline::Revision(0))
+    }
+}
+
+fn known(id: u64) -> Result<NodeId, Status> {
+    NodeId::new(id).ok_or_else(|| Reason::MemberNotFound.into())
+}
+
+#[tonic::async_trait]
+impl Cluster for ClusterService {
+    async fn member_list(
+        &self,
+        request: Request<pb::MemberListRequest>,
+    ) -> Result<Response<pb::MemberListResponse>, Status> {
+        if request.into_inner().linearizable {
+            let read = self.0.client().range(KeyRange::key("\0")).count_only();
+            read.await.map_err(refused)?;
+        }
+        let (header, members) = (self.header(), self.members());
+        Ok(Response::new(pb::MemberListResponse { header, members }))
+    }
+
+    async fn member_add(
+        &self,
+        _: Request<pb::MemberAddRequest>,
+    ) -> Result<Response<pb::MemberAddResponse>, Status> {
+        Err(Status::unimplemented(
+            "bowline: a member is not added before it is there: start it with --initial-cluster-state existing, and it \
+             joins as a learner; then promote it",
+        ))
+    }
+
+    async fn member_remove(
+        &self,
+        request: Request<pb::MemberRemoveRequest>,
+    ) -> Result<Response<pb::MemberRemoveResponse>, Status> {
+        let id = known(request.into_inner().id)?;
+        if self.members().iter().all(|member| member.id != id.get()) {
+            return Err(Reason::MemberNotFound.into());
+        }
+        self.0.node().remove_member(id).await.map_err(refused)?;
+        let (header, members) = (self.header(), self.members());
+        Ok(Response::new(pb::MemberRemoveResponse { header, members }))
+    }
+
+    async fn member_update(
+        &self,
+        _: Request<pb::MemberUpdateRequest>,
+    ) -> Result<Response<pb::MemberUpdateResponse>, Status> {
+        Err(Status::unimplemented(
+            "bowline: a member tells its address itself: restart it with another --initial-advertise-peer-urls",
+        ))
+    }
+
+    async fn member_promote(
+        &self,
+        request: Request<pb::MemberPromoteRequest>,
+    ) -> Result<Response<pb::MemberPromoteResponse>, Status> {
+        let id = known(request.into_inner().id)?;
+        let members = self.members();
+        let member = members.iter().find(|member| member.id == id.get());
+        let member = member.ok_or(Reason::MemberNotFound)?;
+        if !member.is_learner {
+            return Err(Reason::NotLearner.into());
+        }
+        self.0.node().promote(id).await.map_err(refused)?;
+        let (header, members) = (self.header(), self.members());
+        Ok(Response::new(pb::MemberPromoteResponse { header, members }))
+    }
+}

@@ -1,0 +1,175 @@
+//! `v3electionpb.Election`: elections on behalf of clients, in the line that etcd's concurrency package forms.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bowline::{Compare, EventKind, KeyRange, KeyValue, Op, Put, Revision};
+use tokio_stream::Stream;
+use tonic::{Request, Response, Status};
+
+use super::driven::{Answers, Driven};
+use super::line::{first, keys_of, take_place};
+use super::member::Member;
+use super::wire::{Reason, key_value, lease_id, refused};
+use crate::generated::v3electionpb::election_server::Election;
+use crate::generated::v3electionpb::{
+    CampaignRequest, CampaignResponse, LeaderKey, LeaderRequest, LeaderResponse, ProclaimRequest,
+    ProclaimResponse, ResignRequest, ResignResponse,
+};
+
+/// The service.
+#[derive(Clone)]
+pub(super) struct ElectionService(pub(super) Arc<Member>);
+
+fn named(leader: Option<LeaderKey>) -> Result<LeaderKey, Status> {
+    leader.ok_or_else(|| Status::unknown("\"leader\" field must be provided"))
+}
+
+/// Whether a leadership is still the one that it was.
+fn still_leads(leader: &LeaderKey) -> Result<Compare, Status> {
+    if leader.key.is_empty() {
+        return Err(Reason::EmptyKey.into());
+    }
+    Ok(Compare::create_revision(leader.key.clone()).eq(leader.rev.max(0).unsigned_abs()))
+}
+
+#[tonic::async_trait]
+impl Election for ElectionService {
+    async fn campaign(
+        &self,
+        request: Request<CampaignRequest>,
+    ) -> Result<Response<CampaignResponse>, Status> {
+        let CampaignRequest { name, lease, value } = request.into_inner();
+        let gone = "election: session is expired";
+        let place = take_place(&self.0, name.clone(), lease, value, gone).await?;
+        let header = self.0.header(place.revision);
+        let (rev, lease) = (place.created.get() as i64, place.lease.get() as i64);
+        let leader = Some(LeaderKey { name, key: place.key, rev, lease });
+        Ok(Response::new(CampaignResponse { header, leader }))
+    }
+
+    async fn proclaim(
+        &self,
+        request: Request<ProclaimRequest>,
+    ) -> Result<Response<ProclaimResponse>, Status> {
+        let ProclaimRequest { leader, value } = request.into_inner();
+        let leader = named(leader)?;
+        let held = still_leads(&leader)?;
+        let mut put = Put::new(leader.key, value);
+        if let Some(lease) = lease_id(leader.lease) {
+            put = put.lease(lease);
+        }
+        let txn = self.0.client().txn().when(held).then(put);
+        let reply = txn.commit().await.map_err(refused)?;
+        if !reply.succeeded {
+            return Err(Status::unknown("election: not leader"));
+        }
+        Ok(Response::new(ProclaimResponse { header: self.0.header(reply.revision) }))
+    }
+
+    async fn leader(
+        &self,
+        request: Request<LeaderRequest>,
+    ) -> Result<Response<LeaderResponse>, Status> {
+        let (leader, revision) = first(&self.0, &request.into_inner().name).await?;
+        match leader {
+            None => Err(Status::unknown("election: no leader")),
+            Some(row) => {
+                let (header, kv) = (self.0.header(revision), Some(key_value(row)));
+                Ok(Response::new(LeaderResponse { header, kv }))
+            }
+        }
+    }
+
+    type ObserveStream = Pin<Box<dyn Stream<Item = Result<LeaderResponse, Status>> + Send>>;
+
+    async fn observe(
+        &self,
+        request: Request<LeaderRequest>,
+    ) -> Result<Response<Self::ObserveStream>, Status> {
+        self.0.not_for_learners()?;
+        let member = Arc::clone(&self.0);
+        let name = request.into_inner().name;
+        Ok(Response::new(Driven::by(|answers| async move {
+            loop {
+                follow(&member, &name, &answers).await?;
+            }
+        })))
+    }
+
+    async fn resign(
+        &self,
+        request: Request<ResignRequest>,
+    ) -> Result<Response<ResignResponse>, Status> {
+        let leader = named(request.into_inner().leader)?;
+        let held = still_leads(&leader)?;
+        let txn = self.0.client().txn().when(held).then(Op::delete(leader.key));
+        let reply = txn.commit().await.map_err(refused)?;
+        Ok(Response::new(ResignResponse { header: self.0.header(reply.revision) }))
+    }
+}
+
+/// Tells of one leader until it is gone, or waits until there is one.
+async fn follow(
+    member: &Member,
+    name: &[u8],
+    answers: &Answers<LeaderResponse>,
+) -> Result<(), Status> {
+    let (leader, revision) = first(member, name).await?;
+    let Some(leader) = leader else {
+        return until_event(member, keys_of(name), revision.next(), |_, event| {
+            event.kind == EventKind::Put
+        })
+        .await;
+    };
+    let keys = KeyRange::key(leader.key.clone());
+    tell(member, answers, leader, revision).await;
+    let mut watch = member.client().watch(keys).from(revision.next()).await.map_err(refused)?;
+    loop {
+        match watch.next().await {
+            Some(Ok(batch)) => {
+                for event in batch.events {
+                    if event.kind == EventKind::Delete {
+                        return Ok(());
+                    }
+                    tell(member, answers, event.kv, batch.revision).await;
+                }
+            }
+            // What was forgotten is looked at as it is now.
+            Some(Err(bowline::WatchError::Compacted { .. })) => return Ok(()),
+            Some(Err(_)) | None => return Err(Reason::Stopped.into()),
+        }
+    }
+}
+
+async fn tell(
+    member: &Member,
+    answers: &Answers<LeaderResponse>,
+    row: KeyValue,
+    revision: Revision,
+) {
+    let (header, kv) = (member.header(revision), Some(key_value(row)));
+    // If nobody listens the stream is dropped soon, and this with it.
+    drop(answers.send(Ok(LeaderResponse { header, kv })).await);
+}
+
+/// Waits for an event of some keys.
+async fn until_event(
+    member: &Member,
+    keys: KeyRange,
+    from: Revision,
+    wanted: impl Fn(Revision, &bowline::Event) -> bool,
+) -> Result<(), Status> {
+    let mut watch = member.client().watch(keys).from(from).await.map_err(refused)?;
+    loop {
+        match watch.next().await {
+            Some(Ok(batch)) => {
+                if batch.events.iter().any(|event| wanted(batch.revision, event)) {
+                    return Ok(());
+                }
+            }
+            Some(Err(bowline::WatchError::Compacted { .. })) => return Ok(()),
+            Some(Err(_)) | None => return Err(Reason::Stopped.into()),
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! `grpc.health.v1.Health`: whether the server, or one of its services, serves.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_stream::Stream;
+use tonic::{Request, Response, Status};
+
+use super::driven::Driven;
+use super::member::Member;
+use crate::generated::grpc::health::v1::health_check_response::ServingStatus;
+use crate::generated::grpc::health::v1::health_server::Health;
+use crate::generated::grpc::health::v1::{HealthCheckRequest, HealthCheckResponse};
+
+/// How often who watches is told of a change at the latest.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// The services that can be asked for by name; the empty name is the whole server.
+const SERVICES: [&str; 9] = [
+    "",
+    "etcdserverpb.KV",
+    "etcdserverpb.Watch",
+    "etcdserverpb.Lease",
+    "etcdserverpb.Cluster",
+    "etcdserverpb.Maintenance",
+    "etcdserverpb.Auth",
+    "v3lockpb.Lock",
+    "v3electionpb.Election",
+];
+
+/// The service.
+#[derive(Clone)]
+pub(super) struct HealthService(pub(super) Arc<Member>);
+
+fn serves(member: &Member) -> ServingStatus {
+    match member.node().health().is_serving() {
+        true => ServingStatus::Serving,
+        false => ServingStatus::NotServing,
+    }
+}
+
+fn response(status: ServingStatus) -> HealthCheckResponse {
+    HealthCheckResponse { status: status.into() }
+}
+
+#[tonic::async_trait]
+impl Health for HealthService {
+    async fn check(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<HealthCheckResponse>, Status> {
+        if SERVICES.contains(&request.into_inner().service.as_str()) {
+            Ok(Response::new(response(serves(&self.0))))
+        } else {
+            Err(Status::not_found("unknown service"))
+        }
+    }
+
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
+
+    async fn watch(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let known = SERVICES.contains(&request.into_inner().service.as_str());
+        let member = Arc::clone(&self.0);
+        Ok(Response::new(Driven::by(|answers| async move {
+            let mut told = None;
+            loop {
+                let now = if known { serves(&member) } else { ServingStatus::ServiceUnknown };
+                if told.replace(now) != Some(now) && answers.send(Ok(response(now))).await.is_err()
+                {
+                    return Ok(());
+                }
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        })))
+    }
+}

@@ -1,0 +1,213 @@
+//! The line before a lock or an election, as etcd's concurrency package forms it: a key below the name for each
+//! lease, in the order of their creation. The keys are the same as those of the library's own locks and elections,
+//! so all of them stand in one line.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bowline::{
+    Compare, EventKind, KeyRange, KeyValue, LeaseId, Op, Put, Revision, RevisionBounds, SortOrder,
+    SortTarget, TxnResult,
+};
+use bytes::Bytes;
+use tokio::sync::oneshot;
+use tonic::Status;
+
+use super::member::Member;
+use super::wire::refused;
+
+/// How long the lease lives that is granted to who brings none. Nobody keeps it alive.
+const LENT_TTL: Duration = Duration::from_secs(60);
+
+/// A place in the line.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    /// Its key.
+    pub(super) key: Bytes,
+    /// The lease that it hangs on.
+    pub(super) lease: LeaseId,
+    /// The revision at which it was created.
+    pub(super) created: Revision,
+    /// The store's revision when it was known to be the first.
+    pub(super) revision: Revision,
+}
+
+/// The keys of a line.
+pub(super) fn keys_of(name: &[u8]) -> KeyRange {
+    KeyRange::prefix([name, b"/"].concat())
+}
+
+/// The first of a line, with the store's revision.
+pub(super) async fn first(
+    member: &Member,
+    name: &[u8],
+) -> Result<(Option<KeyValue>, Revision), Status> {
+    let call = member.client().range(keys_of(name)).limit(1);
+    let reply = call.sort(SortTarget::Create, SortOrder::Ascend).await.map_err(refused)?;
+    Ok((reply.kvs.into_iter().next(), reply.revision))
+}
+
+/// Enters the line and waits until this place is the first. Whoever drops the future leaves the line: as soon as it
+/// is known whether it was entered, its key is deleted. `gone` is what is said when the place is lost meanwhile.
+pub(super) async fn take_place(
+    member: &Arc<Member>,
+    name: Bytes,
+    lease: i64,
+    value: Bytes,
+    gone: &'static str,
+) -> Result<Place, Status> {
+    let (caller, place) = oneshot::channel();
+    let member = Arc::clone(member);
+    // A task of its own: it must not end where its caller does.
+    tokio::spawn(async move { stand(&member, &name, lease, value, gone, caller).await });
+    place.await.unwrap_or_else(|_| Err(super::wire::Reason::Stopped.into()))
+}
+
+/// Who waits for a place.
+type Caller = oneshot::Sender<Result<Place, Status>>;
+
+async fn stand(
+    member: &Member,
+    name: &[u8],
+    lease: i64,
+    value: Bytes,
+    gone: &'static str,
+    mut caller: Caller,
+) {
+    let entered = match enter(member, name, lease, value).await {
+        Ok(entered) => entered,
+        // If nobody listens there is nobody to tell.
+        Err(status) => return drop(caller.send(Err(status))),
+    };
+    let outcome = tokio::select! {
+        outcome = wait(member, name, &entered.place, gone) => Some(outcome),
+        () = caller.closed() => None,
+    };
+    let left = match outcome {
+        Some(outcome) => {
+            let failed = outcome.is_err();
+            let place = outcome.map(|revision| Place { revision, ..entered.place.clone() });
+            let heard = caller.send(place).is_ok();
+            failed || !heard
+        }
+        None => true,
+    };
+    // A place that was there before belongs to another call of the same lease.
+    if left && entered.is_new {
+        leave(member, &entered.place).await;
+    }
+}
+
+struct Entered {
+    place: Place,
+    is_new: bool,
+}
+
+async fn enter(member: &Member, name: &[u8], lease: i64, value: Bytes) -> Result<Entered, Status> {
+    let lease = match super::wire::lease_id(lease) {
+        Some(lease) => lease,
+        None => member.grant(LENT_TTL, None).await.map_err(refused)?.id,
+    };
+    let key = Bytes::from([name, b"/", lease.to_string().as_bytes()].concat());
+    let txn = member.client().txn().when(Compare::create_revision(key.clone()).eq(0u64));
+    let put = Put::new(key.clone(), value.clone()).lease(lease);
+    let reply = txn.then(put).or_else(Op::get(key.clone())).commit().await.map_err(refused)?;
+    let place = |created| Place { key: key.clone(), lease, created, revision: reply.revision };
+    if reply.succeeded {
+        return Ok(Entered { place: place(reply.revision), is_new: true });
+    }
+    let Some(TxnResult::Range(rows)) = reply.results.first() else {
+        return Err(Status::internal("bowline: a transaction without its answer"));
+    };
+    let Some(row) = rows.kvs.first() else {
+        return Err(Status::internal("bowline: a key that is there and is not"));
+    };
+    let place = place(row.create_revision);
+    if row.value != value {
+        rename(member, &place, value).await?;
+    }
+    Ok(Entered { place, is_new: false })
+}
+
+/// Gives a place another value.
+async fn rename(member: &Member, place: &Place, value: Bytes) -> Result<(), Status> {
+    let held = Compare::create_revision(place.key.clone()).eq(place.created);
+    let put = Put::new(place.key.clone(), value).lease(place.lease);
+    let reply = member.client().txn().when(held).then(put).commit().await.map_err(refused)?;
+    if reply.succeeded { Ok(()) } else { Err(Status::unknown("election: not leader")) }
+}
+
+/// Deletes a place, if it is still this one.
+async fn leave(member: &Member, place: &Place) {
+    let held = || Compare::create_revision(place.key.clone()).eq(place.created);
+    loop {
+        let txn = member.client().txn().when(held()).then(Op::delete(place.key.clone()));
+        match txn.commit().await {
+            Err(error) if error.is_transient() => {
+                // Too much to do, or no leader: its lease ends it at the latest.
+                let lives = member.client().leases().contains(&place.lease);
+                if !lives {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            _ => return,
+        }
+    }
+}
+
+/// Waits until nobody stands before a place. Says the store's revision.
+async fn wait(
+    member: &Member,
+    name: &[u8],
+    place: &Place,
+    gone: &'static str,
+) -> Result<Revision, Status> {
+    loop {
+        let before = last_before(member, name, place).await?;
+        // Read after the line was: the replica is at least as new.
+        let row = member.client().get(place.key.clone()).local().await.map_err(refused)?;
+        if row.is_none_or(|row| row.create_revision != place.created) {
+            return Err(Status::unknown(gone));
+        }
+        let (before, revision) = match before {
+            (Some(before), revision) => (before, revision),
+            (None, revision) => return Ok(revision),
+        };
+        tokio::select! {
+            ended = until_deleted(member, before, revision.next()) => ended?,
+            // Lost while it waits: nobody needs to get out of its way first.
+            ended = until_deleted(member, place.key.clone(), revision.next()) => ended?,
+        }
+    }
+}
+
+/// The key of the last place before this one, and the store's revision.
+async fn last_before(
+    member: &Member,
+    name: &[u8],
+    place: &Place,
+) -> Result<(Option<Bytes>, Revision), Status> {
+    let before = Revision(place.created.get() - 1);
+    let bounds = RevisionBounds { create_max: Some(before), ..RevisionBounds::default() };
+    let call = member.client().range(keys_of(name)).bounds(bounds).limit(1).keys_only();
+    let call = call.sort(SortTarget::Create, SortOrder::Descend);
+    let reply = call.await.map_err(refused)?;
+    Ok((reply.kvs.into_iter().next().map(|row| row.key), reply.revision))
+}
+
+/// Waits until a key is deleted at or after a revision. Ends too when the past has been forgotten: look again.
+async fn until_deleted(member: &Member, key: Bytes, from: Revision) -> Result<(), Status> {
+    let mut watch = member.client().watch(KeyRange::key(key)).from(from).await.map_err(refused)?;
+    loop {
+        match watch.next().await {
+            Some(Ok(batch)) => {
+                if batch.events.iter().any(|event| event.kind == EventKind::Delete) {
+                    return Ok(());
+                }
+            }
+            Some(Err(bowline::WatchError::Compacted { .. })) => return Ok(()),
+            Some(Err(_)) | None => return Err(super::wire::Reason::Stopped.into()),
+        }
+    }
+}

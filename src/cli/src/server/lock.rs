@@ -1,0 +1,41 @@
+//! `v3lockpb.Lock`: locks that are held on behalf of clients, in the line that etcd's concurrency package forms.
+
+use std::sync::Arc;
+
+use bowline::KeyRange;
+use bytes::Bytes;
+use tonic::{Request, Response, Status};
+
+use super::line::take_place;
+use super::member::Member;
+use super::wire::{Reason, refused};
+use crate::generated::v3lockpb::lock_server::Lock;
+use crate::generated::v3lockpb::{LockRequest, LockResponse, UnlockRequest, UnlockResponse};
+
+/// The service.
+#[derive(Clone)]
+pub(super) struct LockService(pub(super) Arc<Member>);
+
+#[tonic::async_trait]
+impl Lock for LockService {
+    async fn lock(&self, request: Request<LockRequest>) -> Result<Response<LockResponse>, Status> {
+        let LockRequest { name, lease } = request.into_inner();
+        let gone = "mutex: session is expired";
+        let place = take_place(&self.0, name, lease, Bytes::new(), gone).await?;
+        let header = self.0.header(place.revision);
+        Ok(Response::new(LockResponse { header, key: place.key }))
+    }
+
+    /// Deletes whatever key is given, as etcd does.
+    async fn unlock(
+        &self,
+        request: Request<UnlockRequest>,
+    ) -> Result<Response<UnlockResponse>, Status> {
+        let UnlockRequest { key } = request.into_inner();
+        if key.is_empty() {
+            return Err(Reason::EmptyKey.into());
+        }
+        let reply = self.0.client().delete(KeyRange::key(key)).await.map_err(refused)?;
+        Ok(Response::new(UnlockResponse { header: self.0.header(reply.revision) }))
+    }
+}

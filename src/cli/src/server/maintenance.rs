@@ -1,0 +1,209 @@
+//! `etcdserverpb.Maintenance`: status, hashes, leadership, alarms. What an operator asks of one member.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bowline::{Client, KeyRange, NodeId, Revision};
+use tokio_stream::Stream;
+use tonic::{Request, Response, Status};
+
+use super::member::{CLUSTER_VERSION, Member, VERSION};
+use super::wire::{Reason, refused, revision};
+use crate::generated::etcdserverpb as pb;
+use crate::generated::etcdserverpb::maintenance_server::Maintenance;
+use pb::alarm_request::AlarmAction;
+use pb::downgrade_request::DowngradeAction;
+
+/// How many rows are hashed at a time.
+const PAGE_ROWS: u64 = 4096;
+
+/// The service.
+#[derive(Clone)]
+pub(super) struct MaintenanceService(pub(super) Arc<Member>);
+
+impl MaintenanceService {
+    /// What is wrong with this member, in the protocol's terms. Nobody raises or ends it: it is so, or it is not.
+    fn alarms(&self) -> Vec<pb::AlarmMember> {
+        let health = self.0.node().health();
+        let metrics = self.0.node().metrics().snapshot();
+        let member_id = self.0.node().status().id.get();
+        let full = health.disk_full || metrics.state_bytes >= metrics.quota_bytes;
+        let kinds = [(pb::AlarmType::Nospace, full), (pb::AlarmType::Corrupt, health.diverged)];
+        let raised = kinds.into_iter().filter(|(_, is)| *is);
+        raised.map(|(kind, _)| pb::AlarmMember { member_id, alarm: kind.into() }).collect()
+    }
+}
+
+#[tonic::async_trait]
+impl Maintenance for MaintenanceService {
+    async fn alarm(
+        &self,
+        request: Request<pb::AlarmRequest>,
+    ) -> Result<Response<pb::AlarmResponse>, Status> {
+        let request = request.into_inner();
+        let action = AlarmAction::try_from(request.action).map_err(|_| {
+            Status::invalid_argument("bowline: an alarm request with an unknown action")
+        })?;
+        let alarms = match action {
+            AlarmAction::Get => {
+                let wanted = |alarm: &pb::AlarmMember| {
+                    request.alarm() == pb::AlarmType::None || alarm.alarm == request.alarm
+                };
+                self.alarms().into_iter().filter(wanted).collect()
+            }
+            // They end by themselves, and then there is none.
+            AlarmAction::Deactivate => Vec::new(),
+            AlarmAction::Activate => {
+                return Err(Status::unimplemented(
+                    "bowline: alarms cannot be raised by hand: they say what is so, and end by themselves",
+                ));
+            }
+        };
+        Ok(Response::new(pb::AlarmResponse { header: self.0.header_now(), alarms }))
+    }
+
+    async fn status(
+        &self,
+        _: Request<pb::StatusRequest>,
+    ) -> Result<Response<pb::StatusResponse>, Status> {
+        let status = self.0.node().status();
+        let metrics = self.0.node().metrics().snapshot();
+        let mut errors: Vec<String> = self
+            .alarms()
+            .iter()
+            .map(|alarm| {
+                format!("memberID:{} alarm:{} ", alarm.member_id, alarm.alarm().as_str_name())
+            })
+            .collect();
+        if !self.0.has_leader() {
+            errors.insert(0, Reason::NoLeader.text());
+        }
+        Ok(Response::new(pb::StatusResponse {
+            header: self.0.header_of(&status, status.revision),
+            version: VERSION.to_owned(),
+            db_size: metrics.state_bytes as i64,
+            leader: status.leader.map_or(0, NodeId::get),
+            raft_index: status.commit.get(),
+            raft_term: status.term.get(),
+            raft_applied_index: status.applied.get(),
+            errors,
+            db_size_in_use: metrics.state_bytes.saturating_sub(metrics.history_bytes) as i64,
+            is_learner: self.0.is_learner(),
+            storage_version: CLUSTER_VERSION.to_owned(),
+            db_size_quota: self.0.options().quota_bytes.try_into().unwrap_or(i64::MAX),
+            downgrade_info: Some(pb::DowngradeInfo::default()),
+        }))
+    }
+
+    /// There is nothing to do: memory and files are given back as they become free.
+    async fn defragment(
+        &self,
+        _: Request<pb::DefragmentRequest>,
+    ) -> Result<Response<pb::DefragmentResponse>, Status> {
+        Ok(Response::new(pb::DefragmentResponse { header: None }))
+    }
+
+    async fn hash(
+        &self,
+        _: Request<pb::HashRequest>,
+    ) -> Result<Response<pb::HashResponse>, Status> {
+        let (hash, _) = hash_at(self.0.client(), None).await?;
+        Ok(Response::new(pb::HashResponse { header: self.0.header_now(), hash }))
+    }
+
+    async fn hash_kv(
+        &self,
+        request: Request<pb::HashKvRequest>,
+    ) -> Result<Response<pb::HashKvResponse>, Status> {
+        let asked = revision(request.into_inner().revision);
+        let (hash, at) = hash_at(self.0.client(), asked).await?;
+        Ok(Response::new(pb::HashKvResponse {
+            header: self.0.header_now(),
+            hash,
+            compact_revision: self.0.node().metrics().snapshot().compacted_revision as i64,
+            hash_revision: at.get() as i64,
+        }))
+    }
+
+    type SnapshotStream = Pin<Box<dyn Stream<Item = Result<pb::SnapshotResponse, Status>> + Send>>;
+
+    async fn snapshot(
+        &self,
+        _: Request<pb::SnapshotRequest>,
+    ) -> Result<Response<Self::SnapshotStream>, Status> {
+        Err(Status::unimplemented(
+            "bowline: snapshots over the network are not offered yet: `bowline backup` copies a data directory",
+        ))
+    }
+
+    async fn move_leader(
+        &self,
+        request: Request<pb::MoveLeaderRequest>,
+    ) -> Result<Response<pb::MoveLeaderResponse>, Status> {
+        let target = NodeId::new(request.into_inner().target_id).ok_or(Reason::BadTransferee)?;
+        let status = self.0.node().status();
+        if status.leader != Some(status.id) {
+            return Err(Reason::NotLeader.into());
+        }
+        let voter = status.members.iter().find(|member| member.id == target);
+        if voter.is_none_or(|member| member.role != bowline::MemberRole::Voter) {
+            return Err(Reason::BadTransferee.into());
+        }
+        self.0.node().transfer_leadership(Some(target)).await.map_err(refused)?;
+        Ok(Response::new(pb::MoveLeaderResponse { header: None }))
+    }
+
+    /// There is no older version to go back to.
+    async fn downgrade(
+        &self,
+        request: Request<pb::DowngradeRequest>,
+    ) -> Result<Response<pb::DowngradeResponse>, Status> {
+        let request = request.into_inner();
+        let is_version = {
+            let parts: Vec<_> = request.version.split('.').collect();
+            (2..=3).contains(&parts.len()) && parts.iter().all(|part| part.parse::<u32>().is_ok())
+        };
+        match DowngradeAction::try_from(request.action) {
+            Ok(DowngradeAction::Cancel) => Err(Reason::NoDowngrade.into()),
+            Ok(_) if !is_version => Err(Reason::DowngradeFormat.into()),
+            Ok(_) => Err(Reason::DowngradeTarget.into()),
+            Err(_) => {
+                Err(Status::invalid_argument("bowline: a downgrade request with an unknown action"))
+            }
+        }
+    }
+}
+
+/// A hash of all keys as they were at a revision, the newest if none is given; the same on all members. Read a page
+/// at a time.
+async fn hash_at(client: &Client, asked: Option<Revision>) -> Result<(u32, Revision), Status> {
+    let at = asked.unwrap_or_else(|| client.revision());
+    let mut hash = Crc::default();
+    let mut from = KeyRange::all();
+    loop {
+        let page = client.range(from).revision(at).limit(PAGE_ROWS).local();
+        let page = page.await.map_err(refused)?;
+        for row in &page.kvs {
+            hash.part(&row.key);
+            hash.part(&row.value);
+            for number in [row.create_revision.get(), row.mod_revision.get(), row.version] {
+                hash.part(&number.to_be_bytes());
+            }
+            hash.part(&row.lease.map_or(0, bowline::LeaseId::get).to_be_bytes());
+        }
+        match page.kvs.last() {
+            Some(last) if page.more => from = KeyRange::from([&last.key[..], b"\0"].concat()),
+            _ => return Ok((hash.0.finalize(), at)),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Crc(crc32fast::Hasher);
+
+impl Crc {
+    fn part(&mut self, part: &[u8]) {
+        self.0.update(&(part.len() as u64).to_be_bytes());
+        self.0.update(part);
+    }
+}

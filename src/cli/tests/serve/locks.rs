@@ -1,0 +1,142 @@
+//! `v3lockpb` and `v3electionpb`: one line, whoever stands in it.
+
+use std::time::Duration;
+
+use tempfile::tempdir;
+use tonic::transport::Channel;
+
+use crate::generated::{etcdserverpb as pb, v3electionpb, v3lockpb};
+use crate::process::Server;
+use pb::kv_client::KvClient;
+use pb::lease_client::LeaseClient;
+use v3electionpb::election_client::ElectionClient;
+use v3lockpb::lock_client::LockClient;
+
+async fn grant(channel: &Channel) -> i64 {
+    let request = pb::LeaseGrantRequest { ttl: 60, id: 0 };
+    LeaseClient::new(channel.clone()).lease_grant(request).await.unwrap().into_inner().id
+}
+
+async fn rows(channel: &Channel, prefix: &'static str, end: &'static str) -> Vec<String> {
+    let (key, range_end) = (prefix.into(), end.into());
+    let range = pb::RangeRequest { key, range_end, sort_target: 2, ..Default::default() };
+    let reply = KvClient::new(channel.clone()).range(range).await.unwrap().into_inner();
+    reply.kvs.iter().map(|row| String::from_utf8(row.key.to_vec()).unwrap()).collect()
+}
+
+async fn until(channel: &Channel, prefix: &'static str, end: &'static str, count: usize) {
+    while rows(channel, prefix, end).await.len() != count {
+        tokio::task::yield_now().await;
+    }
+}
+
+fn lock(name: &'static str, lease: i64) -> v3lockpb::LockRequest {
+    v3lockpb::LockRequest { name: name.into(), lease }
+}
+
+#[tokio::test]
+async fn a_lock_is_held_by_one_and_passes_in_the_order_of_the_line() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let mut locks = LockClient::new(channel.clone());
+    let (one, two) = (grant(&channel).await, grant(&channel).await);
+    let held = locks.lock(lock("m", one)).await.unwrap().into_inner();
+    assert_eq!(held.key, format!("m/{one:x}"));
+    // Again, by the same lease: the same hold.
+    assert_eq!(locks.lock(lock("m", one)).await.unwrap().into_inner().key, held.key);
+
+    let mut other = LockClient::new(channel.clone());
+    let waits = tokio::spawn(async move { other.lock(lock("m", two)).await });
+    until(&channel, "m/", "m0", 2).await;
+    assert!(!waits.is_finished());
+    let unlock = v3lockpb::UnlockRequest { key: held.key };
+    locks.unlock(unlock.clone()).await.unwrap();
+    let next = waits.await.unwrap().unwrap().into_inner();
+    assert_eq!(next.key, format!("m/{two:x}"));
+    assert!(next.header.unwrap().revision >= 4);
+    locks.unlock(unlock).await.expect("what is gone may be unlocked");
+    // Without a lease one is lent.
+    let lent = locks.lock(lock("n", 0)).await.unwrap().into_inner();
+    assert!(lent.key.starts_with(b"n/"));
+    let unknown = locks.lock(lock("n", 77)).await.unwrap_err();
+    assert_eq!(unknown.message(), "etcdserver: requested lease not found");
+}
+
+#[tokio::test]
+async fn who_gives_up_or_loses_its_lease_leaves_the_line() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let mut locks = LockClient::new(channel.clone());
+    let first = grant(&channel).await;
+    let held = locks.lock(lock("m", first)).await.unwrap().into_inner().key;
+    for _ in 0..5 {
+        let (mut impatient, lease) = (LockClient::new(channel.clone()), grant(&channel).await);
+        let call = tokio::spawn(async move { impatient.lock(lock("m", lease)).await });
+        until(&channel, "m/", "m0", 2).await;
+        call.abort();
+        until(&channel, "m/", "m0", 1).await;
+    }
+    let (mut doomed, lease) = (LockClient::new(channel.clone()), grant(&channel).await);
+    let call = tokio::spawn(async move { doomed.lock(lock("m", lease)).await });
+    until(&channel, "m/", "m0", 2).await;
+    let revoke = pb::LeaseRevokeRequest { id: lease };
+    LeaseClient::new(channel.clone()).lease_revoke(revoke).await.unwrap();
+    let lost = call.await.unwrap().unwrap_err();
+    assert_eq!(lost.message(), "mutex: session is expired", "it is told while it waits");
+    assert_eq!(rows(&channel, "m/", "m0").await, [String::from_utf8(held.to_vec()).unwrap()]);
+}
+
+#[tokio::test]
+async fn an_election_has_one_leader_that_proclaims_and_resigns() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let mut elections = ElectionClient::new(channel.clone());
+    let asked = || v3electionpb::LeaderRequest { name: "e".into() };
+    let nobody = elections.leader(asked()).await.unwrap_err();
+    assert_eq!(nobody.message(), "election: no leader");
+    let mut observed = elections.observe(asked()).await.unwrap().into_inner();
+    let campaign = |lease, value: &'static str| v3electionpb::CampaignRequest {
+        name: "e".into(),
+        lease,
+        value: value.into(),
+    };
+    let (one, two) = (grant(&channel).await, grant(&channel).await);
+    let won = elections.campaign(campaign(one, "a")).await.unwrap().into_inner();
+    let leader = won.leader.unwrap();
+    assert_eq!(
+        (leader.rev, leader.lease, &leader.key[..]),
+        (2, one, format!("e/{one:x}").as_bytes())
+    );
+    let mut second = ElectionClient::new(channel.clone());
+    let waits = tokio::spawn(async move { second.campaign(campaign(two, "b")).await });
+    until(&channel, "e/", "e0", 2).await;
+
+    let mut sees = async |value: &str| {
+        let seen = tokio::time::timeout(Duration::from_secs(20), observed.message()).await;
+        let kv = seen.expect("it is told").unwrap().unwrap().kv.unwrap();
+        assert_eq!(kv.value, value);
+    };
+    sees("a").await;
+    let proclaim = |leader: &v3electionpb::LeaderKey| v3electionpb::ProclaimRequest {
+        leader: Some(leader.clone()),
+        value: "a2".into(),
+    };
+    elections.proclaim(proclaim(&leader)).await.unwrap();
+    sees("a2").await;
+    let now = elections.leader(asked()).await.unwrap().into_inner();
+    assert_eq!(now.kv.unwrap().value, "a2");
+
+    let resign = v3electionpb::ResignRequest { leader: Some(leader.clone()) };
+    elections.resign(resign.clone()).await.unwrap();
+    let won = waits.await.unwrap().unwrap().into_inner().leader.unwrap();
+    assert_eq!(won.lease, two);
+    sees("b").await;
+    let late = elections.proclaim(proclaim(&leader)).await.unwrap_err();
+    assert_eq!(late.message(), "election: not leader");
+    elections.resign(resign).await.expect("who has resigned may say so again");
+    let nobody = elections.resign(v3electionpb::ResignRequest { leader: None }).await.unwrap_err();
+    assert_eq!(nobody.message(), "\"leader\" field must be provided");
+}

@@ -1,0 +1,110 @@
+//! Members, maintenance, health, and what is not offered.
+
+use tempfile::tempdir;
+use tonic::Code;
+
+use crate::generated::etcdserverpb as pb;
+use crate::generated::grpc::health::v1::HealthCheckRequest;
+use crate::generated::grpc::health::v1::health_client::HealthClient;
+use crate::process::{Server, flags, free_ports};
+use pb::auth_client::AuthClient;
+use pb::cluster_client::ClusterClient;
+use pb::kv_client::KvClient;
+use pb::maintenance_client::MaintenanceClient;
+
+#[tokio::test]
+async fn members_are_listed_hashed_led_and_removed() {
+    let dirs = [(); 3].map(|()| tempdir().unwrap());
+    let peers: [u16; 3] = free_ports();
+    let clients: [u16; 3] = free_ports();
+    let start = |at: usize| {
+        Server::start(&flags(at, &peers, clients[at], dirs[at].path()), clients[at], &[])
+    };
+    let servers: Vec<_> = [0, 1, 2].map(start).map(Server::ready).into();
+    let channel = servers[0].channel().await;
+    let put = pb::PutRequest { key: "k".into(), value: "v".into(), ..Default::default() };
+    KvClient::new(channel.clone()).put(put).await.unwrap();
+
+    let mut cluster = ClusterClient::new(channel.clone());
+    let list = pb::MemberListRequest { linearizable: true };
+    let listed = cluster.member_list(list).await.unwrap().into_inner();
+    assert_eq!(listed.header.unwrap().revision, 0);
+    let mut names: Vec<_> = listed.members.iter().map(|member| member.name.as_str()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["m0", "m1", "m2"]);
+    assert!(listed.members.iter().all(|member| !member.is_learner && member.peer_ur_ls.len() == 1));
+
+    let mut hashes = Vec::new();
+    let mut leaders = Vec::new();
+    for server in &servers {
+        let mut maintenance = MaintenanceClient::new(server.channel().await);
+        // So that it has applied what it is to hash.
+        let mut kv = KvClient::new(server.channel().await);
+        kv.range(pb::RangeRequest { key: "k".into(), ..Default::default() }).await.unwrap();
+        let hash =
+            maintenance.hash_kv(pb::HashKvRequest { revision: 2 }).await.unwrap().into_inner();
+        hashes.push((hash.hash, hash.hash_revision));
+        let status = maintenance.status(pb::StatusRequest {}).await.unwrap().into_inner();
+        assert!(status.version.starts_with("3.6.") && status.errors.is_empty(), "{status:?}");
+        assert!(status.db_size > 0 && status.raft_index >= status.raft_applied_index);
+        leaders.push((status.leader, status.header.unwrap().member_id));
+    }
+    assert!(hashes.windows(2).all(|pair| pair[0] == pair[1]), "{hashes:?}");
+    let leads = |(leader, member): &(u64, u64)| leader == member;
+    let leader = leaders.iter().position(leads).expect("one leads");
+    let follower = leaders.iter().find(|status| !leads(status)).unwrap().1;
+
+    let mut at_leader = MaintenanceClient::new(servers[leader].channel().await);
+    let mut elsewhere = MaintenanceClient::new(servers[(leader + 1) % 3].channel().await);
+    let to = |target_id| pb::MoveLeaderRequest { target_id };
+    let refused = elsewhere.move_leader(to(follower)).await.unwrap_err();
+    assert_eq!(refused.message(), "etcdserver: not leader");
+    let refused = at_leader.move_leader(to(99)).await.unwrap_err();
+    assert_eq!(refused.message(), "etcdserver: bad leader transferee");
+    at_leader.move_leader(to(follower)).await.unwrap();
+
+    let unknown = cluster.member_remove(pb::MemberRemoveRequest { id: 99 }).await.unwrap_err();
+    let expected = (Code::NotFound, "etcdserver: member not found");
+    assert_eq!((unknown.code(), unknown.message()), expected);
+    let voter =
+        cluster.member_promote(pb::MemberPromoteRequest { id: follower }).await.unwrap_err();
+    assert_eq!(voter.message(), "etcdserver: can only promote a learner member");
+    let id = leaders[2].1;
+    let left = cluster.member_remove(pb::MemberRemoveRequest { id }).await.unwrap().into_inner();
+    assert_eq!(left.members.len(), 2);
+}
+
+#[tokio::test]
+async fn what_is_not_offered_says_so() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let mut auth = AuthClient::new(channel.clone());
+    let status = auth.auth_status(pb::AuthStatusRequest {}).await.unwrap().into_inner();
+    assert!(!status.enabled);
+    let off = auth.authenticate(pb::AuthenticateRequest::default()).await.unwrap_err();
+    let expected = (Code::FailedPrecondition, "etcdserver: authentication is not enabled");
+    assert_eq!((off.code(), off.message()), expected);
+    let refused = auth.user_add(pb::AuthUserAddRequest::default()).await.unwrap_err();
+    assert!(refused.code() == Code::Unimplemented && refused.message().contains("not offered yet"));
+
+    let mut maintenance = MaintenanceClient::new(channel.clone());
+    let alarms = maintenance.alarm(pb::AlarmRequest::default()).await.unwrap().into_inner();
+    assert_eq!(alarms.alarms, []);
+    maintenance.defragment(pb::DefragmentRequest {}).await.unwrap();
+    let future = maintenance.hash_kv(pb::HashKvRequest { revision: 99 }).await.unwrap_err();
+    assert_eq!(future.code(), Code::OutOfRange);
+    let snapshot = maintenance.snapshot(pb::SnapshotRequest {}).await.unwrap_err();
+    assert_eq!(snapshot.code(), Code::Unimplemented);
+    let cancel = pb::DowngradeRequest { action: 2, version: String::new() };
+    let cancel = maintenance.downgrade(cancel).await.unwrap_err();
+    assert_eq!(cancel.message(), "etcdserver: no inflight downgrade job");
+
+    let mut health = HealthClient::new(channel);
+    let check = |service: &str| HealthCheckRequest { service: service.to_owned() };
+    for service in ["", "etcdserverpb.KV"] {
+        let answer = health.check(check(service)).await.unwrap().into_inner();
+        assert_eq!(answer.status, 1, "{service}");
+    }
+    assert_eq!(health.check(check("x")).await.unwrap_err().code(), Code::NotFound);
+}
