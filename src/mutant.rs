@@ -1,7 +1,7 @@
 //! Breaks promises on purpose, to prove that the judges can fail.
 //!
 //! A mutant is one small break at one place of the code: where the right thing is done there, it asks
-//! whether its mutant [is](is) planted, and then does the wrong one. With neither the feature `mutants`
+//! whether its mutant [is] planted, and then does the wrong one. With neither the feature `mutants`
 //! nor the library's own tests the answer is a constant `false`, and the compiler leaves nothing of it:
 //! a release has no trace of a mutant.
 //!
