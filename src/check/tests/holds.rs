@@ -78,7 +78,8 @@ fn is_fine(rules: &Holds, history: &Beliefs) -> bool {
                 return false;
             }
             let is_later = (one.0, index) < (two.0, other);
-            if one.2 && is_later && two.0 < one.1 + delay {
+            let is_one_hold = is_shared && token == told;
+            if one.2 && is_later && !is_one_hold && two.0 < one.1 + delay {
                 return false;
             }
         }
