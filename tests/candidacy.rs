@@ -15,8 +15,8 @@ use bowline::{
 };
 
 use crate::stage::{
-    Begun, LONG, SHORT, SOON, STEADY, another_session, lasting, places, quick, roles, session,
-    until_places, until_true, with_clocks,
+    Begun, LONG, SHORT, SOON, STEADY, another_session, give_up, lasting, places, quick, roles,
+    session, until_places, until_true, with_clocks,
 };
 
 mod stage;
@@ -328,13 +328,13 @@ fn a_wait_for_the_withdrawal_that_is_given_up_does_not_take_it_back() {
         let candidacy = stand(&cluster, 1, "b");
         until_places(cluster.node(0), "jobs", 2);
         match is_polled {
-            true => drop(Begun::new(into_inner(candidacy).withdraw())),
+            true => give_up(into_inner(candidacy).withdraw()),
             false => drop(into_inner(candidacy).withdraw()),
         }
         until_places(cluster.node(0), "jobs", 1);
     }
     let kept = holder.leadership().unwrap();
-    drop(Begun::new(into_inner(holder).withdraw()));
+    give_up(into_inner(holder).withdraw());
     assert!(!kept.is_leader());
     until_places(cluster.node(1), "jobs", 0);
 }

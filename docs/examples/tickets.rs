@@ -2,7 +2,7 @@
 //! twice. `cargo run --release --example tickets --features sim`, and with `-- careless` the same shop with a
 //! mistake, which the simulated world finds, makes small and explains.
 //!
-//! The shop takes a lock, looks whether a seat is free, waits until the customer has paid, and writes the
+//! The shop takes a lock, looks which seat is the next one, waits until the customer has paid, and writes the
 //! sale. The careless one writes it with a plain put: between the look and the put the process may have
 //! stood still, lost the lock, and somebody else have sold the seat. The careful one writes it under guard.
 
@@ -10,10 +10,8 @@
 
 use std::time::Duration;
 
-use bowline::Op;
 use bowline::sim::{Host, Rows, Scenario};
-
-const SEATS: u64 = 40;
+use bowline::{KeyRange, Op};
 
 /// Runs on every node, from each start of its process to its end.
 async fn shop(host: Host, is_careful: bool) {
@@ -23,10 +21,10 @@ async fn shop(host: Host, is_careful: bool) {
         let Ok(session) = host.session().await else { continue };
         let wish = session.mutex("desk").lock().deadline(Duration::from_secs(5));
         let Ok(guard) = wish.await else { continue };
-        let seat = format!("seat/{:02}", host.random(SEATS));
-        if let Ok(None) = host.client().get(seat.clone()).await {
+        if let Ok(sold) = host.client().range(KeyRange::prefix("seat/")).count_only().await {
+            let seat = format!("seat/{:04}", sold.count);
             // The customer pays.
-            host.sleep(Duration::from_millis(host.random(300))).await;
+            host.sleep(Duration::from_millis(host.random(600))).await;
             let buyer = format!("{} #{}", host.id(), host.random(1_000_000));
             let is_sold = match is_careful {
                 true => guard.txn().then(Op::put(seat, buyer)).commit().await.is_ok(),

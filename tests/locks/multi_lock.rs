@@ -79,6 +79,7 @@ fn a_key_deleted_by_hand_in_one_line_ends_the_wait_or_the_hold_in_all() {
     let kv = cluster.node(0).client();
     let first = sessions[0].mutex("c").lock().wait().unwrap();
     let waiting = waits(&sessions[1], cluster.node(1), &["a", "b", "c"]);
+    until_places(cluster.node(0), "b", 1);
     let key = sessions[0].mutex("b").line().unwrap()[0].key.clone();
     kv.delete(key).wait().unwrap();
     assert_eq!(waiting.finish().unwrap_err(), LockError::Evicted);

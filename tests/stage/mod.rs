@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test program takes what it needs")]
 
 use std::future::{Future, IntoFuture};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
@@ -172,6 +172,12 @@ impl Wake for Wakes {
     fn wake(self: Arc<Self>) {
         self.0.fetch_add(1, Ordering::SeqCst);
     }
+}
+
+/// Polls a call once and drops it, most likely before it has an answer.
+pub(crate) fn give_up(call: impl IntoFuture) {
+    let polled = pin!(call.into_future()).poll(&mut Context::from_waker(Waker::noop()));
+    drop(polled);
 }
 
 impl<T> Begun<T> {
