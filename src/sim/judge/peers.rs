@@ -29,6 +29,8 @@ pub(super) struct Peers {
     heard: BTreeMap<NodeId, BTreeMap<NodeId, Duration>>,
     /// The term of a node when it had last heard from anybody; none if that is to be looked at.
     alone_since: BTreeMap<NodeId, Term>,
+    /// Since when a leader leads with those whom it must hear from, in time that it ran.
+    leads_since: BTreeMap<NodeId, (Term, Deciders, Duration)>,
 }
 
 impl Peers {
@@ -36,6 +38,7 @@ impl Peers {
     pub(super) fn started(&mut self, id: NodeId) {
         self.heard.remove(&id);
         self.alone_since.remove(&id);
+        self.leads_since.remove(&id);
     }
 }
 
@@ -115,15 +118,28 @@ impl Judge {
             });
         }
         if !look.leads {
+            self.peers.leads_since.remove(&id);
             return;
         }
         let now = self.running_time(id);
+        let deciders = Deciders::of(&process.members());
+        // Whoever decides only since a moment ago, a leader need not have heard from before.
+        let with = (look.term, &deciders);
+        let since = match self.peers.leads_since.get(&id) {
+            Some((term, before, since)) if (*term, before) == with => *since,
+            _ => {
+                self.peers.leads_since.insert(id, (look.term, deciders.clone(), now));
+                now
+            }
+        };
+        if now - since < LEADS_ALONE_MAX {
+            return;
+        }
         let heard = self.peers.heard.get(&id);
         let is_near = |node: NodeId| {
             let at = heard.and_then(|heard| heard.get(&node));
             node == id || at.is_some_and(|at| now - *at < LEADS_ALONE_MAX)
         };
-        let deciders = Deciders::of(&process.members());
         if !deciders.agree(is_near) {
             self.broken("R-STEP", || {
                 format!("{id:?} leads {:?} and hears from too few of {deciders:?}", look.term)
