@@ -93,17 +93,6 @@ impl Client for Operator {
     }
 }
 
-struct Hand<'a> {
-    registers: &'a Registers,
-    seen: Option<(String, i64)>,
-}
-
-impl Client for Hand<'_> {
-    fn step(&mut self, caller: &mut Caller<'_>) {
-        self.registers.step(&mut self.seen, caller);
-    }
-}
-
 impl Workload for Membership {
     fn prepare(&self, setup: &mut Setup) {
         setup.spare = setup.spare.max(1);
@@ -112,7 +101,7 @@ impl Workload for Membership {
     fn client<'a>(&'a self, number: u64) -> Box<dyn Client + 'a> {
         match number {
             0 => Box::new(Operator),
-            _ => Box::new(Hand { registers: &self.registers, seen: None }),
+            _ => self.registers.client(number),
         }
     }
 

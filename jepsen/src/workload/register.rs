@@ -42,7 +42,7 @@ pub(super) struct Registers {
 }
 
 impl Registers {
-    pub(super) fn step(&self, seen: &mut Option<(String, i64)>, caller: &mut Caller<'_>) {
+    fn step(&self, seen: &mut Option<(String, i64)>, caller: &mut Caller<'_>) {
         let number = self.operations.fetch_add(1, Ordering::Relaxed);
         let key = format!("r/{}/{}", number / (KEYS * KEY_OPERATIONS), caller.dice.below(KEYS));
         let value = self.values.fetch_add(1, Ordering::Relaxed);

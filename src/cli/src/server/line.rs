@@ -19,6 +19,9 @@ use super::wire::refused;
 /// How long the lease lives that is granted to who brings none. Nobody keeps it alive.
 const LENT_TTL: Duration = Duration::from_secs(60);
 
+/// How long it waits before it tries again to leave the line.
+const LEAVES_AGAIN: Duration = Duration::from_millis(50);
+
 /// A place in the line.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
@@ -149,7 +152,7 @@ async fn leave(member: &Member, place: &Place) {
                 if !lives {
                     return;
                 }
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                tokio::time::sleep(LEAVES_AGAIN).await;
             }
             _ => return,
         }

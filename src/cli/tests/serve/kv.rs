@@ -226,12 +226,7 @@ async fn a_server_stops_when_it_is_told_and_starts_again_from_its_directory() {
 #[tokio::test]
 async fn three_servers_are_one_store() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
-    let peers: [u16; 3] = free_ports();
-    let clients: [u16; 3] = free_ports();
-    let start = |at: usize| {
-        Server::start(&flags(at, &peers, clients[at], dirs[at].path()), clients[at], &[])
-    };
-    let servers: Vec<_> = [0, 1, 2].map(start).map(Server::ready).into();
+    let servers = Server::three(&dirs);
     let mut clusters = Vec::new();
     for (at, server) in servers.iter().enumerate() {
         let mut kv = KvClient::new(server.channel().await);

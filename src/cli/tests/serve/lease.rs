@@ -9,7 +9,7 @@ use tonic::Code;
 use tonic::transport::Channel;
 
 use crate::generated::etcdserverpb as pb;
-use crate::process::{Server, flags, free_ports};
+use crate::process::Server;
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 
@@ -88,12 +88,7 @@ async fn leases_are_granted_as_they_are_asked_for_or_a_little_longer() {
 #[tokio::test]
 async fn a_lease_lives_as_long_as_it_is_kept_alive_through_any_member() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
-    let peers: [u16; 3] = free_ports();
-    let clients: [u16; 3] = free_ports();
-    let start = |at: usize| {
-        Server::start(&flags(at, &peers, clients[at], dirs[at].path()), clients[at], &[])
-    };
-    let servers: Vec<_> = [0, 1, 2].map(start).map(Server::ready).into();
+    let servers = Server::three(&dirs);
     let mut kv = KvClient::new(servers[0].channel().await);
     let mut through = Vec::new();
     for server in &servers {

@@ -9,7 +9,7 @@ use tonic::transport::Channel;
 use crate::generated::etcdserverpb as pb;
 use crate::generated::grpc::health::v1::HealthCheckRequest;
 use crate::generated::grpc::health::v1::health_client::HealthClient;
-use crate::process::{Server, flags, free_ports};
+use crate::process::Server;
 use pb::auth_client::AuthClient;
 use pb::cluster_client::ClusterClient;
 use pb::kv_client::KvClient;
@@ -31,12 +31,7 @@ async fn settled(maintenance: &mut MaintenanceClient<Channel>) -> pb::StatusResp
 #[tokio::test]
 async fn members_are_listed_hashed_led_and_removed() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
-    let peers: [u16; 3] = free_ports();
-    let clients: [u16; 3] = free_ports();
-    let start = |at: usize| {
-        Server::start(&flags(at, &peers, clients[at], dirs[at].path()), clients[at], &[])
-    };
-    let servers: Vec<_> = [0, 1, 2].map(start).map(Server::ready).into();
+    let servers = Server::three(&dirs);
     let channel = servers[0].channel().await;
     let put = pb::PutRequest { key: "k".into(), value: "v".into(), ..Default::default() };
     KvClient::new(channel.clone()).put(put).await.unwrap();

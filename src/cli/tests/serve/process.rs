@@ -18,7 +18,7 @@ pub(crate) struct Server {
     pub(crate) address: String,
 }
 
-/// Two ports that nobody has.
+/// Ports that nobody has.
 pub(crate) fn free_ports<const N: usize>() -> [u16; N] {
     let bound = [(); N].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
     bound.map(|listener| listener.local_addr().unwrap().port())
@@ -56,6 +56,16 @@ impl Server {
     pub(crate) fn alone(dir: &TempDir, more: &[&str]) -> Self {
         let [peer, client] = free_ports();
         Self::start(&flags(0, &[peer], client, dir.path()), client, more).ready()
+    }
+
+    /// Starts three that are a cluster.
+    pub(crate) fn three(dirs: &[TempDir; 3]) -> Vec<Self> {
+        let (peers, clients): ([u16; 3], [u16; 3]) = (free_ports(), free_ports());
+        let start = |at: usize| {
+            Self::start(&flags(at, &peers, clients[at], dirs[at].path()), clients[at], &[])
+        };
+        // None is ready before a quorum runs.
+        [0, 1, 2].map(start).map(Self::ready).into()
     }
 
     /// Starts a member, which is not ready yet.
