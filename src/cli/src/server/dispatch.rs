@@ -14,6 +14,7 @@ use tonic::codegen::Service;
 use super::auth::AuthService;
 use super::cluster::ClusterService;
 use super::election::ElectionService;
+use super::gateway;
 use super::health::HealthService;
 use super::http_side::HttpSide;
 use super::kv::KvService;
@@ -82,11 +83,17 @@ impl Dispatch {
             .headers()
             .get(CONTENT_TYPE)
             .is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
-        if !is_grpc {
-            let http = self.http.clone();
-            return Box::pin(async move { Ok(http.answer(request).await) });
+        if is_grpc {
+            return self.grpc(request);
         }
-        self.grpc(request)
+        if gateway::is_for(request.uri().path()) {
+            let (dispatch, bytes_max) = (self.clone(), self.bytes_max);
+            return Box::pin(
+                async move { Ok(gateway::answer(dispatch, request, bytes_max).await) },
+            );
+        }
+        let http = self.http.clone();
+        Box::pin(async move { Ok(http.answer(request).await) })
     }
 
     /// Answers a request of gRPC, wherever it comes from.
@@ -101,7 +108,7 @@ impl Dispatch {
             return Box::pin(async move { Ok(status.into_http()) });
         }
         let service = path.trim_start_matches('/').split('/').next().unwrap_or_default();
-        match service {
+        let answer: Answer = match service {
             "etcdserverpb.KV" => self.kv.call(request),
             "etcdserverpb.Watch" => self.watch.call(request),
             "etcdserverpb.Lease" => self.lease.call(request),
@@ -115,7 +122,13 @@ impl Dispatch {
                 let words = format!("unknown service {service}");
                 Box::pin(async move { Ok(Status::unimplemented(words).into_http()) })
             }
-        }
+        };
+        let bytes_max = self.bytes_max;
+        Box::pin(async move {
+            let mut response = answer.await?;
+            say_too_large(&mut response, bytes_max);
+            Ok(response)
+        })
     }
 
     /// Refuses what needs a leader where there is none, and what a learner does not do. What streams, and ranges,
@@ -142,13 +155,7 @@ impl hyper::service::Service<Request<Incoming>> for Dispatch {
     type Future = Answer;
 
     fn call(&self, request: Request<Incoming>) -> Answer {
-        let bytes_max = self.bytes_max;
-        let answer = self.clone().route(request);
-        Box::pin(async move {
-            let mut response = answer.await?;
-            say_too_large(&mut response, bytes_max);
-            Ok(response)
-        })
+        self.clone().route(request)
     }
 }
 

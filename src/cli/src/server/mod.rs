@@ -7,7 +7,7 @@
 //!     │
 //!   dispatch     which service; what is asked of every request
 //!     │
-//!   kv ...       one file for each service of gRPC; http_side for the rest
+//!   kv ...       one file for each service of gRPC; gateway for the same as JSON; http_side for the rest
 //!     │
 //!   wire         requests, answers and errors, translated both ways
 //!     │
@@ -23,6 +23,7 @@ mod dispatch;
 mod driven;
 mod election;
 mod flags;
+mod gateway;
 mod health;
 mod http_side;
 mod kv;

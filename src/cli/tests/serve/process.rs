@@ -1,14 +1,18 @@
-//! A server as a process, and channels to it.
+//! A server as a process, ours or etcd's own, and channels to it.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tonic::transport::Channel;
+
+/// How often to look whether a server is there.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// A member, running.
 pub(crate) struct Server {
@@ -49,6 +53,119 @@ pub(crate) fn flags(own: usize, peers: &[u16], client: u16, dir: &Path) -> Vec<S
         format!("--initial-advertise-peer-urls=http://127.0.0.1:{peer}"),
         format!("--initial-cluster={}", cluster.join(",")),
     ]
+}
+
+/// Asks something over plain HTTP: the first line's code, and the body as it comes.
+pub(crate) fn http(address: &str, method: &str, path: &str, body: &str) -> (u16, HttpBody) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
+    HttpBody::of(stream)
+}
+
+/// The body of an answer over HTTP, whole or in chunks.
+pub(crate) struct HttpBody {
+    stream: BufReader<TcpStream>,
+    chunked: bool,
+    /// What has arrived and was not asked for yet.
+    read: Vec<u8>,
+}
+
+impl HttpBody {
+    /// Reads the head of an answer.
+    pub(crate) fn of(stream: TcpStream) -> (u16, Self) {
+        let mut body = Self { stream: BufReader::new(stream), chunked: false, read: Vec::new() };
+        let head = body.head_line();
+        let code = head.split(' ').nth(1).unwrap().parse().unwrap();
+        loop {
+            match body.head_line().to_ascii_lowercase().as_str() {
+                "" => return (code, body),
+                "transfer-encoding: chunked" => body.chunked = true,
+                _ => {}
+            }
+        }
+    }
+
+    fn head_line(&mut self) -> String {
+        let mut line = String::new();
+        assert!(self.stream.read_line(&mut line).unwrap() > 0, "the connection ended");
+        line.trim_end().to_owned()
+    }
+
+    /// Reads on; says whether there was anything.
+    fn more(&mut self) -> bool {
+        if !self.chunked {
+            return self.stream.read_to_end(&mut self.read).unwrap() > 0;
+        }
+        let length = u64::from_str_radix(&self.head_line(), 16).unwrap();
+        (&mut self.stream).take(length).read_to_end(&mut self.read).unwrap();
+        if length > 0 {
+            // Every chunk ends with a line's end.
+            self.head_line();
+        }
+        length > 0
+    }
+
+    /// All of it, once it has ended.
+    pub(crate) fn text(&mut self) -> String {
+        while self.more() {}
+        String::from_utf8(std::mem::take(&mut self.read)).unwrap()
+    }
+
+    /// The next line, as it comes; none at the end.
+    pub(crate) fn line(&mut self) -> Option<String> {
+        loop {
+            if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
+                let line = self.read.drain(..=end).collect();
+                return Some(String::from_utf8(line).unwrap());
+            }
+            if !self.more() {
+                return None;
+            }
+        }
+    }
+}
+
+/// etcd's own server, as Debian packages it.
+pub(crate) struct Etcd {
+    child: Child,
+    /// Where clients reach it, `host:port`.
+    pub(crate) address: String,
+    _dir: TempDir,
+}
+
+impl Etcd {
+    /// Starts one, unless it is not installed, which it says then.
+    pub(crate) fn alone() -> Option<Self> {
+        let dir = tempfile::tempdir().unwrap();
+        let [peer, client] = free_ports();
+        let mut command = Command::new("etcd");
+        command.args(flags(0, &[peer], client, dir.path())).stdout(Stdio::null());
+        let Ok(child) = command.stderr(Stdio::null()).spawn() else {
+            // Past the test harness, which would keep it to itself.
+            let words = "SKIPPED: etcd is not installed (Debian: etcd-server)";
+            drop(writeln!(std::io::stderr(), "{words}"));
+            return None;
+        };
+        let etcd = Self { child, address: format!("127.0.0.1:{client}"), _dir: dir };
+        while TcpStream::connect(&etcd.address).is_err()
+            || http(&etcd.address, "GET", "/health", "").0 != 200
+        {
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        Some(etcd)
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
 }
 
 impl Server {
@@ -99,18 +216,8 @@ impl Server {
 
     /// What it answers over plain HTTP: the first line's code, and the body.
     pub(crate) fn http(&self, method: &str, path: &str, body: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        let length = body.len();
-        write!(
-            stream,
-            "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
-        )
-        .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let code = answer.split(' ').nth(1).unwrap().parse().unwrap();
-        let body = answer.split_once("\r\n\r\n").map(|(_, body)| body).unwrap_or_default();
-        (code, body.to_owned())
+        let (code, mut body) = http(&self.address, method, path, body);
+        (code, body.text())
     }
 
     /// Asks it to stop, and waits: how it ended, and all that it has said.

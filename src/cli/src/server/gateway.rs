@@ -1,0 +1,218 @@
+//! The JSON gateway: requests as JSON over plain HTTP, for whoever has no gRPC.
+//!
+//! ```text
+//!   JSON ──▶ protobuf ──▶ Dispatch, as for gRPC ──▶ protobuf ──▶ JSON
+//! ```
+//!
+//! Nothing here knows what a message means: the protocol's descriptors say how each is written. As in etcd, bytes are
+//! base64, 64-bit numbers are strings, fields have the protocol's names and are left out where they are zero, and
+//! what streams is one `{"result": ...}` a line. Every request goes through [`Dispatch`] like one of gRPC, so that it
+//! is checked there and nowhere else.
+
+mod json;
+mod routes;
+mod stream;
+
+use bytes::{Bytes, BytesMut};
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use prost_reflect::MethodDescriptor;
+use serde_json::{Value, json};
+use tonic::body::Body;
+use tonic::{Code, Status};
+
+use super::dispatch::Dispatch;
+use stream::{Lines, Requests};
+
+/// What headers begin with that are for the service.
+const METADATA_PREFIX: &str = "grpc-metadata-";
+
+/// Whether a path is the gateway's.
+pub(super) fn is_for(path: &str) -> bool {
+    routes::below(path).is_some()
+}
+
+/// Answers a request whose path is the gateway's; `bytes_max` is how large a message of gRPC may be.
+pub(super) async fn answer(
+    mut dispatch: Dispatch,
+    request: Request<Incoming>,
+    bytes_max: usize,
+) -> Response<Body> {
+    let Some(method) = routes::method(request.uri().path()) else {
+        return refusal_as(StatusCode::NOT_FOUND, &Status::not_found("Not Found"));
+    };
+    if request.method() != Method::POST {
+        return refusal(&Status::unimplemented("Method Not Allowed"));
+    }
+    let (head, body) = request.into_parts();
+    let body = if method.is_client_streaming() {
+        Body::new(Requests::new(body, method.input()))
+    } else {
+        match message(&method, body, bytes_max).await {
+            Ok(message) => Body::new(Full::new(message)),
+            Err(status) => return refusal(&status),
+        }
+    };
+    let mut request = Request::new(body);
+    *request.method_mut() = Method::POST;
+    let path = format!("/{}/{}", method.parent_service().full_name(), method.name());
+    match path.parse() {
+        Ok(uri) => *request.uri_mut() = uri,
+        Err(_) => return refusal(&Status::internal("bowline: a method without a path")),
+    }
+    *request.headers_mut() = metadata(&head.headers);
+    // It answers everything, also what it refuses.
+    let Ok(response) = dispatch.grpc(request).await;
+    if let Some(status) = failed(response.headers()) {
+        return refusal(&status);
+    }
+    let body = response.into_body();
+    if method.is_server_streaming() {
+        return answer_with(StatusCode::OK, Body::new(Lines::new(body, method.output())));
+    }
+    match single(&method, body).await {
+        Ok(json) => answer_with(StatusCode::OK, Body::new(Full::new(json.into()))),
+        Err(status) => refusal(&status),
+    }
+}
+
+/// The one message of a body, framed. No body is an empty message, and what comes after the first is not looked at.
+async fn message(
+    method: &MethodDescriptor,
+    body: Incoming,
+    bytes_max: usize,
+) -> Result<Bytes, Status> {
+    // Base64 is longer than what it stands for by a third; names of fields are short.
+    let json_bytes_max = bytes_max * 2;
+    let body = Limited::new(body, json_bytes_max).collect().await.map_err(|error| {
+        Status::resource_exhausted(format!(
+            "bowline: no request of at most {json_bytes_max} bytes: {error}"
+        ))
+    })?;
+    match json::first(&body.to_bytes()) {
+        Ok(Some((value, _))) => json::framed(&method.input(), value),
+        Ok(None) => json::framed(&method.input(), json!({})),
+        Err(error) => Err(Status::invalid_argument(error.to_string())),
+    }
+}
+
+/// What of a request's headers is for the service.
+fn metadata(headers: &HeaderMap) -> HeaderMap {
+    let mut metadata = HeaderMap::new();
+    for (name, value) in headers {
+        let name = match name.as_str().strip_prefix(METADATA_PREFIX) {
+            _ if name == AUTHORIZATION => Ok(name.clone()),
+            // What belongs to the protocol itself is not for clients to say.
+            Some(rest) if !rest.starts_with("grpc-") => HeaderName::try_from(rest),
+            _ => continue,
+        };
+        if let Ok(name) = name {
+            metadata.append(name, value.clone());
+        }
+    }
+    metadata.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    metadata
+}
+
+/// The one message of an answer, as JSON.
+async fn single(method: &MethodDescriptor, body: Body) -> Result<Vec<u8>, Status> {
+    let collected = body.collect().await?;
+    if let Some(status) = collected.trailers().and_then(failed) {
+        return Err(status);
+    }
+    let mut read = BytesMut::from(&collected.to_bytes()[..]);
+    json::written(&method.output(), json::unframed(&mut read).unwrap_or_default())
+}
+
+/// What headers or trailers say has gone wrong.
+fn failed(headers: &HeaderMap) -> Option<Status> {
+    Status::from_header_map(headers).filter(|status| status.code() != Code::Ok)
+}
+
+fn answer_with(status: StatusCode, body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert("grpc-metadata-content-type", HeaderValue::from_static("application/grpc"));
+    response
+}
+
+fn refusal(status: &Status) -> Response<Body> {
+    refusal_as(http_code(status.code()), status)
+}
+
+/// `error` is the same as `message`: older servers say it so, and clients read either.
+fn refusal_as(code: StatusCode, status: &Status) -> Response<Body> {
+    let (grpc, words) = (status.code() as i32, status.message());
+    let body = json!({"error": words, "code": grpc, "message": words, "details": []});
+    answer_with(code, Body::new(Full::new(body.to_string().into())))
+}
+
+/// What ends a stream, in the words of older and of newer servers.
+fn last_words(status: &Status) -> Value {
+    let (grpc, http) = (status.code() as i32, http_code(status.code()));
+    json!({"error": {
+        "code": grpc,
+        "message": status.message(),
+        "details": [],
+        "grpc_code": grpc,
+        "http_code": http.as_u16(),
+        "http_status": http.canonical_reason().unwrap_or_default(),
+    }})
+}
+
+fn http_code(code: Code) -> StatusCode {
+    match code {
+        Code::Ok => StatusCode::OK,
+        Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition => {
+            StatusCode::BAD_REQUEST
+        }
+        Code::NotFound => StatusCode::NOT_FOUND,
+        Code::AlreadyExists | Code::Aborted => StatusCode::CONFLICT,
+        Code::PermissionDenied => StatusCode::FORBIDDEN,
+        Code::Unauthenticated => StatusCode::UNAUTHORIZED,
+        Code::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
+        Code::Unimplemented => StatusCode::NOT_IMPLEMENTED,
+        Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        Code::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
+        // Who has gone away itself hears nothing of it anyway.
+        Code::Cancelled | Code::Unknown | Code::Internal | Code::DataLoss => {
+            StatusCode::INTERNAL_SERVER_ERROR
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_and_what_is_meant_for_the_service_are_passed_on_and_nothing_else() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            ("authorization", "token.1"),
+            ("grpc-metadata-hasleader", "true"),
+            ("grpc-metadata-grpc-timeout", "1S"),
+            ("grpc-metadata-content-type", "text/plain"),
+            ("content-type", "application/json"),
+            ("content-length", "7"),
+            ("hasleader", "false"),
+            ("grpc-encoding", "gzip"),
+        ] {
+            headers.append(name, HeaderValue::from_static(value));
+        }
+        let passed = metadata(&headers);
+        let mut passed: Vec<_> =
+            passed.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+        passed.sort_unstable();
+        let expected = [
+            ("authorization", "token.1"),
+            ("content-type", "application/grpc"),
+            ("hasleader", "true"),
+        ];
+        assert_eq!(passed, expected);
+    }
+}

@@ -1,0 +1,77 @@
+//! Messages: between JSON and the frames of gRPC.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use prost::Message;
+use prost_reflect::{DynamicMessage, Kind, MessageDescriptor, SerializeOptions};
+use serde_json::{Deserializer, Serializer, Value};
+use tonic::Status;
+
+/// What comes before a message of gRPC: whether it is compressed, and its length.
+const PREFIX_BYTES: usize = 5;
+
+/// The first value of some text, and how long it is; none if nothing has begun yet.
+///
+/// # Errors
+/// It is no JSON. If only its end is missing the error says so, with `is_eof`.
+pub(super) fn first(text: &[u8]) -> Result<Option<(Value, usize)>, serde_json::Error> {
+    let mut values = Deserializer::from_slice(text).into_iter();
+    let value = values.next().transpose()?;
+    Ok(value.map(|value| (value, values.byte_offset())))
+}
+
+/// A message in a frame. Fields that it does not have are left out, as in etcd.
+///
+/// # Errors
+/// It is not of this kind.
+pub(super) fn framed(of: &MessageDescriptor, mut value: Value) -> Result<Bytes, Status> {
+    leave_out_unknown(of, &mut value);
+    let message = DynamicMessage::deserialize(of.clone(), value)
+        .map_err(|error| Status::invalid_argument(error.to_string()))?;
+    let length = message.encoded_len();
+    let mut frame = BytesMut::with_capacity(PREFIX_BYTES + length);
+    frame.put_u8(0);
+    frame.put_u32(length as u32);
+    frame.extend_from_slice(&message.encode_to_vec());
+    Ok(frame.freeze())
+}
+
+/// Fields only: a name that an enumeration does not have stays, and is refused.
+fn leave_out_unknown(of: &MessageDescriptor, value: &mut Value) {
+    match value {
+        Value::Array(values) => values.iter_mut().for_each(|value| leave_out_unknown(of, value)),
+        Value::Object(fields) => fields.retain(|name, value| {
+            let field = of.get_field_by_name(name).or_else(|| of.get_field_by_json_name(name));
+            if let Some(Kind::Message(inner)) = field.as_ref().map(|field| field.kind()) {
+                leave_out_unknown(&inner, value);
+            }
+            field.is_some()
+        }),
+        _ => {}
+    }
+}
+
+/// The message of the next frame, if all of it is there.
+pub(super) fn unframed(read: &mut BytesMut) -> Option<Bytes> {
+    let length = read.get(1..PREFIX_BYTES)?;
+    let length = u32::from_be_bytes(length.try_into().ok()?) as usize;
+    if read.len() < PREFIX_BYTES + length {
+        return None;
+    }
+    read.advance(PREFIX_BYTES);
+    Some(read.split_to(length).freeze())
+}
+
+/// A message as JSON.
+///
+/// # Errors
+/// It is not of this kind.
+pub(super) fn written(of: &MessageDescriptor, message: Bytes) -> Result<Vec<u8>, Status> {
+    let message = DynamicMessage::decode(of.clone(), message)
+        .map_err(|error| Status::internal(format!("bowline: {error}")))?;
+    let mut json = Serializer::new(Vec::new());
+    let options = SerializeOptions::new().use_proto_field_name(true);
+    message
+        .serialize_with_options(&mut json, &options)
+        .map_err(|error| Status::internal(format!("bowline: {error}")))?;
+    Ok(json.into_inner())
+}

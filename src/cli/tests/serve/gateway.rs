@@ -1,0 +1,446 @@
+//! The JSON gateway: requests and answers as text.
+
+use std::io::Write;
+use std::net::TcpStream;
+
+use serde_json::{Value, json};
+use tempfile::tempdir;
+
+use crate::process::{Etcd, HttpBody, Server, http};
+
+/// Requests in the order in which they are made of a new store, and what is answered: the code, and the body without
+/// what differs from server to server. All but the last column's are the same in etcd 3.4; what is said of JSON that
+/// makes no sense is not.
+const TABLE: &[(&str, &str, u16, &str, Where)] = &[
+    ("kv/put", r#"{"key":"Zm9v","value":"YmFy"}"#, 200, r#"{"header":{"revision":"2"}}"#, Both),
+    (
+        "kv/put",
+        r#"{"key":"Zm9v","value":"YmF6","prev_kv":true}"#,
+        200,
+        r#"{"header":{"revision":"3"},"prev_kv":{"key":"Zm9v","create_revision":"2","mod_revision":"2","version":"1","value":"YmFy"}}"#,
+        Both,
+    ),
+    (
+        "kv/range",
+        r#"{"key":"Zm9v"}"#,
+        200,
+        r#"{"header":{"revision":"3"},"kvs":[{"key":"Zm9v","create_revision":"2","mod_revision":"3","version":"2","value":"YmF6"}],"count":"1"}"#,
+        Both,
+    ),
+    // Numbers as such and as strings, enums by name and by number, names of fields in either spelling.
+    (
+        "kv/range",
+        r#"{"key":"AA==","rangeEnd":"AA==","limit":"1","sort_order":"DESCEND","sortTarget":2,"revision":2,"keys_only":true}"#,
+        200,
+        r#"{"header":{"revision":"3"},"kvs":[{"key":"Zm9v","create_revision":"2","mod_revision":"2","version":"1"}],"count":"1"}"#,
+        Both,
+    ),
+    (
+        "kv/range",
+        r#"{"key":"Zm9v","serializable":true,"count_only":true}"#,
+        200,
+        r#"{"header":{"revision":"3"},"count":"1"}"#,
+        Both,
+    ),
+    (
+        "kv/range",
+        r#"{"key":"Zm9v","colour":"blue","limit":1,"count_only":true}"#,
+        200,
+        r#"{"header":{"revision":"3"},"count":"1"}"#,
+        Both,
+    ),
+    ("kv/range", r#"{"key":"Zm9w"} and so on"#, 200, r#"{"header":{"revision":"3"}}"#, Both),
+    (
+        "kv/range",
+        r#"{"key":null,"range_end":null}"#,
+        400,
+        r#"{"error":"etcdserver: key is not provided","message":"etcdserver: key is not provided","code":3}"#,
+        Both,
+    ),
+    (
+        "kv/range",
+        "{}",
+        400,
+        r#"{"error":"etcdserver: key is not provided","message":"etcdserver: key is not provided","code":3}"#,
+        Both,
+    ),
+    (
+        "kv/range",
+        "",
+        400,
+        r#"{"error":"etcdserver: key is not provided","message":"etcdserver: key is not provided","code":3}"#,
+        Both,
+    ),
+    (
+        "kv/range",
+        r#"{"key":"Zm9v","revision":"99"}"#,
+        400,
+        r#"{"error":"etcdserver: mvcc: required revision is a future revision","message":"etcdserver: mvcc: required revision is a future revision","code":11}"#,
+        Both,
+    ),
+    ("kv/range", r#"{"key""#, 400, r#"{"code":3}"#, Both),
+    ("kv/range", r#"["key"]"#, 400, r#"{"code":3}"#, Both),
+    ("kv/range", r#"{"key":"Zm9v","limit":"x"}"#, 400, r#"{"code":3}"#, Both),
+    ("kv/range", r#"{"key":"Zm9v","limit":1.5}"#, 400, r#"{"code":3}"#, Both),
+    ("kv/range", r#"{"key":"not base64"}"#, 400, r#"{"code":3}"#, Both),
+    ("kv/range", r#"{"key":"Zm9v","sort_target":"BEAUTY"}"#, 400, r#"{"code":3}"#, Both),
+    // Base64 for URLs, and without padding.
+    ("kv/put", r#"{"key":"_-8","value":"_w=="}"#, 200, r#"{"header":{"revision":"4"}}"#, Ours),
+    (
+        "kv/range",
+        r#"{"key":"/+8="}"#,
+        200,
+        r#"{"header":{"revision":"4"},"kvs":[{"key":"/+8=","create_revision":"4","mod_revision":"4","version":"1","value":"/w=="}],"count":"1"}"#,
+        Ours,
+    ),
+    (
+        "kv/deleterange",
+        r#"{"key":"/+8="}"#,
+        200,
+        r#"{"header":{"revision":"5"},"deleted":"1"}"#,
+        Ours,
+    ),
+    ("kv/put", r#"{"key":"eA==","value":""}"#, 200, r#"{"header":{"revision":"4"}}"#, Theirs),
+    ("kv/put", r#"{"key":"eA==","value":""}"#, 200, r#"{"header":{"revision":"5"}}"#, Theirs),
+    (
+        "kv/txn",
+        r#"{"compare":[{"key":"Zm9v","result":"EQUAL","target":"CREATE","create_revision":"2"},{"key":"Zm9v","target":3,"value":"YmF6"}],
+            "success":[{"request_put":{"key":"YQ=="}},{"requestRange":{"key":"YQ=="}},{"request_delete_range":{"key":"Yg=="}},
+                       {"request_txn":{"failure":[]}}]}"#,
+        200,
+        r#"{"header":{"revision":"6"},"succeeded":true,"responses":[
+            {"response_put":{"header":{"revision":"6"}}},
+            {"response_range":{"header":{"revision":"6"},"kvs":[{"key":"YQ==","create_revision":"6","mod_revision":"6","version":"1"}],"count":"1"}},
+            {"response_delete_range":{"header":{"revision":"6"}}},
+            {"response_txn":{"header":{},"succeeded":true}}]}"#,
+        Both,
+    ),
+    (
+        "kv/txn",
+        r#"{"compare":[{"key":"Zm9v","result":"NOT_EQUAL","target":"VERSION","version":"2"}]}"#,
+        200,
+        r#"{"header":{"revision":"6"}}"#,
+        Both,
+    ),
+    (
+        "kv/txn",
+        r#"{"success":[{"request_put":{"key":"YQ=="}},{"request_put":{"key":"YQ=="}}]}"#,
+        400,
+        r#"{"error":"etcdserver: duplicate key given in txn request","message":"etcdserver: duplicate key given in txn request","code":3}"#,
+        Both,
+    ),
+    (
+        "kv/deleterange",
+        r#"{"key":"YQ==","prev_kv":true}"#,
+        200,
+        r#"{"header":{"revision":"7"},"deleted":"1","prev_kvs":[{"key":"YQ==","create_revision":"6","mod_revision":"6","version":"1"}]}"#,
+        Both,
+    ),
+    (
+        "kv/compaction",
+        r#"{"revision":"6","physical":true}"#,
+        200,
+        r#"{"header":{"revision":"7"}}"#,
+        Both,
+    ),
+    (
+        "kv/compaction",
+        r#"{"revision":6}"#,
+        400,
+        r#"{"error":"etcdserver: mvcc: required revision has been compacted","message":"etcdserver: mvcc: required revision has been compacted","code":11}"#,
+        Both,
+    ),
+    (
+        "lease/grant",
+        r#"{"TTL":"600","ID":"77"}"#,
+        200,
+        r#"{"header":{"revision":"7"},"ID":"77","TTL":"600"}"#,
+        Both,
+    ),
+    (
+        "lease/grant",
+        r#"{"TTL":"600","ID":77}"#,
+        400,
+        r#"{"error":"etcdserver: lease already exists","message":"etcdserver: lease already exists","code":9}"#,
+        Ours,
+    ),
+    ("kv/lease/leases", "{}", 200, r#"{"header":{"revision":"7"},"leases":[{"ID":"77"}]}"#, Both),
+    ("lease/leases", "{}", 200, r#"{"header":{"revision":"7"},"leases":[{"ID":"77"}]}"#, Both),
+    (
+        "lease/timetolive",
+        r#"{"ID":"99"}"#,
+        200,
+        r#"{"header":{"revision":"7"},"ID":"99","TTL":"-1"}"#,
+        Both,
+    ),
+    (
+        "lease/keepalive",
+        r#"{"ID":"77"} {"ID":99}"#,
+        200,
+        r#"{"result":{"header":{"revision":"7"},"ID":"77","TTL":"600"}} {"result":{"header":{"revision":"7"},"ID":"99"}}"#,
+        Both,
+    ),
+    ("kv/lease/revoke", r#"{"ID":"77"}"#, 200, r#"{"header":{"revision":"7"}}"#, Both),
+    (
+        "lease/revoke",
+        r#"{"ID":"77"}"#,
+        404,
+        r#"{"error":"etcdserver: requested lease not found","message":"etcdserver: requested lease not found","code":5}"#,
+        Both,
+    ),
+    (
+        "election/leader",
+        r#"{"name":"ZQ=="}"#,
+        500,
+        r#"{"error":"election: no leader","message":"election: no leader","code":2}"#,
+        Both,
+    ),
+    ("lock/unlock", r#"{"key":"bG9jay8x"}"#, 200, r#"{"header":{"revision":"7"}}"#, Both),
+    (
+        "cluster/member/promote",
+        r#"{"ID":"12345"}"#,
+        404,
+        r#"{"error":"etcdserver: member not found","message":"etcdserver: member not found","code":5}"#,
+        Both,
+    ),
+    (
+        "cluster/member/remove",
+        r#"{"ID":"12345"}"#,
+        404,
+        r#"{"error":"etcdserver: member not found","message":"etcdserver: member not found","code":5}"#,
+        Both,
+    ),
+    ("maintenance/alarm", r#"{"action":"GET"}"#, 200, r#"{"header":{"revision":"7"}}"#, Ours),
+    (
+        "maintenance/transfer-leadership",
+        r#"{"targetID":"12345"}"#,
+        400,
+        r#"{"error":"etcdserver: bad leader transferee","message":"etcdserver: bad leader transferee","code":9}"#,
+        Ours,
+    ),
+    ("maintenance/defragment", "{}", 200, "{}", Both),
+    ("auth/status", "{}", 200, r#"{"header":{"revision":"7"},"authRevision":"1"}"#, Ours),
+    (
+        "auth/authenticate",
+        r#"{"name":"root","password":"x"}"#,
+        400,
+        r#"{"error":"etcdserver: authentication is not enabled","message":"etcdserver: authentication is not enabled","code":9}"#,
+        Ours,
+    ),
+    ("kv/nothing", "{}", 404, r#"{"error":"Not Found","message":"Not Found","code":5}"#, Ours),
+];
+
+use Where::{Both, Ours, Theirs};
+
+/// Who is asked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Where {
+    Both,
+    /// Ours; etcd 3.4 does it another way, or not at all.
+    Ours,
+    /// etcd's, to bring it where ours is.
+    Theirs,
+}
+
+/// What is compared of some answers: not who answers, and not how JSON without sense is complained of.
+fn masked(body: &str, wanted: &[Value]) -> Vec<Value> {
+    let answers = serde_json::Deserializer::from_str(body).into_iter::<Value>();
+    let mut answers: Vec<_> = answers.map(|answer| answer.expect(body)).collect();
+    for answer in &mut answers {
+        let whole = answer.as_object_mut().unwrap();
+        whole.remove("details");
+        if wanted
+            .first()
+            .is_some_and(|wanted| wanted.get("code").is_some() && wanted.get("error").is_none())
+        {
+            assert!(whole.remove("error").is_some() && whole.remove("message").is_some(), "{body}");
+        }
+        let result = match answer.get_mut("result") {
+            Some(result) => result,
+            None => answer,
+        };
+        if let Some(header) = result.get_mut("header").and_then(Value::as_object_mut) {
+            for of_the_server in ["cluster_id", "member_id", "raft_term"] {
+                let number = header.remove(of_the_server).unwrap();
+                assert!(number.as_str().unwrap().parse::<u64>().unwrap() > 0, "{body}");
+            }
+        }
+    }
+    answers
+}
+
+fn ask_all(address: &str, side: Where) {
+    for (path, request, code, answer, at) in TABLE {
+        if ![Both, side].contains(at) {
+            continue;
+        }
+        let expected = serde_json::Deserializer::from_str(answer).into_iter::<Value>();
+        let expected: Vec<_> = expected.map(Result::unwrap).collect();
+        let (found_code, mut body) = http(address, "POST", &format!("/v3/{path}"), request);
+        let body = body.text();
+        assert_eq!(found_code, *code, "{path} {request}: {body}");
+        assert_eq!(masked(&body, &expected), expected, "{path} {request}");
+    }
+}
+
+#[test]
+fn json_is_answered_as_grpc_is() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    ask_all(&server.address, Ours);
+    let (code, body) = server.http("GET", "/v3/kv/range", "");
+    assert_eq!((code, body.contains("Method Not Allowed")), (501, true), "{body}");
+    let old = server.http("POST", "/v3beta/kv/range", r#"{"key":"Zm9v"}"#);
+    assert!(old.0 == 200 && old.1.contains("YmF6"), "{old:?}");
+    // What has no text, and what is long.
+    let status: Value =
+        serde_json::from_str(&server.http("POST", "/v3/maintenance/status", "{}").1).unwrap();
+    for number in ["dbSize", "leader", "raftIndex", "raftTerm", "raftAppliedIndex"] {
+        assert!(status[number].as_str().unwrap().parse::<u64>().unwrap() > 0, "{status}");
+    }
+    let list = server.http("POST", "/v3/cluster/member/list", r#"{"linearizable":true}"#).1;
+    let list: Value = serde_json::from_str(&list).unwrap();
+    assert_eq!(list["members"][0]["clientURLs"], json!([format!("http://{}", server.address)]));
+    assert!(list["members"][0]["peerURLs"][0].as_str().unwrap().starts_with("http://"));
+    assert!(list["members"][0]["isLearner"].is_null(), "what is false is left out");
+}
+
+/// The table is what etcd answers, too.
+#[test]
+fn etcd_answers_json_in_the_same_way() {
+    let Some(etcd) = Etcd::alone() else { return };
+    ask_all(&etcd.address, Theirs);
+}
+
+#[test]
+fn a_watch_is_a_line_for_each_answer() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let put = |value: &str| {
+        let (code, _) =
+            server.http("POST", "/v3/kv/put", &format!(r#"{{"key":"YQ==","value":"{value}"}}"#));
+        assert_eq!(code, 200);
+    };
+    put("MQ==");
+    let wanted = r#"{"create_request":{"key":"YQ==","start_revision":"2","prevKv":true,"filters":["NODELETE"]}}"#;
+    let (code, mut body) = http(&server.address, "POST", "/v3/watch", wanted);
+    assert_eq!(code, 200);
+    let mut next = || masked(&body.line().unwrap(), &[]).remove(0);
+    assert_eq!(next(), json!({"result": {"header": {"revision": "2"}, "created": true}}));
+    let first = json!({"key": "YQ==", "create_revision": "2", "mod_revision": "2", "version": "1", "value": "MQ=="});
+    assert_eq!(next(), json!({"result": {"header": {"revision": "2"}, "events": [{"kv": first}]}}));
+    put("Mg==");
+    let second = json!({"key": "YQ==", "create_revision": "2", "mod_revision": "3", "version": "2", "value": "Mg=="});
+    let events = json!([{"kv": second, "prev_kv": first}]);
+    assert_eq!(next(), json!({"result": {"header": {"revision": "3"}, "events": events}}));
+    // Who goes away in the middle harms nobody.
+    drop(body);
+    put("Mw==");
+}
+
+/// Requests that arrive one after the other, in pieces, over one connection whose answers are read meanwhile.
+#[test]
+fn a_stream_is_asked_and_answers_at_the_same_time() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let stream = TcpStream::connect(&server.address).unwrap();
+    let mut ask = stream.try_clone().unwrap();
+    let mut chunk = |text: &str| write!(ask, "{:x}\r\n{text}\r\n", text.len()).unwrap();
+    write!(&stream, "POST /v3/watch HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        .unwrap();
+    chunk(r#"{"create_request":{"key":"YQ==","#);
+    chunk("\"watch_id\":\"5\"}}\n {");
+    let (code, mut body) = HttpBody::of(stream);
+    assert_eq!(code, 200);
+    let mut next = || masked(&body.line().unwrap(), &[]).remove(0);
+    let created =
+        json!({"result": {"header": {"revision": "1"}, "watch_id": "5", "created": true}});
+    assert_eq!(next(), created);
+    chunk(r#""create_request":{"key":"Yg==","watch_id":5}}"#);
+    let taken = next();
+    assert_eq!(taken["result"]["watch_id"], json!("-1"), "{taken}");
+    assert!(taken["result"]["cancel_reason"].as_str().unwrap().contains("duplicate watch ID"));
+    chunk(r#"{"cancel_request":{"watch_id":5}}"#);
+    assert_eq!(
+        next(),
+        json!({"result": {"header": {"revision": "1"}, "watch_id": "5", "canceled": true}})
+    );
+    chunk(r#"{"progress_request"}"#);
+    let last = next();
+    let error = &last["error"];
+    assert_eq!(
+        (&error["code"], &error["grpc_code"], &error["http_code"]),
+        (&json!(3), &json!(3), &json!(400)),
+        "{last}"
+    );
+    assert!(error["message"].as_str().unwrap().contains("line 1"), "{last}");
+    assert_eq!(body.line(), None, "that was the end");
+}
+
+#[test]
+fn what_is_too_large_is_refused_and_what_is_just_small_enough_is_not() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &["--max-request-bytes=40000"]);
+    let put = |zeros: usize| {
+        let value = "AAAA".repeat(zeros / 3);
+        let (code, body) =
+            server.http("POST", "/v3/kv/put", &format!(r#"{{"key":"YQ==","value":"{value}"}}"#));
+        (
+            code,
+            serde_json::from_str::<Value>(&body).unwrap()["message"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned(),
+        )
+    };
+    assert_eq!(put(39_000), (200, String::new()));
+    assert_eq!(put(42_000), (400, "etcdserver: request is too large".to_owned()));
+    let (code, words) = put(600_000);
+    assert!(
+        code == 429 && words.starts_with("grpc: received message larger than max (6"),
+        "{code} {words}"
+    );
+    let (code, words) = put(1_200_000);
+    assert!(code == 429 && words.starts_with("bowline: no request of at most"), "{code} {words}");
+    // A stream's.
+    let long = format!(r#"{{"create_request":{{"key":"{}"#, "AAAA".repeat(100_000));
+    let (code, mut body) = http(&server.address, "POST", "/v3/watch", &long);
+    let line: Value = serde_json::from_str(&body.line().unwrap()).unwrap();
+    assert_eq!((code, &line["error"]["http_code"]), (200, &json!(429)), "{line}");
+    // Deep.
+    let deep = format!("{}{}", r#"{"success":[{"request_txn":"#.repeat(200), "}]}".repeat(200));
+    let (code, body) = server.http("POST", "/v3/kv/txn", &deep);
+    assert!(code == 400 && body.contains("recursion limit"), "{code} {body}");
+}
+
+/// What stands behind `Grpc-Metadata-`, that is; a token stands in `Authorization`.
+#[test]
+fn headers_reach_the_service() {
+    let dirs = [(); 3].map(|()| tempdir().unwrap());
+    let mut servers = Server::three(&dirs);
+    let ask = |server: &Server, header: &str| {
+        let mut stream = TcpStream::connect(&server.address).unwrap();
+        let body = r#"{"key":"YQ==","serializable":true}"#;
+        let length = body.len();
+        write!(
+            stream,
+            "POST /v3/kv/range HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{header}Content-Length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
+        let (code, mut body) = HttpBody::of(stream);
+        (code, body.text())
+    };
+    // A member looks at itself with each tick only.
+    let until = |server: &Server, wanted: u16| loop {
+        let (code, body) = ask(server, "Grpc-Metadata-Hasleader: true\r\n");
+        if code == wanted {
+            return body;
+        }
+    };
+    let left = servers.pop().unwrap();
+    until(&left, 200);
+    drop(servers);
+    let body = until(&left, 503);
+    assert!(body.contains("etcdserver: no leader"), "{body}");
+    assert_eq!(ask(&left, "").0, 200, "a local read");
+}
