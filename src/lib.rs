@@ -61,6 +61,9 @@ pub mod model;
 
 #[cfg(feature = "check")]
 pub mod check;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzz;
 #[cfg(feature = "mutants")]
 pub mod mutant;
 #[cfg(not(feature = "mutants"))]

@@ -41,6 +41,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("backup", &["model", "env", "wal", "snapshot", "machine", "node", "api"]),
     ("recipes", &["model", "machine", "watch", "node", "api"]),
     ("testing", &["model", "env", "transport", "node", "api"]),
+    ("fuzz", &["check", "codec", "wal", "snapshot", "transport", "consensus"]),
     (
         "sim",
         &[
@@ -102,6 +103,7 @@ impl Source {
     fn is_test(&self) -> bool {
         let stem = |part: std::path::Component<'_>| part.as_os_str() == "tests";
         self.path.ends_with("tests.rs")
+            || self.path.ends_with("fuzz.rs")
             || self.path.strip_prefix(root()).unwrap().components().any(stem)
     }
 

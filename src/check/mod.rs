@@ -34,6 +34,8 @@
 //!   perhaps `links`, which are arrows from one operation to another.
 
 pub mod cycles;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzz;
 pub mod history;
 pub mod intervals;
 pub mod linear;

@@ -47,7 +47,10 @@ mod message;
 mod outcome;
 mod piece;
 
-#[cfg(test)]
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzz;
+#[cfg(any(test, feature = "fuzzing"))]
+#[cfg_attr(not(test), allow(dead_code, reason = "tests draw more than fuzzers begin with"))]
 pub(crate) mod sample;
 #[cfg(test)]
 mod tests;

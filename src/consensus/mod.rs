@@ -60,5 +60,8 @@ pub(crate) use status::{PeerState, PeerStatus, Role};
 #[cfg(any(test, feature = "sim"))]
 pub(crate) use vote::Vote;
 
-#[cfg(test)]
+#[cfg(feature = "fuzzing")]
+pub(crate) use tests::fuzz;
+
+#[cfg(any(test, feature = "fuzzing"))]
 mod tests;

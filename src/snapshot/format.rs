@@ -129,6 +129,14 @@ impl Footer {
         to.fixed_u64(self.checksum);
     }
 
+    /// Its bytes.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn encoded(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.encode(&mut Encoder::new(&mut bytes));
+        bytes
+    }
+
     pub(super) fn decode(content: Bytes) -> Result<Self, CodecError> {
         let mut from = Decoder::new("footer", content);
         let footer = Self {

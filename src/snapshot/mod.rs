@@ -43,6 +43,8 @@
 mod error;
 mod folder;
 mod format;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzz;
 mod partial;
 mod reader;
 mod writer;

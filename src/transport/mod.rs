@@ -51,6 +51,8 @@ mod context;
 mod dialer;
 mod exchange;
 mod frame;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzz;
 mod handshake;
 mod join;
 mod memory;

@@ -20,6 +20,9 @@ pub(super) enum Wire {
     /// Nobody can.
     #[cfg(feature = "tls")]
     Tls(Box<TlsWire>),
+    /// Words that a fuzzer has made up.
+    #[cfg(feature = "fuzzing")]
+    Script(Box<super::fuzz::Script>),
 }
 
 impl Wire {
@@ -29,6 +32,8 @@ impl Wire {
             Wire::Plain(tcp) => tcp.readable().await,
             #[cfg(feature = "tls")]
             Wire::Tls(tls) => tls.readable().await,
+            #[cfg(feature = "fuzzing")]
+            Wire::Script(_) => Ok(()),
         }
     }
 
@@ -38,6 +43,11 @@ impl Wire {
             Wire::Plain(tcp) => tcp.try_read_buf(buffer),
             #[cfg(feature = "tls")]
             Wire::Tls(tls) => tls.try_read(buffer),
+            #[cfg(feature = "fuzzing")]
+            Wire::Script(script) => {
+                let room = buffer.capacity() - buffer.len();
+                Ok(script.read(&mut *buffer, room))
+            }
         }
     }
 
@@ -50,6 +60,11 @@ impl Wire {
                 Wire::Plain(tcp) => tcp.try_read(rest),
                 #[cfg(feature = "tls")]
                 Wire::Tls(tls) => tls.try_read(&mut &mut *rest),
+                #[cfg(feature = "fuzzing")]
+                Wire::Script(script) => {
+                    let room = rest.len();
+                    Ok(script.read(&mut *rest, room))
+                }
             };
             match read {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -63,6 +78,10 @@ impl Wire {
 
     /// Waits until something can be written.
     pub(super) async fn writable(&self) -> io::Result<()> {
+        #[cfg(feature = "fuzzing")]
+        if matches!(self, Wire::Script(_)) {
+            return Ok(());
+        }
         self.tcp().writable().await
     }
 
@@ -72,6 +91,8 @@ impl Wire {
             Wire::Plain(tcp) => tcp.try_write(bytes),
             #[cfg(feature = "tls")]
             Wire::Tls(tls) => tls.try_write(bytes),
+            #[cfg(feature = "fuzzing")]
+            Wire::Script(script) => Ok(script.write(bytes)),
         }
     }
 
@@ -81,6 +102,8 @@ impl Wire {
             Wire::Plain(_) => false,
             #[cfg(feature = "tls")]
             Wire::Tls(tls) => tls.is_pending(),
+            #[cfg(feature = "fuzzing")]
+            Wire::Script(_) => false,
         }
     }
 
@@ -90,6 +113,8 @@ impl Wire {
             Wire::Plain(_) => Ok(()),
             #[cfg(feature = "tls")]
             Wire::Tls(tls) => tls.try_flush(),
+            #[cfg(feature = "fuzzing")]
+            Wire::Script(_) => Ok(()),
         }
     }
 
@@ -114,6 +139,8 @@ impl Wire {
             Wire::Plain(tcp) => tcp.shutdown().await,
             #[cfg(feature = "tls")]
             Wire::Tls(tls) => tls.finish().await,
+            #[cfg(feature = "fuzzing")]
+            Wire::Script(_) => Ok(()),
         }
     }
 
@@ -123,6 +150,8 @@ impl Wire {
             Wire::Plain(_) => None,
             #[cfg(feature = "tls")]
             Wire::Tls(tls) => Some(tls.name()),
+            #[cfg(feature = "fuzzing")]
+            Wire::Script(_) => None,
         }
     }
 
@@ -132,6 +161,8 @@ impl Wire {
         match self {
             Wire::Plain(_) => Ok(()),
             Wire::Tls(tls) => tls.still_trusted(trust),
+            #[cfg(feature = "fuzzing")]
+            Wire::Script(_) => Ok(()),
         }
     }
 
@@ -140,6 +171,8 @@ impl Wire {
             Wire::Plain(tcp) => tcp,
             #[cfg(feature = "tls")]
             Wire::Tls(tls) => tls.tcp(),
+            #[cfg(feature = "fuzzing")]
+            Wire::Script(_) => unreachable!("words that are made up come over no socket"),
         }
     }
 }

@@ -49,6 +49,8 @@
 mod cut;
 mod error;
 mod format;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzz;
 mod index;
 mod open;
 mod reader;
@@ -154,7 +156,7 @@ impl Durable {
     }
 
     /// A proof of nothing, for tests of those who wait for proofs.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn for_test(number: u64) -> Self {
         Self { number }
     }

@@ -20,24 +20,41 @@ pub(crate) const TERM: Term = Term(7);
 /// How deep transactions are nested at most.
 const DEPTH_MAX: u64 = 3;
 
-/// A small generator of random numbers (splitmix64).
+/// A small generator of random numbers (splitmix64), or the bytes of a fuzzer for as long as there are some.
 #[derive(Clone)]
 pub(crate) struct Random {
     state: u64,
     is_wide: bool,
+    /// The last comes first.
+    bytes: Vec<u8>,
 }
 
 impl Random {
     pub(crate) fn new(seed: u64) -> Self {
-        Self { state: seed, is_wide: false }
+        Self { state: seed, is_wide: false, bytes: Vec::new() }
     }
 
     /// For a wide history.
     pub(crate) fn wide(seed: u64) -> Self {
-        Self { state: seed, is_wide: true }
+        Self { is_wide: true, ..Self::new(seed) }
+    }
+
+    /// Each number is one of these bytes, as far as they go.
+    #[allow(dead_code, reason = "for fuzzers")]
+    pub(crate) fn fed(bytes: &[u8]) -> Self {
+        Self { bytes: bytes.iter().rev().copied().collect(), ..Self::new(0) }
+    }
+
+    /// Whether no bytes are left.
+    #[allow(dead_code, reason = "for fuzzers")]
+    pub(crate) fn is_spent(&self) -> bool {
+        self.bytes.is_empty()
     }
 
     pub(crate) fn next(&mut self) -> u64 {
+        if let Some(byte) = self.bytes.pop() {
+            return u64::from(byte);
+        }
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

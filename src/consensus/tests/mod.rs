@@ -1,11 +1,20 @@
 //! Tests of the consensus as a whole: a small world of members with disks in memory, the traps of the
 //! raft crate, and messages that no correct member sends.
 
+#[cfg_attr(not(test), allow(dead_code, reason = "the fuzzed member has one of no faults"))]
 mod disk;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzz;
+#[cfg(test)]
 mod hostile;
+#[cfg(test)]
 mod invariants;
+#[cfg(test)]
 mod log;
 mod machine;
+#[cfg(test)]
 mod seeds;
+#[cfg(test)]
 mod traps;
+#[cfg(test)]
 mod world;

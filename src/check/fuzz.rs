@@ -1,0 +1,242 @@
+//! Bytes that are to be a history, for each of the checkers: what is read is written again, and one history
+//! has one verdict, in whatever order its lines stand.
+
+use super::intervals::{self, Holds, Leases};
+use super::lines::{self, Written};
+use super::page::Page;
+use super::watch::{self, Watch};
+use super::*;
+use crate::fuzz::{Came, Feed};
+
+const STEPS: u64 = 20_000;
+
+/// How many operations are judged: more take long, and show no more.
+const OPERATIONS_MAX: usize = 40;
+
+/// The first byte says by which checker.
+pub(crate) fn histories(data: &[u8]) -> Came {
+    let Some((model, text)) = data.split_first() else { return Came::Refused };
+    let made;
+    let text = match text.split_first() {
+        Some((0xff, orders)) => {
+            made = made_up(model % 16, &mut Feed::new(orders));
+            made.as_bytes()
+        }
+        _ => text,
+    };
+    let level = Level::ALL[usize::from(model / 16) % Level::ALL.len()];
+    match model % 16 {
+        0 => searched(&Register::default(), text),
+        1 => searched(&Mutex::default(), text),
+        2 => searched(&Mutex { is_fenced: true, ..Mutex::default() }, text),
+        3 => searched(&Semaphore { permits: 2 }, text),
+        4 => searched(&Queue, text),
+        5 => searched(&Kv::default(), text),
+        6 => searched(&Election::default(), text),
+        7 => judged(text, false, |history| total::check(&Total::default(), history)),
+        8 => judged(text, false, |history| watch::check(&Watch::default(), history)),
+        9 => judged(text, false, |history| intervals::holds(&Holds::default(), history)),
+        10 => {
+            let rules = Leases { late: Some(5), drift_percent: 10, slack: 1 };
+            judged(text, false, |history| intervals::leases(&rules, history))
+        }
+        11 | 12 => judged(text, false, |history| cycles::lists(history, level)),
+        _ => judged(text, false, |history| cycles::registers(history, level)),
+    }
+}
+
+/// The calls of a model, and what comes back of them: `$v` is a value, `$k` a key, `$n` a number, `$b` true or false.
+fn calls(model: u8) -> &'static [(&'static str, &'static str)] {
+    const REGISTER: &[(&str, &str)] = &[
+        (r#""call":"read""#, r#","result":$v"#),
+        (r#""call":"write","value":$v"#, ""),
+        (r#""call":"cas","expect":$v,"value":$v"#, r#","swapped":$b"#),
+    ];
+    const LOCK: &[(&str, &str)] = &[
+        (r#""call":"acquire","owner":$n"#, r#","acquired":$b"#),
+        (r#""call":"release","owner":$n"#, r#","released":$b"#),
+    ];
+    const FENCED: &[(&str, &str)] = &[
+        (r#""call":"acquire","owner":$n"#, r#","acquired":true,"token":$n"#),
+        (r#""call":"release","owner":$n"#, r#","released":$b"#),
+    ];
+    const SEMAPHORE: &[(&str, &str)] = &[
+        (r#""call":"acquire","owner":$n,"permits":$n"#, r#","acquired":$b"#),
+        (r#""call":"release","owner":$n,"permits":$n"#, r#","released":$b"#),
+    ];
+    const QUEUE: &[(&str, &str)] =
+        &[(r#""call":"put","value":$n"#, ""), (r#""call":"take""#, r#","result":$v"#)];
+    const KV: &[(&str, &str)] = &[
+        (r#""call":"put","key":$k,"value":$n"#, r#","revision":$n"#),
+        (r#""call":"get","key":$k"#, r#","revision":$n,"result":$v"#),
+        (r#""call":"delete","key":$k"#, r#","revision":$n,"deleted":$b"#),
+        (r#""call":"cas","key":$k,"expect":$n,"value":$n"#, r#","revision":$n,"swapped":$b"#),
+    ];
+    const ELECTION: &[(&str, &str)] = &[
+        (r#""call":"campaign","candidate":$n,"value":$n"#, r#","elected":$b"#),
+        (r#""call":"proclaim","candidate":$n,"value":$n"#, r#","leads":$b"#),
+        (r#""call":"resign","candidate":$n"#, r#","leads":$b"#),
+        (r#""call":"expire","candidate":$n"#, ""),
+        (r#""call":"leader""#, r#","candidate":$n,"value":$n"#),
+    ];
+    const WATCH: &[(&str, &str)] = &[
+        (r#""call":"change","rows":[{"key":$k,"value":$v}]"#, r#","revision":$n"#),
+        (r#""call":"compact","revision":$n"#, ""),
+        (r#""call":"watch","stream":$n,"key":$k,"start":$n"#, r#","at":$n"#),
+        (
+            r#""call":"receive","stream":$n"#,
+            r#","events":[{"revision":$n,"key":$k,"value":$v}],"more":$b"#,
+        ),
+        (r#""call":"receive","stream":$n"#, r#","progress":$n"#),
+    ];
+    const HOLDS: &[(&str, &str)] = &[
+        (r#""call":"hold","owner":$n,"token":$n"#, r#","lost":$b"#),
+        (r#""call":"hold","owner":$n,"kind":"permits","permits":$n"#, r#","lost":$b"#),
+        (r#""call":"hold","owner":$n,"kind":"read""#, ""),
+    ];
+    const LEASES: &[(&str, &str)] = &[
+        (r#""call":"grant","lease":$n,"ttl":$n"#, ""),
+        (r#""call":"renew","lease":$n"#, r#","there":$b"#),
+        (r#""call":"revoke","lease":$n"#, r#","there":$b"#),
+        (r#""call":"look","lease":$n"#, r#","there":$b"#),
+    ];
+    const LISTS: &[(&str, &str)] = &[
+        (r#""call":"txn","steps":[["append",$k,$u],["read",$k]]"#, r#","results":[[$n,$n]]"#),
+        (r#""call":"txn","steps":[["append",$k,$u]]"#, ""),
+        (r#""call":"txn","steps":[["read",$k],["read",$k]]"#, r#","results":[[$n],[]]"#),
+    ];
+    const WRITES: &[(&str, &str)] = &[
+        (r#""call":"txn","steps":[["write",$k,$u],["read",$k]]"#, r#","results":[$v]"#),
+        (r#""call":"txn","steps":[["read",$k],["read",$k]]"#, r#","results":[$v,$v]"#),
+    ];
+    match model {
+        0 => REGISTER,
+        1 => LOCK,
+        2 => FENCED,
+        3 => SEMAPHORE,
+        4 => QUEUE,
+        5 | 7 => KV,
+        6 => ELECTION,
+        8 => WATCH,
+        9 => HOLDS,
+        10 => LEASES,
+        11 | 12 => LISTS,
+        _ => WRITES,
+    }
+}
+
+/// Lines that can be read.
+fn made_up(model: u8, feed: &mut Feed<'_>) -> String {
+    let (mut text, mut now, mut unique) = (String::new(), 0, 0);
+    while !feed.is_empty() {
+        let calls = calls(model);
+        let (call, reply) = calls[feed.below(calls.len() as u64) as usize];
+        now += feed.below(4);
+        let end = now + feed.below(6);
+        let (outcome, reply) = match feed.byte() % 8 {
+            0 => ("unknown", ""),
+            1 => ("failed", ""),
+            _ => ("ok", reply),
+        };
+        let end = if call.contains("receive") { now } else { end };
+        let fields = format!("{call}{reply}");
+        let mut parts = fields.split('$');
+        let mut filled = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            let (what, rest) = part.split_at(1);
+            unique += 1;
+            filled += &match what {
+                "b" => feed.once_in(2).to_string(),
+                "k" => format!("\"{}\"", ["a", "b"][feed.below(2) as usize]),
+                "v" if feed.once_in(3) => "null".to_owned(),
+                "u" => unique.to_string(),
+                _ => (1 + feed.below(4)).to_string(),
+            };
+            filled += rest;
+        }
+        let process = feed.below(3);
+        text += &format!(
+            "{{\"process\":{process},\"invoke\":{now},\"complete\":{end},\"outcome\":\"{outcome}\",{filled}}}\n"
+        );
+    }
+    text
+}
+
+fn searched<M: Model>(model: &M, text: &[u8]) -> Came
+where
+    M::Call: Written<Reply = M::Reply> + Clone,
+    M::Reply: Clone,
+{
+    let budget = || Budget { steps: STEPS, configurations: 20_000, stop: None };
+    judged(text, true, |history| linear::check(model, history, budget()))
+}
+
+fn judged<C: Written + Clone>(
+    text: &[u8],
+    stands_alone: bool,
+    check: impl Fn(&History<C, C::Reply>) -> Verdict,
+) -> Came
+where
+    C::Reply: Clone,
+{
+    let Ok(lines) = lines::read::<C>(text) else { return Came::Refused };
+    let mut history = lines.history;
+    let said: Vec<String> = history.iter().map(lines::line).collect();
+    let again = lines::read::<C>(said.join("\n").as_bytes()).expect("its own lines");
+    assert_eq!(again.history.iter().map(lines::line).collect::<Vec<_>>(), said);
+    if history.is_empty() {
+        return Came::Refused;
+    }
+    history.truncate(OPERATIONS_MAX);
+    let verdict = check(&history);
+    assert_eq!(format!("{:?}", check(&history)), format!("{verdict:?}"), "two verdicts");
+    if let Some(reason) = verdict.violation() {
+        assert!(reason.operations.iter().all(|index| *index < history.len()));
+        let page = Page::new("a history").of(&history, reason);
+        assert!(page.ends_with("</html>\n"));
+        if stands_alone {
+            let alone = reason.operations.iter().map(|index| history[*index].clone()).collect();
+            assert!(!check(&alone).is_ok(), "they alone contradict nothing: {reason:?}");
+        }
+    }
+    let mut turned = history;
+    turned.reverse();
+    let other = check(&turned);
+    let is_decided = |verdict: &Verdict| verdict.is_ok() || verdict.violation().is_some();
+    if is_decided(&verdict) && is_decided(&other) {
+        assert_eq!(other.is_ok(), verdict.is_ok(), "the lines' order makes a difference");
+    }
+    Came::Through
+}
+
+/// Histories whose verdict is known.
+const KNOWN: [(u8, &str); 12] = [
+    (0, include_str!("tests/histories/register.txt")),
+    (1, include_str!("tests/histories/mutex.txt")),
+    (2, include_str!("tests/histories/mutex.txt")),
+    (3, include_str!("tests/histories/semaphore.txt")),
+    (4, include_str!("tests/histories/queue.txt")),
+    (5, include_str!("tests/histories/kv.txt")),
+    (6, include_str!("tests/histories/election.txt")),
+    (7, include_str!("tests/histories/total.txt")),
+    (8, include_str!("tests/histories/watch.txt")),
+    (9, include_str!("tests/histories/holds.txt")),
+    (10, include_str!("tests/histories/leases.txt")),
+    (11 + 5 * 16, include_str!("tests/histories/list_append.txt")),
+];
+
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
+    let mut seeds = Vec::new();
+    for (model, text) in KNOWN {
+        let sections = text.split("\n## ").skip(1).filter_map(|section| section.split_once('\n'));
+        for (_, body) in sections.step_by(3).take(6) {
+            seeds.push([&[model], body.as_bytes()].concat());
+        }
+        // Orders for lines that can be read.
+        let orders = |salt: u8| (1..80).map(move |n: u8| n.wrapping_mul(37).wrapping_add(salt));
+        for salt in [model, model.wrapping_mul(91)] {
+            seeds.push([model, 0xff].into_iter().chain(orders(salt)).collect());
+        }
+    }
+    seeds
+}

@@ -1,0 +1,520 @@
+//! Bytes that are to be a log: single records, segments of records that fit each other and mean nothing, and
+//! whole directories that were written in good order and damaged.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::format::{self, Draft, HEADER_BYTES, Header, Kind, Position, RECORD_BYTES, Record};
+use super::state::State;
+use super::*;
+use crate::env::{BootClock, Disk, NoPoints};
+use crate::fuzz::{Came, Feed};
+use crate::sim::{Rng, SimDisk};
+
+const DIR: &str = "log";
+const SEGMENT_BYTES: u32 = 2048;
+const DISK: DiskId = DiskId(77);
+
+fn identity() -> Identity {
+    Identity { cluster: ClusterId(7), node: NodeId::new(1).expect("not 0") }
+}
+
+/// Opens with the smallest segments, and no reserve.
+fn try_open(disk: &Arc<SimDisk>) -> Result<Opened, LogError> {
+    let env = Env {
+        clock: Arc::new(BootClock),
+        entropy: Arc::new(Rng::new(42)),
+        disk: Arc::clone(disk) as Arc<dyn Disk>,
+        points: Arc::new(NoPoints),
+    };
+    let (segment_bytes, disk) = (u64::from(SEGMENT_BYTES), Some(DISK));
+    let options = LogOptions { segment_bytes, reserve_bytes: 0, disk };
+    open(&env, Path::new(DIR), identity(), options)
+}
+
+fn path(number: u64) -> PathBuf {
+    Path::new(DIR).join(format!("{number:010}.log"))
+}
+
+// ---- what a log says ----------------------------------------------------------------------
+
+/// What a log says.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct Said {
+    base: Base,
+    entries: Vec<Entry>,
+    hard_state: HardState,
+    founding: Option<Founding>,
+}
+
+impl Said {
+    /// Looks at everything that an open log has.
+    fn of(opened: &Opened) -> Self {
+        let (reader, recovered) = (&opened.reader, &opened.recovered);
+        assert_eq!(reader.last(), recovered.last);
+        assert_eq!(reader.first(), recovered.base.index.next());
+        assert_eq!(reader.term(recovered.base.index), Some(recovered.base.term));
+        assert!(recovered.hard_state.commit <= recovered.last, "committed, and not there");
+        let mut entries: Vec<Entry> = Vec::new();
+        loop {
+            let next = entries.last().map_or(reader.first(), |last| last.index.next());
+            if next > reader.last() {
+                break;
+            }
+            let more = reader.entries(next, reader.last().next(), 300).expect("just recovered");
+            assert!(!more.is_empty());
+            entries.extend(more);
+        }
+        let mut before = recovered.base;
+        for entry in &entries {
+            assert_eq!(entry.index, before.index.next());
+            assert!(entry.term >= before.term, "terms fall");
+            assert_eq!(reader.term(entry.index), Some(entry.term));
+            // Whether the term on record is as new as theirs is the consensus' affair.
+            before = Base { index: entry.index, term: entry.term };
+        }
+        let (base, hard_state) = (recovered.base, recovered.hard_state.clone());
+        Self { base, entries, hard_state, founding: recovered.founding.clone() }
+    }
+
+    fn last(&self) -> u64 {
+        self.base.index.get() + self.entries.len() as u64
+    }
+
+    fn after(&self, group: &Group) -> Self {
+        let mut said = self.clone();
+        if let Some(first) = group.entries.first() {
+            said.entries.retain(|entry| entry.index < first.index);
+            said.entries.extend(group.entries.iter().cloned());
+        }
+        said.hard_state = group.hard_state.clone().unwrap_or(said.hard_state);
+        said.founding = group.founding.clone().or(said.founding);
+        said
+    }
+
+    /// Whether `found` says the same, but for entries that were cut off its front.
+    fn is_shown_by(&self, found: &Said) -> bool {
+        let behind = |entry: &&Entry| entry.index > found.base.index;
+        let entries: Vec<_> = self.entries.iter().filter(behind).cloned().collect();
+        let term = self.entries.iter().find(|entry| entry.index == found.base.index);
+        let base = term.map_or(self.base, |entry| Base { index: entry.index, term: entry.term });
+        (base, &entries, &self.hard_state, &self.founding)
+            == (found.base, &found.entries, &found.hard_state, &found.founding)
+    }
+}
+
+// ---- records ------------------------------------------------------------------------------
+
+/// Bytes as parts of a segment, or orders for a segment whose records have the right checksums.
+pub(crate) fn records(data: &[u8]) -> Came {
+    let Some((way, bytes)) = data.split_first() else { return Came::Refused };
+    match way % 4 {
+        0 => raw(bytes),
+        _ => forged(&mut Feed::new(bytes)),
+    }
+}
+
+/// What can be read is written again as it was.
+fn raw(bytes: &[u8]) -> Came {
+    let mut came = Came::Refused;
+    if let Some((header, chain)) = bytes.first_chunk::<HEADER_BYTES>().and_then(Header::decode) {
+        assert_eq!(header.encode(), (*bytes.first_chunk().expect("as above"), chain));
+        came = Came::Through;
+    }
+    let seed = format::seed(DISK, 1);
+    let head = bytes.first_chunk::<RECORD_BYTES>();
+    if let Some((head, record)) =
+        head.and_then(|head| Some((head, Record::decode(head, seed, 72)?)))
+    {
+        let payload = &bytes[RECORD_BYTES..];
+        let whole = Record::bytes(record.length as usize) == bytes.len();
+        if whole && record.follows(head, payload, 0) {
+            let mut again = Vec::new();
+            let draft = Draft {
+                kind: record.kind,
+                ends_group: record.ends_group,
+                durable: record.durable,
+                term: record.term,
+                index: record.index,
+                payload: &payload[..record.length as usize],
+            };
+            assert_eq!(draft.encode(&mut again, seed, 72, 0), record.chain);
+            assert_eq!(again, bytes);
+            came = Came::Through;
+        }
+    }
+    if let Some(founding) = format::decode_founding(bytes) {
+        let again = format::encode_founding(&founding);
+        assert_eq!(format::decode_founding(&again), Some(founding));
+        came = Came::Through;
+    }
+    if let Some(state) = State::decode(bytes) {
+        let again = State::decode(&state.encode()).expect("its own bytes");
+        assert_eq!(again.encode(), state.encode());
+        came = Came::Through;
+    }
+    came
+}
+
+/// A log whose records fit each other, whatever they say: it is refused, or it is a log like any other.
+fn forged(feed: &mut Feed<'_>) -> Came {
+    let disk = Arc::new(SimDisk::new(3));
+    // One that begins later has a state to begin with.
+    let first = 1 + u32::from(feed.once_in(3));
+    let mut forge = Forge { term: 1, last: 1, commit: 1, base: 1, incarnation: 0, chain: 0 };
+    let mut state = State::new().encode();
+    if first > 1 {
+        let base = feed.near(5).max(1);
+        forge = Forge { term: 3, last: base, commit: base, base, incarnation: 7, chain: 9 };
+        state = forge.state(feed, first);
+    }
+    for segment in first..=first + u32::from(feed.once_in(4)) {
+        let bytes = forge.segment(feed, segment, &state);
+        disk.replace(&path(u64::from(segment)), &bytes);
+        // What the segments so far add up to is known only where they say nothing.
+        state = State::new().encode();
+    }
+    settle(&disk)
+}
+
+/// What the records so far have come to, if they were as they should be.
+struct Forge {
+    term: u64,
+    last: u64,
+    commit: u64,
+    base: u64,
+    incarnation: u64,
+    chain: u32,
+}
+
+impl Forge {
+    /// A number as it should be, but for now and then.
+    fn mostly(feed: &mut Feed<'_>, value: u64) -> u64 {
+        if feed.once_in(24) { feed.near(value) } else { value }
+    }
+
+    fn state(&self, feed: &mut Feed<'_>, first: u32) -> Vec<u8> {
+        let base_term = Self::mostly(feed, 2);
+        let (needed, runs) = (Self::mostly(feed, first.into()), Self::mostly(feed, 1));
+        let numbers = [
+            self.incarnation,
+            self.term,
+            Self::mostly(feed, 0),
+            self.commit,
+            Self::mostly(feed, self.base),
+            base_term,
+            Self::mostly(feed, self.last),
+            needed & 0xffff_ffff | runs << 32,
+            Self::mostly(feed, self.commit),
+            base_term,
+        ];
+        numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+    }
+
+    fn segment(&mut self, feed: &mut Feed<'_>, segment: u32, state: &[u8]) -> Vec<u8> {
+        let header = Header {
+            version: Self::mostly(feed, u64::from(format::VERSION)) as u32,
+            segment: Self::mostly(feed, segment.into()) as u32,
+            identity: identity(),
+            disk: DISK,
+            length: Self::mostly(feed, SEGMENT_BYTES.into()) as u32,
+            chain: self.chain,
+        };
+        let (head, chain) = header.encode();
+        let (mut bytes, seed) = (head.to_vec(), format::seed(DISK, segment));
+        self.chain = chain;
+        let records = feed.below(12);
+        for place in 0..=records {
+            let kind = match feed.byte() % 16 {
+                _ if place == 0 => Kind::State,
+                0 => Kind::Boot,
+                1 => Kind::Founding,
+                2..5 => Kind::HardState,
+                5..10 => Kind::Data,
+                10 => Kind::Membership,
+                11 => Kind::Watermark,
+                12 => Kind::Keep,
+                13 => Kind::Reset,
+                _ if place == records => Kind::Roll,
+                14 if feed.once_in(8) => Kind::State,
+                _ => Kind::Data,
+            };
+            let (term, index, payload) = self.record(feed, kind, segment, state);
+            let offset = bytes.len() as u32;
+            let durable = match feed.byte() {
+                0..16 => Position { segment: feed.near(1) as u32, offset: feed.near(72) as u32 },
+                _ => Position { segment, offset },
+            };
+            let ends_group = place == 0 || !feed.once_in(6);
+            let draft = Draft { kind, ends_group, durable, term, index, payload: &payload };
+            self.chain = draft.encode(&mut bytes, seed, offset, self.chain);
+            if kind == Kind::Roll {
+                break;
+            }
+        }
+        let length = if feed.once_in(32) { feed.below(2048) } else { u64::from(SEGMENT_BYTES) };
+        bytes.resize(bytes.len().max(length as usize), 0);
+        bytes
+    }
+
+    /// Term, index and payload.
+    fn record(
+        &mut self,
+        feed: &mut Feed<'_>,
+        kind: Kind,
+        segment: u32,
+        state: &[u8],
+    ) -> (u64, u64, Vec<u8>) {
+        let (mut index, mut payload) = (0, Vec::new());
+        match kind {
+            Kind::State => payload = state.to_vec(),
+            Kind::Boot => {
+                self.incarnation = Self::mostly(feed, self.incarnation.saturating_add(1));
+                payload = self.incarnation.to_le_bytes().to_vec();
+            }
+            Kind::HardState => {
+                let later = self.term.saturating_add(feed.below(2));
+                self.term = Self::mostly(feed, later);
+                let open = self.last.saturating_sub(self.commit);
+                let commit = self.commit.saturating_add(feed.below(open.min(200) + 1));
+                self.commit = Self::mostly(feed, commit);
+                index = self.commit;
+                payload = feed.below(4).to_le_bytes().to_vec();
+            }
+            Kind::Data | Kind::Membership => {
+                // Now and then one that is there already.
+                let back = if feed.once_in(8) { feed.below(4) } else { 0 };
+                let next = self.last.saturating_add(1).saturating_sub(back);
+                self.last = Self::mostly(feed, next);
+                index = self.last;
+                payload = feed.bytes(40).to_vec();
+            }
+            Kind::Keep | Kind::Reset => {
+                let between = self.commit.saturating_sub(self.base);
+                let ahead =
+                    if kind == Kind::Reset { self.commit.saturating_add(1) } else { self.base };
+                let base = ahead.saturating_add(feed.below(between.min(9) + 1));
+                self.base = Self::mostly(feed, base);
+                if kind == Kind::Reset {
+                    (self.last, self.commit) = (self.base, self.base);
+                }
+                index = self.base;
+                payload = Self::mostly(feed, segment.into()).to_le_bytes().to_vec();
+            }
+            Kind::Founding => {
+                let founder = NodeId::new(1 + feed.below(9)).expect("not 0");
+                payload = format::encode_founding(&[(founder, DISK)].into());
+            }
+            Kind::Roll => index = Self::mostly(feed, SEGMENT_BYTES.into()),
+            Kind::Watermark => {}
+        }
+        if feed.once_in(48) {
+            payload = feed.bytes(40).to_vec();
+        }
+        (Self::mostly(feed, self.term), index, payload)
+    }
+}
+
+/// Opens a log, and if it opens, opens it again: it says the same, and takes what comes next.
+fn settle(disk: &Arc<SimDisk>) -> Came {
+    let Ok(mut opened) = try_open(disk) else { return Came::Refused };
+    let said = Said::of(&opened);
+    let next = said.last().checked_add(1).filter(|next| *next < 1 << 62);
+    let newest = said.entries.last().map_or(said.base.term, |last| last.term);
+    let term = said.hard_state.term.max(newest);
+    let written = next.filter(|_| term.get() > 0).map(|index| {
+        let data = Bytes::from_static(b"next");
+        let entry = Entry { index: LogIndex(index), term, kind: EntryKind::Data, data };
+        let group = Group { number: 1, entries: vec![entry], ..Group::default() };
+        let committed =
+            opened.writer.commit(std::slice::from_ref(&group)).expect("a disk in order");
+        assert_eq!(committed.waiting, 0);
+        said.after(&group)
+    });
+    drop(opened);
+    disk.crash();
+    let found = Said::of(&try_open(disk).expect("what was opened once"));
+    assert_eq!(found, written.unwrap_or(said));
+    Came::Through
+}
+
+// ---- directories --------------------------------------------------------------------------
+
+/// A log is written, and then something happens to its files: it is refused, or says what it said at some
+/// moment; and what it said at the end if nothing happened.
+pub(crate) fn directory(data: &[u8]) -> Came {
+    let mut feed = Feed::new(data);
+    let disk = Arc::new(SimDisk::new(3));
+    let mut history = vec![Said::default()];
+    let mut images: Vec<Vec<(PathBuf, Vec<u8>)>> = Vec::new();
+    let mut opened = try_open(&disk).expect("an empty directory");
+    for number in 1..=1 + feed.below(8) {
+        let said = history.last().expect("never empty");
+        let group = group(&mut feed, number, said);
+        let after = said.after(&group);
+        let committed = opened.writer.commit(std::slice::from_ref(&group)).expect("in order");
+        assert_eq!(committed.waiting, 0);
+        match feed.byte() % 8 {
+            0 => drop(opened.writer.idle().expect("in order")),
+            1 => opened.writer.cut(after.hard_state.commit).expect("in order"),
+            2 => {
+                drop(opened);
+                disk.crash();
+                opened = try_open(&disk).expect("in order");
+            }
+            3 => images.push(files(&disk)),
+            _ => {}
+        }
+        history.push(after);
+    }
+    drop(opened);
+    disk.kill();
+    let mut damages = feed.below(4);
+    let is_whole = damages == 0;
+    while damages > 0 {
+        damage(&mut feed, &disk, &images);
+        damages -= 1;
+    }
+    let opened = match try_open(&disk) {
+        Ok(opened) => opened,
+        Err(error) => {
+            assert!(!is_whole, "nothing happened to it: {error}");
+            return Came::Refused;
+        }
+    };
+    let found = Said::of(&opened);
+    drop(opened);
+    let shown = history.iter().rposition(|said| said.is_shown_by(&found));
+    assert!(shown.is_some(), "it never said this: {found:?}\n{history:?}");
+    assert!(!is_whole || shown == Some(history.len() - 1), "{found:?}");
+    settle(&disk)
+}
+
+fn group(feed: &mut Feed<'_>, number: u64, said: &Said) -> Group {
+    let mut group = Group { number, ..Group::default() };
+    let HardState { mut term, mut vote, commit } = said.hard_state.clone();
+    if feed.once_in(4) {
+        term = term.next();
+        vote = NodeId::new(feed.below(4));
+    }
+    let mut index = said.last() + 1;
+    if feed.once_in(4) {
+        index -= feed.below(said.last() - commit.get() + 1);
+    }
+    for _ in 0..feed.below(4) {
+        let len = feed.byte();
+        let data = vec![feed.byte(); usize::from(len) * if len > 250 { 12 } else { 2 }];
+        let kind = if feed.once_in(8) { EntryKind::Membership } else { EntryKind::Data };
+        group.entries.push(Entry { index: LogIndex(index), term, kind, data: data.into() });
+        index += 1;
+    }
+    let last = group.entries.last().map_or(said.last(), |last| last.index.get());
+    let commit = LogIndex(commit.get() + feed.below(last - commit.get() + 1));
+    if term != said.hard_state.term || feed.once_in(3) {
+        group.hard_state = Some(HardState { term, vote, commit });
+    }
+    if feed.once_in(16) {
+        group.founding = Some([(NodeId::new(1 + feed.below(9)).expect("not 0"), DISK)].into());
+    }
+    group
+}
+
+/// The segments, with their bytes.
+fn files(disk: &SimDisk) -> Vec<(PathBuf, Vec<u8>)> {
+    let names = disk.list(Path::new(DIR)).expect("it is there");
+    let names = names.into_iter().filter(|name| name.ends_with(".log"));
+    let paths = names.map(|name| Path::new(DIR).join(name));
+    paths.map(|path| (path.clone(), disk.read(&path).expect("just listed"))).collect()
+}
+
+fn damage(feed: &mut Feed<'_>, disk: &SimDisk, images: &[Vec<(PathBuf, Vec<u8>)>]) {
+    let files = files(disk);
+    if files.is_empty() {
+        return;
+    }
+    let (path, bytes) = &files[feed.below(files.len() as u64) as usize];
+    let (_, other) = &files[feed.below(files.len() as u64) as usize];
+    let mut changed = bytes.clone();
+    // Places are spread over the file, and lie at the beginning of its records as often as anywhere.
+    let at = |feed: &mut Feed<'_>, len: usize| match (feed.byte(), len) {
+        (_, 0) => 0,
+        (fine, _) if fine < 128 => (feed.number() & 0xffff) as usize % len,
+        _ => usize::from(feed.byte()) * 8 % len,
+    };
+    let place = at(feed, changed.len());
+    match feed.byte() % 10 {
+        0..3 if !changed.is_empty() => changed[place] ^= 1 << feed.below(8),
+        3 => {
+            let with = feed.bytes(64);
+            let end = (place + with.len()).min(changed.len());
+            changed[place..end].copy_from_slice(&with[..end - place]);
+        }
+        4 => changed.truncate(place),
+        5 => {
+            let sector = place / 512 * 512;
+            let from = at(feed, other.len()) / 512 * 512;
+            let len = 512.min(other.len() - from).min(changed.len() - sector);
+            changed[sector..sector + len].copy_from_slice(&other[from..from + len]);
+        }
+        6 => {
+            let end = (place + 1 + usize::from(feed.byte())).min(changed.len());
+            changed[place..end].fill(0);
+        }
+        7 => return disk.remove(path).expect("it is there"),
+        8 => return disk.replace(&self::path(feed.near(2) % 10_000_000_000), &changed),
+        _ => {
+            // Back to what a file once was.
+            let Some(image) = images.get(feed.below(images.len().max(1) as u64) as usize) else {
+                return;
+            };
+            let (path, bytes) = &image[feed.below(image.len() as u64) as usize];
+            return disk.replace(path, bytes);
+        }
+    }
+    disk.replace(path, &changed);
+}
+
+// ---- seeds --------------------------------------------------------------------------------
+
+pub(crate) fn record_seeds() -> Vec<Vec<u8>> {
+    let rng = Rng::new(5);
+    let mut seeds: Vec<Vec<u8>> = (0..24).map(|_| orders(&rng, 1, 200)).collect();
+    let header = Header {
+        version: format::VERSION,
+        segment: 1,
+        identity: identity(),
+        disk: DISK,
+        length: SEGMENT_BYTES,
+        chain: 0,
+    };
+    seeds.push([&[0], &header.encode().0[..]].concat());
+    let mut record = vec![0];
+    let durable = Position { segment: 1, offset: 72 };
+    let draft = Draft {
+        kind: Kind::Data,
+        ends_group: true,
+        durable,
+        term: 2,
+        index: 3,
+        payload: b"payload",
+    };
+    draft.encode(&mut record, format::seed(DISK, 1), 72, 0);
+    seeds.push(record);
+    seeds.push([&[0], &State::new().encode()[..]].concat());
+    seeds.push([&[0], &format::encode_founding(&[(identity().node, DISK)].into())[..]].concat());
+    seeds
+}
+
+pub(crate) fn directory_seeds() -> Vec<Vec<u8>> {
+    let rng = Rng::new(6);
+    (0..48).map(|_| orders(&rng, 0, 120)).collect()
+}
+
+/// Orders drawn by chance.
+fn orders(rng: &Rng, first: u8, most: u64) -> Vec<u8> {
+    use crate::env::Entropy as _;
+    let len = 20 + rng.below(most - 20);
+    std::iter::once(first).chain((1..len).map(|_| rng.next_u64() as u8)).collect()
+}

@@ -1,0 +1,23 @@
+//! What cargo-fuzz runs. Each target is a plain function: those of `bowline::fuzz`, and those of `store`, which
+//! compare with the naive model of `tests`. `tests/fuzzing.rs` runs the same ones as ordinary tests.
+
+#[allow(dead_code)]
+#[path = "../../histories/mod.rs"]
+mod histories;
+#[allow(dead_code)]
+#[path = "../../naive/mod.rs"]
+mod naive;
+mod store;
+#[allow(dead_code)]
+#[path = "../../subject/mod.rs"]
+mod subject;
+
+/// Runs the target of this name.
+///
+/// # Panics
+/// A promise was broken, or there is no such target.
+pub fn run(name: &str, data: &[u8]) {
+    let mut targets = bowline::fuzz::TARGETS.iter().chain(&store::TARGETS);
+    let target = targets.find(|target| target.name == name).expect("a target of this name");
+    let _how_far = (target.run)(data);
+}
