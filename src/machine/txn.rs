@@ -56,25 +56,38 @@ impl Path {
         branch(txn, self.succeeded)
     }
 
-    /// Refuses what cannot be executed.
+    /// Refuses what cannot be executed. Of several reasons the first put's is said, then the first range's, as in
+    /// etcd.
     pub(super) fn check(
         &self,
         txn: &Txn,
         before: &Snapshot<'_>,
         published: Published,
     ) -> Result<(), Unfit> {
+        self.each(txn, &mut |op| match op {
+            Op::Put(put) => check_inner_put(put, before),
+            _ => Ok(()),
+        })?;
+        self.each(txn, &mut |op| match op {
+            Op::Range(range) => Ok(resolve(range.revision, published).map(drop)?),
+            _ => Ok(()),
+        })
+    }
+
+    /// All operations that will be executed, in their order, until one is refused.
+    fn each(
+        &self,
+        txn: &Txn,
+        check: &mut impl FnMut(&Op) -> Result<(), Unfit>,
+    ) -> Result<(), Unfit> {
         let mut nested = self.nested.iter();
         for op in self.branch(txn) {
             match op {
-                Op::Range(range) => {
-                    resolve(range.revision, published)?;
-                }
-                Op::Put(put) => check_put(put, before)?,
-                Op::Delete(_) => {}
                 Op::Txn(txn) => {
                     let path = nested.next().expect("a path for each nested transaction");
-                    path.check(txn, before, published)?;
+                    path.each(txn, check)?;
                 }
+                op => check(op)?,
             }
         }
         Ok(())
@@ -87,16 +100,31 @@ fn branch(txn: &Txn, succeeded: bool) -> &[Op] {
 
 /// Whether a put can be executed: its lease exists, and so does what it wants to keep.
 pub(super) fn check_put(put: &Put, before: &Snapshot<'_>) -> Result<(), Unfit> {
-    if let PutLease::Attach(lease) = put.lease
-        && !before.has_lease(lease)
-    {
-        return Err(Refusal::LeaseNotFound(lease).into());
+    check_lease(put, before)?;
+    check_kept(put, before)
+}
+
+/// The same in a transaction, where etcd looks the other way round.
+fn check_inner_put(put: &Put, before: &Snapshot<'_>) -> Result<(), Unfit> {
+    check_kept(put, before)?;
+    check_lease(put, before)
+}
+
+fn check_lease(put: &Put, before: &Snapshot<'_>) -> Result<(), Unfit> {
+    match put.lease {
+        PutLease::Attach(lease) if !before.has_lease(lease) => {
+            Err(Refusal::LeaseNotFound(lease).into())
+        }
+        _ => Ok(()),
     }
+}
+
+fn check_kept(put: &Put, before: &Snapshot<'_>) -> Result<(), Unfit> {
     let keeps = put.value == PutValue::Keep || put.lease == PutLease::Keep;
-    if keeps && before.get(&put.key)?.is_none() {
-        return Err(Refusal::KeyNotFound.into());
+    match keeps && before.get(&put.key)?.is_none() {
+        true => Err(Refusal::KeyNotFound.into()),
+        false => Ok(()),
     }
-    Ok(())
 }
 
 /// Whether a command looks at ranges of keys, not only at single ones.

@@ -288,6 +288,17 @@ fn a_transaction_that_cannot_finish_does_nothing() {
         }
         assert_eq!(before, (world.reader.get(b"a"), world.machine.store.fingerprint()));
     }
+    // Of several reasons etcd says the first put's, and of a put whether what it keeps is there; alone, its lease.
+    let wants = |key: &'static str| Put { lease: PutLease::Attach(unknown), ..Put::new(key, "") };
+    let both = Put { value: PutValue::Keep, ..wants("b") };
+    for (success, refusal) in [
+        (vec![range(2), Op::Put(wants("b"))], Refusal::LeaseNotFound(unknown)),
+        (vec![Op::Put(both.clone())], Refusal::KeyNotFound),
+        (vec![Op::Put(wants("c")), Op::Put(both.clone())], Refusal::LeaseNotFound(unknown)),
+    ] {
+        assert_eq!(world.txn(Txn { success, ..Txn::default() }), Err(refusal));
+    }
+    assert_eq!(world.run(Command::Put(both)), Err(Refusal::LeaseNotFound(unknown)));
     // In the branch that does not run, only the structure matters.
     let failure = vec![range(2), range(99)];
     let txn = Txn { success: vec![range(3)], failure, ..Txn::default() };
