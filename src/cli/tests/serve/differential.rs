@@ -1,0 +1,279 @@
+//! The same random requests, one after the other, to etcd and to Bowline: the answers are compared, errors by code and
+//! text, after what must differ (ids of cluster and member, terms) is taken out, and so is what watches are told of
+//! all that. Debian's `etcd-server` is what is asked; where it is not installed the test says so and passes.
+//! `BOWLINE_DIFFERENTIAL` is how many requests to make, `BOWLINE_SEED` where to begin.
+
+mod requests;
+mod watches;
+
+use std::fmt::Debug;
+
+use tempfile::tempdir;
+use tokio_stream::StreamExt;
+use tonic::transport::Channel;
+use tonic::{Code, Response, Status};
+
+use crate::generated::etcdserverpb as pb;
+use crate::process::{Etcd, Server};
+use pb::kv_client::KvClient;
+use pb::lease_client::LeaseClient;
+use requests::Chance;
+use watches::Watches;
+
+/// How many requests are made unless the environment says otherwise.
+const REQUESTS: u64 = 500;
+
+/// What watches were told is compared after so many requests, at the latest.
+const LOOK_EVERY: u64 = 50;
+
+/// How many watches there are at most, beside the one of everything.
+const WATCHES_MAX: usize = 5;
+
+/// What is compared: an answer as text, or an error.
+type Said = Result<String, (Code, String)>;
+
+/// One of the two, as a client sees it.
+struct Side {
+    kv: KvClient<Channel>,
+    lease: LeaseClient<Channel>,
+    watches: Watches,
+}
+
+impl Side {
+    async fn connect(address: &str) -> Self {
+        let channel = Channel::from_shared(format!("http://{address}")).unwrap();
+        let channel = channel.connect().await.unwrap();
+        let watches = Watches::open(channel.clone()).await;
+        Self { kv: KvClient::new(channel.clone()), lease: LeaseClient::new(channel), watches }
+    }
+
+    async fn newest(&mut self) -> i64 {
+        let any = pb::RangeRequest { key: "?".into(), ..Default::default() };
+        self.kv.range(any).await.unwrap().into_inner().header.unwrap().revision
+    }
+
+    /// The first answer of a stream of renewals.
+    async fn renew(&mut self, id: i64) -> Result<Response<pb::LeaseKeepAliveResponse>, Status> {
+        let request = tokio_stream::once(pb::LeaseKeepAliveRequest { id });
+        let mut answers = self.lease.lease_keep_alive(request).await?.into_inner();
+        answers.next().await.expect("an answer").map(Response::new)
+    }
+
+    /// Grants a lease that would end soon, or under an id that the server chooses, and ends it.
+    async fn grant_and_revoke(
+        &mut self,
+        request: pb::LeaseGrantRequest,
+    ) -> Result<Response<pb::LeaseGrantResponse>, Status> {
+        let granted = self.lease.lease_grant(request).await?;
+        let id = granted.get_ref().id;
+        assert!(id != 0 && granted.get_ref().error.is_empty());
+        self.lease.lease_revoke(pb::LeaseRevokeRequest { id }).await?;
+        Ok(granted)
+    }
+}
+
+/// Takes out what differs from server to server.
+fn unlike(header: &mut Option<pb::ResponseHeader>) {
+    if let Some(header) = header {
+        (header.cluster_id, header.member_id, header.raft_term) = (0, 0, 0);
+    }
+}
+
+fn said<T: Debug>(result: Result<Response<T>, Status>, mask: impl FnOnce(&mut T)) -> Said {
+    match result {
+        Ok(response) => {
+            let mut response = response.into_inner();
+            mask(&mut response);
+            Ok(format!("{response:?}"))
+        }
+        Err(status) => Err((status.code(), status.message().to_owned())),
+    }
+}
+
+/// A request, to be made of both.
+#[derive(Clone, Debug)]
+enum Ask {
+    Range(pb::RangeRequest),
+    Put(pb::PutRequest),
+    Delete(pb::DeleteRangeRequest),
+    Txn(pb::TxnRequest),
+    Compact(pb::CompactionRequest),
+    Grant(pb::LeaseGrantRequest),
+    GrantAndRevoke(pb::LeaseGrantRequest),
+    Revoke(pb::LeaseRevokeRequest),
+    ToLive(pb::LeaseTimeToLiveRequest),
+    Renew(i64),
+    Leases,
+}
+
+impl Ask {
+    fn any(chance: &mut Chance, newest: i64) -> Self {
+        match chance.below(44) {
+            0..=11 => Ask::Range(chance.range(newest)),
+            12..=21 => Ask::Put(chance.put()),
+            22..=24 => Ask::Delete(chance.delete()),
+            25..=34 => Ask::Txn(chance.txn(newest)),
+            35 => Ask::Compact(pb::CompactionRequest {
+                revision: chance.revision(newest),
+                physical: chance.one_in(2),
+            }),
+            36 | 37 => Ask::Grant(chance.grant()),
+            38 => {
+                let (ttl, id) = ([0, -7, 1, 10_000][chance.below(4) as usize], 0);
+                Ask::GrantAndRevoke(pb::LeaseGrantRequest { ttl, id })
+            }
+            39 => Ask::Revoke(pb::LeaseRevokeRequest { id: chance.lease() }),
+            40 => Ask::Renew(chance.lease()),
+            41 => Ask::Leases,
+            _ => {
+                let keys = chance.one_in(2);
+                Ask::ToLive(pb::LeaseTimeToLiveRequest { id: chance.lease(), keys })
+            }
+        }
+    }
+
+    async fn of(self, side: &mut Side) -> Said {
+        let Side { kv, lease, .. } = side;
+        match self {
+            Ask::Range(request) => said(kv.range(request).await, |r| unlike(&mut r.header)),
+            Ask::Put(request) => said(kv.put(request).await, |r| unlike(&mut r.header)),
+            Ask::Delete(request) => said(kv.delete_range(request).await, |r| unlike(&mut r.header)),
+            Ask::Txn(request) => said(kv.txn(request).await, |r| unlike(&mut r.header)),
+            Ask::Compact(request) => said(kv.compact(request).await, |r| unlike(&mut r.header)),
+            Ask::Grant(request) => {
+                said(lease.lease_grant(request).await, |r| unlike(&mut r.header))
+            }
+            Ask::GrantAndRevoke(request) => said(side.grant_and_revoke(request).await, |r| {
+                unlike(&mut r.header);
+                // The server has chosen it.
+                r.id = 0;
+            }),
+            Ask::Revoke(request) => {
+                said(lease.lease_revoke(request).await, |r| unlike(&mut r.header))
+            }
+            Ask::ToLive(request) => said(lease.lease_time_to_live(request).await, |r| {
+                unlike(&mut r.header);
+                // They were granted at different moments.
+                r.ttl = r.ttl.signum();
+                r.keys.sort();
+            }),
+            Ask::Renew(id) => said(side.renew(id).await, |r| unlike(&mut r.header)),
+            Ask::Leases => said(lease.lease_leases(pb::LeaseLeasesRequest {}).await, |r| {
+                unlike(&mut r.header);
+                r.leases.sort_by_key(|lease| lease.id);
+            }),
+        }
+    }
+}
+
+/// Both, and what is known of where they are.
+struct Pair {
+    theirs: Side,
+    ours: Side,
+    seed: u64,
+    /// How many requests were made.
+    made: u64,
+    /// How many of them were answered with something else than an error.
+    answered: u64,
+    /// The greatest revision that a compaction was asked for with success.
+    compacted: i64,
+    /// The watches that go on, but for the one of everything.
+    open: Vec<i64>,
+}
+
+impl Pair {
+    #[track_caller]
+    fn same<T: PartialEq + Debug>(&self, asked: &dyn Debug, theirs: &T, ours: &T) {
+        assert!(
+            theirs == ours,
+            "request {} of seed {}: {asked:#?}\netcd says    {theirs:?}\nBowline says {ours:?}",
+            self.made,
+            self.seed
+        );
+    }
+
+    async fn ask(&mut self, ask: Ask) {
+        let (theirs, ours) =
+            tokio::join!(ask.clone().of(&mut self.theirs), ask.clone().of(&mut self.ours));
+        self.same(&ask, &theirs, &ours);
+        self.answered += u64::from(ours.is_ok());
+        if let (Ask::Compact(request), Ok(_)) = (&ask, &ours) {
+            self.compacted = request.revision;
+        }
+    }
+
+    /// Compares what the watches were told.
+    async fn look(&mut self, newest: i64) {
+        self.ours.watches.told_all(newest).await;
+        let theirs = self.theirs.watches.told_like(&self.ours.watches).await;
+        let ours = self.ours.watches.take();
+        self.same(&"what watches were told", &theirs, &ours);
+        let has_ended = |id: &i64| {
+            let last = ours.get(id).and_then(|told| told.last());
+            last.is_some_and(|told| told.starts_with("WatchResponse"))
+        };
+        self.open.retain(|id| !has_ended(id));
+    }
+
+    /// Begins a watch, or ends one where there are enough.
+    async fn watch(&mut self, chance: &mut Chance, newest: i64) {
+        if self.open.len() < WATCHES_MAX {
+            let mut request = chance.watch(newest, self.compacted);
+            // An id that is taken, one that is not, or none: the server chooses.
+            request.watch_id = match chance.below(8) {
+                0 => self.open.first().copied().unwrap_or_default(),
+                1 => 1000 + self.made as i64,
+                _ => 0,
+            };
+            let (theirs, ours) = tokio::join!(
+                self.theirs.watches.create(request.clone()),
+                self.ours.watches.create(request.clone())
+            );
+            self.same(&request, &theirs, &ours);
+            let (_, id) = ours;
+            self.open.extend((id >= 0).then_some(id));
+        } else {
+            self.look(newest).await;
+            if self.open.is_empty() {
+                return;
+            }
+            let id = self.open.swap_remove(chance.below(self.open.len() as u64) as usize);
+            let (theirs, ours) =
+                tokio::join!(self.theirs.watches.cancel(id), self.ours.watches.cancel(id));
+            self.same(&("cancel", id), &theirs, &ours);
+        }
+    }
+}
+
+fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).map_or(otherwise, |number| number.parse().expect(name))
+}
+
+#[tokio::test]
+async fn etcd_and_bowline_answer_the_same() {
+    let Some(etcd) = Etcd::alone() else { return };
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let (requests, seed) = (number("BOWLINE_DIFFERENTIAL", REQUESTS), number("BOWLINE_SEED", 1));
+    let mut chance = Chance(seed);
+    let theirs = Side::connect(&etcd.address).await;
+    let ours = Side::connect(&server.address).await;
+    let (made, answered, compacted, open) = (0, 0, 0, Vec::new());
+    let mut pair = Pair { theirs, ours, seed, made, answered, compacted, open };
+    while pair.made < requests {
+        let newest = pair.theirs.newest().await;
+        let ask = Ask::any(&mut chance, newest);
+        if chance.one_in(20) {
+            pair.watch(&mut chance, newest).await;
+        }
+        // What is compacted is not told any more.
+        if matches!(ask, Ask::Compact(_)) || pair.made.is_multiple_of(LOOK_EVERY) {
+            pair.look(newest).await;
+        }
+        pair.ask(ask).await;
+        pair.made += 1;
+    }
+    let newest = pair.theirs.newest().await;
+    pair.look(newest).await;
+    assert!(pair.answered > requests / 4, "most were refused: {}", pair.answered);
+}

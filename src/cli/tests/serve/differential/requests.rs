@@ -1,0 +1,227 @@
+//! Random requests, from a seed. What etcd 3.4 and Bowline are documented to answer differently is not asked:
+//! `docs/etcd-compatibility.md` names it.
+
+use crate::generated::etcdserverpb as pb;
+use pb::compare::TargetUnion;
+use pb::request_op::Request;
+
+/// Leases that are granted, attached to and revoked; the last never is granted.
+const LEASES: [i64; 4] = [7, 8, -9, 99];
+
+/// The target of a compare that is a lease.
+const LEASE: i32 = 4;
+
+/// The most operations of a transaction.
+const OPS_MAX: usize = 128;
+
+/// Chance, from a seed.
+pub(crate) struct Chance(pub(crate) u64);
+
+impl Chance {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        // splitmix64
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % bound
+    }
+
+    pub(crate) fn one_in(&mut self, chances: u64) -> bool {
+        self.below(chances) == 0
+    }
+
+    pub(crate) fn key(&mut self) -> bytes::Bytes {
+        // Few, so that they meet; at most as many as Go's sort leaves in their order where they are equal.
+        let keys = ["a", "ab", "abc", "b", "b/1", "b/2", "c", "\0", "\u{7f}"];
+        match self.below(40) {
+            0 => bytes::Bytes::new(),
+            n => keys[n as usize % keys.len()].into(),
+        }
+    }
+
+    pub(crate) fn end(&mut self) -> bytes::Bytes {
+        match self.below(6) {
+            0 | 1 => bytes::Bytes::new(),
+            2 => "\0".into(),
+            _ => self.key(),
+        }
+    }
+
+    pub(crate) fn value(&mut self) -> bytes::Bytes {
+        ["", "x", "y", "zz"][self.below(4) as usize].into()
+    }
+
+    pub(crate) fn lease(&mut self) -> i64 {
+        if self.one_in(2) { 0 } else { LEASES[self.below(4) as usize] }
+    }
+
+    /// A revision near the newest, or one that makes no sense.
+    pub(crate) fn revision(&mut self, newest: i64) -> i64 {
+        match self.below(8) {
+            0..=3 => 0,
+            4 => -1,
+            5 => newest + 1,
+            _ => newest - self.below(12) as i64,
+        }
+    }
+
+    pub(crate) fn bound(&mut self, newest: i64) -> i64 {
+        if self.one_in(4) { newest - self.below(20) as i64 } else { 0 }
+    }
+
+    pub(crate) fn range(&mut self, newest: i64) -> pb::RangeRequest {
+        let (sort_order, sort_target) = (self.below(3) as i32, self.below(5) as i32);
+        let limit = [0, 0, 1, 2, 5, -1][self.below(6) as usize];
+        // What is to be sorted in no order is cut in etcd before it is sorted.
+        let cut_first = sort_order == 0 && sort_target != 0;
+        pb::RangeRequest {
+            key: self.key(),
+            range_end: self.end(),
+            limit: if cut_first { 0 } else { limit },
+            revision: self.revision(newest),
+            sort_order,
+            sort_target,
+            serializable: self.one_in(2),
+            keys_only: self.one_in(4),
+            count_only: self.one_in(5),
+            min_mod_revision: self.bound(newest),
+            max_mod_revision: self.bound(newest),
+            min_create_revision: self.bound(newest),
+            max_create_revision: self.bound(newest),
+        }
+    }
+
+    pub(crate) fn put(&mut self) -> pb::PutRequest {
+        let mut value = self.value();
+        if self.one_in(400) {
+            // Too large for the store, or for a message.
+            value = vec![b'v'; [1_600_000, 2_200_000][self.below(2) as usize]].into();
+        }
+        pb::PutRequest {
+            key: self.key(),
+            value,
+            lease: self.lease(),
+            prev_kv: self.one_in(2),
+            ignore_value: self.one_in(8),
+            ignore_lease: self.one_in(8),
+        }
+    }
+
+    pub(crate) fn delete(&mut self) -> pb::DeleteRangeRequest {
+        pb::DeleteRangeRequest { key: self.key(), range_end: self.end(), prev_kv: self.one_in(2) }
+    }
+
+    /// In a transaction, where etcd overlooks a put of what an open range deletes.
+    fn inner_delete(&mut self) -> pb::DeleteRangeRequest {
+        let mut delete = self.delete();
+        if delete.range_end[..] == [0] {
+            delete.range_end.clear();
+        }
+        delete
+    }
+
+    fn compare(&mut self, newest: i64) -> pb::Compare {
+        let target = self.below(5) as i32;
+        let number = self.below(4) as i64 + if self.one_in(2) { newest - 3 } else { -1 };
+        // Of leases, ids that are less or greater than others are not the same ones.
+        let results = if target == LEASE { [0, 3, 0, 3] } else { [0, 1, 2, 3] };
+        let target_union = match target {
+            0 => TargetUnion::Version(number),
+            1 => TargetUnion::CreateRevision(number),
+            2 => TargetUnion::ModRevision(number),
+            3 => TargetUnion::Value(self.value()),
+            _ => TargetUnion::Lease(self.lease()),
+        };
+        pb::Compare {
+            result: results[self.below(4) as usize],
+            target,
+            key: self.key(),
+            range_end: if self.one_in(3) { self.end() } else { bytes::Bytes::new() },
+            target_union: (!self.one_in(10)).then_some(target_union),
+        }
+    }
+
+    fn op(&mut self, newest: i64, depth: u64) -> pb::RequestOp {
+        let request = match self.below(8) {
+            0..=2 => Request::RequestPut(self.put()),
+            3 | 4 => {
+                let mut range = self.range(newest);
+                // etcd takes a revision below zero for a compacted one, here only.
+                range.revision = range.revision.max(0);
+                Request::RequestRange(range)
+            }
+            5 => Request::RequestDeleteRange(self.inner_delete()),
+            _ if depth > 0 => Request::RequestTxn(self.level(newest, depth - 1)),
+            _ if self.one_in(20) => return pb::RequestOp { request: None },
+            _ => Request::RequestPut(self.put()),
+        };
+        pb::RequestOp { request: Some(request) }
+    }
+
+    pub(crate) fn txn(&mut self, newest: i64) -> pb::TxnRequest {
+        let mut txn = self.level(newest, 2);
+        let keeps_puts = self.one_in(2);
+        for op in txn.success.iter_mut().chain(&mut txn.failure) {
+            if let Some(Request::RequestTxn(nested)) = &mut op.request {
+                only_reads_and(nested, keeps_puts);
+            }
+        }
+        txn
+    }
+
+    fn level(&mut self, newest: i64, depth: u64) -> pb::TxnRequest {
+        let some = |chance: &mut Self| 0..chance.below(3);
+        let mut txn = pb::TxnRequest {
+            compare: some(self).map(|_| self.compare(newest)).collect(),
+            success: some(self).map(|_| self.op(newest, depth)).collect(),
+            failure: some(self).map(|_| self.op(newest, depth)).collect(),
+        };
+        if self.one_in(100) {
+            let delete =
+                pb::RequestOp { request: Some(Request::RequestDeleteRange(self.inner_delete())) };
+            txn.failure.resize(OPS_MAX - 1 + self.below(3) as usize, delete);
+        }
+        txn
+    }
+
+    pub(crate) fn grant(&mut self) -> pb::LeaseGrantRequest {
+        let ttl = if self.one_in(6) { 9_000_000_001 } else { 10_000 };
+        pb::LeaseGrantRequest { ttl, id: LEASES[self.below(3) as usize] }
+    }
+
+    /// A watch of keys as they were or will be, but never from exactly where the store was compacted: etcd 3.4 can lack
+    /// a delete there.
+    pub(crate) fn watch(&mut self, newest: i64, compacted: i64) -> pb::WatchCreateRequest {
+        let start_revision = match self.below(4) {
+            0 => newest - self.below(30) as i64,
+            1 => newest + self.below(5) as i64,
+            _ => 0,
+        };
+        pb::WatchCreateRequest {
+            key: self.key(),
+            range_end: self.end(),
+            start_revision: if start_revision == compacted { 0 } else { start_revision.max(0) },
+            prev_kv: self.one_in(2),
+            filters: (0..2).filter(|_| self.one_in(6)).collect(),
+            ..Default::default()
+        }
+    }
+}
+
+/// Of nested transactions, leaves the puts or the deletes: where one puts what a later one deletes, etcd overlooks it.
+fn only_reads_and(txn: &mut pb::TxnRequest, puts: bool) {
+    for op in txn.success.iter_mut().chain(&mut txn.failure) {
+        let key = match &mut op.request {
+            Some(Request::RequestPut(put)) if !puts => put.key.clone(),
+            Some(Request::RequestDeleteRange(delete)) if puts => delete.key.clone(),
+            Some(Request::RequestTxn(nested)) => {
+                only_reads_and(nested, puts);
+                continue;
+            }
+            _ => continue,
+        };
+        let range = pb::RangeRequest { key, ..Default::default() };
+        op.request = Some(Request::RequestRange(range));
+    }
+}
