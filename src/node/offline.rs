@@ -55,7 +55,7 @@ pub(crate) fn load_file(
     path: &Path,
     observe: Observer<'_>,
 ) -> Result<(ClusterId, SnapshotId, Machine), OfflineError> {
-    let reader = Reader::open(&env.disk, path)?;
+    let reader = Reader::open_received(&env.disk, path)?;
     let cluster = reader.cluster();
     let (id, machine) = load(reader, path, observe)?;
     Ok((cluster, id, machine))

@@ -29,7 +29,9 @@
 //! A chunk's checksum covers the checksum before it, its length and its content, so that no chunk can
 //! be left out, doubled or moved. The checksum in the footer covers every byte before the footer. No
 //! byte depends on the node that wrote the file: members that are at one index write the same file, and
-//! a transfer that began with one of them may go on with another. A backup is such a file.
+//! a transfer that began with one of them may go on with another. A backup is such a file; one that has come over
+//! the network as etcd's snapshots do has zeros up to a multiple of 512 bytes and 32 bytes of a hash behind it,
+//! which nothing here looks at.
 //!
 //! # Durable
 //! A file with the final name is whole: it was synced, read back and verified before it was renamed, and

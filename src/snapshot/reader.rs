@@ -23,7 +23,14 @@ pub(crate) struct Reader {
     counts: PieceCounts,
     /// Known once the footer has been read.
     id: Option<SnapshotId>,
+    /// Whether a [tail](TAIL_BYTES) may stand after the footer.
+    may_have_tail: bool,
 }
+
+/// What comes over the network as etcd's snapshots do ends like them: zeros up to a multiple of one number, then a
+/// hash of so many bytes, for whoever receives it.
+const TAIL_ALIGN: u64 = 512;
+const TAIL_BYTES: u64 = 32;
 
 /// What a chunk turned out to be.
 enum Chunk {
@@ -66,7 +73,16 @@ impl Reader {
             }
         };
         let counts = PieceCounts::default();
-        Ok(Self { path, file, len, cluster, head, sums, counts, id: None })
+        let may_have_tail = false;
+        Ok(Self { path, file, len, cluster, head, sums, counts, id: None, may_have_tail })
+    }
+
+    /// The same for a file that may have come as etcd's snapshots do.
+    ///
+    /// # Errors
+    /// As [`Reader::open`].
+    pub(crate) fn open_received(disk: &Arc<dyn Disk>, path: &Path) -> Result<Self, SnapshotError> {
+        Ok(Self { may_have_tail: true, ..Self::open(disk, path)? })
     }
 
     /// Whose it is.
@@ -146,10 +162,28 @@ impl Reader {
                 if self.counts != PieceCounts::default() && self.counts != counts {
                     return Err(damaged("the footer counts other pieces"));
                 }
+                let end = self.sums.bytes;
+                if end != self.len && !(self.may_have_tail && self.is_tail_from(end)?) {
+                    return Err(damaged("bytes after the footer"));
+                }
                 self.id = Some(id);
                 Ok(None)
             }
         }
+    }
+}
+
+impl Reader {
+    /// Whether nothing but a tail follows.
+    fn is_tail_from(&self, end: u64) -> Result<bool, SnapshotError> {
+        let padded = end.next_multiple_of(TAIL_ALIGN);
+        if self.len != padded + TAIL_BYTES {
+            return Ok(false);
+        }
+        let mut padding = vec![0; (padded - end) as usize];
+        let read = self.file.read_exact_at(&mut padding, end);
+        read.map_err(SnapshotError::io("read", &self.path))?;
+        Ok(padding.iter().all(|byte| *byte == 0))
     }
 }
 
@@ -201,11 +235,8 @@ fn next_chunk(
             if (Footer { counts, ..before }) != footer {
                 return Err(damaged("the footer is of another file"));
             }
-            if sums.bytes != len {
-                return Err(damaged("bytes after the footer"));
-            }
-            let (index, term) = (head.index, head.term);
-            let id = SnapshotId { index, term, bytes: len, checksum: footer.checksum };
+            let (index, term, bytes) = (head.index, head.term, sums.bytes);
+            let id = SnapshotId { index, term, bytes, checksum: footer.checksum };
             Ok(Chunk::Footer(id, counts))
         }
         (kind::FOOTER, None) => Err(damaged("a footer without a head")),

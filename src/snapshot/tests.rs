@@ -158,6 +158,35 @@ fn a_file_that_is_cut_or_goes_on_is_seen() {
     }
 }
 
+/// Behind a backup that came over the network stands what etcd's snapshots end with, and nothing else may.
+#[test]
+fn a_tail_is_let_stand_behind_a_backup_and_nowhere_else() {
+    let world = World::new(1);
+    let (chunks, id) = chunks(9, &some_pieces(1, 20));
+    let whole = chunks.concat();
+    let padded = whole.len().next_multiple_of(512);
+    let with_tail = |padding: u8, hash: usize| {
+        let mut bytes = whole.clone();
+        bytes.resize(padded, padding);
+        bytes.resize(padded + hash, 0xab);
+        bytes
+    };
+    let received = |bytes: &[u8]| {
+        let path = dir().join("received");
+        world.sim.replace(&path, bytes);
+        let mut reader = Reader::open_received(&world.disk, &path)?;
+        while reader.pass()? {}
+        Ok::<_, SnapshotError>(reader.id().unwrap())
+    };
+    assert_eq!(received(&whole).unwrap(), id);
+    assert_eq!(received(&with_tail(0, 32)).unwrap(), id);
+    assert!(world.read(&with_tail(0, 32)).unwrap_err().to_string().contains("after the footer"));
+    for (padding, hash) in [(1, 32), (0, 31), (0, 33), (0, 0), (0, 32 + 512)] {
+        let error = received(&with_tail(padding, hash)).unwrap_err().to_string();
+        assert!(error.contains("after the footer"), "{padding} {hash}: {error}");
+    }
+}
+
 #[test]
 fn a_chunk_left_out_doubled_moved_or_of_another_file_is_seen() {
     let world = World::new(1);

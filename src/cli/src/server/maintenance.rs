@@ -7,7 +7,9 @@ use bowline::{Client, KeyRange, NodeId, Revision};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
+use super::driven::Driven;
 use super::member::{CLUSTER_VERSION, Member, VERSION};
+use super::snapshot::{send, taken};
 use super::wire::{Reason, refused, revision};
 use crate::generated::etcdserverpb as pb;
 use crate::generated::etcdserverpb::maintenance_server::Maintenance;
@@ -131,9 +133,12 @@ impl Maintenance for MaintenanceService {
         &self,
         _: Request<pb::SnapshotRequest>,
     ) -> Result<Response<Self::SnapshotStream>, Status> {
-        Err(Status::unimplemented(
-            "bowline: snapshots over the network are not offered yet: `bowline backup` copies a data directory",
-        ))
+        let sending = self.0.may_send_snapshot().ok_or(Reason::TooManyRequests)?;
+        let (file, bytes) = taken(&self.0).await?;
+        Ok(Response::new(Driven::by(|answers| async move {
+            let _sending = sending;
+            send(file, bytes, &answers).await
+        })))
     }
 
     async fn move_leader(

@@ -8,6 +8,7 @@ use bowline::{
     Client, Error, Lease, LeaseId, MemberRole, Node, NodeId, NodeStatus, Refusal, Revision, Term,
     Verdict,
 };
+use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit, Semaphore};
 use tonic::Status;
 
 use super::flags::Options;
@@ -30,6 +31,9 @@ fn first_lease(node: NodeId) -> u64 {
     (node.get() << 48) | ((now.as_millis() as u64 & 0xff_ffff_ffff) << 8)
 }
 
+/// How many snapshots are sent at a time; more are refused, since each keeps a file.
+const SNAPSHOTS_MAX: usize = 4;
+
 /// A member, and what it was told.
 pub(super) struct Member {
     node: Node,
@@ -37,6 +41,8 @@ pub(super) struct Member {
     options: Options,
     cluster_id: u64,
     next_lease: AtomicU64,
+    snapshots: Arc<Semaphore>,
+    snapshot: Mutex<()>,
 }
 
 impl Member {
@@ -45,7 +51,8 @@ impl Member {
         // The id is a hash of twice the size; either half of it would do.
         let cluster_id = node.cluster().0 as u64;
         let next_lease = AtomicU64::new(first_lease(node.status().id));
-        Arc::new(Self { node, client, options, cluster_id, next_lease })
+        let (snapshots, snapshot) = (Arc::new(Semaphore::new(SNAPSHOTS_MAX)), Mutex::default());
+        Arc::new(Self { node, client, options, cluster_id, next_lease, snapshots, snapshot })
     }
 
     pub(super) fn node(&self) -> &Node {
@@ -121,6 +128,16 @@ impl Member {
                 other => return other,
             }
         }
+    }
+
+    /// Leave to send a snapshot, for as long as it is kept; none if too many have it.
+    pub(super) fn may_send_snapshot(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.snapshots).try_acquire_owned().ok()
+    }
+
+    /// The turn to take one.
+    pub(super) async fn takes_snapshot(&self) -> MutexGuard<'_, ()> {
+        self.snapshot.lock().await
     }
 
     /// How long a stream that requires a leader goes on without one.

@@ -33,6 +33,7 @@ mod listen;
 mod lock;
 mod maintenance;
 mod member;
+mod snapshot;
 mod watch;
 mod wire;
 

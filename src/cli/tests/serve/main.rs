@@ -11,5 +11,6 @@ mod lease;
 mod locks;
 mod operate;
 mod process;
+mod snapshot;
 mod tools;
 mod watch;

@@ -105,8 +105,6 @@ async fn what_is_not_offered_says_so() {
     maintenance.defragment(pb::DefragmentRequest {}).await.unwrap();
     let future = maintenance.hash_kv(pb::HashKvRequest { revision: 99 }).await.unwrap_err();
     assert_eq!(future.code(), Code::OutOfRange);
-    let snapshot = maintenance.snapshot(pb::SnapshotRequest {}).await.unwrap_err();
-    assert_eq!(snapshot.code(), Code::Unimplemented);
     let cancel = pb::DowngradeRequest { action: 2, version: String::new() };
     let cancel = maintenance.downgrade(cancel).await.unwrap_err();
     assert_eq!(cancel.message(), "etcdserver: no inflight downgrade job");

@@ -9,7 +9,7 @@ use tempfile::tempdir;
 use crate::process::Server;
 
 /// The command, unless it is not there.
-fn etcdctl(server: &Server) -> Option<Command> {
+pub(crate) fn etcdctl(server: &Server) -> Option<Command> {
     let mut command = Command::new("etcdctl");
     command.env("ETCDCTL_API", "3").args(["--endpoints", &server.address]);
     let is_there = Command::new("etcdctl").arg("version").stdout(Stdio::null()).status().is_ok();

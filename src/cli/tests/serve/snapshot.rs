@@ -1,0 +1,106 @@
+//! Snapshots over the network: what arrives is a backup.
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use tempfile::tempdir;
+
+use crate::generated::etcdserverpb as pb;
+use crate::process::{Server, bowline, flags, free_ports};
+use crate::tools::etcdctl;
+use pb::maintenance_client::MaintenanceClient;
+
+/// Runs a command of ours that must succeed and print one object.
+fn object(arguments: &[&str]) -> Value {
+    let output = bowline().args(arguments).arg("--json").output().unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {complaint}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// As many keys as to need several blobs.
+fn fill(server: &Server) {
+    let value = "AAAA".repeat(2000);
+    for key in ["YQ==", "Yg==", "Yw==", "ZA==", "ZQ==", "Zg==", "Zw==", "aA=="] {
+        let put = format!(r#"{{"key":"{key}","value":"{value}"}}"#);
+        assert_eq!(server.http("POST", "/v3/kv/put", &put).0, 200);
+    }
+}
+
+fn has_name_of_a_snapshot(dir: &Path) -> bool {
+    let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+    names.into_iter().any(|name| name.to_string_lossy().starts_with("snap-sent"))
+}
+
+#[tokio::test]
+async fn a_snapshot_arrives_in_blobs_with_its_hash_and_a_new_cluster_begins_with_it() {
+    let (dir, place) = (tempdir().unwrap(), tempdir().unwrap());
+    let server = Server::alone(&dir, &[]);
+    fill(&server);
+    let mut maintenance = MaintenanceClient::new(server.channel().await);
+    let sent = maintenance.snapshot(pb::SnapshotRequest {}).await.unwrap();
+    let (mut sent, mut received) = (sent.into_inner(), Vec::new());
+    let (mut blobs, mut last) = (Vec::new(), 0);
+    while let Some(part) = sent.message().await.unwrap() {
+        received.extend_from_slice(&part.blob);
+        blobs.push((part.remaining_bytes, part.blob.len() as u64));
+        last = part.blob.len();
+    }
+    assert!(blobs.len() >= 3 && last == 32, "{blobs:?}");
+    let before_hash = received.len() - 32;
+    assert_eq!(before_hash % 512, 0);
+    assert_eq!(received[before_hash..], Sha256::digest(&received[..before_hash])[..]);
+    for (at, (remaining, _)) in blobs.iter().enumerate() {
+        let after: u64 = blobs[at + 1..].iter().map(|(_, bytes)| bytes).sum();
+        assert_eq!(*remaining, after.saturating_sub(32), "{blobs:?}");
+    }
+    assert!(!has_name_of_a_snapshot(dir.path()), "nothing is left behind");
+
+    let file = place.path().join("sent.db");
+    fs::write(&file, &received).unwrap();
+    let file = file.to_str().unwrap();
+    let found = object(&["backup", "verify", file]);
+    assert_eq!((&found["sound"], &found["keys"]), (&Value::from(true), &Value::from(8)));
+    let data = place.path().join("data");
+    let data_text = data.to_str().unwrap();
+    let [peer, client] = free_ports();
+    let member = format!("m0=127.0.0.1:{peer}");
+    let token = ["--token", "etcd-cluster"];
+    let restore =
+        ["backup", "restore", file, "--dir", data_text, "--name", "m0", "--member", &member];
+    object(&[&restore[..], &token].concat());
+    let restored = Server::start(&flags(0, &[peer], client, &data), client, &[]).ready();
+    let count = restored.http(
+        "POST",
+        "/v3/kv/range",
+        r#"{"key":"AA==","range_end":"AA==","count_only":true}"#,
+    );
+    assert!(count.1.ends_with(r#""count":"8"}"#), "{count:?}");
+
+    // One that is not as it was sent is not taken for one.
+    for (at, what) in [(received.len() / 2, "a byte in it"), (before_hash - 1, "its padding")] {
+        let mut bytes = received.clone();
+        bytes[at] ^= 1;
+        fs::write(place.path().join("bad.db"), bytes).unwrap();
+        let verify =
+            ["backup", "verify", place.path().join("bad.db").to_str().unwrap()].map(str::to_owned);
+        let status = bowline().args(verify).stderr(Stdio::null()).stdout(Stdio::null()).status();
+        assert_eq!(status.unwrap().code(), Some(1), "{what}");
+    }
+}
+
+#[test]
+fn etcdctl_saves_a_snapshot_and_bowline_reads_it() {
+    let (dir, place) = (tempdir().unwrap(), tempdir().unwrap());
+    let server = Server::alone(&dir, &[]);
+    fill(&server);
+    let Some(mut save) = etcdctl(&server) else { return };
+    let file = place.path().join("saved.db");
+    let output = save.args(["snapshot", "save"]).arg(&file).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(object(&["backup", "verify", file.to_str().unwrap()])["keys"], Value::from(8));
+    assert!(!has_name_of_a_snapshot(dir.path()));
+}
