@@ -5,9 +5,10 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 mod check;
+mod client;
 mod data;
 mod demo;
 #[rustfmt::skip]
@@ -17,41 +18,73 @@ mod server;
 /// The arguments are wrong, or the machine does not allow it.
 const EXIT_USAGE: u8 = 2;
 
+/// The commands that ask no server.
+const LOCAL: [&str; 6] = ["backup", "recover", "inspect", "check", "demo", "serve"];
+
 /// A small, strongly consistent, replicated key-value store inside your program
 #[derive(Parser, Debug)]
 #[command(name = "bowline", version, arg_required_else_help = true, disable_help_subcommand = true)]
 struct Arguments {
+    #[command(flatten)]
+    globals: client::Globals,
+
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Subcommand, Debug)]
 enum Command {
+    #[command(flatten)]
+    Client(client::Command),
     Backup(data::BackupOptions),
     Recover(data::RecoverOptions),
     Inspect(data::InspectOptions),
     Check(check::CheckOptions),
     Demo(demo::Options),
     Serve(server::ServeOptions),
+    #[command(hide = true)]
+    HeldChild(client::HeldChild),
     /// One process of the demo; reads its orders from standard input
     #[command(hide = true)]
     DemoNode,
 }
 
 fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
+    let arguments = match parsed() {
         Ok(arguments) => arguments,
         Err(error) => return explained(&error),
     };
     match arguments.command {
+        Command::Client(command) => client::main(command, &arguments.globals),
         Command::Backup(options) => data::backup_main(&options),
         Command::Recover(options) => data::recover_main(&options),
         Command::Inspect(options) => data::inspect_main(&options),
         Command::Check(options) => check::check_main(&options),
         Command::Demo(options) => demo::main(&options),
         Command::Serve(options) => server::serve_main(&options),
+        Command::HeldChild(child) => child.main(),
         Command::DemoNode => demo::node_main(),
     }
+}
+
+/// The arguments. What is for those who ask a server is not shown, and not taken, where none is asked.
+fn parsed() -> Result<Arguments, clap::Error> {
+    let mut command = Arguments::command();
+    command.build();
+    for name in LOCAL {
+        command = command.mut_subcommand(name, |local| {
+            local.mut_args(|arg| if arg.is_global_set() { arg.hide(true) } else { arg })
+        });
+    }
+    let arguments =
+        Arguments::from_arg_matches(&command.try_get_matches_from_mut(std::env::args_os())?)?;
+    let asks = matches!(arguments.command, Command::Client(_));
+    if !asks && !arguments.globals.is_empty() {
+        let why =
+            "this command asks no server: --endpoints and what belongs to it have no meaning here";
+        return Err(Arguments::command().error(ErrorKind::ArgumentConflict, why));
+    }
+    Ok(arguments)
 }
 
 /// Prints what clap has to say: help that was asked for is no failure.

@@ -10,6 +10,7 @@ mod kv;
 mod lease;
 mod locks;
 mod operate;
+#[allow(dead_code, reason = "shared with the tests of the commands")]
 mod process;
 mod snapshot;
 mod tools;

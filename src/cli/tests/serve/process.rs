@@ -220,6 +220,16 @@ impl Server {
         (code, body.text())
     }
 
+    /// It stands still from now on.
+    pub(crate) fn pause(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::STOP).unwrap();
+    }
+
+    /// It goes on, as if nothing had been.
+    pub(crate) fn go_on(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::CONT).unwrap();
+    }
+
     /// Asks it to stop, and waits: how it ended, and all that it has said.
     pub(crate) fn stop(mut self) -> (ExitStatus, String) {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();

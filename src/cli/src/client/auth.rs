@@ -1,0 +1,81 @@
+//! `bowline auth`: whether users are asked who they are.
+
+use clap::{Args, Subcommand};
+
+use super::connect::{Client, Effect, Link};
+use super::failure::{EXIT_CODES, Failure};
+use super::print::Output;
+use super::print::users::Done;
+use crate::generated::etcdserverpb as pb;
+
+/// The role that may do everything, and who must have it.
+const ROOT: &str = "root";
+
+/// Turn authentication on or off
+#[derive(Args, Debug)]
+pub(crate) struct AuthOptions {
+    #[command(subcommand)]
+    command: AuthCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum AuthCommand {
+    /// Ask everybody who they are, from now on. There must be a user root; it gets the role root
+    #[command(after_long_help = EXIT_CODES)]
+    Enable,
+    /// Ask nobody any more
+    #[command(after_long_help = EXIT_CODES)]
+    Disable,
+    /// Say whether users are asked who they are
+    #[command(after_long_help = EXIT_CODES)]
+    Status,
+}
+
+/// The command.
+pub(crate) async fn run(
+    client: &Client,
+    output: Output,
+    options: AuthOptions,
+) -> Result<(), Failure> {
+    match options.command {
+        AuthCommand::Enable => {
+            let enable = async |link: Link| link.auth().auth_enable(pb::AuthEnableRequest {}).await;
+            match client.ask(Effect::Repeatable, enable).await {
+                Err(Failure::Refused(status)) if lacks_role(&status) => {
+                    give_root(client).await?;
+                    client.ask(Effect::Repeatable, enable).await?
+                }
+                answer => answer?,
+            };
+            output.say("Authentication Enabled")
+        }
+        AuthCommand::Disable => {
+            let call = async |link: Link| link.auth().auth_disable(pb::AuthDisableRequest {}).await;
+            client.ask(Effect::Repeatable, call).await?;
+            output.say("Authentication Disabled")
+        }
+        AuthCommand::Status => {
+            let call = async |link: Link| link.auth().auth_status(pb::AuthStatusRequest {}).await;
+            let answer = client.ask(Effect::Repeatable, call).await?;
+            let pb::AuthStatusResponse { enabled, auth_revision, header } = answer;
+            let words = format!("Authentication Status: {enabled}\nAuthRevision: {auth_revision}");
+            output.show(&Done { words, header })
+        }
+    }
+}
+
+fn lacks_role(status: &tonic::Status) -> bool {
+    status.message().contains("root user does not have root role")
+}
+
+async fn give_root(client: &Client) -> Result<(), Failure> {
+    let role = pb::AuthRoleAddRequest { name: ROOT.to_owned() };
+    let call = async |link: Link| link.auth().role_add(role.clone()).await;
+    match client.ask(Effect::Repeatable, call).await {
+        Err(Failure::Refused(status)) if status.message().contains("already exists") => {}
+        answer => drop(answer?),
+    }
+    let grant = pb::AuthUserGrantRoleRequest { user: ROOT.to_owned(), role: ROOT.to_owned() };
+    let call = async |link: Link| link.auth().user_grant_role(grant.clone()).await;
+    client.ask(Effect::Repeatable, call).await.map(drop)
+}

@@ -1,0 +1,331 @@
+//! Connections to the servers, and the rule by which a request goes to the next of them: a question may be asked
+//! again; a change may only if it is proven that nothing was made of it. Otherwise it is said that nobody knows.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Mutex;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Response, Status};
+
+use super::failure::{Failure, Outcome, outcome, root_cause};
+use super::options::{Login, Settings};
+use super::tls;
+use crate::generated::etcdserverpb as pb;
+use pb::auth_client::AuthClient;
+use pb::cluster_client::ClusterClient;
+use pb::kv_client::KvClient;
+use pb::lease_client::LeaseClient;
+use pb::maintenance_client::MaintenanceClient;
+use pb::watch_client::WatchClient;
+
+/// How large an answer may be: a range of everything is one.
+const ANSWER_BYTES_MAX: usize = i32::MAX as usize;
+
+/// How often each endpoint is asked at most, for one request.
+const ROUNDS: usize = 2;
+
+/// How long to wait before the second round.
+const ROUND_PAUSE: Duration = Duration::from_millis(100);
+
+/// Puts the token of who asks on each request, and whether a member without a leader shall refuse it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stamp {
+    token: Option<MetadataValue<Ascii>>,
+    needs_leader: bool,
+}
+
+impl Interceptor for Stamp {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(token) = &self.token {
+            request.metadata_mut().insert("token", token.clone());
+        }
+        if self.needs_leader {
+            request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
+        }
+        Ok(request)
+    }
+}
+
+type Wire = InterceptedService<Channel, Stamp>;
+
+/// A connection to one server.
+#[derive(Clone, Debug)]
+pub(crate) struct Link {
+    channel: Channel,
+    stamp: Stamp,
+    /// Which of the endpoints it is.
+    at: usize,
+}
+
+impl Link {
+    fn wire(&self) -> Wire {
+        InterceptedService::new(self.channel.clone(), self.stamp.clone())
+    }
+
+    /// Keys and values.
+    pub(crate) fn kv(&self) -> KvClient<Wire> {
+        KvClient::new(self.wire()).max_decoding_message_size(ANSWER_BYTES_MAX)
+    }
+
+    /// Leases.
+    pub(crate) fn lease(&self) -> LeaseClient<Wire> {
+        LeaseClient::new(self.wire()).max_decoding_message_size(ANSWER_BYTES_MAX)
+    }
+
+    /// Watches. Refused by a member that has no leader: it would wait in silence.
+    pub(crate) fn watch(&self) -> WatchClient<Wire> {
+        let stamp = Stamp { needs_leader: true, ..self.stamp.clone() };
+        let wire = InterceptedService::new(self.channel.clone(), stamp);
+        WatchClient::new(wire).max_decoding_message_size(ANSWER_BYTES_MAX)
+    }
+
+    /// Members.
+    pub(crate) fn cluster(&self) -> ClusterClient<Wire> {
+        ClusterClient::new(self.wire())
+    }
+
+    /// Maintenance.
+    pub(crate) fn maintenance(&self) -> MaintenanceClient<Wire> {
+        MaintenanceClient::new(self.wire()).max_decoding_message_size(ANSWER_BYTES_MAX)
+    }
+
+    /// Users and roles.
+    pub(crate) fn auth(&self) -> AuthClient<Wire> {
+        AuthClient::new(self.wire())
+    }
+}
+
+/// What a request does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Effect {
+    /// Nothing, or the same however often it is made.
+    Repeatable,
+    /// It changes something each time.
+    Change,
+}
+
+/// A client of some servers.
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub(crate) settings: Settings,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The endpoint that is asked first.
+    preferred: usize,
+    link: Option<Link>,
+    /// As the user has typed it.
+    password: Option<String>,
+}
+
+impl Client {
+    /// One that is not connected yet.
+    pub(crate) fn new(settings: Settings) -> Arc<Self> {
+        Arc::new(Self { settings, state: Mutex::default() })
+    }
+
+    /// One that asks a single server, by the same settings.
+    pub(crate) fn of_one(&self, endpoint: &str) -> Arc<Self> {
+        let settings = Settings { endpoints: vec![endpoint.to_owned()], ..self.settings.clone() };
+        Client::new(settings)
+    }
+
+    /// A connection: the one of before, or to the first endpoint that can be reached.
+    pub(crate) async fn link(&self) -> Result<Link, Failure> {
+        let mut state = self.state.lock().await;
+        if let Some(link) = &state.link {
+            return Ok(link.clone());
+        }
+        let count = self.settings.endpoints.len();
+        let mut tried = Vec::new();
+        for step in 0..count {
+            let at = (state.preferred + step) % count;
+            let name = &self.settings.endpoints[at];
+            let channel = match self.connect(name).await {
+                Ok(channel) => channel,
+                Err(Failure::Unreachable(why)) => {
+                    tried.extend(why);
+                    continue;
+                }
+                Err(failure) => return Err(failure),
+            };
+            let mut link = Link { channel, stamp: Stamp::default(), at };
+            match self.log_in(&link, &mut state).await {
+                Ok(token) => link.stamp.token = token,
+                Err(status) if outcome(&status) == Outcome::Refused => {
+                    return Err(Failure::Refused(status));
+                }
+                Err(status) => {
+                    tried.push((name.clone(), status.message().to_owned()));
+                    continue;
+                }
+            }
+            state.preferred = at;
+            state.link = Some(link.clone());
+            return Ok(link);
+        }
+        Err(Failure::Unreachable(tried))
+    }
+
+    async fn connect(&self, name: &str) -> Result<Channel, Failure> {
+        let endpoint = self.endpoint(name)?;
+        let unreachable = |why: String| Failure::Unreachable(vec![(name.to_owned(), why)]);
+        let limit = self.settings.dial_timeout;
+        match tokio::time::timeout(limit, endpoint.connect()).await {
+            Ok(Ok(channel)) => Ok(channel),
+            Ok(Err(error)) => Err(unreachable(root_cause(&error))),
+            Err(_) => Err(unreachable(format!("no connection within {limit:?}"))),
+        }
+    }
+
+    fn endpoint(&self, name: &str) -> Result<Endpoint, Failure> {
+        let (is_secure, rest) = match name.split_once("://") {
+            Some(("http", rest)) => (self.settings.tls.required, rest),
+            Some(("https", rest)) => (true, rest),
+            Some((scheme, _)) => {
+                let why = format!("{name}: {scheme} is not known: http or https is meant");
+                return Err(Failure::Usage(why));
+            }
+            None => (self.settings.tls.is_wanted(), name),
+        };
+        let scheme = if is_secure { "https" } else { "http" };
+        let endpoint = Channel::from_shared(format!("{scheme}://{rest}"))
+            .map_err(|_| Failure::Usage(format!("{name:?} is no HOST:PORT")))?
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(self.settings.keepalive_time)
+            .keep_alive_timeout(self.settings.keepalive_timeout);
+        if is_secure { tls::secured(endpoint, &self.settings.tls) } else { Ok(endpoint) }
+    }
+
+    /// The token of who asks; none where nobody is named, or the server does not care.
+    async fn log_in(
+        &self,
+        link: &Link,
+        state: &mut State,
+    ) -> Result<Option<MetadataValue<Ascii>>, Status> {
+        let Some(login) = &self.settings.login else { return Ok(None) };
+        if state.password.is_none() {
+            state.password = Some(match &login.password {
+                Some(password) => password.clone(),
+                None => ask_password(login).map_err(|error| {
+                    Status::unauthenticated(format!("the password could not be read: {error}"))
+                })?,
+            });
+        }
+        let password = state.password.clone().unwrap_or_default();
+        let request = pb::AuthenticateRequest { name: login.name.clone(), password };
+        let limit = self.settings.command_timeout;
+        let mut auth = link.auth();
+        let asked = tokio::time::timeout(limit, auth.authenticate(request));
+        match asked.await.map_err(|_| Status::deadline_exceeded("no answer to the login"))? {
+            Ok(answer) => {
+                let token = answer.into_inner().token.parse();
+                token.map(Some).map_err(|_| Status::internal("the server's token cannot be sent"))
+            }
+            Err(status) if status.message().contains("authentication is not enabled") => Ok(None),
+            Err(status) => Err(status),
+        }
+    }
+
+    /// The connection is of no use any more: the next request goes to the next endpoint.
+    pub(crate) async fn leave(&self, link: &Link) {
+        let mut state = self.state.lock().await;
+        if state.link.as_ref().is_some_and(|now| now.at == link.at) {
+            state.link = None;
+            state.preferred = (link.at + 1) % self.settings.endpoints.len();
+        }
+    }
+
+    /// Asks, at one endpoint after the other where that is allowed, for as long as the command's timeout says.
+    pub(crate) async fn ask<T>(
+        &self,
+        effect: Effect,
+        call: impl AsyncFn(Link) -> Result<Response<T>, Status>,
+    ) -> Result<T, Failure> {
+        self.ask_for(self.settings.command_timeout, effect, call).await
+    }
+
+    /// As `ask`, for so long.
+    pub(crate) async fn ask_for<T>(
+        &self,
+        limit: Duration,
+        effect: Effect,
+        call: impl AsyncFn(Link) -> Result<Response<T>, Status>,
+    ) -> Result<T, Failure> {
+        let end = tokio::time::Instant::now() + limit;
+        let count = self.settings.endpoints.len();
+        let tries = count * ROUNDS;
+        let mut has_logged_in_again = false;
+        let mut last = None;
+        for attempt in 0..tries {
+            if attempt == count {
+                tokio::time::sleep(ROUND_PAUSE).await;
+            }
+            let link = self.link().await?;
+            let left = end.saturating_duration_since(tokio::time::Instant::now());
+            // A server that hangs shall not take the whole time, if others can be asked the same.
+            let patience = match effect {
+                Effect::Repeatable if attempt + 1 < count => left / (count - attempt) as u32,
+                _ => left,
+            };
+            let status = match tokio::time::timeout(patience, call(link.clone())).await {
+                Ok(Ok(answer)) => return Ok(answer.into_inner()),
+                Ok(Err(status)) => status,
+                Err(_) => {
+                    self.leave(&link).await;
+                    if effect == Effect::Change {
+                        return Err(Failure::Unknown(format!("no answer came within {limit:?}")));
+                    }
+                    last = Some(Failure::Timeout(limit));
+                    continue;
+                }
+            };
+            if status.code() == Code::Unauthenticated && !has_logged_in_again {
+                // The token has ended, or is another server's. Nothing was done.
+                has_logged_in_again = true;
+                self.leave(&link).await;
+                last = Some(Failure::Refused(status));
+                continue;
+            }
+            match (outcome(&status), effect) {
+                (Outcome::Refused, _) => return Err(Failure::of_status(status)),
+                (Outcome::Unknown, Effect::Change) => {
+                    return Err(Failure::Unknown(words(&status)));
+                }
+                (Outcome::Unknown | Outcome::Elsewhere, _) => {
+                    self.leave(&link).await;
+                    last = Some(Failure::Refused(Status::new(status.code(), words(&status))));
+                }
+            }
+        }
+        Err(last.unwrap_or(Failure::Timeout(limit)))
+    }
+}
+
+/// What a status says, and where it comes from the connection, why.
+fn words(status: &Status) -> String {
+    match std::error::Error::source(status) {
+        Some(error) => format!("the connection broke: {}", root_cause(error)),
+        None => status.message().to_owned(),
+    }
+}
+
+/// Asks at the terminal; nothing is shown of what is typed.
+fn ask_password(login: &Login) -> io::Result<String> {
+    let mut line = String::new();
+    if !io::stdin().is_terminal() {
+        return Err(io::Error::other("give it with --password, or as BOWLINE_PASSWORD"));
+    }
+    write!(io::stderr().lock(), "Password of {}: ", login.name)?;
+    io::stderr().lock().flush()?;
+    super::terminal::without_echo(|| io::stdin().lock().read_line(&mut line))?;
+    writeln!(io::stderr().lock())?;
+    Ok(line.trim_end_matches(['\r', '\n']).to_owned())
+}

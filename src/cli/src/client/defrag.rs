@@ -1,0 +1,40 @@
+//! `bowline defrag`: has servers give back room on their disks.
+
+use clap::Args;
+
+use super::connect::{Client, Effect, Link};
+use super::endpoint::endpoints;
+use super::failure::{EXIT_CODES, Failure};
+use super::print::Output;
+use crate::generated::etcdserverpb::DefragmentRequest;
+
+/// Have servers give back room on their disks
+///
+/// For servers of etcd, which stand still meanwhile. Bowline's give room back by themselves and answer at once.
+#[derive(Args, Debug)]
+#[command(after_long_help = EXIT_CODES)]
+pub(crate) struct DefragOptions {
+    /// Those that the members name, too, and not only those of --endpoints
+    #[arg(long)]
+    cluster: bool,
+}
+
+/// The command.
+pub(crate) async fn run(
+    client: &Client,
+    output: Output,
+    options: DefragOptions,
+) -> Result<(), Failure> {
+    let mut failed = Ok(());
+    for endpoint in endpoints(client, options.cluster).await? {
+        let call = async |link: Link| link.maintenance().defragment(DefragmentRequest {}).await;
+        match client.of_one(&endpoint).ask(Effect::Repeatable, call).await {
+            Ok(_) => output.say(format!("Finished defragmenting etcd member[{endpoint}]"))?,
+            Err(failure) => {
+                crate::complain(&format!("{endpoint} was not defragmented: {failure}"));
+                failed = Err(Failure::Exit(failure.code()));
+            }
+        }
+    }
+    failed
+}

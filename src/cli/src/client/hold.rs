@@ -1,0 +1,290 @@
+//! From standing in a line to letting go: what `lock`, `semaphore` and `elect` have in common.
+//!
+//! ```text
+//!   a lease ── a place in the line ── its turn ── a command, or until a signal ── the lease is ended
+//!     │                                              ▲
+//!     └─ kept alive all the time. If it cannot be:   │ SIGTERM a fifth of the TTL before the hold can
+//!                                                    │ end, SIGKILL a twentieth before
+//! ```
+
+use std::ffi::OsString;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use rustix::process::Signal;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::child::{Child, ended_by, exit_code};
+use super::connect::Client;
+use super::failure::Failure;
+use super::line::{self, Held, Misfortune, Place};
+use super::print::Output;
+use super::session::Session;
+use super::stance::Rule;
+use crate::generated::etcdserverpb as pb;
+
+/// The hold was lost, or would have been: the command was ended before.
+pub(crate) const EXIT_LOST: u8 = 123;
+
+/// It was not this one's turn in time.
+pub(crate) const EXIT_TIMEOUT: u8 = 124;
+
+/// The command was not started.
+pub(crate) const EXIT_NOT_HELD: u8 = 125;
+
+/// How long to try to end a lease at servers that do not answer.
+const LOST_LEFT: Duration = Duration::from_secs(1);
+
+/// What stands below the help.
+pub(crate) const EXIT_CODES: &str = "\
+Exit codes, with a command: its own, or 128 and the number of the signal that ended it; 123 the hold was lost, or \
+would have been, and the command was ended before; 124 it was not this one's turn within --timeout; 125 the servers \
+did not do their part, and the command was not started; 126 the command cannot be run; 127 it was not found; 2 wrong \
+arguments.
+Without a command: 0 let go after SIGINT or SIGTERM; 123 and 124 as above; 1, 3 and 4 as of all commands.";
+
+/// What a command finds in its environment.
+pub(crate) const ENVIRONMENT: &str = "\
+The command's environment has BOWLINE_NAME, BOWLINE_KEY (the key in the line), BOWLINE_LEASE (in hexadecimal) and \
+BOWLINE_TOKEN, the fencing token: it rises with each holder of that name. Whatever the command writes to should \
+refuse a lower token than it has seen: no lock can stop a machine that sleeps and wakes.";
+
+/// What is wanted.
+#[derive(Clone, Debug)]
+pub(crate) struct Wish {
+    pub(crate) name: Bytes,
+    pub(crate) rule: Rule,
+    /// What its place says.
+    pub(crate) value: Bytes,
+    pub(crate) ttl: Duration,
+    /// How long to wait for the turn; zero for a single look.
+    pub(crate) timeout: Option<Duration>,
+    /// What runs meanwhile; nothing for until a signal.
+    pub(crate) command: Vec<OsString>,
+    /// Whether etcdctl's variables are set, too.
+    pub(crate) is_lock: bool,
+    /// Whether the value is printed with the key.
+    pub(crate) shows_value: bool,
+}
+
+/// Signals that end what waits, and are passed on to what runs.
+struct Signals([(tokio::signal::unix::Signal, Signal); 4]);
+
+impl Signals {
+    fn new() -> Result<Self, Failure> {
+        let kinds = [
+            (SignalKind::interrupt(), Signal::INT),
+            (SignalKind::terminate(), Signal::TERM),
+            (SignalKind::hangup(), Signal::HUP),
+            (SignalKind::quit(), Signal::QUIT),
+        ];
+        let failed = |error| Failure::Local("no signals".to_owned(), error);
+        let [a, b, c, d] = kinds.map(|(kind, number)| signal(kind).map(|stream| (stream, number)));
+        Ok(Self([a.map_err(failed)?, b.map_err(failed)?, c.map_err(failed)?, d.map_err(failed)?]))
+    }
+
+    async fn next(&mut self) -> Signal {
+        let [a, b, c, d] = &mut self.0;
+        tokio::select! {
+            _ = a.0.recv() => a.1,
+            _ = b.0.recv() => b.1,
+            _ = c.0.recv() => c.1,
+            _ = d.0.recv() => d.1,
+        }
+    }
+}
+
+/// Waits for the turn, holds, and lets go.
+pub(crate) async fn hold(client: &Arc<Client>, output: Output, wish: Wish) -> Result<(), Failure> {
+    let has_command = !wish.command.is_empty();
+    let not_held = |failure: Failure| match failure {
+        Failure::Exit(_) => failure,
+        failure if has_command => {
+            failure.complain();
+            Failure::Exit(EXIT_NOT_HELD)
+        }
+        failure => failure,
+    };
+    let mut signals = Signals::new()?;
+    let session = Session::open(client, wish.ttl).await.map_err(not_held)?;
+    let mut keep = pin!(session.keep());
+    let acquired = {
+        let acquire = acquire(client, &session, &wish);
+        let timeout = async {
+            match wish.timeout {
+                Some(span) if !span.is_zero() => tokio::time::sleep(span).await,
+                _ => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            acquired = acquire => acquired,
+            why = &mut keep => Err(Failure::Failed(format!("the place in the line was lost: {why}"))),
+            signal = signals.next() => Err(Failure::Exit(ended_by(signal))),
+            () = timeout => Err(in_vain(&wish)),
+        }
+    };
+    let (place, held) = match acquired {
+        Ok(acquired) => acquired,
+        Err(failure) => {
+            let failure = not_held(failure);
+            let_go(&session, client.settings.command_timeout).await;
+            return Err(failure);
+        }
+    };
+    let mut loss = pin!(place.loss(client, held.token() + 1));
+    let lost = async {
+        tokio::select! {
+            why = &mut keep => why,
+            why = &mut loss => why,
+        }
+    };
+    let mut lost = pin!(lost);
+    let ended = if has_command {
+        let mut child = Child::start(&wish.command, &variables(&wish, &place, &held, &session))?;
+        run(&mut child, &session, &mut signals, lost.as_mut()).await
+    } else {
+        output.show(&shown(&wish, &held))?;
+        wait(&session, &mut signals, lost.as_mut()).await
+    };
+    let is_lost =
+        matches!(ended, Ok(EXIT_LOST)) && session.valid_until().borrow().left() < LOST_LEFT;
+    // Who does not hear the renewals does not hear this, most likely.
+    let limit = if is_lost { LOST_LEFT } else { client.settings.command_timeout };
+    let_go(&session, limit).await;
+    match ended? {
+        0 => Ok(()),
+        code => Err(Failure::Exit(code)),
+    }
+}
+
+async fn acquire(
+    client: &Arc<Client>,
+    session: &Session,
+    wish: &Wish,
+) -> Result<(Place, Held), Failure> {
+    let Wish { name, rule, value, .. } = wish;
+    let place = line::enter(client, name, session.lease, *rule, value.clone()).await?;
+    let only_looks = wish.timeout.is_some_and(|timeout| timeout.is_zero());
+    match place.turn(client, only_looks).await {
+        Ok(held) => Ok((place, held)),
+        Err(Misfortune::Taken) => Err(in_vain(wish)),
+        Err(Misfortune::Gone) => Err(Failure::Failed(
+            "the place in the line was lost: its lease has ended, or somebody has deleted its key"
+                .to_owned(),
+        )),
+        Err(Misfortune::Misfit(other)) => Err(Failure::Failed(format!(
+            "{} is used for something else: {} stands in its line; choose another name, or the same kind",
+            name.escape_ascii(),
+            other.name(),
+        ))),
+        Err(Misfortune::Failed(failure)) => Err(failure),
+    }
+}
+
+fn in_vain(wish: &Wish) -> Failure {
+    let name = wish.name.escape_ascii();
+    let waited = wish.timeout.unwrap_or_default();
+    crate::complain(&format!("{name} is held by others, also after {waited:?}"));
+    Failure::Exit(EXIT_TIMEOUT)
+}
+
+/// Runs the command to its end, or ends it in time. Says the exit code.
+async fn run(
+    child: &mut Child,
+    session: &Session,
+    signals: &mut Signals,
+    mut lost: std::pin::Pin<&mut impl Future<Output = String>>,
+) -> Result<u8, Failure> {
+    let mut valid_until = session.valid_until();
+    loop {
+        let end = *valid_until.borrow_and_update();
+        tokio::select! {
+            // What has ended by itself needs no ending.
+            biased;
+            status = child.wait() => return Ok(exit_code(status?)),
+            why = &mut lost => {
+                crate::complain(&format!("lost, the command is killed: {why}"));
+                child.kill().await;
+                return Ok(EXIT_LOST);
+            }
+            () = end.before(session.ttl / 5).come() => {
+                crate::complain(&"no server confirms the hold: the command is ended");
+                child.ask_to_end();
+                tokio::select! {
+                    // Its descendants may go on.
+                    _ = child.wait() => {}
+                    () = end.before(session.ttl / 20).come() => {}
+                }
+                child.kill().await;
+                return Ok(EXIT_LOST);
+            }
+            signal = signals.next() => child.pass_on(signal),
+            Ok(()) = valid_until.changed() => {}
+        }
+    }
+}
+
+/// Holds until a signal comes. Says the exit code.
+async fn wait(
+    session: &Session,
+    signals: &mut Signals,
+    mut lost: std::pin::Pin<&mut impl Future<Output = String>>,
+) -> Result<u8, Failure> {
+    let mut valid_until = session.valid_until();
+    loop {
+        let end = *valid_until.borrow_and_update();
+        tokio::select! {
+            why = &mut lost => {
+                crate::complain(&format!("lost: {why}"));
+                return Ok(EXIT_LOST);
+            }
+            () = end.before(session.ttl / 20).come() => {
+                crate::complain(&"lost: no server has confirmed the hold in time");
+                return Ok(EXIT_LOST);
+            }
+            signal = signals.next() => {
+                let is_asked = [Signal::INT, Signal::TERM].contains(&signal);
+                return Ok(if is_asked { 0 } else { ended_by(signal) });
+            }
+            Ok(()) = valid_until.changed() => {}
+        }
+    }
+}
+
+async fn let_go(session: &Session, limit: Duration) {
+    if let Err(failure) = session.close(limit).await {
+        let left = session.valid_until().borrow().left();
+        crate::complain(&format!("not let go, it ends by itself in {left:?} or more: {failure}"));
+    }
+}
+
+fn variables(
+    wish: &Wish,
+    place: &Place,
+    held: &Held,
+    session: &Session,
+) -> Vec<(&'static str, String)> {
+    let text = |bytes: &Bytes| String::from_utf8_lossy(bytes).into_owned();
+    let mut variables = vec![
+        ("BOWLINE_NAME", text(&wish.name)),
+        ("BOWLINE_KEY", text(&place.key)),
+        ("BOWLINE_LEASE", format!("{:x}", session.lease)),
+        ("BOWLINE_TOKEN", held.token().to_string()),
+    ];
+    if wish.is_lock {
+        variables.push(("ETCD_LOCK_KEY", text(&place.key)));
+        variables.push(("ETCD_LOCK_REV", held.token().to_string()));
+    }
+    variables
+}
+
+/// As etcdctl shows it: the key; and the value, if it is the user's.
+fn shown(wish: &Wish, held: &Held) -> pb::RangeResponse {
+    let mut row = held.row.clone();
+    if !wish.shows_value {
+        row.value.clear();
+    }
+    pb::RangeResponse { header: held.header, kvs: vec![row], more: false, count: 1 }
+}

@@ -1,0 +1,143 @@
+//! `bowline lease`: grants leases, ends them, keeps them alive, and says how long they live.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use tonic::{Response, Status};
+
+use super::connect::{Client, Effect, Link};
+use super::failure::{EXIT_CODES, Failure};
+use super::options::Format;
+use super::print::Output;
+use super::print::leases::{Life, Revoked};
+use crate::generated::etcdserverpb as pb;
+
+/// How long a renewal waits at most before the next server is tried, in parts of what is left of the lease.
+const PATIENCE: u32 = 3;
+
+/// Work with leases: keys hang on them, and are gone when they end
+#[derive(Args, Debug)]
+pub(crate) struct LeaseOptions {
+    #[command(subcommand)]
+    command: LeaseCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum LeaseCommand {
+    /// Grant a lease that lives so many seconds unless it is kept alive
+    #[command(after_long_help = EXIT_CODES)]
+    Grant {
+        /// In seconds. The server may give more
+        ttl: i64,
+    },
+    /// End a lease, and delete its keys
+    #[command(after_long_help = EXIT_CODES)]
+    Revoke {
+        /// In hexadecimal
+        #[arg(value_name = "LEASE", value_parser = lease_id)]
+        id: i64,
+    },
+    /// Say how long a lease lives on
+    #[command(alias = "time-to-live", after_long_help = EXIT_CODES)]
+    Timetolive {
+        /// In hexadecimal
+        #[arg(value_name = "LEASE", value_parser = lease_id)]
+        id: i64,
+        /// Say which keys hang on it, too
+        #[arg(long)]
+        keys: bool,
+    },
+    /// List the leases that live
+    #[command(after_long_help = EXIT_CODES)]
+    List,
+    /// Keep a lease alive until it is revoked, or this is interrupted
+    #[command(after_long_help = EXIT_CODES)]
+    KeepAlive {
+        /// In hexadecimal
+        #[arg(value_name = "LEASE", value_parser = lease_id)]
+        id: i64,
+        /// Renew it once, and no more
+        #[arg(long)]
+        once: bool,
+    },
+}
+
+/// The command.
+pub(crate) async fn run(
+    client: &Client,
+    output: Output,
+    options: LeaseOptions,
+) -> Result<(), Failure> {
+    match options.command {
+        LeaseCommand::Grant { ttl } => {
+            let request = pb::LeaseGrantRequest { ttl, id: 0 };
+            let call = async |link: Link| link.lease().lease_grant(request).await;
+            output.show(&client.ask(Effect::Change, call).await?)
+        }
+        LeaseCommand::Revoke { id } => {
+            let call =
+                async |link: Link| link.lease().lease_revoke(pb::LeaseRevokeRequest { id }).await;
+            let answer = client.ask(Effect::Change, call).await?;
+            output.show(&Revoked { lease: id, answer })
+        }
+        LeaseCommand::Timetolive { id, keys } => {
+            let request = pb::LeaseTimeToLiveRequest { id, keys };
+            let call = async |link: Link| link.lease().lease_time_to_live(request).await;
+            let answer = client.ask(Effect::Repeatable, call).await?;
+            output.show(&Life { answer, with_keys: keys })
+        }
+        LeaseCommand::List => {
+            let call =
+                async |link: Link| link.lease().lease_leases(pb::LeaseLeasesRequest {}).await;
+            output.show(&client.ask(Effect::Repeatable, call).await?)
+        }
+        LeaseCommand::KeepAlive { id, once: true } => {
+            let answer = client.ask(Effect::Repeatable, renewal(id)).await?;
+            if answer.ttl <= 0 {
+                return Err(gone());
+            }
+            output.show(&answer)
+        }
+        LeaseCommand::KeepAlive { id, once: false } => keep_alive(client, output, id).await,
+    }
+}
+
+fn gone() -> Failure {
+    Failure::Refused(Status::not_found("etcdserver: requested lease not found"))
+}
+
+/// Renews a lease once.
+pub(crate) fn renewal(
+    id: i64,
+) -> impl AsyncFn(Link) -> Result<Response<pb::LeaseKeepAliveResponse>, Status> {
+    async move |link: Link| {
+        let request = tokio_stream::once(pb::LeaseKeepAliveRequest { id });
+        let answers = link.lease().lease_keep_alive(request).await?;
+        let answer = answers.into_inner().message().await?;
+        answer.map(Response::new).ok_or_else(|| Status::unavailable("no answer to a renewal"))
+    }
+}
+
+async fn keep_alive(client: &Client, output: Output, id: i64) -> Result<(), Failure> {
+    let mut limit = client.settings.command_timeout;
+    loop {
+        let answer = client.ask_for(limit, Effect::Repeatable, renewal(id)).await?;
+        let Some(ttl) = u64::try_from(answer.ttl).ok().filter(|ttl| *ttl > 0) else {
+            return match output.format {
+                Format::Simple => output.say(format!("lease {id:016x} expired or revoked.")),
+                _ => Ok(()),
+            };
+        };
+        output.show(&answer)?;
+        let ttl = Duration::from_secs(ttl);
+        tokio::time::sleep(ttl / PATIENCE).await;
+        limit = ttl - ttl / PATIENCE;
+    }
+}
+
+/// A lease's id as everybody writes it.
+pub(crate) fn lease_id(text: &str) -> Result<i64, String> {
+    i64::from_str_radix(text, 16).map_err(|_| {
+        "a lease's id is meant, in hexadecimal, as `bowline lease list` prints it".to_owned()
+    })
+}

@@ -1,0 +1,167 @@
+//! `bowline locks`: who holds what, and who waits for it.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+
+use bytes::Bytes;
+use clap::Args;
+
+use super::connect::{Client, Effect, Link};
+use super::failure::{EXIT_CODES, Failure};
+use super::line::places;
+use super::print::{Object, Output, Page, Show, Table, header_json, list};
+use super::range::prefix_end;
+use super::stance::Stance;
+use crate::generated::etcdserverpb as pb;
+use crate::generated::mvccpb::KeyValue;
+
+/// List locks, semaphores and elections: who holds them, who waits, and why
+///
+/// Those of `etcdctl lock`, of etcd's concurrency package and of programs that embed Bowline, too. `since` is the
+/// revision at which a place was taken; the lease's id says whose it is, `bowline lease timetolive` how long it
+/// lives; deleting the key with `bowline del` puts its holder out, which is told at once if it is Bowline's.
+#[derive(Args, Debug)]
+#[command(after_long_help = EXIT_CODES)]
+pub(crate) struct LocksOptions {
+    /// Only those whose names begin so
+    #[arg(default_value = "")]
+    prefix: OsString,
+}
+
+struct Line {
+    name: Bytes,
+    places: Vec<(KeyValue, Stance, bool)>,
+}
+
+struct Lines {
+    header: Option<pb::ResponseHeader>,
+    lines: Vec<Line>,
+}
+
+/// The command.
+pub(crate) async fn run(
+    client: &Client,
+    output: Output,
+    options: LocksOptions,
+) -> Result<(), Failure> {
+    let prefix = options.prefix.into_vec();
+    let range_end = prefix_end(&prefix);
+    let key = if prefix.is_empty() { Bytes::from_static(b"\0") } else { prefix.into() };
+    let request = pb::RangeRequest { key, range_end, ..Default::default() };
+    let call = async |link: Link| link.kv().range(request.clone()).await;
+    let answer = client.ask(Effect::Repeatable, call).await?;
+    let mut lines: BTreeMap<Bytes, Vec<KeyValue>> = BTreeMap::new();
+    for row in answer.kvs {
+        if let Some(name) = name_of(&row) {
+            lines.entry(name).or_default().push(row);
+        }
+    }
+    let lines = lines.into_iter().map(|(name, rows)| {
+        let mut before = Vec::new();
+        let place = |row: KeyValue| {
+            let stance = Stance::parse(&row.value);
+            let holds = stance.rule.holds_behind(&before);
+            before.push(stance.rule);
+            (row, stance, holds)
+        };
+        Line { places: places(&name, rows).into_iter().map(place).collect(), name }
+    });
+    output.show(&Lines { header: answer.header, lines: lines.collect() })
+}
+
+/// The lock that a row is a place of, by its key: `NAME/<its lease in hexadecimal>`, perhaps with a number behind.
+fn name_of(row: &KeyValue) -> Option<Bytes> {
+    let slash = row.key.iter().rposition(|byte| *byte == b'/')?;
+    let last = std::str::from_utf8(&row.key[slash + 1..]).ok()?;
+    let lease = last.split('.').next()?;
+    let is_its_own = row.lease != 0 && i64::from_str_radix(lease, 16) == Ok(row.lease);
+    is_its_own.then(|| row.key.slice(..slash))
+}
+
+fn who(stance: &Stance) -> String {
+    let parts = [stance.owner.as_str(), stance.site.as_str()];
+    let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+    parts.join(", ")
+}
+
+impl Show for Lines {
+    fn simple(&self, page: &mut Page) {
+        for line in &self.lines {
+            page.line(line.name.escape_ascii().to_string());
+            for (row, stance, holds) in &line.places {
+                let holds = if *holds { "holds" } else { "waits" };
+                let kind = stance.rule.name();
+                let (since, lease) = (row.create_revision, row.lease);
+                let mut text = format!("  {holds} {kind} since {since}, lease {lease:x}");
+                if !who(stance).is_empty() {
+                    text += &format!(", {}", who(stance));
+                }
+                if !stance.why.is_empty() {
+                    text += &format!(": {}", stance.why.escape_ascii());
+                }
+                page.line(text);
+            }
+        }
+    }
+
+    fn fields(&self, page: &mut Page) {
+        page.header(&self.header);
+        for line in &self.lines {
+            for (row, stance, holds) in &line.places {
+                page.quoted("Name", &line.name);
+                page.quoted("Key", &row.key);
+                page.field("Holds", holds);
+                page.quoted("Kind", stance.rule.name());
+                page.field("Since", row.create_revision);
+                page.field("Lease", row.lease);
+                page.quoted("Owner", &stance.owner);
+                page.quoted("Site", &stance.site);
+                page.quoted("Why", &stance.why);
+                page.line("");
+            }
+        }
+    }
+
+    fn json(&self) -> String {
+        let place = |(row, stance, holds): &(KeyValue, Stance, bool)| {
+            Object::default()
+                .bytes("key", &row.key)
+                .raw("holds", holds)
+                .text("kind", &stance.rule.name())
+                .number("since", row.create_revision)
+                .number("lease", row.lease)
+                .text("owner", &stance.owner)
+                .text("site", &stance.site)
+                .bytes("why", &stance.why)
+                .end()
+        };
+        let line = |line: &Line| {
+            let object = Object::default().bytes("name", &line.name);
+            object.raw("line", list(line.places.iter().map(place))).end()
+        };
+        Object::default()
+            .object("header", header_json(&self.header))
+            .raw("locks", list(self.lines.iter().map(line)))
+            .end()
+    }
+
+    fn table(&self) -> Option<Table> {
+        let row = |name: &Bytes, (row, stance, holds): &(KeyValue, Stance, bool)| {
+            vec![
+                name.escape_ascii().to_string(),
+                if *holds { "holds" } else { "waits" }.to_owned(),
+                stance.rule.name(),
+                row.create_revision.to_string(),
+                format!("{:x}", row.lease),
+                who(stance),
+                stance.why.escape_ascii().to_string(),
+            ]
+        };
+        let rows = self.lines.iter().flat_map(|line| {
+            line.places.iter().map(|place| row(&line.name, place)).collect::<Vec<_>>()
+        });
+        let titles = ["name", "state", "kind", "since", "lease", "who", "why"];
+        Some(Table::new(&titles, rows.collect()))
+    }
+}

@@ -1,0 +1,151 @@
+//! The commands that ask a server, Bowline's or etcd's, over etcd's protocol. Names, options and what is printed
+//! are etcdctl's where it has them.
+//!
+//! ```text
+//!   options      where the servers are, who asks, how to print: before or behind the command
+//!     │
+//!   put ...      one file for each command: its options, its help, what it asks
+//!     │
+//!   connect      which server; whether a request may go to the next one
+//!     │
+//!   print        what comes back
+//! ```
+//!
+//! Exit codes stand in `failure`.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Subcommand;
+
+mod alarm;
+mod auth;
+mod child;
+mod compact;
+mod connect;
+mod defrag;
+mod del;
+mod elect;
+mod endpoint;
+mod failure;
+mod get;
+mod hold;
+mod lease;
+mod line;
+mod lock;
+mod locks;
+mod member;
+mod move_leader;
+mod options;
+mod print;
+mod put;
+mod quote;
+mod range;
+mod role;
+mod session;
+mod stance;
+mod terminal;
+mod tls;
+mod txn;
+mod user;
+mod watch;
+
+pub(crate) use child::HeldChild;
+pub(crate) use options::Globals;
+
+use connect::Client;
+use failure::Failure;
+use print::Output;
+
+/// Whoever read the answer has gone: as the shell says it of who dies of that.
+const EXIT_PIPE: u8 = 141;
+
+/// What a server can be asked.
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    Get(get::GetOptions),
+    Put(put::PutOptions),
+    Del(del::DelOptions),
+    Txn(txn::TxnOptions),
+    Watch(watch::WatchOptions),
+    #[command(alias = "compaction")]
+    Compact(compact::CompactOptions),
+    Lease(lease::LeaseOptions),
+    Lock(lock::LockOptions),
+    Semaphore(lock::SemaphoreOptions),
+    Elect(elect::ElectOptions),
+    Locks(locks::LocksOptions),
+    Member(member::MemberOptions),
+    Endpoint(endpoint::EndpointOptions),
+    MoveLeader(move_leader::MoveLeaderOptions),
+    Alarm(alarm::AlarmOptions),
+    Defrag(defrag::DefragOptions),
+    User(user::UserOptions),
+    Role(role::RoleOptions),
+    Auth(auth::AuthOptions),
+}
+
+impl Command {
+    /// Whether what it prints can be a table.
+    fn has_table(&self) -> bool {
+        match self {
+            Command::Locks(_) | Command::Endpoint(_) => true,
+            Command::Member(options) => options.has_table(),
+            _ => false,
+        }
+    }
+}
+
+/// Asks.
+pub(crate) fn main(command: Command, globals: &Globals) -> ExitCode {
+    match run(command, globals) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            failure.complain();
+            ExitCode::from(failure.code())
+        }
+    }
+}
+
+fn run(command: Command, globals: &Globals) -> Result<(), Failure> {
+    let settings = globals.settle()?;
+    if settings.format == options::Format::Table && !command.has_table() {
+        // Said before anything is done.
+        let why = "what this command prints is no table: -w simple, json or fields";
+        return Err(Failure::Usage(why.to_owned()));
+    }
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::Local("no runtime".to_owned(), error))?;
+    let output = Output::new(&settings);
+    let client = Client::new(settings);
+    let tasks = tokio::task::LocalSet::new();
+    let result = runtime.block_on(tasks.run_until(dispatch(command, client, output)));
+    // Threads that read standard input are not waited for.
+    runtime.shutdown_background();
+    result
+}
+
+async fn dispatch(command: Command, client: Arc<Client>, output: Output) -> Result<(), Failure> {
+    match command {
+        Command::Get(options) => get::run(&client, output, options).await,
+        Command::Put(options) => put::run(&client, output, options).await,
+        Command::Del(options) => del::run(&client, output, options).await,
+        Command::Txn(options) => txn::run(&client, output, options).await,
+        Command::Watch(options) => watch::run(client, output, options).await,
+        Command::Compact(options) => compact::run(&client, output, options).await,
+        Command::Lease(options) => lease::run(&client, output, options).await,
+        Command::Lock(options) => lock::run(&client, output, options).await,
+        Command::Semaphore(options) => lock::run_semaphore(&client, output, options).await,
+        Command::Elect(options) => elect::run(&client, output, options).await,
+        Command::Locks(options) => locks::run(&client, output, options).await,
+        Command::Member(options) => member::run(&client, output, options).await,
+        Command::Endpoint(options) => endpoint::run(&client, output, options).await,
+        Command::MoveLeader(options) => move_leader::run(&client, output, options).await,
+        Command::Alarm(options) => alarm::run(&client, output, options).await,
+        Command::Defrag(options) => defrag::run(&client, output, options).await,
+        Command::User(options) => user::run(&client, output, options).await,
+        Command::Role(options) => role::run(&client, output, options).await,
+        Command::Auth(options) => auth::run(&client, output, options).await,
+    }
+}

@@ -1,0 +1,365 @@
+//! Answers about members and servers.
+
+use std::time::Duration;
+
+use super::json::{Object, list};
+use super::{Page, Show, Table, header_json};
+use crate::client::quote;
+use crate::generated::etcdserverpb as pb;
+
+/// What members are shown by.
+const MEMBER_TITLES: [&str; 6] =
+    ["ID", "Status", "Name", "Peer Addrs", "Client Addrs", "Is Learner"];
+
+/// What a server's status is shown by.
+const STATUS_TITLES: [&str; 10] = [
+    "endpoint",
+    "ID",
+    "version",
+    "db size",
+    "is leader",
+    "is learner",
+    "raft term",
+    "raft index",
+    "raft applied index",
+    "errors",
+];
+
+fn texts(list: &[String]) -> impl Iterator<Item = String> {
+    list.iter().map(|text| quote::json(text))
+}
+
+fn member_json(member: &pb::Member) -> Object {
+    Object::default()
+        .number("ID", member.id)
+        .text("name", &member.name)
+        .list("peerURLs", texts(&member.peer_ur_ls))
+        .list("clientURLs", texts(&member.client_ur_ls))
+        .flag("isLearner", member.is_learner)
+}
+
+fn members_json(members: &[pb::Member]) -> impl Iterator<Item = String> {
+    members.iter().map(|member| member_json(member).end())
+}
+
+fn member_cells(member: &pb::Member) -> Vec<String> {
+    vec![
+        format!("{:x}", member.id),
+        if member.name.is_empty() { "unstarted" } else { "started" }.to_owned(),
+        member.name.clone(),
+        member.peer_ur_ls.join(","),
+        member.client_ur_ls.join(","),
+        member.is_learner.to_string(),
+    ]
+}
+
+impl Show for pb::MemberListResponse {
+    fn simple(&self, page: &mut Page) {
+        for member in &self.members {
+            page.line(member_cells(member).join(", "));
+        }
+    }
+
+    fn fields(&self, page: &mut Page) {
+        page.header(&self.header);
+        for member in &self.members {
+            page.field("ID", member.id);
+            page.quoted("Name", &member.name);
+            for url in &member.peer_ur_ls {
+                page.quoted("PeerURL", url);
+            }
+            for url in &member.client_ur_ls {
+                page.quoted("ClientURL", url);
+            }
+            page.field("IsLearner", member.is_learner);
+            page.line("");
+        }
+    }
+
+    fn json(&self) -> String {
+        let object = Object::default().object("header", header_json(&self.header));
+        object.list("members", members_json(&self.members)).end()
+    }
+
+    fn table(&self) -> Option<Table> {
+        Some(Table::new(&MEMBER_TITLES, self.members.iter().map(member_cells).collect()))
+    }
+}
+
+/// That something was done with a member.
+pub(crate) struct MemberDone {
+    pub(crate) id: u64,
+    /// What was done: `removed from`.
+    pub(crate) what: &'static str,
+    pub(crate) header: Option<pb::ResponseHeader>,
+    /// The new one, if there is one.
+    pub(crate) member: Option<pb::Member>,
+    pub(crate) members: Vec<pb::Member>,
+    /// What is to be said, too, to people.
+    pub(crate) more: String,
+}
+
+impl Show for MemberDone {
+    fn simple(&self, page: &mut Page) {
+        let cluster = self.header.map(|header| header.cluster_id).unwrap_or_default();
+        page.line(format!("Member {:16x} {} cluster {cluster:16x}", self.id, self.what));
+        if !self.more.is_empty() {
+            page.line(&self.more);
+        }
+    }
+
+    fn fields(&self, page: &mut Page) {
+        page.header(&self.header);
+        page.field("MemberID", self.id);
+    }
+
+    fn json(&self) -> String {
+        Object::default()
+            .object("header", header_json(&self.header))
+            .object("member", self.member.as_ref().map(member_json))
+            .list("members", members_json(&self.members))
+            .end()
+    }
+}
+
+/// A size in the words of people, in powers of a thousand.
+pub(crate) fn size(bytes: i64) -> String {
+    const UNITS: [&str; 7] = ["B", "kB", "MB", "GB", "TB", "PB", "EB"];
+    if bytes < 10 {
+        return format!("{bytes} B");
+    }
+    let (mut scaled, mut unit) = (bytes as f64, 0);
+    while scaled >= 1000.0 && unit + 1 < UNITS.len() {
+        scaled /= 1000.0;
+        unit += 1;
+    }
+    let rounded = (scaled * 10.0 + 0.5).floor() / 10.0;
+    let digits = usize::from(rounded < 10.0);
+    format!("{rounded:.digits$} {}", UNITS[unit])
+}
+
+/// A span as Go writes it.
+pub(crate) fn took(span: Duration) -> String {
+    let nanos = span.as_nanos();
+    let (unit, name) = match nanos {
+        0..1_000 => return format!("{nanos}ns"),
+        1_000..1_000_000 => (1_000, "µs"),
+        1_000_000..1_000_000_000 => (1_000_000, "ms"),
+        _ => (1_000_000_000, "s"),
+    };
+    let digits = unit.to_string().len() - 1;
+    let text = format!("{}.{:0digits$}", nanos / unit, nanos % unit);
+    format!("{}{name}", text.trim_end_matches('0').trim_end_matches('.'))
+}
+
+/// Whether servers are well.
+pub(crate) struct Health(pub(crate) Vec<EndpointHealth>);
+
+/// Whether a server is.
+pub(crate) struct EndpointHealth {
+    pub(crate) endpoint: String,
+    pub(crate) took: Duration,
+    /// Why it is not.
+    pub(crate) error: Option<String>,
+}
+
+impl Show for Health {
+    fn simple(&self, page: &mut Page) {
+        // Who is not is named on standard error.
+        for health in self.0.iter().filter(|health| health.error.is_none()) {
+            let (endpoint, took) = (&health.endpoint, took(health.took));
+            page.line(format!(
+                "{endpoint} is healthy: successfully committed proposal: took = {took}"
+            ));
+        }
+    }
+
+    fn fields(&self, page: &mut Page) {
+        for health in &self.0 {
+            page.quoted("Endpoint", &health.endpoint);
+            page.field("Health", health.error.is_none());
+            page.field("Took", took(health.took));
+            page.field("Error", health.error.as_deref().unwrap_or_default());
+            page.line("");
+        }
+    }
+
+    fn json(&self) -> String {
+        list(self.0.iter().map(|health| {
+            Object::default()
+                .raw("endpoint", quote::json(&health.endpoint))
+                .raw("health", health.error.is_none())
+                .raw("took", quote::json(&took(health.took)))
+                .text("error", health.error.as_deref().unwrap_or_default())
+                .end()
+        }))
+    }
+
+    fn table(&self) -> Option<Table> {
+        let row = |health: &EndpointHealth| {
+            vec![
+                health.endpoint.clone(),
+                health.error.is_none().to_string(),
+                took(health.took),
+                health.error.clone().unwrap_or_default(),
+            ]
+        };
+        let titles = ["endpoint", "health", "took", "error"];
+        Some(Table::new(&titles, self.0.iter().map(row).collect()))
+    }
+}
+
+/// How servers are.
+pub(crate) struct Statuses(pub(crate) Vec<(String, pb::StatusResponse)>);
+
+fn status_cells((endpoint, status): &(String, pb::StatusResponse)) -> Vec<String> {
+    let member = status.header.map(|header| header.member_id).unwrap_or_default();
+    vec![
+        endpoint.clone(),
+        format!("{member:x}"),
+        status.version.clone(),
+        size(status.db_size),
+        (status.leader == member).to_string(),
+        status.is_learner.to_string(),
+        status.raft_term.to_string(),
+        status.raft_index.to_string(),
+        status.raft_applied_index.to_string(),
+        status.errors.join(", "),
+    ]
+}
+
+impl Show for Statuses {
+    fn simple(&self, page: &mut Page) {
+        for status in &self.0 {
+            page.line(status_cells(status).join(", "));
+        }
+    }
+
+    fn fields(&self, page: &mut Page) {
+        for (endpoint, status) in &self.0 {
+            page.header(&status.header);
+            page.quoted("Version", &status.version);
+            page.field("DBSize", status.db_size);
+            page.field("Leader", status.leader);
+            page.field("IsLearner", status.is_learner);
+            page.field("RaftIndex", status.raft_index);
+            page.field("RaftTerm", status.raft_term);
+            page.field("RaftAppliedIndex", status.raft_applied_index);
+            page.field("Errors", format!("[{}]", status.errors.join(" ")));
+            page.quoted("Endpoint", endpoint);
+            page.line("");
+        }
+    }
+
+    fn json(&self) -> String {
+        list(self.0.iter().map(|(endpoint, status)| {
+            let answer = Object::default()
+                .object("header", header_json(&status.header))
+                .text("version", &status.version)
+                .number("dbSize", status.db_size)
+                .number("leader", status.leader)
+                .number("raftIndex", status.raft_index)
+                .number("raftTerm", status.raft_term)
+                .number("raftAppliedIndex", status.raft_applied_index)
+                .list("errors", texts(&status.errors))
+                .number("dbSizeInUse", status.db_size_in_use)
+                .flag("isLearner", status.is_learner)
+                .text("storageVersion", &status.storage_version)
+                .number("dbSizeQuota", status.db_size_quota);
+            let object = Object::default().raw("Endpoint", quote::json(endpoint));
+            object.object("Status", Some(answer)).end()
+        }))
+    }
+
+    fn table(&self) -> Option<Table> {
+        Some(Table::new(&STATUS_TITLES, self.0.iter().map(status_cells).collect()))
+    }
+}
+
+/// Hashes of the keys of servers.
+pub(crate) struct Hashes(pub(crate) Vec<(String, pb::HashKvResponse)>);
+
+impl Show for Hashes {
+    fn simple(&self, page: &mut Page) {
+        for (endpoint, hash) in &self.0 {
+            page.line(format!("{endpoint}, {}", hash.hash));
+        }
+    }
+
+    fn fields(&self, page: &mut Page) {
+        for (endpoint, hash) in &self.0 {
+            page.header(&hash.header);
+            page.quoted("Endpoint", endpoint);
+            page.field("Hash", hash.hash);
+            page.line("");
+        }
+    }
+
+    fn json(&self) -> String {
+        list(self.0.iter().map(|(endpoint, hash)| {
+            let answer = Object::default()
+                .object("header", header_json(&hash.header))
+                .number("hash", hash.hash)
+                .number("compact_revision", hash.compact_revision)
+                .number("hash_revision", hash.hash_revision);
+            let object = Object::default().raw("Endpoint", quote::json(endpoint));
+            object.object("HashKV", Some(answer)).end()
+        }))
+    }
+
+    fn table(&self) -> Option<Table> {
+        let row = |(endpoint, hash): &(String, pb::HashKvResponse)| {
+            vec![endpoint.clone(), hash.hash.to_string()]
+        };
+        Some(Table::new(&["endpoint", "hash"], self.0.iter().map(row).collect()))
+    }
+}
+
+impl Show for pb::AlarmResponse {
+    fn simple(&self, page: &mut Page) {
+        for alarm in &self.alarms {
+            page.line(format!(
+                "memberID:{} alarm:{} ",
+                alarm.member_id,
+                alarm.alarm().as_str_name()
+            ));
+        }
+    }
+
+    fn fields(&self, page: &mut Page) {
+        page.header(&self.header);
+        for alarm in &self.alarms {
+            page.field("MemberID", alarm.member_id);
+            page.field("AlarmType", alarm.alarm().as_str_name());
+            page.line("");
+        }
+    }
+
+    fn json(&self) -> String {
+        let alarm = |alarm: &pb::AlarmMember| {
+            let object = Object::default().number("memberID", alarm.member_id);
+            object.number("alarm", alarm.alarm).end()
+        };
+        let object = Object::default().object("header", header_json(&self.header));
+        object.list("alarms", self.alarms.iter().map(alarm)).end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_spans_are_written_as_etcdctl_writes_them() {
+        let sizes =
+            [(5, "5 B"), (999, "999 B"), (1000, "1.0 kB"), (20_480, "20 kB"), (9_960_000, "10 MB")];
+        for (bytes, text) in sizes {
+            assert_eq!(size(bytes), text);
+        }
+        let spans =
+            [(791, "791ns"), (3_791_911, "3.791911ms"), (2_000_000_000, "2s"), (1_500, "1.5µs")];
+        for (nanos, text) in spans {
+            assert_eq!(took(Duration::from_nanos(nanos)), text);
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! JSON as Go's etcdctl writes it: fields in the protocol's order, nothing that is zero unless it is said
+//! otherwise, whole numbers as numbers, bytes as base64.
+
+use crate::client::quote;
+
+/// An object that grows.
+#[derive(Debug, Default)]
+pub(crate) struct Object(String);
+
+impl Object {
+    /// A field that is JSON already.
+    pub(crate) fn raw(mut self, name: &str, json: impl std::fmt::Display) -> Self {
+        if !self.0.is_empty() {
+            self.0.push(',');
+        }
+        self.0.push_str(&format!("\"{name}\":{json}"));
+        self
+    }
+
+    /// A number, unless it is zero.
+    pub(crate) fn number(self, name: &str, number: impl Into<i128>) -> Self {
+        let number = number.into();
+        if number == 0 { self } else { self.raw(name, number) }
+    }
+
+    /// A truth, unless it is none.
+    pub(crate) fn flag(self, name: &str, flag: bool) -> Self {
+        if flag { self.raw(name, true) } else { self }
+    }
+
+    /// A text, unless it is empty.
+    pub(crate) fn text(self, name: &str, text: &str) -> Self {
+        if text.is_empty() { self } else { self.raw(name, quote::json(text)) }
+    }
+
+    /// Bytes, unless there are none.
+    pub(crate) fn bytes(self, name: &str, bytes: &[u8]) -> Self {
+        if bytes.is_empty() { self } else { self.raw(name, base64(bytes)) }
+    }
+
+    /// An object, if there is one.
+    pub(crate) fn object(self, name: &str, object: Option<Object>) -> Self {
+        match object {
+            Some(object) => self.raw(name, object.end()),
+            None => self,
+        }
+    }
+
+    /// A list, unless it is empty.
+    pub(crate) fn list(self, name: &str, items: impl IntoIterator<Item = String>) -> Self {
+        let list = list(items);
+        if list == "[]" { self } else { self.raw(name, list) }
+    }
+
+    /// It is complete.
+    pub(crate) fn end(self) -> String {
+        format!("{{{}}}", self.0)
+    }
+}
+
+/// A list of JSON.
+pub(crate) fn list(items: impl IntoIterator<Item = String>) -> String {
+    let items: Vec<_> = items.into_iter().collect();
+    format!("[{}]", items.join(","))
+}
+
+/// Bytes as base64, quoted.
+pub(crate) fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len() * 4 / 3 + 6);
+    text.push('"');
+    for three in bytes.chunks(3) {
+        let [one, two, last] = [0, 1, 2].map(|at| three.get(at).copied().unwrap_or_default());
+        let bits = u32::from_be_bytes([0, one, two, last]);
+        for place in 0..4 {
+            let letter = LETTERS[(bits >> (18 - 6 * place)) as usize & 63];
+            text.push(if place > three.len() { '=' } else { char::from(letter) });
+        }
+    }
+    text.push('"');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_is_as_everybodys() {
+        let table =
+            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg==")];
+        for (text, encoded) in table {
+            assert_eq!(base64(text.as_bytes()), format!("\"{encoded}\""));
+        }
+        assert_eq!(base64(&[0xfb, 0xff, 0xbf]), "\"+/+/\"");
+    }
+
+    #[test]
+    fn what_is_zero_is_left_out() {
+        let object =
+            Object::default().number("a", 0).text("b", "").bytes("c", b"x").flag("d", false);
+        assert_eq!(object.number("e", -1).list("f", []).end(), r#"{"c":"eA==","e":-1}"#);
+    }
+}

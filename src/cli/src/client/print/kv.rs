@@ -1,0 +1,204 @@
+//! Answers about keys: rows, changes, transactions, and what a watch tells.
+
+use super::json::{Object, list};
+use super::{Page, Show, header_into, header_json};
+use crate::generated::etcdserverpb as pb;
+use crate::generated::mvccpb::event::EventType;
+use crate::generated::mvccpb::{Event, KeyValue};
+use pb::response_op::Response;
+
+fn row_json(row: &KeyValue) -> Object {
+    Object::default()
+        .bytes("key", &row.key)
+        .number("create_revision", row.create_revision)
+        .number("mod_revision", row.mod_revision)
+        .number("version", row.version)
+        .bytes("value", &row.value)
+        .number("lease", row.lease)
+}
+
+fn rows_json(rows: &[KeyValue]) -> impl Iterator<Item = String> {
+    rows.iter().map(|row| row_json(row).end())
+}
+
+impl Show for pb::RangeResponse {
+    fn simple(&self, page: &mut Page) {
+        for row in &self.kvs {
+            page.row(row);
+        }
+    }
+
+    fn fields(&self, page: &mut Page) {
+        page.header(&self.header);
+        for row in &self.kvs {
+            page.row_fields("", row);
+        }
+        page.field("More", self.more);
+        page.field("Count", self.count);
+    }
+
+    fn json(&self) -> String {
+        Object::default()
+            .object("header", header_json(&self.header))
+            .list("kvs", rows_json(&self.kvs))
+            .flag("more", self.more)
+            .number("count", self.count)
+            .end()
+    }
+}
+
+/// How many keys there are.
+pub(crate) struct Counted(pub(crate) pb::RangeResponse);
+
+impl Show for Counted {
+    fn simple(&self, page: &mut Page) {
+        page.line(self.0.count.to_string());
+    }
+
+    fn fields(&self, page: &mut Page) {
+        self.0.fields(page);
+    }
+
+    fn json(&self) -> String {
+        self.0.json()
+    }
+}
+
+impl Show for pb::PutResponse {
+    fn simple(&self, page: &mut Page) {
+        page.line("OK");
+        if let Some(row) = &self.prev_kv {
+            page.row(row);
+        }
+    }
+
+    fn fields(&self, page: &mut Page) {
+        page.header(&self.header);
+        if let Some(row) = &self.prev_kv {
+            page.row_fields("Prev", row);
+        }
+    }
+
+    fn json(&self) -> String {
+        Object::default()
+            .object("header", header_json(&self.header))
+            .object("prev_kv", self.prev_kv.as_ref().map(row_json))
+            .end()
+    }
+}
+
+impl Show for pb::DeleteRangeResponse {
+    fn simple(&self, page: &mut Page) {
+        page.line(self.deleted.to_string());
+        for row in &self.prev_kvs {
+            page.row(row);
+        }
+    }
+
+    fn fields(&self, page: &mut Page) {
+        page.header(&self.header);
+        page.field("Deleted", self.deleted);
+        for row in &self.prev_kvs {
+            page.row_fields("Prev", row);
+        }
+    }
+
+    fn json(&self) -> String {
+        Object::default()
+            .object("header", header_json(&self.header))
+            .number("deleted", self.deleted)
+            .list("prev_kvs", rows_json(&self.prev_kvs))
+            .end()
+    }
+}
+
+impl Show for pb::TxnResponse {
+    fn simple(&self, page: &mut Page) {
+        page.line(if self.succeeded { "SUCCESS" } else { "FAILURE" });
+        for response in self.responses.iter().filter_map(|op| op.response.as_ref()) {
+            page.line("");
+            match response {
+                Response::ResponseRange(answer) => answer.simple(page),
+                Response::ResponsePut(answer) => answer.simple(page),
+                Response::ResponseDeleteRange(answer) => answer.simple(page),
+                Response::ResponseTxn(answer) => answer.simple(page),
+            }
+        }
+    }
+
+    fn fields(&self, page: &mut Page) {
+        page.header(&self.header);
+        page.field("Succeeded", self.succeeded);
+        for response in self.responses.iter().filter_map(|op| op.response.as_ref()) {
+            match response {
+                Response::ResponseRange(answer) => answer.fields(page),
+                Response::ResponsePut(answer) => answer.fields(page),
+                Response::ResponseDeleteRange(answer) => answer.fields(page),
+                Response::ResponseTxn(answer) => answer.fields(page),
+            }
+        }
+    }
+
+    fn json(&self) -> String {
+        let of = |op: &pb::ResponseOp| {
+            let (name, answer) = match op.response.as_ref()? {
+                Response::ResponseRange(answer) => ("ResponseRange", answer.json()),
+                Response::ResponsePut(answer) => ("ResponsePut", answer.json()),
+                Response::ResponseDeleteRange(answer) => ("ResponseDeleteRange", answer.json()),
+                Response::ResponseTxn(answer) => ("ResponseTxn", answer.json()),
+            };
+            let inner = Object::default().raw(name, answer);
+            Some(Object::default().object("Response", Some(inner)).end())
+        };
+        Object::default()
+            .object("header", header_json(&self.header))
+            .flag("succeeded", self.succeeded)
+            .list("responses", self.responses.iter().filter_map(of))
+            .end()
+    }
+}
+
+/// What an event is called.
+pub(crate) fn kind(event: &Event) -> &'static str {
+    EventType::try_from(event.r#type).unwrap_or(EventType::Put).as_str_name()
+}
+
+impl Show for pb::WatchResponse {
+    fn simple(&self, page: &mut Page) {
+        for event in &self.events {
+            page.line(kind(event));
+            for row in event.prev_kv.iter().chain(&event.kv) {
+                page.row(row);
+            }
+        }
+    }
+
+    fn fields(&self, page: &mut Page) {
+        page.header(&self.header);
+        for event in &self.events {
+            page.field("Type", kind(event));
+            if let Some(row) = &event.prev_kv {
+                page.row_fields("Prev", row);
+            }
+            page.row_fields("", &event.kv.clone().unwrap_or_default());
+        }
+    }
+
+    fn json(&self) -> String {
+        let event = |event: &Event| {
+            Object::default()
+                .number("type", event.r#type)
+                .object("kv", event.kv.as_ref().map(row_json))
+                .object("prev_kv", event.prev_kv.as_ref().map(row_json))
+                .end()
+        };
+        let header = header_into(Object::default(), &self.header.unwrap_or_default());
+        Object::default()
+            .object("Header", Some(header))
+            .raw("Events", list(self.events.iter().map(event)))
+            .raw("CompactRevision", self.compact_revision)
+            .raw("Canceled", self.canceled)
+            .raw("Created", self.created)
+            .end()
+    }
+}

@@ -1,0 +1,157 @@
+//! How answers are printed: as lines for people, as JSON objects, as a line for each field, or as tables; to the
+//! byte as etcdctl does, where it does. What an answer looks like stands with the services: `kv`, `leases`,
+//! `cluster`, `users`.
+
+use std::io::{self, Write};
+
+use crate::generated::etcdserverpb::ResponseHeader;
+use crate::generated::mvccpb::KeyValue;
+
+use super::failure::Failure;
+use super::options::{Format, Settings};
+use super::quote;
+
+pub(crate) mod cluster;
+mod json;
+pub(crate) mod kv;
+pub(crate) mod leases;
+mod table;
+pub(crate) mod users;
+
+pub(crate) use json::{Object, list};
+pub(crate) use table::Table;
+
+/// What can be printed.
+pub(crate) trait Show {
+    /// For people.
+    fn simple(&self, page: &mut Page);
+    /// A line for each field.
+    fn fields(&self, page: &mut Page);
+    /// As JSON.
+    fn json(&self) -> String;
+    /// As a table, where that makes sense.
+    fn table(&self) -> Option<Table> {
+        None
+    }
+}
+
+/// Bytes that are about to be printed.
+#[derive(Debug, Default)]
+pub(crate) struct Page {
+    bytes: Vec<u8>,
+    hex: bool,
+    values_only: bool,
+}
+
+impl Page {
+    /// A line, whatever bytes it has.
+    pub(crate) fn line(&mut self, line: impl AsRef<[u8]>) {
+        self.bytes.extend_from_slice(line.as_ref());
+        self.bytes.push(b'\n');
+    }
+
+    /// A key and its value, a line each.
+    pub(crate) fn row(&mut self, row: &KeyValue) {
+        if !self.values_only {
+            self.raw(&row.key);
+        }
+        self.raw(&row.value);
+    }
+
+    fn raw(&mut self, bytes: &[u8]) {
+        if self.hex { self.line(quote::hex(bytes)) } else { self.line(bytes) }
+    }
+
+    /// A field that is a number or a word.
+    pub(crate) fn field(&mut self, name: &str, value: impl std::fmt::Display) {
+        self.line(format!("\"{name}\" : {value}"));
+    }
+
+    /// A field that is text.
+    pub(crate) fn quoted(&mut self, name: &str, value: impl AsRef<[u8]>) {
+        self.line(format!("\"{name}\" : {}", quote::go(value.as_ref())));
+    }
+
+    /// The fields of a header.
+    pub(crate) fn header(&mut self, header: &Option<ResponseHeader>) {
+        let header = header.unwrap_or_default();
+        self.field("ClusterID", header.cluster_id);
+        self.field("MemberID", header.member_id);
+        self.field("Revision", header.revision);
+        self.field("RaftTerm", header.raft_term);
+    }
+
+    /// The fields of a row, each name with a prefix.
+    pub(crate) fn row_fields(&mut self, prefix: &str, row: &KeyValue) {
+        self.quoted(&format!("{prefix}Key"), &row.key);
+        self.field(&format!("{prefix}CreateRevision"), row.create_revision);
+        self.field(&format!("{prefix}ModRevision"), row.mod_revision);
+        self.field(&format!("{prefix}Version"), row.version);
+        self.quoted(&format!("{prefix}Value"), &row.value);
+        self.field(&format!("{prefix}Lease"), row.lease);
+    }
+}
+
+/// A header as JSON.
+pub(crate) fn header_json(header: &Option<ResponseHeader>) -> Option<Object> {
+    header.as_ref().map(|header| header_into(Object::default(), header))
+}
+
+/// The fields of a header in an object of more.
+pub(crate) fn header_into(object: Object, header: &ResponseHeader) -> Object {
+    object
+        .number("cluster_id", header.cluster_id)
+        .number("member_id", header.member_id)
+        .number("revision", header.revision)
+        .number("raft_term", header.raft_term)
+}
+
+/// Where answers go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Output {
+    pub(crate) format: Format,
+    hex: bool,
+    /// Without keys.
+    pub(crate) values_only: bool,
+}
+
+impl Output {
+    /// As the options say.
+    pub(crate) fn new(settings: &Settings) -> Self {
+        Self { format: settings.format, hex: settings.hex, values_only: false }
+    }
+
+    /// Prints an answer.
+    pub(crate) fn show(&self, answer: &impl Show) -> Result<(), Failure> {
+        let mut page = Page { bytes: Vec::new(), hex: self.hex, values_only: self.values_only };
+        match self.format {
+            Format::Simple => answer.simple(&mut page),
+            Format::Fields => answer.fields(&mut page),
+            Format::Json => page.line(answer.json()),
+            Format::Table => match answer.table() {
+                Some(table) => page.bytes.extend_from_slice(table.to_string().as_bytes()),
+                None => {
+                    let why = "this cannot be printed as a table: -w simple, json or fields can";
+                    return Err(Failure::Usage(why.to_owned()));
+                }
+            },
+        }
+        print(&page.bytes)
+    }
+
+    /// Prints a line for people.
+    pub(crate) fn say(&self, line: impl AsRef<str>) -> Result<(), Failure> {
+        print(format!("{}\n", line.as_ref()).as_bytes())
+    }
+}
+
+/// Prints bytes at once.
+fn print(bytes: &[u8]) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    let printed = out.write_all(bytes).and_then(|()| out.flush());
+    printed.map_err(|error| match error.kind() {
+        // Whoever reads has seen enough, as `head` does.
+        io::ErrorKind::BrokenPipe => Failure::Exit(crate::client::EXIT_PIPE),
+        _ => Failure::Local("the answer cannot be printed".to_owned(), error),
+    })
+}

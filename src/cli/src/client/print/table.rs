@@ -1,0 +1,68 @@
+//! Tables with lines between, as etcdctl draws them.
+
+/// Columns with titles, and rows.
+#[derive(Debug)]
+pub(crate) struct Table {
+    titles: Vec<String>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// Of these columns.
+    pub(crate) fn new(titles: &[&str], rows: Vec<Vec<String>>) -> Self {
+        let titles = titles.iter().map(|title| title.to_uppercase()).collect();
+        Self { titles, rows }
+    }
+}
+
+fn width(text: &str) -> usize {
+    text.chars().count()
+}
+
+impl std::fmt::Display for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let of_column = |at: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(at));
+            cells.chain([&self.titles[at]]).map(|cell| width(cell)).max().unwrap_or_default()
+        };
+        let widths: Vec<usize> = (0..self.titles.len()).map(of_column).collect();
+        let dashes: Vec<String> = widths.iter().map(|width| "-".repeat(width + 2)).collect();
+        let line = format!("+{}+", dashes.join("+"));
+        writeln!(f, "{line}")?;
+        for (title, column) in self.titles.iter().zip(&widths) {
+            // In the middle; what cannot be halved goes to the right.
+            let space = column - width(title);
+            let left = space / 2;
+            write!(f, "| {}{title}{} ", " ".repeat(left), " ".repeat(space - left))?;
+        }
+        writeln!(f, "|\n{line}")?;
+        for row in &self.rows {
+            for (cell, column) in row.iter().zip(&widths) {
+                write!(f, "| {}{cell} ", " ".repeat(column - width(cell)))?;
+            }
+            writeln!(f, "|")?;
+        }
+        writeln!(f, "{line}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn titles_stand_in_the_middle_and_cells_at_the_right() {
+        let rows =
+            vec![vec!["8e9e".to_owned(), "x".to_owned()], vec![String::new(), "yy".to_owned()]];
+        let table = Table::new(&["id", "a name"], rows);
+        let expected = "\
++------+--------+
+|  ID  | A NAME |
++------+--------+
+| 8e9e |      x |
+|      |     yy |
++------+--------+
+";
+        assert_eq!(table.to_string(), expected);
+    }
+}

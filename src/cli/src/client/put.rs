@@ -1,0 +1,104 @@
+//! `bowline put`: gives a key a value.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use super::connect::{Client, Effect};
+use super::failure::{EXIT_CODES, Failure};
+use super::lease::lease_id;
+use super::print::Output;
+use crate::generated::etcdserverpb::PutRequest;
+
+const EXAMPLES: &str = "\
+Examples:
+  bowline put greeting hello
+  bowline put -- key -5                      a value that begins with a dash
+  bowline put config --value-file app.toml   whatever bytes the file has
+  date | bowline put now                     from standard input
+  bowline put alive yes --lease 694d7f3a     gone when the lease ends";
+
+/// Give a key a value
+///
+/// Without a value, it is read from standard input to its end.
+#[derive(Args, Debug)]
+#[command(after_long_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
+pub(crate) struct PutOptions {
+    /// The key
+    key: OsString,
+
+    /// The value
+    value: Option<OsString>,
+
+    /// Read the value from a file; - for standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["value", "ignore_value"])]
+    value_file: Option<PathBuf>,
+
+    /// The lease that the key hangs on, in hexadecimal
+    #[arg(long, value_name = "ID", value_parser = lease_id)]
+    lease: Option<i64>,
+
+    /// Print the row of before, too
+    #[arg(long)]
+    prev_kv: bool,
+
+    /// Leave the value as it is
+    #[arg(long, conflicts_with = "value")]
+    ignore_value: bool,
+
+    /// Leave the lease as it is
+    #[arg(long, conflicts_with = "lease")]
+    ignore_lease: bool,
+}
+
+impl PutOptions {
+    /// Whether the value comes from standard input.
+    pub(crate) fn reads_input(&self) -> bool {
+        self.value.is_none() && !self.ignore_value && self.value_file.is_none()
+    }
+
+    /// What is asked of the server.
+    pub(crate) fn request(self) -> Result<PutRequest, Failure> {
+        let value = match (self.value, self.value_file, self.ignore_value) {
+            (_, _, true) => Vec::new(),
+            (Some(value), _, _) => value.into_vec(),
+            (None, Some(file), _) => read(&file)?,
+            (None, None, _) => read(Path::new("-"))?,
+        };
+        Ok(PutRequest {
+            key: self.key.into_vec().into(),
+            value: value.into(),
+            lease: self.lease.unwrap_or_default(),
+            prev_kv: self.prev_kv,
+            ignore_value: self.ignore_value,
+            ignore_lease: self.ignore_lease,
+        })
+    }
+}
+
+/// All that a file has, or standard input.
+pub(crate) fn read(file: &Path) -> Result<Vec<u8>, Failure> {
+    let mut bytes = Vec::new();
+    let read = if file.as_os_str() == "-" {
+        io::stdin().lock().read_to_end(&mut bytes).map(drop)
+    } else {
+        fs::read(file).map(|read| bytes = read)
+    };
+    read.map_err(|error| Failure::Local(file.display().to_string(), error))?;
+    Ok(bytes)
+}
+
+/// The command.
+pub(crate) async fn run(
+    client: &Client,
+    output: Output,
+    options: PutOptions,
+) -> Result<(), Failure> {
+    let request = options.request()?;
+    let call = async |link: super::connect::Link| link.kv().put(request.clone()).await;
+    output.show(&client.ask(Effect::Change, call).await?)
+}

@@ -1,0 +1,76 @@
+//! Which keys a command is about: one, all with a prefix, all from one on, or those between two.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+
+use bytes::Bytes;
+use clap::Args;
+
+/// Keys, as etcdctl's commands name them.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct Keys {
+    /// The key, or where the range begins
+    key: OsString,
+
+    /// Where the range ends: this key is not part of it
+    #[arg(conflicts_with_all = ["prefix", "from_key"])]
+    range_end: Option<OsString>,
+
+    /// All keys that begin so; an empty one is all keys
+    #[arg(long, conflicts_with = "from_key")]
+    prefix: bool,
+
+    /// All keys from this one on
+    #[arg(long)]
+    from_key: bool,
+}
+
+/// Until the end of all keys.
+const TO_THE_END: Bytes = Bytes::from_static(b"\0");
+
+impl Keys {
+    /// The first key, and the end of the range; empty for a single key.
+    pub(crate) fn range(self) -> (Bytes, Bytes) {
+        let key = Bytes::from(self.key.into_vec());
+        let end = match self.range_end {
+            Some(end) => Bytes::from(end.into_vec()),
+            None if self.from_key => TO_THE_END,
+            None if self.prefix => prefix_end(&key),
+            None => Bytes::new(),
+        };
+        let first = if key.is_empty() && (self.prefix || self.from_key) { TO_THE_END } else { key };
+        (first, end)
+    }
+}
+
+/// The first key behind all that begin so.
+pub(crate) fn prefix_end(prefix: &[u8]) -> Bytes {
+    let Some(at) = prefix.iter().rposition(|byte| *byte < 0xff) else { return TO_THE_END };
+    let mut end = prefix[..=at].to_vec();
+    end[at] += 1;
+    end.into()
+}
+
+/// A revision, from one on.
+pub(crate) fn revision(text: &str) -> Result<i64, String> {
+    match text.parse() {
+        Ok(revision) if revision >= 0 => Ok(revision),
+        _ => Err("it is no revision: a whole number is meant".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_ends_before_the_next_key_that_does_not_begin_so() {
+        let table: [(&[u8], &[u8]); 4] =
+            [(b"a", b"b"), (b"a\xff", b"b"), (b"\xff\xff", b"\0"), (b"", b"\0")];
+        for (prefix, end) in table {
+            assert_eq!(&prefix_end(prefix)[..], end);
+        }
+        let all = Keys { prefix: true, ..Keys::default() };
+        assert_eq!(all.range(), (TO_THE_END, TO_THE_END));
+    }
+}

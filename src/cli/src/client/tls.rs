@@ -1,0 +1,96 @@
+//! Connections that are secured, as the options say.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{DigitallySignedStruct, SignatureScheme};
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
+
+use super::failure::{Failure, root_cause};
+use super::options::Tls;
+
+/// Where systems keep the authorities that they trust.
+const SYSTEM_AUTHORITIES: [&str; 4] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+
+/// The endpoint, with TLS.
+pub(crate) fn secured(endpoint: Endpoint, options: &Tls) -> Result<Endpoint, Failure> {
+    let mut config = ClientTlsConfig::new();
+    if let (Some(cert), Some(key)) = (&options.cert, &options.key) {
+        config = config.identity(Identity::from_pem(read(cert)?, read(key)?));
+    }
+    let secured = if options.skip_verify {
+        endpoint.tls_config_with_verifier(config, Arc::new(Anybody(ring::default_provider())))
+    } else {
+        let authorities = read(&authorities(options)?)?;
+        endpoint.tls_config(config.ca_certificate(Certificate::from_pem(authorities)))
+    };
+    secured.map_err(|error| {
+        Failure::Usage(format!("the files of --cacert, --cert and --key: {}", root_cause(&error)))
+    })
+}
+
+fn authorities(options: &Tls) -> Result<PathBuf, Failure> {
+    if let Some(file) = &options.cacert {
+        return Ok(file.clone());
+    }
+    if let Some(file) = std::env::var_os("SSL_CERT_FILE") {
+        return Ok(file.into());
+    }
+    let found = SYSTEM_AUTHORITIES.iter().map(PathBuf::from).find(|path| path.exists());
+    found.ok_or_else(|| {
+        let why = "--cacert says which authority signs the servers' certificates: this system has no list";
+        Failure::Usage(why.to_owned())
+    })
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+    fs::read(path).map_err(|error| Failure::Local(path.display().to_string(), error))
+}
+
+/// Takes any certificate for the server's, but the server must have its key.
+#[derive(Debug)]
+struct Anybody(CryptoProvider);
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, cert, signed, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, cert, signed, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}

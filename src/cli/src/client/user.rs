@@ -1,0 +1,197 @@
+//! `bowline user`: who may ask.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+
+use clap::{Args, Subcommand};
+
+use super::connect::{Client, Effect, Link};
+use super::failure::{EXIT_CODES, Failure};
+use super::print::Output;
+use super::print::users::{Done, Names, User};
+use super::terminal::without_echo;
+use crate::generated::authpb::UserAddOptions;
+use crate::generated::etcdserverpb as pb;
+
+/// See and change who may ask
+#[derive(Args, Debug)]
+pub(crate) struct UserOptions {
+    #[command(subcommand)]
+    command: UserCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum UserCommand {
+    /// Add a user
+    #[command(after_long_help = EXIT_CODES)]
+    Add {
+        /// The name, and perhaps the password, which is asked for otherwise
+        #[arg(value_name = "NAME[:PASSWORD]")]
+        name: String,
+        /// The password
+        #[arg(long, value_name = "PASSWORD")]
+        new_user_password: Option<String>,
+        /// Known by its certificate alone
+        #[arg(long)]
+        no_password: bool,
+        #[command(flatten)]
+        how: How,
+    },
+    /// Delete a user
+    #[command(after_long_help = EXIT_CODES)]
+    Delete {
+        /// The user
+        name: String,
+    },
+    /// Say which roles a user has
+    #[command(after_long_help = EXIT_CODES)]
+    Get {
+        /// The user
+        name: String,
+        /// Say what the roles permit, too
+        #[arg(long)]
+        detail: bool,
+    },
+    /// List the users
+    #[command(after_long_help = EXIT_CODES)]
+    List,
+    /// Give a user another password
+    #[command(after_long_help = EXIT_CODES)]
+    Passwd {
+        /// The user
+        name: String,
+        #[command(flatten)]
+        how: How,
+    },
+    /// Give a user a role
+    #[command(after_long_help = EXIT_CODES)]
+    GrantRole {
+        /// The user
+        user: String,
+        /// The role
+        role: String,
+    },
+    /// Take a role from a user
+    #[command(after_long_help = EXIT_CODES)]
+    RevokeRole {
+        /// The user
+        user: String,
+        /// The role
+        role: String,
+    },
+}
+
+#[derive(Args, Clone, Copy, Debug)]
+struct How {
+    /// Ask for the password at the terminal; otherwise it is a line of standard input
+    #[arg(long, value_name = "BOOL", default_value_t = true, num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", action = clap::ArgAction::Set)]
+    interactive: bool,
+}
+
+/// The command.
+pub(crate) async fn run(
+    client: &Client,
+    output: Output,
+    options: UserOptions,
+) -> Result<(), Failure> {
+    let (words, header) = match options.command {
+        UserCommand::Add { name, new_user_password, no_password, how } => {
+            let (name, password) = match (name.split_once(':'), new_user_password) {
+                (_, Some(password)) => (name, password),
+                (Some((name, password)), None) => (name.to_owned(), password.to_owned()),
+                (None, None) if no_password => (name, String::new()),
+                (None, None) => {
+                    let password = new_password(&name, how)?;
+                    (name, password)
+                }
+            };
+            if name.is_empty() {
+                return Err(Failure::Usage("empty user name is not allowed".to_owned()));
+            }
+            let options = Some(UserAddOptions { no_password });
+            let hashed_password = String::new();
+            let request =
+                pb::AuthUserAddRequest { name: name.clone(), password, options, hashed_password };
+            let call = async |link: Link| link.auth().user_add(request.clone()).await;
+            let answer = client.ask(Effect::Change, call).await?;
+            (format!("User {name} created"), answer.header)
+        }
+        UserCommand::Delete { name } => {
+            let request = pb::AuthUserDeleteRequest { name: name.clone() };
+            let call = async |link: Link| link.auth().user_delete(request.clone()).await;
+            let answer = client.ask(Effect::Change, call).await?;
+            (format!("User {name} deleted"), answer.header)
+        }
+        UserCommand::Get { name, detail } => return get(client, output, name, detail).await,
+        UserCommand::List => {
+            let call = async |link: Link| link.auth().user_list(pb::AuthUserListRequest {}).await;
+            let answer = client.ask(Effect::Repeatable, call).await?;
+            let (header, names) = (answer.header, answer.users);
+            return output.show(&Names { header, what: "users", names });
+        }
+        UserCommand::Passwd { name, how } => {
+            let password = new_password(&name, how)?;
+            let hashed_password = String::new();
+            let request = pb::AuthUserChangePasswordRequest { name, password, hashed_password };
+            let call = async |link: Link| link.auth().user_change_password(request.clone()).await;
+            let answer = client.ask(Effect::Change, call).await?;
+            ("Password updated".to_owned(), answer.header)
+        }
+        UserCommand::GrantRole { user, role } => {
+            let words = format!("Role {role} is granted to user {user}");
+            let request = pb::AuthUserGrantRoleRequest { user, role };
+            let call = async |link: Link| link.auth().user_grant_role(request.clone()).await;
+            (words, client.ask(Effect::Change, call).await?.header)
+        }
+        UserCommand::RevokeRole { user, role } => {
+            let words = format!("Role {role} is revoked from user {user}");
+            let request = pb::AuthUserRevokeRoleRequest { name: user, role };
+            let call = async |link: Link| link.auth().user_revoke_role(request.clone()).await;
+            (words, client.ask(Effect::Change, call).await?.header)
+        }
+    };
+    output.show(&Done { words, header })
+}
+
+async fn get(client: &Client, output: Output, name: String, detail: bool) -> Result<(), Failure> {
+    let request = pb::AuthUserGetRequest { name: name.clone() };
+    let call = async |link: Link| link.auth().user_get(request.clone()).await;
+    let answer = client.ask(Effect::Repeatable, call).await?;
+    if !detail {
+        return output.show(&User { name, answer });
+    }
+    output.say(format!("User: {name}"))?;
+    for role in answer.roles {
+        output.say("")?;
+        output.show(&super::role::get(client, role).await?)?;
+    }
+    Ok(())
+}
+
+/// A password for a user, typed twice, or read.
+fn new_password(name: &str, how: How) -> Result<String, Failure> {
+    let failed = |error| Failure::Local("the password".to_owned(), error);
+    let read = |prompt: String| {
+        if how.interactive {
+            write!(io::stderr().lock(), "{prompt}")?;
+            io::stderr().lock().flush()?;
+        }
+        let mut line = String::new();
+        let mut read = || io::stdin().lock().read_line(&mut line).map(drop);
+        if how.interactive && io::stdin().is_terminal() {
+            without_echo(read)?;
+            writeln!(io::stderr().lock())?;
+        } else {
+            read()?;
+        }
+        Ok(line.trim_end_matches(['\r', '\n']).to_owned())
+    };
+    let password = read(format!("Password of {name}: ")).map_err(failed)?;
+    if how.interactive {
+        let again = read(format!("Type password of {name} again for confirmation: "));
+        if again.map_err(failed)? != password {
+            return Err(Failure::Usage("given passwords are different".to_owned()));
+        }
+    }
+    Ok(password)
+}

@@ -1,0 +1,296 @@
+//! `bowline watch`: prints what happens to keys, or runs a command for each change.
+//!
+//! A watch that loses its server goes on at the next one, right behind the last change that it has printed: nothing
+//! is left out, and nothing comes twice.
+
+use std::ffi::OsString;
+use std::io::{self, BufRead};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Args, Parser};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status, Streaming};
+
+use super::connect::{Client, Effect, Link};
+use super::failure::{EXIT_CODES, Failure, Outcome, outcome};
+use super::print::{Output, kv};
+use super::quote;
+use super::range::{prefix_end, revision};
+use crate::generated::etcdserverpb as pb;
+use pb::watch_request::RequestUnion;
+
+/// Requests to a stream that wait to be sent.
+const REQUESTS: usize = 4;
+
+/// How long to wait before the servers are tried again, when none can be reached.
+const REOPEN_PAUSE: Duration = Duration::from_millis(300);
+
+const EXAMPLES: &str = "\
+Examples:
+  bowline watch greeting
+  bowline watch config/ --prefix --rev 7             what has happened since then, too
+  bowline watch config/ --prefix -- ./reload.sh      runs it for each change, one after the other
+
+The command finds the change in ETCD_WATCH_REVISION, ETCD_WATCH_EVENT_TYPE (\"PUT\" or \"DELETE\"),
+ETCD_WATCH_KEY and ETCD_WATCH_VALUE; all but the first are in quotes, as etcdctl's are. If it fails, the watch ends.
+
+With -i, lines are read from standard input: `watch [OPTIONS] KEY [RANGE_END] [-- COMMAND]` begins another watch,
+`progress` asks how far all of them have come.";
+
+/// Watch what happens to keys
+///
+/// Goes on until it is interrupted. ETCDCTL_WATCH_KEY and ETCDCTL_WATCH_RANGE_END say what is watched where no key
+/// is given.
+#[derive(Args, Clone, Debug)]
+#[command(after_long_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
+pub(crate) struct WatchOptions {
+    /// Read what is to be watched from standard input
+    #[arg(short, long)]
+    interactive: bool,
+
+    #[command(flatten)]
+    what: What,
+}
+
+#[derive(Args, Clone, Debug)]
+struct What {
+    /// The key, or where the range begins
+    key: Option<OsString>,
+
+    /// Where the range ends; \0 for all that follow
+    #[arg(conflicts_with = "prefix")]
+    range_end: Option<OsString>,
+
+    /// All keys that begin so
+    #[arg(long)]
+    prefix: bool,
+
+    /// Begin with what happened at this revision; 0 for what comes
+    #[arg(long, value_name = "REVISION", value_parser = revision, default_value_t = 0)]
+    rev: i64,
+
+    /// Print what was there before, too
+    #[arg(long)]
+    prev_kv: bool,
+
+    /// Say from time to time how far the watch has come, also when nothing happens
+    #[arg(long)]
+    progress_notify: bool,
+
+    /// What is run for each change
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+#[derive(Parser, Debug)]
+#[command(name = "watch", disable_help_flag = true)]
+struct Line {
+    #[command(flatten)]
+    what: What,
+}
+
+/// The command.
+pub(crate) async fn run(
+    client: Arc<Client>,
+    output: Output,
+    options: WatchOptions,
+) -> Result<(), Failure> {
+    if options.interactive {
+        return interactive(client, output).await;
+    }
+    // Nobody asks for progress.
+    let (_asks, asked) = watch::channel(0);
+    Watching::new(client, output, options.what)?.go_on(asked).await
+}
+
+async fn interactive(client: Arc<Client>, output: Output) -> Result<(), Failure> {
+    let (lines, mut read) = mpsc::channel(1);
+    std::thread::spawn(move || {
+        for line in io::stdin().lock().lines() {
+            if lines.blocking_send(line).is_err() {
+                return;
+            }
+        }
+    });
+    let (asks, asked) = watch::channel(0u64);
+    let (ended, mut ends) = mpsc::channel::<Failure>(1);
+    loop {
+        let line = tokio::select! {
+            line = read.recv() => line,
+            failure = ends.recv() => return Err(failure.unwrap_or(Failure::Exit(1))),
+        };
+        let line = match line {
+            Some(Ok(line)) => line,
+            Some(Err(error)) => return Err(Failure::Local("standard input".to_owned(), error)),
+            None => return Ok(()),
+        };
+        let words = quote::words(&line).map_err(Failure::Usage)?;
+        match words.first().map(Vec::as_slice) {
+            None => {}
+            Some(b"watch") => {
+                let words = words.into_iter().map(OsString::from_vec);
+                let watching = Line::try_parse_from(words)
+                    .map_err(|error| Failure::Usage(error.to_string()))
+                    .and_then(|line| Watching::new(Arc::clone(&client), output, line.what));
+                let (ended, asked) = (ended.clone(), asked.clone());
+                match watching {
+                    Ok(mut watching) => drop(tokio::task::spawn_local(async move {
+                        if let Err(failure) = watching.go_on(asked).await {
+                            drop(ended.send(failure).await);
+                        }
+                    })),
+                    Err(failure) => failure.complain(),
+                }
+            }
+            Some(b"progress") => asks.send_modify(|asks| *asks += 1),
+            Some(_) => crate::complain(&format!("{line}: `watch ...` or `progress` is expected")),
+        }
+    }
+}
+
+/// A watch, and how far it has come.
+struct Watching {
+    client: Arc<Client>,
+    output: Output,
+    request: pb::WatchCreateRequest,
+    command: Vec<OsString>,
+}
+
+impl Watching {
+    fn new(client: Arc<Client>, output: Output, what: What) -> Result<Self, Failure> {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let (key, end) = match (what.key, variable("ETCDCTL_WATCH_KEY")) {
+            (Some(_), Some(_)) => {
+                let why = "a key is given, and ETCDCTL_WATCH_KEY, too: one of them is too many";
+                return Err(Failure::Usage(why.to_owned()));
+            }
+            (Some(key), None) => (key, what.range_end),
+            (None, Some(key)) => (key, variable("ETCDCTL_WATCH_RANGE_END")),
+            (None, None) => return Err(Failure::Usage("no key is given".to_owned())),
+        };
+        let mut key = key.into_vec();
+        let range_end = match end {
+            Some(end) => end.into_vec().into(),
+            None if what.prefix => prefix_end(&key),
+            None => Default::default(),
+        };
+        if key.is_empty() && what.prefix {
+            key = vec![0];
+        }
+        let request = pb::WatchCreateRequest {
+            key: key.into(),
+            range_end,
+            start_revision: what.rev,
+            prev_kv: what.prev_kv,
+            progress_notify: what.progress_notify,
+            ..Default::default()
+        };
+        Ok(Self { client, output, request, command: what.command })
+    }
+
+    /// Prints what happens, until it cannot go on.
+    async fn go_on(&mut self, mut asked: watch::Receiver<u64>) -> Result<(), Failure> {
+        let mut was_open = false;
+        loop {
+            let (requests, mut answers, link) = match self.open().await {
+                Ok(open) => open,
+                Err(Failure::Unreachable(_) | Failure::Timeout(_)) if was_open => {
+                    tokio::time::sleep(REOPEN_PAUSE).await;
+                    continue;
+                }
+                Err(failure) => return Err(failure),
+            };
+            was_open = true;
+            let status = loop {
+                tokio::select! {
+                    answer = answers.message() => match answer {
+                        Ok(Some(answer)) => self.heard(answer).await?,
+                        Ok(None) => break Status::unavailable("the watch has ended"),
+                        Err(status) => break status,
+                    },
+                    Ok(()) = asked.changed() => {
+                        let union = RequestUnion::ProgressRequest(pb::WatchProgressRequest {});
+                        // If the stream has ended it will be opened anew.
+                        drop(requests.send(request(union)).await);
+                    }
+                }
+            };
+            if outcome(&status) == Outcome::Refused && status.code() != Code::Ok {
+                return Err(Failure::Refused(status));
+            }
+            self.client.leave(&link).await;
+        }
+    }
+
+    async fn open(
+        &self,
+    ) -> Result<(mpsc::Sender<pb::WatchRequest>, Streaming<pb::WatchResponse>, Link), Failure> {
+        let begun = async |link: Link| {
+            let (requests, stream) = mpsc::channel(REQUESTS);
+            let union = RequestUnion::CreateRequest(self.request.clone());
+            // It has room.
+            drop(requests.send(request(union)).await);
+            let answers = link.watch().watch(ReceiverStream::new(stream)).await?;
+            Ok(tonic::Response::new((requests, answers.into_inner(), link)))
+        };
+        self.client.ask(Effect::Repeatable, begun).await
+    }
+
+    async fn heard(&mut self, answer: pb::WatchResponse) -> Result<(), Failure> {
+        let revision = answer.header.map(|header| header.revision).unwrap_or_default();
+        if answer.canceled {
+            let reason = match answer.compact_revision {
+                0 => answer.cancel_reason.clone(),
+                _ => "etcdserver: mvcc: required revision has been compacted".to_owned(),
+            };
+            let ended = Failure::Failed(format!("the watch was canceled: {reason}"));
+            if self.output.format != super::options::Format::Simple {
+                self.output.show(&answer)?;
+            }
+            return Err(ended);
+        }
+        if answer.created {
+            if self.request.start_revision == 0 {
+                self.request.start_revision = revision + 1;
+            }
+            return Ok(());
+        }
+        if answer.events.is_empty() {
+            self.output.say(format!("progress notify: {revision}"))?;
+        }
+        self.output.show(&answer)?;
+        for event in &answer.events {
+            let row = event.kv.clone().unwrap_or_default();
+            self.request.start_revision = self.request.start_revision.max(row.mod_revision + 1);
+            if let Some((program, arguments)) = self.command.split_first() {
+                let run = tokio::process::Command::new(program)
+                    .args(arguments)
+                    .env("ETCD_WATCH_REVISION", revision.to_string())
+                    .env("ETCD_WATCH_EVENT_TYPE", quote::go(kv::kind(event).as_bytes()))
+                    .env("ETCD_WATCH_KEY", quote::go(&row.key))
+                    .env("ETCD_WATCH_VALUE", quote::go(&row.value))
+                    .kill_on_drop(true)
+                    .status();
+                judge(program, run.await)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn judge(program: &OsString, run: io::Result<ExitStatus>) -> Result<(), Failure> {
+    let name = program.as_bytes().escape_ascii();
+    match run {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(Failure::Failed(format!("{name}: {status}"))),
+        Err(error) => Err(Failure::Local(name.to_string(), error)),
+    }
+}
+
+fn request(union: RequestUnion) -> pb::WatchRequest {
+    pb::WatchRequest { request_union: Some(union) }
+}

@@ -1,0 +1,100 @@
+//! A command, and what came of it.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+
+use crate::process::{Server, bowline};
+
+/// What came of a command.
+#[derive(Debug)]
+pub(crate) struct Said {
+    pub(crate) code: i32,
+    pub(crate) out: Vec<u8>,
+    pub(crate) err: String,
+}
+
+impl Said {
+    /// What it has printed, which must be text.
+    #[track_caller]
+    pub(crate) fn text(&self) -> &str {
+        std::str::from_utf8(&self.out).unwrap()
+    }
+
+    /// As `text`, and it must have succeeded.
+    #[track_caller]
+    pub(crate) fn done(self) -> String {
+        assert_eq!(self.code, 0, "{self:?}");
+        String::from_utf8(self.out).unwrap()
+    }
+}
+
+/// The command against this server.
+pub(crate) fn command(server: &Server) -> Command {
+    command_at(&server.address)
+}
+
+/// The command against these endpoints.
+pub(crate) fn command_at(endpoints: &str) -> Command {
+    let mut command = bowline();
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy().into_owned();
+        if name.starts_with("ETCDCTL_") || name.starts_with("BOWLINE_") {
+            command.env_remove(name);
+        }
+    }
+    command.args(["--endpoints", endpoints]);
+    command
+}
+
+/// Runs a command with something on its standard input.
+pub(crate) fn run(mut command: Command, input: &[u8]) -> Said {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // Who does not read it may have gone.
+    drop(child.stdin.take().unwrap().write_all(input));
+    let output = child.wait_with_output().unwrap();
+    let err = String::from_utf8_lossy(&output.stderr).into_owned();
+    Said { code: output.status.code().unwrap_or(-1), out: output.stdout, err }
+}
+
+/// Runs the command with these arguments against a server.
+pub(crate) fn ask<A: AsRef<OsStr>>(server: &Server, arguments: &[A]) -> Said {
+    let mut command = command(server);
+    command.args(arguments);
+    run(command, b"")
+}
+
+/// A command that goes on, whose lines are read.
+pub(crate) struct Going {
+    pub(crate) child: Child,
+    lines: BufReader<std::process::ChildStdout>,
+}
+
+impl Going {
+    /// Starts it.
+    pub(crate) fn start(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        Self { child, lines }
+    }
+
+    /// Its next line; empty if it has ended.
+    pub(crate) fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).unwrap();
+        line
+    }
+
+    /// Its next lines.
+    pub(crate) fn lines(&mut self, count: usize) -> String {
+        (0..count).map(|_| self.line()).collect()
+    }
+}
+
+impl Drop for Going {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}

@@ -1,0 +1,87 @@
+//! Servers that are not there, or do not answer: a question goes to the next one, a change only where it is proven
+//! that nothing was made of it.
+
+use std::io::Read;
+use std::net::TcpListener;
+use std::thread;
+
+use tempfile::tempdir;
+
+use crate::ask::{ask, command_at, run};
+use crate::process::{Server, free_ports};
+
+/// Takes connections, reads some of what comes, and hangs up, or says nothing.
+fn broken(hangs_up: bool) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    thread::spawn(move || {
+        let mut kept = Vec::new();
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut read = [0; 64];
+            drop(stream.read(&mut read));
+            if !hangs_up {
+                kept.push(stream);
+            }
+        }
+    });
+    address
+}
+
+#[test]
+fn who_cannot_be_reached_is_passed_over() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let [closed] = free_ports();
+    let both = format!("127.0.0.1:{closed}, {}", server.address);
+    let mut put = command_at(&both);
+    put.args(["put", "k", "v"]);
+    assert_eq!(run(put, b"").done(), "OK\n");
+
+    let mut nobody = command_at(&format!("127.0.0.1:{closed}"));
+    nobody.args(["get", "k"]);
+    let nobody = run(nobody, b"");
+    assert_eq!(nobody.code, 4, "{nobody:?}");
+    assert!(nobody.err.contains(&format!("127.0.0.1:{closed}: ")), "{}", nobody.err);
+    assert!(nobody.err.contains("hint: --endpoints"), "{}", nobody.err);
+}
+
+#[test]
+fn a_change_whose_outcome_is_unknown_is_not_made_again_elsewhere() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    for hangs_up in [true, false] {
+        let both = format!("{},{}", broken(hangs_up), server.address);
+        let mut put = command_at(&both);
+        put.args(["put", "k", "v", "--command-timeout", "1s"]);
+        let put = run(put, b"");
+        assert_eq!(put.code, 3, "{put:?}");
+        assert!(put.err.contains("not known whether"), "{}", put.err);
+        assert_eq!(ask(&server, &["get", "k"]).done(), "");
+
+        // A question may be asked twice.
+        let mut get = command_at(&both);
+        get.args(["get", "", "--prefix", "--count-only", "--command-timeout", "2s"]);
+        assert_eq!(run(get, b"").done(), "0\n");
+    }
+}
+
+#[test]
+fn options_are_taken_from_variables_and_wrong_ones_are_named() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let mut put = crate::process::bowline();
+    put.env("ETCDCTL_ENDPOINTS", &server.address).env("BOWLINE_WRITE_OUT", "json");
+    put.args(["put", "k", "v"]);
+    assert!(run(put, b"").done().starts_with("{\"header\":{\"cluster_id\":"));
+    let mut wrong = crate::process::bowline();
+    wrong.env("BOWLINE_COMMAND_TIMEOUT", "soon").args(["get", "k"]);
+    let wrong = run(wrong, b"");
+    assert_eq!(wrong.code, 2);
+    assert!(wrong.err.contains("COMMAND_TIMEOUT") && wrong.err.contains("soon"), "{}", wrong.err);
+    let misplaced = ask(&server, &["inspect", "/tmp"]);
+    assert_eq!(misplaced.code, 2, "{misplaced:?}");
+    let table = ask(&server, &["-w", "table", "put", "t", "v"]);
+    assert_eq!(table.code, 2);
+    assert_eq!(ask(&server, &["get", "t"]).done(), "", "refused before anything was done");
+}

@@ -1,0 +1,112 @@
+//! Keys, transactions, watches and leases.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::ffi::OsStringExt;
+
+use tempfile::tempdir;
+
+use crate::ask::{Going, ask, command, run};
+use crate::process::{Server, flags, free_ports};
+
+#[test]
+fn any_bytes_go_in_and_come_out() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let value: Vec<u8> = (0..=255).collect();
+    let key = OsString::from_vec(b"k\xff\xfe".to_vec());
+    let file = dir.path().join("value");
+    fs::write(&file, &value).unwrap();
+
+    let mut from_input = command(&server);
+    from_input.args([&OsString::from("put"), &key]);
+    assert_eq!(run(from_input, &value).done(), "OK\n");
+    let mut get = command(&server);
+    get.args([&OsString::from("get"), &key]);
+    let expected = [&b"k\xff\xfe\n"[..], &value, b"\n"].concat();
+    assert_eq!(run(get, b"").out, expected);
+
+    let file = file.to_str().unwrap();
+    ask(&server, &["put", "f", "--value-file", file]).done();
+    let only = ask(&server, &["get", "f", "--print-value-only"]);
+    assert_eq!(only.out, [&value[..], b"\n"].concat());
+    assert_eq!(ask(&server, &["get", "", "--prefix", "--count-only"]).done(), "2\n");
+}
+
+#[test]
+fn a_transaction_is_read_from_a_file_and_says_which_way_it_went() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let file = dir.path().join("txn");
+    fs::write(&file, "ver(\"k\") = \"0\"\n\nput k 'a b'\nget k\n\nget k\n").unwrap();
+    let file = file.to_str().unwrap();
+    assert_eq!(ask(&server, &["txn", file]).done(), "SUCCESS\n\nOK\n\nk\na b\n");
+    assert_eq!(ask(&server, &["txn", file]).done(), "FAILURE\n\nk\na b\n");
+    let mut prompted = command(&server);
+    prompted.args(["txn", "-i"]);
+    let said = run(prompted, b"\nget k\n\n\n").done();
+    let prompts =
+        "compares:\nsuccess requests (get, put, del):\nfailure requests (get, put, del):\n";
+    assert_eq!(said, format!("{prompts}SUCCESS\n\nk\na b\n"));
+    let mut wrong = command(&server);
+    wrong.arg("txn");
+    let wrong = run(wrong, b"mod(\"k\") = \"x\"\n");
+    assert_eq!(wrong.code, 2);
+    assert!(wrong.err.contains("a number is meant"), "{}", wrong.err);
+}
+
+#[test]
+fn a_watch_runs_a_command_for_each_change_and_goes_on_where_its_server_was_restarted() {
+    let dir = tempdir().unwrap();
+    let [peer, client] = free_ports();
+    let flags = flags(0, &[peer], client, dir.path());
+    let start = || Server::start(&flags, client, &[]).ready();
+    let server = start();
+    ask(&server, &["put", "k", "0"]).done();
+    let mut watch = command(&server);
+    watch.args(["--command-timeout", "60s", "watch", "k", "--rev", "2", "--", "sh", "-c"]);
+    watch.arg("echo \"$ETCD_WATCH_EVENT_TYPE $ETCD_WATCH_KEY $ETCD_WATCH_VALUE\"");
+    let mut watch = Going::start(watch);
+    assert_eq!(watch.lines(4), "PUT\nk\n0\n\"PUT\" \"k\" \"0\"\n");
+    server.stop();
+    let server = start();
+    ask(&server, &["del", "k"]).done();
+    assert_eq!(watch.lines(4), "DELETE\nk\n\n\"DELETE\" \"k\" \"\"\n");
+}
+
+#[test]
+fn a_watch_that_reads_lines_watches_several_and_tells_how_far_it_has_come() {
+    use std::io::Write;
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let mut watch = command(&server);
+    watch.args(["watch", "-i"]).stdin(std::process::Stdio::piped());
+    let mut watch = Going::start(watch);
+    let mut input = watch.child.stdin.take().unwrap();
+    ask(&server, &["put", "a", "1"]).done();
+    input.write_all(b"watch a --rev 2\n").unwrap();
+    assert_eq!(watch.lines(3), "PUT\na\n1\n");
+    input.write_all(b"progress\n").unwrap();
+    assert_eq!(watch.line(), "progress notify: 2\n");
+}
+
+#[test]
+fn a_lease_takes_its_keys_with_it() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let granted = ask(&server, &["lease", "grant", "60"]).done();
+    let id = granted.split(' ').nth(1).unwrap();
+    assert_eq!(granted, format!("lease {id} granted with TTL(60s)\n"));
+    ask(&server, &["put", "k", "v", "--lease", id]).done();
+    let life = ask(&server, &["lease", "timetolive", id, "--keys"]).done();
+    assert!(life.contains("granted with TTL(60s)") && life.ends_with("keys([k])\n"), "{life}");
+    let mut keeps = command(&server);
+    keeps.args(["lease", "keep-alive", id]);
+    let mut keeps = Going::start(keeps);
+    assert_eq!(keeps.line(), format!("lease {id} keepalived with TTL(60)\n"));
+    ask(&server, &["lease", "revoke", id]).done();
+    assert_eq!(ask(&server, &["get", "k"]).done(), "");
+    let gone = ask(&server, &["lease", "revoke", id]);
+    assert_eq!(gone.code, 1);
+    assert!(gone.err.contains("lease not found") && gone.err.contains("hint:"), "{}", gone.err);
+}

@@ -1,0 +1,269 @@
+//! Locks, semaphores and elections: who holds, what runs meanwhile, and that it is gone before somebody else holds.
+
+use std::io;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::tempdir;
+
+use crate::ask::{Going, ask, command, command_at, run};
+use crate::process::Server;
+
+fn signal(going: &Going, signal: Signal) {
+    kill_process(Pid::from_child(&going.child), signal).unwrap();
+}
+
+/// `bowline lock` with these arguments.
+fn lock(server: &Server, arguments: &[&str]) -> Command {
+    let mut lock = command(server);
+    lock.arg("lock").args(arguments);
+    lock
+}
+
+fn code(going: &mut Going) -> i32 {
+    going.child.wait().unwrap().code().unwrap_or(-1)
+}
+
+/// Whether a process of this id runs.
+fn runs(pid: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
+    // Dead, and only not waited for, is not running.
+    stat.is_ok_and(|stat| !stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z')))
+}
+
+fn waits_in_line(server: &Server, name: &str, count: usize) {
+    let prefix = format!("{name}/");
+    while ask(server, &["get", &prefix, "--prefix", "--count-only"]).done() != format!("{count}\n")
+    {
+    }
+}
+
+#[test]
+fn a_command_runs_while_the_lock_is_held_and_its_exit_code_is_passed_on() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let echo =
+        "echo $ETCD_LOCK_KEY $BOWLINE_KEY $BOWLINE_LEASE $BOWLINE_TOKEN $ETCD_LOCK_REV; exit 7";
+    let said = run(lock(&server, &["m", "--", "sh", "-c", echo]), b"");
+    assert_eq!(said.code, 7, "{said:?}");
+    let words: Vec<_> = said.text().split_whitespace().collect();
+    assert_eq!(words[0], format!("m/{}", words[2]));
+    assert_eq!((words[0], words[3]), (words[1], words[4]));
+    assert_eq!(ask(&server, &["get", "m/", "--prefix", "--count-only"]).done(), "0\n");
+
+    let later = run(lock(&server, &["m", "sh", "-c", "echo $BOWLINE_TOKEN"]), b"").done();
+    let token = |text: &str| text.trim().parse::<u64>().unwrap();
+    assert!(token(&later) > token(words[3]), "{later} {words:?}");
+
+    let codes: [(&[&str], i32); 3] = [
+        (&["m", "--", "/no/such/command"], 127),
+        (&["m", "--", "/"], 126),
+        (&["m", "--", "sh", "-c", "kill -KILL $$"], 137),
+    ];
+    for (arguments, expected) in codes {
+        let said = run(lock(&server, arguments), b"");
+        assert_eq!(said.code, expected, "{said:?}");
+    }
+    let input = run(lock(&server, &["m", "cat"]), b"what comes in").done();
+    assert_eq!(input, "what comes in");
+}
+
+#[test]
+fn who_waits_too_long_or_is_told_to_go_leaves_the_line() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let mut holds = Going::start(lock(&server, &["m"]));
+    let key = holds.line();
+    assert!(key.starts_with("m/"), "{key}");
+    for timeout in ["0", "300ms"] {
+        let late = run(lock(&server, &["m", "--timeout", timeout, "--", "echo", "no"]), b"");
+        assert_eq!((late.code, late.text()), (124, ""), "{late:?}");
+    }
+    let mut waits = Going::start(lock(&server, &["m", "--", "echo", "no"]));
+    waits_in_line(&server, "m", 2);
+    signal(&waits, Signal::TERM);
+    assert_eq!((code(&mut waits), waits.line()), (143, String::new()));
+    assert_eq!(ask(&server, &["get", "m/", "--prefix", "--keys-only"]).done(), format!("{key}\n"));
+    // Without a command, a signal means: let go.
+    signal(&holds, Signal::INT);
+    assert_eq!(code(&mut holds), 0);
+    assert_eq!(ask(&server, &["get", "m/", "--prefix"]).done(), "");
+}
+
+#[test]
+fn etcdctl_and_bowline_stand_in_one_line() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let etcdctl = || {
+        let mut command = Command::new("etcdctl");
+        command.env("ETCDCTL_API", "3").args(["--endpoints", &server.address, "lock", "m"]);
+        command
+    };
+    if Command::new("etcdctl").arg("version").output().is_err() {
+        drop(io::Write::write_all(&mut io::stderr(), b"SKIPPED: etcdctl is not installed\n"));
+        return;
+    }
+    let mut first = Going::start(etcdctl());
+    assert!(first.line().starts_with("m/"));
+    let mut ours = Going::start(lock(&server, &["m"]));
+    waits_in_line(&server, "m", 2);
+    let mut third = Going::start(etcdctl());
+    waits_in_line(&server, "m", 3);
+    signal(&first, Signal::INT);
+    assert!(ours.line().starts_with("m/"));
+    signal(&ours, Signal::TERM);
+    assert_eq!(code(&mut ours), 0);
+    assert!(third.line().starts_with("m/"));
+}
+
+#[test]
+fn signals_are_passed_on_and_nothing_survives_who_holds() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let trap = "trap 'echo got; exit 5' TERM; echo ready; while :; do sleep 0.02; done";
+    let mut told = Going::start(lock(&server, &["m", "--", "sh", "-c", trap]));
+    assert_eq!(told.line(), "ready\n");
+    signal(&told, Signal::TERM);
+    assert_eq!((told.line(), code(&mut told)), ("got\n".to_owned(), 5));
+
+    // Killed without warning.
+    let mut killed = Going::start(lock(
+        &server,
+        &["m", "--ttl", "2", "--", "sh", "-c", "echo $$; exec sleep 1000"],
+    ));
+    let pid = killed.line();
+    signal(&killed, Signal::KILL);
+    killed.child.wait().unwrap();
+    let next = run(lock(&server, &["m", "echo", "next"]), b"").done();
+    assert_eq!(next, "next\n");
+    assert!(!runs(&pid));
+}
+
+/// What a stubborn command is, that also leaves something in the background. It says its processes' ids.
+const STUBBORN: &str = "trap '' TERM; sh -c \"trap '' TERM; echo \\$\\$; exec sleep 1000\" & \
+                        setsid sh -c 'echo $$; exec sleep 1000' & sleep 0.1; echo $$; \
+                        while :; do sleep 0.02; done";
+
+#[test]
+fn the_command_is_gone_before_the_hold_ends_while_its_server_stands_still() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let ttl = Duration::from_secs(4);
+    let mut holds = Going::start(lock(&server, &["m", "--ttl", "4", "--", "sh", "-c", STUBBORN]));
+    let pids = [holds.line(), holds.line(), holds.line()];
+    server.pause();
+    let paused = Instant::now();
+    // What was renewed last was renewed before that.
+    while pids.iter().any(|pid| runs(pid)) {
+        assert!(paused.elapsed() < ttl, "{pids:?} run on");
+    }
+    assert_eq!(code(&mut holds), 123);
+    server.go_on();
+    assert_eq!(run(lock(&server, &["m", "echo", "next"]), b"").done(), "next\n");
+}
+
+#[test]
+fn the_command_is_killed_when_its_key_is_deleted_and_when_its_lease_is_revoked() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let echo = format!("echo $BOWLINE_KEY; echo $BOWLINE_LEASE; {STUBBORN}");
+    for delete in [true, false] {
+        let arguments = ["m", "--ttl", "60", "--", "sh", "-c", &echo];
+        let mut holds = Going::start(lock(&server, &arguments));
+        let (key, lease) = (holds.line(), holds.line());
+        let pids = [holds.line(), holds.line(), holds.line()];
+        let arguments = match delete {
+            true => vec!["del", key.trim()],
+            false => vec!["lease", "revoke", lease.trim()],
+        };
+        ask(&server, &arguments).done();
+        assert_eq!(code(&mut holds), 123);
+        assert!(!pids.iter().any(|pid| runs(pid)), "{pids:?}");
+    }
+}
+
+#[test]
+fn a_hold_goes_on_when_a_server_dies_or_stands_still() {
+    let dirs = [tempdir().unwrap(), tempdir().unwrap(), tempdir().unwrap()];
+    let mut servers = Server::three(&dirs);
+    let all: Vec<_> = servers.iter().map(|server| server.address.clone()).collect();
+    let mut lock = command_at(&all.join(","));
+    // Longer than the TTL.
+    lock.args(["lock", "m", "--ttl", "3", "--", "sh", "-c", "echo held; sleep 5; echo still"]);
+    let mut holds = Going::start(lock);
+    assert_eq!(holds.line(), "held\n");
+    // The one that it asks.
+    servers[0].pause();
+    assert_eq!(holds.line(), "still\n");
+    assert_eq!(code(&mut holds), 0);
+    servers[0].go_on();
+    servers.clear();
+}
+
+#[test]
+fn readers_share_writers_do_not_and_a_semaphore_has_its_limit() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let mut readers = [0, 1].map(|_| Going::start(lock(&server, &["rw", "--shared"])));
+    for reader in &mut readers {
+        assert!(reader.line().starts_with("rw/"));
+    }
+    let mut writer = Going::start(lock(&server, &["rw", "--exclusive", "--why", "to write"]));
+    waits_in_line(&server, "rw", 3);
+    let late = run(lock(&server, &["rw", "--shared", "--timeout", "0", "true"]), b"");
+    assert_eq!(late.code, 124, "a writer waits: {late:?}");
+    let misfit = run(lock(&server, &["s", "true"]), b"");
+    assert_eq!(misfit.code, 0);
+    let listed = ask(&server, &["locks", "r"]).done();
+    let lines: Vec<_> = listed.lines().collect();
+    assert_eq!((lines.len(), lines[0]), (4, "rw"));
+    assert!(lines[1].starts_with("  holds read since ") && lines[2].starts_with("  holds read"));
+    assert!(lines[3].starts_with("  waits write since ") && lines[3].ends_with(": to write"));
+    let table = ask(&server, &["-w", "table", "locks"]).done();
+    assert!(table.contains("| STATE |") && table.contains("| to write |"), "{table}");
+    for reader in &readers {
+        signal(reader, Signal::INT);
+    }
+    assert!(writer.line().starts_with("rw/"));
+
+    let semaphore = |more: &[&str]| {
+        let mut semaphore = command(&server);
+        semaphore.args(["semaphore", "s", "2"]).args(more);
+        semaphore
+    };
+    let mut holds = [0, 1].map(|_| Going::start(semaphore(&[])));
+    for hold in &mut holds {
+        assert!(hold.line().starts_with("s/"));
+    }
+    assert_eq!(run(semaphore(&["--timeout", "0", "true"]), b"").code, 124);
+    let mut other = command(&server);
+    other.args(["semaphore", "s", "3", "true"]);
+    let other = run(other, b"");
+    assert_eq!(other.code, 125);
+    assert!(other.err.contains("something else"), "{}", other.err);
+    signal(&holds[0], Signal::INT);
+    assert_eq!(run(semaphore(&["echo", "in"]), b"").done(), "in\n");
+}
+
+#[test]
+fn one_leads_and_who_listens_is_told() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let elect = |arguments: &[&str]| {
+        let mut elect = command(&server);
+        elect.arg("elect").args(arguments);
+        elect
+    };
+    let mut listens = Going::start(elect(&["-l", "e"]));
+    let mut first = Going::start(elect(&["e", "one"]));
+    let won = first.lines(2);
+    assert!(won.starts_with("e/") && won.ends_with("\none\n"), "{won}");
+    assert_eq!(listens.lines(2), won);
+    let mut second = Going::start(elect(&["e", "two", "--", "sh", "-c", "echo leads; exit 9"]));
+    waits_in_line(&server, "e", 2);
+    signal(&first, Signal::TERM);
+    assert_eq!((second.line(), code(&mut second)), ("leads\n".to_owned(), 9));
+    assert!(listens.lines(2).ends_with("\ntwo\n"));
+    assert_eq!(ask(&server, &["elect", "e"]).code, 2);
+}

@@ -1,0 +1,12 @@
+//! The commands that ask a server, as processes, against servers that are processes.
+
+#[path = "../serve/process.rs"]
+#[allow(dead_code, reason = "shared with the server's own tests")]
+mod process;
+
+mod ask;
+mod failover;
+mod keys;
+mod locks;
+mod operate;
+mod same;

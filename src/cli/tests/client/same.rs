@@ -1,0 +1,165 @@
+//! What is printed is what etcdctl prints, to the byte: both are asked the same, each of a server of its own. Where
+//! etcdctl is not installed the test says so and passes.
+
+use std::io::{self, Write};
+use std::process::{Command, Stdio};
+
+use tempfile::tempdir;
+
+use crate::ask::{Going, Said, command, run};
+use crate::process::Server;
+
+/// Whether etcdctl is there. If not it is said, past the test harness, which would keep it to itself.
+fn etcdctl_is_there() -> bool {
+    let is_there = Command::new("etcdctl").arg("version").stdout(Stdio::null()).status().is_ok();
+    if !is_there {
+        drop(writeln!(io::stderr(), "SKIPPED: etcdctl is not installed (Debian: etcd-client)"));
+    }
+    is_there
+}
+
+fn etcdctl(server: &Server) -> Command {
+    let mut command = Command::new("etcdctl");
+    command.env("ETCDCTL_API", "3").args(["--endpoints", &server.address]);
+    command
+}
+
+/// Without what differs between two clusters: long numbers, their ids.
+fn masked(said: &Said) -> String {
+    let text = String::from_utf8_lossy(&said.out).into_owned();
+    let mut masked = String::new();
+    let mut number = String::new();
+    for c in text.chars().chain(['\0']) {
+        if c.is_ascii_hexdigit() {
+            number.push(c);
+            continue;
+        }
+        masked.push_str(if number.len() >= 12 { "#" } else { &number });
+        number.clear();
+        masked.push(c);
+    }
+    // Lists of leases stand in any order, and addresses are each server's own.
+    masked
+}
+
+/// The two of them, and the last lease of each.
+struct Pair {
+    servers: [Server; 2],
+    leases: [String; 2],
+}
+
+impl Pair {
+    fn ask(&mut self, input: &str, arguments: &[&str]) {
+        let said = [0, 1].map(|at| {
+            let server = &self.servers[at];
+            let mut asked = if at == 0 { etcdctl(server) } else { command(server) };
+            let lease = &self.leases[at];
+            asked.args(arguments.iter().map(|argument| argument.replace("LEASE", lease)));
+            run(asked, input.as_bytes())
+        });
+        let [theirs, ours] = &said;
+        assert_eq!(masked(theirs), masked(ours), "{arguments:?}: {theirs:?} {ours:?}");
+        assert_eq!(theirs.code == 0, ours.code == 0, "{arguments:?}: {theirs:?} {ours:?}");
+        if arguments.starts_with(&["lease", "grant"]) {
+            self.leases = said.map(|said| said.text().split(' ').nth(1).unwrap().to_owned());
+        }
+    }
+}
+
+#[test]
+fn answers_are_printed_as_etcdctl_prints_them() {
+    if !etcdctl_is_there() {
+        return;
+    }
+    let dirs = [tempdir().unwrap(), tempdir().unwrap()];
+    let servers = [0, 1].map(|at: usize| Server::alone(&dirs[at], &[]));
+    let mut pair = Pair { servers, leases: Default::default() };
+    pair.ask("", &["lease", "grant", "600"]);
+    for format in ["simple", "json", "fields"] {
+        let mut ask = |line: &str| {
+            let words: Vec<_> = line.split_whitespace().map(|word| word.replace('~', "")).collect();
+            let words: Vec<_> = words.iter().map(String::as_str).collect();
+            pair.ask("a\u{7f}\n\"\tü<&>\u{200b}", &[&["-w", format], &words[..]].concat());
+        };
+        for line in [
+            "put k v",
+            "put k w --prev-kv",
+            "put bin",
+            "put l v --lease LEASE",
+            "put k --ignore-value --prev-kv",
+            "put l x --ignore-lease --prev-kv",
+            "get k",
+            "get none",
+            "get ~ --prefix",
+            "get b --from-key --limit 1",
+            "get a l --order DESCEND --sort-by MODIFY",
+            "get ~ --prefix --sort-by version",
+            "get ~ --prefix --keys-only",
+            "get k --rev 3",
+            "get k --consistency=s",
+            "get k --rev 5000",
+            "get k --consistency=x",
+            "get x --prefix --from-key",
+            "put a b --lease 1234",
+            "put a b --lease zz",
+            "lease timetolive LEASE --keys",
+            "lease timetolive 1234",
+            "lease list",
+            "lease keep-alive LEASE --once",
+            "lease keep-alive 1234 --once",
+            "lease keep-alive 1234",
+            "lease revoke 1234",
+            "del none --prev-kv",
+            "del bin --prev-kv",
+            "del k z",
+            "compaction 999",
+            "nothing",
+        ] {
+            ask(line);
+        }
+        let txn = "mod(\"k\") > \"0\"\nval(\"k\") != \"v2\"\n\nput x \"a b\"\nget x\ndel x --prev-kv\n\nput z z\nget none\ndel none\n\n";
+        pair.ask(txn, &["-w", format, "txn"]);
+        pair.ask(txn, &["-w", format, "txn", "-i"]);
+        pair.ask("x\n\n\n\n", &["-w", format, "txn"]);
+    }
+    pair.ask("", &["--hex", "put", "k", "\u{7f}ü"]);
+    pair.ask("", &["--hex", "get", "k"]);
+    pair.ask("", &["get", "k", "--print-value-only"]);
+    pair.ask("", &["compaction", "5"]);
+    pair.ask("", &["compaction", "5"]);
+    pair.ask("", &["lease", "revoke", "LEASE"]);
+}
+
+#[test]
+fn watches_are_printed_as_etcdctl_prints_them() {
+    if !etcdctl_is_there() {
+        return;
+    }
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    for arguments in
+        [&["put", "k", "1"][..], &["put", "k", "2"], &["del", "k"], &["put", "kk", "3"]]
+    {
+        crate::ask::ask(&server, arguments).done();
+    }
+    for arguments in [
+        &["watch", "k", "--rev", "2", "--prev-kv"][..],
+        &["watch", "k", "--rev", "2", "--prefix"],
+        &["watch", "k", "l", "--rev", "3"],
+        &["watch", "k", "--rev", "4", "--", "sh", "-c", "env | grep ETCD_WATCH_ | sort"],
+    ] {
+        for format in ["simple", "json", "fields"] {
+            let start = |mut command: Command| {
+                command.args(["-w", format]).args(arguments);
+                Going::start(command)
+            };
+            let (mut theirs, mut ours) = (start(etcdctl(&server)), start(command(&server)));
+            // All of it has happened, so it comes at once. One line more would be the next change.
+            let lines = match format {
+                "json" => 1,
+                _ => 3,
+            };
+            assert_eq!(theirs.lines(lines), ours.lines(lines), "{format} {arguments:?}");
+        }
+    }
+}
