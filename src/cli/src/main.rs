@@ -14,12 +14,13 @@ mod demo;
 #[rustfmt::skip]
 mod generated;
 mod server;
+mod up;
 
 /// The arguments are wrong, or the machine does not allow it.
 const EXIT_USAGE: u8 = 2;
 
 /// The commands that ask no server.
-const LOCAL: [&str; 6] = ["backup", "recover", "inspect", "check", "demo", "serve"];
+const LOCAL: [&str; 7] = ["recover", "inspect", "check", "demo", "serve", "up", "completion"];
 
 /// A small, strongly consistent, replicated key-value store inside your program
 #[derive(Parser, Debug)]
@@ -36,12 +37,20 @@ struct Arguments {
 enum Command {
     #[command(flatten)]
     Client(client::Command),
-    Backup(data::BackupOptions),
     Recover(data::RecoverOptions),
     Inspect(data::InspectOptions),
     Check(check::CheckOptions),
     Demo(demo::Options),
     Serve(server::ServeOptions),
+    Up(up::UpOptions),
+    /// Print what makes a shell complete this command
+    ///
+    /// For bash: source <(bowline completion bash). For zsh: bowline completion zsh > a file `_bowline` in $fpath.
+    /// For fish: bowline completion fish > ~/.config/fish/completions/bowline.fish
+    Completion {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
     #[command(hide = true)]
     HeldChild(client::HeldChild),
     /// One process of the demo; reads its orders from standard input
@@ -56,12 +65,19 @@ fn main() -> ExitCode {
     };
     match arguments.command {
         Command::Client(command) => client::main(command, &arguments.globals),
-        Command::Backup(options) => data::backup_main(&options),
         Command::Recover(options) => data::recover_main(&options),
         Command::Inspect(options) => data::inspect_main(&options),
         Command::Check(options) => check::check_main(&options),
         Command::Demo(options) => demo::main(&options),
         Command::Serve(options) => server::serve_main(&options),
+        Command::Up(options) => up::main(options),
+        Command::Completion { shell } => {
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Arguments::command(), "bowline", &mut text);
+            // Where nobody reads it nothing is lost.
+            drop(io::stdout().lock().write_all(&text));
+            ExitCode::SUCCESS
+        }
         Command::HeldChild(child) => child.main(),
         Command::DemoNode => demo::node_main(),
     }

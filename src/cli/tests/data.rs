@@ -1,4 +1,4 @@
-//! `bowline backup`, `recover` and `inspect` as their users run them; and the commands of the pages about
+//! `bowline snapshot status` and `restore`, `recover` and `inspect` as their users run them; and the commands of the pages about
 //! them, as they stand there.
 
 use std::fs;
@@ -113,13 +113,13 @@ fn the_commands_of_the_page_about_recovery_do_what_it_says() {
 #[test]
 fn what_the_commands_say_is_what_is_there() {
     let place = Place::new("words").with_data();
-    let backup = place.json(&["backup", "verify", "orders.backup", "--json"]);
+    let backup = place.json(&["snapshot", "status", "orders.backup", "--json"]);
     assert_eq!(
         (&backup["sound"], &backup["keys"], &backup["leases"]),
         (&true.into(), &11.into(), &1.into())
     );
     assert_eq!(backup["members"][0]["name"], "solo");
-    let words = place.run(&["backup", "verify", "orders.backup"]);
+    let words = place.run(&["snapshot", "status", "orders.backup"]);
     assert!(text(&words.stdout).contains("every byte as it was written"), "{words:?}");
 
     let info = place.json(&["inspect", "data", "--json"]);
@@ -139,7 +139,7 @@ fn what_the_commands_say_is_what_is_there() {
     assert!(text(&words.stdout).contains("what the others acknowledged after that is missing"));
 
     let arguments = [
-        "backup",
+        "snapshot",
         "restore",
         "orders.backup",
         "--dir",
@@ -168,7 +168,7 @@ fn three_members_restored_by_the_command_are_a_cluster() {
         let list: Vec<String> =
             members.iter().map(|(name, at)| format!("--member={name}={at}")).collect();
         let mut arguments =
-            vec!["backup", "restore", "orders.backup", "--dir", name, "--name", name];
+            vec!["snapshot", "restore", "orders.backup", "--dir", name, "--name", name];
         arguments.extend(["--token", "new", "--json"]);
         arguments.extend(list.iter().map(String::as_str));
         place.json(&arguments);
@@ -191,17 +191,21 @@ fn what_cannot_be_done_is_explained_and_has_its_exit_code() {
     bytes[middle] ^= 1;
     fs::write(place.0.join("bad"), bytes).unwrap();
     let restore = |more: &[&'static str]| {
-        [&["backup", "restore", "orders.backup", "--dir", "new", "--name", "a"], more].concat()
+        [&["snapshot", "restore", "orders.backup", "--dir", "new", "--name", "a"], more].concat()
     };
     let cases: Vec<(Vec<&str>, i32, &str)> = vec![
-        (vec!["backup", "verify", "bad"], 1, "is damaged at byte"),
-        (vec!["backup", "verify", "nowhere"], 1, "nowhere"),
-        (vec!["backup", "verify", "data"], 1, "data"),
-        (vec!["backup", "verify"], 2, "<FILE>"),
-        (vec!["backup"], 2, "verify"),
-        (vec!["backup", "restore", "bad", "--dir", "new", "--name", "a"], 1, "is damaged at byte"),
+        (vec!["snapshot", "status", "bad"], 1, "is damaged at byte"),
+        (vec!["snapshot", "status", "nowhere"], 1, "nowhere"),
+        (vec!["snapshot", "status", "data"], 1, "data"),
+        (vec!["snapshot", "status"], 2, "<FILE>"),
+        (vec!["snapshot"], 2, "status"),
         (
-            vec!["backup", "restore", "orders.backup", "--dir", "data", "--name", "a"],
+            vec!["snapshot", "restore", "bad", "--dir", "new", "--name", "a"],
+            1,
+            "is damaged at byte",
+        ),
+        (
+            vec!["snapshot", "restore", "orders.backup", "--dir", "data", "--name", "a"],
             1,
             "is not empty",
         ),
@@ -233,7 +237,7 @@ fn a_damaged_directory_is_told_as_far_as_it_can_be() {
     let place = Place::new("damaged").with_data();
     assert_eq!(
         place
-            .run(&["backup", "restore", "orders.backup", "--dir", "new", "--name", "a"])
+            .run(&["snapshot", "restore", "orders.backup", "--dir", "new", "--name", "a"])
             .status
             .code(),
         Some(0)

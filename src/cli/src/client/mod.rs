@@ -43,6 +43,7 @@ mod quote;
 mod range;
 mod role;
 mod session;
+mod snapshot;
 mod stance;
 mod terminal;
 mod tls;
@@ -50,7 +51,7 @@ mod txn;
 mod user;
 mod watch;
 
-pub(crate) use child::HeldChild;
+pub(crate) use child::{COMMAND as HELD_CHILD, HeldChild};
 pub(crate) use options::Globals;
 
 use connect::Client;
@@ -80,6 +81,8 @@ pub(crate) enum Command {
     MoveLeader(move_leader::MoveLeaderOptions),
     Alarm(alarm::AlarmOptions),
     Defrag(defrag::DefragOptions),
+    #[command(alias = "backup")]
+    Snapshot(snapshot::SnapshotOptions),
     User(user::UserOptions),
     Role(role::RoleOptions),
     Auth(auth::AuthOptions),
@@ -99,7 +102,7 @@ impl Command {
 /// Asks.
 pub(crate) fn main(command: Command, globals: &Globals) -> ExitCode {
     match run(command, globals) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(failure) => {
             failure.complain();
             ExitCode::from(failure.code())
@@ -107,8 +110,13 @@ pub(crate) fn main(command: Command, globals: &Globals) -> ExitCode {
     }
 }
 
-fn run(command: Command, globals: &Globals) -> Result<(), Failure> {
+fn run(command: Command, globals: &Globals) -> Result<ExitCode, Failure> {
     let settings = globals.settle()?;
+    if let Command::Snapshot(options) = &command
+        && let Some(code) = options.local(settings.format)
+    {
+        return Ok(code);
+    }
     if settings.format == options::Format::Table && !command.has_table() {
         // Said before anything is done.
         let why = "what this command prints is no table: -w simple, json or fields";
@@ -123,7 +131,7 @@ fn run(command: Command, globals: &Globals) -> Result<(), Failure> {
     let result = runtime.block_on(tasks.run_until(dispatch(command, client, output)));
     // Threads that read standard input are not waited for.
     runtime.shutdown_background();
-    result
+    result.map(|()| ExitCode::SUCCESS)
 }
 
 async fn dispatch(command: Command, client: Arc<Client>, output: Output) -> Result<(), Failure> {
@@ -144,6 +152,7 @@ async fn dispatch(command: Command, client: Arc<Client>, output: Output) -> Resu
         Command::MoveLeader(options) => move_leader::run(&client, output, options).await,
         Command::Alarm(options) => alarm::run(&client, output, options).await,
         Command::Defrag(options) => defrag::run(&client, output, options).await,
+        Command::Snapshot(options) => snapshot::run(&client, output, options).await,
         Command::User(options) => user::run(&client, output, options).await,
         Command::Role(options) => role::run(&client, output, options).await,
         Command::Auth(options) => auth::run(&client, output, options).await,

@@ -1,5 +1,5 @@
-//! `bowline backup`, `bowline recover` and `bowline inspect`: what can be done with files while no node
-//! runs on them. What they do is the library's ([`bowline::backup`]); here are their arguments, and what
+//! `bowline snapshot status` and `restore`, `bowline recover` and `bowline inspect`: what can be done with files while
+//! no node runs on them. What they do is the library's ([`bowline::backup`]); here are their arguments, and what
 //! people and machines see of them.
 
 use std::io::{self, BufRead, IsTerminal, Write};
@@ -8,69 +8,58 @@ use std::process::ExitCode;
 
 use bowline::Config;
 use bowline::backup::{self, BackupError, RestoreOptions};
-use clap::{Args, Subcommand};
+use clap::Args;
 
 mod report;
 
-use report::{Bar, Report};
+pub(crate) use report::Bar;
+use report::Report;
 
 /// It could not be done, or not all is well.
 const EXIT_FAILED: u8 = 1;
 
-/// Check a backup, or begin a new cluster with it
+/// Check every byte of a snapshot, and say what is in it
 ///
-/// A program takes backups with Node::backup, while everything goes on.
-#[derive(Args, Debug)]
-pub(crate) struct BackupOptions {
-    #[command(subcommand)]
-    command: BackupCommand,
-}
-
-#[derive(Subcommand, Debug)]
-enum BackupCommand {
-    Verify(VerifyOptions),
-    Restore(RestoreArguments),
-}
-
-/// Check every byte of a backup, and say what is in it
+/// A snapshot is what `bowline snapshot save` writes, or a program that embeds Bowline, with Node::backup.
 ///
 /// Exit codes: 0 every byte is as it was written; 1 not; 2 wrong arguments.
 #[derive(Args, Debug)]
-struct VerifyOptions {
-    /// The backup
+pub(crate) struct VerifyOptions {
+    /// The snapshot, or backup
     file: PathBuf,
 
     #[command(flatten)]
     output: Output,
 }
 
-/// Make the data directory of one member of a new cluster from a backup
+/// Make the data directory of one member of a new cluster from a snapshot
 ///
 /// Run it once for each member that founds the new cluster, with the same file, the same --member list, the
-/// same token and the same jump; then start the members. What the new cluster has is what the backup has,
+/// same token and the same jump; then start the members. What the new cluster has is what the snapshot has,
 /// but for leases, which have all ended, and their keys, which are deleted. Revisions go on far above the
-/// backup's, so that fencing tokens never repeat.
+/// snapshot's, so that fencing tokens never repeat.
 ///
 /// Exit codes: 0 done; 1 failed; 2 wrong arguments.
 #[derive(Args, Debug)]
-struct RestoreArguments {
-    /// The backup
+pub(crate) struct RestoreArguments {
+    /// The snapshot, or backup
     file: PathBuf,
 
     /// The data directory that is made: empty, or not there yet
-    #[arg(long)]
+    #[arg(long, alias = "data-dir")]
     dir: PathBuf,
 
     /// Which of the members it is for
     #[arg(long)]
     name: String,
 
-    /// A member of the new cluster, this one too; once for each. None for a cluster of one
-    #[arg(long = "member", value_name = "NAME=HOST:PORT", value_parser = member)]
+    /// A member of the new cluster, this one too; once for each, or separated by commas. None for a cluster of one
+    #[arg(long = "member", alias = "initial-cluster", value_name = "NAME=HOST:PORT", value_delimiter = ',',
+          value_parser = member)]
     members: Vec<(String, String)>,
 
     /// The new cluster's token
-    #[arg(long, default_value = "")]
+    #[arg(long, alias = "initial-cluster-token", default_value = "")]
     token: String,
 
     /// By how much revisions rise
@@ -132,34 +121,31 @@ struct Output {
 
 fn member(text: &str) -> Result<(String, String), String> {
     let (name, address) = text.split_once('=').ok_or("it is not NAME=HOST:PORT")?;
+    let address = address.strip_prefix("http://").unwrap_or(address);
     Ok((name.to_owned(), address.to_owned()))
 }
 
-/// `bowline backup`.
-pub(crate) fn backup_main(options: &BackupOptions) -> ExitCode {
-    match &options.command {
-        BackupCommand::Verify(options) => verify(options),
-        BackupCommand::Restore(options) => restore(options),
-    }
-}
-
-fn verify(options: &VerifyOptions) -> ExitCode {
-    let bar = Bar::begin("reads", options.output.json);
+/// `bowline snapshot status`.
+pub(crate) fn verify_main(options: &VerifyOptions, as_json: bool) -> ExitCode {
+    let as_json = options.output.json || as_json;
+    let bar = Bar::begin("reads", as_json);
     let verified = backup::verify_with(&options.file, &mut |done, total| bar.at(done, total));
     bar.end();
-    told(verified, |info| report::of_backup(&info, options.output.json))
+    told(verified, |info| report::of_backup(&info, as_json))
 }
 
-fn restore(options: &RestoreArguments) -> ExitCode {
+/// `bowline snapshot restore`.
+pub(crate) fn restore_main(options: &RestoreArguments, as_json: bool) -> ExitCode {
+    let as_json = options.output.json || as_json;
     let config = Config::new(&options.dir, &options.name)
         .members(options.members.clone())
         .cluster_token(&options.token);
     let how = RestoreOptions::default().revision_jump(options.revision_jump);
-    let bar = Bar::begin("restores", options.output.json);
+    let bar = Bar::begin("restores", as_json);
     let restored =
         backup::restore_with(&options.file, &config, &how, &mut |done, total| bar.at(done, total));
     bar.end();
-    told(restored, |restored| report::of_restored(&restored, &options.name, options.output.json))
+    told(restored, |restored| report::of_restored(&restored, &options.name, as_json))
 }
 
 /// `bowline recover`.

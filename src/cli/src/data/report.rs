@@ -9,11 +9,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
 /// A bar that shows how far a piece of work is, where somebody looks.
-pub(super) struct Bar(ProgressBar);
+pub(crate) struct Bar(ProgressBar);
 
 impl Bar {
     /// Begins with nothing done.
-    pub(super) fn begin(what: &'static str, hidden: bool) -> Self {
+    pub(crate) fn begin(what: &'static str, hidden: bool) -> Self {
         if hidden || !io::stderr().is_terminal() {
             return Self(ProgressBar::hidden());
         }
@@ -23,13 +23,13 @@ impl Bar {
     }
 
     /// So many of so many are done.
-    pub(super) fn at(&self, done: u64, total: u64) {
+    pub(crate) fn at(&self, done: u64, total: u64) {
         self.0.set_length(total);
         self.0.set_position(done);
     }
 
     /// Goes away.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.0.finish_and_clear();
     }
 }

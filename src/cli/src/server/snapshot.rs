@@ -6,7 +6,7 @@
 //!   remaining_bytes falls to 0                              0
 //! ```
 //!
-//! Whoever writes all of it into a file, as etcd's clients do, has a file that `bowline backup` reads.
+//! Whoever writes all of it into a file, as etcd's clients do, has a file that `bowline snapshot` reads.
 
 use std::fs::{self, File};
 use std::io::{self, Read};

@@ -7,6 +7,7 @@ mod process;
 mod ask;
 mod failover;
 mod keys;
+mod local;
 mod locks;
 mod operate;
 mod same;

@@ -62,7 +62,7 @@ async fn a_snapshot_arrives_in_blobs_with_its_hash_and_a_new_cluster_begins_with
     let file = place.path().join("sent.db");
     fs::write(&file, &received).unwrap();
     let file = file.to_str().unwrap();
-    let found = object(&["backup", "verify", file]);
+    let found = object(&["snapshot", "status", file]);
     assert_eq!((&found["sound"], &found["keys"]), (&Value::from(true), &Value::from(8)));
     let data = place.path().join("data");
     let data_text = data.to_str().unwrap();
@@ -70,7 +70,7 @@ async fn a_snapshot_arrives_in_blobs_with_its_hash_and_a_new_cluster_begins_with
     let member = format!("m0=127.0.0.1:{peer}");
     let token = ["--token", "etcd-cluster"];
     let restore =
-        ["backup", "restore", file, "--dir", data_text, "--name", "m0", "--member", &member];
+        ["snapshot", "restore", file, "--dir", data_text, "--name", "m0", "--member", &member];
     object(&[&restore[..], &token].concat());
     let restored = Server::start(&flags(0, &[peer], client, &data), client, &[]).ready();
     let count = restored.http(
@@ -85,8 +85,8 @@ async fn a_snapshot_arrives_in_blobs_with_its_hash_and_a_new_cluster_begins_with
         let mut bytes = received.clone();
         bytes[at] ^= 1;
         fs::write(place.path().join("bad.db"), bytes).unwrap();
-        let verify =
-            ["backup", "verify", place.path().join("bad.db").to_str().unwrap()].map(str::to_owned);
+        let verify = ["snapshot", "status", place.path().join("bad.db").to_str().unwrap()]
+            .map(str::to_owned);
         let status = bowline().args(verify).stderr(Stdio::null()).stdout(Stdio::null()).status();
         assert_eq!(status.unwrap().code(), Some(1), "{what}");
     }
@@ -101,6 +101,6 @@ fn etcdctl_saves_a_snapshot_and_bowline_reads_it() {
     let file = place.path().join("saved.db");
     let output = save.args(["snapshot", "save"]).arg(&file).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(object(&["backup", "verify", file.to_str().unwrap()])["keys"], Value::from(8));
+    assert_eq!(object(&["snapshot", "status", file.to_str().unwrap()])["keys"], Value::from(8));
     assert!(!has_name_of_a_snapshot(dir.path()));
 }

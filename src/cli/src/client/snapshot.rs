@@ -1,0 +1,135 @@
+//! `bowline snapshot`: a copy of the state in a file, what is in it, and a new cluster from it.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use sha2::{Digest, Sha256};
+use tonic::Streaming;
+
+use super::connect::{Client, Effect, Link};
+use super::failure::{EXIT_CODES, Failure};
+use super::options::Format;
+use super::print::Output;
+use crate::data::{self, Bar};
+use crate::generated::etcdserverpb::{SnapshotRequest, SnapshotResponse};
+
+/// How long the next part may take to come.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What precedes the hash is a multiple of it: so it is seen whether there is a hash.
+const ALIGN_BYTES: u64 = 512;
+
+/// How long the hash is.
+const HASH_BYTES: usize = 32;
+
+const EXAMPLES: &str = "\
+Examples:
+  bowline snapshot save today.snap
+  bowline snapshot status today.snap
+  bowline snapshot restore today.snap --dir /var/lib/bowline --name a \\
+      --member a=10.0.0.1:2380 --member b=10.0.0.2:2380 --member c=10.0.0.3:2380";
+
+/// Save the state to a file, look into one, and begin a new cluster with it
+#[derive(Args, Debug)]
+#[command(after_long_help = EXAMPLES)]
+pub(crate) struct SnapshotOptions {
+    #[command(subcommand)]
+    command: SnapshotCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum SnapshotCommand {
+    /// Save what a server has to a file
+    ///
+    /// The file is there when all of it is, and what came is what was sent. What was saved from etcd is etcd's own
+    /// format, which `etcdutl` reads.
+    #[command(after_long_help = EXIT_CODES)]
+    Save {
+        /// The file that is made, or written anew
+        file: PathBuf,
+    },
+    #[command(alias = "verify")]
+    Status(data::VerifyOptions),
+    Restore(data::RestoreArguments),
+}
+
+impl SnapshotOptions {
+    /// Does what needs no server, if it is that.
+    pub(crate) fn local(&self, format: Format) -> Option<ExitCode> {
+        let as_json = format == Format::Json;
+        match &self.command {
+            SnapshotCommand::Save { .. } => None,
+            SnapshotCommand::Status(options) => Some(data::verify_main(options, as_json)),
+            SnapshotCommand::Restore(options) => Some(data::restore_main(options, as_json)),
+        }
+    }
+}
+
+/// `bowline snapshot save`.
+pub(crate) async fn run(
+    client: &Client,
+    output: Output,
+    options: SnapshotOptions,
+) -> Result<(), Failure> {
+    let SnapshotCommand::Save { file } = options.command else { return Ok(()) };
+    let mut part = file.clone().into_os_string();
+    part.push(".part");
+    let part = PathBuf::from(part);
+    let call = async |link: Link| link.maintenance().snapshot(SnapshotRequest {}).await;
+    let answers = client.ask(Effect::Repeatable, call).await?;
+    let received = receive(answers, &part).await;
+    let version = match received {
+        Ok(version) => version,
+        Err(failure) => {
+            // Half a file is of no use.
+            drop(fs::remove_file(&part));
+            return Err(failure);
+        }
+    };
+    publish(&part, &file).map_err(|error| Failure::Local(file.display().to_string(), error))?;
+    output.say(format!("Snapshot saved at {}", file.display()))?;
+    if version.is_empty() { Ok(()) } else { output.say(format!("Server version {version}")) }
+}
+
+/// Writes what comes into a file, and judges it by its hash. Says the server's version.
+async fn receive(mut answers: Streaming<SnapshotResponse>, path: &Path) -> Result<String, Failure> {
+    let local = |error| Failure::Local(path.display().to_string(), error);
+    let mut file = File::create(path).map_err(local)?;
+    let bar = Bar::begin("saves", false);
+    let (mut bytes, mut version) = (0, String::new());
+    // All but the last bytes, which may be the hash, are hashed.
+    let (mut hash, mut tail) = (Sha256::new(), Vec::new());
+    loop {
+        let answer = tokio::time::timeout(PATIENCE, answers.message()).await;
+        let answer = answer.map_err(|_| Failure::Timeout(PATIENCE))?.map_err(Failure::Refused)?;
+        let Some(answer) = answer else { break };
+        file.write_all(&answer.blob).map_err(local)?;
+        bytes += answer.blob.len() as u64;
+        bar.at(bytes, bytes + answer.remaining_bytes);
+        if !answer.version.is_empty() {
+            version = answer.version;
+        }
+        tail.extend_from_slice(&answer.blob);
+        let known = tail.len().saturating_sub(HASH_BYTES);
+        hash.update(&tail[..known]);
+        tail.drain(..known);
+    }
+    bar.end();
+    if bytes % ALIGN_BYTES != HASH_BYTES as u64 || hash.finalize()[..] != tail[..] {
+        let why = format!("what came, {bytes} bytes, is not what was sent: it is not kept");
+        return Err(Failure::Failed(why));
+    }
+    file.sync_all().map_err(local)?;
+    Ok(version)
+}
+
+/// Gives the file its name, for good.
+fn publish(part: &Path, file: &Path) -> io::Result<()> {
+    fs::rename(part, file)?;
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+}
