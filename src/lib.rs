@@ -77,13 +77,17 @@ pub mod testing;
 pub use bytes::Bytes;
 
 pub use api::{
-    Client, Config, ConfigError, DeleteCall, Effect, Error, GetCall, GrantCall, Lease, LeaseStatus,
-    Node, OpenSession, PutCall, RangeCall, ResumeSession, Session, SessionStatus, Shutdown,
-    StartError, TxnCall, Wait, Watch, WatchCall,
+    ActingClient, Client, Config, ConfigError, DeleteCall, Effect, Error, GetCall, GrantCall,
+    Lease, LeaseStatus, Node, OpenSession, PutCall, RangeCall, ResumeSession, Session,
+    SessionStatus, Shutdown, StartError, TxnCall, Wait, Watch, WatchCall,
 };
 pub use metrics::{
     ByLabel, Ending, Histogram, Metrics, MetricsSnapshot, PeerLag, PeerQueue, Refused, RequestKind,
     Stage,
+};
+pub use model::{
+    Access, AccessChange, AccessGrant, AccessRefusal, AccessRole, Caller, ROOT, Rights, Secret,
+    User,
 };
 pub use model::{
     ClusterId, ClusterVersion, Compare, CompareBuilder, CompareOp, CompareTarget, Delete,

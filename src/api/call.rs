@@ -193,8 +193,10 @@ impl IntoFuture for GetCall {
             let mut range = Range::new(KeyRange::key(key));
             range.revision = revision;
             client.shared.settings.limits.check_range(&range)?;
+            client.may_read(&range.range)?;
             client.be_current(consistency, client.shared.deadline(timeout)).await?;
             let mut row = client.shared.reader.range(&range)?.kvs.pop();
+            client.may_read(&range.range)?;
             client.scope.strip_all(&mut row);
             Ok(row)
         })
@@ -283,8 +285,12 @@ impl IntoFuture for RangeCall {
         Box::pin(async move {
             let Self { client, range, consistency, deadline: timeout } = self;
             client.shared.settings.limits.check_range(&range)?;
+            client.may_read(&range.range)?;
             client.be_current(consistency, client.shared.deadline(timeout)).await?;
-            Ok(client.scope.strip_range(client.shared.reader.range(&range)?))
+            let reply = client.shared.reader.range(&range)?;
+            // By a table that is at least as new as the rows.
+            client.may_read(&range.range)?;
+            Ok(client.scope.strip_range(reply))
         })
     }
 }

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::model::{Command, KeyRange, LeaseId, Moment, Refusal, Reply, Revision, SessionInfo};
+use crate::model::{
+    Caller, Command, KeyRange, LeaseId, Moment, Refusal, Reply, Revision, SessionInfo,
+};
 use crate::node::{CallError, LeaseWish, Shared};
 
 use super::call::{Consistency, DeleteCall, GetCall, PutCall, RangeCall};
@@ -23,11 +25,13 @@ use super::{Error, TxnCall, WatchCall};
 pub struct Client {
     pub(crate) shared: Arc<Shared>,
     pub(crate) scope: Scope,
+    /// For whom it acts: the program itself, unless said otherwise.
+    pub(crate) caller: Option<Arc<Caller>>,
 }
 
 impl Client {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, scope: Scope::default() }
+        Self { shared, scope: Scope::default(), caller: None }
     }
 
     /// A client for the keys below `prefix`: it is put before every key that goes in and taken off
@@ -46,7 +50,7 @@ impl Client {
     /// ```
     #[must_use]
     pub fn scoped(&self, prefix: impl Into<Bytes>) -> Client {
-        Client { shared: Arc::clone(&self.shared), scope: self.scope.inner(prefix.into()) }
+        Client { scope: self.scope.inner(prefix.into()), ..self.clone() }
     }
 
     /// Writes `value` to `key`.
@@ -231,7 +235,7 @@ impl Client {
         command: Command,
         timeout: Option<Duration>,
     ) -> Result<Reply, Error> {
-        Ok(self.shared.write(command, self.shared.deadline(timeout)).await?)
+        Ok(self.shared.write(self.signed(command), self.shared.deadline(timeout)).await?)
     }
 }
 

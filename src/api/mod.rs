@@ -5,6 +5,7 @@
 //! `kv.put("k", "v").prev_kv().await`. Every call has a deadline. Dropping a call's future gives up
 //! the waiting, not the change: a put whose future was dropped may still be applied, once.
 
+mod acting;
 mod call;
 mod checked;
 mod client;
@@ -18,6 +19,7 @@ mod txn;
 mod wait;
 mod watch;
 
+pub use acting::ActingClient;
 pub use call::{DeleteCall, GetCall, PutCall, RangeCall};
 pub(crate) use checked::Beginning;
 pub use client::Client;

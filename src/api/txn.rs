@@ -89,8 +89,11 @@ impl TxnCall {
         let reply = match &command {
             Command::Txn(txn) if !txn.writes() => {
                 client.shared.settings.limits.check(&command)?;
+                client.may_read_txn(txn)?;
                 client.be_current(consistency, client.shared.deadline(timeout)).await?;
-                client.shared.reader.read_txn(txn)?
+                let reply = client.shared.reader.read_txn(txn)?;
+                client.may_read_txn(txn)?;
+                reply
             }
             _ => match client.propose(command, timeout).await? {
                 Reply::Txn(reply) => reply,

@@ -10,7 +10,6 @@ use crate::model::{KeyRange, Revision};
 use crate::watch::{Filter, WatchBatch, WatchError, WatchRequest, Watcher};
 
 use super::call::Answer;
-use super::scope::Scope;
 use super::{Client, Error};
 
 /// Begins to watch; see [`Client::watch`].
@@ -52,8 +51,10 @@ impl WatchCall {
         let Self { client, request } = self;
         let range = crate::model::Range::new(request.range.clone());
         client.shared.settings.limits.check_range(&range)?;
+        client.may_read(&request.range)?;
+        let keys = request.range.clone();
         let watcher = client.shared.hub.watch(request);
-        Ok(Watch { watcher, scope: client.scope })
+        Ok(Watch { watcher, client, keys, denied: false })
     }
 }
 
@@ -85,7 +86,10 @@ impl IntoFuture for WatchCall {
 #[derive(Debug)]
 pub struct Watch {
     watcher: Watcher,
-    scope: Scope,
+    client: Client,
+    keys: KeyRange,
+    /// Nothing comes any more.
+    denied: bool,
 }
 
 impl Watch {
@@ -95,6 +99,9 @@ impl Watch {
     /// # Errors
     /// See [`WatchError`]; the watch ends with it.
     pub async fn next(&mut self) -> Option<Result<WatchBatch, WatchError>> {
+        if self.denied {
+            return None;
+        }
         let batch = self.watcher.recv().await;
         self.strip(batch)
     }
@@ -118,18 +125,27 @@ impl Watch {
 
     /// What [`Watch::next`] has at hand; `Pending` is nothing. Wakes nobody later.
     pub(crate) fn try_next(&mut self) -> Poll<Option<Result<WatchBatch, WatchError>>> {
+        if self.denied {
+            return Poll::Ready(None);
+        }
         match self.watcher.try_recv() {
             Poll::Ready(batch) => Poll::Ready(self.strip(batch)),
             Poll::Pending => Poll::Pending,
         }
     }
 
+    /// What may be shown, as it is called in the client's scope.
     fn strip(
-        &self,
+        &mut self,
         mut batch: Option<Result<WatchBatch, WatchError>>,
     ) -> Option<Result<WatchBatch, WatchError>> {
         if let Some(Ok(batch)) = &mut batch {
-            batch.events.iter_mut().for_each(|event| self.scope.strip_event(event));
+            if let Err(denied) = self.client.may_watch(&self.keys) {
+                self.denied = true;
+                return Some(Err(denied));
+            }
+            let scope = &self.client.scope;
+            batch.events.iter_mut().for_each(|event| scope.strip_event(event));
         }
         batch
     }
@@ -140,6 +156,9 @@ impl Stream for Watch {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
+        if this.denied {
+            return Poll::Ready(None);
+        }
         match Pin::new(&mut this.watcher).poll_next(context) {
             Poll::Ready(batch) => Poll::Ready(this.strip(batch)),
             Poll::Pending => Poll::Pending,

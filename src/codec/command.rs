@@ -3,6 +3,7 @@
 //! ```text
 //! command = 1 put | 2 delete | 3 txn | 4 revision (compact) | 5 grant | 6 lease (revoke)
 //!         | 7 name bytes, address bytes (announce) | 8 cluster version (raise)
+//!         | 9 change of access | 10 caller, command (one of the others)
 //! op      = 1 put | 2 delete | 3 txn | 4 range
 //! put     = flags | key bytes | [value bytes] | [lease]
 //! delete  = flags | keys
@@ -17,9 +18,9 @@ use std::time::Duration;
 
 use super::{CodecError, Decode, Decoder, Encode, Encoder, Length, Sink};
 use crate::model::{
-    ClusterVersion, Command, Compare, CompareOp, CompareTarget, Delete, KeyRange, LeaseId, Op, Put,
-    PutLease, PutValue, Range, RangeEnd, Revision, RevisionBounds, SessionInfo, Sort, SortOrder,
-    SortTarget, Txn,
+    AccessChange, Caller, ClusterVersion, Command, Compare, CompareOp, CompareTarget, Delete,
+    KeyRange, LeaseId, Op, Put, PutLease, PutValue, Range, RangeEnd, Revision, RevisionBounds,
+    SessionInfo, Sort, SortOrder, SortTarget, Txn,
 };
 
 /// How many bytes a command takes in a log entry. Walks the operations and copies nothing.
@@ -38,6 +39,8 @@ mod kind {
     pub(super) const REVOKE: u8 = 6;
     pub(super) const ANNOUNCE: u8 = 7;
     pub(super) const RAISE: u8 = 8;
+    pub(super) const ACCESS: u8 = 9;
+    pub(super) const AS: u8 = 10;
     /// Only inside a transaction.
     pub(super) const RANGE: u8 = 4;
 }
@@ -78,6 +81,15 @@ impl Encode for Command {
                 to.byte(kind::RAISE);
                 to.number(version.get());
             }
+            Command::Access(change) => {
+                to.byte(kind::ACCESS);
+                change.encode(to);
+            }
+            Command::As(caller, command) => {
+                to.byte(kind::AS);
+                caller.encode(to);
+                command.encode(to);
+            }
         }
     }
 }
@@ -86,18 +98,33 @@ impl Decode for Command {
     const BYTES_MIN: usize = 2;
 
     fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
-        Ok(match from.byte()? {
-            kind::PUT => Command::Put(Put::decode(from)?),
-            kind::DELETE => Command::Delete(Delete::decode(from)?),
-            kind::TXN => Command::Txn(Txn::decode(from)?),
-            kind::COMPACT => Command::Compact(Revision(from.number()?)),
-            kind::GRANT => decode_grant(from)?,
-            kind::REVOKE => Command::Revoke(LeaseId::decode(from)?),
-            kind::ANNOUNCE => Command::Announce { name: from.text()?, address: from.text()? },
-            kind::RAISE => Command::Raise(ClusterVersion(from.number()?)),
-            found => return Err(CodecError::Newer { what: "command", found: found.into() }),
-        })
+        match from.byte()? {
+            kind::AS => {
+                let caller = Caller::decode(from)?;
+                let kind = from.byte()?;
+                Ok(Command::As(caller, Box::new(decode_deed(kind, from)?)))
+            }
+            kind => decode_deed(kind, from),
+        }
     }
+}
+
+/// A command that is no caller's.
+fn decode_deed(kind: u8, from: &mut Decoder) -> Result<Command, CodecError> {
+    Ok(match kind {
+        kind::PUT => Command::Put(Put::decode(from)?),
+        kind::DELETE => Command::Delete(Delete::decode(from)?),
+        kind::TXN => Command::Txn(Txn::decode(from)?),
+        kind::COMPACT => Command::Compact(Revision(from.number()?)),
+        kind::GRANT => decode_grant(from)?,
+        kind::REVOKE => Command::Revoke(LeaseId::decode(from)?),
+        kind::ANNOUNCE => Command::Announce { name: from.text()?, address: from.text()? },
+        kind::RAISE => Command::Raise(ClusterVersion(from.number()?)),
+        kind::ACCESS => Command::Access(AccessChange::decode(from)?),
+
+        kind::AS => return Err(from.malformed("a caller of a caller")),
+        found => return Err(CodecError::Newer { what: "command", found: found.into() }),
+    })
 }
 
 mod grant_flag {

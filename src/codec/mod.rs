@@ -36,6 +36,7 @@
 //!
 //! [`Limits::TXN_DEPTH_CEILING`]: crate::model::Limits::TXN_DEPTH_CEILING
 
+mod access;
 mod command;
 mod decoder;
 mod encoder;

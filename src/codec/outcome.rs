@@ -20,8 +20,8 @@ use bytes::Bytes;
 
 use super::{CodecError, Decode, Decoder, Encode, Encoder, Sink};
 use crate::model::{
-    DeleteReply, GrantReply, KeyValue, LeaseId, NodeId, Outcome, PutReply, RangeReply, Refusal,
-    Reply, Revision, RevokeReply, TxnReply, TxnResult,
+    AccessRefusal, DeleteReply, GrantReply, KeyValue, LeaseId, NodeId, Outcome, PutReply,
+    RangeReply, Refusal, Reply, Revision, RevokeReply, TxnReply, TxnResult,
 };
 
 mod kind {
@@ -252,6 +252,7 @@ mod refusal {
     pub(super) const REQUEST_TOO_LARGE: u8 = 13;
     pub(super) const CLOSED: u8 = 14;
     pub(super) const NOT_MEMBER: u8 = 15;
+    pub(super) const ACCESS: u8 = 16;
 }
 
 impl Encode for Refusal {
@@ -285,6 +286,10 @@ impl Encode for Refusal {
             }
             Refusal::Closed => (refusal::CLOSED, vec![]),
             Refusal::NotMember(node) => (refusal::NOT_MEMBER, vec![node.get()]),
+            Refusal::Access(why) => {
+                to.byte(refusal::ACCESS);
+                return why.encode(to);
+            }
         };
         to.byte(kind);
         for figure in figures {
@@ -325,6 +330,7 @@ impl Decode for Refusal {
             }
             refusal::CLOSED => Refusal::Closed,
             refusal::NOT_MEMBER => Refusal::NotMember(NodeId::decode(from)?),
+            refusal::ACCESS => Refusal::Access(AccessRefusal::decode(from)?),
             found => return Err(CodecError::Newer { what: "refusal", found: found.into() }),
         })
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! head     = version u8 | cluster version | index | term | revision | compacted + 1 or 0 | past u64
-//!          | next lease | members | digest u64
+//!          | next lease | members | digest u64 | [access]      version 2: the table of users has changed
 //! piece    = version u8 | kind u8 | list            1 rows, 2 changes, 3 leases, 4 lives, 5 answers
 //! change   = 1 row (put) | 2 revision, key bytes (delete)
 //! lease    = id | time | 0 | 1 member, incarnation, own u8, label bytes
@@ -18,13 +18,16 @@ use bytes::Bytes;
 use super::outcome::yes_or_no;
 use super::{CodecError, Decode, Decoder, Encode, Encoder, Sink};
 use crate::model::{
-    AckWindow, ClusterVersion, Incarnation, KeyValue, LeaseId, LeaseRow, LifeRow, LogIndex,
+    Access, AckWindow, ClusterVersion, Incarnation, KeyValue, LeaseId, LeaseRow, LifeRow, LogIndex,
     Members, NodeId, Outcome, Piece, PieceCounts, RequestId, Revision, RowChange, SessionInfo,
     StateHead, Term,
 };
 
-/// The format of states that this build writes, and the newest that it reads.
+/// The format of pieces that this build writes, and the newest that it reads.
 const VERSION: u8 = 1;
+
+/// The newest format of heads: with users and roles. Written where there have ever been any.
+const HEAD_VERSION: u8 = 2;
 
 mod kind {
     pub(super) const ROWS: u8 = 1;
@@ -40,7 +43,8 @@ mod kind {
 /// Appends the head of a state to `sink`.
 pub(crate) fn encode_head(head: &StateHead, sink: &mut impl Sink) {
     let to = &mut Encoder::new(sink);
-    to.byte(VERSION);
+    let plain = head.access == Access::default();
+    to.byte(if plain { VERSION } else { HEAD_VERSION });
     to.number(head.version.get());
     to.number(head.index.get());
     to.number(head.term.get());
@@ -50,13 +54,16 @@ pub(crate) fn encode_head(head: &StateHead, sink: &mut impl Sink) {
     to.number(head.next_lease);
     head.members.encode(to);
     to.fixed_u64(head.digest);
+    if !plain {
+        head.access.encode(to);
+    }
 }
 
 /// Reads the head of a state.
 pub(crate) fn decode_head(bytes: Bytes) -> Result<StateHead, CodecError> {
     let mut from = Decoder::new("head of a state", bytes);
-    from.version(VERSION)?;
-    let head = StateHead {
+    let format = from.version(HEAD_VERSION)?;
+    let mut head = StateHead {
         version: ClusterVersion(from.number()?),
         index: LogIndex(from.number()?),
         term: Term(from.number()?),
@@ -66,7 +73,14 @@ pub(crate) fn decode_head(bytes: Bytes) -> Result<StateHead, CodecError> {
         next_lease: from.number()?,
         members: Members::decode(&mut from)?,
         digest: from.fixed_u64()?,
+        access: Access::default(),
     };
+    if format == HEAD_VERSION {
+        head.access = Access::decode(&mut from)?;
+        if head.access == Access::default() {
+            return Err(from.malformed("a table of users that is not there"));
+        }
+    }
     from.finish()?;
     Ok(head)
 }
@@ -248,8 +262,9 @@ mod tests {
     use super::super::sample::Sample;
     use super::*;
     use crate::model::{
-        DeleteReply, GrantReply, Member, MemberRole, PutReply, RangeReply, Refusal, Reply,
-        RevokeReply, TxnReply, TxnResult,
+        AccessChange, AccessGrant, AccessRefusal, DeleteReply, GrantReply, KeyRange, Member,
+        MemberRole, PutReply, ROOT, RangeReply, Refusal, Reply, RevokeReply, Rights, Secret,
+        TxnReply, TxnResult,
     };
 
     /// One line a case: a sentence, then the bytes. Lines are added, never changed: released versions
@@ -297,6 +312,7 @@ mod tests {
             past: 0,
             next_lease: 1,
             members: Members::default(),
+            access: Access::default(),
             digest: 0x0102_0304_0506_0708,
         };
         let voter = Member {
@@ -322,7 +338,33 @@ mod tests {
             members,
             ..first.clone()
         };
-        vec![("the head of an empty state", first), ("the head of a state", later)]
+        let guarded = StateHead { access: guarded(), ..first.clone() };
+        vec![
+            ("the head of an empty state", first),
+            ("the head of a state", later),
+            ("the head of a state with users and roles", guarded),
+        ]
+    }
+
+    fn guarded() -> Access {
+        let mut access = Access::default();
+        let grant = |range, rights| AccessGrant { range, rights };
+        for change in [
+            AccessChange::AddUser { user: ROOT.to_owned(), password: Some(Secret::new("hash")) },
+            AccessChange::GrantRole { user: ROOT.to_owned(), role: ROOT.to_owned() },
+            AccessChange::AddRole("r".to_owned()),
+            AccessChange::Grant { role: "r".to_owned(), grant: grant("k".into(), Rights::Read) },
+            AccessChange::Grant {
+                role: "r".to_owned(),
+                grant: grant(KeyRange::prefix("k"), Rights::Write),
+            },
+            AccessChange::AddUser { user: "ann".to_owned(), password: None },
+            AccessChange::GrantRole { user: "ann".to_owned(), role: "r".to_owned() },
+            AccessChange::Enable { secret: Secret::new("key") },
+        ] {
+            access.apply(change).expect("a change that makes sense");
+        }
+        access
     }
 
     fn golden_pieces() -> Vec<(&'static str, Piece)> {
@@ -374,6 +416,23 @@ mod tests {
             let numbered = outcomes.into_iter().zip(200..).map(|(outcome, seq)| (id(seq), outcome));
             Piece::Answers(numbered.collect())
         };
+        let of_access = [
+            AccessRefusal::Denied,
+            AccessRefusal::Outdated,
+            AccessRefusal::NoUser,
+            AccessRefusal::NoRoot,
+            AccessRefusal::RootWithoutRole,
+            AccessRefusal::UserExists,
+            AccessRefusal::UserNotFound,
+            AccessRefusal::RoleExists,
+            AccessRefusal::RoleNotFound,
+            AccessRefusal::NoRole,
+            AccessRefusal::RoleNotGranted,
+            AccessRefusal::NotGranted,
+            AccessRefusal::Invalid,
+            AccessRefusal::TooMuch,
+        ];
+        let of_access = of_access.map(|refusal| Err(Refusal::Access(refusal))).to_vec();
         vec![
             ("rows", Piece::Rows(vec![row(), KeyValue { lease: None, ..row() }])),
             ("changes", Piece::Changes(vec![RowChange::Put(row()), delete])),
@@ -390,6 +449,7 @@ mod tests {
             ),
             ("answers", numbered(answers)),
             ("refusals", numbered(refusals.into_iter().map(Err).collect())),
+            ("refusals of access", numbered(of_access)),
         ]
     }
 

@@ -165,7 +165,16 @@ impl Sample {
     }
 
     pub(crate) fn command(&mut self) -> Command {
-        match self.below(8) {
+        match self.below(10) {
+            8 => Command::Access(self.access_change()),
+            9 => {
+                let user = self.maybe(Self::text);
+                let caller = Caller { user, revision: self.number() };
+                match self.command() {
+                    Command::As(_, command) => Command::As(caller, command),
+                    command => Command::As(caller, Box::new(command)),
+                }
+            }
             0 => Command::Put(self.put()),
             1 => Command::Delete(self.delete()),
             2 => Command::Txn(self.txn(1)),
@@ -338,7 +347,7 @@ impl Sample {
 
     fn refusal(&mut self) -> Refusal {
         let size = |sample: &mut Self| sample.number() as usize;
-        match self.below(15) {
+        match self.below(16) {
             0 => Refusal::EmptyKey,
             1 => Refusal::KeyNotFound,
             2 => Refusal::Compacted { asked: self.revision(), compacted: self.revision() },
@@ -353,6 +362,7 @@ impl Sample {
             11 => Refusal::ValueTooLarge { bytes: size(self), max: size(self) },
             12 => Refusal::RequestTooLarge { bytes: size(self), max: size(self) },
             13 => Refusal::Closed,
+            14 => Refusal::Access(AccessRefusal::Outdated),
             _ => Refusal::NotMember(self.node()),
         }
     }
@@ -387,6 +397,42 @@ impl Sample {
         Members::from_parts(rows, outgoing, 100 + self.below(9)).expect("ids below 100")
     }
 
+    fn secret(&mut self) -> Secret {
+        Secret::new(self.bytes())
+    }
+
+    fn access_grant(&mut self) -> AccessGrant {
+        let rights = [Rights::Read, Rights::Write, Rights::ReadWrite][self.below(3) as usize];
+        AccessGrant { range: self.keys(), rights }
+    }
+
+    fn access_change(&mut self) -> AccessChange {
+        let (user, role) = (self.text(), self.text());
+        match self.below(11) {
+            0 => AccessChange::Enable { secret: self.secret() },
+            1 => AccessChange::Disable,
+            2 => AccessChange::AddUser { user, password: self.maybe(Self::secret) },
+            3 => AccessChange::DeleteUser(user),
+            4 => AccessChange::SetPassword { user, password: self.maybe(Self::secret) },
+            5 => AccessChange::GrantRole { user, role },
+            6 => AccessChange::RevokeRole { user, role },
+            7 => AccessChange::AddRole(role),
+            8 => AccessChange::DeleteRole(role),
+            9 => AccessChange::Grant { role, grant: self.access_grant() },
+            _ => AccessChange::Revoke { role, range: self.keys() },
+        }
+    }
+
+    /// What some changes make of an empty table.
+    fn access(&mut self) -> Access {
+        let mut access = Access::default();
+        for change in self.list(9, Self::access_change) {
+            // Most of them are refused: names of few letters meet now and then.
+            let _ = access.apply(change);
+        }
+        access
+    }
+
     pub(crate) fn head(&mut self) -> StateHead {
         StateHead {
             version: ClusterVersion(self.number()),
@@ -397,6 +443,7 @@ impl Sample {
             past: self.next(),
             next_lease: self.number(),
             members: self.members(),
+            access: self.access(),
             digest: self.next(),
         }
     }

@@ -138,7 +138,38 @@ fn golden_entries() -> Vec<(&'static str, Vec<Item>)> {
             entry(Command::Grant { id: Some(lease(16)), ttl, session: Some(session) }),
         ),
         ("a revocation", entry(Command::Revoke(lease(16)))),
+        ("changes of users and roles", access_changes()),
+        ("a put for a user", entry(put_for(Some("ann")))),
+        ("a put for nobody", entry(put_for(None))),
     ]
+}
+
+fn put_for(user: Option<&str>) -> Command {
+    let caller = Caller { user: user.map(str::to_owned), revision: 300 };
+    Command::As(caller, Box::new(Command::Put(Put::new("k", "v"))))
+}
+
+fn access_changes() -> Vec<Item> {
+    let (user, role) = (|| "ann".to_owned(), || "r".to_owned());
+    let grant = |rights| AccessGrant { range: KeyRange::prefix("k"), rights };
+    let changes = vec![
+        AccessChange::Enable { secret: Secret::new("key") },
+        AccessChange::Disable,
+        AccessChange::AddUser { user: user(), password: Some(Secret::new("hash")) },
+        AccessChange::AddUser { user: user(), password: None },
+        AccessChange::DeleteUser(user()),
+        AccessChange::SetPassword { user: user(), password: None },
+        AccessChange::GrantRole { user: user(), role: role() },
+        AccessChange::RevokeRole { user: user(), role: role() },
+        AccessChange::AddRole(role()),
+        AccessChange::DeleteRole(role()),
+        AccessChange::Grant { role: role(), grant: grant(Rights::Read) },
+        AccessChange::Grant { role: role(), grant: grant(Rights::Write) },
+        AccessChange::Grant { role: role(), grant: grant(Rights::ReadWrite) },
+        AccessChange::Revoke { role: role(), range: "k".into() },
+    ];
+    let items = changes.into_iter().map(|change| entry(Command::Access(change)));
+    items.flatten().collect()
 }
 
 fn golden_messages() -> Vec<(&'static str, PeerMessage)> {

@@ -7,7 +7,8 @@
 //! without depending on how far a replica has come with forgetting it.
 
 use crate::model::{
-    KeyValue, MemberRole, Members, NodeId, Outcome, RangeReply, Reply, TxnReply, TxnResult,
+    Access, KeyRange, KeyValue, MemberRole, Members, NodeId, Outcome, RangeEnd, RangeReply, Reply,
+    TxnReply, TxnResult,
 };
 
 /// Spreads a number over 64 bits (the finalizer of splitmix64).
@@ -93,6 +94,43 @@ impl Fingerprint {
             .iter()
             .fold(print.number(outgoing.len() as u64), |print, id| print.number(id.get()));
         print.number(members.next())
+    }
+
+    /// Who may do what. A table that never had anything in it leaves no trace.
+    #[must_use]
+    pub(super) fn access(self, access: &Access) -> Self {
+        if *access == Access::default() {
+            return self;
+        }
+        let print = self
+            .number(u64::from(access.is_enabled()))
+            .number(access.revision())
+            .bytes(access.secret().reveal())
+            .number(access.users().len() as u64);
+        let print = access.users().iter().fold(print, |print, (name, user)| {
+            let print = print.bytes(name.as_bytes()).number(user.since);
+            let print = match &user.password {
+                None => print.number(0),
+                Some(password) => print.number(1).bytes(password.reveal()),
+            };
+            let print = print.number(user.roles.len() as u64);
+            user.roles.iter().fold(print, |print, role| print.bytes(role.as_bytes()))
+        });
+        access.roles().iter().fold(print, |print, (name, role)| {
+            let print = print.bytes(name.as_bytes()).number(role.len() as u64);
+            role.iter()
+                .fold(print, |print, grant| print.keys(&grant.range).number(grant.rights as u64))
+        })
+    }
+
+    #[must_use]
+    fn keys(self, range: &KeyRange) -> Self {
+        let print = self.bytes(range.start());
+        match range.end() {
+            RangeEnd::Single => print.number(0),
+            RangeEnd::Before(end) => print.number(1).bytes(end),
+            RangeEnd::Unbounded => print.number(2),
+        }
     }
 
     /// An answer, as the table of answers keeps it.

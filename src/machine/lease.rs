@@ -182,6 +182,12 @@ impl LeaseTable {
         }
     }
 
+    /// The keys of a lease, in order; none if there is no such lease.
+    pub(super) fn keys(&self, id: LeaseId) -> impl Iterator<Item = Bytes> {
+        let keys = self.leases.get(&id).into_iter().flat_map(|lease| &lease.keys);
+        keys.map(|key| Bytes::copy_from_slice(key))
+    }
+
     pub(super) fn info(&self, id: LeaseId) -> Option<LeaseInfo> {
         let lease = self.leases.get(&id)?;
         Some(LeaseInfo {

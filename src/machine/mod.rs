@@ -11,6 +11,8 @@
 //!      v
 //!   [apply] --- [answers]   was this request applied before?        exactly once
 //!      |
+//!      +------- [access]    may whoever asks do this?              by the users and roles of the state
+//!      |
 //!      +------- [txn]       which branch, and may it?               decided before the first write
 //!      |
 //!      +------- [store]     key -> versions, revision -> changes    index, history, sweep
@@ -38,6 +40,7 @@
 //! made at R itself, deletions too. The answer and the digest know only the number R; memory is given
 //! back piece by piece behind it (see `store`).
 
+mod access;
 mod answers;
 mod digest;
 mod follow;
@@ -75,10 +78,10 @@ use store::{Mutation, Store};
 use txn::{Path, Unfit, check_put, is_wide};
 
 use crate::model::{
-    ClusterVersion, Command, Delete, DeleteReply, Event, Fault, GrantReply, Incarnation, Item,
-    LeaseId, Limits, LogIndex, MemberChange, Members, NodeId, Op, Outcome, Piece, Proposal, Put,
-    PutLease, PutReply, PutValue, Refusal, Reply, RequestId, Revision, RevokeReply, SessionInfo,
-    StateHead, Term, Txn, TxnReply, TxnResult,
+    Access, ClusterVersion, Command, Delete, DeleteReply, Event, Fault, GrantReply, Incarnation,
+    Item, LeaseId, Limits, LogIndex, MemberChange, Members, NodeId, Op, Outcome, Piece, Proposal,
+    Put, PutLease, PutReply, PutValue, Refusal, Reply, RequestId, Revision, RevokeReply,
+    SessionInfo, StateHead, Term, Txn, TxnReply, TxnResult,
 };
 use crate::mutant::{self, Mutant};
 
@@ -121,8 +124,9 @@ pub struct Machine {
     store: Store,
     answers: Answers,
     members: Arc<Members>,
+    access: Arc<Access>,
     version: ClusterVersion,
-    /// What members and version add to the digest.
+    /// What members, users and version add to the digest.
     configuration: u64,
 }
 
@@ -222,6 +226,7 @@ impl Machine {
             store,
             answers,
             members: Arc::default(),
+            access: Arc::default(),
             version: ClusterVersion::FIRST,
             configuration: 0,
         };
@@ -320,8 +325,14 @@ impl Machine {
         self.set_configuration();
     }
 
+    pub(super) fn set_access(&mut self, access: Arc<Access>) {
+        self.store.shared().set_access(Arc::clone(&access));
+        self.access = access;
+        self.set_configuration();
+    }
+
     fn set_configuration(&mut self) {
-        let print = Fingerprint::default().members(&self.members);
+        let print = Fingerprint::default().members(&self.members).access(&self.access);
         self.configuration = print.number(self.version.get()).finish();
     }
 
@@ -359,6 +370,14 @@ impl Machine {
         turn: &mut Turn<'_>,
     ) -> Result<Reply, Stop> {
         STRUCTURE.check(&command)?;
+        let command = match command {
+            Command::As(caller, command) => {
+                let leases = self.store.shared().leases();
+                access::judge(&self.access, &caller, &command, &leases).map_err(Refusal::from)?;
+                *command
+            }
+            command => command,
+        };
         turn.hold.begin(is_wide(&command));
         let newest = self.newest();
         match command {
@@ -397,6 +416,13 @@ impl Machine {
             }
             Command::Announce { name, address } => self.announce(by.node, &name, &address, turn),
             Command::Raise(version) => self.raise(version),
+            Command::Access(change) => {
+                let mut access = Access::clone(&self.access);
+                access.apply(change).map_err(Refusal::from)?;
+                self.set_access(Arc::new(access));
+                Ok(Reply::Noted { revision: self.store.revision() })
+            }
+            Command::As(..) => unreachable!("no caller's caller is decoded, and none is proposed"),
         }
     }
 
@@ -639,6 +665,7 @@ impl Machine {
             past: self.store.past(),
             next_lease: if without(Mutant::M18b) { 1 } else { leases.next() },
             members: Members::clone(&self.members),
+            access: Access::clone(&self.access),
             digest,
         };
         let copy = if without(Mutant::M18a) { Default::default() } else { leases.copy() };
@@ -681,6 +708,7 @@ impl Machine {
         self.store.swap(&mut later.store);
         std::mem::swap(&mut self.answers, &mut later.answers);
         std::mem::swap(&mut self.members, &mut later.members);
+        std::mem::swap(&mut self.access, &mut later.access);
         (later.applied, self.applied) = (self.applied, later.applied);
         (later.term, self.term) = (self.term, later.term);
         (later.version, self.version) = (self.version, later.version);

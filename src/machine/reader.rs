@@ -16,8 +16,8 @@ use super::row::{Row, RowRef};
 use super::shared::{HOLD_KEYS, Published, Replaced, Shared, Snapshot};
 use super::txn::{Path, Unfit, only_reads};
 use crate::model::{
-    KeyRange, KeyValue, LeaseId, Members, Op, Range, RangeReply, Refusal, Revision, Txn, TxnReply,
-    TxnResult,
+    Access, KeyRange, KeyValue, LeaseId, Members, Op, Range, RangeReply, Refusal, Revision, Txn,
+    TxnReply, TxnResult,
 };
 
 /// The most changes of rows that one page of history looks at, unless one revision has more.
@@ -253,6 +253,11 @@ impl Reader {
     /// How many leases there are, as of the last entry applied.
     pub fn lease_count(&self) -> usize {
         self.shared.leases().len()
+    }
+
+    /// Who may do what, as of the last entry applied.
+    pub fn access(&self) -> Arc<Access> {
+        self.shared.access()
     }
 
     /// The members, as of the last entry applied.

@@ -11,7 +11,7 @@
 //!
 //! Rows keep the revisions at which they were created and modified, and their versions. All leases
 //! end, since their holders counted on another leader, and their keys are deleted, at the first
-//! revision of the new cluster; their ids are not minted again. The answers are dropped: whoever waits
+//! revision of the new cluster; their ids are not minted again. Users and roles stay. The answers are dropped: whoever waits
 //! for one waits at a member of the old cluster.
 
 use std::sync::Arc;
@@ -93,10 +93,12 @@ impl Machine {
             store,
             answers: Answers::default(),
             members: Arc::default(),
+            access: Arc::default(),
             version: self.version,
             configuration: 0,
         };
         machine.set_members(how.members);
+        machine.set_access(self.access);
         Ok(machine)
     }
 }

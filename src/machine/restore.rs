@@ -258,6 +258,7 @@ impl Restore {
             compacted,
             past,
             members,
+            access,
             digest,
             ..
         } = self.head;
@@ -282,10 +283,12 @@ impl Restore {
             store,
             answers: self.answers,
             members: Arc::default(),
+            access: Arc::default(),
             version,
             configuration: 0,
         };
         machine.set_members(members);
+        machine.set_access(Arc::new(access));
         let found = machine.digest();
         if found != digest {
             return Err(RestoreError::Digest { expected: digest, found });

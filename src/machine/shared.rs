@@ -23,7 +23,7 @@ use super::history::History;
 use super::index::Index;
 use super::lease::LeaseTable;
 use super::row::{Row, RowRef};
-use crate::model::{KeyRange, LeaseId, Members, RangeEnd, Revision};
+use crate::model::{Access, KeyRange, LeaseId, Members, RangeEnd, Revision};
 
 /// How many keys a reader, or the sweep, passes in one hold of the lock.
 pub(super) const HOLD_KEYS: usize = 512;
@@ -90,6 +90,8 @@ pub(super) struct Shared {
     leases: RwLock<LeaseTable>,
     /// As of the last entry applied.
     members: RwLock<Arc<Members>>,
+    /// As of the last entry applied: never older than what is published.
+    access: RwLock<Arc<Access>>,
     /// The revision in `published`, to be had without the lock.
     revision: AtomicU64,
     /// At which revisions readers are reading over several holds, and how many each.
@@ -114,6 +116,7 @@ impl Shared {
             }),
             leases: RwLock::default(),
             members: RwLock::default(),
+            access: RwLock::default(),
             revision: AtomicU64::new(published.revision.get()),
             reading: Mutex::default(),
             waiting: AtomicUsize::new(0),
@@ -163,6 +166,14 @@ impl Shared {
         *self.members.write().unwrap_or_else(PoisonError::into_inner) = members;
     }
 
+    pub(super) fn access(&self) -> Arc<Access> {
+        Arc::clone(&self.access.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn set_access(&self, access: Arc<Access>) {
+        *self.access.write().unwrap_or_else(PoisonError::into_inner) = access;
+    }
+
     /// Changes content with `other`, of which there are no readers. What is swapped in is published.
     pub(super) fn swap(&self, other: &Shared) {
         let (mut ours, mut theirs) = (self.state_mut(), other.state_mut());
@@ -171,6 +182,9 @@ impl Shared {
         let members = self.members();
         self.set_members(other.members());
         other.set_members(members);
+        let access = self.access();
+        self.set_access(other.access());
+        other.set_access(access);
         std::mem::swap(&mut *ours, &mut *theirs);
         ours.generation = theirs.generation + 1;
         self.revision.store(ours.published.revision.get(), Ordering::Release);

@@ -139,7 +139,7 @@ pub(super) fn is_wide(command: &Command) -> bool {
                 Op::Txn(nested) => wide(nested),
             })
     }
-    match command {
+    match command.deed() {
         Command::Delete(delete) => delete.range.as_single().is_none(),
         Command::Txn(txn) => wide(txn),
         Command::Put(_)
@@ -147,7 +147,9 @@ pub(super) fn is_wide(command: &Command) -> bool {
         | Command::Grant { .. }
         | Command::Revoke(_)
         | Command::Announce { .. }
-        | Command::Raise(_) => false,
+        | Command::Raise(_)
+        | Command::Access(_)
+        | Command::As(..) => false,
     }
 }
 

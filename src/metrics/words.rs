@@ -37,6 +37,8 @@ label! {
         Grant = "grant",
         /// End a lease.
         Revoke = "revoke",
+        /// Change users and roles.
+        Access = "access",
         /// What members ask for themselves.
         Member = "member",
         /// A linearizable read: until it may look at this replica.
@@ -47,7 +49,7 @@ label! {
 impl RequestKind {
     /// What a command is counted as.
     pub(crate) fn of(command: &Command) -> Self {
-        match command {
+        match command.deed() {
             Command::Put(_) => Self::Put,
             Command::Delete(_) => Self::Delete,
             Command::Txn(_) => Self::Txn,
@@ -55,6 +57,7 @@ impl RequestKind {
             Command::Grant { .. } => Self::Grant,
             Command::Revoke(_) => Self::Revoke,
             Command::Announce { .. } | Command::Raise(_) => Self::Member,
+            Command::Access(_) | Command::As(..) => Self::Access,
         }
     }
 }

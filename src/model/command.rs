@@ -3,7 +3,10 @@
 use std::ops::Range as Span;
 use std::time::Duration;
 
-use super::{ClusterVersion, Delete, Incarnation, LeaseId, NodeId, Put, Revision, Term, Txn};
+use super::{
+    AccessChange, Caller, ClusterVersion, Delete, Incarnation, LeaseId, NodeId, Put, Revision,
+    Term, Txn,
+};
 
 /// A change of the replicated state.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -36,6 +39,20 @@ pub enum Command {
     },
     /// Every member understands this version: what it brings may be used from now on.
     Raise(ClusterVersion),
+    /// Change who may do what.
+    Access(AccessChange),
+    /// Execute another command, which is none of these, if its caller may.
+    As(Caller, Box<Command>),
+}
+
+impl Command {
+    /// What is to be done, whoever asks for it.
+    pub fn deed(&self) -> &Command {
+        match self {
+            Command::As(_, command) => command,
+            command => command,
+        }
+    }
 }
 
 /// What others see of a session.

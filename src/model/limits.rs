@@ -67,6 +67,11 @@ impl Limits {
             }
             Command::Announce { name, address } => name.len() + address.len(),
             Command::Compact(_) | Command::Revoke(_) | Command::Raise(_) => 0,
+            Command::Access(change) => change.bytes(),
+            Command::As(caller, command) => {
+                self.check(command)?;
+                caller.user.as_ref().map_or(0, String::len)
+            }
         };
         if bytes > self.request_bytes_max {
             return Err(Refusal::RequestTooLarge { bytes, max: self.request_bytes_max });

@@ -4,6 +4,7 @@
 //! no clock, no thread and no other module. Everything that Bowline's stages hand to each other is
 //! made of them.
 
+mod access;
 mod command;
 mod id;
 mod join;
@@ -17,6 +18,10 @@ mod piece;
 mod range;
 mod request;
 
+pub use access::{
+    Access, AccessChange, AccessGrant, AccessRefusal, Caller, ROOT, Rights, Role as AccessRole,
+    Secret, User,
+};
 pub use command::{AckWindow, Command, Item, Proposal, RequestId, SessionInfo};
 pub use id::{
     ClusterId, ClusterVersion, DiskId, Incarnation, LeaseId, LogIndex, NodeId, Revision, Term,

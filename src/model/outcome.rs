@@ -4,7 +4,7 @@ use bytes::Bytes;
 use std::time::Duration;
 use thiserror::Error;
 
-use super::{ClusterVersion, KeyValue, LeaseId, LogIndex, NodeId, Revision};
+use super::{AccessRefusal, ClusterVersion, KeyValue, LeaseId, LogIndex, NodeId, Revision};
 
 /// What became of one request when it was applied.
 pub type Outcome = Result<Reply, Refusal>;
@@ -221,6 +221,9 @@ pub enum Refusal {
     /// applied by this entry, and never will be.
     #[error("request is closed: its node gave it up or has restarted")]
     Closed,
+    /// Users and roles forbid it, or stay as they are.
+    #[error(transparent)]
+    Access(#[from] AccessRefusal),
     /// The node that asks is not a member of the cluster any more.
     #[error("node {0} is not a member of the cluster")]
     NotMember(NodeId),

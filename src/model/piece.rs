@@ -19,8 +19,8 @@
 use std::time::Duration;
 
 use super::{
-    AckWindow, ClusterVersion, Incarnation, KeyValue, LeaseId, LogIndex, Members, NodeId, Outcome,
-    RequestId, Revision, SessionInfo, Term,
+    Access, AckWindow, ClusterVersion, Incarnation, KeyValue, LeaseId, LogIndex, Members, NodeId,
+    Outcome, RequestId, Revision, SessionInfo, Term,
 };
 
 /// A state without its rows, leases and answers.
@@ -42,6 +42,8 @@ pub struct StateHead {
     pub next_lease: u64,
     /// Who belongs to the cluster.
     pub members: Members,
+    /// Who may do what.
+    pub access: Access,
     /// The digest of the whole state.
     pub digest: u64,
 }

@@ -12,7 +12,7 @@ const LEASE_BYTES: u64 = 256;
 /// By how many bytes a command may make the state grow, about; `None` if it is none of those that are
 /// there to make it grow. A deletion leaves its mark in history, and yet it is the way back.
 pub(crate) fn growth(command: &Command) -> Option<u64> {
-    match command {
+    match command.deed() {
         Command::Put(put) => Some(of_put(put)),
         Command::Txn(txn) => of_txn(txn),
         Command::Grant { session, .. } => {
@@ -22,7 +22,9 @@ pub(crate) fn growth(command: &Command) -> Option<u64> {
         | Command::Compact(_)
         | Command::Revoke(_)
         | Command::Announce { .. }
-        | Command::Raise(_) => None,
+        | Command::Raise(_)
+        | Command::Access(_)
+        | Command::As(..) => None,
     }
 }
 

@@ -40,6 +40,7 @@ pub(crate) async fn live(
                     judge_resume(&scene, &range, seen, resume);
                     return;
                 }
+                Some(Err(WatchError::Denied)) => unreachable!("the node itself watches"),
                 None => return,
             }
             if slow {

@@ -74,6 +74,9 @@ pub enum WatchError {
         /// The oldest revision that a watch can start from.
         compacted: Revision,
     },
+    /// For whom this was watched may not read these keys any more.
+    #[error("permission denied")]
+    Denied,
     /// The node has stopped.
     #[error("the watch ended before revision {resume}: {why}")]
     Closed {

@@ -147,6 +147,7 @@ impl Naive {
                 Ok(Reply::Compacted { revision: self.now_revision() })
             }
             Command::Announce { .. } => Err(Refusal::NotMember(proposal.node)),
+            Command::Access(_) | Command::As(..) => unreachable!("histories have no users"),
             Command::Raise(_) => Ok(Reply::Noted { revision: self.now_revision() }),
             Command::Grant { id, ttl, session } => {
                 self.grant(proposal, *id, *ttl, session.as_ref())

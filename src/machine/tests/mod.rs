@@ -14,6 +14,7 @@ use crate::model::{
     Sort, SortOrder, SortTarget,
 };
 
+mod access;
 mod forgetting;
 mod images;
 mod leases;

@@ -456,6 +456,7 @@ fn tell(watcher: &mut Watcher) -> String {
         Poll::Ready(Some(Err(WatchError::Closed { resume, .. }))) => {
             format!("closed: resume {resume}")
         }
+        Poll::Ready(Some(Err(WatchError::Denied))) => "denied".into(),
         Poll::Ready(Some(Ok(batch))) => {
             let events: Vec<String> = batch.events.iter().map(tell_event).collect();
             let events = if events.is_empty() { "none".into() } else { events.join(", ") };

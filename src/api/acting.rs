@@ -1,0 +1,236 @@
+//! Working for others: calls that are judged by the users and roles of the cluster.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::model::{
+    Access, AccessChange, AccessRefusal, Caller, Command, KeyRange, LeaseId, Refusal, Revision, Txn,
+};
+use crate::watch::WatchError;
+
+use super::call::Consistency;
+use super::{
+    Client, DeleteCall, Error, GetCall, GrantCall, LeaseStatus, PutCall, RangeCall, TxnCall,
+    WatchCall,
+};
+
+impl Client {
+    /// A client for what somebody else asks of this program: each of its calls is refused
+    /// ([`AccessRefusal`]) where the users and roles of the cluster forbid it. Writes are judged where they are
+    /// applied, by the table as it is there; reads before and after they are made; watches with every batch.
+    ///
+    /// The program itself may do everything, through its own clients. Who the caller is, it has found out by means of
+    /// its own: [`User::password`](crate::User) and [`Access::secret`] are there for that.
+    ///
+    /// ```
+    /// # use bowline::{Access, AccessChange, AccessGrant, Caller, Config, KeyRange, Node, Rights, Secret, Wait, ROOT};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// # let kv = node.client();
+    /// let grant = AccessGrant { range: KeyRange::prefix("app/"), rights: Rights::ReadWrite };
+    /// for change in [
+    ///     AccessChange::AddUser { user: ROOT.into(), password: None },
+    ///     AccessChange::GrantRole { user: ROOT.into(), role: ROOT.into() },
+    ///     AccessChange::AddUser { user: "ann".into(), password: None },
+    ///     AccessChange::AddRole("app".into()),
+    ///     AccessChange::Grant { role: "app".into(), grant },
+    ///     AccessChange::GrantRole { user: "ann".into(), role: "app".into() },
+    ///     AccessChange::Enable { secret: Secret::new("for tokens") },
+    /// ] {
+    ///     kv.change_access(change).wait()?;
+    /// }
+    /// let caller = Caller { user: Some("ann".into()), revision: kv.access().revision() };
+    /// let ann = kv.acting_as(caller);
+    /// assert!(ann.put("app/rate", "100").wait().is_ok());
+    /// assert!(ann.put("other", "1").wait().is_err());
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn acting_as(&self, caller: Caller) -> ActingClient {
+        ActingClient(Client { caller: Some(Arc::new(caller)), ..self.clone() })
+    }
+
+    /// Users and roles, as this replica knows them. Local: perhaps not the newest, but never older than what a read
+    /// through this node has shown.
+    pub fn access(&self) -> Arc<Access> {
+        self.shared.reader.access()
+    }
+
+    /// Users and roles. Linearizable.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn read_access(&self) -> Result<Arc<Access>, Error> {
+        self.be_current(Consistency::Linearizable, self.shared.deadline(None)).await?;
+        Ok(self.access())
+    }
+
+    /// Changes users and roles. Takes no revision of the store.
+    ///
+    /// # Errors
+    /// An [`AccessRefusal`] if the change makes no sense; see [`Error`] for the rest.
+    pub async fn change_access(&self, change: AccessChange) -> Result<(), Error> {
+        self.propose(Command::Access(change), None).await.map(|_| ())
+    }
+
+    /// Judges a read for whom this client acts, by the table as it is now.
+    pub(crate) fn may(
+        &self,
+        read: impl Fn(&Access, &Caller) -> Result<(), AccessRefusal>,
+    ) -> Result<(), Refusal> {
+        match &self.caller {
+            None => Ok(()),
+            Some(caller) => Ok(read(&self.access(), caller)?),
+        }
+    }
+
+    /// The same, of a range.
+    pub(crate) fn may_read(&self, keys: &KeyRange) -> Result<(), Refusal> {
+        self.may(|access, caller| access.may_read(caller, keys))
+    }
+
+    /// The same, of a transaction that only reads.
+    pub(crate) fn may_read_txn(&self, txn: &Txn) -> Result<(), Refusal> {
+        self.may(|access, caller| access.may_read_txn(caller, txn))
+    }
+
+    /// Whether a batch of a watch may be shown.
+    pub(crate) fn may_watch(&self, keys: &KeyRange) -> Result<(), WatchError> {
+        let judged = self.may(|access, caller| {
+            // A watch outlives many changes of users that are not its own: its user is known still.
+            let caller = Caller { revision: access.revision(), ..caller.clone() };
+            access.may_read(&caller, keys)
+        });
+        judged.map_err(|_| WatchError::Denied)
+    }
+
+    /// A command as it is proposed: for whom this client acts.
+    pub(crate) fn signed(&self, command: Command) -> Command {
+        match &self.caller {
+            None => command,
+            Some(caller) => Command::As(Caller::clone(caller), Box::new(command)),
+        }
+    }
+}
+
+/// Reads, writes and watches the store for a caller; see [`Client::acting_as`]. Cheap to clone. What is offered here is
+/// what is judged; locks and the other recipes are the program's own.
+#[derive(Clone, Debug)]
+pub struct ActingClient(Client);
+
+impl ActingClient {
+    /// As [`Client::put`]. The key must be the caller's to write; with the row before it, to read as well; with a lease,
+    /// all keys of the lease to write.
+    pub fn put(&self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> PutCall {
+        self.0.put(key, value)
+    }
+
+    /// As [`Client::get`].
+    pub fn get(&self, key: impl Into<Bytes>) -> GetCall {
+        self.0.get(key)
+    }
+
+    /// As [`Client::range`]. All of the range must be the caller's to read.
+    pub fn range(&self, keys: impl Into<KeyRange>) -> RangeCall {
+        self.0.range(keys)
+    }
+
+    /// As [`Client::delete`]. All of the range must be the caller's to write; with the deleted rows, to read as well.
+    pub fn delete(&self, keys: impl Into<KeyRange>) -> DeleteCall {
+        self.0.delete(keys)
+    }
+
+    /// As [`Client::txn`]. What is compared must be the caller's to read, and everything in both branches, at any depth,
+    /// what it would have to be by itself.
+    pub fn txn(&self) -> TxnCall {
+        self.0.txn()
+    }
+
+    /// As [`Client::watch`]. All of the range must be the caller's to read, now and with every batch: otherwise it ends
+    /// with [`WatchError::Denied`].
+    pub fn watch(&self, keys: impl Into<KeyRange>) -> WatchCall {
+        self.0.watch(keys)
+    }
+
+    /// As [`Client::compact`]; only for callers with the role `root`.
+    ///
+    /// # Errors
+    /// As there, and [`AccessRefusal`].
+    pub async fn compact(&self, revision: Revision) -> Result<Revision, Error> {
+        self.0.compact(revision).await
+    }
+
+    /// As [`Client::grant`]; for any user.
+    pub fn grant(&self, ttl: Duration) -> GrantCall {
+        self.0.grant(ttl)
+    }
+
+    /// As [`Client::revoke`]; all keys of the lease must be the caller's to write.
+    ///
+    /// # Errors
+    /// As there, and [`AccessRefusal`].
+    pub async fn revoke(&self, lease: LeaseId) -> Result<u64, Error> {
+        self.0.revoke(lease).await
+    }
+
+    /// As [`Client::renew`]; for any user.
+    ///
+    /// # Errors
+    /// As there, and [`AccessRefusal`].
+    pub async fn renew(&self, lease: LeaseId) -> Result<Duration, Error> {
+        self.0.may(Access::is_user)?;
+        self.0.renew(lease).await
+    }
+
+    /// As [`Client::lease_left`]; for any user.
+    ///
+    /// # Errors
+    /// As there, and [`AccessRefusal`].
+    pub async fn lease_left(&self, lease: LeaseId) -> Result<Option<Duration>, Error> {
+        self.0.may(Access::is_user)?;
+        self.0.lease_left(lease).await
+    }
+
+    /// As [`Client::lease`]; all keys of the lease must be the caller's to read.
+    ///
+    /// # Errors
+    /// As there, and [`AccessRefusal`].
+    pub async fn lease(&self, lease: LeaseId) -> Result<Option<LeaseStatus>, Error> {
+        self.0.may(Access::is_user)?;
+        let status = self.0.lease(lease).await?;
+        if let Some(status) = &status {
+            self.may_see(status)?;
+        }
+        Ok(status)
+    }
+
+    /// As [`Client::leases`]: those with no keys but the caller's to read.
+    ///
+    /// # Errors
+    /// [`AccessRefusal`].
+    pub fn leases(&self) -> Result<Vec<LeaseId>, Error> {
+        self.0.may(Access::is_user)?;
+        let mut leases = self.0.leases();
+        if self.0.may(Access::is_root).is_err() {
+            leases.retain(|&lease| {
+                let info = self.0.shared.reader.lease(lease);
+                info.is_some_and(|info| self.may_see(&LeaseStatus::new(lease, info)).is_ok())
+            });
+        }
+        Ok(leases)
+    }
+
+    /// As [`Client::change_access`]; only for callers with the role `root`.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn change_access(&self, change: AccessChange) -> Result<(), Error> {
+        self.0.change_access(change).await
+    }
+
+    fn may_see(&self, status: &LeaseStatus) -> Result<(), Refusal> {
+        status.keys.iter().try_for_each(|key| self.0.may_read(&KeyRange::key(key.clone())))
+    }
+}

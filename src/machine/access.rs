@@ -1,0 +1,86 @@
+//! What a command needs its caller to be allowed, judged where it is applied: by the same table, and the same leases, on
+//! every replica.
+//!
+//! Both branches of a transaction are judged, whichever will be taken, down to the deepest one: what comes out of the
+//! judgement must not tell what the compares found. A row that is answered with is read; a lease that is attached or
+//! ended lends its end to whoever may do so, so that all keys of it must be theirs to write.
+
+use super::lease::LeaseTable;
+use crate::model::{
+    Access, AccessRefusal, Caller, Command, Delete, KeyRange, LeaseId, Op, Put, PutLease, Txn,
+};
+
+/// Whether the caller may have this executed.
+pub(super) fn judge(
+    access: &Access,
+    caller: &Caller,
+    command: &Command,
+    leases: &LeaseTable,
+) -> Result<(), AccessRefusal> {
+    if access.is_root(caller).is_ok() {
+        return Ok(());
+    }
+    let judge = Judge { access, caller, leases };
+    match command {
+        Command::Put(put) => judge.put(put),
+        Command::Delete(delete) => judge.delete(delete),
+        Command::Txn(txn) => judge.txn(txn),
+        Command::Grant { .. } => access.is_user(caller),
+        Command::Revoke(lease) => access.is_user(caller).and_then(|()| judge.lease(*lease)),
+        Command::Compact(_)
+        | Command::Announce { .. }
+        | Command::Raise(_)
+        | Command::Access(_)
+        | Command::As(..) => access.is_root(caller),
+    }
+}
+
+struct Judge<'a> {
+    access: &'a Access,
+    caller: &'a Caller,
+    leases: &'a LeaseTable,
+}
+
+impl Judge<'_> {
+    fn read(&self, keys: &KeyRange) -> Result<(), AccessRefusal> {
+        self.access.may_read(self.caller, keys)
+    }
+
+    fn write(&self, keys: &KeyRange) -> Result<(), AccessRefusal> {
+        self.access.may_write(self.caller, keys)
+    }
+
+    /// Whoever binds a key to a lease, or ends it, decides about all of its keys.
+    fn lease(&self, lease: LeaseId) -> Result<(), AccessRefusal> {
+        self.leases.keys(lease).try_for_each(|key| self.write(&KeyRange::key(key)))
+    }
+
+    fn put(&self, put: &Put) -> Result<(), AccessRefusal> {
+        let key = KeyRange::key(put.key.clone());
+        self.write(&key)?;
+        if put.prev_kv {
+            self.read(&key)?;
+        }
+        match put.lease {
+            PutLease::Attach(lease) => self.lease(lease),
+            PutLease::None | PutLease::Keep => Ok(()),
+        }
+    }
+
+    fn delete(&self, delete: &Delete) -> Result<(), AccessRefusal> {
+        self.write(&delete.range)?;
+        if delete.prev_kv { self.read(&delete.range) } else { Ok(()) }
+    }
+
+    fn txn(&self, txn: &Txn) -> Result<(), AccessRefusal> {
+        // One without anything to do is still somebody's.
+        self.access.is_user(self.caller)?;
+        txn.compares.iter().try_for_each(|compare| self.read(&compare.range))?;
+        txn.success.iter().chain(&txn.failure).try_for_each(|op| match op {
+            Op::Range(range) => self.read(&range.range),
+            Op::Put(put) => self.put(put),
+            Op::Delete(delete) => self.delete(delete),
+            Op::Txn(nested) => self.txn(nested),
+        })
+    }
+}
