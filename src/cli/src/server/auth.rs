@@ -1,76 +1,294 @@
-//! `etcdserverpb.Auth`: there are no users and no roles yet, and this service says so. What clients ask to find out
-//! whether there are any is answered.
+//! `etcdserverpb.Auth`: users, roles, and logins. Who may change them is judged where the change is applied.
 
 use std::sync::Arc;
 
+use bowline::{Access, AccessChange, AccessGrant, AccessRefusal, ROOT, RangeEnd, Rights, Secret};
 use tonic::{Request, Response, Status};
 
+use super::identity::Identity;
 use super::member::Member;
-use super::wire::Reason;
+use super::wire::{Reason, access_refused, key_range, refused};
+use crate::generated::authpb;
 use crate::generated::etcdserverpb as pb;
 use crate::generated::etcdserverpb::auth_server::Auth;
+use authpb::permission::Type;
+
+/// How long the key is that tokens are signed with, in bytes.
+const KEY_BYTES: usize = 32;
 
 /// The service.
 #[derive(Clone)]
 pub(super) struct AuthService(pub(super) Arc<Member>);
 
-fn not_yet<T>() -> Result<Response<T>, Status> {
-    Err(Status::unimplemented(
-        "bowline: users and roles are not offered yet: let only those reach it who may do everything",
-    ))
-}
+impl AuthService {
+    async fn change(
+        &self,
+        who: &Identity,
+        change: AccessChange,
+    ) -> Result<Option<pb::ResponseHeader>, Status> {
+        self.0.acting(who).change_access(change).await.map_err(refused)?;
+        Ok(self.0.header_now())
+    }
 
-/// Methods that are not there yet.
-macro_rules! not_yet {
-    ($($method:ident: $request:ident => $response:ident;)*) => {
-        #[tonic::async_trait]
-        impl Auth for AuthService {
-            async fn auth_status(
-                &self,
-                _: Request<pb::AuthStatusRequest>,
-            ) -> Result<Response<pb::AuthStatusResponse>, Status> {
-                let (header, enabled) = (self.0.header_now(), false);
-                Ok(Response::new(pb::AuthStatusResponse { header, enabled, auth_revision: 1 }))
-            }
-
-            async fn authenticate(
-                &self,
-                _: Request<pb::AuthenticateRequest>,
-            ) -> Result<Response<pb::AuthenticateResponse>, Status> {
-                Err(Reason::AuthNotEnabled.into())
-            }
-
-            /// It is off, so that there is nothing to do.
-            async fn auth_disable(
-                &self,
-                _: Request<pb::AuthDisableRequest>,
-            ) -> Result<Response<pb::AuthDisableResponse>, Status> {
-                Ok(Response::new(pb::AuthDisableResponse { header: self.0.header_now() }))
-            }
-
-            $(async fn $method(
-                &self,
-                _: Request<pb::$request>,
-            ) -> Result<Response<pb::$response>, Status> {
-                not_yet()
-            })*
+    /// Users and roles, for whoever may see them.
+    async fn table(
+        &self,
+        who: &Identity,
+        also: impl Fn(&Access) -> bool,
+    ) -> Result<Arc<Access>, Status> {
+        let access = self.0.client().read_access().await.map_err(refused)?;
+        match access.is_root(&who.caller(&access)) {
+            Err(AccessRefusal::Denied) if also(&access) => {}
+            judged => judged.map_err(access_refused)?,
         }
-    };
+        Ok(access)
+    }
+
+    /// The hash to be kept of what a request says about a password.
+    async fn secret(&self, password: String, hashed: &str) -> Result<Secret, Status> {
+        if hashed.is_empty() {
+            return self.0.passwords().hash(password).await;
+        }
+        let hash = base64(hashed).ok_or(Reason::AuthFailed)?;
+        self.0.passwords().ready_made(hash)
+    }
 }
 
-not_yet! {
-    auth_enable: AuthEnableRequest => AuthEnableResponse;
-    user_add: AuthUserAddRequest => AuthUserAddResponse;
-    user_get: AuthUserGetRequest => AuthUserGetResponse;
-    user_list: AuthUserListRequest => AuthUserListResponse;
-    user_delete: AuthUserDeleteRequest => AuthUserDeleteResponse;
-    user_change_password: AuthUserChangePasswordRequest => AuthUserChangePasswordResponse;
-    user_grant_role: AuthUserGrantRoleRequest => AuthUserGrantRoleResponse;
-    user_revoke_role: AuthUserRevokeRoleRequest => AuthUserRevokeRoleResponse;
-    role_add: AuthRoleAddRequest => AuthRoleAddResponse;
-    role_get: AuthRoleGetRequest => AuthRoleGetResponse;
-    role_list: AuthRoleListRequest => AuthRoleListResponse;
-    role_delete: AuthRoleDeleteRequest => AuthRoleDeleteResponse;
-    role_grant_permission: AuthRoleGrantPermissionRequest => AuthRoleGrantPermissionResponse;
-    role_revoke_permission: AuthRoleRevokePermissionRequest => AuthRoleRevokePermissionResponse;
+fn base64(text: &str) -> Option<Vec<u8>> {
+    use base64::prelude::{BASE64_STANDARD, Engine as _};
+    BASE64_STANDARD.decode(text).ok()
+}
+
+/// A permission of one key has no end.
+fn permission(grant: &AccessGrant) -> authpb::Permission {
+    let perm_type = match grant.rights {
+        Rights::Read => Type::Read,
+        Rights::Write => Type::Write,
+        Rights::ReadWrite => Type::Readwrite,
+    };
+    let range_end = match grant.range.end() {
+        RangeEnd::Single => Vec::new(),
+        RangeEnd::Before(end) => end.to_vec(),
+        RangeEnd::Unbounded => vec![0],
+    };
+    authpb::Permission { perm_type: perm_type.into(), key: grant.range.start().to_vec(), range_end }
+}
+
+/// What the role `root` opens.
+fn everything() -> authpb::Permission {
+    let perm_type = Type::Readwrite.into();
+    authpb::Permission { perm_type, key: Vec::new(), range_end: vec![0] }
+}
+
+fn named(name: String, empty: Reason) -> Result<String, Status> {
+    if name.is_empty() { Err(empty.into()) } else { Ok(name) }
+}
+
+#[tonic::async_trait]
+impl Auth for AuthService {
+    async fn auth_enable(
+        &self,
+        request: Request<pb::AuthEnableRequest>,
+    ) -> Result<Response<pb::AuthEnableResponse>, Status> {
+        let mut key = vec![0; KEY_BYTES];
+        ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut key)
+            .map_err(|_| Status::internal("bowline: the machine gives no random numbers"))?;
+        let change = AccessChange::Enable { secret: Secret::new(key) };
+        let header = self.change(&Identity::in_request(&request), change).await?;
+        Ok(Response::new(pb::AuthEnableResponse { header }))
+    }
+
+    async fn auth_disable(
+        &self,
+        request: Request<pb::AuthDisableRequest>,
+    ) -> Result<Response<pb::AuthDisableResponse>, Status> {
+        let header = self.change(&Identity::in_request(&request), AccessChange::Disable).await?;
+        Ok(Response::new(pb::AuthDisableResponse { header }))
+    }
+
+    async fn auth_status(
+        &self,
+        request: Request<pb::AuthStatusRequest>,
+    ) -> Result<Response<pb::AuthStatusResponse>, Status> {
+        let access = self.table(&Identity::in_request(&request), |_| false).await?;
+        let (header, enabled) = (self.0.header_now(), access.is_enabled());
+        let auth_revision = access.revision();
+        Ok(Response::new(pb::AuthStatusResponse { header, enabled, auth_revision }))
+    }
+
+    async fn authenticate(
+        &self,
+        request: Request<pb::AuthenticateRequest>,
+    ) -> Result<Response<pb::AuthenticateResponse>, Status> {
+        let pb::AuthenticateRequest { name, password } = request.into_inner();
+        let access = self.0.client().read_access().await.map_err(refused)?;
+        if !access.is_enabled() {
+            return Err(Reason::AuthNotEnabled.into());
+        }
+        let hash = access.users().get(&name).and_then(|user| user.password.clone());
+        if !self.0.passwords().is_right(password, hash.as_ref()).await? {
+            return Err(Reason::AuthFailed.into());
+        }
+        // By the table that the password was right for: if it is another one by now, so is the token's user.
+        let token = self.0.tokens().make(&name, &access).ok_or(Reason::AuthFailed)?;
+        Ok(Response::new(pb::AuthenticateResponse { header: self.0.header_now(), token }))
+    }
+
+    async fn user_add(
+        &self,
+        request: Request<pb::AuthUserAddRequest>,
+    ) -> Result<Response<pb::AuthUserAddResponse>, Status> {
+        let who = Identity::in_request(&request);
+        let pb::AuthUserAddRequest { name, password, options, hashed_password } =
+            request.into_inner();
+        let user = named(name, Reason::NoUser)?;
+        self.0.judge(|access| access.is_root(&who.caller(access)))?;
+        let password = match options.is_some_and(|options| options.no_password) {
+            true => None,
+            false => Some(self.secret(password, &hashed_password).await?),
+        };
+        let header = self.change(&who, AccessChange::AddUser { user, password }).await?;
+        Ok(Response::new(pb::AuthUserAddResponse { header }))
+    }
+
+    async fn user_get(
+        &self,
+        request: Request<pb::AuthUserGetRequest>,
+    ) -> Result<Response<pb::AuthUserGetResponse>, Status> {
+        let who = Identity::in_request(&request);
+        let name = request.into_inner().name;
+        let access = self.table(&who, |_| who.user() == Some(&name)).await?;
+        let user = access.users().get(&name).ok_or(Reason::UserNotFound)?;
+        let roles = user.roles.iter().cloned().collect();
+        Ok(Response::new(pb::AuthUserGetResponse { header: self.0.header_now(), roles }))
+    }
+
+    async fn user_list(
+        &self,
+        request: Request<pb::AuthUserListRequest>,
+    ) -> Result<Response<pb::AuthUserListResponse>, Status> {
+        let access = self.table(&Identity::in_request(&request), |_| false).await?;
+        let users = access.users().keys().cloned().collect();
+        Ok(Response::new(pb::AuthUserListResponse { header: self.0.header_now(), users }))
+    }
+
+    async fn user_delete(
+        &self,
+        request: Request<pb::AuthUserDeleteRequest>,
+    ) -> Result<Response<pb::AuthUserDeleteResponse>, Status> {
+        let who = Identity::in_request(&request);
+        let change = AccessChange::DeleteUser(request.into_inner().name);
+        let header = self.change(&who, change).await?;
+        Ok(Response::new(pb::AuthUserDeleteResponse { header }))
+    }
+
+    async fn user_change_password(
+        &self,
+        request: Request<pb::AuthUserChangePasswordRequest>,
+    ) -> Result<Response<pb::AuthUserChangePasswordResponse>, Status> {
+        let who = Identity::in_request(&request);
+        let pb::AuthUserChangePasswordRequest { name: user, password, hashed_password } =
+            request.into_inner();
+        self.0.judge(|access| access.is_root(&who.caller(access)))?;
+        let password = Some(self.secret(password, &hashed_password).await?);
+        let header = self.change(&who, AccessChange::SetPassword { user, password }).await?;
+        Ok(Response::new(pb::AuthUserChangePasswordResponse { header }))
+    }
+
+    async fn user_grant_role(
+        &self,
+        request: Request<pb::AuthUserGrantRoleRequest>,
+    ) -> Result<Response<pb::AuthUserGrantRoleResponse>, Status> {
+        let who = Identity::in_request(&request);
+        let pb::AuthUserGrantRoleRequest { user, role } = request.into_inner();
+        let header = self.change(&who, AccessChange::GrantRole { user, role }).await?;
+        Ok(Response::new(pb::AuthUserGrantRoleResponse { header }))
+    }
+
+    async fn user_revoke_role(
+        &self,
+        request: Request<pb::AuthUserRevokeRoleRequest>,
+    ) -> Result<Response<pb::AuthUserRevokeRoleResponse>, Status> {
+        let who = Identity::in_request(&request);
+        let pb::AuthUserRevokeRoleRequest { name: user, role } = request.into_inner();
+        let header = self.change(&who, AccessChange::RevokeRole { user, role }).await?;
+        Ok(Response::new(pb::AuthUserRevokeRoleResponse { header }))
+    }
+
+    async fn role_add(
+        &self,
+        request: Request<pb::AuthRoleAddRequest>,
+    ) -> Result<Response<pb::AuthRoleAddResponse>, Status> {
+        let who = Identity::in_request(&request);
+        let role = named(request.into_inner().name, Reason::NoRole)?;
+        let header = self.change(&who, AccessChange::AddRole(role)).await?;
+        Ok(Response::new(pb::AuthRoleAddResponse { header }))
+    }
+
+    async fn role_get(
+        &self,
+        request: Request<pb::AuthRoleGetRequest>,
+    ) -> Result<Response<pb::AuthRoleGetResponse>, Status> {
+        let who = Identity::in_request(&request);
+        let name = request.into_inner().role;
+        let has = |access: &Access| {
+            let user = who.user().and_then(|user| access.users().get(user));
+            user.is_some_and(|user| user.roles.contains(&name))
+        };
+        let access = self.table(&who, has).await?;
+        let role = access.roles().get(&name).ok_or(Reason::RoleNotFound)?;
+        let perm = match name == ROOT {
+            true => vec![everything()],
+            false => role.iter().map(permission).collect(),
+        };
+        Ok(Response::new(pb::AuthRoleGetResponse { header: self.0.header_now(), perm }))
+    }
+
+    async fn role_list(
+        &self,
+        request: Request<pb::AuthRoleListRequest>,
+    ) -> Result<Response<pb::AuthRoleListResponse>, Status> {
+        let access = self.table(&Identity::in_request(&request), |_| false).await?;
+        let roles = access.roles().keys().cloned().collect();
+        Ok(Response::new(pb::AuthRoleListResponse { header: self.0.header_now(), roles }))
+    }
+
+    async fn role_delete(
+        &self,
+        request: Request<pb::AuthRoleDeleteRequest>,
+    ) -> Result<Response<pb::AuthRoleDeleteResponse>, Status> {
+        let who = Identity::in_request(&request);
+        let change = AccessChange::DeleteRole(request.into_inner().role);
+        let header = self.change(&who, change).await?;
+        Ok(Response::new(pb::AuthRoleDeleteResponse { header }))
+    }
+
+    async fn role_grant_permission(
+        &self,
+        request: Request<pb::AuthRoleGrantPermissionRequest>,
+    ) -> Result<Response<pb::AuthRoleGrantPermissionResponse>, Status> {
+        let who = Identity::in_request(&request);
+        let pb::AuthRoleGrantPermissionRequest { name: role, perm } = request.into_inner();
+        let perm = perm.ok_or(Reason::NoPermission)?;
+        let rights = match perm.perm_type() {
+            Type::Read => Rights::Read,
+            Type::Write => Rights::Write,
+            Type::Readwrite => Rights::ReadWrite,
+        };
+        let grant =
+            AccessGrant { range: key_range(perm.key.into(), perm.range_end.into()), rights };
+        let header = self.change(&who, AccessChange::Grant { role, grant }).await?;
+        Ok(Response::new(pb::AuthRoleGrantPermissionResponse { header }))
+    }
+
+    async fn role_revoke_permission(
+        &self,
+        request: Request<pb::AuthRoleRevokePermissionRequest>,
+    ) -> Result<Response<pb::AuthRoleRevokePermissionResponse>, Status> {
+        let who = Identity::in_request(&request);
+        let pb::AuthRoleRevokePermissionRequest { role, key, range_end } = request.into_inner();
+        let change = AccessChange::Revoke { role, range: key_range(key, range_end) };
+        let header = self.change(&who, change).await?;
+        Ok(Response::new(pb::AuthRoleRevokePermissionResponse { header }))
+    }
 }

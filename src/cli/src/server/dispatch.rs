@@ -17,13 +17,14 @@ use super::election::ElectionService;
 use super::gateway;
 use super::health::HealthService;
 use super::http_side::HttpSide;
+use super::identity::Identity;
 use super::kv::KvService;
 use super::lease::LeaseService;
 use super::lock::LockService;
 use super::maintenance::MaintenanceService;
 use super::member::Member;
 use super::watch::WatchService;
-use super::wire::Reason;
+use super::wire::{Reason, access_refused};
 use crate::generated::etcdserverpb::auth_server::AuthServer;
 use crate::generated::etcdserverpb::cluster_server::ClusterServer;
 use crate::generated::etcdserverpb::kv_server::KvServer;
@@ -52,6 +53,35 @@ pub(super) struct Dispatch {
     election: ElectionServer<ElectionService>,
     health: HealthServer<HealthService>,
     http: HttpSide,
+}
+
+/// Who may ask for something, where users and roles are on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Needs {
+    /// Whoever gets through to the port.
+    Nobody,
+    /// Each watch of the stream is refused by itself.
+    Watch,
+    /// A user. Where it depends on what is asked for, the service judges which.
+    User,
+    /// Users with the role `root`. So is whatever is not known here.
+    Root,
+}
+
+impl Needs {
+    fn of(path: &str) -> Self {
+        let (service, method) = path.trim_start_matches('/').split_once('/').unwrap_or_default();
+        match (service, method) {
+            ("grpc.health.v1.Health", _) | ("etcdserverpb.Auth", "Authenticate") => Self::Nobody,
+            ("etcdserverpb.Watch", _) => Self::Watch,
+            ("etcdserverpb.KV" | "etcdserverpb.Lease", _)
+            | ("v3lockpb.Lock" | "v3electionpb.Election", _)
+            | ("etcdserverpb.Auth", "UserGet" | "RoleGet")
+            | ("etcdserverpb.Cluster", "MemberList")
+            | ("etcdserverpb.Maintenance", "Status" | "Alarm") => Self::User,
+            _ => Self::Root,
+        }
+    }
 }
 
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
@@ -104,8 +134,10 @@ impl Dispatch {
         B::Data: Send,
     {
         let path = request.uri().path().to_owned();
-        if let Err(status) = self.admit(&request, &path) {
-            return Box::pin(async move { Ok(status.into_http()) });
+        let mut request = request;
+        match self.admit(&request, &path) {
+            Ok(who) => drop(request.extensions_mut().insert(who)),
+            Err(status) => return Box::pin(async move { Ok(status.into_http()) }),
         }
         let service = path.trim_start_matches('/').split('/').next().unwrap_or_default();
         let answer: Answer = match service {
@@ -131,9 +163,9 @@ impl Dispatch {
         })
     }
 
-    /// Refuses what needs a leader where there is none, and what a learner does not do. What streams, and ranges,
-    /// are looked at where they are answered.
-    fn admit<B>(&self, request: &Request<B>, path: &str) -> Result<(), Status> {
+    /// Refuses what needs a leader where there is none, what a learner does not do, and what users may not. What
+    /// streams, and ranges, are looked at where they are answered. Says who asks.
+    fn admit<B>(&self, request: &Request<B>, path: &str) -> Result<Identity, Status> {
         let requires = request.headers().get("hasleader").is_some_and(|value| value == "true");
         if requires && !self.member.has_leader() {
             return Err(Reason::NoLeader.into());
@@ -145,7 +177,22 @@ impl Dispatch {
                 "/etcdserverpb.Maintenance/Snapshot",
             ]
             .contains(&path);
-        if is_for_all { Ok(()) } else { self.member.not_for_learners() }
+        if !is_for_all {
+            self.member.not_for_learners()?;
+        }
+        let needs = Needs::of(path);
+        if needs == Needs::Nobody {
+            return Ok(Identity::default());
+        }
+        let access = self.member.client().access();
+        let who = Identity::of(request.headers(), &access, self.member.tokens())?;
+        let judged = match needs {
+            Needs::Nobody | Needs::Watch => Ok(()),
+            Needs::User => access.is_user(&who.caller(&access)),
+            Needs::Root => access.is_root(&who.caller(&access)),
+        };
+        judged.map_err(access_refused)?;
+        Ok(who)
     }
 }
 

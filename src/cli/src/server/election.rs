@@ -8,6 +8,7 @@ use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
 use super::driven::{Answers, Driven};
+use super::identity::Identity;
 use super::line::{first, keys_of, take_place};
 use super::member::Member;
 use super::wire::{Reason, key_value, lease_id, refused};
@@ -39,9 +40,10 @@ impl Election for ElectionService {
         &self,
         request: Request<CampaignRequest>,
     ) -> Result<Response<CampaignResponse>, Status> {
+        let who = Identity::in_request(&request);
         let CampaignRequest { name, lease, value } = request.into_inner();
         let gone = "election: session is expired";
-        let place = take_place(&self.0, name.clone(), lease, value, gone).await?;
+        let place = take_place(&self.0, who, name.clone(), lease, value, gone).await?;
         let header = self.0.header(place.revision);
         let (rev, lease) = (place.created.get() as i64, place.lease.get() as i64);
         let leader = Some(LeaderKey { name, key: place.key, rev, lease });
@@ -52,6 +54,7 @@ impl Election for ElectionService {
         &self,
         request: Request<ProclaimRequest>,
     ) -> Result<Response<ProclaimResponse>, Status> {
+        let who = Identity::in_request(&request);
         let ProclaimRequest { leader, value } = request.into_inner();
         let leader = named(leader)?;
         let held = still_leads(&leader)?;
@@ -59,7 +62,7 @@ impl Election for ElectionService {
         if let Some(lease) = lease_id(leader.lease) {
             put = put.lease(lease);
         }
-        let txn = self.0.client().txn().when(held).then(put);
+        let txn = self.0.acting(&who).txn().when(held).then(put);
         let reply = txn.commit().await.map_err(refused)?;
         if !reply.succeeded {
             return Err(Status::unknown("election: not leader"));
@@ -71,7 +74,8 @@ impl Election for ElectionService {
         &self,
         request: Request<LeaderRequest>,
     ) -> Result<Response<LeaderResponse>, Status> {
-        let (leader, revision) = first(&self.0, &request.into_inner().name).await?;
+        let who = Identity::in_request(&request);
+        let (leader, revision) = first(&self.0, &who, &request.into_inner().name).await?;
         match leader {
             None => Err(Status::unknown("election: no leader")),
             Some(row) => {
@@ -88,11 +92,11 @@ impl Election for ElectionService {
         request: Request<LeaderRequest>,
     ) -> Result<Response<Self::ObserveStream>, Status> {
         self.0.not_for_learners()?;
-        let member = Arc::clone(&self.0);
+        let (member, who) = (Arc::clone(&self.0), Identity::in_request(&request));
         let name = request.into_inner().name;
         Ok(Response::new(Driven::by(|answers| async move {
             loop {
-                follow(&member, &name, &answers).await?;
+                follow(&member, &who, &name, &answers).await?;
             }
         })))
     }
@@ -101,9 +105,10 @@ impl Election for ElectionService {
         &self,
         request: Request<ResignRequest>,
     ) -> Result<Response<ResignResponse>, Status> {
+        let client = self.0.acting(&Identity::in_request(&request));
         let leader = named(request.into_inner().leader)?;
         let held = still_leads(&leader)?;
-        let txn = self.0.client().txn().when(held).then(Op::delete(leader.key));
+        let txn = client.txn().when(held).then(Op::delete(leader.key));
         let reply = txn.commit().await.map_err(refused)?;
         Ok(Response::new(ResignResponse { header: self.0.header(reply.revision) }))
     }
@@ -112,19 +117,20 @@ impl Election for ElectionService {
 /// Tells of one leader until it is gone, or waits until there is one.
 async fn follow(
     member: &Member,
+    who: &Identity,
     name: &[u8],
     answers: &Answers<LeaderResponse>,
 ) -> Result<(), Status> {
-    let (leader, revision) = first(member, name).await?;
+    let (leader, revision) = first(member, who, name).await?;
     let Some(leader) = leader else {
-        return until_event(member, keys_of(name), revision.next(), |_, event| {
+        return until_event(member, who, keys_of(name), revision.next(), |_, event| {
             event.kind == EventKind::Put
         })
         .await;
     };
     let keys = KeyRange::key(leader.key.clone());
     tell(member, answers, leader, revision).await;
-    let mut watch = member.client().watch(keys).from(revision.next()).await.map_err(refused)?;
+    let mut watch = member.acting(who).watch(keys).from(revision.next()).await.map_err(refused)?;
     loop {
         match watch.next().await {
             Some(Ok(batch)) => {
@@ -137,6 +143,7 @@ async fn follow(
             }
             // What was forgotten is looked at as it is now.
             Some(Err(bowline::WatchError::Compacted { .. })) => return Ok(()),
+            Some(Err(bowline::WatchError::Denied)) => return Err(Reason::Denied.into()),
             Some(Err(_)) | None => return Err(Reason::Stopped.into()),
         }
     }
@@ -156,11 +163,12 @@ async fn tell(
 /// Waits for an event of some keys.
 async fn until_event(
     member: &Member,
+    who: &Identity,
     keys: KeyRange,
     from: Revision,
     wanted: impl Fn(Revision, &bowline::Event) -> bool,
 ) -> Result<(), Status> {
-    let mut watch = member.client().watch(keys).from(from).await.map_err(refused)?;
+    let mut watch = member.acting(who).watch(keys).from(from).await.map_err(refused)?;
     loop {
         match watch.next().await {
             Some(Ok(batch)) => {
@@ -169,6 +177,7 @@ async fn until_event(
                 }
             }
             Some(Err(bowline::WatchError::Compacted { .. })) => return Ok(()),
+            Some(Err(bowline::WatchError::Denied)) => return Err(Reason::Denied.into()),
             Some(Err(_)) | None => return Err(Reason::Stopped.into()),
         }
     }

@@ -7,6 +7,7 @@ use bowline::{KeyRange, PutLease, PutValue, RangeCall, Revision};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
+use super::identity::Identity;
 use super::member::Member;
 use super::wire::{
     Reason, bounds, check_delete, check_put, check_range, check_size, check_txn, compare,
@@ -24,9 +25,9 @@ use crate::generated::etcdserverpb::{
 pub(super) struct KvService(pub(super) Arc<Member>);
 
 impl KvService {
-    fn range_call(&self, keys: KeyRange, request: &RangeRequest) -> RangeCall {
+    fn range_call(&self, who: &Identity, keys: KeyRange, request: &RangeRequest) -> RangeCall {
         let order = sort(request);
-        let mut call = self.0.client().range(keys).sort(order.target, order.order);
+        let mut call = self.0.acting(who).range(keys).sort(order.target, order.order);
         call = call.bounds(bounds(request));
         if let Some(limit) = u64::try_from(request.limit).ok().filter(|limit| *limit > 0) {
             call = call.limit(limit);
@@ -53,13 +54,14 @@ impl Kv for KvService {
         &self,
         request: Request<RangeRequest>,
     ) -> Result<Response<RangeResponse>, Status> {
+        let who = Identity::in_request(&request);
         let mut request = request.into_inner();
         check_range(&request)?;
         if !request.serializable {
             self.0.not_for_learners()?;
         }
         let (key, end) = (std::mem::take(&mut request.key), std::mem::take(&mut request.range_end));
-        let reply = self.range_call(key_range(key, end), &request).await.map_err(refused)?;
+        let reply = self.range_call(&who, key_range(key, end), &request).await.map_err(refused)?;
         let header = self.0.header(reply.revision);
         Ok(Response::new(RangeResponse { header, ..range_response(reply) }))
     }
@@ -76,6 +78,7 @@ impl Kv for KvService {
     }
 
     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutResponse>, Status> {
+        let who = Identity::in_request(&request);
         let request = request.into_inner();
         check_put(&request)?;
         check_size(&request, self.0.options().request_bytes_max)?;
@@ -84,7 +87,7 @@ impl Kv for KvService {
             PutValue::Set(value) => (value, false),
             PutValue::Keep => (bytes::Bytes::new(), true),
         };
-        let mut call = self.0.client().put(put.key, value);
+        let mut call = self.0.acting(&who).put(put.key, value);
         if keeps_value {
             call = call.keep_value();
         }
@@ -105,10 +108,11 @@ impl Kv for KvService {
         &self,
         request: Request<DeleteRangeRequest>,
     ) -> Result<Response<DeleteRangeResponse>, Status> {
+        let who = Identity::in_request(&request);
         let request = request.into_inner();
         check_delete(&request)?;
         check_size(&request, self.0.options().request_bytes_max)?;
-        let mut call = self.0.client().delete(key_range(request.key, request.range_end));
+        let mut call = self.0.acting(&who).delete(key_range(request.key, request.range_end));
         if request.prev_kv {
             call = call.prev_kv();
         }
@@ -118,11 +122,12 @@ impl Kv for KvService {
     }
 
     async fn txn(&self, request: Request<TxnRequest>) -> Result<Response<TxnResponse>, Status> {
+        let who = Identity::in_request(&request);
         let request = request.into_inner();
         check_txn(&request, self.0.options().txn_ops_max)?;
         check_size(&request, self.0.options().request_bytes_max)?;
         let local = is_local(&request);
-        let mut call = self.0.client().txn();
+        let mut call = self.0.acting(&who).txn();
         for condition in request.compare {
             call = call.when(compare(condition)?);
         }
@@ -146,10 +151,11 @@ impl Kv for KvService {
         &self,
         request: Request<CompactionRequest>,
     ) -> Result<Response<CompactionResponse>, Status> {
+        let who = Identity::in_request(&request);
         let CompactionRequest { revision, .. } = request.into_inner();
         // What is below zero has been compacted in any store; zero has not, in a new one.
         let at = Revision(u64::try_from(revision).map_err(|_| Reason::Compacted)?);
-        let reached = self.0.client().compact(at).await.map_err(refused)?;
+        let reached = self.0.acting(&who).compact(at).await.map_err(refused)?;
         Ok(Response::new(CompactionResponse { header: self.0.header(reached) }))
     }
 }

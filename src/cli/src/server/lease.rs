@@ -9,6 +9,7 @@ use tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::driven::Driven;
+use super::identity::Identity;
 use super::member::Member;
 use super::watch::leader_lost;
 use super::wire::{Reason, lease_id, refused};
@@ -37,13 +38,14 @@ impl LeaseService {
 
     async fn keep_alive(
         member: &Member,
+        who: &Identity,
         request: LeaseKeepAliveRequest,
     ) -> Result<LeaseKeepAliveResponse, Status> {
         // Filled before the renewal: what is renewed lived at this revision.
         let header = member.header_now();
         let ttl = match lease_id(request.id) {
             None => 0,
-            Some(lease) => match member.client().renew(lease).await {
+            Some(lease) => match member.acting(who).renew(lease).await {
                 Ok(ttl) => ttl.as_secs() as i64,
                 Err(Error::Refused(Refusal::LeaseNotFound(_))) => 0,
                 Err(error) => return Err(refused(error)),
@@ -63,10 +65,11 @@ impl Lease for LeaseService {
         &self,
         request: Request<LeaseGrantRequest>,
     ) -> Result<Response<LeaseGrantResponse>, Status> {
+        let who = Identity::in_request(&request);
         let LeaseGrantRequest { ttl, id } = request.into_inner();
         let asked = Duration::from_secs(ttl.max(0).unsigned_abs());
         let lease =
-            self.0.grant(asked.max(self.least_ttl()), lease_id(id)).await.map_err(refused)?;
+            self.0.grant(&who, asked.max(self.least_ttl()), lease_id(id)).await.map_err(refused)?;
         let header = self.0.header(lease.revision);
         let (id, ttl) = (lease.id.get() as i64, lease.ttl.as_secs() as i64);
         Ok(Response::new(LeaseGrantResponse { header, id, ttl, error: String::new() }))
@@ -76,8 +79,9 @@ impl Lease for LeaseService {
         &self,
         request: Request<LeaseRevokeRequest>,
     ) -> Result<Response<LeaseRevokeResponse>, Status> {
+        let who = Identity::in_request(&request);
         let lease = known(request.into_inner().id)?;
-        self.0.client().revoke(lease).await.map_err(refused)?;
+        self.0.acting(&who).revoke(lease).await.map_err(refused)?;
         Ok(Response::new(LeaseRevokeResponse { header: self.0.header_now() }))
     }
 
@@ -90,13 +94,13 @@ impl Lease for LeaseService {
     ) -> Result<Response<Self::LeaseKeepAliveStream>, Status> {
         self.0.not_for_learners()?;
         let needs_leader = request.metadata().get("hasleader").is_some_and(|value| value == "true");
-        let member = Arc::clone(&self.0);
+        let (member, who) = (Arc::clone(&self.0), Identity::in_request(&request));
         let mut requests = request.into_inner();
         Ok(Response::new(Driven::by(move |answers| {
             let lost = Arc::clone(&member);
             let answer = async move {
                 while let Some(request) = requests.message().await? {
-                    let response = Self::keep_alive(&member, request).await?;
+                    let response = Self::keep_alive(&member, &who, request).await?;
                     if answers.send(Ok(response)).await.is_err() {
                         break;
                     }
@@ -116,16 +120,16 @@ impl Lease for LeaseService {
         &self,
         request: Request<LeaseTimeToLiveRequest>,
     ) -> Result<Response<LeaseTimeToLiveResponse>, Status> {
+        let client = self.0.acting(&Identity::in_request(&request));
         let LeaseTimeToLiveRequest { id, keys } = request.into_inner();
-        let client = self.0.client();
         let mut response = LeaseTimeToLiveResponse { id, ttl: NO_TTL, ..Default::default() };
         if let Some(lease) = lease_id(id)
             && let Some(left) = client.lease_left(lease).await.map_err(refused)?
-            && let Some(status) = client.lease(lease).await.map_err(refused)?
+            && let Some(status) = self.0.client().lease(lease).await.map_err(refused)?
         {
             response.ttl = left.as_secs() as i64;
             response.granted_ttl = status.ttl.as_secs() as i64;
-            if keys {
+            if keys && let Some(status) = client.lease(lease).await.map_err(refused)? {
                 response.keys = status.keys;
             }
         }
@@ -135,9 +139,10 @@ impl Lease for LeaseService {
 
     async fn lease_leases(
         &self,
-        _: Request<LeaseLeasesRequest>,
+        request: Request<LeaseLeasesRequest>,
     ) -> Result<Response<LeaseLeasesResponse>, Status> {
-        let leases = self.0.client().leases().into_iter();
+        let client = self.0.acting(&Identity::in_request(&request));
+        let leases = client.leases().map_err(refused)?.into_iter();
         let leases = leases.map(|lease| LeaseStatus { id: lease.get() as i64 }).collect();
         Ok(Response::new(LeaseLeasesResponse { header: self.0.header_now(), leases }))
     }

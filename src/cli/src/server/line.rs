@@ -13,6 +13,7 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 use tonic::Status;
 
+use super::identity::Identity;
 use super::member::Member;
 use super::wire::refused;
 
@@ -43,9 +44,10 @@ pub(super) fn keys_of(name: &[u8]) -> KeyRange {
 /// The first of a line, with the store's revision.
 pub(super) async fn first(
     member: &Member,
+    who: &Identity,
     name: &[u8],
 ) -> Result<(Option<KeyValue>, Revision), Status> {
-    let call = member.client().range(keys_of(name)).limit(1);
+    let call = member.acting(who).range(keys_of(name)).limit(1);
     let reply = call.sort(SortTarget::Create, SortOrder::Ascend).await.map_err(refused)?;
     Ok((reply.kvs.into_iter().next(), reply.revision))
 }
@@ -54,6 +56,7 @@ pub(super) async fn first(
 /// is known whether it was entered, its key is deleted. `gone` is what is said when the place is lost meanwhile.
 pub(super) async fn take_place(
     member: &Arc<Member>,
+    who: Identity,
     name: Bytes,
     lease: i64,
     value: Bytes,
@@ -62,7 +65,7 @@ pub(super) async fn take_place(
     let (caller, place) = oneshot::channel();
     let member = Arc::clone(member);
     // A task of its own: it must not end where its caller does.
-    tokio::spawn(async move { stand(&member, &name, lease, value, gone, caller).await });
+    tokio::spawn(async move { stand(&member, &who, &name, lease, value, gone, caller).await });
     place.await.unwrap_or_else(|_| Err(super::wire::Reason::Stopped.into()))
 }
 
@@ -71,19 +74,20 @@ type Caller = oneshot::Sender<Result<Place, Status>>;
 
 async fn stand(
     member: &Member,
+    who: &Identity,
     name: &[u8],
     lease: i64,
     value: Bytes,
     gone: &'static str,
     mut caller: Caller,
 ) {
-    let entered = match enter(member, name, lease, value).await {
+    let entered = match enter(member, who, name, lease, value).await {
         Ok(entered) => entered,
         // If nobody listens there is nobody to tell.
         Err(status) => return drop(caller.send(Err(status))),
     };
     let outcome = tokio::select! {
-        outcome = wait(member, name, &entered.place, gone) => Some(outcome),
+        outcome = wait(member, who, name, &entered.place, gone) => Some(outcome),
         () = caller.closed() => None,
     };
     let left = match outcome {
@@ -106,13 +110,19 @@ struct Entered {
     is_new: bool,
 }
 
-async fn enter(member: &Member, name: &[u8], lease: i64, value: Bytes) -> Result<Entered, Status> {
+async fn enter(
+    member: &Member,
+    who: &Identity,
+    name: &[u8],
+    lease: i64,
+    value: Bytes,
+) -> Result<Entered, Status> {
     let lease = match super::wire::lease_id(lease) {
         Some(lease) => lease,
-        None => member.grant(LENT_TTL, None).await.map_err(refused)?.id,
+        None => member.grant(who, LENT_TTL, None).await.map_err(refused)?.id,
     };
     let key = Bytes::from([name, b"/", lease.to_string().as_bytes()].concat());
-    let txn = member.client().txn().when(Compare::create_revision(key.clone()).eq(0u64));
+    let txn = member.acting(who).txn().when(Compare::create_revision(key.clone()).eq(0u64));
     let put = Put::new(key.clone(), value.clone()).lease(lease);
     let reply = txn.then(put).or_else(Op::get(key.clone())).commit().await.map_err(refused)?;
     let place = |created| Place { key: key.clone(), lease, created, revision: reply.revision };
@@ -127,20 +137,25 @@ async fn enter(member: &Member, name: &[u8], lease: i64, value: Bytes) -> Result
     };
     let place = place(row.create_revision);
     if row.value != value {
-        rename(member, &place, value).await?;
+        rename(member, who, &place, value).await?;
     }
     Ok(Entered { place, is_new: false })
 }
 
 /// Gives a place another value.
-async fn rename(member: &Member, place: &Place, value: Bytes) -> Result<(), Status> {
+async fn rename(
+    member: &Member,
+    who: &Identity,
+    place: &Place,
+    value: Bytes,
+) -> Result<(), Status> {
     let held = Compare::create_revision(place.key.clone()).eq(place.created);
     let put = Put::new(place.key.clone(), value).lease(place.lease);
-    let reply = member.client().txn().when(held).then(put).commit().await.map_err(refused)?;
+    let reply = member.acting(who).txn().when(held).then(put).commit().await.map_err(refused)?;
     if reply.succeeded { Ok(()) } else { Err(Status::unknown("election: not leader")) }
 }
 
-/// Deletes a place, if it is still this one.
+/// Deletes a place, if it is still this one: by the member itself, whatever its user may do by now.
 async fn leave(member: &Member, place: &Place) {
     let held = || Compare::create_revision(place.key.clone()).eq(place.created);
     loop {
@@ -162,14 +177,15 @@ async fn leave(member: &Member, place: &Place) {
 /// Waits until nobody stands before a place. Says the store's revision.
 async fn wait(
     member: &Member,
+    who: &Identity,
     name: &[u8],
     place: &Place,
     gone: &'static str,
 ) -> Result<Revision, Status> {
     loop {
-        let before = last_before(member, name, place).await?;
+        let before = last_before(member, who, name, place).await?;
         // Read after the line was: the replica is at least as new.
-        let row = member.client().get(place.key.clone()).local().await.map_err(refused)?;
+        let row = member.acting(who).get(place.key.clone()).local().await.map_err(refused)?;
         if row.is_none_or(|row| row.create_revision != place.created) {
             return Err(Status::unknown(gone));
         }
@@ -178,9 +194,9 @@ async fn wait(
             (None, revision) => return Ok(revision),
         };
         tokio::select! {
-            ended = until_deleted(member, before, revision.next()) => ended?,
+            ended = until_deleted(member, who, before, revision.next()) => ended?,
             // Lost while it waits: nobody needs to get out of its way first.
-            ended = until_deleted(member, place.key.clone(), revision.next()) => ended?,
+            ended = until_deleted(member, who, place.key.clone(), revision.next()) => ended?,
         }
     }
 }
@@ -188,20 +204,27 @@ async fn wait(
 /// The key of the last place before this one, and the store's revision.
 async fn last_before(
     member: &Member,
+    who: &Identity,
     name: &[u8],
     place: &Place,
 ) -> Result<(Option<Bytes>, Revision), Status> {
     let before = Revision(place.created.get() - 1);
     let bounds = RevisionBounds { create_max: Some(before), ..RevisionBounds::default() };
-    let call = member.client().range(keys_of(name)).bounds(bounds).limit(1).keys_only();
+    let call = member.acting(who).range(keys_of(name)).bounds(bounds).limit(1).keys_only();
     let call = call.sort(SortTarget::Create, SortOrder::Descend);
     let reply = call.await.map_err(refused)?;
     Ok((reply.kvs.into_iter().next().map(|row| row.key), reply.revision))
 }
 
 /// Waits until a key is deleted at or after a revision. Ends too when the past has been forgotten: look again.
-async fn until_deleted(member: &Member, key: Bytes, from: Revision) -> Result<(), Status> {
-    let mut watch = member.client().watch(KeyRange::key(key)).from(from).await.map_err(refused)?;
+async fn until_deleted(
+    member: &Member,
+    who: &Identity,
+    key: Bytes,
+    from: Revision,
+) -> Result<(), Status> {
+    let mut watch =
+        member.acting(who).watch(KeyRange::key(key)).from(from).await.map_err(refused)?;
     loop {
         match watch.next().await {
             Some(Ok(batch)) => {
@@ -210,6 +233,9 @@ async fn until_deleted(member: &Member, key: Bytes, from: Revision) -> Result<()
                 }
             }
             Some(Err(bowline::WatchError::Compacted { .. })) => return Ok(()),
+            Some(Err(bowline::WatchError::Denied)) => {
+                return Err(super::wire::Reason::Denied.into());
+            }
             Some(Err(_)) | None => return Err(super::wire::Reason::Stopped.into()),
         }
     }

@@ -6,6 +6,7 @@ use bowline::KeyRange;
 use bytes::Bytes;
 use tonic::{Request, Response, Status};
 
+use super::identity::Identity;
 use super::line::take_place;
 use super::member::Member;
 use super::wire::{Reason, refused};
@@ -19,9 +20,10 @@ pub(super) struct LockService(pub(super) Arc<Member>);
 #[tonic::async_trait]
 impl Lock for LockService {
     async fn lock(&self, request: Request<LockRequest>) -> Result<Response<LockResponse>, Status> {
+        let who = Identity::in_request(&request);
         let LockRequest { name, lease } = request.into_inner();
         let gone = "mutex: session is expired";
-        let place = take_place(&self.0, name, lease, Bytes::new(), gone).await?;
+        let place = take_place(&self.0, who, name, lease, Bytes::new(), gone).await?;
         let header = self.0.header(place.revision);
         Ok(Response::new(LockResponse { header, key: place.key }))
     }
@@ -31,11 +33,12 @@ impl Lock for LockService {
         &self,
         request: Request<UnlockRequest>,
     ) -> Result<Response<UnlockResponse>, Status> {
+        let client = self.0.acting(&Identity::in_request(&request));
         let UnlockRequest { key } = request.into_inner();
         if key.is_empty() {
             return Err(Reason::EmptyKey.into());
         }
-        let reply = self.0.client().delete(KeyRange::key(key)).await.map_err(refused)?;
+        let reply = client.delete(KeyRange::key(key)).await.map_err(refused)?;
         Ok(Response::new(UnlockResponse { header: self.0.header(reply.revision) }))
     }
 }

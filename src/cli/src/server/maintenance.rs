@@ -8,6 +8,7 @@ use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
 use super::driven::Driven;
+use super::identity::Identity;
 use super::member::{CLUSTER_VERSION, Member, VERSION};
 use super::snapshot::{send, taken};
 use super::wire::{Reason, refused, revision};
@@ -42,10 +43,14 @@ impl Maintenance for MaintenanceService {
         &self,
         request: Request<pb::AlarmRequest>,
     ) -> Result<Response<pb::AlarmResponse>, Status> {
+        let who = Identity::in_request(&request);
         let request = request.into_inner();
         let action = AlarmAction::try_from(request.action).map_err(|_| {
             Status::invalid_argument("bowline: an alarm request with an unknown action")
         })?;
+        if action != AlarmAction::Get {
+            self.0.judge(|access| access.is_root(&who.caller(access)))?;
+        }
         let alarms = match action {
             AlarmAction::Get => {
                 let wanted = |alarm: &pb::AlarmMember| {

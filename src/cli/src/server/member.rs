@@ -5,14 +5,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use bowline::{
-    Client, Error, Lease, LeaseId, MemberRole, Node, NodeId, NodeStatus, Refusal, Revision, Term,
-    Verdict,
+    Access, AccessRefusal, ActingClient, Client, Error, Lease, LeaseId, MemberRole, Node, NodeId,
+    NodeStatus, Refusal, Revision, Term, Verdict,
 };
 use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit, Semaphore};
 use tonic::Status;
 
 use super::flags::Options;
-use super::wire::Reason;
+use super::identity::Identity;
+use super::password::Passwords;
+use super::token::Tokens;
+use super::wire::{Reason, access_refused};
 use crate::generated::etcdserverpb::ResponseHeader;
 
 /// The version of etcd whose behaviour this is.
@@ -43,6 +46,8 @@ pub(super) struct Member {
     next_lease: AtomicU64,
     snapshots: Arc<Semaphore>,
     snapshot: Mutex<()>,
+    passwords: Passwords,
+    tokens: Tokens,
 }
 
 impl Member {
@@ -52,15 +57,50 @@ impl Member {
         let cluster_id = node.cluster().0 as u64;
         let next_lease = AtomicU64::new(first_lease(node.status().id));
         let (snapshots, snapshot) = (Arc::new(Semaphore::new(SNAPSHOTS_MAX)), Mutex::default());
-        Arc::new(Self { node, client, options, cluster_id, next_lease, snapshots, snapshot })
+        let (passwords, tokens) =
+            (Passwords::new(options.bcrypt_cost), Tokens::new(options.token_ttl));
+        Arc::new(Self {
+            node,
+            client,
+            options,
+            cluster_id,
+            next_lease,
+            snapshots,
+            snapshot,
+            passwords,
+            tokens,
+        })
     }
 
     pub(super) fn node(&self) -> &Node {
         &self.node
     }
 
+    /// The member's own client, which may do everything: only for what no client has asked for, and for what everybody
+    /// may know.
     pub(super) fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// A client that may do what a user may. Made for one call: users and roles change.
+    pub(super) fn acting(&self, who: &Identity) -> ActingClient {
+        self.client.acting_as(who.caller(&self.client.access()))
+    }
+
+    /// Judges by the users and roles as they are here.
+    pub(super) fn judge(
+        &self,
+        judge: impl FnOnce(&Access) -> Result<(), AccessRefusal>,
+    ) -> Result<(), Status> {
+        judge(&self.client.access()).map_err(access_refused)
+    }
+
+    pub(super) fn passwords(&self) -> &Passwords {
+        &self.passwords
+    }
+
+    pub(super) fn tokens(&self) -> &Tokens {
+        &self.tokens
     }
 
     pub(super) fn options(&self) -> &Options {
@@ -116,14 +156,20 @@ impl Member {
 
     /// Grants a lease under an id, or under one of its own choice: a large number, so that those that clients choose
     /// for themselves are free.
-    pub(super) async fn grant(&self, ttl: Duration, id: Option<LeaseId>) -> Result<Lease, Error> {
+    pub(super) async fn grant(
+        &self,
+        who: &Identity,
+        ttl: Duration,
+        id: Option<LeaseId>,
+    ) -> Result<Lease, Error> {
+        let client = self.acting(who);
         if let Some(id) = id {
-            return self.client.grant(ttl).id(id).await;
+            return client.grant(ttl).id(id).await;
         }
         loop {
             let next = self.next_lease.fetch_add(1, Ordering::Relaxed) & LEASE_ID_BITS;
             let Some(id) = LeaseId::new(next) else { continue };
-            match self.client.grant(ttl).id(id).await {
+            match client.grant(ttl).id(id).await {
                 Err(Error::Refused(Refusal::LeaseExists(_))) => {}
                 other => return other,
             }

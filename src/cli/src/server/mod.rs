@@ -7,6 +7,8 @@
 //!     │
 //!   dispatch     which service; what is asked of every request
 //!     │
+//!   identity     who asks: token and password are what it is found out by
+//!     │
 //!   kv ...       one file for each service of gRPC; gateway for the same as JSON; http_side for the rest
 //!     │
 //!   wire         requests, answers and errors, translated both ways
@@ -26,6 +28,7 @@ mod flags;
 mod gateway;
 mod health;
 mod http_side;
+mod identity;
 mod kv;
 mod lease;
 mod line;
@@ -33,7 +36,9 @@ mod listen;
 mod lock;
 mod maintenance;
 mod member;
+mod password;
 mod snapshot;
+mod token;
 mod watch;
 mod wire;
 

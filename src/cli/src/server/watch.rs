@@ -17,15 +17,16 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bowline::Revision;
+use bowline::{Error, Refusal, Revision};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::driven::{Answers, Driven};
+use super::identity::Identity;
 use super::member::Member;
-use super::wire::{Reason, key_range, refused, revision};
+use super::wire::{Reason, access_refused, key_range, refused, revision};
 use crate::generated::etcdserverpb as pb;
 use crate::generated::etcdserverpb::watch_server::Watch;
 use batch::filter;
@@ -52,10 +53,10 @@ impl Watch for WatchService {
     ) -> Result<Response<Self::WatchStream>, Status> {
         self.0.not_for_learners()?;
         let needs_leader = request.metadata().get("hasleader").is_some_and(|value| value == "true");
-        let member = Arc::clone(&self.0);
+        let (member, who) = (Arc::clone(&self.0), Identity::in_request(&request));
         let requests = request.into_inner();
         Ok(Response::new(Driven::by(move |answers| {
-            let desk = Desk::new(Arc::clone(&member), answers);
+            let desk = Desk::new(Arc::clone(&member), who.clone(), answers);
             async move {
                 tokio::select! {
                     ended = desk.serve(requests) => ended,
@@ -82,6 +83,7 @@ pub(super) async fn leader_lost(member: &Member) -> Status {
 /// One stream.
 struct Desk {
     member: Arc<Member>,
+    who: Identity,
     answers: Answers<pb::WatchResponse>,
     watches: HashMap<i64, Begun>,
     next_id: i64,
@@ -113,9 +115,9 @@ struct Question {
 }
 
 impl Desk {
-    fn new(member: Arc<Member>, answers: Answers<pb::WatchResponse>) -> Self {
+    fn new(member: Arc<Member>, who: Identity, answers: Answers<pb::WatchResponse>) -> Self {
         let (watches, told) = (HashMap::new(), mpsc::unbounded_channel());
-        Self { member, answers, watches, next_id: 0, told, asked: None, questions: 0 }
+        Self { member, who, answers, watches, next_id: 0, told, asked: None, questions: 0 }
     }
 
     /// Serves until the client is gone. One that only listens from now on stays.
@@ -176,14 +178,22 @@ impl Desk {
             id => id,
         };
         let keys = key_range(request.key.clone(), request.range_end.clone());
-        let mut call = self.member.client().watch(keys).filter(filter(&request));
+        let mut call = self.member.acting(&self.who).watch(keys).filter(filter(&request));
         if let Some(revision) = revision(request.start_revision) {
             call = call.from(revision);
         }
         if request.prev_kv {
             call = call.prev_kv();
         }
-        let watch = call.await.map_err(refused)?;
+        let watch = match call.await {
+            Ok(watch) => watch,
+            // In etcd's words, and to this watch only: the others of the stream go on.
+            Err(Error::Refused(Refusal::Access(why))) => {
+                self.refuse(access_refused(why).message().to_owned()).await;
+                return Ok(());
+            }
+            Err(error) => return Err(refused(error)),
+        };
         let header = self.member.header(watch.created_at());
         let created =
             pb::WatchResponse { header, watch_id: id, created: true, ..Default::default() };

@@ -4,6 +4,7 @@
 #[path = "../../src/generated/mod.rs"]
 mod generated;
 
+mod auth;
 mod differential;
 mod gateway;
 mod kv;

@@ -10,7 +10,6 @@ use crate::generated::etcdserverpb as pb;
 use crate::generated::grpc::health::v1::HealthCheckRequest;
 use crate::generated::grpc::health::v1::health_client::HealthClient;
 use crate::process::Server;
-use pb::auth_client::AuthClient;
 use pb::cluster_client::ClusterClient;
 use pb::kv_client::KvClient;
 use pb::maintenance_client::MaintenanceClient;
@@ -90,15 +89,6 @@ async fn what_is_not_offered_says_so() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
-    let mut auth = AuthClient::new(channel.clone());
-    let status = auth.auth_status(pb::AuthStatusRequest {}).await.unwrap().into_inner();
-    assert!(!status.enabled);
-    let off = auth.authenticate(pb::AuthenticateRequest::default()).await.unwrap_err();
-    let expected = (Code::FailedPrecondition, "etcdserver: authentication is not enabled");
-    assert_eq!((off.code(), off.message()), expected);
-    let refused = auth.user_add(pb::AuthUserAddRequest::default()).await.unwrap_err();
-    assert!(refused.code() == Code::Unimplemented && refused.message().contains("not offered yet"));
-
     let mut maintenance = MaintenanceClient::new(channel.clone());
     let alarms = maintenance.alarm(pb::AlarmRequest::default()).await.unwrap().into_inner();
     assert_eq!(alarms.alarms, []);

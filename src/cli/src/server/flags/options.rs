@@ -27,6 +27,9 @@ pub(crate) struct Options {
     pub(crate) request_bytes_max: usize,
     /// The most operations in a transaction.
     pub(crate) txn_ops_max: usize,
+    pub(crate) bcrypt_cost: u32,
+    /// How long a token may go unused.
+    pub(crate) token_ttl: Duration,
     /// How many bytes the state may take.
     pub(crate) quota_bytes: u64,
     /// How often a watch that wants it hears how far it is.
@@ -97,6 +100,10 @@ impl Options {
         let ping_after = duration(values, "grpc-keepalive-interval", Duration::from_secs(7200))?;
         let data_dir = text("data-dir", "");
         let data_dir = if data_dir.is_empty() { format!("{name}.etcd") } else { data_dir };
+        let token = text("auth-token", "simple");
+        if token != "simple" {
+            return Err(wrong("auth-token", &token, "simple: tokens are signed, but not as JWT"));
+        }
         let format = text("log-format", "console");
         if format != "console" {
             return Err(wrong("log-format", &format, "console: there is no other format"));
@@ -110,6 +117,8 @@ impl Options {
             election_timeout,
             request_bytes_max: number(values, "max-request-bytes", 1_572_864, 1, 3 << 20)?,
             txn_ops_max: number(values, "max-txn-ops", 128, 1, 10_000)?,
+            bcrypt_cost: number(values, "bcrypt-cost", 10, 4, 31)?,
+            token_ttl: Duration::from_secs(number(values, "auth-token-ttl", 300, 1, 1 << 31)?),
             quota_bytes,
             progress_interval: duration(
                 values,
@@ -257,6 +266,8 @@ fn number<T: std::str::FromStr + PartialOrd>(
         "heartbeat-interval" | "election-timeout" => "1 to 50000 milliseconds",
         "max-request-bytes" => "1 byte to 3 MiB: larger requests would hold up all others",
         "max-txn-ops" => "1 to 10000",
+        "bcrypt-cost" => "4 to 31",
+        "auth-token-ttl" => "1 to 2147483648 seconds",
         _ => "a number",
     };
     number.ok_or_else(|| wrong(name, value, must))

@@ -38,8 +38,6 @@ const fn refused_switch(name: &'static str, instead: &'static str) -> Flag {
 const NO_DISCOVERY: &str = "there is no discovery service: name the members with --initial-cluster";
 const NO_TLS: &str = "encryption is not offered yet: put a TLS proxy before it, or keep it inside a network \
                       that you trust";
-const NO_AUTH: &str =
-    "users and roles are not offered yet: let only those reach it who may do everything";
 const NO_TRACING: &str = "there is no exporter of traces: use --log-level debug";
 
 /// In the order of etcd's own help.
@@ -153,9 +151,12 @@ pub(super) const FLAGS: &[Flag] = &[
         "host-whitelist",
         "host names are not looked at: bind --listen-client-urls to where only those reach it who may",
     ),
-    refused("auth-token", NO_AUTH),
-    refused("bcrypt-cost", NO_AUTH),
-    refused("auth-token-ttl", NO_AUTH),
+    used("auth-token", "'simple': signed tokens that all members know ['simple']"),
+    used(
+        "bcrypt-cost",
+        "how long it takes to check a password: each one more takes twice the time ['10']",
+    ),
+    used("auth-token-ttl", "how many seconds a token may go unused ['300']"),
     refused_switch("enable-pprof", "use perf, or any other profiler for native programs"),
     ignored("metrics", "there is one set of metrics"),
     refused("listen-metrics-urls", "/metrics and /health are on --listen-client-urls"),

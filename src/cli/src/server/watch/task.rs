@@ -178,6 +178,13 @@ impl Task {
                 })
                 .await;
             }
+            WatchError::Denied => {
+                let (header, canceled) = (self.member.header_now(), true);
+                let cancel_reason = Reason::Denied.text();
+                let denied =
+                    pb::WatchResponse { header, canceled, cancel_reason, ..self.response() };
+                self.say(denied).await;
+            }
             _ => drop(self.answers.send(Err(Reason::Stopped.into())).await),
         }
         Next::Ended

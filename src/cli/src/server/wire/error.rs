@@ -1,6 +1,6 @@
 //! Errors, with etcd's codes and texts: clients compare both.
 
-use bowline::{Effect, Error, MemberRefusal, Refusal};
+use bowline::{AccessRefusal, Effect, Error, MemberRefusal, Refusal};
 use tonic::{Code, Status};
 
 /// Why a request is refused, where etcd has a text of its own for it.
@@ -33,6 +33,22 @@ pub(crate) enum Reason {
     Unhealthy,
     NotForLearners,
     AuthNotEnabled,
+    AuthFailed,
+    InvalidToken,
+    NoUser,
+    NoRole,
+    NoPermission,
+    InvalidAuth,
+    OldRevision,
+    Denied,
+    NoRoot,
+    RootWithoutRole,
+    UserExists,
+    UserNotFound,
+    RoleExists,
+    RoleNotFound,
+    RoleNotGranted,
+    NotGranted,
     NoDowngrade,
     DowngradeFormat,
     DowngradeTarget,
@@ -68,6 +84,24 @@ impl Reason {
             Reason::NotLearner => (FailedPrecondition, "can only promote a learner member"),
             Reason::NotForLearners => (FailedPrecondition, "rpc not supported for learner"),
             Reason::AuthNotEnabled => (FailedPrecondition, "authentication is not enabled"),
+            Reason::AuthFailed => {
+                (InvalidArgument, "authentication failed, invalid user ID or password")
+            }
+            Reason::InvalidToken => (Unauthenticated, "invalid auth token"),
+            Reason::NoUser => (InvalidArgument, "user name is empty"),
+            Reason::NoRole => (InvalidArgument, "role name is empty"),
+            Reason::NoPermission => (InvalidArgument, "permission not given"),
+            Reason::InvalidAuth => (InvalidArgument, "invalid auth management"),
+            Reason::OldRevision => (InvalidArgument, "revision of auth store is old"),
+            Reason::Denied => (PermissionDenied, "permission denied"),
+            Reason::NoRoot => (FailedPrecondition, "root user does not exist"),
+            Reason::RootWithoutRole => (FailedPrecondition, "root user does not have root role"),
+            Reason::UserExists => (FailedPrecondition, "user name already exists"),
+            Reason::UserNotFound => (FailedPrecondition, "user name not found"),
+            Reason::RoleExists => (FailedPrecondition, "role name already exists"),
+            Reason::RoleNotFound => (FailedPrecondition, "role name not found"),
+            Reason::RoleNotGranted => (FailedPrecondition, "role is not granted to the user"),
+            Reason::NotGranted => (FailedPrecondition, "permission is not granted to the role"),
             Reason::NoSpace => (ResourceExhausted, "mvcc: database space exceeded"),
             Reason::TooManyRequests => (ResourceExhausted, "too many requests"),
             Reason::Corrupt => (DataLoss, "corrupt cluster"),
@@ -93,6 +127,7 @@ impl From<Reason> for Status {
 /// What a client hears of an error of the library.
 pub(crate) fn refused(error: Error) -> Status {
     match &error {
+        Error::Refused(Refusal::Access(why)) => access_refused(*why),
         Error::Refused(refusal) => {
             reason_of(refusal).map_or_else(|| ours(Code::Unavailable, &error), Status::from)
         }
@@ -129,6 +164,31 @@ fn reason_of(refusal: &Refusal) -> Option<Reason> {
         | Refusal::RequestTooLarge { .. } => Reason::RequestTooLarge,
         _ => return None,
     })
+}
+
+fn access(why: AccessRefusal) -> Option<Reason> {
+    Some(match why {
+        AccessRefusal::Denied => Reason::Denied,
+        AccessRefusal::Outdated => Reason::OldRevision,
+        AccessRefusal::NoUser => Reason::NoUser,
+        AccessRefusal::NoRoot => Reason::NoRoot,
+        AccessRefusal::RootWithoutRole => Reason::RootWithoutRole,
+        AccessRefusal::UserExists => Reason::UserExists,
+        AccessRefusal::UserNotFound => Reason::UserNotFound,
+        AccessRefusal::RoleExists => Reason::RoleExists,
+        AccessRefusal::RoleNotFound => Reason::RoleNotFound,
+        AccessRefusal::NoRole => Reason::NoRole,
+        AccessRefusal::RoleNotGranted => Reason::RoleNotGranted,
+        AccessRefusal::NotGranted => Reason::NotGranted,
+        AccessRefusal::Invalid => Reason::InvalidAuth,
+        _ => return None,
+    })
+}
+
+/// What a client hears that may not do what it asks for.
+pub(crate) fn access_refused(why: AccessRefusal) -> Status {
+    let words = || Status::new(Code::FailedPrecondition, format!("bowline: {why}"));
+    access(why).map_or_else(words, Status::from)
 }
 
 fn members(refusal: &MemberRefusal, error: &Error) -> Status {

@@ -10,5 +10,5 @@ pub(super) use answer::{
     delete_response, event, key_value, put_response, range_response, txn_response,
 };
 pub(super) use check::{check_delete, check_put, check_range, check_size, check_txn};
-pub(super) use error::{Reason, refused};
+pub(super) use error::{Reason, access_refused, refused};
 pub(super) use request::{bounds, compare, is_local, key_range, lease_id, op, put, revision, sort};

@@ -1,0 +1,133 @@
+//! Passwords: hashed and checked on threads of their own, a few at a time, because each takes long on purpose. Whoever
+//! comes when too many wait already is sent away, so that logins cannot starve a server.
+
+use std::sync::Arc;
+
+use bowline::Secret;
+use tokio::sync::Semaphore;
+use tonic::Status;
+
+use super::wire::Reason;
+
+/// How many may wait for their turn.
+const WAITING_MAX: usize = 64;
+
+/// The longest password, in bytes: what the hash looks at.
+const PASSWORD_BYTES_MAX: usize = 72;
+
+/// Hashes and checks passwords.
+pub(super) struct Passwords {
+    cost: u32,
+    turns: Arc<Semaphore>,
+    places: Arc<Semaphore>,
+}
+
+impl Passwords {
+    /// With bcrypt's cost: each one more takes twice the time.
+    pub(super) fn new(cost: u32) -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let turns = (processors / 2).max(1);
+        let (turns, places) =
+            (Arc::new(Semaphore::new(turns)), Arc::new(Semaphore::new(turns + WAITING_MAX)));
+        Self { cost, turns, places }
+    }
+
+    /// The hash of a password.
+    pub(super) async fn hash(&self, password: String) -> Result<Secret, Status> {
+        if password.len() > PASSWORD_BYTES_MAX {
+            return Err(Status::invalid_argument(format!(
+                "bowline: a password of {} bytes, at most {PASSWORD_BYTES_MAX}",
+                password.len()
+            )));
+        }
+        let cost = self.cost;
+        let hash = self.in_turn(move || bcrypt::hash(password, cost)).await?;
+        let hash = hash.map_err(|error| Status::internal(format!("bowline: {error}")))?;
+        Ok(Secret::new(hash))
+    }
+
+    /// A hash that somebody else has made, as etcd's clients send it: base64 of bcrypt's text.
+    pub(super) fn ready_made(&self, hash: Vec<u8>) -> Result<Secret, Status> {
+        let sound =
+            std::str::from_utf8(&hash).is_ok_and(|text| text.parse::<bcrypt::HashParts>().is_ok());
+        if sound { Ok(Secret::new(hash)) } else { Err(Reason::AuthFailed.into()) }
+    }
+
+    /// Whether it is the password of this hash. Without a hash it never is, after as much time.
+    pub(super) async fn is_right(
+        &self,
+        password: String,
+        hash: Option<&Secret>,
+    ) -> Result<bool, Status> {
+        let hash = hash.and_then(|hash| String::from_utf8(hash.reveal().to_vec()).ok());
+        let cost = self.cost;
+        let right = self.in_turn(move || match hash {
+            Some(hash) => bcrypt::verify(password, &hash).unwrap_or(false),
+            None => {
+                drop(bcrypt::hash(password, cost));
+                false
+            }
+        });
+        right.await
+    }
+
+    async fn in_turn<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Status> {
+        let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
+            return Err(Reason::TooManyRequests.into());
+        };
+        let turn = Arc::clone(&self.turns).acquire_owned().await;
+        // Held until the work is done, also when nobody waits for it any more.
+        let work = tokio::task::spawn_blocking(move || {
+            let _held = (place, turn);
+            work()
+        });
+        work.await.map_err(|error| Status::internal(format!("bowline: {error}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHEAP: u32 = 4;
+
+    #[tokio::test]
+    async fn a_password_is_right_for_its_own_hash_only() {
+        let passwords = Passwords::new(CHEAP);
+        let hash = passwords.hash("one".to_owned()).await.unwrap();
+        assert!(passwords.is_right("one".to_owned(), Some(&hash)).await.unwrap());
+        assert!(!passwords.is_right("two".to_owned(), Some(&hash)).await.unwrap());
+        assert!(!passwords.is_right("".to_owned(), None).await.unwrap());
+        assert!(!passwords.is_right("one".to_owned(), Some(&Secret::new("one"))).await.unwrap());
+        assert!(passwords.hash("x".repeat(73)).await.is_err(), "its end would not count");
+        let made = passwords.ready_made(hash.reveal().to_vec()).unwrap();
+        assert!(passwords.is_right("one".to_owned(), Some(&made)).await.unwrap());
+        assert!(passwords.ready_made(b"one".to_vec()).is_err());
+    }
+
+    #[tokio::test]
+    async fn whoever_comes_when_too_many_wait_is_sent_away() {
+        let passwords = Passwords::new(CHEAP);
+        let turns = passwords.turns.available_permits() as u32;
+        let busy = Arc::clone(&passwords.turns).acquire_many_owned(turns).await.unwrap();
+        let wait = |_| Box::pin(passwords.is_right("one".to_owned(), None));
+        let mut waiting: Vec<_> = (0..WAITING_MAX + turns as usize).map(wait).collect();
+        for each in &mut waiting {
+            assert!(
+                std::future::poll_fn(|context| {
+                    std::task::Poll::Ready(each.as_mut().poll(context).is_pending())
+                })
+                .await
+            );
+        }
+        let refused = passwords.is_right("one".to_owned(), None).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+        drop(busy);
+        for each in waiting {
+            assert!(!each.await.unwrap());
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! Users and roles: who may do what, over every method, with every kind of caller.
+
+use bytes::{Buf, BufMut, Bytes};
+use prost_reflect::DescriptorPool;
+use tempfile::{TempDir, tempdir};
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::transport::Channel;
+use tonic::{Code, Request, Status};
+
+use crate::generated::authpb;
+use crate::generated::etcdserverpb as pb;
+use crate::generated::v3lockpb::LockRequest;
+use crate::generated::v3lockpb::lock_client::LockClient;
+use crate::process::Server;
+use authpb::permission::Type;
+use pb::auth_client::AuthClient;
+use pb::cluster_client::ClusterClient;
+use pb::kv_client::KvClient;
+use pb::lease_client::LeaseClient;
+use pb::maintenance_client::MaintenanceClient;
+use pb::watch_client::WatchClient;
+
+/// What checks passwords as fast as it can be told to.
+const CHEAP: [&str; 2] = ["--bcrypt-cost", "4"];
+
+fn by<T>(token: &str, message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    if !token.is_empty() {
+        request.metadata_mut().insert("token", token.parse().unwrap());
+    }
+    request
+}
+
+fn says<T: std::fmt::Debug>(result: Result<T, Status>, code: Code, words: &str) {
+    let status = result.unwrap_err();
+    assert_eq!((status.code(), status.message()), (code, words));
+}
+
+async fn login(channel: &Channel, name: &str) -> Result<String, Status> {
+    let mut auth = AuthClient::new(channel.clone());
+    let request = pb::AuthenticateRequest { name: name.into(), password: format!("{name}'s") };
+    Ok(auth.authenticate(request).await?.into_inner().token)
+}
+
+/// Users of their own names' passwords: `root`, `ann` who may read and write below `app/`, `rob` who may read there, and
+/// `bob` who has no role. In force.
+async fn guarded(server: &Server) -> Channel {
+    let channel = server.channel().await;
+    let mut auth = AuthClient::new(channel.clone());
+    for name in ["root", "ann", "rob", "bob"] {
+        let (name, password) = (name.to_owned(), format!("{name}'s"));
+        let add = pb::AuthUserAddRequest { name, password, ..Default::default() };
+        auth.user_add(add).await.unwrap();
+    }
+    for (role, perm_type) in [("app", Type::Readwrite), ("look", Type::Read)] {
+        auth.role_add(pb::AuthRoleAddRequest { name: role.into() }).await.unwrap();
+        let (key, range_end) = (b"app/".to_vec(), b"app0".to_vec());
+        let perm = Some(authpb::Permission { perm_type: perm_type.into(), key, range_end });
+        let grant = pb::AuthRoleGrantPermissionRequest { name: role.into(), perm };
+        auth.role_grant_permission(grant).await.unwrap();
+    }
+    for (user, role) in [("root", "root"), ("ann", "app"), ("rob", "look")] {
+        let grant = pb::AuthUserGrantRoleRequest { user: user.into(), role: role.into() };
+        auth.user_grant_role(grant).await.unwrap();
+    }
+    auth.auth_enable(pb::AuthEnableRequest {}).await.unwrap();
+    channel
+}
+
+async fn alone() -> (TempDir, Server, Channel) {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &CHEAP);
+    let channel = guarded(&server).await;
+    (dir, server, channel)
+}
+
+fn put(key: &'static str) -> pb::PutRequest {
+    pb::PutRequest { key: key.into(), value: "v".into(), ..Default::default() }
+}
+
+fn get(key: &'static str) -> pb::RangeRequest {
+    pb::RangeRequest { key: key.into(), ..Default::default() }
+}
+
+/// Messages as they are on the wire.
+struct Raw;
+
+impl Codec for Raw {
+    type Encode = Bytes;
+    type Decode = Bytes;
+    type Encoder = Raw;
+    type Decoder = Raw;
+
+    fn encoder(&mut self) -> Raw {
+        Raw
+    }
+
+    fn decoder(&mut self) -> Raw {
+        Raw
+    }
+}
+
+impl Encoder for Raw {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn encode(&mut self, item: Bytes, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        to.put(item);
+        Ok(())
+    }
+}
+
+impl Decoder for Raw {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
+        Ok(Some(from.copy_to_bytes(from.remaining())))
+    }
+}
+
+/// Whatever method there is, also one that nobody thought of here: without a user it does nothing, and what only root
+/// may do nobody else may.
+#[tokio::test]
+async fn no_method_is_open_to_nobody_and_none_of_the_operators_to_users() {
+    let (_dir, _server, channel) = alone().await;
+    let bob = login(&channel, "bob").await.unwrap();
+    let pool =
+        DescriptorPool::decode(include_bytes!("../../src/generated/descriptors.bin").as_slice());
+    let (mut methods, mut for_root) = (0, 0);
+    for service in pool.unwrap().services() {
+        if service.full_name().starts_with("grpc.health") {
+            continue;
+        }
+        for method in service.methods() {
+            if method.is_client_streaming() || method.is_server_streaming() {
+                continue;
+            }
+            methods += 1;
+            let path = format!("/{}/{}", service.full_name(), method.name());
+            let call = |token: &str| {
+                let mut grpc = tonic::client::Grpc::new(channel.clone());
+                let (request, path) = (by(token, Bytes::new()), path.parse().unwrap());
+                async move {
+                    grpc.ready().await.unwrap();
+                    grpc.unary(request, path, Raw).await
+                }
+            };
+            let status = call("").await.expect_err(&path);
+            if method.name() == "Authenticate" {
+                assert_eq!(
+                    status.message(),
+                    "etcdserver: authentication failed, invalid user ID or password"
+                );
+                continue;
+            }
+            let refused = status.code() == Code::InvalidArgument;
+            assert!(refused, "{path}: {status:?}");
+            let status = call("not a token").await.expect_err(&path);
+            assert_eq!(status.message(), "etcdserver: invalid auth token", "{path}");
+            let of_keys = ["KV", "Lease", "Lock", "Election"].contains(&service.name());
+            let of_all = ["MemberList", "Status", "Alarm"].contains(&method.name());
+            if !of_keys && !of_all {
+                for_root += 1;
+                let status = call(&bob).await.expect_err(&path);
+                assert_eq!(status.message(), "etcdserver: permission denied", "{path}");
+            } else if of_all {
+                call(&bob).await.expect(&path);
+            }
+        }
+    }
+    assert!(methods > 40 && for_root > 20, "{methods} methods, {for_root} for root");
+}
+
+#[tokio::test]
+async fn keys_are_open_to_those_who_were_granted_them() {
+    let (_dir, _server, channel) = alone().await;
+    let mut kv = KvClient::new(channel.clone());
+    let (root, ann, rob, bob) = (
+        login(&channel, "root").await.unwrap(),
+        login(&channel, "ann").await.unwrap(),
+        login(&channel, "rob").await.unwrap(),
+        login(&channel, "bob").await.unwrap(),
+    );
+    kv.put(by(&root, put("secret"))).await.unwrap();
+    kv.put(by(&ann, put("app/a"))).await.unwrap();
+    let denied = "etcdserver: permission denied";
+    says(kv.put(by(&rob, put("app/a"))).await, Code::PermissionDenied, denied);
+    says(kv.put(by(&ann, put("secret"))).await, Code::PermissionDenied, denied);
+    says(
+        kv.put(by("", put("app/a"))).await,
+        Code::InvalidArgument,
+        "etcdserver: user name is empty",
+    );
+    for serializable in [false, true] {
+        let read = |key| pb::RangeRequest { serializable, ..get(key) };
+        assert_eq!(kv.range(by(&rob, read("app/a"))).await.unwrap().into_inner().count, 1);
+        says(kv.range(by(&rob, read("secret"))).await, Code::PermissionDenied, denied);
+        says(kv.range(by(&bob, read("app/a"))).await, Code::PermissionDenied, denied);
+        let all = pb::RangeRequest { range_end: "\0".into(), count_only: true, ..read("\0") };
+        says(kv.range(by(&ann, all.clone())).await, Code::PermissionDenied, denied);
+        assert_eq!(kv.range(by(&root, all)).await.unwrap().into_inner().count, 2);
+    }
+    // A transaction that hides what it does, and one that only compares.
+    let op = |request| pb::RequestOp { request: Some(request) };
+    let inner = pb::TxnRequest {
+        failure: vec![op(pb::request_op::Request::RequestRange(get("secret")))],
+        ..Default::default()
+    };
+    let outer = pb::TxnRequest {
+        success: vec![op(pb::request_op::Request::RequestTxn(inner))],
+        ..Default::default()
+    };
+    says(kv.txn(by(&ann, outer.clone())).await, Code::PermissionDenied, denied);
+    kv.txn(by(&root, outer)).await.unwrap();
+    let compare = pb::Compare { key: "secret".into(), ..Default::default() };
+    let peek = pb::TxnRequest { compare: vec![compare], ..Default::default() };
+    says(kv.txn(by(&ann, peek)).await, Code::PermissionDenied, denied);
+    let compact = pb::CompactionRequest { revision: 2, physical: false };
+    says(kv.compact(by(&ann, compact)).await, Code::PermissionDenied, denied);
+    kv.compact(by(&root, compact)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lease_is_ended_and_its_keys_are_named_only_for_who_may_touch_them() {
+    let (_dir, _server, channel) = alone().await;
+    let (root, ann) =
+        (login(&channel, "root").await.unwrap(), login(&channel, "ann").await.unwrap());
+    let mut leases = LeaseClient::new(channel.clone());
+    let mut kv = KvClient::new(channel);
+    let grant = pb::LeaseGrantRequest { ttl: 60, id: 7 };
+    says(
+        leases.lease_grant(by("", grant)).await,
+        Code::InvalidArgument,
+        "etcdserver: user name is empty",
+    );
+    leases.lease_grant(by(&ann, grant)).await.unwrap();
+    kv.put(by(&root, pb::PutRequest { lease: 7, ..put("secret") })).await.unwrap();
+    let denied = "etcdserver: permission denied";
+    let attach = pb::PutRequest { lease: 7, ..put("app/a") };
+    says(kv.put(by(&ann, attach)).await, Code::PermissionDenied, denied);
+    let revoke = pb::LeaseRevokeRequest { id: 7 };
+    says(leases.lease_revoke(by(&ann, revoke)).await, Code::PermissionDenied, denied);
+    let named = pb::LeaseTimeToLiveRequest { id: 7, keys: true };
+    says(leases.lease_time_to_live(by(&ann, named)).await, Code::PermissionDenied, denied);
+    let left = pb::LeaseTimeToLiveRequest { id: 7, keys: false };
+    assert!(leases.lease_time_to_live(by(&ann, left)).await.unwrap().into_inner().ttl > 0);
+    let all = leases.lease_leases(by(&ann, pb::LeaseLeasesRequest {})).await.unwrap().into_inner();
+    assert_eq!(all.leases, []);
+    let all = leases.lease_leases(by(&root, pb::LeaseLeasesRequest {})).await.unwrap().into_inner();
+    assert_eq!(all.leases.len(), 1);
+    let again = pb::LeaseKeepAliveRequest { id: 7 };
+    says(
+        leases.lease_keep_alive(by("", tokio_stream::once(again))).await,
+        Code::InvalidArgument,
+        "etcdserver: user name is empty",
+    );
+    leases.lease_revoke(by(&root, revoke)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_watch_is_refused_beyond_what_may_be_read_and_ends_when_it_may_not_be_any_more() {
+    let (_dir, _server, channel) = alone().await;
+    let (root, rob) =
+        (login(&channel, "root").await.unwrap(), login(&channel, "rob").await.unwrap());
+    let mut watch = WatchClient::new(channel.clone());
+    let create = |key: &'static str, end: &'static str| pb::WatchRequest {
+        request_union: Some(pb::watch_request::RequestUnion::CreateRequest(
+            pb::WatchCreateRequest { key: key.into(), range_end: end.into(), ..Default::default() },
+        )),
+    };
+    let (ask, asked) = tokio::sync::mpsc::channel(8);
+    let asked = tokio_stream::wrappers::ReceiverStream::new(asked);
+    let mut told = watch.watch(by(&rob, asked)).await.unwrap().into_inner();
+    // To the end of the keys, as GHSA-xg4h-6gfc-h4m8 has it.
+    for (key, end) in [("secret", ""), ("app/", "\0"), ("app/a", "\0"), ("", "\0")] {
+        ask.send(create(key, end)).await.unwrap();
+        let refusal = told.message().await.unwrap().unwrap();
+        assert!(refusal.created && refusal.canceled && refusal.watch_id == -1, "{refusal:?}");
+        assert_eq!(refusal.cancel_reason, "etcdserver: permission denied");
+    }
+    ask.send(create("app/", "app0")).await.unwrap();
+    assert!(!told.message().await.unwrap().unwrap().canceled);
+    let mut kv = KvClient::new(channel.clone());
+    kv.put(by(&root, put("app/a"))).await.unwrap();
+    assert_eq!(told.message().await.unwrap().unwrap().events.len(), 1);
+    // Another user changes, and nothing happens; then rob does.
+    let mut auth = AuthClient::new(channel);
+    let role = |user: &str, role: &str| pb::AuthUserRevokeRoleRequest {
+        name: user.to_owned(),
+        role: role.to_owned(),
+    };
+    auth.user_revoke_role(by(&root, role("ann", "app"))).await.unwrap();
+    kv.put(by(&root, put("app/a"))).await.unwrap();
+    assert_eq!(told.message().await.unwrap().unwrap().events.len(), 1);
+    auth.user_revoke_role(by(&root, role("rob", "look"))).await.unwrap();
+    kv.put(by(&root, put("app/a"))).await.unwrap();
+    let ended = told.message().await.unwrap().unwrap();
+    assert!(ended.canceled && ended.events.is_empty(), "{ended:?}");
+    assert_eq!(ended.cancel_reason, "etcdserver: permission denied");
+}
+
+#[tokio::test]
+async fn a_lock_needs_the_keys_below_its_name() {
+    let (_dir, _server, channel) = alone().await;
+    let (ann, rob) = (login(&channel, "ann").await.unwrap(), login(&channel, "rob").await.unwrap());
+    let mut locks = LockClient::new(channel);
+    let lock = |name: &'static str| LockRequest { name: name.into(), lease: 0 };
+    let held = locks.lock(by(&ann, lock("app/l"))).await.unwrap().into_inner();
+    assert!(held.key.starts_with(b"app/l/"));
+    let denied = "etcdserver: permission denied";
+    says(locks.lock(by(&rob, lock("app/l"))).await, Code::PermissionDenied, denied);
+    says(locks.lock(by(&ann, lock("other"))).await, Code::PermissionDenied, denied);
+    let nobody = "etcdserver: user name is empty";
+    says(locks.lock(by("", lock("app/l"))).await, Code::InvalidArgument, nobody);
+}
+
+#[tokio::test]
+async fn a_token_is_void_when_its_user_has_another_password_and_all_are_when_it_is_off() {
+    let (_dir, _server, channel) = alone().await;
+    let (root, ann) =
+        (login(&channel, "root").await.unwrap(), login(&channel, "ann").await.unwrap());
+    let mut auth = AuthClient::new(channel.clone());
+    let mut kv = KvClient::new(channel.clone());
+    let failed = "etcdserver: authentication failed, invalid user ID or password";
+    says(login(&channel, "eve").await, Code::InvalidArgument, failed);
+    let (name, password) = ("ann".to_owned(), "new".to_owned());
+    let wrong = pb::AuthenticateRequest { name: name.clone(), password: "ann".to_owned() };
+    says(auth.authenticate(wrong).await, Code::InvalidArgument, failed);
+    let own = pb::AuthUserGetRequest { name: name.clone() };
+    assert_eq!(auth.user_get(by(&ann, own)).await.unwrap().into_inner().roles, ["app"]);
+    let change = pb::AuthUserChangePasswordRequest { name, password, ..Default::default() };
+    let denied = "etcdserver: permission denied";
+    says(auth.user_change_password(by(&ann, change.clone())).await, Code::PermissionDenied, denied);
+    auth.user_change_password(by(&root, change)).await.unwrap();
+    let void = "etcdserver: invalid auth token";
+    says(kv.put(by(&ann, put("app/a"))).await, Code::Unauthenticated, void);
+    says(login(&channel, "ann").await, Code::InvalidArgument, failed);
+    says(
+        auth.user_delete(by(&root, pb::AuthUserDeleteRequest { name: "root".into() })).await,
+        Code::InvalidArgument,
+        "etcdserver: invalid auth management",
+    );
+    auth.auth_disable(by(&root, pb::AuthDisableRequest {})).await.unwrap();
+    kv.put(by("", put("anything"))).await.unwrap();
+    kv.put(by(&ann, put("anything"))).await.expect("nobody looks at tokens");
+}
+
+#[tokio::test]
+async fn users_are_the_same_on_all_members_and_after_a_restart() {
+    let dirs = [(); 3].map(|()| tempdir().unwrap());
+    let servers = Server::three(&dirs);
+    guarded(&servers[0]).await;
+    let mut ann = String::new();
+    for (server, other) in servers.iter().zip(servers.iter().cycle().skip(1)) {
+        let channel = server.channel().await;
+        let token = login(&channel, "ann").await.unwrap();
+        let mut elsewhere = KvClient::new(other.channel().await);
+        elsewhere.put(by(&token, put("app/a"))).await.expect("every member knows the token");
+        ClusterClient::new(channel.clone())
+            .member_list(by(&token, pb::MemberListRequest { linearizable: true }))
+            .await
+            .unwrap();
+        let snapshot = MaintenanceClient::new(channel)
+            .snapshot(by(&token, pb::SnapshotRequest {}))
+            .await
+            .unwrap_err();
+        assert_eq!(snapshot.code(), Code::PermissionDenied);
+        ann = token;
+    }
+    assert!(!ann.contains("ann"), "names are not shown");
+}
