@@ -39,7 +39,7 @@ enum Command {
     Client(client::Command),
     Recover(data::RecoverOptions),
     Inspect(data::InspectOptions),
-    Check(check::CheckOptions),
+    Check(CheckArguments),
     Demo(demo::Options),
     Serve(server::ServeOptions),
     Up(up::UpOptions),
@@ -58,6 +58,30 @@ enum Command {
     DemoNode,
 }
 
+/// Say whether a history is possible: what was called, when, and what came back; or whether a cluster bears a load
+///
+/// The history is a file of JSON lines, one operation a line, of any program: see docs/testing.md. Objects are
+/// judged by linearizability: is there an order of the operations that explains each reply, and puts nothing before
+/// what had ended when it was called? Transactions are judged by circles in what they read and wrote.
+///
+/// Exit codes: 0 ok; 1 violation; 2 wrong arguments, or a file that cannot be read; 3 undecided.
+///
+/// `bowline check perf` asks a server whether it bears a load.
+#[derive(clap::Args, Debug)]
+#[command(subcommand_negates_reqs = true, args_conflicts_with_subcommands = true)]
+struct CheckArguments {
+    #[command(flatten)]
+    history: Option<check::CheckOptions>,
+
+    #[command(subcommand)]
+    command: Option<CheckCommand>,
+}
+
+#[derive(Subcommand, Debug)]
+enum CheckCommand {
+    Perf(client::PerfOptions),
+}
+
 fn main() -> ExitCode {
     let arguments = match parsed() {
         Ok(arguments) => arguments,
@@ -67,7 +91,16 @@ fn main() -> ExitCode {
         Command::Client(command) => client::main(command, &arguments.globals),
         Command::Recover(options) => data::recover_main(&options),
         Command::Inspect(options) => data::inspect_main(&options),
-        Command::Check(options) => check::check_main(&options),
+        Command::Check(CheckArguments { command: Some(CheckCommand::Perf(options)), .. }) => {
+            client::main(client::Command::CheckPerf(options), &arguments.globals)
+        }
+        Command::Check(CheckArguments { history: Some(options), .. }) => {
+            check::check_main(&options)
+        }
+        Command::Check(_) => explained(&Arguments::command().error(
+            ErrorKind::MissingRequiredArgument,
+            "a history is missing: bowline check --help",
+        )),
         Command::Demo(options) => demo::main(&options),
         Command::Serve(options) => server::serve_main(&options),
         Command::Up(options) => up::main(options),
@@ -83,24 +116,46 @@ fn main() -> ExitCode {
     }
 }
 
-/// The arguments. What is for those who ask a server is not shown, and not taken, where none is asked.
+/// The arguments. What all commands have that ask a server is shown once, with those of the whole; and not taken
+/// where none is asked.
 fn parsed() -> Result<Arguments, clap::Error> {
     let mut command = Arguments::command();
     command.build();
-    for name in LOCAL {
-        command = command.mut_subcommand(name, |local| {
-            local.mut_args(|arg| if arg.is_global_set() { arg.hide(true) } else { arg })
-        });
+    let names: Vec<_> = command.get_subcommands().map(|c| c.get_name().to_owned()).collect();
+    for name in names {
+        let asks = !LOCAL.contains(&name.as_str());
+        command = command.mut_subcommand(name, |command| focused(command, asks));
     }
     let arguments =
         Arguments::from_arg_matches(&command.try_get_matches_from_mut(std::env::args_os())?)?;
-    let asks = matches!(arguments.command, Command::Client(_));
+    let asks = match &arguments.command {
+        Command::Client(_) => true,
+        Command::Check(arguments) => arguments.command.is_some(),
+        _ => false,
+    };
     if !asks && !arguments.globals.is_empty() {
         let why =
             "this command asks no server: --endpoints and what belongs to it have no meaning here";
         return Err(Arguments::command().error(ErrorKind::ArgumentConflict, why));
     }
     Ok(arguments)
+}
+
+/// A command whose help is about itself.
+fn focused(command: clap::Command, asks: bool) -> clap::Command {
+    let hide = |arg: clap::Arg| if arg.is_global_set() { arg.hide(true) } else { arg };
+    let mut command = command.mut_args(hide);
+    if asks {
+        let words = "Where the servers are, who asks, and how to print: `bowline --help`.";
+        let long = command.get_after_long_help().map(|help| format!("{help}\n\n"));
+        let long = format!("{}{words}", long.unwrap_or_default());
+        command = command.after_help(words).after_long_help(long);
+    }
+    let names: Vec<_> = command.get_subcommands().map(|c| c.get_name().to_owned()).collect();
+    for name in names {
+        command = command.mut_subcommand(name, |command| focused(command, asks));
+    }
+    command
 }
 
 /// Prints what clap has to say: help that was asked for is no failure.

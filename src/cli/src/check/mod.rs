@@ -26,13 +26,7 @@ const EXIT_VIOLATION: u8 = 1;
 /// The budget ended before there was an answer.
 const EXIT_UNDECIDED: u8 = 3;
 
-/// Say whether a history is possible: what was called, when, and what came back
-///
-/// The history is a file of JSON lines, one operation a line, of any program: see docs/testing.md. Objects are
-/// judged by linearizability: is there an order of the operations that explains each reply, and puts nothing before
-/// what had ended when it was called? Transactions are judged by circles in what they read and wrote.
-///
-/// Exit codes: 0 ok; 1 violation; 2 wrong arguments, or a file that cannot be read; 3 undecided.
+/// What is checked, and how.
 #[derive(Args, Debug)]
 pub(crate) struct CheckOptions {
     /// The history; - for standard input

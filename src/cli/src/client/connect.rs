@@ -137,6 +137,11 @@ impl Client {
         Client::new(settings)
     }
 
+    /// One more, with connections of its own.
+    pub(crate) fn another(&self) -> Arc<Self> {
+        Client::new(self.settings.clone())
+    }
+
     /// A connection: the one of before, or to the first endpoint that can be reached.
     pub(crate) async fn link(&self) -> Result<Link, Failure> {
         let mut state = self.state.lock().await;

@@ -37,6 +37,7 @@ mod locks;
 mod member;
 mod move_leader;
 mod options;
+mod perf;
 mod print;
 mod put;
 mod quote;
@@ -53,6 +54,7 @@ mod watch;
 
 pub(crate) use child::{COMMAND as HELD_CHILD, HeldChild};
 pub(crate) use options::Globals;
+pub(crate) use perf::PerfOptions;
 
 use connect::Client;
 use failure::Failure;
@@ -86,6 +88,9 @@ pub(crate) enum Command {
     User(user::UserOptions),
     Role(role::RoleOptions),
     Auth(auth::AuthOptions),
+    /// As `bowline check perf`
+    #[command(hide = true)]
+    CheckPerf(perf::PerfOptions),
 }
 
 impl Command {
@@ -156,5 +161,6 @@ async fn dispatch(command: Command, client: Arc<Client>, output: Output) -> Resu
         Command::User(options) => user::run(&client, output, options).await,
         Command::Role(options) => role::run(&client, output, options).await,
         Command::Auth(options) => auth::run(&client, output, options).await,
+        Command::CheckPerf(options) => perf::run(&client, output, options).await,
     }
 }

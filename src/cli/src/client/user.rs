@@ -66,7 +66,8 @@ enum UserCommand {
     #[command(after_long_help = EXIT_CODES)]
     GrantRole {
         /// The user
-        user: String,
+        #[arg(value_name = "USER")]
+        name: String,
         /// The role
         role: String,
     },
@@ -74,7 +75,8 @@ enum UserCommand {
     #[command(after_long_help = EXIT_CODES)]
     RevokeRole {
         /// The user
-        user: String,
+        #[arg(value_name = "USER")]
+        name: String,
         /// The role
         role: String,
     },
@@ -137,13 +139,13 @@ pub(crate) async fn run(
             let answer = client.ask(Effect::Change, call).await?;
             ("Password updated".to_owned(), answer.header)
         }
-        UserCommand::GrantRole { user, role } => {
+        UserCommand::GrantRole { name: user, role } => {
             let words = format!("Role {role} is granted to user {user}");
             let request = pb::AuthUserGrantRoleRequest { user, role };
             let call = async |link: Link| link.auth().user_grant_role(request.clone()).await;
             (words, client.ask(Effect::Change, call).await?.header)
         }
-        UserCommand::RevokeRole { user, role } => {
+        UserCommand::RevokeRole { name: user, role } => {
             let words = format!("Role {role} is revoked from user {user}");
             let request = pb::AuthUserRevokeRoleRequest { name: user, role };
             let call = async |link: Link| link.auth().user_revoke_role(request.clone()).await;

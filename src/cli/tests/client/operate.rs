@@ -68,3 +68,150 @@ fn authentication_is_off_at_first() {
     // Who says who they are is let in as before.
     assert_eq!(ask(&server, &["--user", "ann:x", "put", "k", "v"]).done(), "OK\n");
 }
+
+/// Real etcd, alone, until it is dropped.
+struct Etcd {
+    child: std::process::Child,
+    address: String,
+    _dir: tempfile::TempDir,
+}
+
+impl Etcd {
+    /// Started, unless it is not installed, which is said past the test harness.
+    fn start() -> Option<Self> {
+        let dir = tempdir().unwrap();
+        let [client, peer] =
+            crate::process::free_ports().map(|port: u16| format!("http://127.0.0.1:{port}"));
+        let mut etcd = std::process::Command::new("etcd");
+        etcd.arg("--data-dir").arg(dir.path().join("e")).args(["--log-level", "error"]);
+        etcd.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+        etcd.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+        etcd.arg(format!("--initial-cluster=default={peer}")).stderr(std::process::Stdio::null());
+        let has_ctl = std::process::Command::new("etcdctl").arg("version").output().is_ok();
+        match etcd.spawn() {
+            Ok(child) if has_ctl => {
+                let etcd = Self { child, address: client, _dir: dir };
+                while etcd.ours(&["get", "x"], b"").code != 0 {}
+                Some(etcd)
+            }
+            _ => {
+                let words = b"SKIPPED: etcd is not installed (Debian: etcd-server, etcd-client)\n";
+                drop(std::io::Write::write_all(&mut std::io::stderr(), words));
+                None
+            }
+        }
+    }
+
+    fn ours(&self, arguments: &[&str], input: &[u8]) -> crate::ask::Said {
+        let mut command = crate::ask::command_at(&self.address);
+        command.args(arguments);
+        crate::ask::run(command, input)
+    }
+
+    fn theirs(&self, arguments: &[&str], input: &[u8]) -> crate::ask::Said {
+        let mut command = std::process::Command::new("etcdctl");
+        command.env("ETCDCTL_API", "3").args(["--endpoints", &self.address]).args(arguments);
+        crate::ask::run(command, input)
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+#[test]
+fn users_and_roles_are_managed_as_by_etcdctl() {
+    let Some(etcd) = Etcd::start() else { return };
+    let lines = [
+        "role add r1",
+        "role grant-permission r1 readwrite a b",
+        "role grant-permission r1 read p --prefix",
+        "role grant-permission r1 write w",
+        "role grant-permission r1 write w2 --from-key",
+        "role get r1",
+        "role list",
+        "role revoke-permission r1 w",
+        "role revoke-permission r1 a b",
+        "user add u1:pw",
+        "user add u2 --no-password",
+        "user passwd u1 --interactive=false",
+        "user grant-role u1 r1",
+        "user get u1",
+        "user get u1 --detail",
+        "user list",
+        "user revoke-role u1 r1",
+        "user delete u1",
+        "user delete u2",
+        "role delete r1",
+        "user get nobody",
+        "auth disable",
+        "member list",
+        "endpoint hashkv",
+        "move-leader 1234",
+    ];
+    for format in ["simple", "json", "fields"] {
+        for line in lines {
+            // etcdctl cannot print these so.
+            if format == "fields" && ["user get u1", "user list"].contains(&line) {
+                continue;
+            }
+            let words: Vec<_> = ["-w", format].into_iter().chain(line.split(' ')).collect();
+            // What theirs has changed ours changes again, so it is undone before.
+            let theirs = etcd.theirs(&words, b"secret\n");
+            let undo = match line {
+                "role add r1" => Some("role delete r1"),
+                "user add u1:pw" => Some("user delete u1"),
+                "user add u2 --no-password" => Some("user delete u2"),
+                "user grant-role u1 r1" => Some("user revoke-role u1 r1"),
+                "user revoke-role u1 r1" => Some("user grant-role u1 r1"),
+                "user delete u1" => Some("user add u1:pw"),
+                "user delete u2" => Some("user add u2:pw"),
+                "role delete r1" => Some("role add r1"),
+                "role revoke-permission r1 w" => Some("role grant-permission r1 write w"),
+                "role revoke-permission r1 a b" => Some("role grant-permission r1 readwrite a b"),
+                _ => None,
+            };
+            if let Some(undo) = undo {
+                etcd.theirs(&undo.split(' ').collect::<Vec<_>>(), b"").done();
+            }
+            let ours = etcd.ours(&words, b"secret\n");
+            assert_eq!(theirs.text(), ours.text(), "{line}: {theirs:?} {ours:?}");
+            assert_eq!(theirs.code == 0, ours.code == 0, "{line}: {theirs:?} {ours:?}");
+        }
+    }
+}
+
+#[test]
+fn who_asks_says_so_where_it_is_asked_for() {
+    let Some(etcd) = Etcd::start() else { return };
+    etcd.ours(&["put", "k", "v"], b"").done();
+    etcd.ours(&["user", "add", "root:rp"], b"").done();
+    assert_eq!(etcd.ours(&["auth", "enable"], b"").done(), "Authentication Enabled\n");
+    let nobody = etcd.ours(&["get", "k"], b"");
+    assert_eq!(nobody.code, 1);
+    assert!(nobody.err.contains("hint: authentication is on"), "{}", nobody.err);
+    let wrong = etcd.ours(&["--user", "root:wrong", "get", "k"], b"");
+    assert_eq!(wrong.code, 1, "{wrong:?}");
+    assert_eq!(etcd.ours(&["--user", "root:rp", "get", "k"], b"").done(), "k\nv\n");
+    let said =
+        etcd.ours(&["--user", "root", "--password", "rp", "lock", "m", "--", "echo", "in"], b"");
+    assert_eq!(said.done(), "in\n");
+    let disabled = etcd.ours(&["auth", "disable", "--user", "root:rp"], b"").done();
+    assert_eq!(disabled, "Authentication Disabled\n");
+}
+
+#[test]
+fn a_load_is_borne_or_not_and_nothing_of_it_stays() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let checked = ask(&server, &["check", "perf", "--time", "1s"]);
+    let verdict = checked.text().lines().last().unwrap();
+    assert_eq!(checked.code, i32::from(verdict == "FAIL"), "{checked:?}");
+    assert!(checked.text().contains("hroughput"), "{checked:?}");
+    assert_eq!(ask(&server, &["get", "", "--prefix", "--count-only"]).done(), "0\n");
+    let help = ask(&server, &["lock", "--help"]).done();
+    assert!(help.contains("Examples:") && !help.contains("--cacert"), "{help}");
+}

@@ -9,6 +9,19 @@ use tempfile::tempdir;
 use crate::ask::{Going, Said, command, run};
 use crate::process::Server;
 
+/// What is refused, of what is asked.
+const REFUSED: [&str; 9] = [
+    "get k --rev 5000",
+    "get k --consistency=x",
+    "get x --prefix --from-key",
+    "put a b --lease 1234",
+    "put a b --lease zz",
+    "lease keep-alive 1234 --once",
+    "lease revoke 1234",
+    "compaction 999",
+    "nothing",
+];
+
 /// Whether etcdctl is there. If not it is said, past the test harness, which would keep it to itself.
 fn etcdctl_is_there() -> bool {
     let is_there = Command::new("etcdctl").arg("version").stdout(Stdio::null()).status().is_ok();
@@ -77,6 +90,10 @@ fn answers_are_printed_as_etcdctl_prints_them() {
     pair.ask("", &["lease", "grant", "600"]);
     for format in ["simple", "json", "fields"] {
         let mut ask = |line: &str| {
+            // What is refused is refused alike in all formats.
+            if format != "simple" && REFUSED.contains(&line) {
+                return;
+            }
             let words: Vec<_> = line.split_whitespace().map(|word| word.replace('~', "")).collect();
             let words: Vec<_> = words.iter().map(String::as_str).collect();
             pair.ask("a\u{7f}\n\"\tü<&>\u{200b}", &[&["-w", format], &words[..]].concat());
