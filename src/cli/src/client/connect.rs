@@ -292,8 +292,8 @@ impl Client {
                     continue;
                 }
             };
-            if status.code() == Code::Unauthenticated && !has_logged_in_again {
-                // The token has ended, or is another server's. Nothing was done.
+            if needs_new_token(&status) && self.settings.login.is_some() && !has_logged_in_again {
+                // The token has ended, or is another server's, or users have changed. Nothing was done.
                 has_logged_in_again = true;
                 self.leave(&link).await;
                 last = Some(Failure::Refused(status));
@@ -312,6 +312,11 @@ impl Client {
         }
         Err(last.unwrap_or(Failure::Timeout(limit)))
     }
+}
+
+fn needs_new_token(status: &Status) -> bool {
+    status.code() == Code::Unauthenticated
+        || status.message().contains("auth: revision in header is old")
 }
 
 /// What a status says, and where it comes from the connection, why.

@@ -123,6 +123,8 @@ const HINTS: &[(&str, &str)] = &[
     ("duplicate key given in txn", "one branch of a transaction may put a key once only"),
     ("too many operations in txn", "the server's --max-txn-ops says how many there may be"),
     ("request is too large", "the server's --max-request-bytes says how large it may be"),
+    ("received fatal alert", "the servers want to know who asks: --cert and --key"),
+    ("the connection broke", "if the servers want TLS: https://HOST:PORT, and --cacert"),
     ("unknown service", "the server does not offer this"),
 ];
 

@@ -141,12 +141,20 @@ pub(crate) async fn hold(client: &Arc<Client>, output: Output, wish: Wish) -> Re
         }
     };
     let mut lost = pin!(lost);
-    let ended = if has_command {
-        let mut child = Child::start(&wish.command, &variables(&wish, &place, &held, &session))?;
-        run(&mut child, &session, &mut signals, lost.as_mut()).await
+    let ended = if session.valid_until().borrow().before(session.ttl / 5).left().is_zero() {
+        // This process stood still in between: somebody else may hold by now.
+        crate::complain(&"lost: no server has confirmed the hold in time");
+        Ok(EXIT_LOST)
+    } else if has_command {
+        match Child::start(&wish.command, &variables(&wish, &place, &held, &session)) {
+            Ok(mut child) => run(&mut child, &session, &mut signals, lost.as_mut()).await,
+            Err(failure) => Err(not_held(failure)),
+        }
     } else {
-        output.show(&shown(&wish, &held))?;
-        wait(&session, &mut signals, lost.as_mut()).await
+        match output.show(&shown(&wish, &held)) {
+            Ok(()) => wait(&session, &mut signals, lost.as_mut()).await,
+            Err(failure) => Err(failure),
+        }
     };
     let is_lost =
         matches!(ended, Ok(EXIT_LOST)) && session.valid_until().borrow().left() < LOST_LEFT;

@@ -72,8 +72,13 @@ fn authentication_is_off_at_first() {
 /// Real etcd, alone, until it is dropped.
 struct Etcd {
     child: std::process::Child,
-    address: String,
+    asked: Asked,
     _dir: tempfile::TempDir,
+}
+
+/// A server that is asked by both.
+struct Asked {
+    address: String,
 }
 
 impl Etcd {
@@ -90,8 +95,8 @@ impl Etcd {
         let has_ctl = std::process::Command::new("etcdctl").arg("version").output().is_ok();
         match etcd.spawn() {
             Ok(child) if has_ctl => {
-                let etcd = Self { child, address: client, _dir: dir };
-                while etcd.ours(&["get", "x"], b"").code != 0 {}
+                let etcd = Self { child, asked: Asked { address: client }, _dir: dir };
+                while etcd.asked.ours(&["get", "x"], b"").code != 0 {}
                 Some(etcd)
             }
             _ => {
@@ -101,7 +106,9 @@ impl Etcd {
             }
         }
     }
+}
 
+impl Asked {
     fn ours(&self, arguments: &[&str], input: &[u8]) -> crate::ask::Said {
         let mut command = crate::ask::command_at(&self.address);
         command.args(arguments);
@@ -125,6 +132,14 @@ impl Drop for Etcd {
 #[test]
 fn users_and_roles_are_managed_as_by_etcdctl() {
     let Some(etcd) = Etcd::start() else { return };
+    compare(&etcd.asked);
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    compare(&Asked { address: server.address.clone() });
+}
+
+/// Asks by one and by the other, and compares what they print.
+fn compare(etcd: &Asked) {
     let lines = [
         "role add r1",
         "role grant-permission r1 readwrite a b",
@@ -158,6 +173,10 @@ fn users_and_roles_are_managed_as_by_etcdctl() {
             if format == "fields" && ["user get u1", "user list"].contains(&line) {
                 continue;
             }
+            // Of 3.6, of which an older etcdctl knows nothing.
+            if format == "json" && line == "endpoint hashkv" {
+                continue;
+            }
             let words: Vec<_> = ["-w", format].into_iter().chain(line.split(' ')).collect();
             // What theirs has changed ours changes again, so it is undone before.
             let theirs = etcd.theirs(&words, b"secret\n");
@@ -186,7 +205,15 @@ fn users_and_roles_are_managed_as_by_etcdctl() {
 
 #[test]
 fn who_asks_says_so_where_it_is_asked_for() {
-    let Some(etcd) = Etcd::start() else { return };
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    asks_who(&Asked { address: server.address.clone() });
+    if let Some(etcd) = Etcd::start() {
+        asks_who(&etcd.asked);
+    }
+}
+
+fn asks_who(etcd: &Asked) {
     etcd.ours(&["put", "k", "v"], b"").done();
     etcd.ours(&["user", "add", "root:rp"], b"").done();
     assert_eq!(etcd.ours(&["auth", "enable"], b"").done(), "Authentication Enabled\n");
@@ -199,6 +226,20 @@ fn who_asks_says_so_where_it_is_asked_for() {
     let said =
         etcd.ours(&["--user", "root", "--password", "rp", "lock", "m", "--", "echo", "in"], b"");
     assert_eq!(said.done(), "in\n");
+    // What a user may hold is what it may write.
+    let as_root = |line: &str| {
+        let words = line.split(' ').chain(["--user", "root:rp"]).collect::<Vec<_>>();
+        etcd.ours(&words, b"").done()
+    };
+    as_root("user add ann:ap");
+    as_root("role add jobs");
+    as_root("role grant-permission jobs readwrite jobs/ --prefix");
+    as_root("user grant-role ann jobs");
+    let as_ann = |name| etcd.ours(&["--user", "ann:ap", "lock", name, "--", "echo", "in"], b"");
+    assert_eq!(as_ann("jobs/a").done(), "in\n");
+    let refused = as_ann("other");
+    assert_eq!(refused.code, 125);
+    assert!(refused.err.contains("permission denied"), "{}", refused.err);
     let disabled = etcd.ours(&["auth", "disable", "--user", "root:rp"], b"").done();
     assert_eq!(disabled, "Authentication Disabled\n");
 }
