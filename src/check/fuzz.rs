@@ -1,8 +1,9 @@
 //! Bytes that are to be a history, for each of the checkers: what is read is written again, and one history
 //! has one verdict, in whatever order its lines stand.
 
+use super::edn::{self, Dialect};
 use super::intervals::{self, Holds, Leases};
-use super::lines::{self, Written};
+use super::lines::{self, LineError, Lines, Written};
 use super::page::Page;
 use super::watch::{self, Watch};
 use super::*;
@@ -40,6 +41,7 @@ pub(crate) fn histories(data: &[u8]) -> Came {
             let rules = Leases { late: Some(5), drift_percent: 10, slack: 1 };
             judged(text, false, |history| intervals::leases(&rules, history))
         }
+        15 => jepsens(text),
         11 | 12 => judged(text, false, |history| cycles::lists(history, level)),
         _ => judged(text, false, |history| cycles::registers(history, level)),
     }
@@ -162,6 +164,26 @@ fn made_up(model: u8, feed: &mut Feed<'_>) -> String {
     text
 }
 
+/// Jepsen's notation: it is refused, or a history.
+fn jepsens(text: &[u8]) -> Came {
+    let Some((dialect, text)) = text.split_first() else { return Came::Refused };
+    match dialect % 4 {
+        0 => match edn::read::<RegisterCall>(text, Dialect::Register) {
+            Ok(lines) if !lines.history.is_empty() => Came::Through,
+            _ => Came::Refused,
+        },
+        1 => transactions(edn::read::<ListTxn>(text, Dialect::ListAppend)),
+        2 => transactions(edn::read::<RegisterTxn>(text, Dialect::Set)),
+        _ => transactions(edn::read::<RegisterTxn>(text, Dialect::WriteRead)),
+    }
+}
+
+fn transactions<C, R>(read: Result<Lines<C, R>, LineError>) -> Came {
+    let Ok(lines) = read else { return Came::Refused };
+    assert_eq!(lines.history.len(), lines.numbers.len());
+    Came::Through
+}
+
 fn searched<M: Model>(model: &M, text: &[u8]) -> Came
 where
     M::Call: Written<Reply = M::Reply> + Clone,
@@ -226,7 +248,14 @@ const KNOWN: [(u8, &str); 12] = [
 ];
 
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
-    let mut seeds = Vec::new();
+    let jepsens = [
+        "\x00[{:type :invoke, :f :cas, :value [5 [1 2]], :process 0}]",
+        "\x01#a.b{:type :invoke, :f :txn, :value [[:append :x 1] [:r 2 nil]], :process 0}",
+        "\x02{:type :invoke, :f :add, :value \"a\\u0041\", :process 1} ; a comment",
+        "\x03{:type :invoke, :f :txn, :value ([:w 1 1]), :process 0, :x #{1 2.5 \\c}}",
+    ];
+    let jepsens = jepsens.map(|text| [&[15], text.as_bytes()].concat());
+    let mut seeds = Vec::from(jepsens);
     for (model, text) in KNOWN {
         let sections = text.split("\n## ").skip(1).filter_map(|section| section.split_once('\n'));
         for (_, body) in sections.step_by(3).take(6) {

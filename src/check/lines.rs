@@ -112,6 +112,9 @@ pub enum LineFault {
     /// It is JSON, but no object.
     #[error("it is no JSON object")]
     NotAnObject,
+    /// It is no EDN, or none that says what a history says.
+    #[error("{0}")]
+    NotEdn(String),
     /// A field is missing, or not what it should be.
     #[error(transparent)]
     Field(#[from] FieldError),
@@ -395,6 +398,13 @@ fn operation<C: Written>(line: &[u8]) -> Result<Operation<C, C::Reply>, LineFaul
     let Json::Object(map) = serde_json::from_slice(line)? else {
         return Err(LineFault::NotAnObject);
     };
+    of_fields(map)
+}
+
+/// The operation that the fields of a line say.
+pub(super) fn of_fields<C: Written>(
+    map: Map<String, Json>,
+) -> Result<Operation<C, C::Reply>, LineFault> {
     let fields = &mut Fields(map);
     let process = Process(fields.number("process")?.unwrap_or(0));
     let object = fields.text("object")?.unwrap_or_default().into();

@@ -5,7 +5,8 @@
 //!
 //! ```text
 //! Recorder ─┐
-//! lines    ─┴─▶ History ─┬▶ linear::check ──────▶ Verdict: ok, violation (and why), undecided
+//! lines    ─┤
+//! edn      ─┴─▶ History ─┬▶ linear::check ──────▶ Verdict: ok, violation (and why), undecided
 //!                        │      ▲
 //!                        │    Model: Register, Mutex, Semaphore, Queue, Kv, Election, or your own
 //!                        ├▶ total::check
@@ -22,7 +23,7 @@
 //! | [`cycles`] | transactions on lists and registers | hundreds of thousands of transactions |
 //! | [`intervals`] | locks that can end by themselves, and leases, by the clock | millions of holds |
 //!
-//! Where it stands: [`history`] and its [`lines`] are what goes in, [`verdict`] what comes out, and [`page`] shows it
+//! Where it stands: [`history`] and its [`lines`] (or Jepsen's, [`edn`]) are what goes in, [`verdict`] what comes out, and [`page`] shows it
 //! as a picture.
 //!
 //! All checkers have one shape, so that whoever runs them, or draws what they say, knows one thing:
@@ -34,6 +35,7 @@
 //!   perhaps `links`, which are arrows from one operation to another.
 
 pub mod cycles;
+pub mod edn;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzz;
 pub mod history;

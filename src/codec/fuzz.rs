@@ -7,7 +7,7 @@ use super::sample::Sample;
 use super::*;
 use crate::fuzz::{Came, Feed};
 use crate::machine::{Applied, Change, Machine, MachineOptions};
-use crate::model::{Fault, Item, Term};
+use crate::model::{DiskId, Fault, Item, JoinAnswer, JoinAsk, Term};
 
 fn written(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -46,6 +46,22 @@ pub(crate) fn message_seeds() -> Vec<Vec<u8>> {
         seeds.push(written(|out| {
             out.push(0);
             encode_message(&message, out);
+        }));
+    }
+    let ask = JoinAsk {
+        disk: DiskId(7),
+        name: "d".to_owned(),
+        address: "h:1".to_owned(),
+        replaces: Some("b".to_owned()),
+    };
+    seeds.push(written(|out| {
+        out.push(1);
+        encode_join_ask(&ask, out);
+    }));
+    for answer in [JoinAnswer::Refused("no".to_owned()), JoinAnswer::Later("soon".to_owned())] {
+        seeds.push(written(|out| {
+            out.push(2);
+            encode_join_answer(&answer, out);
         }));
     }
     for _ in 0..8 {

@@ -130,7 +130,7 @@ impl Footer {
     }
 
     /// Its bytes.
-    #[cfg(feature = "fuzzing")]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn encoded(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.encode(&mut Encoder::new(&mut bytes));

@@ -21,6 +21,8 @@ pub(crate) struct Reader {
     head: StateHead,
     sums: Sums,
     counts: PieceCounts,
+    /// Pieces were passed over, and not counted.
+    passes: bool,
     /// Known once the footer has been read.
     id: Option<SnapshotId>,
     /// Whether a [tail](TAIL_BYTES) may stand after the footer.
@@ -73,8 +75,8 @@ impl Reader {
             }
         };
         let counts = PieceCounts::default();
-        let may_have_tail = false;
-        Ok(Self { path, file, len, cluster, head, sums, counts, id: None, may_have_tail })
+        let (passes, may_have_tail) = (false, false);
+        Ok(Self { path, file, len, cluster, head, sums, counts, passes, id: None, may_have_tail })
     }
 
     /// The same for a file that may have come as etcd's snapshots do.
@@ -126,6 +128,7 @@ impl Reader {
     /// # Errors
     /// The disk refuses, or the file is damaged.
     pub(crate) fn pass(&mut self) -> Result<bool, SnapshotError> {
+        self.passes = true;
         Ok(self.body()?.is_some())
     }
 
@@ -158,8 +161,7 @@ impl Reader {
             Chunk::Piece(body) => Ok(Some(body)),
             Chunk::Head(_) => Err(damaged("a second head")),
             Chunk::Footer(id, counts) => {
-                // Whoever only passes over pieces counts none.
-                if self.counts != PieceCounts::default() && self.counts != counts {
+                if !self.passes && self.counts != counts {
                     return Err(damaged("the footer counts other pieces"));
                 }
                 let end = self.sums.bytes;

@@ -489,3 +489,22 @@ fn other_files_in_the_folder_are_let_alone() {
     expected.sort();
     assert_eq!(world.names(), expected);
 }
+
+#[test]
+fn a_footer_that_counts_pieces_is_damage_also_where_there_are_none() {
+    use super::format::{Sums, kind};
+    use crate::model::PieceCounts;
+    for (rows, is_whole) in [(0, true), (1, false)] {
+        let (mut parts, _) = chunks(7, &[]);
+        let mut sums = Sums::begin(&parts[0]);
+        let crc = u32::from_le_bytes(parts[1][4..8].try_into().unwrap());
+        sums.pass(&parts[1], crc);
+        let footer = sums.footer(PieceCounts { rows, ..PieceCounts::default() });
+        let content = [&[kind::FOOTER], &footer.encoded()[..]].concat();
+        let length = content.len() as u32;
+        let crc = sums.next(length, &content);
+        parts[2] = [&length.to_le_bytes()[..], &crc.to_le_bytes(), &content].concat();
+        let read = World::new(1).read(&parts.concat());
+        assert_eq!(read.is_ok(), is_whole, "{read:?}");
+    }
+}

@@ -266,7 +266,8 @@ pub(crate) fn handshake(data: &[u8]) -> Came {
     let context = Context::new(env, settings, security, admission, receiver, stopping, ended);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     let runtime = runtime.expect("a runtime without sockets");
-    let mut met: BTreeMap<(NodeId, DiskId), Incarnation> = BTreeMap::new();
+    // In which life each was met last, and with which disk: another disk counts its own lives.
+    let mut met: BTreeMap<NodeId, (DiskId, Incarnation)> = BTreeMap::new();
     let mut came = Came::Refused;
     for _ in 0..1 + feed.below(4) {
         let dials = feed.once_in(3);
@@ -297,9 +298,13 @@ pub(crate) fn handshake(data: &[u8]) -> Came {
                 let mine = introducer.hello(theirs.from);
                 assert_eq!(judge(&mine, &theirs, &introducer.known()), Ok(()));
                 assert!(!dials || theirs.from == peer, "another than was dialed");
-                let life = met.entry((theirs.from, theirs.disk)).or_insert(theirs.incarnation);
-                assert!(*life <= theirs.incarnation, "an earlier life was let in");
-                *life = theirs.incarnation;
+                let before = met.insert(theirs.from, (theirs.disk, theirs.incarnation));
+                assert!(
+                    before.is_none_or(|(disk, life)| {
+                        disk != theirs.disk || life <= theirs.incarnation
+                    }),
+                    "an earlier life was let in"
+                );
                 // Not a byte of a message was read.
                 let mut read = BytesMut::from(&words[16..words.len() - unread.len()]);
                 let hello = next(&mut read).expect("a hello");

@@ -24,6 +24,9 @@ pub(super) struct State {
     pub(super) needed_from: u32,
 }
 
+/// Indices, terms and incarnations stay below this, as in what peers send: counting on never overflows.
+const NUMBER_MAX: u64 = 1 << 62;
+
 /// A rule of the log that was broken.
 pub(super) type Broken = &'static str;
 
@@ -70,6 +73,9 @@ impl State {
         if number <= self.incarnation {
             return Err("the member was started with a number that it had before");
         }
+        if number >= NUMBER_MAX {
+            return Err("the member was started more often than can be");
+        }
         self.incarnation = number;
         Ok(())
     }
@@ -94,6 +100,9 @@ impl State {
     ) -> Result<Option<Change>, Broken> {
         if base.index < self.base.index || base.term < self.base.term {
             return Err("the base falls");
+        }
+        if base.index.get() >= NUMBER_MAX || base.term.get() >= NUMBER_MAX {
+            return Err("the base lies where no log comes to");
         }
         if needed_from < self.needed_from {
             return Err("a segment is needed again");
@@ -158,6 +167,9 @@ impl State {
             *number = take_u64(&mut rest)?;
         }
         let [incarnation, term, vote, commit, base_index, base_term, last] = numbers;
+        if [incarnation, term, commit, base_term, last].iter().any(|number| *number >= NUMBER_MAX) {
+            return None;
+        }
         let counts = take_u64(&mut rest)?;
         let (needed_from, count) = (counts as u32, (counts >> 32) as usize);
         if count > rest.len() / 16 {
@@ -186,6 +198,9 @@ impl HardState {
     fn follows(&self, before: &Self, last: LogIndex) -> Result<(), Broken> {
         if self.term < before.term {
             return Err("the term falls");
+        }
+        if self.term.get() >= NUMBER_MAX {
+            return Err("a term that no election comes to");
         }
         if self.term == before.term && before.vote.is_some() && self.vote != before.vote {
             return Err("a second vote is given in one term");
@@ -225,6 +240,26 @@ mod tests {
             state.take_entry(Change::Entry(sample, Term(*term))).unwrap();
         }
         state
+    }
+
+    #[test]
+    fn numbers_from_which_nobody_can_count_on_are_refused() {
+        for last in [NUMBER_MAX, u64::MAX] {
+            let mut state = State::new();
+            let base = Base { index: LogIndex(last), term: Term(1) };
+            state.take_base(Kind::Reset, base, 1).unwrap_err();
+            state.take_incarnation(last).unwrap_err();
+            let hard_state = HardState { term: Term(last), ..HardState::default() };
+            state.take_hard_state(hard_state).unwrap_err();
+            for place in [0, 1, 5, 6] {
+                let mut bytes = state.encode();
+                assert!(State::decode(&bytes).is_some());
+                bytes[place * 8..][..8].copy_from_slice(&last.to_le_bytes());
+                assert!(State::decode(&bytes).is_none(), "number {place}");
+            }
+        }
+        let highest = Base { index: LogIndex(NUMBER_MAX - 1), term: Term(1) };
+        State::new().take_base(Kind::Reset, highest, 1).unwrap();
     }
 
     #[test]

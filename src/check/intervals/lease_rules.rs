@@ -35,6 +35,7 @@ struct Fact<'a> {
 /// - **never early**: without a revocation it is there until its TTL, less the drift, has gone by since the call of its
 ///   grant or its last renewal was *made*;
 /// - **gone is gone**: no lease that had ended, or was revoked, is renewed or seen after that;
+/// - **granted first**: none is renewed, revoked or seen before its grant was called;
 /// - **used once**: no two grants have one name;
 /// - **not late**, if [`Leases::late`] says so.
 ///
@@ -136,8 +137,10 @@ impl<'a> Lease<'a> {
 
     fn broken(&self) -> Option<Counterexample> {
         self.used_once()
+            .or_else(|| self.granted_first())
             .or_else(|| self.never_early())
             .or_else(|| self.gone_is_gone())
+            .or_else(|| self.never_early_at_once())
             .or_else(|| self.not_late())
     }
 
@@ -149,14 +152,39 @@ impl<'a> Lease<'a> {
         Some(self.violation("used once", [first, second], &why))
     }
 
-    /// Whether it was granted when this was called: surely, if nobody in the history granted it.
-    fn is_granted(&self, fact: &Fact<'_>) -> bool {
+    /// Whether a moment by one clock lies before one by another.
+    fn is_before(&self, one: u64, other: u64) -> bool {
+        one.saturating_add(self.rules.slack) < other
+    }
+
+    fn granted_first(&self) -> Option<Counterexample> {
         let is_grant = |call: &LeaseCall| matches!(call, LeaseCall::Grant { .. });
-        match self.facts.iter().find(|fact| is_grant(fact.call)) {
-            Some(grant) => grant.ended < fact.invoked,
-            // One of unknown outcome may take effect later than anything.
-            None => !self.unsure.iter().any(|(_, call)| is_grant(call)),
-        }
+        let known = self.facts.iter().find(|fact| is_grant(fact.call)).map(|fact| fact.invoked);
+        // If nobody in the history granted it, it was granted before.
+        let unsure = self.unsure.iter().filter(|(_, call)| is_grant(call));
+        let granted = known.or_else(|| unsure.map(|(invoked, _)| *invoked).min())?;
+        let early = self.facts.iter().find(|fact| {
+            fact.reply.there && !is_grant(fact.call) && self.is_before(fact.ended, granted)
+        })?;
+        let grant = self.facts.iter().find(|fact| is_grant(fact.call));
+        let operations: Vec<Index> =
+            [early.index].into_iter().chain(grant.map(|grant| grant.index)).collect();
+        let why = format!("#{} found it there before its grant was called", early.index);
+        Some(self.violation("granted first", operations, &why))
+    }
+
+    /// Who found it gone when it was surely granted: it had been found there, or nobody in the history granted it.
+    fn ends(&self) -> impl Iterator<Item = &Fact<'a>> {
+        let is_grant = |call: &LeaseCall| matches!(call, LeaseCall::Grant { .. });
+        let mut grants = self.facts.iter().map(|fact| fact.call);
+        let mut unsure = self.unsure.iter().map(|(_, call)| *call);
+        let is_old = !grants.any(is_grant) && !unsure.any(is_grant);
+        let there = self.facts.iter().filter(|fact| fact.reply.there);
+        let seen = there.map(|fact| fact.ended).min();
+        self.facts.iter().filter(move |fact| {
+            let was_seen = seen.is_some_and(|seen| self.is_before(seen, fact.invoked));
+            !fact.reply.there && (is_old || was_seen)
+        })
     }
 
     /// The first moment at which somebody may have revoked it.
@@ -175,14 +203,16 @@ impl<'a> Lease<'a> {
         let mut longest: Option<(u64, Fact<'_>, u64)> = None;
         let revoked = self.revoked().unwrap_or(u64::MAX);
         for gone in self.facts.iter().filter(|fact| !fact.reply.there) {
-            while let Some((fact, ttl)) = lives.next_if(|(fact, _)| fact.ended < gone.invoked) {
+            while let Some((fact, ttl)) =
+                lives.next_if(|(fact, _)| self.is_before(fact.ended, gone.invoked))
+            {
                 let until = fact.invoked.saturating_add(at_least(ttl, drift_percent));
                 if longest.is_none_or(|(before, ..)| before < until) {
                     longest = Some((until, fact, ttl));
                 }
             }
             let Some((until, fact, ttl)) = longest else { continue };
-            if gone.ended.saturating_add(slack) < until && revoked > gone.ended {
+            if gone.ended.saturating_add(slack) < until && self.is_before(gone.ended, revoked) {
                 let why = format!(
                     "#{} gave it {ttl} from {} on, and #{} found it gone at {}, when nobody had revoked it",
                     fact.index, fact.invoked, gone.index, gone.ended
@@ -193,20 +223,38 @@ impl<'a> Lease<'a> {
         None
     }
 
-    fn gone_is_gone(&self) -> Option<Counterexample> {
-        let is_end = |fact: &&Fact<'_>| {
-            let is_revoke = matches!(fact.call, LeaseCall::Revoke { .. });
-            (is_revoke || !fact.reply.there) && self.is_granted(fact)
+    /// Also what was renewed while somebody found it gone: it was there then, so it was gone later, and too early.
+    fn never_early_at_once(&self) -> Option<Counterexample> {
+        let Leases { drift_percent, slack, .. } = *self.rules;
+        let until = |(fact, ttl): &(Fact<'a>, u64)| {
+            fact.invoked.saturating_add(at_least(*ttl, drift_percent))
         };
-        let gone = self.facts.iter().filter(is_end).min_by_key(|fact| fact.ended)?;
+        let (fact, ttl) = self.life().into_iter().max_by_key(until)?;
+        let until = until(&(fact, ttl));
+        let revoked = self.revoked().unwrap_or(u64::MAX);
+        let gone = self.ends().find(|gone| {
+            gone.ended.saturating_add(slack) < until && self.is_before(gone.ended, revoked)
+        })?;
+        let why = format!(
+            "#{} found it there and gave it {ttl} from {} on, and #{} found it gone at {}, when nobody had revoked it",
+            fact.index, fact.invoked, gone.index, gone.ended
+        );
+        Some(self.violation("never early", [fact.index, gone.index], &why))
+    }
+
+    fn gone_is_gone(&self) -> Option<Counterexample> {
+        let is_revoke =
+            |fact: &&Fact<'_>| matches!(fact.call, LeaseCall::Revoke { .. }) && fact.reply.there;
+        let revokes = self.facts.iter().filter(is_revoke);
+        let gone = self.ends().chain(revokes).min_by_key(|fact| fact.ended)?;
         let is_life = |fact: &&Fact<'_>| {
             fact.reply.there
                 && !matches!(fact.call, LeaseCall::Grant { .. })
-                && fact.invoked > gone.ended.saturating_add(self.rules.slack)
+                && self.is_before(gone.ended, fact.invoked)
         };
         let lives = self.facts.iter().find(is_life)?;
         let how = match gone.call {
-            LeaseCall::Revoke { .. } => "revoked it",
+            LeaseCall::Revoke { .. } if gone.reply.there => "revoked it",
             _ => "found it gone",
         };
         let why = format!(
@@ -232,7 +280,9 @@ impl<'a> Lease<'a> {
             .collect();
         looks.sort_by_key(|look| (look.ended, look.index));
         for look in looks {
-            while let Some((fact, ttl)) = lives.next_if(|(fact, _)| fact.invoked <= look.ended) {
+            while let Some((fact, ttl)) =
+                lives.next_if(|(fact, _)| !self.is_before(look.ended, fact.invoked))
+            {
                 let until = fact.ended.saturating_add(at_most(ttl, self.rules.drift_percent));
                 if longest.is_none_or(|(before, ..)| before < until) {
                     longest = Some((until, fact, ttl));

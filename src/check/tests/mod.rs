@@ -2,9 +2,11 @@
 //! whose verdict is known; and by what they do at their limits.
 
 mod cycles;
+mod edn;
 mod fixtures;
 mod holds;
 mod judged;
+mod leases;
 mod limits;
 mod oracle;
 mod page;

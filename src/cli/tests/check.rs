@@ -328,3 +328,27 @@ fn what_is_judged_by_the_clock_takes_what_is_promised_from_the_options() {
         }
     }
 }
+
+#[test]
+fn a_history_of_jepsens_is_judged() {
+    let edn = "{:type :invoke, :f :write, :value 7, :process 0, :time 1, :index 0}
+{:type :ok, :f :write, :value 7, :process 0, :time 2, :index 1}
+{:type :invoke, :f :read, :value nil, :process 1, :time 3, :index 2}
+{:type :ok, :f :read, :value nil, :process 1, :time 4, :index 3}
+";
+    let place = Place::new("edn").with("h.edn", edn).with("h", edn);
+    let output = place.run("h.edn --model register --page why.html");
+    let (code, said, _) = parts(&output);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("line 1") && said.contains("line 3"), "{said}");
+    assert!(fs::read_to_string(place.0.join("why.html")).unwrap().ends_with("</html>\n"));
+    let output = place.run("h --edn --model queue");
+    let (code, _, complaint) = parts(&output);
+    assert_eq!(code, Some(2));
+    assert!(complaint.contains("line 1: nobody knows :f :write here"), "{complaint}");
+    assert!(complaint.contains("Histories of Jepsen's"), "{complaint}");
+    let output = place.run("h --model set");
+    assert!(parts(&output).2.contains("from EDN only"));
+    let output = place.run("h.edn --model watch");
+    assert!(parts(&output).2.contains("nobody writes EDN"));
+}

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use bowline::check::edn::{self, Dialect};
 use bowline::check::intervals::{self, HoldCall, Holds, LeaseCall, Leases};
 use bowline::check::lines::{self, LineError, LineFault, Lines, Written};
 use bowline::check::page::Page;
@@ -35,6 +36,10 @@ pub(crate) struct CheckOptions {
     /// What the operations are called on
     #[arg(long, value_enum)]
     model: ModelName,
+
+    /// The history is in EDN, as Jepsen writes it. Taken for granted where the file is called something.edn
+    #[arg(long)]
+    edn: bool,
 
     /// Print one JSON object, and nothing else
     #[arg(long)]
@@ -138,6 +143,8 @@ enum ModelName {
     ListAppend,
     /// Transactions that write registers: txn
     WriteRead,
+    /// Elements that are added and never go, in EDN: add, read
+    Set,
 }
 
 impl ModelName {
@@ -152,15 +159,33 @@ impl ModelName {
             Self::Holds => "hold",
             Self::Leases => "grant, renew, revoke and look",
             Self::ListAppend | Self::WriteRead => "txn",
+            Self::Set => "add and read, in EDN",
         }
+    }
+
+    /// How Jepsen writes it.
+    fn dialect(self) -> Option<Dialect> {
+        Some(match self {
+            Self::Register => Dialect::Register,
+            Self::Queue => Dialect::Queue,
+            Self::Mutex | Self::Reentrant | Self::Semaphore => Dialect::Lock,
+            Self::ListAppend => Dialect::ListAppend,
+            Self::WriteRead => Dialect::WriteRead,
+            Self::Set => Dialect::Set,
+            _ => return None,
+        })
     }
 }
 
 impl CheckOptions {
+    fn is_edn(&self) -> bool {
+        self.edn || self.file.extension().is_some_and(|extension| extension == "edn")
+    }
+
     /// What a history without violation is.
     fn promise(&self) -> &'static str {
         match self.model {
-            ModelName::ListAppend | ModelName::WriteRead => self.level.name(),
+            ModelName::ListAppend | ModelName::WriteRead | ModelName::Set => self.level.name(),
             ModelName::Watch => "all was told, once and in order",
             ModelName::Holds => "nobody held what another one held",
             ModelName::Leases => "each lived as long as it should",
@@ -185,6 +210,13 @@ enum CheckError {
     Open { file: String, error: io::Error },
     #[error("{file}: {error}\n{help}")]
     Line { file: String, error: LineError, help: String },
+    #[error("a set is read from EDN only: give a file called something.edn, or --edn")]
+    OnlyEdn,
+    #[error(
+        "of this model nobody writes EDN; there are register, set, list-append, write-read, queue, mutex, \
+             reentrant and semaphore"
+    )]
+    NoEdn,
     #[error("{file}: the page cannot be written: {error}")]
     Page { file: String, error: io::Error },
     #[error("the verdict cannot be printed: {0}")]
@@ -239,7 +271,7 @@ fn check(options: &CheckOptions) -> Result<ExitCode, CheckError> {
         ModelName::ListAppend => {
             judge::<ListTxn>(options, from, |history| cycles::lists(history, options.level))
         }
-        ModelName::WriteRead => {
+        ModelName::WriteRead | ModelName::Set => {
             judge::<RegisterTxn>(options, from, |history| cycles::registers(history, options.level))
         }
     }
@@ -286,7 +318,13 @@ fn judge<C: Written>(
     from: impl BufRead,
     check: impl FnOnce(&History<C, C::Reply>) -> Verdict,
 ) -> Result<ExitCode, CheckError> {
-    let lines: Lines<C, C::Reply> = lines::read(from).map_err(|error| CheckError::Line {
+    let lines = match (options.is_edn(), options.model.dialect()) {
+        (false, _) if options.model == ModelName::Set => return Err(CheckError::OnlyEdn),
+        (false, _) => lines::read(from),
+        (true, Some(dialect)) => edn::read(from, dialect),
+        (true, None) => return Err(CheckError::NoEdn),
+    };
+    let lines: Lines<C, C::Reply> = lines.map_err(|error| CheckError::Line {
         help: help(options, &error.fault),
         file: name_of(&options.file),
         error,
@@ -330,6 +368,7 @@ fn help(options: &CheckOptions, fault: &LineFault) -> String {
              {\"invoke\":1,\"complete\":2,\"outcome\":\"ok\",\"call\":\"read\",\"result\":7}; empty lines and those \
              that begin with # say nothing"
             .to_owned(),
+        LineFault::NotEdn(_) => "what stands in a history of Jepsen's is in docs/testing.md, \"Histories of Jepsen's\"".to_owned(),
         LineFault::Backwards { .. } => "both must be moments of one clock that all processes share".to_owned(),
         _ => format!("the fields of {model} are in docs/testing.md, \"The format of a history\""),
     }

@@ -1,0 +1,253 @@
+//! EDN, Clojure's notation of data, as far as histories need it: text to forms.
+//!
+//! Tags are passed over, and what they stand before is taken as it is (`#inst "..."` is a text,
+//! `#jepsen.history.Op{...}` a map); so is everything that is discarded by `#_`. Numbers that are no whole numbers
+//! of 64 bits, characters and symbols are kept as they were written.
+
+use std::fmt;
+
+/// How deep forms may stand in one another.
+const DEPTH_MAX: usize = 64;
+
+/// A piece of data.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum Form {
+    Nil,
+    Number(i64),
+    Text(String),
+    /// Without its colon.
+    Keyword(String),
+    /// A symbol, a character, true, false, or a number that is no whole one of 64 bits.
+    Other(String),
+    /// A vector or a list.
+    List(Vec<Form>),
+    Set(Vec<Form>),
+    Map(Vec<(Form, Form)>),
+}
+
+impl Form {
+    /// The elements of a list, a vector or a set.
+    pub(super) fn elements(&self) -> Option<&[Form]> {
+        match self {
+            Form::List(elements) | Form::Set(elements) => Some(elements),
+            _ => None,
+        }
+    }
+
+    /// The two elements of a pair.
+    pub(super) fn pair(&self) -> Option<(&Form, &Form)> {
+        match self {
+            Form::List(elements) => match &elements[..] {
+                [one, other] => Some((one, other)),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// The value of this key of a map.
+    pub(super) fn get(&self, name: &str) -> Option<&Form> {
+        let Form::Map(pairs) = self else { return None };
+        pairs.iter().find(|(key, _)| *key == Form::Keyword(name.to_owned())).map(|(_, value)| value)
+    }
+}
+
+impl fmt::Display for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all = |f: &mut fmt::Formatter<'_>, all: &[Form]| {
+            all.iter().enumerate().try_for_each(|(place, form)| {
+                write!(f, "{}{form}", if place > 0 { " " } else { "" })
+            })
+        };
+        match self {
+            Form::Nil => f.write_str("nil"),
+            Form::Number(number) => write!(f, "{number}"),
+            Form::Text(text) => write!(f, "{text:?}"),
+            Form::Keyword(name) => write!(f, ":{name}"),
+            Form::Other(word) => f.write_str(word),
+            Form::List(elements) => {
+                f.write_str("[")?;
+                all(f, elements)?;
+                f.write_str("]")
+            }
+            Form::Set(elements) => {
+                f.write_str("#{")?;
+                all(f, elements)?;
+                f.write_str("}")
+            }
+            Form::Map(pairs) => {
+                f.write_str("{")?;
+                for (place, (key, value)) in pairs.iter().enumerate() {
+                    write!(f, "{}{key} {value}", if place > 0 { ", " } else { "" })?;
+                }
+                f.write_str("}")
+            }
+        }
+    }
+}
+
+/// Reads forms, one after the other.
+pub(super) struct Reader<'a> {
+    rest: &'a str,
+    line: usize,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(text: &'a str) -> Self {
+        Self { rest: text, line: 1 }
+    }
+
+    /// The line at which it stands, from 1.
+    pub(super) fn line(&self) -> usize {
+        self.line
+    }
+
+    /// Passes over what says nothing. False: that was the end.
+    pub(super) fn skip(&mut self) -> Result<bool, String> {
+        self.skip_within(0)
+    }
+
+    /// The next form.
+    ///
+    /// # Errors
+    /// What is wrong, at [`Reader::line`].
+    pub(super) fn form(&mut self) -> Result<Form, String> {
+        self.form_within(0)
+    }
+
+    fn skip_within(&mut self, depth: usize) -> Result<bool, String> {
+        loop {
+            match self.rest.chars().next() {
+                None => return Ok(false),
+                Some(c) if c.is_whitespace() || c == ',' => self.pass(c),
+                Some(';') => {
+                    let end = self.rest.find('\n').unwrap_or(self.rest.len());
+                    self.rest = &self.rest[end..];
+                }
+                Some('#') if self.rest.starts_with("#_") => {
+                    self.rest = &self.rest[2..];
+                    self.form_within(depth + 1)?;
+                }
+                Some(_) => return Ok(true),
+            }
+        }
+    }
+
+    fn pass(&mut self, c: char) {
+        self.line += usize::from(c == '\n');
+        self.rest = &self.rest[c.len_utf8()..];
+    }
+
+    fn form_within(&mut self, depth: usize) -> Result<Form, String> {
+        if depth > DEPTH_MAX {
+            return Err(format!("forms stand more than {DEPTH_MAX} deep in one another"));
+        }
+        if !self.skip_within(depth)? {
+            return Err("it ends where something should stand".to_owned());
+        }
+        let c = self.rest.chars().next().expect("not at its end");
+        match c {
+            '(' => self.list(1, ')', depth).map(Form::List),
+            '[' => self.list(1, ']', depth).map(Form::List),
+            '{' => {
+                let all = self.list(1, '}', depth)?;
+                if !all.len().is_multiple_of(2) {
+                    return Err("a map has a key without a value".to_owned());
+                }
+                let mut all = all.into_iter();
+                let pairs = std::iter::from_fn(|| Some((all.next()?, all.next()?)));
+                Ok(Form::Map(pairs.collect()))
+            }
+            '#' if self.rest.starts_with("#{") => self.list(2, '}', depth).map(Form::Set),
+            '#' => {
+                self.pass(c);
+                let tag = self.word();
+                if tag.is_empty() {
+                    return Err("a # with nothing that it could mean".to_owned());
+                }
+                self.form_within(depth + 1)
+            }
+            ')' | ']' | '}' => Err(format!("a {c} that closes nothing")),
+            '"' => self.text(),
+            '\\' => {
+                self.pass(c);
+                let first = self.rest.chars().next().ok_or("a character is missing")?;
+                self.pass(first);
+                let rest = self.word();
+                Ok(Form::Other(format!("\\{first}{rest}")))
+            }
+            _ => {
+                let word = self.word();
+                if word.is_empty() {
+                    return Err(format!("{c:?} means nothing here"));
+                }
+                Ok(match word.strip_prefix(':') {
+                    Some(name) => Form::Keyword(name.to_owned()),
+                    None if word == "nil" => Form::Nil,
+                    None => {
+                        word.parse().map_or_else(|_| Form::Other(word.to_owned()), Form::Number)
+                    }
+                })
+            }
+        }
+    }
+
+    /// Everything up to `end`, behind so many bytes that open it.
+    fn list(&mut self, open: usize, end: char, depth: usize) -> Result<Vec<Form>, String> {
+        let began = self.line;
+        self.rest = &self.rest[open..];
+        let mut all = Vec::new();
+        loop {
+            if !self.skip_within(depth)? {
+                return Err(format!("what was opened at line {began} is not closed by {end}"));
+            }
+            if self.rest.starts_with(end) {
+                self.pass(end);
+                return Ok(all);
+            }
+            all.push(self.form_within(depth + 1)?);
+        }
+    }
+
+    fn text(&mut self) -> Result<Form, String> {
+        let began = self.line;
+        self.pass('"');
+        let mut text = String::new();
+        loop {
+            let c = self.rest.chars().next();
+            let c = c.ok_or_else(|| format!("the text that begins at line {began} has no end"))?;
+            self.pass(c);
+            match c {
+                '"' => return Ok(Form::Text(text)),
+                '\\' => {
+                    let c = self.rest.chars().next().ok_or("a text ends in a \\")?;
+                    self.pass(c);
+                    text.push(match c {
+                        'n' => '\n',
+                        't' => '\t',
+                        'r' => '\r',
+                        'u' => {
+                            let code = self.rest.get(..4).ok_or("\\u wants four digits")?;
+                            let number = u32::from_str_radix(code, 16);
+                            self.rest = &self.rest[4..];
+                            let number =
+                                number.map_err(|_| format!("\\u{code} is no character"))?;
+                            char::from_u32(number).unwrap_or(char::REPLACEMENT_CHARACTER)
+                        }
+                        other => other,
+                    });
+                }
+                c => text.push(c),
+            }
+        }
+    }
+
+    /// Everything up to what ends a word.
+    fn word(&mut self) -> &'a str {
+        let ends = |c: char| c.is_whitespace() || ",;\"()[]{}\\".contains(c);
+        let end = self.rest.find(ends).unwrap_or(self.rest.len());
+        let (word, rest) = self.rest.split_at(end);
+        self.rest = rest;
+        word
+    }
+}

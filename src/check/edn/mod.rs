@@ -1,0 +1,399 @@
+//! Histories as Jepsen writes them: EDN, one map for each call and one for each end.
+//!
+//! ```text
+//! {:type :invoke, :f :write, :value 7, :process 0, :time 10, :index 0}
+//! {:type :ok,     :f :write, :value 7, :process 0, :time 14, :index 1}
+//! {:type :invoke, :f :cas, :value [7 8], :process 1, :time 20, :index 2}
+//! {:type :info,   :f :cas, :value [7 8], :process 1, :time 99, :index 3, :error :timeout}
+//! ```
+//!
+//! The maps stand one after the other, or in one vector or list; their order is that of the moments. `:ok` took effect, `:fail`
+//! never does, `:info`, or no end, means that nobody knows. What is no process' with a number (the
+//! nemesis) says nothing, nor does any other key of a map.
+//!
+//! | dialect | `:f` | `:value` |
+//! |---|---|---|
+//! | [`Dialect::Register`] | `:read`, `:write`, `:cas` | a value, or nil; of `:cas` `[old new]` |
+//! | [`Dialect::Set`] | `:add`, `:read` | an element, no two alike; what was there, in a set, a vector or a list |
+//! | [`Dialect::ListAppend`] | `:txn` | `[[:append k v] [:r k nil]]`, where `:ok` says `[:r k [v ...]]` |
+//! | [`Dialect::WriteRead`] | `:txn` | `[[:w k v] [:r k nil]]`, where `:ok` says `[:r k v]` |
+//! | [`Dialect::Queue`] | `:enqueue`, `:dequeue` | a value |
+//! | [`Dialect::Lock`] | `:acquire`, `:release` | nothing: the owner is the process |
+//!
+//! Of registers and sets there may be many, as `jepsen.independent` has them: then each value is `[k value]`, also
+//! that of a call. A register's value may be `[version value]`, as that of Jepsen's tests of etcd; versions are
+//! not judged. Values are whole numbers and texts; anything else stands for itself as text.
+
+mod form;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
+
+use serde_json::{Map, Value as Json};
+
+use super::lines::{self, LineError, LineFault, Lines, Written};
+use form::{Form, Reader};
+
+/// What the operations of a history are called on: which `:f` and `:value` there are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Dialect {
+    /// For [`RegisterCall`](super::RegisterCall).
+    Register,
+    /// Elements that are added and never go. For [`RegisterTxn`](super::RegisterTxn): each element is a register that
+    /// an `:add` writes, and a `:read` reads all of them.
+    Set,
+    /// For [`ListTxn`](super::ListTxn).
+    ListAppend,
+    /// For [`RegisterTxn`](super::RegisterTxn).
+    WriteRead,
+    /// For [`QueueCall`](super::QueueCall).
+    Queue,
+    /// For [`MutexCall`](super::MutexCall) and [`SemaphoreCall`](super::SemaphoreCall).
+    Lock,
+}
+
+/// Reads a history, up to its end. An operation's line is that of its call.
+///
+/// # Errors
+///
+/// The first form that is no EDN, or says nothing that the dialect knows.
+///
+/// ```
+/// use bowline::check::edn::{self, Dialect};
+/// use bowline::check::{Budget, Register, RegisterCall, linear};
+///
+/// let text = "{:type :invoke, :f :write, :value 7, :process 0}
+///             {:type :ok, :f :write, :value 7, :process 0}
+///             {:type :invoke, :f :read, :value nil, :process 1}
+///             {:type :ok, :f :read, :value 6, :process 1}";
+/// let lines = edn::read::<RegisterCall>(text.as_bytes(), Dialect::Register)?;
+/// let verdict = linear::check(&Register::default(), &lines.history, Budget::default());
+/// assert_eq!(lines.numbers[verdict.violation().unwrap().operations[0]], 3);
+/// # Ok::<(), bowline::check::lines::LineError>(())
+/// ```
+pub fn read<C: Written>(
+    mut from: impl Read,
+    dialect: Dialect,
+) -> Result<Lines<C, C::Reply>, LineError> {
+    let mut text = String::new();
+    from.read_to_string(&mut text).map_err(|error| LineError { line: 1, fault: error.into() })?;
+    let operations = operations(&text)?;
+    let sets = match dialect {
+        Dialect::Set => Sets::of(&operations)?,
+        _ => Sets::default(),
+    };
+    let mut lines = Lines { history: Vec::new(), numbers: Vec::new() };
+    for operation in operations {
+        let fault = |fault| LineError { line: operation.line, fault };
+        let fields =
+            operation.fields(dialect, &sets).map_err(|why| fault(LineFault::NotEdn(why)))?;
+        lines.history.push(lines::of_fields::<C>(fields).map_err(fault)?);
+        lines.numbers.push(operation.line);
+    }
+    Ok(lines)
+}
+
+/// A call and its end, if it has one.
+struct Operation {
+    line: usize,
+    process: i64,
+    name: String,
+    called: Form,
+    invoked: u64,
+    /// `:ok`, `:fail` or `:info`, and what is said there.
+    ended: Option<(String, Form, u64)>,
+}
+
+/// Puts calls and their ends together.
+fn operations(text: &str) -> Result<Vec<Operation>, LineError> {
+    let mut reader = Reader::new(text);
+    let (mut all, mut open, mut now) = (Vec::new(), BTreeMap::new(), 0);
+    loop {
+        let fault = |line, why| LineError { line, fault: LineFault::NotEdn(why) };
+        let more = reader.skip();
+        let line = reader.line();
+        if !more.map_err(|why| fault(line, why))? {
+            return Ok(all);
+        }
+        let form = reader.form().map_err(|why| fault(reader.line(), why))?;
+        let forms = match form {
+            Form::List(forms) => forms,
+            form => vec![form],
+        };
+        for form in forms {
+            now += 1;
+            take(form, line, now, &mut all, &mut open).map_err(|why| fault(line, why))?;
+        }
+    }
+}
+
+fn take(
+    form: Form,
+    line: usize,
+    now: u64,
+    all: &mut Vec<Operation>,
+    open: &mut BTreeMap<i64, usize>,
+) -> Result<(), String> {
+    if !matches!(form, Form::Map(_)) {
+        return Err(format!("{} is no map", shown(&form)));
+    }
+    let Some(Form::Number(process)) = form.get("process") else { return Ok(()) };
+    let word = |name: &str| match form.get(name) {
+        Some(Form::Keyword(word)) => Ok(word.clone()),
+        Some(other) => Err(format!(":{name} is {}, not a keyword", shown(other))),
+        None => Err(format!(":{name} is missing")),
+    };
+    let (kind, name) = (word("type")?, word("f")?);
+    let value = form.get("value").cloned().unwrap_or(Form::Nil);
+    match kind.as_str() {
+        "invoke" => {
+            if open.insert(*process, all.len()).is_some() {
+                return Err(format!("process {process} calls, and its last call has not ended"));
+            }
+            let (process, called) = (*process, value);
+            all.push(Operation { line, process, name, called, invoked: now, ended: None });
+        }
+        "ok" | "fail" | "info" => {
+            let call = open.remove(process);
+            let call =
+                call.ok_or_else(|| format!("process {process} ends what it has not called"))?;
+            all[call].ended = Some((kind, value, now));
+        }
+        other => return Err(format!(":type is :{other}, not :invoke, :ok, :fail or :info")),
+    }
+    Ok(())
+}
+
+impl Operation {
+    /// What came back, if it took effect.
+    fn reply(&self) -> Option<&Form> {
+        match &self.ended {
+            Some((kind, value, _)) if kind == "ok" => Some(value),
+            _ => None,
+        }
+    }
+
+    /// The operation as the fields of a line.
+    fn fields(&self, dialect: Dialect, sets: &Sets) -> Result<Map<String, Json>, String> {
+        let mut fields = Map::new();
+        let mut put = |name: &str, json: Json| drop(fields.insert(name.to_owned(), json));
+        put("process", self.process.into());
+        put("invoke", self.invoked.into());
+        let outcome = match &self.ended {
+            Some((kind, _, at)) => {
+                put("complete", (*at).into());
+                if kind == "ok" {
+                    "ok"
+                } else if kind == "fail" {
+                    "failed"
+                } else {
+                    "unknown"
+                }
+            }
+            None => "unknown",
+        };
+        put("outcome", outcome.into());
+        let said = match dialect {
+            Dialect::Register => self.register(),
+            Dialect::Set => self.set(sets),
+            Dialect::ListAppend => self.transaction("append", "append"),
+            Dialect::WriteRead => self.transaction("w", "write"),
+            Dialect::Queue => self.queue(),
+            Dialect::Lock => match self.name.as_str() {
+                "acquire" | "release" => {
+                    Ok(vec![("call", self.name.as_str().into()), ("owner", self.process.into())])
+                }
+                _ => Err(self.unknown()),
+            },
+        };
+        said?.into_iter().for_each(|(name, json)| put(name, json));
+        Ok(fields)
+    }
+
+    fn unknown(&self) -> String {
+        format!("nobody knows :f :{} here", self.name)
+    }
+
+    fn register(&self) -> Result<Vec<(&'static str, Json)>, String> {
+        let mut said = Vec::new();
+        // One of many, if what is asked for is a pair where one register has none.
+        let is_cas = self.name == "cas";
+        let of_many =
+            |form: &Form| form.pair().is_some_and(|(_, inner)| !is_cas || inner.pair().is_some());
+        let mut called = &self.called;
+        let many = of_many(called);
+        if many {
+            let (key, inner) = called.pair().expect("as just seen");
+            said.push(("object", word(key).into()));
+            called = inner;
+        }
+        // With a version, if there is still a pair where a value should be.
+        if let Some((_, inner)) = called.pair().filter(|_| of_many(called)) {
+            called = inner;
+        }
+        let reply = self.reply().map(|reply| {
+            let inner = match reply.pair() {
+                Some((_, inner)) if many => inner,
+                _ => reply,
+            };
+            inner.pair().map_or(inner, |(_, inner)| inner)
+        });
+        match self.name.as_str() {
+            "read" => {
+                said.push(("call", "read".into()));
+                said.extend(reply.map(|reply| ("result", json(reply))));
+            }
+            "write" => said.extend([("call", "write".into()), ("value", json(called))]),
+            "cas" => {
+                let (old, new) = called
+                    .pair()
+                    .ok_or_else(|| format!(":cas wants [old new], not {}", shown(called)))?;
+                said.extend([("call", "cas".into()), ("expect", json(old)), ("value", json(new))]);
+                said.extend(reply.map(|_| ("swapped", true.into())));
+            }
+            _ => return Err(self.unknown()),
+        }
+        Ok(said)
+    }
+
+    fn queue(&self) -> Result<Vec<(&'static str, Json)>, String> {
+        match self.name.as_str() {
+            "enqueue" => Ok(vec![("call", "put".into()), ("value", json(&self.called))]),
+            "dequeue" => {
+                let mut said = vec![("call", "take".into())];
+                said.extend(self.reply().map(|reply| ("result", json(reply))));
+                Ok(said)
+            }
+            _ => Err(self.unknown()),
+        }
+    }
+
+    fn transaction(&self, name: &str, call: &str) -> Result<Vec<(&'static str, Json)>, String> {
+        if !["txn", name].contains(&self.name.as_str()) {
+            return Err(self.unknown());
+        }
+        // What was read stands in the reply, where there is one.
+        let is_ok = self.reply().is_some();
+        let all = self.reply().unwrap_or(&self.called);
+        let (mut steps, mut results) = (Vec::new(), Vec::new());
+        let all = all.elements().ok_or_else(|| format!("{} is no transaction", shown(all)))?;
+        for step in all {
+            let wrong = || format!("{} is no step of a transaction", shown(step));
+            let Some([Form::Keyword(what), key, value]) = step.elements() else {
+                return Err(wrong());
+            };
+            if what == name {
+                steps.push(Json::from(vec![call.into(), word(key).into(), json(value)]));
+            } else if what == "r" {
+                steps.push(Json::from(vec!["read".into(), Json::from(word(key))]));
+                results.push(match (value, name) {
+                    (Form::Nil, "append") => Json::from(Vec::<Json>::new()),
+                    (_, "append") => value.elements().ok_or_else(wrong)?.iter().map(json).collect(),
+                    _ => json(value),
+                });
+            } else {
+                return Err(wrong());
+            }
+        }
+        let mut said = vec![("call", "txn".into()), ("steps", steps.into())];
+        said.extend(is_ok.then(|| ("results", results.into())));
+        Ok(said)
+    }
+
+    /// The set, and what was added to it or is there.
+    fn of_set<'a>(&'a self, value: &'a Form) -> (String, &'a Form) {
+        match (self.name.as_str(), self.called.pair()) {
+            ("read" | "add", Some((key, _))) => {
+                (word(key), value.pair().map_or(value, |(_, inner)| inner))
+            }
+            _ => (String::new(), value),
+        }
+    }
+
+    fn set(&self, sets: &Sets) -> Result<Vec<(&'static str, Json)>, String> {
+        let (mut steps, mut results) = (Vec::new(), Vec::new());
+        match self.name.as_str() {
+            "add" => {
+                let (set, element) = self.of_set(&self.called);
+                steps.push(Json::from(vec!["write".into(), in_set(&set, element), 1.into()]));
+            }
+            // It may have read whatever it did.
+            "read" => {
+                if let Some(reply) = self.reply() {
+                    let (set, found) = self.of_set(reply);
+                    let found: BTreeSet<String> =
+                        found.elements().unwrap_or_default().iter().map(word).collect();
+                    for element in sets.0.get(&set).into_iter().flatten() {
+                        let key = Json::from(format!("{set} {element}").trim_start());
+                        steps.push(Json::from(vec!["read".into(), key]));
+                        let is_there = found.contains(element);
+                        results.push(if is_there { Json::from(1) } else { Json::Null });
+                    }
+                }
+            }
+            _ => return Err(self.unknown()),
+        }
+        let mut said = vec![("call", "txn".into()), ("steps", steps.into())];
+        said.extend(self.reply().map(|_| ("results", results.into())));
+        Ok(said)
+    }
+}
+
+fn in_set(set: &str, element: &Form) -> Json {
+    format!("{set} {}", word(element)).trim_start().into()
+}
+
+/// Every element of each set that was ever added or seen.
+#[derive(Default)]
+struct Sets(BTreeMap<String, BTreeSet<String>>);
+
+impl Sets {
+    fn of(operations: &[Operation]) -> Result<Self, LineError> {
+        let mut sets = Self::default();
+        let mut added = BTreeSet::new();
+        for operation in operations {
+            if operation.name == "add" {
+                let (set, element) = operation.of_set(&operation.called);
+                let element = word(element);
+                if !added.insert((set.clone(), element.clone())) {
+                    let why = format!("{element} is added twice, so nobody can say who added it");
+                    return Err(LineError { line: operation.line, fault: LineFault::NotEdn(why) });
+                }
+                sets.0.entry(set).or_default().insert(element);
+            } else if let Some(reply) = operation.reply() {
+                let (set, found) = operation.of_set(reply);
+                let found = found.elements().unwrap_or_default();
+                sets.0.entry(set).or_default().extend(found.iter().map(word));
+            }
+        }
+        Ok(sets)
+    }
+}
+
+/// A form as a key.
+fn word(form: &Form) -> String {
+    match form {
+        Form::Text(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// A form as a value.
+fn json(form: &Form) -> Json {
+    match form {
+        Form::Nil => Json::Null,
+        Form::Number(number) => (*number).into(),
+        other => word(other).into(),
+    }
+}
+
+/// A form in a few characters.
+fn shown(form: &Form) -> String {
+    const SHOWN_CHARS_MAX: usize = 40;
+    let text = form.to_string();
+    let mut shown: String = text.chars().take(SHOWN_CHARS_MAX).collect();
+    if shown.len() < text.len() {
+        shown.push_str("...");
+    }
+    shown
+}
