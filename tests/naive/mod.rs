@@ -220,11 +220,20 @@ impl Naive {
     // ---- what is judged before anything is written ----
 
     fn check_put(&self, put: &Put) -> Result<(), Refusal> {
-        if let PutLease::Attach(id) = put.lease
-            && !self.leases.contains_key(&id)
-        {
-            return Err(Refusal::LeaseNotFound(id));
+        self.check_lease(put)?;
+        self.check_kept(put)
+    }
+
+    fn check_lease(&self, put: &Put) -> Result<(), Refusal> {
+        match put.lease {
+            PutLease::Attach(id) if !self.leases.contains_key(&id) => {
+                Err(Refusal::LeaseNotFound(id))
+            }
+            _ => Ok(()),
         }
+    }
+
+    fn check_kept(&self, put: &Put) -> Result<(), Refusal> {
         let keeps = put.value == PutValue::Keep || put.lease == PutLease::Keep;
         if keeps && !self.now().contains_key(&put.key) {
             return Err(Refusal::KeyNotFound);
@@ -232,16 +241,22 @@ impl Naive {
         Ok(())
     }
 
+    /// All puts, each by what it keeps first, and then all ranges: the order in which etcd looks.
     fn check_path(
         &self,
         path: &Path<'_>,
         now: (Revision, Option<Revision>),
     ) -> Result<(), Refusal> {
-        path.steps.iter().try_for_each(|step| match step {
+        let steps = path.flat();
+        for step in &steps {
+            if let Step::Put(put) = step {
+                self.check_kept(put)?;
+                self.check_lease(put)?;
+            }
+        }
+        steps.iter().try_for_each(|step| match step {
             Step::Range(range) => check_revision(range, now),
-            Step::Put(put) => self.check_put(put),
-            Step::Delete(_) => Ok(()),
-            Step::Txn(nested) => self.check_path(nested, now),
+            _ => Ok(()),
         })
     }
 
@@ -477,6 +492,18 @@ enum Step<'a> {
 }
 
 impl<'a> Path<'a> {
+    /// All steps in their order, those of nested transactions in the place of these.
+    fn flat(&self) -> Vec<&Step<'a>> {
+        let mut flat = Vec::new();
+        for step in &self.steps {
+            match step {
+                Step::Txn(nested) => flat.extend(nested.flat()),
+                step => flat.push(step),
+            }
+        }
+        flat
+    }
+
     fn choose(txn: &'a Txn, before: &State) -> Self {
         let succeeded = txn.compares.iter().all(|compare| holds(compare, before));
         let ops = if succeeded { &txn.success } else { &txn.failure };
