@@ -224,7 +224,7 @@ impl Plan {
             sync_max: Duration::from_millis(1 + rng.below(12)),
             faults,
             clients,
-            think_max: Duration::from_millis(300 + rng.below(900)),
+            think_max: Duration::from_millis(120 + rng.below(400)),
             programs,
             session_ttl: [SESSION_TTL, SESSION_TTL, SESSION_TTL_SHORT][index(rng, 3)],
             members_change,
