@@ -248,7 +248,8 @@ impl Permit {
     /// below the new limit.
     ///
     /// # Errors
-    /// [`GuardError::NotHeld`] if the permits are lost. [`GuardError::Store`] with a deadline if no
+    /// [`GuardError::NotHeld`] if the permits are lost, also while the answer was under way.
+    /// [`GuardError::Store`] with a deadline if no
     /// numbers came free in the time of a call, or the cluster has not answered.
     pub async fn slots(&self) -> Result<Vec<Slot>, GuardError> {
         let Rule::Permits { limit, wants } = self.rule() else { return Ok(Vec::new()) };
@@ -265,6 +266,11 @@ impl Permit {
                 .filter_map(|row| slot(row, &below))
                 .collect();
             if mine.len() >= wants as usize {
+                // While the answer was under way the permits may have been lost: then these numbers are
+                // another's by now, or will be.
+                if !self.is_held() {
+                    return Err(GuardError::NotHeld);
+                }
                 return Ok(mine);
             }
             let key =

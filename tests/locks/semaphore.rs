@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use bowline::{Compare, KeyRange, LockError, LockKind, Loss, Node, Permit, Semaphore, Wait};
+use bowline::{
+    Compare, GuardError, KeyRange, LockError, LockKind, Loss, Node, Permit, Semaphore, Wait,
+};
 
 use super::stage::{
     Begun, another_session, lasting, places, quick, roles, session, until, until_places,
@@ -153,6 +155,19 @@ fn slots_are_numbers_that_nobody_else_has_with_tokens_that_rise() {
     let again = next.slots().wait().unwrap();
     assert_eq!(again[0].number, number);
     assert!(again[0].token > token);
+}
+
+#[test]
+fn whoever_has_lost_its_permits_is_not_told_its_slots_though_their_rows_are_still_there() {
+    let cluster = lasting(1);
+    let mine = session(&cluster, 0);
+    let permit = mine.semaphore(NAME, 2).acquire().wait().unwrap();
+    assert_eq!(permit.slots().wait().unwrap().len(), 1);
+    // The lease lives on, and the rows with it: when it ends, the slot is the next one's.
+    mine.orphan();
+    assert!(!permit.is_held());
+    assert_eq!(places(cluster.node(0), &format!("{NAME}/slot")), 1);
+    assert_eq!(permit.slots().wait().unwrap_err(), GuardError::NotHeld);
 }
 
 #[test]
