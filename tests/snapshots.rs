@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use bowline::testing::{Cluster, ClusterOptions};
-use bowline::{Config, Node, Revision, Role, Wait};
+use bowline::{Config, KeyRange, LockError, Node, Revision, Role, Wait};
 
 /// A log that is cut every few hundred writes.
 fn small(config: Config) -> Config {
@@ -124,6 +124,38 @@ fn who_waits_on_a_node_that_installs_a_snapshot_goes_on_waiting_and_is_answered(
                 Err(error) => panic!("{error}"),
             }
         }
+    };
+    tokio::runtime::Runtime::new().unwrap().block_on(run);
+}
+
+#[test]
+fn who_waits_for_more_permits_than_a_snapshot_says_there_are_is_told() {
+    let run = async {
+        let cluster = three().await;
+        let leader = cluster.leader().await.unwrap();
+        let cut = (leader + 1) % 3;
+        let (near, far) = (cluster.node(leader), cluster.node(cut));
+        let downloads = near.session().await.unwrap().semaphore("downloads", 3);
+        let held = downloads.acquire().await.unwrap();
+        let session = far.open_session().ttl(Duration::from_secs(60)).await.unwrap();
+        let wish = session.semaphore("downloads", 3).acquire_many(3);
+        let waiting = tokio::spawn(wish.deadline(Duration::from_secs(30)).into_future());
+        let line = || async {
+            near.client().range(KeyRange::prefix("downloads/")).await.unwrap().kvs.len()
+        };
+        while line().await < 2 {}
+        far.wait_for(|status| status.open_requests == 0).await;
+
+        cluster.partition(&[cut]);
+        downloads.resize(2).await.unwrap();
+        let revision = put_many(near, 0, 1500).await;
+        cluster.heal();
+        cluster.all_at(revision).await.unwrap();
+        let error = waiting.await.unwrap().unwrap_err();
+        assert_eq!(error, LockError::TooManyPermits { asked: 3, limit: 2 });
+        assert!(held.is_held());
+        // Nobody is behind it any more.
+        while line().await > 1 {}
     };
     tokio::runtime::Runtime::new().unwrap().block_on(run);
 }

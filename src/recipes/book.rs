@@ -219,8 +219,17 @@ impl Book {
         }
         for (prefix, key) in place.prefixes.iter().zip(keys.iter()) {
             let Some(line) = self.lines.get_mut(prefix) else { return };
-            let queue = line.queue.get_or_insert_with(|| read_queue(shared, prefix));
-            if !queue.contains(&(since, key.clone())) {
+            if line.queue.is_none() {
+                let rows = view::rows(shared, prefix);
+                // What was rewritten since it entered, nobody has followed here.
+                let mine = |row: &&KeyValue| row.key == *key && row.create_revision == since;
+                if let Some(row) = rows.iter().find(mine) {
+                    says_anew(place, key, &row.value, acts);
+                }
+                line.queue = Some(queue_of(rows));
+            }
+            let rank = (since, key.clone());
+            if !line.queue.as_ref().is_some_and(|queue| queue.contains(&rank)) {
                 // Deleted by somebody else already, in the same turn.
                 if !self.find_handed(shared, place, acts) {
                     self.is_evicted(place, keys, since, Some(key), acts);
@@ -271,10 +280,10 @@ impl Book {
             let Some(queue) = self.lines.get(prefix).and_then(|line| line.queue.as_ref()) else {
                 continue;
             };
-            queue.judge(&rank).map_err(|misfit| match misfit {
+            queue.judge(&rank, place.asked).map_err(|misfit| match misfit {
                 Misfit::SecondUpgrade => LockError::UpgradeTaken,
                 Misfit::NoRead => LockError::Evicted,
-                Misfit::Kind { stored, mine } => LockError::mismatch(stored, mine),
+                Misfit::Kind { stored, asked } => LockError::mismatch(stored, asked),
             })?;
         }
         Ok(())
@@ -575,7 +584,9 @@ impl Book {
                 place.is_contended.store(queue.len() > 1, Ordering::Relaxed);
             }
             for (rank, place) in &line.waiting {
-                if line.upgrades.contains(rank) && queue.judge(rank) == Err(Misfit::NoRead) {
+                if line.upgrades.contains(rank)
+                    && queue.judge(rank, place.asked) == Err(Misfit::NoRead)
+                {
                     bereft.push(Arc::clone(place));
                 } else if queue.may_hold(rank) {
                     due.push((rank.clone(), Arc::clone(place)));
@@ -637,7 +648,7 @@ impl Book {
             if line.queue.is_none() {
                 continue;
             }
-            let queue = read_queue(shared, prefix);
+            let queue = queue_of(view::rows(shared, prefix));
             let places: Vec<(Bytes, Arc<Place>)> =
                 line.local.iter().map(|(key, place)| (key.clone(), Arc::clone(place))).collect();
             let keys: BTreeSet<Bytes> = queue.iter().map(|((_, key), _)| key.clone()).collect();
@@ -649,12 +660,14 @@ impl Book {
                     let inner = place.lock();
                     (inner.phase, Arc::clone(&inner.keys))
                 };
-                let is_there = |since: Revision| {
-                    let is_mine = |row: KeyValue| {
-                        row.create_revision == since && row.lease == Some(place.session.lease)
-                    };
-                    shared.reader.get(&key).0.is_some_and(is_mine)
-                };
+                let row = shared.reader.get(&key).0;
+                let row = row.filter(|row| row.lease == Some(place.session.lease));
+                let is_there =
+                    |since: Revision| row.as_ref().is_some_and(|row| row.create_revision == since);
+                // What was rewritten meanwhile, nobody has followed.
+                if let Some(row) = row.as_ref().filter(|row| now.contains(&row.key)) {
+                    says_anew(&place, &key, &row.value, acts);
+                }
                 match phase {
                     // One that it had before, whose deletion may be in what was passed over.
                     _ if !now.contains(&key) => {
@@ -782,10 +795,10 @@ pub(super) fn end_place(place: &Arc<Place>, loss: Loss, why: &LockError, acts: &
     inner.lose(loss, acts);
 }
 
-/// The line as the replica has it.
-fn read_queue(shared: &Shared, prefix: &Bytes) -> Queue {
+/// The line of these places.
+fn queue_of(rows: Vec<KeyValue>) -> Queue {
     let mut queue = Queue::default();
-    for row in view::rows(shared, prefix) {
+    for row in rows {
         let rule = Stance::rule_of(&row.key, &row.value);
         queue.insert((row.create_revision, row.key), rule);
     }

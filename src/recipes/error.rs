@@ -196,8 +196,8 @@ impl LockError {
     }
 
     /// The line is of another kind than the wish.
-    pub(super) fn mismatch(stored: LockKind, mine: LockKind) -> Self {
-        match (stored, mine) {
+    pub(super) fn mismatch(stored: LockKind, asked: LockKind) -> Self {
+        match (stored, asked) {
             (LockKind::Semaphore(stored), LockKind::Semaphore(asked)) => {
                 LockError::LimitMismatch { stored, asked }
             }

@@ -35,6 +35,8 @@ use crate::node::{ReplyTo, SessionEnd, SessionState};
 use super::book::no_more;
 use super::error::{LockError, Loss};
 use super::order::{Order, Request, What};
+use super::rule::LockKind;
+use super::stance::Stance;
 use super::token::Token;
 
 /// How often a lock passes from task to task inside a node while others in the cluster wait for it.
@@ -225,6 +227,8 @@ pub(crate) struct Place {
     pub(crate) session: Arc<SessionState>,
     /// Whether other tasks of the session may share it.
     pub(crate) is_shared: bool,
+    /// What it entered as: its row may have been given another limit since.
+    pub(crate) asked: LockKind,
     /// Others in the cluster wait behind it.
     pub(crate) is_contended: AtomicBool,
     inner: Mutex<Inner>,
@@ -316,6 +320,7 @@ impl Place {
         value: Bytes,
         is_shared: bool,
     ) -> Self {
+        let asked = Stance::rule_of(&keys[0], &value).kind();
         let inner = Inner {
             keys,
             value,
@@ -333,7 +338,7 @@ impl Place {
             heir: None,
         };
         let (is_contended, inner) = (AtomicBool::new(false), Mutex::new(inner));
-        Self { id, prefixes, session, is_shared, is_contended, inner }
+        Self { id, prefixes, session, is_shared, asked, is_contended, inner }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {

@@ -186,7 +186,9 @@ impl Queue {
     }
 
     /// Whether a place may stand in this line at all: of the first one's kind, and the only upgrade.
-    pub(crate) fn judge(&self, rank: &Rank) -> Result<(), Misfit> {
+    /// It has `asked` for this kind. Its row may speak of another limit already, where a resize came
+    /// between: who asked is told what it asked for.
+    pub(crate) fn judge(&self, rank: &Rank, asked: LockKind) -> Result<(), Misfit> {
         let (Some(rule), Some((first, head))) = (self.places.get(rank), self.first()) else {
             return Ok(());
         };
@@ -198,9 +200,9 @@ impl Queue {
         if first == rank {
             return Ok(());
         }
-        let (mine, stored) = (rule.kind(), head.kind());
-        if mine != stored {
-            return Err(Misfit::Kind { stored, mine });
+        let stored = head.kind();
+        if stored != rule.kind() && stored != asked {
+            return Err(Misfit::Kind { stored, asked });
         }
         if let Rule::Upgrade(_) = rule {
             let is_other = |(_, rule): (&Rank, &Rule)| matches!(rule, Rule::Upgrade(_));
@@ -219,8 +221,8 @@ pub(crate) enum Misfit {
     Kind {
         /// The first one's.
         stored: LockKind,
-        /// That of the place.
-        mine: LockKind,
+        /// What the place was to be.
+        asked: LockKind,
     },
     /// Another reader waits to become the writer: each would wait for the other.
     SecondUpgrade,
@@ -354,17 +356,37 @@ mod tests {
     #[test]
     fn another_kind_and_a_second_upgrade_are_refused() {
         let (queue, ranks) = line("r r u0 u1 m p2/1");
-        assert_eq!(queue.judge(&ranks[0]), Ok(()));
-        assert_eq!(queue.judge(&ranks[2]), Ok(()));
-        assert_eq!(queue.judge(&ranks[3]), Err(Misfit::SecondUpgrade));
+        let judge = |at: usize, asked| queue.judge(&ranks[at], asked);
+        assert_eq!(judge(0, LockKind::ReadWrite), Ok(()));
+        assert_eq!(judge(2, LockKind::ReadWrite), Ok(()));
+        assert_eq!(judge(3, LockKind::ReadWrite), Err(Misfit::SecondUpgrade));
         let (no_read, ranks_of_it) = line("- w u0");
-        assert_eq!(no_read.judge(&ranks_of_it[2]), Err(Misfit::NoRead));
-        for (at, mine) in [(4, LockKind::Mutex), (5, LockKind::Semaphore(2))] {
+        let found = no_read.judge(&ranks_of_it[2], LockKind::ReadWrite);
+        assert_eq!(found, Err(Misfit::NoRead));
+        for (at, asked) in [(4, LockKind::Mutex), (5, LockKind::Semaphore(2))] {
             let stored = LockKind::ReadWrite;
-            assert_eq!(queue.judge(&ranks[at]), Err(Misfit::Kind { stored, mine }));
+            assert_eq!(judge(at, asked), Err(Misfit::Kind { stored, asked }));
         }
-        let (queue, ranks) = line("p2/1 p3/1");
-        let (stored, mine) = (LockKind::Semaphore(2), LockKind::Semaphore(3));
-        assert_eq!(queue.judge(&ranks[1]), Err(Misfit::Kind { stored, mine }));
+    }
+
+    #[test]
+    fn who_is_refused_is_told_the_limit_that_it_asked_for_whatever_its_row_says_by_now() {
+        // The line, what the second has asked for, and whether it is told of that and the first's.
+        for (words, asked, fits) in [
+            ("p2/1 p3/1", 3, false),
+            // Of two resizes each has come to one row.
+            ("p5/1 p2/1", 3, false),
+            ("p5/1 p2/1", 2, false),
+            // One has come to both.
+            ("p2/1 p2/1", 3, true),
+            // One has come to the second alone: there the first is as it was asked for.
+            ("p3/1 p2/1", 3, true),
+        ] {
+            let (queue, ranks) = line(words);
+            let stored = queue.first().unwrap().1.kind();
+            let asked = LockKind::Semaphore(asked);
+            let told = if fits { Ok(()) } else { Err(Misfit::Kind { stored, asked }) };
+            assert_eq!(queue.judge(&ranks[1], asked), told, "{words}, {asked}");
+        }
     }
 }

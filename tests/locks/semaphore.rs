@@ -8,7 +8,7 @@ use bowline::{
 };
 
 use super::stage::{
-    Begun, another_session, lasting, places, quick, roles, session, until, until_places,
+    Begun, SOON, another_session, lasting, places, quick, roles, session, until, until_places,
 };
 
 const NAME: &str = "permits";
@@ -114,6 +114,24 @@ fn fewer_permits_wait_for_what_is_held_and_end_what_can_never_be() {
     assert!(next.poll().is_none());
     two.release().wait().unwrap();
     assert!(next.finish().unwrap().is_held());
+}
+
+#[test]
+fn who_learns_of_its_place_and_of_a_resize_in_one_turn_is_told_that_it_wants_too_many() {
+    let cluster = lasting(3);
+    let (leader, far, _) = roles(&cluster);
+    let of = [leader, far].map(|member| session(&cluster, member).semaphore(NAME, 3));
+    let held = of[0].acquire().wait().unwrap();
+    // What it asks for arrives, and nothing comes back.
+    cluster.cut(leader, far);
+    let wish = Begun::new(of[1].acquire_many(3).deadline(SOON));
+    until_places(cluster.node(leader), NAME, 2);
+    of[0].resize(2).wait().unwrap();
+    cluster.heal();
+    let error = wish.finish().unwrap_err();
+    assert_eq!(error, LockError::TooManyPermits { asked: 3, limit: 2 });
+    assert!(held.is_held());
+    until_places(cluster.node(leader), NAME, 1);
 }
 
 #[test]
