@@ -65,7 +65,7 @@ pub(super) struct Roll {
     deciders: BTreeMap<LogIndex, Deciders>,
     /// The last entry that any leader has called committed: its index and term, and the leader's term.
     committed: (LogIndex, Term, Term),
-    /// The last term in which each node was seen to lead.
+    /// The last term in which each process was seen to lead.
     led: BTreeMap<NodeId, Term>,
 }
 
@@ -75,9 +75,11 @@ impl Judge {
         Arc::clone(&self.roll.newest)
     }
 
-    /// A process has ended.
+    /// A process has ended. The next one may lead in the same term, where nothing of it was durable; what
+    /// is committed then, it knows from its disk.
     pub(super) fn members_ended(&mut self, id: NodeId) {
         self.roll.of.remove(&id);
+        self.roll.led.remove(&id);
     }
 
     /// A caller was told that a step was taken.
@@ -167,7 +169,7 @@ impl Judge {
         knows: impl Fn(NodeId) -> Option<bool>,
     ) {
         let index = look.commit;
-        // With the votes that it was given it may have heard of what was committed before.
+        // From its disk, or with the votes that it was given, it may know what was committed before.
         let led_before = self.roll.led.insert(id, look.term) == Some(look.term);
         // What was committed before was judged when it was, by those who decided then.
         if index <= before {

@@ -1,5 +1,7 @@
 //! The judge of the observers of elections: each is told every change of leader once, in order.
 
+use std::collections::BTreeSet;
+
 use bytes::Bytes;
 
 use super::super::world::place;
@@ -11,12 +13,14 @@ use crate::model::{NodeId, Revision};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct ObserverId(u64);
 
-/// An observer of an election, and the revision from which on what it was told last was so.
+/// An observer of an election, and what it was told last.
 #[derive(Debug)]
 pub(super) struct Observer {
     pub(super) node: NodeId,
     election: &'static str,
-    seen: Option<Revision>,
+    /// The revisions from which on that was so; `None` before it was told anything. One leader's term is
+    /// not like another, but one vacancy is: who has looked anew, at nobody, may have come to any of them.
+    seen: Option<BTreeSet<Revision>>,
 }
 
 impl Judge {
@@ -31,7 +35,7 @@ impl Judge {
     /// An observer is told who leads: that is the next change after what it was told before, or
     /// a later one where what is between may be forgotten.
     pub(crate) fn observed(&mut self, id: ObserverId, leader: Option<(&Bytes, Revision, &Bytes)>) {
-        let Some(&Observer { node, election, seen }) = self.locks.observers.get(&id) else {
+        let Some(Observer { node, election, seen }) = self.locks.observers.remove(&id) else {
             return;
         };
         let is_it = |head: &Option<Head>| {
@@ -40,20 +44,19 @@ impl Judge {
         };
         let never = Line::new();
         let line = self.line(election).unwrap_or(&never);
-        let found = match seen {
+        // Who misses some of the history looks anew, however much has happened since.
+        let reach = |seen: Revision| if self.compaction_asked > seen { usize::MAX } else { 1 };
+        let next = |seen: &Revision| line.heads_after(*seen).iter().take(reach(*seen));
+        let found: Vec<_> = match &seen {
             // What was the case at some time.
-            None => line.heads.iter().rev().find(|(_, head)| is_it(head)),
-            Some(seen) => {
-                // Who misses some of the history looks anew, however much has happened since.
-                let may_skip = self.compaction_asked > seen;
-                let mut next = line.heads_after(seen).iter();
-                next.find(|(_, head)| is_it(head) || !may_skip).filter(|(_, head)| is_it(head))
-            }
+            None => line.heads.iter().collect(),
+            Some(seen) => seen.iter().flat_map(next).collect(),
         };
-        let found = found.map(|(since, _)| *since);
-        if found.is_none() {
-            let next: Vec<_> =
-                line.heads_after(seen.unwrap_or_default()).iter().take(3).cloned().collect();
+        let found = found.into_iter().filter(|(_, head)| is_it(head));
+        let found: BTreeSet<Revision> = found.map(|(since, _)| *since).collect();
+        if found.is_empty() {
+            let last = seen.iter().flatten().last().copied().unwrap_or_default();
+            let next: Vec<_> = line.heads_after(last).iter().take(3).cloned().collect();
             self.broken("K-OBSERVE", || {
                 format!(
                     "an observer of {election} on {node:?} that has seen {seen:?} is told of \
@@ -61,7 +64,7 @@ impl Judge {
                 )
             });
         }
-        self.locks.observers.insert(id, Observer { node, election, seen: found });
+        self.locks.observers.insert(id, Observer { node, election, seen: Some(found) });
         self.count(if leader.is_some() { "leader observed" } else { "vacancy observed" });
     }
 
@@ -70,9 +73,78 @@ impl Judge {
         let here = |observer: &&Observer| nodes.contains(&place(observer.node));
         let mut owing = self.locks.observers.values().filter(here).filter(|observer| {
             let line = self.line(observer.election);
-            let seen = observer.seen.unwrap_or_default();
+            let seen = observer.seen.iter().flatten().last().copied().unwrap_or_default();
             line.is_some_and(|line| !line.heads_after(seen).is_empty())
         });
         owing.next().map(|observer| format!("{observer:?}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::super::clock::Timeline;
+    use super::*;
+    use crate::model::{Event, EventKind, KeyValue, LeaseId};
+
+    const KEY: Bytes = Bytes::from_static(b"lock/e/7");
+
+    /// Somebody leads from 2 on, nobody from 3 on, somebody from 4 on, and nobody from 5, 7, ... on.
+    fn three_terms() -> Judge {
+        let mut judge = Judge::new(Arc::new(Timeline::default()), 1);
+        for at in 2..8 {
+            let is_put = at % 2 == 0;
+            let kv = KeyValue {
+                key: KEY,
+                value: Bytes::new(),
+                create_revision: Revision(if is_put { at } else { 0 }),
+                mod_revision: Revision(at),
+                version: is_put.into(),
+                lease: LeaseId::new(7).filter(|_| is_put),
+            };
+            let kind = if is_put { EventKind::Put } else { EventKind::Delete };
+            judge.learn(Revision(at), &[Event { kind, kv, prev: None }]);
+        }
+        judge
+    }
+
+    /// Whether an observer may be told of these, 0 for nobody; before the second one everything up to a
+    /// revision may be forgotten.
+    fn may_be_told(leaders: &[u64], compacted: u64) -> bool {
+        let mut judge = three_terms();
+        let node = NodeId::new(1).unwrap();
+        let id = judge.observer_begins(node, "lock/e");
+        for (turn, since) in leaders.iter().enumerate() {
+            if turn == 1 {
+                judge.may_compact(Revision(compacted));
+            }
+            let (key, value) = (KEY, Bytes::new());
+            let leader = (*since > 0).then_some((&key, Revision(*since), &value));
+            judge.observed(id, leader);
+        }
+        judge.verdict().is_ok()
+    }
+
+    #[test]
+    fn an_observer_is_told_of_each_term_and_leaves_out_only_what_may_be_forgotten() {
+        for (leaders, compacted, fits) in [
+            (&[2, 0, 4, 0, 6, 0][..], 0, true),
+            (&[2, 0, 6], 0, false),
+            (&[2, 4], 0, false),
+            (&[2, 6, 0], 3, true),
+            (&[2, 6, 4], 3, false),
+            // It has looked anew, at nobody: after the first term, or the second, or the third.
+            (&[2, 0, 4], 3, true),
+            (&[2, 0, 6], 3, true),
+            (&[2, 0, 4, 6], 3, false),
+            (&[2, 0, 0], 3, false),
+            // At first, too.
+            (&[0, 2, 0, 4], 0, true),
+            (&[0, 6], 0, true),
+            (&[0, 4, 6], 0, false),
+        ] {
+            assert_eq!(may_be_told(leaders, compacted), fits, "{leaders:?}, {compacted}");
+        }
     }
 }
