@@ -1,5 +1,7 @@
 //! What operators can see of locks, and do about them.
 
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use bowline::{
@@ -8,7 +10,9 @@ use bowline::{
 };
 
 mod stage;
-use stage::{another_session, lasting, places, quick, session, stand_in_line, until_places};
+use stage::{
+    Begun, SOON, another_session, lasting, places, quick, session, stand_in_line, until_places,
+};
 
 /// The place at this position of a lock's line, as a member sees it.
 fn place(node: &Node, name: &str, at: usize) -> Contender {
@@ -101,6 +105,32 @@ fn who_waits_can_be_evicted() {
     assert_eq!(waiting.finish().unwrap_err(), LockError::Evicted);
     assert!(guard.is_held());
     assert_eq!(places(cluster.node(2), "lock"), 1);
+}
+
+#[test]
+fn whoever_has_broken_a_lock_waits_in_peace_though_the_history_since_its_order_is_forgotten() {
+    let cluster = lasting(3);
+    let (leader, cut, _) = stage::roles(&cluster);
+    let node = cluster.node(leader);
+    let guard = session(&cluster, cut).mutex("lock").lock().wait().unwrap();
+    until_places(node, "lock", 1);
+    let holder = place(node, "lock", 0);
+    cluster.partition(&[cut]);
+    let locks = node.locks();
+    let mut order = Begun::new(async move { locks.break_lock(&holder, "it hangs").await });
+    // The order stands below the place, and is older than the history before anybody looks again.
+    until_places(node, "lock", 2);
+    let later = node.client().put("later", "").wait().unwrap().revision;
+    node.client().compact(later).wait().unwrap();
+    let (tell, told) = mpsc::channel();
+    let waiting = thread::spawn(move || {
+        tell.send(order.poll().is_none()).unwrap();
+        order.finish()
+    });
+    assert_eq!(told.recv_timeout(SOON), Ok(true), "one poll goes round and round");
+    cluster.heal();
+    waiting.join().unwrap().unwrap();
+    assert!(matches!(guard.state(), LockState::Lost(Loss::Broken { .. })));
 }
 
 #[test]

@@ -249,11 +249,14 @@ impl Locks {
         let Contender { key, since, lease, .. } = place;
         let is_there = |row: &KeyValue| row.create_revision == *since && row.lease == Some(*lease);
         loop {
-            let mut watch = self.client.watch(KeyRange::key(key.clone())).from(from).await?;
-            let row = self.client.get(key.clone()).at_least(from).await?;
-            if !row.is_some_and(|row| is_there(&row)) {
+            let key = KeyRange::key(key.clone());
+            let look = self.client.range(key.clone()).at_least(from).await?;
+            if !look.kvs.first().is_some_and(is_there) {
                 return Ok(());
             }
+            // From what was just seen on: `from` itself may be compacted long before the place is gone, and
+            // a watch that can never begin would be begun for ever.
+            let mut watch = self.client.watch(key).from(look.revision.next()).await?;
             // Compacted, or the node has stopped: the next look says which.
             while let Some(Ok(batch)) = watch.next().await {
                 if batch.events.iter().any(|event| !is_there(&event.kv)) {
