@@ -9,7 +9,7 @@ use tokio::sync::{Mutex, oneshot};
 use crate::env::Env;
 use crate::metrics::Metrics;
 use crate::model::{
-    self, ClusterId, JoinAsk, LeaseId, MemberWish, Members, Moment, NodeId, SnapshotId,
+    self, ClusterId, JoinAsk, LeaseId, MemberRole, MemberWish, Members, Moment, NodeId, SnapshotId,
 };
 use crate::node::{
     Assembly, Bells, Contact, Health, Joined, NodeStatus, Origin, Role, Running, Settings, Shared,
@@ -278,6 +278,37 @@ impl Node {
     /// The members of the cluster, as this node's replica has them.
     pub fn members(&self) -> Arc<Members> {
         self.shared.reader.members()
+    }
+
+    /// Keeps a place for a member that is to come: whoever joins with this address (`host:port`) takes it, once, under
+    /// the id that is answered. Until then [`Member::is_taken`](crate::Member::is_taken) is false, nobody votes in it, and no quorum counts it. A
+    /// member that is to be a [`Voter`](MemberRole::Voter) is a learner first and is promoted, without being asked,
+    /// as soon as it has caught up and enough of the voters are there; a [`Learner`](MemberRole::Learner) stays one.
+    /// Who joins with another address becomes a learner as without this. Answers when this node has applied it; fine if
+    /// a place is kept at the address already. [`remove_member`](Self::remove_member) gives it up.
+    ///
+    /// # Errors
+    /// [`Error::Members`], with nothing changed; [`Error::Deadline`], when it may have come true.
+    ///
+    /// ```
+    /// use bowline::{Config, MemberRole, Node, Wait};
+    /// # let place = tempfile::tempdir().unwrap();
+    /// let node = Node::start(Config::new(place.path().join("data"), "one")).wait()?;
+    /// let second = node.keep_place("10.0.0.2:7700", MemberRole::Voter).wait()?;
+    /// let kept = node.members().get(second).unwrap().clone();
+    /// assert!(!kept.is_taken() && kept.role == MemberRole::Learner);
+    /// node.client().put("still", "alone").wait()?;
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub async fn keep_place(
+        &self,
+        address: impl Into<String>,
+        role: MemberRole,
+    ) -> Result<NodeId, Error> {
+        let (address, votes) = (address.into(), role == MemberRole::Voter);
+        let wish = MemberWish::Keep { address, votes };
+        Ok(self.shared.step(wish, self.shared.deadline(None)).await?)
     }
 
     /// Makes a learner vote. It must have caught up, and enough of the voters must be there. Answers

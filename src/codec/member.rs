@@ -3,6 +3,7 @@
 //! ```text
 //! membership = version u8 | change
 //! change     = 1 id, disk u128, name bytes, address bytes, id or 0 | 2 id | 3 id | 4 old, new | 5
+//!            | 6 id, disk u128, name bytes, address bytes
 //! members    = next | list of (id, member) | list of id
 //! member     = disk u128 | name bytes | address bytes | role u8 | id or 0 | since
 //! ```
@@ -69,6 +70,13 @@ impl Encode for MemberChange {
                 to.number(new.get());
             }
             MemberChange::LeaveJoint => to.byte(5),
+            MemberChange::Take { id, disk, name, address } => {
+                to.byte(6);
+                to.number(id.get());
+                to.fixed_u128(disk.0);
+                to.bytes(name.as_bytes());
+                to.bytes(address.as_bytes());
+            }
         }
     }
 }
@@ -89,6 +97,12 @@ impl Decode for MemberChange {
             3 => MemberChange::Remove(NodeId::decode(from)?),
             4 => MemberChange::Replace { old: NodeId::decode(from)?, new: NodeId::decode(from)? },
             5 => MemberChange::LeaveJoint,
+            6 => MemberChange::Take {
+                id: NodeId::decode(from)?,
+                disk: DiskId(from.fixed_u128()?),
+                name: from.text()?,
+                address: from.text()?,
+            },
             found => return Err(CodecError::Newer { what: "member change", found: found.into() }),
         })
     }
@@ -112,6 +126,11 @@ impl Encode for MemberWish {
                 to.byte(3);
                 to.number(id.get());
             }
+            MemberWish::Keep { address, votes } => {
+                to.byte(4);
+                to.bytes(address.as_bytes());
+                to.number((*votes).into());
+            }
         }
     }
 }
@@ -129,6 +148,9 @@ impl Decode for MemberWish {
             },
             2 => MemberWish::Promote(NodeId::decode(from)?),
             3 => MemberWish::Remove(NodeId::decode(from)?),
+            4 => {
+                MemberWish::Keep { address: from.text()?, votes: from.flags("kept place", 1)? == 1 }
+            }
             found => return Err(CodecError::Newer { what: "member wish", found: found.into() }),
         })
     }
@@ -200,6 +222,10 @@ impl Encode for MemberRefusal {
                 }
             }
             MemberRefusal::NotJoint => to.byte(12),
+            MemberRefusal::BadAddress(address) => {
+                to.byte(13);
+                to.bytes(address.as_bytes());
+            }
         }
     }
 }
@@ -226,6 +252,7 @@ impl Decode for MemberRefusal {
                 needed: count(from)?,
             },
             12 => MemberRefusal::NotJoint,
+            13 => MemberRefusal::BadAddress(from.text()?),
             found => return Err(CodecError::Newer { what: "member refusal", found: found.into() }),
         })
     }

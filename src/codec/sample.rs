@@ -214,7 +214,7 @@ impl Sample {
     }
 
     pub(crate) fn member_change(&mut self) -> MemberChange {
-        match self.below(5) {
+        match self.below(6) {
             0 => MemberChange::Add {
                 id: self.node(),
                 disk: self.disk(),
@@ -225,12 +225,18 @@ impl Sample {
             1 => MemberChange::Promote(self.node()),
             2 => MemberChange::Remove(self.node()),
             3 => MemberChange::Replace { old: self.node(), new: self.node() },
+            4 => MemberChange::Take {
+                id: self.node(),
+                disk: self.disk(),
+                name: self.text(),
+                address: self.text(),
+            },
             _ => MemberChange::LeaveJoint,
         }
     }
 
     fn member_wish(&mut self) -> MemberWish {
-        match self.below(3) {
+        match self.below(4) {
             0 => MemberWish::Add {
                 disk: self.disk(),
                 name: self.text(),
@@ -238,6 +244,7 @@ impl Sample {
                 replaces: self.maybe(Self::node),
             },
             1 => MemberWish::Promote(self.node()),
+            2 => MemberWish::Keep { address: self.text(), votes: self.below(2) == 0 },
             _ => MemberWish::Remove(self.node()),
         }
     }
@@ -260,6 +267,7 @@ impl Sample {
             },
             9 => MemberRefusal::NotCaughtUp(self.node()),
             10 => MemberRefusal::NotNext(self.node()),
+            11 => MemberRefusal::BadAddress(self.text()),
             _ => MemberRefusal::NotJoint,
         }
     }

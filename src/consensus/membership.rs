@@ -80,7 +80,8 @@ pub(super) fn to_raft(change: &MemberChange) -> ConfChangeV2 {
     let changes = match change {
         // Nothing at all, not even a context: so raft writes it itself.
         MemberChange::LeaveJoint => return ConfChangeV2::default(),
-        MemberChange::Add { id, .. } => vec![(AddLearnerNode, *id)],
+        // Who takes a place is the learner that it was before: raft has nothing to do.
+        MemberChange::Add { id, .. } | MemberChange::Take { id, .. } => vec![(AddLearnerNode, *id)],
         MemberChange::Promote(id) => vec![(AddNode, *id)],
         MemberChange::Remove(id) => vec![(RemoveNode, *id)],
         // Two at once: raft goes through a joint configuration, and leaves it by itself.
@@ -157,6 +158,7 @@ impl Configuration {
         let mut after = self.clone();
         match change {
             MemberChange::Add { id, .. } => drop(after.learners.insert(*id)),
+            MemberChange::Take { .. } => {}
             MemberChange::Promote(id) => {
                 after.learners.remove(id);
                 after.voters.insert(*id);

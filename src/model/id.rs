@@ -173,3 +173,8 @@ wide!(
     /// one has lost its disk and must not vote under its old id.
     DiskId
 );
+
+impl DiskId {
+    /// No disk: that of a place which nobody has taken yet. Never drawn.
+    pub const NONE: Self = Self(0);
+}

@@ -3,10 +3,14 @@
 //! ```text
 //!            Add                Promote
 //!   (new) ─────────▶ learner ───────────▶ voter
-//!                       │                   │
+//!     └─────────▶ place ─▲ Take             │
+//!      Add, no disk  │  │                   │
 //!                       │ Remove            │ Remove
 //!                       ▼                   ▼
 //!                    (gone: its id is never used again)
+//!
+//!   A place is a learner that has an id and an address, and no disk yet: kept for a process that is to come, and
+//!   taken once, by the first that joins with this address.
 //!
 //!   Replace { old, new }: the learner `new` votes and `old` does not any more, in one step. Until
 //!   LeaveJoint, both the voters before and the voters after must agree to everything (joint consensus).
@@ -32,7 +36,7 @@ pub enum MemberRole {
 /// A member, as all members know it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Member {
-    /// The data directory that its id is bound to.
+    /// The data directory that its id is bound to; [`DiskId::NONE`] until somebody has taken its place.
     pub disk: DiskId,
     /// Its name; empty until it has announced itself.
     pub name: String,
@@ -40,10 +44,18 @@ pub struct Member {
     pub address: String,
     /// Its part.
     pub role: MemberRole,
-    /// The voter whose place it is to take, once it has caught up.
+    /// The voter whose place it is to take, once it has caught up. Itself, if it is to vote then in a place of its
+    /// own.
     pub replaces: Option<NodeId>,
-    /// The log entry that added it; 1 for the founders.
+    /// The log entry with which it came; 1 for the founders.
     pub since: LogIndex,
+}
+
+impl Member {
+    /// Whether a process has come for it. Until then it is a place that is kept.
+    pub fn is_taken(&self) -> bool {
+        self.disk != DiskId::NONE
+    }
 }
 
 /// All members, as of a log index.
@@ -61,14 +73,25 @@ pub enum MemberChange {
     Add {
         /// Its id: the next one, or the step is void.
         id: NodeId,
+        /// Its data directory; [`DiskId::NONE`] if its place is kept for whoever comes.
+        disk: DiskId,
+        /// Its name.
+        name: String,
+        /// Its address.
+        address: String,
+        /// The voter whose place it is to take, or itself: see [`Member::replaces`].
+        replaces: Option<NodeId>,
+    },
+    /// The process has come that a place was kept for.
+    Take {
+        /// The place.
+        id: NodeId,
         /// Its data directory.
         disk: DiskId,
         /// Its name.
         name: String,
         /// Its address.
         address: String,
-        /// The voter whose place it is to take.
-        replaces: Option<NodeId>,
     },
     /// A learner votes from now on.
     Promote(NodeId),
@@ -88,7 +111,8 @@ pub enum MemberChange {
 /// A step that somebody wants the leader to take.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum MemberWish {
-    /// As [`MemberChange::Add`]; the leader mints the id. If the disk is a member's, nothing is to do.
+    /// As [`MemberChange::Add`], or [`MemberChange::Take`] if a place is kept at the address; the leader mints the
+    /// id. If the disk is a member's, nothing is to do.
     Add {
         /// Its data directory.
         disk: DiskId,
@@ -98,6 +122,13 @@ pub enum MemberWish {
         address: String,
         /// The voter whose place it is to take.
         replaces: Option<NodeId>,
+    },
+    /// A place is kept for whoever joins with an address. If one is kept there, nothing is to do.
+    Keep {
+        /// The address.
+        address: String,
+        /// Whether who takes it is to vote, once it has caught up.
+        votes: bool,
     },
     /// As [`MemberChange::Promote`].
     Promote(NodeId),
@@ -156,6 +187,9 @@ pub enum MemberRefusal {
     /// The id is not the next one: somebody was quicker. Only in the log.
     #[error("the id {0} is not the next one")]
     NotNext(NodeId),
+    /// No place can be kept there.
+    #[error("{0:?} is no address: host:port, of at most 512 bytes")]
+    BadAddress(String),
     /// There is no joint configuration to leave. Only in the log.
     #[error("no replacement is under way")]
     NotJoint,
@@ -212,6 +246,12 @@ impl Members {
     /// The member with this name.
     pub fn named(&self, name: &str) -> Option<NodeId> {
         self.rows.iter().find(|(_, member)| member.name == name).map(|(id, _)| *id)
+    }
+
+    /// The place that is kept at an address.
+    pub fn kept_at(&self, address: &str) -> Option<NodeId> {
+        let is_kept = |member: &Member| !member.is_taken() && member.address == address;
+        self.rows.iter().find(|(_, member)| is_kept(member)).map(|(id, _)| *id)
     }
 
     /// Those that vote.
@@ -276,22 +316,32 @@ impl Members {
                 MemberRefusal::NotJoint
             });
         }
+        let nameless = |name: &String, replaces: Option<NodeId>| {
+            let namesake = self.named(name).filter(|_| !name.is_empty());
+            match namesake.is_some_and(|namesake| Some(namesake) != replaces) {
+                true => Err(MemberRefusal::NameTaken(name.clone())),
+                false => Ok(()),
+            }
+        };
         match change {
             MemberChange::Add { id, name, replaces, .. } => {
                 if id.get() != self.next {
                     return Err(MemberRefusal::NotNext(*id));
                 }
-                if let Some(old) = replaces {
-                    voter(old)?;
+                if let Some(old) = replaces.filter(|old| old != id) {
+                    voter(&old)?;
                 }
-                let namesake = self.named(name).filter(|_| !name.is_empty());
-                if namesake.is_some_and(|namesake| Some(namesake) != *replaces) {
-                    return Err(MemberRefusal::NameTaken(name.clone()));
-                }
+                nameless(name, *replaces)?;
                 if self.rows.len() >= Self::MEMBERS_MAX {
                     return Err(MemberRefusal::TooMany(self.rows.len()));
                 }
                 Ok(())
+            }
+            MemberChange::Take { id, name, .. } => {
+                if known(id)?.is_taken() {
+                    return Err(MemberRefusal::Unknown(*id));
+                }
+                nameless(name, None)
             }
             MemberChange::Promote(id) => {
                 learner(id)?;
@@ -328,6 +378,10 @@ impl Members {
                 let role = MemberRole::Learner;
                 self.rows.insert(id, Member { disk, name, address, role, replaces, since: index });
                 self.next = id.get() + 1;
+            }
+            MemberChange::Take { id, disk, name, address } => {
+                let member = self.rows.get_mut(&id).expect("judged");
+                *member = Member { disk, name, address, since: index, ..member.clone() };
             }
             MemberChange::Promote(id) => self.promote(id),
             MemberChange::Remove(id) => drop(self.rows.remove(&id)),
@@ -411,6 +465,47 @@ mod tests {
         assert!(members.is_removed(id(4)) && !members.is_removed(id(5)));
         assert_eq!(members.judge(&add(4, None)), Err(MemberRefusal::NotNext(id(4))));
         assert_eq!(members.judge(&add(5, None)), Ok(()));
+    }
+
+    #[test]
+    fn a_place_is_kept_and_taken_once() {
+        let mut members = three();
+        let keep = |number: u64| MemberChange::Add {
+            id: id(number),
+            disk: DiskId::NONE,
+            name: String::new(),
+            address: format!("h:{number}"),
+            replaces: Some(id(number)),
+        };
+        let take = |number: u64, name: &str| MemberChange::Take {
+            id: id(number),
+            disk: DiskId(77),
+            name: name.to_owned(),
+            address: format!("h:{number}"),
+        };
+        members.apply(LogIndex(7), &keep(4));
+        members.apply(LogIndex(8), &keep(5));
+        assert_eq!(voters(&members), [1, 2, 3], "it does not count before it is there");
+        assert_eq!((members.kept_at("h:4"), members.kept_at("h:1")), (Some(id(4)), None));
+        members.announce(id(1), "a", "h:1");
+        assert_eq!(members.judge(&take(4, "a")), Err(MemberRefusal::NameTaken("a".to_owned())));
+        members.apply(LogIndex(9), &take(4, "d"));
+        let taken = members.get(id(4)).unwrap();
+        assert_eq!(
+            (taken.disk, taken.since, taken.replaces),
+            (DiskId(77), LogIndex(9), Some(id(4)))
+        );
+        assert_eq!((members.kept_at("h:4"), members.named("d")), (None, Some(id(4))));
+        for gone in [4, 1, 9] {
+            assert_eq!(members.judge(&take(gone, "e")), Err(MemberRefusal::Unknown(id(gone))));
+        }
+        members.apply(LogIndex(10), &MemberChange::Promote(id(4)));
+        assert_eq!(
+            (voters(&members), members.get(id(4)).unwrap().replaces),
+            (vec![1, 2, 3, 4], None)
+        );
+        members.apply(LogIndex(11), &MemberChange::Remove(id(5)));
+        assert!(members.is_removed(id(5)) && members.kept_at("h:5").is_none());
     }
 
     #[test]

@@ -200,7 +200,13 @@ pub(crate) fn judge(mine: &Hello, theirs: &Hello, known: &Known) -> Result<(), H
 fn judge_member(theirs: &Hello, me: NodeId, members: &Members) -> Result<(), HelloRefusal> {
     let them = theirs.from;
     if let Some(member) = members.get(them) {
-        return judge_disk(them, member.disk, theirs.disk);
+        // Its place was taken further on in the log than this member has come.
+        let comes_later =
+            matches!(theirs.standing, Standing::Founded(_)) && theirs.since > member.since;
+        return match member.is_taken() || !comes_later {
+            true => judge_disk(them, member.disk, theirs.disk),
+            false => Ok(()),
+        };
     }
     if members.is_removed(them) {
         return Err(HelloRefusal::Removed { member: them });
@@ -394,6 +400,26 @@ mod tests {
             told(&all, &lost),
             Err(HelloRefusal::ReplacedDisk { member, .. }) if member == node(4)
         ));
+        // A place that was kept, and taken further on than what is known.
+        let mut kept = all.clone();
+        let (id, address) = (node(5), "h:5".to_owned());
+        let (name, replaces) = (String::new(), Some(id));
+        let keep = MemberChange::Add { id, disk: DiskId::NONE, name, address, replaces };
+        kept.apply(LogIndex(60), &keep);
+        assert_eq!(told(&kept, &added(5, 61)), Ok(()));
+        let nobody = Hello { disk: DiskId::NONE, ..added(5, 62) };
+        let early = Hello { standing: Standing::Blank, ..added(5, 61) };
+        for hello in [added(5, 60), early] {
+            let refused = told(&kept, &hello);
+            assert!(matches!(refused, Err(HelloRefusal::ReplacedDisk { .. })), "{refused:?}");
+        }
+        let (name, address) = ("m5".to_owned(), "h:5".to_owned());
+        kept.apply(LogIndex(62), &MemberChange::Take { id, disk: disk(5), name, address });
+        assert_eq!(told(&kept, &added(5, 62)), Ok(()));
+        assert!(
+            told(&kept, &nobody).is_err()
+                && told(&kept, &Hello { disk: disk(9), ..added(5, 99) }).is_err()
+        );
         all.apply(LogIndex(51), &MemberChange::Replace { old: node(2), new: node(4) });
         assert_eq!(told(&all, &founded(2, 1)), Ok(()), "still needed");
         all.apply(LogIndex(52), &MemberChange::LeaveJoint);

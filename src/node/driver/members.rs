@@ -71,6 +71,7 @@ impl Driver {
                 let mut rows = members.rows().iter();
                 rows.find(|(_, member)| member.disk == *disk).map(|(id, _)| *id)
             }
+            MemberWish::Keep { address, .. } => members.kept_at(address),
             MemberWish::Promote(id) => Some(*id).filter(|id| {
                 members.get(*id).is_some_and(|member| member.role == MemberRole::Voter)
             }),
@@ -79,10 +80,25 @@ impl Driver {
         if let Some(id) = done {
             return Err(MemberAnswer::Done { id, index });
         }
+        if let MemberWish::Keep { address, .. } = wish
+            && !is_address(address)
+        {
+            let address = address.chars().take(JoinAsk::TEXT_BYTES_MAX / 8).collect();
+            return Err(MemberAnswer::Refused(MemberRefusal::BadAddress(address)));
+        }
+        let minted = NodeId::new(members.next()).expect("a cluster that runs was founded");
         let (id, change) = match wish.clone() {
             MemberWish::Add { disk, name, address, replaces } => {
-                let id = NodeId::new(members.next()).expect("a cluster that runs was founded");
-                (id, MemberChange::Add { id, disk, name, address, replaces })
+                match members.kept_at(&address).filter(|_| replaces.is_none()) {
+                    Some(id) => (id, MemberChange::Take { id, disk, name, address }),
+                    None => {
+                        (minted, MemberChange::Add { id: minted, disk, name, address, replaces })
+                    }
+                }
+            }
+            MemberWish::Keep { address, votes } => {
+                let (disk, name, replaces) = (DiskId::NONE, String::new(), votes.then_some(minted));
+                (minted, MemberChange::Add { id: minted, disk, name, address, replaces })
             }
             MemberWish::Promote(id) => (id, MemberChange::Promote(id)),
             MemberWish::Remove(id) => (id, MemberChange::Remove(id)),
@@ -128,7 +144,8 @@ impl Driver {
         Some(leading.step.insert(UnderWay { term, index, id, change, askers: Vec::new() }))
     }
 
-    /// As the leader: new members that were to take a voter's place, and have caught up, do so.
+    /// As the leader: new members that were to take a voter's place, or to vote in one of their own, and have caught
+    /// up, do so.
     pub(super) fn replace_voters(&mut self) {
         let Stage::Running(consensus) = &mut self.stage else { return };
         let Some(leading) = &self.leading else { return };
@@ -137,7 +154,10 @@ impl Driver {
         }
         let members = self.machine.members();
         let replacement = members.rows().iter().find_map(|(new, member)| {
-            let change = MemberChange::Replace { old: member.replaces?, new: *new };
+            let change = match member.replaces? {
+                own if own == *new => MemberChange::Promote(own),
+                old => MemberChange::Replace { old, new: *new },
+            };
             let fit = members.judge(&change).is_ok()
                 && consensus.is_caught_up(*new)
                 && consensus.would_lose_quorum(&change).is_none();
@@ -234,7 +254,9 @@ impl Driver {
             false => self.spoken.get(id).copied(),
         };
         // One that has not been met since this node started has said nothing.
-        let all: Option<Vec<_>> = self.machine.members().rows().keys().map(speaks).collect();
+        let rows = self.machine.members().rows().iter();
+        let here = rows.filter(|(_, member)| member.is_taken()).map(|(id, _)| id);
+        let all: Option<Vec<_>> = here.map(speaks).collect();
         let least = all.and_then(|all| all.into_iter().min());
         let known = self.machine.version().max(self.raised);
         if let Some(version) = least.filter(|version| *version > known) {
@@ -252,6 +274,9 @@ impl Driver {
             return reply.send(JoinAnswer::Later("this member does not take part now".to_owned()));
         }
         let JoinAsk { disk, name, address, replaces } = ask;
+        if disk == DiskId::NONE {
+            return reply.send(JoinAnswer::Refused("it has no disk".to_owned()));
+        }
         let members = self.machine.members();
         let is_in = members.rows().values().any(|member| member.disk == disk);
         let replaces = match replaces.as_deref().filter(|_| !is_in) {
@@ -291,6 +316,13 @@ impl Driver {
         };
         reply.send(answer);
     }
+}
+
+/// Whether somebody may be looked for there.
+fn is_address(address: &str) -> bool {
+    let parts = address.rsplit_once(':');
+    address.len() <= JoinAsk::TEXT_BYTES_MAX
+        && parts.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
 }
 
 /// What somebody is told whom the cluster does not let in.

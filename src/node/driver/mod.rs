@@ -48,10 +48,10 @@ use crate::consensus::{
 use crate::env::{Network, Point, SendOutcome};
 use crate::machine::{Applied, LeaseChange, Machine};
 use crate::model::{
-    ClusterVersion, Command, Fault, Incarnation, Item, JoinAnswer, JoinAsk, Joined, Lane, LeaseId,
-    LeaseLife, LogIndex, MemberAnswer, MemberChange, MemberRefusal, MemberRole, MemberWish,
-    Members, Moment, NodeId, PeerMessage, Proposal, ProposeRefusal, Refusal, Reply, RequestId,
-    Revision, SnapshotId, Term,
+    ClusterVersion, Command, DiskId, Fault, Incarnation, Item, JoinAnswer, JoinAsk, Joined, Lane,
+    LeaseId, LeaseLife, LogIndex, MemberAnswer, MemberChange, MemberRefusal, MemberRole,
+    MemberWish, Members, Moment, NodeId, PeerMessage, Proposal, ProposeRefusal, Refusal, Reply,
+    RequestId, Revision, SnapshotId, Term,
 };
 use crate::transport::{JoinReply, Refused};
 use crate::{wal, warm};

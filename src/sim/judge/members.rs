@@ -32,7 +32,7 @@ impl Deciders {
                 return (!self.outgoing.is_empty()).then_some(next);
             }
             _ if !self.outgoing.is_empty() => return None,
-            MemberChange::Add { .. } => {}
+            MemberChange::Add { .. } | MemberChange::Take { .. } => {}
             MemberChange::Promote(id) => drop(next.voters.insert(*id)),
             MemberChange::Remove(id) => drop(next.voters.remove(id)),
             MemberChange::Replace { old, new } => {
@@ -86,7 +86,7 @@ impl Judge {
     pub(crate) fn members_stepped(&mut self, wish: &MemberWish) {
         let members = self.members();
         let is_so = match wish {
-            MemberWish::Add { .. } => true,
+            MemberWish::Add { .. } | MemberWish::Keep { .. } => true,
             // Somebody may have removed it since.
             MemberWish::Promote(id) => members.is_voter(*id) || members.is_removed(*id),
             MemberWish::Remove(id) => members.is_removed(*id),
@@ -127,6 +127,7 @@ impl Judge {
             if self.roll.deciders.insert(index, deciders.clone()).is_none() {
                 self.count(match change {
                     MemberChange::Add { .. } => "member added",
+                    MemberChange::Take { .. } => "place taken",
                     MemberChange::Promote(_) => "member promoted",
                     MemberChange::Remove(_) => "member removed",
                     MemberChange::Replace { .. } => "member replaced",

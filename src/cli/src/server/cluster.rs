@@ -40,6 +40,13 @@ fn known(id: u64) -> Result<NodeId, Status> {
     NodeId::new(id).ok_or_else(|| Reason::MemberNotFound.into())
 }
 
+/// The address in the URL of a member: there is one, and it is not encrypted.
+fn address(urls: &[String]) -> Result<&str, Status> {
+    let [url] = urls else { return Err(Reason::BadUrls.into()) };
+    let address = url.strip_prefix("http://").map(|rest| rest.trim_end_matches('/'));
+    address.ok_or_else(|| Reason::BadUrls.into())
+}
+
 #[tonic::async_trait]
 impl Cluster for ClusterService {
     async fn member_list(
@@ -54,14 +61,21 @@ impl Cluster for ClusterService {
         Ok(Response::new(pb::MemberListResponse { header, members }))
     }
 
+    /// Keeps a place for whoever joins with this URL: it does not vote before it is there and has caught up.
     async fn member_add(
         &self,
-        _: Request<pb::MemberAddRequest>,
+        request: Request<pb::MemberAddRequest>,
     ) -> Result<Response<pb::MemberAddResponse>, Status> {
-        Err(Status::unimplemented(
-            "bowline: a member is not added before it is there: start it with --initial-cluster-state existing, and it \
-             joins as a learner; then promote it",
-        ))
+        let pb::MemberAddRequest { peer_ur_ls: urls, is_learner } = request.into_inner();
+        let address = address(&urls)?;
+        if self.0.node().members().rows().values().any(|member| member.address == address) {
+            return Err(Reason::UrlsTaken.into());
+        }
+        let role = if is_learner { MemberRole::Learner } else { MemberRole::Voter };
+        let id = self.0.node().keep_place(address, role).await.map_err(refused)?;
+        let (header, members) = (self.header(), self.members());
+        let member = members.iter().find(|member| member.id == id.get()).cloned();
+        Ok(Response::new(pb::MemberAddResponse { header, member, members }))
     }
 
     async fn member_remove(
@@ -77,10 +91,18 @@ impl Cluster for ClusterService {
         Ok(Response::new(pb::MemberRemoveResponse { header, members }))
     }
 
+    /// A member that is there already is updated, and any other says itself where it is.
     async fn member_update(
         &self,
-        _: Request<pb::MemberUpdateRequest>,
+        request: Request<pb::MemberUpdateRequest>,
     ) -> Result<Response<pb::MemberUpdateResponse>, Status> {
+        let pb::MemberUpdateRequest { id, peer_ur_ls: urls } = request.into_inner();
+        let (id, address) = (known(id)?, address(&urls)?);
+        let members = self.0.node().members();
+        if members.get(id).ok_or(Reason::MemberNotFound)?.address == address {
+            let (header, members) = (self.header(), self.members());
+            return Ok(Response::new(pb::MemberUpdateResponse { header, members }));
+        }
         Err(Status::unimplemented(
             "bowline: a member tells its address itself: restart it with another --initial-advertise-peer-urls",
         ))

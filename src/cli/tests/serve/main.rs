@@ -10,6 +10,7 @@ mod gateway;
 mod kv;
 mod lease;
 mod locks;
+mod members;
 mod operate;
 #[allow(dead_code, reason = "shared with the tests of the commands")]
 mod process;

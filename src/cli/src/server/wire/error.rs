@@ -28,6 +28,8 @@ pub(crate) enum Reason {
     NotLeader,
     BadTransferee,
     MemberNotFound,
+    BadUrls,
+    UrlsTaken,
     LearnerNotReady,
     NotLearner,
     Unhealthy,
@@ -74,6 +76,8 @@ impl Reason {
             Reason::LeaseTtlTooLarge => (OutOfRange, "too large lease TTL"),
             Reason::LeaseNotFound => (NotFound, "requested lease not found"),
             Reason::MemberNotFound => (NotFound, "member not found"),
+            Reason::BadUrls => (InvalidArgument, "given member URLs are invalid"),
+            Reason::UrlsTaken => (FailedPrecondition, "Peer URLs already exists"),
             Reason::LeaseExists => (FailedPrecondition, "lease already exists"),
             Reason::NotLeader => (FailedPrecondition, "not leader"),
             Reason::BadTransferee => (FailedPrecondition, "bad leader transferee"),
@@ -196,6 +200,7 @@ fn members(refusal: &MemberRefusal, error: &Error) -> Status {
         MemberRefusal::Unknown(_) => Reason::MemberNotFound.into(),
         MemberRefusal::Voter(_) => Reason::NotLearner.into(),
         MemberRefusal::NotCaughtUp(_) => Reason::LearnerNotReady.into(),
+        MemberRefusal::BadAddress(_) => Reason::BadUrls.into(),
         _ => ours(Code::FailedPrecondition, error),
     }
 }

@@ -1,0 +1,127 @@
+//! Members that come as etcd's do: announced first, then started.
+
+use std::time::{Duration, Instant};
+
+use tempfile::tempdir;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use crate::generated::etcdserverpb as pb;
+use crate::process::{Server, flags, free_ports};
+use crate::tools::etcdctl;
+use pb::cluster_client::ClusterClient;
+use pb::kv_client::KvClient;
+
+type Cluster = ClusterClient<Channel>;
+
+async fn add(
+    cluster: &mut Cluster,
+    port: u16,
+    is_learner: bool,
+) -> Result<pb::MemberAddResponse, Status> {
+    let peer_ur_ls = vec![format!("http://127.0.0.1:{port}")];
+    let request = pb::MemberAddRequest { peer_ur_ls, is_learner };
+    cluster.member_add(request).await.map(tonic::Response::into_inner)
+}
+
+async fn list(cluster: &mut Cluster) -> Vec<pb::Member> {
+    let list = pb::MemberListRequest { linearizable: true };
+    cluster.member_list(list).await.unwrap().into_inner().members
+}
+
+/// Waits until a member is as it should be.
+async fn until(cluster: &mut Cluster, id: u64, wanted: impl Fn(&pb::Member) -> bool) -> pb::Member {
+    let began = Instant::now();
+    loop {
+        let member = list(cluster).await.into_iter().find(|member| member.id == id).unwrap();
+        if wanted(&member) {
+            return member;
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "{member:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn put(channel: &Channel) {
+    let put = pb::PutRequest { key: "k".into(), value: "v".into(), ..Default::default() };
+    KvClient::new(channel.clone()).put(put).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_member_is_announced_then_started_and_votes_when_it_has_caught_up() {
+    let dirs = [(); 3].map(|()| tempdir().unwrap());
+    let (peers, clients): ([u16; 3], [u16; 3]) = (free_ports(), free_ports());
+    let first = Server::start(&flags(0, &peers[..1], clients[0], dirs[0].path()), clients[0], &[]);
+    let first = first.ready();
+    let channel = first.channel().await;
+    let mut cluster = ClusterClient::new(channel.clone());
+
+    let added = add(&mut cluster, peers[1], false).await.unwrap();
+    let second = added.member.unwrap();
+    assert!(second.name.is_empty() && second.client_ur_ls.is_empty() && second.is_learner);
+    assert_eq!(added.members.len(), 2);
+    put(&channel).await;
+    // What is announced twice, is nowhere, is several, or is encrypted.
+    let again = add(&mut cluster, peers[1], true).await.unwrap_err();
+    let expected = (Code::FailedPrecondition, "etcdserver: Peer URLs already exists");
+    assert_eq!((again.code(), again.message()), expected);
+    for urls in [&[][..], &["x"], &["http://a:1", "http://b:1"], &["https://a:1"], &["http://a"]] {
+        let peer_ur_ls = urls.iter().map(|&url| url.to_owned()).collect();
+        let request = pb::MemberAddRequest { peer_ur_ls, is_learner: false };
+        let bad = cluster.member_add(request).await.unwrap_err();
+        assert_eq!(bad.message(), "etcdserver: given member URLs are invalid", "{urls:?}");
+    }
+    let early = pb::MemberPromoteRequest { id: second.id };
+    let early = cluster.member_promote(early).await.unwrap_err();
+    let words = "etcdserver: can only promote a learner member which is in sync with leader";
+    assert_eq!(early.message(), words);
+    // One that is given up.
+    let spare = add(&mut cluster, 1, false).await.unwrap().member.unwrap();
+    cluster.member_remove(pb::MemberRemoveRequest { id: spare.id }).await.unwrap();
+    assert_eq!(list(&mut cluster).await.len(), 2);
+
+    let existing = ["--initial-cluster-state=existing"];
+    let start = |at: usize| {
+        let flags = flags(at, &peers[..=at], clients[at], dirs[at].path());
+        Server::start(&flags, clients[at], &existing).ready()
+    };
+    let other = start(1);
+    let voter = until(&mut cluster, second.id, |member| !member.is_learner).await;
+    assert_eq!((voter.name.as_str(), &voter.peer_ur_ls), ("m1", &second.peer_ur_ls));
+    assert_eq!(list(&mut cluster).await.len(), 2, "it took the place that was kept");
+
+    let third = add(&mut cluster, peers[2], true).await.unwrap().member.unwrap();
+    let last = start(2);
+    let learner = until(&mut cluster, third.id, |member| member.name == "m2").await;
+    assert!(learner.is_learner);
+    loop {
+        let promoted = cluster.member_promote(pb::MemberPromoteRequest { id: third.id }).await;
+        let Err(not_yet) = promoted else { break };
+        assert_eq!(not_yet.message(), words);
+    }
+    let same = pb::MemberUpdateRequest { id: third.id, peer_ur_ls: third.peer_ur_ls.clone() };
+    assert_eq!(cluster.member_update(same).await.unwrap().into_inner().members.len(), 3);
+    let elsewhere = vec!["http://127.0.0.1:1".to_owned()];
+    let moved = pb::MemberUpdateRequest { id: third.id, peer_ur_ls: elsewhere };
+    assert_eq!(cluster.member_update(moved).await.unwrap_err().code(), Code::Unimplemented);
+    // Two of three go on without the first.
+    drop(first);
+    put(&last.channel().await).await;
+    put(&other.channel().await).await;
+}
+
+#[test]
+fn etcdctl_says_how_the_member_that_it_has_added_is_to_be_started() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let Some(mut command) = etcdctl(&server) else { return };
+    let output = command.args(["member", "add", "m1", "--peer-urls=http://127.0.0.1:1"]).output();
+    let output = output.unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("ETCD_INITIAL_CLUSTER_STATE=\"existing\""), "{said}");
+    assert!(said.contains("m1=http://127.0.0.1:1"), "{said}");
+    let listed = etcdctl(&server).unwrap().args(["member", "list"]).output().unwrap();
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    assert_eq!(listed.lines().filter(|line| line.contains("unstarted")).count(), 1, "{listed}");
+}
