@@ -19,7 +19,7 @@ use bowline::sim::{self, Report};
 use rustix::time::ClockId;
 
 /// How many valid seeds the quick leg runs.
-const SEEDS: u64 = 120;
+const SEEDS: u64 = 100;
 
 /// How long a seed that failed is made smaller, in seconds.
 const MINIMISE_SECONDS: u64 = 60;

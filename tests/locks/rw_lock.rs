@@ -312,7 +312,11 @@ fn a_reader_whom_only_a_writer_kept_out_is_not_overrun_by_an_upgrade() {
     let reader = read(&mine);
     let writer = writes(&other, cluster.node(two));
     let late = reads(&other, cluster.node(two));
-    let mut upgrade = upgrades(reader, cluster.node(one));
+    // It enters the line when it is asked for the first time, and comes no further: the line does not answer yet.
+    cluster.partition(&[one]);
+    let mut upgrade = Begun::new(reader.upgrade());
+    cluster.heal();
+    until_places(cluster.node(two), LOCK, 3 + 1);
     // Only the writer that waits keeps the second reader out. The upgrade is about to be made...
     until_true(cluster.node(one), "the only reader", || upgrade.wakes() > 0);
     cluster.partition(&[one]);

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::Judge;
+use super::{Before, Judge};
 use crate::model::{LogIndex, MemberChange, MemberWish, Members, NodeId, Term};
 use crate::node::Look;
 
@@ -159,12 +159,12 @@ impl Judge {
     }
 
     /// An entry that a leader says is committed is in the logs of most of those that decide about it;
-    /// `before` is what was committed before the leader's turn. `knows` says whether a node has the entry;
+    /// `before` is how far the leader was before its turn. `knows` says whether a node has the entry;
     /// those that do not run get the benefit of the doubt.
     pub(crate) fn check_quorum(
         &mut self,
         id: NodeId,
-        before: LogIndex,
+        before: Before,
         look: &Look,
         term: Term,
         knows: impl Fn(NodeId) -> Option<bool>,
@@ -173,7 +173,7 @@ impl Judge {
         // From its disk, or with the votes that it was given, it may know what was committed before.
         let led_before = self.roll.led.insert(id, look.term) == Some(look.term);
         // What was committed before was judged when it was, by those who decided then.
-        if index <= before {
+        if index <= before.commit {
             return;
         }
         // An entry of an earlier term is committed with one of its own behind it: alone, however many have
@@ -184,8 +184,10 @@ impl Judge {
         if index > self.roll.committed.0 {
             self.roll.committed = (index, term, look.term);
         }
-        // A step is decided about by those before it, and so is what comes behind it in one turn.
-        let since = before.min(LogIndex(index.get().saturating_sub(1)));
+        // A step is decided about by those before it, and so is what comes behind it until the leader has applied it:
+        // that counts by the members that it has. What they say is committed any quorum after the step has, too, since
+        // quorums before and after one step meet.
+        let since = before.applied.min(LogIndex(index.get().saturating_sub(1)));
         let first =
             self.roll.deciders.range(..=since).next_back().map_or(LogIndex(0), |(at, _)| *at);
         let mut in_force = self.roll.deciders.range(first..=index).map(|(_, deciders)| deciders);

@@ -62,6 +62,15 @@ struct Seen {
     paused: Duration,
 }
 
+/// How far a node was before a turn.
+#[derive(Clone, Copy)]
+pub(crate) struct Before {
+    /// What it knew as committed.
+    pub(crate) commit: LogIndex,
+    /// What it had applied.
+    pub(crate) applied: LogIndex,
+}
+
 /// A call that has not returned.
 struct Call {
     node: NodeId,
@@ -264,8 +273,8 @@ impl Judge {
         paused + paused_since.map_or(Duration::ZERO, |since| self.timeline.now() - since)
     }
 
-    /// A driver has had a turn. What it knew as committed before.
-    pub(crate) fn look(&mut self, id: NodeId, process: &Process, look: &Look) -> LogIndex {
+    /// A driver has had a turn. What it had before.
+    pub(crate) fn look(&mut self, id: NodeId, process: &Process, look: &Look) -> Before {
         self.hear(process);
         self.follow_members(id, process, self.seen[place(id)].applied);
         let Seen { term, commit, applied, revision, .. } = self.seen[place(id)];
@@ -300,7 +309,7 @@ impl Judge {
         seen.applied = look.applied;
         seen.revision = look.revision;
         self.check_holders();
-        commit
+        Before { commit, applied }
     }
 
     /// A node has stopped by itself: what it applied before that counts.
@@ -382,6 +391,11 @@ impl Judge {
     }
 
     fn check_entries(&mut self, id: NodeId, process: &Process, from: LogIndex, to: LogIndex) {
+        // Who has just been given a state puts it into its log next: what the log still has up to there is not what
+        // was applied.
+        if process.look().term == Term(0) {
+            return;
+        }
         self.seen[place(id)].compared = to;
         for (index, term, hash) in process.entries(from, to) {
             let first = *self.entries.entry(index).or_insert((term, hash));

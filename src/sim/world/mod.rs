@@ -32,7 +32,7 @@ use super::caller::Caller;
 use super::clock::{DriftPpm, SimClock, Timeline};
 use super::disk::SimDisk;
 use super::executor::{Executor, Owner, Spawner, Timers};
-use super::judge::Judge;
+use super::judge::{Before, Judge};
 use super::net::{Arrival, Flight, NetConditions, SimNet};
 use super::plan::{DRIFT_PPM_MAX, Fault, Split, Who, between, index, one_in};
 use super::point::{CutOff, SimPoints};
@@ -42,7 +42,7 @@ use super::rot::Rot;
 use super::trace::Trace;
 use super::violation::Violation;
 use crate::env::{Entropy, Env};
-use crate::model::{JoinAnswer, Joined, LogIndex, MemberRole, MemberWish, NodeId};
+use crate::model::{JoinAnswer, Joined, MemberRole, MemberWish, NodeId};
 use crate::node::{Contact, Look, StartError, StopReason};
 use crate::wal::LogError;
 

@@ -161,7 +161,7 @@ impl World {
     }
 
     /// What a leader says is committed, a quorum has in its logs, and every later leader.
-    pub(super) fn check_leader(&self, leader: usize, before: LogIndex, look: &Look) {
+    pub(super) fn check_leader(&self, leader: usize, before: Before, look: &Look) {
         let Some(process) = self.nodes[leader].running() else { return };
         let mut judge = self.judge.borrow_mut();
         judge.check_complete(self.nodes[leader].id, process, look.term);
