@@ -15,6 +15,7 @@
 use std::future::Future;
 use std::panic::Location;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -61,6 +62,8 @@ enum Step {
     /// its outcome is known.
     Turns {
         answer: oneshot::Receiver<CallResult<Reply>>,
+        /// Ends when nobody waits for it any longer.
+        late: Pin<Box<dyn Future<Output = ()> + Send>>,
         _second: Hold,
     },
 }
@@ -128,7 +131,7 @@ impl Upgrade {
     }
 
     /// It is the only reader that holds: makes it the writer. `None` if it is that no more.
-    fn turn(read: &Hold, second: Hold) -> Option<Step> {
+    fn turn(read: &Hold, second: Hold, until: Option<Moment>) -> Option<Step> {
         let bar = bar(read, &second)?;
         let mut txn = read.restating(Rule::Write);
         txn.compares.extend(second.conditions());
@@ -147,7 +150,14 @@ impl Upgrade {
             }
         }));
         shared.insist(Command::Txn(txn), reply);
-        Some(Step::Turns { answer, _second: second })
+        let shared = Arc::clone(shared);
+        let late = Box::pin(async move {
+            match until {
+                Some(until) => shared.sleep_until(until).await,
+                None => std::future::pending().await,
+            }
+        });
+        Some(Step::Turns { answer, late, _second: second })
     }
 
     /// What came of the entry: since when it writes; `Ok(None)` if the line had changed.
@@ -202,13 +212,26 @@ impl Upgrade {
                     Ok(second) => second,
                     Err(why) => return Poll::Ready(Some(Err(lost(read).unwrap_or(why)))),
                 };
-                self.step = Self::turn(read, second).unwrap_or(Step::Begins);
+                self.step = Self::turn(read, second, self.until).unwrap_or(Step::Begins);
                 Poll::Ready(None)
             }
-            Step::Turns { answer, .. } => {
-                let outcome = ready!(Pin::new(answer).poll(context));
+            Step::Turns { answer, late, .. } => {
+                let outcome = match Pin::new(&mut *answer).poll(context) {
+                    Poll::Ready(outcome) => outcome.ok(),
+                    Poll::Pending => {
+                        ready!(late.as_mut().poll(context));
+                        // If it is not there now, whoever sends it finds that nobody waits, and takes the entry back.
+                        answer.close();
+                        let Ok(outcome) = answer.try_recv() else {
+                            self.step = Step::Begins;
+                            let why = LockError::Unavailable;
+                            return Poll::Ready(Some(Err(lost(read).unwrap_or(why))));
+                        };
+                        Some(outcome)
+                    }
+                };
                 self.step = Step::Begins;
-                match Self::turned(read, outcome.ok()) {
+                match Self::turned(read, outcome) {
                     Err(why) => Poll::Ready(Some(Err(why))),
                     Ok(None) => Poll::Ready(None),
                     Ok(Some(_)) if read.is_lost().is_some() => Poll::Ready(None),

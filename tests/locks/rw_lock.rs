@@ -12,8 +12,8 @@ use bowline::{
 };
 
 use super::stage::{
-    Begun, SHORT, another_session, lasting, places, quick, roles, session, until, until_places,
-    until_true,
+    Begun, SHORT, SOON, another_session, lasting, places, quick, roles, session, until,
+    until_places, until_true,
 };
 
 const LOCK: &str = "lock";
@@ -302,6 +302,30 @@ fn an_upgrade_that_was_taken_back_is_not_taken_for_the_writer_by_the_next_one() 
     assert!(late.poll().is_none());
     drop(writer);
     assert!(late.finish().unwrap().is_held());
+}
+
+#[test]
+fn an_upgrade_whose_entry_is_cut_off_ends_by_its_deadline_and_leaves_a_reader() {
+    let cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let (mine, other) = (session(&cluster, one), session(&cluster, two));
+    let reader = read(&mine);
+    let last = read(&other);
+    // It enters the line when it is asked for the first time, and comes no further: another one reads.
+    let mut upgrade = Begun::new(reader.upgrade().deadline(SOON / 10));
+    until_places(cluster.node(one), LOCK, 2 + 1);
+    last.release().wait().unwrap();
+    until_true(cluster.node(one), "the only reader", || upgrade.wakes() > 0);
+    cluster.partition(&[one]);
+    assert!(upgrade.poll().is_none(), "its entry cannot be answered");
+    let begun = cluster.node(one).now();
+    let refused = upgrade.finish().unwrap_err();
+    assert!(matches!(refused.why, LockError::Unavailable), "{refused:?}");
+    assert!(cluster.node(one).now().since(begun) < SOON / 2);
+    // Whatever became of the entry: it reads, and others may.
+    cluster.heal();
+    assert!(refused.guard.is_held());
+    assert!(read(&other).is_held());
 }
 
 #[test]
