@@ -9,13 +9,13 @@
 //! `BOWLINE_FUZZ_SEEDS=write cargo test --test fuzzing` writes the corpora's beginnings anew, from what the
 //! library itself encodes. Files that a fuzzer has found have names of another kind, and stay.
 
-#[allow(dead_code)]
+#[allow(dead_code, reason = "shared with other tests")]
 mod histories;
-#[allow(dead_code)]
+#[allow(dead_code, reason = "shared with other tests")]
 mod naive;
 #[path = "fuzz/src/store.rs"]
 mod store;
-#[allow(dead_code)]
+#[allow(dead_code, reason = "shared with other tests")]
 mod subject;
 
 use std::fs;

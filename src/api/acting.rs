@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::model::{
-    Access, AccessChange, AccessRefusal, Caller, Command, KeyRange, LeaseId, Refusal, Revision, Txn,
+    Access, AccessChange, AccessRefusal, Caller, Command, KeyRange, LeaseId, Refusal, Revision,
 };
 use crate::watch::WatchError;
 
@@ -91,9 +91,12 @@ impl Client {
         self.may(|access, caller| access.may_read(caller, keys))
     }
 
-    /// The same, of a transaction that only reads.
-    pub(crate) fn may_read_txn(&self, txn: &Txn) -> Result<(), Refusal> {
-        self.may(|access, caller| access.may_read_txn(caller, txn))
+    /// The same, of what a command would do: for one that only reads, and is not judged where it is applied.
+    pub(crate) fn may_do(&self, command: &Command) -> Result<(), Refusal> {
+        match &self.caller {
+            None => Ok(()),
+            Some(caller) => Ok(self.shared.reader.judge(caller, command)?),
+        }
     }
 
     /// Whether a batch of a watch may be shown.

@@ -89,10 +89,10 @@ impl TxnCall {
         let reply = match &command {
             Command::Txn(txn) if !txn.writes() => {
                 client.shared.settings.limits.check(&command)?;
-                client.may_read_txn(txn)?;
+                client.may_do(&command)?;
                 client.be_current(consistency, client.shared.deadline(timeout)).await?;
                 let reply = client.shared.reader.read_txn(txn)?;
-                client.may_read_txn(txn)?;
+                client.may_do(&command)?;
                 reply
             }
             _ => match client.propose(command, timeout).await? {

@@ -23,28 +23,41 @@ use crate::model::{
     User,
 };
 
-/// Their numbers, from 1, in this order.
-const REFUSALS: [AccessRefusal; 14] = [
-    AccessRefusal::Denied,
-    AccessRefusal::Outdated,
-    AccessRefusal::NoUser,
-    AccessRefusal::NoRoot,
-    AccessRefusal::RootWithoutRole,
-    AccessRefusal::UserExists,
-    AccessRefusal::UserNotFound,
-    AccessRefusal::RoleExists,
-    AccessRefusal::RoleNotFound,
-    AccessRefusal::NoRole,
-    AccessRefusal::RoleNotGranted,
-    AccessRefusal::NotGranted,
-    AccessRefusal::Invalid,
-    AccessRefusal::TooMuch,
-];
+mod refusal {
+    pub(super) const DENIED: u8 = 1;
+    pub(super) const OUTDATED: u8 = 2;
+    pub(super) const NO_USER: u8 = 3;
+    pub(super) const NO_ROOT: u8 = 4;
+    pub(super) const ROOT_WITHOUT_ROLE: u8 = 5;
+    pub(super) const USER_EXISTS: u8 = 6;
+    pub(super) const USER_NOT_FOUND: u8 = 7;
+    pub(super) const ROLE_EXISTS: u8 = 8;
+    pub(super) const ROLE_NOT_FOUND: u8 = 9;
+    pub(super) const NO_ROLE: u8 = 10;
+    pub(super) const ROLE_NOT_GRANTED: u8 = 11;
+    pub(super) const NOT_GRANTED: u8 = 12;
+    pub(super) const INVALID: u8 = 13;
+    pub(super) const TOO_MUCH: u8 = 14;
+}
 
 impl Encode for AccessRefusal {
     fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
-        let place = REFUSALS.iter().position(|refusal| refusal == self);
-        to.byte(place.expect("all are listed") as u8 + 1);
+        to.byte(match self {
+            AccessRefusal::Denied => refusal::DENIED,
+            AccessRefusal::Outdated => refusal::OUTDATED,
+            AccessRefusal::NoUser => refusal::NO_USER,
+            AccessRefusal::NoRoot => refusal::NO_ROOT,
+            AccessRefusal::RootWithoutRole => refusal::ROOT_WITHOUT_ROLE,
+            AccessRefusal::UserExists => refusal::USER_EXISTS,
+            AccessRefusal::UserNotFound => refusal::USER_NOT_FOUND,
+            AccessRefusal::RoleExists => refusal::ROLE_EXISTS,
+            AccessRefusal::RoleNotFound => refusal::ROLE_NOT_FOUND,
+            AccessRefusal::NoRole => refusal::NO_ROLE,
+            AccessRefusal::RoleNotGranted => refusal::ROLE_NOT_GRANTED,
+            AccessRefusal::NotGranted => refusal::NOT_GRANTED,
+            AccessRefusal::Invalid => refusal::INVALID,
+            AccessRefusal::TooMuch => refusal::TOO_MUCH,
+        });
     }
 }
 
@@ -52,10 +65,25 @@ impl Decode for AccessRefusal {
     const BYTES_MIN: usize = 1;
 
     fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
-        let found = from.byte()?;
-        let place = usize::from(found).checked_sub(1);
-        let refusal = place.and_then(|place| REFUSALS.get(place)).copied();
-        refusal.ok_or(CodecError::Newer { what: "refusal of access", found: found.into() })
+        Ok(match from.byte()? {
+            refusal::DENIED => AccessRefusal::Denied,
+            refusal::OUTDATED => AccessRefusal::Outdated,
+            refusal::NO_USER => AccessRefusal::NoUser,
+            refusal::NO_ROOT => AccessRefusal::NoRoot,
+            refusal::ROOT_WITHOUT_ROLE => AccessRefusal::RootWithoutRole,
+            refusal::USER_EXISTS => AccessRefusal::UserExists,
+            refusal::USER_NOT_FOUND => AccessRefusal::UserNotFound,
+            refusal::ROLE_EXISTS => AccessRefusal::RoleExists,
+            refusal::ROLE_NOT_FOUND => AccessRefusal::RoleNotFound,
+            refusal::NO_ROLE => AccessRefusal::NoRole,
+            refusal::ROLE_NOT_GRANTED => AccessRefusal::RoleNotGranted,
+            refusal::NOT_GRANTED => AccessRefusal::NotGranted,
+            refusal::INVALID => AccessRefusal::Invalid,
+            refusal::TOO_MUCH => AccessRefusal::TooMuch,
+            found => {
+                return Err(CodecError::Newer { what: "refusal of access", found: found.into() });
+            }
+        })
     }
 }
 

@@ -9,15 +9,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Change;
 use super::lease::{LeaseInfo, SessionOf};
 use super::read::{Collector, resolve};
 use super::row::{Row, RowRef};
 use super::shared::{HOLD_KEYS, Published, Replaced, Shared, Snapshot};
 use super::txn::{Path, Unfit, only_reads};
+use super::{Change, access};
 use crate::model::{
-    Access, KeyRange, KeyValue, LeaseId, Members, Op, Range, RangeReply, Refusal, Revision, Txn,
-    TxnReply, TxnResult,
+    Access, AccessRefusal, Caller, Command, KeyRange, KeyValue, LeaseId, Members, Op, Range,
+    RangeReply, Refusal, Revision, Txn, TxnReply, TxnResult,
 };
 
 /// The most changes of rows that one page of history looks at, unless one revision has more.
@@ -253,6 +253,14 @@ impl Reader {
     /// How many leases there are, as of the last entry applied.
     pub fn lease_count(&self) -> usize {
         self.shared.leases().len()
+    }
+
+    /// Whether a caller may have a command executed, by users, roles and leases as of the last entry applied.
+    ///
+    /// # Errors
+    /// See [`AccessRefusal`].
+    pub fn judge(&self, caller: &Caller, command: &Command) -> Result<(), AccessRefusal> {
+        access::judge(&self.access(), caller, command, &self.shared.leases())
     }
 
     /// Who may do what, as of the last entry applied.

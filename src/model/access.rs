@@ -18,7 +18,7 @@ use std::fmt;
 use bytes::Bytes;
 use thiserror::Error;
 
-use super::{KeyRange, Op, Put, RangeEnd, Txn};
+use super::{KeyRange, RangeEnd};
 
 /// The user, and the role, that may do everything.
 pub const ROOT: &str = "root";
@@ -329,21 +329,6 @@ impl Access {
     /// See [`AccessRefusal`].
     pub fn may_write(&self, caller: &Caller, keys: &KeyRange) -> Result<(), AccessRefusal> {
         self.may(caller, Right::Write, keys)
-    }
-
-    /// Whether a caller may read everything that a transaction may read, and see what it compares; it writes nothing.
-    ///
-    /// # Errors
-    /// See [`AccessRefusal`].
-    pub fn may_read_txn(&self, caller: &Caller, txn: &Txn) -> Result<(), AccessRefusal> {
-        self.is_user(caller)?;
-        txn.compares.iter().try_for_each(|compare| self.may_read(caller, &compare.range))?;
-        txn.success.iter().chain(&txn.failure).try_for_each(|op| match op {
-            Op::Range(range) => self.may_read(caller, &range.range),
-            Op::Txn(nested) => self.may_read_txn(caller, nested),
-            Op::Put(Put { key, .. }) => self.may_write(caller, &KeyRange::key(key.clone())),
-            Op::Delete(delete) => self.may_write(caller, &delete.range),
-        })
     }
 
     /// Whether a caller is a user at all.

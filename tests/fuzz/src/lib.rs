@@ -1,14 +1,14 @@
 //! What cargo-fuzz runs. Each target is a plain function: those of `bowline::fuzz`, and those of `store`, which
 //! compare with the naive model of `tests`. `tests/fuzzing.rs` runs the same ones as ordinary tests.
 
-#[allow(dead_code)]
+#[allow(dead_code, reason = "shared with other tests")]
 #[path = "../../histories/mod.rs"]
 mod histories;
-#[allow(dead_code)]
+#[allow(dead_code, reason = "shared with other tests")]
 #[path = "../../naive/mod.rs"]
 mod naive;
 mod store;
-#[allow(dead_code)]
+#[allow(dead_code, reason = "shared with other tests")]
 #[path = "../../subject/mod.rs"]
 mod subject;
 
