@@ -19,11 +19,12 @@ impl ClusterService {
     fn members(&self) -> Vec<pb::Member> {
         let own = self.0.node().status().id;
         let clients = &self.0.options().advertise_clients;
+        let scheme = self.0.options().peer_scheme();
         let members = self.0.node().members();
         let members = members.rows().iter().map(|(id, member)| pb::Member {
             id: id.get(),
             client_ur_ls: if *id == own { clients.clone() } else { Vec::new() },
-            peer_ur_ls: vec![format!("http://{}", member.address)],
+            peer_ur_ls: vec![format!("{scheme}{}", member.address)],
             is_learner: member.role == MemberRole::Learner,
             name: member.name.clone(),
         });
@@ -40,10 +41,10 @@ fn known(id: u64) -> Result<NodeId, Status> {
     NodeId::new(id).ok_or_else(|| Reason::MemberNotFound.into())
 }
 
-/// The address in the URL of a member: there is one, and it is not encrypted.
-fn address(urls: &[String]) -> Result<&str, Status> {
+/// The address in the URL of a member: there is one, and it is encrypted where all are.
+fn address<'a>(urls: &'a [String], scheme: &str) -> Result<&'a str, Status> {
     let [url] = urls else { return Err(Reason::BadUrls.into()) };
-    let address = url.strip_prefix("http://").map(|rest| rest.trim_end_matches('/'));
+    let address = url.strip_prefix(scheme).map(|rest| rest.trim_end_matches('/'));
     address.ok_or_else(|| Reason::BadUrls.into())
 }
 
@@ -67,7 +68,7 @@ impl Cluster for ClusterService {
         request: Request<pb::MemberAddRequest>,
     ) -> Result<Response<pb::MemberAddResponse>, Status> {
         let pb::MemberAddRequest { peer_ur_ls: urls, is_learner } = request.into_inner();
-        let address = address(&urls)?;
+        let address = address(&urls, self.0.options().peer_scheme())?;
         if self.0.node().members().rows().values().any(|member| member.address == address) {
             return Err(Reason::UrlsTaken.into());
         }
@@ -97,7 +98,7 @@ impl Cluster for ClusterService {
         request: Request<pb::MemberUpdateRequest>,
     ) -> Result<Response<pb::MemberUpdateResponse>, Status> {
         let pb::MemberUpdateRequest { id, peer_ur_ls: urls } = request.into_inner();
-        let (id, address) = (known(id)?, address(&urls)?);
+        let (id, address) = (known(id)?, address(&urls, self.0.options().peer_scheme())?);
         let members = self.0.node().members();
         if members.get(id).ok_or(Reason::MemberNotFound)?.address == address {
             let (header, members) = (self.header(), self.members());

@@ -42,6 +42,8 @@ const MESSAGE_SLACK_BYTES: usize = 512 << 10;
 #[derive(Clone)]
 pub(super) struct Dispatch {
     member: Arc<Member>,
+    /// Who is named in the certificate that the connection has shown.
+    certified: Option<Arc<str>>,
     bytes_max: usize,
     kv: KvServer<KvService>,
     watch: WatchServer<WatchService>,
@@ -104,8 +106,14 @@ impl Dispatch {
                 .max_decoding_message_size(bytes_max),
             health: HealthServer::new(HealthService(Arc::clone(&member))),
             http: HttpSide::new(&member),
+            certified: None,
             member,
         }
+    }
+
+    /// The same for one connection: `user` is who its certificate names.
+    pub(super) fn with_certificate(self, user: Option<Arc<str>>) -> Self {
+        Self { certified: user, ..self }
     }
 
     fn route(&mut self, request: Request<Incoming>) -> Answer {
@@ -117,7 +125,8 @@ impl Dispatch {
             return self.grpc(request);
         }
         if gateway::is_for(request.uri().path()) {
-            let (dispatch, bytes_max) = (self.clone(), self.bytes_max);
+            // As in etcd a certificate names nobody there: who asks in JSON shows a token.
+            let (dispatch, bytes_max) = (self.clone().with_certificate(None), self.bytes_max);
             return Box::pin(
                 async move { Ok(gateway::answer(dispatch, request, bytes_max).await) },
             );
@@ -185,7 +194,12 @@ impl Dispatch {
             return Ok(Identity::default());
         }
         let access = self.member.client().access();
-        let who = Identity::of(request.headers(), &access, self.member.tokens())?;
+        let who = Identity::of(
+            request.headers(),
+            &access,
+            self.member.tokens(),
+            self.certified.as_deref(),
+        )?;
         let judged = match needs {
             Needs::Nobody | Needs::Watch => Ok(()),
             Needs::User => access.is_user(&who.caller(&access)),

@@ -1,17 +1,26 @@
-//! Sockets: accepts clients, and ends their connections when the server stops.
+//! Sockets: accepts clients, with TLS where the URL says so, and ends their connections when the server stops.
+//!
+//! Nothing that a client does before it has proven who it is may cost others anything: see [`super::newcomers`]. And a
+//! part of the process's descriptors is never given to clients, or the log would have none.
 
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
 use super::dispatch::Dispatch;
-use super::flags::Options;
+use super::flags::{Options, Url};
+use super::greet::{Doubt, Greeted, greet};
+use super::newcomers::{Newcomer, Newcomers};
+use super::tls::Tls;
 
 /// How long calls that are under way may go on when the server stops.
 const GRACE: Duration = Duration::from_millis(500);
@@ -19,13 +28,29 @@ const GRACE: Duration = Duration::from_millis(500);
 /// How long to wait when the process has no room for another connection.
 const NO_ROOM_PAUSE: Duration = Duration::from_millis(50);
 
+/// How long a client may take for its first word and, where there is TLS, for its handshake.
+const GREETING_MAX: Duration = Duration::from_secs(10);
+
+/// How many descriptors are kept for the log, snapshots and other members; half of them where there are few.
+const DESCRIPTORS_KEPT: usize = 512;
+
 /// How much of a stream, and of a connection, may be under way, in bytes.
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 4 << 20;
 
 /// The sockets that clients connect to.
 pub(super) struct Doors {
-    listeners: Vec<TcpListener>,
+    /// With whether it is for TLS.
+    listeners: Vec<(TcpListener, bool)>,
+}
+
+/// What lies behind the doors.
+struct Hall {
+    builder: Builder<TokioExecutor>,
+    dispatch: Dispatch,
+    tls: Option<Arc<Tls>>,
+    newcomers: Arc<Newcomers>,
+    seats: Arc<Semaphore>,
 }
 
 impl Doors {
@@ -33,16 +58,16 @@ impl Doors {
     ///
     /// # Errors
     /// The first address that cannot be had.
-    pub(super) async fn take(addresses: &[String]) -> Result<Self, (String, io::Error)> {
+    pub(super) async fn take(urls: &[Url]) -> Result<Self, (String, io::Error)> {
         let mut listeners = Vec::new();
-        for address in addresses {
-            let named = |error| (address.clone(), error);
+        for url in urls {
+            let named = |error| (url.address.clone(), error);
             let mut found =
-                tokio::net::lookup_host(address).await.map_err(named)?.collect::<Vec<_>>();
+                tokio::net::lookup_host(&url.address).await.map_err(named)?.collect::<Vec<_>>();
             // A name can stand for several; etcd listens on the first one.
             found.truncate(1);
             for at in found {
-                listeners.push(TcpListener::bind(at).await.map_err(named)?);
+                listeners.push((TcpListener::bind(at).await.map_err(named)?, url.is_secure));
             }
         }
         Ok(Self { listeners })
@@ -53,16 +78,41 @@ impl Doors {
         self,
         dispatch: &Dispatch,
         options: &Options,
+        tls: Option<Arc<Tls>>,
         stop: watch::Receiver<bool>,
     ) {
-        let builder = Arc::new(builder(options));
+        let hall = Arc::new(Hall {
+            builder: builder(options),
+            dispatch: dispatch.clone(),
+            tls,
+            newcomers: Arc::default(),
+            seats: Arc::new(Semaphore::new(seats().min(Semaphore::MAX_PERMITS))),
+        });
         let mut doors = JoinSet::new();
-        for listener in self.listeners {
-            let (builder, dispatch) = (Arc::clone(&builder), dispatch.clone());
-            doors.spawn(accept(listener, builder, dispatch, stop.clone()));
+        for (listener, is_secure) in self.listeners {
+            doors.spawn(accept(listener, is_secure, Arc::clone(&hall), stop.clone()));
         }
+        let fresh = hall.tls.clone().map(|tls| tokio::spawn(tls.keep_fresh()));
         while doors.join_next().await.is_some() {}
+        if let Some(fresh) = fresh {
+            fresh.abort();
+        }
     }
+}
+
+/// How many connections there may be: as many as there are descriptors, of which as many are asked for as may be, but
+/// for those that are kept.
+fn seats() -> usize {
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        limit.current = limit.maximum;
+        // Where that is refused, what there was is what there is.
+        setrlimit(Resource::Nofile, limit).ok();
+        limit = getrlimit(Resource::Nofile);
+    }
+    let Some(all) = limit.current else { return Semaphore::MAX_PERMITS };
+    let all = usize::try_from(all).unwrap_or(usize::MAX);
+    all.saturating_sub(DESCRIPTORS_KEPT).max(all / 2)
 }
 
 fn builder(options: &Options) -> Builder<TokioExecutor> {
@@ -81,8 +131,8 @@ fn builder(options: &Options) -> Builder<TokioExecutor> {
 
 async fn accept(
     listener: TcpListener,
-    builder: Arc<Builder<TokioExecutor>>,
-    dispatch: Dispatch,
+    is_secure: bool,
+    hall: Arc<Hall>,
     mut stop: watch::Receiver<bool>,
 ) {
     let mut connections = JoinSet::new();
@@ -94,12 +144,24 @@ async fn accept(
         };
         match accepted {
             Ok((stream, _)) => {
-                let (builder, dispatch) = (Arc::clone(&builder), dispatch.clone());
-                connections.spawn(serve(stream, builder, dispatch, stop.clone()));
+                let Ok(seat) = Arc::clone(&hall.seats).try_acquire_owned() else {
+                    hall.newcomers
+                        .complain(&"all connections that there may be are taken (ulimit -n)");
+                    continue;
+                };
+                // Counted before its task runs, so that a flood is bounded while it comes in.
+                let newcomer = hall.newcomers.enter();
+                let (hall, stop) = (Arc::clone(&hall), stop.clone());
+                connections.spawn(async move {
+                    welcome(stream, is_secure, &hall, newcomer, stop).await;
+                    drop(seat);
+                });
+                // In a flood, those that have something to say are heard before the next comes in.
+                tokio::task::yield_now().await;
             }
             // The client is gone already, or there are no descriptors left: the next one may fare better.
             Err(error) => {
-                tracing::warn!(%error, "a connection was not accepted");
+                hall.newcomers.complain(&error);
                 tokio::time::sleep(NO_ROOM_PAUSE).await;
             }
         }
@@ -110,17 +172,49 @@ async fn accept(
     connections.shutdown().await;
 }
 
-async fn serve(
+/// One connection from its first byte to its last.
+async fn welcome(
     stream: TcpStream,
-    builder: Arc<Builder<TokioExecutor>>,
-    dispatch: Dispatch,
+    is_secure: bool,
+    hall: &Hall,
+    newcomer: Newcomer,
     mut stop: watch::Receiver<bool>,
 ) {
     drop(stream.set_nodelay(true));
-    let connection = builder.serve_connection(TokioIo::new(stream), dispatch);
-    let mut connection = std::pin::pin!(connection);
+    let tls = hall.tls.as_deref().filter(|_| is_secure);
+    let greeted = tokio::select! {
+        greeted = tokio::time::timeout(GREETING_MAX, greet(stream, tls)) => greeted,
+        () = newcomer.must_go() => return,
+        () = told(&mut stop) => return,
+    };
+    drop(newcomer);
+    match greeted {
+        Ok(Ok(Greeted::Plain(stream))) => serve(stream, hall, None, Doubt::none(), stop).await,
+        Ok(Ok(Greeted::Secure { stream, user, doubt })) => {
+            serve(stream, hall, user, doubt, stop).await;
+        }
+        // It has gone without a word: that is how load balancers see whether a port is open.
+        Ok(Ok(Greeted::Gone)) => {}
+        Ok(Err(why)) => hall.newcomers.complain(&why),
+        Err(_) => {
+            hall.newcomers.complain(&format!("it took more than {GREETING_MAX:?} to say who it is"))
+        }
+    }
+}
+
+/// A connection that has been let in, for the user whose certificate it has shown.
+async fn serve(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    hall: &Hall,
+    user: Option<Arc<str>>,
+    doubt: Doubt,
+    mut stop: watch::Receiver<bool>,
+) {
+    let dispatch = hall.dispatch.clone().with_certificate(user);
+    let mut connection = pin!(hall.builder.serve_connection(TokioIo::new(stream), dispatch));
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
+        why = doubt.confirmed() => return hall.newcomers.complain(&why),
         () = told(&mut stop) => {
             connection.as_mut().graceful_shutdown();
             connection.await

@@ -5,9 +5,11 @@
 //!     │
 //!   listen       sockets, HTTP/1 and HTTP/2 on one port
 //!     │
+//!   greet        the first words: TLS or none, whose certificate; tls is what is shown and asked for
+//!     │
 //!   dispatch     which service; what is asked of every request
 //!     │
-//!   identity     who asks: token and password are what it is found out by
+//!   identity     who asks: token, password and certificate are what it is found out by
 //!     │
 //!   kv ...       one file for each service of gRPC; gateway for the same as JSON; http_side for the rest
 //!     │
@@ -26,6 +28,7 @@ mod driven;
 mod election;
 mod flags;
 mod gateway;
+mod greet;
 mod health;
 mod http_side;
 mod identity;
@@ -36,8 +39,10 @@ mod listen;
 mod lock;
 mod maintenance;
 mod member;
+mod newcomers;
 mod password;
 mod snapshot;
+mod tls;
 mod token;
 mod watch;
 mod wire;
@@ -56,6 +61,7 @@ use dispatch::Dispatch;
 use flags::{FlagError, LogOutput, Options, Values};
 use listen::Doors;
 use member::Member;
+use tls::{Tls, TlsError};
 
 /// How long to wait at most, and how often to look, for what still uses the node when it is to stop.
 const LET_GO_PAUSE: Duration = Duration::from_millis(5);
@@ -79,6 +85,8 @@ enum ServeError {
     Runtime(#[source] io::Error),
     #[error("cannot listen for clients on {0}: {1}")]
     Listen(String, #[source] io::Error),
+    #[error("the certificates for clients: {0}")]
+    Tls(#[from] TlsError),
     #[error("the member does not start: {0}")]
     Start(#[from] bowline::StartError),
     #[error("the member has stopped: {0}")]
@@ -113,6 +121,9 @@ fn run(options: &ServeOptions) -> Result<(), ServeError> {
     for (name, why) in values.idle() {
         tracing::info!("--{name} changes nothing: {why}");
     }
+    for warning in &options.warnings {
+        tracing::warn!("{warning}");
+    }
     for name in values.strangers() {
         tracing::warn!("{name} in the environment is not known");
     }
@@ -131,6 +142,8 @@ fn begin_log(options: &Options) {
 async fn serve(options: Options) -> Result<(), ServeError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(ServeError::Runtime)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::Runtime)?;
+    // Nothing is touched where files are wrong.
+    let tls = options.client_tls.clone().map(Tls::load).transpose()?.map(Arc::new);
     // The ports are taken first: a second server on them must not touch the data.
     let doors = Doors::take(&options.listen_clients)
         .await
@@ -147,7 +160,7 @@ async fn serve(options: Options) -> Result<(), ServeError> {
     let member = Member::new(node, options.clone());
     let (stop, stopping) = tokio::sync::watch::channel(false);
     let dispatch = Dispatch::new(&member);
-    let open = doors.open(&dispatch, &options, stopping);
+    let open = doors.open(&dispatch, &options, tls, stopping);
     say_ready(&options);
     let signalled = async {
         tokio::select! {
@@ -189,10 +202,11 @@ async fn end(node: Node) -> Result<(), ServeError> {
 /// Says that clients are served, whatever the log's level: who starts a server waits for this line.
 fn say_ready(options: &Options) {
     let urls = options.advertise_clients.join(",");
+    let listens: Vec<_> = options.listen_clients.iter().map(ToString::to_string).collect();
     let line = format!(
         "bowline: member {:?} is ready to serve client requests on {} (clients are told {urls})\n",
         options.name,
-        options.listen_clients.join(","),
+        listens.join(","),
     );
     drop(io::stderr().lock().write_all(line.as_bytes()));
 }

@@ -11,9 +11,12 @@ mod kv;
 mod lease;
 mod locks;
 mod members;
+mod office;
 mod operate;
 #[allow(dead_code, reason = "shared with the tests of the commands")]
 mod process;
 mod snapshot;
+mod tls;
+mod tls_members;
 mod tools;
 mod watch;

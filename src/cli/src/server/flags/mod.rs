@@ -4,10 +4,14 @@
 //! refused, with what to do instead. Nothing is passed over in silence.
 
 mod options;
+mod secure;
 mod table;
+mod urls;
 mod values;
 
 pub(super) use options::{LogOutput, Options};
+pub(super) use secure::{ClientTls, Shown, server_name};
+pub(super) use urls::Url;
 pub(super) use values::Values;
 
 use thiserror::Error;

@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bowline::{Config, History, Limits};
+use bowline::{Config, History, Limits, PeerTls};
 use tracing::Level;
 
+use super::secure::{ClientTls, peer_tls};
+use super::urls::{Url, single, urls};
 use super::{FlagError, Values};
 
 /// What a server does.
@@ -15,8 +17,12 @@ pub(crate) struct Options {
     pub(crate) name: String,
     /// Where its data is.
     pub(crate) data_dir: PathBuf,
-    /// Where to listen for clients, `host:port`.
-    pub(crate) listen_clients: Vec<String>,
+    /// Where to listen for clients.
+    pub(crate) listen_clients: Vec<Url>,
+    /// How they are met where that is encrypted.
+    pub(crate) client_tls: Option<ClientTls>,
+    /// What an operator should know of these flags.
+    pub(crate) warnings: Vec<String>,
     /// Where clients reach it, as it was given.
     pub(crate) advertise_clients: Vec<String>,
     /// How often a leader says that it is there.
@@ -66,6 +72,7 @@ struct Bootstrap {
     advertise: String,
     joins: bool,
     token: String,
+    tls: Option<PeerTls>,
 }
 
 impl Options {
@@ -95,8 +102,9 @@ impl Options {
         };
         let listen = text("listen-client-urls", "http://localhost:2379");
         let advertise = text("advertise-client-urls", "http://localhost:2379");
-        let listen_clients = addresses("listen-client-urls", &listen)?;
-        addresses("advertise-client-urls", &advertise)?;
+        let listen_clients = urls("listen-client-urls", &listen)?;
+        urls("advertise-client-urls", &advertise)?;
+        let (client_tls, warnings) = ClientTls::new(values, &listen_clients)?;
         let ping_after = duration(values, "grpc-keepalive-interval", Duration::from_secs(7200))?;
         let data_dir = text("data-dir", "");
         let data_dir = if data_dir.is_empty() { format!("{name}.etcd") } else { data_dir };
@@ -112,6 +120,8 @@ impl Options {
             data_dir: data_dir.into(),
             bootstrap: Bootstrap::new(values, &name)?,
             listen_clients,
+            client_tls,
+            warnings,
             advertise_clients: split(&advertise),
             heartbeat,
             election_timeout,
@@ -146,9 +156,14 @@ impl Options {
         Duration::from_secs(5) + self.election_timeout * 2
     }
 
+    /// What a member's URL begins with.
+    pub(crate) fn peer_scheme(&self) -> &'static str {
+        if self.bootstrap.tls.is_some() { "https://" } else { "http://" }
+    }
+
     /// What the library is told.
     pub(crate) fn config(&self) -> Config {
-        let Bootstrap { members, listen, advertise, joins, token } = &self.bootstrap;
+        let Bootstrap { members, listen, advertise, joins, token, tls } = &self.bootstrap;
         let limits = Limits {
             // etcd knows no limit but that of the request.
             key_bytes_max: self.request_bytes_max,
@@ -162,8 +177,8 @@ impl Options {
             .listen(listen)
             .advertise(advertise)
             .cluster_token(token)
-            // The scheme of the members' URLs says that they are not encrypted.
-            .insecure_peers(true)
+            // Where they have no certificates, the scheme of the members' URLs says that they are not encrypted.
+            .insecure_peers(tls.is_none())
             .heartbeat(self.heartbeat)
             .election_timeout(self.election_timeout)
             .session_ttl((self.election_timeout * 4).max(Duration::from_secs(5)))
@@ -172,6 +187,10 @@ impl Options {
             .history(self.history.clone())
             .slow_request(self.slow_request)
             .limits(limits);
+        let config = match tls {
+            Some(files) => config.peer_tls(files.clone()),
+            None => config,
+        };
         if *joins {
             let others = members.iter().filter(|(name, _)| *name != self.name);
             config.join(others.map(|(_, address)| address.clone()))
@@ -190,6 +209,10 @@ impl Bootstrap {
         let listen = single("listen-peer-urls", &listen)?;
         let cluster = text("initial-cluster", &format!("{name}={advertised}"));
         let mut members: Vec<(String, String)> = Vec::new();
+        let mut all = vec![
+            ("listen-peer-urls", listen.clone()),
+            ("initial-advertise-peer-urls", advertise.clone()),
+        ];
         for member in split(&cluster) {
             let must = "of the form name=url,name=url";
             let (member, url) =
@@ -198,8 +221,12 @@ impl Bootstrap {
                 let must = "one URL for each member";
                 return Err(wrong("initial-cluster", &cluster, must));
             }
-            members.push((member.to_owned(), single("initial-cluster", url)?));
+            let url = single("initial-cluster", url)?;
+            members.push((member.to_owned(), url.address.clone()));
+            all.push(("initial-cluster", url));
         }
+        let tls = peer_tls(values, &all)?;
+        let (listen, advertise) = (listen.address, advertise.address);
         let joins = match text("initial-cluster-state", "new").as_str() {
             "new" => false,
             "existing" => true,
@@ -211,49 +238,19 @@ impl Bootstrap {
             ));
         }
         let token = text("initial-cluster-token", "etcd-cluster");
-        Ok(Self { members, listen, advertise, joins, token })
+        Ok(Self { members, listen, advertise, joins, token, tls })
     }
 }
 
-fn wrong(name: &'static str, value: &str, must: &'static str) -> FlagError {
+pub(super) fn wrong(name: &'static str, value: &str, must: &'static str) -> FlagError {
     FlagError::Value { name, value: value.to_owned(), must }
 }
 
-fn split(list: &str) -> Vec<String> {
+pub(super) fn split(list: &str) -> Vec<String> {
     list.split(',').map(|part| part.trim().to_owned()).filter(|part| !part.is_empty()).collect()
 }
 
-/// The addresses of a list of URLs.
-fn addresses(name: &'static str, urls: &str) -> Result<Vec<String>, FlagError> {
-    let address = |url: &String| {
-        let Some(rest) = url.strip_prefix("http://") else {
-            return Err(wrong(name, url, "http://host:port: encryption is not offered yet"));
-        };
-        let address = rest.trim_end_matches('/');
-        let is_address = address.rsplit_once(':').is_some_and(|(host, port)| {
-            !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok()
-        });
-        if is_address {
-            Ok(address.to_owned())
-        } else {
-            Err(wrong(name, url, "of the form http://host:port"))
-        }
-    };
-    let addresses: Vec<_> = split(urls).iter().map(address).collect::<Result<_, _>>()?;
-    if addresses.is_empty() {
-        return Err(wrong(name, urls, "at least one URL"));
-    }
-    Ok(addresses)
-}
-
-fn single(name: &'static str, urls: &str) -> Result<String, FlagError> {
-    match <[String; 1]>::try_from(addresses(name, urls)?) {
-        Ok([address]) => Ok(address),
-        Err(_) => Err(wrong(name, urls, "one URL: members have one address each")),
-    }
-}
-
-fn number<T: std::str::FromStr + PartialOrd>(
+pub(super) fn number<T: std::str::FromStr + PartialOrd>(
     values: &Values,
     name: &'static str,
     default: T,
@@ -267,6 +264,7 @@ fn number<T: std::str::FromStr + PartialOrd>(
         "max-request-bytes" => "1 byte to 3 MiB: larger requests would hold up all others",
         "max-txn-ops" => "1 to 10000",
         "bcrypt-cost" => "4 to 31",
+        "self-signed-cert-validity" => "1 to 100 years",
         "auth-token-ttl" => "1 to 2147483648 seconds",
         _ => "a number",
     };
@@ -366,7 +364,9 @@ mod tests {
     fn without_flags_it_is_what_etcd_is_without_flags() {
         let options = options(&[]).unwrap();
         assert_eq!(options.data_dir, PathBuf::from("default.etcd"));
-        assert_eq!(options.listen_clients, ["localhost:2379"]);
+        let listens: Vec<_> = options.listen_clients.iter().map(Url::to_string).collect();
+        assert_eq!(listens, ["http://localhost:2379"]);
+        assert!(options.client_tls.is_none() && options.warnings.is_empty());
         assert_eq!(options.request_timeout(), Duration::from_secs(7));
         assert_eq!(options.quota_bytes, 2 << 30);
         let member = ("default".to_owned(), "localhost:2380".to_owned());
@@ -400,7 +400,7 @@ mod tests {
         let cases: [(&[&str], &str); 11] = [
             (&["--election-timeout=400"], "must be at least five times --heartbeat-interval"),
             (&["--heartbeat-interval=x"], "must be 1 to 50000 milliseconds"),
-            (&["--listen-client-urls=https://h:1"], "encryption is not offered yet"),
+            (&["--listen-client-urls=unix://h:1"], "of the form http://host:port or https://"),
             (&["--listen-client-urls=http://h"], "of the form http://host:port"),
             (&["--initial-cluster=a"], "name=url,name=url"),
             (&["--initial-cluster=a=http://h:1,a=http://h:2"], "one URL for each member"),

@@ -19,6 +19,10 @@ const fn used(name: &'static str, what: &'static str) -> Flag {
     Flag { name, is_switch: false, fate: Used, what }
 }
 
+const fn used_switch(name: &'static str, what: &'static str) -> Flag {
+    Flag { name, is_switch: true, fate: Used, what }
+}
+
 const fn ignored(name: &'static str, why: &'static str) -> Flag {
     Flag { name, is_switch: false, fate: Ignored, what: why }
 }
@@ -36,8 +40,10 @@ const fn refused_switch(name: &'static str, instead: &'static str) -> Flag {
 }
 
 const NO_DISCOVERY: &str = "there is no discovery service: name the members with --initial-cluster";
-const NO_TLS: &str = "encryption is not offered yet: put a TLS proxy before it, or keep it inside a network \
-                      that you trust";
+const ONE_CERTIFICATE: &str = "a member has one certificate, which is good for clients and for servers: use \
+                               --peer-cert-file and --peer-key-file";
+const BY_URI: &str = "a member is known by the URI bowline://CLUSTER/MEMBER in its certificate: no other \
+                      certificate lets anybody in";
 const NO_TRACING: &str = "there is no exporter of traces: use --log-level debug";
 
 /// In the order of etcd's own help.
@@ -122,30 +128,58 @@ pub(super) const FLAGS: &[Flag] = &[
     ignored_switch("pre-vote", "it is always on"),
     used("auto-compaction-retention", "how much history is kept; 0 is all of it ['0']"),
     used("auto-compaction-mode", "what that counts: 'periodic' or 'revision' ['periodic']"),
-    refused("cert-file", NO_TLS),
-    refused("key-file", NO_TLS),
-    refused_switch("client-cert-auth", NO_TLS),
-    refused("client-cert-file", NO_TLS),
-    refused("client-key-file", NO_TLS),
-    refused("client-crl-file", NO_TLS),
-    refused("client-cert-allowed-hostname", NO_TLS),
-    refused("trusted-ca-file", NO_TLS),
-    refused_switch("auto-tls", NO_TLS),
-    refused("peer-cert-file", NO_TLS),
-    refused("peer-key-file", NO_TLS),
-    refused_switch("peer-client-cert-auth", NO_TLS),
-    refused("peer-client-cert-file", NO_TLS),
-    refused("peer-client-key-file", NO_TLS),
-    refused("peer-trusted-ca-file", NO_TLS),
-    refused("peer-cert-allowed-cn", NO_TLS),
-    refused("peer-cert-allowed-hostname", NO_TLS),
-    refused_switch("peer-auto-tls", NO_TLS),
-    refused("self-signed-cert-validity", NO_TLS),
-    refused("peer-crl-file", NO_TLS),
-    refused_switch("peer-skip-client-san-verification", NO_TLS),
-    refused("cipher-suites", NO_TLS),
-    refused("tls-min-version", NO_TLS),
-    refused("tls-max-version", NO_TLS),
+    used("cert-file", "the certificate that clients are shown, PEM, read again when it changes"),
+    used("key-file", "its key"),
+    used_switch(
+        "client-cert-auth",
+        "clients must show a certificate, and who shows no token is the user named in it",
+    ),
+    ignored("client-cert-file", "the server is nobody's client"),
+    ignored("client-key-file", "the server is nobody's client"),
+    used(
+        "client-crl-file",
+        "which of clients' certificates were revoked, PEM; a list for each authority",
+    ),
+    used(
+        "client-cert-allowed-hostname",
+        "hosts, separated by commas: clients' certificates must be for one of them",
+    ),
+    used("trusted-ca-file", "who signs clients' certificates: with it, they must show one"),
+    used_switch(
+        "auto-tls",
+        "show clients a certificate that is made at every start, to try it out",
+    ),
+    used(
+        "peer-cert-file",
+        "this member's certificate, with the URI bowline://CLUSTER/MEMBER in it",
+    ),
+    used("peer-key-file", "its key"),
+    used_switch(
+        "peer-client-cert-auth",
+        "members always show each other certificates where they have any",
+    ),
+    refused("peer-client-cert-file", ONE_CERTIFICATE),
+    refused("peer-client-key-file", ONE_CERTIFICATE),
+    used("peer-trusted-ca-file", "who signs members' certificates"),
+    refused("peer-cert-allowed-cn", BY_URI),
+    refused("peer-cert-allowed-hostname", BY_URI),
+    refused_switch(
+        "peer-auto-tls",
+        "encryption without a proof of who is there keeps nobody out: give the members certificates, as \
+         docs/operating/certificates.md says",
+    ),
+    used("self-signed-cert-validity", "for how many years --auto-tls's certificate is good ['1']"),
+    used("peer-crl-file", "which of members' certificates were revoked, PEM"),
+    ignored_switch(
+        "peer-skip-client-san-verification",
+        "hosts in members' certificates are not looked at",
+    ),
+    used(
+        "cipher-suites",
+        "those of TLS 1.2 that clients may use, by Go's names, separated by commas",
+    ),
+    used("tls-min-version", "'TLS1.2' or 'TLS1.3', with clients; members speak 1.3 ['TLS1.2']"),
+    used("tls-max-version", "'TLS1.2' or 'TLS1.3', with clients ['TLS1.3']"),
     refused("cors", "the HTTP side answers no preflight requests: put a proxy before it"),
     refused(
         "host-whitelist",

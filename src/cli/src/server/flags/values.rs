@@ -96,7 +96,7 @@ impl Values {
         Ok(())
     }
 
-    /// Reads a file: `name: value`, one a line. Sections ask for what is not offered, so there are none.
+    /// Reads a file: `name: value`, one a line. The sections of TLS hold flags under shorter names.
     fn read_file(path: &str, text: &str) -> Result<Self, FlagError> {
         let mut values = Self::default();
         let mut section = None;
@@ -112,23 +112,21 @@ impl Values {
                 .split_once(':')
                 .ok_or_else(|| wrong(format!("{line:?} is not of the form name: value")))?;
             let (name, value) = (name.trim(), unquoted(value.trim()));
-            if is_nested {
-                // `peer-transport-security` holds the flags of TLS under shorter names.
-                let known = section.is_some();
-                if !known {
-                    return Err(wrong(format!("{name:?} stands in no section")));
-                }
-                if matches!(value.as_str(), "" | "false" | "null") {
-                    continue;
-                }
-                return Err(wrong(format!("{name}: {}", "encryption is not offered yet")));
-            }
-            section = None;
-            if ["client-transport-security", "peer-transport-security"].contains(&name) {
-                section = Some(());
+            let long = match (is_nested, section) {
+                (true, None) => return Err(wrong(format!("{name:?} stands in no section"))),
+                (true, Some(section)) => in_section(section, name),
+                (false, _) => name.to_owned(),
+            };
+            section = match (is_nested, name) {
+                (true, _) => section,
+                (false, "client-transport-security") => Some(Section::Client),
+                (false, "peer-transport-security") => Some(Section::Peer),
+                (false, _) => None,
+            };
+            if !is_nested && section.is_some() {
                 continue;
             }
-            let flag = find(name).ok_or_else(|| wrong(format!("there is no setting {name:?}")))?;
+            let flag = find(&long).ok_or_else(|| wrong(format!("there is no setting {name:?}")))?;
             // What asks for nothing is left alone: files are often written with all that there is.
             let is_off = flag.is_switch && flag.fate == Fate::Refused && value == "false";
             let asks = !is_off && !matches!(value.as_str(), "" | "null");
@@ -150,6 +148,37 @@ impl Values {
             }
         }
         Ok(())
+    }
+}
+
+/// The part of a file that is about TLS with clients, or among members.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Section {
+    Client,
+    Peer,
+}
+
+/// What may stand in a section under the name that it has as a flag.
+const IN_SECTIONS: [&str; 8] = [
+    "cert-file",
+    "key-file",
+    "client-cert-auth",
+    "client-cert-file",
+    "client-key-file",
+    "client-crl-file",
+    "trusted-ca-file",
+    "auto-tls",
+];
+
+/// The flag that a name in a section stands for.
+fn in_section(section: Section, name: &str) -> String {
+    match (section, name) {
+        (Section::Client, "allowed-hostname") => "client-cert-allowed-hostname".to_owned(),
+        (Section::Client, _) if IN_SECTIONS.contains(&name) => name.to_owned(),
+        // There is no such flag.
+        (Section::Client, _) => format!("client-transport-security/{name}"),
+        (Section::Peer, "allowed-cn" | "allowed-hostname") => format!("peer-cert-{name}"),
+        (Section::Peer, _) => format!("peer-{name}"),
     }
 }
 
@@ -213,7 +242,7 @@ mod tests {
             (&["name"], "is not a flag"),
             (&["--name"], "--name needs a value"),
             (&["--discovery", "x"], "name the members with --initial-cluster"),
-            (&["--cert-file=x"], "encryption is not offered yet"),
+            (&["--peer-cert-allowed-cn=x"], "known by the URI bowline://CLUSTER/MEMBER"),
             (&["--unsafe-no-fsync"], "durable, always"),
             (&["--experimental-enable-distributed-tracing"], "--log-level debug"),
         ];
@@ -221,9 +250,29 @@ mod tests {
             let error = read(arguments, &[]).unwrap_err().to_string();
             assert!(error.contains(words), "{error:?} lacks {words:?}");
         }
-        assert!(read(&["--auto-tls=false"], &[]).is_ok(), "it asks for nothing");
-        let error = read(&[], &[("ETCD_CERT_FILE", "x")]).unwrap_err().to_string();
-        assert!(error.contains("--cert-file"), "{error}");
+        assert!(read(&["--peer-auto-tls=false"], &[]).is_ok(), "it asks for nothing");
+        let error = read(&[], &[("ETCD_PEER_AUTO_TLS", "true")]).unwrap_err().to_string();
+        assert!(error.contains("--peer-auto-tls"), "{error}");
+    }
+
+    #[test]
+    fn the_sections_of_a_file_are_about_clients_and_about_members() {
+        let text = "client-transport-security:\n  cert-file: c\n  client-cert-auth: true\n  \
+                    allowed-hostname: h\npeer-transport-security:\n  cert-file: 'p'\n  auto-tls: false\n  \
+                    trusted-ca-file: a\ncipher-suites: [A, B]\n";
+        let values = Values::read_file("f", text).unwrap();
+        let given = [
+            "cert-file",
+            "client-cert-auth",
+            "client-cert-allowed-hostname",
+            "peer-cert-file",
+            "peer-trusted-ca-file",
+            "cipher-suites",
+        ];
+        assert_eq!(
+            given.map(|name| values.get(name)),
+            [Some("c"), Some("true"), Some("h"), Some("p"), Some("a"), Some("[A, B]")]
+        );
     }
 
     #[test]
@@ -240,7 +289,10 @@ mod tests {
         for (text, words) in [
             ("nam: x", "f, line 1: there is no setting \"nam\""),
             ("\n- x", "f, line 2: \"- x\" is not of the form"),
-            ("client-transport-security:\n  cert-file: x", "line 2: cert-file: encryption"),
+            ("peer-transport-security:\n  auto-tls: true", "line 2: --peer-auto-tls: encryption"),
+            ("peer-transport-security:\n  name: x", "line 2: there is no setting \"name\""),
+            ("client-transport-security:\n  allowed-cn: x", "no setting \"allowed-cn\""),
+            ("client-transport-security:\n  data-dir: x", "no setting \"data-dir\""),
             ("  x: y", "stands in no section"),
             ("discovery: x", "there is no discovery"),
         ] {

@@ -1,0 +1,335 @@
+//! What the flags of TLS mean: which certificates are shown, and whose are asked for.
+//!
+//! What would let in more than it says is refused. What etcd passes over with a warning, a certificate for a URL that
+//! has no use for it, is a warning here too.
+
+use std::path::PathBuf;
+
+use bowline::PeerTls;
+use rustls::SupportedCipherSuite;
+use rustls::crypto::ring;
+use rustls::version::{TLS12, TLS13};
+
+use super::options::{number, split, wrong};
+use super::urls::Url;
+use super::{FlagError, Values};
+
+/// How clients are met at URLs that are `https://`.
+#[derive(Clone, Debug)]
+pub(crate) struct ClientTls {
+    /// What they are shown.
+    pub(crate) shown: Shown,
+    /// The certificates of the authorities one of which must have signed theirs; none is asked for where there is no
+    /// such file.
+    pub(crate) authorities: Option<PathBuf>,
+    /// The authorities' revocation lists.
+    pub(crate) revoked: Option<PathBuf>,
+    /// One of these must be among the host names and addresses in their certificates, if there are any here.
+    pub(crate) hosts: Vec<String>,
+    /// Whether who shows no token is the user whose name is in its certificate.
+    pub(crate) names_users: bool,
+    /// The versions that are spoken.
+    pub(crate) versions: Vec<&'static rustls::SupportedProtocolVersion>,
+    /// The cipher suites that are.
+    pub(crate) suites: Vec<SupportedCipherSuite>,
+}
+
+/// A server's own certificate.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Shown {
+    /// In files.
+    Files {
+        /// With those between it and the authority.
+        cert: PathBuf,
+        key: PathBuf,
+    },
+    /// Made at the start, signed by nobody.
+    Made { hosts: Vec<String>, years: u32 },
+}
+
+/// The values of a switch, as Go reads them.
+fn switch(values: &Values, name: &'static str) -> Result<bool, FlagError> {
+    match values.get(name) {
+        None => Ok(false),
+        Some("1" | "t" | "T" | "true" | "TRUE" | "True") => Ok(true),
+        Some("0" | "f" | "F" | "false" | "FALSE" | "False") => Ok(false),
+        Some(other) => Err(wrong(name, other, "true or false")),
+    }
+}
+
+fn file(values: &Values, name: &'static str) -> Option<PathBuf> {
+    values.get(name).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+/// A certificate and its key, which are nothing without each other.
+fn pair(
+    values: &Values,
+    cert: &'static str,
+    key: &'static str,
+) -> Result<Option<(PathBuf, PathBuf)>, FlagError> {
+    match (file(values, cert), file(values, key)) {
+        (None, None) => Ok(None),
+        (Some(cert), Some(key)) => Ok(Some((cert, key))),
+        _ => Err(FlagError::Together(format!("--{cert} and --{key} belong together"))),
+    }
+}
+
+impl ClientTls {
+    /// How clients are met who come to `urls`; none where none of them is `https://`. Says also what should be known,
+    /// though it is no error.
+    pub(super) fn new(
+        values: &Values,
+        urls: &[Url],
+    ) -> Result<(Option<Self>, Vec<String>), FlagError> {
+        let files = pair(values, "cert-file", "key-file")?;
+        let makes_own = switch(values, "auto-tls")?;
+        let years = number(values, "self-signed-cert-validity", 1, 1, 100)?;
+        let authorities = file(values, "trusted-ca-file");
+        let names_users = switch(values, "client-cert-auth")?;
+        let revoked = file(values, "client-crl-file");
+        let hosts = split(values.get("client-cert-allowed-hostname").unwrap_or_default());
+        for (needs, name) in [
+            (names_users, "client-cert-auth"),
+            (revoked.is_some(), "client-crl-file"),
+            (!hosts.is_empty(), "client-cert-allowed-hostname"),
+        ] {
+            if needs && authorities.is_none() {
+                return Err(FlagError::Together(format!(
+                    "--{name} needs --trusted-ca-file: whose certificates are good is not known without it"
+                )));
+            }
+        }
+        if let Some(bad) = hosts.iter().find(|host| server_name(host).is_none()) {
+            return Err(wrong("client-cert-allowed-hostname", bad, "names of hosts, or addresses"));
+        }
+        let (versions, suites) = ciphers(values)?;
+        let mut warnings = Vec::new();
+        for url in urls.iter().filter(|url| !url.is_secure) {
+            if files.is_some() || makes_own {
+                warnings
+                    .push(format!("{url} is not encrypted: certificates count for https:// only"));
+            }
+            if authorities.is_some() {
+                warnings.push(format!("who comes to {url} is asked for no certificate"));
+            }
+        }
+        let Some(secure) = urls.iter().find(|url| url.is_secure) else {
+            return Ok((None, warnings));
+        };
+        if files.is_some() && makes_own {
+            warnings.push("--auto-tls changes nothing beside --cert-file".to_owned());
+        }
+        let shown = match files {
+            Some((cert, key)) => Shown::Files { cert, key },
+            None if makes_own => {
+                let secure = urls.iter().filter(|url| url.is_secure);
+                Shown::Made { hosts: secure.map(|url| url.host().to_owned()).collect(), years }
+            }
+            None => {
+                return Err(FlagError::Together(format!(
+                    "{secure} is https://: it needs --cert-file and --key-file, or --auto-tls to try it out"
+                )));
+            }
+        };
+        let tls = Self { shown, authorities, revoked, hosts, names_users, versions, suites };
+        Ok((Some(tls), warnings))
+    }
+}
+
+/// A name or an address that a certificate may be for.
+pub(crate) fn server_name(host: &str) -> Option<rustls::pki_types::ServerName<'static>> {
+    rustls::pki_types::ServerName::try_from(host.to_owned()).ok()
+}
+
+type Ciphers = (Vec<&'static rustls::SupportedProtocolVersion>, Vec<SupportedCipherSuite>);
+
+fn ciphers(values: &Values) -> Result<Ciphers, FlagError> {
+    let version = |name| match values.get(name).unwrap_or_default() {
+        "" => Ok(None),
+        "TLS1.2" => Ok(Some(2)),
+        "TLS1.3" => Ok(Some(3)),
+        other => Err(wrong(name, other, "TLS1.2 or TLS1.3: the others are broken")),
+    };
+    let least = version("tls-min-version")?.unwrap_or(2);
+    let most = version("tls-max-version")?.unwrap_or(3);
+    if most < least {
+        return Err(FlagError::Together(
+            "--tls-max-version must not be below --tls-min-version".to_owned(),
+        ));
+    }
+    let versions = [(2, &TLS12), (3, &TLS13)].into_iter();
+    let versions: Vec<_> =
+        versions.filter(|(v, _)| (least..=most).contains(v)).map(|(_, version)| version).collect();
+    let wanted = values.get("cipher-suites").unwrap_or_default();
+    // In the file it is a list of YAML's.
+    let wanted = split(wanted.trim_start_matches('[').trim_end_matches(']'));
+    let all = ring::ALL_CIPHER_SUITES;
+    if wanted.is_empty() {
+        return Ok((versions, all.to_vec()));
+    }
+    if least == 3 {
+        return Err(FlagError::Together(
+            "--cipher-suites is about TLS 1.2, and --tls-min-version leaves that out".to_owned(),
+        ));
+    }
+    let is_new = |suite: &SupportedCipherSuite| suite.tls13().is_some();
+    // Those of TLS 1.3 are not chosen, in etcd as here.
+    let mut suites: Vec<_> = all.iter().copied().filter(is_new).collect();
+    for name in &wanted {
+        let name = name.trim_matches(['\'', '"']);
+        // Go knows these by either name.
+        let long = match name.strip_suffix("_POLY1305") {
+            Some(_) => format!("{name}_SHA256"),
+            None => name.to_owned(),
+        };
+        let found = all.iter().find(|suite| {
+            let own = format!("{:?}", suite.suite());
+            own == long || own.replace("TLS13_", "TLS_") == long
+        });
+        match found {
+            Some(suite) if is_new(suite) => {}
+            Some(suite) => suites.push(*suite),
+            None => {
+                let known = all.iter().filter(|suite| !is_new(suite));
+                let known: Vec<_> = known.map(|suite| format!("{:?}", suite.suite())).collect();
+                return Err(FlagError::Together(format!(
+                    "--cipher-suites: there is no {name}; there are {}",
+                    known.join(", ")
+                )));
+            }
+        }
+    }
+    Ok((versions, suites))
+}
+
+/// With which files members meet; none where their URLs are `http://`.
+pub(super) fn peer_tls(
+    values: &Values,
+    urls: &[(&str, Url)],
+) -> Result<Option<PeerTls>, FlagError> {
+    let files = pair(values, "peer-cert-file", "peer-key-file")?;
+    let authorities = file(values, "peer-trusted-ca-file");
+    let revoked = file(values, "peer-crl-file");
+    let asks = switch(values, "peer-client-cert-auth")?;
+    let odd = urls.iter().find(|(_, url)| url.is_secure != urls[0].1.is_secure);
+    if let Some((name, url)) = odd {
+        return Err(FlagError::Together(format!(
+            "--{name} has {url}, and --{} has {}: the URLs of members are all https://, or none is",
+            urls[0].0, urls[0].1
+        )));
+    }
+    let (name, url) = &urls[0];
+    let any = files.is_some() || authorities.is_some() || revoked.is_some() || asks;
+    if !url.is_secure {
+        return match any {
+            false => Ok(None),
+            true => Err(FlagError::Together(format!(
+                "there are certificates for members, and --{name} has {url}: write https://, or they would talk \
+                 without them"
+            ))),
+        };
+    }
+    let (Some((cert, key)), Some(authorities)) = (files, authorities) else {
+        return Err(FlagError::Together(format!(
+            "--{name} has {url}: it needs --peer-cert-file, --peer-key-file and --peer-trusted-ca-file. A member's \
+             certificate holds the URI bowline://CLUSTER/MEMBER: see docs/operating/certificates.md"
+        )));
+    };
+    let files = PeerTls::new(authorities, cert, key);
+    Ok(Some(match revoked {
+        Some(revoked) => files.crl(revoked),
+        None => files,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Options;
+    use super::*;
+
+    fn options(arguments: &[&str]) -> Result<Options, FlagError> {
+        let arguments: Vec<_> = arguments.iter().map(|&argument| argument.to_owned()).collect();
+        Options::new(&Values::read(&arguments, std::iter::empty())?)
+    }
+
+    const SECURE: &str = "--listen-client-urls=https://h:1";
+    const FILES: [&str; 2] = ["--cert-file=c", "--key-file=k"];
+
+    #[test]
+    fn what_would_let_in_more_than_it_says_is_refused() {
+        let peers = ["listen-peer-urls", "initial-advertise-peer-urls"];
+        let peers = peers.map(|name| format!("--{name}=https://h:2"));
+        let cases: &[(&[&str], &str)] = &[
+            (&[SECURE], "it needs --cert-file and --key-file, or --auto-tls"),
+            (&[SECURE, FILES[0]], "--cert-file and --key-file belong together"),
+            (&[SECURE, FILES[1]], "--cert-file and --key-file belong together"),
+            (&[SECURE, FILES[0], FILES[1], "--client-cert-auth"], "needs --trusted-ca-file"),
+            (&["--client-cert-auth"], "--client-cert-auth needs --trusted-ca-file"),
+            (&["--client-crl-file=x"], "--client-crl-file needs --trusted-ca-file"),
+            (&["--client-cert-allowed-hostname=h"], "needs --trusted-ca-file"),
+            (
+                &["--client-cert-allowed-hostname=h!", "--trusted-ca-file=x"],
+                "names of hosts, or addresses",
+            ),
+            (&["--client-cert-auth=maybe"], "must be true or false"),
+            (&["--tls-min-version=TLS1.1"], "the others are broken"),
+            (&["--tls-min-version=TLS1.3", "--tls-max-version=TLS1.2"], "must not be below"),
+            (&["--cipher-suites=TLS_RSA_WITH_AES_128_CBC_SHA"], "there is no TLS_RSA_WITH_AES"),
+            (
+                &["--cipher-suites=TLS_AES_128_GCM_SHA256", "--tls-min-version=TLS1.3"],
+                "is about TLS 1.2",
+            ),
+            (&["--self-signed-cert-validity=0"], "1 to 100 years"),
+            // Members.
+            (&["--listen-peer-urls=https://h:2"], "are all https://, or none is"),
+            (&[&peers[0], &peers[1]], "needs --peer-cert-file, --peer-key-file and"),
+            (&["--peer-client-cert-auth"], "write https://"),
+            (&["--peer-trusted-ca-file=x"], "write https://"),
+            (&["--peer-cert-file=c", "--peer-key-file=k"], "write https://"),
+            (&["--peer-cert-file=c"], "--peer-cert-file and --peer-key-file belong together"),
+            (&["--peer-auto-tls"], "keeps nobody out"),
+        ];
+        for (arguments, words) in cases {
+            let error = options(arguments).unwrap_err().to_string();
+            assert!(error.contains(words), "{arguments:?}: {error:?} lacks {words:?}");
+        }
+    }
+
+    #[test]
+    fn a_url_says_whether_it_is_encrypted_and_certificates_for_one_that_is_not_are_said_aloud() {
+        let mixed = "--listen-client-urls=https://[::1]:1,http://127.0.0.1:2";
+        let options_of = |more: &[&str]| options(&[&[mixed], &FILES[..], more].concat()).unwrap();
+        let mixed = options_of(&["--trusted-ca-file=a"]);
+        assert_eq!(
+            mixed.listen_clients.iter().map(Url::host).collect::<Vec<_>>(),
+            ["::1", "127.0.0.1"]
+        );
+        let tls = mixed.client_tls.as_ref().unwrap();
+        let (cert, key) = ("c".into(), "k".into());
+        assert_eq!(tls.shown, Shown::Files { cert, key });
+        assert!(!tls.names_users && tls.authorities.is_some());
+        assert_eq!(mixed.warnings.len(), 2, "{:?}", mixed.warnings);
+        let plain = options(&FILES).unwrap();
+        assert!(plain.client_tls.is_none());
+        assert_eq!(
+            plain.warnings,
+            ["http://localhost:2379 is not encrypted: certificates count for https:// only"]
+        );
+        let made = options(&[SECURE, "--auto-tls"]).unwrap().client_tls.unwrap();
+        assert_eq!(made.shown, Shown::Made { hosts: vec!["h".to_owned()], years: 1 });
+    }
+
+    #[test]
+    fn versions_and_ciphers_are_those_that_are_named() {
+        let tls = |more: &[&str]| {
+            let tls = options(&[&[SECURE], &FILES[..], more].concat()).unwrap().client_tls.unwrap();
+            (tls.versions.len(), tls.suites.len())
+        };
+        assert_eq!(tls(&[]), (2, 9));
+        assert_eq!(tls(&["--tls-min-version=TLS1.3"]), (1, 9));
+        assert_eq!(tls(&["--tls-max-version=TLS1.2"]), (1, 9));
+        let chosen = "--cipher-suites=[TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305, \
+                      'TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256',TLS_AES_128_GCM_SHA256]";
+        assert_eq!(tls(&[chosen]), (2, 5));
+    }
+}

@@ -1,0 +1,132 @@
+//! What one reading of the files says: what clients are shown, and whose certificates are good.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, UnixTime};
+use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::{RootCertStore, ServerConfig};
+use sha2::{Digest, Sha256};
+
+use super::files::{Files, TlsError};
+use super::judge::Judge;
+use crate::server::flags::{ClientTls, Shown, server_name};
+
+/// What is spoken inside: gRPC wants the first, and some clients know no other than the second.
+const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
+
+/// See the module.
+pub(in crate::server) struct Trust {
+    server: Arc<ServerConfig>,
+    /// None where clients are asked for no certificate.
+    judge: Option<Arc<Judge>>,
+    fingerprint: String,
+}
+
+impl Trust {
+    pub(super) fn new(files: &Files, options: &ClientTls) -> Result<Self, TlsError> {
+        let (cert_path, key_path) = match &options.shown {
+            Shown::Files { cert, key } => (cert.clone(), key.clone()),
+            Shown::Made { .. } => (PathBuf::from("--auto-tls"), PathBuf::from("--auto-tls")),
+        };
+        let content = |path: &Path| {
+            let path = path.to_owned();
+            move |why: String| TlsError::Content { path, why }
+        };
+        let chain = certificates(&files.cert).map_err(content(&cert_path))?;
+        let key = PrivateKeyDer::from_pem_slice(&files.key)
+            .map_err(|error| content(&key_path)(format!("no private key: {error}")))?;
+        let cipher_suites = options.suites.clone();
+        let provider = Arc::new(CryptoProvider { cipher_suites, ..ring::default_provider() });
+        let judge = match (&files.authorities, &options.authorities) {
+            (Some(pem), Some(path)) => {
+                let roots = authorities(pem).map_err(content(path))?;
+                let revoked = files.revoked.as_deref().unwrap_or_default();
+                let crl_path = options.revoked.clone().unwrap_or_default();
+                let lists = match &options.revoked {
+                    Some(_) => revocations(revoked).map_err(content(&crl_path))?,
+                    None => Vec::new(),
+                };
+                let inner =
+                    WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone())
+                        .with_crls(lists)
+                        .build()
+                        .map_err(|error| content(&crl_path)(error.to_string()))?;
+                let hosts = options.hosts.iter().filter_map(|host| server_name(host)).collect();
+                Some(Arc::new(Judge::new(inner, hosts)))
+            }
+            _ => None,
+        };
+        let unusable = |error: rustls::Error| content(&key_path)(error.to_string());
+        let builder = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&options.versions)
+            .map_err(unusable)?;
+        let builder = match &judge {
+            Some(judge) => {
+                builder.with_client_cert_verifier(Arc::clone(judge) as Arc<dyn ClientCertVerifier>)
+            }
+            None => builder.with_no_client_auth(),
+        };
+        let fingerprint =
+            Sha256::digest(&chain[0]).iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut server = builder.with_single_cert(chain, key).map_err(unusable)?;
+        // Who comes back is looked at again.
+        server.session_storage = Arc::new(NoServerSessionStorage {});
+        server.send_tls13_tickets = 0;
+        server.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).into();
+        Ok(Self { server: Arc::new(server), judge, fingerprint })
+    }
+
+    /// For a handshake.
+    pub(in crate::server) fn server(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.server)
+    }
+
+    /// The hash of the certificate that is shown.
+    pub(super) fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    /// Whether a client that has shown these, its own and those between it and the authority, would be let in now.
+    pub(in crate::server) fn lets_in(
+        &self,
+        shown: &[CertificateDer<'_>],
+    ) -> Result<(), rustls::Error> {
+        let Some(judge) = &self.judge else { return Ok(()) };
+        let [cert, between @ ..] = shown else {
+            return Err(rustls::Error::NoCertificatesPresented);
+        };
+        judge.verify_client_cert(cert, between, UnixTime::now()).map(drop)
+    }
+}
+
+/// At least one.
+fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match found {
+        Ok(found) if found.is_empty() => Err("no certificate in it".to_owned()),
+        Ok(found) => Ok(found),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn authorities(pem: &[u8]) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    for cert in certificates(pem)? {
+        roots.add(cert).map_err(|error| error.to_string())?;
+    }
+    Ok(roots)
+}
+
+/// At least one.
+fn revocations(pem: &[u8]) -> Result<Vec<CertificateRevocationListDer<'static>>, String> {
+    let found: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(pem).collect();
+    match found {
+        Ok(found) if found.is_empty() => Err("no revocation list in it".to_owned()),
+        Ok(found) => Ok(found),
+        Err(error) => Err(error.to_string()),
+    }
+}

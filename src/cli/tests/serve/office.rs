@@ -1,0 +1,220 @@
+//! An authority that signs what a test asks for, and clients that show it.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, DnType,
+    ExtendedKeyUsagePurpose, IsCa, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams,
+    SerialNumber, date_time_ymd,
+};
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{
+    ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion,
+};
+use tempfile::TempDir;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+
+/// An authority, and the files of those whom it signs for.
+pub(crate) struct Office {
+    dir: TempDir,
+    issuer: CertifiedIssuer<'static, KeyPair>,
+    issued: u64,
+}
+
+/// A certificate and its key, in files.
+#[derive(Clone, Debug)]
+pub(crate) struct Card {
+    pub(crate) cert: PathBuf,
+    pub(crate) key: PathBuf,
+    number: u64,
+}
+
+/// What a certificate says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Says<'a> {
+    pub(crate) names: &'a [&'a str],
+    pub(crate) hosts: &'a [&'a str],
+    pub(crate) uri: Option<&'a str>,
+    pub(crate) years: (i32, i32),
+    pub(crate) uses: &'a [ExtendedKeyUsagePurpose],
+}
+
+/// Good for both ends, on this machine, for long, in nobody's name.
+pub(crate) const GOOD: Says<'_> = Says {
+    names: &[],
+    hosts: &["127.0.0.1", "localhost"],
+    uri: None,
+    years: (2020, 2100),
+    uses: &[ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth],
+};
+
+impl Office {
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, "authority of a test");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let office = Self { dir, issuer, issued: 0 };
+        fs::write(office.ca(), office.issuer.pem()).unwrap();
+        office.revoke(&[]);
+        office
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The authority's certificate.
+    pub(crate) fn ca(&self) -> PathBuf {
+        self.path("ca.pem")
+    }
+
+    /// Its revocation list.
+    pub(crate) fn crl(&self) -> PathBuf {
+        self.path("crl.pem")
+    }
+
+    /// A certificate that says so.
+    pub(crate) fn issue(&mut self, says: Says<'_>) -> Card {
+        self.issued += 1;
+        let number = self.issued;
+        let mut params = CertificateParams::new(
+            says.hosts.iter().map(|host| (*host).to_owned()).collect::<Vec<_>>(),
+        )
+        .unwrap();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        for name in says.names {
+            params.distinguished_name.push(DnType::CommonName, *name);
+        }
+        if let Some(uri) = says.uri {
+            params.subject_alt_names.push(rcgen::SanType::URI(uri.try_into().unwrap()));
+        }
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = says.uses.to_vec();
+        params.serial_number = Some(SerialNumber::from(number));
+        params.not_before = date_time_ymd(says.years.0, 1, 1);
+        params.not_after = date_time_ymd(says.years.1, 1, 1);
+        let key = KeyPair::generate().unwrap();
+        let cert = params.signed_by(&key, &self.issuer).unwrap();
+        let file = |kind: &str| self.path(&format!("{number}.{kind}.pem"));
+        let card = Card { cert: file("cert"), key: file("key"), number };
+        fs::write(&card.cert, cert.pem()).unwrap();
+        fs::write(&card.key, key.serialize_pem()).unwrap();
+        card
+    }
+
+    /// For a client of this name.
+    pub(crate) fn client(&mut self, name: &str) -> Card {
+        self.issue(Says { names: &[name], ..GOOD })
+    }
+
+    /// For a member of the cluster `shop`.
+    pub(crate) fn member(&mut self, name: &str) -> Card {
+        self.issue(Says { uri: Some(&format!("bowline://shop/{name}")), ..GOOD })
+    }
+
+    /// From now on these are revoked, and no others.
+    pub(crate) fn revoke(&self, cards: &[&Card]) {
+        let revoked = |card: &&Card| RevokedCertParams {
+            serial_number: SerialNumber::from(card.number),
+            revocation_time: date_time_ymd(2021, 1, 1),
+            reason_code: None,
+            invalidity_date: None,
+        };
+        let list = CertificateRevocationListParams {
+            this_update: date_time_ymd(2021, 1, 1),
+            next_update: date_time_ymd(2100, 1, 1),
+            crl_number: SerialNumber::from(1),
+            issuing_distribution_point: None,
+            revoked_certs: cards.iter().map(revoked).collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        let list = list.signed_by(&self.issuer).unwrap();
+        put(&self.crl(), list.pem().unwrap().as_bytes());
+    }
+
+    /// What a client says who trusts this authority and shows a card, or none.
+    pub(crate) fn config(
+        &self,
+        card: Option<&Card>,
+        versions: &[&'static SupportedProtocolVersion],
+    ) -> Arc<ClientConfig> {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.issuer.der().clone()).unwrap();
+        let config = ClientConfig::builder_with_provider(ring::default_provider().into())
+            .with_protocol_versions(versions)
+            .unwrap()
+            .with_root_certificates(roots);
+        let config = match card {
+            None => config.with_no_client_auth(),
+            Some(card) => {
+                let cert = CertificateDer::from_pem_file(&card.cert).unwrap();
+                let key = PrivateKeyDer::from_pem_file(&card.key).unwrap();
+                config.with_client_auth_cert(vec![cert], key).unwrap()
+            }
+        };
+        Arc::new(config)
+    }
+
+    /// A connection; its handshake has not begun.
+    pub(crate) fn connect(
+        &self,
+        address: &str,
+        card: Option<&Card>,
+        versions: &[&'static SupportedProtocolVersion],
+    ) -> StreamOwned<ClientConnection, TcpStream> {
+        let config = self.config(card, versions);
+        let session = ClientConnection::new(config, "127.0.0.1".try_into().unwrap()).unwrap();
+        StreamOwned::new(session, TcpStream::connect(address).unwrap())
+    }
+
+    /// What is answered over HTTP/1, whole; or why there is no answer.
+    pub(crate) fn http(
+        &self,
+        address: &str,
+        card: Option<&Card>,
+        versions: &[&'static SupportedProtocolVersion],
+        request: &str,
+    ) -> Result<String, String> {
+        let mut stream = self.connect(address, card, versions);
+        let mut answer = String::new();
+        let asked = stream.write_all(request.as_bytes()).and_then(|()| stream.flush());
+        // A refusal may have come before all was written: it is what counts.
+        match stream.read_to_string(&mut answer) {
+            Ok(_) => asked.map(|()| answer).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// A channel of gRPC, which connects when it is used.
+    pub(crate) fn endpoint(&self, address: &str, card: Option<&Card>) -> Endpoint {
+        let read = |path: &Path| fs::read(path).unwrap();
+        let mut config =
+            ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(&self.ca())));
+        if let Some(card) = card {
+            config = config.identity(Identity::from_pem(read(&card.cert), read(&card.key)));
+        }
+        let endpoint = Channel::from_shared(format!("https://{address}")).unwrap();
+        endpoint.tls_config(config).unwrap()
+    }
+
+    /// The same, connected.
+    pub(crate) async fn channel(&self, address: &str, card: Option<&Card>) -> Channel {
+        self.endpoint(address, card).connect().await.unwrap()
+    }
+}
+
+/// Replaces a file whole, so that nobody reads half of it.
+pub(crate) fn put(path: &Path, content: &[u8]) {
+    let new = path.with_extension("new");
+    fs::write(&new, content).unwrap();
+    fs::rename(new, path).unwrap();
+}

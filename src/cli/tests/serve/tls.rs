@@ -1,0 +1,599 @@
+//! TLS with clients: who is let in, who is not and is told why, and what that costs.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use rcgen::ExtendedKeyUsagePurpose;
+use rustls::version::{TLS12, TLS13};
+use tempfile::{TempDir, tempdir};
+use tonic::transport::Channel;
+use tonic::{Code, Request};
+
+use crate::generated::etcdserverpb as pb;
+use crate::office::{Card, GOOD, Office, Says, put};
+use crate::process::{Server, bowline, flags, free_ports};
+use crate::tools::etcdctl;
+use pb::kv_client::KvClient;
+
+const BOTH: [&rustls::SupportedProtocolVersion; 2] = [&TLS12, &TLS13];
+
+/// How often to look whether something has changed.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// How long a change of files may take to be seen: more than the server's own looks are apart.
+const SEEN_MAX: Duration = Duration::from_secs(20);
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// A server that shows a certificate of the office.
+fn secure(office: &mut Office, dir: &TempDir, more: &[&str]) -> Server {
+    let card = office.issue(GOOD);
+    let [peer, client] = free_ports();
+    let mut all = flags(0, &[peer], client, dir.path());
+    all.push(format!("--listen-client-urls=https://127.0.0.1:{client}"));
+    all.push(format!("--advertise-client-urls=https://127.0.0.1:{client}"));
+    all.push(format!("--cert-file={}", text(&card.cert)));
+    all.push(format!("--key-file={}", text(&card.key)));
+    Server::start(&all, client, more).ready()
+}
+
+/// The same, which also asks clients for theirs.
+fn mutual(office: &mut Office, dir: &TempDir, more: &[&str]) -> Server {
+    let ca = format!("--trusted-ca-file={}", text(&office.ca()));
+    let flags = [&[ca.as_str(), "--client-cert-auth"], more].concat();
+    secure(office, dir, &flags)
+}
+
+fn get(path: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+}
+
+fn post(path: &str, headers: &str, body: &str) -> String {
+    let length = body.len();
+    format!(
+        "POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}Content-Length: {length}\r\n\r\n{body}"
+    )
+}
+
+async fn put_key(channel: &Channel, key: &str) -> Result<(), tonic::Status> {
+    let request =
+        pb::PutRequest { key: key.to_owned().into(), value: "v".into(), ..Default::default() };
+    KvClient::new(channel.clone()).put(request).await.map(drop)
+}
+
+fn said(output: &Output) -> String {
+    let text = [&output.stdout[..], &output.stderr[..]].concat();
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+#[test]
+fn etcdctl_and_our_command_line_come_in_with_certificates_and_not_without() {
+    let (mut office, dir) = (Office::new(), tempdir().unwrap());
+    let server = mutual(&mut office, &dir, &[]);
+    let card = office.client("ann");
+    let ca = office.ca();
+    let url = format!("https://{}", server.address);
+    let trusts = ["--cacert", text(&ca)];
+    let shows = ["--cert", text(&card.cert), "--key", text(&card.key)];
+    let with = |mut command: Command, more: &[&[&str]]| {
+        command.env_remove("SSL_CERT_FILE").args(more.concat()).output().unwrap()
+    };
+    let ours = |more: &[&[&str]], what: &[&str]| {
+        let endpoints = ["--endpoints", &url, "--command-timeout", "3s"];
+        with(bowline(), &[&[what, &endpoints], more].concat())
+    };
+    let done = ours(&[&trusts, &shows], &["put", "k", "v"]);
+    assert!(done.status.success(), "{}", said(&done));
+    let done = ours(&[&trusts, &shows], &["get", "k"]);
+    assert_eq!(said(&done), "k\nv\n");
+    let done = ours(&[&trusts], &["get", "k"]);
+    assert!(
+        !done.status.success() && said(&done).contains("CertificateRequired"),
+        "{}",
+        said(&done)
+    );
+    let foreign = Office::new().ca();
+    let done = ours(&[&["--cacert", text(&foreign)], &shows], &["get", "k"]);
+    assert!(!done.status.success(), "{}", said(&done));
+    let Some(_) = etcdctl(&server) else { return };
+    let theirs = |more: &[&[&str]], what: &[&str]| {
+        let mut command = Command::new("etcdctl");
+        command.env("ETCDCTL_API", "3").args(["--endpoints", &url, "--command-timeout", "3s"]);
+        with(command, &[more, &[what]].concat())
+    };
+    let done = theirs(&[&trusts, &shows], &["get", "k"]);
+    assert_eq!(said(&done), "k\nv\n");
+    let done = theirs(&[&trusts], &["get", "k"]);
+    assert!(!done.status.success(), "{}", said(&done));
+}
+
+/// HTTP/1 and HTTP/2, JSON, health and metrics: nothing goes around the door.
+#[tokio::test]
+async fn everything_is_behind_one_door() {
+    let (mut office, dir) = (Office::new(), tempdir().unwrap());
+    let server = mutual(&mut office, &dir, &[]);
+    let card = office.client("ann");
+    let http = |request: &str| office.http(&server.address, Some(&card), &BOTH, request).unwrap();
+    for (path, words) in [
+        ("/health", r#""health":"true""#),
+        ("/version", "3.6"),
+        ("/metrics", "bowline_"),
+        ("/livez", "ok"),
+    ] {
+        let answer = http(&get(path));
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.contains(words), "{path}: {answer}");
+        let refused = office.http(&server.address, None, &BOTH, &get(path)).unwrap_err();
+        assert!(refused.contains("CertificateRequired"), "{path}: {refused}");
+    }
+    let answer = http(&post("/v3/kv/put", "", r#"{"key":"Zm9v","value":"YmFy"}"#));
+    assert!(answer.contains(r#""revision":"2""#), "{answer}");
+    let channel = office.channel(&server.address, Some(&card)).await;
+    let found = KvClient::new(channel)
+        .range(pb::RangeRequest { key: "foo".into(), ..Default::default() })
+        .await
+        .unwrap();
+    assert_eq!(found.into_inner().kvs[0].value, "bar");
+    // Without a word about protocols, and with one for another protocol.
+    let mut config = (*office.config(Some(&card), &BOTH)).clone();
+    config.alpn_protocols = vec![b"http/1.1".to_vec(), b"h2".to_vec()];
+    let mut speak = |protocols: &[&[u8]]| {
+        config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+        let name = "127.0.0.1".try_into().unwrap();
+        let session = rustls::ClientConnection::new(config.clone().into(), name).unwrap();
+        let stream = TcpStream::connect(&server.address).unwrap();
+        let mut stream = rustls::StreamOwned::new(session, stream);
+        let asked = stream.write_all(get("/version").as_bytes());
+        (asked.map_err(|error| error.to_string()), stream.conn.alpn_protocol().map(<[u8]>::to_vec))
+    };
+    assert_eq!(speak(&[b"http/1.1"]), (Ok(()), Some(b"http/1.1".to_vec())));
+    assert_eq!(speak(&[b"http/1.1", b"h2"]), (Ok(()), Some(b"h2".to_vec())));
+    assert!(speak(&[b"spdy/3"]).0.unwrap_err().contains("NoApplicationProtocol"));
+}
+
+/// What is wrong with a certificate, and what the server's log says of it.
+fn wrong_cards(office: &mut Office, foreign: &mut Office) -> Vec<(&'static str, Option<Card>)> {
+    let server_only = [ExtendedKeyUsagePurpose::ServerAuth];
+    let revoked = office.client("ann");
+    let cards = vec![
+        ("it shows no certificate", None),
+        ("its certificate has expired", Some(Says { years: (2019, 2020), ..GOOD })),
+        ("its certificate is not valid yet", Some(Says { years: (2098, 2099), ..GOOD })),
+        ("its certificate is not for clients", Some(Says { uses: &server_only, ..GOOD })),
+        (
+            "its certificate is for none of the hosts of --client-cert-allowed-hostname",
+            Some(Says { hosts: &["elsewhere.example"], ..GOOD }),
+        ),
+    ];
+    let issue = |(why, says): (&'static str, Option<Says<'_>>)| {
+        (why, says.map(|says| office.issue(Says { names: &["ann"], ..says })))
+    };
+    let mut cards: Vec<_> = cards.into_iter().map(issue).collect();
+    office.revoke(&[&revoked]);
+    cards.push(("its certificate was revoked", Some(revoked)));
+    let card = foreign.client("ann");
+    cards.push(("its certificate is not signed by an authority of --trusted-ca-file", Some(card)));
+    cards
+}
+
+#[tokio::test]
+async fn no_certificate_but_a_right_one_lets_a_client_in_and_each_is_told_why() {
+    let (mut office, mut foreign, dir) = (Office::new(), Office::new(), tempdir().unwrap());
+    let cards = wrong_cards(&mut office, &mut foreign);
+    let crl = format!("--client-crl-file={}", text(&office.crl()));
+    let host = "--client-cert-allowed-hostname=127.0.0.1,clients.example";
+    let server = mutual(&mut office, &dir, &[&crl, host]);
+    let right = office.client("ann");
+    let named = office.issue(Says { hosts: &["clients.example"], ..GOOD });
+    for version in BOTH {
+        for card in [&right, &named] {
+            let answer = office.http(&server.address, Some(card), &[version], &get("/health"));
+            assert!(answer.unwrap().starts_with("HTTP/1.1 200"));
+        }
+        for (why, card) in &cards {
+            let got = office.http(&server.address, card.as_ref(), &[version], &get("/health"));
+            // By the reason that TLS has for it, and not by a connection that breaks.
+            let refused = got.expect_err(why);
+            assert!(refused.contains("received fatal alert: "), "{why}, {version:?}: {refused}");
+        }
+    }
+    for (why, card) in &cards {
+        let channel = office.endpoint(&server.address, card.as_ref()).connect_lazy();
+        let refused = put_key(&channel, "k").await.expect_err(why);
+        assert!(format!("{refused:?}").contains("received fatal alert: "), "{why}: {refused:?}");
+    }
+    put_key(&office.channel(&server.address, Some(&right)).await, "k").await.unwrap();
+    let (_, said) = server.stop();
+    for (why, _) in &cards {
+        let count = said.matches(&format!("a client was turned away: {why}\n")).count();
+        assert!(count >= 2, "{count} times {why:?} in {said}");
+    }
+}
+
+#[test]
+fn files_that_are_no_good_are_refused_before_anything_is_touched() {
+    let (mut office, dir) = (Office::new(), tempdir().unwrap());
+    let (card, other) = (office.issue(GOOD), office.issue(GOOD));
+    let junk = office.path("junk.pem");
+    std::fs::write(&junk, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+        .unwrap();
+    let empty = office.path("empty.pem");
+    std::fs::write(&empty, "").unwrap();
+    let none = office.path("none.pem");
+    let (ca, crl) = (office.ca(), office.crl());
+    type Case<'a> = ([&'a Path; 2], &'a [(&'a str, &'a Path)], &'a str);
+    let cases: &[Case<'_>] = &[
+        ([&none, &card.key], &[], "cannot read"),
+        ([&empty, &card.key], &[], "empty.pem: no certificate in it"),
+        ([&card.cert, &empty], &[], "empty.pem: no private key"),
+        ([&card.cert, &other.key], &[], "keys may not be consistent"),
+        ([&junk, &card.key], &[], "the certificates for clients"),
+        ([&card.cert, &card.key], &[("trusted-ca-file", &empty)], "empty.pem: no certificate"),
+        ([&card.cert, &card.key], &[("trusted-ca-file", &junk)], "junk.pem"),
+        (
+            [&card.cert, &card.key],
+            &[("trusted-ca-file", &ca), ("client-crl-file", &ca)],
+            "ca.pem: no revocation list in it",
+        ),
+        ([&card.cert, &card.key], &[("trusted-ca-file", &crl)], "crl.pem: no certificate in it"),
+    ];
+    let data = dir.path().join("data");
+    for ([cert, key], more, words) in cases {
+        let mut command = bowline();
+        command.arg("serve").arg("--listen-client-urls=https://127.0.0.1:0");
+        command.arg(format!("--data-dir={}", text(&data)));
+        command.arg(format!("--cert-file={}", text(cert)));
+        command.arg(format!("--key-file={}", text(key)));
+        command.args(more.iter().map(|(name, path)| format!("--{name}={}", text(path))));
+        let output = command.output().unwrap();
+        assert!(
+            !output.status.success() && said(&output).contains(words),
+            "{words}: {}",
+            said(&output)
+        );
+        assert!(!data.exists(), "{words}: nothing was touched");
+    }
+}
+
+/// Users and roles with certificates: `ann` may write below `app/`, `root` may do everything.
+async fn guard(channel: &Channel) {
+    let mut auth = pb::auth_client::AuthClient::new(channel.clone());
+    for name in ["root", "ann"] {
+        let (name, password) = (name.to_owned(), format!("{name}'s"));
+        let add = pb::AuthUserAddRequest { name, password, ..Default::default() };
+        auth.user_add(add).await.unwrap();
+    }
+    auth.role_add(pb::AuthRoleAddRequest { name: "app".into() }).await.unwrap();
+    let (key, range_end) = (b"app/".to_vec(), b"app0".to_vec());
+    let perm_type = crate::generated::authpb::permission::Type::Readwrite.into();
+    let perm = Some(crate::generated::authpb::Permission { perm_type, key, range_end });
+    let grant = pb::AuthRoleGrantPermissionRequest { name: "app".into(), perm };
+    auth.role_grant_permission(grant).await.unwrap();
+    for (user, role) in [("root", "root"), ("ann", "app")] {
+        let grant = pb::AuthUserGrantRoleRequest { user: user.into(), role: role.into() };
+        auth.user_grant_role(grant).await.unwrap();
+    }
+    auth.auth_enable(pb::AuthEnableRequest {}).await.unwrap();
+}
+
+#[tokio::test]
+async fn who_shows_no_token_is_the_user_that_the_certificate_names() {
+    let (mut office, dir) = (Office::new(), tempdir().unwrap());
+    let server = mutual(&mut office, &dir, &["--bcrypt-cost=4"]);
+    let [root, ann, eve] = ["root", "ann", "eve"].map(|name| office.client(name));
+    let nobody = office.issue(GOOD);
+    let address = server.address.clone();
+    let as_root = office.channel(&address, Some(&root)).await;
+    guard(&as_root).await;
+    let as_ann = office.channel(&address, Some(&ann)).await;
+    put_key(&as_root, "secret").await.unwrap();
+    put_key(&as_ann, "app/a").await.unwrap();
+    let refused = |result: Result<(), tonic::Status>| {
+        let status = result.unwrap_err();
+        (status.code(), status.message().to_owned())
+    };
+    let denied = (Code::PermissionDenied, "etcdserver: permission denied".to_owned());
+    let no_user = (Code::InvalidArgument, "etcdserver: user name is empty".to_owned());
+    assert_eq!(refused(put_key(&as_ann, "secret").await), denied);
+    let as_eve = office.channel(&address, Some(&eve)).await;
+    assert_eq!(refused(put_key(&as_eve, "app/a").await), denied, "there is no such user");
+    let as_nobody = office.channel(&address, Some(&nobody)).await;
+    assert_eq!(refused(put_key(&as_nobody, "app/a").await), no_user);
+    // A token goes before the certificate, for more and for less, and one that is none is not passed over.
+    let token = {
+        let request = pb::AuthenticateRequest { name: "ann".into(), password: "ann's".into() };
+        let mut auth = pb::auth_client::AuthClient::new(as_root.clone());
+        auth.authenticate(request).await.unwrap().into_inner().token
+    };
+    let by = |name: &'static str, value: &str| {
+        let put = pb::PutRequest { key: "secret".into(), ..Default::default() };
+        let mut request = Request::new(put);
+        request.metadata_mut().insert(name, value.parse().unwrap());
+        request
+    };
+    let mut kv = KvClient::new(as_root.clone());
+    assert_eq!(refused(kv.put(by("token", &token)).await.map(drop)), denied);
+    let void = (Code::Unauthenticated, "etcdserver: invalid auth token".to_owned());
+    assert_eq!(refused(kv.put(by("token", "x")).await.map(drop)), void);
+    // A gateway's certificate is not its clients', be it another's or our own.
+    assert_eq!(refused(kv.put(by("grpcgateway-accept", "*/*")).await.map(drop)), no_user);
+    let body = r#"{"key":"c2VjcmV0"}"#;
+    let answer =
+        office.http(&address, Some(&root), &BOTH, &post("/v3/kv/range", "", body)).unwrap();
+    assert!(answer.contains("user name is empty"), "{answer}");
+    let header = format!("Authorization: {token}\r\n");
+    let answer = office.http(&address, Some(&root), &BOTH, &post("/v3/kv/range", &header, body));
+    assert!(answer.as_ref().unwrap().contains("permission denied"), "{answer:?}");
+    // Who is taken away what it may do loses it, on a connection that is up.
+    let mut auth = pb::auth_client::AuthClient::new(as_root.clone());
+    auth.user_delete(pb::AuthUserDeleteRequest { name: "ann".into() }).await.unwrap();
+    assert_eq!(refused(put_key(&as_ann, "app/a").await), denied);
+}
+
+/// Where certificates are asked for and `--client-cert-auth` is not said, they open the door and name nobody; where
+/// none are asked for, none is looked at.
+#[tokio::test]
+async fn certificates_name_nobody_unless_they_are_to() {
+    let (mut office, dirs) = (Office::new(), [tempdir().unwrap(), tempdir().unwrap()]);
+    let ca = format!("--trusted-ca-file={}", text(&office.ca()));
+    let asks = secure(&mut office, &dirs[0], &[&ca, "--bcrypt-cost=4"]);
+    let open = secure(&mut office, &dirs[1], &["--bcrypt-cost=4"]);
+    let root = office.client("root");
+    for server in [&asks, &open] {
+        let channel = office.channel(&server.address, Some(&root)).await;
+        guard(&channel).await;
+        let status = put_key(&channel, "k").await.unwrap_err();
+        assert_eq!(status.message(), "etcdserver: user name is empty");
+    }
+    let refused = office.http(&asks.address, None, &BOTH, &get("/health")).unwrap_err();
+    assert!(refused.contains("CertificateRequired"), "{refused}");
+    let answer = office.http(&open.address, None, &BOTH, &get("/health")).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+/// Asks again until it is as wanted.
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < SEEN_MAX, "{what}");
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_are_read_again_while_connections_go_on_and_broken_ones_change_nothing() {
+    let (mut office, dir) = (Office::new(), tempdir().unwrap());
+    let mut next = Office::new();
+    let files = ["cert", "key", "ca"].map(|name| office.path(&format!("in-use.{name}.pem")));
+    let copy = |from: &Path, to: &Path| put(to, &std::fs::read(from).unwrap());
+    let first = office.issue(GOOD);
+    for (from, to) in [&first.cert, &first.key, &office.ca()].into_iter().zip(&files) {
+        copy(from, to);
+    }
+    let [ann, bob] = ["ann", "bob"].map(|name| office.client(name));
+    let flags = ["cert-file", "key-file", "trusted-ca-file"];
+    let mut flags: Vec<_> =
+        flags.iter().zip(&files).map(|(name, path)| format!("--{name}={}", text(path))).collect();
+    flags.push(format!("--client-crl-file={}", text(&office.crl())));
+    let flags: Vec<_> = flags.iter().map(String::as_str).collect();
+    let server = secure(&mut office, &dir, &flags);
+    let (of_ann, of_bob) = (
+        office.channel(&server.address, Some(&ann)).await,
+        office.channel(&server.address, Some(&bob)).await,
+    );
+    put_key(&of_ann, "k").await.unwrap();
+    put_key(&of_bob, "k").await.unwrap();
+    // Half a file. Whoever comes while it is there comes in by what there was.
+    put(&files[0], b"-----BEGIN CERTIFICATE-----\n");
+    let health = |office: &Office, card: &Card| {
+        office.http(&server.address, Some(card), &BOTH, &get("/health")).is_ok()
+    };
+    assert!(health(&office, &bob));
+    // Another authority's certificate, and its key. Old connections go on.
+    let second = next.issue(GOOD);
+    copy(&second.cert, &files[0]);
+    copy(&second.key, &files[1]);
+    until("another certificate is shown", || {
+        // It asks for a certificate of the old authority still.
+        next.http(&server.address, Some(&bob), &BOTH, &get("/health")).is_ok()
+    });
+    assert!(!health(&office, &bob), "the old one is not shown any more");
+    put_key(&of_ann, "k").await.unwrap();
+    // Who is revoked goes, also from a connection that is up; the others stay.
+    office.revoke(&[&ann]);
+    let runtime = tokio::runtime::Handle::current();
+    let is_out = || {
+        let put = async { put_key(&of_ann, "k").await };
+        tokio::task::block_in_place(|| runtime.block_on(put)).is_err()
+    };
+    until("the connection of who is revoked ends", is_out);
+    assert!(next.http(&server.address, Some(&ann), &BOTH, &get("/health")).is_err());
+    put_key(&of_bob, "k").await.unwrap();
+    // Another authority for clients: the old ones' are nothing any more.
+    next.revoke(&[]);
+    copy(&next.crl(), &office.crl());
+    copy(&next.ca(), &files[2]);
+    let carl = next.client("carl");
+    until("the new authority's clients come in", || health(&next, &carl));
+    assert!(next.http(&server.address, Some(&bob), &BOTH, &get("/health")).is_err());
+    let (status, said) = server.stop();
+    assert!(status.success(), "{said}");
+    assert!(said.contains("new certificates are in use with clients"), "{said}");
+    assert!(said.contains("its certificate was revoked"), "{said}");
+}
+
+#[test]
+fn a_broken_file_is_said_once_and_the_old_one_stays() {
+    let (mut office, dir) = (Office::new(), tempdir().unwrap());
+    let (card, cert, key) = (office.issue(GOOD), office.path("cert"), office.path("key"));
+    put(&cert, &std::fs::read(&card.cert).unwrap());
+    put(&key, &std::fs::read(&card.key).unwrap());
+    let files = [format!("--cert-file={}", text(&cert)), format!("--key-file={}", text(&key))];
+    let server = secure(&mut office, &dir, &[&files[0], &files[1]]);
+    put(&cert, b"broken");
+    // More looks than one while it is so.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(2500) {
+        let answer = office.http(&server.address, None, &BOTH, &get("/health"));
+        assert!(answer.unwrap().starts_with("HTTP/1.1 200"));
+        std::thread::sleep(LOOK_AGAIN);
+    }
+    let (_, said) = server.stop();
+    let complaints = said.matches("the certificates in use with clients stay: ").count();
+    assert_eq!(complaints, 1, "{said}");
+}
+
+#[tokio::test]
+async fn plain_words_at_an_encrypted_port_and_encrypted_ones_at_a_plain_port_are_told_so() {
+    let (mut office, dir) = (Office::new(), tempdir().unwrap());
+    let [plain] = free_ports();
+    let server = {
+        let card = office.issue(GOOD);
+        let [peer, client] = free_ports();
+        let mut all = flags(0, &[peer], client, dir.path());
+        let urls = format!("https://127.0.0.1:{client},http://127.0.0.1:{plain}");
+        all.push(format!("--listen-client-urls={urls}"));
+        all.push(format!("--cert-file={}", text(&card.cert)));
+        all.push(format!("--key-file={}", text(&card.key)));
+        Server::start(&all, client, &[]).ready()
+    };
+    let secure = server.address.clone();
+    let plain = format!("127.0.0.1:{plain}");
+    // One server, both ways.
+    let channel = Channel::from_shared(format!("http://{plain}")).unwrap().connect().await.unwrap();
+    put_key(&channel, "k").await.unwrap();
+    put_key(&office.channel(&secure, None).await, "k").await.unwrap();
+    let speak = |address: &str, words: &[u8]| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(words).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        String::from_utf8_lossy(&answer).into_owned()
+    };
+    let answer = speak(&secure, get("/health").as_bytes());
+    assert!(
+        answer.contains("400 Bad Request") && answer.contains("to an HTTPS server"),
+        "{answer}"
+    );
+    let lazy = Channel::from_shared(format!("http://{secure}")).unwrap().connect_lazy();
+    let status = put_key(&lazy, "k").await.unwrap_err();
+    assert!(format!("{status:?}").contains("use https://"), "{status:?}");
+    let refused = office.http(&plain, None, &BOTH, &get("/health")).unwrap_err();
+    assert!(refused.contains("received corrupt message"), "{refused}");
+    // Neither one nor the other.
+    for garbage in [&[0x16, 3, 1, 0xff, 0xff][..], &[0x16; 600], &[0; 600], &[0x80, 0x2e, 1, 0, 2]]
+    {
+        let mut stream = TcpStream::connect(&secure).unwrap();
+        stream.write_all(garbage).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).ok();
+    }
+    put_key(&channel, "k").await.unwrap();
+    let (_, said) = server.stop();
+    for words in [
+        "it does not speak TLS, and the port is for https://",
+        "it speaks TLS, and the port is for http://",
+        "is not encrypted: certificates count for https:// only",
+    ] {
+        assert!(said.contains(words), "{words:?} is not in {said}");
+    }
+}
+
+/// How long a connection stays, of whoever says so much and no more.
+fn stays(address: &str, words: &[u8]) -> Duration {
+    let begun = Instant::now();
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream.write_all(words).unwrap();
+    let mut answer = Vec::new();
+    match stream.read_to_end(&mut answer) {
+        Ok(_) => {}
+        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{words:?}"),
+    }
+    begun.elapsed()
+}
+
+#[test]
+fn who_does_not_go_through_the_handshake_is_gone_by_its_deadline() {
+    let (mut office, dirs) = (Office::new(), [tempdir().unwrap(), tempdir().unwrap()]);
+    let server = mutual(&mut office, &dirs[0], &[]);
+    let plain = Server::alone(&dirs[1], &[]);
+    // The beginning of a hello, which says that 512 bytes follow.
+    let half: &[u8] = &[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3];
+    let silent: [(&str, &[u8]); 4] = [
+        (&server.address, b""),
+        (&server.address, &half[..1]),
+        (&server.address, half),
+        (&plain.address, b""),
+    ];
+    std::thread::scope(|scope| {
+        let ends = silent.map(|(address, words)| scope.spawn(move || stays(address, words)));
+        for (end, (_, words)) in ends.into_iter().zip(silent) {
+            let stayed = end.join().unwrap();
+            let right = Duration::from_secs(9)..Duration::from_secs(20);
+            assert!(right.contains(&stayed), "{words:?} stayed for {stayed:?}");
+        }
+    });
+    let (_, said) = server.stop();
+    assert!(said.contains("it took more than 10s to say who it is"), "{said}");
+}
+
+#[test]
+fn any_number_of_silent_connections_keeps_nobody_out() {
+    let (mut office, dir) = (Office::new(), tempdir().unwrap());
+    let server = mutual(&mut office, &dir, &[]);
+    let card = office.client("ann");
+    let mut silent = Vec::new();
+    for number in 0..1200 {
+        let mut stream = TcpStream::connect(&server.address).unwrap();
+        if number % 2 == 0 {
+            stream.write_all(&[0x16, 3, 1, 2, 0]).unwrap();
+        }
+        silent.push(stream);
+        if number % 400 == 399 {
+            let begun = Instant::now();
+            let answer = office.http(&server.address, Some(&card), &BOTH, &get("/health"));
+            assert!(answer.unwrap().starts_with("HTTP/1.1 200"));
+            let took = begun.elapsed();
+            assert!(took < Duration::from_secs(5), "{took:?} among {number}");
+        }
+    }
+    // The first ones had to make room.
+    let mut first = silent.swap_remove(0);
+    first.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    match first.read(&mut [0]) {
+        Ok(read) => assert_eq!(read, 0),
+        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
+    }
+    assert!(server.stop().0.success());
+}
+
+/// `--auto-tls`: encrypted, and made anew at each start.
+#[test]
+fn a_server_can_make_its_own_certificate_to_be_tried_out() {
+    let dir = tempdir().unwrap();
+    let [peer, client] = free_ports();
+    let mut all = flags(0, &[peer], client, dir.path());
+    all.push(format!("--listen-client-urls=https://127.0.0.1:{client}"));
+    let server = Server::start(&all, client, &["--auto-tls"]).ready();
+    let url = format!("https://{}", server.address);
+    let ask = |more: &[&str]| {
+        let what = ["put", "k", "v", "--endpoints", &url, "--command-timeout", "3s"];
+        bowline().args(what).args(more).output().unwrap()
+    };
+    let done = ask(&["--insecure-skip-tls-verify"]);
+    assert!(done.status.success(), "{}", said(&done));
+    let office = Office::new();
+    let done = ask(&["--cacert", text(&office.ca())]);
+    assert!(!done.status.success(), "nobody has signed it");
+    let (_, said) = server.stop();
+    assert!(
+        said.contains("a certificate that nobody has signed") && said.contains("sha256="),
+        "{said}"
+    );
+}
