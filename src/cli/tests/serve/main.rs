@@ -5,10 +5,14 @@
 mod generated;
 
 mod auth;
+mod contenders;
+mod crew;
 mod differential;
 mod gateway;
+mod go;
 mod kv;
 mod lease;
+mod ledger;
 mod locks;
 mod members;
 mod office;

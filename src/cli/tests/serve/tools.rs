@@ -12,12 +12,17 @@ use crate::process::Server;
 pub(crate) fn etcdctl(server: &Server) -> Option<Command> {
     let mut command = Command::new("etcdctl");
     command.env("ETCDCTL_API", "3").args(["--endpoints", &server.address]);
+    is_there().then_some(command)
+}
+
+/// Whether it is installed; says so if not.
+pub(crate) fn is_there() -> bool {
     let is_there = Command::new("etcdctl").arg("version").stdout(Stdio::null()).status().is_ok();
     if !is_there {
         // Past the test harness, which would keep it to itself.
         drop(writeln!(io::stderr(), "SKIPPED: etcdctl is not installed (Debian: etcd-client)"));
     }
-    is_there.then_some(command)
+    is_there
 }
 
 fn run(server: &Server, arguments: &[&str]) -> Option<String> {

@@ -1,0 +1,140 @@
+// What programs do with etcd's Go client, as its pages show it. The test beside it kills servers meanwhile.
+//
+//	program SCENE ADDRESS...
+//
+// It goes on until its standard input ends. What it did it says as lines of JSON, which the test judges; what must
+// not be, it says on its standard error, and fails.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+)
+
+// How long the longest call may take: an election, and a machine that is busy.
+const patience = 2 * time.Minute
+
+// Longer than any of it takes: no session ends by itself.
+const sessionSeconds = 60
+
+// How long it waits before it asks again.
+const again = 20 * time.Millisecond
+
+var scenes = map[string]func(*world){
+	"mutex": mutexes,
+	"cron":  cron,
+	"watch": watched,
+	"stm":   transactions,
+}
+
+type world struct {
+	*clientv3.Client
+	ctx     context.Context
+	stopped atomic.Bool
+	out     sync.Mutex
+}
+
+func main() {
+	log.SetFlags(0)
+	if len(os.Args) < 3 || scenes[os.Args[1]] == nil {
+		log.Fatal("program SCENE ADDRESS...")
+	}
+	client, err := clientv3.New(clientv3.Config{Endpoints: os.Args[2:], DialTimeout: 10 * time.Second})
+	check(err)
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	w := &world{Client: client, ctx: ctx}
+	go func() {
+		_, err := io.Copy(io.Discard, os.Stdin)
+		check(err)
+		w.stopped.Store(true)
+	}()
+	scenes[os.Args[1]](w)
+}
+
+// A hold of a lock, or a term of a leader: by which key, and what was counted under it.
+type hold struct {
+	Created int64 `json:"created"`
+	Value   int64 `json:"value"`
+	Put     int64 `json:"put"`
+}
+
+func (w *world) going() bool { return !w.stopped.Load() }
+
+func (w *world) say(what any) {
+	w.out.Lock()
+	defer w.out.Unlock()
+	check(json.NewEncoder(os.Stdout).Encode(what))
+}
+
+// The row of a key, from a server that answers; nil if there is none.
+func (w *world) row(key string) (value int64, revision int64) {
+	response := w.get(key)
+	if len(response.Kvs) == 0 {
+		return 0, 0
+	}
+	value, err := strconv.ParseInt(string(response.Kvs[0].Value), 10, 64)
+	check(err)
+	return value, response.Kvs[0].ModRevision
+}
+
+func (w *world) get(key string, options ...clientv3.OpOption) *clientv3.GetResponse {
+	for begun := time.Now(); ; time.Sleep(again) {
+		response, err := w.Get(w.ctx, key, options...)
+		if err == nil {
+			return response
+		}
+		if time.Since(begun) > patience {
+			log.Fatal("nobody answers: ", err)
+		}
+	}
+}
+
+func (w *world) session() *concurrency.Session {
+	for begun := time.Now(); ; time.Sleep(again) {
+		session, err := concurrency.NewSession(w.Client, concurrency.WithTTL(sessionSeconds))
+		if err == nil {
+			return session
+		}
+		if time.Since(begun) > patience {
+			log.Fatal("no session: ", err)
+		}
+	}
+}
+
+// Ends a session and all that hangs on it, for certain.
+func (w *world) end(session *concurrency.Session) {
+	err := session.Close()
+	for err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		time.Sleep(again)
+		_, err = w.Revoke(w.ctx, session.Lease())
+	}
+}
+
+// Whoever holds what it holds through a session: it must not have ended.
+func alive(session *concurrency.Session) {
+	select {
+	case <-session.Done():
+		log.Fatal("a session has ended that was renewed")
+	default:
+	}
+}
+
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}

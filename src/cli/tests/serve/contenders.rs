@@ -1,0 +1,278 @@
+//! One lock, and clients of four kinds that want it: Go's concurrency package, `etcdctl lock`, `v3lockpb.Lock` over
+//! gRPC, and a program that embeds the library and is a member of the same cluster. All of them stand in one line,
+//! and servers are killed meanwhile.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use bowline::{Config, Node, Session, Wait};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::runtime::Handle;
+use tonic::transport::Channel;
+
+use crate::crew::Crew;
+use crate::generated::{etcdserverpb as pb, v3lockpb};
+use crate::go::{Scene, counts, program};
+use crate::ledger::{Count, count, judge, row};
+use crate::tools::is_there;
+use pb::lease_client::LeaseClient;
+use v3lockpb::lock_client::LockClient;
+
+/// The lock and the counter, as the program in Go calls them.
+const NAME: &str = "shared";
+const COUNTER: &str = "shared-counter";
+
+/// Longer than any of it takes: no lease ends by itself.
+const LEASE_SECONDS: i64 = 60;
+
+/// How long a contender may take for its next hold.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// How long to wait before trying again.
+const AGAIN: Duration = Duration::from_millis(10);
+
+/// What all contenders of this process share.
+#[derive(Default)]
+struct Ring {
+    ended: AtomicBool,
+    inside: AtomicUsize,
+    counts: Mutex<Vec<(&'static str, Count)>>,
+    /// What must not be, once it was seen.
+    wrong: Mutex<Option<String>>,
+}
+
+impl Ring {
+    fn goes_on(&self) -> bool {
+        !self.ended.load(Ordering::SeqCst)
+    }
+
+    /// What a holder does: nobody else of this process may be inside.
+    async fn hold(&self, kind: &'static str, channel: &Channel, key: &str) {
+        let others = self.inside.fetch_add(1, Ordering::SeqCst);
+        let count = count(channel, key, COUNTER).await;
+        self.counts.lock().unwrap().push((kind, count));
+        self.inside.fetch_sub(1, Ordering::SeqCst);
+        if others > 0 {
+            *self.wrong.lock().unwrap() = Some(format!("{kind} is not alone: {count:?}"));
+        }
+    }
+
+    fn holds_of(&self, kind: &str) -> usize {
+        self.counts.lock().unwrap().iter().filter(|(found, _)| *found == kind).count()
+    }
+}
+
+/// Ends a lease and what hangs on it, for certain.
+async fn revoke(channel: &Channel, id: i64) {
+    loop {
+        let request = pb::LeaseRevokeRequest { id };
+        match LeaseClient::new(channel.clone()).lease_revoke(request).await {
+            Ok(_) => return,
+            Err(status) if status.code() == tonic::Code::NotFound => return,
+            Err(_) => tokio::time::sleep(AGAIN).await,
+        }
+    }
+}
+
+const GRPC: &str = "v3lock";
+
+/// Takes and releases over gRPC, each time with another lease: of a call that failed nobody knows what it did.
+async fn over_grpc(ring: Arc<Ring>, channel: Channel) {
+    while ring.goes_on() {
+        let grant = pb::LeaseGrantRequest { ttl: LEASE_SECONDS, id: 0 };
+        let Ok(granted) = LeaseClient::new(channel.clone()).lease_grant(grant).await else {
+            tokio::time::sleep(AGAIN).await;
+            continue;
+        };
+        let lease = granted.into_inner().id;
+        let mut locks = LockClient::new(channel.clone());
+        let request = v3lockpb::LockRequest { name: NAME.into(), lease };
+        if let Ok(held) = locks.lock(request).await {
+            let key = held.into_inner().key;
+            ring.hold(GRPC, &channel, std::str::from_utf8(&key).unwrap()).await;
+            drop(locks.unlock(v3lockpb::UnlockRequest { key }).await);
+        }
+        revoke(&channel, lease).await;
+    }
+}
+
+const EMBEDDED: &str = "embedded";
+
+/// A program that embeds the library. A task that says why has a place of its own in the line.
+async fn embedded(ring: Arc<Ring>, session: Session, why: Option<&'static str>, channel: Channel) {
+    let mutex = session.mutex(NAME);
+    while ring.goes_on() {
+        let call = mutex.lock();
+        let guard = match why {
+            Some(why) => call.why(why).await.unwrap(),
+            None => call.await.unwrap(),
+        };
+        let key = std::str::from_utf8(guard.key()).unwrap();
+        ring.hold(EMBEDDED, &channel, key).await;
+        assert!(guard.is_held(), "a session has ended that lived");
+        guard.release().await.unwrap();
+    }
+}
+
+const TERMINAL: &str = "etcdctl";
+
+/// Somebody at a terminal: `etcdctl lock`, and Ctrl-C when the work is done.
+struct Terminal {
+    /// What runs there now.
+    child: Arc<Mutex<Option<Child>>>,
+    hands: Option<JoinHandle<()>>,
+}
+
+impl Terminal {
+    fn with(ring: &Arc<Ring>, crew: &Crew) -> Self {
+        let (ring, channel, child) = (Arc::clone(ring), crew.channel(), Arc::default());
+        let (addresses, at) = (crew.addresses().join(","), Arc::clone(&child));
+        let runtime = Handle::current();
+        let hands = std::thread::spawn(move || {
+            while ring.goes_on() {
+                lock_once(&ring, &addresses, &channel, &at, &runtime);
+            }
+        });
+        Self { child, hands: Some(hands) }
+    }
+
+    /// Waits until the last hold is over.
+    fn ends(mut self) {
+        self.hands.take().unwrap().join().unwrap();
+    }
+}
+
+impl Drop for Terminal {
+    /// Nothing is left running where a test has failed.
+    fn drop(&mut self) {
+        if let Some(child) = self.child.lock().unwrap().as_mut() {
+            drop(child.kill());
+        }
+    }
+}
+
+fn lock_once(
+    ring: &Ring,
+    addresses: &str,
+    channel: &Channel,
+    at: &Mutex<Option<Child>>,
+    runtime: &Handle,
+) {
+    let mut command = Command::new("etcdctl");
+    command.env("ETCDCTL_API", "3").args(["--endpoints", addresses, "lock", NAME]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let says = child.stdout.take().unwrap();
+    let pid = Pid::from_child(&child);
+    *at.lock().unwrap() = Some(child);
+    let mut key = String::new();
+    BufReader::new(says).read_line(&mut key).unwrap();
+    let key = key.trim();
+    if !key.is_empty() {
+        runtime.block_on(ring.hold(TERMINAL, channel, key));
+        kill_process(pid, Signal::INT).ok();
+    }
+    let ended = at.lock().unwrap().as_mut().unwrap().wait().unwrap();
+    if !ended.success()
+        && let Some((_, lease)) = key.rsplit_once('/')
+    {
+        // Its server died under it. What it leaves ends with its lease; here it is known which.
+        runtime.block_on(revoke(channel, i64::from_str_radix(lease, 16).unwrap()));
+    }
+}
+
+/// A node of the library in this process, in the last place of the crew.
+fn embed(crew: &Crew) -> Node {
+    let members = crew.members();
+    let (name, address) = members.last().unwrap().clone();
+    let config = Config::new(crew.data(members.len() - 1), name)
+        .listen(address.clone())
+        .advertise(address)
+        .members(members)
+        // What `bowline serve` takes where nobody says otherwise.
+        .cluster_token("etcd-cluster")
+        .insecure_peers(true)
+        .heartbeat(Duration::from_millis(20))
+        .election_timeout(Duration::from_millis(200));
+    Node::start(config).wait().unwrap()
+}
+
+/// Waits until a kind of this process has held once more.
+fn holds_again(ring: &Ring, kind: &'static str) {
+    let (before, begun) = (ring.holds_of(kind), Instant::now());
+    while ring.holds_of(kind) == before {
+        assert_eq!(*ring.wrong.lock().unwrap(), None);
+        assert!(begun.elapsed() < PATIENCE, "{kind} stands still");
+        std::thread::sleep(AGAIN);
+    }
+}
+
+#[test]
+fn clients_of_all_kinds_stand_in_one_line_while_servers_are_killed() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let inside = runtime.enter();
+    let crew = Crew::still(3, 4);
+    // It begins without a quorum, as the others do.
+    let node = embed(&crew);
+    let mut crew = crew.begun();
+    let (ring, addresses) = (Arc::new(Ring::default()), crew.addresses());
+    let mut kinds = vec![GRPC, EMBEDDED];
+    let mut tasks = vec![runtime.spawn(over_grpc(Arc::clone(&ring), crew.channel()))];
+    let session = node.session().wait().unwrap();
+    for why in [None, Some("to be in line")] {
+        let (ring, session) = (Arc::clone(&ring), session.clone());
+        tasks.push(runtime.spawn(embedded(ring, session, why, crew.channel())));
+    }
+    let mut terminal = None;
+    if is_there() {
+        kinds.push(TERMINAL);
+        terminal = Some(Terminal::with(&ring, &crew));
+    }
+    let mut go = program().map(|program| Scene::begin(program, "mutex", &addresses));
+    let ring_goes_on = || kinds.iter().for_each(|kind| holds_again(&ring, kind));
+    let all_go_on = |go: &mut Option<Scene>| {
+        ring_goes_on();
+        go.iter_mut().for_each(Scene::goes_on);
+    };
+    let go_on = std::cell::RefCell::new(&mut go);
+    crew.kill_in_turn(|| all_go_on(&mut go_on.borrow_mut()), || all_go_on(&mut go_on.borrow_mut()));
+    ring.ended.store(true, Ordering::SeqCst);
+    for task in tasks {
+        runtime.block_on(task).unwrap();
+    }
+    terminal.into_iter().for_each(Terminal::ends);
+    let said = go.map(Scene::end).unwrap_or_default();
+    assert_eq!(*ring.wrong.lock().unwrap(), None);
+    let mut all = counts(&said);
+    all.extend(ring.counts.lock().unwrap().iter().map(|(_, count)| *count));
+    let (counter, _, _) = runtime.block_on(row(&crew.channel(), COUNTER));
+    judge(all, counter).unwrap();
+    drop(inside);
+    let shutdown = node.shutdown().wait();
+    assert!(shutdown.hanging.is_empty());
+}
+
+/// Two terminals, one lock, three servers of which one after the other is killed.
+#[test]
+fn two_terminals_hold_one_lock_in_turn_while_servers_are_killed() {
+    if !is_there() {
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let inside = runtime.enter();
+    let mut crew = Crew::of(3, 3);
+    let ring = Arc::new(Ring::default());
+    let terminals = [Terminal::with(&ring, &crew), Terminal::with(&ring, &crew)];
+    let goes_on = || holds_again(&ring, TERMINAL);
+    crew.kill_in_turn(goes_on, goes_on);
+    ring.ended.store(true, Ordering::SeqCst);
+    terminals.into_iter().for_each(Terminal::ends);
+    assert_eq!(*ring.wrong.lock().unwrap(), None);
+    let counts = ring.counts.lock().unwrap().iter().map(|(_, count)| *count).collect();
+    let (counter, _, _) = runtime.block_on(row(&crew.channel(), COUNTER));
+    drop(inside);
+    judge(counts, counter).unwrap();
+}

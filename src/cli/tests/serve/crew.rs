@@ -1,0 +1,149 @@
+//! Members of one cluster, each a process of its own, of which one after the other is killed and started again.
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use tempfile::TempDir;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::generated::etcdserverpb as pb;
+use crate::process::{Server, flags};
+use pb::maintenance_client::MaintenanceClient;
+
+/// How often a member is killed where nobody says otherwise: each of three once, and whoever leads then.
+const KILLS: usize = 4;
+
+/// Quick elections: what is killed is missed for a moment.
+const QUICK: [&str; 3] =
+    ["--heartbeat-interval=20", "--election-timeout=200", "--watch-progress-notify-interval=100ms"];
+
+/// See the module.
+pub(crate) struct Crew {
+    dir: TempDir,
+    peers: Vec<u16>,
+    clients: Vec<u16>,
+    /// `None` where a member is down.
+    servers: Vec<Option<Server>>,
+}
+
+/// Ports that stay free while nobody listens on them: below those that the system hands out to whoever connects.
+fn lasting_ports(count: usize) -> Vec<u16> {
+    static TAKEN: AtomicU16 = AtomicU16::new(0);
+    let some = u16::try_from(std::process::id() % 10_000).unwrap();
+    let mut ports = Vec::new();
+    while ports.len() < count {
+        let step = TAKEN.fetch_add(1, Ordering::Relaxed);
+        assert!(step < 10_000, "there are free ports");
+        let port = 12_000 + (some + step) % 10_000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            ports.push(port);
+        }
+    }
+    ports
+}
+
+impl Crew {
+    /// Starts a cluster of processes. `places` are all of its members: more than there are processes if others join.
+    pub(crate) fn of(processes: usize, places: usize) -> Self {
+        let crew = Self::still(processes, places);
+        crew.begun()
+    }
+
+    /// The same, before anything runs.
+    pub(crate) fn still(processes: usize, places: usize) -> Self {
+        let (peers, clients) = (lasting_ports(places), lasting_ports(processes));
+        let servers = clients.iter().map(|_| None).collect();
+        Self { dir: tempfile::tempdir().unwrap(), peers, clients, servers }
+    }
+
+    /// Starts all processes.
+    pub(crate) fn begun(mut self) -> Self {
+        let started: Vec<_> = (0..self.clients.len()).map(|at| self.start(at)).collect();
+        // None is ready before a quorum runs.
+        self.servers = started.into_iter().map(|server| Some(server.ready())).collect();
+        self
+    }
+
+    fn start(&self, at: usize) -> Server {
+        let flags = flags(at, &self.peers, self.clients[at], &self.data(at));
+        Server::start(&flags, self.clients[at], &QUICK)
+    }
+
+    /// Where a member keeps its data.
+    pub(crate) fn data(&self, at: usize) -> PathBuf {
+        self.dir.path().join(format!("m{at}"))
+    }
+
+    /// The members as they are told of each other: names and addresses.
+    pub(crate) fn members(&self) -> Vec<(String, String)> {
+        let member = |(at, port): (usize, &u16)| (format!("m{at}"), format!("127.0.0.1:{port}"));
+        self.peers.iter().enumerate().map(member).collect()
+    }
+
+    /// Where clients reach the processes, whether they run or not.
+    pub(crate) fn addresses(&self) -> Vec<String> {
+        self.clients.iter().map(|port| format!("127.0.0.1:{port}")).collect()
+    }
+
+    /// One that runs.
+    pub(crate) fn server(&self) -> &Server {
+        self.servers.iter().flatten().next().unwrap()
+    }
+
+    /// A channel to all of them: a call goes to one of those that can be reached.
+    pub(crate) fn channel(&self) -> Channel {
+        let endpoint = |address| Endpoint::from_shared(format!("http://{address}")).unwrap();
+        Channel::balance_list(self.addresses().into_iter().map(endpoint))
+    }
+
+    /// How often to kill: `BOWLINE_KILLS` says more.
+    pub(crate) fn kills() -> usize {
+        let kills = std::env::var("BOWLINE_KILLS").ok();
+        kills.map_or(KILLS, |kills| kills.parse().expect("BOWLINE_KILLS is a number"))
+    }
+
+    /// Kills one process after the other, each second one being the leader. `lived` is called while all run, and
+    /// `missed` while one is down: the caller sees to it that something happens meanwhile.
+    pub(crate) fn kill_in_turn(&mut self, mut lived: impl FnMut(), mut missed: impl FnMut()) {
+        for turn in 0..Self::kills() {
+            lived();
+            let leads = self.leader();
+            let others = (0..self.servers.len()).filter(|at| Some(*at) != leads);
+            let others: Vec<_> = others.collect();
+            let at = match leads {
+                Some(leads) if turn % 2 == 0 || others.is_empty() => leads,
+                _ => others[turn / 2 % others.len()],
+            };
+            // Dropped, it is killed with SIGKILL, and waited for.
+            drop(self.servers[at].take());
+            missed();
+            self.servers[at] = Some(self.start(at).ready());
+        }
+        lived();
+    }
+
+    /// Who leads, if it is one of the processes.
+    fn leader(&self) -> Option<usize> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            loop {
+                let channel = self.server().channel().await;
+                let status = MaintenanceClient::new(channel).status(pb::StatusRequest {}).await;
+                let leader = status.unwrap().into_inner().leader;
+                if leader == 0 {
+                    continue;
+                }
+                for (at, server) in self.servers.iter().enumerate() {
+                    let Some(server) = server else { continue };
+                    let mut own = MaintenanceClient::new(server.channel().await);
+                    let status = own.status(pb::StatusRequest {}).await.unwrap().into_inner();
+                    if status.header.unwrap().member_id == leader {
+                        return Some(at);
+                    }
+                }
+                return None;
+            }
+        })
+    }
+}

@@ -1,0 +1,168 @@
+//! Programs in Go that use etcd's client and its concurrency package (`src/cli/tests/go`), while servers are killed.
+//! Where Go or etcd's modules are not there the tests say so and pass.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, ChildStdin, Command, Stdio};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::crew::Crew;
+use crate::ledger::{Count, judge, row};
+
+/// How long a program may take for its next step: several elections, on a machine that is busy.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// How many lines a program is to say between two kills.
+const STEPS: usize = 2;
+
+/// The program, built once; none where that cannot be.
+pub(crate) fn program() -> Option<&'static Path> {
+    static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
+    PROGRAM.get_or_init(build).as_deref()
+}
+
+fn build() -> Option<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/go");
+    let go = |arguments: &[&str]| Command::new("go").args(arguments).current_dir(&source).output();
+    // Past the test harness, which would keep it to itself.
+    let skip = |why: &str| {
+        drop(writeln!(io::stderr(), "SKIPPED: {why}"));
+        None
+    };
+    match go(&["mod", "download"]) {
+        Err(_) => return skip("Go is not installed"),
+        Ok(output) if !output.status.success() => {
+            let why = String::from_utf8_lossy(&output.stderr);
+            return skip(&format!("etcd's modules for Go are not to be had: {}", why.trim()));
+        }
+        Ok(_) => {}
+    }
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs-in-go");
+    let built = go(&["build", "-o", program.to_str().unwrap(), "."]).unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    Some(program)
+}
+
+/// A scene that is being played.
+pub(crate) struct Scene {
+    child: Child,
+    /// It goes on while this is open.
+    goes_on: Option<ChildStdin>,
+    heard: Arc<(Mutex<Heard>, Condvar)>,
+    listens: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Heard {
+    lines: Vec<String>,
+    ended: bool,
+}
+
+impl Scene {
+    pub(crate) fn begin(program: &Path, scene: &str, addresses: &[String]) -> Self {
+        let mut command = Command::new(program);
+        command.arg(scene).args(addresses).env("ETCD_CLIENT_DEBUG", "fatal");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let (goes_on, says) = (child.stdin.take(), child.stdout.take().unwrap());
+        let heard = Arc::new((Mutex::new(Heard::default()), Condvar::new()));
+        let ear = Arc::clone(&heard);
+        let listens = std::thread::spawn(move || {
+            for line in BufReader::new(says).lines() {
+                ear.0.lock().unwrap().lines.push(line.unwrap());
+                ear.1.notify_all();
+            }
+            ear.0.lock().unwrap().ended = true;
+            ear.1.notify_all();
+        });
+        Self { child, goes_on, heard, listens: Some(listens) }
+    }
+
+    /// Waits until it has done something more.
+    pub(crate) fn goes_on(&mut self) {
+        let heard = self.heard.0.lock().unwrap();
+        let enough = heard.lines.len() + STEPS;
+        let waits = |heard: &mut Heard| heard.lines.len() < enough && !heard.ended;
+        let (heard, late) = self.heard.1.wait_timeout_while(heard, PATIENCE, waits).unwrap();
+        let (stands, ended) = (late.timed_out(), heard.ended);
+        drop(heard);
+        if stands || ended {
+            drop(self.child.kill());
+            let said = said(self.child.stderr.take().unwrap());
+            panic!("the program in Go {}: {said}", if ended { "ended" } else { "stands still" });
+        }
+    }
+
+    /// Ends it, which must end well. What it has said.
+    pub(crate) fn end(mut self) -> Vec<Value> {
+        drop(self.goes_on.take());
+        self.listens.take().unwrap().join().unwrap();
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "{}", said(self.child.stderr.take().unwrap()));
+        let heard = self.heard.0.lock().unwrap();
+        heard.lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+fn said(stderr: ChildStderr) -> String {
+    io::read_to_string(stderr).unwrap_or_default()
+}
+
+/// The counts among what was said.
+pub(crate) fn counts(said: &[Value]) -> Vec<Count> {
+    let counts = said.iter().filter(|line| line.get("put").is_some());
+    let count = |line: &Value| {
+        let number = |name: &str| line[name].as_i64().unwrap();
+        Count { put: number("put"), value: number("value"), created: number("created") }
+    };
+    counts.map(count).collect()
+}
+
+/// All scenes at a time, while one server after the other is killed and started again.
+fn play(nodes: usize) {
+    let Some(program) = program() else { return };
+    let mut crew = Crew::of(nodes, nodes);
+    let addresses = crew.addresses();
+    let begin = |scene| Scene::begin(program, scene, &addresses);
+    let scenes = std::cell::RefCell::new(["mutex", "cron", "watch", "stm"].map(begin));
+    let all_go_on = || scenes.borrow_mut().iter_mut().for_each(Scene::goes_on);
+    // Who is alone is missed by everybody.
+    let missed = || {
+        if nodes > 1 {
+            all_go_on()
+        }
+    };
+    crew.kill_in_turn(all_go_on, missed);
+    let [mutex, cron, watch, stm] = scenes.into_inner().map(Scene::end);
+    assert!(cron.iter().any(|line| line.get("observed").is_some()), "somebody was observed");
+    assert!(!watch.is_empty() && !stm.is_empty());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let channel = crew.channel();
+        for (said, counter) in [(mutex, "shared-counter"), (cron, "cron-jobs")] {
+            let (counter, _, _) = row(&channel, counter).await;
+            judge(counts(&said), counter).unwrap();
+        }
+    });
+}
+
+#[test]
+fn programs_in_go_go_on_while_one_of_three_servers_after_the_other_is_killed() {
+    play(3);
+}
+
+#[test]
+fn programs_in_go_go_on_when_the_only_server_is_killed_and_comes_back() {
+    play(1);
+}
