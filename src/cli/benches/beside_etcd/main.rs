@@ -1,0 +1,165 @@
+//! `bowline serve` beside etcd: both on this machine, in one run, asked the same by the same client.
+//!
+//! ```sh
+//! cargo bench -p bowline-cli --bench beside_etcd                   # one server, then three; some fifteen minutes
+//! cargo bench -p bowline-cli --bench beside_etcd -- --quick        # every row for a moment: that it runs
+//! cargo bench -p bowline-cli --bench beside_etcd -- --only put --nodes 3 --seconds 5 --pairs 5
+//! cargo bench -p bowline-cli --bench beside_etcd -- --etcd /path/to/another/etcd
+//! ```
+//!
+//! Servers are processes with their defaults, which sync each write to the same disk; clients are tasks of this
+//! process, which shares the processors with them. The two systems take turns, row by row, and the ratio is taken pair by
+//! pair. `docs/performance.md` says what the rows mean.
+
+#![allow(clippy::print_stdout, reason = "a benchmark reports to whoever runs it")]
+
+#[path = "../../src/generated/mod.rs"]
+mod generated;
+
+#[path = "../../tests/serve/process.rs"]
+#[allow(dead_code, reason = "shared with the tests")]
+mod process;
+
+mod bed;
+mod report;
+mod work;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use bed::{Bed, System};
+use report::{Pair, Row};
+use work::{ALL, Measured, Work, fill, run};
+
+/// How many clients ask at a time.
+const CLIENTS: [usize; 3] = [1, 32, 256];
+
+#[derive(Clone)]
+struct Options {
+    /// etcd's program.
+    etcd: String,
+    /// Only rows whose names contain this.
+    only: Option<String>,
+    /// How many servers.
+    nodes: Vec<usize>,
+    /// How long a row is measured, each time.
+    time: Duration,
+    /// How often each of the two is measured.
+    pairs: usize,
+    /// Leaves etcd out, for whoever looks with a profiler.
+    alone: bool,
+}
+
+impl Options {
+    fn from_args(args: &[String]) -> Result<Self, String> {
+        let (nodes, time) = (vec![1, 3], Duration::from_secs(2));
+        let etcd = "etcd".to_owned();
+        let mut options = Self { etcd, only: None, nodes, time, pairs: 3, alone: false };
+        let quick = |options: &mut Self| {
+            options.time = Duration::from_millis(50);
+            options.pairs = 1;
+        };
+        // `cargo bench` says so; whoever runs it otherwise only wants to see that it runs.
+        if !args.iter().any(|arg| arg == "--bench") {
+            quick(&mut options);
+        }
+        let mut args = args.iter();
+        while let Some(arg) = args.next() {
+            let mut value = || args.next().cloned().ok_or(format!("{arg} needs a value"));
+            let number = |text: String| text.parse::<usize>().map_err(|error| error.to_string());
+            match arg.as_str() {
+                "--bench" => {}
+                "--quick" => quick(&mut options),
+                "--alone" => options.alone = true,
+                "--etcd" => options.etcd = value()?,
+                "--only" => options.only = Some(value()?),
+                "--nodes" => options.nodes = vec![number(value()?)?],
+                "--seconds" => options.time = Duration::from_secs(number(value()?)? as u64),
+                "--pairs" => options.pairs = number(value()?)?.max(1),
+                other => return Err(format!("no option {other:?}; see the head of this file")),
+            }
+        }
+        Ok(options)
+    }
+
+    fn wants(&self, name: &str) -> bool {
+        self.only.as_ref().is_none_or(|only| name.contains(only.as_str()))
+    }
+}
+
+fn main() -> ExitCode {
+    let args: Vec<_> = std::env::args().skip(1).collect();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let compared = Options::from_args(&args).and_then(|options| {
+        runtime.map_err(|error| error.to_string())?.block_on(compare(&options))
+    });
+    match compared {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            println!("beside_etcd: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn compare(options: &Options) -> Result<(), String> {
+    let etcd = System::Etcd(options.etcd.clone());
+    let version = etcd.version();
+    if !options.alone && version.is_none() {
+        println!(
+            "SKIPPED: {} does not run (Debian: etcd-server); --etcd names another",
+            options.etcd
+        );
+        return Ok(());
+    }
+    println!("etcd: {}", version.unwrap_or_default());
+    for nodes in &options.nodes {
+        let bowline = Bed::made(&System::Bowline, *nodes).await;
+        let etcd = match options.alone {
+            true => None,
+            false => Some(Bed::made(&etcd, *nodes).await),
+        };
+        fill(&bowline).await;
+        if let Some(etcd) = &etcd {
+            fill(etcd).await;
+        }
+        report::head(*nodes);
+        for work in ALL {
+            for clients in CLIENTS {
+                let name = format!("{}, {clients}", work.name());
+                if options.wants(&name) {
+                    let row = measure(options, work, clients, &bowline, etcd.as_ref()).await;
+                    row.print(&name);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The two take turns, and who begins takes turns as well.
+async fn measure(
+    options: &Options,
+    work: Work,
+    clients: usize,
+    bowline: &Bed,
+    etcd: Option<&Bed>,
+) -> Row {
+    let mut row = Row::default();
+    for turn in 0..options.pairs {
+        let one = async |bed: &Bed| run(bed, work, clients, options.time).await;
+        let pair = match etcd {
+            None => Pair { bowline: one(bowline).await, etcd: Measured::default() },
+            Some(etcd) if turn % 2 == 0 => {
+                let etcd = one(etcd).await;
+                Pair { bowline: one(bowline).await, etcd }
+            }
+            Some(etcd) => {
+                let bowline = one(bowline).await;
+                Pair { bowline, etcd: one(etcd).await }
+            }
+        };
+        row.add(pair);
+    }
+    row
+}
