@@ -10,6 +10,7 @@ use crate::env::Env;
 use crate::metrics::Metrics;
 use crate::model::{
     self, ClusterId, JoinAsk, LeaseId, MemberRole, MemberWish, Members, Moment, NodeId, SnapshotId,
+    Term,
 };
 use crate::node::{
     Assembly, Bells, Contact, Health, Joined, NodeStatus, Origin, Role, Running, Settings, Shared,
@@ -191,6 +192,21 @@ impl Node {
     /// What the node says about itself, as of its last turn.
     pub fn status(&self) -> NodeStatus {
         self.shared.status.borrow().clone()
+    }
+
+    /// The node's term, as [`status`](Self::status) has it, without a copy of everything else: for whoever asks with
+    /// every request.
+    ///
+    /// ```
+    /// # use bowline::{Config, Node, Wait};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// # node.client().put("k", "v").wait().unwrap();
+    /// assert_eq!(node.term(), node.status().term);
+    /// # node.shutdown().wait();
+    /// ```
+    pub fn term(&self) -> Term {
+        self.shared.status.borrow().term
     }
 
     /// How the node is: a verdict for programs, and a sentence for people. Asks nobody and never waits.

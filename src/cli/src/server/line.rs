@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bowline::{
-    Compare, EventKind, KeyRange, KeyValue, LeaseId, Op, Put, Revision, RevisionBounds, SortOrder,
-    SortTarget, TxnResult,
+    Compare, EventKind, KeyRange, KeyValue, LeaseId, Op, Put, Range, Revision, RevisionBounds,
+    Sort, SortOrder, SortTarget, TxnResult,
 };
 use bytes::Bytes;
 use tokio::sync::oneshot;
@@ -87,7 +87,8 @@ async fn stand(
         Err(status) => return drop(caller.send(Err(status))),
     };
     let outcome = tokio::select! {
-        outcome = wait(member, who, name, &entered.place, gone) => Some(outcome),
+        biased;
+        outcome = wait(member, who, name, &entered, gone) => Some(outcome),
         () = caller.closed() => None,
     };
     let left = match outcome {
@@ -108,6 +109,8 @@ async fn stand(
 struct Entered {
     place: Place,
     is_new: bool,
+    /// Nobody stood before it when it was entered.
+    is_first: bool,
 }
 
 async fn enter(
@@ -124,22 +127,33 @@ async fn enter(
     let key = Bytes::from([name, b"/", lease.to_string().as_bytes()].concat());
     let txn = member.acting(who).txn().when(Compare::create_revision(key.clone()).eq(0u64));
     let put = Put::new(key.clone(), value.clone()).lease(lease);
-    let reply = txn.then(put).or_else(Op::get(key.clone())).commit().await.map_err(refused)?;
-    let place = |created| Place { key: key.clone(), lease, created, revision: reply.revision };
-    if reply.succeeded {
-        return Ok(Entered { place: place(reply.revision), is_new: true });
-    }
-    let Some(TxnResult::Range(rows)) = reply.results.first() else {
-        return Err(Status::internal("bowline: a transaction without its answer"));
+    // Who is first is said in the same breath: where nobody waits, entering is all that there is to do.
+    let line = Range {
+        limit: Some(1),
+        sort: Sort { target: SortTarget::Create, order: SortOrder::Ascend },
+        keys_only: true,
+        ..Range::new(keys_of(name))
     };
-    let Some(row) = rows.kvs.first() else {
+    let txn = txn.then(put).then(Op::Range(line.clone()));
+    let txn = txn.or_else(Op::get(key.clone())).or_else(Op::Range(line));
+    let reply = txn.commit().await.map_err(refused)?;
+    let [own, TxnResult::Range(line)] = &reply.results[..] else {
+        return Err(Status::internal("bowline: a transaction without its answers"));
+    };
+    let is_first = line.kvs.first().is_some_and(|first| first.key == key);
+    let place = |created| Place { key: key.clone(), lease, created, revision: reply.revision };
+    let row = match own {
+        TxnResult::Range(own) => own.kvs.first(),
+        _ => return Ok(Entered { place: place(reply.revision), is_new: true, is_first }),
+    };
+    let Some(row) = row else {
         return Err(Status::internal("bowline: a key that is there and is not"));
     };
     let place = place(row.create_revision);
     if row.value != value {
         rename(member, who, &place, value).await?;
     }
-    Ok(Entered { place, is_new: false })
+    Ok(Entered { place, is_new: false, is_first })
 }
 
 /// Gives a place another value.
@@ -179,9 +193,13 @@ async fn wait(
     member: &Member,
     who: &Identity,
     name: &[u8],
-    place: &Place,
+    entered: &Entered,
     gone: &'static str,
 ) -> Result<Revision, Status> {
+    let place = &entered.place;
+    if entered.is_first {
+        return Ok(place.revision);
+    }
     loop {
         let before = last_before(member, who, name, place).await?;
         // Read after the line was: the replica is at least as new.

@@ -86,7 +86,7 @@ impl Maintenance for MaintenanceService {
             errors.insert(0, Reason::NoLeader.text());
         }
         Ok(Response::new(pb::StatusResponse {
-            header: self.0.header_of(&status, self.0.client().revision()),
+            header: self.0.header_now(),
             version: VERSION.to_owned(),
             db_size: metrics.state_bytes as i64,
             leader: status.leader.map_or(0, NodeId::get),

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use bowline::{
     Access, AccessRefusal, ActingClient, Client, Error, Lease, LeaseId, MemberRole, Node, NodeId,
-    NodeStatus, Refusal, Revision, Term, Verdict,
+    Refusal, Revision, Term, Verdict,
 };
 use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit, Semaphore};
 use tonic::Status;
@@ -42,6 +42,8 @@ pub(super) struct Member {
     node: Node,
     client: Client,
     options: Options,
+    /// Its own: the same for as long as it runs.
+    id: NodeId,
     cluster_id: u64,
     next_lease: AtomicU64,
     snapshots: Arc<Semaphore>,
@@ -55,7 +57,8 @@ impl Member {
         let client = node.client();
         // The id is a hash of twice the size; either half of it would do.
         let cluster_id = node.cluster().0 as u64;
-        let next_lease = AtomicU64::new(first_lease(node.status().id));
+        let id = node.status().id;
+        let next_lease = AtomicU64::new(first_lease(id));
         let (snapshots, snapshot) = (Arc::new(Semaphore::new(SNAPSHOTS_MAX)), Mutex::default());
         let (passwords, tokens) =
             (Passwords::new(options.bcrypt_cost), Tokens::new(options.token_ttl));
@@ -63,6 +66,7 @@ impl Member {
             node,
             client,
             options,
+            id,
             cluster_id,
             next_lease,
             snapshots,
@@ -113,20 +117,10 @@ impl Member {
 
     /// What every answer begins with; `revision` is the store's when the answer was made.
     pub(super) fn header(&self, revision: Revision) -> Option<ResponseHeader> {
-        let status = self.node.status();
-        self.header_of(&status, revision)
-    }
-
-    /// The same, without a look at the node.
-    pub(super) fn header_of(
-        &self,
-        status: &NodeStatus,
-        revision: Revision,
-    ) -> Option<ResponseHeader> {
-        let Term(raft_term) = status.term;
+        let Term(raft_term) = self.node.term();
         Some(ResponseHeader {
             cluster_id: self.cluster_id,
-            member_id: status.id.get(),
+            member_id: self.id.get(),
             revision: revision.get() as i64,
             raft_term,
         })
@@ -144,9 +138,8 @@ impl Member {
 
     /// Whether it does not vote.
     pub(super) fn is_learner(&self) -> bool {
-        let status = self.node.status();
-        let own = status.members.iter().find(|member| member.id == status.id);
-        own.is_some_and(|member| member.role == MemberRole::Learner)
+        let members = self.node.members();
+        members.get(self.id).is_some_and(|own| own.role == MemberRole::Learner)
     }
 
     /// Refuses what learners do not do.
