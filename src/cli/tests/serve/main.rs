@@ -19,6 +19,7 @@ mod office;
 mod operate;
 #[allow(dead_code, reason = "shared with the tests of the commands")]
 mod process;
+mod rust_client;
 mod snapshot;
 mod tls;
 mod tls_members;
