@@ -21,9 +21,9 @@ use pb::maintenance_client::MaintenanceClient;
 use pb::watch_client::WatchClient;
 
 /// What checks passwords as fast as it can be told to.
-const CHEAP: [&str; 2] = ["--bcrypt-cost", "4"];
+pub(crate) const CHEAP: [&str; 2] = ["--bcrypt-cost", "4"];
 
-fn by<T>(token: &str, message: T) -> Request<T> {
+pub(crate) fn by<T>(token: &str, message: T) -> Request<T> {
     let mut request = Request::new(message);
     if !token.is_empty() {
         request.metadata_mut().insert("token", token.parse().unwrap());
@@ -36,7 +36,7 @@ fn says<T: std::fmt::Debug>(result: Result<T, Status>, code: Code, words: &str) 
     assert_eq!((status.code(), status.message()), (code, words));
 }
 
-async fn login(channel: &Channel, name: &str) -> Result<String, Status> {
+pub(crate) async fn login(channel: &Channel, name: &str) -> Result<String, Status> {
     let mut auth = AuthClient::new(channel.clone());
     let request = pb::AuthenticateRequest { name: name.into(), password: format!("{name}'s") };
     Ok(auth.authenticate(request).await?.into_inner().token)
@@ -44,7 +44,7 @@ async fn login(channel: &Channel, name: &str) -> Result<String, Status> {
 
 /// Users of their own names' passwords: `root`, `ann` who may read and write below `app/`, `rob` who may read there, and
 /// `bob` who has no role. In force.
-async fn guarded(server: &Server) -> Channel {
+pub(crate) async fn guarded(server: &Server) -> Channel {
     let channel = server.channel().await;
     let mut auth = AuthClient::new(channel.clone());
     for name in ["root", "ann", "rob", "bob"] {
@@ -83,7 +83,7 @@ fn get(key: &'static str) -> pb::RangeRequest {
 }
 
 /// Messages as they are on the wire.
-struct Raw;
+pub(crate) struct Raw;
 
 impl Codec for Raw {
     type Encode = Bytes;

@@ -10,6 +10,7 @@ mod crew;
 mod differential;
 mod gateway;
 mod go;
+mod hostile;
 mod kv;
 mod lease;
 mod ledger;
@@ -19,6 +20,7 @@ mod office;
 mod operate;
 #[allow(dead_code, reason = "shared with the tests of the commands")]
 mod process;
+mod rights;
 mod rust_client;
 mod snapshot;
 mod tls;

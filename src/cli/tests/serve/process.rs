@@ -57,11 +57,22 @@ pub(crate) fn flags(own: usize, peers: &[u16], client: u16, dir: &Path) -> Vec<S
 
 /// Asks something over plain HTTP: the first line's code, and the body as it comes.
 pub(crate) fn http(address: &str, method: &str, path: &str, body: &str) -> (u16, HttpBody) {
+    http_with(address, method, path, "", body)
+}
+
+/// The same, with more headers, each with its line's end.
+pub(crate) fn http_with(
+    address: &str,
+    method: &str,
+    path: &str,
+    headers: &str,
+    body: &str,
+) -> (u16, HttpBody) {
     let mut stream = TcpStream::connect(address).unwrap();
     let length = body.len();
     write!(
         stream,
-        "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+        "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}Content-Length: {length}\r\n\r\n{body}"
     )
     .unwrap();
     HttpBody::of(stream)
@@ -188,8 +199,13 @@ impl Server {
     /// Starts a member, which is not ready yet.
     pub(crate) fn start(flags: &[String], client: u16, more: &[&str]) -> Self {
         let mut command = bowline();
-        command.arg("serve").args(flags).args(more).stderr(Stdio::piped());
-        let child = command.spawn().unwrap();
+        command.arg("serve").args(flags).args(more);
+        Self::run(command, client)
+    }
+
+    /// Starts a member by a command, which may be a shell that becomes one.
+    pub(crate) fn run(mut command: Command, client: u16) -> Self {
+        let child = command.stderr(Stdio::piped()).spawn().unwrap();
         Self { child, said: None, address: format!("127.0.0.1:{client}") }
     }
 
@@ -218,6 +234,19 @@ impl Server {
     pub(crate) fn http(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         let (code, mut body) = http(&self.address, method, path, body);
         (code, body.text())
+    }
+
+    /// How many bytes of memory it has.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let path = format!("/proc/{}/status", self.child.id());
+        let text = std::fs::read_to_string(path).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    }
+
+    /// How many descriptors it has open.
+    pub(crate) fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
     }
 
     /// It stands still from now on.

@@ -72,8 +72,12 @@ impl HttpBody for Requests {
                         this.read.extend_from_slice(&data);
                     }
                 }
+                // Not as cancelled, which tonic would take for an end: whoever only listens from now on stays, and
+                // this client is gone, which nobody would notice any more.
                 Some(Err(error)) => {
-                    return Poll::Ready(Some(Err(Status::cancelled(error.to_string()))));
+                    this.ended = true;
+                    let words = format!("bowline: the request broke off: {error}");
+                    return Poll::Ready(Some(Err(Status::invalid_argument(words))));
                 }
             }
         }

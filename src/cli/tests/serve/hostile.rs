@@ -1,0 +1,510 @@
+//! Clients that mean no good, or nothing at all: bytes without sense, too much of everything, and connections that only
+//! cost. Whatever they do, the server answers the others, keeps its memory and its descriptors, and stops in good order.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::Message;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use serde_json::{Value, json};
+use tempfile::tempdir;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use crate::auth::{Raw, by};
+use crate::generated::etcdserverpb as pb;
+use crate::process::{Server, flags, free_ports, http, http_with};
+use pb::kv_client::KvClient;
+use pb::request_op::Request as Op;
+
+/// How soon a put is answered, whatever else goes on. The machine may be busy with other tests.
+const IN_TIME: Duration = Duration::from_secs(5);
+
+/// How much memory may be left of it all, in bytes: allocators keep some.
+const LEFT_MAX: u64 = 96 << 20;
+
+/// What HTTP/2 begins with, and settings without a wish.
+const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+/// Numbers that look random and are the same in every run: splitmix64.
+struct Dice(u64);
+
+impl Dice {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    fn bytes(&mut self, length_max: u64) -> Vec<u8> {
+        let length = self.below(length_max);
+        (0..length).map(|_| self.next() as u8).collect()
+    }
+}
+
+async fn put(channel: &Channel, value: Vec<u8>) -> Result<(), Status> {
+    let request = pb::PutRequest { key: "k".into(), value: value.into(), ..Default::default() };
+    KvClient::new(channel.clone()).put(request).await.map(drop)
+}
+
+/// A put is answered, in time.
+async fn answers(channel: &Channel) {
+    let put = tokio::time::timeout(IN_TIME, put(channel, b"v".to_vec()));
+    put.await.expect("in time").expect("answered");
+}
+
+/// Says something, ends, and hears what there is to hear.
+fn say(address: &str, words: &[u8]) -> Vec<u8> {
+    let Ok(mut stream) = TcpStream::connect(address) else { return Vec::new() };
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    // It may have been sent away in the middle of it.
+    if stream.write_all(words).is_ok() {
+        stream.shutdown(std::net::Shutdown::Write).ok();
+    }
+    let mut answer = Vec::new();
+    if let Err(error) = stream.read_to_end(&mut answer) {
+        assert_ne!(error.kind(), std::io::ErrorKind::WouldBlock, "it hangs: {words:?}");
+    }
+    answer
+}
+
+/// It is as it was, and has nothing to say against itself.
+fn is_well(server: Server) {
+    let (status, said) = server.stop();
+    assert!(status.success(), "{said}");
+    for word in ["panicked", "overflow", "ERROR"] {
+        assert!(!said.contains(word), "{word:?} in {said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_without_sense_are_the_end_of_their_connection_and_of_nothing_else() {
+    let (dir, [peer, client]) = (tempdir().unwrap(), free_ports());
+    let server = Server::start(&flags(0, &[peer], client, dir.path()), client, &[]).ready();
+    let channel = server.channel().await;
+    answers(&channel).await;
+    let before = (server.memory_bytes(), server.descriptors());
+    let begins: [&[u8]; 8] = [
+        b"",
+        HTTP2,
+        b"PRI * HTTP/2.0\r\n",
+        b"POST /v3/kv/put HTTP/1.1\r\nHost: x\r\nContent-Length: 4096\r\n\r\n",
+        b"POST /v3/watch HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"GET /",
+        b"\x16\x03\x01",
+        // A frame of headers on stream 1.
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\0\0\x40\x01\x05\0\0\0\x01",
+    ];
+    let address = server.address.clone();
+    let peer = format!("127.0.0.1:{peer}");
+    let speaking = tokio::task::spawn_blocking(move || {
+        let mut dice = Dice(20_261_122);
+        for round in 0..160 {
+            let begin = begins[round % begins.len()];
+            let words = [begin, &dice.bytes(4096)].concat();
+            say(&address, &words);
+            say(&peer, &words);
+        }
+    });
+    speaking.await.unwrap();
+    answers(&channel).await;
+    // The same as messages of every method, in frames that are right.
+    let mut dice = Dice(7);
+    let pool = prost_reflect::DescriptorPool::decode(
+        include_bytes!("../../src/generated/descriptors.bin").as_slice(),
+    );
+    for service in pool.unwrap().services() {
+        for method in service.methods() {
+            // They would stop or change the server itself.
+            if ["Snapshot", "Defragment", "AuthEnable"].contains(&method.name()) {
+                continue;
+            }
+            let path = format!("/{}/{}", service.full_name(), method.name());
+            for _ in 0..4 {
+                let mut grpc = tonic::client::Grpc::new(channel.clone());
+                grpc.ready().await.unwrap();
+                let message = Bytes::from(dice.bytes(200));
+                let asked = by("", tokio_stream::once(message));
+                let heard = async {
+                    let answers = grpc.streaming(asked, path.parse().unwrap(), Raw).await?;
+                    answers.into_inner().message().await
+                };
+                // Whatever it says, and if it waits for more.
+                drop(tokio::time::timeout(Duration::from_millis(300), heard).await);
+            }
+        }
+    }
+    answers(&channel).await;
+    let (bytes, descriptors) = (server.memory_bytes(), server.descriptors());
+    assert!(bytes < before.0 + LEFT_MAX, "{bytes} bytes, before {}", before.0);
+    assert!(descriptors < before.1 + 32, "{descriptors} descriptors, before {}", before.1);
+    is_well(server);
+}
+
+/// Transactions in each other, as bytes of protobuf: made from the inside, since no library would write them.
+fn nested_txn(depth: usize) -> Bytes {
+    let put = pb::PutRequest { key: "n".into(), ..Default::default() };
+    let innermost = pb::RequestOp { request: Some(Op::RequestPut(put)) };
+    let inner = pb::TxnRequest { success: vec![innermost], ..Default::default() };
+    let mut bytes = Bytes::from(inner.encode_to_vec());
+    let field = |tag: u8, inside: &[u8]| {
+        let mut field = BytesMut::new();
+        field.put_u8(tag << 3 | 2);
+        prost::encode_length_delimiter(inside.len(), &mut field).unwrap();
+        field.put_slice(inside);
+        field.freeze()
+    };
+    for _ in 1..depth {
+        // `success` of a transaction, and in it an operation that is one.
+        bytes = field(2, &field(4, &bytes));
+    }
+    bytes
+}
+
+async fn transact(channel: &Channel, message: Bytes) -> Result<Bytes, Status> {
+    let mut grpc = tonic::client::Grpc::new(channel.clone());
+    grpc.ready().await.unwrap();
+    let path = "/etcdserverpb.KV/Txn".parse().unwrap();
+    Ok(grpc.unary(by("", message), path, Raw).await?.into_inner())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_nested_too_deeply_is_refused_in_either_language() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    for depth in [1, 2, 16] {
+        transact(&channel, nested_txn(depth)).await.unwrap();
+    }
+    for depth in [17, 33, 49, 50, 51, 99, 100, 101, 1000, 10_000] {
+        let refused = transact(&channel, nested_txn(depth)).await.unwrap_err();
+        let codes = [Code::InvalidArgument, Code::Internal];
+        assert!(codes.contains(&refused.code()), "{depth} deep: {refused:?}");
+    }
+    let transaction = |depth: usize| {
+        let (begin, end) = (r#"{"success":[{"request_txn":"#, "}]}");
+        format!("{}{{}}{}", begin.repeat(depth - 1), end.repeat(depth - 1))
+    };
+    let answer = |body: &str| {
+        let (code, mut answer) = http(&server.address, "POST", "/v3/kv/txn", body);
+        (code, answer.text())
+    };
+    for depth in [1, 2, 16] {
+        let (code, said) = answer(&transaction(depth));
+        assert_eq!(code, 200, "{depth} deep: {said}");
+    }
+    for depth in [17, 42, 43, 100, 10_000] {
+        let (code, said) = answer(&transaction(depth));
+        assert_eq!(code, 400, "{depth} deep: {said}");
+    }
+    let lists = "[".repeat(100_000);
+    let objects = r#"{"a":"#.repeat(100_000);
+    let unknown = format!(r#"{{"unknown":{}{}}}"#, "[".repeat(100), "]".repeat(100));
+    for (body, expected) in [(&lists, 400), (&objects, 400), (&unknown, 200)] {
+        let (code, said) = answer(body);
+        assert_eq!(code, expected, "{}: {said}", &body[..20]);
+    }
+    answers(&channel).await;
+    is_well(server);
+}
+
+/// A request of gRPC by hand: the head of its one message may say anything of it.
+async fn framed(channel: &Channel, message: Vec<u8>) -> Result<(), Status> {
+    put(channel, message).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_too_large_is_refused_before_it_costs() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    framed(&channel, vec![1; 1_500_000]).await.unwrap();
+    let before = server.memory_bytes();
+    let refused = framed(&channel, vec![1; 1_600_000]).await.unwrap_err();
+    assert_eq!(refused.message(), "etcdserver: request is too large");
+    for bytes in [2_200_000, 8 << 20, 64 << 20] {
+        let refused = framed(&channel, vec![1; bytes]).await.unwrap_err();
+        assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
+        assert!(refused.message().starts_with("grpc: received message larger than max"));
+    }
+    // More operations, keys and members than there may be.
+    let op = || pb::RequestOp { request: Some(Op::RequestPut(pb::PutRequest::default())) };
+    let many = pb::TxnRequest { success: (0..129).map(|_| op()).collect(), ..Default::default() };
+    let refused = KvClient::new(channel.clone()).txn(many).await.unwrap_err();
+    assert_eq!(refused.message(), "etcdserver: too many operations in txn request");
+    // JSON: by its length, by what comes, and without an end.
+    let post = |head: &str, body: &[u8]| {
+        let head =
+            format!("POST /v3/kv/put HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{head}\r\n\r\n");
+        let answer = say(&server.address, &[head.as_bytes(), body].concat());
+        String::from_utf8_lossy(&answer).into_owned()
+    };
+    let large = vec![b' '; 6 << 20];
+    let answer = post(&format!("Content-Length: {}", large.len()), &large);
+    assert!(answer.contains("429") || answer.is_empty(), "{answer}");
+    let chunk = [format!("{:x}\r\n", large.len()).as_bytes(), &large, b"\r\n"].concat();
+    let answer = post("Transfer-Encoding: chunked", &chunk);
+    assert!(answer.contains("429") || answer.is_empty(), "{answer}");
+    for length in ["-1", "18446744073709551616", "99999999999999999999999", "1, 2", "0x10"] {
+        let answer = post(&format!("Content-Length: {length}"), b"{}");
+        assert!(answer.starts_with("HTTP/1.1 400"), "{length}: {answer}");
+    }
+    answers(&channel).await;
+    let after = server.memory_bytes();
+    assert!(after < before + LEFT_MAX, "{after} bytes, before {before}");
+    is_well(server);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn absurd_headers_are_refused_or_passed_over() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let ask = |line: &str, headers: &str| {
+        let request = format!("{line}\r\nHost: x\r\nConnection: close\r\n{headers}\r\n");
+        String::from_utf8_lossy(&say(&server.address, request.as_bytes())).into_owned()
+    };
+    let many: String = (0..5000).map(|number| format!("x-{number}: y\r\n")).collect();
+    let long = format!("x: {}\r\n", "y".repeat(2 << 20));
+    let long_line = format!("GET /{} HTTP/1.1", "y".repeat(2 << 20));
+    for answer in [
+        ask("GET /health HTTP/1.1", &many),
+        ask("GET /health HTTP/1.1", &long),
+        ask(&long_line, ""),
+        ask("GET /health HTTP/9.9", ""),
+        ask("GET /health HTTP/1.1", "Content-Length: 1\r\nContent-Length: 2\r\n"),
+        ask("GET /health HTTP/1.1", "a b: c\r\n"),
+    ] {
+        let refused = ["HTTP/1.1 400", "HTTP/1.1 414", "HTTP/1.1 431"];
+        let is_refused = refused.iter().any(|code| answer.starts_with(code)) || answer.is_empty();
+        assert!(is_refused, "{answer}");
+    }
+    for path in ["/../../etc/passwd", "//", "/%00", "/v3/../v3/kv/put", "/v3/kv/put/../range", "*"]
+    {
+        let answer = ask(&format!("GET {path} HTTP/1.1"), "");
+        assert!(!answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
+    }
+    // Over HTTP/2.
+    let request = |name: &'static str, value: String| {
+        let mut request = by("", pb::RangeRequest { key: "k".into(), ..Default::default() });
+        request.metadata_mut().insert(name, value.parse().unwrap());
+        request
+    };
+    let mut kv = KvClient::new(channel.clone());
+    for (name, value) in [
+        ("token", "x".repeat(8 << 10)),
+        ("grpc-timeout", "99999999999999999H".to_owned()),
+        ("grpc-timeout", "-1S".to_owned()),
+        ("hasleader", "maybe".to_owned()),
+        ("grpc-encoding", "gzip".to_owned()),
+        ("grpc-encoding", "nonsense".to_owned()),
+    ] {
+        // Answered, one way or the other.
+        let answered = tokio::time::timeout(IN_TIME, kv.range(request(name, value))).await;
+        drop(answered.unwrap_or_else(|_| panic!("{name} is not answered")));
+    }
+    let refused = kv.range(request("x", "y".repeat(1 << 20))).await;
+    assert!(refused.is_err(), "{refused:?}");
+    let other = server.channel().await;
+    answers(&other).await;
+    is_well(server);
+}
+
+/// A request that streams JSON, a byte at a time: looking at all of it with each byte would cost its square.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_drips_in_costs_no_more_than_its_bytes() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let mut stream = TcpStream::connect(&server.address).unwrap();
+    stream.set_nodelay(true).unwrap();
+    let head = "POST /v3/watch HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
+    stream.write_all(head.as_bytes()).unwrap();
+    let begin = r#"{"create_request":{"key":""#;
+    write!(stream, "{:x}\r\n{begin}\r\n", begin.len()).unwrap();
+    let begun = Instant::now();
+    for _ in 0..20_000 {
+        stream.write_all(b"4\r\nAAAA\r\n").unwrap();
+    }
+    // It has all been read, since it is answered.
+    let end = r#""}}"#;
+    write!(stream, "{:x}\r\n{end}\r\n", end.len()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut answer = [0; 4096];
+    let read = stream.read(&mut answer).unwrap();
+    assert!(answer[..read].starts_with(b"HTTP/1.1 200"));
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(20), "{took:?}");
+    drop(stream);
+    is_well(server);
+}
+
+/// Every descriptor that this process may have, in words of the system.
+fn raise_descriptors() -> usize {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    setrlimit(Resource::Nofile, limit).ok();
+    getrlimit(Resource::Nofile).current.map_or(usize::MAX, |limit| limit as usize)
+}
+
+/// Idle connections: opened, all let in, and gone again. How much memory there is while they are there.
+async fn idle(server: &Server, count: usize) -> u64 {
+    let before = server.descriptors();
+    let address = server.address.clone();
+    let connecting = tokio::task::spawn_blocking(move || {
+        let connect = |_| {
+            let mut stream = TcpStream::connect(&address).unwrap();
+            stream.write_all(HTTP2).unwrap();
+            // It is in: it is told the server's own settings.
+            stream.read_exact(&mut [0; 9]).unwrap();
+            stream
+        };
+        (0..count).map(connect).collect::<Vec<_>>()
+    });
+    let idle = connecting.await.unwrap();
+    assert!(server.descriptors() >= count, "all are there");
+    let channel = server.channel().await;
+    answers(&channel).await;
+    let during = server.memory_bytes();
+    drop(idle);
+    let begun = Instant::now();
+    while server.descriptors() > before + 32 {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{} descriptors", server.descriptors());
+        answers(&channel).await;
+    }
+    during
+}
+
+/// Ten thousand, where there are descriptors for them. The allocator keeps what the first ones had, in pieces, so that
+/// those after them need a part of it anew; they would need all, and more, if something of the first ones were left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_connections_cost_little_and_leave_nothing() {
+    let wanted = 10_000;
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    answers(&server.channel().await).await;
+    let before = server.memory_bytes();
+    // Other tests of this process need some too; and the server keeps some of its own.
+    let count = raise_descriptors().saturating_sub(2048).min(wanted);
+    if count < wanted {
+        // Past the test harness, which would keep it to itself.
+        let words = format!("SHORT: {count} idle connections and not {wanted}: see ulimit -Hn");
+        drop(writeln!(std::io::stderr(), "{words}"));
+    }
+    let first = idle(&server, count).await;
+    let each = first.saturating_sub(before) / count as u64;
+    assert!(each < 48 << 10, "{each} bytes for each");
+    let others = count / 2;
+    let second = idle(&server, others).await;
+    let grown = second.saturating_sub(first) / others as u64;
+    assert!(grown < each, "{each} bytes for each, and {grown} for each that came later");
+    is_well(server);
+}
+
+/// In JSON over HTTP/1 a stream's request and its answers have one connection, of which only the one that writes
+/// notices the end.
+#[test]
+fn who_goes_away_in_the_middle_of_a_request_leaves_nothing() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let before = server.descriptors();
+    let begins: [&[u8]; 4] = [b"", b"2\r\n{}\r\n", b"9\r\n{\"create", b"'\x82\r\n"];
+    for path in ["/v3/watch", "/v3/lease/keepalive", "/v3/kv/put", "/v3/election/observe"] {
+        for begin in begins.iter().cycle().take(40) {
+            let head =
+                format!("POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n");
+            let mut stream = TcpStream::connect(&server.address).unwrap();
+            stream.write_all(&[head.as_bytes(), begin].concat()).unwrap();
+            if path == "/v3/watch" {
+                // It is under way by then.
+                stream.read_exact(&mut [0; 12]).unwrap();
+            }
+        }
+    }
+    let begun = Instant::now();
+    while server.descriptors() > before + 4 {
+        let open = server.descriptors();
+        assert!(begun.elapsed() < Duration::from_secs(20), "{open} descriptors, before {before}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    is_well(server);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_never_get_the_last_descriptors() {
+    let (dir, [peer, client]) = (tempdir().unwrap(), free_ports());
+    let mut command = Command::new("sh");
+    command.args([
+        "-c",
+        "ulimit -n 256 && exec \"$0\" serve \"$@\"",
+        env!("CARGO_BIN_EXE_bowline"),
+    ]);
+    command.args(flags(0, &[peer], client, dir.path()));
+    let server = Server::run(command, client).ready();
+    let channel = server.channel().await;
+    answers(&channel).await;
+    let mut idle = Vec::new();
+    for _ in 0..400 {
+        let mut stream = TcpStream::connect(&server.address).unwrap();
+        stream.write_all(HTTP2).ok();
+        idle.push(stream);
+    }
+    let mut let_in = 0;
+    for stream in &mut idle {
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let_in += usize::from(stream.read_exact(&mut [0; 9]).is_ok());
+    }
+    // Half of them, but for the channel's own.
+    assert_eq!(let_in, 127);
+    assert!(server.descriptors() < 200, "{} descriptors", server.descriptors());
+    answers(&channel).await;
+    drop(idle);
+    let begun = Instant::now();
+    loop {
+        let endpoint = Channel::from_shared(format!("http://{}", server.address)).unwrap();
+        match endpoint.connect().await {
+            Ok(channel) if put(&channel, Vec::new()).await.is_ok() => break,
+            _ => assert!(begun.elapsed() < Duration::from_secs(30), "nobody comes in any more"),
+        }
+    }
+    let (status, said) = server.stop();
+    assert!(
+        status.success() && said.contains("all connections that there may be are taken"),
+        "{said}"
+    );
+}
+
+/// JSON of every kind where something else belongs: an error each time, and never one of the server's own.
+#[test]
+fn json_of_the_wrong_kind_is_the_clients_mistake() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let strange: [Value; 8] = [
+        json!(null),
+        json!(true),
+        json!(-1),
+        json!(1e300),
+        json!("text"),
+        json!([[]]),
+        json!({"a": {}}),
+        json!("\u{0}\u{ffff}"),
+    ];
+    for field in ["key", "range_end", "limit", "revision", "sort_order", "serializable"] {
+        for value in &strange {
+            let body = json!({ "key": "Zm9v", field: value }).to_string();
+            let (code, mut answer) =
+                http_with(&server.address, "POST", "/v3/kv/range", "Grpc-Metadata-X: y\r\n", &body);
+            let said = answer.text();
+            assert!([200, 400].contains(&code), "{body}: {code} {said}");
+        }
+    }
+    is_well(server);
+}

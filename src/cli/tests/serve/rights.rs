@@ -1,0 +1,446 @@
+//! Every method, with every kind of caller: who gets in where is a table, and no method may be missing in it.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use bytes::Bytes;
+use prost::Message;
+use prost_reflect::{DescriptorPool, DynamicMessage, MethodDescriptor, SerializeOptions};
+use tempfile::tempdir;
+use tonic::transport::Channel;
+use tonic::{Code, Request, Status};
+
+use crate::auth::{CHEAP, Raw, by, guarded, login};
+use crate::generated::authpb;
+use crate::generated::etcdserverpb as pb;
+use crate::generated::v3electionpb as election;
+use crate::generated::v3lockpb as lock;
+use crate::process::{Server, http_with};
+use pb::request_op::Request as Op;
+
+/// How long a stream that says nothing is listened to.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// A lease to which a key outside hangs, and one without keys.
+const LEASE_OUTSIDE: i64 = 7;
+const LEASE_BARE: i64 = 8;
+
+/// What a caller must be to get in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Needs {
+    /// Whoever reaches the port.
+    Nothing,
+    /// Any user.
+    User,
+    /// May read below `app/`.
+    Read,
+    /// May write there.
+    Write,
+    /// Both.
+    Both,
+    Root,
+}
+
+/// Kinds of callers: the name, and what they may do below `app/`.
+const CALLERS: [(&str, &str); 7] = [
+    ("nobody", ""),
+    ("stranger", ""),
+    ("bob", ""),
+    ("rob", "r"),
+    ("wes", "w"),
+    ("ann", "rw"),
+    ("root", "rw"),
+];
+
+impl Needs {
+    /// In what words a caller is refused, if it is.
+    fn refusal(self, caller: &str, rights: &str) -> Option<&'static str> {
+        let may = |right: char| rights.contains(right);
+        let is_in = match self {
+            Self::Nothing => return None,
+            Self::User => true,
+            Self::Read => may('r'),
+            Self::Write => may('w'),
+            Self::Both => may('r') && may('w'),
+            Self::Root => false,
+        };
+        match caller {
+            "nobody" => Some("etcdserver: user name is empty"),
+            "stranger" => Some("etcdserver: invalid auth token"),
+            "root" => None,
+            _ if is_in => None,
+            _ => Some("etcdserver: permission denied"),
+        }
+    }
+}
+
+type Row = (&'static str, Needs, Bytes);
+
+fn row(path: &'static str, needs: Needs, message: impl Message) -> Row {
+    (path, needs, message.encode_to_vec().into())
+}
+
+fn put(key: &str) -> pb::PutRequest {
+    pb::PutRequest { key: key.to_owned().into(), value: "v".into(), ..Default::default() }
+}
+
+fn get(key: &str) -> pb::RangeRequest {
+    pb::RangeRequest { key: key.to_owned().into(), ..Default::default() }
+}
+
+fn del(key: &str) -> pb::DeleteRangeRequest {
+    pb::DeleteRangeRequest { key: key.to_owned().into(), ..Default::default() }
+}
+
+fn txn(ops: Vec<Op>) -> pb::TxnRequest {
+    let op = |request| pb::RequestOp { request: Some(request) };
+    pb::TxnRequest { failure: ops.into_iter().map(op).collect(), ..never() }
+}
+
+/// A comparison that fails, of a key below `app/`.
+fn never() -> pb::TxnRequest {
+    pb::TxnRequest { compare: vec![compare("app/never")], ..Default::default() }
+}
+
+/// Whether it was made at revision 1, when nothing was made.
+fn compare(key: &str) -> pb::Compare {
+    let mut compare = pb::Compare { key: key.to_owned().into(), ..Default::default() };
+    compare.set_target(pb::compare::CompareTarget::Create);
+    compare.target_union = Some(pb::compare::TargetUnion::CreateRevision(1));
+    compare
+}
+
+fn watch(key: &str, range_end: &str) -> pb::WatchRequest {
+    let create = pb::WatchCreateRequest {
+        key: key.to_owned().into(),
+        range_end: range_end.to_owned().into(),
+        ..Default::default()
+    };
+    pb::WatchRequest { request_union: Some(pb::watch_request::RequestUnion::CreateRequest(create)) }
+}
+
+/// What has to do with keys.
+fn rows_of_keys(caller: &str) -> Vec<Row> {
+    use Needs::{Both, Read, Root, User, Write};
+    let (range, to_put) = ("/etcdserverpb.KV/Range", "/etcdserverpb.KV/Put");
+    let (delete, transact) = ("/etcdserverpb.KV/DeleteRange", "/etcdserverpb.KV/Txn");
+    let until = |end: &str| pb::RangeRequest { range_end: end.to_owned().into(), ..get("app/") };
+    let count = pb::RangeRequest { count_only: true, ..get("secret") };
+    let local = pb::RangeRequest { serializable: true, ..get("secret") };
+    let lock_name = |dir: &str| Bytes::from(format!("{dir}/l-{caller}"));
+    let campaign = |dir: &str| election::CampaignRequest {
+        name: format!("{dir}/c-{caller}").into(),
+        lease: LEASE_BARE,
+        value: "v".into(),
+    };
+    let leader = |dir: &str| election::LeaderKey {
+        name: format!("{dir}/e").into(),
+        key: format!("{dir}/e/1").into(),
+        rev: 1,
+        lease: LEASE_BARE,
+    };
+    let lead = |dir: &str| election::LeaderRequest { name: format!("{dir}/e").into() };
+    let nested = |op: Op| txn(vec![Op::RequestTxn(txn(vec![Op::RequestTxn(txn(vec![op]))]))]);
+    let outside = pb::TxnRequest { compare: vec![compare("secret")], ..Default::default() };
+    vec![
+        row(range, Read, get("app/a")),
+        row(range, Read, until("app0")),
+        row(range, Root, until("app1")),
+        row(range, Root, until("\0")),
+        row(range, Root, get("secret")),
+        row(range, Root, count),
+        row(range, Root, local),
+        row("/etcdserverpb.KV/RangeStream", User, get("app/a")),
+        row(to_put, Write, put("app/a")),
+        row(to_put, Both, pb::PutRequest { prev_kv: true, ..put("app/a") }),
+        row(to_put, Root, put("secret")),
+        row(to_put, Root, put("app0")),
+        row(to_put, Root, pb::PutRequest { lease: LEASE_OUTSIDE, ..put("app/a") }),
+        row(delete, Write, del("app/x")),
+        row(delete, Both, pb::DeleteRangeRequest { prev_kv: true, ..del("app/x") }),
+        row(delete, Root, del("secret/x")),
+        row(delete, Root, pb::DeleteRangeRequest { range_end: "b".into(), ..del("app/x") }),
+        row(transact, User, pb::TxnRequest::default()),
+        row(transact, Read, never()),
+        row(transact, Root, outside),
+        row(transact, Read, txn(vec![Op::RequestRange(get("app/a"))])),
+        row(transact, Both, txn(vec![Op::RequestPut(put("app/a"))])),
+        row(transact, Both, nested(Op::RequestPut(put("app/a")))),
+        row(transact, Root, nested(Op::RequestPut(put("secret")))),
+        row(transact, Root, nested(Op::RequestRange(get("secret")))),
+        row(transact, Root, nested(Op::RequestDeleteRange(del("secret/x")))),
+        row(
+            transact,
+            Root,
+            nested(Op::RequestPut(pb::PutRequest { lease: LEASE_OUTSIDE, ..put("app/a") })),
+        ),
+        row(
+            "/etcdserverpb.KV/Compact",
+            Root,
+            pb::CompactionRequest { revision: 1, physical: false },
+        ),
+        row("/etcdserverpb.Watch/Watch", Read, watch("app/", "app0")),
+        row("/etcdserverpb.Watch/Watch", Root, watch("app/", "\0")),
+        row("/etcdserverpb.Watch/Watch", Root, watch("secret", "")),
+        row("/v3lockpb.Lock/Lock", Both, lock::LockRequest { name: lock_name("app"), lease: 0 }),
+        row("/v3lockpb.Lock/Lock", Root, lock::LockRequest { name: lock_name("no"), lease: 0 }),
+        row("/v3lockpb.Lock/Unlock", Write, lock::UnlockRequest { key: "app/l".into() }),
+        row("/v3lockpb.Lock/Unlock", Root, lock::UnlockRequest { key: "secret/l".into() }),
+        row("/v3electionpb.Election/Campaign", Both, campaign("app")),
+        row("/v3electionpb.Election/Campaign", Root, campaign("no")),
+        row(
+            "/v3electionpb.Election/Proclaim",
+            Both,
+            election::ProclaimRequest { leader: Some(leader("app")), value: "v".into() },
+        ),
+        row(
+            "/v3electionpb.Election/Proclaim",
+            Root,
+            election::ProclaimRequest { leader: Some(leader("no")), value: "v".into() },
+        ),
+        row("/v3electionpb.Election/Leader", Read, lead("app")),
+        row("/v3electionpb.Election/Leader", Root, lead("no")),
+        row("/v3electionpb.Election/Observe", Read, lead("app")),
+        row("/v3electionpb.Election/Observe", Root, lead("no")),
+        row(
+            "/v3electionpb.Election/Resign",
+            Both,
+            election::ResignRequest { leader: Some(leader("app")) },
+        ),
+        row(
+            "/v3electionpb.Election/Resign",
+            Root,
+            election::ResignRequest { leader: Some(leader("no")) },
+        ),
+    ]
+}
+
+/// What has to do with leases, members and the server.
+fn rows_of_servers() -> Vec<Row> {
+    use Needs::{Nothing, Root, User};
+    let left = |keys| pb::LeaseTimeToLiveRequest { id: LEASE_OUTSIDE, keys };
+    let alarm = |action: pb::alarm_request::AlarmAction| pb::AlarmRequest {
+        action: action.into(),
+        ..Default::default()
+    };
+    vec![
+        row("/etcdserverpb.Lease/LeaseGrant", User, pb::LeaseGrantRequest { ttl: 60, id: 0 }),
+        row("/etcdserverpb.Lease/LeaseRevoke", Root, pb::LeaseRevokeRequest { id: LEASE_OUTSIDE }),
+        row("/etcdserverpb.Lease/LeaseRevoke", User, pb::LeaseRevokeRequest { id: 99 }),
+        row("/etcdserverpb.Lease/LeaseKeepAlive", User, pb::LeaseKeepAliveRequest { id: 8 }),
+        row("/etcdserverpb.Lease/LeaseTimeToLive", User, left(false)),
+        row("/etcdserverpb.Lease/LeaseTimeToLive", Root, left(true)),
+        row("/etcdserverpb.Lease/LeaseLeases", User, pb::LeaseLeasesRequest {}),
+        row("/etcdserverpb.Cluster/MemberList", User, pb::MemberListRequest { linearizable: true }),
+        row("/etcdserverpb.Cluster/MemberAdd", Root, pb::MemberAddRequest::default()),
+        row("/etcdserverpb.Cluster/MemberRemove", Root, pb::MemberRemoveRequest { id: 99 }),
+        row("/etcdserverpb.Cluster/MemberUpdate", Root, pb::MemberUpdateRequest::default()),
+        row("/etcdserverpb.Cluster/MemberPromote", Root, pb::MemberPromoteRequest { id: 99 }),
+        row("/etcdserverpb.Maintenance/Alarm", User, alarm(pb::alarm_request::AlarmAction::Get)),
+        row("/etcdserverpb.Maintenance/Status", User, pb::StatusRequest {}),
+        row("/etcdserverpb.Maintenance/Defragment", Root, pb::DefragmentRequest {}),
+        row("/etcdserverpb.Maintenance/Hash", Root, pb::HashRequest {}),
+        row("/etcdserverpb.Maintenance/HashKV", Root, pb::HashKvRequest::default()),
+        row("/etcdserverpb.Maintenance/Snapshot", Root, pb::SnapshotRequest {}),
+        row("/etcdserverpb.Maintenance/MoveLeader", Root, pb::MoveLeaderRequest { target_id: 99 }),
+        row("/etcdserverpb.Maintenance/Downgrade", Root, pb::DowngradeRequest::default()),
+        ("/grpc.health.v1.Health/Check", Nothing, Bytes::new()),
+        ("/grpc.health.v1.Health/Watch", Nothing, Bytes::new()),
+    ]
+}
+
+/// What has to do with users. What would take effect names somebody who is not there.
+fn rows_of_users(caller: &str) -> Vec<Row> {
+    use Needs::{Nothing, Root, User};
+    let nobody = || "nobody".to_owned();
+    let permission = authpb::Permission { key: b"secret".to_vec(), ..Default::default() };
+    vec![
+        row("/etcdserverpb.Auth/AuthEnable", Root, pb::AuthEnableRequest {}),
+        row("/etcdserverpb.Auth/AuthStatus", Root, pb::AuthStatusRequest {}),
+        row(
+            "/etcdserverpb.Auth/Authenticate",
+            Nothing,
+            pb::AuthenticateRequest { name: "root".into(), password: "guess".into() },
+        ),
+        row(
+            "/etcdserverpb.Auth/UserAdd",
+            Root,
+            pb::AuthUserAddRequest { name: format!("of-{caller}"), ..Default::default() },
+        ),
+        row("/etcdserverpb.Auth/UserGet", Root, pb::AuthUserGetRequest { name: "root".into() }),
+        row("/etcdserverpb.Auth/UserGet", User, pb::AuthUserGetRequest { name: caller.into() }),
+        row("/etcdserverpb.Auth/UserList", Root, pb::AuthUserListRequest {}),
+        row("/etcdserverpb.Auth/UserDelete", Root, pb::AuthUserDeleteRequest { name: nobody() }),
+        row(
+            "/etcdserverpb.Auth/UserChangePassword",
+            Root,
+            pb::AuthUserChangePasswordRequest {
+                name: nobody(),
+                password: "x".into(),
+                ..Default::default()
+            },
+        ),
+        row(
+            "/etcdserverpb.Auth/UserGrantRole",
+            Root,
+            pb::AuthUserGrantRoleRequest { user: nobody(), role: "root".into() },
+        ),
+        row(
+            "/etcdserverpb.Auth/UserRevokeRole",
+            Root,
+            pb::AuthUserRevokeRoleRequest { name: nobody(), role: "root".into() },
+        ),
+        row("/etcdserverpb.Auth/RoleAdd", Root, pb::AuthRoleAddRequest { name: "app".into() }),
+        row("/etcdserverpb.Auth/RoleGet", Root, pb::AuthRoleGetRequest { role: "root".into() }),
+        row("/etcdserverpb.Auth/RoleList", Root, pb::AuthRoleListRequest {}),
+        row("/etcdserverpb.Auth/RoleDelete", Root, pb::AuthRoleDeleteRequest { role: nobody() }),
+        row(
+            "/etcdserverpb.Auth/RoleGrantPermission",
+            Root,
+            pb::AuthRoleGrantPermissionRequest { name: nobody(), perm: Some(permission) },
+        ),
+        row(
+            "/etcdserverpb.Auth/RoleRevokePermission",
+            Root,
+            pb::AuthRoleRevokePermissionRequest { role: nobody(), ..Default::default() },
+        ),
+        // The last: root switches it off.
+        row("/etcdserverpb.Auth/AuthDisable", Root, pb::AuthDisableRequest {}),
+    ]
+}
+
+/// What a caller hears: nothing bad, or a refusal. A stream's first answer is waited for.
+async fn hear(channel: &Channel, path: &str, token: &str, message: Bytes) -> Result<(), Status> {
+    let mut grpc = tonic::client::Grpc::new(channel.clone());
+    grpc.ready().await.unwrap();
+    // The stream of requests stays open.
+    let (more, asked) = tokio::sync::mpsc::channel(1);
+    more.send(message).await.unwrap();
+    let asked = tokio_stream::wrappers::ReceiverStream::new(asked);
+    let request: Request<_> = by(token, asked);
+    // A method with one request waits for its end.
+    let streams = ["/etcdserverpb.Watch/Watch", "/etcdserverpb.Lease/LeaseKeepAlive"];
+    let more = streams.contains(&path).then_some(more);
+    let first = async {
+        let answers = grpc.streaming(request, path.parse().unwrap(), Raw).await?;
+        answers.into_inner().message().await
+    };
+    let Ok(answer) = tokio::time::timeout(SILENCE, first).await else {
+        return Err(Status::deadline_exceeded("nothing was heard"));
+    };
+    drop(more);
+    let answer = answer?;
+    if path == "/etcdserverpb.Watch/Watch" {
+        let told = pb::WatchResponse::decode(answer.unwrap()).unwrap();
+        if told.canceled {
+            return Err(Status::permission_denied(told.cancel_reason));
+        }
+    }
+    Ok(())
+}
+
+/// The same in JSON, where a method has an answer and not a stream: what is refused there.
+fn hear_json(server: &Server, method: &MethodDescriptor, token: &str, message: Bytes) -> String {
+    let names = [("Compact", "compaction"), ("DeleteRange", "deleterange")];
+    let name = names.iter().find(|(name, _)| *name == method.name());
+    let name = name.map_or(method.name().to_lowercase(), |(_, path)| (*path).to_owned());
+    let message = DynamicMessage::decode(method.input(), message).unwrap();
+    let mut json = serde_json::Serializer::new(Vec::new());
+    message.serialize_with_options(&mut json, &SerializeOptions::new()).unwrap();
+    let body = String::from_utf8(json.into_inner()).unwrap();
+    let header =
+        if token.is_empty() { String::new() } else { format!("Authorization: {token}\r\n") };
+    http_with(&server.address, "POST", &format!("/v3/kv/{name}"), &header, &body).1.text()
+}
+
+async fn tokens(channel: &Channel) -> Vec<String> {
+    let mut tokens = vec![String::new(), "not a token".to_owned()];
+    for (name, _) in &CALLERS[2..] {
+        tokens.push(login(channel, name).await.unwrap());
+    }
+    tokens
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_method_is_open_to_those_whom_the_table_names_and_to_nobody_else() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &CHEAP);
+    let channel = guarded(&server).await;
+    let root = login(&channel, "root").await.unwrap();
+    let mut auth = pb::auth_client::AuthClient::new(channel.clone());
+    let add = pb::AuthUserAddRequest {
+        name: "wes".into(),
+        password: "wes's".into(),
+        ..Default::default()
+    };
+    auth.user_add(by(&root, add)).await.unwrap();
+    auth.role_add(by(&root, pb::AuthRoleAddRequest { name: "fill".into() })).await.unwrap();
+    let perm_type = authpb::permission::Type::Write.into();
+    let (key, range_end) = (b"app/".to_vec(), b"app0".to_vec());
+    let perm = Some(authpb::Permission { perm_type, key, range_end });
+    let grant = pb::AuthRoleGrantPermissionRequest { name: "fill".into(), perm };
+    auth.role_grant_permission(by(&root, grant)).await.unwrap();
+    let grant = pb::AuthUserGrantRoleRequest { user: "wes".into(), role: "fill".into() };
+    auth.user_grant_role(by(&root, grant)).await.unwrap();
+    let mut leases = pb::lease_client::LeaseClient::new(channel.clone());
+    for id in [LEASE_OUTSIDE, LEASE_BARE] {
+        leases.lease_grant(by(&root, pb::LeaseGrantRequest { ttl: 3600, id })).await.unwrap();
+    }
+    let mut kv = pb::kv_client::KvClient::new(channel.clone());
+    kv.put(by(&root, pb::PutRequest { lease: LEASE_OUTSIDE, ..put("secret") })).await.unwrap();
+    let pool =
+        DescriptorPool::decode(include_bytes!("../../src/generated/descriptors.bin").as_slice());
+    let methods: Vec<_> = pool
+        .unwrap()
+        .services()
+        .flat_map(|service| service.methods().collect::<Vec<_>>())
+        .map(|method| {
+            (format!("/{}/{}", method.parent_service().full_name(), method.name()), method)
+        })
+        .collect();
+    let all: BTreeSet<_> = methods.iter().map(|(path, _)| path.as_str()).collect();
+    let mut named = BTreeSet::new();
+    let (mut asked, mut wrong) = (0, Vec::new());
+    for ((caller, rights), token) in CALLERS.iter().zip(tokens(&channel).await) {
+        // Who leads: whoever may resigns.
+        for name in ["app/e/1", "no/e/1"] {
+            kv.put(by(&root, put(name))).await.unwrap();
+        }
+        let rows = [rows_of_keys(caller), rows_of_servers(), rows_of_users(caller)].concat();
+        for (path, needs, message) in rows {
+            named.insert(path);
+            let expected = needs.refusal(caller, rights);
+            let method = &methods.iter().find(|(name, _)| name == path).expect(path).1;
+            let heard = hear(&channel, path, &token, message.clone()).await;
+            let words = heard.as_ref().err().map(|status| status.message().to_owned());
+            let refusals = ["user name is empty", "invalid auth token", "permission denied"];
+            let refusal =
+                words.filter(|words| refusals.iter().any(|refusal| words.contains(refusal)));
+            asked += 1;
+            if refusal.as_deref() != expected {
+                wrong.push(format!("{caller} at {path}, {needs:?}: {heard:?}, not {expected:?}"));
+            }
+            if heard.as_ref().is_err_and(|status| status.code() == Code::DeadlineExceeded) {
+                wrong.push(format!("{caller} at {path}: {heard:?}"));
+            }
+            if expected.is_some() && heard.is_err_and(|status| status.code() == Code::Unknown) {
+                wrong.push(format!("{caller} at {path}: refused with no code of its own"));
+            }
+            if method.parent_service().name() == "KV" && method.name() != "RangeStream" {
+                let said = hear_json(&server, method, &token, message);
+                let is_right = match expected {
+                    Some(words) => said.contains(words),
+                    None => refusals.iter().all(|refusal| !said.contains(refusal)),
+                };
+                asked += 1;
+                if !is_right {
+                    wrong.push(format!("{caller} at {path} in JSON, {needs:?}: {said}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {asked}:\n{}", wrong.len(), wrong.join("\n"));
+    assert_eq!(named, all, "every method is in the table");
+    let (status, said) = server.stop();
+    assert!(status.success() && !said.contains("panicked"), "{said}");
+}
