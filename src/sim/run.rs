@@ -262,8 +262,10 @@ impl Run {
         }
         let churns = self.plan.members_change;
         let of = |world: &World| if churns { world.members() } else { core.clone() };
-        let unsettled =
-            |world: &mut World| !world.is_settled(&of(world)) || !world.members_are_quiet();
+        let putting = self.scene.putting.clone();
+        let unsettled = |world: &mut World| {
+            !world.is_settled(&of(world)) || !world.members_are_quiet() || !putting.is_nobody()
+        };
         if !self.world.run_while(end, unsettled)? {
             let (state, core) = (self.world.describe(), of(&self.world));
             return Violation::found(

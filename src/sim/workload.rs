@@ -48,6 +48,8 @@ pub(crate) struct Scene {
     pub(crate) session_ttl: Duration,
     /// Set when the clients should come to an end.
     pub(crate) closing: Rc<Cell<bool>>,
+    /// Those who put what somebody else must take away: their last item may come after the scene closes.
+    pub(crate) putting: Presence,
     /// Leases of sessions that were opened with their lock delays, for those who want to take one up.
     pub(crate) known_leases: Rc<RefCell<VecDeque<(LeaseId, Duration)>>>,
     unique: Rc<Cell<u64>>,
@@ -62,7 +64,7 @@ impl Scene {
         think_max: Duration,
         session_ttl: Duration,
     ) -> Self {
-        let (closing, unique, known_leases) = Default::default();
+        let (closing, putting, unique, known_leases) = Default::default();
         Self {
             judge,
             timers,
@@ -71,6 +73,7 @@ impl Scene {
             think_max,
             session_ttl,
             closing,
+            putting,
             known_leases,
             unique,
         }
@@ -84,6 +87,30 @@ impl Scene {
 
     pub(crate) async fn think(&self, rng: &Rng) {
         self.timers.sleep(between(rng, Duration::from_millis(1), self.think_max)).await;
+    }
+}
+
+/// How many tasks are at something. A task that dies with its node is not at it any more.
+#[derive(Clone, Default)]
+pub(crate) struct Presence(Rc<Cell<usize>>);
+
+/// A task is at it, until this is dropped.
+pub(crate) struct Present(Rc<Cell<usize>>);
+
+impl Presence {
+    pub(crate) fn enter(&self) -> Present {
+        self.0.set(self.0.get() + 1);
+        Present(self.0.clone())
+    }
+
+    pub(crate) fn is_nobody(&self) -> bool {
+        self.0.get() == 0
+    }
+}
+
+impl Drop for Present {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
     }
 }
 

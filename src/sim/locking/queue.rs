@@ -33,6 +33,7 @@ pub(super) fn start(player: &Player, queue: &'static str) {
 }
 
 async fn put_for_ever(player: Player, queue: &'static str) {
+    let _putting = player.scene.putting.enter();
     while !player.is_closing() {
         player.think().await;
         put(&player, queue).await;
