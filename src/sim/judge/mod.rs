@@ -742,9 +742,10 @@ impl Judge {
 
     /// Somebody is about to revoke it.
     pub(crate) fn lease_may_end(&mut self, lease: LeaseId) {
-        if let Some(counted) = self.leases.get_mut(&lease) {
-            counted.may_end = true;
-        }
+        // Nobody need have believed in it before.
+        let (from, good_for) = (self.timeline.now(), Duration::ZERO);
+        let unknown = CountedOn { from, good_for, may_end: false, has_ended: false };
+        self.leases.entry(lease).or_insert(unknown).may_end = true;
     }
 
     /// A lease was revoked, and the answer named this revision.
