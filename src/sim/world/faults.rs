@@ -98,7 +98,8 @@ impl World {
             Fault::Rolling { down, every } => {
                 for at in 0..self.nodes.len() {
                     let wait = every * u32::try_from(at).expect("few");
-                    self.schedule_in(wait, Happening::Stop { node: at, down });
+                    let storm = self.storm;
+                    self.schedule_in(wait, Happening::Stop { node: at, down, storm });
                 }
             }
             Fault::Join => self.arrive_newcomer(None),
@@ -195,6 +196,7 @@ impl World {
         self.note(12, &[], || format!("everything heals around {core:?}"));
         self.send_newcomers_away();
         self.partition += 1;
+        self.storm += 1;
         self.net.heal();
         self.net.set_conditions(NetConditions::default());
         for at in 0..self.nodes.len() {

@@ -98,7 +98,7 @@ enum Happening {
     Heal { partition: u64 },
     CutOff { node: usize, life: u64, time: Duration },
     DiskRecovers { node: usize, spell: u64 },
-    Stop { node: usize, down: Duration },
+    Stop { node: usize, down: Duration, storm: u64 },
     Ask { newcomer: NewcomerId },
     Admit { newcomer: NewcomerId, joined: Box<Joined> },
     ArmedTooLong { node: usize, life: u64 },
@@ -213,6 +213,8 @@ pub(crate) struct World {
     queue: BinaryHeap<Reverse<Scheduled>>,
     next_number: u64,
     partition: u64,
+    /// How often everything has healed: what a fault had in store for later is over then.
+    storm: u64,
     silent_since: BTreeMap<(usize, usize), Duration>,
     newcomers: BTreeMap<NewcomerId, Newcomer>,
     next_newcomer: NewcomerId,
@@ -249,6 +251,7 @@ impl World {
             queue: BinaryHeap::new(),
             next_number: 0,
             partition: 0,
+            storm: 0,
             silent_since: BTreeMap::new(),
             newcomers: BTreeMap::new(),
             next_newcomer: NewcomerId(1),
@@ -453,7 +456,7 @@ impl World {
                 self.dial();
                 Ok(())
             }
-            Happening::Stop { node, down } => {
+            Happening::Stop { node, down, storm } if self.storm == storm => {
                 self.stop(node, down);
                 Ok(())
             }
@@ -486,7 +489,7 @@ impl World {
                 self.nodes[node].points.disarm();
                 Ok(())
             }
-            // Of a life, a partition or a spell that is over.
+            // Of a life, a partition, a storm or a spell that is over.
             _ => Ok(()),
         }
     }
