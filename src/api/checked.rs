@@ -137,6 +137,7 @@ impl Checked {
         Settings {
             node,
             contact: contact.clone(),
+            endpoints: config.endpoints.clone(),
             cluster,
             members,
             founds,

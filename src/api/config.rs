@@ -7,7 +7,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::env::Env;
-use crate::model::{ClusterVersion, Limits, NodeId};
+use crate::model::{ClusterVersion, Introduction, Limits, NodeId};
 use crate::node::{Contact, History};
 #[cfg(feature = "tls")]
 use crate::transport::PeerTls;
@@ -27,6 +27,7 @@ pub struct Config {
     pub(super) join_deadline: Duration,
     pub(super) listen: Option<String>,
     pub(super) advertise: Option<String>,
+    pub(super) endpoints: Vec<String>,
     pub(super) token: String,
     pub(super) insecure_peers: bool,
     pub(super) speaks: ClusterVersion,
@@ -125,6 +126,7 @@ impl Config {
             join_deadline: Duration::from_secs(60),
             listen: None,
             advertise: None,
+            endpoints: Vec::new(),
             token: String::new(),
             insecure_peers: false,
             speaks: ClusterVersion::NEWEST,
@@ -193,6 +195,27 @@ impl Config {
     /// node with the new one: the others hear of it.
     pub fn advertise(mut self, address: impl Into<String>) -> Self {
         self.advertise = Some(address.into());
+        self
+    }
+
+    /// Where this node's host serves clients of its own, as URLs or in any other words: at most 16, of at most 512
+    /// bytes each. All members are told ([`MemberStatus::endpoints`](crate::MemberStatus::endpoints),
+    /// [`Node::members`](crate::Node::members)), so that whoever looks for the leader's host finds it; the library
+    /// does not use them. What a restarted node says replaces what it said before.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let dir = tempfile::tempdir()?;
+    /// let config = bowline::Config::new(dir.path(), "alpha").endpoints(["http://alpha.example:8080"]);
+    /// let node = bowline::Node::start(config).await?;
+    /// let status = node.wait_for(|status| status.members.iter().any(|m| !m.endpoints.is_empty())).await;
+    /// assert_eq!(status.members[0].endpoints, ["http://alpha.example:8080"]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn endpoints<E: Into<String>>(mut self, endpoints: impl IntoIterator<Item = E>) -> Self {
+        self.endpoints = endpoints.into_iter().map(Into::into).collect();
         self
     }
 
@@ -361,6 +384,7 @@ impl Config {
     pub(crate) fn check(&self) -> Result<Checked, ConfigError> {
         let (contact, beginning) = self.check_beginning()?;
         let ms = Duration::from_millis;
+        self.check_endpoints()?;
         within("heartbeat", self.heartbeat, ms(4), ms(10_000), "4 ms to 10 s")?;
         let timeout = self.election_timeout;
         let least = self.heartbeat * 3;
@@ -465,6 +489,15 @@ impl Config {
             within("history.quota_percent", percent, 1, 100, "1 to 100")?;
         }
         Ok(())
+    }
+
+    fn check_endpoints(&self) -> Result<(), ConfigError> {
+        let most = Introduction::ENDPOINTS_MAX;
+        within("endpoints, their number", self.endpoints.len(), 0, most, "0 to 16")?;
+        let most = Introduction::ENDPOINT_BYTES_MAX;
+        self.endpoints.iter().try_for_each(|endpoint| {
+            within("endpoints, each in bytes", endpoint.len(), 1, most, "1 to 512")
+        })
     }
 
     fn check_members(&self) -> Result<BTreeMap<NodeId, Contact>, ConfigError> {

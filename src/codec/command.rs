@@ -16,11 +16,12 @@
 
 use std::time::Duration;
 
+use super::member::{put_endpoints, take_endpoints};
 use super::{CodecError, Decode, Decoder, Encode, Encoder, Length, Sink};
 use crate::model::{
     AccessChange, Caller, ClusterVersion, Command, Compare, CompareOp, CompareTarget, Delete,
-    KeyRange, LeaseId, Op, Put, PutLease, PutValue, Range, RangeEnd, Revision, RevisionBounds,
-    SessionInfo, Sort, SortOrder, SortTarget, Txn,
+    Introduction, KeyRange, LeaseId, Op, Put, PutLease, PutValue, Range, RangeEnd, Revision,
+    RevisionBounds, SessionInfo, Sort, SortOrder, SortTarget, Txn,
 };
 
 /// How many bytes a command takes in a log entry. Walks the operations and copies nothing.
@@ -41,6 +42,8 @@ mod kind {
     pub(super) const RAISE: u8 = 8;
     pub(super) const ACCESS: u8 = 9;
     pub(super) const AS: u8 = 10;
+    /// [`ANNOUNCE`], with endpoints.
+    pub(super) const ANNOUNCE_ENDPOINTS: u8 = 11;
     /// Only inside a transaction.
     pub(super) const RANGE: u8 = 4;
 }
@@ -72,10 +75,14 @@ impl Encode for Command {
                 to.byte(kind::REVOKE);
                 to.number(lease.get());
             }
-            Command::Announce { name, address } => {
-                to.byte(kind::ANNOUNCE);
+            Command::Announce(Introduction { name, address, endpoints }) => {
+                let has_endpoints = !endpoints.is_empty();
+                to.byte(if has_endpoints { kind::ANNOUNCE_ENDPOINTS } else { kind::ANNOUNCE });
                 to.bytes(name.as_bytes());
                 to.bytes(address.as_bytes());
+                if has_endpoints {
+                    put_endpoints(endpoints, to);
+                }
             }
             Command::Raise(version) => {
                 to.byte(kind::RAISE);
@@ -118,7 +125,16 @@ fn decode_deed(kind: u8, from: &mut Decoder) -> Result<Command, CodecError> {
         kind::COMPACT => Command::Compact(Revision(from.number()?)),
         kind::GRANT => decode_grant(from)?,
         kind::REVOKE => Command::Revoke(LeaseId::decode(from)?),
-        kind::ANNOUNCE => Command::Announce { name: from.text()?, address: from.text()? },
+        kind::ANNOUNCE => Command::Announce(Introduction {
+            name: from.text()?,
+            address: from.text()?,
+            endpoints: Vec::new(),
+        }),
+        kind::ANNOUNCE_ENDPOINTS => Command::Announce(Introduction {
+            name: from.text()?,
+            address: from.text()?,
+            endpoints: take_endpoints(from)?,
+        }),
         kind::RAISE => Command::Raise(ClusterVersion(from.number()?)),
         kind::ACCESS => Command::Access(AccessChange::decode(from)?),
 

@@ -299,17 +299,39 @@ impl Decode for Members {
     }
 }
 
+/// Endpoints, of which there are some.
+pub(super) fn put_endpoints<S: Sink>(endpoints: &[String], to: &mut Encoder<'_, S>) {
+    to.number(endpoints.len() as u64);
+    for endpoint in endpoints {
+        to.bytes(endpoint.as_bytes());
+    }
+}
+
+pub(super) fn take_endpoints(from: &mut Decoder) -> Result<Vec<String>, CodecError> {
+    let count = from.count(1)?;
+    if count == 0 {
+        return Err(from.malformed("no endpoints, and that they follow"));
+    }
+    (0..count).map(|_| from.text()).collect()
+}
+
 impl Encode for Member {
     fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
         to.fixed_u128(self.disk.0);
         to.bytes(self.name.as_bytes());
         to.bytes(self.address.as_bytes());
-        to.byte(match self.role {
-            MemberRole::Voter => 1,
-            MemberRole::Learner => 2,
+        let has_endpoints = !self.endpoints.is_empty();
+        to.byte(match (self.role, has_endpoints) {
+            (MemberRole::Voter, false) => 1,
+            (MemberRole::Learner, false) => 2,
+            (MemberRole::Voter, true) => 3,
+            (MemberRole::Learner, true) => 4,
         });
         put_optional(self.replaces, to);
         to.number(self.since.get());
+        if has_endpoints {
+            put_endpoints(&self.endpoints, to);
+        }
     }
 }
 
@@ -317,18 +339,17 @@ impl Decode for Member {
     const BYTES_MIN: usize = 21;
 
     fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
-        Ok(Member {
-            disk: DiskId(from.fixed_u128()?),
-            name: from.text()?,
-            address: from.text()?,
-            role: match from.byte()? {
-                1 => MemberRole::Voter,
-                2 => MemberRole::Learner,
-                found => return Err(CodecError::Newer { what: "role", found: found.into() }),
-            },
-            replaces: take_optional(from)?,
-            since: LogIndex(from.number()?),
-        })
+        let (disk, name, address) = (DiskId(from.fixed_u128()?), from.text()?, from.text()?);
+        let (role, has_endpoints) = match from.byte()? {
+            1 => (MemberRole::Voter, false),
+            2 => (MemberRole::Learner, false),
+            3 => (MemberRole::Voter, true),
+            4 => (MemberRole::Learner, true),
+            found => return Err(CodecError::Newer { what: "role", found: found.into() }),
+        };
+        let (replaces, since) = (take_optional(from)?, LogIndex(from.number()?));
+        let endpoints = if has_endpoints { take_endpoints(from)? } else { Vec::new() };
+        Ok(Member { disk, name, address, endpoints, role, replaces, since })
     }
 }
 

@@ -319,6 +319,7 @@ mod tests {
             disk: crate::model::DiskId(0xaabb),
             name: "a".to_owned(),
             address: "h:1".to_owned(),
+            endpoints: Vec::new(),
             role: MemberRole::Voter,
             replaces: None,
             since: LogIndex(1),
@@ -338,11 +339,17 @@ mod tests {
             members,
             ..first.clone()
         };
+        let serving =
+            |member: &Member| Member { endpoints: vec!["u:1".to_owned()], ..member.clone() };
+        let rows = later.members.rows().iter().map(|(id, member)| (*id, serving(member))).collect();
+        let members = Members::from_parts(rows, [].into(), 5).expect("minted");
+        let serving = StateHead { members, ..first.clone() };
         let guarded = StateHead { access: guarded(), ..first.clone() };
         vec![
             ("the head of an empty state", first),
             ("the head of a state", later),
             ("the head of a state with users and roles", guarded),
+            ("the head of a state whose members have endpoints", serving),
         ]
     }
 

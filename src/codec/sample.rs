@@ -191,7 +191,11 @@ impl Sample {
                 }),
             },
             5 => Command::Revoke(self.lease()),
-            6 => Command::Announce { name: self.text(), address: self.text() },
+            6 => Command::Announce(Introduction {
+                name: self.text(),
+                address: self.text(),
+                endpoints: self.list(2, Self::text),
+            }),
             _ => Command::Raise(ClusterVersion(self.number())),
         }
     }
@@ -395,6 +399,7 @@ impl Sample {
             disk: sample.disk(),
             name: sample.text(),
             address: sample.text(),
+            endpoints: sample.list(2, Self::text),
             role: if sample.flip() { MemberRole::Voter } else { MemberRole::Learner },
             replaces: sample.maybe(Self::node),
             since: LogIndex(sample.number()),

@@ -141,7 +141,14 @@ fn golden_entries() -> Vec<(&'static str, Vec<Item>)> {
         ("changes of users and roles", access_changes()),
         ("a put for a user", entry(put_for(Some("ann")))),
         ("a put for nobody", entry(put_for(None))),
+        ("an introduction", entry(announce(&[]))),
+        ("an introduction with endpoints", entry(announce(&["http://a:1", "b"]))),
     ]
+}
+
+fn announce(endpoints: &[&str]) -> Command {
+    let endpoints = endpoints.iter().map(|&endpoint| endpoint.to_owned()).collect();
+    Command::Announce(Introduction { name: "n".to_owned(), address: "h:1".to_owned(), endpoints })
 }
 
 fn put_for(user: Option<&str>) -> Command {

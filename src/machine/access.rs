@@ -28,7 +28,7 @@ pub(super) fn judge(
         Command::Grant { .. } => access.is_user(caller),
         Command::Revoke(lease) => access.is_user(caller).and_then(|()| judge.lease(*lease)),
         Command::Compact(_)
-        | Command::Announce { .. }
+        | Command::Announce(_)
         | Command::Raise(_)
         | Command::Access(_)
         | Command::As(..) => access.is_root(caller),

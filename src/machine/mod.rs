@@ -79,9 +79,9 @@ use txn::{Path, Unfit, check_put, is_wide};
 
 use crate::model::{
     Access, ClusterVersion, Command, Delete, DeleteReply, Event, Fault, GrantReply, Incarnation,
-    Item, LeaseId, Limits, LogIndex, MemberChange, Members, NodeId, Op, Outcome, Piece, Proposal,
-    Put, PutLease, PutReply, PutValue, Refusal, Reply, RequestId, Revision, RevokeReply,
-    SessionInfo, StateHead, Term, Txn, TxnReply, TxnResult,
+    Introduction, Item, LeaseId, Limits, LogIndex, MemberChange, Members, NodeId, Op, Outcome,
+    Piece, Proposal, Put, PutLease, PutReply, PutValue, Refusal, Reply, RequestId, Revision,
+    RevokeReply, SessionInfo, StateHead, Term, Txn, TxnReply, TxnResult,
 };
 use crate::mutant::{self, Mutant};
 
@@ -414,7 +414,7 @@ impl Machine {
                 };
                 Ok(Reply::Revoke(RevokeReply { revision: self.store.revision(), deleted }))
             }
-            Command::Announce { name, address } => self.announce(by.node, &name, &address, turn),
+            Command::Announce(introduction) => self.announce(by.node, &introduction, turn),
             Command::Raise(version) => self.raise(version),
             Command::Access(change) => {
                 let mut access = Access::clone(&self.access);
@@ -430,12 +430,11 @@ impl Machine {
     fn announce(
         &mut self,
         node: NodeId,
-        name: &str,
-        address: &str,
+        introduction: &Introduction,
         turn: &mut Turn<'_>,
     ) -> Result<Reply, Stop> {
         let mut members = Members::clone(&self.members);
-        if !members.announce(node, name, address) {
+        if !members.announce(node, introduction) {
             return Err(Refusal::NotMember(node).into());
         }
         if members != *self.members {

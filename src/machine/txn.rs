@@ -146,7 +146,7 @@ pub(super) fn is_wide(command: &Command) -> bool {
         | Command::Compact(_)
         | Command::Grant { .. }
         | Command::Revoke(_)
-        | Command::Announce { .. }
+        | Command::Announce(_)
         | Command::Raise(_)
         | Command::Access(_)
         | Command::As(..) => false,

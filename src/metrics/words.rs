@@ -56,7 +56,7 @@ impl RequestKind {
             Command::Compact(_) => Self::Compact,
             Command::Grant { .. } => Self::Grant,
             Command::Revoke(_) => Self::Revoke,
-            Command::Announce { .. } | Command::Raise(_) => Self::Member,
+            Command::Announce(_) | Command::Raise(_) => Self::Member,
             Command::Access(_) | Command::As(..) => Self::Access,
         }
     }

@@ -4,8 +4,8 @@ use std::ops::Range as Span;
 use std::time::Duration;
 
 use super::{
-    AccessChange, Caller, ClusterVersion, Delete, Incarnation, LeaseId, NodeId, Put, Revision,
-    Term, Txn,
+    AccessChange, Caller, ClusterVersion, Delete, Incarnation, Introduction, LeaseId, NodeId, Put,
+    Revision, Term, Txn,
 };
 
 /// A change of the replicated state.
@@ -30,13 +30,8 @@ pub enum Command {
     },
     /// End a lease: its keys are deleted, in key order, in one revision.
     Revoke(LeaseId),
-    /// What the node that makes the request is called, and where the others reach it.
-    Announce {
-        /// Its name.
-        name: String,
-        /// Its address, `host:port`.
-        address: String,
-    },
+    /// What the node that makes the request is called, and where it is reached.
+    Announce(Introduction),
     /// Every member understands this version: what it brings may be used from now on.
     Raise(ClusterVersion),
     /// Change who may do what.

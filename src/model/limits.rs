@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Command, KeyRange, Op, PutValue, Range, RangeEnd, Refusal, Txn};
+use super::{Command, Introduction, KeyRange, Op, PutValue, Range, RangeEnd, Refusal, Txn};
 
 /// How large requests may be. Judged where the call is made, before anything is proposed, so all
 /// members should be configured alike; the state machine itself takes what the log holds.
@@ -65,7 +65,9 @@ impl Limits {
                 }
                 session.as_ref().map_or(0, |session| session.label.len())
             }
-            Command::Announce { name, address } => name.len() + address.len(),
+            Command::Announce(Introduction { name, address, endpoints }) => {
+                name.len() + address.len() + endpoints.iter().map(String::len).sum::<usize>()
+            }
             Command::Compact(_) | Command::Revoke(_) | Command::Raise(_) => 0,
             Command::Access(change) => change.bytes(),
             Command::As(caller, command) => {

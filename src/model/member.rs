@@ -42,6 +42,8 @@ pub struct Member {
     pub name: String,
     /// Where the others reach it, `host:port`; empty until it has announced itself.
     pub address: String,
+    /// Where its host serves clients of its own, in the host's words: see [`Config::endpoints`](crate::Config::endpoints).
+    pub endpoints: Vec<String>,
     /// Its part.
     pub role: MemberRole,
     /// The voter whose place it is to take, once it has caught up. Itself, if it is to vote then in a place of its
@@ -56,6 +58,26 @@ impl Member {
     pub fn is_taken(&self) -> bool {
         self.disk != DiskId::NONE
     }
+}
+
+/// What a member says of itself.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Introduction {
+    /// What it is called.
+    pub name: String,
+    /// Where the others reach it, `host:port`.
+    pub address: String,
+    /// Where its host serves clients of its own: URLs, as a rule. Told to all members and not used by the library; at
+    /// most [`Introduction::ENDPOINTS_MAX`].
+    pub endpoints: Vec<String>,
+}
+
+impl Introduction {
+    /// The most endpoints.
+    pub const ENDPOINTS_MAX: usize = 16;
+
+    /// The longest endpoint, in bytes.
+    pub const ENDPOINT_BYTES_MAX: usize = 512;
 }
 
 /// All members, as of a log index.
@@ -211,6 +233,7 @@ impl Members {
                     disk: *disk,
                     name: String::new(),
                     address: String::new(),
+                    endpoints: Vec::new(),
                     role: MemberRole::Voter,
                     replaces: None,
                     since: LogIndex(1),
@@ -375,8 +398,10 @@ impl Members {
         assert_eq!(self.judge(change), Ok(()), "a step was taken that may not be");
         match change.clone() {
             MemberChange::Add { id, disk, name, address, replaces } => {
-                let role = MemberRole::Learner;
-                self.rows.insert(id, Member { disk, name, address, role, replaces, since: index });
+                let (role, endpoints) = (MemberRole::Learner, Vec::new());
+                let member =
+                    Member { disk, name, address, endpoints, role, replaces, since: index };
+                self.rows.insert(id, member);
                 self.next = id.get() + 1;
             }
             MemberChange::Take { id, disk, name, address } => {
@@ -406,10 +431,10 @@ impl Members {
     }
 
     /// A member says what it is called and where it is. False if there is no such member.
-    pub fn announce(&mut self, id: NodeId, name: &str, address: &str) -> bool {
+    pub fn announce(&mut self, id: NodeId, introduction: &Introduction) -> bool {
         let Some(member) = self.rows.get_mut(&id) else { return false };
-        name.clone_into(&mut member.name);
-        address.clone_into(&mut member.address);
+        let Introduction { name, address, endpoints } = introduction.clone();
+        *member = Member { name, address, endpoints, ..member.clone() };
         true
     }
 }
@@ -430,6 +455,14 @@ pub struct SnapshotId {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn introduction(name: &str, address: &str) -> Introduction {
+        Introduction {
+            name: name.to_owned(),
+            address: address.to_owned(),
+            ..Introduction::default()
+        }
+    }
 
     fn id(number: u64) -> NodeId {
         NodeId::new(number).unwrap()
@@ -487,7 +520,7 @@ mod tests {
         members.apply(LogIndex(8), &keep(5));
         assert_eq!(voters(&members), [1, 2, 3], "it does not count before it is there");
         assert_eq!((members.kept_at("h:4"), members.kept_at("h:1")), (Some(id(4)), None));
-        members.announce(id(1), "a", "h:1");
+        members.announce(id(1), &introduction("a", "h:1"));
         assert_eq!(members.judge(&take(4, "a")), Err(MemberRefusal::NameTaken("a".to_owned())));
         members.apply(LogIndex(9), &take(4, "d"));
         let taken = members.get(id(4)).unwrap();
@@ -525,7 +558,8 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused() {
         let mut members = three();
-        assert!(members.announce(id(1), "a", "h:1") && !members.announce(id(9), "z", ""));
+        assert!(members.announce(id(1), &introduction("a", "h:1")));
+        assert!(!members.announce(id(9), &introduction("z", "")));
         let named = |name: &str| MemberChange::Add {
             id: id(4),
             disk: DiskId(4),

@@ -30,7 +30,7 @@ pub use join::{JoinAnswer, JoinAsk, Joined};
 pub use kv::{Event, EventKind, KeyValue};
 pub use limits::Limits;
 pub use member::{
-    Member, MemberChange, MemberRefusal, MemberRole, MemberWish, Members, SnapshotId,
+    Introduction, Member, MemberChange, MemberRefusal, MemberRole, MemberWish, Members, SnapshotId,
 };
 pub use message::{Hello, Lane, LeaseLife, MemberAnswer, PeerMessage, ProposeRefusal, Standing};
 pub use moment::Moment;

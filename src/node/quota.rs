@@ -21,7 +21,7 @@ pub(crate) fn growth(command: &Command) -> Option<u64> {
         Command::Delete(_)
         | Command::Compact(_)
         | Command::Revoke(_)
-        | Command::Announce { .. }
+        | Command::Announce(_)
         | Command::Raise(_)
         | Command::Access(_)
         | Command::As(..) => None,

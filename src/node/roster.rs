@@ -104,10 +104,18 @@ impl Roster {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{DiskId, LogIndex, MemberChange};
+    use crate::model::{DiskId, Introduction, LogIndex, MemberChange};
 
     fn id(number: u64) -> NodeId {
         NodeId::new(number).unwrap()
+    }
+
+    fn introduction(name: &str, address: &str) -> Introduction {
+        Introduction {
+            name: name.to_owned(),
+            address: address.to_owned(),
+            ..Introduction::default()
+        }
     }
 
     fn contact(name: &str, address: &str) -> Contact {
@@ -124,7 +132,7 @@ mod tests {
         let mut roster = Roster::new(id(1), hints());
         assert_eq!(roster.peers(), [id(2), id(3)]);
         let mut members = Members::founded(&(1..=3).map(|n| (id(n), DiskId(n.into()))).collect());
-        members.announce(id(2), "bee", "bee:2");
+        members.announce(id(2), &introduction("bee", "bee:2"));
         roster.update(&members);
         assert_eq!((roster.name_of(id(2)), roster.name_of(id(3))), ("bee".into(), "c".into()));
         let contacts: BTreeMap<_, _> =
@@ -134,7 +142,7 @@ mod tests {
         assert_eq!(roster.address_of(id(3)), Some("sea:3"));
         assert!(roster.hear(id(2), "moved:2"), "before it could announce it");
         assert_eq!(roster.address_of(id(2)), Some("moved:2"));
-        members.announce(id(2), "bee", "again:2");
+        members.announce(id(2), &introduction("bee", "again:2"));
         roster.update(&members);
         assert_eq!(roster.address_of(id(2)), Some("again:2"));
     }

@@ -17,6 +17,8 @@ pub(crate) struct Settings {
     pub(crate) node: NodeId,
     /// What it is called, and where the others reach it.
     pub(crate) contact: Contact,
+    /// Where its host serves clients of its own.
+    pub(crate) endpoints: Vec<String>,
     /// The cluster.
     pub(crate) cluster: ClusterId,
     /// The members that the configuration names, this one too: those that found the cluster, if it does

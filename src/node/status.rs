@@ -69,6 +69,8 @@ pub struct MemberStatus {
     pub name: String,
     /// Where it is reached, `host:port`; empty if nowhere.
     pub address: String,
+    /// Where its host serves clients of its own: see [`Config::endpoints`](crate::Config::endpoints).
+    pub endpoints: Vec<String>,
     /// Whether it votes.
     pub role: MemberRole,
     /// How far its log is, if the node that is asked leads.

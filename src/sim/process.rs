@@ -293,6 +293,7 @@ fn settings(id: NodeId, nodes: u64) -> Settings {
     Settings {
         node: id,
         contact: member(id.get()),
+        endpoints: (0..id.get() % 3).map(|at| format!("http://n{id}:{at}")).collect(),
         cluster: CLUSTER,
         members,
         founds: true,

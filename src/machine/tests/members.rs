@@ -95,13 +95,19 @@ fn one_that_is_being_replaced_is_heard_until_it_is_gone() {
 #[test]
 fn a_node_says_what_it_is_called_and_where_it_is() {
     let mut world = founded();
-    let announce =
-        |address: &str| Command::Announce { name: "b".to_owned(), address: address.to_owned() };
+    let announce = |address: &str| {
+        Command::Announce(Introduction {
+            name: "b".to_owned(),
+            address: address.to_owned(),
+            endpoints: vec![format!("http://{address}")],
+        })
+    };
     let before = world.machine.digest();
     let noted = Ok(Reply::Noted { revision: Revision(1) });
     assert_eq!(world.ask(2, 1, announce("h:1")), noted);
     let member = world.reader.members().get(node(2)).cloned().unwrap();
     assert_eq!((&member.name[..], &member.address[..]), ("b", "h:1"));
+    assert_eq!(member.endpoints, ["http://h:1"]);
     assert_ne!(world.machine.digest(), before);
     let window = (2, &[][..]);
     let again = proposal(2, 1, window, vec![(2, announce("h:1")), (3, announce("h:2"))]);

@@ -124,6 +124,7 @@ impl Driver {
             id: *id,
             name: self.roster.name_of(*id),
             address: self.roster.address_of(*id).unwrap_or_default().to_owned(),
+            endpoints: member.endpoints.clone(),
             role: member.role,
             progress: progress.get(id).copied(),
         })

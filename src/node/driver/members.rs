@@ -230,15 +230,18 @@ impl Driver {
 
     /// Tells the others what this node is called and where it is, if they do not know.
     pub(super) fn announce(&mut self) {
-        let contact = &self.shared.settings.contact;
-        let announced = self.machine.members().get(self.shared.settings.node);
+        let settings = &self.shared.settings;
+        let Contact { name, address } = &settings.contact;
+        let announced = self.machine.members().get(settings.node);
         let known = announced.is_none_or(|member| {
-            (&member.name, &member.address) == (&contact.name, &contact.address)
+            (&member.name, &member.address, &member.endpoints)
+                == (name, address, &settings.endpoints)
         });
         if !known && !self.has_announced {
             self.has_announced = true;
-            let (name, address) = (contact.name.clone(), contact.address.clone());
-            self.insist(Command::Announce { name, address });
+            let (name, address) = (name.clone(), address.clone());
+            let endpoints = settings.endpoints.clone();
+            self.insist(Command::Announce(Introduction { name, address, endpoints }));
         }
     }
 

@@ -48,10 +48,10 @@ use crate::consensus::{
 use crate::env::{Network, Point, SendOutcome};
 use crate::machine::{Applied, LeaseChange, Machine};
 use crate::model::{
-    ClusterVersion, Command, DiskId, Fault, Incarnation, Item, JoinAnswer, JoinAsk, Joined, Lane,
-    LeaseId, LeaseLife, LogIndex, MemberAnswer, MemberChange, MemberRefusal, MemberRole,
-    MemberWish, Members, Moment, NodeId, PeerMessage, Proposal, ProposeRefusal, Refusal, Reply,
-    RequestId, Revision, SnapshotId, Term,
+    ClusterVersion, Command, DiskId, Fault, Incarnation, Introduction, Item, JoinAnswer, JoinAsk,
+    Joined, Lane, LeaseId, LeaseLife, LogIndex, MemberAnswer, MemberChange, MemberRefusal,
+    MemberRole, MemberWish, Members, Moment, NodeId, PeerMessage, Proposal, ProposeRefusal,
+    Refusal, Reply, RequestId, Revision, SnapshotId, Term,
 };
 use crate::transport::{JoinReply, Refused};
 use crate::{wal, warm};
@@ -72,7 +72,7 @@ use crate::node::retain::Retention;
 use crate::node::roster::Roster;
 use crate::node::session::{Claim, ResumeRefusal};
 use crate::node::sessions::{Resumed, SessionOpening, SessionResuming, Sessions};
-use crate::node::settings::Settings;
+use crate::node::settings::{Contact, Settings};
 use crate::node::shared::Shared;
 use crate::node::snapshot_worker::{Job, News, SnapshotQueue};
 use crate::node::snapshots::Snapshots;

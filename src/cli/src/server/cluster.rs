@@ -15,15 +15,13 @@ use crate::generated::etcdserverpb::cluster_server::Cluster;
 pub(super) struct ClusterService(pub(super) Arc<Member>);
 
 impl ClusterService {
-    /// All members as this replica has them. Where clients reach the others is known only to those.
+    /// All members as this replica has them.
     fn members(&self) -> Vec<pb::Member> {
-        let own = self.0.node().status().id;
-        let clients = &self.0.options().advertise_clients;
         let scheme = self.0.options().peer_scheme();
         let members = self.0.node().members();
         let members = members.rows().iter().map(|(id, member)| pb::Member {
             id: id.get(),
-            client_ur_ls: if *id == own { clients.clone() } else { Vec::new() },
+            client_ur_ls: member.endpoints.clone(),
             peer_ur_ls: vec![format!("{scheme}{}", member.address)],
             is_learner: member.role == MemberRole::Learner,
             name: member.name.clone(),

@@ -52,7 +52,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bowline::{Node, Role};
+use bowline::{Node, NodeStatus, Role};
 use clap::Args;
 use thiserror::Error;
 use tokio::signal::unix::{SignalKind, signal};
@@ -149,8 +149,15 @@ async fn serve(options: Options) -> Result<(), ServeError> {
         .await
         .map_err(|(address, error)| ServeError::Listen(address, error))?;
     let node = Node::start(options.config()).await?;
+    // Whoever asks for the members is told where clients reach this one.
+    let is_known = |status: &NodeStatus| {
+        let own = status.members.iter().find(|member| member.id == status.id);
+        own.is_some_and(|own| own.endpoints == options.advertise_clients)
+    };
     let stopped = tokio::select! {
-        status = node.wait_for(|status| status.leader.is_some()) => status.role == Role::Stopped,
+        status = node.wait_for(|status| status.leader.is_some() && is_known(status)) => {
+            status.role == Role::Stopped
+        }
         _ = terminate.recv() => true,
         _ = interrupt.recv() => true,
     };

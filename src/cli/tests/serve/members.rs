@@ -104,6 +104,14 @@ async fn a_member_is_announced_then_started_and_votes_when_it_has_caught_up() {
     let elsewhere = vec!["http://127.0.0.1:1".to_owned()];
     let moved = pb::MemberUpdateRequest { id: third.id, peer_ur_ls: elsewhere };
     assert_eq!(cluster.member_update(moved).await.unwrap_err().code(), Code::Unimplemented);
+    // Each knows where clients reach the others.
+    for server in [&first, &other, &last] {
+        let mut cluster = ClusterClient::new(server.channel().await);
+        for (member, port) in list(&mut cluster).await.into_iter().zip(clients) {
+            let told = vec![format!("http://127.0.0.1:{port}")];
+            until(&mut cluster, member.id, |member| member.client_ur_ls == told).await;
+        }
+    }
     // Two of three go on without the first.
     drop(first);
     put(&last.channel().await).await;

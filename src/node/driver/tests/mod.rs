@@ -56,6 +56,7 @@ fn settings(node: usize) -> Settings {
     Settings {
         node: id(node),
         contact: contact(node),
+        endpoints: Vec::new(),
         cluster: ClusterId(7),
         members: (0..3).map(|node| (id(node), contact(node))).collect::<BTreeMap<_, _>>(),
         founds: true,

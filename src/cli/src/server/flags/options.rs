@@ -176,6 +176,7 @@ impl Options {
         let config = Config::new(&self.data_dir, &self.name)
             .listen(listen)
             .advertise(advertise)
+            .endpoints(self.advertise_clients.iter().cloned())
             .cluster_token(token)
             // Where they have no certificates, the scheme of the members' URLs says that they are not encrypted.
             .insecure_peers(tls.is_none())
