@@ -250,7 +250,8 @@ impl Book {
         }
         // One step from Entering to Held, where nobody is before: who only tries must not see itself
         // waiting.
-        if self.is_its_turn(place, keys, since) && place.session.end(shared.now()).is_none() {
+        let end = place.session.end(shared.now());
+        if self.is_its_turn(place, keys, since) && end.is_none() {
             return self.grant(shared, place, &mut inner, since, acts);
         }
         for (prefix, key) in place.prefixes.iter().zip(keys.iter()) {
@@ -266,8 +267,15 @@ impl Book {
         drop(inner);
         for turn in turns {
             if turn.only_try {
-                let holder = view::first_in(shared, &place.prefixes[0]).map(Box::new);
-                place.withdraw(&turn, LockError::WouldBlock { holder }, acts);
+                // With an ended session it has nobody before it, perhaps, and does not hold all the same.
+                let why = match end {
+                    Some(end) => LockError::SessionEnded(end),
+                    None => {
+                        let holder = view::first_in(shared, &place.prefixes[0]).map(Box::new);
+                        LockError::WouldBlock { holder }
+                    }
+                };
+                place.withdraw(&turn, why, acts);
             } else {
                 turn.stands(since, acts);
             }

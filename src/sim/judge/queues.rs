@@ -32,6 +32,8 @@ pub(super) struct Queues {
     deliveries: BTreeMap<DeliveryId, Taken>,
     /// The items' keys, by what was put.
     keys: BTreeMap<Bytes, Bytes>,
+    /// How many items there are, in all queues.
+    waiting: usize,
     /// What was told as not put.
     refused: BTreeSet<Bytes>,
     /// Before when what was put must not be taken.
@@ -54,6 +56,11 @@ impl Judge {
     pub(crate) fn puts_item(&mut self, value: &Bytes, delay: Duration) {
         let not_before = self.timeline.now() + delay;
         self.queues.not_before.insert(value.clone(), not_before);
+    }
+
+    /// How many items there are, in all queues, as of the newest revision.
+    pub(crate) fn items_waiting(&self) -> usize {
+        self.queues.waiting
     }
 
     /// It was put.
@@ -160,6 +167,7 @@ impl Judge {
             let (queue, item) = (key.slice(..at), key.slice(at + 6..));
             let is_new = event.kind == EventKind::Put && event.kv.version == 1;
             if is_new {
+                self.queues.waiting += 1;
                 let value = event.kv.value.clone();
                 let before = self.queues.keys.insert(value.clone(), key.clone());
                 let is_refused = self.queues.refused.contains(&value);
@@ -168,6 +176,7 @@ impl Judge {
                 });
             }
             if event.kind == EventKind::Delete {
+                self.queues.waiting -= 1;
                 let claim = [&queue[..], b"/claim/", &item[..]].concat();
                 let row = self.truth.row_at(&claim, Revision(revision.get() - 1));
                 let since = row.map(|row| row.create_revision);

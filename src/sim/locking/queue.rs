@@ -23,6 +23,9 @@ const TAKERS: usize = 2;
 /// How long a taker waits for an item.
 const TAKE_PATIENCE: Duration = Duration::from_secs(5);
 
+/// With so many items in the queue nobody puts another: what is left in the end is to be taken in seconds.
+const WAITING_MAX: usize = 500;
+
 /// The longest delay of an item.
 const DELAY_MAX: Duration = Duration::from_secs(3);
 
@@ -36,7 +39,9 @@ async fn put_for_ever(player: Player, queue: &'static str) {
     let _putting = player.scene.putting.enter();
     while !player.is_closing() {
         player.think().await;
-        put(&player, queue).await;
+        if player.scene.judge.borrow().items_waiting() < WAITING_MAX {
+            put(&player, queue).await;
+        }
     }
 }
 
