@@ -12,39 +12,87 @@ use tonic::body::Body;
 
 use super::{failed, json, last_words};
 
-/// The largest request of a stream, in bytes: it is looked at anew with all that arrives of it.
+/// The largest request of a stream, in bytes: it is kept until all of it is there.
 const REQUEST_BYTES_MAX: usize = 256 << 10;
 
 type Polled = Poll<Option<Result<Frame<Bytes>, Status>>>;
+
+/// Follows strings and brackets, so that a request that comes drop by drop is not parsed anew with each.
+#[derive(Default)]
+struct Shape {
+    looked_at: usize,
+    depth: usize,
+    in_string: bool,
+    is_escaped: bool,
+}
+
+impl Shape {
+    /// Whether the first value of all that was read may be whole. Looks at each byte once.
+    fn may_be_whole(&mut self, read: &[u8]) -> bool {
+        while let Some(byte) = read.get(self.looked_at) {
+            self.looked_at += 1;
+            match byte {
+                _ if self.is_escaped => self.is_escaped = false,
+                b'\\' if self.in_string => self.is_escaped = true,
+                b'"' => self.in_string = !self.in_string,
+                _ if self.in_string => {}
+                b'{' | b'[' => self.depth += 1,
+                b'}' | b']' => self.depth = self.depth.saturating_sub(1),
+                _ => {}
+            }
+            if self.depth == 0 && !self.in_string && !byte.is_ascii_whitespace() {
+                return true;
+            }
+        }
+        false
+    }
+}
 
 /// Requests as JSON, one after the other, become frames of gRPC.
 pub(super) struct Requests {
     body: Incoming,
     read: BytesMut,
+    shape: Shape,
+    /// How much of the first request had come when it was parsed last.
+    parsed_at: usize,
     of: MessageDescriptor,
     ended: bool,
 }
 
 impl Requests {
     pub(super) fn new(body: Incoming, of: MessageDescriptor) -> Self {
-        Self { body, read: BytesMut::new(), of, ended: false }
+        Self { body, read: BytesMut::new(), shape: Shape::default(), parsed_at: 0, of, ended: false }
     }
 
     /// The next request, if all of it is there.
     fn next(&mut self) -> Result<Option<Bytes>, Status> {
+        // What is no JSON is found when twice as much has come, at the latest.
+        let is_due = self.ended || self.read.len() >= self.parsed_at * 2;
+        if !self.shape.may_be_whole(&self.read) && !is_due {
+            return self.wait();
+        }
         match json::first(&self.read) {
             Ok(None) => Ok(None),
             Ok(Some((value, bytes))) => {
                 self.read.advance(bytes);
+                (self.shape, self.parsed_at) = (Shape::default(), 0);
                 json::framed(&self.of, value).map(Some)
             }
-            Err(error) if error.is_eof() && !self.ended => match self.read.len() {
-                bytes if bytes > REQUEST_BYTES_MAX => Err(Status::resource_exhausted(format!(
-                    "bowline: a request of a stream that is larger than {REQUEST_BYTES_MAX} bytes"
-                ))),
-                _ => Ok(None),
-            },
+            Err(error) if error.is_eof() && !self.ended => {
+                self.parsed_at = self.read.len();
+                self.wait()
+            }
             Err(error) => Err(Status::invalid_argument(error.to_string())),
+        }
+    }
+
+    /// For more of a request.
+    fn wait(&self) -> Result<Option<Bytes>, Status> {
+        match self.read.len() {
+            bytes if bytes > REQUEST_BYTES_MAX => Err(Status::resource_exhausted(format!(
+                "bowline: a request of a stream that is larger than {REQUEST_BYTES_MAX} bytes"
+            ))),
+            _ => Ok(None),
         }
     }
 }
@@ -135,6 +183,25 @@ impl HttpBody for Lines {
                     }
                 },
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_whole_with_its_last_bracket_and_not_before() {
+        let request = br#" {"key": "a}\\\"{", "ops": [{"x": "\u007d"}, 1]}"#;
+        let mut shape = Shape::default();
+        for end in 0..request.len() {
+            assert!(!shape.may_be_whole(&request[..end]), "after {end} bytes");
+        }
+        assert!(shape.may_be_whole(request) && shape.looked_at == request.len());
+        // Whatever is no object is for the parser to say.
+        for wrong in [&b"}"[..], b"7", b"{]", b"\"text\""] {
+            assert!(Shape::default().may_be_whole(wrong));
         }
     }
 }
