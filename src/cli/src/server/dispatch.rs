@@ -143,10 +143,15 @@ impl Dispatch {
         B::Data: Send,
     {
         let path = request.uri().path().to_owned();
+        let call = self.member.calls().begins(&path);
+        let counted = move |response| match call {
+            Some(call) => call.follow(response),
+            None => response,
+        };
         let mut request = request;
         match self.admit(&request, &path) {
             Ok(who) => drop(request.extensions_mut().insert(who)),
-            Err(status) => return Box::pin(async move { Ok(status.into_http()) }),
+            Err(status) => return Box::pin(async move { Ok(counted(status.into_http())) }),
         }
         let service = path.trim_start_matches('/').split('/').next().unwrap_or_default();
         let answer: Answer = match service {
@@ -168,7 +173,7 @@ impl Dispatch {
         Box::pin(async move {
             let mut response = answer.await?;
             say_too_large(&mut response, bytes_max);
-            Ok(response)
+            Ok(counted(response))
         })
     }
 

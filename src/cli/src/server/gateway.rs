@@ -24,6 +24,7 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 
 use super::dispatch::Dispatch;
+pub(super) use routes::methods;
 use stream::{Lines, Requests};
 
 /// What headers begin with that are for the service.

@@ -12,6 +12,7 @@ use serde_json::json;
 use tonic::body::Body;
 
 use super::member::{CLUSTER_VERSION, Member, VERSION};
+use super::metrics;
 
 /// The HTTP side of a member.
 #[derive(Clone)]
@@ -39,7 +40,7 @@ impl HttpSide {
             "/health" => self.health(query).await,
             "/livez" => self.live(),
             "/readyz" => self.ready().await,
-            "/metrics" => text(StatusCode::OK, self.member.node().metrics().to_prometheus()),
+            "/metrics" => text(StatusCode::OK, metrics::text(&self.member)),
             _ => text(StatusCode::NOT_FOUND, "404 page not found\n".into()),
         }
     }

@@ -11,6 +11,7 @@ use bowline::{
 use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit, Semaphore};
 use tonic::Status;
 
+use super::calls::Calls;
 use super::flags::Options;
 use super::identity::Identity;
 use super::password::Passwords;
@@ -50,6 +51,7 @@ pub(super) struct Member {
     snapshot: Mutex<()>,
     passwords: Passwords,
     tokens: Tokens,
+    calls: Calls,
 }
 
 impl Member {
@@ -73,6 +75,7 @@ impl Member {
             snapshot,
             passwords,
             tokens,
+            calls: Calls::new(),
         })
     }
 
@@ -105,6 +108,11 @@ impl Member {
 
     pub(super) fn tokens(&self) -> &Tokens {
         &self.tokens
+    }
+
+    /// How often clients have called which method.
+    pub(super) fn calls(&self) -> &Calls {
+        &self.calls
     }
 
     pub(super) fn options(&self) -> &Options {

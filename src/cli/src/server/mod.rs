@@ -22,6 +22,7 @@
 //! all in the node. `docs/etcd-compatibility.md` says where it differs from etcd.
 
 mod auth;
+mod calls;
 mod cluster;
 mod dispatch;
 mod driven;
@@ -39,6 +40,7 @@ mod listen;
 mod lock;
 mod maintenance;
 mod member;
+mod metrics;
 mod newcomers;
 mod password;
 mod snapshot;

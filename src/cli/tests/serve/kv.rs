@@ -10,6 +10,7 @@ use pb::compare::{CompareResult, CompareTarget, TargetUnion};
 use pb::kv_client::KvClient;
 use pb::request_op::Request;
 use pb::response_op::Response;
+use pb::watch_client::WatchClient;
 
 type Kv = KvClient<Channel>;
 
@@ -267,5 +268,51 @@ fn version_and_health_are_told_over_plain_http() {
     }
     let (code, body) = server.http("GET", "/metrics", "");
     assert!(code == 200 && body.contains("bowline_requests_total"), "{body}");
+    for name in ["etcd_server_has_leader 1", "etcd_server_is_leader 1", "etcd_server_is_learner 0"]
+    {
+        assert!(body.lines().any(|line| line == name), "{name}: {body}");
+    }
     assert_eq!(server.http("GET", "/nothing", "").0, 404);
+}
+
+#[tokio::test]
+async fn calls_are_counted_under_the_names_that_servers_in_go_give_them() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let mut kv = KvClient::new(server.channel().await);
+    let mut watches = WatchClient::new(server.channel().await);
+    let put = pb::PutRequest { key: "k".into(), ..Default::default() };
+    kv.put(put.clone()).await.unwrap();
+    kv.put(put).await.unwrap();
+    kv.put(pb::PutRequest::default()).await.unwrap_err();
+    let watch = watches.watch(tokio_stream::iter([])).await.unwrap().into_inner();
+    drop(watch);
+    let of = |code: &str, method: &str, service: &str, kind: &str| {
+        format!(
+            "grpc_server_handled_total{{grpc_code=\"{code}\",grpc_method=\"{method}\",grpc_service=\"etcdserverpb.{service}\",grpc_type=\"{kind}\"}}"
+        )
+    };
+    let wanted = [
+        format!("{} 2", of("OK", "Put", "KV", "unary")),
+        format!("{} 1", of("InvalidArgument", "Put", "KV", "unary")),
+        format!("{} 0", of("OK", "Compact", "KV", "unary")),
+        "etcd_debugging_mvcc_keys_total 1".to_owned(),
+        "etcd_debugging_mvcc_current_revision 3".to_owned(),
+    ];
+    let (_, body) = server.http("GET", "/metrics", "");
+    for line in wanted {
+        assert!(body.lines().any(|found| found == line), "{line}: {body}");
+    }
+    // A stream is counted when it is over, whoever has ended it.
+    let streams = |body: &str| {
+        let is_one = |line: &&str| {
+            line.contains("handled") && line.contains("\"Watch\"") && line.contains("bidi_stream")
+        };
+        let counts = body
+            .lines()
+            .filter(is_one)
+            .filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok());
+        counts.sum::<u64>()
+    };
+    while streams(&server.http("GET", "/metrics", "").1) == 0 {}
 }

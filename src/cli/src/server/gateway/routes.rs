@@ -73,6 +73,11 @@ pub(super) fn below(path: &str) -> Option<&str> {
     PREFIXES.iter().find_map(|prefix| path.strip_prefix(prefix))
 }
 
+/// All methods of the protocol, also those that no path stands for.
+pub(in super::super) fn methods() -> impl Iterator<Item = MethodDescriptor> {
+    PROTOCOL.services().flat_map(|service| service.methods().collect::<Vec<_>>())
+}
+
 /// The method that a path stands for.
 pub(super) fn method(path: &str) -> Option<MethodDescriptor> {
     let below = below(path)?;

@@ -61,7 +61,14 @@ pub(super) struct Requests {
 
 impl Requests {
     pub(super) fn new(body: Incoming, of: MessageDescriptor) -> Self {
-        Self { body, read: BytesMut::new(), shape: Shape::default(), parsed_at: 0, of, ended: false }
+        Self {
+            body,
+            read: BytesMut::new(),
+            shape: Shape::default(),
+            parsed_at: 0,
+            of,
+            ended: false,
+        }
     }
 
     /// The next request, if all of it is there.

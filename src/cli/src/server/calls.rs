@@ -1,0 +1,167 @@
+//! How many calls of each method there were, and how they ended: `grpc_server_*`, as servers of gRPC in Go count them.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::{HeaderMap, Response};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use tonic::body::Body;
+use tonic::{Code, Status};
+
+use super::gateway::methods;
+
+/// The codes of gRPC, by their numbers, in the words in which Go's servers count them.
+const CODES: [&str; 17] = [
+    "OK",
+    "Canceled",
+    "Unknown",
+    "InvalidArgument",
+    "DeadlineExceeded",
+    "NotFound",
+    "AlreadyExists",
+    "PermissionDenied",
+    "ResourceExhausted",
+    "FailedPrecondition",
+    "Aborted",
+    "OutOfRange",
+    "Unimplemented",
+    "Internal",
+    "Unavailable",
+    "DataLoss",
+    "Unauthenticated",
+];
+
+/// The counts of all methods, by path. Methods that nobody has called are there too, with zeroes.
+pub(super) struct Calls(BTreeMap<String, Arc<Method>>);
+
+/// The counts of one method.
+pub(super) struct Method {
+    /// What tells it from the others, as labels.
+    labels: String,
+    streams: bool,
+    begun: AtomicU64,
+    ended: [AtomicU64; CODES.len()],
+}
+
+impl Calls {
+    pub(super) fn new() -> Self {
+        let methods = methods().map(|method| {
+            let (service, name) = (method.parent_service().full_name().to_owned(), method.name());
+            let kind = match (method.is_client_streaming(), method.is_server_streaming()) {
+                (false, false) => "unary",
+                (true, false) => "client_stream",
+                (false, true) => "server_stream",
+                (true, true) => "bidi_stream",
+            };
+            let counted = Method {
+                labels: format!(
+                    "grpc_method=\"{name}\",grpc_service=\"{service}\",grpc_type=\"{kind}\""
+                ),
+                streams: method.is_server_streaming(),
+                begun: AtomicU64::new(0),
+                ended: std::array::from_fn(|_| AtomicU64::new(0)),
+            };
+            (format!("/{service}/{name}"), Arc::new(counted))
+        });
+        Self(methods.collect())
+    }
+
+    /// A method is called; `None` if there is none at this path.
+    pub(super) fn begins(&self, path: &str) -> Option<Arc<Method>> {
+        let method = self.0.get(path)?;
+        method.begun.fetch_add(1, Ordering::Relaxed);
+        Some(Arc::clone(method))
+    }
+
+    /// The samples of both families: labels and counts, of calls that have begun and of calls that have ended. A code
+    /// with which no call has ended is left out, but for that of success.
+    pub(super) fn samples(&self) -> (Vec<(String, u64)>, Vec<(String, u64)>) {
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let begun = self.0.values().map(|method| (method.labels.clone(), read(&method.begun)));
+        let ended = self.0.values().flat_map(|method| {
+            let codes = CODES.iter().zip(&method.ended).map(move |(code, count)| {
+                (format!("grpc_code=\"{code}\",{}", method.labels), *code, read(count))
+            });
+            codes.filter(|(_, code, count)| *count > 0 || *code == CODES[0])
+        });
+        (begun.collect(), ended.map(|(labels, _, count)| (labels, count)).collect())
+    }
+}
+
+impl Method {
+    fn ends(&self, code: Code) {
+        self.ended[code as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts how a call ends: now, or what streams when its last word is said.
+    pub(super) fn follow(self: Arc<Self>, response: Response<Body>) -> Response<Body> {
+        match Status::from_header_map(response.headers()) {
+            Some(status) => self.ends(status.code()),
+            None if !self.streams => self.ends(Code::Ok),
+            None => {
+                return response.map(|body| Body::new(Followed { body, method: Some(self) }));
+            }
+        }
+        response
+    }
+}
+
+/// An answer that streams.
+struct Followed {
+    body: Body,
+    /// Until its end is counted.
+    method: Option<Arc<Method>>,
+}
+
+impl Followed {
+    fn ends(&mut self, code: Code) {
+        if let Some(method) = self.method.take() {
+            method.ends(code);
+        }
+    }
+
+    fn ends_with(&mut self, trailers: &HeaderMap) {
+        self.ends(Status::from_header_map(trailers).map_or(Code::Ok, |status| status.code()));
+    }
+}
+
+impl HttpBody for Followed {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        match &frame {
+            Some(Ok(frame)) => {
+                if let Some(trailers) = frame.trailers_ref() {
+                    self.ends_with(trailers);
+                }
+            }
+            Some(Err(status)) => self.ends(status.code()),
+            None => self.ends(Code::Ok),
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Whose answer is not read to its end has gone away.
+impl Drop for Followed {
+    fn drop(&mut self) {
+        self.ends(Code::Cancelled);
+    }
+}
