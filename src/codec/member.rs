@@ -14,8 +14,8 @@ use bytes::Bytes;
 
 use super::{CodecError, Decode, Decoder, Encode, Encoder, Sink};
 use crate::model::{
-    DiskId, LogIndex, Member, MemberAnswer, MemberChange, MemberRefusal, MemberRole, MemberWish,
-    Members, NodeId, SnapshotId, Term,
+    DiskId, Introduction, LogIndex, Member, MemberAnswer, MemberChange, MemberRefusal, MemberRole,
+    MemberWish, Members, NodeId, SnapshotId, Term,
 };
 
 /// The format of changes that this build writes, and the newest that it reads.
@@ -309,10 +309,16 @@ pub(super) fn put_endpoints<S: Sink>(endpoints: &[String], to: &mut Encoder<'_, 
 
 pub(super) fn take_endpoints(from: &mut Decoder) -> Result<Vec<String>, CodecError> {
     let count = from.count(1)?;
-    if count == 0 {
-        return Err(from.malformed("no endpoints, and that they follow"));
+    if count == 0 || count > Introduction::ENDPOINTS_MAX {
+        return Err(from.malformed("no endpoints, or too many"));
     }
-    (0..count).map(|_| from.text()).collect()
+    let endpoint = |from: &mut Decoder| match from.text()? {
+        endpoint if endpoint.len() > Introduction::ENDPOINT_BYTES_MAX => {
+            Err(from.malformed("an endpoint that is too long"))
+        }
+        endpoint => Ok(endpoint),
+    };
+    (0..count).map(|_| endpoint(from)).collect()
 }
 
 impl Encode for Member {

@@ -333,11 +333,12 @@ fn a_release_touches_nothing_but_its_own_hold() {
 
 #[test]
 fn calls_end_though_the_cluster_has_no_quorum_and_do_not_say_that_they_failed() {
-    let down = ms(9_000);
+    let kill = || Fault::Kill { who: Who::Any, down: ms(6_500) };
     Story::of(3, &[Program::Mutex])
-        .every(4.0, 20.0, 8.0, part(Split::Isolate(Who::Leader), 7_000))
-        .at(21.0, Fault::Kill { who: Who::Any, down })
-        .at(21.5, Fault::Kill { who: Who::Any, down })
+        .at(4.0, part(Split::Isolate(Who::Leader), 7_000))
+        // One is left, with what it has proposed, and goes on with that when the others are there again.
+        .every(13.0, 45.0, 10.0, kill())
+        .every(13.5, 45.0, 10.0, kill())
         .holds(&[])
         .falls(Mutant::M38, &["X-UNKNOWN"]);
 }

@@ -34,7 +34,7 @@ pub(super) const HELLO_BODY_BYTES_MAX: usize = 16 << 10;
 /// The longest question whether somebody may join.
 pub(super) const JOIN_ASK_BODY_BYTES_MAX: usize = 4 << 10;
 /// The longest answer to it: room for all members.
-pub(super) const JOIN_ANSWER_BODY_BYTES_MAX: usize = 256 << 10;
+pub(super) const JOIN_ANSWER_BODY_BYTES_MAX: usize = 1 << 20;
 /// The longest reason of a refusal.
 pub(super) const REFUSED_BODY_BYTES_MAX: usize = 1 << 10;
 

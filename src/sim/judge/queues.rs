@@ -176,7 +176,7 @@ impl Judge {
                 });
             }
             if event.kind == EventKind::Delete {
-                self.queues.waiting -= 1;
+                self.queues.waiting = self.queues.waiting.saturating_sub(1);
                 let claim = [&queue[..], b"/claim/", &item[..]].concat();
                 let row = self.truth.row_at(&claim, Revision(revision.get() - 1));
                 let since = row.map(|row| row.create_revision);

@@ -173,11 +173,16 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
 
 /// At least one.
 fn revocations(pem: &[u8]) -> Result<Vec<webpki::CertRevocationList<'static>>, String> {
-    let mut found = Vec::new();
+    let mut found: Vec<webpki::CertRevocationList<'static>> = Vec::new();
     for der in CertificateRevocationListDer::pem_slice_iter(pem) {
         let der = der.map_err(|error| error.to_string())?;
         let list = OwnedCertRevocationList::from_der(&der).map_err(|error| error.to_string())?;
-        found.push(list.into());
+        let list = webpki::CertRevocationList::from(list);
+        // Of two only one would count.
+        if found.iter().any(|other| other.issuer() == list.issuer()) {
+            return Err("two revocation lists of one authority: keep the newest".to_owned());
+        }
+        found.push(list);
     }
     if found.is_empty() {
         return Err("no revocation list in it".to_owned());

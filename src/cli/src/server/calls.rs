@@ -38,6 +38,9 @@ const CODES: [&str; 17] = [
 /// The counts of all methods, by path. Methods that nobody has called are there too, with zeroes.
 pub(super) struct Calls(BTreeMap<String, Arc<Method>>);
 
+/// Labels and counts.
+pub(super) type Samples = Vec<(String, u64)>;
+
 /// The counts of one method.
 pub(super) struct Method {
     /// What tells it from the others, as labels.
@@ -79,7 +82,7 @@ impl Calls {
 
     /// The samples of both families: labels and counts, of calls that have begun and of calls that have ended. A code
     /// with which no call has ended is left out, but for that of success.
-    pub(super) fn samples(&self) -> (Vec<(String, u64)>, Vec<(String, u64)>) {
+    pub(super) fn samples(&self) -> (Samples, Samples) {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let begun = self.0.values().map(|method| (method.labels.clone(), read(&method.begun)));
         let ended = self.0.values().flat_map(|method| {

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use http::header::CONTENT_TYPE;
-use http::{HeaderValue, Request, Response};
+use http::{HeaderMap, HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use tonic::Status;
 use tonic::body::Body;
@@ -99,7 +99,8 @@ impl Dispatch {
             lease: LeaseServer::new(LeaseService(Arc::clone(&member))),
             cluster: ClusterServer::new(ClusterService(Arc::clone(&member))),
             maintenance: MaintenanceServer::new(MaintenanceService(Arc::clone(&member))),
-            auth: AuthServer::new(AuthService(Arc::clone(&member))),
+            auth: AuthServer::new(AuthService(Arc::clone(&member)))
+                .max_decoding_message_size(bytes_max),
             lock: LockServer::new(LockService(Arc::clone(&member)))
                 .max_decoding_message_size(bytes_max),
             election: ElectionServer::new(ElectionService(Arc::clone(&member)))
@@ -149,7 +150,7 @@ impl Dispatch {
             None => response,
         };
         let mut request = request;
-        match self.admit(&request, &path) {
+        match self.admit(request.headers(), &path) {
             Ok(who) => drop(request.extensions_mut().insert(who)),
             Err(status) => return Box::pin(async move { Ok(counted(status.into_http())) }),
         }
@@ -179,8 +180,8 @@ impl Dispatch {
 
     /// Refuses what needs a leader where there is none, what a learner does not do, and what users may not. What
     /// streams, and ranges, are looked at where they are answered. Says who asks.
-    fn admit<B>(&self, request: &Request<B>, path: &str) -> Result<Identity, Status> {
-        let requires = request.headers().get("hasleader").is_some_and(|value| value == "true");
+    pub(super) fn admit(&self, headers: &HeaderMap, path: &str) -> Result<Identity, Status> {
+        let requires = headers.get("hasleader").is_some_and(|value| value == "true");
         if requires && !self.member.has_leader() {
             return Err(Reason::NoLeader.into());
         }
@@ -199,12 +200,7 @@ impl Dispatch {
             return Ok(Identity::default());
         }
         let access = self.member.client().access();
-        let who = Identity::of(
-            request.headers(),
-            &access,
-            self.member.tokens(),
-            self.certified.as_deref(),
-        )?;
+        let who = Identity::of(headers, &access, self.member.tokens(), self.certified.as_deref())?;
         let judged = match needs {
             Needs::Nobody | Needs::Watch => Ok(()),
             Needs::User => access.is_user(&who.caller(&access)),

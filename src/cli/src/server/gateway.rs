@@ -13,6 +13,8 @@ mod json;
 mod routes;
 mod stream;
 
+use std::time::Duration;
+
 use bytes::{Bytes, BytesMut};
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
@@ -26,6 +28,9 @@ use tonic::{Code, Status};
 use super::dispatch::Dispatch;
 pub(super) use routes::methods;
 use stream::{Lines, Requests};
+
+/// How long the one message of a request may take to arrive.
+const BODY_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// What headers begin with that are for the service.
 const METADATA_PREFIX: &str = "grpc-metadata-";
@@ -48,22 +53,28 @@ pub(super) async fn answer(
         return refusal(&Status::unimplemented("Method Not Allowed"));
     }
     let (head, body) = request.into_parts();
+    let metadata = metadata(&head.headers);
+    let path = format!("/{}/{}", method.parent_service().full_name(), method.name());
+    // Judged with the rest once more: nobody keeps what somebody sends who may not ask.
+    if let Err(status) = dispatch.admit(&metadata, &path) {
+        return refusal(&status);
+    }
     let body = if method.is_client_streaming() {
         Body::new(Requests::new(body, method.input()))
     } else {
-        match message(&method, body, bytes_max).await {
-            Ok(message) => Body::new(Full::new(message)),
-            Err(status) => return refusal(&status),
+        match tokio::time::timeout(BODY_TIME_MAX, message(&method, body, bytes_max)).await {
+            Ok(Ok(message)) => Body::new(Full::new(message)),
+            Ok(Err(status)) => return refusal(&status),
+            Err(_) => return refusal(&too_slow()),
         }
     };
     let mut request = Request::new(body);
     *request.method_mut() = Method::POST;
-    let path = format!("/{}/{}", method.parent_service().full_name(), method.name());
     match path.parse() {
         Ok(uri) => *request.uri_mut() = uri,
         Err(_) => return refusal(&Status::internal("bowline: a method without a path")),
     }
-    *request.headers_mut() = metadata(&head.headers);
+    *request.headers_mut() = metadata;
     // It answers everything, also what it refuses.
     let Ok(response) = dispatch.grpc(request).await;
     if let Some(status) = failed(response.headers()) {
@@ -77,6 +88,13 @@ pub(super) async fn answer(
         Ok(json) => answer_with(StatusCode::OK, Body::new(Full::new(json.into()))),
         Err(status) => refusal(&status),
     }
+}
+
+fn too_slow() -> Status {
+    Status::deadline_exceeded(format!(
+        "bowline: a request that takes longer than {} s to arrive",
+        BODY_TIME_MAX.as_secs()
+    ))
 }
 
 /// The one message of a body, framed. No body is an empty message, and what comes after the first is not looked at.

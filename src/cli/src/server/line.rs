@@ -2,12 +2,13 @@
 //! lease, in the order of their creation. The keys are the same as those of the library's own locks and elections,
 //! so all of them stand in one line.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bowline::{
-    Compare, EventKind, KeyRange, KeyValue, LeaseId, Op, Put, Range, Revision, RevisionBounds,
-    Sort, SortOrder, SortTarget, TxnResult,
+    Compare, Error, EventKind, KeyRange, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Range,
+    RangeReply, Revision, RevisionBounds, Sort, SortOrder, SortTarget, TxnResult,
 };
 use bytes::Bytes;
 use tokio::sync::oneshot;
@@ -15,10 +16,14 @@ use tonic::Status;
 
 use super::identity::Identity;
 use super::member::Member;
-use super::wire::refused;
+use super::wire::{Reason, refused};
 
 /// How long the lease lives that is granted to who brings none. Nobody keeps it alive.
 const LENT_TTL: Duration = Duration::from_secs(60);
+
+/// How long it is tried to enter the line. Whoever asked is told much sooner that it has not come to be; but only who
+/// knows how it ended can take back what may have become of it.
+const ENTERS_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// How long it waits before it tries again to leave the line.
 const LEAVES_AGAIN: Duration = Duration::from_millis(50);
@@ -66,7 +71,7 @@ pub(super) async fn take_place(
     let member = Arc::clone(member);
     // A task of its own: it must not end where its caller does.
     tokio::spawn(async move { stand(&member, &who, &name, lease, value, gone, caller).await });
-    place.await.unwrap_or_else(|_| Err(super::wire::Reason::Stopped.into()))
+    place.await.unwrap_or_else(|_| Err(Reason::Stopped.into()))
 }
 
 /// Who waits for a place.
@@ -81,7 +86,21 @@ async fn stand(
     gone: &'static str,
     mut caller: Caller,
 ) {
-    let entered = match enter(member, who, name, lease, value).await {
+    let mut entering = pin!(enter(member, who, name, lease, value));
+    let in_time = tokio::time::sleep(member.options().request_timeout());
+    let entered = tokio::select! {
+        biased;
+        entered = &mut entering => entered,
+        () = in_time => {
+            // Nobody waits for it any more. When it is known whether it is there, it goes.
+            drop(caller.send(Err(Reason::Timeout.into())));
+            if let Ok(entered) = entering.await && entered.is_new {
+                leave(member, &entered.place).await;
+            }
+            return;
+        }
+    };
+    let entered = match entered {
         Ok(entered) => entered,
         // If nobody listens there is nobody to tell.
         Err(status) => return drop(caller.send(Err(status))),
@@ -100,7 +119,8 @@ async fn stand(
         }
         None => true,
     };
-    // A place that was there before belongs to another call of the same lease.
+    // A place that was there before belongs to another call of the same lease, and so does one that another call has
+    // come to since: its row says so.
     if left && entered.is_new {
         leave(member, &entered.place).await;
     }
@@ -135,16 +155,31 @@ async fn enter(
         ..Range::new(keys_of(name))
     };
     let txn = txn.then(put).then(Op::Range(line.clone()));
-    let txn = txn.or_else(Op::get(key.clone())).or_else(Op::Range(line));
-    let reply = txn.commit().await.map_err(refused)?;
-    let [own, TxnResult::Range(line)] = &reply.results[..] else {
-        return Err(Status::internal("bowline: a transaction without its answers"));
+    // Another version of the row tells the call that made it, which may have been given up, that it is this one's too.
+    let again = Put { value: PutValue::Keep, lease: PutLease::Keep, ..Put::new(key.clone(), "") };
+    let txn = txn.or_else(again).or_else(Op::get(key.clone())).or_else(Op::Range(line));
+    let reply = match txn.deadline(ENTERS_FOR).commit().await {
+        Ok(reply) => reply,
+        Err(error) => {
+            if let Error::AnswerLost { revision } = error {
+                // If it has come, then with this revision.
+                let place = Place { key, lease, created: revision, revision };
+                leave(member, &place).await;
+            }
+            return Err(refused(error));
+        }
     };
-    let is_first = line.kvs.first().is_some_and(|first| first.key == key);
     let place = |created| Place { key: key.clone(), lease, created, revision: reply.revision };
-    let row = match own {
-        TxnResult::Range(own) => own.kvs.first(),
-        _ => return Ok(Entered { place: place(reply.revision), is_new: true, is_first }),
+    let is_first = |line: &RangeReply| line.kvs.first().is_some_and(|first| first.key == key);
+    let (row, is_first) = match &reply.results[..] {
+        [TxnResult::Put(_), TxnResult::Range(line)] => {
+            let (place, is_first) = (place(reply.revision), is_first(line));
+            return Ok(Entered { place, is_new: true, is_first });
+        }
+        [TxnResult::Put(_), TxnResult::Range(own), TxnResult::Range(line)] => {
+            (own.kvs.first(), is_first(line))
+        }
+        _ => return Err(Status::internal("bowline: a transaction without its answers")),
     };
     let Some(row) = row else {
         return Err(Status::internal("bowline: a key that is there and is not"));
@@ -169,11 +204,14 @@ async fn rename(
     if reply.succeeded { Ok(()) } else { Err(Status::unknown("election: not leader")) }
 }
 
-/// Deletes a place, if it is still this one: by the member itself, whatever its user may do by now.
+/// Deletes a place, if it is still this one, and no other call has come to it: by the member itself, whatever its user
+/// may do by now.
 async fn leave(member: &Member, place: &Place) {
     let held = || Compare::create_revision(place.key.clone()).eq(place.created);
+    let is_only = || Compare::version(place.key.clone()).eq(1u64);
     loop {
-        let txn = member.client().txn().when(held()).then(Op::delete(place.key.clone()));
+        let txn = member.client().txn().when(held()).when(is_only());
+        let txn = txn.then(Op::delete(place.key.clone()));
         match txn.commit().await {
             Err(error) if error.is_transient() => {
                 // Too much to do, or no leader: its lease ends it at the latest.
@@ -252,9 +290,9 @@ async fn until_deleted(
             }
             Some(Err(bowline::WatchError::Compacted { .. })) => return Ok(()),
             Some(Err(bowline::WatchError::Denied)) => {
-                return Err(super::wire::Reason::Denied.into());
+                return Err(Reason::Denied.into());
             }
-            Some(Err(_)) | None => return Err(super::wire::Reason::Stopped.into()),
+            Some(Err(_)) | None => return Err(Reason::Stopped.into()),
         }
     }
 }

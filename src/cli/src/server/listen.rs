@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
+use rustix::net::sockopt;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
 use super::dispatch::Dispatch;
@@ -27,6 +28,10 @@ const GRACE: Duration = Duration::from_millis(500);
 
 /// How long to wait when the process has no room for another connection.
 const NO_ROOM_PAUSE: Duration = Duration::from_millis(50);
+
+/// After how much silence a client's machine is asked whether it is there still, and how often then.
+const PROBE_AFTER: Duration = Duration::from_secs(30);
+const PROBE_EVERY: Duration = Duration::from_secs(15);
 
 /// How long a client may take for its first word and, where there is TLS, for its handshake.
 const GREETING_MAX: Duration = Duration::from_secs(10);
@@ -144,7 +149,7 @@ async fn accept(
         };
         match accepted {
             Ok((stream, _)) => {
-                let Ok(seat) = Arc::clone(&hall.seats).try_acquire_owned() else {
+                let Some(seat) = seat(&hall).await else {
                     hall.newcomers
                         .complain(&"all connections that there may be are taken (ulimit -n)");
                     continue;
@@ -172,6 +177,26 @@ async fn accept(
     connections.shutdown().await;
 }
 
+/// A seat for another connection: one that is free, or that of a newcomer that has said nothing for longest.
+async fn seat(hall: &Hall) -> Option<OwnedSemaphorePermit> {
+    let seats = || Arc::clone(&hall.seats);
+    match seats().try_acquire_owned() {
+        Ok(seat) => Some(seat),
+        Err(_) if hall.newcomers.make_room() => {
+            tokio::time::timeout(NO_ROOM_PAUSE, seats().acquire_owned()).await.ok()?.ok()
+        }
+        Err(_) => None,
+    }
+}
+
+/// Who has gone without a word, and owes nothing that HTTP would notice, is noticed by TCP. Where the system has no such
+/// thing it is as it was.
+fn keep_alive(stream: &TcpStream) {
+    let _is_set = sockopt::set_socket_keepalive(stream, true)
+        .and_then(|()| sockopt::set_tcp_keepidle(stream, PROBE_AFTER))
+        .and_then(|()| sockopt::set_tcp_keepintvl(stream, PROBE_EVERY));
+}
+
 /// One connection from its first byte to its last.
 async fn welcome(
     stream: TcpStream,
@@ -181,6 +206,7 @@ async fn welcome(
     mut stop: watch::Receiver<bool>,
 ) {
     drop(stream.set_nodelay(true));
+    keep_alive(&stream);
     let tls = hall.tls.as_deref().filter(|_| is_secure);
     let greeted = tokio::select! {
         greeted = tokio::time::timeout(GREETING_MAX, greet(stream, tls)) => greeted,

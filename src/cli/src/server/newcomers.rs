@@ -57,6 +57,15 @@ impl Newcomers {
         Newcomer { newcomers: Arc::clone(self), number, too_many }
     }
 
+    /// The one that has been there for longest has to go, if there is any: another one needs its seat.
+    pub(super) fn make_room(&self) -> bool {
+        let oldest = self.line().waiting.pop_first();
+        if let Some((_, oldest)) = &oldest {
+            oldest.notify_one();
+        }
+        oldest.is_some()
+    }
+
     /// Says what is wrong with somebody, unless there was much to be said a moment ago.
     pub(super) fn complain(&self, why: &dyn fmt::Display) {
         let mut line = self.line();

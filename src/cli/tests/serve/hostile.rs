@@ -328,14 +328,21 @@ async fn a_request_that_drips_in_costs_no_more_than_its_bytes() {
     stream.set_nodelay(true).unwrap();
     let head = "POST /v3/watch HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
     stream.write_all(head.as_bytes()).unwrap();
-    let begin = r#"{"create_request":{"key":""#;
+    // Space before it may be as long as it likes, and is not kept.
+    let space = [b' '; 64 << 10];
+    for _ in 0..64 {
+        write!(stream, "{:x}\r\n", space.len()).unwrap();
+        stream.write_all(&space).unwrap();
+        stream.write_all(b"\r\n").unwrap();
+    }
+    let begin = r#"{"create_request":{"key":"","nobody":["#;
     write!(stream, "{:x}\r\n{begin}\r\n", begin.len()).unwrap();
     let begun = Instant::now();
-    for _ in 0..20_000 {
-        stream.write_all(b"4\r\nAAAA\r\n").unwrap();
+    for _ in 0..60_000 {
+        stream.write_all(b"4\r\n0,0,\r\n").unwrap();
     }
     // It has all been read, since it is answered.
-    let end = r#""}}"#;
+    let end = "0]}}";
     write!(stream, "{:x}\r\n{end}\r\n", end.len()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let mut answer = [0; 4096];

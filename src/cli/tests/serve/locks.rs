@@ -88,6 +88,44 @@ async fn who_gives_up_or_loses_its_lease_leaves_the_line() {
     assert_eq!(rows(&channel, "m/", "m0").await, [String::from_utf8(held.to_vec()).unwrap()]);
 }
 
+/// A client whose call has taken too long asks again with its lease: what it gave up must not take that away.
+#[tokio::test]
+async fn a_call_that_is_given_up_takes_nothing_from_the_next_one_of_its_lease() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let mut locks = LockClient::new(channel.clone());
+    let [first, own, other] = [grant(&channel).await, grant(&channel).await, grant(&channel).await];
+    let held = locks.lock(lock("m", first)).await.unwrap().into_inner();
+    let wait = |lease| {
+        let mut locks = LockClient::new(channel.clone());
+        tokio::spawn(async move { locks.lock(lock("m", lease)).await })
+    };
+    let given_up = wait(own);
+    until(&channel, "m/", "m0", 2).await;
+    let again = wait(own);
+    let versions = async || {
+        let key = format!("m/{own:x}").into();
+        let range = pb::RangeRequest { key, ..Default::default() };
+        KvClient::new(channel.clone()).range(range).await.unwrap().into_inner().kvs[0].version
+    };
+    while versions().await < 2 {}
+    given_up.abort();
+    given_up.await.unwrap_err();
+    let waits = wait(other);
+    until(&channel, "m/", "m0", 3).await;
+    locks.unlock(v3lockpb::UnlockRequest { key: held.key }).await.unwrap();
+    let key = again.await.unwrap().expect("it still waits").into_inner().key;
+    assert_eq!(key, format!("m/{own:x}"));
+    // What would be taken away is so by the time that another lock has come and gone.
+    for _ in 0..20 {
+        let lock = locks.lock(lock("n", own)).await.unwrap().into_inner();
+        locks.unlock(v3lockpb::UnlockRequest { key: lock.key }).await.unwrap();
+    }
+    assert_eq!(rows(&channel, "m/", "m0").await.len(), 2);
+    assert!(!waits.is_finished(), "it is held still");
+}
+
 #[tokio::test]
 async fn an_election_has_one_leader_that_proclaims_and_resigns() {
     let dir = tempdir().unwrap();

@@ -79,7 +79,12 @@ impl Requests {
             return self.wait();
         }
         match json::first(&self.read) {
-            Ok(None) => Ok(None),
+            // Nothing but space between two requests.
+            Ok(None) => {
+                self.read.clear();
+                (self.shape, self.parsed_at) = (Shape::default(), 0);
+                Ok(None)
+            }
             Ok(Some((value, bytes))) => {
                 self.read.advance(bytes);
                 (self.shape, self.parsed_at) = (Shape::default(), 0);

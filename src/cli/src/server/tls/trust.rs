@@ -1,5 +1,6 @@
 //! What one reading of the files says: what clients are shown, and whose certificates are good.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -121,12 +122,21 @@ fn authorities(pem: &[u8]) -> Result<RootCertStore, String> {
     Ok(roots)
 }
 
-/// At least one.
+/// At least one, and one of each authority: of two only one would count.
 fn revocations(pem: &[u8]) -> Result<Vec<CertificateRevocationListDer<'static>>, String> {
-    let found: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(pem).collect();
-    match found {
-        Ok(found) if found.is_empty() => Err("no revocation list in it".to_owned()),
-        Ok(found) => Ok(found),
-        Err(error) => Err(error.to_string()),
+    let (mut found, mut issuers) = (Vec::new(), BTreeSet::new());
+    for der in CertificateRevocationListDer::pem_slice_iter(pem) {
+        let der = der.map_err(|error| error.to_string())?;
+        let list = webpki::BorrowedCertRevocationList::from_der(&der)
+            .and_then(|list| list.to_owned())
+            .map_err(|error| error.to_string())?;
+        if !issuers.insert(webpki::CertRevocationList::from(list).issuer().to_vec()) {
+            return Err("two revocation lists of one authority: keep the newest".to_owned());
+        }
+        found.push(der);
     }
+    if found.is_empty() {
+        return Err("no revocation list in it".to_owned());
+    }
+    Ok(found)
 }
