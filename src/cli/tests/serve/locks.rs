@@ -1,6 +1,6 @@
 //! `v3lockpb` and `v3electionpb`: one line, whoever stands in it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tempfile::tempdir;
 use tonic::transport::Channel;
@@ -25,8 +25,9 @@ async fn rows(channel: &Channel, prefix: &'static str, end: &'static str) -> Vec
 }
 
 async fn until(channel: &Channel, prefix: &'static str, end: &'static str, count: usize) {
+    let begun = Instant::now();
     while rows(channel, prefix, end).await.len() != count {
-        tokio::task::yield_now().await;
+        assert!(begun.elapsed() < Duration::from_secs(30), "never {count} in the line");
     }
 }
 
