@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use bowline::Access;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use hyper::body::Incoming;
@@ -19,6 +20,7 @@ use super::health::HealthService;
 use super::http_side::HttpSide;
 use super::identity::Identity;
 use super::kv::KvService;
+use super::late::{Doubt, Late};
 use super::lease::LeaseService;
 use super::lock::LockService;
 use super::maintenance::MaintenanceService;
@@ -59,7 +61,7 @@ pub(super) struct Dispatch {
 
 /// Who may ask for something, where users and roles are on.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Needs {
+pub(super) enum Needs {
     /// Whoever gets through to the port.
     Nobody,
     /// Each watch of the stream is refused by itself.
@@ -84,7 +86,20 @@ impl Needs {
             _ => Self::Root,
         }
     }
+
+    /// Whether who asks is one of them.
+    pub(super) fn judge(self, who: &Identity, access: &Access) -> Result<(), Status> {
+        let judged = match self {
+            Self::Nobody | Self::Watch => Ok(()),
+            Self::User => access.is_user(&who.caller(access)),
+            Self::Root => access.is_root(&who.caller(access)),
+        };
+        judged.map_err(access_refused)
+    }
 }
+
+/// The methods that take many requests, each of which is judged by the service.
+const STREAMS: [&str; 2] = ["/etcdserverpb.Watch/Watch", "/etcdserverpb.Lease/LeaseKeepAlive"];
 
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
@@ -139,7 +154,7 @@ impl Dispatch {
     /// Answers a request of gRPC, wherever it comes from.
     pub(super) fn grpc<B>(&mut self, request: Request<B>) -> Answer
     where
-        B: http_body::Body + Send + 'static,
+        B: http_body::Body + Send + Unpin + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
         B::Data: Send,
     {
@@ -149,11 +164,15 @@ impl Dispatch {
             Some(call) => call.follow(response),
             None => response,
         };
-        let mut request = request;
-        match self.admit(request.headers(), &path) {
-            Ok(who) => drop(request.extensions_mut().insert(who)),
+        let who = match self.admit(request.headers(), &path) {
+            Ok(who) => who,
             Err(status) => return Box::pin(async move { Ok(counted(status.into_http())) }),
-        }
+        };
+        let needs = Needs::of(&path);
+        let is_one = needs != Needs::Nobody && !STREAMS.contains(&path.as_str());
+        let doubt = is_one.then(|| Doubt::about(&self.member, &who, needs));
+        let mut request = request.map(|body| Late::new(body, doubt));
+        request.extensions_mut().insert(who);
         let service = path.trim_start_matches('/').split('/').next().unwrap_or_default();
         let answer: Answer = match service {
             "etcdserverpb.KV" => self.kv.call(request),
@@ -200,13 +219,8 @@ impl Dispatch {
             return Ok(Identity::default());
         }
         let access = self.member.client().access();
-        let who = Identity::of(headers, &access, self.member.tokens(), self.certified.as_deref())?;
-        let judged = match needs {
-            Needs::Nobody | Needs::Watch => Ok(()),
-            Needs::User => access.is_user(&who.caller(&access)),
-            Needs::Root => access.is_root(&who.caller(&access)),
-        };
-        judged.map_err(access_refused)?;
+        let who = Identity::of(headers, &access, self.member.tokens(), self.certified.as_ref())?;
+        needs.judge(&who, &access)?;
         Ok(who)
     }
 }

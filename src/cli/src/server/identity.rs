@@ -1,7 +1,10 @@
-//! Who asks: found out once for each request, before it gets to its service, and handed to it with the request.
+//! Who asks: found out for each request, before it gets to its service, and handed to it with the request. What is asked
+//! for long after that, on a stream or by a message that took its time, is asked for by whoever it is then.
+
+use std::sync::Arc;
 
 use bowline::{Access, Caller};
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
 use tonic::{Request, Status};
 
 use super::token::Tokens;
@@ -11,8 +14,49 @@ use super::wire::Reason;
 const THROUGH_A_GATEWAY: &str = "grpcgateway-accept";
 
 /// The user for whom something is asked; nobody where users are not asked for, or nobody has said.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct Identity(Option<String>);
+#[derive(Clone, Debug, Default)]
+pub(super) struct Identity {
+    user: Option<String>,
+    /// What it was found out by.
+    shown: Shown,
+    /// The revision of the table of users at which it was.
+    revision: u64,
+}
+
+/// What a request shows of who asks.
+#[derive(Clone, Debug, Default)]
+enum Shown {
+    #[default]
+    Nothing,
+    Token(HeaderValue),
+    /// The name in the certificate of its connection, which is looked at again by itself.
+    Certificate(Arc<str>),
+}
+
+impl Shown {
+    /// The token that is shown, or where there is none, the connection's certificate.
+    fn of(headers: &HeaderMap, certified: Option<&Arc<str>>) -> Self {
+        // The one is etcd's clients', the other the gateway's.
+        if let Some(token) = headers.get("token").or_else(|| headers.get("authorization")) {
+            return Self::Token(token.clone());
+        }
+        // A gateway shows its own certificate, and speaks for others.
+        let certified = certified.filter(|_| !headers.contains_key(THROUGH_A_GATEWAY));
+        certified.map_or(Self::Nothing, |user| Self::Certificate(Arc::clone(user)))
+    }
+
+    /// Whom it shows, as things are now.
+    fn user(&self, access: &Access, tokens: &Tokens) -> Result<Option<String>, Status> {
+        match self {
+            Self::Nothing => Ok(None),
+            Self::Certificate(user) => Ok(Some(user.to_string())),
+            Self::Token(token) => {
+                let token = token.to_str().map_err(|_| Reason::InvalidToken)?;
+                Ok(Some(tokens.user(token, access)?))
+            }
+        }
+    }
+}
 
 impl Identity {
     /// Finds out who asks: whoever the token says, or where there is none, whoever the connection's certificate
@@ -24,19 +68,22 @@ impl Identity {
         headers: &HeaderMap,
         access: &Access,
         tokens: &Tokens,
-        certified: Option<&str>,
+        certified: Option<&Arc<str>>,
     ) -> Result<Self, Status> {
-        if !access.is_enabled() {
-            return Ok(Self(None));
-        }
-        // The one is etcd's clients', the other the gateway's.
-        let Some(token) = headers.get("token").or_else(|| headers.get("authorization")) else {
-            // A gateway shows its own certificate, and speaks for others.
-            let certified = certified.filter(|_| !headers.contains_key(THROUGH_A_GATEWAY));
-            return Ok(Self(certified.map(str::to_owned)));
-        };
-        let user = token.to_str().ok().and_then(|token| tokens.user(token, access));
-        user.map(|user| Self(Some(user))).ok_or_else(|| Reason::InvalidToken.into())
+        Self::by(Shown::of(headers, certified), access, tokens)
+    }
+
+    fn by(shown: Shown, access: &Access, tokens: &Tokens) -> Result<Self, Status> {
+        let user = if access.is_enabled() { shown.user(access, tokens)? } else { None };
+        Ok(Self { user, shown, revision: access.revision() })
+    }
+
+    /// Finds it out again, by what was shown then and as things are now.
+    ///
+    /// # Errors
+    /// The token has ended meanwhile, or has never been one, and nobody asked.
+    pub(super) fn again(&self, access: &Access, tokens: &Tokens) -> Result<Self, Status> {
+        Self::by(self.shown.clone(), access, tokens)
     }
 
     /// Who asks by this request. Without what the dispatch has found out it is nobody.
@@ -44,13 +91,18 @@ impl Identity {
         request.extensions().get::<Self>().cloned().unwrap_or_default()
     }
 
+    /// The revision of the table of users at which it was found out.
+    pub(super) fn revision(&self) -> u64 {
+        self.revision
+    }
+
     /// The user's name.
     pub(super) fn user(&self) -> Option<&str> {
-        self.0.as_deref()
+        self.user.as_deref()
     }
 
     /// The same, as the library is told, by a table of users.
     pub(super) fn caller(&self, access: &Access) -> Caller {
-        Caller { user: self.0.clone(), revision: access.revision() }
+        Caller { user: self.user.clone(), revision: access.revision() }
     }
 }

@@ -1,5 +1,6 @@
 //! `etcdserverpb.Lease`: grants, revocations, keep-alives, and how long leases live.
 
+use std::collections::HashSet;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -94,13 +95,25 @@ impl Lease for LeaseService {
     ) -> Result<Response<Self::LeaseKeepAliveStream>, Status> {
         self.0.not_for_learners()?;
         let needs_leader = request.metadata().get("hasleader").is_some_and(|value| value == "true");
-        let (member, who) = (Arc::clone(&self.0), Identity::in_request(&request));
+        let (member, mut who) = (Arc::clone(&self.0), Identity::in_request(&request));
         let mut requests = request.into_inner();
         Ok(Response::new(Driven::by(move |answers| {
             let lost = Arc::clone(&member);
             let answer = async move {
+                // Those that are kept alive here go on for as long as their user may, like watches that are open; for
+                // another one the stream may be old, and who opened it nobody any more.
+                let mut kept = HashSet::new();
                 while let Some(request) = requests.message().await? {
+                    let id = request.id;
+                    if !kept.contains(&id) {
+                        who = member.again(&who)?;
+                    }
                     let response = Self::keep_alive(&member, &who, request).await?;
+                    if response.ttl > 0 {
+                        kept.insert(id)
+                    } else {
+                        kept.remove(&id)
+                    };
                     if answers.send(Ok(response)).await.is_err() {
                         break;
                     }

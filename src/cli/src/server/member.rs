@@ -94,6 +94,14 @@ impl Member {
         self.client.acting_as(who.caller(&self.client.access()))
     }
 
+    /// Who asks by what was shown a while ago, as things are now.
+    ///
+    /// # Errors
+    /// A token that has ended since.
+    pub(super) fn again(&self, who: &Identity) -> Result<Identity, Status> {
+        who.again(&self.client.access(), &self.tokens)
+    }
+
     /// Judges by the users and roles as they are here.
     pub(super) fn judge(
         &self,

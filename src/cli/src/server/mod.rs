@@ -9,7 +9,7 @@
 //!     │
 //!   dispatch     which service; what is asked of every request
 //!     │
-//!   identity     who asks: token, password and certificate are what it is found out by
+//!   identity     who asks: token, password and certificate are what it is found out by; late asks once more
 //!     │
 //!   kv ...       one file for each service of gRPC; gateway for the same as JSON; http_side for the rest
 //!     │
@@ -34,6 +34,7 @@ mod health;
 mod http_side;
 mod identity;
 mod kv;
+mod late;
 mod lease;
 mod line;
 mod listen;

@@ -15,6 +15,8 @@ use std::time::{Duration, Instant, SystemTime};
 use bowline::Access;
 use ring::hmac;
 
+use super::wire::Reason;
+
 /// How many tokens in use are remembered at once. With more than that, some end a time to live after they were made.
 const USED_MAX: usize = 10_000;
 
@@ -43,8 +45,15 @@ impl Tokens {
         Some(format!("{text}.{}", hex(signature.as_ref())))
     }
 
-    /// Whose token it is, if it is one.
-    pub(super) fn user(&self, token: &str, access: &Access) -> Option<String> {
+    /// Whose token it is.
+    ///
+    /// # Errors
+    /// It is none, or not any more.
+    pub(super) fn user(&self, token: &str, access: &Access) -> Result<String, Reason> {
+        self.find(token, access).ok_or(Reason::InvalidToken)
+    }
+
+    fn find(&self, token: &str, access: &Access) -> Option<String> {
         let (text, signature) = token.rsplit_once('.')?;
         let signature = unhex(signature)?;
         hmac::verify(&key(access), text.as_bytes(), &signature).ok()?;
@@ -122,30 +131,30 @@ mod tests {
         let tokens = Tokens::new(Duration::from_secs(300));
         let access = client.access();
         let of_ann = tokens.make("ann", &access).unwrap();
-        assert_eq!(tokens.user(&of_ann, &access).as_deref(), Some("ann"));
+        assert_eq!(tokens.find(&of_ann, &access).as_deref(), Some("ann"));
         assert_eq!(tokens.make("eve", &access), None);
         // Nobody's.
         let (text, signature) = of_ann.rsplit_once('.').unwrap();
         let of_root = format!("{}{}.{signature}", hex(b"root"), &text[6..]);
         let short = format!("{text}.{}", &signature[..62]);
         for forged in [&of_root, &short, "", ".", "..", "a.b.c.d", &format!("{text}."), text] {
-            assert_eq!(tokens.user(forged, &access), None, "{forged}");
+            assert_eq!(tokens.find(forged, &access), None, "{forged}");
         }
         // Another password, and another life of the user.
         change(&client, AccessChange::SetPassword { user: "ann".to_owned(), password: None });
-        assert_eq!(tokens.user(&of_ann, &client.access()), None);
+        assert_eq!(tokens.find(&of_ann, &client.access()), None);
         let of_bob = tokens.make("bob", &client.access()).unwrap();
         change(&client, AccessChange::AddRole("r".to_owned()));
-        assert_eq!(tokens.user(&of_bob, &client.access()).as_deref(), Some("bob"));
+        assert_eq!(tokens.find(&of_bob, &client.access()).as_deref(), Some("bob"));
         change(&client, AccessChange::DeleteUser("bob".to_owned()));
-        assert_eq!(tokens.user(&of_bob, &client.access()), None);
+        assert_eq!(tokens.find(&of_bob, &client.access()), None);
         add(&client, "bob");
-        assert_eq!(tokens.user(&of_bob, &client.access()), None, "he is another one");
+        assert_eq!(tokens.find(&of_bob, &client.access()), None, "he is another one");
         // Switched off and on: another key.
         let of_root = tokens.make(ROOT, &client.access()).unwrap();
         change(&client, AccessChange::Disable);
         change(&client, AccessChange::Enable { secret: Secret::new("other") });
-        assert_eq!(tokens.user(&of_root, &client.access()), None);
+        assert_eq!(tokens.find(&of_root, &client.access()), None);
         drop(node);
     }
 

@@ -157,6 +157,14 @@ impl Desk {
             self.refuse(Reason::Compacted.text()).await;
             return Ok(());
         }
+        // The stream may be old, and who opened it nobody any more.
+        match self.member.again(&self.who) {
+            Ok(who) => self.who = who,
+            Err(status) => {
+                self.refuse(status.message().to_owned()).await;
+                return Ok(());
+            }
+        }
         let end = &request.range_end;
         let empty = !end.is_empty() && end[..] != [0] && request.key >= *end;
         if empty {

@@ -25,5 +25,6 @@ mod rust_client;
 mod snapshot;
 mod tls;
 mod tls_members;
+mod tokens;
 mod tools;
 mod watch;

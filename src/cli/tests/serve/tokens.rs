@@ -1,0 +1,252 @@
+//! Tokens: what one that has ended opens no more, wherever it was shown while it was good.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use prost::Message;
+use tempfile::tempdir;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
+use tonic::{Code, Status, Streaming};
+
+use crate::auth::{CHEAP, Raw, by, guarded, login};
+use crate::generated::etcdserverpb as pb;
+use crate::process::Server;
+use pb::auth_client::AuthClient;
+use pb::kv_client::KvClient;
+use pb::lease_client::LeaseClient;
+use pb::watch_client::WatchClient;
+use pb::watch_request::RequestUnion;
+
+const VOID: &str = "etcdserver: invalid auth token";
+const DENIED: &str = "etcdserver: permission denied";
+
+fn put(key: &'static str) -> pb::PutRequest {
+    pb::PutRequest { key: key.into(), value: "v".into(), ..Default::default() }
+}
+
+/// A stream of watches, opened with a token.
+struct Watches {
+    ask: mpsc::Sender<pb::WatchRequest>,
+    told: Streaming<pb::WatchResponse>,
+}
+
+impl Watches {
+    async fn open(channel: &Channel, token: &str) -> Self {
+        let (ask, asked) = mpsc::channel(8);
+        let mut watch = WatchClient::new(channel.clone());
+        let told = watch.watch(by(token, ReceiverStream::new(asked))).await.unwrap().into_inner();
+        Self { ask, told }
+    }
+
+    async fn next(&mut self) -> pb::WatchResponse {
+        let told = tokio::time::timeout(Duration::from_secs(20), self.told.message()).await;
+        told.expect("nothing was heard").unwrap().expect("the stream has ended")
+    }
+
+    /// Another watch on it: its id, or why there is none.
+    async fn create(&mut self, key: &'static str) -> Result<i64, String> {
+        let key = key.into();
+        let create = pb::WatchCreateRequest { key, ..Default::default() };
+        let request_union = Some(RequestUnion::CreateRequest(create));
+        self.ask.send(pb::WatchRequest { request_union }).await.unwrap();
+        let told = self.next().await;
+        assert!(told.created, "{told:?}");
+        match told.canceled {
+            false => Ok(told.watch_id),
+            true => {
+                assert_eq!(told.watch_id, -1, "{told:?}");
+                Err(told.cancel_reason)
+            }
+        }
+    }
+}
+
+async fn new_password(channel: &Channel, root: &str, name: &str) {
+    let (name, password) = (name.to_owned(), "another".to_owned());
+    let change = pb::AuthUserChangePasswordRequest { name, password, ..Default::default() };
+    AuthClient::new(channel.clone()).user_change_password(by(root, change)).await.unwrap();
+}
+
+async fn delete_user(channel: &Channel, root: &str, name: &str) {
+    let delete = pb::AuthUserDeleteRequest { name: name.to_owned() };
+    AuthClient::new(channel.clone()).user_delete(by(root, delete)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_void_token_opens_no_watch_on_an_old_stream_and_those_that_are_open_go_on_while_its_user_may()
+ {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &CHEAP);
+    let channel = guarded(&server).await;
+    let root = login(&channel, "root").await.unwrap();
+    let mut kv = KvClient::new(channel.clone());
+    let rob = login(&channel, "rob").await.unwrap();
+    let mut watches = Watches::open(&channel, &rob).await;
+    let first = watches.create("app/a").await.unwrap();
+    assert_eq!(watches.create("secret").await, Err(DENIED.to_owned()));
+    // Somebody else's password changes nothing.
+    new_password(&channel, &root, "bob").await;
+    let second = watches.create("app/b").await.unwrap();
+    new_password(&channel, &root, "rob").await;
+    assert_eq!(watches.create("app/c").await, Err(VOID.to_owned()));
+    for (key, id) in [("app/a", first), ("app/b", second)] {
+        kv.put(by(&root, put(key))).await.unwrap();
+        let told = watches.next().await;
+        assert_eq!((told.watch_id, told.events.len(), told.canceled), (id, 1, false));
+    }
+    // A new one has nothing of the old one's.
+    delete_user(&channel, &root, "rob").await;
+    assert_eq!(watches.create("app/c").await, Err(VOID.to_owned()));
+    kv.put(by(&root, put("app/a"))).await.unwrap();
+    let told = watches.next().await;
+    assert_eq!((told.watch_id, told.canceled, told.events.len()), (first, true, 0));
+    assert_eq!(told.cancel_reason, DENIED);
+}
+
+#[tokio::test]
+async fn a_token_that_was_not_used_for_too_long_opens_no_watch_on_an_old_stream() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[&CHEAP[..], &["--auth-token-ttl", "1"]].concat());
+    let channel = guarded(&server).await;
+    let rob = login(&channel, "rob").await.unwrap();
+    let mut watches = Watches::open(&channel, &rob).await;
+    let id = watches.create("app/a").await.unwrap();
+    // Its time, and the rest of the second in which it was made.
+    tokio::time::sleep(Duration::from_millis(2100)).await;
+    assert_eq!(watches.create("app/b").await, Err(VOID.to_owned()));
+    let root = login(&channel, "root").await.unwrap();
+    KvClient::new(channel.clone()).put(by(&root, put("app/a"))).await.unwrap();
+    let told = watches.next().await;
+    assert_eq!((told.watch_id, told.events.len()), (id, 1), "it goes on");
+}
+
+/// A stream may be older than users and roles are.
+#[tokio::test]
+async fn a_stream_from_before_users_were_asked_for_opens_nothing_for_nobody() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &CHEAP);
+    let mut watches = Watches::open(&server.channel().await, "").await;
+    watches.create("app/a").await.unwrap();
+    guarded(&server).await;
+    let nobody = "etcdserver: user name is empty";
+    assert_eq!(watches.create("app/a").await, Err(nobody.to_owned()));
+}
+
+#[tokio::test]
+async fn a_void_token_keeps_no_other_lease_alive_on_an_old_stream_and_none_when_its_user_is_gone() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &CHEAP);
+    let channel = guarded(&server).await;
+    let root = login(&channel, "root").await.unwrap();
+    let mut leases = LeaseClient::new(channel.clone());
+    for id in [7, 8] {
+        leases.lease_grant(by(&root, pb::LeaseGrantRequest { ttl: 600, id })).await.unwrap();
+    }
+    let rob = login(&channel, "rob").await.unwrap();
+    let mut streams = Vec::new();
+    for _ in 0..2 {
+        let (ask, asked) = mpsc::channel(8);
+        let told = leases.lease_keep_alive(by(&rob, ReceiverStream::new(asked))).await.unwrap();
+        streams.push((ask, told.into_inner()));
+    }
+    async fn renew(
+        (ask, told): &mut (
+            mpsc::Sender<pb::LeaseKeepAliveRequest>,
+            Streaming<pb::LeaseKeepAliveResponse>,
+        ),
+        id: i64,
+    ) -> Result<i64, (Code, String)> {
+        ask.send(pb::LeaseKeepAliveRequest { id }).await.unwrap();
+        let told = tokio::time::timeout(Duration::from_secs(20), told.message()).await;
+        let told = told.expect("nothing was heard");
+        let said = |status: Status| (status.code(), status.message().to_owned());
+        Ok(told.map_err(said)?.expect("the stream has ended").ttl)
+    }
+    for stream in &mut streams {
+        assert_eq!(renew(stream, 7).await, Ok(600));
+    }
+    new_password(&channel, &root, "rob").await;
+    for stream in &mut streams {
+        assert_eq!(renew(stream, 7).await, Ok(600), "it was kept alive there before");
+    }
+    let void = Err((Code::Unauthenticated, VOID.to_owned()));
+    assert_eq!(renew(&mut streams[0], 8).await, void);
+    delete_user(&channel, &root, "rob").await;
+    let denied = Err((Code::PermissionDenied, DENIED.to_owned()));
+    assert_eq!(renew(&mut streams[1], 7).await, denied);
+}
+
+/// Waits until the heads of so many calls have been let in or refused.
+async fn until_begun(server: &Server, method: &str, calls: u64) {
+    let label = format!("grpc_server_started_total{{grpc_method=\"{method}\"");
+    let begun = || {
+        let (_, metrics) = server.http("GET", "/metrics", "");
+        let line = metrics.lines().find(|line| line.starts_with(&label)).unwrap().to_owned();
+        line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()
+    };
+    let waits = async {
+        while begun() < calls {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), waits).await.expect("the heads do not arrive");
+}
+
+/// A head with a good token, and the message when it is good no more.
+#[tokio::test]
+async fn a_message_that_comes_after_its_token_has_ended_does_nothing() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &CHEAP);
+    let channel = guarded(&server).await;
+    let root = login(&channel, "root").await.unwrap();
+    let mut auth = AuthClient::new(channel.clone());
+    let begin = |token: &str, path: &'static str| {
+        let (send, message) = mpsc::channel::<Bytes>(1);
+        let request = by(token, ReceiverStream::new(message));
+        let channel = channel.clone();
+        let answer = tokio::spawn(async move {
+            let mut grpc = tonic::client::Grpc::new(channel);
+            grpc.ready().await.unwrap();
+            grpc.client_streaming(request, path.parse().unwrap(), Raw).await.map(drop)
+        });
+        (send, answer)
+    };
+    let ann = login(&channel, "ann").await.unwrap();
+    // Another root, who is about to lose that.
+    let grant = pb::AuthUserGrantRoleRequest { user: "bob".into(), role: "root".into() };
+    auth.user_grant_role(by(&root, grant)).await.unwrap();
+    let bob = login(&channel, "bob").await.unwrap();
+    let puts = [begin(&ann, "/etcdserverpb.KV/Put"), begin(&bob, "/etcdserverpb.KV/Put")];
+    let adds = begin(&bob, "/etcdserverpb.Cluster/MemberAdd");
+    until_begun(&server, "Put", 2).await;
+    until_begun(&server, "MemberAdd", 1).await;
+    new_password(&channel, &root, "ann").await;
+    let revoke = pb::AuthUserRevokeRoleRequest { name: "bob".into(), role: "root".into() };
+    auth.user_revoke_role(by(&root, revoke)).await.unwrap();
+    let add =
+        pb::MemberAddRequest { peer_ur_ls: vec!["http://127.0.0.1:9".into()], is_learner: true };
+    let messages =
+        [put("app/late").encode_to_vec(), put("app/late").encode_to_vec(), add.encode_to_vec()];
+    let expected = [
+        (Code::Unauthenticated, VOID),
+        (Code::PermissionDenied, DENIED),
+        (Code::PermissionDenied, DENIED),
+    ];
+    for (((send, answer), message), expected) in
+        puts.into_iter().chain([adds]).zip(messages).zip(expected)
+    {
+        send.send(message.into()).await.unwrap();
+        drop(send);
+        let answer = tokio::time::timeout(Duration::from_secs(20), answer).await;
+        let refused = answer.expect("nothing was heard").unwrap().unwrap_err();
+        assert_eq!((refused.code(), refused.message()), expected);
+    }
+    let get = pb::RangeRequest { key: "app/late".into(), ..Default::default() };
+    let found = KvClient::new(channel.clone()).range(by(&root, get)).await.unwrap().into_inner();
+    assert_eq!(found.count, 0);
+    let list = pb::MemberListRequest::default();
+    let mut cluster = pb::cluster_client::ClusterClient::new(channel.clone());
+    assert_eq!(cluster.member_list(by(&root, list)).await.unwrap().into_inner().members.len(), 1);
+}
