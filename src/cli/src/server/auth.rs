@@ -130,7 +130,7 @@ impl Auth for AuthService {
             return Err(Reason::AuthFailed.into());
         }
         // By the table that the password was right for: if it is another one by now, so is the token's user.
-        let token = self.0.tokens().make(&name, &access).ok_or(Reason::AuthFailed)?;
+        let token = self.0.tokens().make(&name, &access)?;
         Ok(Response::new(pb::AuthenticateResponse { header: self.0.header_now(), token }))
     }
 

@@ -55,15 +55,14 @@ pub(super) struct Member {
 }
 
 impl Member {
-    pub(super) fn new(node: Node, options: Options) -> Arc<Self> {
+    pub(super) fn new(node: Node, options: Options, tokens: Tokens) -> Arc<Self> {
         let client = node.client();
         // The id is a hash of twice the size; either half of it would do.
         let cluster_id = node.cluster().0 as u64;
         let id = node.status().id;
         let next_lease = AtomicU64::new(first_lease(id));
         let (snapshots, snapshot) = (Arc::new(Semaphore::new(SNAPSHOTS_MAX)), Mutex::default());
-        let (passwords, tokens) =
-            (Passwords::new(options.bcrypt_cost), Tokens::new(options.token_ttl));
+        let passwords = Passwords::new(options.bcrypt_cost);
         Arc::new(Self {
             node,
             client,

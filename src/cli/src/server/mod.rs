@@ -65,6 +65,7 @@ use flags::{FlagError, LogOutput, Options, Values};
 use listen::Doors;
 use member::Member;
 use tls::{Tls, TlsError};
+use token::{TokenError, Tokens};
 
 /// How long to wait at most, and how often to look, for what still uses the node when it is to stop.
 const LET_GO_PAUSE: Duration = Duration::from_millis(5);
@@ -90,6 +91,8 @@ enum ServeError {
     Listen(String, #[source] io::Error),
     #[error("the certificates for clients: {0}")]
     Tls(#[from] TlsError),
+    #[error("the keys of --auth-token: {0}")]
+    Tokens(#[from] TokenError),
     #[error("the member does not start: {0}")]
     Start(#[from] bowline::StartError),
     #[error("the member has stopped: {0}")]
@@ -147,6 +150,7 @@ async fn serve(options: Options) -> Result<(), ServeError> {
     let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::Runtime)?;
     // Nothing is touched where files are wrong.
     let tls = options.client_tls.clone().map(Tls::load).transpose()?.map(Arc::new);
+    let tokens = Tokens::load(&options.tokens)?;
     // The ports are taken first: a second server on them must not touch the data.
     let doors = Doors::take(&options.listen_clients)
         .await
@@ -167,7 +171,7 @@ async fn serve(options: Options) -> Result<(), ServeError> {
     if stopped {
         return end(node).await;
     }
-    let member = Member::new(node, options.clone());
+    let member = Member::new(node, options.clone(), tokens);
     let (stop, stopping) = tokio::sync::watch::channel(false);
     let dispatch = Dispatch::new(&member);
     let open = doors.open(&dispatch, &options, tls, stopping);

@@ -45,7 +45,11 @@ pub(crate) async fn login(channel: &Channel, name: &str) -> Result<String, Statu
 /// Users of their own names' passwords: `root`, `ann` who may read and write below `app/`, `rob` who may read there, and
 /// `bob` who has no role. In force.
 pub(crate) async fn guarded(server: &Server) -> Channel {
-    let channel = server.channel().await;
+    guard(server.channel().await).await
+}
+
+/// The same for whatever server is behind a channel.
+pub(crate) async fn guard(channel: Channel) -> Channel {
     let mut auth = AuthClient::new(channel.clone());
     for name in ["root", "ann", "rob", "bob"] {
         let (name, password) = (name.to_owned(), format!("{name}'s"));

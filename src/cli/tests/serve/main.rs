@@ -11,6 +11,7 @@ mod differential;
 mod gateway;
 mod go;
 mod hostile;
+mod jwt;
 mod kv;
 mod lease;
 mod ledger;

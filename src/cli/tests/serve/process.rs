@@ -152,10 +152,15 @@ pub(crate) struct Etcd {
 impl Etcd {
     /// Starts one, unless it is not installed, which it says then.
     pub(crate) fn alone() -> Option<Self> {
+        Self::with(&[])
+    }
+
+    /// The same, with more flags.
+    pub(crate) fn with(more: &[&str]) -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
         let [peer, client] = free_ports();
         let mut command = Command::new("etcd");
-        command.args(flags(0, &[peer], client, dir.path())).stdout(Stdio::null());
+        command.args(flags(0, &[peer], client, dir.path())).args(more).stdout(Stdio::null());
         let Ok(child) = command.stderr(Stdio::null()).spawn() else {
             // Past the test harness, which would keep it to itself.
             let words = "SKIPPED: etcd is not installed (Debian: etcd-server)";

@@ -27,26 +27,26 @@ fn put(key: &'static str) -> pb::PutRequest {
 }
 
 /// A stream of watches, opened with a token.
-struct Watches {
+pub(crate) struct Watches {
     ask: mpsc::Sender<pb::WatchRequest>,
     told: Streaming<pb::WatchResponse>,
 }
 
 impl Watches {
-    async fn open(channel: &Channel, token: &str) -> Self {
+    pub(crate) async fn open(channel: &Channel, token: &str) -> Self {
         let (ask, asked) = mpsc::channel(8);
         let mut watch = WatchClient::new(channel.clone());
         let told = watch.watch(by(token, ReceiverStream::new(asked))).await.unwrap().into_inner();
         Self { ask, told }
     }
 
-    async fn next(&mut self) -> pb::WatchResponse {
+    pub(crate) async fn next(&mut self) -> pb::WatchResponse {
         let told = tokio::time::timeout(Duration::from_secs(20), self.told.message()).await;
         told.expect("nothing was heard").unwrap().expect("the stream has ended")
     }
 
     /// Another watch on it: its id, or why there is none.
-    async fn create(&mut self, key: &'static str) -> Result<i64, String> {
+    pub(crate) async fn create(&mut self, key: &'static str) -> Result<i64, String> {
         let key = key.into();
         let create = pb::WatchCreateRequest { key, ..Default::default() };
         let request_union = Some(RequestUnion::CreateRequest(create));

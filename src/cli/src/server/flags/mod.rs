@@ -6,11 +6,13 @@
 mod options;
 mod secure;
 mod table;
+mod tokens;
 mod urls;
 mod values;
 
 pub(super) use options::{LogOutput, Options};
 pub(super) use secure::{ClientTls, Shown, server_name};
+pub(super) use tokens::{Algorithm, JwtOptions, TokenKind};
 pub(super) use urls::Url;
 pub(super) use values::Values;
 

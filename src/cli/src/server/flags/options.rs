@@ -7,6 +7,7 @@ use bowline::{Config, History, Limits, PeerTls};
 use tracing::Level;
 
 use super::secure::{ClientTls, peer_tls};
+use super::tokens::TokenKind;
 use super::urls::{Url, single, urls};
 use super::{FlagError, Values};
 
@@ -34,8 +35,8 @@ pub(crate) struct Options {
     /// The most operations in a transaction.
     pub(crate) txn_ops_max: usize,
     pub(crate) bcrypt_cost: u32,
-    /// How long a token may go unused.
-    pub(crate) token_ttl: Duration,
+    /// What users show instead of their passwords.
+    pub(crate) tokens: TokenKind,
     /// How many bytes the state may take.
     pub(crate) quota_bytes: u64,
     /// How often a watch that wants it hears how far it is.
@@ -104,14 +105,12 @@ impl Options {
         let advertise = text("advertise-client-urls", "http://localhost:2379");
         let listen_clients = urls("listen-client-urls", &listen)?;
         urls("advertise-client-urls", &advertise)?;
-        let (client_tls, warnings) = ClientTls::new(values, &listen_clients)?;
+        let (client_tls, mut warnings) = ClientTls::new(values, &listen_clients)?;
         let ping_after = duration(values, "grpc-keepalive-interval", Duration::from_secs(7200))?;
         let data_dir = text("data-dir", "");
         let data_dir = if data_dir.is_empty() { format!("{name}.etcd") } else { data_dir };
-        let token = text("auth-token", "simple");
-        if token != "simple" {
-            return Err(wrong("auth-token", &token, "simple: tokens are signed, but not as JWT"));
-        }
+        let (tokens, more) = TokenKind::new(values)?;
+        warnings.extend(more);
         let format = text("log-format", "console");
         if format != "console" {
             return Err(wrong("log-format", &format, "console: there is no other format"));
@@ -128,7 +127,7 @@ impl Options {
             request_bytes_max: number(values, "max-request-bytes", 1_572_864, 1, 3 << 20)?,
             txn_ops_max: number(values, "max-txn-ops", 128, 1, 10_000)?,
             bcrypt_cost: number(values, "bcrypt-cost", 10, 4, 31)?,
-            token_ttl: Duration::from_secs(number(values, "auth-token-ttl", 300, 1, 1 << 31)?),
+            tokens,
             quota_bytes,
             progress_interval: duration(
                 values,
@@ -279,7 +278,7 @@ fn duration(values: &Values, name: &'static str, default: Duration) -> Result<Du
 }
 
 /// A duration as Go writes it, or whole nanoseconds, as in etcd's file.
-fn go_duration(text: &str) -> Option<Duration> {
+pub(super) fn go_duration(text: &str) -> Option<Duration> {
     if let Ok(nanos) = text.parse() {
         return Some(Duration::from_nanos(nanos));
     }

@@ -185,12 +185,15 @@ pub(super) const FLAGS: &[Flag] = &[
         "host-whitelist",
         "host names are not looked at: bind --listen-client-urls to where only those reach it who may",
     ),
-    used("auth-token", "'simple': signed tokens that all members know ['simple']"),
+    used(
+        "auth-token",
+        "'simple', or 'jwt,sign-method=ES256,priv-key=FILE,pub-key=FILE,ttl=5m': the same on all members ['simple']",
+    ),
     used(
         "bcrypt-cost",
         "how long it takes to check a password: each one more takes twice the time ['10']",
     ),
-    used("auth-token-ttl", "how many seconds a token may go unused ['300']"),
+    used("auth-token-ttl", "how many seconds a simple token may go unused ['300']"),
     refused_switch("enable-pprof", "use perf, or any other profiler for native programs"),
     ignored("metrics", "there is one set of metrics"),
     refused("listen-metrics-urls", "/metrics and /health are on --listen-client-urls"),

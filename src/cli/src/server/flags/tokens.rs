@@ -1,0 +1,224 @@
+//! What `--auth-token` says: which kind of tokens there is, and for JWT which key makes and checks them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::options::{go_duration, number, wrong};
+use super::{FlagError, Values};
+
+/// How long a JWT is good where nothing is said.
+const JWT_TTL: Duration = Duration::from_secs(300);
+
+/// A kind of tokens.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum TokenKind {
+    /// Signed with a key that the cluster keeps; ends when it was not used for so long.
+    Simple { ttl: Duration },
+    /// Signed with a key in files.
+    Jwt(JwtOptions),
+}
+
+/// How JWTs are made and checked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct JwtOptions {
+    /// The one, and no other.
+    pub(crate) algorithm: Algorithm,
+    /// The file of the key that checks, if there is one.
+    pub(crate) public: Option<PathBuf>,
+    /// The file of the key that makes them, or of the one that does both. Without it none are made here.
+    pub(crate) private: Option<PathBuf>,
+    /// How long they are good.
+    pub(crate) ttl: Duration,
+}
+
+/// How JWTs are signed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Algorithm {
+    Hs256,
+    Hs384,
+    Hs512,
+    Rs256,
+    Rs384,
+    Rs512,
+    Ps256,
+    Ps384,
+    Ps512,
+    Es256,
+    Es384,
+    EdDsa,
+}
+
+impl Algorithm {
+    const ALL: [(&'static str, Self); 12] = [
+        ("HS256", Self::Hs256),
+        ("HS384", Self::Hs384),
+        ("HS512", Self::Hs512),
+        ("RS256", Self::Rs256),
+        ("RS384", Self::Rs384),
+        ("RS512", Self::Rs512),
+        ("PS256", Self::Ps256),
+        ("PS384", Self::Ps384),
+        ("PS512", Self::Ps512),
+        ("ES256", Self::Es256),
+        ("ES384", Self::Es384),
+        ("EdDSA", Self::EdDsa),
+    ];
+
+    fn named(name: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(known, _)| *known == name).map(|(_, algorithm)| *algorithm)
+    }
+
+    /// Its name in the head of a token.
+    pub(crate) fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, known)| *known == self).map_or("", |(name, _)| name)
+    }
+
+    /// Whether one key does both.
+    pub(crate) fn is_shared(self) -> bool {
+        matches!(self, Self::Hs256 | Self::Hs384 | Self::Hs512)
+    }
+}
+
+fn refused(why: String) -> FlagError {
+    FlagError::Together(format!("--auth-token: {why}"))
+}
+
+impl TokenKind {
+    /// Reads the flags. Says also what should be known, though it is no error.
+    pub(super) fn new(values: &Values) -> Result<(Self, Vec<String>), FlagError> {
+        const TTL: &str = "auth-token-ttl";
+        let ttl = Duration::from_secs(number(values, TTL, 300, 1, 1 << 31)?);
+        let text = values.get("auth-token").unwrap_or("simple");
+        let (kind, options) = text.split_once(',').unwrap_or((text, ""));
+        match (kind, options) {
+            ("simple", "") => Ok((Self::Simple { ttl }, Vec::new())),
+            ("simple", _) => Err(refused("simple tokens have no options".to_owned())),
+            ("jwt", options) => {
+                let warning = "--auth-token-ttl changes nothing: how long a JWT is good is said by ttl= in --auth-token";
+                let warnings = values.get(TTL).map(|_| warning.to_owned()).into_iter().collect();
+                Ok((Self::Jwt(jwt(options)?), warnings))
+            }
+            _ => Err(wrong(
+                "auth-token",
+                text,
+                "simple, or jwt with its options: jwt,sign-method=...",
+            )),
+        }
+    }
+}
+
+fn jwt(options: &str) -> Result<JwtOptions, FlagError> {
+    let (mut method, mut public, mut private, mut ttl) = (None, None, None, None);
+    for option in options.split(',').filter(|option| !option.is_empty()) {
+        let (name, value) = option
+            .split_once('=')
+            .ok_or_else(|| refused(format!("{option:?} is not of the form option=value")))?;
+        let place = match name {
+            "sign-method" => &mut method,
+            "pub-key" => &mut public,
+            "priv-key" => &mut private,
+            "ttl" => &mut ttl,
+            _ => {
+                let known = "sign-method, pub-key, priv-key and ttl";
+                return Err(refused(format!(
+                    "there is no option {name:?} of jwt, there are {known}"
+                )));
+            }
+        };
+        if value.is_empty() || place.replace(value).is_some() {
+            return Err(refused(format!("{name} needs a value, and one only")));
+        }
+    }
+    let names = || Algorithm::ALL.map(|(name, _)| name).join(", ");
+    let algorithm = match method {
+        None => return Err(refused(format!("jwt needs sign-method, which is one of {}", names()))),
+        Some(name) => Algorithm::named(name).ok_or_else(|| {
+            refused(format!("there is no sign-method {name}, there are {}", names()))
+        })?,
+    };
+    let name = algorithm.name();
+    match (private, public) {
+        (None, _) if algorithm.is_shared() => {
+            return Err(refused(format!(
+                "{name} needs priv-key: a file whose bytes are the secret"
+            )));
+        }
+        (_, Some(_)) if algorithm.is_shared() => {
+            return Err(refused(format!(
+                "{name} has one key for both, which is priv-key: leave pub-key out"
+            )));
+        }
+        (None, None) => {
+            return Err(refused(format!(
+                "{name} needs priv-key, or pub-key where tokens are only checked"
+            )));
+        }
+        _ => {}
+    }
+    let ttl = match ttl {
+        None => JWT_TTL,
+        Some(text) => {
+            go_duration(text).filter(|ttl| *ttl >= Duration::from_secs(1)).ok_or_else(|| {
+                refused(format!("ttl is {text:?}, and must be a duration such as 5m, at least 1s"))
+            })?
+        }
+    };
+    let path = |text: Option<&str>| text.map(PathBuf::from);
+    Ok(JwtOptions { algorithm, public: path(public), private: path(private), ttl })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kind(arguments: &[&str]) -> Result<(TokenKind, Vec<String>), FlagError> {
+        let arguments: Vec<_> = arguments.iter().map(|&argument| argument.to_owned()).collect();
+        TokenKind::new(&Values::read(&arguments, std::iter::empty())?)
+    }
+
+    #[test]
+    fn a_kind_of_tokens_is_written_as_in_etcd() {
+        let seconds = Duration::from_secs;
+        assert_eq!(kind(&[]).unwrap(), (TokenKind::Simple { ttl: seconds(300) }, Vec::new()));
+        let (simple, _) = kind(&["--auth-token=simple", "--auth-token-ttl=7"]).unwrap();
+        assert_eq!(simple, TokenKind::Simple { ttl: seconds(7) });
+        let both = "--auth-token=jwt,pub-key=a,priv-key=b,sign-method=RS512,ttl=10m";
+        let options = JwtOptions {
+            algorithm: Algorithm::Rs512,
+            public: Some("a".into()),
+            private: Some("b".into()),
+            ttl: seconds(600),
+        };
+        assert_eq!(kind(&[both]).unwrap(), (TokenKind::Jwt(options), Vec::new()));
+        let (checks, warnings) =
+            kind(&["--auth-token=jwt,sign-method=EdDSA,pub-key=a", "--auth-token-ttl=7"]).unwrap();
+        let TokenKind::Jwt(checks) = checks else { panic!("{checks:?}") };
+        assert_eq!((checks.algorithm.name(), checks.private, checks.ttl), ("EdDSA", None, JWT_TTL));
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+    }
+
+    #[test]
+    fn what_makes_no_sense_of_it_is_refused_in_words() {
+        for (text, words) in [
+            ("none", "simple, or jwt with its options"),
+            ("", "simple, or jwt with its options"),
+            ("simple,ttl=5m", "simple tokens have no options"),
+            ("jwt", "jwt needs sign-method"),
+            ("jwt,sign-method=none,priv-key=k", "there is no sign-method none, there are HS256"),
+            ("jwt,sign-method=ES512,priv-key=k", "there is no sign-method ES512"),
+            ("jwt,sign-method=RS256", "RS256 needs priv-key, or pub-key where"),
+            ("jwt,sign-method=HS256", "HS256 needs priv-key: a file"),
+            ("jwt,sign-method=HS256,pub-key=k", "HS256 needs priv-key: a file"),
+            ("jwt,sign-method=HS256,pub-key=k,priv-key=k", "leave pub-key out"),
+            ("jwt,sign-method", "not of the form option=value"),
+            ("jwt,sign-method=RS256,priv-key=", "priv-key needs a value, and one only"),
+            ("jwt,sign-method=RS256,sign-method=ES256", "sign-method needs a value, and one only"),
+            ("jwt,sign-method=RS256,priv-key=k,ttl=soon", "must be a duration such as 5m"),
+            ("jwt,sign-method=RS256,priv-key=k,ttl=0s", "at least 1s"),
+            ("jwt,sign-method=RS256,priv-key=k,audience=x", "no option \"audience\" of jwt"),
+        ] {
+            let error = kind(&[&format!("--auth-token={text}")]).unwrap_err().to_string();
+            assert!(error.contains(words), "{text:?}: {error:?} lacks {words:?}");
+        }
+    }
+}

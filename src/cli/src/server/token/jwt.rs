@@ -1,0 +1,292 @@
+//! Tokens as JWT (RFC 7519), as etcd makes them:
+//!
+//! ```text
+//!   {"alg": "ES256", "typ": "JWT"} . {"exp": 1700000300, "revision": 12, "username": "ann"} . signature
+//! ```
+//!
+//! Each part is in base64 for URLs, without padding. `revision` is that of the table of users at which the token was
+//! made: with the next change it is outdated, so that whoever lost a right asks for another one.
+//!
+//! The only choice that a token has is to fit: it is checked with the one algorithm and the one key that there are,
+//! whatever it says about itself.
+
+use std::time::{Duration, SystemTime};
+
+use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
+use bowline::Access;
+use serde_json::{Value, json};
+use tonic::Status;
+
+use super::keys::{Key, TokenError};
+use crate::server::flags::{Algorithm, JwtOptions};
+use crate::server::wire::Reason;
+
+/// What etcd says where a member has no key to make tokens with.
+const VERIFY_ONLY: &str = "auth: token signing attempted with verify-only key";
+
+/// See the module.
+pub(in crate::server) struct Jwt {
+    algorithm: Algorithm,
+    key: Key,
+    ttl: Duration,
+}
+
+/// What a token says, if it is good.
+struct Claims {
+    user: String,
+    revision: u64,
+}
+
+impl Jwt {
+    pub(super) fn load(options: &JwtOptions) -> Result<Self, TokenError> {
+        let key = Key::load(options)?;
+        Ok(Self { algorithm: options.algorithm, key, ttl: options.ttl })
+    }
+
+    pub(super) fn make(&self, user: &str, access: &Access) -> Result<String, Status> {
+        let end = now().saturating_add(self.ttl).as_secs();
+        let claims = json!({"username": user, "revision": access.revision(), "exp": end});
+        self.sign(&claims).ok_or_else(|| Status::unknown(VERIFY_ONLY))
+    }
+
+    fn sign(&self, claims: &Value) -> Option<String> {
+        let head = json!({"alg": self.algorithm.name(), "typ": "JWT"});
+        let text = format!("{}.{}", encoded(&head), encoded(claims));
+        let signature = self.key.sign(text.as_bytes())?;
+        Some(format!("{text}.{}", BASE64_URL_SAFE_NO_PAD.encode(signature)))
+    }
+
+    pub(super) fn user(&self, token: &str, access: &Access) -> Result<String, Reason> {
+        let Claims { user, revision } = self.claims(token, now()).ok_or(Reason::InvalidToken)?;
+        if user.is_empty() {
+            return Err(Reason::NoUser);
+        }
+        // A later one is of a member that is ahead of this one.
+        if revision < access.revision() {
+            return Err(Reason::OldRevision);
+        }
+        Ok(user)
+    }
+
+    /// What a token says that is signed and in its time.
+    fn claims(&self, token: &str, now: Duration) -> Option<Claims> {
+        let (text, signature) = token.rsplit_once('.')?;
+        let (head, claims) = text.split_once('.')?;
+        let head = decoded(head)?;
+        // What must be understood, and is not known here, cannot be passed over.
+        if head.get("alg")?.as_str()? != self.algorithm.name() || head.get("crit").is_some() {
+            return None;
+        }
+        let signature = BASE64_URL_SAFE_NO_PAD.decode(signature).ok()?;
+        if !self.key.verify(text.as_bytes(), &signature) {
+            return None;
+        }
+        let claims = decoded(claims)?;
+        // One that is there is a number, and holds.
+        let time = |name| claims.get(name).map(|time| time.as_f64().ok_or(()));
+        let ended = match time("exp").transpose().ok()? {
+            Some(end) => now.as_secs_f64() >= end,
+            None => false,
+        };
+        let begun = match time("nbf").transpose().ok()? {
+            Some(begin) => now.as_secs_f64() >= begin,
+            None => true,
+        };
+        let user = claims.get("username")?.as_str()?.to_owned();
+        let revision = claims.get("revision")?;
+        // Whoever has no whole numbers writes them as others.
+        let revision = revision.as_u64().or_else(|| {
+            revision.as_f64().filter(|revision| *revision >= 0.0).map(|revision| revision as u64)
+        })?;
+        (begun && !ended).then_some(Claims { user, revision })
+    }
+}
+
+fn now() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
+fn encoded(json: &Value) -> String {
+    BASE64_URL_SAFE_NO_PAD.encode(json.to_string())
+}
+
+fn decoded(part: &str) -> Option<Value> {
+    serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(part).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    fn file(name: &str) -> PathBuf {
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/serve/keys").join(name)
+    }
+
+    fn options(algorithm: Algorithm, private: Option<&str>, public: Option<&str>) -> JwtOptions {
+        let (private, public) = (private.map(file), public.map(file));
+        JwtOptions { algorithm, public, private, ttl: Duration::from_secs(300) }
+    }
+
+    fn jwt(algorithm: Algorithm, private: Option<&str>, public: Option<&str>) -> Jwt {
+        Jwt::load(&options(algorithm, private, public)).unwrap()
+    }
+
+    fn claims() -> Value {
+        json!({"username": "ann", "revision": 3, "exp": 2000})
+    }
+
+    fn at(jwt: &Jwt, token: &str, seconds: u64) -> Option<(String, u64)> {
+        let claims = jwt.claims(token, Duration::from_secs(seconds));
+        claims.map(|claims| (claims.user, claims.revision))
+    }
+
+    const PAIRS: [(Algorithm, &str, Option<&str>); 12] = [
+        (Algorithm::Hs256, "rsa.pub.pem", None),
+        (Algorithm::Hs384, "rsa.pub.pem", None),
+        (Algorithm::Hs512, "rsa.pub.pem", None),
+        (Algorithm::Rs256, "rsa.pem", Some("rsa.pub.pem")),
+        (Algorithm::Rs384, "rsa1.pem", Some("rsa.pub.pem")),
+        (Algorithm::Rs512, "rsa.pem", Some("rsa.pub.pem")),
+        (Algorithm::Ps256, "rsa.pem", Some("rsa.pub.pem")),
+        (Algorithm::Ps384, "rsa1.pem", Some("rsa.pub.pem")),
+        (Algorithm::Ps512, "rsa.pem", Some("rsa.pub.pem")),
+        (Algorithm::Es256, "p256.pem", Some("p256.pub.pem")),
+        (Algorithm::Es384, "p384.pem", None),
+        (Algorithm::EdDsa, "ed25519.pem", Some("ed25519.pub.pem")),
+    ];
+
+    #[test]
+    fn a_token_is_known_to_whoever_has_its_key_and_to_nobody_else() {
+        let makers: Vec<_> = PAIRS
+            .iter()
+            .map(|(algorithm, private, _)| jwt(*algorithm, Some(private), None))
+            .collect();
+        for (own, maker) in makers.iter().enumerate() {
+            let token = maker.sign(&claims()).unwrap();
+            for (other, jwt) in makers.iter().enumerate() {
+                let known = at(jwt, &token, 1000);
+                assert_eq!(known.is_some(), own == other, "{:?} at {:?}", PAIRS[own], PAIRS[other]);
+            }
+            let (algorithm, _, public) = PAIRS[own];
+            if public.is_some() {
+                let checks = jwt(algorithm, None, public);
+                assert_eq!(at(&checks, &token, 1000), Some(("ann".to_owned(), 3)));
+                assert_eq!(checks.sign(&claims()), None, "it only checks");
+            }
+        }
+    }
+
+    /// The key that everybody may have must not become the secret of another algorithm, and what a token says of itself
+    /// counts for nothing.
+    #[test]
+    fn a_token_cannot_choose_how_it_is_checked() {
+        let jwt_of = |algorithm| jwt(algorithm, Some("rsa.pem"), None);
+        let checks = jwt_of(Algorithm::Rs256);
+        let good = checks.sign(&claims()).unwrap();
+        assert!(at(&checks, &good, 1000).is_some());
+        let part = |at: usize| good.split('.').nth(at).unwrap();
+        let with =
+            |head: Value, signature: &str| format!("{}.{}.{signature}", encoded(&head), part(1));
+        let by_public = jwt(Algorithm::Hs256, Some("rsa.pub.pem"), None).sign(&claims()).unwrap();
+        let of_public = by_public.rsplit('.').next().unwrap().to_owned();
+        let by_other = jwt_of(Algorithm::Ps256).sign(&claims()).unwrap();
+        let by_longer = jwt_of(Algorithm::Rs512).sign(&claims()).unwrap();
+        let mut forged = vec![
+            by_public,
+            by_other,
+            by_longer,
+            with(json!({"alg": "RS256", "typ": "JWT"}), &of_public),
+            with(json!({"alg": "RS256", "typ": "JWT"}), ""),
+            // Signed with what it says, and yet not what is asked for.
+            with(json!({"alg": "RS256", "crit": ["b64"], "b64": false}), part(2)),
+        ];
+        for name in ["none", "None", "NONE", "nOnE", "", "rs256", "HS256", "RS512"] {
+            forged.push(with(json!({"alg": name, "typ": "JWT"}), part(2)));
+            forged.push(with(json!({"alg": name, "typ": "JWT"}), ""));
+        }
+        for alg in [Value::Null, json!(["RS256"]), json!(256)] {
+            forged.push(with(json!({"alg": alg}), part(2)));
+        }
+        forged.extend(["", ".", "..", "...", "a.b.c"].map(str::to_owned));
+        forged.push(format!("{}.{}", part(0), part(1)));
+        forged.push(format!("{good}.{}", part(2)));
+        forged.push(format!("{good}="));
+        forged.push(format!("Bearer {good}"));
+        forged.push(format!(
+            "{}.{}.{}",
+            part(0),
+            encoded(&json!({"username": "root", "revision": 3})),
+            part(2)
+        ));
+        for token in forged {
+            assert_eq!(at(&checks, &token, 1000), None, "{token}");
+        }
+    }
+
+    #[test]
+    fn what_a_token_says_must_be_there_and_of_its_kind() {
+        let jwt = jwt(Algorithm::EdDsa, Some("ed25519.pem"), None);
+        let said = |claims: Value, now| at(&jwt, &jwt.sign(&claims).unwrap(), now);
+        let ann = Some(("ann".to_owned(), 3));
+        assert_eq!(said(claims(), 1999), ann);
+        assert_eq!(said(claims(), 2000), None, "it has ended");
+        assert_eq!(said(json!({"username": "ann", "revision": 3}), 2000), ann, "as in etcd");
+        assert_eq!(said(json!({"username": "ann", "revision": 3.0, "exp": 2000.5}), 2000), ann);
+        assert_eq!(said(json!({"username": "ann", "revision": 3, "nbf": 1000}), 999), None);
+        assert_eq!(said(json!({"username": "ann", "revision": 3, "nbf": 1000}), 1000), ann);
+        for wrong in [
+            json!({"username": "ann", "revision": 3, "exp": "2000"}),
+            json!({"username": "ann", "revision": 3, "exp": null}),
+            json!({"username": "ann", "revision": 3, "exp": 0}),
+            json!({"username": "ann", "revision": 3, "nbf": "0"}),
+            json!({"username": "ann", "revision": "3"}),
+            json!({"username": "ann", "revision": -3}),
+            json!({"username": "ann"}),
+            json!({"username": ["ann"], "revision": 3}),
+            json!({"revision": 3}),
+            json!([]),
+            json!("ann"),
+        ] {
+            assert_eq!(said(wrong.clone(), 1000), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_outdated_with_the_next_change_of_users() {
+        let jwt = jwt(Algorithm::Hs256, Some("rsa.pub.pem"), None);
+        let access = Access::default();
+        let user = |revision: u64, name: &str| {
+            let token = jwt.sign(&json!({"username": name, "revision": revision})).unwrap();
+            jwt.user(&token, &access)
+        };
+        assert_eq!(user(access.revision() - 1, "ann"), Err(Reason::OldRevision));
+        for revision in [access.revision(), access.revision() + 1] {
+            assert_eq!(user(revision, "ann").as_deref(), Ok("ann"));
+        }
+        assert_eq!(user(access.revision(), ""), Err(Reason::NoUser));
+    }
+
+    #[test]
+    fn keys_that_do_not_fit_are_refused_with_the_file_and_the_reason() {
+        use Algorithm::*;
+        for (algorithm, private, public, words) in [
+            (Rs256, Some("none.pem"), None, "cannot read"),
+            (Rs256, Some("rsa.pub.pem"), None, "rsa.pub.pem: no private key in it"),
+            (Rs256, None, Some("rsa.pem"), "rsa.pem: no public key and no certificate in it"),
+            (Rs256, Some("p256.pem"), None, "p256.pem: it is not for RS256"),
+            (Rs256, None, Some("p256.pub.pem"), "p256.pub.pem: it is not for RS256"),
+            (Es256, Some("rsa1.pem"), None, "rsa1.pem: it is not for ES256"),
+            (Es256, Some("p384.pem"), None, "p384.pem: it is not for ES256"),
+            (Es384, None, Some("p256.pub.pem"), "p256.pub.pem: it is not for ES384"),
+            (EdDsa, Some("rsa.pem"), None, "rsa.pem: it is not for EdDSA"),
+            (EdDsa, None, Some("rsa.pub.pem"), "rsa.pub.pem: it is not for EdDSA"),
+            (Es256, Some("p256.pem"), Some("p256.other.pub.pem"), "is not the public key of"),
+        ] {
+            let error = Key::load(&options(algorithm, private, public)).map(drop).unwrap_err();
+            let said = error.to_string();
+            assert!(said.contains(words), "{algorithm:?}: {said:?} lacks {words:?}");
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! `--auth-token jwt`: tokens that are made and checked with keys in files, by any member and by etcd.
+
+use std::path::Path;
+use std::time::Duration;
+
+use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
+use serde_json::Value;
+use tempfile::{TempDir, tempdir};
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use crate::auth::{by, guard, guarded, login};
+use crate::generated::etcdserverpb as pb;
+use crate::process::{Etcd, Server, bowline, flags, free_ports};
+use crate::tokens::Watches;
+use pb::auth_client::AuthClient;
+use pb::kv_client::KvClient;
+
+const VOID: &str = "etcdserver: invalid auth token";
+const OLD: &str = "etcdserver: revision of auth store is old";
+const DENIED: &str = "etcdserver: permission denied";
+
+fn file(name: &str) -> String {
+    let keys = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/serve/keys");
+    keys.join(name).to_str().unwrap().to_owned()
+}
+
+/// The flags of a kind of tokens; a key that is not named is not given.
+fn tokens(method: &str, private: &str, public: &str) -> [String; 2] {
+    let option = |name: &str, key: &str| match key {
+        "" => String::new(),
+        key => format!(",{name}={}", file(key)),
+    };
+    let keys = [option("priv-key", private), option("pub-key", public)].concat();
+    [format!("--auth-token=jwt,sign-method={method}{keys}"), "--bcrypt-cost=4".to_owned()]
+}
+
+async fn put(channel: &Channel, token: &str, key: &'static str) -> Result<(), (Code, String)> {
+    let put = pb::PutRequest { key: key.into(), ..Default::default() };
+    let done = KvClient::new(channel.clone()).put(by(token, put)).await;
+    done.map(drop).map_err(|status: Status| (status.code(), status.message().to_owned()))
+}
+
+fn refused(code: Code, words: &str) -> Result<(), (Code, String)> {
+    Err((code, words.to_owned()))
+}
+
+/// What a token says, whether it is signed or not.
+fn claims(token: &str) -> Value {
+    let part = token.split('.').nth(1).unwrap();
+    serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(part).unwrap()).unwrap()
+}
+
+/// Any change of users.
+async fn add_role(channel: &Channel, token: &str) {
+    let add = pb::AuthRoleAddRequest { name: "another".into() };
+    AuthClient::new(channel.clone()).role_add(by(token, add)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_token_of_one_member_is_good_at_all_until_users_change_and_who_only_checks_makes_none() {
+    let dirs: [TempDir; 3] = [(); 3].map(|()| tempdir().unwrap());
+    let (peers, clients): ([u16; 3], [u16; 3]) = (free_ports(), free_ports());
+    let keys = [("p256.pem", ""), ("p256.pem", "p256.pub.pem"), ("", "p256.pub.pem")];
+    let start = |at: usize| {
+        let (private, public) = keys[at];
+        let more = tokens("ES256", private, public);
+        let own = flags(at, &peers, clients[at], dirs[at].path());
+        Server::start(&own, clients[at], &[&more[0], &more[1]])
+    };
+    let servers = [0, 1, 2].map(start).map(Server::ready);
+    let first = guarded(&servers[0]).await;
+    let (second, third) = (servers[1].channel().await, servers[2].channel().await);
+    let only_checks = login(&third, "ann").await.unwrap_err();
+    let words = "auth: token signing attempted with verify-only key";
+    assert_eq!((only_checks.code(), only_checks.message()), (Code::Unknown, words));
+    let wrong = pb::AuthenticateRequest { name: "ann".into(), password: "x".into() };
+    let wrong = AuthClient::new(third.clone()).authenticate(wrong).await.unwrap_err();
+    let words = "etcdserver: authentication failed, invalid user ID or password";
+    assert_eq!(wrong.message(), words, "who has no password learns nothing");
+    let of_first = login(&first, "ann").await.unwrap();
+    let of_second = login(&second, "ann").await.unwrap();
+    assert_eq!(claims(&of_first)["username"], "ann");
+    for token in [&of_first, &of_second] {
+        for channel in [&first, &second, &third] {
+            assert_eq!(put(channel, token, "app/a").await, Ok(()));
+            assert_eq!(
+                put(channel, token, "secret").await,
+                refused(Code::PermissionDenied, DENIED)
+            );
+        }
+    }
+    let mut watches = Watches::open(&first, &of_first).await;
+    watches.create("app/a").await.unwrap();
+    let root = login(&first, "root").await.unwrap();
+    add_role(&first, &root).await;
+    assert_eq!(put(&first, &of_first, "app/a").await, refused(Code::InvalidArgument, OLD));
+    assert_eq!(watches.create("app/a").await, Err(OLD.to_owned()));
+    let again = login(&first, "ann").await.unwrap();
+    assert_eq!(put(&first, &again, "app/a").await, Ok(()));
+    assert_eq!(watches.next().await.events.len(), 1, "what was open goes on");
+    let forged = [again.split_at(again.rfind('.').unwrap()).0, ".AAAA"].concat();
+    assert_eq!(put(&first, &forged, "app/a").await, refused(Code::Unauthenticated, VOID));
+}
+
+#[tokio::test]
+async fn a_token_ends_at_its_time_however_much_it_is_used() {
+    let dir = tempdir().unwrap();
+    let [method, cost] = tokens("HS256", "rsa.pub.pem", "");
+    let server = Server::alone(&dir, &[&format!("{method},ttl=2s"), &cost]);
+    let channel = guarded(&server).await;
+    let ann = login(&channel, "ann").await.unwrap();
+    let mut watches = Watches::open(&channel, &ann).await;
+    watches.create("app/a").await.unwrap();
+    let used = async {
+        loop {
+            match put(&channel, &ann, "app/b").await {
+                Ok(()) => tokio::time::sleep(Duration::from_millis(20)).await,
+                ended => return ended,
+            }
+        }
+    };
+    let ended = tokio::time::timeout(Duration::from_secs(20), used).await;
+    assert_eq!(ended.expect("it does not end"), refused(Code::Unauthenticated, VOID));
+    assert_eq!(watches.create("app/b").await, Err(VOID.to_owned()));
+}
+
+/// The same users in the same order have the same revision there and here, and the token of the one is the other's.
+#[tokio::test]
+async fn tokens_of_etcd_are_known_here_and_ours_there() {
+    let cases = [
+        ("RS256", "rsa1.pem", "rsa.pub.pem"),
+        ("RS512", "rsa.pem", "rsa.pub.pem"),
+        ("ES256", "p256.pem", "p256.pub.pem"),
+        ("ES384", "p384.pem", ""),
+        ("HS384", "rsa.pub.pem", ""),
+    ];
+    for (method, private, public) in cases {
+        let more = tokens(method, private, public);
+        let Some(etcd) = Etcd::with(&[&more[0], &more[1]]) else { return };
+        let dir = tempdir().unwrap();
+        let server = Server::alone(&dir, &[&more[0], &more[1]]);
+        let ours = guarded(&server).await;
+        let theirs = Channel::from_shared(format!("http://{}", etcd.address)).unwrap();
+        let theirs = guard(theirs.connect().await.unwrap()).await;
+        let made = [login(&ours, "ann").await.unwrap(), login(&theirs, "ann").await.unwrap()];
+        let [here, there] = made.each_ref().map(|token| claims(token));
+        assert_eq!(here["revision"], there["revision"], "{method}");
+        let kinds =
+            |claims: &Value| claims.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        assert_eq!(kinds(&here), kinds(&there), "{method}");
+        for token in &made {
+            for channel in [&ours, &theirs] {
+                assert_eq!(put(channel, token, "app/a").await, Ok(()), "{method}");
+                assert_eq!(put(channel, token, "x").await, refused(Code::PermissionDenied, DENIED));
+            }
+        }
+        for channel in [&ours, &theirs] {
+            let root = login(channel, "root").await.unwrap();
+            add_role(channel, &root).await;
+            for token in &made {
+                let outdated = put(channel, token, "app/a").await;
+                assert_eq!(outdated, refused(Code::InvalidArgument, OLD), "{method}");
+            }
+        }
+    }
+}
+
+#[test]
+fn keys_that_cannot_be_used_are_refused_before_anything_is_touched() {
+    let dir = tempdir().unwrap();
+    let data = dir.path().join("data");
+    for (flags, words) in [
+        (tokens("RS256", "none.pem", ""), "the keys of --auth-token: cannot read"),
+        (tokens("RS256", "p256.pem", ""), "p256.pem: it is not for RS256"),
+        (tokens("ES256", "p256.pem", "p256.other.pub.pem"), "is not the public key of"),
+    ] {
+        let mut command = bowline();
+        command.arg("serve").arg(format!("--data-dir={}", data.display()));
+        let output =
+            command.args(["--listen-client-urls=http://127.0.0.1:0"]).args(&flags).output();
+        let output = output.unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(words), "{words:?}: {said}");
+        assert!(!data.exists(), "{words:?}: nothing was touched");
+    }
+}
