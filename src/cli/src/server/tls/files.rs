@@ -32,11 +32,29 @@ pub(super) struct Files {
     pub(super) revoked: Option<Vec<u8>>,
 }
 
+/// A certificate that was made here, and its key, as PEM: one for as long as the server runs.
+pub(super) struct Made {
+    cert: Vec<u8>,
+    key: Vec<u8>,
+}
+
+impl Made {
+    /// Makes one, where none is in files.
+    pub(super) fn new(options: &ClientTls) -> Result<Option<Self>, TlsError> {
+        let Shown::Made { hosts, years } = &options.shown else { return Ok(None) };
+        let (cert, key) = made::make(hosts, *years)?;
+        Ok(Some(Self { cert, key }))
+    }
+}
+
 impl Files {
-    pub(super) fn read(options: &ClientTls) -> Result<Self, TlsError> {
-        let (cert, key) = match &options.shown {
-            Shown::Files { cert, key } => (read(cert)?, read(key)?),
-            Shown::Made { hosts, years } => made::make(hosts, *years)?,
+    /// Reads them, beside the certificate that was made where none is in files.
+    pub(super) fn read(options: &ClientTls, made: Option<&Made>) -> Result<Self, TlsError> {
+        let (cert, key) = match (&options.shown, made) {
+            (Shown::Files { cert, key }, _) => (read(cert)?, read(key)?),
+            (Shown::Made { .. }, made) => {
+                made.map(|made| (made.cert.clone(), made.key.clone())).unwrap_or_default()
+            }
         };
         let authorities = options.authorities.as_deref().map(read).transpose()?;
         let revoked = options.revoked.as_deref().map(read).transpose()?;
@@ -50,9 +68,59 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     let file = File::open(path).map_err(failed)?;
     file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(failed(io::Error::other(format!("more than {FILE_BYTES_MAX} bytes"))));
+        let why = format!("it has more than {FILE_BYTES_MAX} bytes");
+        return Err(TlsError::Content { path: path.to_owned(), why });
     }
     Ok(bytes)
+}
+
+/// What was seen of the files at the last look.
+pub(super) struct Seen {
+    stamps: Stamps,
+    /// Why they could not be read then, as it was said; the file system may do better at the next look.
+    unread: Option<String>,
+}
+
+/// What comes of a look at the files.
+pub(super) enum Look<T> {
+    /// They are as they were.
+    Same,
+    /// They have changed, and are in use.
+    New(T),
+    /// They cannot be used, which is to be said.
+    Bad(TlsError),
+    /// They still cannot be read, which was said.
+    StillBad,
+}
+
+impl Seen {
+    /// They were read when they looked like that.
+    pub(super) fn new(stamps: Stamps) -> Self {
+        Self { stamps, unread: None }
+    }
+
+    /// Looks, and reads them where they have changed, or could not be read the last time.
+    pub(super) fn look<T>(
+        &mut self,
+        now: Stamps,
+        read: impl FnOnce() -> Result<T, TlsError>,
+    ) -> Look<T> {
+        if self.stamps == now && self.unread.is_none() {
+            return Look::Same;
+        }
+        self.stamps = now;
+        let before = self.unread.take();
+        match read() {
+            Ok(files) => Look::New(files),
+            Err(error @ TlsError::File { .. }) => {
+                let words = error.to_string();
+                let is_known = before.as_ref() == Some(&words);
+                self.unread = Some(words);
+                if is_known { Look::StillBad } else { Look::Bad(error) }
+            }
+            Err(error) => Look::Bad(error),
+        }
+    }
 }
 
 /// What the files look like from outside. Whoever replaces one changes it.
@@ -79,4 +147,50 @@ fn stamp(path: &Path) -> Option<Stamp> {
     let content = (found.mtime(), found.mtime_nsec());
     let changed = (found.ctime(), found.ctime_nsec());
     Some((found.dev(), found.ino(), found.len(), content, changed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stamps(length: u64) -> Stamps {
+        Stamps(vec![Some((1, 2, length, (3, 4), (5, 6)))])
+    }
+
+    fn unreadable(words: &str) -> TlsError {
+        TlsError::File { path: "f".into(), source: io::Error::other(words.to_owned()) }
+    }
+
+    fn broken() -> TlsError {
+        TlsError::Content { path: "f".into(), why: "no certificate in it".to_owned() }
+    }
+
+    #[test]
+    fn files_are_read_when_they_change_and_again_where_the_file_system_failed() {
+        type Read = fn() -> Result<(), TlsError>;
+        let never: Read = || panic!("nothing has changed");
+        let script: [(u64, Read, &str); 10] = [
+            (1, never, "same"),
+            (2, || Err(unreadable("too many open files")), "bad"),
+            (2, || Err(unreadable("too many open files")), "still bad"),
+            (2, || Err(unreadable("input/output error")), "bad"),
+            (3, || Err(unreadable("input/output error")), "still bad"),
+            (3, || Ok(()), "new"),
+            (3, never, "same"),
+            // What stands in a file does not get better by reading it again.
+            (4, || Err(broken()), "bad"),
+            (4, never, "same"),
+            (5, || Ok(()), "new"),
+        ];
+        let mut seen = Seen::new(stamps(1));
+        for (at, (length, read, expected)) in script.into_iter().enumerate() {
+            let found = match seen.look(stamps(length), read) {
+                Look::Same => "same",
+                Look::New(()) => "new",
+                Look::Bad(_) => "bad",
+                Look::StillBad => "still bad",
+            };
+            assert_eq!(found, expected, "look {at}");
+        }
+    }
 }
