@@ -1,7 +1,7 @@
 //! What the flags of TLS mean: which certificates are shown, and whose are asked for.
 //!
 //! What would let in more than it says is refused. What etcd passes over with a warning, a certificate for a URL that
-//! has no use for it, is a warning here too.
+//! has no use for it, is a warning here too, where there is another URL that has.
 
 use std::path::PathBuf;
 
@@ -114,6 +114,13 @@ impl ClientTls {
             }
         }
         let Some(secure) = urls.iter().find(|url| url.is_secure) else {
+            if authorities.is_some() {
+                let name = if names_users { "client-cert-auth" } else { "trusted-ca-file" };
+                return Err(FlagError::Together(format!(
+                    "--{name} asks clients for certificates, and none of --listen-client-urls is https://: nobody \
+                     would be asked. Write https:// there, or leave --trusted-ca-file and what belongs to it out"
+                )));
+            }
             return Ok((None, warnings));
         };
         if files.is_some() && makes_own {
@@ -271,6 +278,8 @@ mod tests {
                 &["--client-cert-allowed-hostname=h!", "--trusted-ca-file=x"],
                 "names of hosts, or addresses",
             ),
+            (&["--client-cert-auth", "--trusted-ca-file=x"], "--client-cert-auth asks clients for"),
+            (&["--trusted-ca-file=x", FILES[0], FILES[1]], "--trusted-ca-file asks clients for"),
             (&["--client-cert-auth=maybe"], "must be true or false"),
             (&["--tls-min-version=TLS1.1"], "the others are broken"),
             (&["--tls-min-version=TLS1.3", "--tls-max-version=TLS1.2"], "must not be below"),
