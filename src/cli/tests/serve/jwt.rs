@@ -131,6 +131,7 @@ async fn tokens_of_etcd_are_known_here_and_ours_there() {
     let cases = [
         ("RS256", "rsa1.pem", "rsa.pub.pem"),
         ("RS512", "rsa.pem", "rsa.pub.pem"),
+        ("PS256", "rsa.pem", "rsa.pub.pem"),
         ("ES256", "p256.pem", "p256.pub.pem"),
         ("ES384", "p384.pem", ""),
         ("HS384", "rsa.pub.pem", ""),
