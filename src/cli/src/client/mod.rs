@@ -35,6 +35,7 @@ mod line;
 mod lock;
 mod locks;
 mod member;
+mod migrate;
 mod move_leader;
 mod options;
 mod perf;
@@ -81,6 +82,8 @@ pub(crate) enum Command {
     Member(member::MemberOptions),
     Endpoint(endpoint::EndpointOptions),
     MoveLeader(move_leader::MoveLeaderOptions),
+    Import(migrate::ImportOptions),
+    MakeMirror(migrate::MakeMirrorOptions),
     Alarm(alarm::AlarmOptions),
     Defrag(defrag::DefragOptions),
     #[command(alias = "backup")]
@@ -155,6 +158,8 @@ async fn dispatch(command: Command, client: Arc<Client>, output: Output) -> Resu
         Command::Member(options) => member::run(&client, output, options).await,
         Command::Endpoint(options) => endpoint::run(&client, output, options).await,
         Command::MoveLeader(options) => move_leader::run(&client, output, options).await,
+        Command::Import(options) => migrate::run(client, output, options).await,
+        Command::MakeMirror(options) => migrate::run_make_mirror(client, output, options).await,
         Command::Alarm(options) => alarm::run(&client, output, options).await,
         Command::Defrag(options) => defrag::run(&client, output, options).await,
         Command::Snapshot(options) => snapshot::run(&client, output, options).await,

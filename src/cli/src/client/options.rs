@@ -150,10 +150,7 @@ impl Globals {
     }
 
     fn settle_with(&self, variable: impl Fn(&str) -> Option<String>) -> Result<Settings, Failure> {
-        let given = |name: &str| {
-            let of = |prefix: &str| variable(&format!("{prefix}_{name}"));
-            of("BOWLINE").or_else(|| of("ETCDCTL")).filter(|value| !value.is_empty())
-        };
+        let given = |name: &str| given(&variable, name);
         let span = |chosen: Option<Duration>, name: &str| match (chosen, given(name)) {
             (Some(chosen), _) => Ok(Some(chosen)),
             (None, None) => Ok(None),
@@ -178,11 +175,7 @@ impl Globals {
         };
         let endpoints = self.endpoints.clone().or_else(|| given("ENDPOINTS"));
         let endpoints = endpoints.unwrap_or_else(|| ENDPOINT_DEFAULT.to_owned());
-        let endpoints: Vec<String> = endpoints
-            .split(',')
-            .map(|endpoint| endpoint.trim().to_owned())
-            .filter(|endpoint| !endpoint.is_empty())
-            .collect();
+        let endpoints = self::endpoints(&endpoints);
         if endpoints.is_empty() {
             return Err(Failure::Usage("--endpoints names no server".to_owned()));
         }
@@ -219,7 +212,25 @@ impl Globals {
     }
 }
 
-fn login(user: String, password: Option<String>) -> Login {
+/// What a variable says, ours before etcdctl's.
+fn given(variable: impl Fn(&str) -> Option<String>, name: &str) -> Option<String> {
+    let of = |prefix: &str| variable(&format!("{prefix}_{name}"));
+    of("BOWLINE").or_else(|| of("ETCDCTL")).filter(|value| !value.is_empty())
+}
+
+/// What the environment says.
+pub(crate) fn variable(name: &str) -> Option<String> {
+    given(|name| std::env::var(name).ok(), name)
+}
+
+/// Servers, as they are named in one word.
+pub(crate) fn endpoints(text: &str) -> Vec<String> {
+    let endpoints = text.split(',').map(|endpoint| endpoint.trim().to_owned());
+    endpoints.filter(|endpoint| !endpoint.is_empty()).collect()
+}
+
+/// Who asks: the password stands behind the name, or elsewhere.
+pub(crate) fn login(user: String, password: Option<String>) -> Login {
     match (user.split_once(':'), password) {
         // The name may have a colon in it where the password stands elsewhere.
         (_, Some(password)) => Login { name: user, password: Some(password) },

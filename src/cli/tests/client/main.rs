@@ -1,5 +1,8 @@
 //! The commands that ask a server, as processes, against servers that are processes.
 
+#[path = "../../src/generated/mod.rs"]
+#[allow(dead_code, reason = "the server's half is not used here")]
+mod generated;
 #[path = "../serve/process.rs"]
 #[allow(dead_code, reason = "shared with the server's own tests")]
 mod process;
@@ -9,5 +12,6 @@ mod failover;
 mod keys;
 mod local;
 mod locks;
+mod migrate;
 mod operate;
 mod same;

@@ -18,7 +18,7 @@ pub(crate) mod leases;
 mod table;
 pub(crate) mod users;
 
-pub(crate) use json::{Object, list};
+pub(crate) use json::{Object, base64, list};
 pub(crate) use table::Table;
 
 /// What can be printed.
@@ -119,6 +119,11 @@ impl Output {
     /// As the options say.
     pub(crate) fn new(settings: &Settings) -> Self {
         Self { format: settings.format, hex: settings.hex, values_only: false }
+    }
+
+    /// Whether programs read it: nothing but what they expect is printed.
+    pub(crate) fn is_for_programs(&self) -> bool {
+        self.format == Format::Json
     }
 
     /// Prints an answer.

@@ -1,0 +1,174 @@
+//! What is to be done at the target so that a stretch of its keys is as it is at the source: pure, from the rows of
+//! both sides in the order of keys.
+
+use bytes::Bytes;
+
+use crate::generated::mvccpb::KeyValue;
+
+/// A row of the source.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Row {
+    /// What it is called there.
+    pub(crate) name: Bytes,
+    /// As it is there, under the key that it has at the target.
+    pub(crate) row: KeyValue,
+}
+
+/// What may be done, and to what.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(crate) struct Rules {
+    /// Keys that hang on leases are taken along.
+    pub(crate) with_leases: bool,
+    /// What is something else at the target is written over.
+    pub(crate) overwrite: bool,
+    /// What only the target has is deleted.
+    pub(crate) delete: bool,
+}
+
+/// See the module.
+#[derive(Default, PartialEq, Debug)]
+pub(crate) struct Difference {
+    /// What is to be put.
+    pub(crate) puts: Vec<KeyValue>,
+    /// What is to be deleted.
+    pub(crate) deletes: Vec<Bytes>,
+    /// What is something else at the target, and may not be written over.
+    pub(crate) refused: Vec<Bytes>,
+    /// What only the target has, and keeps.
+    pub(crate) beside: Vec<Bytes>,
+    /// What hangs on a lease at the source and is not taken along.
+    pub(crate) left_out: Vec<(Bytes, i64)>,
+    /// How many rows are as they should be.
+    pub(crate) equal: u64,
+}
+
+impl Difference {
+    /// Compares. `lives` says of a lease whether keys are taken along that hang on it, `ours` of a revision of the
+    /// target whether we have written it.
+    pub(crate) fn of(
+        source: &[Row],
+        target: &[KeyValue],
+        rules: Rules,
+        lives: impl Fn(i64) -> bool,
+        ours: impl Fn(i64) -> bool,
+    ) -> Self {
+        let mut all = Difference::default();
+        let only_there = |all: &mut Difference, other: &KeyValue| {
+            // A lease at the target: somebody lives there already.
+            let may = rules.delete && (other.lease == 0 || rules.with_leases);
+            let list =
+                if may || ours(other.mod_revision) { &mut all.deletes } else { &mut all.beside };
+            list.push(other.key.clone());
+        };
+        let mut there = target.iter().peekable();
+        for Row { name, row } in source {
+            while let Some(other) = there.next_if(|other| other.key < row.key) {
+                only_there(&mut all, other);
+            }
+            let found = there.next_if(|other| other.key == row.key);
+            if row.lease != 0 && !(rules.with_leases && lives(row.lease)) {
+                all.left_out.push((name.clone(), row.lease));
+                // It may have been there before it was put on a lease.
+                let is_stale = |found: &&KeyValue| {
+                    ours(found.mod_revision) || (rules.delete && found.lease == 0)
+                };
+                all.deletes.extend(found.filter(is_stale).map(|found| found.key.clone()));
+                continue;
+            }
+            match found {
+                Some(found) if found.value == row.value && found.lease == row.lease => {
+                    all.equal += 1
+                }
+                Some(found) if !rules.overwrite && !ours(found.mod_revision) => {
+                    all.refused.push(found.key.clone());
+                }
+                _ => all.puts.push(row.clone()),
+            }
+        }
+        for other in there {
+            only_there(&mut all, other);
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `key=value`, with `@lease` behind it, and `#revision`.
+    fn rows(text: &str) -> Vec<KeyValue> {
+        let row = |word: &str| {
+            let (word, revision) = word.split_once('#').unwrap_or((word, "1"));
+            let (word, lease) = word.split_once('@').unwrap_or((word, "0"));
+            let (key, value) = word.split_once('=').unwrap();
+            KeyValue {
+                key: key.to_owned().into(),
+                value: value.to_owned().into(),
+                lease: lease.parse().unwrap(),
+                mod_revision: revision.parse().unwrap(),
+                ..Default::default()
+            }
+        };
+        text.split_whitespace().map(row).collect()
+    }
+
+    fn told(source: &str, target: &str, rules: Rules) -> String {
+        let source: Vec<_> =
+            rows(source).into_iter().map(|row| Row { name: row.key.clone(), row }).collect();
+        let all = Difference::of(
+            &source,
+            &rows(target),
+            rules,
+            |lease| lease != 9,
+            |revision| revision == 7,
+        );
+        let names = |keys: Vec<&Bytes>| {
+            keys.iter()
+                .map(|key| String::from_utf8_lossy(key).into_owned())
+                .collect::<Vec<_>>()
+                .join(",")
+        };
+        let puts = names(all.puts.iter().map(|row| &row.key).collect());
+        let parts = [
+            ("put", puts),
+            ("delete", names(all.deletes.iter().collect())),
+            ("refused", names(all.refused.iter().collect())),
+            ("beside", names(all.beside.iter().collect())),
+            ("out", names(all.left_out.iter().map(|(key, _)| key).collect())),
+            ("equal", if all.equal == 0 { String::new() } else { all.equal.to_string() }),
+        ];
+        let parts = parts.iter().filter(|(_, names)| !names.is_empty());
+        parts.map(|(what, names)| format!("{what} {names}")).collect::<Vec<_>>().join("; ")
+    }
+
+    #[test]
+    fn what_is_to_be_done_follows_from_both_sides_and_the_rules() {
+        let plain = Rules::default();
+        let over = Rules { overwrite: true, ..plain };
+        let sync = Rules { delete: true, ..over };
+        let leases = Rules { with_leases: true, ..plain };
+        for (source, target, rules, what) in [
+            ("a=1 b=2", "", plain, "put a,b"),
+            ("a=1 b=2", "a=1", plain, "put b; equal 1"),
+            ("a=1 b=2", "b=3", plain, "put a; refused b"),
+            ("a=1 b=2", "b=3", over, "put a,b"),
+            ("b=2", "b=3#7", plain, "put b"),
+            ("b=2", "a=0 b=2 c=0", plain, "beside a,c; equal 1"),
+            ("b=2", "a=0 b=2 c=0#7", plain, "delete c; beside a; equal 1"),
+            ("b=2", "a=0 b=2 c=0@3", sync, "delete a; beside c; equal 1"),
+            ("a=1@5 b=2", "", plain, "put b; out a"),
+            ("a=1@5", "a=0", over, "out a"),
+            ("a=1@5", "a=0#7", plain, "delete a; out a"),
+            ("a=1@5", "a=0", sync, "delete a; out a"),
+            ("a=1@5", "a=0@3", sync, "out a"),
+            ("a=1@5 b=1@9", "", leases, "put a; out b"),
+            ("a=1@5", "a=1@5", leases, "equal 1"),
+            ("a=1@5", "a=1", leases, "refused a"),
+            ("a=1", "a=1@5", plain, "refused a"),
+            ("", "a=1 b=1", plain, "beside a,b"),
+        ] {
+            assert_eq!(told(source, target, rules), what, "{source} | {target} | {rules:?}");
+        }
+    }
+}

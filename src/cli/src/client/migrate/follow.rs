@@ -1,0 +1,423 @@
+//! What happens at the source after the copy, done at the target: revision by revision, each in one transaction, in
+//! their order, until somebody says that it is enough.
+//!
+//! ```text
+//!   watch from the last revision that is done
+//!     │  whole revisions; fragments are put together
+//!     ▼
+//!   one transaction ── answered ── the next
+//!     │ the answer was lost
+//!     └── is it there? ── no: once more, fenced        `target`, `fence`
+//! ```
+//!
+//! A watch that breaks is opened again behind the last revision that is done, at the next server.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tonic::{Code, Status};
+
+use super::change::Change;
+use super::copy::Import;
+use super::side::{Away, passes};
+use super::source::Watch;
+use super::target::Made;
+use super::told::{Copied, InSync, Live, Mirrored};
+use crate::client::connect::{Effect, Link};
+use crate::client::failure::Failure;
+use crate::client::print::Output;
+use crate::client::quote;
+use crate::generated::etcdserverpb as pb;
+use crate::generated::mvccpb::Event;
+use crate::generated::mvccpb::event::EventType;
+use pb::watch_request::RequestUnion;
+
+/// How often the source is asked how far it is.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// How long to wait before a watch that broke is opened again.
+const REOPEN_PAUSE: Duration = Duration::from_millis(200);
+
+/// How long a watch may be silent while the source goes on.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+
+/// How long what is being written may take when the mirror is to end.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Why a mirror ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum End {
+    /// Somebody said so.
+    Stopped,
+    /// It has caught up, and should go on until then.
+    CaughtUp,
+    /// The source has forgotten what comes next.
+    Forgotten,
+}
+
+/// Why a watch is not listened to any more.
+enum Heard {
+    /// It broke.
+    Lost,
+    End(End),
+}
+
+/// See the module.
+pub(crate) struct Follower<'a> {
+    import: &'a Import,
+    output: Output,
+    live: Live,
+    /// The last revision of the source that is done.
+    position: i64,
+    /// A revision of the target since which nobody else has written.
+    known: i64,
+    /// What hangs on leases, and is not at the target: by its name there.
+    left_out: BTreeSet<Bytes>,
+    mirrored: u64,
+    left_out_changes: u64,
+    /// The newest revision of the source that was heard of.
+    head: i64,
+    /// At which revision it was said that all is in sync.
+    said: Option<i64>,
+    /// Since when it has not come nearer.
+    behind: Option<(i64, Instant)>,
+    until_caught_up: bool,
+}
+
+impl<'a> Follower<'a> {
+    /// One that begins behind a copy.
+    pub(crate) fn new(
+        import: &'a Import,
+        output: Output,
+        copied: &Copied,
+        until_caught_up: bool,
+    ) -> Self {
+        Self {
+            import,
+            output,
+            live: Live::begin(import.is_quiet),
+            position: copied.revision,
+            known: copied.target_revision,
+            left_out: copied.left_out_there.iter().cloned().collect(),
+            mirrored: 0,
+            left_out_changes: 0,
+            head: 0,
+            said: None,
+            behind: None,
+            until_caught_up,
+        }
+    }
+
+    /// How far it has come.
+    pub(crate) fn so_far(&self) -> Mirrored {
+        Mirrored {
+            revision: self.position,
+            source_revision: self.head.max(self.position),
+            count: self.mirrored,
+            left_out: self.left_out_changes,
+        }
+    }
+
+    /// Goes on until something ends it.
+    pub(crate) async fn run(&mut self, stop: &watch::Receiver<bool>) -> Result<End, Failure> {
+        let import = self.import;
+        let (tell, heads) = watch::channel(0);
+        let ended = tokio::select! {
+            ended = self.follow(heads, stop.clone()) => ended,
+            () = ask_heads(import, &tell) => Ok(End::Stopped),
+            () = import.leases.keep(&import.source, &import.target.side) => Ok(End::Stopped),
+            () = stopped_long_ago(stop.clone()) => Ok(End::Stopped),
+        };
+        self.live.end();
+        ended
+    }
+
+    async fn follow(
+        &mut self,
+        mut heads: watch::Receiver<i64>,
+        mut stop: watch::Receiver<bool>,
+    ) -> Result<End, Failure> {
+        let mut away = Away::default();
+        loop {
+            let source = &self.import.source;
+            let watch = tokio::select! {
+                watch = source.watch(self.position + 1) => watch,
+                () = stopped(&mut stop) => return Ok(End::Stopped),
+            };
+            let watch = match watch {
+                Ok(watch) => watch,
+                Err(failure) => {
+                    tokio::select! {
+                        waited = away.wait(&source.side, failure) => waited?,
+                        () = stopped(&mut stop) => return Ok(End::Stopped),
+                    }
+                    continue;
+                }
+            };
+            let link = watch.link.clone();
+            match self.listen(watch, &mut heads, &mut stop, &mut away).await? {
+                Heard::End(end) => return Ok(end),
+                Heard::Lost => {
+                    self.behind = None;
+                    self.import.source.side.client.leave(&link).await;
+                    tokio::time::sleep(REOPEN_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    async fn listen(
+        &mut self,
+        mut watch: Watch,
+        heads: &mut watch::Receiver<i64>,
+        stop: &mut watch::Receiver<bool>,
+        away: &mut Away,
+    ) -> Result<Heard, Failure> {
+        let mut pieces = Vec::new();
+        loop {
+            tokio::select! {
+                () = stopped(stop) => return Ok(Heard::End(End::Stopped)),
+                answer = watch.answers.message() => {
+                    let answer = match answer {
+                        Ok(Some(answer)) => answer,
+                        Ok(None) => return Ok(Heard::Lost),
+                        Err(status) => return lost(self.import, status),
+                    };
+                    away.is_over(&self.import.source.side);
+                    *away = Away::default();
+                    if let Some(end) = self.heard(answer, &mut pieces, watch.sees_all, stop).await? {
+                        return Ok(Heard::End(end));
+                    }
+                }
+                Ok(()) = heads.changed() => {
+                    self.head = self.head.max(*heads.borrow_and_update());
+                    if !watch.sees_all && self.position < self.head {
+                        let union = RequestUnion::ProgressRequest(pb::WatchProgressRequest {});
+                        let request = pb::WatchRequest { request_union: Some(union) };
+                        // If the stream has ended that is heard of; if it is busy there is another time.
+                        drop(watch.requests.try_send(request));
+                    }
+                    let target = &self.import.target;
+                    target.fence.take_down(&target.side, false).await?;
+                    if self.is_silent() {
+                        return Ok(Heard::Lost);
+                    }
+                    self.tell()?;
+                }
+            }
+            if self.until_caught_up && self.is_in_sync() {
+                return Ok(Heard::End(End::CaughtUp));
+            }
+        }
+    }
+
+    fn is_in_sync(&self) -> bool {
+        self.head > 0 && self.position >= self.head && !self.import.target.fence.stands()
+    }
+
+    /// Whether nothing is heard though the source has gone on.
+    fn is_silent(&mut self) -> bool {
+        if self.position >= self.head {
+            self.behind = None;
+            return false;
+        }
+        match self.behind {
+            Some((position, since)) if position == self.position => since.elapsed() > SILENCE_MAX,
+            _ => {
+                self.behind = Some((self.position, Instant::now()));
+                false
+            }
+        }
+    }
+
+    /// Says how far it has come: at a terminal each time, elsewhere when it has come to rest.
+    fn tell(&mut self) -> Result<(), Failure> {
+        self.live.at(self.position, self.head);
+        if self.is_in_sync() && self.said != Some(self.head) {
+            self.said = Some(self.head);
+            let output = self.output;
+            let in_sync = InSync { revision: self.head };
+            self.live.aside(|| output.show(&in_sync))?;
+        }
+        Ok(())
+    }
+
+    async fn heard(
+        &mut self,
+        answer: pb::WatchResponse,
+        pieces: &mut Vec<Event>,
+        sees_all: bool,
+        stop: &watch::Receiver<bool>,
+    ) -> Result<Option<End>, Failure> {
+        if answer.canceled {
+            if answer.compact_revision != 0 {
+                return Ok(Some(End::Forgotten));
+            }
+            let why = format!("the source ended the watch: {}", answer.cancel_reason);
+            return Err(Failure::Failed(why));
+        }
+        if answer.created {
+            return Ok(None);
+        }
+        let is_progress = answer.events.is_empty() && !answer.fragment;
+        pieces.extend(answer.events);
+        if answer.fragment {
+            return Ok(None);
+        }
+        let events = std::mem::take(pieces);
+        for events in events.chunk_by(|one, two| revision_of(one) == revision_of(two)) {
+            if *stop.borrow() {
+                return Ok(Some(End::Stopped));
+            }
+            let revision = revision_of(&events[0]);
+            if revision > self.position {
+                self.make(revision, events).await?;
+            }
+        }
+        if is_progress && !sees_all {
+            // All up to here has been told.
+            let header = answer.header.unwrap_or_default();
+            self.position = self.position.max(header.revision);
+        }
+        Ok(None)
+    }
+
+    /// What has happened at one revision.
+    async fn make(&mut self, revision: i64, events: &[Event]) -> Result<(), Failure> {
+        let mut changes = self.changes(events).await?;
+        while !changes.is_empty() {
+            let overwrite = self.import.rules.overwrite;
+            let position = self.position;
+            let stops = |why: String| {
+                Err(Failure::Failed(format!("{why}. It is mirrored up to revision {position}")))
+            };
+            let count = changes.len();
+            match self.import.target.make(&changes, self.known, overwrite).await? {
+                Made::At(at) => {
+                    self.known = self.known.max(at);
+                    self.mirrored += 1;
+                    break;
+                }
+                Made::NoLease => {
+                    for change in changes.values_mut() {
+                        if let Change::Put(row) = change {
+                            self.import.leases.forget(row.lease);
+                            row.lease = self.lease(row.lease).await?;
+                        }
+                    }
+                }
+                Made::Foreign(row) => {
+                    return stops(format!(
+                        "somebody else has written {} at the target, at its revision {}: until the switch nobody but \
+                         the mirror may write there. --overwrite goes on all the same",
+                        quote::go(&row.key),
+                        row.mod_revision
+                    ));
+                }
+                Made::TooMany => {
+                    return stops(format!(
+                        "the source has changed {count} keys at once, at revision {revision}, and the target does not \
+                         take so many: a larger --max-txn-ops of its servers helps"
+                    ));
+                }
+                Made::TooLarge => {
+                    return stops(format!(
+                        "what the source has changed at once at revision {revision}, {count} keys, is more than the \
+                         target takes: a larger --max-request-bytes of its servers helps"
+                    ));
+                }
+            }
+        }
+        self.position = revision;
+        self.head = self.head.max(revision);
+        Ok(())
+    }
+
+    /// What is to be done at the target.
+    async fn changes(&mut self, events: &[Event]) -> Result<BTreeMap<Bytes, Change>, Failure> {
+        let import = self.import;
+        let mut changes = BTreeMap::new();
+        for event in events {
+            let Some(row) = &event.kv else { continue };
+            let Some(key) = import.source.rename(&row.key) else { continue };
+            if key.is_empty() {
+                let why =
+                    format!("the key {} would have no name at the target", quote::go(&row.key));
+                return Err(Failure::Failed(why));
+            }
+            let is_put = event.r#type == i32::from(EventType::Put);
+            let change = if !is_put {
+                if self.left_out.remove(&key) {
+                    self.left_out_changes += 1;
+                    continue;
+                }
+                Change::Delete(key.clone())
+            } else if row.lease != 0 && !import.rules.with_leases {
+                self.left_out_changes += 1;
+                if !self.left_out.insert(key.clone()) {
+                    continue;
+                }
+                // It was there before it was put on a lease.
+                Change::Delete(key.clone())
+            } else {
+                self.left_out.remove(&key);
+                let mut row = row.clone();
+                row.key = key.clone();
+                row.lease = self.lease(row.lease).await?;
+                Change::Put(row)
+            };
+            changes.insert(key, change);
+        }
+        Ok(changes)
+    }
+
+    /// A lease that the target has now; none if it has ended at the source, which will be heard of.
+    async fn lease(&self, id: i64) -> Result<i64, Failure> {
+        let Import { source, target, leases, .. } = self.import;
+        let lives = id != 0 && leases.take(id, source, &target.side).await?;
+        Ok(if lives { id } else { 0 })
+    }
+}
+
+fn revision_of(event: &Event) -> i64 {
+    event.kv.as_ref().map(|row| row.mod_revision).unwrap_or_default()
+}
+
+fn lost(import: &Import, status: Status) -> Result<Heard, Failure> {
+    let failure = Failure::Refused(status);
+    match &failure {
+        Failure::Refused(status) if status.code() == Code::Ok => Ok(Heard::Lost),
+        // A token that has ended: the next login gives another.
+        Failure::Refused(status) if status.code() == Code::Unauthenticated => Ok(Heard::Lost),
+        _ if passes(&failure) => Ok(Heard::Lost),
+        _ => Err(import.source.side.named(failure)),
+    }
+}
+
+/// Asks the source from time to time how far it is.
+async fn ask_heads(import: &Import, tell: &watch::Sender<i64>) {
+    let key = import.source.first_key();
+    loop {
+        let request = pb::RangeRequest { key: key.clone(), count_only: true, ..Default::default() };
+        let call = async |link: Link| link.kv().range(request.clone()).await;
+        if let Ok(answer) = import.source.side.client.ask(Effect::Repeatable, call).await {
+            tell.send_replace(answer.header.unwrap_or_default().revision);
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Waits until it is said that it is enough.
+pub(crate) async fn stopped(stop: &mut watch::Receiver<bool>) {
+    if stop.wait_for(|stop| *stop).await.is_err() {
+        std::future::pending().await
+    }
+}
+
+async fn stopped_long_ago(mut stop: watch::Receiver<bool>) {
+    stopped(&mut stop).await;
+    tokio::time::sleep(GRACE).await;
+}

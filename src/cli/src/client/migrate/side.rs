@@ -1,0 +1,153 @@
+//! One of the two clusters: asked until it answers, for as long as it may be away.
+
+use std::cell::Cell;
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tonic::{Code, Response, Status};
+
+use crate::client::connect::{Client, Effect, Link};
+use crate::client::failure::{Failure, Outcome, outcome};
+use crate::generated::etcdserverpb as pb;
+
+/// How long to wait before a cluster that is away is asked again.
+const AGAIN: Duration = Duration::from_millis(300);
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Side {
+    /// What it is called.
+    pub(crate) name: &'static str,
+    pub(crate) client: Arc<Client>,
+    /// How long it may be away; none for as long as it likes.
+    patience: Cell<Option<Duration>>,
+}
+
+impl Side {
+    /// One that must be there at once.
+    pub(crate) fn new(name: &'static str, client: Arc<Client>) -> Self {
+        Self { name, client, patience: Cell::new(Some(Duration::ZERO)) }
+    }
+
+    /// It may be away for so long from now on.
+    pub(crate) fn may_be_away(&self, patience: Option<Duration>) {
+        self.patience.set(patience);
+    }
+
+    /// Asks what may be asked twice.
+    pub(crate) async fn ask<T>(
+        &self,
+        call: impl AsyncFn(Link) -> Result<Response<T>, Status>,
+    ) -> Result<T, Failure> {
+        let mut away = Away::default();
+        loop {
+            match self.client.ask(Effect::Repeatable, &call).await {
+                Ok(answer) => {
+                    away.is_over(self);
+                    return Ok(answer);
+                }
+                Err(failure) => away.wait(self, failure).await?,
+            }
+        }
+    }
+
+    /// The failure, and whose it is.
+    pub(crate) fn named(&self, failure: Failure) -> Failure {
+        let name = self.name;
+        match failure {
+            Failure::Refused(status) => Failure::Refused(Status::new(
+                status.code(),
+                format!("{name}: {}", status.message()),
+            )),
+            Failure::Timeout(limit) => {
+                Failure::Failed(format!("{name}: no answer came within {limit:?}"))
+            }
+            Failure::Unknown(why) => Failure::Failed(format!("{name}: {why}")),
+            other => other,
+        }
+    }
+
+    /// The cluster's id, its revision and its term.
+    pub(crate) async fn header(&self, key: &bytes::Bytes) -> Result<pb::ResponseHeader, Failure> {
+        let request = pb::RangeRequest { key: key.clone(), count_only: true, ..Default::default() };
+        let answer = self.ask(async |link: Link| link.kv().range(request.clone()).await).await?;
+        Ok(answer.header.unwrap_or_default())
+    }
+}
+
+/// Since when a cluster has not answered.
+#[derive(Debug, Default)]
+pub(crate) struct Away(Option<Instant>);
+
+impl Away {
+    /// Waits before the next attempt, unless this failure stays, or the cluster was away for too long.
+    pub(crate) async fn wait(&mut self, side: &Side, failure: Failure) -> Result<(), Failure> {
+        let since = self.0.unwrap_or_else(Instant::now);
+        let is_over = side.patience.get().is_some_and(|patience| since.elapsed() >= patience);
+        if is_over || !passes(&failure) {
+            return Err(side.named(failure));
+        }
+        if self.0.is_none() {
+            self.0 = Some(since);
+            let why = failure.to_string().replace('\n', " ");
+            note(&format!("{}: {why}: tries again", side.name));
+        }
+        tokio::time::sleep(AGAIN).await;
+        Ok(())
+    }
+
+    /// It has answered.
+    pub(crate) fn is_over(&self, side: &Side) {
+        if let Some(since) = self.0 {
+            let span = since.elapsed().as_secs_f64();
+            note(&format!("{} answers again after {span:.1}s", side.name));
+        }
+    }
+}
+
+/// Whether the same request may be answered later.
+pub(crate) fn passes(failure: &Failure) -> bool {
+    match failure {
+        Failure::Unreachable(_) | Failure::Timeout(_) | Failure::Unknown(_) => true,
+        Failure::Refused(status) => {
+            let is_passing = [Code::Unavailable, Code::DeadlineExceeded, Code::Aborted];
+            outcome(status) != Outcome::Refused || is_passing.contains(&status.code())
+        }
+        _ => false,
+    }
+}
+
+/// Says something on standard error.
+pub(crate) fn note(words: &str) {
+    // Where nobody reads it nothing is lost.
+    drop(writeln!(io::stderr().lock(), "{words}"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_passes_is_told_from_what_stays() {
+        let refused = |code, text: &str| Failure::Refused(Status::new(code, text));
+        for (failure, is_passing) in [
+            (Failure::Unreachable(Vec::new()), true),
+            (Failure::Timeout(AGAIN), true),
+            (Failure::Unknown(String::new()), true),
+            (refused(Code::Unavailable, "etcdserver: leader changed"), true),
+            (refused(Code::Unavailable, "bowline: not applied: the deadline has passed"), true),
+            (refused(Code::ResourceExhausted, "etcdserver: too many requests"), true),
+            (refused(Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded"), false),
+            (
+                refused(Code::OutOfRange, "etcdserver: mvcc: required revision has been compacted"),
+                false,
+            ),
+            (refused(Code::PermissionDenied, "etcdserver: permission denied"), false),
+            (Failure::Usage(String::new()), false),
+        ] {
+            assert_eq!(passes(&failure), is_passing, "{failure:?}");
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! The cluster that keys are brought to.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+
+use super::change::{Change, large_transaction, transaction};
+use super::fence::Fence;
+use super::parts::{Span, next_key};
+use super::side::{Away, Side, passes};
+use crate::client::connect::{Effect, Link};
+use crate::client::failure::Failure;
+use crate::client::quote;
+use crate::generated::etcdserverpb as pb;
+use crate::generated::mvccpb::KeyValue;
+
+/// What servers allow in one transaction unless they are told otherwise. One that allows less says so, and gets less.
+const OPS_MAX: usize = 128;
+const BYTES_MAX: usize = 1 << 20;
+
+/// How many keys are asked for at once that are only named.
+const KEYS: i64 = 10_000;
+
+/// How often it is tried to write what somebody else writes, too.
+const RACES_MAX: u32 = 8;
+
+/// What came of one attempt.
+#[derive(Debug)]
+enum Attempt {
+    /// It was done, at this revision.
+    Done(i64),
+    /// Something has changed before.
+    Differs,
+    /// Nobody knows.
+    Lost(Failure),
+    /// The server does not take so many at once.
+    TooMany,
+    /// The server does not take so much at once.
+    TooLarge,
+    /// A lease is not there any more.
+    NoLease,
+}
+
+/// What came of writing a batch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Written {
+    /// All of it is there.
+    All,
+    /// Something was not as it was known to be: look again.
+    Stale,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Target {
+    pub(crate) side: Side,
+    pub(crate) fence: Fence,
+    ops_max: Cell<usize>,
+    bytes_max: Cell<usize>,
+    /// The revisions at which it was us who wrote.
+    ours: RefCell<BTreeSet<i64>>,
+}
+
+impl Target {
+    /// Nothing is asked yet. `prefix` is what some of its keys will begin with.
+    pub(crate) fn new(side: Side, prefix: &[u8]) -> Self {
+        Self {
+            side,
+            fence: Fence::among(prefix),
+            ops_max: Cell::new(OPS_MAX),
+            bytes_max: Cell::new(BYTES_MAX),
+            ours: RefCell::default(),
+        }
+    }
+
+    /// Whether this is a revision at which we have written.
+    pub(crate) fn is_ours(&self, revision: i64) -> bool {
+        self.ours.borrow().contains(&revision)
+    }
+
+    /// We have written at this revision, too.
+    pub(crate) fn claim(&self, revision: i64) {
+        self.ours.borrow_mut().insert(revision);
+    }
+
+    /// So many rows, from the first on.
+    pub(crate) async fn page(
+        &self,
+        span: &Span,
+        limit: usize,
+    ) -> Result<pb::RangeResponse, Failure> {
+        self.range(span, i64::try_from(limit).unwrap_or(i64::MAX), false).await
+    }
+
+    /// All rows, and the revision at which they were read.
+    pub(crate) async fn all(&self, span: &Span) -> Result<(Vec<KeyValue>, i64), Failure> {
+        let answer = self.range(span, 0, false).await?;
+        Ok((answer.kvs, answer.header.unwrap_or_default().revision))
+    }
+
+    async fn range(
+        &self,
+        span: &Span,
+        limit: i64,
+        keys_only: bool,
+    ) -> Result<pb::RangeResponse, Failure> {
+        let request = pb::RangeRequest {
+            key: span.first.clone(),
+            range_end: span.end.clone(),
+            limit,
+            keys_only,
+            ..Default::default()
+        };
+        self.side.ask(async |link: Link| link.kv().range(request.clone()).await).await
+    }
+
+    /// How many keys it has.
+    pub(crate) async fn count(&self, span: &Span) -> Result<u64, Failure> {
+        let request = pb::RangeRequest {
+            key: span.first.clone(),
+            range_end: span.end.clone(),
+            count_only: true,
+            ..Default::default()
+        };
+        let call = async |link: Link| link.kv().range(request.clone()).await;
+        Ok(u64::try_from(self.side.ask(call).await?.count).unwrap_or_default())
+    }
+
+    /// Writes changes in as few transactions as the server allows, each only if what it writes has not changed since
+    /// a revision. `written` counts what is there for certain.
+    pub(crate) async fn write(
+        &self,
+        changes: &[Change],
+        known: i64,
+        written: &Cell<u64>,
+    ) -> Result<Written, Failure> {
+        let mut rest = changes;
+        let mut away = Away::default();
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(self.fitting(rest));
+            match self.attempt(transaction(now, known)).await? {
+                Attempt::Done(revision) => {
+                    away.is_over(&self.side);
+                    away = Away::default();
+                    self.claim(revision);
+                    written.set(written.get() + now.len() as u64);
+                    rest = later;
+                }
+                Attempt::Differs | Attempt::NoLease => {
+                    self.fence.look(&self.side).await?;
+                    return Ok(Written::Stale);
+                }
+                Attempt::Lost(failure) => {
+                    // Whether it was done is seen when this is looked at again.
+                    away.wait(&self.side, failure).await?;
+                    self.fence.put(&self.side).await?;
+                    return Ok(Written::Stale);
+                }
+                Attempt::TooMany if now.len() > 1 => self.ops_max.set(now.len() / 2 + 1),
+                Attempt::TooLarge if now.len() > 1 => {
+                    let bytes: usize = now.iter().map(Change::bytes).sum();
+                    self.bytes_max.set(bytes / 2);
+                }
+                Attempt::TooMany | Attempt::TooLarge => return Err(too_large(&now[0])),
+            }
+        }
+        Ok(Written::All)
+    }
+
+    /// How many of these fit into one transaction: one at least.
+    fn fitting(&self, changes: &[Change]) -> usize {
+        let mut bytes = 0;
+        let fits = |change: &&Change| {
+            bytes += change.bytes();
+            bytes <= self.bytes_max.get()
+        };
+        changes.iter().take(self.changes_max()).take_while(fits).count().max(1)
+    }
+
+    /// How many changes have room in a transaction: the fence is compared, too.
+    fn changes_max(&self) -> usize {
+        (self.ops_max.get() - 1).max(1)
+    }
+
+    async fn attempt(&self, mut request: pb::TxnRequest) -> Result<Attempt, Failure> {
+        request.compare.push(self.fence.compare());
+        let call = async |link: Link| link.kv().txn(request.clone()).await;
+        let failure = match self.side.client.ask(Effect::Change, call).await {
+            Ok(answer) if answer.succeeded => {
+                return Ok(Attempt::Done(answer.header.unwrap_or_default().revision));
+            }
+            Ok(_) => return Ok(Attempt::Differs),
+            Err(failure) => failure,
+        };
+        if let Failure::Refused(status) = &failure {
+            let says = |words: &str| status.message().contains(words);
+            if says("too many operations") {
+                return Ok(Attempt::TooMany);
+            }
+            if says("request is too large") || says("message larger than max") {
+                return Ok(Attempt::TooLarge);
+            }
+            if says("requested lease not found") {
+                return Ok(Attempt::NoLease);
+            }
+        }
+        if passes(&failure) { Ok(Attempt::Lost(failure)) } else { Err(self.side.named(failure)) }
+    }
+
+    /// Makes all changes of one revision of the source, at once, exactly once. `known` is a revision of the target
+    /// since which nobody else may have written these keys. Says at which revision they are there; or that somebody
+    /// else writes.
+    pub(crate) async fn make(
+        &self,
+        changes: &BTreeMap<Bytes, Change>,
+        known: i64,
+        overwrite: bool,
+    ) -> Result<Made, Failure> {
+        let list: Vec<Change> = changes.values().cloned().collect();
+        let mut known = known;
+        let mut away = Away::default();
+        let mut races = 0;
+        loop {
+            let is_small = list.len() <= self.changes_max();
+            let request = match is_small {
+                true => transaction(&list, known),
+                false => match self.large(changes, &mut known).await? {
+                    Some(request) => request,
+                    None => return Ok(Made::TooMany),
+                },
+            };
+            let differs = match self.attempt(request).await? {
+                Attempt::Done(revision) => {
+                    away.is_over(&self.side);
+                    return Ok(Made::At(revision));
+                }
+                Attempt::Differs => {
+                    self.fence.look(&self.side).await?;
+                    true
+                }
+                Attempt::Lost(failure) => {
+                    away.wait(&self.side, failure).await?;
+                    self.fence.put(&self.side).await?;
+                    false
+                }
+                Attempt::TooMany if is_small && list.len() > 1 => {
+                    self.ops_max.set(list.len() / 2 + 1);
+                    false
+                }
+                Attempt::TooMany => return Ok(Made::TooMany),
+                Attempt::TooLarge => return Ok(Made::TooLarge),
+                Attempt::NoLease => return Ok(Made::NoLease),
+            };
+            // An attempt whose answer was lost may have done it; or somebody else has written.
+            let (rows, revision) = self.rows(changes).await?;
+            if list.iter().all(|change| change.is_made(rows.get(change.key()))) {
+                away.is_over(&self.side);
+                return Ok(Made::At(revision.max(known)));
+            }
+            let foreign = rows.values().find(|row| row.mod_revision > known);
+            if let Some(row) = foreign.filter(|_| differs) {
+                races += 1;
+                if !overwrite || races > RACES_MAX {
+                    return Ok(Made::Foreign(row.clone()));
+                }
+            }
+            known = known.max(revision);
+        }
+    }
+
+    /// A transaction for many changes, by what is there now.
+    async fn large(
+        &self,
+        changes: &BTreeMap<Bytes, Change>,
+        known: &mut i64,
+    ) -> Result<Option<pb::TxnRequest>, Failure> {
+        let (Some(first), Some(last)) = (changes.keys().next(), changes.keys().next_back()) else {
+            return Ok(None);
+        };
+        let mut span = Span { first: first.clone(), end: next_key(last) };
+        let (mut there, mut oldest) = (Vec::new(), None);
+        loop {
+            let page = self.range(&span, KEYS, true).await?;
+            // The first was read first: what has changed since then is seen by the comparison.
+            oldest = oldest.or(page.header.map(|header| header.revision));
+            let more = page.more;
+            there.extend(page.kvs.into_iter().map(|row| row.key));
+            match there.last() {
+                Some(last) if more => span.first = next_key(last),
+                _ => break,
+            }
+        }
+        // What lies between is not ours, and may have been written at any time before.
+        *known = (*known).max(oldest.unwrap_or_default());
+        Ok(large_transaction(changes, &there, *known, self.ops_max.get()))
+    }
+
+    /// The rows of these keys, and a revision not above any at which they were read.
+    async fn rows(
+        &self,
+        changes: &BTreeMap<Bytes, Change>,
+    ) -> Result<(BTreeMap<Bytes, KeyValue>, i64), Failure> {
+        let keys: Vec<&Bytes> = changes.keys().collect();
+        let (mut rows, mut revision) = (BTreeMap::new(), i64::MAX);
+        for keys in keys.chunks(self.ops_max.get().max(1)) {
+            let read = |key: &&Bytes| {
+                let range = pb::RangeRequest { key: (*key).clone(), ..Default::default() };
+                pb::RequestOp { request: Some(pb::request_op::Request::RequestRange(range)) }
+            };
+            let request =
+                pb::TxnRequest { success: keys.iter().map(read).collect(), ..Default::default() };
+            let answer = self.side.ask(async |link: Link| link.kv().txn(request.clone()).await);
+            let answer = answer.await?;
+            revision = revision.min(answer.header.unwrap_or_default().revision);
+            for op in answer.responses {
+                if let Some(pb::response_op::Response::ResponseRange(range)) = op.response {
+                    rows.extend(range.kvs.into_iter().map(|row| (row.key.clone(), row)));
+                }
+            }
+        }
+        Ok((rows, revision))
+    }
+}
+
+/// What came of the changes of one revision.
+#[derive(Debug)]
+pub(crate) enum Made {
+    /// They are there, and this revision is not older.
+    At(i64),
+    /// Somebody else has written one of the keys.
+    Foreign(KeyValue),
+    /// The server does not take so many at once.
+    TooMany,
+    /// The server does not take so much at once.
+    TooLarge,
+    /// A lease has ended at the target.
+    NoLease,
+}
+
+fn too_large(change: &Change) -> Failure {
+    let (name, bytes) = (quote::go(change.key()), change.bytes());
+    Failure::Failed(format!(
+        "the target takes no request as large as the row {name} needs, some {bytes} bytes: a larger --max-request-bytes \
+         of its servers helps"
+    ))
+}

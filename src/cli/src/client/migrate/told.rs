@@ -1,0 +1,319 @@
+//! What an import says: lines for people, an object of JSON each for programs.
+
+use std::io::{self, IsTerminal};
+
+use bytes::Bytes;
+use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+
+use super::difference::Difference;
+use crate::client::print::{Object, Page, Show, base64, list};
+use crate::client::quote;
+
+/// How many keys are named where there are many.
+const NAMED_MAX: usize = 10;
+
+/// Some keys, behind other words; nothing where there are none.
+pub(crate) fn names(keys: &[Bytes], before: &str) -> String {
+    if keys.is_empty() {
+        return String::new();
+    }
+    let named: Vec<_> = keys.iter().take(NAMED_MAX).map(|key| quote::go(key)).collect();
+    let more = match keys.len() - named.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("{before}{}{more}", named.join(", "))
+}
+
+/// What would be done.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    revision: i64,
+    puts: u64,
+    equal: u64,
+    deletes: Vec<Bytes>,
+    refused: Vec<Bytes>,
+    beside: Vec<Bytes>,
+    left_out: Vec<(Bytes, i64)>,
+}
+
+impl Plan {
+    /// Nothing yet, at a revision of the source.
+    pub(crate) fn at(revision: i64) -> Self {
+        Self { revision, ..Self::default() }
+    }
+
+    /// And this, too.
+    pub(crate) fn add(&mut self, mut difference: Difference) {
+        self.puts += difference.puts.len() as u64;
+        self.equal += difference.equal;
+        self.deletes.append(&mut difference.deletes);
+        self.refused.append(&mut difference.refused);
+        self.beside.append(&mut difference.beside);
+        self.left_out.append(&mut difference.left_out);
+    }
+
+    /// Why it is not done.
+    pub(crate) fn refusal(&self) -> Option<String> {
+        let revision = self.revision;
+        (!self.refused.is_empty()).then(|| {
+            format!(
+                "{} keys of the target are something else there than at the source{}. Nothing was written. \
+                 --overwrite writes over them. If they come from an import that was interrupted, at a revision before \
+                 {revision}: --rev with that one goes on with it",
+                self.refused.len(),
+                names(&self.refused, ": ")
+            )
+        })
+    }
+}
+
+impl Show for Plan {
+    fn simple(&self, page: &mut Page) {
+        page.line(format!("at revision {} of the source:", self.revision));
+        page.line(format!("equal      {} keys", self.equal));
+        page.line(format!("to write   {} keys", self.puts));
+        let some = |page: &mut Page, what: &str, keys: &[Bytes], words: &str| {
+            if !keys.is_empty() {
+                page.line(format!("{what:<10} {} keys{words}{}", keys.len(), names(keys, ": ")));
+            }
+        };
+        some(page, "to delete", &self.deletes, "");
+        some(page, "in the way", &self.refused, " that are something else at the target");
+        some(page, "beside", &self.beside, " that only the target has");
+        left_out(page, &self.left_out);
+    }
+
+    fn fields(&self, page: &mut Page) {
+        page.field("Revision", self.revision);
+        page.field("Equal", self.equal);
+        page.field("Write", self.puts);
+        page.field("Delete", self.deletes.len());
+        page.field("InTheWay", self.refused.len());
+        page.field("Beside", self.beside.len());
+        left_out_fields(page, &self.left_out);
+    }
+
+    fn json(&self) -> String {
+        let keys = |keys: &[Bytes]| list(keys.iter().map(|key| base64(key)));
+        Object::default()
+            .raw("what", "\"plan\"")
+            .raw("revision", self.revision)
+            .raw("equal", self.equal)
+            .raw("write", self.puts)
+            .raw("delete", keys(&self.deletes))
+            .raw("in_the_way", keys(&self.refused))
+            .raw("beside", keys(&self.beside))
+            .raw("left_out", left_out_json(&self.left_out))
+            .end()
+    }
+}
+
+/// What was done.
+#[derive(Debug)]
+pub(crate) struct Copied {
+    pub(crate) source_cluster: u64,
+    pub(crate) target_cluster: u64,
+    /// Of the source.
+    pub(crate) revision: i64,
+    /// Of the target, when it was found to be equal.
+    pub(crate) target_revision: i64,
+    pub(crate) keys: u64,
+    pub(crate) bytes: u64,
+    /// How many changes that took.
+    pub(crate) written: u64,
+    pub(crate) left_out: Vec<(Bytes, i64)>,
+    /// Their names at the target.
+    pub(crate) left_out_there: Vec<Bytes>,
+    pub(crate) beside: Vec<Bytes>,
+    pub(crate) with_leases: bool,
+    pub(crate) digest: String,
+}
+
+impl Show for Copied {
+    fn simple(&self, page: &mut Page) {
+        let (source, target) = (self.source_cluster, self.target_cluster);
+        page.line(format!("source     cluster {source:x}, revision {}", self.revision));
+        page.line(format!("target     cluster {target:x}, revision {}", self.target_revision));
+        let (keys, bytes, written) = (self.keys, HumanBytes(self.bytes), self.written);
+        page.line(format!("copied     {keys} keys, {bytes}; {written} changes were made"));
+        page.line(format!("verified   {keys} keys, equal on both sides, sha256 {}", self.digest));
+        if !self.beside.is_empty() {
+            let names = names(&self.beside, ": ");
+            page.line(format!(
+                "beside     {} keys that only the target has{names}",
+                self.beside.len()
+            ));
+        }
+        left_out(page, &self.left_out);
+        if !self.left_out.is_empty() && !self.with_leases {
+            page.line(
+                "           Whoever keeps a lease alive writes its keys anew at the target; --with-leases takes them along",
+            );
+        }
+    }
+
+    fn fields(&self, page: &mut Page) {
+        page.field("SourceClusterID", self.source_cluster);
+        page.field("TargetClusterID", self.target_cluster);
+        page.field("Revision", self.revision);
+        page.field("TargetRevision", self.target_revision);
+        page.field("Keys", self.keys);
+        page.field("Bytes", self.bytes);
+        page.field("Written", self.written);
+        page.field("Beside", self.beside.len());
+        page.quoted("SHA256", &self.digest);
+        left_out_fields(page, &self.left_out);
+    }
+
+    fn json(&self) -> String {
+        Object::default()
+            .raw("what", "\"copied\"")
+            .raw("source_cluster_id", self.source_cluster)
+            .raw("target_cluster_id", self.target_cluster)
+            .raw("revision", self.revision)
+            .raw("target_revision", self.target_revision)
+            .raw("keys", self.keys)
+            .raw("bytes", self.bytes)
+            .raw("written", self.written)
+            .raw("beside", list(self.beside.iter().map(|key| base64(key))))
+            .raw("left_out", left_out_json(&self.left_out))
+            .text("sha256", &self.digest)
+            .end()
+    }
+}
+
+fn left_out(page: &mut Page, keys: &[(Bytes, i64)]) {
+    if keys.is_empty() {
+        return;
+    }
+    page.line(format!("left out   {} keys that hang on leases:", keys.len()));
+    for (key, lease) in keys {
+        page.line(format!("           {} on lease {lease:016x}", quote::go(key)));
+    }
+}
+
+fn left_out_fields(page: &mut Page, keys: &[(Bytes, i64)]) {
+    for (key, lease) in keys {
+        page.quoted("LeftOutKey", key);
+        page.field("LeftOutLease", lease);
+    }
+}
+
+fn left_out_json(keys: &[(Bytes, i64)]) -> String {
+    let one = |(key, lease): &(Bytes, i64)| {
+        Object::default().raw("key", base64(key)).raw("lease", lease).end()
+    };
+    list(keys.iter().map(one))
+}
+
+/// How far a mirror has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct InSync {
+    pub(crate) revision: i64,
+}
+
+impl Show for InSync {
+    fn simple(&self, page: &mut Page) {
+        page.line(format!("in sync at revision {}", self.revision));
+    }
+
+    fn fields(&self, page: &mut Page) {
+        page.field("InSync", self.revision);
+    }
+
+    fn json(&self) -> String {
+        Object::default().raw("what", "\"in_sync\"").raw("revision", self.revision).end()
+    }
+}
+
+/// A mirror has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Mirrored {
+    pub(crate) revision: i64,
+    /// The newest of the source that was heard of.
+    pub(crate) source_revision: i64,
+    /// How many revisions were written.
+    pub(crate) count: u64,
+    /// How many changes of keys on leases were not taken along.
+    pub(crate) left_out: u64,
+}
+
+impl Show for Mirrored {
+    fn simple(&self, page: &mut Page) {
+        let Mirrored { revision, source_revision, count, left_out } = self;
+        let rest = match source_revision - revision {
+            ..=0 => "the source had no newer one".to_owned(),
+            _ => format!("the source was at {source_revision}"),
+        };
+        page.line(format!("mirrored up to revision {revision}: {count} changes; {rest}"));
+        if *left_out > 0 {
+            page.line(format!("left out   {left_out} changes of keys that hang on leases"));
+        }
+    }
+
+    fn fields(&self, page: &mut Page) {
+        page.field("Mirrored", self.revision);
+        page.field("SourceRevision", self.source_revision);
+        page.field("Changes", self.count);
+        page.field("LeftOutChanges", self.left_out);
+    }
+
+    fn json(&self) -> String {
+        Object::default()
+            .raw("what", "\"mirrored\"")
+            .raw("revision", self.revision)
+            .raw("source_revision", self.source_revision)
+            .raw("changes", self.count)
+            .raw("left_out_changes", self.left_out)
+            .end()
+    }
+}
+
+/// A line at a terminal that says how far a mirror has come, over and over.
+#[derive(Debug)]
+pub(crate) struct Live(ProgressBar);
+
+impl Live {
+    /// None where nobody looks.
+    pub(crate) fn begin(is_quiet: bool) -> Self {
+        if is_quiet || !io::stderr().is_terminal() {
+            return Self(ProgressBar::hidden());
+        }
+        let style = ProgressStyle::with_template("{msg}").expect("the template is right");
+        Self(ProgressBar::new_spinner().with_style(style))
+    }
+
+    /// How far it has come.
+    pub(crate) fn at(&self, revision: i64, head: i64) {
+        let words = match head - revision {
+            ..=0 => format!("mirrored up to revision {revision}: in sync"),
+            lag => format!("mirrored up to revision {revision}, {lag} behind the source"),
+        };
+        self.0.set_message(words);
+        self.0.tick();
+    }
+
+    /// Makes room while something else is printed.
+    pub(crate) fn aside<T>(&self, print: impl FnOnce() -> T) -> T {
+        self.0.suspend(print)
+    }
+
+    /// Goes away.
+    pub(crate) fn end(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_keys_are_named_by_the_first_of_them() {
+        let keys: Vec<Bytes> = (0..12).map(|at| Bytes::from(format!("k{at}"))).collect();
+        assert_eq!(names(&keys[..2], ": "), ": \"k0\", \"k1\"");
+        assert!(names(&keys, " ").ends_with("\"k9\" and 2 more"));
+        assert_eq!(names(&[], ": "), "");
+    }
+}

@@ -1,0 +1,242 @@
+//! All keys at one revision, copied and verified.
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{Place, assert_equal, delete, import, imported, pairs, put, until};
+use crate::ask::{command_at, run};
+
+/// Rows of all kinds: binary, empty, large, many.
+fn furnish(place: &Place) {
+    place.fill("many/", 1500, 0);
+    place.put(&[
+        (b"\x00\xff\n\"key", b"\x00\x01\xfe"),
+        (b"empty", b""),
+        (b"\xff\xff\xff", b"last"),
+    ]);
+    for at in 0..3u8 {
+        place.put(&[(format!("large/{at}").as_bytes(), &vec![at; 1 << 20])]);
+    }
+    place.put(&[(b"gone", b"1")]);
+    place.delete("gone");
+}
+
+#[test]
+fn all_keys_come_over_and_those_on_leases_are_named() {
+    for (source, target) in pairs() {
+        furnish(&source);
+        let lease = source.lease(600);
+        source.txn(vec![put(b"alive/a", b"1", lease), put(b"many/zz", b"2", lease)]);
+        let revision = source.revision();
+        let said = imported(&source, &target, &[]).done();
+        let id = format!("{lease:016x}");
+        assert!(said.contains(&format!("revision {revision}\n")), "{said}");
+        assert!(said.contains("verified   1506 keys, equal on both sides, sha256 "), "{said}");
+        assert!(said.contains("left out   2 keys that hang on leases:\n"), "{said}");
+        assert!(said.contains(&format!("\"alive/a\" on lease {id}\n")), "{said}");
+        let mut rows = source.rows("");
+        rows.retain(|_, row| row.1 == 0);
+        assert_equal(&rows, &target.rows(""));
+
+        // Again: there is nothing to do, and nothing is done.
+        let before = target.revision();
+        let again = imported(&source, &target, &["-w", "json"]).done();
+        assert!(again.starts_with("{\"what\":\"copied\",\"source_cluster_id\":"), "{again}");
+        assert!(again.contains("\"keys\":1506,"), "{again}");
+        assert!(again.contains(&format!("\"written\":0,\"beside\":[],\"left_out\":[{{\"key\":\"YWxpdmUvYQ==\",\"lease\":{lease}}}")), "{again}");
+        assert_eq!(target.revision(), before);
+        assert_eq!(source.revision(), revision, "nothing is written to the source");
+    }
+}
+
+#[test]
+fn what_is_in_the_way_is_named_and_nothing_is_written_before_one_is_told_to() {
+    let (source, target) = (Place::ours(), Place::ours());
+    source.fill("k/", 900, 0);
+    target.put(&[(b"k/000800", b"mine"), (b"k/other", b"mine")]);
+    let before = target.revision();
+    let refused = imported(&source, &target, &[]);
+    assert_eq!(refused.code, 1, "{refused:?}");
+    assert!(
+        refused.err.contains("1 keys of the target are something else there"),
+        "{}",
+        refused.err
+    );
+    assert!(refused.err.contains(": \"k/000800\". Nothing was written"), "{}", refused.err);
+
+    let planned = imported(&source, &target, &["--dry-run"]);
+    assert_eq!(planned.code, 1);
+    assert!(planned.text().contains("to write   899 keys\n"), "{planned:?}");
+    assert!(planned.text().contains("in the way 1 keys"), "{planned:?}");
+    assert_eq!(target.revision(), before, "nothing was written");
+
+    let told = imported(&source, &target, &["--overwrite"]).done();
+    assert!(told.contains("beside     1 keys that only the target has: \"k/other\"\n"), "{told}");
+    assert_eq!(target.get("k/other").as_deref(), Some("mine"));
+    imported(&source, &target, &["--delete"]).done();
+    assert_equal(&source.rows(""), &target.rows(""));
+    let planned = imported(&source, &target, &["--dry-run"]).done();
+    assert!(planned.contains("equal      900 keys\nto write   0 keys\n"), "{planned}");
+}
+
+#[test]
+fn some_keys_come_over_under_other_names() {
+    let (source, target) = (Place::ours(), Place::ours());
+    source.put(&[(b"a/1", b"x"), (b"a/2", b"y"), (b"a/", b"z"), (b"b/1", b"w"), (b"c/1", b"v")]);
+    target.put(&[(b"old/zzz", b"mine"), (b"a/9", b"mine")]);
+    imported(&source, &target, &["--prefix", "a/", "--dest-prefix", "old/a/"]).done();
+    for (key, value) in [("old/a/1", "x"), ("old/a/2", "y"), ("old/a/", "z"), ("old/zzz", "mine")] {
+        assert_eq!(target.get(key).as_deref(), Some(value), "{key}");
+    }
+    assert_eq!(target.count(), 5);
+    imported(&source, &target, &["--prefix", "c/", "--prefix", "b/", "--prefix", "b/1"]).done();
+    assert_eq!(target.count(), 7);
+    assert_eq!(target.get("b/1").as_deref(), Some("w"));
+
+    let nameless = imported(&source, &target, &["--prefix", "a/", "--dest-prefix", ""]);
+    assert_eq!(nameless.code, 2, "{nameless:?}");
+    assert!(nameless.err.contains("\"a/\" would have no name"), "{}", nameless.err);
+    let several =
+        imported(&source, &target, &["--prefix", "a", "--prefix", "b", "--dest-prefix", "c"]);
+    assert_eq!(several.code, 2, "{several:?}");
+}
+
+#[test]
+fn a_cluster_is_not_copied_onto_itself_and_one_that_is_not_there_is_said() {
+    let (source, target) = (Place::ours(), Place::ours());
+    source.put(&[(b"a/k", b"v")]);
+    let same = imported(&source, &source, &[]);
+    assert_eq!(same.code, 2, "{same:?}");
+    assert!(same.err.contains("are one cluster"), "{}", same.err);
+    // Other names are other keys.
+    imported(&source, &source, &["--prefix", "a/", "--dest-prefix", "b/"]).done();
+    assert_eq!(source.get("b/k").as_deref(), Some("v"));
+    let mut nobody = command_at(&target.address());
+    nobody.args(["import", "--from", "127.0.0.1:1"]);
+    let nobody = run(nobody, b"");
+    assert_eq!(nobody.code, 4, "{nobody:?}");
+    assert!(nobody.err.contains("127.0.0.1:1: "), "{}", nobody.err);
+    source.compact();
+    let forgotten = imported(&source, &target, &["--rev", "1"]);
+    assert_eq!(forgotten.code, 1, "{forgotten:?}");
+    assert!(forgotten.err.contains("has compacted revision 1: without --rev"), "{}", forgotten.err);
+}
+
+#[test]
+fn a_copy_that_was_interrupted_goes_on_when_it_is_run_again() {
+    let (source, target) = (Place::ours(), Place::ours());
+    source.fill("k/", 20_000, 300);
+    let revision = source.revision();
+    let mut begun = import(&source, &target, &[]);
+    begun.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
+    let begun = begun.spawn().unwrap();
+    until("some keys have come", || target.count() > 1000);
+    kill_process(Pid::from_child(&begun), Signal::INT).unwrap();
+    let ended = begun.wait_with_output().unwrap();
+    let err = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(130), "{err}");
+    assert!(err.contains(&format!("with --rev {revision} also if")), "{err}");
+    let count = target.count();
+    assert!(count < 20_000, "it was interrupted");
+
+    // The source goes on: a key that has come over is another one now, and one is gone.
+    source.txn(vec![put(b"k/000003", b"new", 0), delete("k/000004", false)]);
+    let refused = imported(&source, &target, &[]);
+    assert_eq!(refused.code, 1, "{refused:?}");
+    assert!(refused.err.contains("\"k/000003\""), "{}", refused.err);
+    let rev = revision.to_string();
+    let went_on = imported(&source, &target, &["--rev", &rev, "-w", "json"]).done();
+    let written = went_on.split("\"written\":").nth(1).unwrap().split(',').next().unwrap();
+    // What was on its way when it was interrupted may have come later.
+    assert!((1..=20_000 - count).contains(&written.parse().unwrap()), "{went_on}");
+    imported(&source, &target, &["--overwrite", "--delete"]).done();
+    assert_equal(&source.rows(""), &target.rows(""));
+}
+
+#[test]
+fn a_copy_lives_through_kills_of_both_and_a_compaction() {
+    let (mut source, mut target) = (Place::ours(), Place::ours());
+    source.fill("k/", 30_000, 200);
+    let mut begun = import(&source, &target, &[]);
+    begun.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let begun = begun.spawn().unwrap();
+    until("some keys have come", || target.count() > 500);
+    target.kill();
+    target.start();
+    until("more keys have come", || target.count() > 2000);
+    source.kill();
+    source.start();
+    until("more keys have come", || target.count() > 5000);
+    // What has come over already changes, and what it was is forgotten.
+    source.txn(vec![put(b"k/000001", b"new", 0), delete("k/000002", false), put(b"k/", b"new", 0)]);
+    source.compact();
+    let ended = begun.wait_with_output().unwrap();
+    let err = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(0), "{err}");
+    assert!(err.contains("the target: "), "{err}");
+    assert!(err.contains("begins anew with a newer one"), "{err}");
+    assert_equal(&source.rows(""), &target.rows(""));
+    assert_eq!(target.get("k/000001").as_deref(), Some("new"));
+}
+
+#[test]
+fn one_that_stays_away_is_given_up_and_what_was_done_is_said() {
+    let (source, mut target) = (Place::ours(), Place::ours());
+    source.fill("k/", 20_000, 300);
+    let mut begun = import(&source, &target, &["--retry-for", "1s"]);
+    begun.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
+    let begun = begun.spawn().unwrap();
+    until("some keys have come", || target.count() > 500);
+    target.kill();
+    let ended = begun.wait_with_output().unwrap();
+    let err = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{err}");
+    assert!(err.contains("changes were written, towards revision"), "{err}");
+    assert!(err.contains(&target.address()), "{err}");
+}
+
+#[test]
+fn keys_on_leases_come_over_in_the_order_of_their_line_if_one_asks_for_it() {
+    for (source, target) in pairs() {
+        let leases = [source.lease(600), source.lease(600), source.lease(3)];
+        // The one that came first has the highest key.
+        source.txn(vec![put(b"lock/zz", b"first", leases[0])]);
+        source.txn(vec![put(b"lock/aa", b"second", leases[1])]);
+        source.txn(vec![put(b"lock/mm", b"", leases[1]), put(b"plain", b"", 0)]);
+        source.revoke(leases[2]);
+        imported(&source, &target, &["--with-leases"]).done();
+        assert_equal(&source.rows(""), &target.rows(""));
+        let mut line = command_at(&target.address());
+        line.args(["get", "lock/", "--prefix", "--keys-only", "--sort-by", "create"]);
+        assert_eq!(run(line, b"").done(), "lock/zz\n\nlock/aa\n\nlock/mm\n\n");
+        let mut life = command_at(&target.address());
+        life.args(["lease", "timetolive", &format!("{:x}", leases[1])]);
+        assert!(run(life, b"").done().contains("granted with TTL(600s)"));
+    }
+}
+
+#[test]
+fn who_asks_the_source_is_said_apart_from_who_asks_the_target() {
+    let (source, target) = (Place::ours(), Place::ours());
+    source.put(&[(b"k", b"v")]);
+    for words in [
+        &["user", "add", "root:secret"][..],
+        &["user", "grant-role", "root", "root"],
+        &["auth", "enable"],
+    ] {
+        let mut asked = command_at(&source.address());
+        asked.args(words);
+        run(asked, b"").done();
+    }
+    let refused = imported(&source, &target, &[]);
+    assert_eq!(refused.code, 1, "{refused:?}");
+    assert!(
+        refused.err.contains("the source: ") && refused.err.contains("hint: "),
+        "{}",
+        refused.err
+    );
+    let mut with_variable = import(&source, &target, &["--from-user", "root"]);
+    with_variable.env("BOWLINE_FROM_PASSWORD", "secret");
+    run(with_variable, b"").done();
+    assert_eq!(target.get("k").as_deref(), Some("v"));
+    imported(&source, &target, &["--from-user", "root:secret"]).done();
+}

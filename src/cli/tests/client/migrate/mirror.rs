@@ -1,0 +1,328 @@
+//! What happens at the source, mirrored: whatever is killed meanwhile, each revision once, whole, and in order.
+
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::{PATIENCE, Place, assert_equal, delete, import, imported, pairs, put, until};
+use crate::ask::{Going, command_at};
+use crate::generated::etcdserverpb as pb;
+use crate::generated::mvccpb::Event;
+use pb::watch_client::WatchClient;
+use pb::watch_request::RequestUnion;
+
+/// Starts a mirror, and waits until its copy is done.
+fn mirror(source: &Place, target: &Place, more: &[&str]) -> Going {
+    let mut command = import(source, target, &["--mirror"]);
+    command.args(more).stderr(Stdio::null());
+    let mut going = Going::start(command);
+    heard(&mut going, "verified ");
+    going
+}
+
+/// Reads until a line begins so.
+#[track_caller]
+fn heard(going: &mut Going, words: &str) -> String {
+    loop {
+        let line = going.line();
+        assert!(!line.is_empty(), "it ended before it said {words:?}");
+        if line.starts_with(words) {
+            return line;
+        }
+    }
+}
+
+/// Waits until it says that it is in sync at the source's revision.
+#[track_caller]
+fn in_sync(going: &mut Going, source: &Place) {
+    let revision = source.revision();
+    while heard(going, "in sync at revision ").trim() != format!("in sync at revision {revision}") {
+    }
+}
+
+/// Ends it in good order.
+fn end(mut going: Going) -> String {
+    kill_process(Pid::from_child(&going.child), Signal::INT).unwrap();
+    let line = heard(&mut going, "mirrored up to revision ");
+    assert_eq!(going.child.wait().unwrap().code(), Some(0));
+    line
+}
+
+/// All changes of a key from a revision on; up to one that is its last.
+fn history(place: &Place, key: &str, from: i64, last: &[u8]) -> Vec<Event> {
+    place.runtime.block_on(async {
+        let (requests, stream) = tokio::sync::mpsc::channel(1);
+        let create = pb::WatchCreateRequest {
+            key: key.to_owned().into(),
+            start_revision: from,
+            ..Default::default()
+        };
+        let union = Some(RequestUnion::CreateRequest(create));
+        requests.send(pb::WatchRequest { request_union: union }).await.unwrap();
+        let mut watch =
+            WatchClient::new(place.channel.clone()).max_decoding_message_size(usize::MAX);
+        let mut answers = watch.watch(ReceiverStream::new(stream)).await.unwrap().into_inner();
+        let mut events = Vec::new();
+        let all = async {
+            while events.last().is_none_or(|event: &Event| event.kv.as_ref().unwrap().value != last)
+            {
+                events.extend(answers.message().await.unwrap().unwrap().events);
+            }
+        };
+        tokio::time::timeout(PATIENCE, all).await.unwrap();
+        events
+    })
+}
+
+/// Writes revisions, each of which counts on in two keys, and now and then puts and deletes others; in between
+/// somebody may stop it.
+fn write(place: &Place, from: usize, until: usize) {
+    for at in from..until {
+        let count = at.to_string();
+        let mut ops = vec![put(b"one", count.as_bytes(), 0), put(b"two", count.as_bytes(), 0)];
+        let turn = |at: usize| format!("turn/{:02}", at % 37);
+        match at % 3 {
+            0 => ops.push(put(turn(at).as_bytes(), count.as_bytes(), 0)),
+            1 => ops.push(delete(&turn(at / 2), false)),
+            _ => ops.push(delete("turn/1", at % 50 == 2)),
+        }
+        place.txn(ops);
+    }
+}
+
+#[test]
+fn a_mirror_has_each_revision_once_and_in_order_while_both_are_killed() {
+    for (mut source, mut target) in pairs() {
+        source.fill("many/", 500, 0);
+        source.put(&[(b"turn/00", b"x"), (b"one", b"0"), (b"two", b"0")]);
+        let mut going = mirror(&source, &target, &[]);
+        let began = target.revision();
+        write(&source, 1, 200);
+        target.kill();
+        write(&source, 200, 300);
+        target.start();
+        write(&source, 300, 400);
+        source.kill();
+        source.start();
+        write(&source, 400, 600);
+        in_sync(&mut going, &source);
+        assert_equal(&source.rows(""), &target.rows(""));
+        let revision = source.revision();
+        assert!(end(going).starts_with(&format!("mirrored up to revision {revision}: ")));
+
+        // Each revision of the source is one of the target: none lost, none doubled, none torn.
+        let [one, two] = ["one", "two"].map(|key| history(&target, key, began, b"599"));
+        let told = |events: &[Event]| {
+            let rows = events.iter().map(|event| event.kv.as_ref().unwrap());
+            let told =
+                rows.map(|row| (String::from_utf8(row.value.to_vec()).unwrap(), row.mod_revision));
+            told.filter(|(value, _)| value != "0").collect::<Vec<_>>()
+        };
+        let counts: Vec<_> = told(&one).into_iter().map(|(value, _)| value).collect();
+        assert_eq!(counts, (1..600).map(|at| at.to_string()).collect::<Vec<_>>());
+        assert_eq!(told(&one), told(&two));
+    }
+}
+
+#[test]
+fn a_mirror_keeps_up_with_who_writes_all_the_time_and_is_never_torn() {
+    let (source, target) = (Place::ours(), Place::ours());
+    source.put(&[(b"one", b"0"), (b"two", b"0")]);
+    let done = AtomicBool::new(false);
+    let looked = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            write(&source, 1, 1500);
+            done.store(true, Ordering::Release);
+        });
+        let mut going = mirror(&source, &target, &[]);
+        scope.spawn(|| {
+            while !done.load(Ordering::Acquire) {
+                let rows = target.rows("");
+                assert_eq!(rows[&b"one"[..]], rows[&b"two"[..]]);
+                looked.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        until("the writer is done", || done.load(Ordering::Acquire));
+        in_sync(&mut going, &source);
+        end(going);
+    });
+    assert!(looked.into_inner() > 10);
+    assert_equal(&source.rows(""), &target.rows(""));
+}
+
+#[test]
+fn what_is_done_at_once_is_done_at_once_however_much_it_is() {
+    for (source, target) in pairs() {
+        source.fill("a/", 3000, 0);
+        source.fill("b/", 3000, 0);
+        let lease = source.lease(600);
+        for first in (0..400).step_by(100) {
+            let key =
+                |at: usize| put(format!("mixed/{at:04}").as_bytes(), b"", lease * (at as i64 % 2));
+            source.txn((first..first + 100).map(key).collect());
+        }
+        target.put(&[(b"a/001500x", b"mine")]);
+        let mut going = mirror(&source, &target, &["--with-leases"]);
+        let before = target.revision();
+        source.delete("a/");
+        source.revoke(lease);
+        in_sync(&mut going, &source);
+        let mut rows = target.rows("");
+        assert_eq!(rows.remove(&b"a/001500x"[..]).unwrap().0, b"mine", "it is not the source's");
+        assert_equal(&source.rows(""), &rows);
+        assert_eq!(rows.len(), 3200);
+        assert_eq!(target.revision(), before + 2, "each at once");
+        end(going);
+    }
+}
+
+#[test]
+fn keys_on_leases_stay_out_of_a_mirror_unless_they_are_taken_along() {
+    let (source, target) = (Place::ours(), Place::ours());
+    let lease = source.lease(600);
+    source.txn(vec![put(b"alive", b"1", lease), put(b"plain", b"1", 0), put(b"moves", b"1", 0)]);
+    let mut going = mirror(&source, &target, &[]);
+    // The living program has come over already: what becomes of its key at the source is not its end here.
+    target.put(&[(b"alive", b"here")]);
+    source.txn(vec![put(b"alive", b"2", lease), put(b"moves", b"2", lease)]);
+    source.txn(vec![put(b"later", b"1", lease), put(b"plain", b"2", 0)]);
+    in_sync(&mut going, &source);
+    assert_eq!(target.get("alive").as_deref(), Some("here"));
+    assert_eq!((target.get("moves"), target.get("later")), (None, None));
+    assert_eq!(target.get("plain").as_deref(), Some("2"));
+    source.revoke(lease);
+    source.put(&[(b"moves", b"3")]);
+    in_sync(&mut going, &source);
+    assert_eq!(target.get("alive").as_deref(), Some("here"));
+    assert_eq!(target.get("moves").as_deref(), Some("3"));
+    end(going);
+
+    let (source, target) = (Place::ours(), Place::ours());
+    let mut going = mirror(&source, &target, &["--with-leases"]);
+    let lease = source.lease(2);
+    source.txn(vec![put(b"alive", b"1", lease)]);
+    until("it comes over", || target.rows("").get(&b"alive"[..]) == Some(&(b"1".to_vec(), lease)));
+    // Nobody keeps it alive.
+    until("it ends", || source.count() == 0 && target.count() == 0);
+    in_sync(&mut going, &source);
+    end(going);
+}
+
+#[test]
+fn some_keys_are_mirrored_under_other_names_whatever_else_is_written() {
+    for (source, target) in pairs() {
+        source.put(&[(b"app/a", b"1"), (b"other", b"1")]);
+        let mut going = mirror(&source, &target, &["--prefix", "app/", "--dest-prefix", "new/"]);
+        source.put(&[(b"app/b", b"2"), (b"other", b"2")]);
+        source.put(&[(b"other", b"3")]);
+        in_sync(&mut going, &source);
+        assert_eq!(target.get("new/b").as_deref(), Some("2"));
+        source.delete("app/a");
+        for _ in 0..3 {
+            source.put(&[(b"other", b"4")]);
+        }
+        in_sync(&mut going, &source);
+        assert_eq!(target.rows("").len(), 1);
+        end(going);
+    }
+}
+
+#[test]
+fn who_writes_to_the_target_meanwhile_is_noticed() {
+    let (source, target) = (Place::ours(), Place::ours());
+    source.put(&[(b"k", b"1")]);
+    let mut command = import(&source, &target, &["--mirror"]);
+    command.stderr(Stdio::piped());
+    let mut going = Going::start(command);
+    heard(&mut going, "verified ");
+    target.put(&[(b"k", b"mine")]);
+    source.put(&[(b"k", b"2")]);
+    heard(&mut going, "mirrored up to revision ");
+    assert_eq!(going.child.wait().unwrap().code(), Some(1));
+    let mut err = String::new();
+    let from = going.child.stderr.take().unwrap();
+    std::io::Read::read_to_string(&mut { from }, &mut err).unwrap();
+    assert!(err.contains("somebody else has written \"k\" at the target"), "{err}");
+    assert_eq!(target.get("k").as_deref(), Some("mine"), "it is not written over unseen");
+}
+
+/// Holds a mirror back while the source goes on, forgets what it was, and is started anew.
+fn left_behind(going: &Going, source: &mut Place) {
+    let pid = Pid::from_child(&going.child);
+    kill_process(pid, Signal::STOP).unwrap();
+    source.kill();
+    source.start();
+    source.txn(vec![put(b"k/1", b"new", 0), delete("k/2", false), put(b"k/9", b"new", 0)]);
+    source.put(&[(b"k/9", b"newer")]);
+    source.compact();
+    kill_process(pid, Signal::CONT).unwrap();
+}
+
+#[test]
+fn a_mirror_that_was_left_behind_says_so_and_copies_anew_if_one_wants_that() {
+    for (mut source, target) in pairs() {
+        let rows = |place: &Place| place.rows("k/");
+        source.put(&[(b"k/1", b"1"), (b"k/2", b"2"), (b"k/3", b"3")]);
+        let mut going = mirror(&source, &target, &[]);
+        left_behind(&going, &mut source);
+        heard(&mut going, "mirrored up to revision ");
+        assert_eq!(going.child.wait().unwrap().code(), Some(1));
+
+        // Without a word nothing is written over.
+        assert_eq!(imported(&source, &target, &[]).code, 1);
+        let mut going = mirror(&source, &target, &["--overwrite", "--delete"]);
+        assert_equal(&rows(&source), &rows(&target));
+        left_behind(&going, &mut source);
+        heard(&mut going, "verified ");
+        source.put(&[(b"k/9", b"last")]);
+        in_sync(&mut going, &source);
+        assert_equal(&rows(&source), &rows(&target));
+        end(going);
+    }
+}
+
+#[test]
+fn a_mirror_goes_on_where_it_was_and_ends_by_itself_if_it_is_told_to() {
+    let (source, target) = (Place::ours(), Place::ours());
+    source.fill("k/", 700, 0);
+    let going = mirror(&source, &target, &[]);
+    source.put(&[(b"k/000001", b"2")]);
+    until("it comes over", || target.get("k/000001").as_deref() == Some("2"));
+    let line = end(going);
+    let revision = line.split([' ', ':']).nth(4).unwrap().to_owned();
+    source.txn(vec![put(b"k/000001", b"3", 0), delete("k/000002", false)]);
+    let before = target.revision();
+    let more = ["--mirror", "--until-caught-up", "--rev", &revision, "-w", "json"];
+    let said = imported(&source, &target, &more).done();
+    let lines: Vec<_> = said.lines().collect();
+    assert!(
+        lines[0].contains("\"what\":\"copied\"") && lines[0].contains("\"written\":0,"),
+        "{said}"
+    );
+    assert!(lines[lines.len() - 2].starts_with("{\"what\":\"mirrored\","), "{said}");
+    let verified = lines[lines.len() - 1];
+    assert!(verified.contains(&format!("\"revision\":{},", source.revision())), "{said}");
+    assert_eq!(target.revision(), before + 1);
+    assert_equal(&source.rows(""), &target.rows(""));
+    let equal = imported(&source, &target, &["--dry-run", "--rev", &source.revision().to_string()]);
+    assert!(equal.done().contains("to write   0 keys\n"));
+}
+
+#[test]
+fn etcdctls_own_word_for_it_is_known() {
+    let (source, target) = (Place::ours(), Place::ours());
+    source.put(&[(b"app/a", b"1"), (b"other", b"1")]);
+    target.put(&[(b"a", b"0")]);
+    let mut command = command_at(&source.address());
+    command.args(["make-mirror", "--prefix", "app/", "--no-dest-prefix", &target.address()]);
+    let mut going = Going::start(command);
+    heard(&mut going, "verified ");
+    source.put(&[(b"app/b", b"2")]);
+    until("it comes over", || target.get("b").as_deref() == Some("2"));
+    assert_eq!(target.get("a").as_deref(), Some("1"));
+    assert_eq!(target.count(), 2);
+    end(going);
+}

@@ -1,0 +1,252 @@
+//! Keys of one cluster brought to another, and mirrored there: between servers of ours, and from etcd and to it where
+//! that is installed.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::ask::{Said, command_at, run};
+use crate::generated::etcdserverpb as pb;
+use crate::process::{Server, flags, free_ports};
+use pb::kv_client::KvClient;
+use pb::lease_client::LeaseClient;
+use pb::request_op::Request;
+
+mod copy;
+mod mirror;
+
+/// How long anything may take here.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// How often to look.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A server, ours or etcd's own, that can be killed, and started again where it was.
+pub(crate) struct Place {
+    dir: TempDir,
+    peer: u16,
+    client: u16,
+    is_etcd: bool,
+    server: Option<Server>,
+    runtime: Runtime,
+    channel: Channel,
+}
+
+impl Place {
+    /// One of ours.
+    pub(crate) fn ours() -> Self {
+        Self::new(false)
+    }
+
+    /// One of etcd's. Where it is not installed this says so, past the test harness, which would keep it to itself.
+    pub(crate) fn etcd() -> Option<Self> {
+        let version = Command::new("etcd").arg("--version").stdout(Stdio::null()).status();
+        if version.is_err() {
+            let words = "SKIPPED: etcd is not installed (Debian: etcd-server)";
+            drop(writeln!(std::io::stderr(), "{words}"));
+            return None;
+        }
+        Some(Self::new(true))
+    }
+
+    fn new(is_etcd: bool) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let [peer, client] = free_ports();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let channel = runtime.block_on(async {
+            let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{client}")).unwrap();
+            endpoint.connect_lazy()
+        });
+        let mut place = Self { dir, peer, client, is_etcd, server: None, runtime, channel };
+        place.start();
+        place
+    }
+
+    /// Starts it, again.
+    pub(crate) fn start(&mut self) {
+        let flags = flags(0, &[self.peer], self.client, self.dir.path());
+        let server = if self.is_etcd {
+            let mut command = Command::new("etcd");
+            command.args(flags).stdout(Stdio::null());
+            Server::run(command, self.client)
+        } else {
+            Server::start(&flags, self.client, &[])
+        };
+        self.server = Some(server.ready());
+    }
+
+    /// Kills it.
+    pub(crate) fn kill(&mut self) {
+        self.server = None;
+    }
+
+    /// Where it is.
+    pub(crate) fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.client)
+    }
+
+    fn kv(&self) -> KvClient<Channel> {
+        KvClient::new(self.channel.clone()).max_decoding_message_size(usize::MAX)
+    }
+
+    /// Runs a transaction, whatever it takes: the server may have been killed just now.
+    pub(crate) fn txn(&self, ops: Vec<Request>) {
+        let success = ops.into_iter().map(|op| pb::RequestOp { request: Some(op) }).collect();
+        let request = pb::TxnRequest { success, ..Default::default() };
+        self.runtime.block_on(async { self.kv().txn(request).await }).unwrap();
+    }
+
+    /// Puts some keys in a transaction.
+    pub(crate) fn put(&self, rows: &[(&[u8], &[u8])]) {
+        self.txn(rows.iter().map(|(key, value)| put(key, value, 0)).collect());
+    }
+
+    /// Deletes all keys that begin so, at once.
+    pub(crate) fn delete(&self, prefix: &str) {
+        self.txn(vec![delete(prefix, true)]);
+    }
+
+    /// Puts numbered keys with numbered values, many at once.
+    pub(crate) fn fill(&self, prefix: &str, count: usize, bytes: usize) {
+        for first in (0..count).step_by(100) {
+            let row = |at: usize| {
+                let mut value = format!("value {at} ").into_bytes();
+                value.resize(value.len().max(bytes), (at % 256) as u8);
+                put(format!("{prefix}{at:06}").as_bytes(), &value, 0)
+            };
+            self.txn((first..(first + 100).min(count)).map(row).collect());
+        }
+    }
+
+    /// A lease of so many seconds.
+    pub(crate) fn lease(&self, ttl: i64) -> i64 {
+        let grant = pb::LeaseGrantRequest { ttl, id: 0 };
+        let mut leases = LeaseClient::new(self.channel.clone());
+        self.runtime.block_on(async { leases.lease_grant(grant).await }).unwrap().into_inner().id
+    }
+
+    /// Ends a lease.
+    pub(crate) fn revoke(&self, id: i64) {
+        let mut leases = LeaseClient::new(self.channel.clone());
+        let request = pb::LeaseRevokeRequest { id };
+        self.runtime.block_on(async { leases.lease_revoke(request).await }).unwrap();
+    }
+
+    /// Forgets what was before now.
+    pub(crate) fn compact(&self) {
+        let request = pb::CompactionRequest { revision: self.revision(), physical: true };
+        self.runtime.block_on(async { self.kv().compact(request).await }).unwrap();
+    }
+
+    fn all(&self, prefix: &str, count_only: bool) -> pb::RangeResponse {
+        let request = pb::RangeRequest {
+            key: if prefix.is_empty() { "\0".into() } else { prefix.to_owned().into() },
+            range_end: end(prefix).into(),
+            count_only,
+            ..Default::default()
+        };
+        self.runtime.block_on(async { self.kv().range(request).await }).unwrap().into_inner()
+    }
+
+    /// Its revision.
+    pub(crate) fn revision(&self) -> i64 {
+        self.all("", true).header.unwrap().revision
+    }
+
+    /// How many keys it has.
+    pub(crate) fn count(&self) -> i64 {
+        self.all("", true).count
+    }
+
+    /// All rows that begin so: key, value and lease.
+    pub(crate) fn rows(&self, prefix: &str) -> BTreeMap<Vec<u8>, (Vec<u8>, i64)> {
+        let rows = self.all(prefix, false).kvs.into_iter();
+        rows.map(|row| (row.key.to_vec(), (row.value.to_vec(), row.lease))).collect()
+    }
+
+    /// The value of a key, if it is there.
+    pub(crate) fn get(&self, key: &str) -> Option<String> {
+        let row = self.rows(key).remove(key.as_bytes())?;
+        Some(String::from_utf8(row.0).unwrap())
+    }
+}
+
+/// That rows are the same, said in few words where they are not.
+#[track_caller]
+pub(crate) fn assert_equal(
+    source: &BTreeMap<Vec<u8>, (Vec<u8>, i64)>,
+    target: &BTreeMap<Vec<u8>, (Vec<u8>, i64)>,
+) {
+    let names = |keys: Vec<&Vec<u8>>| {
+        keys.iter().take(5).map(|key| key.escape_ascii().to_string()).collect::<Vec<_>>()
+    };
+    let missing = names(source.keys().filter(|key| !target.contains_key(*key)).collect());
+    let beside = names(target.keys().filter(|key| !source.contains_key(*key)).collect());
+    let other = |key: &&Vec<u8>| target.get(*key).is_some_and(|row| row != &source[*key]);
+    let differ = names(source.keys().filter(other).collect());
+    assert!(
+        missing.is_empty() && beside.is_empty() && differ.is_empty(),
+        "missing {missing:?}, beside {beside:?}, differ {differ:?}"
+    );
+}
+
+pub(crate) fn put(key: &[u8], value: &[u8], lease: i64) -> Request {
+    let (key, value) = (key.to_vec().into(), value.to_vec().into());
+    Request::RequestPut(pb::PutRequest { key, value, lease, ..Default::default() })
+}
+
+pub(crate) fn delete(key: &str, is_prefix: bool) -> Request {
+    let range_end = if is_prefix { end(key).into() } else { Default::default() };
+    let key = key.to_owned().into();
+    Request::RequestDeleteRange(pb::DeleteRangeRequest { key, range_end, prev_kv: false })
+}
+
+fn end(prefix: &str) -> Vec<u8> {
+    let mut end = prefix.as_bytes().to_vec();
+    match end.last_mut() {
+        Some(last) => *last += 1,
+        None => end.push(0),
+    }
+    end
+}
+
+/// The command that imports.
+pub(crate) fn import(source: &Place, target: &Place, more: &[&str]) -> Command {
+    let mut command = command_at(&target.address());
+    command.args(["import", "--from", &source.address()]).args(more);
+    command
+}
+
+/// Imports, and waits for it.
+pub(crate) fn imported(source: &Place, target: &Place, more: &[&str]) -> Said {
+    run(import(source, target, more), b"")
+}
+
+/// Waits until something is so.
+#[track_caller]
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < PATIENCE, "never: {what}");
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Pairs of source and target: ours always, etcd's where it is installed.
+pub(crate) fn pairs() -> Vec<(Place, Place)> {
+    let mut pairs = vec![(Place::ours(), Place::ours())];
+    if let (Some(source), Some(target)) = (Place::etcd(), Place::etcd()) {
+        pairs.push((source, Place::ours()));
+        pairs.push((Place::ours(), target));
+    }
+    pairs
+}
