@@ -1,5 +1,7 @@
 //! `bowline up`: a cluster on this machine, for trying things out: each server a process with a directory of its own.
 
+mod certificates;
+
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
@@ -14,6 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::client;
+use certificates::Certificates;
 
 /// What a server says when clients are served.
 const READY: &str = "ready to serve client requests";
@@ -46,6 +49,11 @@ pub(crate) struct UpOptions {
     /// The first port
     #[arg(long, default_value_t = 2379, value_parser = clap::value_parser!(u16).range(1..=65000))]
     port: u16,
+
+    /// Encrypt, with certificates that are made anew at each start, in `tls` below --dir: clients need the one that is
+    /// printed, and the servers know each other by theirs
+    #[arg(long)]
+    tls: bool,
 
     /// More flags for all servers: those of `bowline serve`
     #[arg(last = true, value_name = "FLAG")]
@@ -86,22 +94,41 @@ impl UpOptions {
         format!("127.0.0.1:{}", self.port + 2 * node + 1)
     }
 
+    /// The certificates, where there are any.
+    fn certificates(&self) -> Option<Certificates> {
+        self.tls.then(|| Certificates::in_directory(&self.dir.join("tls")))
+    }
+
     fn flags(&self, node: u16) -> Vec<OsString> {
-        let member = |node| format!("{}=http://{}", name(node), self.peer(node));
+        let scheme = if self.tls { "https" } else { "http" };
+        let member = |node| format!("{}={scheme}://{}", name(node), self.peer(node));
         let cluster: Vec<_> = (0..self.nodes).map(member).collect();
         let (client, peer) = (self.client(node), self.peer(node));
         let mut dir = OsString::from("--data-dir=");
         dir.push(self.dir.join(name(node)));
         let flags = [
             format!("--name={}", name(node)),
-            format!("--listen-client-urls=http://{client}"),
-            format!("--advertise-client-urls=http://{client}"),
-            format!("--listen-peer-urls=http://{peer}"),
-            format!("--initial-advertise-peer-urls=http://{peer}"),
+            format!("--listen-client-urls={scheme}://{client}"),
+            format!("--advertise-client-urls={scheme}://{client}"),
+            format!("--listen-peer-urls={scheme}://{peer}"),
+            format!("--initial-advertise-peer-urls={scheme}://{peer}"),
             format!("--initial-cluster={}", cluster.join(",")),
         ];
-        let flags = flags.into_iter().map(OsString::from).chain([dir]);
-        flags.chain(self.flags.iter().cloned()).collect()
+        let mut flags: Vec<_> = flags.into_iter().map(OsString::from).chain([dir]).collect();
+        if let Some(certificates) = self.certificates() {
+            let (authority, own) = (certificates.authority(), certificates.of(&name(node)));
+            for side in ["", "peer-"] {
+                for (flag, path) in
+                    [("trusted-ca", &authority), ("cert", &own.cert), ("key", &own.key)]
+                {
+                    let mut flag = OsString::from(format!("--{side}{flag}-file="));
+                    flag.push(path);
+                    flags.push(flag);
+                }
+            }
+        }
+        flags.extend(self.flags.iter().cloned());
+        flags
     }
 
     /// Starts a server that ends when this process does, whatever ends it.
@@ -132,6 +159,10 @@ async fn up(options: &UpOptions) -> io::Result<bool> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     std::fs::create_dir_all(&options.dir)?;
+    if let Some(certificates) = options.certificates() {
+        let names: Vec<_> = (0..options.nodes).map(name).collect();
+        certificates.make(&names)?;
+    }
     let (news, mut heard) = mpsc::channel(64);
     let mut pids = Vec::new();
     for node in 0..options.nodes {
@@ -227,9 +258,17 @@ fn say(node: u16, line: &str) {
 }
 
 fn say_ready(options: &UpOptions) -> io::Result<()> {
-    let endpoints: Vec<_> = (0..options.nodes).map(|node| options.client(node)).collect();
-    let (count, endpoints) = (options.nodes, endpoints.join(","));
+    let scheme = if options.tls { "https://" } else { "" };
+    let endpoints = (0..options.nodes).map(|node| format!("{scheme}{}", options.client(node)));
+    let (count, endpoints) = (options.nodes, endpoints.collect::<Vec<_>>().join(","));
     let mut out = io::stdout().lock();
-    writeln!(out, "{count} servers are ready: --endpoints {endpoints}")?;
+    write!(out, "{count} servers are ready: --endpoints {endpoints}")?;
+    if let Some(certificates) = options.certificates() {
+        let (authority, client) = (certificates.authority(), certificates.client());
+        let [authority, cert, key] =
+            [&authority, &client.cert, &client.key].map(|path| path.display());
+        write!(out, " --cacert {authority} --cert {cert} --key {key}")?;
+    }
+    writeln!(out)?;
     out.flush()
 }

@@ -34,14 +34,19 @@ fn a_snapshot_is_saved_looked_into_and_made_a_cluster_of() {
     assert_eq!(ask(&server, &["snapshot", "status", path]).code, 1);
 }
 
+/// The first of six ports in a row: two for each of three servers. Below those that the system hands out, which others
+/// take meanwhile; each test looks from elsewhere on.
+fn six_ports(test: u32) -> u16 {
+    let is_free = |port| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok();
+    let some = u16::try_from((std::process::id() + 500 * test) % 2000).unwrap();
+    let mut firsts = (0..2000).map(|step| 10_000 + (some + step) % 2000 * 10);
+    firsts.find(|first| (*first..first + 6).all(is_free)).unwrap()
+}
+
 #[test]
 fn a_cluster_is_started_with_one_command_and_keeps_what_it_has() {
     let place = tempdir().unwrap();
-    // Six in a row: two for each server. Below those that the system hands out, which others take meanwhile.
-    let is_free = |port| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok();
-    let some = u16::try_from(std::process::id() % 2000).unwrap();
-    let mut firsts = (0..2000).map(|step| 10_000 + (some + step) % 2000 * 10);
-    let first = firsts.find(|first| (*first..first + 6).all(is_free)).unwrap();
+    let first = six_ports(0);
     let port = first.to_string();
     let up = || {
         let mut up = bowline();
@@ -73,6 +78,72 @@ fn a_cluster_is_started_with_one_command_and_keeps_what_it_has() {
     let mut nobody = command_at(&endpoints);
     nobody.args(["get", "k"]);
     assert_eq!(run(nobody, b"").code, 4, "none of them runs");
+}
+
+/// Made anew at each start: what was shown before is worth nothing then.
+#[test]
+fn a_cluster_with_certificates_says_which_ones_clients_need() {
+    let place = tempdir().unwrap();
+    let port = six_ports(1).to_string();
+    let up = || {
+        let mut up = bowline();
+        up.args(["up", "--tls", "--nodes", "3", "--port", &port, "--dir"]).arg(place.path());
+        up.stderr(std::process::Stdio::null());
+        let mut up = Going::start(up);
+        let line = up.line();
+        let flags = line.trim().strip_prefix("3 servers are ready: ").unwrap();
+        (up, flags.split(' ').map(str::to_owned).collect::<Vec<_>>())
+    };
+    let ask = |program: &str, flags: &[String], what: &[&str]| {
+        let mut command = match program {
+            "bowline" => bowline(),
+            other => std::process::Command::new(other),
+        };
+        command.env("ETCDCTL_API", "3").args(what).args(flags);
+        command.output().map(|output| (output.status.success(), output.stdout))
+    };
+    let stop = |mut up: Going| {
+        kill_process(Pid::from_child(&up.child), Signal::TERM).unwrap();
+        assert_eq!(up.child.wait().unwrap().code(), Some(0));
+    };
+    let (first, flags) = up();
+    let names: Vec<_> = flags.iter().step_by(2).map(String::as_str).collect();
+    assert_eq!(names, ["--endpoints", "--cacert", "--cert", "--key"]);
+    assert!(flags[1].split(',').all(|url| url.starts_with("https://127.0.0.1:")), "{flags:?}");
+    assert!(ask("bowline", &flags, &["put", "k", "v"]).unwrap().0);
+    let members = ask("bowline", &flags, &["member", "list"]).unwrap().1;
+    let members = String::from_utf8(members).unwrap();
+    assert_eq!(members.matches("https://127.0.0.1:").count(), 6, "{members}");
+    // etcd's own tool, where there is one.
+    if let Ok(found) = ask("etcdctl", &flags, &["get", "k"]) {
+        assert_eq!(found, (true, b"k\nv\n".to_vec()));
+    }
+    let mut without: Vec<_> = flags[..4].to_vec();
+    without.extend(["--command-timeout".to_owned(), "3s".to_owned()]);
+    assert!(!ask("bowline", &without, &["get", "k"]).unwrap().0, "who shows none is not let in");
+    use std::os::unix::fs::PermissionsExt;
+    for key in ["client.key", "node1.key"] {
+        let mode = fs::metadata(place.path().join("tls").join(key)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{key}");
+    }
+    let old: Vec<_> = ["client.pem", "client.key"]
+        .map(|name| {
+            let (from, to) = (place.path().join("tls").join(name), place.path().join(name));
+            fs::copy(from, &to).unwrap();
+            to.to_str().unwrap().to_owned()
+        })
+        .into();
+    stop(first);
+
+    let (again, flags) = up();
+    assert_eq!(ask("bowline", &flags, &["get", "k"]).unwrap(), (true, b"k\nv\n".to_vec()));
+    let mut before: Vec<_> = flags[..4].to_vec();
+    for (name, path) in ["--cert", "--key"].into_iter().zip(old) {
+        before.extend([name.to_owned(), path]);
+    }
+    before.extend(["--command-timeout".to_owned(), "3s".to_owned()]);
+    assert!(!ask("bowline", &before, &["get", "k"]).unwrap().0, "the old authority is gone");
+    stop(again);
 }
 
 #[test]

@@ -215,6 +215,16 @@ pub(super) fn peer_tls(
     urls: &[(&str, Url)],
 ) -> Result<Option<PeerTls>, FlagError> {
     let files = pair(values, "peer-cert-file", "peer-key-file")?;
+    for (own, other) in
+        [("peer-cert-file", "peer-client-cert-file"), ("peer-key-file", "peer-client-key-file")]
+    {
+        if file(values, other).is_some_and(|other| file(values, own) != Some(other)) {
+            return Err(FlagError::Together(format!(
+                "--{other} is another file than --{own}: a member has one certificate, which is good for clients and \
+                 for servers"
+            )));
+        }
+    }
     let authorities = file(values, "peer-trusted-ca-file");
     let revoked = file(values, "peer-crl-file");
     let asks = switch(values, "peer-client-cert-auth")?;
@@ -297,6 +307,11 @@ mod tests {
             (&["--peer-cert-file=c", "--peer-key-file=k"], "write https://"),
             (&["--peer-cert-file=c"], "--peer-cert-file and --peer-key-file belong together"),
             (&["--peer-auto-tls"], "keeps nobody out"),
+            (&["--peer-client-cert-file=c"], "is another file than --peer-cert-file"),
+            (
+                &["--peer-cert-file=c", "--peer-key-file=k", "--peer-client-key-file=c"],
+                "is another file than --peer-key-file",
+            ),
         ];
         for (arguments, words) in cases {
             let error = options(arguments).unwrap_err().to_string();
@@ -326,6 +341,19 @@ mod tests {
         );
         let made = options(&[SECURE, "--auto-tls"]).unwrap().client_tls.unwrap();
         assert_eq!(made.shown, Shown::Made { hosts: vec!["h".to_owned()], years: 1 });
+    }
+
+    #[test]
+    fn a_member_is_told_its_one_certificate_once_or_twice() {
+        let peers = ["listen-peer-urls", "initial-advertise-peer-urls"];
+        let peers = peers.map(|name| format!("--{name}=https://h:2"));
+        let files = ["cert-file=c", "key-file=k", "trusted-ca-file=a"];
+        let files = files.map(|file| format!("--peer-{file}"));
+        let twice = ["cert-file=c", "key-file=k"].map(|file| format!("--peer-client-{file}"));
+        let all = ["--initial-cluster=default=https://h:2".to_owned()].into_iter().chain(peers);
+        let all: Vec<_> = all.chain(files).chain(twice).collect();
+        let all: Vec<_> = all.iter().map(String::as_str).collect();
+        assert_eq!(options(&all).unwrap().peer_scheme(), "https://");
     }
 
     #[test]

@@ -40,8 +40,6 @@ const fn refused_switch(name: &'static str, instead: &'static str) -> Flag {
 }
 
 const NO_DISCOVERY: &str = "there is no discovery service: name the members with --initial-cluster";
-const ONE_CERTIFICATE: &str = "a member has one certificate, which is good for clients and for servers: use \
-                               --peer-cert-file and --peer-key-file";
 const BY_URI: &str = "a member is known by the URI bowline://CLUSTER/MEMBER in its certificate: no other \
                       certificate lets anybody in";
 const NO_TRACING: &str = "there is no exporter of traces: use --log-level debug";
@@ -158,8 +156,11 @@ pub(super) const FLAGS: &[Flag] = &[
         "peer-client-cert-auth",
         "members always show each other certificates where they have any",
     ),
-    refused("peer-client-cert-file", ONE_CERTIFICATE),
-    refused("peer-client-key-file", ONE_CERTIFICATE),
+    used(
+        "peer-client-cert-file",
+        "the same file as --peer-cert-file: a member has one certificate",
+    ),
+    used("peer-client-key-file", "the same file as --peer-key-file"),
     used("peer-trusted-ca-file", "who signs members' certificates"),
     refused("peer-cert-allowed-cn", BY_URI),
     refused("peer-cert-allowed-hostname", BY_URI),

@@ -1,0 +1,125 @@
+//! `bowline up --tls`: an authority that signs for the servers of one start and for a client, and is gone then: its key is
+//! never written.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use bowline::MemberUri;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair, KeyUsagePurpose, SanType, date_time_ymd,
+};
+
+/// What the cluster is called in its members' certificates.
+const CLUSTER: &str = "up";
+
+/// Where clients and members reach the servers.
+const HOSTS: [&str; 3] = ["127.0.0.1", "::1", "localhost"];
+
+/// How long certificates are good: longer than anybody tries things out without a restart.
+const LIFE: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+
+/// How far other clocks may be behind.
+const CLOCKS: Duration = Duration::from_secs(3600);
+
+/// The files, all in one directory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Certificates(PathBuf);
+
+/// A certificate and its key.
+pub(super) struct Card {
+    pub(super) cert: PathBuf,
+    pub(super) key: PathBuf,
+}
+
+impl Certificates {
+    /// Those in a directory, whether they are there yet or not.
+    pub(super) fn in_directory(dir: &Path) -> Self {
+        Self(dir.to_owned())
+    }
+
+    /// The authority's certificate.
+    pub(super) fn authority(&self) -> PathBuf {
+        self.0.join("ca.pem")
+    }
+
+    /// The files of one server, or of the client.
+    pub(super) fn of(&self, name: &str) -> Card {
+        let file = |kind: &str| self.0.join(format!("{name}.{kind}"));
+        Card { cert: file("pem"), key: file("key") }
+    }
+
+    /// The client's.
+    pub(super) fn client(&self) -> Card {
+        self.of("client")
+    }
+
+    /// Makes them anew, for servers of these names.
+    pub(super) fn make(&self, servers: &[String]) -> io::Result<()> {
+        fs::create_dir_all(&self.0)?;
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, "bowline up --tls");
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let authority = key().and_then(|key| {
+            CertifiedIssuer::self_signed(for_now(params), key).map_err(io::Error::other)
+        })?;
+        fs::write(self.authority(), authority.pem())?;
+        for name in servers {
+            let mut params = named(name, &HOSTS)?;
+            let uri = MemberUri::new(CLUSTER, name).to_string();
+            let uri = uri.try_into().map_err(io::Error::other)?;
+            params.subject_alt_names.push(SanType::URI(uri));
+            params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
+            self.sign(name, params, &authority)?;
+        }
+        self.sign("client", named("root", &[])?, &authority)
+    }
+
+    fn sign(
+        &self,
+        name: &str,
+        params: CertificateParams,
+        authority: &CertifiedIssuer<'_, KeyPair>,
+    ) -> io::Result<()> {
+        let (card, key) = (self.of(name), key()?);
+        let cert = params.signed_by(&key, authority).map_err(io::Error::other)?;
+        secret(&card.key, &key.serialize_pem())?;
+        fs::write(&card.cert, cert.pem())
+    }
+}
+
+fn key() -> io::Result<KeyPair> {
+    KeyPair::generate().map_err(io::Error::other)
+}
+
+/// A certificate for a client, in a name.
+fn named(name: &str, hosts: &[&str]) -> io::Result<CertificateParams> {
+    let hosts: Vec<_> = hosts.iter().map(|&host| host.to_owned()).collect();
+    let mut params = CertificateParams::new(hosts).map_err(io::Error::other)?;
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    Ok(for_now(params))
+}
+
+fn for_now(mut params: CertificateParams) -> CertificateParams {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    params.not_before = date_time_ymd(1970, 1, 1) + now.saturating_sub(CLOCKS);
+    params.not_after = date_time_ymd(1970, 1, 1) + now + LIFE;
+    params
+}
+
+/// Writes a file that nobody else may read.
+fn secret(path: &Path, text: &str) -> io::Result<()> {
+    // One that is there keeps its rights.
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(text.as_bytes())
+}
