@@ -20,11 +20,26 @@ mod up;
 const EXIT_USAGE: u8 = 2;
 
 /// The commands that ask no server.
-const LOCAL: [&str; 7] = ["recover", "inspect", "check", "demo", "serve", "up", "completion"];
+const LOCAL: [&str; 8] =
+    ["recover", "inspect", "check", "demo", "serve", "up", "completion", "man"];
+
+/// For who has never used it.
+const BEGINNING: &str = "\
+To begin:
+  bowline demo                        kills a cluster at work, and proves that nothing is lost
+  bowline up --nodes 3                three servers on this machine, until Ctrl-C; then, elsewhere:
+  bowline put greeting hello
+  bowline get greeting
+  bowline watch '' --prefix           what happens to all keys
+  bowline lock nightly -- ./job.sh    runs it while nobody else does
+  bowline import --from http://old:2379    brings the keys of a running etcd over
+
+bowline COMMAND --help shows examples, and what the exit codes mean.";
 
 /// A small, strongly consistent, replicated key-value store inside your program
 #[derive(Parser, Debug)]
-#[command(name = "bowline", version, arg_required_else_help = true, disable_help_subcommand = true)]
+#[command(name = "bowline", version, arg_required_else_help = true, disable_help_subcommand = true,
+          after_help = BEGINNING)]
 struct Arguments {
     #[command(flatten)]
     globals: client::Globals,
@@ -50,6 +65,13 @@ enum Command {
     Completion {
         /// Which shell
         shell: clap_complete::Shell,
+    },
+    /// Write the pages of the manual, one for each command
+    ///
+    /// For man: bowline man /usr/local/share/man/man1
+    Man {
+        /// The directory that they are written to
+        dir: std::path::PathBuf,
     },
     #[command(hide = true)]
     HeldChild(client::HeldChild),
@@ -112,6 +134,7 @@ fn main() -> ExitCode {
             drop(io::stdout().lock().write_all(&text));
             ExitCode::SUCCESS
         }
+        Command::Man { dir } => manual(&dir),
         Command::HeldChild(child) => child.main(),
         Command::DemoNode => demo::node_main(),
     }
@@ -120,15 +143,8 @@ fn main() -> ExitCode {
 /// The arguments. What all commands have that ask a server is shown once, with those of the whole; and not taken
 /// where none is asked.
 fn parsed() -> Result<Arguments, clap::Error> {
-    let mut command = Arguments::command();
-    command.build();
-    let names: Vec<_> = command.get_subcommands().map(|c| c.get_name().to_owned()).collect();
-    for name in names {
-        let asks = !LOCAL.contains(&name.as_str());
-        command = command.mut_subcommand(name, |command| focused(command, asks));
-    }
-    let arguments =
-        Arguments::from_arg_matches(&command.try_get_matches_from_mut(std::env::args_os())?)?;
+    let matches = command().try_get_matches_from_mut(std::env::args_os())?;
+    let arguments = Arguments::from_arg_matches(&matches)?;
     let asks = match &arguments.command {
         Command::Client(_) => true,
         Command::Check(arguments) => arguments.command.is_some(),
@@ -140,6 +156,33 @@ fn parsed() -> Result<Arguments, clap::Error> {
         return Err(Arguments::command().error(ErrorKind::ArgumentConflict, why));
     }
     Ok(arguments)
+}
+
+/// The whole, and each of its commands with a help that is about itself.
+fn command() -> clap::Command {
+    let mut command = Arguments::command();
+    command.build();
+    let names: Vec<_> = command.get_subcommands().map(|c| c.get_name().to_owned()).collect();
+    for name in names {
+        let asks = !LOCAL.contains(&name.as_str());
+        command = command.mut_subcommand(name, |command| focused(command, asks));
+    }
+    command
+}
+
+/// Writes the manual.
+fn manual(dir: &std::path::Path) -> ExitCode {
+    // Its flags are etcd's, and have a help of their own.
+    let with_flags = |serve: clap::Command| serve.after_long_help(server::flags_help());
+    let command = command().mut_subcommand("serve", with_flags);
+    let written = std::fs::create_dir_all(dir);
+    match written.and_then(|()| clap_mangen::generate_to(command, dir)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&format!("{}: {error}", dir.display()));
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// A command whose help is about itself.
@@ -154,6 +197,8 @@ fn focused(command: clap::Command, asks: bool) -> clap::Command {
     }
     let names: Vec<_> = command.get_subcommands().map(|c| c.get_name().to_owned()).collect();
     for name in names {
+        // What is done with files needs no server, but this does.
+        let asks = asks || name == "perf";
         command = command.mut_subcommand(name, |command| focused(command, asks));
     }
     command

@@ -33,9 +33,14 @@ pub(crate) struct DelOptions {
 
 impl DelOptions {
     /// What is asked of the server.
-    pub(crate) fn request(self) -> DeleteRangeRequest {
-        let (key, range_end) = self.keys.range();
-        DeleteRangeRequest { key, range_end, prev_kv: self.prev_kv }
+    pub(crate) fn request(self) -> Result<DeleteRangeRequest, Failure> {
+        let (key, range_end) = self.keys.range()?;
+        Ok(DeleteRangeRequest { key, range_end, prev_kv: self.prev_kv })
+    }
+
+    /// Whether it reads standard input.
+    pub(crate) fn reads_input(&self) -> bool {
+        self.keys.reads_input()
     }
 }
 
@@ -45,7 +50,7 @@ pub(crate) async fn run(
     output: Output,
     options: DelOptions,
 ) -> Result<(), Failure> {
-    let request = options.request();
+    let request = options.request()?;
     let call = async |link: Link| link.kv().delete_range(request.clone()).await;
     output.show(&client.ask(Effect::Change, call).await?)
 }

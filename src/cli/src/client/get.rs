@@ -101,7 +101,7 @@ enum Consistency {
 
 impl GetOptions {
     /// What is asked of the server.
-    pub(crate) fn request(self) -> RangeRequest {
+    pub(crate) fn request(self) -> Result<RangeRequest, Failure> {
         let order = match self.order {
             None => SortOrder::None,
             Some(Order::Ascend) => SortOrder::Ascend,
@@ -114,14 +114,14 @@ impl GetOptions {
             Some(Target::Value) => SortTarget::Value,
             Some(Target::Version) => SortTarget::Version,
         };
-        let (key, range_end) = self.keys.range();
+        let (key, range_end) = self.keys.range()?;
         // In the order of keys rows come anyway.
         let order = match (target, order) {
             (SortTarget::Key, SortOrder::Ascend) => SortOrder::None,
             (target, SortOrder::None) if target != SortTarget::Key => SortOrder::Ascend,
             (_, order) => order,
         };
-        RangeRequest {
+        Ok(RangeRequest {
             key,
             range_end,
             limit: self.limit,
@@ -135,7 +135,12 @@ impl GetOptions {
             max_mod_revision: self.max_mod_rev,
             min_create_revision: self.min_create_rev,
             max_create_revision: self.max_create_rev,
-        }
+        })
+    }
+
+    /// Whether it reads standard input.
+    pub(crate) fn reads_input(&self) -> bool {
+        self.keys.reads_input()
     }
 }
 
@@ -149,7 +154,7 @@ pub(crate) async fn run(
         return Err(Failure::Usage("--print-value-only is for --write-out=simple only".to_owned()));
     }
     output.values_only = options.print_value_only;
-    let request = options.request();
+    let request = options.request()?;
     let call = async |link: Link| link.kv().range(request.clone()).await;
     let answer = client.ask(Effect::Repeatable, call).await?;
     if request.count_only { output.show(&Counted(answer)) } else { output.show(&answer) }

@@ -97,6 +97,22 @@ pub(crate) enum Command {
 }
 
 impl Command {
+    /// Whether what it prints is a message of the protocol.
+    fn has_protobuf(&self) -> bool {
+        !matches!(
+            self,
+            Command::Locks(_)
+                | Command::Endpoint(_)
+                | Command::MoveLeader(_)
+                | Command::Import(_)
+                | Command::MakeMirror(_)
+                | Command::Defrag(_)
+                | Command::Compact(_)
+                | Command::Snapshot(_)
+                | Command::CheckPerf(_)
+        )
+    }
+
     /// Whether what it prints can be a table.
     fn has_table(&self) -> bool {
         match self {
@@ -128,6 +144,11 @@ fn run(command: Command, globals: &Globals) -> Result<ExitCode, Failure> {
     if settings.format == options::Format::Table && !command.has_table() {
         // Said before anything is done.
         let why = "what this command prints is no table: -w simple, json or fields";
+        return Err(Failure::Usage(why.to_owned()));
+    }
+    if settings.format == options::Format::Protobuf && !command.has_protobuf() {
+        let why =
+            "what this command prints is no message of the protocol: -w simple, json or fields";
         return Err(Failure::Usage(why.to_owned()));
     }
     let runtime =

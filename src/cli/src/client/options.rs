@@ -95,6 +95,8 @@ pub(crate) enum Format {
     Table,
     /// A line for each field
     Fields,
+    /// The protocol's own messages, as etcdctl's
+    Protobuf,
 }
 
 /// What the options and the environment come to.

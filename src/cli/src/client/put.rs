@@ -20,6 +20,7 @@ Examples:
   bowline put -- key -5                      a value that begins with a dash
   bowline put config --value-file app.toml   whatever bytes the file has
   date | bowline put now                     from standard input
+  bowline put --key-file k --value-file v    a key of any bytes, too
   bowline put alive yes --lease 694d7f3a     gone when the lease ends";
 
 /// Give a key a value
@@ -28,11 +29,16 @@ Examples:
 #[derive(Args, Debug)]
 #[command(after_long_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
 pub(crate) struct PutOptions {
-    /// The key
-    key: OsString,
+    /// The key; or --key-file
+    #[arg(required_unless_present = "key_file")]
+    key: Option<OsString>,
 
-    /// The value
+    /// The value; or --value-file, or standard input
     value: Option<OsString>,
+
+    /// Read the key from a file, whatever bytes it has; - for standard input
+    #[arg(long, value_name = "FILE", conflicts_with = "key")]
+    key_file: Option<PathBuf>,
 
     /// Read the value from a file; - for standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["value", "ignore_value"])]
@@ -56,13 +62,28 @@ pub(crate) struct PutOptions {
 }
 
 impl PutOptions {
-    /// Whether the value comes from standard input.
+    /// Whether it reads standard input.
     pub(crate) fn reads_input(&self) -> bool {
+        let is_input = |file: &Option<PathBuf>| file.as_deref() == Some(Path::new("-"));
+        is_input(&self.key_file) || is_input(&self.value_file) || self.reads_value()
+    }
+
+    fn reads_value(&self) -> bool {
         self.value.is_none() && !self.ignore_value && self.value_file.is_none()
     }
 
     /// What is asked of the server.
     pub(crate) fn request(self) -> Result<PutRequest, Failure> {
+        let is_input = |file: &Option<PathBuf>| file.as_deref() == Some(Path::new("-"));
+        if is_input(&self.key_file) && (is_input(&self.value_file) || self.reads_value()) {
+            let why = "standard input cannot be both, key and value: --value-file FILE";
+            return Err(Failure::Usage(why.to_owned()));
+        }
+        let key = match (self.key, &self.key_file) {
+            (Some(key), _) => key.into_vec(),
+            (None, Some(file)) => read(file)?,
+            (None, None) => Vec::new(),
+        };
         let value = match (self.value, self.value_file, self.ignore_value) {
             (_, _, true) => Vec::new(),
             (Some(value), _, _) => value.into_vec(),
@@ -70,7 +91,7 @@ impl PutOptions {
             (None, None, _) => read(Path::new("-"))?,
         };
         Ok(PutRequest {
-            key: self.key.into_vec().into(),
+            key: key.into(),
             value: value.into(),
             lease: self.lease.unwrap_or_default(),
             prev_kv: self.prev_kv,

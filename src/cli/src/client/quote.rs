@@ -32,6 +32,12 @@ pub(crate) fn go(bytes: &[u8]) -> String {
     quoted
 }
 
+/// Whether a terminal shows all of it as it is, and takes none of it for an order.
+pub(crate) fn can_be_shown(bytes: &[u8]) -> bool {
+    let shows = |c: char| is_printable(c) || ['\n', '\t'].contains(&c);
+    std::str::from_utf8(bytes).is_ok_and(|text| text.chars().all(shows))
+}
+
 /// Whether a terminal shows it.
 fn is_printable(c: char) -> bool {
     // Behind a letter, so that what combines with it is not taken for alone.

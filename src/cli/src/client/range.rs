@@ -2,15 +2,24 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
 
 use bytes::Bytes;
 use clap::Args;
 
+use super::failure::Failure;
+use super::put::read;
+
 /// Keys, as etcdctl's commands name them.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Keys {
-    /// The key, or where the range begins
-    key: OsString,
+    /// The key, or where the range begins; or --key-file
+    #[arg(required_unless_present = "key_file")]
+    key: Option<OsString>,
+
+    /// Read the key from a file, whatever bytes it has; - for standard input
+    #[arg(long, value_name = "FILE", conflicts_with = "key")]
+    key_file: Option<PathBuf>,
 
     /// Where the range ends: this key is not part of it
     #[arg(conflicts_with_all = ["prefix", "from_key"])]
@@ -29,9 +38,17 @@ pub(crate) struct Keys {
 const TO_THE_END: Bytes = Bytes::from_static(b"\0");
 
 impl Keys {
+    /// Whether it reads standard input.
+    pub(crate) fn reads_input(&self) -> bool {
+        self.key_file.as_ref().is_some_and(|file| file.as_os_str() == "-")
+    }
+
     /// The first key, and the end of the range; empty for a single key.
-    pub(crate) fn range(self) -> (Bytes, Bytes) {
-        let key = Bytes::from(self.key.into_vec());
+    pub(crate) fn range(self) -> Result<(Bytes, Bytes), Failure> {
+        let key = match &self.key_file {
+            Some(file) => Bytes::from(read(file)?),
+            None => Bytes::from(self.key.unwrap_or_default().into_vec()),
+        };
         let end = match self.range_end {
             Some(end) => Bytes::from(end.into_vec()),
             None if self.from_key => TO_THE_END,
@@ -39,7 +56,7 @@ impl Keys {
             None => Bytes::new(),
         };
         let first = if key.is_empty() && (self.prefix || self.from_key) { TO_THE_END } else { key };
-        (first, end)
+        Ok((first, end))
     }
 }
 
@@ -71,6 +88,6 @@ mod tests {
             assert_eq!(&prefix_end(prefix)[..], end);
         }
         let all = Keys { prefix: true, ..Keys::default() };
-        assert_eq!(all.range(), (TO_THE_END, TO_THE_END));
+        assert_eq!(all.range().unwrap(), (TO_THE_END, TO_THE_END));
     }
 }

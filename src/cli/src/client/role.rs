@@ -100,7 +100,7 @@ pub(crate) async fn run(
             return output.show(&Names { header, what: "roles", names });
         }
         RoleCommand::GrantPermission { role, kind, keys } => {
-            let (key, range_end) = keys.range();
+            let (key, range_end) = keys.range()?;
             let kind = match kind {
                 Kind::Read => Type::Read,
                 Kind::Write => Type::Write,
@@ -114,7 +114,7 @@ pub(crate) async fn run(
             (words, client.ask(Effect::Change, call).await?.header)
         }
         RoleCommand::RevokePermission { role, keys } => {
-            let (key, range_end) = keys.range();
+            let (key, range_end) = keys.range()?;
             let words = revoked(&role, &key, &range_end);
             let request = pb::AuthRoleRevokePermissionRequest { role, key, range_end };
             let call = async |link: Link| link.auth().role_revoke_permission(request.clone()).await;

@@ -170,15 +170,17 @@ fn request(line: &str) -> Result<pb::RequestOp, String> {
         let why = error.lines().next().unwrap_or_default();
         format!("{line}: {}", why.trim_start_matches("error: "))
     })?;
+    let said = |failure: Failure| failure.to_string();
+    let taken = || format!("{line}: standard input may be the transaction's: name a file");
     let request = match parsed.request {
-        LineRequest::Get(options) => Request::RequestRange(options.request()),
-        LineRequest::Del(options) => Request::RequestDeleteRange(options.request()),
+        LineRequest::Get(options) if options.reads_input() => return Err(taken()),
+        LineRequest::Del(options) if options.reads_input() => return Err(taken()),
         LineRequest::Put(options) if options.reads_input() => {
-            return Err(format!("{line}: a value is missing"));
+            return Err(format!("{line}: a value is missing, or a file for it"));
         }
-        LineRequest::Put(options) => {
-            Request::RequestPut(options.request().map_err(|failure| failure.to_string())?)
-        }
+        LineRequest::Get(options) => Request::RequestRange(options.request().map_err(said)?),
+        LineRequest::Del(options) => Request::RequestDeleteRange(options.request().map_err(said)?),
+        LineRequest::Put(options) => Request::RequestPut(options.request().map_err(said)?),
     };
     Ok(pb::RequestOp { request: Some(request) })
 }

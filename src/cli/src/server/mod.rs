@@ -99,6 +99,11 @@ enum ServeError {
     Stopped(String),
 }
 
+/// What `bowline serve --help` says of the flags.
+pub(crate) fn flags_help() -> String {
+    flags::help()
+}
+
 /// The command.
 pub(crate) fn serve_main(options: &ServeOptions) -> ExitCode {
     if options.flags.iter().any(|flag| ["-h", "--help", "-help"].contains(&flag.as_str())) {

@@ -31,6 +31,22 @@ fn any_bytes_go_in_and_come_out() {
     let only = ask(&server, &["get", "f", "--print-value-only"]);
     assert_eq!(only.out, [&value[..], b"\n"].concat());
     assert_eq!(ask(&server, &["get", "", "--prefix", "--count-only"]).done(), "2\n");
+
+    // No argument has a zero byte in it.
+    let key = dir.path().join("key");
+    fs::write(&key, b"\x00k\x00").unwrap();
+    let key = key.to_str().unwrap();
+    ask(&server, &["put", "--key-file", key, "--value-file", file]).done();
+    let got = ask(&server, &["get", "--key-file", key]);
+    assert_eq!(got.out, [&b"\x00k\x00\n"[..], &value, b"\n"].concat());
+    let mut from_input = command(&server);
+    from_input.args(["get", "--key-file", "-", "--print-value-only"]);
+    assert_eq!(run(from_input, b"\x00k\x00").out, [&value[..], b"\n"].concat());
+    assert_eq!(ask(&server, &["put", "--key-file", "-"]).code, 2, "both from standard input");
+    let mut txn = command(&server);
+    txn.arg("txn");
+    assert_eq!(run(txn, b"\nget --key-file -\n").code, 2);
+    assert_eq!(ask(&server, &["del", "--key-file", key]).done(), "1\n");
 }
 
 #[test]

@@ -147,6 +147,28 @@ fn a_cluster_with_certificates_says_which_ones_clients_need() {
 }
 
 #[test]
+fn each_command_has_a_page_of_the_manual() {
+    let place = tempdir().unwrap();
+    let pages = place.path().join("man1");
+    let mut man = bowline();
+    man.arg("man").arg(&pages);
+    assert_eq!(run(man, b"").done(), "");
+    let page = |name: &str| fs::read_to_string(pages.join(name)).unwrap();
+    assert!(page("bowline.1").contains(".TH bowline 1"));
+    for name in ["put", "import", "lease-grant", "snapshot-save", "serve", "check"] {
+        let text = page(&format!("bowline-{name}.1"));
+        // What all commands have stands once, in the page of the whole.
+        assert!(text.contains("SYNOPSIS") && !text.contains("cacert\\fR <"), "{name}: {text}");
+    }
+    assert!(page("bowline-serve.1").contains("initial\\-cluster\\-state"));
+    assert!(page("bowline-import.1").contains("until\\-caught\\-up"));
+    assert!(!pages.join("bowline-held-child.1").exists());
+    let mut nowhere = bowline();
+    nowhere.args(["man", "/dev/null/x"]);
+    assert_eq!(run(nowhere, b"").code, 1);
+}
+
+#[test]
 fn shells_are_told_what_to_complete() {
     for shell in ["bash", "zsh", "fish"] {
         let mut completion = bowline();

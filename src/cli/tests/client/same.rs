@@ -148,6 +148,38 @@ fn answers_are_printed_as_etcdctl_prints_them() {
 }
 
 #[test]
+fn the_protocols_own_messages_are_printed_as_etcdctl_prints_them() {
+    if !etcdctl_is_there() {
+        return;
+    }
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    crate::ask::ask(&server, &["put", "k", "v\n\u{7f}"]).done();
+    crate::ask::ask(&server, &["user", "add", "ann:secret"]).done();
+    let txn = b"ver(\"k\") = \"1\"\n\nget k\n\n\n";
+    for (input, arguments) in [
+        (&b""[..], &["get", "k"][..]),
+        (b"", &["get", "", "--prefix", "--keys-only"]),
+        (b"", &["get", "none"]),
+        (b"", &["del", "none"]),
+        (b"", &["member", "list"]),
+        (b"", &["alarm", "list"]),
+        (b"", &["user", "get", "ann"]),
+        (b"", &["user", "list"]),
+        (txn, &["txn"]),
+    ] {
+        let said = [etcdctl(&server), command(&server)].map(|mut asked| {
+            asked.args(["-w", "protobuf"]).args(arguments);
+            run(asked, input)
+        });
+        assert_eq!(said[0].out, said[1].out, "{arguments:?}: {said:?}");
+        assert!(said[1].code == 0 && !said[1].out.is_empty(), "{arguments:?}: {said:?}");
+    }
+    let refused = crate::ask::ask(&server, &["-w", "protobuf", "endpoint", "status"]);
+    assert_eq!(refused.code, 2, "{refused:?}");
+}
+
+#[test]
 fn watches_are_printed_as_etcdctl_prints_them() {
     if !etcdctl_is_there() {
         return;

@@ -23,7 +23,7 @@ use super::parts::{Part, Span, next_key};
 use super::side::note;
 use super::source::{Page, Source};
 use super::target::{Target, Written};
-use super::told::{Copied, Plan, names};
+use super::told::{Copied, Keys, Plan, names};
 use crate::client::failure::Failure;
 use crate::data::Bar;
 use crate::generated::mvccpb::KeyValue;
@@ -66,11 +66,11 @@ pub(crate) struct Import {
 struct Found {
     keys: u64,
     bytes: u64,
-    beside: Vec<Bytes>,
+    beside: Keys,
     left_out: Vec<(Bytes, i64)>,
     /// The names that those would have at the target.
     left_out_there: Vec<Bytes>,
-    wrong: Vec<Bytes>,
+    wrong: Keys,
     source: Sha256,
     target: Sha256,
 }
@@ -318,12 +318,12 @@ impl Import {
         }
         let digests = [found.source, found.target].map(|digest| hex(&digest.finalize()));
         let [digest, other] = digests;
-        if !found.wrong.is_empty() || digest != other {
+        if !found.wrong.is_none() || digest != other {
             let why = format!(
                 "after the copy the target is not as the source was at revision {revision}: {} keys differ{}. Somebody \
                  else writes to the target, or it has lost something",
-                found.wrong.len(),
-                names(&found.wrong, ": ")
+                found.wrong.count,
+                found.wrong.names(": ")
             );
             return Err(Failure::Failed(why).into());
         }
@@ -359,10 +359,10 @@ impl Import {
                 add(&mut found.target, &stretch.there[at]);
             }
         }
-        found.wrong.extend(difference.puts.into_iter().map(|row| row.key));
-        found.wrong.append(&mut difference.refused);
-        found.wrong.append(&mut difference.deletes);
-        found.beside.append(&mut difference.beside);
+        found.wrong.add(difference.puts.into_iter().map(|row| row.key).collect());
+        found.wrong.add(difference.refused);
+        found.wrong.add(difference.deletes);
+        found.beside.add(difference.beside);
         found.left_out.append(&mut difference.left_out);
     }
 }

@@ -64,30 +64,32 @@ const EXIT_INTERRUPTED: u8 = 130;
 
 const EXAMPLES: &str = "\
 Examples:
-  bowline import --from http://old:2379 --dry-run        what would be done
-  bowline import --from http://old:2379                  all keys, once
-  bowline import --from http://old:2379 --mirror         and what happens then, until Ctrl-C
-  bowline import --from old1:2379,old2:2379 --endpoints new:2379 --prefix app/ --dest-prefix old-app/
+  bowline import --from http://old:2379 --dry-run    what would be done
+  bowline import --from http://old:2379              all keys, once
+  bowline import --from http://old:2379 --mirror     and what happens then, until Ctrl-C
+  bowline import --from old:2379 --endpoints new:2379 --prefix a/ --dest-prefix b/
 
-The switch from one cluster to the other:
-  1. bowline import --from OLD --endpoints NEW --mirror     goes on while the old one is used
-  2. stop what writes to the old one
-  3. wait for `in sync at revision N`: N is what `bowline --endpoints OLD endpoint status` shows
-  4. end it with Ctrl-C; `bowline import --from OLD --endpoints NEW --rev N --dry-run` proves that both are equal
-  5. start what reads and writes with the endpoints of the new one
+The switch from one cluster, OLD, to another, NEW:
+  1. bowline import --from OLD --endpoints NEW --mirror
+  2. stop what writes to OLD
+  3. wait for `in sync at revision N`: bowline --endpoints OLD endpoint status -w json
+     shows N, too
+  4. end the mirror with Ctrl-C; for a proof that both are equal:
+     bowline import --from OLD --endpoints NEW --rev N --dry-run
+  5. start what reads and writes with the endpoints of NEW
 
-Keys that hang on leases are left out, and listed: such a key says that its program lives, and the program writes
-it anew when it finds its lease missing. Locks and leaderships are such keys. With --with-leases they are taken
-along, in the order in which they were created and on leases of the same id and TTL, which live for as long as the
-mirror goes on and those at the source do; and then for one TTL, in which their programs have to come over.
+Keys that hang on leases are left out, and listed: such a key says that its program lives, and the program writes it \
+anew when it finds its lease missing. Locks and leaderships are such keys. With --with-leases they are taken along, in \
+the order in which they were created, on leases of the same id and TTL; those live for as long as the mirror goes on \
+and they live at the source, and then for one TTL, in which their programs have to come over.
 
 Users, roles, revisions and history are not taken along.
 
-If it is interrupted it can be run again: what is equal at the target already is left as it is. If the source has
-changed meanwhile, --rev goes on with the revision that was named, or --overwrite --delete makes the target what the
+If it is interrupted it can be run again: what is equal at the target already is left as it is. If the source has \
+changed meanwhile, --rev goes on with the revision that was named, or --overwrite --delete makes the target what the \
 source is now.
 
-Exit codes: 0 all is copied and verified, or the mirror was ended; 1 refused or failed, what was written stays; 2
+Exit codes: 0 all is copied and verified, or the mirror was ended; 1 refused or failed, what was written stays; 2 \
 wrong arguments; 4 one of the two could not be reached, nothing was written; 130 the copy was interrupted.";
 
 /// Bring the keys of another cluster here, and follow it until the switch

@@ -12,17 +12,55 @@ use crate::client::quote;
 /// How many keys are named where there are many.
 const NAMED_MAX: usize = 10;
 
+/// How many of the keys that are no matter to the copy are kept in mind: there may be any number.
+const KEPT_MAX: usize = 1000;
+
 /// Some keys, behind other words; nothing where there are none.
 pub(crate) fn names(keys: &[Bytes], before: &str) -> String {
+    named(keys, keys.len() as u64, before)
+}
+
+fn named(keys: &[Bytes], count: u64, before: &str) -> String {
     if keys.is_empty() {
         return String::new();
     }
     let named: Vec<_> = keys.iter().take(NAMED_MAX).map(|key| quote::go(key)).collect();
-    let more = match keys.len() - named.len() {
+    let more = match count - named.len() as u64 {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
     format!("{before}{}{more}", named.join(", "))
+}
+
+/// Keys that are counted, and of which some are known by name.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Keys {
+    pub(crate) count: u64,
+    keys: Vec<Bytes>,
+}
+
+impl Keys {
+    /// And these, too.
+    pub(crate) fn add(&mut self, keys: Vec<Bytes>) {
+        self.count += keys.len() as u64;
+        let room = KEPT_MAX - self.keys.len();
+        self.keys.extend(keys.into_iter().take(room));
+    }
+
+    /// Whether there are none.
+    pub(crate) fn is_none(&self) -> bool {
+        self.count == 0
+    }
+
+    /// As `names`.
+    pub(crate) fn names(&self, before: &str) -> String {
+        named(&self.keys, self.count, before)
+    }
+
+    fn json(&self) -> String {
+        let keys = list(self.keys.iter().map(|key| base64(key)));
+        Object::default().raw("count", self.count).raw("keys", keys).end()
+    }
 }
 
 /// What would be done.
@@ -31,9 +69,9 @@ pub(crate) struct Plan {
     revision: i64,
     puts: u64,
     equal: u64,
-    deletes: Vec<Bytes>,
-    refused: Vec<Bytes>,
-    beside: Vec<Bytes>,
+    deletes: Keys,
+    refused: Keys,
+    beside: Keys,
     left_out: Vec<(Bytes, i64)>,
 }
 
@@ -47,22 +85,22 @@ impl Plan {
     pub(crate) fn add(&mut self, mut difference: Difference) {
         self.puts += difference.puts.len() as u64;
         self.equal += difference.equal;
-        self.deletes.append(&mut difference.deletes);
-        self.refused.append(&mut difference.refused);
-        self.beside.append(&mut difference.beside);
+        self.deletes.add(difference.deletes);
+        self.refused.add(difference.refused);
+        self.beside.add(difference.beside);
         self.left_out.append(&mut difference.left_out);
     }
 
     /// Why it is not done.
     pub(crate) fn refusal(&self) -> Option<String> {
         let revision = self.revision;
-        (!self.refused.is_empty()).then(|| {
+        (!self.refused.is_none()).then(|| {
             format!(
                 "{} keys of the target are something else there than at the source{}. Nothing was written. \
                  --overwrite writes over them. If they come from an import that was interrupted, at a revision before \
                  {revision}: --rev with that one goes on with it",
-                self.refused.len(),
-                names(&self.refused, ": ")
+                self.refused.count,
+                self.refused.names(": ")
             )
         })
     }
@@ -73,9 +111,9 @@ impl Show for Plan {
         page.line(format!("at revision {} of the source:", self.revision));
         page.line(format!("equal      {} keys", self.equal));
         page.line(format!("to write   {} keys", self.puts));
-        let some = |page: &mut Page, what: &str, keys: &[Bytes], words: &str| {
-            if !keys.is_empty() {
-                page.line(format!("{what:<10} {} keys{words}{}", keys.len(), names(keys, ": ")));
+        let some = |page: &mut Page, what: &str, keys: &Keys, words: &str| {
+            if !keys.is_none() {
+                page.line(format!("{what:<10} {} keys{words}{}", keys.count, keys.names(": ")));
             }
         };
         some(page, "to delete", &self.deletes, "");
@@ -88,22 +126,21 @@ impl Show for Plan {
         page.field("Revision", self.revision);
         page.field("Equal", self.equal);
         page.field("Write", self.puts);
-        page.field("Delete", self.deletes.len());
-        page.field("InTheWay", self.refused.len());
-        page.field("Beside", self.beside.len());
+        page.field("Delete", self.deletes.count);
+        page.field("InTheWay", self.refused.count);
+        page.field("Beside", self.beside.count);
         left_out_fields(page, &self.left_out);
     }
 
     fn json(&self) -> String {
-        let keys = |keys: &[Bytes]| list(keys.iter().map(|key| base64(key)));
         Object::default()
             .raw("what", "\"plan\"")
             .raw("revision", self.revision)
             .raw("equal", self.equal)
             .raw("write", self.puts)
-            .raw("delete", keys(&self.deletes))
-            .raw("in_the_way", keys(&self.refused))
-            .raw("beside", keys(&self.beside))
+            .raw("delete", self.deletes.json())
+            .raw("in_the_way", self.refused.json())
+            .raw("beside", self.beside.json())
             .raw("left_out", left_out_json(&self.left_out))
             .end()
     }
@@ -125,7 +162,7 @@ pub(crate) struct Copied {
     pub(crate) left_out: Vec<(Bytes, i64)>,
     /// Their names at the target.
     pub(crate) left_out_there: Vec<Bytes>,
-    pub(crate) beside: Vec<Bytes>,
+    pub(crate) beside: Keys,
     pub(crate) with_leases: bool,
     pub(crate) digest: String,
 }
@@ -138,11 +175,11 @@ impl Show for Copied {
         let (keys, bytes, written) = (self.keys, HumanBytes(self.bytes), self.written);
         page.line(format!("copied     {keys} keys, {bytes}; {written} changes were made"));
         page.line(format!("verified   {keys} keys, equal on both sides, sha256 {}", self.digest));
-        if !self.beside.is_empty() {
-            let names = names(&self.beside, ": ");
+        if !self.beside.is_none() {
+            let names = self.beside.names(": ");
             page.line(format!(
                 "beside     {} keys that only the target has{names}",
-                self.beside.len()
+                self.beside.count
             ));
         }
         left_out(page, &self.left_out);
@@ -161,7 +198,7 @@ impl Show for Copied {
         page.field("Keys", self.keys);
         page.field("Bytes", self.bytes);
         page.field("Written", self.written);
-        page.field("Beside", self.beside.len());
+        page.field("Beside", self.beside.count);
         page.quoted("SHA256", &self.digest);
         left_out_fields(page, &self.left_out);
     }
@@ -176,7 +213,7 @@ impl Show for Copied {
             .raw("keys", self.keys)
             .raw("bytes", self.bytes)
             .raw("written", self.written)
-            .raw("beside", list(self.beside.iter().map(|key| base64(key))))
+            .raw("beside", self.beside.json())
             .raw("left_out", left_out_json(&self.left_out))
             .text("sha256", &self.digest)
             .end()

@@ -1,5 +1,6 @@
 //! Answers about members and servers.
 
+use prost::Message;
 use std::time::Duration;
 
 use super::json::{Object, list};
@@ -54,6 +55,10 @@ fn member_cells(member: &pb::Member) -> Vec<String> {
 }
 
 impl Show for pb::MemberListResponse {
+    fn protobuf(&self) -> Option<Vec<u8>> {
+        Some(self.encode_to_vec())
+    }
+
     fn simple(&self, page: &mut Page) {
         for member in &self.members {
             page.line(member_cells(member).join(", "));
@@ -100,6 +105,15 @@ pub(crate) struct MemberDone {
 }
 
 impl Show for MemberDone {
+    fn protobuf(&self) -> Option<Vec<u8>> {
+        let (header, members) = (self.header, self.members.clone());
+        Some(match self.member.clone() {
+            member @ Some(_) => pb::MemberAddResponse { header, member, members }.encode_to_vec(),
+            // Those of the others are alike.
+            None => pb::MemberRemoveResponse { header, members }.encode_to_vec(),
+        })
+    }
+
     fn simple(&self, page: &mut Page) {
         let cluster = self.header.map(|header| header.cluster_id).unwrap_or_default();
         page.line(format!("Member {:16x} {} cluster {cluster:16x}", self.id, self.what));
@@ -316,6 +330,10 @@ impl Show for Hashes {
 }
 
 impl Show for pb::AlarmResponse {
+    fn protobuf(&self) -> Option<Vec<u8>> {
+        Some(self.encode_to_vec())
+    }
+
     fn simple(&self, page: &mut Page) {
         for alarm in &self.alarms {
             page.line(format!(

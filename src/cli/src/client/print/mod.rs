@@ -2,7 +2,7 @@
 //! byte as etcdctl does, where it does. What an answer looks like stands with the services: `kv`, `leases`,
 //! `cluster`, `users`.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 use crate::generated::etcdserverpb::ResponseHeader;
 use crate::generated::mvccpb::KeyValue;
@@ -29,6 +29,10 @@ pub(crate) trait Show {
     fn fields(&self, page: &mut Page);
     /// As JSON.
     fn json(&self) -> String;
+    /// As the protocol has it, where it is a message of the protocol.
+    fn protobuf(&self) -> Option<Vec<u8>> {
+        None
+    }
     /// As a table, where that makes sense.
     fn table(&self) -> Option<Table> {
         None
@@ -41,6 +45,8 @@ pub(crate) struct Page {
     bytes: Vec<u8>,
     hex: bool,
     values_only: bool,
+    /// What a terminal would take for an order, or cannot show, is not sent to it.
+    at_terminal: bool,
 }
 
 impl Page {
@@ -59,7 +65,13 @@ impl Page {
     }
 
     fn raw(&mut self, bytes: &[u8]) {
-        if self.hex { self.line(quote::hex(bytes)) } else { self.line(bytes) }
+        if self.hex {
+            self.line(quote::hex(bytes));
+        } else if self.at_terminal && !quote::can_be_shown(bytes) {
+            self.line(quote::go(bytes));
+        } else {
+            self.line(bytes);
+        }
     }
 
     /// A field that is a number or a word.
@@ -128,11 +140,24 @@ impl Output {
 
     /// Prints an answer.
     pub(crate) fn show(&self, answer: &impl Show) -> Result<(), Failure> {
-        let mut page = Page { bytes: Vec::new(), hex: self.hex, values_only: self.values_only };
+        let mut page = Page {
+            bytes: Vec::new(),
+            hex: self.hex,
+            values_only: self.values_only,
+            at_terminal: io::stdout().is_terminal(),
+        };
         match self.format {
             Format::Simple => answer.simple(&mut page),
             Format::Fields => answer.fields(&mut page),
             Format::Json => page.line(answer.json()),
+            Format::Protobuf => match answer.protobuf() {
+                Some(bytes) => page.bytes = bytes,
+                None => {
+                    let why =
+                        "this is no message of the protocol: -w simple, json or fields prints it";
+                    return Err(Failure::Usage(why.to_owned()));
+                }
+            },
             Format::Table => match answer.table() {
                 Some(table) => page.bytes.extend_from_slice(table.to_string().as_bytes()),
                 None => {
@@ -159,4 +184,25 @@ fn print(bytes: &[u8]) -> Result<(), Failure> {
         io::ErrorKind::BrokenPipe => Failure::Exit(crate::client::EXIT_PIPE),
         _ => Failure::Local("the answer cannot be printed".to_owned(), error),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_cannot_show_is_quoted_there_and_nowhere_else() {
+        let printed = |at_terminal, value: &'static [u8]| {
+            let mut page = Page { at_terminal, ..Page::default() };
+            let (key, value) = ("k".into(), value.into());
+            page.row(&KeyValue { key, value, ..Default::default() });
+            page.bytes
+        };
+        for bytes in [&b"\x1b[2J"[..], b"\xff", b"\x00", b"a\rb"] {
+            assert_eq!(printed(false, bytes), [b"k\n", bytes, b"\n"].concat());
+            assert_eq!(printed(true, bytes), format!("k\n{}\n", quote::go(bytes)).into_bytes());
+        }
+        let plain = "two\nlines\tand \u{fc}\u{4e2d}";
+        assert_eq!(printed(true, plain.as_bytes()), format!("k\n{plain}\n").into_bytes());
+    }
 }

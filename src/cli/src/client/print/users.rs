@@ -1,5 +1,7 @@
 //! Answers about users and roles.
 
+use prost::Message;
+
 use super::json::Object;
 use super::{Page, Show, header_json};
 use crate::client::quote;
@@ -15,6 +17,11 @@ pub(crate) struct Done {
 }
 
 impl Show for Done {
+    fn protobuf(&self) -> Option<Vec<u8>> {
+        // All messages that have only a header are alike.
+        self.header.map(|header| pb::AuthEnableResponse { header: Some(header) }.encode_to_vec())
+    }
+
     fn simple(&self, page: &mut Page) {
         page.line(&self.words);
     }
@@ -37,6 +44,12 @@ pub(crate) struct Names {
 }
 
 impl Show for Names {
+    fn protobuf(&self) -> Option<Vec<u8>> {
+        // The list of roles is the same message.
+        let (header, users) = (self.header, self.names.clone());
+        Some(pb::AuthUserListResponse { header, users }.encode_to_vec())
+    }
+
     fn simple(&self, page: &mut Page) {
         for name in &self.names {
             page.line(name);
@@ -64,6 +77,10 @@ pub(crate) struct User {
 }
 
 impl Show for User {
+    fn protobuf(&self) -> Option<Vec<u8>> {
+        Some(self.answer.encode_to_vec())
+    }
+
     fn simple(&self, page: &mut Page) {
         page.line(format!("User: {}", self.name));
         let roles: String = self.answer.roles.iter().map(|role| format!(" {role}")).collect();
@@ -108,6 +125,10 @@ fn permission_line(permission: &Permission) -> Vec<u8> {
 }
 
 impl Show for Role {
+    fn protobuf(&self) -> Option<Vec<u8>> {
+        Some(self.answer.encode_to_vec())
+    }
+
     fn simple(&self, page: &mut Page) {
         page.line(format!("Role {}", self.name));
         for (title, kinds) in [

@@ -42,7 +42,7 @@ fn all_keys_come_over_and_those_on_leases_are_named() {
         let again = imported(&source, &target, &["-w", "json"]).done();
         assert!(again.starts_with("{\"what\":\"copied\",\"source_cluster_id\":"), "{again}");
         assert!(again.contains("\"keys\":1506,"), "{again}");
-        assert!(again.contains(&format!("\"written\":0,\"beside\":[],\"left_out\":[{{\"key\":\"YWxpdmUvYQ==\",\"lease\":{lease}}}")), "{again}");
+        assert!(again.contains(&format!("\"written\":0,\"beside\":{{\"count\":0,\"keys\":[]}},\"left_out\":[{{\"key\":\"YWxpdmUvYQ==\",\"lease\":{lease}}}")), "{again}");
         assert_eq!(target.revision(), before);
         assert_eq!(source.revision(), revision, "nothing is written to the source");
     }
@@ -166,13 +166,14 @@ fn a_copy_lives_through_kills_of_both_and_a_compaction() {
     source.kill();
     source.start();
     until("more keys have come", || target.count() > 5000);
-    // What has come over already changes, and what it was is forgotten.
+    // What has come over already changes, and what it was is forgotten; it takes no part in that.
+    kill_process(Pid::from_child(&begun), Signal::STOP).unwrap();
     source.txn(vec![put(b"k/000001", b"new", 0), delete("k/000002", false), put(b"k/", b"new", 0)]);
     source.compact();
+    kill_process(Pid::from_child(&begun), Signal::CONT).unwrap();
     let ended = begun.wait_with_output().unwrap();
     let err = String::from_utf8(ended.stderr).unwrap();
     assert_eq!(ended.status.code(), Some(0), "{err}");
-    assert!(err.contains("the target: "), "{err}");
     assert!(err.contains("begins anew with a newer one"), "{err}");
     assert_equal(&source.rows(""), &target.rows(""));
     assert_eq!(target.get("k/000001").as_deref(), Some("new"));
