@@ -2,11 +2,13 @@
 
 use std::future::{Future, IntoFuture};
 use std::task::{Context, Poll, Waker};
+use std::thread;
 use std::time::Duration;
 
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
-    Client, Error, LeaseId, Limits, Refusal, ResumeRefusal, Session, SessionEnd, Standing, Wait,
+    Client, Error, LeaseId, Limits, Loss, OrderError, Refusal, Released, ResumeRefusal, Session,
+    SessionEnd, Standing, Wait,
 };
 
 const TTL: Duration = Duration::from_millis(900);
@@ -189,6 +191,44 @@ fn a_holder_that_was_cut_off_cannot_shorten_its_lock_delay() {
     assert!(is_bound(&cluster.node(other).client(), "k"));
     client.revoke(lease).wait().unwrap();
     assert!(!is_bound(&client, "k"), "an operator can");
+}
+
+/// Whatever it does in the moment in which it hears of its loss.
+#[test]
+fn a_holder_that_was_lost_cannot_shorten_its_lock_delay_by_giving_up_what_it_had() {
+    let cluster = quick(3);
+    let (holder, other) = followers(&cluster);
+    let delay = Limits::LOCK_DELAY_MAX;
+    let session = cluster.node(holder).open_session().lock_delay(delay).wait().unwrap();
+    let names = ["dropped", "released", "handed over"];
+    let guards = names.map(|name| session.mutex(name).lock().wait().unwrap());
+    let keys = guards.each_ref().map(|guard| guard.key().clone());
+    let heirs = cluster.node(other).session().wait().unwrap();
+    let heir = heirs.mutex("handed over");
+    let waiting = thread::spawn(move || heir.lock().wait());
+    let heir = loop {
+        let line = session.mutex("handed over").line().unwrap();
+        match line.into_iter().find(|place| !place.holds) {
+            Some(heir) => break heir,
+            None => thread::yield_now(),
+        }
+    };
+    let [dropped, released, handed_over] = guards;
+    cluster.partition(&[holder]);
+    let lost = Loss::SessionEnded(SessionEnd::NotRenewed);
+    assert_eq!(dropped.lost().wait(), lost);
+    drop(dropped);
+    assert_eq!(handed_over.hand_over(&heir).wait(), Err(OrderError::Gone));
+    assert_eq!(released.release().wait(), Ok(Released::WasLost(lost)));
+    cluster.heal();
+    let (client, lease) = (cluster.node(holder).client(), session.lease());
+    client.put("after", "v").wait().unwrap();
+    for key in keys {
+        let row = client.get(key.clone()).wait().unwrap();
+        assert_eq!(row.and_then(|row| row.lease), Some(lease), "{key:?}");
+    }
+    client.revoke(lease).wait().unwrap();
+    assert!(waiting.join().unwrap().is_ok());
 }
 
 #[test]

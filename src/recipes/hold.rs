@@ -298,8 +298,10 @@ impl Hold {
         self.grant.still_held(&self.place)
     }
 
-    /// Ends the hold, without waiting for anything.
+    /// Ends the hold, without waiting for anything; false if it is over already.
     fn give_up(&self, why: Loss, reply: ReplyTo<Reply>) -> bool {
+        // Whether it was lost is known when somebody looks.
+        self.session.state().end(self.session.shared().now());
         self.lines.release(&self.place, &self.turn, why, reply)
     }
 
@@ -332,7 +334,7 @@ impl Hold {
         }
         let (sender, mut receiver) = oneshot::channel();
         if !self.give_up(Loss::Released, ReplyTo::Waiting(sender)) {
-            return Ok(Released::WasLost(self.turn.loss().unwrap_or(Loss::KeyDeleted)));
+            return Ok(Released::WasLost(self.is_lost().unwrap_or(Loss::KeyDeleted)));
         }
         // Within the node it is known at once.
         let answer = match receiver.try_recv() {
@@ -366,7 +368,7 @@ impl Hold {
         view::is_for_ours_alone(&shared, &line)?;
         let (sender, receiver) = oneshot::channel();
         let (heir, reply) = (heir.key.clone(), ReplyTo::Waiting(sender));
-        if !self.lines.hand_over(&self.place, &self.turn, heir, reply) {
+        if self.is_lost().is_some() || !self.lines.hand_over(&self.place, &self.turn, heir, reply) {
             return Err(OrderError::Gone);
         }
         drop(self);

@@ -370,7 +370,7 @@ impl Place {
         acts: &mut Acts,
     ) -> bool {
         let mut inner = self.lock();
-        if !inner.is_held_by(turn) {
+        if !inner.is_held_by(turn) || self.is_left_to_its_lease() {
             return false;
         }
         inner.holder = None;
@@ -396,7 +396,7 @@ impl Place {
         acts: &mut Acts,
     ) -> bool {
         let mut inner = self.lock();
-        if !inner.is_held_by(turn) {
+        if !inner.is_held_by(turn) || self.is_left_to_its_lease() {
             return false;
         }
         inner.holder = None;
@@ -482,6 +482,12 @@ impl Place {
     /// Whether its session was orphaned: what it holds is left for the program's next life.
     fn is_left(&self) -> bool {
         self.session.ended() == Some(SessionEnd::Orphaned)
+    }
+
+    /// Whether the session was lost. It may have been told nobody yet; but what it held is its lease's from then on, which
+    /// keeps others away for the lock delay, whatever somebody here does about it.
+    fn is_left_to_its_lease(&self) -> bool {
+        self.session.ended() == Some(SessionEnd::NotRenewed)
     }
 
     /// Whether this turn has it.
