@@ -466,6 +466,7 @@ impl Judge {
         let Some(calm) = self.locks.calm_since else { return };
         self.check_holders();
         self.check_circles(calm);
+        self.check_takers(calm);
         let now = self.timeline.now();
         let Locks { wishes, believed, .. } = &self.locks;
         let idle = |wish: &Wish| {

@@ -9,6 +9,10 @@ use bytes::Bytes;
 use super::Judge;
 use crate::model::{Event, EventKind, NodeId, Revision};
 
+/// In the calm, whoever takes again and again gets something within this time, if there is something all the while: an
+/// election, and those before it in the line that are gone and do not take what is meant for them.
+const HUNGER_MAX: Duration = Duration::from_secs(6);
+
 /// Names a delivery.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct DeliveryId(u64);
@@ -23,6 +27,17 @@ pub(crate) struct Taken {
     pub(crate) taken_at: Revision,
     /// Whether it is the taker's still.
     pub(crate) is_ours: Box<dyn Fn() -> bool>,
+}
+
+/// Names somebody's wish for an item.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct HungerId(u64);
+
+/// Somebody who takes again and again, until there is something.
+struct Hunger {
+    node: NodeId,
+    queue: &'static str,
+    since: Duration,
 }
 
 /// What the judge knows of queues.
@@ -42,12 +57,16 @@ pub(super) struct Queues {
     acknowledged: BTreeSet<(Bytes, Revision)>,
     /// The last taking of each item, and its attempt.
     takings: BTreeMap<Bytes, (Revision, u64)>,
+    /// The items, by their keys, that nobody has and that have no delay, and since when.
+    free: BTreeMap<Bytes, Duration>,
+    hungry: BTreeMap<HungerId, Hunger>,
 }
 
 impl Queues {
     /// A process has ended, and with it its takers.
     pub(super) fn ended(&mut self, node: NodeId) {
         self.deliveries.retain(|_, taken| taken.node != node);
+        self.hungry.retain(|_, hunger| hunger.node != node);
     }
 }
 
@@ -61,6 +80,38 @@ impl Judge {
     /// How many items there are, in all queues, as of the newest revision.
     pub(crate) fn items_waiting(&self) -> usize {
         self.queues.waiting
+    }
+
+    /// Somebody on a node takes from now on, again and again, until there is something.
+    pub(crate) fn hungers(&mut self, node: NodeId, queue: &'static str) -> HungerId {
+        let id = HungerId(self.next);
+        self.next += 1;
+        let since = self.timeline.now();
+        self.queues.hungry.insert(id, Hunger { node, queue, since });
+        id
+    }
+
+    /// It was given something, or takes no more.
+    pub(crate) fn hungers_no_more(&mut self, id: HungerId) {
+        self.queues.hungry.remove(&id);
+    }
+
+    /// In the calm nobody takes in vain for long while there is something to be taken all the while.
+    pub(super) fn check_takers(&mut self, calm: Duration) {
+        let now = self.timeline.now();
+        let Queues { free, hungry, .. } = &self.queues;
+        let long = |since: Duration| now - since.max(calm) > HUNGER_MAX;
+        for hunger in hungry.values().filter(|hunger| long(hunger.since)) {
+            let is_of = |key: &Bytes| {
+                let rest = key.strip_prefix(hunger.queue.as_bytes());
+                rest.is_some_and(|rest| rest.starts_with(b"/item/"))
+            };
+            if let Some((key, _)) = free.iter().find(|(key, since)| is_of(key) && long(**since)) {
+                let detail =
+                    format!("nobody has had {key:?} since {calm:?}, and {:?} takes", hunger.node);
+                return self.broken("Q-LIVE", || detail);
+            }
+        }
     }
 
     /// It was put.
@@ -163,12 +214,16 @@ impl Judge {
     pub(super) fn follow_queues(&mut self, revision: Revision, events: &[Event]) {
         for event in events.iter().filter(|event| event.kv.key.starts_with(b"queue/")) {
             let key = &event.kv.key;
+            self.follow_claims(event);
             let Some(at) = key.windows(6).position(|part| part == b"/item/") else { continue };
             let (queue, item) = (key.slice(..at), key.slice(at + 6..));
             let is_new = event.kind == EventKind::Put && event.kv.version == 1;
             if is_new {
                 self.queues.waiting += 1;
                 let value = event.kv.value.clone();
+                if self.queues.not_before.get(&value).is_some_and(|at| *at <= self.timeline.now()) {
+                    self.queues.free.insert(key.clone(), self.timeline.now());
+                }
                 let before = self.queues.keys.insert(value.clone(), key.clone());
                 let is_refused = self.queues.refused.contains(&value);
                 self.expect(before.is_none() && !is_refused, "Q-LOST", || {
@@ -177,6 +232,7 @@ impl Judge {
             }
             if event.kind == EventKind::Delete {
                 self.queues.waiting = self.queues.waiting.saturating_sub(1);
+                self.queues.free.remove(key);
                 let claim = [&queue[..], b"/claim/", &item[..]].concat();
                 let row = self.truth.row_at(&claim, Revision(revision.get() - 1));
                 let since = row.map(|row| row.create_revision);
@@ -187,6 +243,21 @@ impl Judge {
                         "{key:?} is gone at {revision:?}; nobody acknowledged it since {since:?}"
                     )
                 });
+            }
+        }
+    }
+
+    /// An item with a claim is not free; it is when the claim has gone and it has not.
+    fn follow_claims(&mut self, event: &Event) {
+        let key = &event.kv.key;
+        let Some(at) = key.windows(7).position(|part| part == b"/claim/") else { return };
+        let item = Bytes::from([&key[..at], b"/item/", &key[at + 7..]].concat());
+        match event.kind {
+            EventKind::Put => drop(self.queues.free.remove(&item)),
+            EventKind::Delete => {
+                if self.truth.row_at(&item, event.revision()).is_some() {
+                    self.queues.free.insert(item, self.timeline.now());
+                }
             }
         }
     }

@@ -86,13 +86,24 @@ async fn take_for_ever(player: Player, queue: &'static str) {
 }
 
 async fn take_while_it_lives(player: Player, taker: QueueTaker, queue: &'static str) {
-    while !player.is_closing() {
-        match take(&player, &taker).await {
-            Ok(Some(delivery)) => work(&player, queue, delivery).await,
-            Err(QueueError::SessionEnded(_)) => return,
+    while let Some(delivery) = next(&player, &taker, queue).await {
+        work(&player, queue, delivery).await;
+    }
+}
+
+/// Takes again and again, until there is something, or the session has ended.
+async fn next(player: &Player, taker: &QueueTaker, queue: &'static str) -> Option<Delivery> {
+    let hunger = player.scene.judge.borrow_mut().hungers(player.node, queue);
+    let mut taken = None;
+    while taken.is_none() && !player.is_closing() {
+        match take(player, taker).await {
+            Ok(Some(delivery)) => taken = Some(delivery),
+            Err(QueueError::SessionEnded(_)) => break,
             Ok(None) | Err(_) => player.think().await,
         }
     }
+    player.scene.judge.borrow_mut().hungers_no_more(hunger);
+    taken
 }
 
 /// Waits for an item, or only tries, or gives up half-way.
