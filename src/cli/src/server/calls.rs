@@ -80,6 +80,13 @@ impl Calls {
         Some(Arc::clone(method))
     }
 
+    /// A call has ended before anything of it was read.
+    pub(super) fn refused(&self, path: &str, status: &Status) {
+        if let Some(method) = self.begins(path) {
+            method.ends(status.code());
+        }
+    }
+
     /// The samples of both families: labels and counts, of calls that have begun and of calls that have ended. A code
     /// with which no call has ended is left out, but for that of success.
     pub(super) fn samples(&self) -> (Samples, Samples) {

@@ -197,9 +197,16 @@ impl Dispatch {
         })
     }
 
+    /// Whether a request may be read at all: nobody keeps what somebody sends who may not ask. It is judged once more when
+    /// it is read.
+    pub(super) fn may_be_read(&self, headers: &HeaderMap, path: &str) -> Result<(), Status> {
+        let judged = self.admit(headers, path);
+        judged.map(drop).inspect_err(|status| self.member.calls().refused(path, status))
+    }
+
     /// Refuses what needs a leader where there is none, what a learner does not do, and what users may not. What
     /// streams, and ranges, are looked at where they are answered. Says who asks.
-    pub(super) fn admit(&self, headers: &HeaderMap, path: &str) -> Result<Identity, Status> {
+    fn admit(&self, headers: &HeaderMap, path: &str) -> Result<Identity, Status> {
         let requires = headers.get("hasleader").is_some_and(|value| value == "true");
         if requires && !self.member.has_leader() {
             return Err(Reason::NoLeader.into());

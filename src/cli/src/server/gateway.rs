@@ -55,8 +55,7 @@ pub(super) async fn answer(
     let (head, body) = request.into_parts();
     let metadata = metadata(&head.headers);
     let path = format!("/{}/{}", method.parent_service().full_name(), method.name());
-    // Judged with the rest once more: nobody keeps what somebody sends who may not ask.
-    if let Err(status) = dispatch.admit(&metadata, &path) {
+    if let Err(status) = dispatch.may_be_read(&metadata, &path) {
         return refusal(&status);
     }
     let body = if method.is_client_streaming() {

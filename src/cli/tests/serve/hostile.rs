@@ -10,7 +10,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use serde_json::{Value, json};
-use tempfile::tempdir;
+use tempfile::{TempDir, tempdir};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
@@ -445,17 +445,33 @@ fn who_goes_away_in_the_middle_of_a_request_leaves_nothing() {
     is_well(server);
 }
 
+/// A server that may have 256 descriptors, of which clients get half.
+fn with_few_descriptors(dir: &TempDir) -> Server {
+    let [peer, client] = free_ports();
+    let mut command = Command::new("sh");
+    let words = "ulimit -n 256 && exec \"$0\" serve \"$@\"";
+    command.args(["-c", words, env!("CARGO_BIN_EXE_bowline")]);
+    command.args(flags(0, &[peer], client, dir.path()));
+    Server::run(command, client).ready()
+}
+
+/// Whoever says nothing has a seat for as long as nobody else needs it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silent_connections_take_no_seat_from_who_has_something_to_say() {
+    let dir = tempdir().unwrap();
+    let server = with_few_descriptors(&dir);
+    let silent: Vec<TcpStream> =
+        (0..300).map(|_| TcpStream::connect(&server.address).unwrap()).collect();
+    answers(&server.channel().await).await;
+    drop(silent);
+    let (status, said) = server.stop();
+    assert!(status.success(), "{said}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_never_get_the_last_descriptors() {
-    let (dir, [peer, client]) = (tempdir().unwrap(), free_ports());
-    let mut command = Command::new("sh");
-    command.args([
-        "-c",
-        "ulimit -n 256 && exec \"$0\" serve \"$@\"",
-        env!("CARGO_BIN_EXE_bowline"),
-    ]);
-    command.args(flags(0, &[peer], client, dir.path()));
-    let server = Server::run(command, client).ready();
+    let dir = tempdir().unwrap();
+    let server = with_few_descriptors(&dir);
     let channel = server.channel().await;
     answers(&channel).await;
     let mut idle = Vec::new();
