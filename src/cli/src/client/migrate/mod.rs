@@ -393,7 +393,10 @@ impl Task {
             };
             let copied = match copied {
                 Ok(copied) => copied,
-                Err(failure) => return Err(import.with_what_was_done(failure)),
+                Err(failure) => {
+                    import.leave_nothing_behind().await;
+                    return Err(import.with_what_was_done(failure));
+                }
             };
             output.show(&copied)?;
             if !self.mirror {
