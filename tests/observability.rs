@@ -7,7 +7,9 @@ use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use bowline::testing::{Cluster, ClusterOptions};
-use bowline::{Config, Effect, Ending, Error, MemberRole, Node, RequestKind, Role, Verdict, Wait};
+use bowline::{
+    Config, Effect, Ending, Error, KeyRange, MemberRole, Node, Op, RequestKind, Role, Verdict, Wait,
+};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -52,7 +54,11 @@ impl Subscriber for &'static Lines {
         id
     }
 
-    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record(&self, id: &Id, record: &Record<'_>) {
+        let mut line = format!("RECORD of={}", id.into_u64());
+        record.record(&mut Words(&mut line));
+        self.lines.lock().unwrap().push(line);
+    }
 
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
@@ -105,17 +111,38 @@ fn a_trace_follows_a_write_from_its_call_to_its_answer() {
     lines();
     let cluster = quick(3, |config| config);
     let leader = cluster.leader().wait().unwrap();
-    // The label of the lease finds the span among those of other tests.
+    // No other test deletes on a cluster of its own.
     cluster.node(leader).client().delete("traced").wait().unwrap();
-    let span = found(&["TRACE write", "kind=\"delete\""]).expect("a span for the call");
+    let span = found(&["DEBUG write", "kind=\"delete\""]).expect("a span for the call");
     let number = span.split("span=").nth(1).unwrap().split(' ').next().unwrap();
     let parent = format!("parent={number} ");
-    for words in ["numbered", "handed over", "answered"] {
+    for words in ["let in", "numbered", "handed over", "decided", "answered"] {
         assert!(found(&[&parent, words]).is_some(), "no {words} below {span}");
     }
-    for words in ["let in", "proposed", "synced", "applied"] {
+    let request = found(&[&format!("RECORD of={number} "), "request="]).expect("its number");
+    let request = request.split("request=").nth(1).unwrap();
+    let proposed = found(&["in an entry", &format!("request={request} ")]);
+    assert!(proposed.is_some(), "the leader says which entry it went into");
+    for words in ["proposed", "synced", "applied"] {
         assert!(found(&["TRACE", words]).is_some(), "no {words}");
     }
+}
+
+#[test]
+fn a_trace_follows_a_read_from_its_call_to_its_answer() {
+    lines();
+    let cluster = quick(3, |config| config);
+    let follower = (cluster.leader().wait().unwrap() + 1) % 3;
+    cluster.node(follower).client().get("traced").wait().unwrap();
+    let lines: Vec<String> = lines().lines.lock().unwrap().clone();
+    let spans = lines.iter().filter(|line| line.starts_with("DEBUG read"));
+    let is_whole = |span: &String| {
+        let number = span.split("span=").nth(1).unwrap();
+        let parent = format!("parent={number} ");
+        let has = |words| lines.iter().any(|line| line.contains(&parent) && line.contains(words));
+        ["asked the leader", "confirmed", "answered"].into_iter().all(has)
+    };
+    assert!(spans.clone().any(is_whole), "{:?}", spans.collect::<Vec<_>>());
 }
 
 #[test]
@@ -127,9 +154,10 @@ fn a_slow_request_gets_a_line_that_says_where_its_time_went() {
     node.wait_for(|status| status.leader.is_some()).wait();
     node.client().put("k", "v").wait().unwrap();
     let line = found(&["WARN", "a slow request", "node=\"sluggish\""]).expect("a line");
-    for field in ["took=", "waiting=", "deciding=", "applying=", "telling=", "outcome=\"done\""] {
+    for field in ["took=", "waiting=", "logging=", "agreeing=", "applying=", "telling="] {
         assert!(line.contains(field), "{field} in {line}");
     }
+    assert!(line.contains(": it took") && line.contains("outcome=\"done\""), "{line}");
     for _ in 0..100 {
         node.client().put("k", "v").wait().unwrap();
     }
@@ -186,6 +214,101 @@ fn metrics_count_what_a_program_did() {
     assert!(now.write_stage_seconds.iter().all(|(_, stage)| stage.count() >= 21));
     assert!(now.read_rounds_total > 0 && now.read_round_seconds.count() > 0);
     assert!(now.entry_commit_seconds.count() > 0);
+}
+
+#[test]
+fn what_was_done_to_the_store_is_counted_in_and_outside_of_transactions() {
+    let cluster = quick(1, |config| config);
+    let (kv, metrics) = (cluster.node(0).client(), cluster.node(0).metrics());
+    let before = metrics.snapshot();
+    kv.put("a", "12").wait().unwrap();
+    kv.put("b", "12").wait().unwrap();
+    kv.get("a").wait().unwrap();
+    kv.range(KeyRange::all()).local().wait().unwrap();
+    kv.txn()
+        .then(Op::put("c", "1"))
+        .then(Op::get("a"))
+        .then(Op::delete("a"))
+        .commit()
+        .wait()
+        .unwrap();
+    kv.txn().then(Op::get("b")).then(Op::get("c")).commit().wait().unwrap();
+    kv.txn().then(Op::put("d", "1")).commit().wait().unwrap();
+    kv.delete(KeyRange::all()).wait().unwrap();
+    let lease = kv.grant(Duration::from_secs(60)).wait().unwrap();
+    kv.put("leased", "").lease(lease.id).wait().unwrap();
+    kv.renew(lease.id).wait().unwrap();
+    kv.revoke(lease.id).wait().unwrap();
+    let now = metrics.snapshot();
+    assert_eq!(now.puts_total - before.puts_total, 5);
+    assert_eq!(now.put_bytes_total - before.put_bytes_total, 3 + 3 + 2 + 2 + 6);
+    assert_eq!(now.deletes_total - before.deletes_total, 3, "one of a lease's keys");
+    assert_eq!(now.ranges_total - before.ranges_total, 5);
+    assert_eq!(now.txns_total - before.txns_total, 2, "of more than one operation");
+    assert_eq!(now.lease_grants_total - before.lease_grants_total, 1);
+    assert_eq!(now.lease_ends_total - before.lease_ends_total, 1);
+    let margins = now.lease_margin_seconds.since(&before.lease_margin_seconds);
+    assert_eq!(margins.count(), 1);
+    assert!(margins.sum() > 30.0, "renewed at once: {}", margins.sum());
+}
+
+#[test]
+fn holds_and_waiters_are_counted_and_a_hand_over_is_timed() {
+    let cluster = quick(1, |config| config);
+    let (node, metrics) = (cluster.node(0), cluster.node(0).metrics());
+    let kv = node.client();
+    let becomes = |held, waiting| {
+        let otherwise = format!("{held} do not hold, or {waiting} do not wait");
+        cluster
+            .wait_until(&otherwise, |_| {
+                // The node has something to say as long as it is asked something.
+                kv.put("k", "again").wait().unwrap();
+                let now = metrics.snapshot();
+                (now.locks_held, now.lock_waiters) == (held, waiting)
+            })
+            .wait()
+            .unwrap();
+    };
+    let handed = || metrics.snapshot().lock_handoff_seconds.count();
+    let one = node.open_session().wait().unwrap();
+    let other = node.open_session().wait().unwrap();
+    let guard = one.mutex("m").lock().wait().unwrap();
+    becomes(1, 0);
+    assert_eq!(handed(), 0, "it was free");
+    let wait = || {
+        let session = other.clone();
+        std::thread::spawn(move || session.mutex("m").lock().wait().unwrap())
+    };
+    // From session to session, through the line of the cluster.
+    let waiter = wait();
+    becomes(1, 1);
+    guard.release().wait().unwrap();
+    let guard = waiter.join().unwrap();
+    assert_eq!(handed(), 1);
+    becomes(1, 0);
+    // From task to task of one session, inside the process.
+    let waiter = wait();
+    becomes(1, 1);
+    drop(guard);
+    let guard = waiter.join().unwrap();
+    assert_eq!(handed(), 2);
+    // Who gives up waits no more, and who loses holds no more.
+    let late = one.mutex("m").lock().deadline(Duration::from_millis(50)).wait();
+    assert!(late.is_err());
+    becomes(1, 0);
+    other.clone().close().wait().unwrap();
+    becomes(0, 0);
+    assert!(!guard.is_held());
+    assert_eq!(handed(), 2);
+    cluster
+        .wait_until("no session is renewed", |_| {
+            kv.put("k", "again").wait().unwrap();
+            metrics.snapshot().session_margin_seconds.count() > 0
+        })
+        .wait()
+        .unwrap();
+    let margins = metrics.snapshot().session_margin_seconds;
+    assert!(margins.quantile(1.0).unwrap() < 1.1, "a session of 900 ms");
 }
 
 #[test]

@@ -195,6 +195,7 @@ impl IntoFuture for GetCall {
             client.shared.settings.limits.check_range(&range)?;
             client.may_read(&range.range)?;
             client.be_current(consistency, client.shared.deadline(timeout)).await?;
+            client.shared.meters.ranges_total.one();
             let mut row = client.shared.reader.range(&range)?.kvs.pop();
             client.may_read(&range.range)?;
             client.scope.strip_all(&mut row);
@@ -287,7 +288,7 @@ impl IntoFuture for RangeCall {
             client.shared.settings.limits.check_range(&range)?;
             client.may_read(&range.range)?;
             client.be_current(consistency, client.shared.deadline(timeout)).await?;
-            let reply = client.shared.reader.range(&range)?;
+            let reply = client.shared.range(&range)?;
             // By a table that is at least as new as the rows.
             client.may_read(&range.range)?;
             Ok(client.scope.strip_range(reply))

@@ -160,6 +160,7 @@ impl Checked {
             log_segment_bytes: config.log_segment_bytes,
             warm_copy: config.warm_copy.then_some(WarmCopy::OnDisk),
             slow_request: config.slow_request,
+            slow_apply: config.slow_apply,
         }
     }
 }

@@ -50,6 +50,7 @@ pub struct Config {
     pub(super) log_segment_bytes: u64,
     pub(super) warm_copy: bool,
     pub(super) slow_request: Duration,
+    pub(super) slow_apply: Duration,
     pub(super) env: Env,
 }
 
@@ -149,6 +150,7 @@ impl Config {
             log_segment_bytes: 16 << 20,
             warm_copy: false,
             slow_request: Duration::from_millis(300),
+            slow_apply: Duration::from_millis(100),
             env: Env::real(),
         }
     }
@@ -357,6 +359,13 @@ impl Config {
     /// the first time. Default 300 ms; [`Duration::MAX`] for none.
     pub fn slow_request(mut self, threshold: Duration) -> Self {
         self.slow_request = threshold;
+        self
+    }
+
+    /// A batch of entries that takes longer to apply to this replica gets a line in the log, too: one a second
+    /// at most. Default 100 ms; [`Duration::MAX`] for none.
+    pub fn slow_apply(mut self, threshold: Duration) -> Self {
+        self.slow_apply = threshold;
         self
     }
 

@@ -91,7 +91,7 @@ impl TxnCall {
                 client.shared.settings.limits.check(&command)?;
                 client.may_do(&command)?;
                 client.be_current(consistency, client.shared.deadline(timeout)).await?;
-                let reply = client.shared.reader.read_txn(txn)?;
+                let reply = client.shared.read_txn(txn)?;
                 client.may_do(&command)?;
                 reply
             }

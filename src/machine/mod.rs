@@ -143,6 +143,29 @@ pub struct Applied {
     pub compacted: Option<Revision>,
     /// The members after it, if it changed anything about them.
     pub members: Option<Arc<Members>>,
+    /// How much was done for it.
+    pub tally: Tally,
+}
+
+/// How many operations were carried out, in and outside of transactions. Of no consequence for the state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Tally {
+    /// Ranges in the log: in transactions that write.
+    pub ranges: u64,
+    /// Puts.
+    pub puts: u64,
+    /// The bytes of their keys and values.
+    pub put_bytes: u64,
+    /// Deletes, however many keys each has deleted; also of the keys of leases that have ended.
+    pub deletes: u64,
+    /// Transactions with more than one operation.
+    pub txns: u64,
+}
+
+impl Tally {
+    fn operations(&self) -> u64 {
+        self.ranges + self.puts + self.deletes
+    }
 }
 
 /// What one revision changed.
@@ -399,7 +422,10 @@ impl Machine {
                 let path = Path::judge(&txn, &before)?;
                 path.check(&txn, &before, newest)?;
                 let mut mutation = self.store.begin();
+                let operations = turn.done.tally.operations();
                 let reply = self.txn(turn, &mut mutation, &txn, &path)?;
+                let operations = turn.done.tally.operations() - operations;
+                turn.done.tally.txns += u64::from(operations > 1);
                 self.commit(turn, mutation);
                 Ok(Reply::Txn(reply))
             }
@@ -495,6 +521,8 @@ impl Machine {
             prev: if put.prev_kv { prev.cloned() } else { None },
         };
         self.attach(&put.key, lease_before, lease);
+        turn.done.tally.puts += 1;
+        turn.done.tally.put_bytes += (put.key.len() + value.len()) as u64;
         Ok(reply)
     }
 
@@ -504,6 +532,7 @@ impl Machine {
         mutation: &mut Mutation,
         delete: &Delete,
     ) -> Result<DeleteReply, Stop> {
+        turn.done.tally.deletes += 1;
         let mut keys = Vec::new();
         turn.hold.snapshot(mutation.revision()).scan(&delete.range, |row| {
             keys.push(row.to_row());
@@ -552,6 +581,7 @@ impl Machine {
                     if range.revision.is_some_and(|asked| asked > Revision(0)) {
                         snapshot = snapshot.at(resolve(range.revision, self.newest())?);
                     }
+                    turn.done.tally.ranges += 1;
                     TxnResult::Range(snapshot.range(range, revision)?)
                 }
                 Op::Put(put) => TxnResult::Put(self.put(turn, mutation, put)?),
@@ -626,6 +656,7 @@ impl Machine {
             assert!(prev.is_some_and(|kv| kv.lease == Some(id)), "lease {id} held a foreign key");
             deleted += 1;
         }
+        turn.done.tally.deletes += deleted;
         self.commit(turn, mutation);
         if mutant::is(Mutant::M28) {
             turn.done.changes.pop();

@@ -210,12 +210,18 @@ catalogue! {
     write_stage_seconds: By<Stage, Seconds> => ByLabel<Stage, Histogram>, "histogram";
     /// Requests that took longer than the threshold for the log of slow ones.
     slow_requests_total: Counter => u64, "counter";
+    /// Batches of entries that took longer to apply than the threshold for the log of slow ones.
+    slow_applies_total: Counter => u64, "counter";
     /// Requests made on this node that have no answer yet.
     open_requests: Gauge => u64, "gauge";
+    /// Of these, those that are to be handed to a leader, again or for the first time.
+    unsent_requests: Gauge => u64, "gauge";
     /// Bytes of the writes that admission has let in and that have no answer yet.
     open_bytes: Gauge => u64, "gauge";
     /// Linearizable reads and waits that have no answer yet.
     open_reads: Gauge => u64, "gauge";
+    /// Linearizable reads whose time was up before a leader had confirmed how far they must see.
+    reads_unconfirmed_total: Counter => u64, "counter";
     /// Requests that this node, as the leader or taken for it, did not propose, by why.
     proposals_refused_total: By<Refused, Counter> => ByLabel<Refused, u64>, "counter";
     /// Things that the driver found at the start of a turn.
@@ -248,6 +254,18 @@ catalogue! {
     apply_entries: Sizes => Histogram, "histogram";
     /// Time to apply one batch of entries and to tell everybody.
     apply_seconds: Seconds => Histogram, "histogram";
+    /// Entries that this node knows to be committed, from its leader too, and has not applied.
+    apply_lag_entries: Gauge => u64, "gauge";
+    /// Ranges read from this replica, also by transactions.
+    ranges_total: Counter => u64, "counter";
+    /// Puts applied to this replica, also by transactions.
+    puts_total: Counter => u64, "counter";
+    /// Bytes of the keys and values of these puts.
+    put_bytes_total: Counter => u64, "counter";
+    /// Deletes applied to this replica, also by transactions; and keys that went with their leases.
+    deletes_total: Counter => u64, "counter";
+    /// Transactions of more than one operation, applied to this replica or read from it.
+    txns_total: Counter => u64, "counter";
     /// Watchers that keep up.
     watchers: Gauge => u64, "gauge";
     /// Changes handed to the watchers' hub.
@@ -256,8 +274,24 @@ catalogue! {
     watch_overflows_total: Counter => u64, "counter";
     /// Leases that exist.
     leases: Gauge => u64, "gauge";
+    /// Leases granted on this replica.
+    lease_grants_total: Counter => u64, "counter";
+    /// Leases that have ended on this replica: revoked or run out.
+    lease_ends_total: Counter => u64, "counter";
+    /// As the leader: leases that have run out, whose end was proposed.
+    lease_expiries_total: Counter => u64, "counter";
+    /// As the leader: how much of a lease's life was left when it was renewed.
+    lease_margin_seconds: Seconds => Histogram, "histogram";
     /// Sessions that this node keeps alive.
     sessions: Gauge => u64, "gauge";
+    /// How much longer this node would have believed in a session of its own when a renewal was confirmed.
+    session_margin_seconds: Seconds => Histogram, "histogram";
+    /// Holds that tasks of this node have, of locks and elections of all kinds.
+    locks_held: Gauge => u64, "gauge";
+    /// Tasks of this node that wait in the line of a lock or an election.
+    lock_waiters: Gauge => u64, "gauge";
+    /// Time from when this node knew that a lock was a waiting task's until that task had its guard.
+    lock_handoff_seconds: Seconds => Histogram, "histogram";
     /// 1 while this node leads.
     is_leader: Gauge => u64, "gauge";
     /// 1 while this node knows of a leader.
@@ -300,6 +334,8 @@ catalogue! {
     snapshot_seconds: Seconds => Histogram, "histogram";
     /// The size of the last snapshot taken.
     snapshot_bytes: Gauge => u64, "gauge";
+    /// Jobs that wait for the thread of the snapshots.
+    snapshot_queue_jobs: Gauge => u64, "gauge";
     /// Bytes of snapshots sent to other members.
     snapshot_sent_bytes_total: Counter => u64, "counter";
     /// Bytes of snapshots received from other members.

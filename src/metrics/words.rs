@@ -91,9 +91,13 @@ label! {
     Stage {
         /// From the call until it is handed over: to the leader, or into the leader's own log.
         Waiting = "waiting",
-        /// From then on until it is committed and this node's driver has it: the way to the leader and
-        /// back, the logs of a quorum.
-        Deciding = "deciding",
+        /// From then on until its entry is handed to this node's own log: the way to the leader and back.
+        /// Next to nothing, where this node leads.
+        Travelling = "travelling",
+        /// From then on until this node has it on its disk.
+        Logging = "logging",
+        /// From then on until it is committed and this node's driver has it: the logs of the others.
+        Agreeing = "agreeing",
         /// Applied to this replica and made visible, with what stood before it in the same batch.
         Applying = "applying",
         /// Told to watchers, recipes and those who called before.

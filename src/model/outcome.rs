@@ -100,6 +100,18 @@ pub struct TxnReply {
     pub results: Vec<TxnResult>,
 }
 
+impl TxnReply {
+    /// How many ranges were read, also in the transactions within it.
+    pub(crate) fn ranges(&self) -> u64 {
+        let count = |result: &TxnResult| match result {
+            TxnResult::Range(_) => 1,
+            TxnResult::Put(_) | TxnResult::Delete(_) => 0,
+            TxnResult::Txn(inner) => inner.ranges(),
+        };
+        self.results.iter().map(count).sum()
+    }
+}
+
 /// The answer to one operation of a transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum TxnResult {

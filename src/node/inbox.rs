@@ -18,6 +18,7 @@ use crate::wal;
 use super::answer::{CallError, CallResult, ReplyTo};
 use super::bell::{Bell, Sleeper};
 use super::lease_calls::LeaseCall;
+use super::reads::Asking;
 use super::session::{Parting, SessionState};
 use super::sessions::{SessionOpening, SessionResuming};
 use super::snapshot_worker::News;
@@ -48,7 +49,7 @@ pub(crate) enum Input {
     /// A caller wants a change.
     Write(Write),
     /// A caller wants to read what was committed before the call.
-    Read { deadline: Moment, reply: ReplyTo<()> },
+    Read(Asking<Moment>),
     /// A caller wants the replica to have reached a revision.
     AtLeast { revision: Revision, deadline: Moment, reply: ReplyTo<()> },
     /// A caller wants a lease of its own to be kept alive by this node.
@@ -252,9 +253,10 @@ pub(crate) fn refuse_all(inputs: Vec<Input>, why: &super::StopReason) {
     for input in inputs {
         match input {
             Input::Write(write) => write.reply.send(Err(error())),
-            Input::Read { reply, .. }
-            | Input::AtLeast { reply, .. }
-            | Input::Transfer { reply, .. } => reply.send(Err(error())),
+            Input::Read(asking) => asking.reply.send(Err(error())),
+            Input::AtLeast { reply, .. } | Input::Transfer { reply, .. } => {
+                reply.send(Err(error()));
+            }
             Input::Step { reply, .. } => reply.send(Err(error())),
             Input::Backup { reply, .. } => reply.send(Err(error())),
             #[cfg(any(test, feature = "sim"))]

@@ -3,7 +3,8 @@
 //! `driver` is the heart and the page to read first. Around it stand the things that it keeps in
 //! order, none of which knows the others: `proposals` (requests without an answer), `reads` (who may
 //! read, and the leader's rounds), `sessions` and `lessor` (the two sides of a lease's life; `session`
-//! is what its holders see), `founding` (how a cluster begins), `lease_calls` (leases that callers keep), `digests` (whether replicas still agree). `inbox` is the way in; `shared` is
+//! is what its holders see), `founding` (how a cluster begins), `lease_calls` (leases that callers keep), `digests` (whether replicas still agree), `log_times` and `story` (where the time of a
+//! request went). `inbox` is the way in; `shared` is
 //! what handles hold; `log_worker` is the log's thread; `assembly` puts a node together out of them,
 //! and `thread` runs it for real.
 
@@ -18,6 +19,7 @@ mod identity;
 mod inbox;
 mod lease_calls;
 mod lessor;
+mod log_times;
 mod log_worker;
 mod offline;
 mod origin;

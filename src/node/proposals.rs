@@ -14,12 +14,13 @@ use std::time::Duration;
 
 use crate::codec::encoded_len_hint;
 use crate::model::{
-    AckWindow, Command, Incarnation, Moment, NodeId, Outcome, Proposal, Refusal, Reply,
+    AckWindow, Command, Incarnation, LogIndex, Moment, NodeId, Outcome, Proposal, Refusal, Reply,
 };
 use crate::mutant::{self, Mutant};
 
 use super::answer::{CallError, CallResult, ReplyTo, StopReason};
 use super::inbox::Write;
+use super::log_times::InLog;
 use super::story::Story;
 
 /// How far apart the oldest open request and the newest one sent may be. The state machine
@@ -80,6 +81,12 @@ impl Closed {
         Self { reply, result: Err(error), story, bytes }
     }
 
+    /// The entry that has decided it, and how that went through this node's log.
+    pub(crate) fn decided_by(&mut self, index: LogIndex, in_log: Option<InLog>) {
+        self.story.in_log = in_log;
+        tracing::trace!(parent: &self.story.span, %index, "decided");
+    }
+
     /// What is to be said of it, and to whom.
     pub(crate) fn split(self) -> (Story, CallResult<Reply>, ReplyTo<Reply>) {
         (self.story, self.result, self.reply)
@@ -117,8 +124,8 @@ impl Proposals {
         if let Some(deadline) = write.deadline {
             self.deadlines.insert((deadline, seq));
         }
-        let Write { command, deadline, bytes, reply, story } = write;
-        tracing::trace!(parent: &story.span, seq, "numbered");
+        let Write { command, deadline, bytes, reply, mut story } = write;
+        story.numbered(seq);
         let (sent, maybe_applied, attempts) = (None, false, 0);
         let open = Open { command, deadline, bytes, reply, story, sent, maybe_applied, attempts };
         self.open.insert(seq, open);
@@ -127,6 +134,11 @@ impl Proposals {
     /// How many have no answer.
     pub(crate) fn len(&self) -> usize {
         self.open.len()
+    }
+
+    /// How many are to be handed over, again or for the first time.
+    pub(crate) fn unsent(&self) -> usize {
+        self.unsent.len()
     }
 
     fn first_unsent(&self) -> Option<u64> {
@@ -146,7 +158,7 @@ impl Proposals {
             open.sent = Some(now);
             open.attempts += 1;
             open.story.handed_over(now);
-            tracing::trace!(parent: &open.story.span, seq, "handed over");
+            tracing::trace!(parent: &open.story.span, attempt = open.attempts, "handed over");
             if !std::mem::replace(&mut open.maybe_applied, true) {
                 fresh.push(seq);
             }

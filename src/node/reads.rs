@@ -10,6 +10,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use tracing::Span;
+
 use crate::consensus::RoundId;
 use crate::model::{Incarnation, LeaseId, LogIndex, Moment, NodeId};
 use crate::mutant::{self, Mutant};
@@ -17,20 +19,27 @@ use crate::mutant::{self, Mutant};
 use super::answer::{CallError, ReplyTo, StopReason};
 use super::lease_calls::LeaseQuestion;
 
-/// A caller that waits for a read to be allowed.
-pub(crate) struct Asking {
+/// A caller that waits: for leave to read, which comes with the moment at which a leader had confirmed how far it must
+/// see, or for a revision.
+pub(crate) struct Asking<T = ()> {
     /// When to give up.
     pub(crate) deadline: Moment,
     /// Who wants it.
-    pub(crate) reply: ReplyTo<()>,
+    pub(crate) reply: ReplyTo<T>,
+    /// What traces of it belong to.
+    pub(crate) span: Span,
 }
+
+/// Those who share a question, with a moment of its.
+type Together = (Moment, Vec<Asking<Moment>>);
 
 /// The asking side.
 pub(crate) struct Reads {
-    waiting: Vec<Asking>,
-    asked: BTreeMap<u64, (Moment, Vec<Asking>)>,
-    /// Allowed, once this index is applied.
-    applying: BTreeMap<LogIndex, Vec<Asking>>,
+    waiting: Vec<Asking<Moment>>,
+    /// By round: when it was asked last.
+    asked: BTreeMap<u64, Together>,
+    /// Allowed, once this index is applied. By index and round: when it was answered.
+    applying: BTreeMap<(LogIndex, u64), Together>,
     next_round: u64,
     ask_again: Duration,
 }
@@ -45,12 +54,12 @@ impl Reads {
     /// How many wait.
     pub(crate) fn len(&self) -> usize {
         let asked = self.asked.values().map(|(_, askers)| askers.len());
-        let applying = self.applying.values().map(Vec::len);
+        let applying = self.applying.values().map(|(_, askers)| askers.len());
         self.waiting.len() + asked.chain(applying).sum::<usize>()
     }
 
     /// Somebody asks.
-    pub(crate) fn add(&mut self, asking: Asking) {
+    pub(crate) fn add(&mut self, asking: Asking<Moment>) {
         self.waiting.push(asking);
     }
 
@@ -66,17 +75,21 @@ impl Reads {
         }
         let round = self.next_round;
         self.next_round += 1;
+        for asking in &self.waiting {
+            tracing::trace!(parent: &asking.span, round, "asked the leader");
+        }
         self.asked.insert(round, (now, std::mem::take(&mut self.waiting)));
         Some(round)
     }
 
     /// The leader's answer: an index, or that it does not lead.
-    pub(crate) fn answered(&mut self, round: u64, index: Option<LogIndex>) {
+    pub(crate) fn answered(&mut self, round: u64, index: Option<LogIndex>, now: Moment) {
         let Some((_, askers)) = self.asked.remove(&round) else { return };
-        match index {
-            Some(index) => self.applying.entry(index).or_default().extend(askers),
-            None => self.waiting.extend(askers),
+        let Some(index) = index else { return self.waiting.extend(askers) };
+        for asking in &askers {
+            tracing::trace!(parent: &asking.span, %index, "confirmed");
         }
+        self.applying.insert((index, round), (now, askers));
     }
 
     /// Another leader: it must be asked.
@@ -89,36 +102,52 @@ impl Reads {
     /// This node has applied everything up to `index`, and readers see it.
     pub(crate) fn applied(&mut self, index: LogIndex) {
         while let Some(entry) = self.applying.first_entry() {
-            if *entry.key() > index {
+            if entry.key().0 > index {
                 break;
             }
-            for asking in entry.remove() {
-                asking.reply.send(Ok(()));
+            let (confirmed, askers) = entry.remove();
+            for asking in askers {
+                asking.reply.send(Ok(confirmed));
             }
         }
     }
 
-    /// Ends those whose time is up, and forgets those who went away.
-    pub(crate) fn expire(&mut self, now: Moment) {
+    /// Ends those whose time is up, and forgets those who went away. Answers with how many of the former no leader had
+    /// confirmed.
+    pub(crate) fn expire(&mut self, now: Moment) -> u64 {
+        let mut late = 0;
         let asked = self.asked.values_mut().map(|(_, askers)| askers);
-        for askers in asked.chain(self.applying.values_mut()).chain([&mut self.waiting]) {
-            for asking in askers.extract_if(.., |a| a.deadline <= now || a.reply.is_gone()) {
-                asking.reply.send(Err(CallError::Deadline { maybe_applied: false }));
-            }
+        for askers in asked.chain([&mut self.waiting]) {
+            late += expire(askers, now);
+        }
+        for (_, askers) in self.applying.values_mut() {
+            expire(askers, now);
         }
         self.asked.retain(|_, (_, askers)| !askers.is_empty());
-        self.applying.retain(|_, askers| !askers.is_empty());
+        self.applying.retain(|_, (_, askers)| !askers.is_empty());
+        late
     }
 
     /// The node stops.
     pub(crate) fn stop(&mut self, reason: &StopReason) {
         let asked = std::mem::take(&mut self.asked).into_values().flat_map(|(_, askers)| askers);
-        let applying = std::mem::take(&mut self.applying).into_values().flatten();
+        let applying = std::mem::take(&mut self.applying).into_values();
+        let applying = applying.flat_map(|(_, askers)| askers);
         for asking in asked.chain(applying).chain(std::mem::take(&mut self.waiting)) {
             let reason = reason.clone();
             asking.reply.send(Err(CallError::Stopped { reason, maybe_applied: false }));
         }
     }
+}
+
+/// Ends those whose time is up, and those who went away; answers with how many the former were.
+fn expire(askers: &mut Vec<Asking<Moment>>, now: Moment) -> u64 {
+    let mut late = 0;
+    for asking in askers.extract_if(.., |a| a.deadline <= now || a.reply.is_gone()) {
+        late += u64::from(!asking.reply.is_gone());
+        asking.reply.send(Err(CallError::Deadline { maybe_applied: false }));
+    }
+    late
 }
 
 /// Who put a question to the leader.
@@ -225,19 +254,44 @@ mod tests {
         Moment::since_boot(Duration::from_millis(ms))
     }
 
+    fn asking(sender: oneshot::Sender<CallResult<Moment>>) -> Asking<Moment> {
+        Asking { deadline: at(5_000), reply: ReplyTo::Waiting(sender), span: Span::none() }
+    }
+
     #[test]
     fn an_answer_that_takes_longer_than_a_repetition_of_the_question_still_counts() {
         let mut reads = Reads::new(Duration::from_millis(200));
         let (sender, mut receiver) = oneshot::channel();
-        reads.add(Asking { deadline: at(5_000), reply: ReplyTo::Waiting(sender) });
+        reads.add(asking(sender));
         let round = reads.ask(at(0)).unwrap();
         assert_eq!(reads.ask(at(199)), None);
         assert_eq!(reads.ask(at(200)), Some(round), "it is put again");
         assert_eq!(reads.ask(at(201)), None);
-        reads.answered(round, Some(LogIndex(7)));
+        reads.answered(round, Some(LogIndex(7)), at(210));
         reads.applied(LogIndex(7));
-        assert_eq!(receiver.try_recv(), Ok(Ok(())));
+        assert_eq!(receiver.try_recv(), Ok(Ok(at(210))), "with the moment of the answer");
         assert_eq!(reads.ask(at(999)), None);
+    }
+
+    #[test]
+    fn of_those_whose_time_is_up_it_is_counted_whom_no_leader_has_confirmed() {
+        let mut reads = Reads::new(Duration::from_millis(200));
+        let add = |reads: &mut Reads| {
+            let (sender, receiver) = oneshot::channel();
+            reads.add(asking(sender));
+            receiver
+        };
+        let _confirmed = add(&mut reads);
+        let round = reads.ask(at(0)).unwrap();
+        reads.answered(round, Some(LogIndex(7)), at(10));
+        let _asked = add(&mut reads);
+        reads.ask(at(20)).unwrap();
+        let _waits = add(&mut reads);
+        drop(add(&mut reads));
+        assert_eq!(reads.expire(at(4_999)), 0, "one has gone away");
+        assert_eq!(reads.len(), 3);
+        assert_eq!(reads.expire(at(5_000)), 2);
+        assert_eq!(reads.len(), 0);
     }
 
     #[test]
@@ -245,14 +299,14 @@ mod tests {
         let mut reads = Reads::new(Duration::from_millis(200));
         let mut waiters = [0, 1].map(|_| oneshot::channel());
         let [(first, _), (second, receiver)] = &mut waiters;
-        let mut add = |sender: &mut oneshot::Sender<CallResult<()>>| {
+        let mut add = |sender: &mut oneshot::Sender<CallResult<Moment>>| {
             let sender = std::mem::replace(sender, oneshot::channel().0);
-            reads.add(Asking { deadline: at(5_000), reply: ReplyTo::Waiting(sender) });
+            reads.add(asking(sender));
             reads.ask(at(0)).unwrap()
         };
         let (early, late) = (add(first), add(second));
         assert_ne!(early, late);
-        reads.answered(early, Some(LogIndex(7)));
+        reads.answered(early, Some(LogIndex(7)), at(1));
         reads.applied(LogIndex(7));
         assert!(receiver.try_recv().is_err(), "an answer to the past is none");
     }

@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::metrics::Meters;
 use crate::model::{Command, LeaseId, Moment, Refusal, SessionInfo};
 use crate::mutant::{self, Mutant};
 
@@ -84,6 +85,7 @@ pub(crate) struct Sessions {
     /// What was asked, when, by the number of the asking.
     asked: BTreeMap<u64, (Moment, Vec<LeaseId>)>,
     next_round: u64,
+    meters: Arc<Meters>,
 }
 
 struct Kept {
@@ -106,9 +108,9 @@ struct Wanted {
 
 impl Sessions {
     /// No sessions.
-    pub(crate) fn new(drift: Drift, ask_again: Duration) -> Self {
+    pub(crate) fn new(drift: Drift, ask_again: Duration, meters: Arc<Meters>) -> Self {
         let (sessions, resuming, asked) = Default::default();
-        Self { drift, ask_again, sessions, resuming, asked, next_round: 1 }
+        Self { drift, ask_again, sessions, resuming, asked, next_round: 1, meters }
     }
 
     /// A lease was granted for an opening: keep it alive, for one claim.
@@ -266,6 +268,8 @@ impl Sessions {
         let mut resumed = Vec::new();
         for lease in renewed.iter().filter(|lease| asked.contains(lease)) {
             if let Some(kept) = self.sessions.get_mut(lease) {
+                let margin = kept.state.valid_until().since(now);
+                self.meters.session_margin_seconds.add(margin);
                 kept.state.renew(sent + self.drift.trust_for(kept.state.ttl), now);
                 kept.state.notice(now, self.drift);
                 kept.renew_at = kept.renew_at.max(sent + kept.state.ttl / 3);
@@ -366,7 +370,7 @@ mod tests {
     }
 
     fn none() -> Sessions {
-        Sessions::new(Drift::percent(10), ms(200))
+        Sessions::new(Drift::percent(10), ms(200), Arc::default())
     }
 
     fn one_with(delay: u64, own: bool) -> (Sessions, Arc<SessionState>) {
@@ -408,6 +412,8 @@ mod tests {
         let (round, leases) = sessions.due(at(1000)).unwrap();
         sessions.renewed(round, &leases, at(1100));
         assert_eq!(state.valid_until(), at(3700));
+        let margins = sessions.meters.session_margin_seconds.histogram();
+        assert_eq!((margins.count(), margins.sum()), (1, 1.6), "it was believed in until 2700 ms");
     }
 
     #[test]

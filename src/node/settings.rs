@@ -65,6 +65,8 @@ pub(crate) struct Settings {
     pub(crate) warm_copy: Option<WarmCopy>,
     /// A request that takes longer is worth a line in the log.
     pub(crate) slow_request: Duration,
+    /// A batch of entries that takes longer to apply is, too.
+    pub(crate) slow_apply: Duration,
 }
 
 /// A member as people name it.

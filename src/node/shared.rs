@@ -14,7 +14,8 @@ use crate::env::Env;
 use crate::machine::{Change, Reader};
 use crate::metrics::{Meters, RequestKind};
 use crate::model::{
-    Command, LeaseId, MemberWish, Moment, NodeId, Reply, Revision, SessionInfo, SnapshotId, Txn,
+    Command, LeaseId, MemberWish, Moment, NodeId, Range, RangeReply, Refusal, Reply, Revision,
+    SessionInfo, SnapshotId, Txn, TxnReply,
 };
 use crate::mutant::{self, Mutant};
 use crate::watch::Hub;
@@ -24,6 +25,7 @@ use super::health::{Health, Pulse};
 use super::inbox::{Inbox, Input, Write};
 use super::lease_calls::{LeaseCall, LeaseWish};
 use super::quota::growth;
+use super::reads::Asking;
 use super::session::Claim;
 use super::sessions::{SessionOpening, SessionResuming};
 use super::settings::Settings;
@@ -35,8 +37,8 @@ use super::story::{Story, ending};
 /// Called after readers can see it and before the callers are answered. Must be quick and must not
 /// wait.
 pub(crate) trait Follower: Any + Send + Sync {
-    /// These changes are visible, up to `visible`.
-    fn applied(self: Arc<Self>, changes: &[Change], visible: Revision);
+    /// These changes are visible, up to `visible`; the driver had them at `came`.
+    fn applied(self: Arc<Self>, changes: &[Change], visible: Revision, came: Moment);
 
     /// The replica was replaced by a later state: what happened in between is told by nobody.
     fn installed(self: Arc<Self>, visible: Revision);
@@ -90,6 +92,8 @@ pub(crate) struct Shared {
     /// What the node measures of itself.
     pub(crate) meters: Arc<Meters>,
     pub(crate) slow: SlowLog,
+    /// The same for batches of entries that take long to apply.
+    pub(crate) slow_applies: SlowLog,
     /// What the driver wrote down at its last tick.
     pulse: Mutex<Pulse>,
     open_writes: AtomicUsize,
@@ -112,6 +116,7 @@ impl Shared {
         meters.quota_bytes.set(settings.quota_bytes);
         Self {
             slow: SlowLog::new(settings.slow_request),
+            slow_applies: SlowLog::new(settings.slow_apply),
             pulse: Mutex::new(Pulse::unborn(env.clock.now())),
             meters,
             settings,
@@ -228,7 +233,7 @@ impl Shared {
         let bytes = admitted.inspect_err(|error| {
             let end = ending(&Err::<(), _>(error.clone()));
             self.meters.ended(story.kind, end, Duration::ZERO);
-            tracing::trace!(parent: &story.span, %error, "not let in");
+            tracing::debug!(parent: &story.span, %error, "not let in");
         })?;
         tracing::trace!(parent: &story.span, bytes, "let in");
         let span = story.span.clone();
@@ -300,42 +305,95 @@ impl Shared {
     /// Waits until this replica holds everything that was committed anywhere before the call.
     pub(crate) async fn read_barrier(&self, deadline: Moment) -> CallResult<()> {
         let asked = self.now();
-        let result = self.ask_leader(deadline).instrument(tracing::trace_span!("read")).await;
-        self.read_ended(asked, &result);
-        result
+        let span = tracing::debug_span!("read");
+        let asking = self.ask_leader(deadline, span.clone());
+        let result = asking.instrument(span.clone()).await;
+        self.read_ended(asked, &span, &result);
+        result.map(drop)
     }
 
-    async fn ask_leader(&self, deadline: Moment) -> CallResult<()> {
+    async fn ask_leader(&self, deadline: Moment, span: Span) -> CallResult<Moment> {
         let _open = self.admit_read()?;
         let (sender, receiver) = oneshot::channel();
-        self.push(Input::Read { deadline, reply: ReplyTo::Waiting(sender) });
+        self.push(Input::Read(Asking { deadline, reply: ReplyTo::Waiting(sender), span }));
         self.answer(receiver, false).await
     }
 
-    fn read_ended(&self, asked: Moment, result: &CallResult<()>) {
+    fn read_ended(&self, asked: Moment, span: &Span, result: &CallResult<Moment>) {
         let (now, kind, end) = (self.now(), RequestKind::Read, ending(result));
         let took = now.since(asked);
         self.meters.ended(kind, end, took);
+        tracing::debug!(parent: span, outcome = end.word(), ?took, "answered");
+        let Some(passed_over) = self.is_slow(took, now) else { return };
+        let status = self.status.borrow().clone();
+        let (kind, outcome, leader) = (kind.word(), end.word(), status.leader);
+        let unapplied = status.commit.get().saturating_sub(status.applied.get());
+        let node = status.name;
+        match result {
+            Ok(confirmed) => {
+                let (asking, applying) = (confirmed.since(asked), now.since(*confirmed));
+                let most = match asking > applying {
+                    true => "in asking the leader how far it must see",
+                    false => "in waiting until this node had applied as much",
+                };
+                tracing::warn!(
+                    parent: span,
+                    node, kind, outcome, ?took, ?asking, ?applying, ?leader, passed_over,
+                    "a slow request (read): it took {took:.1?}, most of it {most}"
+                );
+            }
+            Err(_) => tracing::warn!(
+                parent: span,
+                node, kind, outcome, ?took, ?leader, unapplied, passed_over,
+                "a slow request (read): it was given up after {took:.1?}"
+            ),
+        }
+    }
+
+    /// Whether a request that took so long, and ends now, deserves a line in the log, and for how many others it
+    /// stands. One without is counted all the same.
+    pub(crate) fn is_slow(&self, took: Duration, now: Moment) -> Option<u64> {
         let judged = self.slow.judge(took, now);
         if judged != Slow::No {
             self.meters.slow_requests_total.one();
         }
-        if let Slow::Line { passed_over } = judged {
-            let status = self.status.borrow().clone();
-            let (kind, outcome, leader) = (kind.word(), end.word(), status.leader);
-            let unapplied = status.commit.get().saturating_sub(status.applied.get());
-            let node = status.name;
+        match judged {
+            Slow::Line { passed_over } => Some(passed_over),
+            Slow::No | Slow::Counted => None,
+        }
+    }
+
+    /// Reads a range of this replica. One that takes long is said to.
+    pub(crate) fn range(&self, range: &Range) -> Result<RangeReply, Refusal> {
+        let began = self.now();
+        let found = self.reader.range(range);
+        let now = self.now();
+        self.meters.ranges_total.one();
+        let took = now.since(began);
+        if let Some(passed_over) = self.is_slow(took, now) {
+            let node = &*self.settings.contact.name;
+            let of = |reply: &RangeReply| (reply.kvs.len(), reply.count);
+            let (rows, count) = found.as_ref().map(of).unwrap_or_default();
             tracing::warn!(
                 node,
-                kind,
-                outcome,
+                kind = "range",
                 ?took,
-                ?leader,
-                unapplied,
+                rows,
+                count,
                 passed_over,
-                "a slow request"
+                "a slow request (range): it took {took:.1?}, all of it in reading this node's replica"
             );
         }
+        found
+    }
+
+    /// Reads what a transaction reads that writes nothing.
+    pub(crate) fn read_txn(&self, txn: &Txn) -> Result<TxnReply, Refusal> {
+        let reply = self.reader.read_txn(txn)?;
+        let ranges = reply.ranges();
+        self.meters.ranges_total.add(ranges);
+        self.meters.txns_total.add(u64::from(ranges > 1));
+        Ok(reply)
     }
 
     /// The bytes of the writes that admission has let in and that have no answer yet.

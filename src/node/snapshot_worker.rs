@@ -149,6 +149,11 @@ impl SnapshotQueue {
         (self.on_push)();
     }
 
+    /// How many jobs wait.
+    pub(crate) fn len(&self) -> usize {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).jobs.len()
+    }
+
     /// The worker ends; what is not done is left as it is.
     pub(crate) fn close(&self) {
         {

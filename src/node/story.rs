@@ -1,14 +1,20 @@
-//! The story of one request: when it was asked for and when it was handed over, so that its end can say
-//! where its time went. Costs two clock readings and, while nobody traces, nothing else.
+//! The story of one request: when it was asked for, when it was handed over, and how its entry went through this node's
+//! log, so that its end can say where its time went. Costs two clock readings and, while nobody traces, nothing else.
+//!
+//! ```text
+//!   asked ──waiting──▶ sent ──travelling──▶ queued ──logging──▶ durable ──agreeing──▶ came ──applying──▶ visible ──telling──▶ told
+//!                       to the leader        in this node's log               a quorum has it      readers see it
+//! ```
 
 use std::time::Duration;
 
-use tracing::Span;
+use tracing::{Span, field};
 
 use crate::metrics::{Ending, RequestKind, Stage};
 use crate::model::{Command, Moment};
 
 use super::answer::{CallError, CallResult};
+use super::log_times::InLog;
 
 /// See the module.
 pub(crate) struct Story {
@@ -16,8 +22,12 @@ pub(crate) struct Story {
     pub(crate) kind: RequestKind,
     /// When.
     pub(crate) asked: Moment,
+    /// Its number among the requests of this node's life; 0 until it has one.
+    pub(crate) number: u64,
     /// When it was first handed over: to the leader, or into this leader's own log.
     pub(crate) sent: Option<Moment>,
+    /// How the entry that decided it went through this node's log.
+    pub(crate) in_log: Option<InLog>,
     /// What traces of the request belong to.
     pub(crate) span: Span,
 }
@@ -26,8 +36,15 @@ impl Story {
     /// A request begins now.
     pub(crate) fn begin(command: &Command, now: Moment) -> Self {
         let kind = RequestKind::of(command);
-        let span = tracing::trace_span!("write", kind = kind.word());
-        Self { kind, asked: now, sent: None, span }
+        let span = tracing::debug_span!("write", kind = kind.word(), request = field::Empty);
+        Self { kind, asked: now, number: 0, sent: None, in_log: None, span }
+    }
+
+    /// It has a number.
+    pub(crate) fn numbered(&mut self, number: u64) {
+        self.number = number;
+        self.span.record("request", number);
+        tracing::trace!(parent: &self.span, "numbered");
     }
 
     /// It is handed over; if it was before, the first time counts.
@@ -41,16 +58,45 @@ impl Story {
     }
 
     /// Where the time went of a request that was decided, made visible and told.
-    pub(crate) fn stages(&self, times: BatchTimes, told: Moment) -> [(Stage, Duration); 4] {
+    pub(crate) fn stages(&self, times: BatchTimes, told: Moment) -> Stages {
         let BatchTimes { came, visible } = times;
         // Decided without having been sent: an answer to an earlier attempt.
-        let sent = self.sent.unwrap_or(came);
-        [
+        let sent = self.sent.unwrap_or(came).min(came);
+        // A repetition may be sent while the first attempt is in the log.
+        let queued = self.in_log.map_or(came, |times| times.queued).clamp(sent, came);
+        let durable = self.in_log.map_or(came, |times| times.durable).clamp(queued, came);
+        Stages([
             (Stage::Waiting, sent.since(self.asked)),
-            (Stage::Deciding, came.since(sent)),
+            (Stage::Travelling, queued.since(sent)),
+            (Stage::Logging, durable.since(queued)),
+            (Stage::Agreeing, came.since(durable)),
             (Stage::Applying, visible.since(came)),
             (Stage::Telling, told.since(visible)),
-        ]
+        ])
+    }
+}
+
+/// Where the time of a request went, in the order of its way. They add up to the whole.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Stages(pub(crate) [(Stage, Duration); 6]);
+
+impl Stages {
+    /// The one that took the longest; of equals, the last.
+    pub(crate) fn longest(&self) -> Stage {
+        let longest = self.0.iter().max_by_key(|(_, took)| *took);
+        longest.expect("there are six").0
+    }
+}
+
+/// Where a request was for most of its time, for people.
+pub(crate) fn place(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Waiting => "before it could be handed to a leader",
+        Stage::Travelling => "on its way to the leader and, as an entry, back to this node",
+        Stage::Logging => "in this node's log: on its disk",
+        Stage::Agreeing => "in the logs of the others, and on the way there and back",
+        Stage::Applying => "in being applied, with what stood before it",
+        Stage::Telling => "behind the watchers, locks and callers that were told before it",
     }
 }
 
@@ -99,13 +145,18 @@ mod tests {
     fn the_stages_add_up_to_the_whole_time() {
         let mut story = Story::begin(&Command::Put(Put::new("k", "v")), at(100));
         let times = BatchTimes { came: at(180), visible: at(190) };
-        let ms = |story: &Story| story.stages(times, at(195)).map(|(_, took)| took.as_millis());
-        assert_eq!(ms(&story), [80, 0, 10, 5], "never handed over, and decided all the same");
+        let ms = |story: &Story| story.stages(times, at(195)).0.map(|(_, took)| took.as_millis());
+        assert_eq!(ms(&story), [80, 0, 0, 0, 10, 5], "never handed over, and decided all the same");
         story.handed_over(at(120));
         story.handed_over(at(150));
-        assert_eq!(ms(&story), [20, 60, 10, 5], "the first time counts");
+        assert_eq!(ms(&story), [20, 60, 0, 0, 10, 5], "the first time counts");
         story.came_back();
         story.handed_over(at(150));
-        assert_eq!(ms(&story), [50, 30, 10, 5], "an attempt that reached nobody does not");
+        assert_eq!(ms(&story), [50, 30, 0, 0, 10, 5], "an attempt that reached nobody does not");
+        story.in_log = Some(InLog { queued: at(152), durable: at(175) });
+        assert_eq!(ms(&story), [50, 2, 23, 5, 10, 5]);
+        assert_eq!(story.stages(times, at(195)).longest(), Stage::Waiting);
+        story.in_log = Some(InLog { queued: at(130), durable: at(140) });
+        assert_eq!(ms(&story), [50, 0, 0, 30, 10, 5], "it was sent once more meanwhile");
     }
 }

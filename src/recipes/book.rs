@@ -15,6 +15,7 @@ use crate::mutant::{self, Mutant};
 use crate::node::{ReplyTo, SessionState, Shared};
 
 use super::error::{LockError, Loss};
+use super::head_count::HeadCount;
 use super::line::{Ask, parent, prefix_of};
 use super::order::{self, Order};
 use super::place::{Act, Acts, Inner, Parting, Phase, Place, Stage, Turn};
@@ -37,6 +38,7 @@ pub(super) struct Book {
     timers: BTreeMap<(Moment, u64), Standing>,
     /// Numbers places, timers and keys.
     counter: u64,
+    head_count: Arc<HeadCount>,
 }
 
 #[derive(Default)]
@@ -57,6 +59,11 @@ impl Book {
     pub(super) fn number(&mut self) -> u64 {
         self.counter += 1;
         self.counter
+    }
+
+    /// How many of this node's tasks hold and wait.
+    pub(super) fn head_count(&self) -> &Arc<HeadCount> {
+        &self.head_count
     }
 
     pub(super) fn keep_timer(
@@ -120,7 +127,9 @@ impl Book {
         let keys = prefixes.iter().map(|prefix| self.new_key(prefix, ask.session.lease)).collect();
         let (id, session) = (self.number(), Arc::clone(ask.session));
         let value = (ask.value)();
-        let place = Arc::new(Place::new(id, prefixes, keys, session, value, ask.is_shared));
+        let count = Arc::clone(&self.head_count);
+        let place = Place::new(id, prefixes, keys, session, value, ask.is_shared, count);
+        let place = Arc::new(place);
         self.welcome(&place);
         Ok(place)
     }

@@ -28,6 +28,7 @@ use crate::node::{
 
 use super::book::{Book, end_place, no_more};
 use super::error::{LockError, Loss};
+use super::head_count::Part;
 use super::order::Request;
 use super::place::{Act, Acts, Bound, Parting, Place, Turn, unbinding};
 use super::rule::Rule;
@@ -219,8 +220,18 @@ impl Lines {
 
     /// Says what is to be said. No lock is held.
     pub(super) fn perform(self: &Arc<Self>, acts: Acts) {
+        self.perform_since(None, acts);
+    }
+
+    /// As [`Lines::perform`], of what this node has known since then; since now, if not said otherwise.
+    fn perform_since(self: &Arc<Self>, known: Option<Moment>, acts: Acts) {
         for act in acts.0 {
             match act {
+                Act::Handed(turn) => {
+                    if let Some(at) = known.or_else(|| Some(self.shared.upgrade()?.now())) {
+                        turn.hand(at);
+                    }
+                }
                 Act::Wake(waker) => waker.wake(),
                 Act::Passed(reply) => reply.send(Ok(passed())),
                 Act::Part { place, parting, reply } => self.part(&place, &parting, reply),
@@ -377,7 +388,7 @@ impl Lines {
 }
 
 impl Follower for Lines {
-    fn applied(self: Arc<Self>, changes: &[Change], _visible: Revision) {
+    fn applied(self: Arc<Self>, changes: &[Change], _visible: Revision, came: Moment) {
         let mut acts = Acts::default();
         {
             let mut book = self.lock();
@@ -393,7 +404,7 @@ impl Follower for Lines {
                 book.grant_waiting(&shared, &prefix, &mut acts);
             }
         }
-        self.perform(acts);
+        self.perform_since(Some(came), acts);
     }
 
     fn installed(self: Arc<Self>, _visible: Revision) {
@@ -413,6 +424,11 @@ impl Follower for Lines {
         self.perform(acts);
         for (place, turn) in held_too_long {
             self.release(&place, &turn, Loss::HeldTooLong, ReplyTo::Nobody);
+        }
+        if let Some(shared) = self.shared.upgrade() {
+            let count = Arc::clone(self.lock().head_count());
+            shared.meters.locks_held.set(count.count(Part::Holds));
+            shared.meters.lock_waiters.set(count.count(Part::Waits));
         }
     }
 

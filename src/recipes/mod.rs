@@ -17,6 +17,7 @@
 //!   wish, hold                the future, and what every guard has
 //!   place                     a key in a line, and the tasks of this process that share it
 //!   line, book                all lines of this node; follows the replica
+//!   head_count                how many hold and wait, for the metrics
 //!   rule, stance              whose turn it is; what a row says of itself
 //!   owner                     who may hold twice, and who must not wait for itself
 //!   operate, order            what operators see, and ask of holders
@@ -52,6 +53,7 @@ mod operate;
 mod book;
 mod error;
 mod fence;
+mod head_count;
 mod hold;
 mod line;
 mod order;

@@ -34,6 +34,7 @@ use crate::node::{ReplyTo, SessionEnd, SessionState};
 
 use super::book::no_more;
 use super::error::{LockError, Loss};
+use super::head_count::{HeadCount, Part};
 use super::order::{Order, Request, What};
 use super::rule::LockKind;
 use super::stance::Stance;
@@ -81,6 +82,9 @@ pub(crate) struct Turn {
     pub(crate) cap: Option<Duration>,
     /// It wants to know when it must wait.
     pub(crate) is_owned: bool,
+    /// Others of its place held or waited before it when it came.
+    is_behind: bool,
+    count: Arc<HeadCount>,
     /// How many guards stand for its hold.
     shares: AtomicU32,
     state: Mutex<TurnState>,
@@ -93,9 +97,22 @@ struct TurnState {
     stage: Stage,
     waker: Option<Waker>,
     loss: Option<Loss>,
+    /// When it was told that it holds, if it had waited for others.
+    handed: Option<Moment>,
     /// When the hold ends by its cap, with the timer's number.
     until: Option<(Moment, u64)>,
     request: Option<Request>,
+}
+
+impl TurnState {
+    /// What it counts as.
+    fn part(&self) -> Option<Part> {
+        match &self.stage {
+            Stage::Asked | Stage::Stands(_) => Some(Part::Waits),
+            Stage::Holds(_) => self.loss.is_none().then_some(Part::Holds),
+            Stage::Failed(_) => None,
+        }
+    }
 }
 
 /// Whether a hold may be held once more.
@@ -132,7 +149,9 @@ impl Turn {
     /// Moves on; whoever waits for that is woken by `acts`.
     pub(crate) fn advance(&self, stage: Stage, acts: &mut Acts) {
         let mut state = self.lock();
+        let before = state.part();
         state.stage = stage;
+        self.count.moves(before, state.part());
         acts.0.extend(state.waker.take().map(Act::Wake));
     }
 
@@ -171,8 +190,28 @@ impl Turn {
 
     /// The hold is over; the first reason stays. Whoever waits for that is told by `acts`.
     pub(crate) fn lose(self: &Arc<Self>, loss: Loss, acts: &mut Acts) {
-        self.lock().loss.get_or_insert(loss);
+        {
+            let mut state = self.lock();
+            let before = state.part();
+            state.loss.get_or_insert(loss);
+            self.count.moves(before, state.part());
+        }
         acts.0.push(Act::Notify(Arc::clone(self)));
+    }
+
+    /// Whether it has had to wait for others.
+    fn has_waited(&self) -> bool {
+        self.is_behind || matches!(self.lock().stage, Stage::Stands(_))
+    }
+
+    /// It became the holder after others, and this node knew so at this moment.
+    pub(crate) fn hand(&self, at: Moment) {
+        self.lock().handed = Some(at);
+    }
+
+    /// When it became the holder after others, if it did.
+    pub(crate) fn handed(&self) -> Option<Moment> {
+        self.lock().handed
     }
 
     /// When the hold ends by its cap.
@@ -194,6 +233,13 @@ impl Turn {
     pub(crate) fn ask(self: &Arc<Self>, request: Request, acts: &mut Acts) {
         self.lock().request = Some(request);
         acts.0.push(Act::Notify(Arc::clone(self)));
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let before = self.lock().part();
+        self.count.moves(before, None);
     }
 }
 
@@ -279,6 +325,7 @@ pub(crate) struct Inner {
     releasing: Option<ReplyTo<Reply>>,
     /// The key of the place that the hold is to be handed to.
     heir: Option<Bytes>,
+    count: Arc<HeadCount>,
 }
 
 /// What becomes of the keys of a hold that is over, and of what is bound to it.
@@ -298,6 +345,8 @@ pub(crate) enum Act {
     EnterAnew { place: Arc<Place>, parting: Option<Parting> },
     /// Delete what was bound to a hold that is over, and orders to it.
     Tidy { bound: Vec<Bound>, lease: LeaseId },
+    /// It became the holder after others: note when.
+    Handed(Arc<Turn>),
     /// Tell whoever waits for news of a hold.
     Notify(Arc<Turn>),
     /// There is nothing to be said: the release has come true here.
@@ -319,6 +368,7 @@ impl Place {
         session: Arc<SessionState>,
         value: Bytes,
         is_shared: bool,
+        count: Arc<HeadCount>,
     ) -> Self {
         let asked = Stance::rule_of(&keys[0], &value).kind();
         let inner = Inner {
@@ -336,6 +386,7 @@ impl Place {
             bound: Vec::new(),
             releasing: None,
             heir: None,
+            count,
         };
         let (is_contended, inner) = (AtomicBool::new(false), Mutex::new(inner));
         Self { id, prefixes, session, is_shared, asked, is_contended, inner }
@@ -632,10 +683,25 @@ impl Inner {
         let number = self.next_turn;
         self.next_turn += 1;
         let (stage, waker) = (Stage::Asked, None);
-        let state = TurnState { stage, waker, loss: None, until: None, request: None };
+        let (handed, until) = (None, None);
+        let state = TurnState { stage, waker, loss: None, handed, until, request: None };
+        let count = Arc::clone(&self.count);
+        count.moves(None, state.part());
+        let is_behind = self.holder.is_some() || !self.turns.is_empty();
         let (state, changed) = (Mutex::new(state), Notify::new());
         let shares = AtomicU32::new(1);
-        let turn = Turn { number, only_try, deadline, cap, is_owned, shares, state, changed };
+        let turn = Turn {
+            number,
+            only_try,
+            deadline,
+            cap,
+            is_owned,
+            is_behind,
+            count,
+            shares,
+            state,
+            changed,
+        };
         let turn = Arc::new(turn);
         self.turns.insert(number, Arc::clone(&turn));
         turn
@@ -665,6 +731,9 @@ impl Inner {
         self.phase = Phase::Held { since, granted };
         let token = Token { revision: granted, hop: self.hop };
         let grant = Grant { keys: Arc::clone(&self.keys), since, token };
+        if turn.has_waited() {
+            acts.0.push(Act::Handed(Arc::clone(&turn)));
+        }
         turn.advance(Stage::Holds(grant), acts);
         self.holder = Some(turn);
         true

@@ -252,8 +252,9 @@ impl Book {
         let prefix = parent(key).map(Bytes::copy_from_slice).ok_or(ResumeError::Over)?;
         let keys: Arc<[Bytes]> = [key.clone()].into();
         let (id, session) = (self.number(), Arc::clone(session));
-        let known = Arc::clone(&keys);
-        let place = Place::new(id, [prefix.clone()].into(), known, session, row.value, false);
+        let (known, count) = (Arc::clone(&keys), Arc::clone(self.head_count()));
+        let prefixes = [prefix.clone()].into();
+        let place = Place::new(id, prefixes, known, session, row.value, false, count);
         let place = Arc::new(place);
         self.welcome(&place);
         let turn = place.lock().queue(false, None, None, false);

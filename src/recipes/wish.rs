@@ -245,6 +245,10 @@ impl Waits {
                 {
                     return Poll::Ready(Err(LockError::Evicted));
                 }
+                if let Some(handed) = self.turn.handed() {
+                    let shared = self.session.shared();
+                    shared.meters.lock_handoff_seconds.add(shared.now().since(handed));
+                }
                 let (session, lines) = (self.session.clone(), Arc::clone(&self.lines));
                 let (place, turn) = (Arc::clone(&self.place), Arc::clone(&self.turn));
                 let owner = self.owner.as_ref().map(|(owner, ..)| owner.clone());

@@ -316,5 +316,6 @@ fn settings(id: NodeId, nodes: u64) -> Settings {
         log_segment_bytes: SEGMENT_BYTES,
         warm_copy: None,
         slow_request: Duration::MAX,
+        slow_apply: Duration::MAX,
     }
 }

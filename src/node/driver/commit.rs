@@ -1,6 +1,7 @@
 //! What is committed: applied, made visible, told to everybody, and compared with the other replicas.
 
 use super::*;
+use crate::machine::Tally;
 use crate::mutant::{self, Mutant};
 
 impl Driver {
@@ -28,18 +29,24 @@ impl Driver {
                 self.members_changed();
             }
             self.settle_step(index, term, applied.members.is_some());
+            let in_log = self.log_times.of(index);
             for (id, outcome) in applied.outcomes {
                 if let Some(leading) = &mut self.leading {
                     leading.in_log.remove(&id);
                 }
                 if (id.node, id.incarnation) == mine {
                     // A node that is no member any more is answered nothing but that.
-                    closed.extend(match self.machine.members().is_removed(id.node) {
+                    let decided = match self.machine.members().is_removed(id.node) {
                         true => self.proposals.lost(id.seq),
                         false => self.proposals.applied(id.seq, outcome),
-                    });
+                    };
+                    if let Some(mut decided) = decided {
+                        decided.decided_by(index, in_log);
+                        closed.push(decided);
+                    }
                 }
             }
+            self.count_done(&applied.tally);
             for change in applied.leases {
                 self.follow_lease(change);
             }
@@ -51,6 +58,7 @@ impl Driver {
             }
         }
         self.committed(last, came);
+        self.log_times.forget(last);
         self.machine.publish();
         let times = BatchTimes { came, visible: self.shared.now() };
         self.shared.meters.apply_entries.add(count);
@@ -58,7 +66,7 @@ impl Driver {
         let visible = self.shared.reader.revision();
         self.shared.hub.publish(&changes, visible);
         if let Some(follower) = self.shared.follower.get() {
-            Arc::clone(follower).applied(&changes, visible);
+            Arc::clone(follower).applied(&changes, visible, came);
         }
         if let Stage::Running(consensus) = &mut self.stage {
             consensus.applied(last);
@@ -68,12 +76,26 @@ impl Driver {
         self.steps.applied(last);
         self.release_at_least(visible);
         self.judge_renewals();
-        self.tell_applied(closed, times);
+        self.tell_applied(closed, times, count);
         self.shared.env.points.reach(Point::DriverAfterReply);
         self.machine.scrub(SCRUB_ROWS * count).map_err(|fault| fault.to_string())
     }
 
+    fn count_done(&self, tally: &Tally) {
+        let Tally { ranges, puts, put_bytes, deletes, txns } = *tally;
+        let meters = &self.shared.meters;
+        meters.ranges_total.add(ranges);
+        meters.puts_total.add(puts);
+        meters.put_bytes_total.add(put_bytes);
+        meters.deletes_total.add(deletes);
+        meters.txns_total.add(txns);
+    }
+
     pub(super) fn follow_lease(&mut self, change: LeaseChange) {
+        match &change {
+            LeaseChange::Granted { .. } => self.shared.meters.lease_grants_total.one(),
+            LeaseChange::Ended { .. } => self.shared.meters.lease_ends_total.one(),
+        }
         let lessor = self.leading.as_mut().and_then(|leading| leading.lessor.as_mut());
         match change {
             LeaseChange::Granted { id, ttl, session } => {

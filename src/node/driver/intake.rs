@@ -1,5 +1,7 @@
 //! What comes in, one by one.
 
+use tracing::Span;
+
 use super::*;
 use crate::codec::proposal_len;
 use crate::metrics;
@@ -32,13 +34,14 @@ impl Driver {
             }
             Input::LogFailed(why) => return Err(format!("the log has failed: {why}")),
             Input::Write(write) => self.take_write(write),
-            Input::Read { reply, .. } if mutant::is(Mutant::M06) => reply.send(Ok(())),
-            Input::Read { deadline, reply } => self.reads.add(Asking { deadline, reply }),
+            Input::Read(asking) if mutant::is(Mutant::M06) => asking.reply.send(Ok(now)),
+            Input::Read(asking) => self.reads.add(asking),
             Input::AtLeast { revision, deadline, reply } => {
                 if self.shared.reader.revision() >= revision {
                     reply.send(Ok(()));
                 } else {
-                    self.at_least.entry(revision).or_default().push(Asking { deadline, reply });
+                    let asking = Asking { deadline, reply, span: Span::none() };
+                    self.at_least.entry(revision).or_default().push(asking);
                 }
             }
             Input::Lease(call) => self.lease_calls.add(call),
@@ -152,7 +155,7 @@ impl Driver {
                 }
             }
             PeerMessage::ReadAnswer { round, incarnation, index } if incarnation == mine => {
-                self.reads.answered(round, index);
+                self.reads.answered(round, index, now);
                 self.reads.applied(self.machine.applied());
                 if index.is_none() {
                     self.hold(now);
@@ -232,6 +235,7 @@ impl Driver {
                 self.shared.env.points.reach(Point::DriverBeforeSend);
                 let proven = proof.number();
                 tracing::trace!(group = proven, "synced");
+                self.log_times.durable(proven, now);
                 let opened = consensus.persisted(proof);
                 self.log_owes_since = consensus.owes_log().then_some(now);
                 self.send_raft(opened);

@@ -1,6 +1,7 @@
 //! What a leader does for everybody: proposes, answers reads and renewals, ends leases.
 
 use super::*;
+use crate::metrics;
 
 impl Driver {
     /// Notices who leads, and what that means for those who wait.
@@ -17,6 +18,7 @@ impl Driver {
             self.known_leader = known;
             if known.1.is_some() {
                 self.shared.slow.knows_leader(now);
+                self.shared.slow_applies.knows_leader(now);
             }
             self.stop_leading();
             if leads {
@@ -59,9 +61,10 @@ impl Driver {
         for proposal in &leading.forwarded {
             self.refuse(proposal, ProposeRefusal::NotLeader(self.known_leader.1));
         }
+        let now = self.shared.now();
         for asker in self.rounds.end() {
             match asker {
-                Asker::Local { round } => self.reads.answered(round, None),
+                Asker::Local { round } => self.reads.answered(round, None, now),
                 Asker::Remote { node, incarnation, round } => {
                     self.send(node, PeerMessage::ReadAnswer { round, incarnation, index: None });
                 }
@@ -154,14 +157,16 @@ impl Driver {
             fresh.push(batch.fresh);
         }
         match self.propose_items(&items) {
-            Ok(()) => {
+            Ok(index) => {
                 let Some(leading) = &mut self.leading else { return };
                 for item in items {
                     let Item::Proposal(Proposal { node, incarnation, requests, .. }) = item else {
                         continue;
                     };
-                    let ids = requests.into_iter();
-                    leading.in_log.extend(ids.map(|(seq, _)| RequestId { node, incarnation, seq }));
+                    for (seq, _) in requests {
+                        tracing::trace!(%node, request = seq, %index, "in an entry");
+                        leading.in_log.insert(RequestId { node, incarnation, seq });
+                    }
                 }
             }
             Err(why) => {
@@ -177,7 +182,7 @@ impl Driver {
         }
     }
 
-    pub(super) fn propose_items(&mut self, items: &[Item]) -> Result<(), ProposeRefusal> {
+    pub(super) fn propose_items(&mut self, items: &[Item]) -> Result<LogIndex, ProposeRefusal> {
         let Stage::Running(consensus) = &mut self.stage else {
             return Err(ProposeRefusal::NotLeader(None));
         };
@@ -186,7 +191,7 @@ impl Driver {
         }
         let (term, index) = consensus.propose(codec::encode_items(items))?;
         self.proposed(term, index);
-        Ok(())
+        Ok(index)
     }
 
     /// This node's own requests could not be proposed here.
@@ -236,12 +241,13 @@ impl Driver {
 
     /// A quorum has confirmed that this node led when the round began.
     pub(super) fn confirmed(&mut self, round: RoundId, index: LogIndex) {
+        let now = self.shared.now();
         if let Some(began) = self.rounds.began(round) {
-            self.shared.meters.read_round_seconds.add(self.shared.now().since(began));
+            self.shared.meters.read_round_seconds.add(now.since(began));
         }
         for asker in self.rounds.confirmed(round) {
             match asker {
-                Asker::Local { round } => self.reads.answered(round, Some(index)),
+                Asker::Local { round } => self.reads.answered(round, Some(index), now),
                 Asker::Remote { node, incarnation, round } => {
                     let index = Some(index);
                     self.send(node, PeerMessage::ReadAnswer { round, incarnation, index });
@@ -269,14 +275,15 @@ impl Driver {
             }
             for asker in entry.remove() {
                 if let Asker::Leases { node, incarnation, question } = asker {
-                    let message = lessor_says(lessor, incarnation, &question);
+                    let margins = &self.shared.meters.lease_margin_seconds;
+                    let message = lessor_says(lessor, incarnation, &question, margins);
                     looks.push((node, question.round, message));
                     continue;
                 }
                 let Asker::Renewal { node, incarnation, round, leases } = asker else { continue };
                 let (mut renewed, mut gone) = (Vec::new(), Vec::new());
                 for lease in leases {
-                    match lessor.renew(lease) {
+                    match renew(lessor, lease, &self.shared.meters.lease_margin_seconds) {
                         Renewal::Renewed => renewed.push(lease),
                         Renewal::Gone => gone.push(lease),
                         Renewal::Expiring => {}
@@ -316,6 +323,7 @@ impl Driver {
             if leases.is_empty() {
                 return;
             }
+            let count = leases.len() as u64;
             let item = Item::Expire { term, leases };
             if self.propose_items(std::slice::from_ref(&item)).is_err() {
                 let Item::Expire { leases, .. } = item else { unreachable!("it was just made") };
@@ -324,8 +332,19 @@ impl Driver {
                 }
                 return;
             }
+            self.shared.meters.lease_expiries_total.add(count);
         }
     }
+}
+
+/// Renews a lease, and notes how much of its life was left.
+fn renew(lessor: &mut Lessor, lease: LeaseId, margins: &metrics::Seconds) -> Renewal {
+    let (_, left) = lessor.look(lease);
+    let renewal = lessor.renew(lease);
+    if renewal == Renewal::Renewed {
+        margins.add(left);
+    }
+    renewal
 }
 
 /// What the one that counts says to a question about leases.
@@ -333,10 +352,11 @@ fn lessor_says(
     lessor: &mut Lessor,
     incarnation: Incarnation,
     question: &LeaseQuestion,
+    margins: &metrics::Seconds,
 ) -> PeerMessage {
     let (mut living, mut gone) = (Vec::new(), Vec::new());
     for lease in &question.renew {
-        lessor.renew(*lease);
+        renew(lessor, *lease, margins);
     }
     for &lease in question.renew.iter().chain(&question.look) {
         match lessor.look(lease) {

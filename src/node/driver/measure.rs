@@ -5,7 +5,7 @@ use crate::metrics::{self, Ending, PeerLag, PeerQueue};
 use crate::node::health::Pulse;
 use crate::node::slow::Slow;
 use crate::node::status::{MemberStatus, Progress};
-use crate::node::story::{BatchTimes, Story, ending};
+use crate::node::story::{BatchTimes, Stages, Story, ending, place};
 
 impl Driver {
     /// Tells the callers of requests that have ended without having been applied by this node.
@@ -15,13 +15,30 @@ impl Driver {
         }
     }
 
-    /// Tells the callers of requests that a batch of entries has decided.
-    pub(super) fn tell_applied(&mut self, closed: Vec<Closed>, times: BatchTimes) {
+    /// Tells the callers of requests that a batch of `entries` has decided.
+    pub(super) fn tell_applied(&mut self, closed: Vec<Closed>, times: BatchTimes, entries: usize) {
         for closed in closed {
             self.close(closed, Some(times));
         }
         let now = self.shared.now();
-        self.shared.meters.apply_seconds.add(now.since(times.came));
+        let took = now.since(times.came);
+        self.shared.meters.apply_seconds.add(took);
+        let judged = self.shared.slow_applies.judge(took, now);
+        if judged != Slow::No {
+            self.shared.meters.slow_applies_total.one();
+        }
+        if let Slow::Line { passed_over } = judged {
+            let (applying, telling) = (times.visible.since(times.came), now.since(times.visible));
+            tracing::warn!(
+                node = self.my_name(),
+                entries,
+                ?took,
+                ?applying,
+                ?telling,
+                passed_over,
+                "a slow apply: a batch of entries took {took:.1?}"
+            );
+        }
     }
 
     /// As the leader: an entry is on its way to the logs of a quorum.
@@ -49,50 +66,57 @@ impl Driver {
         let took = now.since(story.asked);
         self.shared.meters.ended(story.kind, end, took);
         let stages = times.map(|times| story.stages(times, now));
-        for (stage, took) in stages.into_iter().flatten().filter(|_| end == Ending::Done) {
-            self.shared.meters.write_stage_seconds.at(stage).add(took);
+        for (stage, took) in stages.iter().flat_map(|stages| &stages.0) {
+            if end == Ending::Done {
+                self.shared.meters.write_stage_seconds.at(*stage).add(*took);
+            }
         }
-        tracing::trace!(parent: &story.span, outcome = end.word(), "answered");
-        self.judge_slow(&story, end, took, stages, now);
+        tracing::debug!(parent: &story.span, outcome = end.word(), ?took, "answered");
+        if let Some(passed_over) = self.shared.is_slow(took, now) {
+            self.say_slow(&story, end, took, stages, passed_over, now);
+        }
         teller.send(result);
     }
 
-    fn judge_slow(
+    /// One line says where the time of a slow request went, and for how many others it stands.
+    fn say_slow(
         &self,
         story: &Story,
         end: Ending,
         took: Duration,
-        stages: Option<[(metrics::Stage, Duration); 4]>,
+        stages: Option<Stages>,
+        passed_over: u64,
         now: Moment,
     ) {
-        let judged = self.shared.slow.judge(took, now);
-        if judged != Slow::No {
-            self.shared.meters.slow_requests_total.one();
+        let (kind, request, outcome) = (story.kind.word(), story.number, end.word());
+        let (node, span) = (self.my_name(), &story.span);
+        if let Some(stages) = stages {
+            let most = place(stages.longest());
+            let [waiting, travelling, logging, agreeing, applying, telling] =
+                stages.0.map(|(_, took)| took);
+            tracing::warn!(
+                parent: span,
+                node, kind, request, outcome, ?took, ?waiting, ?travelling, ?logging, ?agreeing,
+                ?applying, ?telling, passed_over,
+                "a slow request ({kind}): it took {took:.1?}, most of it {most}"
+            );
+            return;
         }
-        let Slow::Line { passed_over } = judged else { return };
-        let (kind, outcome) = (story.kind.word(), end.word());
-        let node = self.my_name();
-        match stages {
-            Some([(_, waiting), (_, deciding), (_, applying), (_, telling)]) => tracing::warn!(
-                parent: &story.span,
-                node, kind, outcome, ?took, ?waiting, ?deciding, ?applying, ?telling, passed_over,
-                "a slow request"
-            ),
-            // It was given up: where it was is all that can be said.
-            None => {
-                let at = if story.sent.is_some() {
-                    metrics::Stage::Deciding
-                } else {
-                    metrics::Stage::Waiting
-                };
-                let leader = self.known_leader.1.map(|id| self.roster.name_of(id));
-                tracing::warn!(
-                    parent: &story.span,
-                    node, kind, outcome, ?took, at = at.word(), leader, passed_over,
-                    "a slow request"
-                );
-            }
-        }
+        // It was given up: where it was is all that can be said.
+        let owed = self.log_owes_since.map(|since| now.since(since)).unwrap_or_default();
+        let at = match story.sent {
+            None => metrics::Stage::Waiting,
+            // Nothing is decided here that is not on this node's own disk.
+            Some(sent) if owed > now.since(sent) / 2 => metrics::Stage::Logging,
+            Some(_) => metrics::Stage::Agreeing,
+        };
+        let leader = self.known_leader.1.map(|id| self.roster.name_of(id));
+        let place = place(at);
+        tracing::warn!(
+            parent: span,
+            node, kind, request, outcome, ?took, at = at.word(), leader, log_owes = ?owed, passed_over,
+            "a slow request ({kind}): it was given up after {took:.1?}, {place}"
+        );
     }
 
     /// The last entry of this node's log.
@@ -162,6 +186,7 @@ impl Driver {
                 pulse.behind = known.get().saturating_sub(applied);
             }
         }
+        self.shared.meters.apply_lag_entries.set(pulse.behind);
         self.shared.beat(pulse);
     }
 
@@ -169,11 +194,13 @@ impl Driver {
     pub(super) fn read_gauges(&self) {
         let (shared, meters) = (&self.shared, &self.shared.meters);
         meters.open_requests.count(self.proposals.len());
+        meters.unsent_requests.count(self.proposals.unsent());
         meters.open_bytes.count(shared.open_bytes());
         meters
             .open_reads
             .count(self.reads.len() + self.at_least.values().map(Vec::len).sum::<usize>());
         meters.log_queue_groups.count(self.log.len());
+        meters.snapshot_queue_jobs.count(self.snapshot_queue.len());
         meters.watchers.count(shared.hub.live());
         meters.watch_overflows_total.reach(shared.hub.overflows());
         let queued = |peer: NodeId| PeerQueue {

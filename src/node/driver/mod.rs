@@ -64,6 +64,7 @@ use crate::node::identity::Identity;
 use crate::node::inbox::{Input, Write};
 use crate::node::lease_calls::{LeaseCalls, LeaseQuestion};
 use crate::node::lessor::{Lessor, Renewal};
+use crate::node::log_times::LogTimes;
 use crate::node::log_worker::LogQueue;
 use crate::node::proposals::{Batch, Closed, Proposals};
 use crate::node::reads::{Asker, Asking, Reads, Rounds};
@@ -140,6 +141,7 @@ pub(crate) struct Driver {
     digests: Digests,
     space: SpaceTable,
     syncs: RecentSyncs,
+    log_times: LogTimes,
     refusals: Refusals,
     /// While this node leads: how much history it keeps, and in which term it began to look.
     retention: Option<(Term, Retention)>,
@@ -282,9 +284,10 @@ impl Driver {
             reads: Reads::new(heartbeat * 2),
             // Heartbeats repeat a round: it takes a slow network as long as an election would.
             rounds: Rounds::new(node, incarnation, settings.election_timeout),
-            sessions: Sessions::new(settings.drift, heartbeat * 2),
+            sessions: Sessions::new(settings.drift, heartbeat * 2, Arc::clone(&shared.meters)),
             lease_calls: LeaseCalls::new(heartbeat * 2),
             syncs: RecentSyncs::new(shared.meters.log_sync_seconds.histogram(), now),
+            log_times: LogTimes::default(),
             space: SpaceTable::new(node, settings.election_timeout, now),
             refusals: Refusals::new(settings.election_timeout * 2),
             retention: None,
@@ -406,7 +409,8 @@ impl Driver {
         self.proposals.resend(now);
         let expired = self.proposals.expire(now);
         self.tell(expired);
-        self.reads.expire(now);
+        let unconfirmed = self.reads.expire(now);
+        self.shared.meters.reads_unconfirmed_total.add(unconfirmed);
         self.lease_calls.expire(now);
         self.digests.tick();
         self.rounds.start_again(now);
@@ -448,6 +452,7 @@ impl Driver {
             if let Some(group) = turn.persist {
                 self.shared.env.points.reach(Point::DriverBeforePersist);
                 self.log_owes_since.get_or_insert(now);
+                self.log_times.queued(&group, self.shared.now());
                 self.installing = turn.install.map(|id| (id, group.number)).or(self.installing);
                 self.log.push(group);
             }

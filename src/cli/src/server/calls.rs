@@ -13,6 +13,7 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 
 use super::gateway::methods;
+use super::traffic::Traffic;
 
 /// The codes of gRPC, by their numbers, in the words in which Go's servers count them.
 const CODES: [&str; 17] = [
@@ -35,8 +36,14 @@ const CODES: [&str; 17] = [
     "Unauthenticated",
 ];
 
-/// The counts of all methods, by path. Methods that nobody has called are there too, with zeroes.
-pub(super) struct Calls(BTreeMap<String, Arc<Method>>);
+/// The counts of all methods, and of all that is asked.
+pub(super) struct Calls {
+    /// By path. Methods that nobody has called are there too, with zeroes.
+    methods: BTreeMap<String, Arc<Method>>,
+    traffic: Arc<Traffic>,
+    healthy: AtomicU64,
+    unhealthy: AtomicU64,
+}
 
 /// Labels and counts.
 pub(super) type Samples = Vec<(String, u64)>;
@@ -70,12 +77,33 @@ impl Calls {
             };
             (format!("/{service}/{name}"), Arc::new(counted))
         });
-        Self(methods.collect())
+        Self {
+            methods: methods.collect(),
+            traffic: Arc::default(),
+            healthy: AtomicU64::new(0),
+            unhealthy: AtomicU64::new(0),
+        }
+    }
+
+    /// The bytes of all calls.
+    pub(super) fn traffic(&self) -> &Arc<Traffic> {
+        &self.traffic
+    }
+
+    /// Somebody has asked over plain HTTP how the member is, and heard this.
+    pub(super) fn health_told(&self, is_healthy: bool) {
+        let count = if is_healthy { &self.healthy } else { &self.unhealthy };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often somebody heard that it is healthy, and that it is not.
+    pub(super) fn health_counts(&self) -> (u64, u64) {
+        (self.healthy.load(Ordering::Relaxed), self.unhealthy.load(Ordering::Relaxed))
     }
 
     /// A method is called; `None` if there is none at this path.
     pub(super) fn begins(&self, path: &str) -> Option<Arc<Method>> {
-        let method = self.0.get(path)?;
+        let method = self.methods.get(path)?;
         method.begun.fetch_add(1, Ordering::Relaxed);
         Some(Arc::clone(method))
     }
@@ -91,8 +119,9 @@ impl Calls {
     /// with which no call has ended is left out, but for that of success.
     pub(super) fn samples(&self) -> (Samples, Samples) {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let begun = self.0.values().map(|method| (method.labels.clone(), read(&method.begun)));
-        let ended = self.0.values().flat_map(|method| {
+        let begun =
+            self.methods.values().map(|method| (method.labels.clone(), read(&method.begun)));
+        let ended = self.methods.values().flat_map(|method| {
             let codes = CODES.iter().zip(&method.ended).map(move |(code, count)| {
                 (format!("grpc_code=\"{code}\",{}", method.labels), *code, read(count))
             });

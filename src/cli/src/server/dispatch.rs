@@ -11,6 +11,7 @@ use hyper::body::Incoming;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Service;
+use tracing::Instrument as _;
 
 use super::auth::AuthService;
 use super::cluster::ClusterService;
@@ -25,6 +26,7 @@ use super::lease::LeaseService;
 use super::lock::LockService;
 use super::maintenance::MaintenanceService;
 use super::member::Member;
+use super::traffic::{Counted, Way};
 use super::watch::WatchService;
 use super::wire::{Reason, access_refused};
 use crate::generated::etcdserverpb::auth_server::AuthServer;
@@ -160,6 +162,8 @@ impl Dispatch {
     {
         let path = request.uri().path().to_owned();
         let call = self.member.calls().begins(&path);
+        let traffic = Arc::clone(self.member.calls().traffic());
+        let span = traffic.span(&path);
         let counted = move |response| match call {
             Some(call) => call.follow(response),
             None => response,
@@ -171,7 +175,8 @@ impl Dispatch {
         let needs = Needs::of(&path);
         let is_one = needs != Needs::Nobody && !STREAMS.contains(&path.as_str());
         let doubt = is_one.then(|| Doubt::about(&self.member, &who, needs));
-        let mut request = request.map(|body| Late::new(body, doubt));
+        let received = |body| Counted::new(body, &traffic, Way::In, &span);
+        let mut request = request.map(|body| Late::new(received(body), doubt));
         request.extensions_mut().insert(who);
         let service = path.trim_start_matches('/').split('/').next().unwrap_or_default();
         let answer: Answer = match service {
@@ -190,11 +195,14 @@ impl Dispatch {
             }
         };
         let bytes_max = self.bytes_max;
-        Box::pin(async move {
+        let within = span.clone();
+        let answer = async move {
             let mut response = answer.await?;
             say_too_large(&mut response, bytes_max);
-            Ok(counted(response))
-        })
+            let sent = |body| Body::new(Counted::new(body, &traffic, Way::Out, &span));
+            Ok(counted(response.map(sent)))
+        };
+        Box::pin(answer.instrument(within))
     }
 
     /// Whether a request may be read at all: nobody keeps what somebody sends who may not ask. It is judged once more when

@@ -60,6 +60,7 @@ impl HttpSide {
             let read = if says("serializable=true") { read.local() } else { read };
             read.await.err().map(|error| format!("QGET ERROR: {error}"))
         };
+        self.member.calls().health_told(reason.is_none());
         let (status, health) = match &reason {
             None => (StatusCode::OK, "true"),
             Some(_) => (StatusCode::SERVICE_UNAVAILABLE, "false"),

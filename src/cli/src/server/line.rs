@@ -13,6 +13,7 @@ use bowline::{
 use bytes::Bytes;
 use tokio::sync::oneshot;
 use tonic::Status;
+use tracing::Instrument as _;
 
 use super::identity::Identity;
 use super::member::Member;
@@ -70,7 +71,8 @@ pub(super) async fn take_place(
     let (caller, place) = oneshot::channel();
     let member = Arc::clone(member);
     // A task of its own: it must not end where its caller does.
-    tokio::spawn(async move { stand(&member, &who, &name, lease, value, gone, caller).await });
+    let stands = async move { stand(&member, &who, &name, lease, value, gone, caller).await };
+    tokio::spawn(stands.in_current_span());
     place.await.unwrap_or_else(|_| Err(Reason::Stopped.into()))
 }
 

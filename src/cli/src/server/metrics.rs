@@ -1,20 +1,25 @@
 //! Measurements under etcd's names, for boards and alarms that were made for etcd: those that mean the same here, behind
-//! the node's own. What has no counterpart is left out, rather than said with another meaning.
+//! the node's own. What has no counterpart is left out, rather than said with another meaning: docs/operating/metrics.md
+//! lists both.
 
 use std::fmt::{Display, Write};
 
-use bowline::{MetricsSnapshot, NodeStatus};
+use bowline::{Ending, MetricsSnapshot, NodeStatus, RequestKind};
 
 use super::calls::Calls;
 use super::member::{CLUSTER_VERSION, Member, VERSION};
+use super::process::Process;
 
-/// All of a member's measurements, in the text format of Prometheus.
+/// All of a member's measurements, in the text format of Prometheus, as of one moment.
 pub(super) fn text(member: &Member) -> String {
-    let metrics = member.node().metrics();
+    let metrics = member.node().metrics().snapshot();
     let mut families = Families(metrics.to_prometheus());
-    families.server(member, &metrics.snapshot(), &member.node().status());
-    families.store(&metrics.snapshot());
+    families.server(member, &metrics, &member.node().status());
+    families.store(&metrics);
     families.calls(member.calls());
+    if let Some(process) = Process::now() {
+        families.process(&process);
+    }
     families.0
 }
 
@@ -69,9 +74,37 @@ impl Families {
         for (name, help, value) in gauges {
             self.one(&format!("etcd_server_{name}"), "gauge", help, value);
         }
-        let changes = metrics.leader_changes_total;
-        let help = "Times that the leader has changed.";
-        self.one("etcd_server_leader_changes_seen_total", "counter", help, changes);
+        let access = member.client().access().revision();
+        let help = "Rises with every change of users and roles.";
+        self.one("etcd_debugging_auth_revision", "gauge", help, access);
+        let (healthy, unhealthy) = member.calls().health_counts();
+        let counters = [
+            (
+                "leader_changes_seen_total",
+                "Times that the leader has changed.",
+                metrics.leader_changes_total,
+            ),
+            (
+                "proposals_failed_total",
+                "Requests that ended without it being known that they were applied, or refused.",
+                failed_proposals(metrics),
+            ),
+            (
+                "slow_apply_total",
+                "Batches of entries that took longer to apply than --warning-apply-duration.",
+                metrics.slow_applies_total,
+            ),
+            (
+                "slow_read_indexes_total",
+                "Linearizable reads whose time was up before a leader had confirmed how far they must see.",
+                metrics.reads_unconfirmed_total,
+            ),
+            ("health_success", "Times that /health was asked for and was good.", healthy),
+            ("health_failures", "Times that it was not.", unhealthy),
+        ];
+        for (name, help, value) in counters {
+            self.one(&format!("etcd_server_{name}"), "counter", help, value);
+        }
     }
 
     fn store(&mut self, metrics: &MetricsSnapshot) {
@@ -86,10 +119,36 @@ impl Families {
                 "The revision that was compacted last.",
                 metrics.compacted_revision,
             ),
-            ("etcd_debugging_mvcc_watcher_total", "Watchers.", metrics.watchers),
+            ("etcd_debugging_mvcc_watcher_total", "Watchers that keep up.", metrics.watchers),
+            (
+                "etcd_mvcc_total_put_size_in_bytes",
+                "Bytes of the keys and values of all puts.",
+                metrics.put_bytes_total,
+            ),
         ];
         for (name, help, value) in gauges {
             self.one(name, "gauge", help, value);
+        }
+        let counters = [
+            ("etcd_mvcc_put_total", "Puts.", metrics.puts_total),
+            ("etcd_mvcc_delete_total", "Deletes.", metrics.deletes_total),
+            ("etcd_mvcc_range_total", "Ranges.", metrics.ranges_total),
+            ("etcd_mvcc_txn_total", "Transactions of several operations.", metrics.txns_total),
+            ("etcd_debugging_lease_granted_total", "Leases granted.", metrics.lease_grants_total),
+            ("etcd_debugging_lease_revoked_total", "Leases ended.", metrics.lease_ends_total),
+            (
+                "etcd_debugging_lease_renewed_total",
+                "Leases renewed, as the leader.",
+                metrics.lease_margin_seconds.count(),
+            ),
+            (
+                "etcd_debugging_server_lease_expired_total",
+                "Leases that have run out, as the leader.",
+                metrics.lease_expiries_total,
+            ),
+        ];
+        for (name, help, value) in counters {
+            self.one(name, "counter", help, value);
         }
         let name = "etcd_disk_wal_fsync_duration_seconds";
         self.head(name, "histogram", "Time to write and sync what was queued for the log.");
@@ -108,5 +167,43 @@ impl Families {
         self.labelled("grpc_server_started_total", "counter", help, &begun);
         let help = "Calls of gRPC that have ended, by how.";
         self.labelled("grpc_server_handled_total", "counter", help, &ended);
+        let (received, sent) = calls.traffic().bytes();
+        let help = "Bytes of clients' messages of gRPC.";
+        self.one("etcd_network_client_grpc_received_bytes_total", "counter", help, received);
+        let help = "Bytes of messages of gRPC to clients.";
+        self.one("etcd_network_client_grpc_sent_bytes_total", "counter", help, sent);
     }
+
+    fn process(&mut self, process: &Process) {
+        let help = "Seconds of processors that the process has taken.";
+        self.one("process_cpu_seconds_total", "counter", help, process.cpu_seconds);
+        let help = "When the process was started, in seconds since 1970.";
+        self.one("process_start_time_seconds", "gauge", help, process.start_seconds);
+        let gauges = [
+            (
+                "process_resident_memory_bytes",
+                "Bytes of memory that it holds.",
+                process.resident_bytes,
+            ),
+            ("process_virtual_memory_bytes", "Bytes that it may touch.", process.virtual_bytes),
+            ("process_open_fds", "Its open files and connections.", process.open_files),
+            ("os_fd_used", "The same, under etcd's own name.", process.open_files),
+        ];
+        for (name, help, value) in gauges {
+            self.one(name, "gauge", help, value);
+        }
+        // Where there is no limit Go's programs say the largest number there is.
+        let most = process.open_files_max.unwrap_or(u64::MAX);
+        self.one("process_max_fds", "gauge", "How many there may be.", most);
+        self.one("os_fd_limit", "gauge", "The same, under etcd's own name.", most);
+    }
+}
+
+/// Changes that ended without anybody knowing here that they were applied, or refused by the store.
+fn failed_proposals(metrics: &MetricsSnapshot) -> u64 {
+    let changes = metrics.requests_total.iter().filter(|(kind, _)| *kind != RequestKind::Read);
+    let failed = changes.flat_map(|(_, ends)| ends).filter(|(end, _)| {
+        matches!(end, Ending::Late | Ending::Unknown | Ending::Stopped | Ending::Diverged)
+    });
+    failed.map(|(_, count)| count).sum()
 }

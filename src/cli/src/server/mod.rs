@@ -44,9 +44,11 @@ mod member;
 mod metrics;
 mod newcomers;
 mod password;
+mod process;
 mod snapshot;
 mod tls;
 mod token;
+mod traffic;
 mod watch;
 mod wire;
 

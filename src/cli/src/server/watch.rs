@@ -22,6 +22,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
+use tracing::Instrument as _;
 
 use super::driven::{Answers, Driven};
 use super::identity::Identity;
@@ -214,7 +215,7 @@ impl Desk {
             self.answers.clone(),
             self.told.0.clone(),
         );
-        let task = tokio::spawn(task.run(watch, orders));
+        let task = tokio::spawn(task.run(watch, orders).in_current_span());
         self.watches.insert(id, Begun { commands, task });
         Ok(())
     }

@@ -17,6 +17,7 @@ mod lease;
 mod ledger;
 mod locks;
 mod members;
+mod metrics;
 mod office;
 mod operate;
 #[allow(dead_code, reason = "shared with the tests of the commands")]

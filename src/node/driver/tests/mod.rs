@@ -7,6 +7,7 @@ mod hostile;
 mod queues;
 mod quota;
 mod sessions;
+mod slow;
 mod snapshots;
 
 use std::collections::BTreeMap;
@@ -79,6 +80,7 @@ fn settings(node: usize) -> Settings {
         log_segment_bytes: 1 << 20,
         warm_copy: None,
         slow_request: Duration::MAX,
+        slow_apply: Duration::MAX,
     }
 }
 

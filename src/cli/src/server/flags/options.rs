@@ -54,6 +54,7 @@ pub(crate) struct Options {
     bootstrap: Bootstrap,
     history: History,
     slow_request: Duration,
+    slow_apply: Duration,
 }
 
 /// Where the log goes.
@@ -146,6 +147,7 @@ impl Options {
                 "warning-unary-request-duration",
                 Duration::from_millis(300),
             )?,
+            slow_apply: duration(values, "warning-apply-duration", Duration::from_millis(100))?,
             name,
         })
     }
@@ -186,6 +188,7 @@ impl Options {
             .quota_bytes(self.quota_bytes)
             .history(self.history.clone())
             .slow_request(self.slow_request)
+            .slow_apply(self.slow_apply)
             .limits(limits);
         let config = match tls {
             Some(files) => config.peer_tls(files.clone()),

@@ -224,10 +224,7 @@ pub(super) const FLAGS: &[Flag] = &[
         "watch-progress-notify-interval",
         "how often a watch that wants it hears how far it is ['10m']",
     ),
-    ignored(
-        "warning-apply-duration",
-        "slow requests say where their time went: --warning-unary-request-duration",
-    ),
+    used("warning-apply-duration", "a batch that takes longer to apply does, too ['100ms']"),
     ignored("bootstrap-defrag-threshold-megabytes", "there is nothing to defragment"),
     ignored("max-learners", "there may be as many learners as members"),
     ignored("downgrade-check-time", "there is no downgrade"),

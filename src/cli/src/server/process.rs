@@ -1,0 +1,96 @@
+//! What the operating system knows of this process, under the names that Prometheus's clients give it. On Linux; nothing
+//! elsewhere.
+
+use std::fs;
+
+use rustix::param::{clock_ticks_per_second, page_size};
+use rustix::process::{Resource, getrlimit};
+
+/// See the module.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Process {
+    /// Seconds of processors, in programs and in the kernel.
+    pub(super) cpu_seconds: f64,
+    /// When it was started, in seconds since 1970.
+    pub(super) start_seconds: f64,
+    pub(super) resident_bytes: u64,
+    pub(super) virtual_bytes: u64,
+    pub(super) open_files: u64,
+    /// How many there may be; `None` if there is no limit.
+    pub(super) open_files_max: Option<u64>,
+}
+
+impl Process {
+    /// What it is now.
+    pub(super) fn now() -> Option<Self> {
+        let stat = Stat::parse(&fs::read_to_string("/proc/self/stat").ok()?)?;
+        let booted = boot_seconds(&fs::read_to_string("/proc/stat").ok()?)?;
+        // The one that counts them is one of them.
+        let open_files = fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1) as u64;
+        let ticks_a_second = clock_ticks_per_second() as f64;
+        Some(Self {
+            cpu_seconds: stat.cpu_ticks as f64 / ticks_a_second,
+            start_seconds: booted as f64 + stat.start_ticks as f64 / ticks_a_second,
+            resident_bytes: stat.resident_pages * page_size() as u64,
+            virtual_bytes: stat.virtual_bytes,
+            open_files,
+            open_files_max: getrlimit(Resource::Nofile).current,
+        })
+    }
+}
+
+/// What is used of the one line of `/proc/self/stat`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Stat {
+    cpu_ticks: u64,
+    /// Since the machine was started.
+    start_ticks: u64,
+    virtual_bytes: u64,
+    resident_pages: u64,
+}
+
+impl Stat {
+    fn parse(line: &str) -> Option<Self> {
+        // The name, in parentheses, may hold anything. Behind it, the third field is the first.
+        let rest = line.rsplit_once(')')?.1;
+        let fields: Vec<&str> = rest.split_whitespace().collect();
+        let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
+        Some(Self {
+            cpu_ticks: field(14)? + field(15)?,
+            start_ticks: field(22)?,
+            virtual_bytes: field(23)?,
+            resident_pages: field(24)?,
+        })
+    }
+}
+
+/// When the machine was started, in seconds since 1970.
+fn boot_seconds(stat: &str) -> Option<u64> {
+    stat.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_blanks_and_parentheses_does_not_shift_the_fields() {
+        let line =
+            "42 (a) b (c)) S 1 2 3 4 5 6 7 8 9 10 110 12 13 14 15 16 17 18 1900 20000 300 22";
+        let stat = Stat::parse(line).unwrap();
+        let found = [stat.cpu_ticks, stat.start_ticks, stat.virtual_bytes, stat.resident_pages];
+        assert_eq!(found, [122, 1900, 20_000, 300]);
+        assert_eq!(Stat::parse("42 (short) S 1 2"), None);
+        assert_eq!(boot_seconds("cpu 1 2\nbtime 1700000000\nprocesses 3\n"), Some(1_700_000_000));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn this_process_has_a_beginning_and_takes_memory() {
+        let process = Process::now().unwrap();
+        assert!(
+            process.resident_bytes > 1 << 20 && process.virtual_bytes >= process.resident_bytes
+        );
+        assert!(process.open_files > 2 && process.start_seconds > 1.6e9);
+    }
+}

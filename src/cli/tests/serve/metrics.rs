@@ -1,0 +1,196 @@
+//! The measurements under etcd's names: put beside a real etcd's, for the same requests; and the log that says where the
+//! time of slow requests went.
+
+use std::collections::BTreeMap;
+
+use tempfile::tempdir;
+use tonic::transport::Channel;
+
+use crate::generated::etcdserverpb as pb;
+use crate::process::{Etcd, Server, http};
+use pb::kv_client::KvClient;
+use pb::lease_client::LeaseClient;
+use pb::request_op::Request;
+
+/// Families that count what was asked for: the same requests must move them by as much.
+const SAME: [&str; 7] = [
+    "etcd_mvcc_put_total",
+    "etcd_mvcc_delete_total",
+    "etcd_mvcc_range_total",
+    "etcd_mvcc_txn_total",
+    "etcd_debugging_lease_granted_total",
+    "etcd_debugging_lease_revoked_total",
+    "etcd_network_client_grpc_received_bytes_total",
+];
+
+/// A page of measurements: the types of the families, and the samples without labels.
+#[derive(Default)]
+struct Page {
+    types: BTreeMap<String, String>,
+    samples: BTreeMap<String, f64>,
+}
+
+impl Page {
+    fn of(address: &str) -> Self {
+        let (code, mut body) = http(address, "GET", "/metrics", "");
+        assert_eq!(code, 200);
+        let mut page = Self::default();
+        for line in body.text().lines() {
+            if let Some(family) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = family.split_once(' ').unwrap();
+                page.types.insert(name.to_owned(), kind.to_owned());
+            } else if let Some((name, value)) = line.split_once(' ')
+                && !name.contains('{')
+                && !line.starts_with('#')
+            {
+                page.samples.insert(name.to_owned(), value.parse().unwrap());
+            }
+        }
+        page
+    }
+
+    fn at(&self, name: &str) -> f64 {
+        *self.samples.get(name).unwrap_or_else(|| panic!("no {name}"))
+    }
+}
+
+fn put(key: &'static str) -> pb::PutRequest {
+    pb::PutRequest { key: key.into(), value: "value".into(), ..Default::default() }
+}
+
+fn range(key: &'static str) -> pb::RangeRequest {
+    pb::RangeRequest { key: key.into(), ..Default::default() }
+}
+
+fn op(request: Request) -> pb::RequestOp {
+    pb::RequestOp { request: Some(request) }
+}
+
+/// Some of everything.
+async fn ask(channel: Channel) {
+    let mut kv = KvClient::new(channel.clone());
+    for key in ["a", "b", "c"] {
+        kv.put(put(key)).await.unwrap();
+    }
+    for key in ["a", "nothing"] {
+        kv.range(range(key)).await.unwrap();
+    }
+    kv.range(pb::RangeRequest { range_end: "z".into(), serializable: true, ..range("a") })
+        .await
+        .unwrap();
+    let two =
+        pb::DeleteRangeRequest { key: "a".into(), range_end: "c".into(), ..Default::default() };
+    kv.delete_range(two).await.unwrap();
+    let writes = vec![op(Request::RequestPut(put("d"))), op(Request::RequestRange(range("d")))];
+    kv.txn(pb::TxnRequest { success: writes, ..Default::default() }).await.unwrap();
+    let reads = vec![op(Request::RequestRange(range("c"))), op(Request::RequestRange(range("d")))];
+    kv.txn(pb::TxnRequest { success: reads, ..Default::default() }).await.unwrap();
+    let one = vec![op(Request::RequestPut(put("e")))];
+    kv.txn(pb::TxnRequest { success: one, ..Default::default() }).await.unwrap();
+    let mut leases = LeaseClient::new(channel);
+    for id in [77, 78] {
+        leases.lease_grant(pb::LeaseGrantRequest { ttl: 100, id }).await.unwrap();
+    }
+    kv.put(pb::PutRequest { lease: 77, ..put("leased") }).await.unwrap();
+    leases.lease_revoke(pb::LeaseRevokeRequest { id: 77 }).await.unwrap();
+}
+
+/// How far the same requests move the counters.
+async fn moved(address: &str) -> Vec<(&'static str, f64)> {
+    let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await;
+    let before = Page::of(address);
+    ask(channel.unwrap()).await;
+    let after = Page::of(address);
+    SAME.map(|name| (name, after.at(name) - before.at(name))).to_vec()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_same_requests_move_the_counters_as_far_as_those_of_a_real_etcd() {
+    let Some(etcd) = Etcd::alone() else { return };
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let (ours, theirs) = (moved(&server.address).await, moved(&etcd.address).await);
+    assert_eq!(ours, theirs);
+    assert!(ours.iter().all(|(_, moved)| *moved > 0.0), "{ours:?}");
+    let (ours, theirs) = (Page::of(&server.address), Page::of(&etcd.address));
+    let mut shared = 0;
+    for (name, kind) in &ours.types {
+        if let Some(theirs) = theirs.types.get(name) {
+            assert_eq!(kind, theirs, "{name}");
+            shared += 1;
+        }
+    }
+    assert!(shared > 40, "{shared} families have a name of etcd's");
+    // Whatever the page names is there, and whatever is not there is on the page too; of `a_b_...`, all that begin so.
+    let page = include_str!("../../../../docs/operating/metrics.md");
+    let (_, there) = page.split_once("## Under etcd's names").unwrap();
+    let (there, _) = there.split_once("What is not there:").unwrap();
+    let is_name = |word: &&str| {
+        ["etcd_", "grpc_", "process_", "os_"].iter().any(|start| word.starts_with(start))
+    };
+    for name in there.split('`').filter(is_name) {
+        assert!(
+            ours.types.contains_key(name),
+            "{name} is in docs/operating/metrics.md, and not here"
+        );
+    }
+    let cells = page.lines().filter_map(|line| line.strip_prefix("| `")?.split('|').next());
+    let named: Vec<&str> = cells.flat_map(|cell| cell.split('`').step_by(2)).collect();
+    for name in theirs.types.keys().filter(|name| !ours.types.contains_key(*name)) {
+        let is_named = named.iter().any(|word| match word.strip_suffix("...") {
+            Some(start) if start.starts_with('_') => name.contains(start),
+            Some(start) => name.starts_with(start),
+            // As of the one before, with another end.
+            None if word.starts_with('_') => name.ends_with(word),
+            None => name == word,
+        });
+        assert!(is_named, "{name} is neither here nor in docs/operating/metrics.md");
+    }
+}
+
+#[test]
+fn the_process_and_its_health_are_measured_too() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    for _ in 0..3 {
+        assert_eq!(server.http("GET", "/health", "").0, 200);
+    }
+    let page = Page::of(&server.address);
+    assert_eq!(page.at("etcd_server_health_success"), 3.0);
+    assert_eq!(page.at("etcd_server_health_failures"), 0.0);
+    assert_eq!(page.at("etcd_server_proposals_failed_total"), 0.0);
+    let memory = page.at("process_resident_memory_bytes") / server.memory_bytes() as f64;
+    assert!((0.5..2.0).contains(&memory), "{memory}");
+    let files = page.at("process_open_fds") - server.descriptors() as f64;
+    assert!(files.abs() <= 3.0, "{files} more than there are");
+    assert!(page.at("process_max_fds") >= page.at("process_open_fds"));
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let age = now.as_secs_f64() - page.at("process_start_time_seconds");
+    assert!((-2.0..600.0).contains(&age), "{age} seconds old");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_log_level_debug_a_slow_request_is_told_within_the_call_that_made_it() {
+    let dir = tempdir().unwrap();
+    let slow = "--warning-unary-request-duration=1ns";
+    let server = Server::alone(&dir, &["--log-level=debug", slow]);
+    let mut kv = KvClient::new(server.channel().await);
+    // There is a line a second at most, and the member itself may have asked for something slow.
+    let begun = std::time::Instant::now();
+    while begun.elapsed() < std::time::Duration::from_millis(1_500) {
+        kv.put(put("k")).await.unwrap();
+    }
+    let (status, said) = server.stop();
+    assert!(status.success());
+    let line = said.lines().find(|line| line.contains("a slow request (put): it took"));
+    let line = line.unwrap_or_else(|| panic!("no line: {said}"));
+    for words in [
+        "request{method=\"/etcdserverpb.KV/Put\" id=",
+        ":write{kind=\"put\" request=",
+        "most of it ",
+        "logging=",
+        "outcome=\"done\"",
+    ] {
+        assert!(line.contains(words), "{words} in {line}");
+    }
+}

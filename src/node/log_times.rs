@@ -1,0 +1,131 @@
+//! When entries were handed to this node's log, and when they were durable there: so that the end of a request can say
+//! how long the disk took.
+//!
+//! ```text
+//!   the driver pushes a group ──▶ queued      its proof is back ──▶ durable      its entries are applied ──▶ forgotten
+//! ```
+//!
+//! One record a group that has entries. The consensus bounds how many entries are not applied yet.
+
+use std::collections::VecDeque;
+
+use crate::model::{LogIndex, Moment};
+use crate::wal;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct LogTimes {
+    /// By rising numbers, and by rising indexes without overlaps.
+    groups: VecDeque<Written>,
+}
+
+/// A group on its way through the log.
+#[derive(Debug)]
+struct Written {
+    number: u64,
+    first: LogIndex,
+    last: LogIndex,
+    queued: Moment,
+    durable: Option<Moment>,
+}
+
+/// How an entry went through this node's log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct InLog {
+    /// It was handed to the log.
+    pub(crate) queued: Moment,
+    /// The driver knew that it was durable.
+    pub(crate) durable: Moment,
+}
+
+impl LogTimes {
+    /// A group is handed to the log.
+    pub(crate) fn queued(&mut self, group: &wal::Group, now: Moment) {
+        let (Some(first), Some(last)) = (group.entries.first(), group.entries.last()) else {
+            return;
+        };
+        self.queued_entries(group.number, first.index, last.index, now);
+    }
+
+    fn queued_entries(&mut self, number: u64, first: LogIndex, last: LogIndex, now: Moment) {
+        // A new leader's entries take the place of those that it does not have.
+        while let Some(before) = self.groups.back_mut().filter(|before| before.last >= first) {
+            if before.first < first {
+                before.last = LogIndex(first.get() - 1);
+                break;
+            }
+            self.groups.pop_back();
+        }
+        self.groups.push_back(Written { number, first, last, queued: now, durable: None });
+    }
+
+    /// All groups up to this number are durable.
+    pub(crate) fn durable(&mut self, number: u64, now: Moment) {
+        let later = |group: &&mut Written| group.number > number;
+        let news = self.groups.iter_mut().rev().skip_while(later);
+        for group in news.take_while(|group| group.durable.is_none()) {
+            group.durable = Some(now);
+        }
+    }
+
+    /// How the entry at `index` went through this node's log, if that was in this life and it is not forgotten.
+    pub(crate) fn of(&self, index: LogIndex) -> Option<InLog> {
+        let at = self.groups.partition_point(|group| group.last < index);
+        let group = self.groups.get(at).filter(|group| group.first <= index)?;
+        Some(InLog { queued: group.queued, durable: group.durable? })
+    }
+
+    /// Everything up to `index` is applied.
+    pub(crate) fn forget(&mut self, index: LogIndex) {
+        while self.groups.front().is_some_and(|group| group.last <= index) {
+            self.groups.pop_front();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn at(ms: u64) -> Moment {
+        Moment::since_boot(Duration::from_millis(ms))
+    }
+
+    /// Queued and durable, in milliseconds.
+    fn of(times: &LogTimes, index: u64) -> Option<(u128, u128)> {
+        let ms = |moment: Moment| moment.since(at(0)).as_millis();
+        times.of(LogIndex(index)).map(|times| (ms(times.queued), ms(times.durable)))
+    }
+
+    #[test]
+    fn each_entry_has_the_times_of_its_group_until_it_is_applied() {
+        let mut times = LogTimes::default();
+        times.queued_entries(1, LogIndex(5), LogIndex(7), at(10));
+        times.queued_entries(2, LogIndex(8), LogIndex(8), at(20));
+        times.queued_entries(4, LogIndex(9), LogIndex(9), at(30));
+        assert_eq!(of(&times, 5), None, "not durable yet");
+        times.durable(3, at(40));
+        times.durable(4, at(50));
+        let found: Vec<_> = (4..=10).map(|index| of(&times, index)).collect();
+        let (first, second) = (Some((10, 40)), Some((20, 40)));
+        assert_eq!(found, [None, first, first, first, second, Some((30, 50)), None]);
+        times.forget(LogIndex(6));
+        assert_eq!(of(&times, 7), first, "its group is not applied as a whole");
+        times.forget(LogIndex(8));
+        assert_eq!((of(&times, 8), of(&times, 9)), (None, Some((30, 50))));
+    }
+
+    #[test]
+    fn entries_that_take_the_place_of_others_have_times_of_their_own() {
+        let mut times = LogTimes::default();
+        times.queued_entries(1, LogIndex(5), LogIndex(7), at(10));
+        times.queued_entries(2, LogIndex(8), LogIndex(9), at(20));
+        times.queued_entries(3, LogIndex(7), LogIndex(8), at(30));
+        times.durable(3, at(40));
+        let found: Vec<_> = (5..=9).map(|index| of(&times, index)).collect();
+        let (old, new) = (Some((10, 40)), Some((30, 40)));
+        assert_eq!(found, [old, old, new, new, None]);
+    }
+}

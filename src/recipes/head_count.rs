@@ -1,0 +1,46 @@
+//! How many tasks of a node hold a lock, and how many wait for one: counted by their turns, whatever becomes of them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct HeadCount {
+    waiting: AtomicU64,
+    holding: AtomicU64,
+}
+
+/// What a task does that counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Part {
+    /// It waits.
+    Waits,
+    /// It holds.
+    Holds,
+}
+
+impl HeadCount {
+    /// A task does something else from now on, or nothing that counts.
+    pub(crate) fn moves(&self, from: Option<Part>, to: Option<Part>) {
+        if from == to {
+            return;
+        }
+        if let Some(from) = from {
+            self.of(from).fetch_sub(1, Ordering::Relaxed);
+        }
+        if let Some(to) = to {
+            self.of(to).fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// How many do this now.
+    pub(crate) fn count(&self, part: Part) -> u64 {
+        self.of(part).load(Ordering::Relaxed)
+    }
+
+    fn of(&self, part: Part) -> &AtomicU64 {
+        match part {
+            Part::Waits => &self.waiting,
+            Part::Holds => &self.holding,
+        }
+    }
+}
