@@ -3,8 +3,15 @@
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::process::{Server, bowline};
+
+/// How long a command that goes on may do so: whoever waits for a line of it then finds that it has ended.
+const GOING_MAX: Duration = Duration::from_secs(300);
 
 /// What came of a command.
 #[derive(Debug)]
@@ -69,6 +76,7 @@ pub(crate) fn ask<A: AsRef<OsStr>>(server: &Server, arguments: &[A]) -> Said {
 pub(crate) struct Going {
     pub(crate) child: Child,
     lines: BufReader<std::process::ChildStdout>,
+    _wanted: Sender<()>,
 }
 
 impl Going {
@@ -76,7 +84,15 @@ impl Going {
     pub(crate) fn start(mut command: Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap());
-        Self { child, lines }
+        let (wanted, gone) = channel();
+        let pid = Pid::from_child(&child);
+        std::thread::spawn(move || {
+            if gone.recv_timeout(GOING_MAX) == Err(RecvTimeoutError::Timeout) {
+                // If it has ended that is well.
+                kill_process(pid, Signal::KILL).ok();
+            }
+        });
+        Self { child, lines, _wanted: wanted }
     }
 
     /// Its next line; empty if it has ended.
