@@ -538,7 +538,7 @@ impl Place {
     /// Whether the session was lost. It may have been told nobody yet; but what it held is its lease's from then on, which
     /// keeps others away for the lock delay, whatever somebody here does about it.
     fn is_left_to_its_lease(&self) -> bool {
-        self.session.ended() == Some(SessionEnd::NotRenewed)
+        self.session.ended() == Some(SessionEnd::NotRenewed) && !mutant::is(Mutant::B32)
     }
 
     /// Whether this turn has it.
