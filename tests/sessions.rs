@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
-    Client, Error, LeaseId, Limits, Loss, OrderError, Refusal, Released, ResumeRefusal, Session,
-    SessionEnd, Standing, Wait,
+    Client, Error, GuardError, LeaseId, Limits, Loss, Op, OrderError, Refusal, Released,
+    ResumeRefusal, Session, SessionEnd, Standing, Wait,
 };
 
 const TTL: Duration = Duration::from_millis(900);
@@ -200,7 +200,7 @@ fn a_holder_that_was_lost_cannot_shorten_its_lock_delay_by_giving_up_what_it_had
     let (holder, other) = followers(&cluster);
     let delay = Limits::LOCK_DELAY_MAX;
     let session = cluster.node(holder).open_session().lock_delay(delay).wait().unwrap();
-    let names = ["dropped", "released", "handed over"];
+    let names = ["dropped", "released", "by its token", "with a write", "handed over"];
     let guards = names.map(|name| session.mutex(name).lock().wait().unwrap());
     let keys = guards.each_ref().map(|guard| guard.key().clone());
     let heirs = cluster.node(other).session().wait().unwrap();
@@ -213,13 +213,17 @@ fn a_holder_that_was_lost_cannot_shorten_its_lock_delay_by_giving_up_what_it_had
             None => thread::yield_now(),
         }
     };
-    let [dropped, released, handed_over] = guards;
+    let [dropped, released, by_token, with_write, handed_over] = guards;
+    let write = with_write.txn().then(Op::put("written", "v"));
     cluster.partition(&[holder]);
     let lost = Loss::SessionEnded(SessionEnd::NotRenewed);
     assert_eq!(dropped.lost().wait(), lost);
     drop(dropped);
     assert_eq!(handed_over.hand_over(&heir).wait(), Err(OrderError::Gone));
-    assert_eq!(released.release().wait(), Ok(Released::WasLost(lost)));
+    let was_lost = Ok(Released::WasLost(lost));
+    assert_eq!(session.mutex("by its token").release(by_token.token()).wait(), was_lost);
+    assert_eq!(write.commit_and_release(with_write).wait(), Err(GuardError::NotHeld));
+    assert_eq!(released.release().wait(), was_lost);
     cluster.heal();
     let (client, lease) = (cluster.node(holder).client(), session.lease());
     client.put("after", "v").wait().unwrap();
@@ -227,6 +231,7 @@ fn a_holder_that_was_lost_cannot_shorten_its_lock_delay_by_giving_up_what_it_had
         let row = client.get(key.clone()).wait().unwrap();
         assert_eq!(row.and_then(|row| row.lease), Some(lease), "{key:?}");
     }
+    assert!(!is_bound(&client, "written"));
     client.revoke(lease).wait().unwrap();
     assert!(waiting.join().unwrap().is_ok());
 }

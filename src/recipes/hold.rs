@@ -300,8 +300,6 @@ impl Hold {
 
     /// Ends the hold, without waiting for anything; false if it is over already.
     fn give_up(&self, why: Loss, reply: ReplyTo<Reply>) -> bool {
-        // Whether it was lost is known when somebody looks.
-        self.session.state().end(self.session.shared().now());
         self.lines.release(&self.place, &self.turn, why, reply)
     }
 
@@ -368,7 +366,7 @@ impl Hold {
         view::is_for_ours_alone(&shared, &line)?;
         let (sender, receiver) = oneshot::channel();
         let (heir, reply) = (heir.key.clone(), ReplyTo::Waiting(sender));
-        if self.is_lost().is_some() || !self.lines.hand_over(&self.place, &self.turn, heir, reply) {
+        if !self.lines.hand_over(&self.place, &self.turn, heir, reply) {
             return Err(OrderError::Gone);
         }
         drop(self);
@@ -646,6 +644,9 @@ impl GuardTxn {
     ) -> Result<TxnReply, GuardError> {
         let hold: Hold = guard.into();
         assert!(Arc::ptr_eq(&hold.turn, &self.turn), "the guard that the transaction is from");
+        if hold.is_lost().is_some() {
+            return Err(GuardError::NotHeld);
+        }
         // Whatever the transaction's own conditions say, the keys go.
         let mut leaving: Vec<Op> = self.grant.keys.iter().cloned().map(Op::delete).collect();
         leaving.extend(self.place.unbinding());

@@ -133,6 +133,13 @@ impl Lines {
         self.forget_cap(turn);
     }
 
+    /// A session that was lost is known as lost when somebody looks.
+    fn look_at_the_clock(&self, place: &Place) {
+        if let Some(shared) = self.upgrade() {
+            place.session.end(shared.now());
+        }
+    }
+
     /// A task gives its hold up; false if it is over already. `reply` hears when the lock is free.
     pub(crate) fn release(
         self: &Arc<Self>,
@@ -141,6 +148,7 @@ impl Lines {
         why: Loss,
         reply: ReplyTo<Reply>,
     ) -> bool {
+        self.look_at_the_clock(place);
         let mut acts = Acts::default();
         let was_held = place.release(turn, why, reply, &mut acts);
         self.perform(acts);
@@ -176,6 +184,7 @@ impl Lines {
         heir: Bytes,
         reply: ReplyTo<Reply>,
     ) -> bool {
+        self.look_at_the_clock(place);
         let mut acts = Acts::default();
         let was_held = place.hand_over(turn, heir, reply, &mut acts);
         self.perform(acts);

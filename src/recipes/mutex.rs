@@ -142,7 +142,9 @@ impl Mutex {
         let (sender, receiver) = oneshot::channel();
         let reply = ReplyTo::Waiting(sender);
         if !lines.release_by_token(&self.name, self.session.state(), token, reply) {
-            return Ok(Released::WasLost(Loss::Released));
+            let end = self.session.state().end(shared.now());
+            let loss = end.map_or(Loss::Released, |end| Loss::ended(end, shared));
+            return Ok(Released::WasLost(loss));
         }
         Ok(Released::of(&hold::confirmed(shared, receiver).await?))
     }
