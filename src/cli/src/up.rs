@@ -4,6 +4,7 @@ mod certificates;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
+use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
@@ -94,6 +95,21 @@ impl UpOptions {
         format!("127.0.0.1:{}", self.port + 2 * node + 1)
     }
 
+    /// Whether nobody else has the ports. Asked before anything is written: a second start would put new certificates
+    /// before the servers of the first.
+    fn ports_are_free(&self) -> io::Result<()> {
+        for address in (0..self.nodes).flat_map(|node| [self.client(node), self.peer(node)]) {
+            TcpListener::bind(&address).map_err(|error| {
+                let advice = "does the cluster run already? Else choose another --port";
+                io::Error::new(
+                    error.kind(),
+                    format!("cannot listen on {address}: {error}: {advice}"),
+                )
+            })?;
+        }
+        Ok(())
+    }
+
     /// The certificates, where there are any.
     fn certificates(&self) -> Option<Certificates> {
         self.tls.then(|| Certificates::in_directory(&self.dir.join("tls")))
@@ -158,6 +174,7 @@ fn name(node: u16) -> String {
 async fn up(options: &UpOptions) -> io::Result<bool> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
+    options.ports_are_free()?;
     std::fs::create_dir_all(&options.dir)?;
     if let Some(certificates) = options.certificates() {
         let names: Vec<_> = (0..options.nodes).map(name).collect();

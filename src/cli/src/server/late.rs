@@ -28,20 +28,27 @@ pub(super) struct Doubt {
     member: Arc<Member>,
     who: Identity,
     needs: Needs,
+    /// Whether users and roles were on then: that is no new revision of theirs.
+    were_on: bool,
     judged: Instant,
 }
 
 impl Doubt {
     /// About who was let in just now.
     pub(super) fn about(member: &Arc<Member>, who: &Identity, needs: Needs) -> Self {
-        Self { member: Arc::clone(member), who: who.clone(), needs, judged: Instant::now() }
+        let were_on = member.client().access().is_enabled();
+        let (member, who, judged) = (Arc::clone(member), who.clone(), Instant::now());
+        Self { member, who, needs, were_on, judged }
     }
 
     fn look(&mut self) -> Result<(), Status> {
         let access = self.member.client().access();
-        if self.judged.elapsed() < HOLDS_FOR && self.who.revision() == access.revision() {
+        let is_as_it_was =
+            (self.were_on, self.who.revision()) == (access.is_enabled(), access.revision());
+        if is_as_it_was && self.judged.elapsed() < HOLDS_FOR {
             return Ok(());
         }
+        self.were_on = access.is_enabled();
         self.who = self.who.again(&access, self.member.tokens())?;
         self.judged = Instant::now();
         self.needs.judge(&self.who, &access)

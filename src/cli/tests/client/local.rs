@@ -133,6 +133,16 @@ fn a_cluster_with_certificates_says_which_ones_clients_need() {
             to.to_str().unwrap().to_owned()
         })
         .into();
+    // Started twice, it leaves the certificates of the first time alone.
+    let mut twice = bowline();
+    twice.args(["up", "--tls", "--nodes", "3", "--port", &port, "--dir"]).arg(place.path());
+    let twice = run(twice, b"");
+    assert!(
+        twice.code == 1 && twice.err.contains("does the cluster run already?"),
+        "{}",
+        twice.err
+    );
+    assert!(ask("bowline", &flags, &["get", "k"]).unwrap().0);
     stop(first);
 
     let (again, flags) = up();
