@@ -38,8 +38,8 @@ pub(crate) enum Input {
     Disconnected(NodeId),
     /// A peer and this node do not accept each other.
     Refused(NodeId, Refused),
-    /// The log has synced all groups up to a number.
-    Durable(wal::Durable),
+    /// The log has synced all groups up to a number, at this moment.
+    Durable(wal::Durable, Moment),
     /// The disk has become full, as far as the log can tell, or has room again.
     Space(wal::Space),
     /// The front of the log was cut.
@@ -274,7 +274,7 @@ pub(crate) fn refuse_all(inputs: Vec<Input>, why: &super::StopReason) {
             | Input::Connected(..)
             | Input::Disconnected(..)
             | Input::Refused(..)
-            | Input::Durable(_)
+            | Input::Durable(..)
             | Input::Space(_)
             // Dropped, the reply says that somebody else is to be asked.
             | Input::Join(..)

@@ -212,7 +212,7 @@ impl LogWorker {
             }
         };
         if let Some(proof) = proof {
-            drop(self.inbox.push(Input::Durable(proof)));
+            drop(self.inbox.push(Input::Durable(proof, self.clock.now())));
         }
         let space = self.writer.space();
         if space != self.space {

@@ -325,6 +325,8 @@ impl Shared {
         self.meters.ended(kind, end, took);
         tracing::debug!(parent: span, outcome = end.word(), ?took, "answered");
         let Some(passed_over) = self.is_slow(took, now) else { return };
+        // Where nobody traces reads, the line belongs to what the caller is doing.
+        let _inside = span.enter();
         let status = self.status.borrow().clone();
         let (kind, outcome, leader) = (kind.word(), end.word(), status.leader);
         let unapplied = status.commit.get().saturating_sub(status.applied.get());
@@ -337,14 +339,25 @@ impl Shared {
                     false => "in waiting until this node had applied as much",
                 };
                 tracing::warn!(
-                    parent: span,
-                    node, kind, outcome, ?took, ?asking, ?applying, ?leader, passed_over,
+                    node,
+                    kind,
+                    outcome,
+                    ?took,
+                    ?asking,
+                    ?applying,
+                    ?leader,
+                    passed_over,
                     "a slow request (read): it took {took:.1?}, most of it {most}"
                 );
             }
             Err(_) => tracing::warn!(
-                parent: span,
-                node, kind, outcome, ?took, ?leader, unapplied, passed_over,
+                node,
+                kind,
+                outcome,
+                ?took,
+                ?leader,
+                unapplied,
+                passed_over,
                 "a slow request (read): it was given up after {took:.1?}"
             ),
         }

@@ -26,6 +26,8 @@ pub(crate) struct Story {
     pub(crate) number: u64,
     /// When it was first handed over: to the leader, or into this leader's own log.
     pub(crate) sent: Option<Moment>,
+    /// How often it was: more than once where the leader changed, or did not answer.
+    pub(crate) attempts: u32,
     /// How the entry that decided it went through this node's log.
     pub(crate) in_log: Option<InLog>,
     /// What traces of the request belong to.
@@ -37,7 +39,7 @@ impl Story {
     pub(crate) fn begin(command: &Command, now: Moment) -> Self {
         let kind = RequestKind::of(command);
         let span = tracing::debug_span!("write", kind = kind.word(), request = field::Empty);
-        Self { kind, asked: now, number: 0, sent: None, in_log: None, span }
+        Self { kind, asked: now, number: 0, sent: None, attempts: 0, in_log: None, span }
     }
 
     /// It has a number.
@@ -49,12 +51,29 @@ impl Story {
 
     /// It is handed over; if it was before, the first time counts.
     pub(crate) fn handed_over(&mut self, now: Moment) {
-        self.sent.get_or_insert(now);
+        // A turn begins before it looks what has come.
+        self.sent.get_or_insert(now.max(self.asked));
+        self.attempts += 1;
     }
 
     /// It reached nobody after all.
     pub(crate) fn came_back(&mut self) {
-        self.sent = None;
+        (self.sent, self.attempts) = (None, 0);
+    }
+
+    /// Where it was for most of its time, for people.
+    pub(crate) fn place(&self, stage: Stage) -> &'static str {
+        match stage {
+            Stage::Waiting => "before it could be handed to a leader",
+            Stage::Travelling | Stage::Agreeing if self.attempts > 1 => {
+                "on its way: it was handed over more than once, as leaders changed or did not answer"
+            }
+            Stage::Travelling => "on its way to the leader and, as an entry, back to this node",
+            Stage::Logging => "in this node's log: on its disk",
+            Stage::Agreeing => "in the logs of the others, and on the way there and back",
+            Stage::Applying => "in being applied, with what stood before it",
+            Stage::Telling => "behind the watchers, locks and callers that were told before it",
+        }
     }
 
     /// Where the time went of a request that was decided, made visible and told.
@@ -85,18 +104,6 @@ impl Stages {
     pub(crate) fn longest(&self) -> Stage {
         let longest = self.0.iter().max_by_key(|(_, took)| *took);
         longest.expect("there are six").0
-    }
-}
-
-/// Where a request was for most of its time, for people.
-pub(crate) fn place(stage: Stage) -> &'static str {
-    match stage {
-        Stage::Waiting => "before it could be handed to a leader",
-        Stage::Travelling => "on its way to the leader and, as an entry, back to this node",
-        Stage::Logging => "in this node's log: on its disk",
-        Stage::Agreeing => "in the logs of the others, and on the way there and back",
-        Stage::Applying => "in being applied, with what stood before it",
-        Stage::Telling => "behind the watchers, locks and callers that were told before it",
     }
 }
 
@@ -150,9 +157,11 @@ mod tests {
         story.handed_over(at(120));
         story.handed_over(at(150));
         assert_eq!(ms(&story), [20, 60, 0, 0, 10, 5], "the first time counts");
+        assert!(story.place(Stage::Travelling).contains("more than once"));
         story.came_back();
         story.handed_over(at(150));
         assert_eq!(ms(&story), [50, 30, 0, 0, 10, 5], "an attempt that reached nobody does not");
+        assert!(story.place(Stage::Travelling).contains("back to this node"));
         story.in_log = Some(InLog { queued: at(152), durable: at(175) });
         assert_eq!(ms(&story), [50, 2, 23, 5, 10, 5]);
         assert_eq!(story.stages(times, at(195)).longest(), Stage::Waiting);

@@ -157,10 +157,15 @@ impl Turn {
 
     /// It is known that it must wait.
     pub(crate) fn stands(&self, since: Revision, acts: &mut Acts) {
-        if self.is_owned {
-            return self.advance(Stage::Stands(since), acts);
+        let mut state = self.lock();
+        // It may have stopped waiting meanwhile.
+        if !matches!(state.stage, Stage::Asked | Stage::Stands(_)) {
+            return;
         }
-        self.lock().stage = Stage::Stands(since);
+        state.stage = Stage::Stands(since);
+        if self.is_owned {
+            acts.0.extend(state.waker.take().map(Act::Wake));
+        }
     }
 
     /// One more guard for its hold.

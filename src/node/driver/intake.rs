@@ -25,7 +25,7 @@ impl Driver {
                 }
             }
             Input::Refused(peer, refusal) => self.refused(peer, refusal)?,
-            Input::Durable(proof) => self.take_proof(proof, now)?,
+            Input::Durable(proof, synced) => self.take_proof(proof, synced, now)?,
             Input::Space(space) => self.take_space(space, now),
             Input::LogCut => {
                 if let Stage::Running(consensus) = &mut self.stage {
@@ -229,13 +229,18 @@ impl Driver {
         }
     }
 
-    pub(super) fn take_proof(&mut self, proof: wal::Durable, now: Moment) -> Result<(), Fatal> {
+    pub(super) fn take_proof(
+        &mut self,
+        proof: wal::Durable,
+        synced: Moment,
+        now: Moment,
+    ) -> Result<(), Fatal> {
         match &mut self.stage {
             Stage::Running(consensus) => {
                 self.shared.env.points.reach(Point::DriverBeforeSend);
                 let proven = proof.number();
                 tracing::trace!(group = proven, "synced");
-                self.log_times.durable(proven, now);
+                self.log_times.durable(proven, synced);
                 let opened = consensus.persisted(proof);
                 self.log_owes_since = consensus.owes_log().then_some(now);
                 self.send_raft(opened);

@@ -5,7 +5,7 @@ use crate::metrics::{self, Ending, PeerLag, PeerQueue};
 use crate::node::health::Pulse;
 use crate::node::slow::Slow;
 use crate::node::status::{MemberStatus, Progress};
-use crate::node::story::{BatchTimes, Stages, Story, ending, place};
+use crate::node::story::{BatchTimes, Stages, Story, ending};
 
 impl Driver {
     /// Tells the callers of requests that have ended without having been applied by this node.
@@ -89,15 +89,15 @@ impl Driver {
         now: Moment,
     ) {
         let (kind, request, outcome) = (story.kind.word(), story.number, end.word());
-        let (node, span) = (self.my_name(), &story.span);
+        let (node, span, attempts) = (self.my_name(), &story.span, story.attempts);
         if let Some(stages) = stages {
-            let most = place(stages.longest());
+            let most = story.place(stages.longest());
             let [waiting, travelling, logging, agreeing, applying, telling] =
                 stages.0.map(|(_, took)| took);
             tracing::warn!(
                 parent: span,
                 node, kind, request, outcome, ?took, ?waiting, ?travelling, ?logging, ?agreeing,
-                ?applying, ?telling, passed_over,
+                ?applying, ?telling, attempts, passed_over,
                 "a slow request ({kind}): it took {took:.1?}, most of it {most}"
             );
             return;
@@ -111,10 +111,10 @@ impl Driver {
             Some(_) => metrics::Stage::Agreeing,
         };
         let leader = self.known_leader.1.map(|id| self.roster.name_of(id));
-        let place = place(at);
+        let place = story.place(at);
         tracing::warn!(
             parent: span,
-            node, kind, request, outcome, ?took, at = at.word(), leader, log_owes = ?owed, passed_over,
+            node, kind, request, outcome, ?took, at = at.word(), leader, log_owes = ?owed, attempts, passed_over,
             "a slow request ({kind}): it was given up after {took:.1?}, {place}"
         );
     }
