@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use super::connect::{Client, Effect, Link};
 use super::failure::{EXIT_CODES, Failure};
 use super::print::Output;
-use super::print::users::Done;
+use super::print::users::Asks;
 use crate::generated::etcdserverpb as pb;
 
 /// The role that may do everything, and who must have it.
@@ -57,9 +57,7 @@ pub(crate) async fn run(
         AuthCommand::Status => {
             let call = async |link: Link| link.auth().auth_status(pb::AuthStatusRequest {}).await;
             let answer = client.ask(Effect::Repeatable, call).await?;
-            let pb::AuthStatusResponse { enabled, auth_revision, header } = answer;
-            let words = format!("Authentication Status: {enabled}\nAuthRevision: {auth_revision}");
-            output.show(&Done { words, header })
+            output.show(&Asks(answer))
         }
     }
 }

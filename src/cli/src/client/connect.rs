@@ -219,7 +219,7 @@ impl Client {
         if state.password.is_none() {
             state.password = Some(match &login.password {
                 Some(password) => password.clone(),
-                None => ask_password(login).map_err(|error| {
+                None => ask_password(login).await.map_err(|error| {
                     Status::unauthenticated(format!("the password could not be read: {error}"))
                 })?,
             });
@@ -327,15 +327,24 @@ fn words(status: &Status) -> String {
     }
 }
 
-/// Asks at the terminal; nothing is shown of what is typed.
-fn ask_password(login: &Login) -> io::Result<String> {
-    let mut line = String::new();
+/// Asks at the terminal; nothing is shown of what is typed. Who does not want to wait any more need not.
+async fn ask_password(login: &Login) -> io::Result<String> {
     if !io::stdin().is_terminal() {
         return Err(io::Error::other("give it with --password, or as BOWLINE_PASSWORD"));
     }
     write!(io::stderr().lock(), "Password of {}: ", login.name)?;
     io::stderr().lock().flush()?;
-    super::terminal::without_echo(|| io::stdin().lock().read_line(&mut line))?;
+    let silence = super::terminal::Silence::begin()?;
+    let (tell, line) = tokio::sync::oneshot::channel();
+    // No task of the runtime, which would wait for it at its end.
+    std::thread::spawn(move || {
+        let mut line = String::new();
+        let read = io::stdin().lock().read_line(&mut line);
+        // Nobody may wait for it any more.
+        drop(tell.send(read.map(|_| line)));
+    });
+    let line = line.await.map_err(io::Error::other)??;
+    drop(silence);
     writeln!(io::stderr().lock())?;
     Ok(line.trim_end_matches(['\r', '\n']).to_owned())
 }

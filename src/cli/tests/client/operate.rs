@@ -3,6 +3,7 @@
 use tempfile::tempdir;
 
 use crate::ask::ask;
+use crate::generated::etcdserverpb as pb;
 use crate::process::Server;
 
 #[test]
@@ -65,6 +66,11 @@ fn authentication_is_off_at_first() {
     let server = Server::alone(&dir, &[]);
     let status = ask(&server, &["auth", "status"]).done();
     assert!(status.starts_with("Authentication Status: false\n"), "{status}");
+    let status = ask(&server, &["-w", "json", "auth", "status"]).done();
+    assert!(status.ends_with(",\"authRevision\":1}\n"), "{status}");
+    let status = ask(&server, &["-w", "protobuf", "auth", "status"]);
+    let status = <pb::AuthStatusResponse as prost::Message>::decode(&status.out[..]).unwrap();
+    assert!(!status.enabled && status.auth_revision == 1 && status.header.is_some(), "{status:?}");
     // Who says who they are is let in as before.
     assert_eq!(ask(&server, &["--user", "ann:x", "put", "k", "v"]).done(), "OK\n");
 }

@@ -3,7 +3,6 @@
 //! ```text
 //!   survey    what the target has already: is anything in the way?      nothing is written before this is known
 //!   copy      page by page: what differs is written, what is equal is left as it is
-//!   leases    what hangs on leases, in the order in which it was created, so that lines of locks stay lines
 //!   verify    page by page, from both sides anew: is it all the same?
 //! ```
 //!
@@ -18,7 +17,6 @@ use sha2::{Digest, Sha256};
 use super::Halt;
 use super::change::Change;
 use super::difference::{Difference, Row, Rules};
-use super::leases::Leases;
 use super::parts::{Part, Span, next_key};
 use super::side::note;
 use super::source::{Page, Source};
@@ -51,7 +49,6 @@ struct Stretch<'a> {
 pub(crate) struct Import {
     pub(crate) source: Source,
     pub(crate) target: Target,
-    pub(crate) leases: Leases,
     pub(crate) rules: Rules,
     /// No bars.
     pub(crate) is_quiet: bool,
@@ -59,6 +56,8 @@ pub(crate) struct Import {
     pub(crate) revision: Cell<i64>,
     /// How many changes were made at the target.
     pub(crate) written: Cell<u64>,
+    /// Whether all is there, and verified.
+    pub(crate) is_copied: Cell<bool>,
 }
 
 /// What a pass over both sides has found.
@@ -113,12 +112,8 @@ impl Import {
                 return Err(Failure::Failed(refusal).into());
             }
         }
-        let mut leased: Vec<(KeyValue, i64)> = Vec::new();
-        self.pass("copies", revision, async |stretch: Stretch<'_>| {
-            self.settle(stretch, &mut leased).await
-        })
-        .await?;
-        self.copy_leased(leased).await?;
+        self.pass("copies", revision, async |stretch: Stretch<'_>| self.settle(stretch).await)
+            .await?;
         self.target.fence.take_down(&self.target.side, false).await?;
         self.verify(revision).await
     }
@@ -145,8 +140,7 @@ impl Import {
     }
 
     fn difference(&self, rows: &[Row], there: &[KeyValue]) -> Difference {
-        let lives = |lease| self.leases.may_live(lease);
-        Difference::of(rows, there, self.rules, lives, |revision| self.target.is_ours(revision))
+        Difference::of(rows, there, self.rules, |revision| self.target.is_ours(revision))
     }
 
     /// Goes over both sides, in the order of keys. The next page comes while one is worked on.
@@ -221,13 +215,8 @@ impl Import {
         rows
     }
 
-    /// Makes a stretch of the target as it should be; but for what hangs on leases, which is put aside, with the
-    /// revision at which it was not there.
-    async fn settle(
-        &self,
-        stretch: Stretch<'_>,
-        leased: &mut Vec<(KeyValue, i64)>,
-    ) -> Result<(), Halt> {
+    /// Makes a stretch of the target as it should be.
+    async fn settle(&self, stretch: Stretch<'_>) -> Result<(), Halt> {
         let Stretch { span, rows, mut there, mut known } = stretch;
         for _ in 0..RACES_MAX {
             let difference = self.difference(rows, &there);
@@ -235,15 +224,13 @@ impl Import {
                 // It was not so when it was surveyed.
                 return Err(somebody_else(&difference.refused).into());
             }
-            let (plain, aside): (Vec<_>, Vec<_>) =
-                difference.puts.into_iter().partition(|row| row.lease == 0);
-            let changes: Vec<Change> = plain
+            let changes: Vec<Change> = difference
+                .puts
                 .into_iter()
                 .map(Change::Put)
                 .chain(difference.deletes.into_iter().map(Change::Delete))
                 .collect();
             if self.target.write(&changes, known, &self.written).await? == Written::All {
-                leased.extend(aside.into_iter().map(|row| (row, known)));
                 return Ok(());
             }
             let before = known;
@@ -260,41 +247,6 @@ impl Import {
         }
         let keys: Vec<_> = rows.iter().take(1).map(|row| row.row.key.clone()).collect();
         Err(somebody_else(&keys).into())
-    }
-
-    /// What hangs on leases, in the order in which it was created.
-    async fn copy_leased(&self, mut leased: Vec<(KeyValue, i64)>) -> Result<(), Halt> {
-        leased.sort_by_key(|(row, _)| row.create_revision);
-        for group in
-            leased.chunk_by(|(one, _), (two, _)| one.create_revision == two.create_revision)
-        {
-            let mut changes = Vec::new();
-            for (row, _) in group {
-                if self.leases.take(row.lease, &self.source, &self.target.side).await? {
-                    changes.push(Change::Put(row.clone()));
-                }
-            }
-            let known = group.iter().map(|(_, known)| *known).min().unwrap_or_default();
-            // If an answer is lost it is looked at again.
-            if self.target.write(&changes, known, &self.written).await? == Written::Stale {
-                let mut left = Vec::new();
-                for change in changes {
-                    let key = change.key().clone();
-                    let span = Span { first: key.clone(), end: next_key(&key) };
-                    let (rows, known) = self.target.all(&span).await?;
-                    if !change.is_made(rows.first()) {
-                        left.push((change, known));
-                    }
-                }
-                for (change, known) in left {
-                    let names = [change.key().clone()];
-                    if self.target.write(&[change], known, &self.written).await? != Written::All {
-                        return Err(somebody_else(&names).into());
-                    }
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Reads both sides again, and says whether they are the same.
@@ -338,7 +290,6 @@ impl Import {
             left_out: found.left_out,
             left_out_there: found.left_out_there,
             beside: found.beside,
-            with_leases: self.rules.with_leases,
             digest,
         })
     }

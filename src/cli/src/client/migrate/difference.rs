@@ -17,8 +17,6 @@ pub(crate) struct Row {
 /// What may be done, and to what.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct Rules {
-    /// Keys that hang on leases are taken along.
-    pub(crate) with_leases: bool,
     /// What is something else at the target is written over.
     pub(crate) overwrite: bool,
     /// What only the target has is deleted.
@@ -36,26 +34,24 @@ pub(crate) struct Difference {
     pub(crate) refused: Vec<Bytes>,
     /// What only the target has, and keeps.
     pub(crate) beside: Vec<Bytes>,
-    /// What hangs on a lease at the source and is not taken along.
+    /// What hangs on a lease at the source: it is not taken along.
     pub(crate) left_out: Vec<(Bytes, i64)>,
     /// How many rows are as they should be.
     pub(crate) equal: u64,
 }
 
 impl Difference {
-    /// Compares. `lives` says of a lease whether keys are taken along that hang on it, `ours` of a revision of the
-    /// target whether we have written it.
+    /// Compares. `ours` says of a revision of the target whether we have written it.
     pub(crate) fn of(
         source: &[Row],
         target: &[KeyValue],
         rules: Rules,
-        lives: impl Fn(i64) -> bool,
         ours: impl Fn(i64) -> bool,
     ) -> Self {
         let mut all = Difference::default();
         let only_there = |all: &mut Difference, other: &KeyValue| {
             // A lease at the target: somebody lives there already.
-            let may = rules.delete && (other.lease == 0 || rules.with_leases);
+            let may = rules.delete && other.lease == 0;
             let list =
                 if may || ours(other.mod_revision) { &mut all.deletes } else { &mut all.beside };
             list.push(other.key.clone());
@@ -66,7 +62,7 @@ impl Difference {
                 only_there(&mut all, other);
             }
             let found = there.next_if(|other| other.key == row.key);
-            if row.lease != 0 && !(rules.with_leases && lives(row.lease)) {
+            if row.lease != 0 {
                 all.left_out.push((name.clone(), row.lease));
                 // It may have been there before it was put on a lease.
                 let is_stale = |found: &&KeyValue| {
@@ -116,13 +112,7 @@ mod tests {
     fn told(source: &str, target: &str, rules: Rules) -> String {
         let source: Vec<_> =
             rows(source).into_iter().map(|row| Row { name: row.key.clone(), row }).collect();
-        let all = Difference::of(
-            &source,
-            &rows(target),
-            rules,
-            |lease| lease != 9,
-            |revision| revision == 7,
-        );
+        let all = Difference::of(&source, &rows(target), rules, |revision| revision == 7);
         let names = |keys: Vec<&Bytes>| {
             keys.iter()
                 .map(|key| String::from_utf8_lossy(key).into_owned())
@@ -147,7 +137,6 @@ mod tests {
         let plain = Rules::default();
         let over = Rules { overwrite: true, ..plain };
         let sync = Rules { delete: true, ..over };
-        let leases = Rules { with_leases: true, ..plain };
         for (source, target, rules, what) in [
             ("a=1 b=2", "", plain, "put a,b"),
             ("a=1 b=2", "a=1", plain, "put b; equal 1"),
@@ -162,9 +151,6 @@ mod tests {
             ("a=1@5", "a=0#7", plain, "delete a; out a"),
             ("a=1@5", "a=0", sync, "delete a; out a"),
             ("a=1@5", "a=0@3", sync, "out a"),
-            ("a=1@5 b=1@9", "", leases, "put a; out b"),
-            ("a=1@5", "a=1@5", leases, "equal 1"),
-            ("a=1@5", "a=1", leases, "refused a"),
             ("a=1", "a=1@5", plain, "refused a"),
             ("", "a=1 b=1", plain, "beside a,b"),
         ] {

@@ -63,6 +63,10 @@ impl Fence {
 
     /// An answer was lost: nothing that was sent before may have an effect from here on.
     pub(crate) async fn put(&self, side: &Side) -> Result<(), Failure> {
+        if self.stands.get().is_none() {
+            // From here on it may be there, also if nobody waits for the answer.
+            self.stands.set(Some((0, Instant::now())));
+        }
         let request =
             pb::PutRequest { key: self.key.clone(), value: WORDS.into(), ..Default::default() };
         let call = async |link: Link| link.kv().put(request.clone()).await;
@@ -72,16 +76,19 @@ impl Fence {
         self.look(side).await
     }
 
-    /// Looks at which revision it was put, if it stands.
+    /// Looks whether it stands, and at which revision it was put: a put whose answer was lost may have come late.
     pub(crate) async fn look(&self, side: &Side) -> Result<(), Failure> {
-        let Some((_, lost)) = self.stands.get() else { return Ok(()) };
         let request = pb::RangeRequest { key: self.key.clone(), ..Default::default() };
         let call = async |link: Link| link.kv().range(request.clone()).await;
         let found = side.ask(call).await?.kvs.first().map(|row| row.mod_revision);
-        match found {
-            Some(revision) => self.stands.set(Some((revision, lost))),
+        match (found, self.stands.get()) {
+            (Some(revision), stands) => {
+                let lost = stands.map_or_else(Instant::now, |(_, lost)| lost);
+                self.stands.set(Some((revision, lost)));
+            }
             // Somebody has deleted it. A new one is another one.
-            None => return Box::pin(self.put(side)).await,
+            (None, Some(_)) => return Box::pin(self.put(side)).await,
+            (None, None) => {}
         }
         Ok(())
     }

@@ -10,7 +10,8 @@
 //!     └── is it there? ── no: once more, fenced        `target`, `fence`
 //! ```
 //!
-//! A watch that breaks is opened again behind the last revision that is done, at the next server.
+//! A watch that breaks is opened again at the next server: at the last revision that is done, not behind it. Where a
+//! cluster has compacted up to a delete, etcd opens a watch at that delete without it; one before it is refused.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -46,6 +47,9 @@ const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// How long what is being written may take when the mirror is to end.
 const GRACE: Duration = Duration::from_secs(5);
+
+/// Says when it is enough, by the exit code that follows from that.
+pub(crate) type Stop = watch::Receiver<Option<u8>>;
 
 /// Why a mirror ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -122,13 +126,12 @@ impl<'a> Follower<'a> {
     }
 
     /// Goes on until something ends it.
-    pub(crate) async fn run(&mut self, stop: &watch::Receiver<bool>) -> Result<End, Failure> {
+    pub(crate) async fn run(&mut self, stop: &Stop) -> Result<End, Failure> {
         let import = self.import;
         let (tell, heads) = watch::channel(0);
         let ended = tokio::select! {
             ended = self.follow(heads, stop.clone()) => ended,
-            () = ask_heads(import, &tell) => Ok(End::Stopped),
-            () = import.leases.keep(&import.source, &import.target.side) => Ok(End::Stopped),
+            failure = ask_heads(import, &tell) => Err(failure),
             () = stopped_long_ago(stop.clone()) => Ok(End::Stopped),
         };
         self.live.end();
@@ -138,21 +141,21 @@ impl<'a> Follower<'a> {
     async fn follow(
         &mut self,
         mut heads: watch::Receiver<i64>,
-        mut stop: watch::Receiver<bool>,
+        mut stop: Stop,
     ) -> Result<End, Failure> {
         let mut away = Away::default();
         loop {
             let source = &self.import.source;
             let watch = tokio::select! {
-                watch = source.watch(self.position + 1) => watch,
-                () = stopped(&mut stop) => return Ok(End::Stopped),
+                watch = source.watch(self.position) => watch,
+                _ = stopped(&mut stop) => return Ok(End::Stopped),
             };
             let watch = match watch {
                 Ok(watch) => watch,
                 Err(failure) => {
                     tokio::select! {
                         waited = away.wait(&source.side, failure) => waited?,
-                        () = stopped(&mut stop) => return Ok(End::Stopped),
+                        _ = stopped(&mut stop) => return Ok(End::Stopped),
                     }
                     continue;
                 }
@@ -173,13 +176,13 @@ impl<'a> Follower<'a> {
         &mut self,
         mut watch: Watch,
         heads: &mut watch::Receiver<i64>,
-        stop: &mut watch::Receiver<bool>,
+        stop: &mut Stop,
         away: &mut Away,
     ) -> Result<Heard, Failure> {
         let mut pieces = Vec::new();
         loop {
             tokio::select! {
-                () = stopped(stop) => return Ok(Heard::End(End::Stopped)),
+                _ = stopped(stop) => return Ok(Heard::End(End::Stopped)),
                 answer = watch.answers.message() => {
                     let answer = match answer {
                         Ok(Some(answer)) => answer,
@@ -188,6 +191,10 @@ impl<'a> Follower<'a> {
                     };
                     away.is_over(&self.import.source.side);
                     *away = Away::default();
+                    if !answer.events.is_empty() {
+                        // What is done at once may come in many pieces.
+                        self.behind = None;
+                    }
                     if let Some(end) = self.heard(answer, &mut pieces, watch.sees_all, stop).await? {
                         return Ok(Heard::End(end));
                     }
@@ -250,7 +257,7 @@ impl<'a> Follower<'a> {
         answer: pb::WatchResponse,
         pieces: &mut Vec<Event>,
         sees_all: bool,
-        stop: &watch::Receiver<bool>,
+        stop: &Stop,
     ) -> Result<Option<End>, Failure> {
         if answer.canceled {
             if answer.compact_revision != 0 {
@@ -259,6 +266,9 @@ impl<'a> Follower<'a> {
             let why = format!("the source ended the watch: {}", answer.cancel_reason);
             return Err(Failure::Failed(why));
         }
+        // A server may be behind others, so only whose it is tells something.
+        let header = answer.header.unwrap_or_default();
+        self.import.source.side.recognise(&header, 0)?;
         if answer.created {
             return Ok(None);
         }
@@ -269,7 +279,7 @@ impl<'a> Follower<'a> {
         }
         let events = std::mem::take(pieces);
         for events in events.chunk_by(|one, two| revision_of(one) == revision_of(two)) {
-            if *stop.borrow() {
+            if stop.borrow().is_some() {
                 return Ok(Some(End::Stopped));
             }
             let revision = revision_of(&events[0]);
@@ -279,7 +289,6 @@ impl<'a> Follower<'a> {
         }
         if is_progress && !sees_all {
             // All up to here has been told.
-            let header = answer.header.unwrap_or_default();
             self.position = self.position.max(header.revision);
         }
         Ok(None)
@@ -287,8 +296,8 @@ impl<'a> Follower<'a> {
 
     /// What has happened at one revision.
     async fn make(&mut self, revision: i64, events: &[Event]) -> Result<(), Failure> {
-        let mut changes = self.changes(events).await?;
-        while !changes.is_empty() {
+        let changes = self.changes(events)?;
+        if !changes.is_empty() {
             let overwrite = self.import.rules.overwrite;
             let position = self.position;
             let stops = |why: String| {
@@ -299,15 +308,6 @@ impl<'a> Follower<'a> {
                 Made::At(at) => {
                     self.known = self.known.max(at);
                     self.mirrored += 1;
-                    break;
-                }
-                Made::NoLease => {
-                    for change in changes.values_mut() {
-                        if let Change::Put(row) = change {
-                            self.import.leases.forget(row.lease);
-                            row.lease = self.lease(row.lease).await?;
-                        }
-                    }
                 }
                 Made::Foreign(row) => {
                     return stops(format!(
@@ -315,6 +315,12 @@ impl<'a> Follower<'a> {
                          the mirror may write there. --overwrite goes on all the same",
                         quote::go(&row.key),
                         row.mod_revision
+                    ));
+                }
+                Made::Disturbed => {
+                    return stops(format!(
+                        "somebody else writes to the target all the time, between the {count} keys that the source has \
+                         changed at once at revision {revision}: until the switch nobody but the mirror may write there"
                     ));
                 }
                 Made::TooMany => {
@@ -332,12 +338,13 @@ impl<'a> Follower<'a> {
             }
         }
         self.position = revision;
+        self.import.source.side.has_reached(revision);
         self.head = self.head.max(revision);
         Ok(())
     }
 
     /// What is to be done at the target.
-    async fn changes(&mut self, events: &[Event]) -> Result<BTreeMap<Bytes, Change>, Failure> {
+    fn changes(&mut self, events: &[Event]) -> Result<BTreeMap<Bytes, Change>, Failure> {
         let import = self.import;
         let mut changes = BTreeMap::new();
         for event in events {
@@ -355,30 +362,24 @@ impl<'a> Follower<'a> {
                     continue;
                 }
                 Change::Delete(key.clone())
-            } else if row.lease != 0 && !import.rules.with_leases {
+            } else if row.lease != 0 {
                 self.left_out_changes += 1;
-                if !self.left_out.insert(key.clone()) {
+                let is_new = row.create_revision == row.mod_revision;
+                if !self.left_out.insert(key.clone()) || is_new {
+                    // It never came from here: what the target has of that name is somebody else's.
                     continue;
                 }
-                // It was there before it was put on a lease.
+                // It was there, and was brought over, before it was put on a lease.
                 Change::Delete(key.clone())
             } else {
                 self.left_out.remove(&key);
                 let mut row = row.clone();
                 row.key = key.clone();
-                row.lease = self.lease(row.lease).await?;
                 Change::Put(row)
             };
             changes.insert(key, change);
         }
         Ok(changes)
-    }
-
-    /// A lease that the target has now; none if it has ended at the source, which will be heard of.
-    async fn lease(&self, id: i64) -> Result<i64, Failure> {
-        let Import { source, target, leases, .. } = self.import;
-        let lives = id != 0 && leases.take(id, source, &target.side).await?;
-        Ok(if lives { id } else { 0 })
     }
 }
 
@@ -397,27 +398,33 @@ fn lost(import: &Import, status: Status) -> Result<Heard, Failure> {
     }
 }
 
-/// Asks the source from time to time how far it is.
-async fn ask_heads(import: &Import, tell: &watch::Sender<i64>) {
-    let key = import.source.first_key();
+/// Asks the source from time to time how far it is, until it is another one, or has gone back.
+async fn ask_heads(import: &Import, tell: &watch::Sender<i64>) -> Failure {
+    let (key, side) = (import.source.first_key(), &import.source.side);
     loop {
+        let had = side.reached();
         let request = pb::RangeRequest { key: key.clone(), count_only: true, ..Default::default() };
         let call = async |link: Link| link.kv().range(request.clone()).await;
-        if let Ok(answer) = import.source.side.client.ask(Effect::Repeatable, call).await {
-            tell.send_replace(answer.header.unwrap_or_default().revision);
+        if let Ok(answer) = side.client.ask(Effect::Repeatable, call).await {
+            let header = answer.header.unwrap_or_default();
+            if let Err(failure) = side.recognise(&header, had) {
+                return failure;
+            }
+            tell.send_replace(header.revision);
         }
         tokio::time::sleep(LOOK).await;
     }
 }
 
-/// Waits until it is said that it is enough.
-pub(crate) async fn stopped(stop: &mut watch::Receiver<bool>) {
-    if stop.wait_for(|stop| *stop).await.is_err() {
-        std::future::pending().await
+/// Waits until it is said that it is enough, and with which exit code.
+pub(crate) async fn stopped(stop: &mut Stop) -> u8 {
+    match stop.wait_for(Option::is_some).await.map(|code| *code) {
+        Ok(Some(code)) => code,
+        _ => std::future::pending().await,
     }
 }
 
-async fn stopped_long_ago(mut stop: watch::Receiver<bool>) {
+async fn stopped_long_ago(mut stop: Stop) {
     stopped(&mut stop).await;
     tokio::time::sleep(GRACE).await;
 }

@@ -10,7 +10,6 @@
 //!   change       as transactions that come into effect once
 //!   copy         all keys at one revision, verified in the end
 //!   follow       what happens then, revision by revision
-//!   leases       those that are taken along
 //!   told         what is said of it
 //! ```
 
@@ -37,7 +36,6 @@ mod copy;
 mod difference;
 mod fence;
 mod follow;
-mod leases;
 mod parts;
 mod side;
 mod source;
@@ -46,8 +44,7 @@ mod told;
 
 use copy::Import;
 use difference::Rules;
-use follow::{End, Follower, stopped};
-use leases::Leases;
+use follow::{End, Follower, Stop, stopped};
 use parts::{Part, Span};
 use side::{Side, note};
 use source::Source;
@@ -59,8 +56,12 @@ const EVERYTHING: Span = Span { first: Bytes::from_static(b"\0"), end: Bytes::fr
 /// How long a cluster may be away while keys are copied, unless it is said.
 const AWAY_DEFAULT: Duration = Duration::from_secs(60);
 
-/// It was interrupted, as shells say it.
+/// It was interrupted, or told to end, as shells say it.
 const EXIT_INTERRUPTED: u8 = 130;
+const EXIT_TERMINATED: u8 = 143;
+
+/// How long it may take to clear up at the end.
+const TAKE_DOWN_MAX: Duration = Duration::from_secs(5);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -78,10 +79,8 @@ The switch from one cluster, OLD, to another, NEW:
      bowline import --from OLD --endpoints NEW --rev N --dry-run
   5. start what reads and writes with the endpoints of NEW
 
-Keys that hang on leases are left out, and listed: such a key says that its program lives, and the program writes it \
-anew when it finds its lease missing. Locks and leaderships are such keys. With --with-leases they are taken along, in \
-the order in which they were created, on leases of the same id and TTL; those live for as long as the mirror goes on \
-and they live at the source, and then for one TTL, in which their programs have to come over.
+Keys that hang on leases are left out, and listed: such a key says that its program lives, and the program registers \
+anew, with a lease of the new cluster, when it comes over. Locks and leaderships are such keys.
 
 Users, roles, revisions and history are not taken along.
 
@@ -90,7 +89,8 @@ changed meanwhile, --rev goes on with the revision that was named, or --overwrit
 source is now.
 
 Exit codes: 0 all is copied and verified, or the mirror was ended; 1 refused or failed, what was written stays; 2 \
-wrong arguments; 4 one of the two could not be reached, nothing was written; 130 the copy was interrupted.";
+wrong arguments; 4 one of the two could not be reached, nothing was written; 130 or 143 it was interrupted before the \
+copy, or the last verification, was done.";
 
 /// Bring the keys of another cluster here, and follow it until the switch
 ///
@@ -130,10 +130,6 @@ pub(crate) struct ImportOptions {
     /// Delete what the target has of these keys and the source does not
     #[arg(long)]
     delete: bool,
-
-    /// Take along keys that hang on leases, too
-    #[arg(long)]
-    with_leases: bool,
 
     /// As the source was at this revision: to go on with what was interrupted [default: as it is now]
     #[arg(long, value_name = "REVISION", value_parser = revision)]
@@ -284,11 +280,7 @@ pub(crate) async fn run(
         required: false,
     };
     let source = other(&client.settings, &options.from, login, tls, "--from")?;
-    let rules = Rules {
-        with_leases: options.with_leases,
-        overwrite: options.overwrite,
-        delete: options.delete,
-    };
+    let rules = Rules { overwrite: options.overwrite, delete: options.delete };
     let task = Task {
         source,
         target: client,
@@ -362,105 +354,137 @@ impl Task {
         let import = Import {
             source,
             target,
-            leases: Leases::default(),
             rules: self.rules,
             is_quiet: output.is_for_programs(),
             revision: Cell::new(0),
             written: Cell::new(0),
+            is_copied: Cell::new(false),
         };
-        tell_apart(&import, self.dry_run).await?;
-        let patience = Some(self.retry_for.unwrap_or(AWAY_DEFAULT));
-        import.source.side.may_be_away(patience);
-        import.target.side.may_be_away(patience);
-        if self.dry_run {
-            let revision = match self.rev {
-                Some(revision) => revision,
-                None => import.source.header().await?.revision,
-            };
-            let plan = import.plan(revision).await.map_err(Halt::failure)?;
-            output.show(&plan)?;
-            return plan.refusal().map_or(Ok(()), |_| Err(Failure::Exit(1)));
+        let way = Way {
+            rev: self.rev,
+            retry_for: self.retry_for,
+            mirror: self.mirror,
+            until_caught_up: self.until_caught_up,
+        };
+        let ended = match self.dry_run {
+            true => unless_stopped(&mut stop, plan(&import, &way, output)).await,
+            false => bring(&import, &way, output, &mut stop).await,
+        };
+        import.leave_nothing_behind().await;
+        ended.map_err(|failure| import.with_what_was_done(failure))
+    }
+}
+
+/// How it goes on.
+struct Way {
+    rev: Option<i64>,
+    retry_for: Option<Duration>,
+    mirror: bool,
+    until_caught_up: bool,
+}
+
+/// Says what would be done.
+async fn plan(import: &Import, way: &Way, output: Output) -> Result<(), Failure> {
+    meet(import, way, true).await?;
+    let revision = match way.rev {
+        Some(revision) => revision,
+        None => import.source.header().await?.revision,
+    };
+    let plan = import.plan(revision).await.map_err(Halt::failure)?;
+    output.show(&plan)?;
+    plan.refusal().map_or(Ok(()), |_| Err(Failure::Exit(1)))
+}
+
+/// Asks both for the first time; from then on each may be away for a while.
+async fn meet(import: &Import, way: &Way, dry_run: bool) -> Result<(), Failure> {
+    tell_apart(import, dry_run).await?;
+    import.may_be_away(Some(way.retry_for.unwrap_or(AWAY_DEFAULT)));
+    Ok(())
+}
+
+/// Copies, and mirrors.
+async fn bring(import: &Import, way: &Way, output: Output, stop: &mut Stop) -> Result<(), Failure> {
+    unless_stopped(stop, meet(import, way, false)).await?;
+    let mut rev = way.rev;
+    loop {
+        let copy = async { import.copy(rev).await.map_err(Halt::failure) };
+        let copied = unless_stopped(stop, copy).await?;
+        import.is_copied.set(true);
+        output.show(&copied)?;
+        if !way.mirror {
+            return Ok(());
         }
-        let mut rev = self.rev;
-        loop {
-            let copied = tokio::select! {
-                copied = import.copy(rev) => copied.map_err(Halt::failure),
-                () = import.leases.keep(&import.source, &import.target.side) => return Ok(()),
-                () = stopped(&mut stop) => {
-                    crate::complain(&"interrupted");
-                    Err(Failure::Exit(EXIT_INTERRUPTED))
-                }
-            };
-            let copied = match copied {
-                Ok(copied) => copied,
-                Err(failure) => {
-                    import.leave_nothing_behind().await;
-                    return Err(import.with_what_was_done(failure));
-                }
-            };
-            output.show(&copied)?;
-            if !self.mirror {
-                import.target.fence.take_down(&import.target.side, true).await?;
-                return Ok(());
+        import.may_be_away(way.retry_for);
+        let mut follower = Follower::new(import, output, &copied, way.until_caught_up);
+        let ended = follower.run(stop).await;
+        let mirrored = follower.so_far();
+        output.show(&mirrored)?;
+        match ended {
+            Ok(End::Stopped) => return Ok(()),
+            Ok(End::CaughtUp) => {
+                let verify =
+                    async { import.verify(mirrored.revision).await.map_err(Halt::failure) };
+                return output.show(&unless_stopped(stop, verify).await?);
             }
-            import.source.side.may_be_away(self.retry_for);
-            import.target.side.may_be_away(self.retry_for);
-            let mut follower = Follower::new(&import, output, &copied, self.until_caught_up);
-            let ended = follower.run(&stop).await;
-            let mirrored = follower.so_far();
-            output.show(&mirrored)?;
-            if ended.as_ref().ok() == Some(&End::Forgotten)
-                && self.rules.overwrite
-                && self.rules.delete
-            {
+            Ok(End::Forgotten) if import.rules.overwrite && import.rules.delete => {
                 note(
                     "the source has compacted what comes next: copies anew, and deletes what has vanished",
                 );
                 rev = None;
-                continue;
+                import.is_copied.set(false);
+                import.may_be_away(Some(way.retry_for.unwrap_or(AWAY_DEFAULT)));
             }
-            import.leave_nothing_behind().await;
-            return match ended? {
-                End::Stopped => Ok(()),
-                End::CaughtUp => {
-                    let copied = import.verify(mirrored.revision).await;
-                    output.show(&copied.map_err(Halt::failure)?)
-                }
-                End::Forgotten => Err(Failure::Failed(
+            Ok(End::Forgotten) => {
+                return Err(Failure::Failed(
                     "the source has compacted what comes next. The same command with --overwrite --delete copies anew, \
                      and deletes what has vanished; with these given from the beginning it does so by itself"
                         .to_owned(),
-                )),
-            };
+                ));
+            }
+            Err(failure) => return Err(failure),
         }
     }
 }
 
 impl Import {
+    /// Both may, from now on.
+    fn may_be_away(&self, patience: Option<Duration>) {
+        self.source.side.may_be_away(patience);
+        self.target.side.may_be_away(patience);
+    }
+
     /// A failure, after it was said what was written before.
     fn with_what_was_done(&self, failure: Failure) -> Failure {
         let (written, revision) = (self.written.get(), self.revision.get());
-        if written == 0 {
-            return failure;
+        if written > 0 && !self.is_copied.get() {
+            note(&format!(
+                "{written} changes were written, towards revision {revision} of the source. The same command goes on; \
+                 with --rev {revision} also if the source has changed meanwhile"
+            ));
         }
-        note(&format!(
-            "{written} changes were written, towards revision {revision} of the source. The same command goes on; with \
-             --rev {revision} also if the source has changed meanwhile"
-        ));
         match failure {
             // That code would say that nothing was written.
-            Failure::Unreachable(_) => Failure::Failed(failure.to_string()),
+            Failure::Unreachable(_) if self.is_copied.get() || self.target.is_touched() => {
+                Failure::Failed(failure.to_string())
+            }
             other => other,
         }
     }
 
     async fn leave_nothing_behind(&self) {
         let target = &self.target;
-        target.side.may_be_away(Some(Duration::ZERO));
-        if let Err(failure) = target.fence.take_down(&target.side, true).await {
-            let key = super::quote::go(&target.fence.key);
-            note(&format!("the key {key} of the target is left over, delete it: {failure}"));
+        if !target.fence.stands() {
+            return;
         }
+        target.side.may_be_away(Some(Duration::ZERO));
+        let taken = tokio::time::timeout(TAKE_DOWN_MAX, target.fence.take_down(&target.side, true));
+        let why = match taken.await {
+            Ok(Ok(())) => return,
+            Ok(Err(failure)) => failure.to_string(),
+            Err(_) => format!("no answer came within {TAKE_DOWN_MAX:?}"),
+        };
+        let key = super::quote::go(&target.fence.key);
+        note(&format!("the key {key} of the target may be left over, delete it: {why}"));
     }
 }
 
@@ -496,20 +520,35 @@ async fn tell_apart(import: &Import, dry_run: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Becomes true when somebody says that it is enough.
-fn stop_signal() -> Result<watch::Receiver<bool>, Failure> {
+/// Becomes the exit code of the signal by which somebody says that it is enough.
+fn stop_signal() -> Result<Stop, Failure> {
     let failed = |error| Failure::Local("no signals".to_owned(), error);
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
-    let (tell, stop) = watch::channel(false);
+    let (tell, stop) = watch::channel(None);
     tokio::task::spawn_local(async move {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-        tell.send_replace(true);
+        let code = tokio::select! {
+            _ = interrupt.recv() => EXIT_INTERRUPTED,
+            _ = terminate.recv() => EXIT_TERMINATED,
+        };
+        tell.send_replace(Some(code));
         // Whoever waits for it shall not be told that nobody can say so any more.
         tell.closed().await;
     });
     Ok(stop)
+}
+
+/// Does something, unless somebody says that it is enough: at any time.
+async fn unless_stopped<T>(
+    stop: &mut Stop,
+    work: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    tokio::select! {
+        biased;
+        code = stopped(stop) => {
+            crate::complain(&"interrupted");
+            Err(Failure::Exit(code))
+        }
+        done = work => done,
+    }
 }

@@ -23,12 +23,19 @@ pub(crate) struct Side {
     pub(crate) client: Arc<Client>,
     /// How long it may be away; none for as long as it likes.
     patience: Cell<Option<Duration>>,
+    /// The cluster's id, once it is known.
+    cluster: Cell<u64>,
+    /// The newest revision that it is known to have had.
+    reached: Cell<i64>,
 }
 
 impl Side {
     /// One that must be there at once.
     pub(crate) fn new(name: &'static str, client: Arc<Client>) -> Self {
-        Self { name, client, patience: Cell::new(Some(Duration::ZERO)) }
+        let (patience, cluster, reached) = Default::default();
+        let side = Self { name, client, patience, cluster, reached };
+        side.may_be_away(Some(Duration::ZERO));
+        side
     }
 
     /// It may be away for so long from now on.
@@ -69,11 +76,52 @@ impl Side {
         }
     }
 
+    /// The newest revision that it is known to have had. What it answers to what is asked now is no older.
+    pub(crate) fn reached(&self) -> i64 {
+        self.reached.get()
+    }
+
+    /// It has had this revision.
+    pub(crate) fn has_reached(&self, revision: i64) {
+        self.reached.set(self.reached.get().max(revision));
+    }
+
+    /// Sees by the header of an answer that this is still the same cluster, and that it has not gone back behind a
+    /// revision that it had before it was asked.
+    pub(crate) fn recognise(&self, header: &pb::ResponseHeader, had: i64) -> Result<(), Failure> {
+        let name = self.name;
+        if header.cluster_id == 0 {
+            // It says nothing of it.
+            return Ok(());
+        }
+        let cluster = self.cluster.replace(header.cluster_id);
+        if cluster != 0 && cluster != header.cluster_id {
+            let now = header.cluster_id;
+            return Err(Failure::Failed(format!(
+                "{name} is another cluster now: it was {cluster:x}, and {now:x} answers. Nothing more is done: begin \
+                 anew with the right one"
+            )));
+        }
+        if header.revision < had {
+            let now = header.revision;
+            return Err(Failure::Failed(format!(
+                "{name} has gone back: it had revision {had}, and answers with {now}. It was restored from a backup, or \
+                 another cluster stands in its place. Nothing more is done: begin anew; --overwrite --delete makes the \
+                 target what the source is now"
+            )));
+        }
+        self.has_reached(header.revision);
+        Ok(())
+    }
+
     /// The cluster's id, its revision and its term.
     pub(crate) async fn header(&self, key: &bytes::Bytes) -> Result<pb::ResponseHeader, Failure> {
         let request = pb::RangeRequest { key: key.clone(), count_only: true, ..Default::default() };
+        let had = self.reached();
         let answer = self.ask(async |link: Link| link.kv().range(request.clone()).await).await?;
-        Ok(answer.header.unwrap_or_default())
+        let header = answer.header.unwrap_or_default();
+        self.recognise(&header, had)?;
+        Ok(header)
     }
 }
 

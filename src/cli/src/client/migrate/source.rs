@@ -133,14 +133,6 @@ impl Source {
         Ok(Page { rows, until })
     }
 
-    /// How long a lease was granted for, if it lives.
-    pub(crate) async fn lease(&self, id: i64) -> Result<Option<i64>, Failure> {
-        let request = pb::LeaseTimeToLiveRequest { id, keys: false };
-        let call = async |link: Link| link.lease().lease_time_to_live(request).await;
-        let life = self.side.ask(call).await?;
-        Ok((life.ttl > 0).then_some(life.granted_ttl))
-    }
-
     /// A watch of what happens from a revision on.
     pub(crate) async fn watch(&self, from: i64) -> Result<Watch, Failure> {
         let is_everything = self.parts.iter().any(Part::is_everything);

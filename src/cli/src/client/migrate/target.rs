@@ -1,7 +1,8 @@
 //! The cluster that keys are brought to.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -22,8 +23,9 @@ const BYTES_MAX: usize = 1 << 20;
 /// How many keys are asked for at once that are only named.
 const KEYS: i64 = 10_000;
 
-/// How often it is tried to write what somebody else writes, too.
-const RACES_MAX: u32 = 8;
+/// How often it is tried to write what somebody else writes, too, and how long to wait in between.
+const RACES_MAX: u32 = 20;
+const RACE_PAUSE: Duration = Duration::from_millis(100);
 
 /// What came of one attempt.
 #[derive(Debug)]
@@ -38,8 +40,6 @@ enum Attempt {
     TooMany,
     /// The server does not take so much at once.
     TooLarge,
-    /// A lease is not there any more.
-    NoLease,
 }
 
 /// What came of writing a batch.
@@ -58,8 +58,10 @@ pub(crate) struct Target {
     pub(crate) fence: Fence,
     ops_max: Cell<usize>,
     bytes_max: Cell<usize>,
-    /// The revisions at which it was us who wrote.
-    ours: RefCell<BTreeSet<i64>>,
+    /// The revisions at which it was us who wrote: the first and the last of those side by side.
+    ours: RefCell<BTreeMap<i64, i64>>,
+    /// Whether it may have changes of ours.
+    is_touched: Cell<bool>,
 }
 
 impl Target {
@@ -71,17 +73,28 @@ impl Target {
             ops_max: Cell::new(OPS_MAX),
             bytes_max: Cell::new(BYTES_MAX),
             ours: RefCell::default(),
+            is_touched: Cell::new(false),
         }
     }
 
     /// Whether this is a revision at which we have written.
     pub(crate) fn is_ours(&self, revision: i64) -> bool {
-        self.ours.borrow().contains(&revision)
+        let ours = self.ours.borrow();
+        ours.range(..=revision).next_back().is_some_and(|(_, last)| revision <= *last)
+    }
+
+    /// Whether it may have changes of ours.
+    pub(crate) fn is_touched(&self) -> bool {
+        self.is_touched.get()
     }
 
     /// We have written at this revision, too.
     pub(crate) fn claim(&self, revision: i64) {
-        self.ours.borrow_mut().insert(revision);
+        let mut ours = self.ours.borrow_mut();
+        match ours.range_mut(..=revision).next_back() {
+            Some((_, last)) if revision <= *last + 1 => *last = revision.max(*last),
+            _ => drop(ours.insert(revision, revision)),
+        }
     }
 
     /// So many rows, from the first on.
@@ -147,7 +160,7 @@ impl Target {
                     written.set(written.get() + now.len() as u64);
                     rest = later;
                 }
-                Attempt::Differs | Attempt::NoLease => {
+                Attempt::Differs => {
                     self.fence.look(&self.side).await?;
                     return Ok(Written::Stale);
                 }
@@ -185,10 +198,14 @@ impl Target {
 
     async fn attempt(&self, mut request: pb::TxnRequest) -> Result<Attempt, Failure> {
         request.compare.push(self.fence.compare());
+        let before = self.side.reached();
         let call = async |link: Link| link.kv().txn(request.clone()).await;
         let failure = match self.side.client.ask(Effect::Change, call).await {
             Ok(answer) if answer.succeeded => {
-                return Ok(Attempt::Done(answer.header.unwrap_or_default().revision));
+                self.is_touched.set(true);
+                let header = answer.header.unwrap_or_default();
+                self.side.recognise(&header, before)?;
+                return Ok(Attempt::Done(header.revision));
             }
             Ok(_) => return Ok(Attempt::Differs),
             Err(failure) => failure,
@@ -201,11 +218,14 @@ impl Target {
             if says("request is too large") || says("message larger than max") {
                 return Ok(Attempt::TooLarge);
             }
-            if says("requested lease not found") {
-                return Ok(Attempt::NoLease);
-            }
         }
-        if passes(&failure) { Ok(Attempt::Lost(failure)) } else { Err(self.side.named(failure)) }
+        if !passes(&failure) {
+            return Err(self.side.named(failure));
+        }
+        if !matches!(failure, Failure::Unreachable(_)) {
+            self.is_touched.set(true);
+        }
+        Ok(Attempt::Lost(failure))
     }
 
     /// Makes all changes of one revision of the source, at once, exactly once. `known` is a revision of the target
@@ -218,6 +238,7 @@ impl Target {
         overwrite: bool,
     ) -> Result<Made, Failure> {
         let list: Vec<Change> = changes.values().cloned().collect();
+        let since = known;
         let mut known = known;
         let mut away = Away::default();
         let mut races = 0;
@@ -233,6 +254,7 @@ impl Target {
             let differs = match self.attempt(request).await? {
                 Attempt::Done(revision) => {
                     away.is_over(&self.side);
+                    self.claim(revision);
                     return Ok(Made::At(revision));
                 }
                 Attempt::Differs => {
@@ -250,19 +272,25 @@ impl Target {
                 }
                 Attempt::TooMany => return Ok(Made::TooMany),
                 Attempt::TooLarge => return Ok(Made::TooLarge),
-                Attempt::NoLease => return Ok(Made::NoLease),
             };
             // An attempt whose answer was lost may have done it; or somebody else has written.
             let (rows, revision) = self.rows(changes).await?;
             if list.iter().all(|change| change.is_made(rows.get(change.key()))) {
                 away.is_over(&self.side);
+                rows.values()
+                    .filter(|row| row.mod_revision > since)
+                    .for_each(|row| self.claim(row.mod_revision));
                 return Ok(Made::At(revision.max(known)));
             }
-            let foreign = rows.values().find(|row| row.mod_revision > known);
-            if let Some(row) = foreign.filter(|_| differs) {
+            if differs {
+                let foreign = rows.values().find(|row| row.mod_revision > known);
                 races += 1;
-                if !overwrite || races > RACES_MAX {
-                    return Ok(Made::Foreign(row.clone()));
+                match foreign {
+                    Some(row) if !overwrite || races > RACES_MAX => {
+                        return Ok(Made::Foreign(row.clone()));
+                    }
+                    _ if races > RACES_MAX => return Ok(Made::Disturbed),
+                    _ => tokio::time::sleep(RACE_PAUSE).await,
                 }
             }
             known = known.max(revision);
@@ -334,8 +362,8 @@ pub(crate) enum Made {
     TooMany,
     /// The server does not take so much at once.
     TooLarge,
-    /// A lease has ended at the target.
-    NoLease,
+    /// Somebody else writes between the keys all the time.
+    Disturbed,
 }
 
 fn too_large(change: &Change) -> Failure {

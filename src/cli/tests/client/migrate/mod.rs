@@ -84,6 +84,13 @@ impl Place {
         self.server = Some(server.ready());
     }
 
+    /// Puts another, which knows nothing, in its place.
+    pub(crate) fn replace(&mut self) {
+        self.kill();
+        self.dir = tempfile::tempdir().unwrap();
+        self.start();
+    }
+
     /// Kills it.
     pub(crate) fn kill(&mut self) {
         self.server = None;
