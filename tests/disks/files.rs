@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ pub(crate) const HEADER_BYTES: usize = 72;
 pub(crate) struct Files(pub(crate) BTreeMap<String, Vec<u8>>);
 
 impl Files {
-    /// All files in a directory and below, by their paths in it.
+    /// All files in a directory and below, by their paths in it. A node that runs takes some away meanwhile.
     pub(crate) fn of(dir: &Path) -> Self {
         let mut files = Self(BTreeMap::new());
         files.take(dir, "");
@@ -32,7 +33,10 @@ impl Files {
             if entry.file_type().unwrap().is_dir() {
                 self.take(&entry.path(), &format!("{name}/"));
             } else {
-                self.0.insert(name, fs::read(entry.path()).unwrap());
+                match fs::read(entry.path()) {
+                    Ok(bytes) => drop(self.0.insert(name, bytes)),
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::NotFound, "{name}: {error}"),
+                }
             }
         }
     }
