@@ -121,7 +121,6 @@ mutants! {
     B30 "who waits in a circle is not told",
     B31 "watchers are not told of what a snapshot passes over",
     B32 "what a lost holder gives up is free at once",
-    B33 "takers whose claim has failed claim nothing more",
     N01 "programs write under a lock without a condition",
     N02 "programs take what their own replica has for the newest",
     N03 "disks do not sync",

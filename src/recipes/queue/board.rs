@@ -184,7 +184,7 @@ impl Board {
                     state.impatient = state.index.head() == Some(&head);
                 }
                 Note::Outcome(proposed, outcome) => {
-                    state.flying = outcome.is_err() && mutant::is(Mutant::B33);
+                    state.flying = false;
                     self.settle(state, proposed, outcome, &mut work);
                 }
             }
