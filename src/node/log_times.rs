@@ -2,7 +2,7 @@
 //! how long the disk took.
 //!
 //! ```text
-//!   the driver pushes a group ──▶ queued      its proof is back ──▶ durable      its entries are applied ──▶ forgotten
+//!   the driver pushes a group ──▶ queued      it is synced ──▶ durable      its entries are applied ──▶ forgotten
 //! ```
 //!
 //! One record a group that has entries. The consensus bounds how many entries are not applied yet.
@@ -34,7 +34,7 @@ struct Written {
 pub(crate) struct InLog {
     /// It was handed to the log.
     pub(crate) queued: Moment,
-    /// The driver knew that it was durable.
+    /// It was durable, as the log says.
     pub(crate) durable: Moment,
 }
 
@@ -59,7 +59,7 @@ impl LogTimes {
         self.groups.push_back(Written { number, first, last, queued: now, durable: None });
     }
 
-    /// All groups up to this number are durable.
+    /// All groups up to this number are durable, since this moment.
     pub(crate) fn durable(&mut self, number: u64, now: Moment) {
         let later = |group: &&mut Written| group.number > number;
         let news = self.groups.iter_mut().rev().skip_while(later);
