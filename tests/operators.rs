@@ -5,13 +5,14 @@ use std::thread;
 use std::time::Duration;
 
 use bowline::{
-    Contender, KeyRange, Leadership, LockError, LockState, Loss, Node, Op, OrderError, Released,
-    Wait,
+    Contender, KeyRange, Leadership, LockError, LockState, Loss, Node, Op, OrderError, ReadGuard,
+    Released, Wait, WriteGuard,
 };
 
 mod stage;
 use stage::{
-    Begun, SOON, another_session, lasting, places, quick, session, stand_in_line, until_places,
+    Begun, SOON, another_session, lasting, places, quick, roles, session, stand_in_line,
+    until_places,
 };
 
 /// The place at this position of a lock's line, as a member sees it.
@@ -110,7 +111,7 @@ fn who_waits_can_be_evicted() {
 #[test]
 fn whoever_has_broken_a_lock_waits_in_peace_though_the_history_since_its_order_is_forgotten() {
     let cluster = lasting(3);
-    let (leader, cut, _) = stage::roles(&cluster);
+    let (leader, cut, _) = roles(&cluster);
     let node = cluster.node(leader);
     let guard = session(&cluster, cut).mutex("lock").lock().wait().unwrap();
     until_places(node, "lock", 1);
@@ -136,7 +137,7 @@ fn whoever_has_broken_a_lock_waits_in_peace_though_the_history_since_its_order_i
 #[test]
 fn a_holder_that_cannot_be_reached_keeps_its_lock_until_its_session_ends_unless_it_must_be_now() {
     let cluster = quick(3);
-    let (leader, cut, other) = stage::roles(&cluster);
+    let (leader, cut, other) = roles(&cluster);
     let guard = session(&cluster, cut).mutex("lock").lock().wait().unwrap();
     until_places(cluster.node(leader), "lock", 1);
     let holder = place(cluster.node(leader), "lock", 0);
@@ -193,12 +194,45 @@ fn a_lock_is_handed_past_others_to_one_who_gets_a_token_of_its_own() {
 }
 
 #[test]
+fn a_hold_that_becomes_a_reader_before_it_is_handed_over_is_not_made_a_writer() {
+    let cluster = lasting(3);
+    let (leader, one, two) = roles(&cluster);
+    let name = "lock";
+    let writer = session(&cluster, one).rw_lock(name).write().wait().unwrap();
+    until_places(cluster.node(two), name, 1);
+    let read = session(&cluster, two).rw_lock(name).read().deadline(SOON);
+    let reader: Begun<Result<ReadGuard, LockError>> = Begun::new(read);
+    until_places(cluster.node(leader), name, 2);
+    let write = session(&cluster, leader).rw_lock(name).write().deadline(SOON);
+    let mut heir: Begun<Result<WriteGuard, LockError>> = Begun::new(write);
+    until_places(cluster.node(leader), name, 3);
+    let line = cluster.node(leader).locks().of(name).unwrap().line;
+    // The order is in the log, and its node knows nothing of it when its program downgrades.
+    cluster.pause(one);
+    let locks = cluster.node(leader).locks();
+    let order = Begun::new(async move { locks.hand_over(&line[0], &line[2], "").await });
+    until_places(cluster.node(leader), name, 4);
+    let downgrade = Begun::new(writer.downgrade());
+    cluster.resume(one);
+    let reader = reader.finish().unwrap();
+    order.finish().unwrap();
+    drop(downgrade);
+    let kv = cluster.node(leader).client();
+    cluster.all_at(kv.put("any", "").wait().unwrap().revision).wait().unwrap();
+    assert!(reader.is_held());
+    assert!(heir.poll().is_none(), "a writer holds beside a reader");
+    reader.release().wait().unwrap();
+    heir.finish().unwrap().release().wait().unwrap();
+    until_places(cluster.node(leader), name, 0);
+}
+
+#[test]
 fn an_operator_hands_leadership_to_a_named_candidate() {
     let cluster = lasting(3);
     let lead = |member: usize| session(&cluster, member).election("jobs");
     let first = lead(0).campaign("a").wait().unwrap();
     let _second = stand_in_line(&session(&cluster, 1), cluster.node(1), "jobs");
-    let third = stage::Begun::new(lead(2).campaign("c"));
+    let third = Begun::new(lead(2).campaign("c"));
     until_places(cluster.node(1), "jobs", 3);
     let line = cluster.node(1).locks().of("jobs").unwrap().line;
     cluster.node(1).locks().hand_over(&line[0], &line[2], "upgrade").wait().unwrap();

@@ -31,7 +31,6 @@ use super::error::{LockError, Loss};
 use super::head_count::Part;
 use super::order::Request;
 use super::place::{Act, Acts, Bound, Parting, Place, Turn, unbinding};
-use super::rule::Rule;
 use super::stance::Stance;
 use super::token::Token;
 
@@ -500,12 +499,15 @@ impl Parting {
         let (Some(row), _) = shared.reader.get(heir) else { return leaving };
         let Some(heir_lease) = row.lease.filter(|heir| *heir != lease) else { return leaving };
         // A reader's place is no writer's: other readers hold with it.
-        let held = shared.reader.get(key).0.map(|row| Stance::rule_of(&row.key, &row.value));
-        let is_covered = |held: Rule| held.covers(&Stance::rule_of(heir, &row.value));
-        if !held.is_some_and(is_covered) {
+        let (Some(held), _) = shared.reader.get(key) else { return leaving };
+        let rule = Stance::rule_of(&held.key, &held.value);
+        if !rule.covers(&Stance::rule_of(heir, &row.value)) {
             return leaving;
         }
         let mut compares = still_mine(key, self.since, lease).to_vec();
+        // What was judged is what this replica has: a downgrade of it may be under way, which keeps its
+        // lease and its age.
+        compares.push(Compare::mod_revision(key.clone()).eq(held.mod_revision));
         if !mutant::is(Mutant::B19) {
             compares.extend(still_mine(heir, row.create_revision, heir_lease));
             compares.push(Compare::mod_revision(heir.clone()).eq(row.mod_revision));
