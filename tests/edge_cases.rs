@@ -183,6 +183,20 @@ fn a_pause_longer_than_the_ttl_is_noticed_by_the_holder_the_store_and_the_resour
 }
 
 #[test]
+fn a_lock_that_was_held_for_too_long_before_its_task_has_looked_is_not_taken() {
+    let cluster = lasting(1);
+    let [one, two] = ["one", "two"].map(|label| another_session(&cluster, 0, label));
+    let first = Begun::new(one.mutex("lock").lock().at_most(Duration::from_millis(50)));
+    until_places(cluster.node(0), "lock", 1);
+    // Its executor hangs: nobody looks at the first until another has the lock.
+    let second = two.mutex("lock").lock().deadline(SOON).wait().unwrap();
+    let missed = first.finish().unwrap_err();
+    assert_eq!(missed, LockError::Missed(Loss::HeldTooLong));
+    assert!(second.is_held());
+    until_places(cluster.node(0), "lock", 1);
+}
+
+#[test]
 fn a_change_of_leader_loses_no_lock_and_no_place() {
     let mut cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);

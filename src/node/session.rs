@@ -165,6 +165,14 @@ impl SessionState {
         Self { lease, ttl, delay, label, numbers: AtomicU64::new(0), belief, told }
     }
 
+    /// A session that believes in its lease until then, for the tests of those who look at sessions.
+    #[cfg(test)]
+    pub(crate) fn believed_until(lease: LeaseId, valid_until: Moment) -> Self {
+        let (ttl, delay) = (Duration::from_secs(1), Duration::ZERO);
+        let terms = SessionTerms { ttl, delay, label: String::new(), own: false };
+        Self::new(lease, terms, valid_until)
+    }
+
     /// A number that is given once as long as this node keeps the session, from 1: tells its keys apart.
     pub(crate) fn next_number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed) + 1

@@ -284,7 +284,7 @@ impl Book {
                         LockError::WouldBlock { holder }
                     }
                 };
-                place.withdraw(&turn, why, acts);
+                place.wait_no_more(&turn, why, acts);
             } else {
                 turn.stands(since, acts);
             }
@@ -736,7 +736,7 @@ impl Book {
                     None => LockError::Unavailable,
                 },
             };
-            place.withdraw(&turn, why, acts);
+            place.wait_no_more(&turn, why, acts);
         }
         held_too_long
     }
@@ -790,7 +790,7 @@ fn says_anew(place: &Arc<Place>, key: &Bytes, value: &Bytes, acts: &mut Acts) {
 fn fail_all(place: &Arc<Place>, why: &LockError, acts: &mut Acts) {
     let turns: Vec<Arc<Turn>> = place.lock().turns().cloned().collect();
     for turn in turns {
-        place.withdraw(&turn, why.clone(), acts);
+        place.wait_no_more(&turn, why.clone(), acts);
     }
 }
 

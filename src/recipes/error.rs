@@ -126,6 +126,10 @@ pub enum LockError {
     /// What was to grow is lost: the reader that wanted to become the writer.
     #[error("not taken: the read lock that it was to grow from is lost: {0}")]
     Lost(Loss),
+    /// It was granted, and lost before the waiting task has looked: it was held for as long as it may be
+    /// ([`LockCall::at_most`](crate::LockCall::at_most)), while the program's executor hung.
+    #[error("not taken: it was granted, and lost before anybody looked: {0}")]
+    Missed(Loss),
     /// Another reader waits to become the writer already: each would wait for the other.
     #[error(
         "not taken: another reader waits to become the writer: release the read lock and write"
@@ -213,6 +217,7 @@ impl LockError {
             LockError::WouldBlock { .. }
             | LockError::TimedOut { .. }
             | LockError::Unavailable
+            | LockError::Missed(Loss::HeldTooLong)
             | LockError::QueueFull { .. } => true,
             _ => false,
         }

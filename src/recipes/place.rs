@@ -401,7 +401,17 @@ impl Place {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A turn does not want to wait any more.
+    /// A turn has waited for too long, or in vain, and waits no more. If it holds by now, which no lock of
+    /// the caller's prevents, it goes on: its task may have looked already.
+    pub(crate) fn wait_no_more(self: &Arc<Self>, turn: &Turn, why: LockError, acts: &mut Acts) {
+        let mut inner = self.lock();
+        if inner.turns.remove(&turn.number).is_some() {
+            turn.advance(Stage::Failed(why), acts);
+            self.rest(&mut inner, ReplyTo::Nobody, acts);
+        }
+    }
+
+    /// A task does not want its turn any more, and will never look at it again.
     pub(crate) fn withdraw(self: &Arc<Self>, turn: &Arc<Turn>, why: LockError, acts: &mut Acts) {
         let mut inner = self.lock();
         if inner.turns.remove(&turn.number).is_some() {
@@ -797,5 +807,46 @@ impl Inner {
     /// Who waits to hear that the old key has gone.
     pub(crate) fn take_releasing(&mut self) -> Option<ReplyTo<Reply>> {
         self.releasing.take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Moment;
+
+    /// A place that its session's tasks share, which waits since revision 2, and a turn of each of so many.
+    fn shared_by<const TASKS: usize>() -> (Arc<Place>, [Arc<Turn>; TASKS]) {
+        let key = Bytes::from_static(b"lock/5");
+        let (lease, until) = (LeaseId::new(5).unwrap(), Moment::since_boot(Duration::from_secs(9)));
+        let session = Arc::new(SessionState::believed_until(lease, until));
+        let prefixes: Box<[Bytes]> = [Bytes::from_static(b"lock/")].into();
+        let count = Arc::new(HeadCount::default());
+        let place = Place::new(1, prefixes, [key].into(), session, Bytes::new(), true, count);
+        let turns = std::array::from_fn(|_| place.lock().queue(false, None, None, false));
+        place.lock().phase = Phase::Waiting { since: Revision(2) };
+        (Arc::new(place), turns)
+    }
+
+    fn is_granted(place: &Place, turn: &Arc<Turn>) -> bool {
+        matches!(turn.stage(None), Stage::Holds(_))
+            && turn.loss().is_none()
+            && place.is_held_by(turn)
+    }
+
+    #[test]
+    fn whose_time_is_up_when_the_lock_has_just_been_passed_to_it_keeps_it() {
+        let (place, [first, second, third]) = shared_by();
+        let mut acts = Acts::default();
+        assert!(place.lock().give(Revision(2), Revision(2), &mut acts));
+        // Whoever looks whether the time is up sees that it waits...
+        assert!(matches!(second.stage(None), Stage::Asked));
+        // ...the holder passes on, on another thread, and then it is withdrawn.
+        assert!(place.pass_on(&first, &mut acts));
+        place.wait_no_more(&second, LockError::TimedOut { before: 1 }, &mut acts);
+        assert!(is_granted(&place, &second) && !is_granted(&place, &third));
+        place.wait_no_more(&third, LockError::TimedOut { before: 1 }, &mut acts);
+        assert!(matches!(third.stage(None), Stage::Failed(LockError::TimedOut { .. })));
+        assert!(is_granted(&place, &second));
     }
 }

@@ -237,14 +237,12 @@ impl Waits {
         }
         match stage {
             Stage::Holds(grant) => {
+                if let Some(why) = self.missed() {
+                    self.give_up(why.clone());
+                    return Poll::Ready(Err(why.told(self.session.shared())));
+                }
                 self.is_over = true;
                 self.lines.forget_deadline(&self.turn);
-                // Ordered away, or deleted by hand, before anybody has looked.
-                if let Some(Loss::Broken { .. } | Loss::HandedOver | Loss::KeyDeleted) =
-                    self.turn.loss()
-                {
-                    return Poll::Ready(Err(LockError::Evicted));
-                }
                 if let Some(handed) = self.turn.handed() {
                     let shared = self.session.shared();
                     shared.meters.lock_handoff_seconds.add(shared.now().since(handed));
@@ -269,6 +267,21 @@ impl Waits {
                 Poll::Pending
             }
             Stage::Asked | Stage::Failed(_) => Poll::Pending,
+        }
+    }
+
+    /// Why what was granted is over already: before anybody has looked.
+    fn missed(&self) -> Option<LockError> {
+        let now = self.session.shared().now();
+        let is_late = || self.turn.until().is_some_and(|until| until <= now);
+        let loss = self.turn.loss().or_else(|| is_late().then_some(Loss::HeldTooLong))?;
+        match loss {
+            Loss::SessionEnded(_) if mutant::is(Mutant::M24) => None,
+            Loss::SessionEnded(end) => Some(LockError::SessionEnded(end)),
+            Loss::NodeStopped(reason) => Some(LockError::NodeStopped(reason)),
+            // Ordered away, or deleted by hand.
+            Loss::Broken { .. } | Loss::HandedOver | Loss::KeyDeleted => Some(LockError::Evicted),
+            loss => Some(LockError::Missed(loss)),
         }
     }
 
