@@ -12,7 +12,7 @@ use bowline::{
 mod stage;
 use stage::{
     Begun, SOON, another_session, lasting, places, quick, roles, session, stand_in_line,
-    until_places,
+    until_places, until_true,
 };
 
 /// The place at this position of a lock's line, as a member sees it.
@@ -61,6 +61,45 @@ fn a_holder_hears_that_somebody_asks_for_its_lock() {
     let late = cluster.node(1).locks().ask(&holder, "too late").wait();
     assert_eq!(late.unwrap_err(), OrderError::Gone);
     assert_eq!(places(cluster.node(0), "lock"), 0);
+}
+
+/// One more entry: what is sent with it says that all before it is committed.
+fn known_as_committed(node: &Node) {
+    node.client().put("later", "").wait().unwrap();
+}
+
+#[test]
+fn an_order_reaches_whoever_comes_to_hold_in_the_same_step_of_its_node() {
+    for hand_over in [false, true] {
+        let cluster = lasting(3);
+        let (leader, one, two) = roles(&cluster);
+        let first = session(&cluster, leader).mutex("lock").lock().wait().unwrap();
+        let second = stand_in_line(&session(&cluster, one), cluster.node(one), "lock");
+        let third = stand_in_line(&session(&cluster, two), cluster.node(two), "lock");
+        // The second holds, and is ordered, and its node hears of both together.
+        cluster.pause(one);
+        first.release().wait().unwrap();
+        until_places(cluster.node(leader), "lock", 2);
+        let line = cluster.node(leader).locks().of("lock").unwrap().line;
+        assert!(line[0].holds && line[0].lease == session(&cluster, one).lease());
+        let locks = cluster.node(leader).locks();
+        if hand_over {
+            let order = Begun::new(async move { locks.hand_over(&line[0], &line[1], "").await });
+            until_places(cluster.node(leader), "lock", 3);
+            known_as_committed(cluster.node(leader));
+            cluster.resume(one);
+            assert!(third.finish().unwrap().is_held());
+            order.finish().unwrap();
+            assert_eq!(second.finish().unwrap_err(), LockError::Evicted);
+        } else {
+            locks.ask(&line[0], "it is due").wait().unwrap();
+            known_as_committed(cluster.node(leader));
+            cluster.resume(one);
+            let second = second.finish().unwrap();
+            let node = cluster.node(one);
+            until_true(node, "the holder is asked", || second.request().is_some());
+        }
+    }
 }
 
 #[test]

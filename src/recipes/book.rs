@@ -213,8 +213,22 @@ impl Book {
         }
     }
 
-    /// The keys of a place are in the log. Judges whether they may be there, and whether it is its turn.
+    /// The keys of a place are in the log: finds where it stands, and follows what it was ordered
+    /// meanwhile.
     pub(super) fn has_entered(
+        &mut self,
+        shared: &Shared,
+        place: &Arc<Place>,
+        keys: &Arc<[Bytes]>,
+        since: Revision,
+        acts: &mut Acts,
+    ) {
+        self.find_place(shared, place, keys, since, acts);
+        place.obey_kept(acts);
+    }
+
+    /// Judges whether the keys of a place may be there, and whether it is its turn.
+    fn find_place(
         &mut self,
         shared: &Shared,
         place: &Arc<Place>,
@@ -489,18 +503,19 @@ impl Book {
         self.timers.remove(&timer);
     }
 
-    /// Follows one change of the store.
-    pub(super) fn follow(
+    /// Follows one change of the store. What may be an order is only collected.
+    pub(super) fn follow<'a>(
         &mut self,
-        change: &Change,
+        change: &'a Change,
         touched: &mut BTreeSet<Bytes>,
+        orders: &mut Vec<&'a KeyValue>,
         acts: &mut Acts,
     ) {
         for event in change.events.iter() {
             let Some(prefix) = parent(&event.kv.key) else { continue };
             let Some(line) = self.lines.get_mut(prefix) else {
-                if event.kind == EventKind::Put {
-                    self.follow_order(&event.kv, acts);
+                if event.kind == EventKind::Put && order::addressee(&event.kv.key).is_some() {
+                    orders.push(&event.kv);
                 }
                 continue;
             };
@@ -530,7 +545,7 @@ impl Book {
     }
 
     /// Somebody may order something of the holder of a local place.
-    fn follow_order(&self, row: &KeyValue, acts: &mut Acts) {
+    pub(super) fn follow_order(&self, row: &KeyValue, acts: &mut Acts) {
         let Some(key) = order::addressee(&row.key) else { return };
         let line = parent(key).and_then(|prefix| self.lines.get(prefix));
         let Some(place) = line.and_then(|line| line.local.get(key)) else { return };

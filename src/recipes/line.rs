@@ -404,12 +404,17 @@ impl Follower for Lines {
                 return;
             }
             let Some(shared) = self.shared.upgrade() else { return };
-            let mut touched = BTreeSet::new();
+            let (mut touched, mut orders) = (BTreeSet::new(), Vec::new());
             for change in changes {
-                book.follow(change, &mut touched, &mut acts);
+                book.follow(change, &mut touched, &mut orders, &mut acts);
             }
             for prefix in touched {
                 book.grant_waiting(&shared, &prefix, &mut acts);
+            }
+            // What made a place the holder, and what its holder is ordered, may be applied together: to
+            // whoever gave the order, the place held.
+            for order in orders {
+                book.follow_order(order, &mut acts);
             }
         }
         self.perform_since(Some(came), acts);

@@ -330,7 +330,16 @@ pub(crate) struct Inner {
     releasing: Option<ReplyTo<Reply>>,
     /// The key of the place that the hold is to be handed to.
     heir: Option<Bytes>,
+    /// What it was ordered before it was known here where it stands.
+    orders: Vec<Ordered>,
     count: Arc<HeadCount>,
+}
+
+/// An order, to the place of this key, in the row of that one.
+struct Ordered {
+    order: Order,
+    key: Bytes,
+    row: Bytes,
 }
 
 /// What becomes of the keys of a hold that is over, and of what is bound to it.
@@ -391,6 +400,7 @@ impl Place {
             bound: Vec::new(),
             releasing: None,
             heir: None,
+            orders: Vec::new(),
             count,
         };
         let (is_contended, inner) = (AtomicBool::new(false), Mutex::new(inner));
@@ -501,6 +511,12 @@ impl Place {
                 acts.0.push(Act::Tidy { bound, lease });
                 return;
             }
+            // Who orders has seen it stand, and perhaps hold, where this node does not know it yet.
+            if inner.phase == Phase::Entering && !matches!(order.what, What::Break) {
+                let (key, row) = (Bytes::copy_from_slice(key), row.clone());
+                inner.orders.push(Ordered { order, key, row });
+                return;
+            }
             // It goes with the hold that it is about.
             if !inner.bound.iter().any(|bound| bound.key == *row) {
                 inner.bound.push(Bound::of_key(row.clone()));
@@ -527,6 +543,20 @@ impl Place {
             (What::Break, None, _) => {}
             (What::HandOver(heir), None, Phase::Held { .. }) => self.lock().heir = Some(heir),
             (What::HandOver(_), None, _) => {}
+        }
+    }
+
+    /// It is known where it stands: follows what it was ordered before.
+    pub(crate) fn obey_kept(self: &Arc<Self>, acts: &mut Acts) {
+        let orders = {
+            let mut inner = self.lock();
+            match inner.phase {
+                Phase::Entering => Vec::new(),
+                _ => std::mem::take(&mut inner.orders),
+            }
+        };
+        for Ordered { order, key, row } in orders {
+            self.obey(order, &key, &row, acts);
         }
     }
 
