@@ -414,6 +414,34 @@ fn a_lock_that_is_left_is_taken_up_again_by_another_session_of_its_node() {
 }
 
 #[test]
+fn what_is_taken_up_by_a_call_that_is_dropped_with_its_answer_unread_is_given_up() {
+    let cluster = lasting(1);
+    let (node, kv) = (cluster.node(0), cluster.node(0).client());
+    let mine = another_session(&cluster, 0, "importer");
+    let guard = mine.mutex("import").lock().wait().unwrap();
+    let (key, ticket) = (guard.key().clone(), guard.leak());
+    mine.orphan();
+    let next = session(&cluster, 0);
+    let (mutex, lease) = (next.mutex("import"), next.lease());
+    let mut resuming = Begun::new(async move { mutex.resume(&ticket).await });
+    let mut woken = 0;
+    loop {
+        let now = resuming.wakes();
+        let row = kv.get(key.clone()).wait().unwrap();
+        if row.is_some_and(|row| row.lease == Some(lease)) {
+            break;
+        }
+        if now > woken {
+            woken = now;
+            assert!(resuming.poll().is_none());
+        }
+    }
+    until_true(node, "the answer", || resuming.wakes() > woken);
+    drop(resuming);
+    until_places(node, "import", 0);
+}
+
+#[test]
 fn who_was_waiting_waits_again_and_what_is_unknown_is_refused() {
     let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);

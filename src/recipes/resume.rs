@@ -141,7 +141,7 @@ impl Election {
     }
 }
 
-async fn resume<G: From<Hold>>(
+async fn resume<G: From<Hold> + 'static>(
     session: &Session,
     name: &Bytes,
     ticket: &Ticket,
@@ -182,22 +182,20 @@ async fn resume<G: From<Hold>>(
     });
     let (sender, receiver) = oneshot::channel();
     let (by, ticket) = (Arc::clone(session.state()), ticket.clone());
-    let taken = Arc::clone(&lines);
+    let (taken, taker) = (Arc::clone(&lines), session.clone());
     let reply = ReplyTo::Call(Box::new(move |outcome| {
+        // A wish that nobody waits for, or has waited for, gives itself up as it is dropped.
         let adopted = taken.taken(&by, &ticket, outcome);
-        if let Err(Ok((place, turn))) = sender.send(adopted) {
-            // Nobody waits for it any more.
-            taken.withdraw(&place, &turn, LockError::Evicted);
-        }
+        let wish = adopted.map(|(place, turn)| Wish::<G>::of(&taker, taken, place, turn));
+        drop(sender.send(wish));
     }));
     shared.insist_admitted(command, reply).map_err(Error::from)?;
     let stopped = || LockError::NodeStopped(shared.stop_reason().unwrap_or(StopReason::Shutdown));
-    let (place, turn) = tokio::select! {
+    let wish = tokio::select! {
         biased;
         adopted = receiver => adopted.unwrap_or_else(|_| Err(stopped().into()))?,
         end = session.ended() => return Err(LockError::SessionEnded(end).into()),
     };
-    let wish: Wish<G> = Wish::of(session, lines, place, turn);
     Ok(wish.await?)
 }
 

@@ -304,6 +304,13 @@ impl Future for Upgrade {
     }
 }
 
+impl Drop for Upgrade {
+    /// The reader may be held by other guards too: what its row says must not bar readers then.
+    fn drop(&mut self) {
+        self.turn_back();
+    }
+}
+
 impl std::fmt::Debug for Upgrade {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Upgrade").field("read", &self.read).finish_non_exhaustive()

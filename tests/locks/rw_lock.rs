@@ -305,6 +305,26 @@ fn an_upgrade_that_was_taken_back_is_not_taken_for_the_writer_by_the_next_one() 
 }
 
 #[test]
+fn an_upgrade_dropped_with_its_answer_unread_leaves_its_owner_a_reader() {
+    let cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let (mine, other) = (session(&cluster, one), session(&cluster, two));
+    let owner = mine.owner("two guards");
+    let [first, second] = [(); 2].map(|()| mine.rw_lock(LOCK).read().owner(&owner).wait().unwrap());
+    let mut upgrade = Begun::new(first.upgrade());
+    until_true(cluster.node(one), "the only reader", || upgrade.wakes() > 0);
+    let woken = upgrade.wakes();
+    assert!(upgrade.poll().is_none(), "its entry is on its way");
+    until_true(cluster.node(one), "the answer", || upgrade.wakes() > woken);
+    drop(upgrade);
+    assert!(second.is_held());
+    let read = other.rw_lock(LOCK).read().deadline(SOON).wait();
+    assert!(read.unwrap().is_held(), "a reader whose row says that it writes keeps others out");
+    let writer = second.upgrade().deadline(SOON).wait().unwrap();
+    assert!(writer.is_held());
+}
+
+#[test]
 fn an_upgrade_whose_entry_is_cut_off_ends_by_its_deadline_and_leaves_a_reader() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
