@@ -3,6 +3,7 @@
 //! All of it runs under the book's lock, most of it on the driver's thread. Nothing is said to anybody
 //! from here: that is collected in [`Acts`].
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -255,6 +256,12 @@ impl Book {
             if !line.queue.as_ref().is_some_and(|queue| queue.contains(&rank)) {
                 // Deleted by somebody else already, in the same turn.
                 if !self.find_handed(shared, place, acts) {
+                    {
+                        let mut inner = place.lock();
+                        if inner.phase == Phase::Entering && Arc::ptr_eq(&inner.keys, keys) {
+                            inner.phase = Phase::Waiting { since };
+                        }
+                    }
                     self.is_evicted(place, keys, since, Some(key), acts);
                 }
                 return;
@@ -375,7 +382,8 @@ impl Book {
     }
 
     /// A key of a place was deleted, or taken away, by somebody else. A hold is lost then, and so is
-    /// the place of those who wait; but the tasks behind a holder step into line again.
+    /// the place of those who wait; but the tasks behind a holder step into line again. What other threads
+    /// have made of the place since it was looked at stays.
     fn is_evicted(
         &mut self,
         place: &Arc<Place>,
@@ -387,10 +395,17 @@ impl Book {
         {
             let mut inner = place.lock();
             let was_held = matches!(inner.phase, Phase::Held { .. });
-            if inner.phase == Phase::Gone {
-                return;
-            }
-            if was_held && inner.waiting() > 0 {
+            let is_over = match inner.phase {
+                Phase::Waiting { since: now } | Phase::Held { since: now, .. } if now == since => {
+                    false
+                }
+                // Given up meanwhile: nobody else will say that its key is gone.
+                Phase::Gone => true,
+                // It stands in line anew: the outcome of that looks after the old keys.
+                _ => return,
+            };
+            if is_over {
+            } else if was_held && inner.waiting() > 0 {
                 inner.lose_all(place.session.lease, acts);
                 inner.begin_anew();
                 // Only a line of its own has tasks behind a holder: no other key is left, and the name of
@@ -511,6 +526,8 @@ impl Book {
         orders: &mut Vec<&'a KeyValue>,
         acts: &mut Acts,
     ) {
+        // Looked for once, and only where a place's key goes: with a session many go in one change.
+        let handed = OnceCell::new();
         for event in change.events.iter() {
             let Some(prefix) = parent(&event.kv.key) else { continue };
             let Some(line) = self.lines.get_mut(prefix) else {
@@ -537,7 +554,8 @@ impl Book {
             touched.insert(Bytes::copy_from_slice(prefix));
             let Some(place) = line.local.get(key).cloned() else { continue };
             if !is_place || event.kv.lease != Some(place.session.lease) {
-                self.has_gone(change, event, &place, acts);
+                let handed = handed.get_or_init(|| handed_in(change));
+                self.has_gone(handed, event, &place, acts);
             } else {
                 says_anew(&place, key, &event.kv.value, acts);
             }
@@ -557,7 +575,8 @@ impl Book {
     }
 
     /// A key of a local place was deleted, detached or given to another lease.
-    fn has_gone(&mut self, change: &Change, event: &Event, place: &Arc<Place>, acts: &mut Acts) {
+    /// Other keys may have been `handed` to somebody in the same change.
+    fn has_gone(&mut self, handed: &[&Event], event: &Event, place: &Arc<Place>, acts: &mut Acts) {
         let key = &event.kv.key;
         let (phase, keys) = {
             let inner = place.lock();
@@ -577,14 +596,12 @@ impl Book {
             let known = line.and_then(|line| line.local.get(key));
             known.is_some_and(|known| known.session.lease == place.session.lease)
         };
-        let is_handed = |other: &&Event| {
-            other.kind == EventKind::Put
-                && other.kv.lease == Some(place.session.lease)
-                && other.kv.create_revision < other.kv.mod_revision
+        let is_handed = |other: &&&Event| {
+            other.kv.lease == Some(place.session.lease)
                 && parent(&other.kv.key) == Some(&prefix)
                 && !is_own(&other.kv.key)
         };
-        if let Some(other) = change.events.iter().find(is_handed) {
+        if let Some(other) = handed.iter().find(is_handed) {
             let (handed, since) = (other.kv.key.clone(), other.kv.create_revision);
             if keys.len() == 1 {
                 return self.is_handed(place, &handed, since, acts);
@@ -785,6 +802,16 @@ impl Book {
     }
 }
 
+/// The rows of a change that may have been given to another lease: those that were there before.
+fn handed_in(change: &Change) -> Vec<&Event> {
+    let is_kept = |event: &&Event| {
+        event.kind == EventKind::Put
+            && event.kv.lease.is_some()
+            && event.kv.create_revision < event.kv.mod_revision
+    };
+    change.events.iter().filter(is_kept).collect()
+}
+
 /// What was lost: those of the keys that are left go.
 pub(super) fn no_more(keys: &Arc<[Bytes]>, since: Revision) -> Parting {
     Parting { keys: Arc::clone(keys), since, bound: Vec::new(), heir: None }
@@ -835,4 +862,73 @@ fn queue_of(rows: Vec<KeyValue>) -> Queue {
         queue.insert((row.create_revision, row.key), rule);
     }
     queue
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SINCE: Revision = Revision(2);
+
+    /// A book with one place in it, which holds since revision 2, with a turn of each of so many tasks.
+    fn held<const TASKS: usize>() -> (Book, Arc<Place>, [Arc<Turn>; TASKS]) {
+        let (prefix, key) = (Bytes::from_static(b"lock/"), Bytes::from_static(b"lock/5"));
+        let (lease, until) =
+            (LeaseId::new(5).unwrap(), Moment::since_boot(std::time::Duration::from_secs(9)));
+        let session = Arc::new(SessionState::believed_until(lease, until));
+        let mut book = Book::default();
+        let count = Arc::clone(book.head_count());
+        let (prefixes, keys) = ([prefix.clone()].into(), [key.clone()].into());
+        let place = Arc::new(Place::new(1, prefixes, keys, session, Bytes::new(), true, count));
+        let turns = std::array::from_fn(|_| place.lock().queue(false, None, None, false));
+        let mut acts = Acts::default();
+        assert!(place.lock().give(SINCE, SINCE, &mut acts));
+        book.welcome(&place);
+        // The key is gone: deleted by hand, or with the lease.
+        book.lines.get_mut(&prefix).unwrap().queue = Some(Queue::default());
+        (book, place, turns)
+    }
+
+    fn evict(book: &mut Book, place: &Arc<Place>, keys: &Arc<[Bytes]>, acts: &mut Acts) {
+        book.is_evicted(place, keys, SINCE, Some(&keys[0]), acts);
+    }
+
+    #[test]
+    fn a_place_that_is_given_up_while_its_key_is_seen_to_go_is_forgotten() {
+        let (mut book, place, [turn]) = held();
+        let (keys, mut acts) = (Arc::clone(&place.lock().keys), Acts::default());
+        // It was seen to hold; then its task releases, on another thread; then that its key went is judged.
+        assert!(place.release(&turn, Loss::Released, ReplyTo::Nobody, &mut acts));
+        assert_eq!(place.lock().phase, Phase::Gone);
+        evict(&mut book, &place, &keys, &mut acts);
+        assert!(
+            book.is_empty() && book.sessions.is_empty(),
+            "nobody will ever say that it is gone"
+        );
+    }
+
+    #[test]
+    fn a_place_that_stands_anew_while_its_old_key_is_seen_to_go_keeps_its_tasks() {
+        let (mut book, place, [first, second]) = held();
+        let (keys, mut acts) = (Arc::clone(&place.lock().keys), Acts::default());
+        assert!(place.spend(&first));
+        assert!(place.release(&first, Loss::Released, ReplyTo::Nobody, &mut acts));
+        assert_eq!(place.lock().phase, Phase::Entering);
+        evict(&mut book, &place, &keys, &mut acts);
+        assert_eq!(place.lock().phase, Phase::Entering);
+        assert!(matches!(second.stage(None), Stage::Asked), "its new key would stay for ever");
+    }
+
+    #[test]
+    fn of_a_hold_whose_key_goes_the_tasks_behind_it_stand_anew_once() {
+        let (mut book, place, [first, second]) = held();
+        let (keys, mut acts) = (Arc::clone(&place.lock().keys), Acts::default());
+        evict(&mut book, &place, &keys, &mut acts);
+        assert_eq!(first.loss(), Some(Loss::KeyDeleted));
+        assert_eq!(place.lock().phase, Phase::Entering);
+        evict(&mut book, &place, &keys, &mut acts);
+        assert!(matches!(second.stage(None), Stage::Asked));
+        let anew = |act: &&Act| matches!(act, Act::EnterAnew { .. });
+        assert_eq!(acts.0.iter().filter(anew).count(), 1);
+    }
 }
