@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
-    Client, Error, GuardError, LeaseId, Limits, Loss, Op, OrderError, Refusal, Released,
-    ResumeRefusal, Session, SessionEnd, Standing, Wait,
+    Client, Error, GuardError, LeaseId, Limits, Loss, Op, OrderError, QueueError, Refusal,
+    Released, ResumeRefusal, Session, SessionEnd, Standing, Wait,
 };
 
 const TTL: Duration = Duration::from_millis(900);
@@ -234,6 +234,34 @@ fn a_holder_that_was_lost_cannot_shorten_its_lock_delay_by_giving_up_what_it_had
     assert!(!is_bound(&client, "written"));
     client.revoke(lease).wait().unwrap();
     assert!(waiting.join().unwrap().is_ok());
+}
+
+/// Not only its locks.
+#[test]
+fn what_lives_with_a_session_that_was_lost_outlives_it_by_the_lock_delay() {
+    let cluster = quick(3);
+    let (holder, _) = followers(&cluster);
+    let delay = Limits::LOCK_DELAY_MAX;
+    let session = cluster.node(holder).open_session().lock_delay(delay).wait().unwrap();
+    let client = cluster.node(holder).client();
+    let hold = |name| client.barrier(name).hold(&session).wait().unwrap();
+    let (dropped, released) = (hold("dropped"), hold("released"));
+    let [stays, leaves] = ["stays", "leaves"].map(|g| session.group(g).join("").wait().unwrap());
+    let jobs = session.queue("jobs");
+    jobs.put_many(["1", "2"]).wait().unwrap();
+    let [job, other_job] = [(); 2].map(|()| jobs.take().wait().unwrap());
+    cluster.partition(&[holder]);
+    assert_eq!(session.ended().wait(), SessionEnd::NotRenewed);
+    drop((dropped, stays, other_job));
+    assert_eq!(released.release().wait(), Ok(false));
+    assert_eq!(leaves.leave().wait(), Ok(false));
+    assert_eq!(job.nack().wait(), Err(QueueError::NotOurs));
+    cluster.heal();
+    client.put("after", "v").wait().unwrap();
+    let mut keys = client.lease(session.lease()).wait().unwrap().unwrap().keys;
+    keys.retain(|key| !key.starts_with(b"jobs/idle/"));
+    assert_eq!(keys.len(), 2 + 2 + 2, "{keys:?}");
+    client.revoke(session.lease()).wait().unwrap();
 }
 
 #[test]

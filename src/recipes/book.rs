@@ -867,6 +867,8 @@ fn queue_of(rows: Vec<KeyValue>) -> Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::SessionEnd;
+    use crate::recipes::place::Bound;
 
     const SINCE: Revision = Revision(2);
 
@@ -930,5 +932,21 @@ mod tests {
         assert!(matches!(second.stage(None), Stage::Asked));
         let anew = |act: &&Act| matches!(act, Act::EnterAnew { .. });
         assert_eq!(acts.0.iter().filter(anew).count(), 1);
+    }
+
+    #[test]
+    fn what_a_late_write_has_bound_to_the_hold_of_a_lost_session_is_left_to_its_lease() {
+        let (_, place, [turn]) = held();
+        let mut acts = Acts::default();
+        assert!(place.begin_txn(&turn));
+        place.session.end(Moment::since_boot(std::time::Duration::from_secs(9)));
+        let end = SessionEnd::NotRenewed;
+        end_place(&place, Loss::SessionEnded(end), &LockError::SessionEnded(end), &mut acts);
+        place.end_txn(true, vec![Bound::of_key(Bytes::from_static(b"bound"))], &mut acts);
+        let tidies = |act: &Act| matches!(act, Act::Tidy { .. } | Act::Part { .. });
+        assert!(
+            !acts.0.iter().any(tidies),
+            "it goes with the lock's own key, after the lock delay"
+        );
     }
 }

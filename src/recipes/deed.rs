@@ -169,12 +169,21 @@ impl Entry {
         &self.session
     }
 
-    /// Deletes the key, and waits until that is durable. False if it was gone already.
+    /// Whether its session was lost: then the key is its lease's, and lives through the lock delay.
+    fn is_left_to_its_lease(&self) -> bool {
+        self.session.end() == Some(SessionEnd::NotRenewed)
+    }
+
+    /// Deletes the key, and waits until that is durable. False if it was gone already, or goes with the
+    /// lease, because the session was lost.
     ///
     /// # Errors
     /// [`Error::Deadline`] if it could not be confirmed in time; the node goes on trying.
     pub(crate) async fn leave(mut self, until: &Until) -> Result<bool, Error> {
         self.is_left = true;
+        if self.is_left_to_its_lease() {
+            return Ok(false);
+        }
         let (sender, receiver) = oneshot::channel();
         let command = (self.farewell)(&self.key, self.since);
         self.session.shared().insist(command, ReplyTo::Waiting(sender));
@@ -191,7 +200,7 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        if !self.is_left {
+        if !self.is_left && !self.is_left_to_its_lease() {
             let command = (self.farewell)(&self.key, self.since);
             self.session.shared().insist(command, ReplyTo::Nobody);
         }

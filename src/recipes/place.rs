@@ -614,7 +614,7 @@ impl Place {
             let keys: Vec<&Bytes> = bound.iter().map(|bound| &bound.key).collect();
             inner.bound.retain(|before| !keys.contains(&&before.key));
             inner.bound.extend(bound);
-        } else if !bound.is_empty() {
+        } else if !bound.is_empty() && !self.is_left_to_its_lease() {
             // The hold that they were to go with has gone.
             acts.0.push(Act::Tidy { bound, lease: self.session.lease });
         }

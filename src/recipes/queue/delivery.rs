@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use crate::api::{Client, Effect, Error, Session};
 use crate::model::{Command, Compare, KeyValue, Op, Reply, Revision, Txn, TxnReply, TxnResult};
 use crate::mutant::{self, Mutant};
-use crate::node::{CallError, CallResult, ReplyTo};
+use crate::node::{CallError, CallResult, ReplyTo, SessionEnd};
 use crate::recipes::{Loss, Token};
 
 use super::{ItemId, Keys, Part, QueueError};
@@ -288,6 +288,11 @@ impl Delivery {
     /// [`QueueError::NotOurs`], which does no harm; [`Error::Deadline`] in [`QueueError::Store`]: the
     /// node goes on trying.
     pub async fn nack(mut self) -> Result<(), QueueError> {
+        if self.claim.session.end() == Some(SessionEnd::NotRenewed) {
+            // Its lease gives it back, after the lock delay.
+            self.open = false;
+            return Err(QueueError::NotOurs);
+        }
         let (sender, outcome) = oneshot::channel();
         self.claim.give_back(ReplyTo::Waiting(sender));
         self.open = false;
