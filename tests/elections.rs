@@ -366,6 +366,43 @@ fn a_leadership_is_taken_up_again_over_a_restart_of_the_node() {
 }
 
 #[test]
+fn an_observer_whose_history_begins_at_the_end_of_a_leader_hears_of_the_next_one() {
+    /// As many as wait for who does not look.
+    const QUEUE: usize = 256;
+    let cluster = lasting(1);
+    let kv = cluster.node(0).client();
+    let lead = |label: &str| another_session(&cluster, 0, label).election("jobs");
+    let first = lead("first").campaign("a").wait().unwrap();
+    let second = Begun::new(lead("second").campaign("b"));
+    until_places(cluster.node(0), "jobs", 2);
+    let mut observer = lead("observer").observe();
+    let leads = observer.next().wait().unwrap().unwrap();
+    assert!(matches!(leads, LeaderEvent::Leads(leader) if leader.value == "a"));
+    for n in 0..QUEUE {
+        first.proclaim(format!("a{n}")).wait().unwrap();
+    }
+    // Nothing else fits, and of this only is left that it was deleted.
+    first.resign().wait().unwrap();
+    let gone = kv.get("jobs").wait().map(|_| kv.revision()).unwrap();
+    kv.compact(gone).wait().unwrap();
+    let second = second.finish().unwrap();
+    let (tell, told) = mpsc::channel();
+    let observing = std::thread::spawn(move || {
+        loop {
+            match observer.next().wait() {
+                Some(Ok(LeaderEvent::Leads(leader))) if leader.value == "b" => break,
+                Some(Ok(_)) => {}
+                ended => panic!("{ended:?}"),
+            }
+        }
+        tell.send(()).unwrap();
+    });
+    assert_eq!(told.recv_timeout(SOON), Ok(()), "it stays with a leader that has gone");
+    observing.join().unwrap();
+    assert!(second.is_leader());
+}
+
+#[test]
 fn a_lock_that_is_left_is_taken_up_again_by_another_session_of_its_node() {
     let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);

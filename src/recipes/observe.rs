@@ -80,8 +80,10 @@ impl Observe {
     }
 
     fn follow(&mut self, kind: EventKind, row: KeyValue, prev: Option<KeyValue>) {
-        if let Some(prev) = prev {
-            self.candidates.remove(&(prev.create_revision, prev.key));
+        match prev {
+            Some(prev) => drop(self.candidates.remove(&(prev.create_revision, prev.key))),
+            // History that begins at what is compacted does not know what was there before.
+            None => self.candidates.retain(|(_, key), _| *key != row.key),
         }
         if kind == EventKind::Put && is_place(&row, &self.prefix) {
             self.candidates.insert((row.create_revision, row.key), row.value);
