@@ -266,6 +266,32 @@ fn a_hold_that_becomes_a_reader_before_it_is_handed_over_is_not_made_a_writer() 
 }
 
 #[test]
+fn what_was_conditional_on_a_hold_is_not_done_under_a_later_one_of_the_same_session() {
+    let cluster = lasting(3);
+    let (mine, other) = (session(&cluster, 0), session(&cluster, 1));
+    let first = mine.mutex("lock").lock().wait().unwrap();
+    let between = stand_in_line(&other, cluster.node(1), "lock");
+    until_places(cluster.node(0), "lock", 2);
+    let conditions = first.still_held();
+    let heir = place(cluster.node(0), "lock", 1);
+    first.hand_over(&heir).wait().unwrap();
+    let second = between.finish().unwrap();
+    // And back, to another task of the session that has taken the conditions.
+    let again = Begun::new(mine.mutex("lock").lock().why("another task"));
+    until_places(cluster.node(1), "lock", 2);
+    second.hand_over(&place(cluster.node(1), "lock", 1)).wait().unwrap();
+    let third = again.finish().unwrap();
+    assert!(third.is_held());
+    let kv = cluster.node(2).client();
+    let late = conditions.into_iter().fold(kv.txn(), bowline::TxnCall::when);
+    let late = late.then(Op::put("k", "late")).commit().wait().unwrap();
+    assert!(!late.succeeded, "a hold that is over is still held");
+    assert!(third.txn().then(Op::put("k", "mine")).commit().wait().unwrap().succeeded);
+    third.release().wait().unwrap();
+    until_places(cluster.node(0), "lock", 0);
+}
+
+#[test]
 fn an_operator_hands_leadership_to_a_named_candidate() {
     let cluster = lasting(3);
     let lead = |member: usize| session(&cluster, member).election("jobs");

@@ -37,6 +37,9 @@ pub(super) struct Book {
     /// two sessions.
     sessions: BTreeMap<LeaseId, BTreeMap<u64, Arc<Place>>>,
     timers: BTreeMap<(Moment, u64), Standing>,
+    /// Keys that a session has handed away, by its lease, the key and the revision that made it, under
+    /// which something may still come true: the session must not come to hold by them again.
+    spent: BTreeSet<(LeaseId, Bytes, Revision)>,
     /// Numbers places, timers and keys.
     counter: u64,
     head_count: Arc<HeadCount>,
@@ -60,6 +63,12 @@ impl Book {
     pub(super) fn number(&mut self) -> u64 {
         self.counter += 1;
         self.counter
+    }
+
+    /// Whoever hands these keys away has left something behind that may come true while its session has
+    /// them.
+    pub(super) fn keep_spent(&mut self, lease: LeaseId, keys: &[Bytes], since: Revision) {
+        self.spent.extend(keys.iter().map(|key| (lease, key.clone(), since)));
     }
 
     /// How many of this node's tasks hold and wait.
@@ -435,12 +444,21 @@ impl Book {
     /// exchange for the place's own.
     fn is_handed(&mut self, place: &Arc<Place>, key: &Bytes, since: Revision, acts: &mut Acts) {
         let prefix = &place.prefixes[0];
+        let mut is_spent = false;
         let old = {
             let mut inner = place.lock();
             let old = std::mem::replace(&mut inner.keys, Arc::new([key.clone()]));
             if matches!(inner.phase, Phase::Entering | Phase::Waiting { .. }) {
                 inner.phase = Phase::Waiting { since };
-                place.rest(&mut inner, ReplyTo::Nobody, acts);
+                is_spent = self.spent.contains(&(place.session.lease, key.clone(), since));
+                if is_spent && inner.waiting() > 0 {
+                    // Of two holds of one session by one key, nobody could tell the later.
+                    let (place, parting) = (Arc::clone(place), Some(no_more(&inner.keys, since)));
+                    acts.0.push(Act::EnterAnew { place, parting });
+                    inner.begin_anew();
+                } else {
+                    place.rest(&mut inner, ReplyTo::Nobody, acts);
+                }
             } else {
                 // Whoever wanted it has gone meanwhile, or has come to hold by the key that is gone now.
                 let session = place.session.ended().map(LockError::SessionEnded);
@@ -460,7 +478,9 @@ impl Book {
             line.local.remove(&old[0]);
             line.local.insert(key.clone(), Arc::clone(place));
             line.waiting.retain(|_, waiting| !Arc::ptr_eq(waiting, place));
-            line.waiting.insert((since, key.clone()), Arc::clone(place));
+            if !is_spent {
+                line.waiting.insert((since, key.clone()), Arc::clone(place));
+            }
         }
     }
 
@@ -529,6 +549,9 @@ impl Book {
         // Looked for once, and only where a place's key goes: with a session many go in one change.
         let handed = OnceCell::new();
         for event in change.events.iter() {
+            if event.kind == EventKind::Delete && !self.spent.is_empty() {
+                self.spent.retain(|(_, key, _)| *key != event.kv.key);
+            }
             let Some(prefix) = parent(&event.kv.key) else { continue };
             let Some(line) = self.lines.get_mut(prefix) else {
                 if event.kind == EventKind::Put && order::addressee(&event.kv.key).is_some() {
@@ -791,6 +814,7 @@ impl Book {
         }
         for (place, end) in ended {
             let lease = place.session.lease;
+            self.spent.retain(|(spent, ..)| *spent != lease);
             if let Some(places) = self.sessions.get_mut(&lease) {
                 places.remove(&place.id);
                 if places.is_empty() {
@@ -814,7 +838,7 @@ fn handed_in(change: &Change) -> Vec<&Event> {
 
 /// What was lost: those of the keys that are left go.
 pub(super) fn no_more(keys: &Arc<[Bytes]>, since: Revision) -> Parting {
-    Parting { keys: Arc::clone(keys), since, bound: Vec::new(), heir: None }
+    Parting { keys: Arc::clone(keys), since, bound: Vec::new(), is_spent: false, heir: None }
 }
 
 /// Somebody, perhaps the place itself, has put another value into its row.

@@ -296,6 +296,7 @@ impl Lines {
     fn part(self: &Arc<Self>, place: &Arc<Place>, parting: &Parting, reply: ReplyTo<Reply>) {
         let Some(shared) = self.shared.upgrade() else { return };
         let lease = place.session.lease;
+        self.keep_spent(parting, lease);
         let command = Command::Txn(parting.to_txn(&shared, lease));
         if parting.heir.is_none() {
             return shared.insist(command, reply);
@@ -313,11 +314,21 @@ impl Lines {
         shared.insist(command, tried);
     }
 
+    /// What is handed away, and may be handed back: before that is said to anybody.
+    fn keep_spent(&self, parting: &Parting, lease: LeaseId) {
+        if parting.is_spent && parting.heir.is_some() {
+            self.lock().keep_spent(lease, &parting.keys, parting.since);
+        }
+    }
+
     /// A place whose hold has ended, with tasks that wait for the next.
     fn enter_anew(self: &Arc<Self>, place: &Arc<Place>, parting: Option<&Parting>) {
         let Some(shared) = self.shared.upgrade() else { return };
         let keys = self.lock().rename(place);
         let lease = place.session.lease;
+        if let Some(parting) = parting {
+            self.keep_spent(parting, lease);
+        }
         let before = parting.map(|parting| parting.to_txn(&shared, lease));
         let leaving = parting.map(|parting| parting.leaving(lease));
         let command = Command::Txn(entering(place, &keys, before));

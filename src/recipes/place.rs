@@ -347,6 +347,8 @@ pub(crate) struct Parting {
     pub(crate) keys: Arc<[Bytes]>,
     pub(crate) since: Revision,
     pub(crate) bound: Vec<Bound>,
+    /// Something done under the hold may still come true.
+    pub(crate) is_spent: bool,
     /// Whose the hold becomes, if that one still waits; otherwise the keys are deleted.
     pub(crate) heir: Option<Bytes>,
 }
@@ -831,7 +833,7 @@ impl Inner {
     /// What is to be done about its keys, which are its no more.
     fn part(&mut self, since: Revision) -> Parting {
         let (bound, heir) = (std::mem::take(&mut self.bound), self.heir.take());
-        Parting { keys: Arc::clone(&self.keys), since, bound, heir }
+        Parting { keys: Arc::clone(&self.keys), since, bound, is_spent: self.is_spent, heir }
     }
 
     /// Who waits to hear that the old key has gone.
