@@ -588,6 +588,29 @@ fn a_delayed_item_is_taken_after_its_delay_and_stands_where_it_was_put() {
 }
 
 #[test]
+fn a_delayed_put_that_comes_to_nothing_leaves_no_lease() {
+    let cluster = quick(1);
+    let node = cluster.node(0);
+    let (kv, month) = (node.client(), Duration::from_secs(30 * 24 * 3600));
+    let queue = kv.queue("jobs");
+    let before = kv.leases().len();
+    let refused = queue.put(vec![b'x'; 2 << 20]).delay(month).wait().unwrap_err();
+    let too_large =
+        matches!(refused, QueueError::Store(Error::Refused(Refusal::ValueTooLarge { .. })));
+    assert!(too_large, "{refused:?}");
+    assert_eq!(kv.leases().len(), before);
+    for polls in 0..12 {
+        drop(poll_at_most(polls % 4, queue.put("x").delay(month)));
+    }
+    // Each of these was put with its lease, or neither is there.
+    let begun = node.now();
+    while kv.leases().len() - before != usize::try_from(count(&kv, "jobs/delay/")).unwrap() {
+        assert!(node.now().since(begun) < Duration::from_secs(20), "{:?}", kv.leases());
+        thread::yield_now();
+    }
+}
+
+#[test]
 fn an_item_that_was_taken_too_often_is_put_aside() {
     let cluster = quick(1);
     let taker = taker(&cluster, 0, "jobs").attempts_max(2);

@@ -86,6 +86,11 @@ impl Until {
         Self { shared, deadline }
     }
 
+    /// The end of a call that has a deadline.
+    pub(crate) fn by(shared: &Arc<Shared>, deadline: Moment) -> Self {
+        Self { shared: Arc::clone(shared), deadline: Some(deadline) }
+    }
+
     /// How long a single request of the call may take.
     pub(crate) fn left(&self) -> Duration {
         match self.deadline {

@@ -268,14 +268,18 @@ async fn put_if_absent(
 
 /// A lease that is ended in the background unless it is kept. If the put that wants it is still under
 /// way by then, it is refused, or its key goes with the lease.
-struct Granted {
+pub(super) struct Granted {
     shared: Arc<Shared>,
     lease: LeaseId,
     is_kept: bool,
 }
 
 impl Granted {
-    async fn of(client: &Client, ttl: Duration, until: &Until) -> Result<Granted, Error> {
+    pub(super) async fn of(
+        client: &Client,
+        ttl: Duration,
+        until: &Until,
+    ) -> Result<Granted, Error> {
         let shared = Arc::clone(&client.shared);
         let command = Command::Grant { id: None, ttl, session: None };
         let undo = |reply: &Reply| match reply {
@@ -288,8 +292,10 @@ impl Granted {
         }
     }
 
-    fn keep(mut self) {
+    /// It is not ended.
+    pub(super) fn keep(mut self) -> LeaseId {
         self.is_kept = true;
+        self.lease
     }
 }
 

@@ -7,9 +7,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::api::{Client, Error};
-use crate::model::{LeaseId, Op, Put, PutLease, Range, Refusal, Revision, Txn, TxnResult};
+use crate::api::{Client, Effect, Error};
+use crate::model::{Command, LeaseId, Op, Put, PutLease, Range, Refusal, Revision, Txn, TxnResult};
 use crate::mutant::{self, Mutant};
+use crate::node::ReplyTo;
+use crate::recipes::call::Until;
+use crate::recipes::conditional::Granted;
 
 use super::index::{item_id, priority};
 use super::{ItemId, Keys, Part, QueueError};
@@ -311,17 +314,21 @@ impl IntoFuture for PutMany {
             let unique = shared.env.entropy.next_u64();
             let ids: Vec<Bytes> =
                 (0..self.values.len()).map(|n| item_id(*priority, unique, n)).collect();
-            let put = |lease: Option<LeaseId>| {
-                let mut txn = Txn::default();
+            let ops = |lease: Option<PutLease>| {
+                let mut ops = Vec::new();
                 for (id, value) in ids.iter().zip(&self.values) {
-                    txn.success.push(Op::put(keys.key(Part::Item, id), value.clone()));
-                    txn.success.extend(lease.map(|lease| {
+                    ops.push(Op::put(keys.key(Part::Item, id), value.clone()));
+                    ops.extend(lease.map(|lease| {
                         let mut delay = Put::new(keys.key(Part::Delay, id), Bytes::new());
-                        delay.lease = PutLease::Attach(lease);
+                        delay.lease = lease;
                         Op::Put(delay)
                     }));
                 }
-                let call = txn.success.into_iter().fold(client.txn(), crate::TxnCall::then);
+                ops
+            };
+            let put = |lease: Option<LeaseId>| {
+                let ops = ops(lease.map(PutLease::Attach));
+                let call = ops.into_iter().fold(client.txn(), crate::TxnCall::then);
                 call.deadline(deadline.since(shared.now())).commit()
             };
             // Whole milliseconds, and never less than was asked for.
@@ -329,14 +336,25 @@ impl IntoFuture for PutMany {
             let delay = Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
             let mut lease = None;
             if delay > Duration::ZERO && !mutant::is(Mutant::B12) {
-                // It ends by itself, whatever becomes of the put.
-                let left = deadline.since(shared.now());
-                lease = Some(client.grant(delay).deadline(left).await?.id);
+                // What is refused for what it is needs no lease.
+                let whole = Txn { success: ops(Some(PutLease::None)), ..Txn::default() };
+                let whole = Command::Txn(client.scope.txn(whole));
+                shared.settings.limits.check(&whole).map_err(Error::from)?;
+                let until = Until::by(&shared, deadline);
+                // Ended if this is dropped before the put is begun. From then on it ends by itself.
+                lease = Some(Granted::of(client, delay, &until).await?.keep());
             }
             match put(lease).await {
                 // The delay was shorter than the way to the log.
                 Err(Error::Refused(Refusal::LeaseNotFound(_))) => put(None).await?,
-                result => result?,
+                Err(error) => {
+                    // Where it may come true yet, it must not do so without its delay.
+                    if let Some(lease) = lease.filter(|_| error.effect() == Effect::NotApplied) {
+                        shared.insist(Command::Revoke(lease), ReplyTo::Nobody);
+                    }
+                    return Err(error.into());
+                }
+                Ok(reply) => reply,
             };
             Ok(ids.into_iter().map(ItemId).collect())
         })
