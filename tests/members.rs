@@ -126,6 +126,67 @@ fn the_only_voter_is_not_replaced_but_can_go_when_another_one_votes() {
 }
 
 #[test]
+fn a_removal_that_was_answered_outlives_a_restart_of_those_who_stay() {
+    async {
+        let mut cluster = ClusterOptions::new(1).start().await.unwrap();
+        let joined = cluster.join().await.unwrap();
+        promote(&cluster, joined).await;
+        let gone = id(&cluster, joined);
+        cluster.node(0).remove_member(gone).await.unwrap();
+        // Nothing is written meanwhile that would carry the news to the disk, and the other's directory is deleted.
+        cluster.kill(joined).await;
+        cluster.kill(0).await;
+        cluster.restart(0).await.unwrap();
+        let client = cluster.node(0).client();
+        client.put("k", "v").deadline(Duration::from_secs(20)).await.expect("one of one leads");
+        assert!(cluster.node(0).members().is_removed(gone));
+    }
+    .wait();
+}
+
+#[test]
+fn two_wishes_for_another_leader_are_told_apart() {
+    async {
+        let cluster = three().await;
+        let leader = cluster.leader().await.unwrap();
+        let (one, two) = ((leader + 1) % 3, (leader + 2) % 3);
+        let to = |member| cluster.node(leader).transfer_leadership(Some(id(&cluster, member)));
+        let (first, second) = tokio::join!(to(one), to(two));
+        let now = cluster.leader().await.unwrap();
+        let told = [(one, &first), (two, &second)];
+        for (member, told) in told.into_iter().filter(|(_, told)| told.is_ok()) {
+            assert_eq!(member, now, "{told:?}: {first:?} and {second:?}");
+        }
+    }
+    .wait();
+}
+
+#[test]
+fn a_member_that_has_not_met_the_others_has_no_state_to_give() {
+    async {
+        let mut cluster = three().await;
+        for member in 0..3 {
+            cluster.kill(member).await;
+            std::fs::remove_dir_all(cluster.data_dir(member)).unwrap();
+        }
+        cluster.restart(0).await.unwrap();
+        let (node, moment) = (cluster.node(0), Duration::from_millis(100));
+        let read = node.client().get("k").local().deadline(moment).await;
+        assert!(matches!(read, Err(Error::Deadline { .. })), "nothing is not an answer: {read:?}");
+        let file = cluster.data_dir(0).with_extension("backup");
+        let backup = node.backup(&file).await.unwrap_err().to_string();
+        assert!(backup.contains("no state of its cluster yet"), "{backup}");
+        assert!(!file.exists());
+        // Founded anew by all three, it is read.
+        cluster.restart(1).await.unwrap();
+        cluster.restart(2).await.unwrap();
+        assert_eq!(cluster.node(0).client().get("k").local().await.unwrap(), None);
+        cluster.node(0).backup(&file).await.unwrap();
+    }
+    .wait();
+}
+
+#[test]
 fn what_would_lose_the_quorum_is_refused() {
     async {
         let mut cluster = three().await;

@@ -8,7 +8,7 @@
 //! tell each other every [`DIGEST_EVERY`] entries say so after twice that at the latest, however many
 //! rows there are.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{Compare, Config, DIGEST_EVERY, Error, Node, Op, Role, StopReason, Wait};
@@ -132,4 +132,38 @@ fn a_single_node_stops_and_its_log_still_has_the_truth() {
     assert!(node.shutdown().wait().hanging.is_empty());
     let node = start();
     assert_eq!(node.client().get("row/000007").wait().unwrap().unwrap().value, "value");
+}
+
+#[test]
+fn a_difference_that_nobody_could_decide_is_decided_later() {
+    let cluster = cluster(Duration::from_millis(50));
+    let (wrong, leader) = followers(&cluster);
+    let unheard = 3 - wrong - leader;
+    fill(cluster.node(leader), 100 * usize::try_from(SCRUB_ROWS * DIGEST_EVERY / 40).unwrap());
+    applied(&cluster, wrong);
+    // The leader hears the digest of the one that is wrong, and not of the one that would outvote it.
+    cluster.cut(unheard, leader);
+    assert!(cluster.node(wrong).rot(b"row/000700").wait().unwrap());
+    let kv = cluster.node(leader).client();
+    let txn = kv.txn().when(Compare::value("row/000700").eq("value")).then(Op::put("then", ""));
+    txn.or_else(Op::put("else", "")).commit().wait().unwrap();
+    let moment = Duration::from_millis(100);
+    let limit = Instant::now() + Duration::from_secs(30);
+    while cluster.node(wrong).stop_reason().is_none() {
+        drop(kv.put("busy", "").deadline(moment).wait());
+        assert!(Instant::now() < limit, "who is wrong goes on");
+    }
+    while kv.put("busy", "").deadline(moment).wait() != Err(Error::Diverged) {
+        assert!(Instant::now() < limit, "nobody refuses");
+    }
+    cluster.heal();
+    let to = cluster.node(leader).members().named(&format!("m{leader}"));
+    while cluster.leader().wait().unwrap() != leader {
+        drop(cluster.node(unheard).transfer_leadership(to).wait());
+        assert!(Instant::now() < limit, "it does not lead any more");
+    }
+    while let Err(error) = kv.put("after", "v").deadline(moment).wait() {
+        assert!(Instant::now() < limit, "writes are refused for ever: {error}");
+        std::thread::sleep(moment);
+    }
 }

@@ -163,7 +163,7 @@ impl GetCall {
     }
 
     /// Reads what this replica has, without asking anybody: it may be behind, but on one node it never
-    /// goes back in time.
+    /// goes back in time. Waits while the replica has no state of its cluster yet.
     pub fn local(mut self) -> Self {
         self.consistency = Consistency::Local;
         self
@@ -258,7 +258,8 @@ impl RangeCall {
     }
 
     /// Reads what this replica has, without asking anybody: it may be behind, but on one node it never
-    /// goes back in time. The answer's `revision` says how new it is.
+    /// goes back in time. The answer's `revision` says how new it is. Waits while the replica has no state
+    /// of its cluster yet.
     pub fn local(mut self) -> Self {
         self.consistency = Consistency::Local;
         self

@@ -224,7 +224,7 @@ impl Client {
         }
         match consistency {
             Consistency::Linearizable => self.shared.read_barrier(deadline).await?,
-            Consistency::Local => {}
+            Consistency::Local => self.shared.any_state(deadline).await?,
             Consistency::AtLeast(revision) => self.shared.at_least(revision, deadline).await?,
         }
         Ok(())

@@ -354,7 +354,7 @@ impl Node {
     /// Writes a copy of this node's state to a file, while everything goes on: the store at one
     /// revision, read back and checked before the file has its name. What is there is replaced. The
     /// state is that of this replica, which may lag: for a copy of the newest, read something
-    /// linearizably first.
+    /// linearizably first. A node that has no state of its cluster yet makes none.
     ///
     /// # Errors
     /// [`Error::Backup`]; [`Error::Stopped`].

@@ -1,7 +1,8 @@
 //! Compares this replica with the others: at every [`EVERY`]th entry each member tells the others the
 //! digest of what it has applied. Who differs from a majority is wrong and stops. Where there are
 //! differences and no majority, and those that have not told do not decide it soon, nobody can say who is
-//! right: writes are refused until there is a majority.
+//! right: writes are refused until there is a majority, there or at a later comparison, to which the leader goes on
+//! with entries that change nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -102,8 +103,12 @@ impl Digests {
                 let ticks_left = self.patience_ticks;
                 self.undecided.get_or_insert(Undecided { index, ticks_left });
             }
-            // A later agreement does not heal an earlier difference, the decision at that index does.
-            _ => drop(self.undecided.take_if(|undecided| undecided.index == index)),
+            // A digest is of the whole state: if a majority has the same later on, all is known.
+            _ => {
+                let agrees = self.told.get(&index).is_some_and(|told| self.is_of_majority(told));
+                let decides = |at: LogIndex| at == index || (at < index && agrees);
+                self.undecided.take_if(|undecided| decides(undecided.index));
+            }
         }
         verdict
     }
@@ -111,6 +116,13 @@ impl Digests {
     /// Whether writes must be refused.
     pub(crate) fn is_undecided(&self) -> bool {
         self.undecided.as_ref().is_some_and(|undecided| undecided.ticks_left == 0)
+    }
+
+    /// Whether this member told the same as a majority of the voters.
+    fn is_of_majority(&self, told: &BTreeMap<NodeId, u64>) -> bool {
+        let mine = told.get(&self.me);
+        let same = self.voters.iter().filter(|node| mine.is_some() && told.get(node) == mine);
+        same.count() > self.voters.len() / 2
     }
 
     fn judge(&self, told: &BTreeMap<NodeId, u64>) -> Verdict {
@@ -168,14 +180,24 @@ mod tests {
     }
 
     #[test]
-    fn two_that_differ_decide_nothing() {
-        let mut digests = among(1, 2, 1);
+    fn two_that_differ_decide_nothing_until_a_majority_is_the_same_again() {
+        let mut digests = among(1, 3, 1);
         digests.tell(node(1), LogIndex(EVERY), 7);
         assert_eq!(digests.tell(node(2), LogIndex(EVERY), 8), Verdict::Nobody);
-        digests.tell(node(1), LogIndex(2 * EVERY), 9);
-        digests.tell(node(2), LogIndex(2 * EVERY), 9);
         digests.tick();
-        assert!(digests.is_undecided(), "a later agreement does not say who was right");
+        digests.tell(node(1), LogIndex(2 * EVERY), 9);
+        assert!(digests.is_undecided(), "one alone agrees with nobody");
+        assert_eq!(digests.tell(node(2), LogIndex(2 * EVERY), 8), Verdict::Nobody);
+        assert!(digests.is_undecided());
+        // One that was away when the first question was put.
+        assert_eq!(digests.tell(node(3), LogIndex(2 * EVERY), 9), Verdict::Others(vec![node(2)]));
+        assert!(!digests.is_undecided());
+        // What is told late of an earlier index asks nothing anew.
+        digests.tell(node(1), LogIndex(3 * EVERY), 4);
+        assert_eq!(digests.tell(node(3), LogIndex(3 * EVERY), 5), Verdict::Nobody);
+        digests.tell(node(1), LogIndex(2 * EVERY), 9);
+        digests.tick();
+        assert!(digests.is_undecided(), "an earlier agreement does not heal a later difference");
     }
 
     #[test]

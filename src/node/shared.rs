@@ -101,6 +101,8 @@ pub(crate) struct Shared {
     open_reads: AtomicUsize,
     /// This node's disk is full.
     low: AtomicBool,
+    /// This replica holds a state of its cluster.
+    has_state: AtomicBool,
 }
 
 impl Shared {
@@ -131,6 +133,7 @@ impl Shared {
             open_bytes: AtomicUsize::new(0),
             open_reads: AtomicUsize::new(0),
             low: AtomicBool::new(false),
+            has_state: AtomicBool::new(false),
         }
     }
 
@@ -283,6 +286,17 @@ impl Shared {
         self.low.store(low, Ordering::Relaxed);
     }
 
+    /// Whether this replica holds a state of its cluster. Before it is founded, before a newcomer was given one, and
+    /// while one that was lost is fetched, what can be read here is empty and means nothing.
+    pub(crate) fn has_state(&self) -> bool {
+        self.has_state.load(Ordering::Acquire)
+    }
+
+    /// From now on it does.
+    pub(crate) fn set_has_state(&self) {
+        self.has_state.store(true, Ordering::Release);
+    }
+
     /// Proposes a command that must be carried out however long that takes, and calls back. For the
     /// recipes: it is not counted by admission and not given up.
     pub(crate) fn insist(&self, command: Command, reply: ReplyTo<Reply>) {
@@ -414,9 +428,14 @@ impl Shared {
         self.open_bytes.load(Ordering::Relaxed)
     }
 
+    /// Waits until this replica holds a state of its cluster.
+    pub(crate) async fn any_state(&self, deadline: Moment) -> CallResult<()> {
+        if self.has_state() { Ok(()) } else { self.at_least(Revision(0), deadline).await }
+    }
+
     /// Waits until this replica has reached `revision`.
     pub(crate) async fn at_least(&self, revision: Revision, deadline: Moment) -> CallResult<()> {
-        if self.reader.revision() >= revision {
+        if self.has_state() && self.reader.revision() >= revision {
             return Ok(());
         }
         let _open = self.admit_read()?;

@@ -3,11 +3,14 @@
 //! A wish is put to whoever leads, again and again until it is answered. That is safe, since a wish
 //! that has come true already is answered as one that has just been granted. The caller hears of it
 //! when this node's own replica has applied it.
+//!
+//! A refusal is final only if no other asking may still be granted: each has a number of its own, and is open until
+//! it is answered, or a leader of a later term has refused. That one had applied whatever is left of earlier terms.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::model::{LogIndex, MemberAnswer, MemberWish, Moment, NodeId};
+use crate::model::{LogIndex, MemberAnswer, MemberWish, Moment, NodeId, Term};
 
 use super::answer::{CallError, ReplyTo, StopReason};
 
@@ -17,12 +20,15 @@ const OPEN_MAX: usize = 256;
 
 /// See the module.
 pub(crate) struct Steps {
-    next_round: u64,
+    next: u64,
     open: BTreeMap<u64, Wanted>,
     ask_again_after: Duration,
 }
 
+/// One number counts wishes and askings.
 struct Wanted {
+    /// Askings without an answer, and in which term the leader led that was asked.
+    asked: BTreeSet<(Term, u64)>,
     wish: MemberWish,
     deadline: Moment,
     reply: ReplyTo<NodeId>,
@@ -34,7 +40,7 @@ struct Wanted {
 impl Steps {
     /// Nobody wants anything.
     pub(crate) fn new(ask_again_after: Duration) -> Self {
-        Self { next_round: 1, open: BTreeMap::new(), ask_again_after }
+        Self { next: 1, open: BTreeMap::new(), ask_again_after }
     }
 
     /// Takes a wish.
@@ -48,35 +54,54 @@ impl Steps {
         if self.open.len() >= OPEN_MAX {
             return reply.send(Err(CallError::Busy));
         }
-        let wanted = Wanted { wish, deadline, reply, ask_at: now, done: None };
-        self.open.insert(self.next_round, wanted);
-        self.next_round += 1;
+        let asked = BTreeSet::new();
+        let wanted = Wanted { asked, wish, deadline, reply, ask_at: now, done: None };
+        self.open.insert(self.next, wanted);
+        self.next += 1;
     }
 
-    /// The next one to put to the leader.
-    pub(crate) fn ask(&mut self, now: Moment) -> Option<(u64, MemberWish)> {
-        let due = |wanted: &Wanted| wanted.done.is_none() && wanted.ask_at <= now;
-        let (round, wanted) = self.open.iter_mut().find(|(_, wanted)| due(wanted))?;
+    /// The next one to put to the leader of `term`, under a number of its own.
+    pub(crate) fn ask(&mut self, term: Term, now: Moment) -> Option<(u64, MemberWish)> {
+        let due = |wanted: &&mut Wanted| wanted.done.is_none() && wanted.ask_at <= now;
+        let wanted = self.open.values_mut().find(due)?;
         wanted.ask_at = now + self.ask_again_after;
-        Some((*round, wanted.wish.clone()))
+        let round = self.next;
+        self.next += 1;
+        wanted.asked.insert((term, round));
+        Some((round, wanted.wish.clone()))
+    }
+
+    /// An asking did not leave this node.
+    pub(crate) fn not_asked(&mut self, round: u64) {
+        if let Some((_, asking, wanted)) = self.asking(round) {
+            wanted.asked.remove(&asking);
+        }
     }
 
     /// The leader has answered.
     pub(crate) fn answered(&mut self, round: u64, answer: MemberAnswer) {
+        let Some((number, asking, wanted)) = self.asking(round) else { return };
+        wanted.asked.remove(&asking);
         match answer {
-            MemberAnswer::Done { id, index } => {
-                if let Some(wanted) = self.open.get_mut(&round) {
-                    wanted.done = Some((id, index));
-                }
-            }
+            MemberAnswer::Done { id, index } => wanted.done = Some((id, index)),
             // It is asked again.
             MemberAnswer::NotLeader(_) => {}
             MemberAnswer::Refused(refusal) => {
-                if let Some(wanted) = self.open.remove(&round) {
+                wanted.asked.retain(|(term, _)| *term >= asking.0);
+                let is_final = wanted.asked.is_empty() && wanted.done.is_none();
+                if is_final && let Some(wanted) = self.open.remove(&number) {
                     wanted.reply.send(Err(CallError::Members(refusal)));
                 }
             }
         }
+    }
+
+    /// The asking of a number: of which wish.
+    fn asking(&mut self, round: u64) -> Option<(u64, (Term, u64), &mut Wanted)> {
+        self.open.iter_mut().find_map(|(number, wanted)| {
+            let asking = *wanted.asked.iter().find(|(_, asked)| *asked == round)?;
+            Some((*number, asking, wanted))
+        })
     }
 
     /// This replica has applied everything up to `index`.
@@ -140,13 +165,14 @@ mod tests {
         let mut steps = Steps::new(Duration::from_millis(100));
         steps.add(MemberWish::Promote(id), at(1000), reply(), at(0));
         steps.add(MemberWish::Remove(id), at(1000), reply(), at(0));
-        assert_eq!(steps.ask(at(0)), Some((1, MemberWish::Promote(id))));
-        assert_eq!(steps.ask(at(0)), Some((2, MemberWish::Remove(id))));
-        assert_eq!(steps.ask(at(99)), None);
-        steps.answered(1, MemberAnswer::NotLeader(None));
-        assert_eq!(steps.ask(at(100)), Some((1, MemberWish::Promote(id))));
-        steps.answered(1, MemberAnswer::Done { id, index: LogIndex(9) });
-        steps.answered(2, MemberAnswer::Refused(MemberRefusal::Pending));
+        let t = Term(7);
+        assert_eq!(steps.ask(t, at(0)), Some((3, MemberWish::Promote(id))));
+        assert_eq!(steps.ask(t, at(0)), Some((4, MemberWish::Remove(id))));
+        assert_eq!(steps.ask(t, at(99)), None);
+        steps.answered(3, MemberAnswer::NotLeader(None));
+        assert_eq!(steps.ask(t, at(100)), Some((5, MemberWish::Promote(id))));
+        steps.answered(5, MemberAnswer::Done { id, index: LogIndex(9) });
+        steps.answered(4, MemberAnswer::Refused(MemberRefusal::Pending));
         steps.applied(LogIndex(8));
         assert_eq!(told.lock().unwrap().len(), 1);
         steps.applied(LogIndex(9));
@@ -158,5 +184,47 @@ mod tests {
             Err(CallError::Deadline { maybe_applied: true }),
         ];
         assert_eq!(*told.lock().unwrap(), expected);
+    }
+
+    #[test]
+    fn a_refusal_ends_a_wish_only_if_no_other_asking_can_be_granted() {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let reply = || {
+            let told = told.clone();
+            ReplyTo::Call(Box::new(move |result| told.lock().unwrap().push(result)))
+        };
+        let id = NodeId::new(4).unwrap();
+        let refused = || MemberAnswer::Refused(MemberRefusal::Pending);
+        let mut steps = Steps::new(Duration::from_millis(100));
+        let ask = |steps: &mut Steps, term, ms| steps.ask(Term(term), at(ms)).unwrap().0;
+
+        // An old refusal comes late, when a second asking may have been granted: it is, or time is up.
+        steps.add(MemberWish::Remove(id), at(1000), reply(), at(0));
+        let (first, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 1, 100));
+        steps.answered(first, refused());
+        assert!(told.lock().unwrap().is_empty());
+        steps.answered(second, MemberAnswer::Done { id, index: LogIndex(9) });
+        steps.applied(LogIndex(9));
+        assert_eq!(told.lock().unwrap().drain(..).collect::<Vec<_>>(), [Ok(id)]);
+
+        // What is made stays made.
+        steps.add(MemberWish::Remove(id), at(1000), reply(), at(0));
+        let (first, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 1, 100));
+        steps.answered(second, MemberAnswer::Done { id, index: LogIndex(10) });
+        steps.answered(first, refused());
+        steps.applied(LogIndex(10));
+        assert_eq!(told.lock().unwrap().drain(..).collect::<Vec<_>>(), [Ok(id)]);
+
+        // The leader that was asked first is gone, and has left nothing that the next one had not applied.
+        steps.add(MemberWish::Remove(id), at(1000), reply(), at(0));
+        let (_, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 2, 100));
+        steps.answered(second, refused());
+        // One that never left can not be granted.
+        steps.add(MemberWish::Remove(id), at(1000), reply(), at(0));
+        let (first, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 1, 100));
+        steps.not_asked(first);
+        steps.answered(second, refused());
+        let pending = || Err(CallError::Members(MemberRefusal::Pending));
+        assert_eq!(*told.lock().unwrap(), [pending(), pending()]);
     }
 }

@@ -63,6 +63,7 @@ impl Driver {
             .map_err(|fault| fault.to_string())?;
         consensus.offer_snapshot(self.snapshots.newest().map(|(id, members)| (*id, members)));
         self.stage = Stage::Running(Box::new(consensus));
+        self.release_at_least(self.shared.reader.revision());
         Ok(())
     }
 

@@ -27,7 +27,9 @@ impl Driver {
             }
             if applied.members.is_some() {
                 self.members_changed();
+                self.unsettled = Some(Unsettled::ToPropose);
             }
+            self.settled(term, index);
             self.settle_step(index, term, applied.members.is_some());
             let in_log = self.log_times.of(index);
             for (id, outcome) in applied.outcomes {
@@ -120,7 +122,13 @@ impl Driver {
         }
     }
 
+    /// Tells those who wait for the replica to go as far as it does now, or to be there at all.
     pub(super) fn release_at_least(&mut self, visible: Revision) {
+        // Whoever holds a state of a cluster knows its members.
+        if self.machine.members().rows().is_empty() {
+            return;
+        }
+        self.shared.set_has_state();
         while let Some(entry) = self.at_least.first_entry() {
             if *entry.key() > visible {
                 break;
@@ -140,6 +148,15 @@ impl Driver {
             }
         }
         self.compare(self.shared.settings.node, index, digest)
+    }
+
+    /// As the leader, while nobody can say which replica is right: entries that change nothing, one a tick, lead to the
+    /// next comparison. Who was missing may be back then, and who was wrong gone.
+    pub(super) fn compare_again(&mut self) {
+        if self.leading.is_some() && self.digests.is_undecided() {
+            // Refused while leadership moves: there is another tick.
+            let _ = self.propose_anyway(&[]);
+        }
     }
 
     pub(super) fn compare(

@@ -42,7 +42,7 @@ impl Driver {
         self.lease_calls.stop(&reason);
         self.steps.stop(&reason);
         let waiting = std::mem::take(&mut self.at_least).into_values().flatten();
-        let transfers = std::mem::take(&mut self.transfers).into_iter().map(|(_, reply)| reply);
+        let transfers = std::mem::take(&mut self.transfers).into_iter().map(|(.., reply)| reply);
         for reply in waiting.map(|asking| asking.reply).chain(transfers) {
             let reason = reason.clone();
             reply.send(Err(CallError::Stopped { reason, maybe_applied: false }));

@@ -7,6 +7,9 @@ use crate::codec::proposal_len;
 use crate::metrics;
 use crate::mutant::{self, Mutant};
 
+/// Why no backup is made of a replica that has nothing of its cluster.
+const NO_STATE: &str = "this node has no state of its cluster yet: wait until its health says that it serves, or ask another member";
+
 impl Driver {
     pub(super) fn take(&mut self, input: Input, now: Moment) -> Result<(), Fatal> {
         match input {
@@ -37,7 +40,7 @@ impl Driver {
             Input::Read(asking) if mutant::is(Mutant::M06) => asking.reply.send(Ok(now)),
             Input::Read(asking) => self.reads.add(asking),
             Input::AtLeast { revision, deadline, reply } => {
-                if self.shared.reader.revision() >= revision {
+                if self.shared.has_state() && self.shared.reader.revision() >= revision {
                     reply.send(Ok(()));
                 } else {
                     let asking = Asking { deadline, reply, span: Span::none() };
@@ -58,6 +61,9 @@ impl Driver {
             Input::LetIn(reply, result) => self.let_in(reply, result),
             Input::Step { wish, deadline, reply } => self.steps.add(wish, deadline, reply, now),
             Input::Snapshot(news) => self.take_news(news, now)?,
+            Input::Backup { reply, .. } if !self.shared.has_state() => {
+                reply.send(Err(CallError::Backup(NO_STATE.into())));
+            }
             Input::Backup { path, reply } => {
                 let image = self.machine.image();
                 self.snapshot_queue.push(Job::Backup { image, path, reply });

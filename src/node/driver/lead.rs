@@ -30,6 +30,7 @@ impl Driver {
                     renewals: BTreeMap::new(),
                     flights: VecDeque::new(),
                     step: None,
+                    unsettled: Vec::new(),
                 });
             }
             self.proposals.leader_changed();
@@ -37,9 +38,10 @@ impl Driver {
             self.lease_calls.leader_changed();
             self.steps.leader_changed(now);
             self.hold_until = now;
-            if known.1.is_some_and(|leader| leader != me) {
-                for (_, reply) in std::mem::take(&mut self.transfers) {
-                    reply.send(Ok(()));
+            if let Some(leader) = known.1.filter(|leader| *leader != me) {
+                for (_, to, reply) in std::mem::take(&mut self.transfers) {
+                    let is_it = to.is_none_or(|to| to == leader);
+                    reply.send(if is_it { Ok(()) } else { Err(CallError::NoTransferee) });
                 }
             }
             self.publish_status();
@@ -58,6 +60,7 @@ impl Driver {
 
     pub(super) fn stop_leading(&mut self) {
         let Some(leading) = self.leading.take() else { return };
+        self.unsettled = self.unsettled.take().map(|_| Unsettled::ToPropose);
         for proposal in &leading.forwarded {
             self.refuse(proposal, ProposeRefusal::NotLeader(self.known_leader.1));
         }
@@ -87,14 +90,14 @@ impl Driver {
         match to.or_else(|| consensus.best_transferee()) {
             Some(peer) => {
                 consensus.transfer_to(peer);
-                self.transfers.push((deadline, reply));
+                self.transfers.push((deadline, to, reply));
             }
             None => reply.send(Err(CallError::NoTransferee)),
         }
     }
 
     pub(super) fn expire_transfers(&mut self, now: Moment) {
-        for (_, reply) in self.transfers.extract_if(.., |(deadline, _)| *deadline <= now) {
+        for (_, _, reply) in self.transfers.extract_if(.., |(deadline, ..)| *deadline <= now) {
             reply.send(Err(CallError::Deadline { maybe_applied: false }));
         }
     }
@@ -183,15 +186,23 @@ impl Driver {
     }
 
     pub(super) fn propose_items(&mut self, items: &[Item]) -> Result<LogIndex, ProposeRefusal> {
-        let Stage::Running(consensus) = &mut self.stage else {
-            return Err(ProposeRefusal::NotLeader(None));
-        };
         if self.digests.is_undecided() {
             return Err(ProposeRefusal::Diverged);
         }
+        self.propose_anyway(items).map(|(_, index)| index)
+    }
+
+    /// Also where replicas differ: for entries that change nothing.
+    pub(super) fn propose_anyway(
+        &mut self,
+        items: &[Item],
+    ) -> Result<(Term, LogIndex), ProposeRefusal> {
+        let Stage::Running(consensus) = &mut self.stage else {
+            return Err(ProposeRefusal::NotLeader(None));
+        };
         let (term, index) = consensus.propose(codec::encode_items(items))?;
         self.proposed(term, index);
-        Ok(index)
+        Ok((term, index))
     }
 
     /// This node's own requests could not be proposed here.

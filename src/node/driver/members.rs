@@ -21,16 +21,63 @@ pub(super) enum StepAsker {
     Remote { node: NodeId, incarnation: Incarnation, round: u64 },
 }
 
+/// A change of the members that is applied here, and not known to be settled.
+///
+/// That it is committed is written down with the next entry, not by itself. If all stopped before that, they would come
+/// up with the members of before, and might need the vote of one whose directory was deleted, since it was removed. So
+/// nobody is told that a change is made before an entry is committed that was proposed when it had been applied: with
+/// that entry a quorum of the new members has written down that the change is committed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unsettled {
+    /// Whoever leads has to propose that entry.
+    ToPropose,
+    /// It is under way: this one.
+    Proposed(Term, LogIndex),
+}
+
 impl Driver {
+    /// As the leader: proposes the entry that settles the last change of the members.
+    pub(super) fn settle_members(&mut self) {
+        if self.unsettled == Some(Unsettled::ToPropose) && self.leading.is_some() {
+            // Refused while leadership moves, or the log is full: there is another turn.
+            if let Ok((term, index)) = self.propose_anyway(&[]) {
+                self.unsettled = Some(Unsettled::Proposed(term, index));
+            }
+        }
+    }
+
+    /// An entry is applied: it may be the one that settles the last change.
+    pub(super) fn settled(&mut self, term: Term, index: LogIndex) {
+        if self.unsettled != Some(Unsettled::Proposed(term, index)) {
+            return;
+        }
+        self.unsettled = None;
+        let waiting = self.leading.as_mut().map(|leading| std::mem::take(&mut leading.unsettled));
+        for (asker, id) in waiting.into_iter().flatten() {
+            self.answer_step(asker, MemberAnswer::Done { id, index });
+        }
+    }
+
+    /// As the leader: tells who wants a step that it is made, as soon as it is settled.
+    fn step_is_made(&mut self, asker: StepAsker, id: NodeId, index: LogIndex) {
+        match &mut self.leading {
+            Some(leading) if self.unsettled.is_some() => leading.unsettled.push((asker, id)),
+            _ => self.answer_step(asker, MemberAnswer::Done { id, index }),
+        }
+    }
+
     /// Puts what callers here want to the leader.
     pub(super) fn ask_for_steps(&mut self, now: Moment) {
-        let Some(leader) = self.known_leader.1 else { return };
+        let (term, Some(leader)) = self.known_leader else { return };
         let (me, incarnation) = (self.shared.settings.node, self.identity.incarnation());
-        while let Some((round, wish)) = self.steps.ask(now) {
+        while let Some((round, wish)) = self.steps.ask(term, now) {
             if leader == me {
                 self.take_step(StepAsker::Local { round }, wish);
-            } else {
-                self.send(leader, PeerMessage::MemberAsk { round, incarnation, wish });
+                continue;
+            }
+            let ask = PeerMessage::MemberAsk { round, incarnation, wish };
+            if self.post(leader, ask.lane(), ask) != SendOutcome::Queued {
+                self.steps.not_asked(round);
             }
         }
     }
@@ -38,6 +85,7 @@ impl Driver {
     /// As the leader: takes a step that somebody wants, or says why not.
     pub(super) fn take_step(&mut self, asker: StepAsker, wish: MemberWish) {
         match self.judge_step(&wish) {
+            Err(MemberAnswer::Done { id, index }) => self.step_is_made(asker, id, index),
             Err(answer) => self.answer_step(asker, answer),
             Ok((id, change)) => match self.under_way() {
                 Some(under_way) if under_way.change == change => under_way.askers.push(asker),
@@ -200,12 +248,11 @@ impl Driver {
         let Some(under_way) = step else { return };
         // Another entry is in its place: it was put aside, and is asked for again.
         let is_it = (under_way.term, under_way.index) == (term, index) && has_changed;
-        let answer = match is_it {
-            true => MemberAnswer::Done { id: under_way.id, index },
-            false => MemberAnswer::NotLeader(None),
-        };
         for asker in under_way.askers {
-            self.answer_step(asker, answer.clone());
+            match is_it {
+                true => self.step_is_made(asker, under_way.id, index),
+                false => self.answer_step(asker, MemberAnswer::NotLeader(None)),
+            }
         }
     }
 

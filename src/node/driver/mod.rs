@@ -120,7 +120,7 @@ pub(crate) enum Next {
 /// A sentence that says why the node must stop.
 type Fatal = String;
 
-use members::{StepAsker, UnderWay};
+use members::{StepAsker, UnderWay, Unsettled};
 
 pub(crate) use commit::apply_entry;
 
@@ -162,6 +162,8 @@ pub(crate) struct Driver {
     installing: Option<(SnapshotId, u64)>,
     /// Whether the others were told what this node is called and where it is.
     has_announced: bool,
+    /// Set while a quorum may not have written down yet that the last change of the members is committed.
+    unsettled: Option<Unsettled>,
     /// The newest cluster version that this node has proposed.
     raised: ClusterVersion,
     at_least: BTreeMap<Revision, Vec<Asking>>,
@@ -177,8 +179,8 @@ pub(crate) struct Driver {
     next_hello: Moment,
     /// Since when the log has owed an answer.
     log_owes_since: Option<Moment>,
-    /// Transfers that callers wait for.
-    transfers: Vec<(Moment, ReplyTo<()>)>,
+    /// Transfers that callers wait for, and to whom.
+    transfers: Vec<(Moment, Option<NodeId>, ReplyTo<()>)>,
     stopping: Option<Stopping>,
     /// Others say that it is no member any more.
     removed: bool,
@@ -228,6 +230,8 @@ struct Leading {
     flights: VecDeque<(LogIndex, Moment)>,
     /// The change of the members that was proposed and is not applied yet.
     step: Option<UnderWay>,
+    /// Who waits for the last change to be settled, and whom it was about.
+    unsettled: Vec<(StepAsker, NodeId)>,
 }
 
 struct Stopping {
@@ -309,6 +313,7 @@ impl Driver {
             to_install: None,
             installing: None,
             has_announced: false,
+            unsettled: None,
             raised: ClusterVersion::FIRST,
             stage: Stage::Founding(Founding::new(
                 node,
@@ -385,6 +390,7 @@ impl Driver {
             self.follow_leader(now);
             self.end_leases(now);
             self.propose(now);
+            self.settle_members();
             self.hand_over(now);
             self.ask(now);
             self.start_rounds(now);
@@ -413,6 +419,7 @@ impl Driver {
         self.shared.meters.reads_unconfirmed_total.add(unconfirmed);
         self.lease_calls.expire(now);
         self.digests.tick();
+        self.compare_again();
         self.rounds.start_again(now);
         for askers in self.at_least.values_mut() {
             for asking in askers.extract_if(.., |a| a.deadline <= now || a.reply.is_gone()) {

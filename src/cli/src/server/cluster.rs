@@ -65,6 +65,7 @@ impl Cluster for ClusterService {
         &self,
         request: Request<pb::MemberAddRequest>,
     ) -> Result<Response<pb::MemberAddResponse>, Status> {
+        self.0.administered_by(&request).await?;
         let pb::MemberAddRequest { peer_ur_ls: urls, is_learner } = request.into_inner();
         let address = address(&urls, self.0.options().peer_scheme())?;
         if self.0.node().members().rows().values().any(|member| member.address == address) {
@@ -81,6 +82,7 @@ impl Cluster for ClusterService {
         &self,
         request: Request<pb::MemberRemoveRequest>,
     ) -> Result<Response<pb::MemberRemoveResponse>, Status> {
+        self.0.administered_by(&request).await?;
         let id = known(request.into_inner().id)?;
         if self.members().iter().all(|member| member.id != id.get()) {
             return Err(Reason::MemberNotFound.into());
@@ -95,6 +97,7 @@ impl Cluster for ClusterService {
         &self,
         request: Request<pb::MemberUpdateRequest>,
     ) -> Result<Response<pb::MemberUpdateResponse>, Status> {
+        self.0.administered_by(&request).await?;
         let pb::MemberUpdateRequest { id, peer_ur_ls: urls } = request.into_inner();
         let (id, address) = (known(id)?, address(&urls, self.0.options().peer_scheme())?);
         let members = self.0.node().members();
@@ -111,6 +114,7 @@ impl Cluster for ClusterService {
         &self,
         request: Request<pb::MemberPromoteRequest>,
     ) -> Result<Response<pb::MemberPromoteResponse>, Status> {
+        self.0.administered_by(&request).await?;
         let id = known(request.into_inner().id)?;
         let members = self.members();
         let member = members.iter().find(|member| member.id == id.get());

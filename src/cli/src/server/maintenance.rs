@@ -150,6 +150,7 @@ impl Maintenance for MaintenanceService {
         &self,
         request: Request<pb::MoveLeaderRequest>,
     ) -> Result<Response<pb::MoveLeaderResponse>, Status> {
+        self.0.administered_by(&request).await?;
         let target = NodeId::new(request.into_inner().target_id).ok_or(Reason::BadTransferee)?;
         let status = self.0.node().status();
         if status.leader != Some(status.id) {

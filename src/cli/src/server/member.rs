@@ -9,14 +9,15 @@ use bowline::{
     Refusal, Revision, Term, Verdict,
 };
 use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit, Semaphore};
-use tonic::Status;
+use tonic::{Request, Status};
 
 use super::calls::Calls;
+use super::dispatch::Needs;
 use super::flags::Options;
 use super::identity::Identity;
 use super::password::Passwords;
 use super::token::Tokens;
-use super::wire::{Reason, access_refused};
+use super::wire::{Reason, access_refused, refused};
 use crate::generated::etcdserverpb::ResponseHeader;
 
 /// The version of etcd whose behaviour this is.
@@ -155,6 +156,14 @@ impl Member {
     pub(super) fn is_learner(&self) -> bool {
         let members = self.node.members();
         members.get(self.id).is_some_and(|own| own.role == MemberRole::Learner)
+    }
+
+    /// Refuses who may not administer the cluster, by the newest table of users: this replica may lag, or be too new to
+    /// have any.
+    pub(super) async fn administered_by<T>(&self, request: &Request<T>) -> Result<(), Status> {
+        let access = self.client.read_access().await.map_err(refused)?;
+        let who = Identity::in_request(request).again(&access, &self.tokens)?;
+        Needs::Root.judge(&who, &access)
     }
 
     /// Refuses what learners do not do.
