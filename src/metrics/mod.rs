@@ -334,6 +334,8 @@ catalogue! {
     snapshot_seconds: Seconds => Histogram, "histogram";
     /// The size of the last snapshot taken.
     snapshot_bytes: Gauge => u64, "gauge";
+    /// Times that the newest snapshot could not be read any more when another member needed it; another was taken.
+    snapshots_unsound_total: Counter => u64, "counter";
     /// Jobs that wait for the thread of the snapshots.
     snapshot_queue_jobs: Gauge => u64, "gauge";
     /// Bytes of snapshots sent to other members.

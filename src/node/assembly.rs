@@ -25,6 +25,7 @@ use super::roster::Roster;
 use super::settings::Settings;
 use super::shared::Shared;
 use super::snapshot_worker::{SnapshotQueue, SnapshotWorker};
+use super::snapshots::LOG_BYTES_OVERDUE;
 use super::status::{NodeStatus, Role};
 
 /// How many bytes of peers' messages may wait for the driver.
@@ -32,9 +33,6 @@ const PEER_BYTES_MAX: usize = 64 << 20;
 
 /// How many bytes of the log are read at a time when it is replayed.
 const REPLAY_BYTES: usize = 4 << 20;
-
-/// More bytes of log than any that a snapshot would wait for.
-const LOG_BYTES_OVERDUE: u64 = 1 << 60;
 
 /// Why a node could not be put together. Nothing was changed on its disk but its incarnation.
 #[derive(Debug, Error)]

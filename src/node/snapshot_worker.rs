@@ -4,13 +4,17 @@
 //! ```text
 //!   Take     image ──▶ write ... write ──▶ check ... check ──▶ Taken
 //!   Receive  ──▶ Received ──▶ Append ──▶ Received ──▶ ... ──▶ check ... ──▶ load ... ──▶ Loaded
-//!   Read     ──▶ Part
+//!   Read     ──▶ (from its beginning: read through ... read through) ──▶ Part
 //! ```
+//!
+//! A snapshot was sound when it was written. Whoever asks for one from its beginning waits until it was read
+//! through once more: what has rotted meanwhile is not sent, and this node hears of it as long as it has the
+//! state in memory.
 //!
 //! What others wait for goes first; a snapshot of this node's own is written in between, at half of a
 //! core at most. What is received twice, or out of order, is asked for again by whoever gave it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -73,8 +77,8 @@ pub(crate) enum News {
     Taken { id: SnapshotId, members: Members, took: Duration },
     /// It was not; what is there stays.
     NotTaken { why: String },
-    /// A part for a peer; `None` if that snapshot is not here.
-    Part { to: NodeId, id: SnapshotId, offset: u64, data: Option<Bytes> },
+    /// A part for a peer; or why that snapshot cannot be sent.
+    Part { to: NodeId, id: SnapshotId, offset: u64, data: Result<Bytes, String> },
     /// So many bytes of a snapshot are here.
     Received { id: SnapshotId, bytes: u64 },
     /// All of it is here, durable, and this is what it holds.
@@ -182,6 +186,7 @@ pub(crate) struct SnapshotWorker {
     inbox: Arc<Inbox>,
     writing: VecDeque<Writing>,
     receiving: Option<Receiving>,
+    proving: Option<Proving>,
 }
 
 /// A snapshot or a backup on its way to the disk.
@@ -212,6 +217,14 @@ enum ReceivingStage {
     Loading { reader: Reader, restore: Restore },
 }
 
+/// A snapshot that is read through before it is sent.
+struct Proving {
+    id: SnapshotId,
+    reader: Reader,
+    /// Who waits for which parts of it.
+    asks: BTreeSet<(NodeId, u64)>,
+}
+
 /// What a worker should do after a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SnapshotTurn {
@@ -230,8 +243,8 @@ impl SnapshotWorker {
         queue: Arc<SnapshotQueue>,
         inbox: Arc<Inbox>,
     ) -> Self {
-        let (writing, receiving) = (VecDeque::new(), None);
-        Self { env, folder, options, queue, inbox, writing, receiving }
+        let (writing, receiving, proving) = (VecDeque::new(), None, None);
+        Self { env, folder, options, queue, inbox, writing, receiving, proving }
     }
 
     /// Works until the queue is closed.
@@ -263,8 +276,8 @@ impl SnapshotWorker {
         for job in jobs {
             self.take(job);
         }
-        let received = self.receive_on();
-        if received || self.write_on() { SnapshotTurn::Worked } else { SnapshotTurn::Idle }
+        let worked = self.receive_on() || self.prove_on() || self.write_on();
+        if worked { SnapshotTurn::Worked } else { SnapshotTurn::Idle }
     }
 
     fn tell(&self, news: News) {
@@ -277,16 +290,7 @@ impl SnapshotWorker {
             Job::Backup { image, path, reply } => {
                 self.begin_writing(image, Some(path), Some(reply));
             }
-            Job::Read { to, id, offset } => {
-                let part = self.folder.source(id).and_then(|source| {
-                    source.map(|source| source.part(offset, PART_BYTES)).transpose()
-                });
-                let data = part.unwrap_or_else(|error| {
-                    tracing::warn!(%error, "a snapshot cannot be read for a peer");
-                    None
-                });
-                self.tell(News::Part { to, id, offset, data });
-            }
+            Job::Read { to, id, offset } => self.read(to, id, offset),
             Job::Receive(id) => self.receive(id),
             Job::Append { id, offset, data } => self.append(id, offset, &data),
             Job::Keep { newest, served } => {
@@ -366,6 +370,67 @@ impl SnapshotWorker {
                 Some(id) => Ok(Written::Done(id)),
             },
         }
+    }
+
+    // ---- sending ----------------------------------------------------------------------------------
+
+    /// A part for a peer: at once, unless that peer begins with this snapshot.
+    fn read(&mut self, to: NodeId, id: SnapshotId, offset: u64) {
+        match &mut self.proving {
+            Some(Proving { id: same, asks, .. }) if *same == id => {
+                let waits = asks.range((to, 0)..=(to, u64::MAX)).next().is_some();
+                if offset == 0 || waits {
+                    // One too many is asked for again.
+                    if asks.len() < READS_MAX {
+                        asks.insert((to, offset));
+                    }
+                    return;
+                }
+            }
+            // Another one first. It is asked for again.
+            Some(_) if offset == 0 => return,
+            None if offset == 0 => match self.folder.open_id(id) {
+                Ok(reader) => {
+                    self.proving = Some(Proving { id, reader, asks: [(to, offset)].into() });
+                    return;
+                }
+                Err(error) => return self.cannot_send([(to, offset)].into(), id, &error),
+            },
+            _ => {}
+        }
+        self.send(to, id, offset);
+    }
+
+    fn send(&self, to: NodeId, id: SnapshotId, offset: u64) {
+        let source = self.folder.source(id);
+        match source.and_then(|source| source.part(offset, PART_BYTES)) {
+            Ok(data) => self.tell(News::Part { to, id, offset, data: Ok(data) }),
+            Err(error) => self.cannot_send([(to, offset)].into(), id, &error),
+        }
+    }
+
+    fn cannot_send(&self, asks: BTreeSet<(NodeId, u64)>, id: SnapshotId, error: &SnapshotError) {
+        for (to, offset) in asks {
+            self.tell(News::Part { to, id, offset, data: Err(error.to_string()) });
+        }
+    }
+
+    /// Reads on in what is to be sent. Whether there was anything to do.
+    fn prove_on(&mut self) -> bool {
+        let Some(Proving { id, mut reader, asks }) = self.proving.take() else { return false };
+        let whole = match reader.pass() {
+            Ok(true) => {
+                self.proving = Some(Proving { id, reader, asks });
+                return true;
+            }
+            Ok(false) => reader.expect_id(id),
+            Err(error) => Err(error),
+        };
+        match whole {
+            Ok(()) => asks.into_iter().for_each(|(to, offset)| self.send(to, id, offset)),
+            Err(error) => self.cannot_send(asks, id, &error),
+        }
+        true
     }
 
     // ---- receiving --------------------------------------------------------------------------------

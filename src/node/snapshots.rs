@@ -20,6 +20,9 @@ const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// due. Beyond that it gets a newer snapshot.
 const HELD_LOG_FACTOR: u64 = 4;
 
+/// More bytes of log than any that a snapshot would wait for.
+pub(crate) const LOG_BYTES_OVERDUE: u64 = 1 << 60;
+
 /// See the module.
 pub(crate) struct Snapshots {
     /// A snapshot is due when so many bytes of entries were applied since the last one, or half the
@@ -131,6 +134,15 @@ impl Snapshots {
         if self.newest.as_ref().is_none_or(|(newest, _)| newest.index < id.index) {
             self.newest = Some((id, members));
         }
+    }
+
+    /// It is not sound any more. Whether it was the newest: then another is due at once.
+    pub(crate) fn lost(&mut self, id: SnapshotId) -> bool {
+        let was_newest = self.newest.take_if(|(newest, _)| *newest == id).is_some();
+        if was_newest {
+            self.log_bytes = LOG_BYTES_OVERDUE;
+        }
+        was_newest
     }
 
     // ---- cutting the log --------------------------------------------------------------------------
@@ -292,6 +304,21 @@ mod tests {
         snapshots.taken(id(7), Members::default());
         assert!(snapshots.is_due(|| 0, false, at(1000)), "what was applied meanwhile counts");
         assert_eq!(snapshots.newest().unwrap().0, id(7));
+    }
+
+    #[test]
+    fn one_that_is_lost_is_replaced_at_once_and_no_log_is_cut_behind_it() {
+        let mut snapshots = snapshots();
+        snapshots.taken(id(7), Members::default());
+        snapshots.taken(id(9), Members::default());
+        assert!(!snapshots.lost(id(7)) && !snapshots.is_due(|| 0, false, at(0)));
+        assert!(snapshots.lost(id(9)) && snapshots.is_due(|| 1 << 40, false, at(0)));
+        assert!(!snapshots.lost(id(9)), "it is told once");
+        assert_eq!(snapshots.cut(None, 100, 0, at(0)), None);
+        snapshots.begun();
+        snapshots.taken(id(9), Members::default());
+        assert!(!snapshots.is_due(|| 0, false, at(0)));
+        assert_eq!(snapshots.newest().unwrap().0, id(9), "of the same entry");
     }
 
     #[test]

@@ -71,6 +71,8 @@ struct Content {
     seen: Vec<u8>,
     durable: Vec<u8>,
     writes: Vec<(usize, Vec<u8>)>,
+    /// Sectors that cannot be read until they are written again.
+    unreadable: BTreeSet<usize>,
 }
 
 impl SimDisk {
@@ -172,8 +174,8 @@ impl SimDisk {
             dir.durable.insert(name, id);
             id
         });
-        let content = Content { seen: bytes.to_vec(), durable: bytes.to_vec(), writes: Vec::new() };
-        state.files.insert(id, content);
+        let (seen, durable) = (bytes.to_vec(), bytes.to_vec());
+        state.files.insert(id, Content { seen, durable, ..Content::default() });
     }
 
     /// Flips one bit of a file, durably: the medium rots. `bit` counts from the file's start.
@@ -184,6 +186,17 @@ impl SimDisk {
         let mut bytes = self.read(path).expect("the file is there");
         bytes[bit / 8] ^= 1 << (bit % 8);
         self.replace(path, &bytes);
+    }
+
+    /// Lets every read fail that touches the sector of a byte, until that is written again.
+    ///
+    /// # Panics
+    /// There is no such file.
+    pub fn spoil_sector(&self, path: &Path, offset: usize) {
+        let mut state = self.state();
+        let id = state.find(path).expect("the file is there");
+        let file = state.files.get_mut(&id).expect("a file with a name");
+        file.unreadable.insert(offset / SECTOR_BYTES);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -257,6 +270,8 @@ impl State {
         let grows = (offset + bytes.len()).saturating_sub(file.seen.len());
         let fits = bytes.len() - grows.saturating_sub(room).min(bytes.len());
         put(&mut file.seen, offset, &bytes[..fits]);
+        let written = sectors(offset, fits);
+        file.unreadable.retain(|sector| !written.contains(sector));
         file.writes.push((offset, bytes[..fits].to_vec()));
         if fits < bytes.len() { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
     }
@@ -475,6 +490,9 @@ impl File for SimFile {
         let file = state.files.get(&self.file).ok_or(io::ErrorKind::NotFound)?;
         let start = usize::try_from(offset).map_err(|_| io::ErrorKind::UnexpectedEof)?;
         let bytes = start.checked_add(buffer.len()).and_then(|end| file.seen.get(start..end));
+        if sectors(start, buffer.len()).any(|sector| file.unreadable.contains(&sector)) {
+            return Err(io::Error::other("the simulated disk failed a read"));
+        }
         buffer.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
         Ok(())
     }

@@ -82,8 +82,8 @@ pub(crate) enum Fault {
     Drift,
     /// The leader is asked to hand over.
     Transfer,
-    /// A machine goes down, and what lies on its disk rots meanwhile: of so few that the others can do
-    /// without them.
+    /// A machine goes down, and what lies on its disk rots meanwhile; or its snapshot does while it works: of so
+    /// few that the others can do without them.
     Rot { who: Who, what: Rot, down: Duration },
     /// A disk has only so much room left for a while.
     Full { who: Who, room_bytes: usize, time: Duration },
@@ -344,7 +344,10 @@ fn draw(kind: Kind, rng: &Rng) -> Fault {
         Kind::Transfer => Fault::Transfer,
         Kind::Stop => Fault::Stop { who, down },
         Kind::Rolling => Fault::Rolling { down: ms(1, 1_000), every: ms(500, 4_000) },
-        Kind::Rot => Fault::Rot { who, what: Rot::ALL[index(rng, Rot::ALL.len())], down },
+        Kind::Rot => {
+            let what = Rot::WHILE_DOWN[index(rng, Rot::WHILE_DOWN.len())];
+            Fault::Rot { who, what, down }
+        }
         Kind::Full => {
             let room_bytes = index(rng, 64 << 10);
             Fault::Full { who, room_bytes, time: ms(1_000, 8_000) }

@@ -26,14 +26,23 @@ pub(crate) enum Rot {
     LogSector,
     /// A bit of the newest snapshot flips.
     SnapshotBit,
+    /// The same under a process that runs; or a sector of it cannot be read any more.
+    #[cfg_attr(not(test), allow(dead_code, reason = "a story lets it happen, plans do not"))]
+    SnapshotMeanwhile,
 }
 
 impl Rot {
-    pub(crate) const ALL: [Rot; 3] = [Rot::LogBit, Rot::LogSector, Rot::SnapshotBit];
+    /// What happens while the machine is down: those that the plans of seeds draw from.
+    pub(crate) const WHILE_DOWN: [Rot; 3] = [Rot::LogBit, Rot::LogSector, Rot::SnapshotBit];
 
     /// Whether it is the log: a member whose log is damaged must not go on.
     pub(crate) fn is_of_log(self) -> bool {
-        self != Rot::SnapshotBit
+        matches!(self, Rot::LogBit | Rot::LogSector)
+    }
+
+    /// Whether it happens while the machine is down.
+    pub(crate) fn is_while_down(self) -> bool {
+        Self::WHILE_DOWN.contains(&self)
     }
 
     /// Lets it happen. Whether there was anything to rot.
@@ -56,13 +65,17 @@ impl Rot {
                 let to = if to >= from { to + 1 } else { to };
                 misdirect(disk, &path, from, to)
             }
-            Rot::SnapshotBit => {
+            Rot::SnapshotBit | Rot::SnapshotMeanwhile => {
                 let Some(path) = newest_snapshot(disk, dir) else { return false };
                 let length = disk.read(&path).map_or(0, |bytes| bytes.len());
-                if length > 0 {
-                    disk.flip_bit(&path, any(length * 8));
+                if length == 0 {
+                    return false;
                 }
-                length > 0
+                match self {
+                    Rot::SnapshotMeanwhile if any(2) == 0 => disk.spoil_sector(&path, any(length)),
+                    _ => disk.flip_bit(&path, any(length * 8)),
+                }
+                true
             }
         }
     }

@@ -262,6 +262,16 @@ fn a_bit_that_flips_in_a_snapshot_costs_nothing() {
 }
 
 #[test]
+fn a_snapshot_that_rots_under_its_node_costs_nothing() {
+    let rot = Fault::Rot { who: Who::Any, what: Rot::SnapshotMeanwhile, down: ms(0) };
+    let away = Fault::Kill { who: Who::Any, down: ms(2_000) };
+    Story::of(3, &[])
+        .every(8.0, 16.0, 1.0, rot)
+        .at(13.5, away)
+        .holds(&["snapshot rotten meanwhile"]);
+}
+
+#[test]
 fn a_log_is_cut_only_behind_a_snapshot_that_a_power_loss_leaves() {
     let cut = |point| Fault::PointCrash { who: Who::Any, point, down: ms(300) };
     Story::of(3, &[])

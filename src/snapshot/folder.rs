@@ -1,6 +1,5 @@
 //! The snapshots in a data directory.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -151,19 +150,20 @@ impl Folder {
         Partial::open(&self.disk, self.dir.join(ours), path, self.cluster, id)
     }
 
-    /// Opens one to be sent. It can be sent to its end even if it is removed meanwhile. `None` if it
-    /// is not there.
+    /// Opens one to be sent. It can be sent to its end even if it is removed meanwhile.
     ///
     /// # Errors
-    /// The disk refuses.
-    pub(crate) fn source(&self, id: SnapshotId) -> Result<Option<Source>, SnapshotError> {
+    /// It is not there, the disk refuses, or it has another length.
+    pub(crate) fn source(&self, id: SnapshotId) -> Result<Source, SnapshotError> {
         let path = self.dir.join(name(id.index, id.term));
-        let file = match self.disk.open(&path, OpenMode::Read) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            file => file.map_err(SnapshotError::io("open", &path))?,
-        };
+        let opened = self.disk.open(&path, OpenMode::Read);
+        let file = opened.map_err(SnapshotError::io("open", &path))?;
         let len = file.len().map_err(SnapshotError::io("measure", &path))?;
-        Ok((len == id.bytes).then_some(Source { file, path, id }))
+        if len == id.bytes {
+            return Ok(Source { file, path, id });
+        }
+        let why = format!("it has {len} bytes, expected were {}", id.bytes);
+        Err(SnapshotError::Damaged { path, offset: 0, why })
     }
 
     /// Removes what is older than `kept`, which is sound and durable: snapshots, and what was

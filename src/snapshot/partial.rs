@@ -44,7 +44,7 @@ impl Partial {
         id: SnapshotId,
     ) -> Result<Self, SnapshotError> {
         let (file, length) = match disk.open(&temporary, OpenMode::Write) {
-            Ok(file) => (file, sound(disk, &temporary, cluster, id)?),
+            Ok(file) => (file, sound(disk, &temporary, cluster, id)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 let file = disk
                     .open(&temporary, OpenMode::CreateNew)
@@ -79,7 +79,12 @@ impl Partial {
             return Ok(Appended::Elsewhere);
         }
         let path = &self.temporary.path;
-        self.file.write_all_at(data, offset).map_err(SnapshotError::io("write", path))?;
+        let written = self.file.write_all_at(data, offset);
+        if let Err(error) = written.map_err(SnapshotError::io("write", path)) {
+            // Where it cannot be written, another file may find a better place.
+            self.temporary.armed = !matches!(error, SnapshotError::NoSpace { .. });
+            return Err(error);
+        }
         self.length += data.len() as u64;
         if self.length - self.synced >= SYNC_BYTES {
             self.sync()?;
@@ -101,7 +106,7 @@ impl Partial {
         self.sync()?;
         // From here on it is whole, or of no use.
         self.temporary.armed = true;
-        let check = Check::begin(self.temporary, self.path, Some(self.id))?;
+        let check = Check::begin(self.temporary, self.path, self.id)?;
         check.expect_cluster(self.cluster)?;
         Ok(check)
     }
@@ -117,29 +122,14 @@ impl Partial {
     }
 }
 
-/// Up to where a file that was left behind is what it should be.
-fn sound(
-    disk: &Arc<dyn Disk>,
-    path: &std::path::Path,
-    cluster: ClusterId,
-    id: SnapshotId,
-) -> Result<u64, SnapshotError> {
-    let mut reader = match Reader::open(disk, path) {
-        Ok(reader) => reader,
-        Err(error @ SnapshotError::Io { .. }) => return Err(error),
-        Err(_) => return Ok(0),
-    };
+/// Up to where a file that was left behind is what it should be. What cannot be read is received anew.
+fn sound(disk: &Arc<dyn Disk>, path: &std::path::Path, cluster: ClusterId, id: SnapshotId) -> u64 {
+    let Ok(mut reader) = Reader::open(disk, path) else { return 0 };
     let head = reader.head();
     if reader.cluster() != cluster || (head.index, head.term) != (id.index, id.term) {
-        return Ok(0);
+        return 0;
     }
-    loop {
-        match reader.pass() {
-            Ok(true) => {}
-            Ok(false) | Err(SnapshotError::Damaged { .. }) => break,
-            Err(error) => return Err(error),
-        }
-    }
+    while let Ok(true) = reader.pass() {}
     // Another file could be longer; its end would not be this one's.
-    Ok(if reader.sound() > id.bytes { 0 } else { reader.sound() })
+    if reader.sound() > id.bytes { 0 } else { reader.sound() }
 }

@@ -142,6 +142,19 @@ impl Reader {
         self.len
     }
 
+    /// Sees to it that it is this one, once it was read to its end.
+    ///
+    /// # Errors
+    /// It is not.
+    pub(crate) fn expect_id(&self, expected: SnapshotId) -> Result<(), SnapshotError> {
+        if self.id == Some(expected) {
+            return Ok(());
+        }
+        let (path, offset) = (self.path.clone(), 0);
+        let why = format!("it is {:?}, expected was {expected:?}", self.id);
+        Err(SnapshotError::Damaged { path, offset, why })
+    }
+
     /// What names the file, once it was read to its end.
     pub(crate) fn id(&self) -> Option<SnapshotId> {
         self.id
@@ -255,14 +268,14 @@ pub(crate) struct Check {
     temporary: Temporary,
     path: PathBuf,
     reader: Reader,
-    expected: Option<SnapshotId>,
+    expected: SnapshotId,
 }
 
 impl Check {
     pub(super) fn begin(
         temporary: Temporary,
         path: PathBuf,
-        expected: Option<SnapshotId>,
+        expected: SnapshotId,
     ) -> Result<Self, SnapshotError> {
         let reader = Reader::open(&temporary.disk, &temporary.path)?;
         Ok(Self { temporary, path, reader, expected })
@@ -281,12 +294,7 @@ impl Check {
         if self.reader.pass()? {
             return Ok(None);
         }
-        let found = self.reader.id().expect("it was read to its end");
-        if self.expected.is_some_and(|expected| expected != found) {
-            let (path, offset) = (self.temporary.path.clone(), 0);
-            let why = format!("it is {found:?}, expected was {:?}", self.expected);
-            return Err(SnapshotError::Damaged { path, offset, why });
-        }
+        self.reader.expect_id(self.expected)?;
         let Temporary { disk, path, armed } = &mut self.temporary;
         disk.rename(path, &self.path).map_err(SnapshotError::io("rename", path))?;
         *armed = false;
@@ -294,6 +302,6 @@ impl Check {
         let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let dir = parent.unwrap_or(Path::new("."));
         disk.sync_dir(dir).map_err(SnapshotError::io("sync", dir))?;
-        Ok(Some(found))
+        Ok(Some(self.expected))
     }
 }

@@ -361,6 +361,37 @@ fn a_transfer_with_a_flipped_bit_is_thrown_away_and_begins_anew() {
 }
 
 #[test]
+fn a_transfer_goes_on_where_the_disk_cannot_read_any_more() {
+    let (parts, id) = chunks(7, &some_pieces(3, 12));
+    let bytes = parts.concat();
+    for offset in (0..bytes.len()).step_by(512) {
+        let world = World::new(1);
+        let mut partial = world.folder().receive(id).unwrap();
+        feed_until(&mut partial, &bytes, bytes.len() - 1);
+        drop(partial);
+        let name = world.names().remove(0);
+        world.sim.spoil_sector(&dir().join(name), offset);
+        let mut partial = world.folder().receive(id).unwrap();
+        assert!(partial.length() as usize <= offset);
+        feed(&mut partial, &bytes, 100).unwrap();
+        assert_eq!(finish(partial.seal().unwrap()).unwrap(), id);
+    }
+}
+
+#[test]
+fn a_transfer_whose_file_cannot_be_written_begins_anew_in_another() {
+    let (parts, id) = chunks(7, &some_pieces(3, 4));
+    let bytes = parts.concat();
+    let world = World::new(1);
+    let mut partial = world.folder().receive(id).unwrap();
+    feed_until(&mut partial, &bytes, 200);
+    world.sim.fail_writes();
+    feed(&mut partial, &bytes, 100).unwrap_err();
+    drop(partial);
+    assert_eq!(world.names(), Vec::<String>::new());
+}
+
+#[test]
 fn a_sound_file_that_is_not_the_one_asked_for_is_not_kept() {
     let (parts, other) = chunks(7, &some_pieces(4, 4));
     let bytes = parts.concat();
@@ -447,7 +478,7 @@ fn a_snapshot_that_is_being_sent_stays_readable_when_it_is_removed() {
     let folder = world.folder();
     let older = write(&folder, 7, &some_pieces(1, 5)).unwrap();
     let bytes = world.sim.read(&folder.list().unwrap()[0].path).unwrap();
-    let source = folder.source(older).unwrap().expect("it is there");
+    let source = folder.source(older).unwrap();
     assert_eq!(source.id(), older);
     let newer = write(&folder, 9, &some_pieces(2, 3)).unwrap();
     assert_eq!(folder.remove_older(newer, &[]).unwrap(), 1);
@@ -461,9 +492,9 @@ fn a_snapshot_that_is_being_sent_stays_readable_when_it_is_removed() {
     }
     assert_eq!(sent, bytes);
     assert!(source.part(u64::MAX, 77).unwrap().is_empty());
-    assert!(folder.source(older).unwrap().is_none(), "gone");
+    assert!(folder.source(older).is_err(), "gone");
     let other = SnapshotId { bytes: newer.bytes + 1, ..newer };
-    assert!(folder.source(other).unwrap().is_none(), "another file");
+    assert!(folder.source(other).is_err_and(|error| error.is_damaged()), "another file");
 }
 
 #[test]

@@ -74,7 +74,7 @@ impl Writer {
         if !mutant::is(Mutant::M19) {
             self.sync()?;
         }
-        Check::begin(self.temporary, self.path, Some(id))
+        Check::begin(self.temporary, self.path, id)
     }
 
     fn append(&mut self, bytes: &[u8]) -> Result<(), SnapshotError> {

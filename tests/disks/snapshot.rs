@@ -1,11 +1,13 @@
 //! Snapshots that are deleted, cut short, flipped, overwritten and replaced by older copies, when the log
 //! that they stand for has gone. A member of three fetches the state from another one; a single node has
-//! nobody to ask, refuses to start, and leaves what is there alone.
+//! nobody to ask, refuses to start, and leaves what is there alone. Those that it happens to while they run
+//! write another one for whoever needs it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use bowline::{Client, Config, Node, StartError, Wait};
+use bowline::testing::Cluster;
+use bowline::{Client, Config, History, Node, StartError, Wait};
 
 use crate::files::{Files, config, count, has_everything, name_of, three_with};
 use crate::say;
@@ -134,4 +136,65 @@ fn a_member_of_three_whose_snapshot_is_damaged_fetches_one_from_another_member()
     cluster.restart(victim).wait().unwrap();
     has_everything(&cluster, 0..3, &mut keys, "it was left alone");
     say(&format!("{many} snapshots fetched"));
+}
+
+/// Writes to one member while another is away, until the others have cut their logs behind what that one has.
+fn until_away_too_long(kv: &Client, dir: &Path) {
+    let newest = || Files::names(dir).into_iter().rfind(|name| name.ends_with(".snapshot"));
+    for _ in 0..3 {
+        let before = newest();
+        let written = (0..VALUES_MAX).find(|_| {
+            kv.put("k0000", vec![b'v'; 500]).wait().unwrap();
+            newest() != before
+        });
+        assert!(written.is_some(), "no further snapshot is taken");
+    }
+}
+
+/// Whoever leads finds out by itself, although nothing more is written.
+#[test]
+fn a_snapshot_that_is_damaged_under_its_running_node_is_written_again_for_whoever_needs_it() {
+    // The state stays small, so that snapshots come often.
+    let history = History::default().revisions_max(100);
+    let mut cluster = three_with(move |config| snapping(config).history(history.clone()));
+    let (writer, away) = (0, 2);
+    let (mut keys, mut found) = (0, 0);
+    let dirs = [0, 1].map(|member| cluster.data_dir(member));
+    let older = until_cut(&cluster.node(writer).client(), &dirs[0], &mut keys);
+    let many = damages(&Files::of(&dirs[0]), &older, 30_000).len();
+    for number in 0..many {
+        cluster.kill(away).wait();
+        until_away_too_long(&cluster.node(writer).client(), &dirs[0]);
+        let revision = cluster.node(writer).status().revision;
+        cluster.all_at(revision).wait().unwrap();
+        let mut what = String::new();
+        for dir in &dirs {
+            let before = Files::of(dir);
+            let (name, _) = newest(&before).expect("there is one");
+            let (words, damaged) = damages(&before, &older, 30_000).swap_remove(number);
+            match damaged.0.get(name) {
+                Some(bytes) => std::fs::write(dir.join(name), bytes).unwrap(),
+                None => std::fs::remove_file(dir.join(name)).unwrap(),
+            }
+            what = words;
+        }
+        let unsound = |cluster: &Cluster| -> u64 {
+            let members = [0, 1].map(|member| cluster.node(member).metrics().snapshot());
+            members.iter().map(|metrics| metrics.snapshots_unsound_total).sum()
+        };
+        let before = unsound(&cluster);
+        cluster.restart(away).wait().unwrap();
+        let caught_up = cluster.all_at(revision).wait();
+        assert!(caught_up.is_ok(), "while the snapshots of the others were {what}: {caught_up:?}");
+        found += unsound(&cluster) - before;
+        has_everything(&cluster, 0..3, &mut keys, &format!("snapshots were {what}"));
+    }
+    // One that was being written meanwhile may have come before anybody asked.
+    assert!(found >= many as u64 / 2, "{found} of {many} found");
+    for member in 0..3 {
+        cluster.kill(member).wait();
+        cluster.restart(member).wait().unwrap();
+    }
+    has_everything(&cluster, 0..3, &mut keys, "all have started again");
+    say(&format!("{many} damaged, {found} found by whoever leads"));
 }

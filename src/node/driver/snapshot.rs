@@ -63,18 +63,20 @@ impl Driver {
                 self.snapshots.not_taken(now);
             }
             News::Part { to, id, offset, data } => {
-                // Only what is here keeps anything for a peer.
-                if data.is_some() {
-                    self.snapshots.serve(to, id, now);
-                    if let Stage::Running(consensus) = &mut self.stage {
-                        consensus.snapshot_progress(to);
-                    }
-                }
-                let bytes = data.as_ref().map_or(0, Bytes::len) as u64;
-                self.shared.meters.snapshot_sent_bytes_total.add(bytes);
                 let message = match data {
-                    Some(data) => PeerMessage::SnapshotPart { id, offset, data },
-                    None => PeerMessage::SnapshotGone { id },
+                    Ok(data) => {
+                        // Only what is here keeps anything for a peer.
+                        self.snapshots.serve(to, id, now);
+                        if let Stage::Running(consensus) = &mut self.stage {
+                            consensus.snapshot_progress(to);
+                        }
+                        self.shared.meters.snapshot_sent_bytes_total.add(data.len() as u64);
+                        PeerMessage::SnapshotPart { id, offset, data }
+                    }
+                    Err(why) => {
+                        self.cannot_be_sent(id, &why);
+                        PeerMessage::SnapshotGone { id }
+                    }
                 };
                 self.send(to, message);
             }
@@ -105,6 +107,19 @@ impl Driver {
     }
 
     // ---- sending ----------------------------------------------------------------------------------
+
+    /// What should be here of a snapshot is not. If it is the newest, its state is still in memory: another
+    /// one is taken, whether or not anything was applied since.
+    fn cannot_be_sent(&mut self, id: SnapshotId, why: &str) {
+        if !self.snapshots.lost(id) {
+            return tracing::debug!(index = %id.index, why, "an older snapshot cannot be sent");
+        }
+        tracing::error!(index = %id.index, why, "the newest snapshot cannot be read any more; another is taken");
+        self.shared.meters.snapshots_unsound_total.one();
+        if let Stage::Running(consensus) = &mut self.stage {
+            consensus.offer_snapshot(None);
+        }
+    }
 
     /// A peer asks for a part.
     pub(super) fn serve_part(&mut self, to: NodeId, id: SnapshotId, offset: u64) {

@@ -109,13 +109,15 @@ impl World {
         }
     }
 
-    /// A machine goes down, and its disk rots before it is up again.
+    /// A machine goes down, and its disk rots before it is up again; or it rots while a process runs there.
     fn rot(&mut self, at: usize, what: Rot, down: Duration) {
         if !self.can_lose(at) {
             return;
         }
-        let ending = [Ending::Killed, Ending::PowerLost][index(&self.rng, 2)];
-        self.crash(at, ending);
+        if what.is_while_down() {
+            let ending = [Ending::Killed, Ending::PowerLost][index(&self.rng, 2)];
+            self.crash(at, ending);
+        }
         if what.strike(&self.nodes[at].disk, Path::new(DIR), &self.rng) {
             let id = self.nodes[at].id;
             self.note(35, &[id.get()], || format!("{what:?} of {id:?} rots"));
@@ -123,10 +125,13 @@ impl World {
                 Rot::LogBit => "log bit flipped",
                 Rot::LogSector => "log sector misdirected",
                 Rot::SnapshotBit => "snapshot bit flipped",
+                Rot::SnapshotMeanwhile => "snapshot rotten meanwhile",
             });
             self.nodes[at].rotten = Some(what);
         }
-        self.start_in(at, down);
+        if what.is_while_down() {
+            self.start_in(at, down);
+        }
     }
 
     /// A disk is as quick and has as much room as before.
