@@ -22,7 +22,7 @@ use super::identity::Identity;
 use super::inbox::Inbox;
 use super::log_worker::{LogQueue, LogWorker};
 use super::roster::Roster;
-use super::settings::Settings;
+use super::settings::{Contact, Settings};
 use super::shared::Shared;
 use super::snapshot_worker::{SnapshotQueue, SnapshotWorker};
 use super::snapshots::LOG_BYTES_OVERDUE;
@@ -49,7 +49,8 @@ pub(crate) enum StartError {
     /// The log begins with a state that is not there, and there is nobody to ask.
     #[error(
         "the log begins at entry {base}, and no snapshot that covers it can be read: restore this \
-         node from a backup{}", damage(.damaged)
+         node from a backup; or, if its cluster has other members, let it fetch the state from them: start \
+         it on this directory with one of them to join{}", damage(.damaged)
     )]
     StateLost {
         /// The last entry that is not in the log.
@@ -202,7 +203,7 @@ impl Assembly {
     /// # Errors
     /// See [`StartError`].
     pub(crate) fn open(
-        settings: Settings,
+        mut settings: Settings,
         env: Env,
         bells: Bells,
         joined: Option<Joined>,
@@ -239,7 +240,7 @@ impl Assembly {
             let (cluster, node, disk) = (settings.cluster, settings.node, opened.recovered.disk);
             warm::open(&env, copy, &settings.dir, warm::Origin { cluster, node, disk })
         });
-        let loaded = load(&folder, &settings, &mut opened, warm.as_mut())?;
+        let mut loaded = load(&folder, &settings, &mut opened, warm.as_mut())?;
         // The list that founded a cluster may be out of date once its members have changed, not before.
         let members = loaded.machine.members();
         let founders = members.rows().values().filter(|member| member.since == LogIndex(1)).count();
@@ -254,6 +255,9 @@ impl Assembly {
         {
             let (found, own) = (own.name.clone(), settings.contact.name.clone());
             return Err(StartError::OtherMember { found, own });
+        }
+        for (member, contact) in std::mem::take(&mut loaded.named) {
+            settings.members.entry(member).or_insert(contact);
         }
         let recovered = &opened.recovered;
         let identity = Arc::new(Identity::new(
@@ -305,7 +309,7 @@ impl Assembly {
     pub(crate) fn finish(self, network: Box<dyn Network>) -> Result<Assembled, StartError> {
         let Self { settings, env, opened, folder, loaded, warm, inbox, identity, bells, meters } =
             self;
-        let Loaded { machine, newest, log_bytes, lost } = loaded;
+        let Loaded { machine, newest, log_bytes, lost, .. } = loaded;
         let wal::Opened { writer, reader: log_reader, recovered } = opened;
         let reader = machine.reader();
         let hub = Hub::new(reader.clone(), WatchLimits::default());
@@ -374,6 +378,8 @@ struct Loaded {
     /// Set if the state that the log begins with cannot be read: what it must cover. The machine is
     /// empty then.
     lost: Option<LogIndex>,
+    /// Where to ask for it, as far as what is left of a snapshot says.
+    named: BTreeMap<NodeId, Contact>,
 }
 
 /// Loads the warm copy, or else the newest snapshot that can be read, and applies what the log says was
@@ -425,7 +431,7 @@ fn load_warm(
     let is_covered = newest.as_ref().is_some_and(|(id, _)| id.index >= recovered.base.index);
     let is_bare = recovered.base.index > LogIndex(1) && !is_covered;
     let log_bytes = if is_bare { LOG_BYTES_OVERDUE } else { reader.bytes() };
-    Some(Loaded { machine, newest, log_bytes, lost: None })
+    Some(Loaded { machine, newest, log_bytes, lost: None, named: BTreeMap::new() })
 }
 
 /// The newest snapshot, if it is sound, with the members as of it.
@@ -477,18 +483,35 @@ fn load_snapshot(
         None => {
             let machine = Machine::new(settings.machine_options());
             if base > LogIndex(1) {
-                // The configuration says whether there is anybody to ask.
-                let alone = settings.members.keys().eq([&settings.node]);
+                // Whether there is anybody to ask. Who founded a cluster alone may have others by now.
+                let named = members_named(folder);
+                let vote = &recovered.hard_state.vote;
+                let mut known = settings.members.keys().chain(named.keys()).chain(vote);
+                let joined = settings.members.is_empty();
+                let alone = !joined && known.all(|member| *member == settings.node);
                 if alone || recovered.founding.is_none() {
                     return Err(StartError::StateLost { base, damaged });
                 }
                 tracing::error!(%base, ?damaged, "the state is lost and is fetched from another member");
-                return Ok(Loaded { machine, newest: None, log_bytes: 0, lost: Some(base) });
+                return Ok(Loaded { machine, newest: None, log_bytes: 0, lost: Some(base), named });
             }
             (machine, None)
         }
     };
-    Ok(Loaded { machine, newest, log_bytes: 0, lost: None })
+    Ok(Loaded { machine, newest, log_bytes: 0, lost: None, named: BTreeMap::new() })
+}
+
+/// Who is a member, by the newest snapshot of which as much as its head is sound: of no use as a state, it still
+/// says whom to ask for one.
+fn members_named(folder: &Folder) -> BTreeMap<NodeId, Contact> {
+    let found = folder.list().unwrap_or_default();
+    let Some(reader) = found.iter().find_map(|found| folder.read(found).ok()) else {
+        return BTreeMap::new();
+    };
+    let rows = reader.head().members.rows().iter();
+    let contact =
+        |name: &String, address: &String| Contact { name: name.clone(), address: address.clone() };
+    rows.map(|(id, member)| (*id, contact(&member.name, &member.address))).collect()
 }
 
 /// The state in a snapshot, and what names the file.

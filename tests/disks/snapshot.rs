@@ -4,12 +4,14 @@
 //! write another one for whoever needs it.
 
 use std::collections::BTreeMap;
+use std::net::TcpListener;
 use std::path::Path;
+use std::time::Duration;
 
 use bowline::testing::Cluster;
-use bowline::{Client, Config, History, Node, StartError, Wait};
+use bowline::{Client, Config, Error, History, Node, StartError, Wait};
 
-use crate::files::{Files, config, count, has_everything, name_of, three_with};
+use crate::files::{Files, SEGMENT_BYTES, config, count, has_everything, name_of, three_with};
 use crate::say;
 
 /// The log grows by so much before a snapshot is taken, the least there is.
@@ -197,4 +199,66 @@ fn a_snapshot_that_is_damaged_under_its_running_node_is_written_again_for_whoeve
     }
     has_everything(&cluster, 0..3, &mut keys, "all have started again");
     say(&format!("{many} damaged, {found} found by whoever leads"));
+}
+
+/// It was told of nobody else when it began, and neither is it later.
+#[test]
+fn a_founder_whose_cluster_has_grown_fetches_what_it_has_lost_from_those_that_came_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let free = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let addresses = free.map(|listener| listener.local_addr().unwrap().to_string());
+    let names = ["one", "two", "three"];
+    let configured = |at: usize| {
+        let config = Config::new(dir.path().join(names[at]), names[at])
+            .heartbeat(Duration::from_millis(20))
+            .election_timeout(Duration::from_millis(150))
+            .log_segment_bytes(SEGMENT_BYTES as u64)
+            .advertise(&addresses[at]);
+        snapping(config)
+    };
+    let start = |at: usize| match at {
+        0 => Node::start(configured(0)).wait(),
+        _ => Node::start(configured(at).join([&addresses[0]])).wait(),
+    };
+    let mut nodes = [0, 1, 2].map(|at| {
+        let node = start(at).unwrap();
+        while let Err(error) = node.promote(node.status().id).wait() {
+            assert!(matches!(error, Error::Members(_)), "{error}");
+            node.client().put("nudge", "").wait().unwrap();
+        }
+        node
+    });
+    let (own, mut keys) = (dir.path().join(names[0]), 0);
+    until_cut(&nodes[0].client(), &own, &mut keys);
+    for is_gone in [false, true] {
+        // It goes last, and hands over to nobody.
+        for node in nodes.into_iter().rev() {
+            assert!(node.shutdown().wait().hanging.is_empty());
+        }
+        let files = Files::of(&own);
+        let (name, bytes) = newest(&files).expect("there is one");
+        let mut flipped = bytes.clone();
+        flipped[bytes.len() / 2] ^= 1;
+        std::fs::write(own.join(name), flipped).unwrap();
+        if is_gone {
+            for name in files.0.keys().filter(|name| name.ends_with(".snapshot")) {
+                std::fs::remove_file(own.join(name)).unwrap();
+            }
+        }
+        let others = [1, 2].map(|at| start(at).unwrap());
+        let founder = match start(0) {
+            Ok(node) => node,
+            // Nothing is left that says that there are others, unless it has voted for one of them.
+            Err(StartError::Data(why)) if is_gone => {
+                assert!(why.contains("with one of them to join"), "{why}");
+                Node::start(configured(0).join([&addresses[1]])).wait().unwrap()
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let put = others[0].client().put("after", "").wait().unwrap();
+        founder.wait_for(|status| status.revision >= put.revision).wait();
+        assert_eq!(count(&founder), count(&others[1]), "its snapshot is gone: {is_gone}");
+        let [second, third] = others;
+        nodes = [founder, second, third];
+    }
 }
