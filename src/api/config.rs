@@ -339,7 +339,8 @@ impl Config {
         self
     }
 
-    /// The size of a file of the log. Default 16 MiB; 64 KiB to 1 GiB.
+    /// The size of a file of the log, and of what is kept in reserve for a full disk; at most half of that may be
+    /// under way without a quorum. Default 16 MiB; 64 KiB to 1 GiB.
     pub fn log_segment_bytes(mut self, bytes: u64) -> Self {
         self.log_segment_bytes = bytes;
         self

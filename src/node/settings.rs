@@ -84,6 +84,13 @@ impl Settings {
         MachineOptions { known: self.speaks, ..MachineOptions::default() }
     }
 
+    /// How many bytes of entries may be under way. The log keeps a segment's worth of room for when its disk
+    /// is full: what was proposed before that was known must leave half of it to what makes room, which comes
+    /// behind.
+    pub(crate) fn uncommitted_bytes_max(&self) -> u64 {
+        (self.log_segment_bytes / 2).clamp(1 << 20, 32 << 20)
+    }
+
     /// How often the driver counts a tick of the consensus.
     pub(crate) fn tick(&self) -> Duration {
         self.heartbeat / Self::TICKS_A_HEARTBEAT

@@ -51,13 +51,16 @@ impl Driver {
     pub(super) fn start_consensus(&mut self, hard_state: wal::HardState) -> Result<(), Fatal> {
         self.members_changed();
         let settings = &self.shared.settings;
-        let config = ConsensusConfig::new(
-            settings.node,
-            Members::clone(self.machine.members()),
-            Settings::TICKS_A_HEARTBEAT as usize,
-            settings.election_ticks() as usize,
-            Arc::clone(&self.shared.env.entropy),
-        );
+        let config = ConsensusConfig {
+            uncommitted_bytes_max: settings.uncommitted_bytes_max(),
+            ..ConsensusConfig::new(
+                settings.node,
+                Members::clone(self.machine.members()),
+                Settings::TICKS_A_HEARTBEAT as usize,
+                settings.election_ticks() as usize,
+                Arc::clone(&self.shared.env.entropy),
+            )
+        };
         let applied = self.machine.applied();
         let mut consensus = Consensus::new(config, self.log_reader.clone(), hard_state, applied)
             .map_err(|fault| fault.to_string())?;

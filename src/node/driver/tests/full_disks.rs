@@ -139,3 +139,26 @@ fn a_single_full_disk_costs_the_cluster_nothing() {
     three.pass(3_000);
     three.put(0, "k", 10).unwrap();
 }
+
+#[test]
+fn what_was_under_way_when_the_disks_were_full_leaves_room_for_what_makes_room() {
+    let mut three = Three::led_by(0, |_, settings| {
+        settings.log_segment_bytes = 4 << 20;
+        settings.snapshot_log_bytes = 1 << 40;
+    });
+    three.put(0, "k", 10).unwrap();
+    // The next segment and the reserve are ready, and nothing more can be.
+    three.pass(5_000);
+    three.disks.iter().for_each(|disk| disk.limit(Some(disk.used())));
+    // Three times as much as a segment holds, before anybody knows.
+    let calls: Vec<Call> =
+        (0..300).map(|i| three.call(0, put(&format!("more{i}"), 40_000), 60_000)).collect();
+    three.pass(3_000);
+    assert!(no_space(&three.put(0, "more", 10)));
+    three.delete(0, "k").unwrap();
+    three.disks.iter().for_each(|disk| disk.limit(None));
+    three.pass(3_000);
+    let taken = calls.into_iter().map(|call| three.finish(call)).filter(Result::is_ok).count();
+    assert!((10..250).contains(&taken), "{taken}");
+    three.put(0, "again", 10).unwrap();
+}

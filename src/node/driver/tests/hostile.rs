@@ -37,7 +37,8 @@ fn requests_too_large_for_an_entry_are_dropped_and_the_leader_leads_on() {
 
 #[test]
 fn small_requests_with_large_windows_are_spread_over_entries() {
-    let mut three = Three::led_by(0, |_, _| {});
+    // So many bytes may be under way.
+    let mut three = Three::led_by(0, |_, settings| settings.log_segment_bytes = 20 << 20);
     for seq in 1..=20 {
         let message = proposal(seq, put(&format!("k{seq:02}"), 1), 200_000);
         three.deliver(0, 2, PeerMessage::Propose(message));
