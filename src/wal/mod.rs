@@ -26,7 +26,7 @@
 //! no sense is damage: the member may have voted or acknowledged on the strength of what is lost, so
 //! the log refuses to open. What remains is a window: between a group's sync and the next group's, or
 //! [`Writer::idle`], nothing vouches for that group; if it rots within that time, it is taken for a
-//! torn tail.
+//! torn tail. On a disk that is full to the last segment's end the window lasts until there is room.
 //!
 //! Assumptions about the disk: those of `env::disk`; a write changes no sector that it does not touch,
 //! and of the sectors that it touches, bytes written again with the same value stay the same.

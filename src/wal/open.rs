@@ -7,7 +7,7 @@ use super::reader::LogReader;
 use super::recover::{self, Recovery};
 use super::segment::{self, Folder, SLICE_BYTES};
 use super::stock::{Blank, Stock};
-use super::writer::{Segment, Writer};
+use super::writer::{Segment, TAIL_BYTES, Writer};
 use super::{Examined, Identity, LogError, LogOptions, Opened, Recovered, TornTail};
 use crate::env::{DiskLock, Env, File, OpenMode};
 use crate::model::{DiskId, Incarnation};
@@ -193,7 +193,8 @@ impl Writer {
     fn boot(&mut self) -> Result<(), LogError> {
         let number = self.state.incarnation + 1;
         let payload = number.to_le_bytes();
-        if !self.make_room(Record::bytes(payload.len()))? {
+        // The watermark must not take the room that is kept for a cut.
+        if !self.make_room(Record::bytes(payload.len()) + TAIL_BYTES as usize)? {
             let (dir, bytes) = (self.folder.path.clone(), u64::from(self.segment_bytes));
             return Err(LogError::NoRoom { dir, bytes });
         }

@@ -158,6 +158,11 @@ impl Stock {
         if self.short { Space::Low } else { Space::Plenty }
     }
 
+    /// Whether the next segment is ready.
+    pub(super) fn has_next(&self) -> bool {
+        matches!(self.next, Blank::Ready { .. })
+    }
+
     /// Goes on until `wanted` bytes of the segment `number` are ready, and a slice of the reserve
     /// where the segment needs nothing.
     pub(super) fn keep_pace(&mut self, number: u32, wanted: u32) {

@@ -109,7 +109,7 @@ impl Writer {
     /// As [`Writer::commit`]. A disk without room for the next segment is no error.
     pub(crate) fn idle(&mut self) -> Result<bool, LogError> {
         self.unless_failed(|writer| {
-            if writer.unvouched {
+            if writer.unvouched && writer.may_vouch() {
                 writer.vouch()?;
             }
             writer.remove_passed(REMOVED_WHEN_IDLE)?;
@@ -285,6 +285,13 @@ impl Writer {
     pub(super) fn append_state(&mut self) {
         let state = self.state.encode();
         self.append(Kind::State, 0, 0, &state, true);
+    }
+
+    /// Whether a cut still finds room behind a watermark, here or in the next segment: on a full disk it is
+    /// what makes room. Where it would not, the last group goes without a witness until something follows it.
+    fn may_vouch(&self) -> bool {
+        let left = self.segment.length - self.offset();
+        left >= TAIL_BYTES + CUT_BYTES + TAIL_BYTES || self.stock.has_next()
     }
 
     /// Writes a record that says how far the log is synced, into a sector that holds nothing else: a

@@ -119,6 +119,8 @@ impl Driver {
             return;
         }
         self.say_space();
+        // Somebody may have needed the log's front when there was room, and does not any more.
+        self.cut_log(now);
         let Stage::Running(consensus) = &mut self.stage else { return };
         if self.leading.is_none() || consensus.is_transferring() {
             return;

@@ -39,7 +39,7 @@ impl Driver {
     }
 
     /// Cuts the front of the log, as far as nobody needs it.
-    fn cut_log(&mut self, now: Moment) {
+    pub(super) fn cut_log(&mut self, now: Moment) {
         let Stage::Running(consensus) = &self.stage else { return };
         let peers = consensus.peers();
         let slowest = peers.iter().filter(|peer| peer.active).map(|peer| peer.matched).min();

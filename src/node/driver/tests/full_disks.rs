@@ -1,6 +1,7 @@
 //! Disks that are full, and heal.
 
 use super::*;
+use crate::metrics::Metrics;
 
 fn no_space(result: &CallResult<Reply>) -> bool {
     *result == Err(CallError::NoSpace)
@@ -161,4 +162,27 @@ fn what_was_under_way_when_the_disks_were_full_leaves_room_for_what_makes_room()
     let taken = calls.into_iter().map(|call| three.finish(call)).filter(Result::is_ok).count();
     assert!((10..250).contains(&taken), "{taken}");
     three.put(0, "again", 10).unwrap();
+}
+
+#[test]
+fn a_full_disk_lets_go_of_the_log_that_somebody_needed_until_now() {
+    let mut three = Three::led_by(0, |_, settings| {
+        settings.log_segment_bytes = 2 << 10;
+        settings.snapshot_log_bytes = 64 << 10;
+    });
+    let first = |three: &Three| three.nodes[0].driver.log_reader.first().get();
+    // One member is there, and writes nothing down.
+    for i in 0..100 {
+        let mut call = three.call(0, put(&format!("k{i}"), 1_000), 5_000);
+        while poll(&mut call).is_pending() {
+            three.step_without_log(Some(2));
+        }
+    }
+    (0..200).for_each(|_| three.step_without_log(Some(2)));
+    let metrics = Metrics::new("m0", Arc::clone(&three.shared(0).meters)).snapshot();
+    assert!(metrics.snapshots_taken_total > 0, "there is nothing to cut behind");
+    three.pass(1_000);
+    let before = first(&three);
+    three.disk(0, Space::Low);
+    three.until("nothing is cut off", |three| first(three) > before + 10);
 }
