@@ -111,7 +111,7 @@ pub fn recover_with(
     let cluster = offline.identity().cluster;
     let mut image = machine.image();
     let folder = Folder::look(&env.disk, dir, cluster);
-    let writer = folder.begin_at(file, image.head());
+    let writer = folder.begin_at(file, offline.recovered().disk, image.head());
     let writer = writer.map_err(|error| BackupError::written(&error))?;
     let id = write(&mut image, writer, machine.reader().bytes(), PIECE_BYTES, progress)?;
 

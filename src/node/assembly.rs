@@ -336,6 +336,7 @@ impl Assembly {
         let snapshot_worker = SnapshotWorker::new(
             env.clone(),
             folder,
+            recovered.disk,
             settings.machine_options(),
             Arc::clone(&snapshot_queue),
             Arc::clone(&inbox),

@@ -23,7 +23,7 @@ use bytes::Bytes;
 
 use crate::env::Env;
 use crate::machine::{Image, Machine, MachineOptions, Restore};
-use crate::model::{Members, Moment, NodeId, SnapshotId};
+use crate::model::{DiskId, Members, Moment, NodeId, SnapshotId};
 use crate::snapshot::{Appended, Check, Folder, Partial, Reader, SnapshotError, Writer};
 
 use super::answer::{CallError, ReplyTo};
@@ -181,6 +181,8 @@ impl SnapshotQueue {
 pub(crate) struct SnapshotWorker {
     env: Env,
     folder: Folder,
+    /// This member's, by its id.
+    disk: DiskId,
     options: MachineOptions,
     queue: Arc<SnapshotQueue>,
     inbox: Arc<Inbox>,
@@ -239,12 +241,13 @@ impl SnapshotWorker {
     pub(crate) fn new(
         env: Env,
         folder: Folder,
+        disk: DiskId,
         options: MachineOptions,
         queue: Arc<SnapshotQueue>,
         inbox: Arc<Inbox>,
     ) -> Self {
         let (writing, receiving, proving) = (VecDeque::new(), None, None);
-        Self { env, folder, options, queue, inbox, writing, receiving, proving }
+        Self { env, folder, disk, options, queue, inbox, writing, receiving, proving }
     }
 
     /// Works until the queue is closed.
@@ -352,7 +355,7 @@ impl SnapshotWorker {
             WritingStage::Waiting { image, path } => {
                 let writer = match path {
                     None => self.folder.begin(image.head()),
-                    Some(path) => self.folder.begin_at(&path, image.head()),
+                    Some(path) => self.folder.begin_at(&path, self.disk, image.head()),
                 };
                 Ok(Written::On(WritingStage::Rows { image, writer: writer.map_err(words)? }))
             }

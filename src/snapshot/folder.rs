@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::{Partial, Reader, SnapshotError, Writer};
 use crate::env::{Disk, File, OpenMode};
-use crate::model::{ClusterId, LogIndex, SnapshotId, StateHead, Term};
+use crate::model::{ClusterId, DiskId, LogIndex, SnapshotId, StateHead, Term};
 
 /// The snapshots of one member. There may be other files beside them.
 pub(crate) struct Folder {
@@ -124,15 +124,23 @@ impl Folder {
     /// The disk refuses, or is full.
     pub(crate) fn begin(&self, head: &StateHead) -> Result<Writer, SnapshotError> {
         let path = self.dir.join(name(head.index, head.term));
-        Writer::create(&self.disk, &path, self.cluster, head)
+        Writer::create(&self.disk, &path, "", self.cluster, head)
     }
 
-    /// Begins to write one outside the folder: a backup.
+    /// Begins to write one outside the folder: a backup. Others may write to that path at the same time, so
+    /// the file is named after this member's disk until it is whole: nobody but the member itself, which
+    /// writes one at a time, replaces what it has left unfinished there.
     ///
     /// # Errors
     /// The disk refuses, or is full.
-    pub(crate) fn begin_at(&self, path: &Path, head: &StateHead) -> Result<Writer, SnapshotError> {
-        Writer::create(&self.disk, path, self.cluster, head)
+    pub(crate) fn begin_at(
+        &self,
+        path: &Path,
+        own: DiskId,
+        head: &StateHead,
+    ) -> Result<Writer, SnapshotError> {
+        let ending = format!(".{:016x}", own.0 as u64);
+        Writer::create(&self.disk, path, &ending, self.cluster, head)
     }
 
     /// Begins, or goes on, to receive one from another member. Receiving any other one is given up.

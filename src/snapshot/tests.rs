@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::*;
 use crate::codec::sample::Sample;
 use crate::env::Disk;
-use crate::model::{ClusterId, LogIndex, Piece, SnapshotId, StateHead, Term};
+use crate::model::{ClusterId, DiskId, LogIndex, Piece, SnapshotId, StateHead, Term};
 use crate::sim::SimDisk;
 
 const CLUSTER: ClusterId = ClusterId(0xc1);
@@ -495,6 +495,30 @@ fn a_snapshot_that_is_being_sent_stays_readable_when_it_is_removed() {
     assert!(folder.source(older).is_err(), "gone");
     let other = SnapshotId { bytes: newer.bytes + 1, ..newer };
     assert!(folder.source(other).is_err_and(|error| error.is_damaged()), "another file");
+}
+
+#[test]
+fn two_that_write_a_backup_to_one_path_do_not_meet() {
+    let world = World::new(1);
+    let (folder, path) = (world.folder(), dir().join("shared.backup"));
+    let begin = |disk| folder.begin_at(&path, DiskId(disk), &head(7)).unwrap();
+    let mut whole = begin(1);
+    for piece in some_pieces(3, 4) {
+        whole.write(&piece).unwrap();
+    }
+    // It is complete, and is being checked, when another member begins.
+    let check = whole.seal().unwrap();
+    let unfinished = begin(2);
+    let id = finish(check).unwrap();
+    let reader = Reader::open(&world.disk, &path).unwrap();
+    assert_eq!(reader.bytes(), id.bytes, "what it says it has written is there");
+    drop(unfinished);
+    assert_eq!(world.names(), ["shared.backup"]);
+    // What a crash has left is replaced by whoever left it.
+    std::mem::forget(begin(2));
+    assert_eq!(world.names().len(), 2);
+    finish(begin(2).seal().unwrap()).unwrap();
+    assert_eq!(world.names(), ["shared.backup"]);
 }
 
 #[test]

@@ -25,18 +25,20 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// Begins the file that will be called `path`. Until it is whole it is called the same with
-    /// `.writing` behind it; what has that name is replaced.
+    /// Begins the file that will be called `path`. Until it is whole it is called the same with `ending`
+    /// and `.writing` behind it; what has that name is replaced.
     ///
     /// # Errors
     /// The disk refuses, or is full.
-    pub(crate) fn create(
+    pub(super) fn create(
         disk: &Arc<dyn Disk>,
         path: &Path,
+        ending: &str,
         cluster: ClusterId,
         head: &StateHead,
     ) -> Result<Self, SnapshotError> {
         let mut name = path.as_os_str().to_owned();
+        name.push(ending);
         name.push(".writing");
         let temporary = Temporary::take(disk, name.into())?;
         let file = disk
