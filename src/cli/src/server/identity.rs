@@ -73,6 +73,11 @@ impl Identity {
         Self::by(Shown::of(headers, certified), access, tokens)
     }
 
+    /// Nobody as yet, with what is shown: found out when something is [asked for](Self::again).
+    pub(super) fn unjudged(headers: &HeaderMap, certified: Option<&Arc<str>>) -> Self {
+        Self { shown: Shown::of(headers, certified), ..Self::default() }
+    }
+
     fn by(shown: Shown, access: &Access, tokens: &Tokens) -> Result<Self, Status> {
         let user = if access.is_enabled() { shown.user(access, tokens)? } else { None };
         Ok(Self { user, shown, revision: access.revision() })

@@ -158,7 +158,7 @@ impl Desk {
             self.refuse(Reason::Compacted.text()).await;
             return Ok(());
         }
-        // The stream may be old, and who opened it nobody any more.
+        // The stream may be old, and who opened it nobody any more, or has never been anybody.
         match self.member.again(&self.who) {
             Ok(who) => self.who = who,
             Err(status) => {

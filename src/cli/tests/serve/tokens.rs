@@ -122,6 +122,18 @@ async fn a_token_that_was_not_used_for_too_long_opens_no_watch_on_an_old_stream(
     assert_eq!((told.watch_id, told.events.len()), (id, 1), "it goes on");
 }
 
+/// Clients take the word about a watch, and not one about the stream, for a reason to log in anew (jetcd does).
+#[tokio::test]
+async fn a_stream_that_was_opened_with_a_void_token_says_so_of_each_watch() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &CHEAP);
+    let channel = guarded(&server).await;
+    let mut watches = Watches::open(&channel, "no token").await;
+    for _ in 0..2 {
+        assert_eq!(watches.create("app/a").await, Err(VOID.to_owned()));
+    }
+}
+
 /// A stream may be older than users and roles are.
 #[tokio::test]
 async fn a_stream_from_before_users_were_asked_for_opens_nothing_for_nobody() {
