@@ -292,6 +292,37 @@ fn what_was_conditional_on_a_hold_is_not_done_under_a_later_one_of_the_same_sess
 }
 
 #[test]
+fn a_reader_that_has_come_to_hold_does_not_lose_that_to_a_hand_over() {
+    let cluster = lasting(3);
+    let (leader, one, two) = roles(&cluster);
+    let name = "lock";
+    let first = session(&cluster, one).rw_lock(name).read().wait().unwrap();
+    until_places(cluster.node(leader), name, 1);
+    let between = Begun::new(session(&cluster, leader).rw_lock(name).write());
+    until_places(cluster.node(leader), name, 2);
+    let read = session(&cluster, two).rw_lock(name).read().deadline(SOON);
+    let heir: Begun<Result<ReadGuard, LockError>> = Begun::new(read);
+    until_places(cluster.node(leader), name, 3);
+    let line = cluster.node(leader).locks().of(name).unwrap().line;
+    // By the time at which the order comes to the holder's node nothing keeps the heir waiting.
+    cluster.pause(one);
+    let locks = cluster.node(leader).locks();
+    let order = Begun::new(async move { locks.hand_over(&line[0], &line[2], "").await });
+    until_places(cluster.node(leader), name, 4);
+    drop(between);
+    let heir = heir.finish().unwrap();
+    known_as_committed(cluster.node(leader));
+    cluster.resume(one);
+    order.finish().unwrap();
+    assert_eq!(first.lost().wait(), Loss::HandedOver);
+    let kv = cluster.node(leader).client();
+    cluster.all_at(kv.put("any", "").wait().unwrap().revision).wait().unwrap();
+    assert!(heir.is_held(), "{:?}", heir.state());
+    heir.release().wait().unwrap();
+    until_places(cluster.node(leader), name, 0);
+}
+
+#[test]
 fn an_operator_hands_leadership_to_a_named_candidate() {
     let cluster = lasting(3);
     let lead = |member: usize| session(&cluster, member).election("jobs");

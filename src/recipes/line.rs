@@ -31,8 +31,14 @@ use super::error::{LockError, Loss};
 use super::head_count::Part;
 use super::order::Request;
 use super::place::{Act, Acts, Bound, Parting, Place, Turn, unbinding};
+use super::rule::{Queue, Rule};
 use super::stance::Stance;
 use super::token::Token;
+use super::view;
+
+/// How many holds and wishes of a semaphore one may be handed permits past: none of them must change
+/// meanwhile.
+const PASSED_MAX: usize = 64;
 
 /// What is wanted, by whom.
 pub(crate) struct Ask<'a> {
@@ -521,6 +527,7 @@ impl Parting {
             return leaving;
         }
         let mut compares = still_mine(key, self.since, lease).to_vec();
+        let Some(barred) = kept_waiting(shared, &row) else { return leaving };
         // What was judged is what this replica has: a downgrade of it may be under way, which keeps its
         // lease and its age.
         compares.push(Compare::mod_revision(key.clone()).eq(held.mod_revision));
@@ -528,6 +535,7 @@ impl Parting {
             compares.extend(still_mine(heir, row.create_revision, heir_lease));
             compares.push(Compare::mod_revision(heir.clone()).eq(row.mod_revision));
         }
+        compares.extend(barred);
         let taken = Put {
             key: key.clone(),
             value: PutValue::Set(row.value),
@@ -560,6 +568,36 @@ impl Parting {
             return parts.remove(0);
         }
         Txn { success: parts.into_iter().map(Op::Txn).collect(), ..Txn::default() }
+    }
+}
+
+/// The conditions under which an heir still waits, for whatever the holder's own row does not keep waiting:
+/// what it came to hold by itself it must not lose with its key. `None` if it holds by now, or if
+/// that would be too many conditions.
+fn kept_waiting(shared: &Shared, heir: &KeyValue) -> Option<Vec<Compare>> {
+    let line = Bytes::copy_from_slice(parent(&heir.key)?);
+    let (rows, mut queue) = (view::rows(shared, &line), Queue::default());
+    for row in &rows {
+        let rank = (row.create_revision, row.key.clone());
+        queue.insert(rank, Stance::rule_of(&row.key, &row.value));
+    }
+    let rank = (heir.create_revision, heir.key.clone());
+    if queue.may_hold(&rank) {
+        return None;
+    }
+    let before = rows.iter().take_while(|row| row.key != heir.key);
+    let as_it_is = |row: &KeyValue| Compare::mod_revision(row.key.clone()).eq(row.mod_revision);
+    match queue.rule(&rank)? {
+        // Nobody holds beside whoever it is handed by.
+        Rule::Alone | Rule::Write | Rule::Upgrade(_) => Some(Vec::new()),
+        Rule::Read => {
+            let bars = |row: &&KeyValue| Stance::rule_of(&row.key, &row.value) != Rule::Read;
+            Some(before.clone().find(bars).map(as_it_is).into_iter().collect())
+        }
+        Rule::Permits { .. } => {
+            let all: Vec<Compare> = before.map(as_it_is).collect();
+            (all.len() <= PASSED_MAX).then_some(all)
+        }
     }
 }
 
