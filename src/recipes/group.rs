@@ -210,7 +210,8 @@ impl Membership {
         })
     }
 
-    /// Leaves the group, and waits until that is durable. False if it was no member any more.
+    /// Leaves the group, and waits until that is durable. False if it was no member any more, or its
+    /// session was lost: then it is one until the lease has ended, for the lock delay.
     ///
     /// # Errors
     /// [`Error::Deadline`] if it could not be confirmed in time; the node goes on trying.

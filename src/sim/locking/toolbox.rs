@@ -11,6 +11,7 @@ use super::Player;
 use crate::api::{Effect, Error, Session};
 use crate::env::Entropy;
 use crate::model::{KeyRange, KeyValue, Revision};
+use crate::node::SessionEnd;
 use crate::recipes::{CounterError, Expected, LatchError, Swap};
 
 /// The group that is joined and followed.
@@ -202,11 +203,13 @@ async fn join(player: &Player, session: &Session) {
     let (key, since) = (membership.key().clone(), membership.since());
     player.scene.judge.borrow_mut().is_member(&key, since, true);
     player.scene.timers.sleep(player.while_held() / 2).await;
+    // What a lost session had goes with its lease.
+    let is_lost = session.end() == Some(SessionEnd::NotRenewed);
     let (_, call) = begin(player, "leave");
     let left = membership.leave().await;
     let mut judge = player.scene.judge.borrow_mut();
     judge.returned(call);
-    if left.is_ok() {
+    if left.is_ok() && !is_lost {
         judge.is_member(&key, since, false);
     }
 }
