@@ -128,7 +128,7 @@ pub use recipes::{Ran, RunOnce, RunOnceError};
 pub use recipes::{Sequence, SequenceError, SequentialKey};
 pub use transport::TransportError;
 #[cfg(feature = "tls")]
-pub use transport::{MemberUri, PeerTls};
+pub use transport::{MemberUri, PeerProof, PeerTls};
 pub use watch::{Filter, WatchBatch, WatchError};
 
 /// The pages of `docs` with programs in them, which run with the documentation's tests.

@@ -318,7 +318,7 @@ impl Config {
     /// How many bytes the state may take: all versions of all keys that are kept, with what surrounds
     /// them. Beyond it, what would make it grow (puts, transactions with puts, leases) is refused with
     /// [`Error::QuotaExceeded`](crate::Error::QuotaExceeded), until deletions and compaction have made
-    /// room. What is under way when it is reached still comes in. Default 2 GiB; at least 1 MiB. The same
+    /// room. What is under way when it is reached still comes in. Default 2 GiB; at least 1 KiB. The same
     /// on all members.
     pub fn quota_bytes(mut self, bytes: u64) -> Self {
         self.quota_bytes = bytes;
@@ -406,7 +406,7 @@ impl Config {
         within("open_writes_max", self.open_writes_max, 1, 1 << 20, "1 to 1,048,576")?;
         within("open_bytes_max", self.open_bytes_max, 1 << 20, 1 << 40, "at least 1 MiB")?;
         within("open_reads_max", self.open_reads_max, 1, 1 << 24, "1 to 16,777,216")?;
-        within("quota_bytes", self.quota_bytes, 1 << 20, u64::MAX, "at least 1 MiB")?;
+        within("quota_bytes", self.quota_bytes, 1 << 10, u64::MAX, "at least 1 KiB")?;
         self.check_history()?;
         within("log_segment_bytes", self.log_segment_bytes, 64 << 10, 1 << 30, "64 KiB to 1 GiB")?;
         within(

@@ -85,7 +85,7 @@ pub(crate) use join::{JoinError, JoinReply, join};
 pub(crate) use memory::MemoryHub;
 pub(crate) use tcp::{TcpBound, TcpHandle, TcpSettings};
 #[cfg(feature = "tls")]
-pub use tls::{MemberUri, PeerTls};
+pub use tls::{MemberUri, PeerProof, PeerTls};
 
 /// What becomes of what arrives. Called from the network's threads, several at a time, but one at a
 /// time for each peer and lane. Must not block: put it into an inbox and return. Must not call back

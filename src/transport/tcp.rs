@@ -102,7 +102,7 @@ impl TcpSettings {
     /// Whether others than this machine's programs may be dialed and dial.
     pub(super) fn may_leave_loopback(&self) -> bool {
         #[cfg(feature = "tls")]
-        if self.tls.is_some() {
+        if self.tls.as_ref().is_some_and(|tls| tls.proof != super::PeerProof::Nothing) {
             return true;
         }
         self.insecure_peers

@@ -149,7 +149,7 @@ impl Wire {
         match self {
             Wire::Plain(_) => None,
             #[cfg(feature = "tls")]
-            Wire::Tls(tls) => Some(tls.name()),
+            Wire::Tls(tls) => tls.name(),
             #[cfg(feature = "fuzzing")]
             Wire::Script(_) => None,
         }

@@ -317,6 +317,37 @@ fn a_certificate_that_is_revoked_ends_the_connections_that_it_made() {
 }
 
 #[test]
+fn members_that_prove_nothing_talk_and_are_let_in_by_none_that_asks_for_a_proof() {
+    let (shop, mill) = (Office::new("shop"), Office::new("mill"));
+    let (one, two) = (shop.right(1), mill.right(2));
+    let [one, two] = [one, two].map(|files| with(PeerTls::unproven(files.cert, files.key)));
+    // Encrypted, and no better than nothing against who reaches the port.
+    let error = TcpBound::bind("0.0.0.0:0", one.clone()).err().expect("refused");
+    assert!(error.to_string().contains("insecure_peers"), "{error}");
+    let [mut one, mut two] = pair(one, two.clone());
+    talk(&mut one, &mut two, 1);
+    let files = mill.right(2);
+    let unproven = with(PeerTls::unproven(files.cert, files.key));
+    let [strict, _two] = pair(with(shop.right(1)), unproven);
+    strict.inbox.wait_for_refusal(node(2), "is not signed by an authority");
+}
+
+/// etcd wants it without PEM.
+#[test]
+fn a_revocation_list_counts_as_it_is_too() {
+    use rustls::pki_types::CertificateRevocationListDer;
+    use rustls::pki_types::pem::PemObject;
+    let mut office = Office::new("shop");
+    let (one, two) = (office.right(1), office.wrong(Wrong::Revoked));
+    let pem = std::fs::read(one.crl.as_deref().expect("a list")).expect("read");
+    let der = CertificateRevocationListDer::from_pem_slice(&pem).expect("a list");
+    let path = office.dir.path().join("list.der");
+    std::fs::write(&path, &der).expect("written");
+    let [one, _two] = pair(with(one.crl(path)), with(two));
+    one.inbox.wait_for_refusal(node(2), "was revoked");
+}
+
+#[test]
 fn files_that_cannot_be_used_stop_the_start() {
     let office = Office::new("shop");
     let (one, two) = (office.right(1), office.right(2));

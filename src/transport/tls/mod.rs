@@ -54,12 +54,45 @@ pub struct PeerTls {
     pub key: PathBuf,
     /// The authorities' revocation lists, one for each authority in use. An outdated one still counts.
     pub crl: Option<PathBuf>,
+    /// Whose certificates are taken for members'.
+    pub proof: PeerProof,
+}
+
+/// Whose certificates are taken for members'.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum PeerProof {
+    /// Those that an authority has signed for the member of that name: see [`MemberUri`].
+    #[default]
+    Named,
+    /// The same if this member's own certificate is of that kind. If there is no such URI in it, it is etcd's kind and
+    /// etcd's rule holds at this member: whatever an authority has signed is any member's. Whoever holds a certificate of
+    /// that authority, for whatever purpose, can then speak as any member, so it must sign for nobody else.
+    OwnKind,
+    /// All: it is encrypted, and nobody proves anything. No better than [`Config::insecure_peers`] against who can reach
+    /// the ports, and needed beside it off this machine.
+    ///
+    /// [`Config::insecure_peers`]: crate::Config::insecure_peers
+    Nothing,
 }
 
 impl PeerTls {
     /// These files, and nothing is ever revoked.
     pub fn new(ca: impl Into<PathBuf>, cert: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
-        Self { ca: ca.into(), cert: cert.into(), key: key.into(), crl: None }
+        let (ca, cert, key) = (ca.into(), cert.into(), key.into());
+        Self { ca, cert, key, crl: None, proof: PeerProof::Named }
+    }
+
+    /// A certificate that may be signed by anybody, to encrypt and to prove nothing: [`PeerProof::Nothing`].
+    pub fn unproven(cert: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
+        Self { proof: PeerProof::Nothing, ..Self::new("", cert, key) }
+    }
+
+    /// With another rule for others' certificates.
+    #[must_use]
+    pub fn proof(mut self, proof: PeerProof) -> Self {
+        self.proof = proof;
+        self
     }
 
     /// With revocation lists.
@@ -89,11 +122,20 @@ impl Tls {
         let unusable = |error: TrustError| TransportError::Certificates(error.to_string());
         let files = Files::read(&*env.disk, &paths).map_err(unusable)?;
         let trust = Trust::new(&files, &paths).map_err(unusable)?;
-        let shown = &trust.uri().member;
-        if let Some(name) = name.filter(|name| name != shown) {
-            return Err(TransportError::Certificates(format!(
-                "this member is called {name:?}, and its certificate is that of {shown:?}"
-            )));
+        match (trust.uri(), name) {
+            (Some(MemberUri { member, .. }), Some(name)) if name != member => {
+                return Err(TransportError::Certificates(format!(
+                    "this member is called {name:?}, and its certificate is that of {member:?}"
+                )));
+            }
+            (None, _) if paths.proof == PeerProof::Nothing => tracing::warn!(
+                "members encrypt and prove nothing: whoever reaches their ports can pose as one"
+            ),
+            (None, _) => tracing::warn!(
+                "this member's certificate has no URI of the form bowline://CLUSTER/MEMBER: whoever has a certificate \
+                 of its authority can pose as any member"
+            ),
+            _ => {}
         }
         if let Err(why) = trust.check_own() {
             tracing::warn!("other members will refuse this one: its own certificate {why}");
@@ -141,13 +183,17 @@ impl Tls {
             if trust.uri() == self.trust().uri() {
                 return Ok(trust);
             }
-            Err(TrustError::Name { was: self.trust().uri().clone(), is: trust.uri().clone() })
+            let named = |uri: Option<&MemberUri>| {
+                uri.map_or_else(|| "no member by name".to_owned(), ToString::to_string)
+            };
+            Err(TrustError::Name { was: named(self.trust().uri()), is: named(trust.uri()) })
         });
         *seen = files;
         drop(seen);
         match trust {
             Ok(trust) => {
-                tracing::info!(member = trust.uri().member, "new certificates are in use");
+                let member = trust.uri().map(|uri| uri.member.as_str());
+                tracing::info!(member, "new certificates are in use");
                 self.trust.send_replace(Arc::new(trust));
             }
             Err(error) => tracing::warn!("the certificates in use stay: {error}"),

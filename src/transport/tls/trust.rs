@@ -7,19 +7,23 @@ use std::sync::Arc;
 use rustls::client::Resumption;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, UnixTime};
+use rustls::pki_types::{
+    CertificateDer, CertificateRevocationListDer, PrivateKeyDer, TrustAnchor, UnixTime,
+};
 use rustls::server::NoServerSessionStorage;
 use rustls::{ClientConfig, ServerConfig};
 use thiserror::Error;
 use webpki::{EndEntityCert, OwnedCertRevocationList};
 
-use super::PeerTls;
 use super::uri::MemberUri;
-use super::verifier::{Use, Verifier, words};
+use super::verifier::{Use, Verifier, Wanted, words};
+use super::{PeerProof, PeerTls};
 use crate::env::{Disk, OpenMode};
 
 /// The longest file that is read: revocation lists can be long.
 const FILE_BYTES_MAX: u64 = 16 << 20;
+/// What a revocation list begins with where it is not PEM.
+const DER_SEQUENCE: u8 = 0x30;
 /// What is spoken inside, so that a connection meant for another server with the same certificate
 /// fails.
 const PROTOCOL: &[u8] = b"bowline-peer";
@@ -47,9 +51,9 @@ pub(super) enum TrustError {
     #[error("the new certificate is for {is}, and the one in use for {was}")]
     Name {
         /// Before.
-        was: MemberUri,
+        was: String,
         /// Now.
-        is: MemberUri,
+        is: String,
     },
 }
 
@@ -68,7 +72,10 @@ impl Files {
             read(disk, path).map_err(|source| TrustError::File { path: path.to_owned(), source })
         };
         Ok(Self {
-            ca: read(&paths.ca)?,
+            ca: match paths.proof {
+                PeerProof::Nothing => Vec::new(),
+                _ => read(&paths.ca)?,
+            },
             cert: read(&paths.cert)?,
             key: read(&paths.key)?,
             crl: paths.crl.as_deref().map(read).transpose()?,
@@ -89,7 +96,8 @@ fn read(disk: &dyn Disk, path: &Path) -> io::Result<Vec<u8>> {
 
 /// See the module.
 pub(crate) struct Trust {
-    uri: MemberUri,
+    /// Which member this is, if its certificate says so.
+    uri: Option<MemberUri>,
     chain: Vec<CertificateDer<'static>>,
     pub(super) verifier: Arc<Verifier>,
     pub(super) client: Arc<ClientConfig>,
@@ -99,19 +107,18 @@ pub(crate) struct Trust {
 impl Trust {
     pub(super) fn new(files: &Files, paths: &PeerTls) -> Result<Self, TrustError> {
         let content = |path: &Path, why: String| TrustError::Content { path: path.to_owned(), why };
-        let anchors = certificates(&files.ca)
-            .and_then(|certs| {
-                let anchor = |cert: &CertificateDer<'static>| {
-                    let anchor = webpki::anchor_from_trusted_cert(cert);
-                    Ok(anchor.map_err(|error| error.to_string())?.to_owned())
-                };
-                certs.iter().map(anchor).collect::<Result<Vec<_>, String>>()
-            })
-            .map_err(|why| content(&paths.ca, why))?;
+        let anchors = match paths.proof {
+            PeerProof::Nothing => Vec::new(),
+            _ => anchors(&files.ca).map_err(|why| content(&paths.ca, why))?,
+        };
         let chain = certificates(&files.cert).map_err(|why| content(&paths.cert, why))?;
         let uri = EndEntityCert::try_from(&chain[0])
             .map_err(|error| error.to_string())
-            .and_then(|cert| MemberUri::only(cert.valid_uri_names()))
+            .and_then(|cert| match paths.proof {
+                PeerProof::Nothing => Ok(None),
+                PeerProof::OwnKind if !MemberUri::is_in(cert.valid_uri_names()) => Ok(None),
+                _ => MemberUri::only(cert.valid_uri_names()).map(Some),
+            })
             .map_err(|why| content(&paths.cert, format!("the certificate {why}")))?;
         let key = PrivateKeyDer::from_pem_slice(&files.key)
             .map_err(|error| content(&paths.key, format!("no private key: {error}")))?;
@@ -120,8 +127,12 @@ impl Trust {
             _ => Vec::new(),
         };
         let provider = Arc::new(ring::default_provider());
-        let cluster = uri.cluster.clone();
-        let verifier = Arc::new(Verifier { anchors, crls, cluster, provider: provider.clone() });
+        let wanted = match &uri {
+            _ if paths.proof == PeerProof::Nothing => Wanted::Nothing,
+            None => Wanted::Signature,
+            Some(uri) => Wanted::Member { cluster: uri.cluster.clone() },
+        };
+        let verifier = Arc::new(Verifier { anchors, crls, wanted, provider: provider.clone() });
         let unusable = |error: rustls::Error| content(&paths.key, error.to_string());
         let mut client = ClientConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&rustls::version::TLS13])
@@ -146,8 +157,8 @@ impl Trust {
     }
 
     /// Who this member is.
-    pub(super) fn uri(&self) -> &MemberUri {
-        &self.uri
+    pub(super) fn uri(&self) -> Option<&MemberUri> {
+        self.uri.as_ref()
     }
 
     /// Whether this member's own certificate would be good at another member with the same files.
@@ -161,6 +172,14 @@ impl Trust {
     }
 }
 
+fn anchors(pem: &[u8]) -> Result<Vec<TrustAnchor<'static>>, String> {
+    let anchor = |cert: &CertificateDer<'static>| {
+        let anchor = webpki::anchor_from_trusted_cert(cert);
+        Ok(anchor.map_err(|error| error.to_string())?.to_owned())
+    };
+    certificates(pem)?.iter().map(anchor).collect()
+}
+
 /// At least one.
 fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
@@ -171,11 +190,14 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     }
 }
 
-/// At least one.
-fn revocations(pem: &[u8]) -> Result<Vec<webpki::CertRevocationList<'static>>, String> {
+/// At least one. PEM, or one as it is, which is how etcd wants it.
+fn revocations(bytes: &[u8]) -> Result<Vec<webpki::CertRevocationList<'static>>, String> {
+    let lists: Result<Vec<_>, _> = match bytes.first() {
+        Some(&DER_SEQUENCE) => Ok(vec![CertificateRevocationListDer::from(bytes.to_vec())]),
+        _ => CertificateRevocationListDer::pem_slice_iter(bytes).collect(),
+    };
     let mut found: Vec<webpki::CertRevocationList<'static>> = Vec::new();
-    for der in CertificateRevocationListDer::pem_slice_iter(pem) {
-        let der = der.map_err(|error| error.to_string())?;
+    for der in lists.map_err(|error| error.to_string())? {
         let list = OwnedCertRevocationList::from_der(&der).map_err(|error| error.to_string())?;
         let list = webpki::CertRevocationList::from(list);
         // Of two only one would count.

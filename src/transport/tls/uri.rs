@@ -39,6 +39,11 @@ impl MemberUri {
         }
     }
 
+    /// Whether there is one at all, right or wrong.
+    pub(super) fn is_in<'a>(uris: impl IntoIterator<Item = &'a str>) -> bool {
+        uris.into_iter().any(|uri| uri.starts_with(SCHEME))
+    }
+
     fn parse(uri: &str) -> Option<Self> {
         let (cluster, member) = uri.strip_prefix(SCHEME)?.split_once('/')?;
         let uri = Self { cluster: decoded(cluster)?, member: decoded(member)? };

@@ -29,26 +29,40 @@ pub(super) enum Use {
 #[error("{0}")]
 struct NotOurs(String);
 
+/// What makes a certificate a member's.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) enum Wanted {
+    /// An authority's signature, and the URI of a member of this cluster.
+    Member { cluster: String },
+    /// An authority's signature.
+    Signature,
+    /// Nothing: whoever comes is believed.
+    Nothing,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Verifier {
     pub(super) anchors: Vec<TrustAnchor<'static>>,
     /// Nothing is ever revoked if there are none.
     pub(super) crls: Vec<CertRevocationList<'static>>,
-    pub(super) cluster: String,
+    pub(super) wanted: Wanted,
     pub(super) provider: Arc<CryptoProvider>,
 }
 
 impl Verifier {
-    /// Whether the certificate is good, and whose it is.
+    /// Whether the certificate is good, and whose it is, if it has to say so.
     pub(super) fn check(
         &self,
         cert: &CertificateDer<'_>,
         between: &[CertificateDer<'_>],
         now: UnixTime,
         used: Use,
-    ) -> Result<MemberUri, Error> {
+    ) -> Result<Option<MemberUri>, Error> {
         let cert = EndEntityCert::try_from(cert).map_err(refusal)?;
+        if self.wanted == Wanted::Nothing {
+            return Ok(None);
+        }
         let usage = match used {
             Use::Client => KeyUsage::client_auth(),
             Use::Server => KeyUsage::server_auth(),
@@ -66,14 +80,15 @@ impl Verifier {
             None,
         )
         .map_err(refusal)?;
+        let Wanted::Member { cluster } = &self.wanted else { return Ok(None) };
         let uri = MemberUri::only(cert.valid_uri_names()).map_err(not_ours)?;
-        if uri.cluster != self.cluster {
+        if uri.cluster != *cluster {
             return Err(not_ours(format!(
-                "is of a member of {:?}, another cluster than {:?}",
-                uri.cluster, self.cluster
+                "is of a member of {:?}, another cluster than {cluster:?}",
+                uri.cluster
             )));
         }
-        Ok(uri)
+        Ok(Some(uri))
     }
 
     fn verify_signature(

@@ -42,7 +42,7 @@ pub(in super::super) struct TlsWire {
     /// The other end's certificate and those up to the authority.
     chain: Vec<CertificateDer<'static>>,
     used: Use,
-    name: String,
+    name: Option<String>,
 }
 
 impl TlsWire {
@@ -85,12 +85,12 @@ impl TlsWire {
             .verifier
             .check(cert, between, UnixTime::now(), used)
             .map_err(|error| untrusted(&error))?;
-        Ok(Self { tcp, session: Mutex::new(session), chain, used, name: uri.member })
+        Ok(Self { tcp, session: Mutex::new(session), chain, used, name: uri.map(|uri| uri.member) })
     }
 
-    /// The name of the member at the other end.
-    pub(in super::super) fn name(&self) -> &str {
-        &self.name
+    /// The name of the member at the other end, if its certificate has to say it.
+    pub(in super::super) fn name(&self) -> Option<&str> {
+        self.name.as_deref()
     }
 
     pub(in super::super) fn tcp(&self) -> &TcpStream {

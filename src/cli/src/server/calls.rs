@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -36,11 +36,17 @@ const CODES: [&str; 17] = [
     "Unauthenticated",
 ];
 
+/// How long the version may be that a client says it speaks, and how many of them are told apart.
+const VERSION_BYTES_MAX: usize = 16;
+const CLIENTS_MAX: usize = 64;
+
 /// The counts of all methods, and of all that is asked.
 pub(super) struct Calls {
     /// By path. Methods that nobody has called are there too, with zeroes.
     methods: BTreeMap<String, Arc<Method>>,
     traffic: Arc<Traffic>,
+    /// By whether it is a stream, and by the version that the client says it speaks.
+    clients: Mutex<BTreeMap<(bool, String), u64>>,
     healthy: AtomicU64,
     unhealthy: AtomicU64,
 }
@@ -52,6 +58,8 @@ pub(super) type Samples = Vec<(String, u64)>;
 pub(super) struct Method {
     /// What tells it from the others, as labels.
     labels: String,
+    /// Whether there are streams in it, in either direction.
+    is_stream: bool,
     streams: bool,
     begun: AtomicU64,
     ended: [AtomicU64; CODES.len()],
@@ -71,6 +79,7 @@ impl Calls {
                 labels: format!(
                     "grpc_method=\"{name}\",grpc_service=\"{service}\",grpc_type=\"{kind}\""
                 ),
+                is_stream: method.is_client_streaming() || method.is_server_streaming(),
                 streams: method.is_server_streaming(),
                 begun: AtomicU64::new(0),
                 ended: std::array::from_fn(|_| AtomicU64::new(0)),
@@ -80,6 +89,7 @@ impl Calls {
         Self {
             methods: methods.collect(),
             traffic: Arc::default(),
+            clients: Mutex::default(),
             healthy: AtomicU64::new(0),
             unhealthy: AtomicU64::new(0),
         }
@@ -106,6 +116,30 @@ impl Calls {
         let method = self.methods.get(path)?;
         method.begun.fetch_add(1, Ordering::Relaxed);
         Some(Arc::clone(method))
+    }
+
+    /// Somebody calls whose headers say what its client is.
+    pub(super) fn comes_from(&self, headers: &HeaderMap, method: Option<&Method>) {
+        let is_version = |word: &&str| {
+            word.len() <= VERSION_BYTES_MAX
+                && word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
+        };
+        let says = headers.get("client-api-version").and_then(|value| value.to_str().ok());
+        let version = says.filter(is_version).unwrap_or("unknown").to_owned();
+        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_stream = method.is_some_and(|method| method.is_stream);
+        let version = if clients.len() < CLIENTS_MAX { version } else { "unknown".to_owned() };
+        *clients.entry((is_stream, version)).or_default() += 1;
+    }
+
+    /// How many calls there were, by what clients say they are.
+    pub(super) fn clients(&self) -> Samples {
+        let clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let labelled = |((is_stream, version), count): (&(bool, String), &u64)| {
+            let kind = if *is_stream { "stream" } else { "unary" };
+            (format!("client_api_version=\"{version}\",type=\"{kind}\""), *count)
+        };
+        clients.iter().map(labelled).collect()
     }
 
     /// A call has ended before anything of it was read.

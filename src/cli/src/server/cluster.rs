@@ -39,11 +39,12 @@ fn known(id: u64) -> Result<NodeId, Status> {
     NodeId::new(id).ok_or_else(|| Reason::MemberNotFound.into())
 }
 
-/// The address in the URL of a member: there is one, and it is encrypted where all are.
-fn address<'a>(urls: &'a [String], scheme: &str) -> Result<&'a str, Status> {
+/// The address in the URL of a member: there is one. Whether it is encrypted is every member's own affair, and the same
+/// for all, whatever the URL begins with.
+fn address(urls: &[String]) -> Result<&str, Status> {
     let [url] = urls else { return Err(Reason::BadUrls.into()) };
-    let address = url.strip_prefix(scheme).map(|rest| rest.trim_end_matches('/'));
-    address.ok_or_else(|| Reason::BadUrls.into())
+    let rest = ["http://", "https://"].iter().find_map(|scheme| url.strip_prefix(scheme));
+    rest.map(|rest| rest.trim_end_matches('/')).ok_or_else(|| Reason::BadUrls.into())
 }
 
 #[tonic::async_trait]
@@ -67,14 +68,16 @@ impl Cluster for ClusterService {
     ) -> Result<Response<pb::MemberAddResponse>, Status> {
         self.0.administered_by(&request).await?;
         let pb::MemberAddRequest { peer_ur_ls: urls, is_learner } = request.into_inner();
-        let address = address(&urls, self.0.options().peer_scheme())?;
+        let address = address(&urls)?;
         if self.0.node().members().rows().values().any(|member| member.address == address) {
             return Err(Reason::UrlsTaken.into());
         }
         let role = if is_learner { MemberRole::Learner } else { MemberRole::Voter };
         let id = self.0.node().keep_place(address, role).await.map_err(refused)?;
         let (header, members) = (self.header(), self.members());
-        let member = members.iter().find(|member| member.id == id.get()).cloned();
+        // Said of it is what it is to become, which is what `etcdctl member add` prints; the list says what it is.
+        let member = members.iter().find(|member| member.id == id.get());
+        let member = member.map(|member| pb::Member { is_learner, ..member.clone() });
         Ok(Response::new(pb::MemberAddResponse { header, member, members }))
     }
 
@@ -99,7 +102,7 @@ impl Cluster for ClusterService {
     ) -> Result<Response<pb::MemberUpdateResponse>, Status> {
         self.0.administered_by(&request).await?;
         let pb::MemberUpdateRequest { id, peer_ur_ls: urls } = request.into_inner();
-        let (id, address) = (known(id)?, address(&urls, self.0.options().peer_scheme())?);
+        let (id, address) = (known(id)?, address(&urls)?);
         let members = self.0.node().members();
         if members.get(id).ok_or(Reason::MemberNotFound)?.address == address {
             let (header, members) = (self.header(), self.members());

@@ -16,9 +16,10 @@ use tracing::Instrument as _;
 use super::auth::AuthService;
 use super::cluster::ClusterService;
 use super::election::ElectionService;
+use super::flags::Offer;
 use super::gateway;
 use super::health::HealthService;
-use super::http_side::HttpSide;
+use super::http_side::{self, HttpSide};
 use super::identity::Identity;
 use super::kv::KvService;
 use super::late::{Doubt, Late};
@@ -39,6 +40,9 @@ use crate::generated::grpc::health::v1::health_server::HealthServer;
 use crate::generated::v3electionpb::election_server::ElectionServer;
 use crate::generated::v3lockpb::lock_server::LockServer;
 
+/// Said to whoever speaks gRPC where it is not spoken.
+const NO_GRPC: &str = "this port is not for gRPC: use one of --listen-client-urls";
+
 /// What a client's message may be larger than the largest request.
 const MESSAGE_SLACK_BYTES: usize = 512 << 10;
 
@@ -48,6 +52,8 @@ pub(super) struct Dispatch {
     member: Arc<Member>,
     /// Who is named in the certificate that the connection has shown.
     certified: Option<Arc<str>>,
+    /// What is served at the port that it came to.
+    offer: Offer,
     bytes_max: usize,
     kv: KvServer<KvService>,
     watch: WatchServer<WatchService>,
@@ -85,7 +91,7 @@ impl Needs {
             | ("v3lockpb.Lock" | "v3electionpb.Election", _)
             | ("etcdserverpb.Auth", "UserGet" | "RoleGet")
             | ("etcdserverpb.Cluster", "MemberList")
-            | ("etcdserverpb.Maintenance", "Status" | "Alarm") => Self::User,
+            | ("etcdserverpb.Maintenance", "Alarm") => Self::User,
             _ => Self::Root,
         }
     }
@@ -126,6 +132,7 @@ impl Dispatch {
             health: HealthServer::new(HealthService(Arc::clone(&member))),
             http: HttpSide::new(&member),
             certified: None,
+            offer: Offer::All,
             member,
         }
     }
@@ -135,15 +142,33 @@ impl Dispatch {
         Self { certified: user, ..self }
     }
 
+    /// The same for what is served at one port.
+    pub(super) fn offering(self, offer: Offer) -> Self {
+        Self { offer, ..self }
+    }
+
     fn route(&mut self, request: Request<Incoming>) -> Answer {
         let is_grpc = request
             .headers()
             .get(CONTENT_TYPE)
             .is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
         if is_grpc {
+            if matches!(self.offer, Offer::Http | Offer::Health) {
+                let status = Status::unimplemented(NO_GRPC);
+                return Box::pin(async move { Ok(status.into_http()) });
+            }
             return self.grpc(request);
         }
-        if gateway::is_for(request.uri().path()) {
+        let path = request.uri().path();
+        let is_offered = match self.offer {
+            Offer::All | Offer::Http => true,
+            Offer::Grpc => false,
+            Offer::Health => http_side::is_health(path),
+        };
+        if !is_offered {
+            return Box::pin(async { Ok(http_side::not_found()) });
+        }
+        if gateway::is_for(path) {
             // As in etcd a certificate names nobody there: who asks in JSON shows a token.
             let (dispatch, bytes_max) = (self.clone().with_certificate(None), self.bytes_max);
             return Box::pin(
@@ -163,6 +188,7 @@ impl Dispatch {
     {
         let path = request.uri().path().to_owned();
         let call = self.member.calls().begins(&path);
+        self.member.calls().comes_from(request.headers(), call.as_deref());
         let traffic = Arc::clone(self.member.calls().traffic());
         let span = traffic.span(&path);
         let counted = move |response| match call {
@@ -195,11 +221,14 @@ impl Dispatch {
                 Box::pin(async move { Ok(Status::unimplemented(words).into_http()) })
             }
         };
-        let bytes_max = self.bytes_max;
+        let (bytes_max, member) = (self.bytes_max, Arc::clone(&self.member));
         let within = span.clone();
         let answer = async move {
             let mut response = answer.await?;
             say_too_large(&mut response, bytes_max);
+            if Reason::NoSpace.is_in(response.headers()) {
+                member.no_space().refused(member.state_bytes());
+            }
             let sent = |body| Body::new(Counted::new(body, &traffic, Way::Out, &span));
             Ok(counted(response.map(sent)))
         };

@@ -72,8 +72,13 @@ pub(super) enum Rudeness {
     Socket(#[from] io::Error),
 }
 
-/// Meets whoever has connected. May be dropped, which ends the connection.
-pub(super) async fn greet(mut stream: TcpStream, tls: Option<&Tls>) -> Result<Greeted, Rudeness> {
+/// Meets whoever has connected: with TLS if there is any, and without if `is_plain`; the first byte tells the two apart.
+/// May be dropped, which ends the connection.
+pub(super) async fn greet(
+    mut stream: TcpStream,
+    tls: Option<&Tls>,
+    is_plain: bool,
+) -> Result<Greeted, Rudeness> {
     let mut first = [0; HTTP2.len()];
     // Nothing is kept for those who say nothing.
     let heard = match stream.peek(&mut first).await {
@@ -88,8 +93,10 @@ pub(super) async fn greet(mut stream: TcpStream, tls: Option<&Tls>) -> Result<Gr
             turn_away(&mut stream, NOT_PLAIN).await;
             Err(Rudeness::NotPlain)
         }
-        None => Ok(Greeted::Plain(stream)),
         Some(tls) if says_tls => shake_hands(stream, tls).await,
+        _ if is_plain => Ok(Greeted::Plain(stream)),
+        // No port is for neither.
+        None => Ok(Greeted::Gone),
         Some(_) => {
             let answer = if HTTP2.starts_with(heard) { NOT_TLS_HTTP2 } else { NOT_TLS_HTTP1 };
             turn_away(&mut stream, answer).await;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bowline::KeyRange;
+use bowline::{KeyRange, Role};
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
@@ -12,7 +12,7 @@ use serde_json::json;
 use tonic::body::Body;
 
 use super::member::{CLUSTER_VERSION, Member, VERSION};
-use super::metrics;
+use super::{metrics, probes};
 
 /// The HTTP side of a member.
 #[derive(Clone)]
@@ -29,8 +29,13 @@ impl HttpSide {
         let path = request.uri().path();
         let query = request.uri().query().unwrap_or_default();
         let asks = [Method::GET, Method::HEAD].contains(request.method());
+        if probes::is_probe(path) && asks {
+            let (is_well, said) = probes::answer(&self.member, path, query).await;
+            let status = if is_well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+            return text(status, said);
+        }
         match path {
-            "/version" | "/health" | "/livez" | "/readyz" | "/metrics" if !asks => {
+            "/version" | "/health" | "/livez" | "/readyz" | "/metrics" | "/debug/vars" if !asks => {
                 text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed\n".into())
             }
             "/version" => {
@@ -38,11 +43,28 @@ impl HttpSide {
                 answer_json(StatusCode::OK, versions.to_string())
             }
             "/health" => self.health(query).await,
-            "/livez" => self.live(),
-            "/readyz" => self.ready().await,
             "/metrics" => text(StatusCode::OK, metrics::text(&self.member)),
-            _ => text(StatusCode::NOT_FOUND, "404 page not found\n".into()),
+            "/debug/vars" => answer_json(StatusCode::OK, self.vars().to_string()),
+            _ => not_found(),
         }
+    }
+
+    /// How consensus stands, under the names under which etcd's Go says it.
+    fn vars(&self) -> serde_json::Value {
+        let status = self.member.node().status();
+        let role = match status.role {
+            Role::Leader => "StateLeader",
+            Role::Candidate => "StateCandidate",
+            _ => "StateFollower",
+        };
+        json!({"raft.status": {
+            "id": format!("{:x}", status.id.get()),
+            "term": status.term.get(),
+            "lead": format!("{:x}", status.leader.map_or(0, |leader| leader.get())),
+            "raftState": role,
+            "commit": status.commit.get(),
+            "applied": status.applied.get(),
+        }})
     }
 
     /// Whether it serves: as etcd, by reading something.
@@ -68,30 +90,16 @@ impl HttpSide {
         let body = json!({"health": health, "reason": reason.unwrap_or_default()});
         answer_json(status, body.to_string())
     }
+}
 
-    fn live(&self) -> Response<Body> {
-        let health = self.member.node().health();
-        match health.is_alive() {
-            true => text(StatusCode::OK, "ok\n".into()),
-            false => text(StatusCode::SERVICE_UNAVAILABLE, format!("{health}\n")),
-        }
-    }
+/// Whether a path asks how the member is.
+pub(super) fn is_health(path: &str) -> bool {
+    ["/health", "/metrics"].contains(&path) || probes::is_probe(path)
+}
 
-    async fn ready(&self) -> Response<Body> {
-        let health = self.member.node().health();
-        let read = self.member.client().range(KeyRange::key("health")).limit(1);
-        let why = if !health.is_serving() {
-            Some(health.to_string())
-        } else if self.member.is_learner() {
-            Some("the member does not vote yet".to_owned())
-        } else {
-            read.await.err().map(|error| error.to_string())
-        };
-        match why {
-            None => text(StatusCode::OK, "ok\n".into()),
-            Some(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
-        }
-    }
+/// The answer where there is nothing.
+pub(super) fn not_found() -> Response<Body> {
+    text(StatusCode::NOT_FOUND, "404 page not found\n".into())
 }
 
 fn answer_json(status: StatusCode, body: String) -> Response<Body> {

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bowline::{Error, LeaseId, Refusal};
+use bowline::{AccessRefusal, Error, LeaseId, Refusal};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -13,7 +13,7 @@ use super::driven::Driven;
 use super::identity::Identity;
 use super::member::Member;
 use super::watch::leader_lost;
-use super::wire::{Reason, lease_id, refused};
+use super::wire::{Reason, access_refused, lease_id, refused};
 use crate::generated::etcdserverpb::lease_server::Lease;
 use crate::generated::etcdserverpb::{
     LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse,
@@ -155,7 +155,14 @@ impl Lease for LeaseService {
         request: Request<LeaseLeasesRequest>,
     ) -> Result<Response<LeaseLeasesResponse>, Status> {
         let client = self.0.acting(&Identity::in_request(&request));
-        let leases = client.leases().map_err(refused)?.into_iter();
+        // Looked at before and after: one that came or went meanwhile hides nothing.
+        let all = self.0.client().leases();
+        let leases = client.leases().map_err(refused)?;
+        let hidden = |lease: &LeaseId| all.contains(lease) && leases.binary_search(lease).is_err();
+        if leases.len() < all.len() && self.0.client().leases().iter().any(hidden) {
+            return Err(access_refused(AccessRefusal::Denied));
+        }
+        let leases = leases.into_iter();
         let leases = leases.map(|lease| LeaseStatus { id: lease.get() as i64 }).collect();
         Ok(Response::new(LeaseLeasesResponse { header: self.0.header_now(), leases }))
     }

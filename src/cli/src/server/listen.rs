@@ -18,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
 use super::dispatch::Dispatch;
-use super::flags::{Options, Url};
+use super::flags::{Door, Offer, Options};
 use super::greet::{Doubt, Greeted, greet};
 use super::newcomers::{Newcomer, Newcomers};
 use super::tls::Tls;
@@ -45,8 +45,16 @@ const CONNECTION_WINDOW: u32 = 4 << 20;
 
 /// The sockets that clients connect to.
 pub(super) struct Doors {
-    /// With whether it is for TLS.
-    listeners: Vec<(TcpListener, bool)>,
+    listeners: Vec<(TcpListener, Manner)>,
+}
+
+/// How whoever comes to a port is met.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Manner {
+    /// Whether TLS is spoken, and whether none is; both, where two URLs differ in nothing else.
+    tls: bool,
+    plain: bool,
+    offer: Offer,
 }
 
 /// What lies behind the doors.
@@ -63,16 +71,23 @@ impl Doors {
     ///
     /// # Errors
     /// The first address that cannot be had.
-    pub(super) async fn take(urls: &[Url]) -> Result<Self, (String, io::Error)> {
-        let mut listeners = Vec::new();
-        for url in urls {
+    pub(super) async fn take(doors: &[Door]) -> Result<Self, (String, io::Error)> {
+        let mut listeners: Vec<(TcpListener, Manner)> = Vec::new();
+        for Door { url, offer } in doors {
             let named = |error| (url.address.clone(), error);
-            let mut found =
-                tokio::net::lookup_host(&url.address).await.map_err(named)?.collect::<Vec<_>>();
             // A name can stand for several; etcd listens on the first one.
-            found.truncate(1);
-            for at in found {
-                listeners.push((TcpListener::bind(at).await.map_err(named)?, url.is_secure));
+            let Some(at) = tokio::net::lookup_host(&url.address).await.map_err(named)?.next()
+            else {
+                continue;
+            };
+            let own = Manner { tls: url.is_secure, plain: !url.is_secure, offer: *offer };
+            let other = Manner { tls: own.plain, plain: own.tls, ..own };
+            let shared = listeners.iter_mut().find(|(listener, manner)| {
+                *manner == other && listener.local_addr().is_ok_and(|taken| taken == at)
+            });
+            match shared {
+                Some((_, manner)) => *manner = Manner { tls: true, plain: true, ..own },
+                None => listeners.push((TcpListener::bind(at).await.map_err(named)?, own)),
             }
         }
         Ok(Self { listeners })
@@ -94,8 +109,8 @@ impl Doors {
             seats: Arc::new(Semaphore::new(seats().min(Semaphore::MAX_PERMITS))),
         });
         let mut doors = JoinSet::new();
-        for (listener, is_secure) in self.listeners {
-            doors.spawn(accept(listener, is_secure, Arc::clone(&hall), stop.clone()));
+        for (listener, manner) in self.listeners {
+            doors.spawn(accept(listener, manner, Arc::clone(&hall), stop.clone()));
         }
         let fresh = hall.tls.clone().map(|tls| tokio::spawn(tls.keep_fresh()));
         while doors.join_next().await.is_some() {}
@@ -136,7 +151,7 @@ fn builder(options: &Options) -> Builder<TokioExecutor> {
 
 async fn accept(
     listener: TcpListener,
-    is_secure: bool,
+    manner: Manner,
     hall: Arc<Hall>,
     mut stop: watch::Receiver<bool>,
 ) {
@@ -158,7 +173,7 @@ async fn accept(
                 let newcomer = hall.newcomers.enter();
                 let (hall, stop) = (Arc::clone(&hall), stop.clone());
                 connections.spawn(async move {
-                    welcome(stream, is_secure, &hall, newcomer, stop).await;
+                    welcome(stream, manner, &hall, newcomer, stop).await;
                     drop(seat);
                 });
                 // In a flood, those that have something to say are heard before the next comes in.
@@ -200,24 +215,28 @@ fn keep_alive(stream: &TcpStream) {
 /// One connection from its first byte to its last.
 async fn welcome(
     stream: TcpStream,
-    is_secure: bool,
+    manner: Manner,
     hall: &Hall,
     newcomer: Newcomer,
     mut stop: watch::Receiver<bool>,
 ) {
     drop(stream.set_nodelay(true));
     keep_alive(&stream);
-    let tls = hall.tls.as_deref().filter(|_| is_secure);
+    let tls = hall.tls.as_deref().filter(|_| manner.tls);
     let greeted = tokio::select! {
-        greeted = tokio::time::timeout(GREETING_MAX, greet(stream, tls)) => greeted,
+        greeted = tokio::time::timeout(GREETING_MAX, greet(stream, tls, manner.plain)) => greeted,
         () = newcomer.must_go() => return,
         () = told(&mut stop) => return,
     };
     drop(newcomer);
     match greeted {
-        Ok(Ok(Greeted::Plain(stream))) => serve(stream, hall, None, Doubt::none(), stop).await,
+        Ok(Ok(Greeted::Plain(stream))) => {
+            let dispatch = hall.dispatch.clone().offering(manner.offer);
+            serve(stream, hall, dispatch, Doubt::none(), stop).await;
+        }
         Ok(Ok(Greeted::Secure { stream, user, doubt })) => {
-            serve(stream, hall, user, doubt, stop).await;
+            let dispatch = hall.dispatch.clone().offering(manner.offer).with_certificate(user);
+            serve(stream, hall, dispatch, doubt, stop).await;
         }
         // It has gone without a word: that is how load balancers see whether a port is open.
         Ok(Ok(Greeted::Gone)) => {}
@@ -228,15 +247,14 @@ async fn welcome(
     }
 }
 
-/// A connection that has been let in, for the user whose certificate it has shown.
+/// A connection that has been let in, with what is served to it.
 async fn serve(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     hall: &Hall,
-    user: Option<Arc<str>>,
+    dispatch: Dispatch,
     doubt: Doubt,
     mut stop: watch::Receiver<bool>,
 ) {
-    let dispatch = hall.dispatch.clone().with_certificate(user);
     let mut connection = pin!(hall.builder.serve_connection(TokioIo::new(stream), dispatch));
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,

@@ -29,12 +29,12 @@ const STATE_BYTES_MIN: u64 = 4096;
 pub(super) struct MaintenanceService(pub(super) Arc<Member>);
 
 impl MaintenanceService {
-    /// What is wrong with this member, in the protocol's terms. Nobody raises or ends it: it is so, or it is not.
+    /// What is wrong with this member, in the protocol's terms. Nobody raises it: it is so, or it is not.
     fn alarms(&self) -> Vec<pb::AlarmMember> {
         let health = self.0.node().health();
-        let metrics = self.0.node().metrics().snapshot();
+        let bytes = self.0.state_bytes();
         let member_id = self.0.node().status().id.get();
-        let full = health.disk_full || metrics.state_bytes >= metrics.quota_bytes;
+        let full = health.disk_full || self.0.no_space().is_raised(bytes);
         let kinds = [(pb::AlarmType::Nospace, full), (pb::AlarmType::Corrupt, health.diverged)];
         let raised = kinds.into_iter().filter(|(_, is)| *is);
         raised.map(|(kind, _)| pb::AlarmMember { member_id, alarm: kind.into() }).collect()
@@ -62,8 +62,16 @@ impl Maintenance for MaintenanceService {
                 };
                 self.alarms().into_iter().filter(wanted).collect()
             }
-            // They end by themselves, and then there is none.
-            AlarmAction::Deactivate => Vec::new(),
+            // The others end by themselves.
+            AlarmAction::Deactivate => {
+                let member_id = self.0.node().status().id.get();
+                let kind = pb::AlarmType::Nospace;
+                let is_meant = [0, member_id].contains(&request.member_id)
+                    && [pb::AlarmType::None, kind].contains(&request.alarm());
+                let ended = is_meant && self.0.no_space().end();
+                let ended = ended.then(|| pb::AlarmMember { member_id, alarm: kind.into() });
+                ended.into_iter().collect()
+            }
             AlarmAction::Activate => {
                 return Err(Status::unimplemented(
                     "bowline: alarms cannot be raised by hand: they say what is so, and end by themselves",

@@ -15,6 +15,7 @@ use super::calls::Calls;
 use super::dispatch::Needs;
 use super::flags::Options;
 use super::identity::Identity;
+use super::no_space::NoSpace;
 use super::password::Passwords;
 use super::token::Tokens;
 use super::wire::{Reason, access_refused, refused};
@@ -53,6 +54,7 @@ pub(super) struct Member {
     passwords: Passwords,
     tokens: Tokens,
     calls: Calls,
+    no_space: NoSpace,
 }
 
 impl Member {
@@ -76,6 +78,7 @@ impl Member {
             passwords,
             tokens,
             calls: Calls::new(),
+            no_space: NoSpace::default(),
         })
     }
 
@@ -121,6 +124,16 @@ impl Member {
     /// How often clients have called which method.
     pub(super) fn calls(&self) -> &Calls {
         &self.calls
+    }
+
+    /// Whether something was refused for want of space.
+    pub(super) fn no_space(&self) -> &NoSpace {
+        &self.no_space
+    }
+
+    /// How many bytes its state had when it looked at itself last, with a tick.
+    pub(super) fn state_bytes(&self) -> u64 {
+        self.node.metrics().snapshot().state_bytes
     }
 
     pub(super) fn options(&self) -> &Options {

@@ -56,7 +56,10 @@ impl Families {
         let version = labelled("server_version", VERSION);
         let help = "The version of etcd whose behaviour this is.";
         self.labelled("etcd_server_version", "gauge", help, &version);
-        let version = labelled("cluster_version", CLUSTER_VERSION);
+        // Without the last of its three numbers, as there.
+        let cluster_version =
+            CLUSTER_VERSION.rsplit_once('.').map_or(CLUSTER_VERSION, |(two, _)| two);
+        let version = labelled("cluster_version", cluster_version);
         self.labelled("etcd_cluster_version", "gauge", "The same, of the cluster.", &version);
         let gauges = [
             ("has_leader", "Whether it knows of a leader.", metrics.has_leader),
@@ -167,6 +170,8 @@ impl Families {
         self.labelled("grpc_server_started_total", "counter", help, &begun);
         let help = "Calls of gRPC that have ended, by how.";
         self.labelled("grpc_server_handled_total", "counter", help, &ended);
+        let help = "Calls of gRPC, by what clients say they speak.";
+        self.labelled("etcd_server_client_requests_total", "counter", help, &calls.clients());
         let (received, sent) = calls.traffic().bytes();
         let help = "Bytes of clients' messages of gRPC.";
         self.one("etcd_network_client_grpc_received_bytes_total", "counter", help, received);

@@ -43,7 +43,9 @@ mod maintenance;
 mod member;
 mod metrics;
 mod newcomers;
+mod no_space;
 mod password;
+mod probes;
 mod process;
 mod snapshot;
 mod tls;
@@ -65,7 +67,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use dispatch::Dispatch;
 use flags::{FlagError, LogOutput, Options, Values};
 use listen::Doors;
-use member::Member;
+use member::{Member, VERSION};
 use tls::{Tls, TlsError};
 use token::{TokenError, Tokens};
 
@@ -111,6 +113,12 @@ pub(crate) fn serve_main(options: &ServeOptions) -> ExitCode {
     if options.flags.iter().any(|flag| ["-h", "--help", "-help"].contains(&flag.as_str())) {
         // Where nobody reads it nothing is lost.
         drop(write!(io::stdout().lock(), "{}", flags::help()));
+        return ExitCode::SUCCESS;
+    }
+    if options.flags.iter().any(|flag| ["--version", "-version"].contains(&flag.as_str())) {
+        // The first line is what programs look for that start a server of either kind.
+        let own = env!("CARGO_PKG_VERSION");
+        drop(writeln!(io::stdout().lock(), "etcd Version: {VERSION}\nBowline Version: {own}"));
         return ExitCode::SUCCESS;
     }
     match run(options) {
@@ -159,9 +167,12 @@ async fn serve(options: Options) -> Result<(), ServeError> {
     let tls = options.client_tls.clone().map(Tls::load).transpose()?.map(Arc::new);
     let tokens = Tokens::load(&options.tokens)?;
     // The ports are taken first: a second server on them must not touch the data.
-    let doors = Doors::take(&options.listen_clients)
+    let doors = Doors::take(&options.doors)
         .await
         .map_err(|(address, error)| ServeError::Listen(address, error))?;
+    if let Some((cert, key)) = options.makes_peer_files() {
+        tls::make_files(&options.name, cert, key)?;
+    }
     let node = Node::start(options.config()).await?;
     // Whoever asks for the members is told where clients reach this one.
     let is_known = |status: &NodeStatus| {

@@ -250,7 +250,7 @@ fn what_cannot_be_done_is_said_and_not_done() {
     };
     assert!(said(&["--nmae", "x"]).contains("there is no flag --nmae"));
     assert!(said(&["--discovery-srv=x"]).contains("name the members with --initial-cluster"));
-    assert!(said(&["--peer-auto-tls"]).contains("keeps nobody out"));
+    assert!(said(&["--peer-auto-tls"]).contains("--peer-auto-tls encrypts, and"));
     let help = bowline().args(["serve", "--help"]).output().unwrap();
     assert!(String::from_utf8(help.stdout).unwrap().contains("--initial-cluster"));
 }
@@ -263,6 +263,20 @@ fn version_and_health_are_told_over_plain_http() {
     assert!(code == 200 && body.contains("\"etcdserver\":\"3.6."), "{body}");
     let (code, body) = server.http("GET", "/health", "");
     assert_eq!((code, &*body), (200, "{\"health\":\"true\",\"reason\":\"\"}"));
+    for (path, said) in [
+        ("/livez?verbose", "[+]alive ok\n[+]serializable_read ok\nok\n"),
+        ("/livez?verbose=true&exclude=alive&exclude=nothing", "[+]serializable_read ok\nok\n"),
+        ("/livez/serializable_read", "ok\n"),
+        (
+            "/readyz?verbose",
+            "[+]serving ok\n[+]data_corruption ok\n[+]serializable_read ok\n[+]linearizable_read ok\n[+]non_learner \
+             ok\nok\n",
+        ),
+        ("/readyz/non_learner?verbose", "[+]non_learner ok\nok\n"),
+    ] {
+        assert_eq!(server.http("GET", path, ""), (200, said.to_owned()), "{path}");
+    }
+    assert_eq!(server.http("GET", "/livez/non_learner", "").0, 404);
     for path in ["/livez", "/readyz"] {
         assert_eq!(server.http("GET", path, ""), (200, "ok\n".to_owned()), "{path}");
     }

@@ -8,6 +8,7 @@ mod auth;
 mod contenders;
 mod crew;
 mod differential;
+mod doors;
 mod gateway;
 mod go;
 mod hostile;

@@ -58,14 +58,15 @@ async fn a_member_is_announced_then_started_and_votes_when_it_has_caught_up() {
 
     let added = add(&mut cluster, peers[1], false).await.unwrap();
     let second = added.member.unwrap();
-    assert!(second.name.is_empty() && second.client_ur_ls.is_empty() && second.is_learner);
+    assert!(second.name.is_empty() && second.client_ur_ls.is_empty() && !second.is_learner);
+    assert!(added.members.iter().any(|member| member.id == second.id && member.is_learner));
     assert_eq!(added.members.len(), 2);
     put(&channel).await;
-    // What is announced twice, is nowhere, is several, or is encrypted.
+    // What is announced twice, is nowhere, is several, or is no URL of HTTP.
     let again = add(&mut cluster, peers[1], true).await.unwrap_err();
     let expected = (Code::FailedPrecondition, "etcdserver: Peer URLs already exists");
     assert_eq!((again.code(), again.message()), expected);
-    for urls in [&[][..], &["x"], &["http://a:1", "http://b:1"], &["https://a:1"], &["http://a"]] {
+    for urls in [&[][..], &["x"], &["http://a:1", "http://b:1"], &["unix://a:1"], &["http://a"]] {
         let peer_ur_ls = urls.iter().map(|&url| url.to_owned()).collect();
         let request = pb::MemberAddRequest { peer_ur_ls, is_learner: false };
         let bad = cluster.member_add(request).await.unwrap_err();
@@ -132,4 +133,27 @@ fn etcdctl_says_how_the_member_that_it_has_added_is_to_be_started() {
     let listed = etcdctl(&server).unwrap().args(["member", "list"]).output().unwrap();
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
     assert_eq!(listed.lines().filter(|line| line.contains("unstarted")).count(), 1, "{listed}");
+}
+
+#[tokio::test]
+async fn the_last_voter_stays_and_that_is_said_in_etcds_words() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let mut cluster = Cluster::new(channel.clone());
+    let id = list(&mut cluster).await[0].id;
+    let refused = cluster.member_remove(pb::MemberRemoveRequest { id }).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert_eq!(
+        refused.message(),
+        "etcdserver: re-configuration failed due to not enough started members"
+    );
+    // Of one that is to vote it is said at once; it is a learner until then.
+    let added = add(&mut cluster, 9, false).await.unwrap();
+    let said = added.member.unwrap();
+    assert!(!said.is_learner);
+    assert!(
+        list(&mut cluster).await.iter().any(|member| member.id == said.id && member.is_learner)
+    );
+    put(&channel).await;
 }

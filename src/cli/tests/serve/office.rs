@@ -139,6 +139,7 @@ impl Office {
         };
         let list = list.signed_by(&self.issuer).unwrap();
         put(&self.crl(), list.pem().unwrap().as_bytes());
+        put(&self.crl().with_extension("der"), list.der());
     }
 
     /// What a client says who trusts this authority and shows a card, or none.

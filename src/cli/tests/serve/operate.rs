@@ -10,6 +10,8 @@ use crate::generated::etcdserverpb as pb;
 use crate::generated::grpc::health::v1::HealthCheckRequest;
 use crate::generated::grpc::health::v1::health_client::HealthClient;
 use crate::process::Server;
+use pb::AlarmType;
+use pb::alarm_request::AlarmAction;
 use pb::cluster_client::ClusterClient;
 use pb::kv_client::KvClient;
 use pb::maintenance_client::MaintenanceClient;
@@ -119,4 +121,56 @@ async fn what_is_not_offered_says_so() {
         assert_eq!(answer.status, 1, "{service}");
     }
     assert_eq!(health.check(check("x")).await.unwrap_err().code(), Code::NotFound);
+}
+
+#[tokio::test]
+async fn what_was_refused_for_want_of_space_is_an_alarm_until_there_is_room_or_it_is_ended() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &["--quota-backend-bytes=65536"]);
+    let channel = server.channel().await;
+    let mut operator = MaintenanceClient::new(channel.clone());
+    let (mut kv, mut maintenance) =
+        (KvClient::new(channel.clone()), MaintenanceClient::new(channel));
+    let large =
+        || pb::PutRequest { key: "k".into(), value: vec![7; 4096].into(), ..Default::default() };
+    let mut alarms = async |action: AlarmAction| {
+        let request = pb::AlarmRequest { action: action.into(), ..Default::default() };
+        maintenance.alarm(request).await.unwrap().into_inner().alarms
+    };
+    assert_eq!(alarms(AlarmAction::Get).await, []);
+    let mut revision = 0;
+    let refused = loop {
+        match kv.put(large()).await {
+            Ok(put) => revision = put.into_inner().header.unwrap().revision,
+            Err(refused) => break refused,
+        }
+    };
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert_eq!(refused.message(), "etcdserver: mvcc: database space exceeded");
+    let raised = alarms(AlarmAction::Get).await;
+    assert_eq!(raised.iter().map(pb::AlarmMember::alarm).collect::<Vec<_>>(), [AlarmType::Nospace]);
+    assert_eq!(alarms(AlarmAction::Deactivate).await, raised);
+    assert_eq!(alarms(AlarmAction::Get).await, []);
+    assert_eq!(alarms(AlarmAction::Deactivate).await, [], "there was none any more");
+    kv.put(large()).await.unwrap_err();
+    assert_eq!(alarms(AlarmAction::Get).await, raised);
+    // It looks at itself with each tick only.
+    let mut until = async |is_done: fn(&pb::StatusResponse) -> bool| {
+        let began = Instant::now();
+        while !is_done(&operator.status(pb::StatusRequest {}).await.unwrap().into_inner()) {
+            assert!(began.elapsed() < Duration::from_secs(20));
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    until(|status| status.db_size > 60_000).await;
+    assert_eq!(alarms(AlarmAction::Get).await, raised, "it is still so");
+    kv.compact(pb::CompactionRequest { revision, physical: true }).await.unwrap();
+    // What is compacted is given back a little later.
+    let began = Instant::now();
+    while kv.put(large()).await.is_err() {
+        assert!(began.elapsed() < Duration::from_secs(20));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    until(|status| status.errors.is_empty()).await;
+    assert_eq!(alarms(AlarmAction::Get).await, [], "there is room");
 }

@@ -603,3 +603,16 @@ fn a_server_can_make_its_own_certificate_to_be_tried_out() {
         "{said}"
     );
 }
+
+/// etcd wants it without PEM.
+#[test]
+fn a_revocation_list_counts_as_it_is_too() {
+    let (mut office, dir) = (Office::new(), tempdir().unwrap());
+    let (ann, bob) = (office.client("ann"), office.client("bob"));
+    office.revoke(&[&bob]);
+    let crl = format!("--client-crl-file={}", text(&office.crl().with_extension("der")));
+    let server = mutual(&mut office, &dir, &[&crl]);
+    let ask = |card| office.http(&server.address, Some(card), &BOTH, &get("/health"));
+    assert!(ask(&ann).unwrap().starts_with("HTTP/1.1 200"));
+    assert!(ask(&bob).unwrap_err().contains("CertificateRevoked"), "{:?}", ask(&bob));
+}

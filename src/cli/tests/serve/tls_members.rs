@@ -65,9 +65,12 @@ async fn three_members_with_certificates_are_a_cluster_whose_urls_are_encrypted(
     expected.sort();
     assert_eq!(urls, expected);
     let add = |url: &str| pb::MemberAddRequest { peer_ur_ls: vec![url.into()], is_learner: true };
-    let refused = members.member_add(add("http://127.0.0.1:9")).await.unwrap_err();
+    let refused = members.member_add(add("unix://127.0.0.1:9")).await.unwrap_err();
     assert_eq!(refused.message(), "etcdserver: given member URLs are invalid");
     members.member_add(add("https://127.0.0.1:9")).await.unwrap();
+    // All members speak the same, whatever is said of one that is not there yet.
+    let added = members.member_add(add("http://127.0.0.1:10")).await.unwrap().into_inner();
+    assert_eq!(added.member.unwrap().peer_ur_ls, ["https://127.0.0.1:10"]);
 }
 
 /// Whatever else the authority has signed for, etcd's kind of certificate among it, and whatever it has not.
@@ -110,20 +113,81 @@ fn no_certificate_but_a_members_lets_anybody_in_among_members_and_the_log_says_w
 }
 
 #[test]
-fn a_server_whose_own_certificate_is_not_its_own_does_not_start_and_says_what_it_needs() {
+fn a_server_whose_own_certificate_is_not_its_own_does_not_start_and_says_so() {
     let mut office = Office::new();
-    let cards = [
-        (office.issue(GOOD), "has no URI of the form bowline://CLUSTER/MEMBER"),
-        (
-            office.member("m1"),
-            "this member is called \"m0\", and its certificate is that of \"m1\"",
-        ),
-    ];
-    for (card, words) in cards {
-        let (dir, [peer, client]) = (tempdir().unwrap(), free_ports());
-        let all = flags(0, &[peer], client, &dir, &office, &card);
-        let output = bowline().arg("serve").args(&all).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && said.contains(words), "{words}: {said}");
+    let card = office.member("m1");
+    let (dir, [peer, client]) = (tempdir().unwrap(), free_ports());
+    let all = flags(0, &[peer], client, &dir, &office, &card);
+    let output = bowline().arg("serve").args(&all).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    let words = "this member is called \"m0\", and its certificate is that of \"m1\"";
+    assert!(!output.status.success() && said.contains(words), "{words}: {said}");
+}
+
+/// Three members that were told the same, and what one of them said when all has worked.
+async fn served(flags: impl Fn(usize, &[u16; 3], u16, &TempDir) -> Vec<String>) -> Vec<String> {
+    let dirs = [(); 3].map(|()| tempdir().unwrap());
+    let (peers, clients): ([u16; 3], [u16; 3]) = (free_ports(), free_ports());
+    let start =
+        |at: usize| Server::start(&flags(at, &peers, clients[at], &dirs[at]), clients[at], &[]);
+    let servers = [0, 1, 2].map(start).map(Server::ready);
+    for server in &servers {
+        let put = pb::PutRequest { key: "k".into(), value: "v".into(), ..Default::default() };
+        KvClient::new(server.channel().await).put(put).await.unwrap();
     }
+    servers.map(|server| server.stop().1).into()
+}
+
+#[tokio::test]
+async fn certificates_of_etcds_kind_are_any_members_where_all_have_such_and_the_log_warns() {
+    let mut office = Office::new();
+    let card = office.issue(GOOD);
+    let said =
+        served(|own, peers, client, dir| flags(own, peers, client, dir, &office, &card)).await;
+    let warning = "whoever has a certificate of its authority can pose as any member";
+    assert!(said.iter().all(|said| said.contains(warning)), "{said:?}");
+}
+
+#[test]
+fn a_member_with_a_certificate_of_etcds_kind_lets_nobody_in_whom_its_authority_has_not_signed() {
+    let (mut office, mut foreign) = (Office::new(), Office::new());
+    let (dir, [peer, client]) = (tempdir().unwrap(), free_ports());
+    let card = office.issue(GOOD);
+    let all = flags(0, &[peer], client, &dir, &office, &card);
+    let server = Server::start(&all, client, &[]).ready();
+    for (why, card) in [
+        ("shows no certificate", None),
+        ("has expired", Some(office.issue(Says { years: (2019, 2020), ..GOOD }))),
+        ("is not signed by an authority that is trusted here", Some(foreign.issue(GOOD))),
+        // Whoever has a member's certificate by name comes in, as anybody does whom the authority has signed.
+        ("", Some(office.member("m1"))),
+    ] {
+        let mut config = (*office.config(card.as_ref(), &BOTH)).clone();
+        config.alpn_protocols = vec![b"bowline-peer".to_vec()];
+        let session =
+            rustls::ClientConnection::new(config.into(), "127.0.0.1".try_into().unwrap()).unwrap();
+        let stream = std::net::TcpStream::connect(format!("127.0.0.1:{peer}")).unwrap();
+        stream.set_read_timeout(Some(std::time::Duration::from_millis(500))).unwrap();
+        let mut stream = rustls::StreamOwned::new(session, stream);
+        let heard = stream.read(&mut [0]);
+        let is_refused = heard.is_err_and(|error| error.to_string().contains("fatal alert"));
+        assert_eq!(is_refused, !why.is_empty(), "{why}");
+    }
+    let (_, said) = server.stop();
+    assert!(said.contains("whoever has a certificate of its authority"), "{said}");
+}
+
+#[tokio::test]
+async fn members_encrypt_without_any_certificates_if_they_are_told_to_and_the_log_warns() {
+    let said = served(|own, peers, client, dir| {
+        let all = crate::process::flags(own, peers, client, dir.path()).into_iter();
+        let secured = all.map(|flag| match flag.contains("-client-urls") {
+            true => flag,
+            false => flag.replace("http://", "https://"),
+        });
+        secured.chain(["--peer-auto-tls".to_owned()]).collect()
+    })
+    .await;
+    let warning = "members encrypt and prove nothing";
+    assert!(said.iter().all(|said| said.contains(warning)), "{said:?}");
 }

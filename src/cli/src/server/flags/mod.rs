@@ -3,6 +3,7 @@
 //! A flag that is given and that would do nothing is said so; one that asks for what is not offered is
 //! refused, with what to do instead. Nothing is passed over in silence.
 
+mod gates;
 mod options;
 mod secure;
 mod table;
@@ -13,7 +14,7 @@ mod values;
 pub(super) use options::{LogOutput, Options};
 pub(super) use secure::{ClientTls, Shown, server_name};
 pub(super) use tokens::{Algorithm, JwtOptions, TokenKind};
-pub(super) use urls::Url;
+pub(super) use urls::{Door, Offer};
 pub(super) use values::Values;
 
 use thiserror::Error;

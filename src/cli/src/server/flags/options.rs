@@ -1,14 +1,15 @@
 //! What the values mean, once they make sense.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bowline::{Config, History, Limits, PeerTls};
+use bowline::{Config, History, Limits, PeerProof, PeerTls};
 use tracing::Level;
 
+use super::gates;
 use super::secure::{ClientTls, peer_tls};
 use super::tokens::TokenKind;
-use super::urls::{Url, single, urls};
+use super::urls::{Door, Offer, Url, single, urls};
 use super::{FlagError, Values};
 
 /// What a server does.
@@ -20,6 +21,8 @@ pub(crate) struct Options {
     pub(crate) data_dir: PathBuf,
     /// Where to listen for clients.
     pub(crate) listen_clients: Vec<Url>,
+    /// The same, with what is served at each, and where else to listen for what is asked over HTTP.
+    pub(crate) doors: Vec<Door>,
     /// How they are met where that is encrypted.
     pub(crate) client_tls: Option<ClientTls>,
     /// What an operator should know of these flags.
@@ -106,10 +109,13 @@ impl Options {
         let advertise = text("advertise-client-urls", "http://localhost:2379");
         let listen_clients = urls("listen-client-urls", &listen)?;
         urls("advertise-client-urls", &advertise)?;
-        let (client_tls, mut warnings) = ClientTls::new(values, &listen_clients)?;
+        let doors = doors(values, &listen_clients)?;
+        let (client_tls, mut warnings) = ClientTls::new(values, &doors)?;
+        warnings.extend(gates::idle(values)?);
         let ping_after = duration(values, "grpc-keepalive-interval", Duration::from_secs(7200))?;
         let data_dir = text("data-dir", "");
         let data_dir = if data_dir.is_empty() { format!("{name}.etcd") } else { data_dir };
+        let data_dir = PathBuf::from(data_dir);
         let (tokens, more) = TokenKind::new(values)?;
         warnings.extend(more);
         let format = text("log-format", "console");
@@ -117,9 +123,10 @@ impl Options {
             return Err(wrong("log-format", &format, "console: there is no other format"));
         }
         Ok(Self {
-            data_dir: data_dir.into(),
-            bootstrap: Bootstrap::new(values, &name)?,
+            bootstrap: Bootstrap::new(values, &name, &data_dir)?,
+            data_dir,
             listen_clients,
+            doors,
             client_tls,
             warnings,
             advertise_clients: split(&advertise),
@@ -140,7 +147,7 @@ impl Options {
             ping_after: (!ping_after.is_zero()).then_some(ping_after),
             ping_timeout: duration(values, "grpc-keepalive-timeout", Duration::from_secs(20))?,
             log_level: log_level(&text("log-level", "info"))?,
-            log_output: log_output(&text("log-outputs", "default"))?,
+            log_output: log_output(unlisted(&text("log-outputs", "default")))?,
             history: history(values)?,
             slow_request: duration(
                 values,
@@ -155,6 +162,13 @@ impl Options {
     /// How long a request may take: etcd's five seconds, and two elections.
     pub(crate) fn request_timeout(&self) -> Duration {
         Duration::from_secs(5) + self.election_timeout * 2
+    }
+
+    /// The certificate and the key that are to be made for members before the start, if any.
+    pub(crate) fn makes_peer_files(&self) -> Option<(&Path, &Path)> {
+        let tls = self.bootstrap.tls.as_ref();
+        let tls = tls.filter(|tls| tls.proof == PeerProof::Nothing)?;
+        Some((&tls.cert, &tls.key))
     }
 
     /// What a member's URL begins with.
@@ -179,8 +193,8 @@ impl Options {
             .advertise(advertise)
             .endpoints(self.advertise_clients.iter().cloned())
             .cluster_token(token)
-            // Where they have no certificates, the scheme of the members' URLs says that they are not encrypted.
-            .insecure_peers(tls.is_none())
+            // Where they have no certificates, the scheme of the members' URLs, or --peer-auto-tls, says so.
+            .insecure_peers(tls.is_none() || self.makes_peer_files().is_some())
             .heartbeat(self.heartbeat)
             .election_timeout(self.election_timeout)
             .session_ttl((self.election_timeout * 4).max(Duration::from_secs(5)))
@@ -204,7 +218,7 @@ impl Options {
 }
 
 impl Bootstrap {
-    fn new(values: &Values, name: &str) -> Result<Self, FlagError> {
+    fn new(values: &Values, name: &str, data_dir: &Path) -> Result<Self, FlagError> {
         let text = |name, default: &str| values.get(name).unwrap_or(default).to_owned();
         let advertised = text("initial-advertise-peer-urls", "http://localhost:2380");
         let advertise = single("initial-advertise-peer-urls", &advertised)?;
@@ -228,7 +242,7 @@ impl Bootstrap {
             members.push((member.to_owned(), url.address.clone()));
             all.push(("initial-cluster", url));
         }
-        let tls = peer_tls(values, &all)?;
+        let tls = peer_tls(values, &all, data_dir)?;
         let (listen, advertise) = (listen.address, advertise.address);
         let joins = match text("initial-cluster-state", "new").as_str() {
             "new" => false,
@@ -245,8 +259,29 @@ impl Bootstrap {
     }
 }
 
+/// Where to listen for clients, and what is served at each address.
+fn doors(values: &Values, listen_clients: &[Url]) -> Result<Vec<Door>, FlagError> {
+    let listed = |name| match values.get(name) {
+        None | Some("") => Ok(Vec::new()),
+        Some(list) => urls(name, list),
+    };
+    let http = listed("listen-client-http-urls")?;
+    let health = listed("listen-metrics-urls")?;
+    let of_clients = if http.is_empty() { Offer::All } else { Offer::Grpc };
+    let at = |urls: &[Url], offer| {
+        urls.iter().map(|url| Door { url: url.clone(), offer }).collect::<Vec<_>>()
+    };
+    Ok([at(listen_clients, of_clients), at(&http, Offer::Http), at(&health, Offer::Health)]
+        .concat())
+}
+
 pub(super) fn wrong(name: &'static str, value: &str, must: &'static str) -> FlagError {
     FlagError::Value { name, value: value.to_owned(), must }
+}
+
+/// What stands in a list of YAML's, which may be one in the file.
+pub(super) fn unlisted(list: &str) -> &str {
+    list.trim_start_matches('[').trim_end_matches(']').trim()
 }
 
 pub(super) fn split(list: &str) -> Vec<String> {

@@ -3,15 +3,15 @@
 //! What would let in more than it says is refused. What etcd passes over with a warning, a certificate for a URL that
 //! has no use for it, is a warning here too, where there is another URL that has.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use bowline::PeerTls;
+use bowline::{PeerProof, PeerTls};
 use rustls::SupportedCipherSuite;
 use rustls::crypto::ring;
 use rustls::version::{TLS12, TLS13};
 
-use super::options::{number, split, wrong};
-use super::urls::Url;
+use super::options::{number, split, unlisted, wrong};
+use super::urls::{Door, Offer, Url};
 use super::{FlagError, Values};
 
 /// How clients are met at URLs that are `https://`.
@@ -75,12 +75,13 @@ fn pair(
 }
 
 impl ClientTls {
-    /// How clients are met who come to `urls`; none where none of them is `https://`. Says also what should be known,
+    /// How clients are met who come to `doors`; none where none of them is `https://`. Says also what should be known,
     /// though it is no error.
     pub(super) fn new(
         values: &Values,
-        urls: &[Url],
+        doors: &[Door],
     ) -> Result<(Option<Self>, Vec<String>), FlagError> {
+        let urls: Vec<&Url> = doors.iter().map(|door| &door.url).collect();
         let files = pair(values, "cert-file", "key-file")?;
         let makes_own = switch(values, "auto-tls")?;
         let years = number(values, "self-signed-cert-validity", 1, 1, 100)?;
@@ -113,14 +114,16 @@ impl ClientTls {
                 warnings.push(format!("who comes to {url} is asked for no certificate"));
             }
         }
+        let asks_nobody =
+            doors.iter().all(|door| door.offer == Offer::Health || !door.url.is_secure);
+        if authorities.is_some() && asks_nobody {
+            let name = if names_users { "client-cert-auth" } else { "trusted-ca-file" };
+            return Err(FlagError::Together(format!(
+                "--{name} asks clients for certificates, and none of --listen-client-urls is https://: nobody \
+                 would be asked. Write https:// there, or leave --trusted-ca-file and what belongs to it out"
+            )));
+        }
         let Some(secure) = urls.iter().find(|url| url.is_secure) else {
-            if authorities.is_some() {
-                let name = if names_users { "client-cert-auth" } else { "trusted-ca-file" };
-                return Err(FlagError::Together(format!(
-                    "--{name} asks clients for certificates, and none of --listen-client-urls is https://: nobody \
-                     would be asked. Write https:// there, or leave --trusted-ca-file and what belongs to it out"
-                )));
-            }
             return Ok((None, warnings));
         };
         if files.is_some() && makes_own {
@@ -168,8 +171,7 @@ fn ciphers(values: &Values) -> Result<Ciphers, FlagError> {
     let versions: Vec<_> =
         versions.filter(|(v, _)| (least..=most).contains(v)).map(|(_, version)| version).collect();
     let wanted = values.get("cipher-suites").unwrap_or_default();
-    // In the file it is a list of YAML's.
-    let wanted = split(wanted.trim_start_matches('[').trim_end_matches(']'));
+    let wanted = split(unlisted(wanted));
     let all = ring::ALL_CIPHER_SUITES;
     if wanted.is_empty() {
         return Ok((versions, all.to_vec()));
@@ -213,6 +215,7 @@ fn ciphers(values: &Values) -> Result<Ciphers, FlagError> {
 pub(super) fn peer_tls(
     values: &Values,
     urls: &[(&str, Url)],
+    data_dir: &Path,
 ) -> Result<Option<PeerTls>, FlagError> {
     let files = pair(values, "peer-cert-file", "peer-key-file")?;
     for (own, other) in
@@ -228,6 +231,7 @@ pub(super) fn peer_tls(
     let authorities = file(values, "peer-trusted-ca-file");
     let revoked = file(values, "peer-crl-file");
     let asks = switch(values, "peer-client-cert-auth")?;
+    let makes_own = switch(values, "peer-auto-tls")?;
     let odd = urls.iter().find(|(_, url)| url.is_secure != urls[0].1.is_secure);
     if let Some((name, url)) = odd {
         return Err(FlagError::Together(format!(
@@ -237,6 +241,11 @@ pub(super) fn peer_tls(
     }
     let (name, url) = &urls[0];
     let any = files.is_some() || authorities.is_some() || revoked.is_some() || asks;
+    if !url.is_secure && makes_own {
+        return Err(FlagError::Together(format!(
+            "--peer-auto-tls encrypts, and --{name} has {url}: write https://, or leave it out"
+        )));
+    }
     if !url.is_secure {
         return match any {
             false => Ok(None),
@@ -246,13 +255,24 @@ pub(super) fn peer_tls(
             ))),
         };
     }
+    if makes_own && any {
+        return Err(FlagError::Together(
+            "--peer-auto-tls proves nothing, and there are certificates that would: leave it out, or them"
+                .to_owned(),
+        ));
+    }
+    if makes_own {
+        // Where etcd has them.
+        let own = data_dir.join("fixtures").join("peer");
+        return Ok(Some(PeerTls::unproven(own.join("cert.pem"), own.join("key.pem"))));
+    }
     let (Some((cert, key)), Some(authorities)) = (files, authorities) else {
         return Err(FlagError::Together(format!(
             "--{name} has {url}: it needs --peer-cert-file, --peer-key-file and --peer-trusted-ca-file. A member's \
-             certificate holds the URI bowline://CLUSTER/MEMBER: see docs/operating/certificates.md"
+             certificate should hold the URI bowline://CLUSTER/MEMBER: see docs/operating/certificates.md"
         )));
     };
-    let files = PeerTls::new(authorities, cert, key);
+    let files = PeerTls::new(authorities, cert, key).proof(PeerProof::OwnKind);
     Ok(Some(match revoked {
         Some(revoked) => files.crl(revoked),
         None => files,
@@ -306,7 +326,7 @@ mod tests {
             (&["--peer-trusted-ca-file=x"], "write https://"),
             (&["--peer-cert-file=c", "--peer-key-file=k"], "write https://"),
             (&["--peer-cert-file=c"], "--peer-cert-file and --peer-key-file belong together"),
-            (&["--peer-auto-tls"], "keeps nobody out"),
+            (&["--peer-auto-tls"], "--peer-auto-tls encrypts, and"),
             (&["--peer-client-cert-file=c"], "is another file than --peer-cert-file"),
             (
                 &["--peer-cert-file=c", "--peer-key-file=k", "--peer-client-key-file=c"],

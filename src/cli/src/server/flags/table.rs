@@ -40,8 +40,9 @@ const fn refused_switch(name: &'static str, instead: &'static str) -> Flag {
 }
 
 const NO_DISCOVERY: &str = "there is no discovery service: name the members with --initial-cluster";
-const BY_URI: &str = "a member is known by the URI bowline://CLUSTER/MEMBER in its certificate: no other \
-                      certificate lets anybody in";
+const BY_URI: &str = "a member is known by the URI bowline://CLUSTER/MEMBER in its certificate: write that into all of \
+                      them, and nobody else is let in";
+const NO_PROXY: &str = "there is no proxy of etcd 2";
 const NO_TRACING: &str = "there is no exporter of traces: use --log-level debug";
 
 /// In the order of etcd's own help.
@@ -59,8 +60,12 @@ pub(super) const FLAGS: &[Flag] = &[
     ),
     used("listen-peer-urls", "where to listen for members ['http://localhost:2380']"),
     used("listen-client-urls", "where to listen for clients ['http://localhost:2379']"),
-    refused("listen-client-http-urls", "gRPC and HTTP share a port: use --listen-client-urls"),
+    used(
+        "listen-client-http-urls",
+        "where to listen for JSON and HTTP; --listen-client-urls are for gRPC alone then",
+    ),
     ignored("max-wals", "the log is cut by itself"),
+    ignored("max-snapshots", "snapshots that nobody needs are deleted by themselves"),
     refused_switch(
         "memory-mlock",
         "lock the process's memory from outside, with systemd's LimitMEMLOCK",
@@ -92,7 +97,10 @@ pub(super) const FLAGS: &[Flag] = &[
     ),
     ignored("raft-read-timeout", "connections between members have limits of their own"),
     ignored("raft-write-timeout", "connections between members have limits of their own"),
-    refused("feature-gates", "there are none: see docs/etcd-compatibility.md for what is offered"),
+    used(
+        "feature-gates",
+        "etcd's own, as name=true,name=false; what they would switch is always so",
+    ),
     used("initial-advertise-peer-urls", "where members reach this one ['http://localhost:2380']"),
     used(
         "initial-cluster",
@@ -115,7 +123,7 @@ pub(super) const FLAGS: &[Flag] = &[
     refused("discovery-cacert", NO_DISCOVERY),
     refused("discovery-user", NO_DISCOVERY),
     refused("discovery-password", NO_DISCOVERY),
-    refused("discovery-fallback", NO_DISCOVERY),
+    ignored("discovery-fallback", "there is no discovery service that could fail"),
     refused("discovery-proxy", NO_DISCOVERY),
     refused("discovery-srv", NO_DISCOVERY),
     refused("discovery-srv-name", NO_DISCOVERY),
@@ -149,7 +157,8 @@ pub(super) const FLAGS: &[Flag] = &[
     ),
     used(
         "peer-cert-file",
-        "this member's certificate, with the URI bowline://CLUSTER/MEMBER in it",
+        "this member's certificate; with the URI bowline://CLUSTER/MEMBER in it, as all should be, others must be \
+         named so too",
     ),
     used("peer-key-file", "its key"),
     used_switch(
@@ -164,10 +173,9 @@ pub(super) const FLAGS: &[Flag] = &[
     used("peer-trusted-ca-file", "who signs members' certificates"),
     refused("peer-cert-allowed-cn", BY_URI),
     refused("peer-cert-allowed-hostname", BY_URI),
-    refused_switch(
+    used_switch(
         "peer-auto-tls",
-        "encryption without a proof of who is there keeps nobody out: give the members certificates, as \
-         docs/operating/certificates.md says",
+        "members encrypt with certificates that are made at every start, which prove nothing, to try it out",
     ),
     used("self-signed-cert-validity", "for how many years --auto-tls's certificate is good ['1']"),
     used("peer-crl-file", "which of members' certificates were revoked, PEM"),
@@ -195,9 +203,9 @@ pub(super) const FLAGS: &[Flag] = &[
         "how long it takes to check a password: each one more takes twice the time ['10']",
     ),
     used("auth-token-ttl", "how many seconds a simple token may go unused ['300']"),
-    refused_switch("enable-pprof", "use perf, or any other profiler for native programs"),
+    ignored_switch("enable-pprof", "there is no Go to be profiled: use perf"),
     ignored("metrics", "there is one set of metrics"),
-    refused("listen-metrics-urls", "/metrics and /health are on --listen-client-urls"),
+    used("listen-metrics-urls", "where else to listen for /metrics, /health, /livez and /readyz"),
     ignored("logger", "there is one logger"),
     used("log-outputs", "'stderr', 'stdout' or 'default', which is stderr ['default']"),
     used("log-level", "'debug', 'info', 'warn' or 'error' ['info']"),
@@ -216,6 +224,18 @@ pub(super) const FLAGS: &[Flag] = &[
     refused("distributed-tracing-service-name", NO_TRACING),
     refused("distributed-tracing-instance-id", NO_TRACING),
     refused("distributed-tracing-sampling-rate", NO_TRACING),
+    ignored_switch(
+        "initial-corrupt-check",
+        "replicas compare their digests from the first entry on",
+    ),
+    ignored_switch("compact-hash-check-enabled", "replicas compare their digests all the time"),
+    ignored_switch("stop-grpc-service-on-defrag", "there is nothing to defragment: nobody waits"),
+    ignored_switch("txn-mode-write-with-shared-buffer", "transactions copy nothing"),
+    ignored_switch("enable-lease-checkpoint", "a new leader gives every lease its full TTL"),
+    ignored_switch(
+        "enable-lease-checkpoint-persist",
+        "a new leader gives every lease its full TTL",
+    ),
     ignored("corrupt-check-time", "replicas compare their digests all the time"),
     ignored("compact-hash-check-time", "replicas compare their digests all the time"),
     ignored("compaction-batch-limit", "memory is given back a little with every entry"),
@@ -226,6 +246,14 @@ pub(super) const FLAGS: &[Flag] = &[
     ),
     used("warning-apply-duration", "a batch that takes longer to apply does, too ['100ms']"),
     ignored("bootstrap-defrag-threshold-megabytes", "there is nothing to defragment"),
+    ignored("v2-deprecation", "there is no v2 store"),
+    // Of no etcd any more, and in its sample of a file still.
+    ignored("proxy", NO_PROXY),
+    ignored("proxy-failure-wait", NO_PROXY),
+    ignored("proxy-refresh-interval", NO_PROXY),
+    ignored("proxy-dial-timeout", NO_PROXY),
+    ignored("proxy-write-timeout", NO_PROXY),
+    ignored("proxy-read-timeout", NO_PROXY),
     ignored("max-learners", "there may be as many learners as members"),
     ignored("downgrade-check-time", "there is no downgrade"),
     ignored("snapshot-catchup-entries", "the log keeps what a connected member lacks"),

@@ -38,6 +38,26 @@ impl Url {
     }
 }
 
+/// What is served at an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Offer {
+    /// Everything.
+    All,
+    /// gRPC alone: what is asked over HTTP has addresses of its own.
+    Grpc,
+    /// What is asked over HTTP, JSON among it, and no gRPC.
+    Http,
+    /// Health and measurements alone.
+    Health,
+}
+
+/// An address, and what is served there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Door {
+    pub(crate) url: Url,
+    pub(crate) offer: Offer,
+}
+
 impl std::fmt::Display for Url {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let scheme = if self.is_secure { "https" } else { "http" };

@@ -100,11 +100,12 @@ impl Values {
     fn read_file(path: &str, text: &str) -> Result<Self, FlagError> {
         let mut values = Self::default();
         let mut section = None;
-        for (number, line) in text.lines().enumerate() {
+        for (number, line) in whole_lines(text) {
+            let line = line.as_str();
             let wrong =
                 |why: String| FlagError::File { path: path.to_owned(), line: number + 1, why };
             let is_nested = line.starts_with([' ', '\t']);
-            let line = without_comment(line);
+            let line = line.trim();
             if line.is_empty() || line == "---" {
                 continue;
             }
@@ -188,6 +189,22 @@ fn find(name: &str) -> Option<&'static Flag> {
     FLAGS.iter().find(|flag| flag.name == name)
 }
 
+/// The lines of a file without their comments, with their numbers from zero. A list over several lines is one.
+fn whole_lines(text: &str) -> Vec<(usize, String)> {
+    let mut lines: Vec<(usize, String)> = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let indent = &line[..line.len() - line.trim_start_matches([' ', '\t']).len()];
+        let line = without_comment(line);
+        let open =
+            lines.last_mut().filter(|(_, last)| last.contains(": [") && !last.ends_with(']'));
+        match open {
+            Some((_, last)) => last.push_str(line),
+            None => lines.push((number, format!("{indent}{line}"))),
+        }
+    }
+    lines
+}
+
 fn without_comment(line: &str) -> &str {
     let mut quote = None;
     for (at, char) in line.char_indices() {
@@ -250,9 +267,9 @@ mod tests {
             let error = read(arguments, &[]).unwrap_err().to_string();
             assert!(error.contains(words), "{error:?} lacks {words:?}");
         }
-        assert!(read(&["--peer-auto-tls=false"], &[]).is_ok(), "it asks for nothing");
-        let error = read(&[], &[("ETCD_PEER_AUTO_TLS", "true")]).unwrap_err().to_string();
-        assert!(error.contains("--peer-auto-tls"), "{error}");
+        assert!(read(&["--unsafe-no-fsync=false"], &[]).is_ok(), "it asks for nothing");
+        let error = read(&[], &[("ETCD_UNSAFE_NO_FSYNC", "true")]).unwrap_err().to_string();
+        assert!(error.contains("--unsafe-no-fsync"), "{error}");
     }
 
     #[test]
@@ -275,6 +292,24 @@ mod tests {
         );
     }
 
+    /// As etcd ships it, without its comments.
+    #[test]
+    fn etcds_own_sample_of_a_file_is_read() {
+        let text = "name: 'default'\ndata-dir:\nwal-dir:\nsnapshot-count: 10000\nmax-snapshots: 5\nmax-wals: 5\n\
+                    cors:\ndiscovery:\ndiscovery-fallback: 'proxy'\ndiscovery-proxy:\ninitial-cluster:\n\
+                    strict-reconfig-check: false\nenable-pprof: true\nproxy: 'off'\nproxy-failure-wait: 5000\n\
+                    proxy-read-timeout: 0\npeer-transport-security:\n  # Peer TLS\n  cert-file:\n  allowed-cn:\n  \
+                    auto-tls: false\nlog-level: debug\nlogger: zap\n\n# Specify 'stdout' or\nlog-outputs: [stderr]\n\
+                    force-new-cluster: false\nauto-compaction-retention: \"1\"\ncipher-suites: [\n  A_B, # one\n  \
+                    C_D\n]\ntls-min-version: 'TLS1.2'\n";
+        let values = Values::read_file("f", text).unwrap();
+        let given = ["log-outputs", "cipher-suites", "tls-min-version", "initial-cluster"];
+        assert_eq!(
+            given.map(|name| values.get(name)),
+            [Some("[stderr]"), Some("[A_B,C_D]"), Some("TLS1.2"), None]
+        );
+    }
+
     #[test]
     fn a_file_says_the_same_under_the_same_names() {
         let text = "# etcd's own sample, shortened\nname: 'default'\ndata-dir:\nheartbeat-interval: 100 # ms\n\
@@ -289,7 +324,10 @@ mod tests {
         for (text, words) in [
             ("nam: x", "f, line 1: there is no setting \"nam\""),
             ("\n- x", "f, line 2: \"- x\" is not of the form"),
-            ("peer-transport-security:\n  auto-tls: true", "line 2: --peer-auto-tls: encryption"),
+            (
+                "peer-transport-security:\n  allowed-cn: x",
+                "line 2: --peer-cert-allowed-cn: a member",
+            ),
             ("peer-transport-security:\n  name: x", "line 2: there is no setting \"name\""),
             ("client-transport-security:\n  allowed-cn: x", "no setting \"allowed-cn\""),
             ("client-transport-security:\n  data-dir: x", "no setting \"data-dir\""),

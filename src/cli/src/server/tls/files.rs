@@ -20,6 +20,8 @@ pub(in crate::server) enum TlsError {
     File { path: PathBuf, source: io::Error },
     #[error("{}: {why}", path.display())]
     Content { path: PathBuf, why: String },
+    #[error("cannot write {}: {source}", path.display())]
+    Write { path: PathBuf, source: io::Error },
     #[error("no certificate could be made: {0}")]
     Making(#[from] rcgen::Error),
 }

@@ -1,8 +1,15 @@
-//! `--auto-tls`: a certificate that nobody has signed, so that a server can be tried out with TLS. Kept in memory only.
+//! Certificates that nobody has signed, so that a server can be tried out with TLS: `--auto-tls` keeps one in memory
+//! only, `--peer-auto-tls` in files, from which members read theirs.
 
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair, date_time_ymd};
+
+use super::files::TlsError;
 
 /// A year, with its share of a leap day.
 const YEAR: Duration = Duration::from_secs(31_557_600);
@@ -22,4 +29,34 @@ pub(super) fn make(hosts: &[String], years: u32) -> Result<(Vec<u8>, Vec<u8>), r
     let key = KeyPair::generate()?;
     let cert = params.self_signed(&key)?;
     Ok((cert.pem().into_bytes(), key.serialize_pem().into_bytes()))
+}
+
+/// How many years one for members is good: nobody asks.
+const PEER_YEARS: u32 = 1;
+
+/// Makes a certificate for the member of that name, which proves nothing, and writes it and its key. What was there is
+/// replaced.
+///
+/// # Errors
+/// A file that cannot be written.
+pub(in crate::server) fn make_files(name: &str, cert: &Path, key: &Path) -> Result<(), TlsError> {
+    let (cert_pem, key_pem) = make(&[], PEER_YEARS)?;
+    for (path, pem) in [(key, key_pem), (cert, cert_pem)] {
+        let failed = |source| TlsError::Write { path: path.to_owned(), source };
+        write_private(path, &pem).map_err(failed)?;
+    }
+    tracing::info!(member = name, cert = %cert.display(), "a certificate was made for talking with members");
+    Ok(())
+}
+
+/// A file that nobody else may read, in directories that nobody else may enter.
+fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    if let Some(dir) = path.parent() {
+        DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    }
+    let new = path.with_extension("new");
+    let mut file: File =
+        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    file.write_all(bytes)?;
+    std::fs::rename(new, path)
 }

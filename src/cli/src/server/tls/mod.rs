@@ -28,6 +28,7 @@ use super::flags::{ClientTls, Shown};
 pub(super) use files::TlsError;
 use files::{Files, Look, Made, Seen, Stamps};
 pub(super) use judge::{words, words_of};
+pub(super) use made::make_files;
 pub(super) use subject::common_name;
 pub(super) use trust::Trust;
 

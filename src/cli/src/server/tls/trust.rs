@@ -122,11 +122,17 @@ fn authorities(pem: &[u8]) -> Result<RootCertStore, String> {
     Ok(roots)
 }
 
-/// At least one, and one of each authority: of two only one would count.
-fn revocations(pem: &[u8]) -> Result<Vec<CertificateRevocationListDer<'static>>, String> {
+/// What a list begins with where it is not PEM.
+const DER_SEQUENCE: u8 = 0x30;
+
+/// At least one, and one of each authority: of two only one would count. PEM, or one as it is, which is how etcd wants it.
+fn revocations(bytes: &[u8]) -> Result<Vec<CertificateRevocationListDer<'static>>, String> {
+    let lists: Result<Vec<_>, _> = match bytes.first() {
+        Some(&DER_SEQUENCE) => Ok(vec![CertificateRevocationListDer::from(bytes.to_vec())]),
+        _ => CertificateRevocationListDer::pem_slice_iter(bytes).collect(),
+    };
     let (mut found, mut issuers) = (Vec::new(), BTreeSet::new());
-    for der in CertificateRevocationListDer::pem_slice_iter(pem) {
-        let der = der.map_err(|error| error.to_string())?;
+    for der in lists.map_err(|error| error.to_string())? {
         let list = webpki::BorrowedCertRevocationList::from_der(&der)
             .and_then(|list| list.to_owned())
             .map_err(|error| error.to_string())?;

@@ -1,6 +1,7 @@
 //! Errors, with etcd's codes and texts: clients compare both.
 
 use bowline::{AccessRefusal, Effect, Error, MemberRefusal, Refusal};
+use http::HeaderMap;
 use tonic::{Code, Status};
 
 /// Why a request is refused, where etcd has a text of its own for it.
@@ -29,6 +30,7 @@ pub(crate) enum Reason {
     BadTransferee,
     MemberNotFound,
     BadUrls,
+    NotEnoughStarted,
     UrlsTaken,
     LearnerNotReady,
     NotLearner,
@@ -77,6 +79,9 @@ impl Reason {
             Reason::LeaseNotFound => (NotFound, "requested lease not found"),
             Reason::MemberNotFound => (NotFound, "member not found"),
             Reason::BadUrls => (InvalidArgument, "given member URLs are invalid"),
+            Reason::NotEnoughStarted => {
+                (FailedPrecondition, "re-configuration failed due to not enough started members")
+            }
             Reason::UrlsTaken => (FailedPrecondition, "Peer URLs already exists"),
             Reason::LeaseExists => (FailedPrecondition, "lease already exists"),
             Reason::NotLeader => (FailedPrecondition, "not leader"),
@@ -117,6 +122,11 @@ impl Reason {
     }
 
     /// What etcd says, without a code: for what is no error of a call.
+    /// Whether it is why a request was refused whose answer has these headers.
+    pub(crate) fn is_in(self, headers: &HeaderMap) -> bool {
+        Status::from_header_map(headers).is_some_and(|status| status.message() == self.text())
+    }
+
     pub(crate) fn text(self) -> String {
         format!("etcdserver: {}", self.parts().1)
     }
@@ -201,6 +211,7 @@ fn members(refusal: &MemberRefusal, error: &Error) -> Status {
         MemberRefusal::Voter(_) => Reason::NotLearner.into(),
         MemberRefusal::NotCaughtUp(_) => Reason::LearnerNotReady.into(),
         MemberRefusal::BadAddress(_) => Reason::BadUrls.into(),
+        MemberRefusal::LastVoter(_) => Reason::NotEnoughStarted.into(),
         _ => ours(Code::FailedPrecondition, error),
     }
 }

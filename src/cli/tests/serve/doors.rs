@@ -1,0 +1,112 @@
+//! Where clients come in: what is served at which port, and which may be shared.
+
+use tempfile::tempdir;
+use tonic::Code;
+use tonic::transport::Channel;
+
+use crate::generated::etcdserverpb as pb;
+use crate::office::{GOOD, Office};
+use crate::process::{Server, bowline, flags, free_ports, http};
+use pb::kv_client::KvClient;
+
+async fn put_at(channel: Channel) -> Result<(), tonic::Status> {
+    let request = pb::PutRequest { key: "k".into(), value: "v".into(), ..Default::default() };
+    KvClient::new(channel).put(request).await.map(drop)
+}
+
+async fn plain(address: &str) -> Channel {
+    Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap()
+}
+
+fn code(address: &str, path: &str) -> u16 {
+    http(address, "GET", path, "").0
+}
+
+#[tokio::test]
+async fn json_and_http_may_have_a_port_of_their_own_and_health_another() {
+    let dir = tempdir().unwrap();
+    let [json, health] = free_ports();
+    let http_urls = format!("--listen-client-http-urls=http://127.0.0.1:{json}");
+    let metrics_urls = format!("--listen-metrics-urls=http://127.0.0.1:{health}");
+    let server = Server::alone(&dir, &[&http_urls, &metrics_urls]);
+    let (json, health) = (format!("127.0.0.1:{json}"), format!("127.0.0.1:{health}"));
+    put_at(plain(&server.address).await).await.unwrap();
+    for elsewhere in [&json, &health] {
+        let status = put_at(plain(elsewhere).await).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unimplemented, "{elsewhere}: {status:?}");
+        assert!(status.message().contains("--listen-client-urls"), "{status:?}");
+    }
+    let (found, mut range) = http(&json, "POST", "/v3/kv/range", r#"{"key":"aw=="}"#);
+    assert_eq!(found, 200);
+    assert!(range.text().contains(r#""value":"dg==""#));
+    // At which of the three each is.
+    for (path, codes) in [
+        ("/metrics", [404, 200, 200]),
+        ("/health", [404, 200, 200]),
+        ("/livez", [404, 200, 200]),
+        ("/readyz", [404, 200, 200]),
+        ("/version", [404, 200, 404]),
+        ("/debug/vars", [404, 200, 404]),
+        ("/v3/kv/range", [404, 501, 404]),
+    ] {
+        let found = [&server.address, &json, &health].map(|address| code(address, path));
+        assert_eq!(found, codes, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn where_nothing_else_is_said_all_is_at_one_port_and_health_at_another_too() {
+    let dir = tempdir().unwrap();
+    let [health] = free_ports();
+    let metrics_urls = format!("--listen-metrics-urls=http://127.0.0.1:{health}");
+    let server = Server::alone(&dir, &[&metrics_urls]);
+    put_at(plain(&server.address).await).await.unwrap();
+    assert_eq!(code(&server.address, "/health"), 200);
+    assert_eq!(code(&format!("127.0.0.1:{health}"), "/health"), 200);
+    let (found, mut vars) = http(&server.address, "GET", "/debug/vars", "");
+    assert_eq!(found, 200);
+    let vars: serde_json::Value = serde_json::from_str(&vars.text()).unwrap();
+    assert_eq!(vars["raft.status"]["raftState"], "StateLeader", "{vars}");
+    assert!(vars["raft.status"]["applied"].as_u64().unwrap() > 0, "{vars}");
+}
+
+#[tokio::test]
+async fn one_port_can_speak_with_tls_and_without() {
+    let (mut office, dir) = (Office::new(), tempdir().unwrap());
+    let card = office.issue(GOOD);
+    let [peer, client] = free_ports();
+    let mut all = flags(0, &[peer], client, dir.path());
+    let urls = format!("http://127.0.0.1:{client},https://127.0.0.1:{client}");
+    all.extend([
+        format!("--listen-client-urls={urls}"),
+        format!("--advertise-client-urls={urls}"),
+        format!("--cert-file={}", card.cert.display()),
+        format!("--key-file={}", card.key.display()),
+    ]);
+    let server = Server::start(&all, client, &[]).ready();
+    put_at(plain(&server.address).await).await.unwrap();
+    put_at(office.channel(&server.address, None).await).await.unwrap();
+    assert_eq!(code(&server.address, "/health"), 200);
+    drop(server);
+    // The same twice is a mistake.
+    let dir = tempdir().unwrap();
+    let twice = format!("http://127.0.0.1:{client},http://127.0.0.1:{client}");
+    let refused = bowline()
+        .arg("serve")
+        .args(flags(0, &[peer], client, dir.path()))
+        .args(["--listen-client-urls", &twice])
+        .output()
+        .unwrap();
+    assert!(!refused.status.success());
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(said.contains("cannot listen for clients on 127.0.0.1"), "{said}");
+}
+
+#[test]
+fn it_says_which_version_it_is_and_whose_behaviour_that_is() {
+    let output = bowline().args(["serve", "--version"]).output().unwrap();
+    assert!(output.status.success());
+    let said = String::from_utf8(output.stdout).unwrap();
+    let own = env!("CARGO_PKG_VERSION");
+    assert_eq!(said, format!("etcd Version: 3.6.9\nBowline Version: {own}\n"));
+}
