@@ -16,7 +16,7 @@ use crate::env::Point;
 use crate::mutant::Mutant;
 
 /// A bug must be found in one of so many seeds.
-const SEEDS: u64 = 12;
+const SEEDS: u64 = 40;
 
 /// So many operations must be answered where everything holds.
 const ACKNOWLEDGED_MIN: u64 = 300;
