@@ -177,8 +177,14 @@ fn a_member_that_has_not_met_the_others_has_no_state_to_give() {
         let backup = node.backup(&file).await.unwrap_err().to_string();
         assert!(backup.contains("no state of its cluster yet"), "{backup}");
         assert!(!file.exists());
-        // Founded anew by all three, it is read.
+        // Two that wait for the third have little to say to each other.
         cluster.restart(1).await.unwrap();
+        let turns = |cluster: &Cluster| cluster.node(0).metrics().snapshot().turn_seconds.count();
+        let before = turns(&cluster);
+        let _ = cluster.node(0).client().get("k").local().deadline(moment * 10).await;
+        let turns = turns(&cluster) - before;
+        assert!(turns < 1_000, "{turns} turns in a second");
+        // Founded anew by all three, it is read.
         cluster.restart(2).await.unwrap();
         assert_eq!(cluster.node(0).client().get("k").local().await.unwrap(), None);
         cluster.node(0).backup(&file).await.unwrap();

@@ -15,6 +15,9 @@ pub const EVERY: u64 = 128;
 /// How many comparisons are kept for members that lag.
 const KEPT: usize = 64;
 
+/// How many times as long as a difference may be decided there is nothing between two comparisons that found one.
+const REST: u32 = 60;
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Digests {
@@ -24,6 +27,8 @@ pub(crate) struct Digests {
     told: BTreeMap<LogIndex, BTreeMap<NodeId, u64>>,
     undecided: Option<Undecided>,
     patience_ticks: u32,
+    /// How long the leader waits before it goes on to another comparison.
+    rest_ticks: u32,
 }
 
 /// A difference without a majority.
@@ -52,7 +57,7 @@ impl Digests {
     /// those that have not told yet; then it counts.
     pub(crate) fn new(me: NodeId, patience_ticks: u32) -> Self {
         let (voters, told) = (BTreeSet::new(), BTreeMap::new());
-        Self { me, voters, told, undecided: None, patience_ticks }
+        Self { me, voters, told, undecided: None, patience_ticks, rest_ticks: 0 }
     }
 
     /// These vote from now on: a majority is one of theirs. A learner compares itself with them, and
@@ -74,6 +79,7 @@ impl Digests {
 
     /// Time passes.
     pub(crate) fn tick(&mut self) {
+        self.rest_ticks = self.rest_ticks.saturating_sub(1);
         if let Some(undecided) = &mut self.undecided {
             undecided.ticks_left = undecided.ticks_left.saturating_sub(1);
         }
@@ -97,7 +103,12 @@ impl Digests {
             let victim = mine.map_or(oldest, |(index, _)| *index);
             self.told.remove(&victim);
         }
-        let verdict = self.told.get(&index).map_or(Verdict::Fine, |told| self.judge(told));
+        let Some(told) = self.told.get(&index) else { return Verdict::Fine };
+        let (verdict, agrees) = (self.judge(told), self.is_of_majority(told));
+        let is_known = told.contains_key(&self.me);
+        if from == self.me && self.undecided.is_some() {
+            self.rest_ticks = self.patience_ticks.saturating_mul(REST);
+        }
         match verdict {
             Verdict::Nobody => {
                 let ticks_left = self.patience_ticks;
@@ -105,8 +116,7 @@ impl Digests {
             }
             // A digest is of the whole state: if a majority has the same later on, all is known.
             _ => {
-                let agrees = self.told.get(&index).is_some_and(|told| self.is_of_majority(told));
-                let decides = |at: LogIndex| at == index || (at < index && agrees);
+                let decides = |at: LogIndex| (at == index && is_known) || (at < index && agrees);
                 self.undecided.take_if(|undecided| decides(undecided.index));
             }
         }
@@ -116,6 +126,12 @@ impl Digests {
     /// Whether writes must be refused.
     pub(crate) fn is_undecided(&self) -> bool {
         self.undecided.as_ref().is_some_and(|undecided| undecided.ticks_left == 0)
+    }
+
+    /// Whether the leader should go on to the next comparison, which takes entries: at once, and then again and
+    /// again after a while, in which who was away may have come back.
+    pub(crate) fn wants_another(&self) -> bool {
+        self.is_undecided() && self.rest_ticks == 0
     }
 
     /// Whether this member told the same as a majority of the voters.

@@ -64,10 +64,12 @@ impl Steps {
     pub(crate) fn ask(&mut self, term: Term, now: Moment) -> Option<(u64, MemberWish)> {
         let due = |wanted: &&mut Wanted| wanted.done.is_none() && wanted.ask_at <= now;
         let wanted = self.open.values_mut().find(due)?;
-        wanted.ask_at = now + self.ask_again_after;
         let round = self.next;
         self.next += 1;
         wanted.asked.insert((term, round));
+        // Less and less often: a refusal is final only where no asking is open.
+        let open = u32::try_from(wanted.asked.len()).unwrap_or(u32::MAX);
+        wanted.ask_at = now + self.ask_again_after.saturating_mul(open);
         Some((round, wanted.wish.clone()))
     }
 

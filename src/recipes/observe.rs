@@ -83,7 +83,10 @@ impl Observe {
         match prev {
             Some(prev) => drop(self.candidates.remove(&(prev.create_revision, prev.key))),
             // History that begins at what is compacted does not know what was there before.
-            None => self.candidates.retain(|(_, key), _| *key != row.key),
+            None if kind == EventKind::Delete || row.version > 1 => {
+                self.candidates.retain(|(_, key), _| *key != row.key);
+            }
+            None => {}
         }
         if kind == EventKind::Put && is_place(&row, &self.prefix) {
             self.candidates.insert((row.create_revision, row.key), row.value);

@@ -124,8 +124,11 @@ impl Driver {
 
     /// Tells those who wait for the replica to go as far as it does now, or to be there at all.
     pub(super) fn release_at_least(&mut self, visible: Revision) {
-        // Whoever holds a state of a cluster knows its members.
-        if self.machine.members().rows().is_empty() {
+        let (members, me) = (self.machine.members(), self.shared.settings.node);
+        // Whoever holds a state of its cluster finds itself in it, or that it was in it. A newcomer begins with the
+        // founders alone.
+        let belongs = members.get(me).is_some() || members.outgoing().contains(&me);
+        if !belongs && !members.is_removed(me) {
             return;
         }
         self.shared.set_has_state();
@@ -153,7 +156,7 @@ impl Driver {
     /// As the leader, while nobody can say which replica is right: entries that change nothing, one a tick, lead to the
     /// next comparison. Who was missing may be back then, and who was wrong gone.
     pub(super) fn compare_again(&mut self) {
-        if self.leading.is_some() && self.digests.is_undecided() {
+        if self.leading.is_some() && self.digests.wants_another() {
             // Refused while leadership moves: there is another tick.
             let _ = self.propose_anyway(&[]);
         }

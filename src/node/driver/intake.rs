@@ -92,7 +92,9 @@ impl Driver {
         let mine = self.identity.incarnation();
         if let PeerMessage::Hello(hello) = &message {
             self.hear(hello)?;
-            if matches!(hello.standing, crate::model::Standing::Blank) {
+            // Two that know nothing yet would answer each other for ever: they say hello by themselves.
+            let is_founding = matches!(self.stage, Stage::Founding(_));
+            if matches!(hello.standing, crate::model::Standing::Blank) && !is_founding {
                 self.send(from, PeerMessage::Hello(self.identity.hello(from)));
             }
             return Ok(());
