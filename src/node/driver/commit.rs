@@ -124,14 +124,16 @@ impl Driver {
 
     /// Tells those who wait for the replica to go as far as it does now, or to be there at all.
     pub(super) fn release_at_least(&mut self, visible: Revision) {
-        let (members, me) = (self.machine.members(), self.shared.settings.node);
-        // Whoever holds a state of its cluster finds itself in it, or that it was in it. A newcomer begins with the
-        // founders alone.
-        let belongs = members.get(me).is_some() || members.outgoing().contains(&me);
-        if !belongs && !members.is_removed(me) {
-            return;
+        if !self.shared.has_state() {
+            // Whoever holds a state of its cluster finds itself in it, or that it was in it. A newcomer begins with the
+            // founders alone.
+            let (members, me) = (self.machine.members(), self.shared.settings.node);
+            let belongs = members.get(me).is_some() || members.outgoing().contains(&me);
+            if !belongs && !members.is_removed(me) {
+                return;
+            }
+            self.shared.set_has_state();
         }
-        self.shared.set_has_state();
         while let Some(entry) = self.at_least.first_entry() {
             if *entry.key() > visible {
                 break;

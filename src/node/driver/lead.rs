@@ -30,7 +30,7 @@ impl Driver {
                     renewals: BTreeMap::new(),
                     flights: VecDeque::new(),
                     step: None,
-                    unsettled: Vec::new(),
+                    untold: Vec::new(),
                 });
             }
             self.proposals.leader_changed();
@@ -97,7 +97,7 @@ impl Driver {
     }
 
     pub(super) fn expire_transfers(&mut self, now: Moment) {
-        for (_, _, reply) in self.transfers.extract_if(.., |(deadline, ..)| *deadline <= now) {
+        for (.., reply) in self.transfers.extract_if(.., |(deadline, ..)| *deadline <= now) {
             reply.send(Err(CallError::Deadline { maybe_applied: false }));
         }
     }

@@ -52,7 +52,7 @@ impl Driver {
             return;
         }
         self.unsettled = None;
-        let waiting = self.leading.as_mut().map(|leading| std::mem::take(&mut leading.unsettled));
+        let waiting = self.leading.as_mut().map(|leading| std::mem::take(&mut leading.untold));
         for (asker, id) in waiting.into_iter().flatten() {
             self.answer_step(asker, MemberAnswer::Done { id, index });
         }
@@ -61,7 +61,7 @@ impl Driver {
     /// As the leader: tells who wants a step that it is made, as soon as it is settled.
     fn step_is_made(&mut self, asker: StepAsker, id: NodeId, index: LogIndex) {
         match &mut self.leading {
-            Some(leading) if self.unsettled.is_some() => leading.unsettled.push((asker, id)),
+            Some(leading) if self.unsettled.is_some() => leading.untold.push((asker, id)),
             _ => self.answer_step(asker, MemberAnswer::Done { id, index }),
         }
     }

@@ -231,7 +231,7 @@ struct Leading {
     /// The change of the members that was proposed and is not applied yet.
     step: Option<UnderWay>,
     /// Who waits for the last change to be settled, and whom it was about.
-    unsettled: Vec<(StepAsker, NodeId)>,
+    untold: Vec<(StepAsker, NodeId)>,
 }
 
 struct Stopping {

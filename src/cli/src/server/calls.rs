@@ -36,9 +36,12 @@ const CODES: [&str; 17] = [
     "Unauthenticated",
 ];
 
-/// How long the version may be that a client says it speaks, and how many of them are told apart.
+/// How long the version may be that a client says it speaks, and how many of each kind of call are told apart.
 const VERSION_BYTES_MAX: usize = 16;
-const CLIENTS_MAX: usize = 64;
+const CLIENTS_MAX: usize = 32;
+
+/// Who says nothing, or nothing that is a version, or comes after so many others.
+const UNKNOWN: &str = "unknown";
 
 /// The counts of all methods, and of all that is asked.
 pub(super) struct Calls {
@@ -46,7 +49,7 @@ pub(super) struct Calls {
     methods: BTreeMap<String, Arc<Method>>,
     traffic: Arc<Traffic>,
     /// By whether it is a stream, and by the version that the client says it speaks.
-    clients: Mutex<BTreeMap<(bool, String), u64>>,
+    clients: [Mutex<BTreeMap<String, u64>>; 2],
     healthy: AtomicU64,
     unhealthy: AtomicU64,
 }
@@ -89,7 +92,7 @@ impl Calls {
         Self {
             methods: methods.collect(),
             traffic: Arc::default(),
-            clients: Mutex::default(),
+            clients: Default::default(),
             healthy: AtomicU64::new(0),
             unhealthy: AtomicU64::new(0),
         }
@@ -125,21 +128,27 @@ impl Calls {
                 && word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
         };
         let says = headers.get("client-api-version").and_then(|value| value.to_str().ok());
-        let version = says.filter(is_version).unwrap_or("unknown").to_owned();
-        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_stream = method.is_some_and(|method| method.is_stream);
-        let version = if clients.len() < CLIENTS_MAX { version } else { "unknown".to_owned() };
-        *clients.entry((is_stream, version)).or_default() += 1;
+        let version = says.filter(is_version).unwrap_or(UNKNOWN);
+        let kind = usize::from(method.is_some_and(|method| method.is_stream));
+        let mut clients = self.clients[kind].lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = clients.get_mut(version) {
+            *count += 1;
+            return;
+        }
+        let version = if clients.len() < CLIENTS_MAX { version } else { UNKNOWN };
+        *clients.entry(version.to_owned()).or_default() += 1;
     }
 
     /// How many calls there were, by what clients say they are.
     pub(super) fn clients(&self) -> Samples {
-        let clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        let labelled = |((is_stream, version), count): (&(bool, String), &u64)| {
-            let kind = if *is_stream { "stream" } else { "unary" };
-            (format!("client_api_version=\"{version}\",type=\"{kind}\""), *count)
+        let of = |(clients, kind): (&Mutex<BTreeMap<String, u64>>, &str)| {
+            let clients = clients.lock().unwrap_or_else(PoisonError::into_inner);
+            let labelled = |(version, count): (&String, &u64)| {
+                (format!("client_api_version=\"{version}\",type=\"{kind}\""), *count)
+            };
+            clients.iter().map(labelled).collect::<Samples>()
         };
-        clients.iter().map(labelled).collect()
+        self.clients.iter().zip(["unary", "stream"]).flat_map(of).collect()
     }
 
     /// A call has ended before anything of it was read.
@@ -236,5 +245,33 @@ impl HttpBody for Followed {
 impl Drop for Followed {
     fn drop(&mut self) {
         self.ends(Code::Cancelled);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderValue;
+
+    #[test]
+    fn clients_that_make_up_versions_do_not_fill_the_table_and_known_ones_are_counted_on() {
+        let calls = Calls::new();
+        let ask = |version: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert("client-api-version", HeaderValue::from_str(version).unwrap());
+            calls.comes_from(&headers, None);
+        };
+        ask("3.6.9");
+        (0..1_000).for_each(|n| ask(&format!("9.{n}")));
+        ask("3.6.9");
+        ask("no version");
+        let said = calls.clients();
+        let of = |version| {
+            let label = format!("client_api_version=\"{version}\",type=\"unary\"");
+            said.iter().find(|(found, _)| *found == label).map(|(_, count)| *count)
+        };
+        assert_eq!(of("3.6.9"), Some(2));
+        assert_eq!(of(UNKNOWN), Some(1_000 - (CLIENTS_MAX as u64 - 1) + 1));
+        assert_eq!(said.len(), CLIENTS_MAX + 1);
     }
 }
