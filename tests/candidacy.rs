@@ -246,7 +246,7 @@ fn the_end_of_its_session_is_its_end_whether_it_leads_or_not() {
     assert!(first.is_leader());
 
     let [closing, _] = sessions;
-    let closing = Begun::new(async move { closing.close().await });
+    let closing = Begun::asked(async move { closing.close().await });
     // From the call on.
     assert!(!first.is_leader() && first.leadership().is_none() && first.before().is_none());
     assert_eq!(elected(&first).unwrap_err(), closed);
@@ -418,7 +418,7 @@ fn who_is_woken_may_look_from_wherever_it_is_woken() {
         let (sender, looked) = mpsc::channel();
         let look = Arc::clone(&candidacy);
         thread::spawn(move || {
-            let closing = Begun::new(async move { session.close().await });
+            let closing = Begun::asked(async move { session.close().await });
             assert!(!look.is_leader());
             sender.send(closing.finish()).unwrap();
         });

@@ -460,7 +460,9 @@ fn what_is_taken_up_by_a_call_that_is_dropped_with_its_answer_unread_is_given_up
     mine.orphan();
     let next = session(&cluster, 0);
     let (mutex, lease) = (next.mutex("import"), next.lease());
+    cluster.pause(0);
     let mut resuming = Begun::new(async move { mutex.resume(&ticket).await });
+    cluster.resume(0);
     let mut woken = 0;
     loop {
         let now = resuming.wakes();

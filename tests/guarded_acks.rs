@@ -159,10 +159,10 @@ fn a_call_that_is_dropped_acknowledges_with_the_result_or_gives_back_without_it(
             let txn = guard.txn().then(result()).ack(job);
             let mut kept = None;
             if releases {
-                let call = Begun::new(async move { txn.commit_and_release(guard).await });
+                let call = Begun::asked(async move { txn.commit_and_release(guard).await });
                 poll_on(node, wakes, call);
             } else {
-                let call = Begun::new(async move { txn.commit().await });
+                let call = Begun::asked(async move { txn.commit().await });
                 kept = Some(guard);
                 poll_on(node, wakes, call);
             }

@@ -109,7 +109,7 @@ fn while_a_node_is_being_shut_down_its_locks_are_lost_by_that_already() {
     let node = cluster.node(one);
     let guard = node.session().wait().unwrap().mutex("lock").lock().wait().unwrap();
     let mut lost = Begun::new(async move { guard.lost().await });
-    let mut stopping = Begun::new(async move { cluster.shutdown(one).await });
+    let mut stopping = Begun::asked(async move { cluster.shutdown(one).await });
     let mut first = None;
     let limit = std::time::Instant::now() + Duration::from_secs(20);
     while stopping.poll().is_none() {

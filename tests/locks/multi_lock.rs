@@ -180,7 +180,7 @@ fn what_is_dropped_with_its_session_as_it_enters_fills_no_line() {
     let cluster = with(1, config);
     for _ in 0..20 {
         let mine = another_session(&cluster, 0, "hasty");
-        drop(Begun::new(mine.lock_all(["a", "b"])));
+        drop(Begun::asked(mine.lock_all(["a", "b"])));
         drop(mine);
     }
     let mine = session(&cluster, 0);

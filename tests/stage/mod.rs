@@ -161,6 +161,7 @@ pub(crate) fn session_ended(error: &LockError) -> bool {
 
 /// A call that was begun and is polled by hand, and how often it was woken.
 pub(crate) struct Begun<T> {
+    answer: Option<T>,
     future: Pin<Box<dyn Future<Output = T> + Send>>,
     wakes: Arc<Wakes>,
 }
@@ -181,19 +182,34 @@ pub(crate) fn give_up(call: impl IntoFuture) {
 }
 
 impl<T> Begun<T> {
-    /// Begins a call: polls it once. It is pending.
+    /// Begins a call that waits, for others or for a node that is paused or cut off: polls it once. It is pending.
     pub(crate) fn new<C>(call: C) -> Self
     where
         C: IntoFuture<Output = T>,
         C::IntoFuture: Send + 'static,
     {
-        let mut begun = Self { future: Box::pin(call.into_future()), wakes: Arc::default() };
-        assert!(begun.poll().is_none(), "it has an answer at once");
+        let begun = Self::asked(call);
+        assert!(begun.answer.is_none(), "it has an answer at once");
+        begun
+    }
+
+    /// Begins a call that nothing keeps waiting: polls it once. On a busy machine it may have its answer by then.
+    pub(crate) fn asked<C>(call: C) -> Self
+    where
+        C: IntoFuture<Output = T>,
+        C::IntoFuture: Send + 'static,
+    {
+        let future = Box::pin(call.into_future());
+        let mut begun = Self { answer: None, future, wakes: Arc::default() };
+        begun.answer = begun.poll();
         begun
     }
 
     /// Its answer, if it is there.
     pub(crate) fn poll(&mut self) -> Option<T> {
+        if self.answer.is_some() {
+            return self.answer.take();
+        }
         let waker = Waker::from(Arc::clone(&self.wakes));
         match self.future.as_mut().poll(&mut Context::from_waker(&waker)) {
             Poll::Ready(answer) => Some(answer),
@@ -203,7 +219,7 @@ impl<T> Begun<T> {
 
     /// Its answer, when it is there.
     pub(crate) fn finish(self) -> T {
-        self.future.wait()
+        self.answer.unwrap_or_else(|| self.future.wait())
     }
 
     /// How often it was woken.
