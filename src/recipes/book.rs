@@ -555,7 +555,10 @@ impl Book {
             let Some(prefix) = parent(&event.kv.key) else { continue };
             let Some(line) = self.lines.get_mut(prefix) else {
                 if event.kind == EventKind::Put && order::addressee(&event.kv.key).is_some() {
-                    orders.push(&event.kv);
+                    match mutant::is(Mutant::B35) {
+                        false => orders.push(&event.kv),
+                        true => self.follow_order(&event.kv, acts),
+                    }
                 }
                 continue;
             };

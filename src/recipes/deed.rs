@@ -16,6 +16,7 @@ use tokio::sync::oneshot;
 
 use crate::api::{Effect, Error, Session};
 use crate::model::{Command, Compare, Op, Put, PutLease, PutValue, Refusal, Reply, Revision, Txn};
+use crate::mutant::{self, Mutant};
 use crate::node::{CallResult, ReplyTo, SessionEnd, Shared};
 
 use super::call::Until;
@@ -171,7 +172,7 @@ impl Entry {
 
     /// Whether its session was lost: then the key is its lease's, and lives through the lock delay.
     fn is_left_to_its_lease(&self) -> bool {
-        self.session.end() == Some(SessionEnd::NotRenewed)
+        self.session.end() == Some(SessionEnd::NotRenewed) && !mutant::is(Mutant::B36)
     }
 
     /// Deletes the key, and waits until that is durable. False if it was gone already, or goes with the

@@ -530,7 +530,9 @@ impl Parting {
         let Some(barred) = kept_waiting(shared, &row) else { return leaving };
         // What was judged is what this replica has: a downgrade of it may be under way, which keeps its
         // lease and its age.
-        compares.push(Compare::mod_revision(key.clone()).eq(held.mod_revision));
+        if !mutant::is(Mutant::B34) {
+            compares.push(Compare::mod_revision(key.clone()).eq(held.mod_revision));
+        }
         if !mutant::is(Mutant::B19) {
             compares.extend(still_mine(heir, row.create_revision, heir_lease));
             compares.push(Compare::mod_revision(heir.clone()).eq(row.mod_revision));

@@ -881,4 +881,21 @@ mod tests {
         assert!(matches!(third.stage(None), Stage::Failed(LockError::TimedOut { .. })));
         assert!(is_granted(&place, &second));
     }
+
+    #[test]
+    fn what_a_place_is_ordered_before_its_node_knows_where_it_stands_is_followed_then() {
+        let (place, [turn]) = shared_by();
+        place.lock().phase = Phase::Entering;
+        let (key, row) = (Bytes::from_static(b"lock/5"), Bytes::from_static(b"lock/5/order"));
+        let request = Request { by: "ops".to_owned(), why: "it is due".to_owned() };
+        let (what, since, mut acts) = (What::Ask, Revision(2), Acts::default());
+        let order = Order { what, since, request: request.clone() };
+        place.obey(order, &key, &row, &mut acts);
+        place.obey_kept(&mut acts);
+        assert_eq!(turn.request(), None);
+        assert!(place.lock().give(since, since, &mut acts));
+        place.obey_kept(&mut acts);
+        assert_eq!(turn.request(), Some(request));
+        assert_eq!(place.bound_count(), 1, "the order goes with the hold that it is about");
+    }
 }

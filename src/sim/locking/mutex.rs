@@ -1,11 +1,17 @@
 //! A task that wants one lock, again and again: by waiting for it, or by only trying.
 
+use std::time::Duration;
+
 use super::{GaveUp, PATIENCE, Player};
 use crate::api::Session;
 use crate::model::LeaseId;
 use crate::recipes::{Guard, LockError};
 
-use super::super::plan::one_in;
+use super::super::plan::{between, index, one_in};
+
+/// How long some hold, or wait, at the most.
+const SHORT: Duration = Duration::from_millis(300);
+const SHORTEST: Duration = Duration::from_millis(1);
 
 /// Starts it.
 pub(super) fn start(player: Player, lock: &'static str) {
@@ -60,7 +66,15 @@ pub(super) async fn take(
 ) -> Option<(&'static str, Guard)> {
     let mutex = session.mutex(lock);
     if !one_in(&player.rng, 6) {
-        let guard = player.wait(lock, mutex.lock().deadline(PATIENCE)).await.ok()?;
+        let wish = mutex.lock();
+        let wish = match index(&player.rng, 8) {
+            // In a place of its own, and not for long.
+            0 => wish.at_most(between(&player.rng, SHORTEST, SHORT)).deadline(PATIENCE),
+            // Among those of its session too, whoever passes the lock on to it.
+            1 => wish.deadline(between(&player.rng, SHORTEST, SHORT)),
+            _ => wish.deadline(PATIENCE),
+        };
+        let guard = player.wait(lock, wish).await.ok()?;
         return Some(("lock", guard));
     }
     let floor = player.scene.judge.borrow().truth().newest();

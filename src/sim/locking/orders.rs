@@ -14,7 +14,7 @@ use crate::env::Entropy;
 use crate::recipes::{Contender, Guard, LockError, OrderError};
 
 /// The longest lock delay: the lock is free in time all the same.
-const DELAY_MAX: Duration = Duration::from_millis(700);
+pub(super) const DELAY_MAX: Duration = Duration::from_millis(700);
 
 /// How long an operator waits for what it has ordered.
 const ORDER_PATIENCE: Duration = Duration::from_secs(3);
@@ -27,7 +27,7 @@ pub(super) fn start(player: &Player, lock: &'static str) {
     for _ in 0..TASKS {
         player.spawn(live(player.again(), lock));
     }
-    player.spawn(operate(player.again(), lock));
+    player.spawn(operate(player.again(), lock, 1));
 }
 
 async fn live(player: Player, lock: &'static str) {
@@ -84,8 +84,24 @@ async fn hold(player: &Player, holding: &Holding<Guard>) -> bool {
     .await;
     if asked {
         player.scene.judge.borrow_mut().count("asked to release");
+    } else {
+        is_told(player, holding).await;
     }
     asked
+}
+
+/// What a holder is asked, and its node has applied, it is told.
+async fn is_told(player: &Player, holding: &Holding<Guard>) {
+    let hold = &holding.held;
+    let order = [&hold.key()[..], b"/order"].concat();
+    let Some((Some(row), _)) = player.caller.get_local(&order).await else { return };
+    let asks = format!("bowline:1 ask\n{}\n", hold.since());
+    let is_meant =
+        row.lease == Some(hold.session().lease()) && row.value.starts_with(asks.as_bytes());
+    let is_told = hold.request().is_some() || !hold.is_held();
+    player.scene.judge.borrow_mut().expect(is_told || !is_meant, "K-ORDER", || {
+        format!("{row:?} is here, and who holds by that key is not told")
+    });
 }
 
 /// Gives it to one who waits.
@@ -111,11 +127,13 @@ async fn hand_over(player: &Player, holding: Holding<Guard>, heir: &Contender) {
     }
 }
 
-/// Gives orders to whoever stands in the line.
-async fn operate(player: Player, lock: &'static str) {
+/// Gives orders to whoever stands in the line, and thinks so often in between.
+pub(super) async fn operate(player: Player, lock: &'static str, thinks: u32) {
     let locks = player.caller.locks();
     while !player.is_closing() {
-        player.think().await;
+        for _ in 0..thinks {
+            player.think().await;
+        }
         let Ok(info) = locks.of(lock) else { continue };
         let line = info.line;
         let Some(first) = line.first() else { continue };

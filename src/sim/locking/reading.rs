@@ -7,7 +7,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::super::plan::one_in;
-use super::{GaveUp, Holding, PATIENCE, Player, Program};
+use super::{GaveUp, Holding, PATIENCE, Player, Program, orders};
 use crate::api::Session;
 use crate::env::Entropy;
 use crate::model::KeyValue;
@@ -16,10 +16,17 @@ use crate::recipes::{DowngradeError, LockError, ReadGuard, UpgradeError, WriteGu
 /// How many tasks of a node want the lock.
 const TASKS: usize = 2;
 
+/// How often an operator thinks before it orders something.
+const ORDERS_APART: u32 = 4;
+
 /// Starts them.
 pub(super) fn start(player: &Player, lock: &'static str) {
     for _ in 0..TASKS {
         player.spawn(live(player.again(), lock));
+    }
+    // What is ordered meets who becomes another: now and then.
+    if player.at == 0 {
+        player.spawn(orders::operate(player.again(), lock, ORDERS_APART));
     }
 }
 

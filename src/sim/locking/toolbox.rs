@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::super::plan::index;
-use super::Player;
+use super::super::plan::{between, index};
+use super::{Player, orders};
 use crate::api::{Effect, Error, Session};
 use crate::env::Entropy;
 use crate::model::{KeyRange, KeyValue, Revision};
@@ -35,6 +35,9 @@ const WAIT_MAX: Duration = Duration::from_secs(3);
 /// How long things that are to be done once are the same.
 const ONCE: Duration = Duration::from_secs(4);
 
+/// How often somebody looks whether its session lives.
+const LOOK: Duration = Duration::from_millis(25);
+
 /// How many tasks of a node use it.
 const TASKS: usize = 3;
 
@@ -50,7 +53,11 @@ pub(super) fn start(player: &Player) {
 async fn live(player: Player) {
     while !player.is_closing() {
         player.think().await;
-        let Some(session) = player.session().await else { continue };
+        let delay = match index(&player.rng, 2) {
+            0 => Duration::ZERO,
+            _ => between(&player.rng, Duration::from_millis(1), orders::DELAY_MAX),
+        };
+        let Some(session) = player.session_with(delay).await else { continue };
         while session.end().is_none() && !player.is_closing() {
             turn(&player, &session).await;
             player.think().await;
@@ -151,8 +158,14 @@ async fn hold_or_wait(player: &Player, session: &Session) {
         let Ok(held) = held else { return };
         let key = Bytes::from_static(BARRIER.as_bytes());
         player.scene.judge.borrow_mut().is_member(&key, held.since(), true);
-        player.scene.timers.sleep(player.while_held() / 4).await;
-        return drop(held);
+        let (since, time) = (held.since(), player.while_held());
+        let believed = stay(player, session, time).await;
+        let lost = is_lost(session);
+        drop(held);
+        if lost {
+            goes_with_its_lease(player, session, &key, since, believed).await;
+        }
+        return;
     }
     let floor = player.scene.judge.borrow().floor();
     let call = player.scene.judge.borrow_mut().call(player.node, "wait for a barrier", WAIT_MAX);
@@ -202,16 +215,59 @@ async fn join(player: &Player, session: &Session) {
     let Ok(membership) = joined else { return };
     let (key, since) = (membership.key().clone(), membership.since());
     player.scene.judge.borrow_mut().is_member(&key, since, true);
-    player.scene.timers.sleep(player.while_held() / 2).await;
-    // What a lost session had goes with its lease.
-    let is_lost = session.end() == Some(SessionEnd::NotRenewed);
+    let believed = stay(player, session, player.while_held()).await;
+    let lost = is_lost(session);
     let (_, call) = begin(player, "leave");
     let left = membership.leave().await;
-    let mut judge = player.scene.judge.borrow_mut();
-    judge.returned(call);
-    if left.is_ok() && !is_lost {
-        judge.is_member(&key, since, false);
+    player.scene.judge.borrow_mut().returned(call);
+    if lost {
+        goes_with_its_lease(player, session, &key, since, believed).await;
+    } else if left.is_ok() {
+        player.scene.judge.borrow_mut().is_member(&key, since, false);
     }
+}
+
+fn is_lost(session: &Session) -> bool {
+    session.end() == Some(SessionEnd::NotRenewed)
+}
+
+/// Lets time pass, but no more than the session lives. Answers when that was believed in last, in true
+/// time.
+async fn stay(player: &Player, session: &Session, time: Duration) -> Option<Duration> {
+    let (timeline, mut believed) = (&player.scene.timeline, None);
+    let until = timeline.now() + time;
+    while session.end().is_none() {
+        believed = Some(timeline.now());
+        if timeline.now() >= until {
+            break;
+        }
+        player.scene.timers.sleep(LOOK).await;
+    }
+    believed
+}
+
+/// What lived with a session that was lost, and was let go then, is there until the lock delay is over.
+async fn goes_with_its_lease(
+    player: &Player,
+    session: &Session,
+    key: &Bytes,
+    since: Revision,
+    believed: Option<Duration>,
+) {
+    let Some(until) = believed.map(|believed| believed + session.lock_delay()) else { return };
+    let now = player.scene.timeline.now();
+    let Some(left) = until.checked_sub(now + Duration::from_millis(1)) else { return };
+    player.scene.timers.sleep(left).await;
+    if player.scene.timeline.now() >= until {
+        return;
+    }
+    let mut judge = player.scene.judge.borrow_mut();
+    let row = judge.truth().row_at(key, judge.truth().newest()).cloned();
+    let is_there = row.as_ref().is_some_and(|row| row.create_revision == since);
+    judge.expect(is_there, "K-DELAY", || {
+        format!("{key:?} of {since:?} is let go by a lost session until {until:?}: {row:?}")
+    });
+    judge.count("lock delay beside locks");
 }
 
 async fn run_once(player: &Player, session: &Session) {
