@@ -103,6 +103,45 @@ fn an_order_reaches_whoever_comes_to_hold_in_the_same_step_of_its_node() {
 }
 
 #[test]
+fn an_order_reaches_who_was_handed_the_hold_before_its_node_knew_of_its_place() {
+    let cluster = lasting(3);
+    let (leader, one, two) = roles(&cluster);
+    let first = session(&cluster, leader).mutex("lock").lock().wait().unwrap();
+    let mine = session(&cluster, one);
+    // What it asks for arrives, and it hears of nothing.
+    cluster.cut(leader, one);
+    cluster.cut(two, one);
+    let heir = Begun::new(mine.mutex("lock").lock());
+    until_places(cluster.node(leader), "lock", 2);
+    first.hand_over(&place(cluster.node(leader), "lock", 1)).wait().unwrap();
+    let holder = place(cluster.node(leader), "lock", 0);
+    assert!(holder.holds && holder.lease == mine.lease());
+    cluster.node(leader).locks().ask(&holder, "it is due").wait().unwrap();
+    cluster.heal();
+    let heir = heir.finish().unwrap();
+    until_true(cluster.node(one), "the heir is asked", || heir.request().is_some());
+    heir.release().wait().unwrap();
+    until_places(cluster.node(leader), "lock", 0);
+}
+
+#[test]
+fn an_order_that_comes_with_the_end_of_its_place_is_not_left_behind() {
+    let cluster = lasting(3);
+    let (leader, one, two) = roles(&cluster);
+    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    until_places(cluster.node(leader), "lock", 1);
+    let (holder, locks) = (place(cluster.node(leader), "lock", 0), cluster.node(leader).locks());
+    // Its node hears of both together.
+    cluster.pause(one);
+    locks.ask(&holder, "it is due").wait().unwrap();
+    cluster.node(leader).client().delete(holder.key).wait().unwrap();
+    known_as_committed(cluster.node(leader));
+    cluster.resume(one);
+    assert_eq!(guard.lost().wait(), Loss::KeyDeleted);
+    until_places(cluster.node(two), "lock", 0);
+}
+
+#[test]
 fn a_broken_lock_is_lost_before_the_next_one_has_it_and_its_holder_is_told_by_whom() {
     let cluster = lasting(3);
     let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();

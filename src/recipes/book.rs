@@ -152,8 +152,8 @@ impl Book {
     }
 
     /// This node's place of this key.
-    pub(super) fn local(&self, prefix: &[u8], key: &Bytes) -> Option<&Arc<Place>> {
-        self.lines.get(prefix).and_then(|line| line.local.get(key))
+    pub(super) fn local(&self, key: &[u8]) -> Option<&Arc<Place>> {
+        self.lines.get(parent(key)?)?.local.get(key)
     }
 
     /// A key in a line that no place of this node has: etcd's own name if that is free, and one that
@@ -504,6 +504,10 @@ impl Book {
         let Some(row) = handed else { return false };
         self.is_handed(place, &row.key, row.create_revision, acts);
         self.grant_waiting(shared, prefix, acts);
+        // Nobody knew whose place that is when this came.
+        if let Some(order) = shared.reader.get(&order::key_for(&row.key)).0 {
+            self.follow_order(&order, None, acts);
+        }
         true
     }
 
@@ -538,12 +542,13 @@ impl Book {
         self.timers.remove(&timer);
     }
 
-    /// Follows one change of the store. What may be an order is only collected.
+    /// Follows one change of the store. What may be an order is only collected, with the local place that has its key
+    /// by now: at the end of the changes it may have gone.
     pub(super) fn follow<'a>(
         &mut self,
         change: &'a Change,
         touched: &mut BTreeSet<Bytes>,
-        orders: &mut Vec<&'a KeyValue>,
+        orders: &mut Vec<(&'a KeyValue, Option<Arc<Place>>)>,
         acts: &mut Acts,
     ) {
         // Looked for once, and only where a place's key goes: with a session many go in one change.
@@ -554,10 +559,12 @@ impl Book {
             }
             let Some(prefix) = parent(&event.kv.key) else { continue };
             let Some(line) = self.lines.get_mut(prefix) else {
-                if event.kind == EventKind::Put && order::addressee(&event.kv.key).is_some() {
+                if event.kind == EventKind::Put
+                    && let Some(key) = order::addressee(&event.kv.key)
+                {
                     match mutant::is(Mutant::B35) {
-                        false => orders.push(&event.kv),
-                        true => self.follow_order(&event.kv, acts),
+                        false => orders.push((&event.kv, self.local(key).cloned())),
+                        true => self.follow_order(&event.kv, None, acts),
                     }
                 }
                 continue;
@@ -588,14 +595,15 @@ impl Book {
         }
     }
 
-    /// Somebody may order something of the holder of a local place.
-    pub(super) fn follow_order(&self, row: &KeyValue, acts: &mut Acts) {
-        let Some(key) = order::addressee(&row.key) else { return };
-        let line = parent(key).and_then(|prefix| self.lines.get(prefix));
-        let Some(place) = line.and_then(|line| line.local.get(key)) else { return };
-        if row.lease == Some(place.session.lease)
-            && let Some(order) = Order::parse(&row.value)
-        {
+    /// Somebody may order something of the holder of a local place: the one that has the key, or had it when the order
+    /// came.
+    pub(super) fn follow_order(&self, row: &KeyValue, then: Option<Arc<Place>>, acts: &mut Acts) {
+        let (Some(key), Some(order)) = (order::addressee(&row.key), Order::parse(&row.value))
+        else {
+            return;
+        };
+        let is_meant = |place: &&Arc<Place>| row.lease == Some(place.session.lease);
+        if let Some(place) = self.local(key).into_iter().chain(&then).find(is_meant) {
             place.obey(order, key, &row.key, acts);
         }
     }
@@ -768,7 +776,7 @@ impl Book {
         for prefix in &prefixes {
             self.grant_waiting(shared, prefix, acts);
             for row in order::rows(shared, prefix) {
-                self.follow_order(&row, acts);
+                self.follow_order(&row, None, acts);
             }
         }
     }

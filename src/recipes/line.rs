@@ -430,8 +430,8 @@ impl Follower for Lines {
             }
             // What made a place the holder, and what its holder is ordered, may be applied together: to
             // whoever gave the order, the place held.
-            for order in orders {
-                book.follow_order(order, &mut acts);
+            for (order, then) in orders {
+                book.follow_order(order, then, &mut acts);
             }
         }
         self.perform_since(Some(came), acts);

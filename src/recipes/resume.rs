@@ -228,7 +228,7 @@ impl Lines {
 impl Book {
     /// Whether a place of a session that lives has the key, with this lease.
     fn is_in_use(&self, shared: &Shared, key: &Bytes, lease: LeaseId) -> bool {
-        let place = parent(key).and_then(|prefix| self.local(prefix, key));
+        let place = self.local(key);
         place.is_some_and(|place| {
             place.session.lease == lease && place.session.end(shared.now()).is_none()
         })

@@ -200,9 +200,7 @@ impl Waits {
     fn has_keys(&self) -> bool {
         let book = self.lines.lock();
         let keys = Arc::clone(&self.place.lock().keys);
-        self.place.prefixes.iter().zip(keys.iter()).any(|(prefix, key)| {
-            book.local(prefix, key).is_some_and(|known| Arc::ptr_eq(known, &self.place))
-        })
+        keys.iter().any(|key| book.local(key).is_some_and(|known| Arc::ptr_eq(known, &self.place)))
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Hold, LockError>> {
