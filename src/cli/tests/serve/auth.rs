@@ -259,6 +259,13 @@ async fn a_lease_is_ended_and_its_keys_are_named_only_for_who_may_touch_them() {
         Code::InvalidArgument,
         "etcdserver: user name is empty",
     );
+    let mut hers = leases.lease_keep_alive(by(&ann, tokio_stream::once(again))).await.unwrap();
+    says(hers.get_mut().message().await, Code::PermissionDenied, denied);
+    let mut roots = leases.lease_keep_alive(by(&root, tokio_stream::once(again))).await.unwrap();
+    assert!(roots.get_mut().message().await.unwrap().unwrap().ttl > 0);
+    kv.put(by(&root, put("secret"))).await.unwrap();
+    let mut hers = leases.lease_keep_alive(by(&ann, tokio_stream::once(again))).await.unwrap();
+    assert!(hers.get_mut().message().await.unwrap().unwrap().ttl > 0, "no key hangs on it now");
     leases.lease_revoke(by(&root, revoke)).await.unwrap();
     let all = leases.lease_leases(by(&ann, list)).await.unwrap().into_inner();
     assert_eq!(all.leases, [], "nothing is hidden any more");
