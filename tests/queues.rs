@@ -692,6 +692,24 @@ fn takes_end_with_their_session_and_with_their_node() {
 }
 
 #[test]
+fn an_item_that_is_lost_before_its_task_has_looked_is_not_taken() {
+    let cluster = quick(1);
+    let kv = cluster.node(0).client();
+    let session = cluster.node(0).open_session().wait().unwrap();
+    let jobs = session.queue("jobs");
+    let mut takes = Box::pin(jobs.take().into_future());
+    assert!(takes.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    taker(&cluster, 0, "jobs").put("x").wait().unwrap();
+    until_count(&kv, "jobs/claim/", 1);
+    // One more entry: by then whoever waits was told of the one before.
+    kv.put("later", "").wait().unwrap();
+    session.close().wait().unwrap();
+    let ended = takes.wait().unwrap_err();
+    assert!(matches!(ended, QueueError::SessionEnded(_)), "{ended:?}");
+    assert_eq!(take(&taker(&cluster, 0, "jobs")), "x");
+}
+
+#[test]
 fn a_taker_goes_on_after_all_that_it_knew_was_compacted() {
     let cluster = quick(1);
     let taker = taker(&cluster, 0, "jobs");

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use bowline::testing::{Cluster, ClusterOptions};
-use bowline::{Config, KeyRange, LockError, Node, Revision, Role, Wait};
+use bowline::{Config, KeyRange, LockError, Loss, Node, Revision, Role, Wait};
 
 /// A log that is cut every few hundred writes.
 fn small(config: Config) -> Config {
@@ -124,6 +124,32 @@ fn who_waits_on_a_node_that_installs_a_snapshot_goes_on_waiting_and_is_answered(
                 Err(error) => panic!("{error}"),
             }
         }
+    };
+    tokio::runtime::Runtime::new().unwrap().block_on(run);
+}
+
+#[test]
+fn who_has_an_item_is_told_that_it_is_not_its_any_more_though_its_node_has_missed_how() {
+    let run = async {
+        let cluster = three().await;
+        let leader = cluster.leader().await.unwrap();
+        let cut = (leader + 1) % 3;
+        let (near, far) = (cluster.node(leader), cluster.node(cut));
+        let session = far.open_session().ttl(Duration::from_secs(60)).await.unwrap();
+        let jobs = session.queue("jobs");
+        jobs.put("x").await.unwrap();
+        let item = jobs.take().await.unwrap();
+        let lost = tokio::spawn(async move { item.lost().await });
+        far.wait_for(|status| status.open_requests == 0).await;
+
+        cluster.partition(&[cut]);
+        near.client().delete(KeyRange::prefix("jobs/claim/")).await.unwrap();
+        let revision = put_many(near, 0, 1).await;
+        near.client().compact(revision).await.unwrap();
+        put_many(near, 1, 1500).await;
+        cluster.heal();
+        let lost = tokio::time::timeout(Duration::from_secs(20), lost).await;
+        assert_eq!(lost.expect("it is told").unwrap(), Loss::KeyDeleted);
     };
     tokio::runtime::Runtime::new().unwrap().block_on(run);
 }

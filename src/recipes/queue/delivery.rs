@@ -10,6 +10,7 @@ use crate::model::{Command, Compare, KeyValue, Op, Reply, Revision, Txn, TxnRepl
 use crate::mutant::{self, Mutant};
 use crate::node::{CallError, CallResult, ReplyTo, SessionEnd};
 use crate::recipes::{Loss, Token};
+use crate::watch::WatchError;
 
 use super::{ItemId, Keys, Part, QueueError};
 
@@ -185,13 +186,15 @@ impl Delivery {
                 return Loss::KeyDeleted;
             }
             let changed = async {
-                if let Ok(mut watch) = watch
-                    && let Some(Ok(_)) = watch.next().await
-                {
-                    return;
+                match watch {
+                    Ok(mut watch) => match watch.next().await {
+                        // What was compacted is looked at anew.
+                        Some(Ok(_) | Err(WatchError::Compacted { .. })) => {}
+                        // The node has stopped, and the session with it.
+                        Some(Err(_)) | None => drop(session.ended().await),
+                    },
+                    Err(_) => drop(session.ended().await),
                 }
-                // The node has stopped, and the session with it.
-                session.ended().await;
             };
             tokio::select! {
                 biased;

@@ -120,9 +120,14 @@ impl QueueTaker {
             biased;
             taken = reply => {
                 place.waits = false;
-                // The board has answered, or was dropped with its node.
-                let end = || session.end().unwrap_or(SessionEnd::NodeStopped);
-                taken.unwrap_or_else(|_| Err(QueueError::ended(end(), shared)))
+                match (taken, session.end()) {
+                    (Ok(taken), None) => taken,
+                    // Won, and lost before its task has looked; or the board was dropped with its node.
+                    (Ok(Ok(_)) | Err(_), end) => {
+                        Err(QueueError::ended(end.unwrap_or(SessionEnd::NodeStopped), shared))
+                    }
+                    (Ok(Err(error)), _) => Err(error),
+                }
             }
             end = session.ended() => Err(QueueError::ended(end, shared)),
             () = late => Err(QueueError::TimedOut),
