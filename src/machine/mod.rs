@@ -87,8 +87,7 @@ use crate::mutant::{self, Mutant};
 
 /// What every command must satisfy to be executed, whatever limits the members are configured with:
 /// keys are not empty, no key is written twice, and nesting ends before the stack does. The sizes
-/// are beyond what an entry can hold, and small enough to be added up. The operations are few enough
-/// for a search for duplicates that compares each put with each delete.
+/// are beyond what an entry can hold, and small enough to be added up.
 const STRUCTURE: Limits = Limits {
     key_bytes_max: usize::MAX / 4,
     value_bytes_max: usize::MAX / 4,

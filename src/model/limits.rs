@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::written;
 use super::{Command, Introduction, KeyRange, Op, PutValue, Range, RangeEnd, Refusal, Txn};
 
 /// How large requests may be. Judged where the call is made, before anything is proposed, so all
@@ -126,9 +127,9 @@ impl Limits {
 
     fn check_txn(&self, txn: &Txn) -> Result<usize, Refusal> {
         let bytes = self.check_level(txn, self.txn_ops_max, 1)?;
-        let mut branches = [Written::default(), Written::default()];
-        for (branch, ops) in branches.iter_mut().zip([&txn.success, &txn.failure]) {
-            branch.collect(ops)?;
+        // What is too large is refused, whatever it writes.
+        if bytes <= self.request_bytes_max {
+            written::check(txn)?;
         }
         Ok(bytes)
     }
@@ -162,75 +163,6 @@ impl Limits {
             };
         }
         Ok(bytes)
-    }
-}
-
-/// What one branch of a transaction writes, to find a key that is written twice. A delete may overlap
-/// a delete; the two branches of a nested transaction may write the same key, since only one runs.
-#[derive(Default)]
-struct Written<'a> {
-    puts: std::collections::BTreeSet<&'a [u8]>,
-    deletes: Vec<&'a KeyRange>,
-}
-
-impl<'a> Written<'a> {
-    fn collect(&mut self, ops: &'a [Op]) -> Result<(), Refusal> {
-        // Deletes first: etcd refuses a put inside a delete's range in whichever order they stand.
-        for op in ops {
-            if let Op::Delete(delete) = op {
-                self.delete(&delete.range)?;
-            }
-        }
-        for op in ops {
-            match op {
-                Op::Put(put) => self.put(&put.key)?,
-                Op::Txn(nested) => {
-                    let mut branches = [Written::default(), Written::default()];
-                    for (branch, ops) in branches.iter_mut().zip([&nested.success, &nested.failure])
-                    {
-                        branch.collect(ops)?;
-                    }
-                    self.nested(branches)?;
-                }
-                Op::Range(_) | Op::Delete(_) => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// The branches of a nested transaction, each judged already, against what stands beside it.
-    fn nested(&mut self, [mut branch, failure]: [Written<'a>; 2]) -> Result<(), Refusal> {
-        branch.puts.extend(failure.puts);
-        branch.deletes.extend(failure.deletes);
-        // Both lists are judged before either is added: the branches do not meet each other.
-        for range in &branch.deletes {
-            self.check_delete(range)?;
-        }
-        for key in branch.puts {
-            self.put(key)?;
-        }
-        self.deletes.extend(branch.deletes);
-        Ok(())
-    }
-
-    fn put(&mut self, key: &'a [u8]) -> Result<(), Refusal> {
-        if !self.puts.insert(key) || self.deletes.iter().any(|range| range.contains(key)) {
-            return Err(Refusal::DuplicateKey(key.to_vec().into()));
-        }
-        Ok(())
-    }
-
-    fn check_delete(&self, range: &KeyRange) -> Result<(), Refusal> {
-        match self.puts.iter().find(|key| range.contains(key)) {
-            Some(key) => Err(Refusal::DuplicateKey(key.to_vec().into())),
-            None => Ok(()),
-        }
-    }
-
-    fn delete(&mut self, range: &'a KeyRange) -> Result<(), Refusal> {
-        self.check_delete(range)?;
-        self.deletes.push(range);
-        Ok(())
     }
 }
 

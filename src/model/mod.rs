@@ -17,6 +17,7 @@ mod outcome;
 mod piece;
 mod range;
 mod request;
+mod written;
 
 pub use access::{
     Access, AccessChange, AccessGrant, AccessRefusal, Caller, ROOT, Rights, Role as AccessRole,

@@ -1,17 +1,13 @@
 //! What etcd refuses of a request before it looks at any state, in etcd's order: of two things that are wrong
-//! with a request, clients hear of the same one.
+//! with a request, clients hear of the same one. But for a key that is written twice: the library finds that, in
+//! what is small enough.
 
-use std::collections::BTreeSet;
-
-use bytes::Bytes;
 use prost::Message;
 
 use super::error::Reason;
 use crate::generated::etcdserverpb::range_request::{SortOrder, SortTarget};
 use crate::generated::etcdserverpb::request_op::Request;
-use crate::generated::etcdserverpb::{
-    DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
-};
+use crate::generated::etcdserverpb::{DeleteRangeRequest, PutRequest, RangeRequest, TxnRequest};
 
 /// What etcd adds to a request before it measures it: its own id, and who asks.
 const ENVELOPE_BYTES: usize = 24;
@@ -51,16 +47,9 @@ pub(crate) fn check_delete(request: &DeleteRangeRequest) -> Result<(), Reason> {
     if request.key.is_empty() { Err(Reason::EmptyKey) } else { Ok(()) }
 }
 
-/// See the module.
-pub(crate) fn check_txn(request: &TxnRequest, ops_max: usize) -> Result<(), Reason> {
-    check_level(request, ops_max)?;
-    Written::of(&request.success)?;
-    Written::of(&request.failure)?;
-    Ok(())
-}
-
-/// One level, and what is nested in it: what its operations take of the budget is not there for those.
-fn check_level(request: &TxnRequest, budget: usize) -> Result<(), Reason> {
+/// See the module. One level, and what is nested in it: what its operations take of the budget is not there for
+/// those.
+pub(crate) fn check_txn(request: &TxnRequest, budget: usize) -> Result<(), Reason> {
     let TxnRequest { compare, success, failure } = request;
     let count = compare.len().max(success.len()).max(failure.len());
     let left = budget.checked_sub(count).ok_or(Reason::TooManyOps)?;
@@ -72,69 +61,17 @@ fn check_level(request: &TxnRequest, budget: usize) -> Result<(), Reason> {
             Some(Request::RequestRange(range)) => check_range(range)?,
             Some(Request::RequestPut(put)) => check_put(put)?,
             Some(Request::RequestDeleteRange(delete)) => check_delete(delete)?,
-            Some(Request::RequestTxn(txn)) => check_level(txn, left)?,
+            Some(Request::RequestTxn(txn)) => check_txn(txn, left)?,
             None => return Err(Reason::KeyNotFound),
         }
     }
     Ok(())
 }
 
-/// What a branch writes: a key that is put may not be written by anything else.
-#[derive(Default)]
-struct Written<'a> {
-    puts: BTreeSet<&'a Bytes>,
-    deletes: Vec<&'a DeleteRangeRequest>,
-}
-
-impl<'a> Written<'a> {
-    fn of(ops: &'a [RequestOp]) -> Result<Self, Reason> {
-        let mut all = Self::default();
-        for op in ops {
-            if let Some(Request::RequestDeleteRange(delete)) = &op.request {
-                all.deletes.push(delete);
-            }
-        }
-        for op in ops {
-            let Some(Request::RequestTxn(txn)) = &op.request else { continue };
-            let (then, otherwise) = (Self::of(&txn.success)?, Self::of(&txn.failure)?);
-            // Only one of the two branches is carried out, so they may write the same keys.
-            let puts: BTreeSet<_> = then.puts.union(&otherwise.puts).copied().collect();
-            for key in puts {
-                all.put(key)?;
-            }
-            all.deletes.extend(then.deletes);
-            all.deletes.extend(otherwise.deletes);
-        }
-        for op in ops {
-            if let Some(Request::RequestPut(put)) = &op.request {
-                all.put(&put.key)?;
-            }
-        }
-        Ok(all)
-    }
-
-    fn put(&mut self, key: &'a Bytes) -> Result<(), Reason> {
-        let deleted = self.deletes.iter().any(|delete| deletes(delete, key));
-        if deleted || !self.puts.insert(key) { Err(Reason::DuplicateKey) } else { Ok(()) }
-    }
-}
-
-fn deletes(delete: &DeleteRangeRequest, key: &Bytes) -> bool {
-    match &delete.range_end[..] {
-        [] => *key == delete.key,
-        [0] => *key >= delete.key,
-        end => *key >= delete.key && &key[..] < end,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn put(key: &'static str) -> RequestOp {
-        let put = PutRequest { key: key.into(), ..Default::default() };
-        RequestOp { request: Some(Request::RequestPut(put)) }
-    }
+    use crate::generated::etcdserverpb::RequestOp;
 
     fn delete(key: &'static str, end: &'static str) -> RequestOp {
         let delete =
@@ -145,34 +82,6 @@ mod tests {
     fn txn(success: Vec<RequestOp>, failure: Vec<RequestOp>) -> RequestOp {
         let txn = TxnRequest { compare: Vec::new(), success, failure };
         RequestOp { request: Some(Request::RequestTxn(txn)) }
-    }
-
-    #[test]
-    fn a_key_is_written_once_in_a_branch() {
-        let fine = || Ok(());
-        let twice = || Err(Reason::DuplicateKey);
-        let cases = [
-            (vec![put("a"), put("b")], fine()),
-            (vec![put("a"), put("a")], twice()),
-            (vec![put("a"), delete("a", "")], twice()),
-            (vec![delete("a", "c"), put("b")], twice()),
-            (vec![delete("a", "c"), put("c")], fine()),
-            (vec![delete("a", "\0"), put("z")], twice()),
-            (vec![delete("a", "c"), delete("b", "d")], fine()),
-            (vec![txn(vec![put("a")], vec![put("a")])], fine()),
-            (vec![txn(vec![put("a")], vec![]), put("a")], twice()),
-            (vec![txn(vec![put("a")], vec![]), txn(vec![], vec![put("a")])], twice()),
-            (vec![txn(vec![delete("a", "")], vec![put("a")])], fine()),
-            (vec![txn(vec![delete("a", "")], vec![]), put("a")], twice()),
-            (vec![put("a"), txn(vec![put("a"), put("a")], vec![])], twice()),
-        ];
-        for (success, verdict) in cases {
-            let request = TxnRequest { success, ..Default::default() };
-            assert_eq!(check_txn(&request, 128), verdict, "{request:?}");
-            let TxnRequest { compare, success, failure } = request;
-            let turned = TxnRequest { compare, success: failure, failure: success };
-            assert_eq!(check_txn(&turned, 128), verdict, "{turned:?}");
-        }
     }
 
     #[test]

@@ -1,0 +1,244 @@
+//! What a transaction writes, to find a key that is written twice in one way that it can take.
+//!
+//! A delete may overlap a delete; the two branches of a nested transaction may write the same key, since only
+//! one runs. Replicas must come to the same refusal, so which key is named is part of what is decided here:
+//! deletes are judged in their order, puts in the order of their keys. What it costs is the number of writes
+//! times the logarithm of that: the driver judges what others have sent.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound::{Excluded, Included, Unbounded};
+
+use super::{KeyRange, Op, RangeEnd, Refusal, Txn};
+
+/// Judges both branches.
+pub(super) fn check(txn: &Txn) -> Result<(), Refusal> {
+    Written::of(&txn.success)?;
+    Written::of(&txn.failure)?;
+    Ok(())
+}
+
+/// What one branch writes.
+#[derive(Default)]
+struct Written<'a> {
+    puts: BTreeSet<&'a [u8]>,
+    deletes: Spans<'a>,
+    /// Each delete, in order.
+    ranges: Vec<&'a KeyRange>,
+}
+
+impl<'a> Written<'a> {
+    fn of(ops: &'a [Op]) -> Result<Self, Refusal> {
+        let mut all = Self::default();
+        // Deletes first: etcd refuses a put inside a delete's range in whichever order they stand.
+        for op in ops {
+            if let Op::Delete(delete) = op {
+                all.delete(&delete.range);
+            }
+        }
+        for op in ops {
+            match op {
+                Op::Put(put) => all.put(&put.key)?,
+                Op::Txn(nested) => all.nested(&nested.success, &nested.failure)?,
+                Op::Range(_) | Op::Delete(_) => {}
+            }
+        }
+        Ok(all)
+    }
+
+    /// The branches of a nested transaction, each judged by itself, and then against what stands beside it: they do
+    /// not meet each other.
+    fn nested(&mut self, success: &'a [Op], failure: &'a [Op]) -> Result<(), Refusal> {
+        let (success, failure) = (Self::of(success)?, Self::of(failure)?);
+        let ranges = || success.ranges.iter().chain(&failure.ranges);
+        for range in ranges() {
+            if let Some(key) = first_within(&self.puts, range) {
+                return Err(Refusal::DuplicateKey(key.to_vec().into()));
+            }
+        }
+        for key in success.puts.union(&failure.puts) {
+            self.put(key)?;
+        }
+        for range in ranges() {
+            self.delete(range);
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, key: &'a [u8]) -> Result<(), Refusal> {
+        if !self.puts.insert(key) || self.deletes.contain(key) {
+            return Err(Refusal::DuplicateKey(key.to_vec().into()));
+        }
+        Ok(())
+    }
+
+    fn delete(&mut self, range: &'a KeyRange) {
+        self.ranges.push(range);
+        self.deletes.add(range);
+    }
+}
+
+/// The first of these keys that is in a range.
+fn first_within<'a>(keys: &BTreeSet<&'a [u8]>, range: &KeyRange) -> Option<&'a [u8]> {
+    let from = keys.range::<[u8], _>((Included(&range.start()[..]), Unbounded)).next();
+    from.copied().filter(|key| range.contains(key))
+}
+
+/// Where a span ends: before a key, or with it; those that end with nothing come last.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum End<'a> {
+    At(&'a [u8], bool),
+    Never,
+}
+
+/// All keys of some ranges, as spans that do not overlap, by their first key.
+#[derive(Default)]
+struct Spans<'a>(BTreeMap<&'a [u8], End<'a>>);
+
+impl<'a> Spans<'a> {
+    fn contain(&self, key: &[u8]) -> bool {
+        self.before(key).is_some_and(|(_, end)| end > End::At(key, false))
+    }
+
+    /// The last span that begins at this key or before it.
+    fn before(&self, key: &[u8]) -> Option<(&'a [u8], End<'a>)> {
+        self.0.range::<[u8], _>((Unbounded, Included(key))).next_back().map(|(s, e)| (*s, *e))
+    }
+
+    fn add(&mut self, range: &'a KeyRange) {
+        let mut start = &range.start()[..];
+        let mut end = match range.end() {
+            RangeEnd::Single => End::At(start, true),
+            RangeEnd::Before(end) => End::At(end, false),
+            RangeEnd::Unbounded => End::Never,
+        };
+        if end <= End::At(start, false) {
+            return;
+        }
+        if let Some((first, last)) = self.before(start).filter(|(_, e)| *e > End::At(start, false))
+        {
+            (start, end) = (first, end.max(last));
+        }
+        while let Some((&next, &last)) =
+            self.0.range::<[u8], _>((Excluded(start), Unbounded)).next()
+            && end > End::At(next, false)
+        {
+            end = end.max(last);
+            self.0.remove(next);
+        }
+        self.0.insert(start, end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The same by looking at each pair.
+    #[derive(Default)]
+    struct Pairs<'a> {
+        puts: BTreeSet<&'a [u8]>,
+        deletes: Vec<&'a KeyRange>,
+    }
+
+    impl<'a> Pairs<'a> {
+        fn of(ops: &'a [Op]) -> Result<Self, Refusal> {
+            let mut all = Self::default();
+            let ranges = ops.iter().filter_map(|op| match op {
+                Op::Delete(delete) => Some(&delete.range),
+                _ => None,
+            });
+            all.deletes.extend(ranges);
+            for op in ops {
+                match op {
+                    Op::Put(put) => all.put(&put.key)?,
+                    Op::Txn(nested) => {
+                        let mut inner = Self::of(&nested.success)?;
+                        let failure = Self::of(&nested.failure)?;
+                        inner.puts.extend(failure.puts);
+                        inner.deletes.extend(failure.deletes);
+                        for range in &inner.deletes {
+                            if let Some(key) = all.puts.iter().find(|key| range.contains(key)) {
+                                return Err(Refusal::DuplicateKey(key.to_vec().into()));
+                            }
+                        }
+                        for key in inner.puts {
+                            all.put(key)?;
+                        }
+                        all.deletes.extend(inner.deletes);
+                    }
+                    Op::Range(_) | Op::Delete(_) => {}
+                }
+            }
+            Ok(all)
+        }
+
+        fn put(&mut self, key: &'a [u8]) -> Result<(), Refusal> {
+            if !self.puts.insert(key) || self.deletes.iter().any(|range| range.contains(key)) {
+                return Err(Refusal::DuplicateKey(key.to_vec().into()));
+            }
+            Ok(())
+        }
+    }
+
+    fn keys() -> impl Strategy<Value = Vec<u8>> {
+        (0..300_u16, 0..4_u8).prop_map(|(number, last)| match last {
+            0 => format!("{number:03}\0").into_bytes(),
+            _ => format!("{number:03}").into_bytes(),
+        })
+    }
+
+    fn ranges() -> impl Strategy<Value = KeyRange> {
+        prop_oneof![
+            12 => keys().prop_map(KeyRange::key),
+            4 => keys().prop_map(KeyRange::prefix),
+            4 => (keys(), keys()).prop_map(|(start, end)| KeyRange::between(start, end)),
+            1 => keys().prop_map(KeyRange::from),
+        ]
+    }
+
+    fn ops() -> impl Strategy<Value = Vec<Op>> {
+        let write = prop_oneof![
+            3 => keys().prop_map(|key| Op::put(key, "")),
+            2 => ranges().prop_map(Op::delete),
+        ];
+        let branch = |op| prop::collection::vec(op, 0..6);
+        let op = write.prop_recursive(3, 40, 6, move |op| {
+            (branch(op.clone()), branch(op)).prop_map(|(success, failure)| {
+                Op::Txn(Txn { compares: Vec::new(), success, failure })
+            })
+        });
+        prop::collection::vec(op, 0..8)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4_000))]
+
+        #[test]
+        fn it_says_what_a_look_at_each_pair_says(ops in ops()) {
+            prop_assert_eq!(Written::of(&ops).map(drop), Pairs::of(&ops).map(drop));
+        }
+    }
+
+    #[test]
+    fn many_writes_are_judged_in_no_more_time_than_they_take_to_send() {
+        let put = |n: u32| Op::put(format!("p{n:06}"), "");
+        let delete = |n: u32| Op::delete(format!("d{n:06}"));
+        let of = |ops: Vec<Op>| Op::Txn(Txn { success: ops, ..Txn::default() });
+        // Each pair of them would be ten thousand millions.
+        let ops: Vec<Op> = (0..200)
+            .map(|n| {
+                let numbers = n / 2 * 1_000..(n / 2 + 1) * 1_000;
+                of(match n % 2 {
+                    0 => numbers.map(delete).collect(),
+                    _ => numbers.map(put).collect(),
+                })
+            })
+            .collect();
+        let begun = std::time::Instant::now();
+        assert!(Written::of(&ops).is_ok());
+        let took = begun.elapsed();
+        assert!(took.as_secs() < 5, "{took:?}");
+    }
+}
