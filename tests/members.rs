@@ -1,6 +1,7 @@
 //! Members come and go: learners that are full citizens, voters that are replaced one by one under
 //! load, and those that were removed.
 
+use std::future::{Future, IntoFuture};
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -173,6 +174,11 @@ fn a_member_that_has_not_met_the_others_has_no_state_to_give() {
         let (node, moment) = (cluster.node(0), Duration::from_millis(100));
         let read = node.client().get("k").local().deadline(moment).await;
         assert!(matches!(read, Err(Error::Deadline { .. })), "nothing is not an answer: {read:?}");
+        // What is new there cannot be told from what is old.
+        let mut watch = Box::pin(node.client().watch("k").into_future());
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(watch.as_mut().poll(&mut context).is_pending());
+        drop(watch);
         let file = cluster.data_dir(0).with_extension("backup");
         let backup = node.backup(&file).await.unwrap_err().to_string();
         assert!(backup.contains("no state of its cluster yet"), "{backup}");

@@ -9,7 +9,7 @@ use futures_core::Stream;
 use crate::model::{KeyRange, Revision};
 use crate::watch::{Filter, WatchBatch, WatchError, WatchRequest, Watcher};
 
-use super::call::Answer;
+use super::call::{Answer, Consistency};
 use super::{Client, Error};
 
 /// Begins to watch; see [`Client::watch`].
@@ -63,7 +63,14 @@ impl IntoFuture for WatchCall {
     type IntoFuture = Answer<Watch>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { self.begin() })
+        Box::pin(async move {
+            // What is new is so beside what there is: a member without a state does not know that yet.
+            if self.request.from.is_none() {
+                let deadline = self.client.shared.deadline(None);
+                self.client.be_current(Consistency::Local, deadline).await?;
+            }
+            self.begin()
+        })
     }
 }
 

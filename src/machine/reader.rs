@@ -128,7 +128,7 @@ impl Reader {
 
     /// What changed the keys of `range`, from revision `from` on, as far as one page goes: about
     /// `bytes_max` of rows, but at least one revision, and revisions always whole. The rows before
-    /// the changes come along, except at the compacted revision itself, where they are gone.
+    /// the changes come along and count, except at the compacted revision itself, where they are gone.
     ///
     /// # Errors
     /// [`Refusal::Compacted`], if `from` lies before the compacted revision.
@@ -184,9 +184,15 @@ impl Reader {
         drop(state);
         let mut changes = Vec::with_capacity(found.len());
         for (revision, rows) in found {
+            // What a page of deletions deleted may be much more than they are themselves.
+            if bytes >= bytes_max && !changes.is_empty() {
+                return Ok(HistoryPage { changes, next: revision });
+            }
             let mut events = Vec::with_capacity(rows.len());
             for rows in rows.chunks(HOLD_KEYS) {
                 let prevs = self.rows_before(rows, oldest, generation)?;
+                let prev_bytes = |prev: &Row| prev.view().key().len() + prev.view().value().len();
+                bytes += prevs.iter().flatten().map(prev_bytes).sum::<usize>();
                 events.extend(
                     rows.iter().zip(prevs).map(|(row, prev)| {
                         row.view().event(prev.map(|prev| prev.view().key_value()))

@@ -140,6 +140,31 @@ fn history_comes_in_pages_of_whole_revisions_with_the_rows_before() {
 }
 
 #[test]
+fn rows_before_count_for_a_page_of_history() {
+    let mut world = World::new();
+    let (keys, value) = (64_u64, "v".repeat(1_000));
+    for key in 0..keys {
+        world.put(&key.to_string(), &value);
+    }
+    for key in 0..keys {
+        world.delete(KeyRange::key(key.to_string()));
+    }
+    let (mut next, mut revisions) = (Revision(1), Vec::new());
+    while next <= world.reader.revision() {
+        let page = world.reader.events(&KeyRange::all(), next, 4_000).unwrap();
+        let events = page.changes.iter().flat_map(|change| change.events.iter());
+        let bytes = |kv: &KeyValue| kv.key.len() + kv.value.len();
+        let bytes: usize =
+            events.map(|event| bytes(&event.kv) + event.prev.as_ref().map_or(0, bytes)).sum();
+        assert!(bytes < 4_000 + 1_100, "{bytes} bytes in {} revisions", page.changes.len());
+        revisions.extend(page.changes.iter().map(|change| change.revision.get()));
+        assert!(page.next > next);
+        next = page.next;
+    }
+    assert_eq!(revisions, (2..2 + 2 * keys).collect::<Vec<_>>(), "no gap, and none twice");
+}
+
+#[test]
 fn the_changes_of_an_entry_are_what_history_tells_later() {
     let mut world = World::new();
     let lease = world.grant(None);
