@@ -5,6 +5,9 @@
 //! judgement must not tell what the compares found. A row that is answered with is read; a lease that is attached or
 //! ended lends its end to whoever may do so, so that all keys of it must be theirs to write.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
 use super::lease::LeaseTable;
 use crate::model::{
     Access, AccessRefusal, Caller, Command, Delete, KeyRange, LeaseId, Op, Put, PutLease, Txn,
@@ -20,7 +23,7 @@ pub(super) fn judge(
     if access.is_root(caller).is_ok() {
         return Ok(());
     }
-    let judge = Judge { access, caller, leases };
+    let judge = Judge { access, caller, leases, judged: RefCell::default() };
     match command {
         Command::Put(put) => judge.put(put),
         Command::Delete(delete) => judge.delete(delete),
@@ -39,6 +42,8 @@ struct Judge<'a> {
     access: &'a Access,
     caller: &'a Caller,
     leases: &'a LeaseTable,
+    /// Those whose keys are all the caller's to write: each is looked at once, however many puts attach it.
+    judged: RefCell<BTreeSet<LeaseId>>,
 }
 
 impl Judge<'_> {
@@ -52,7 +57,10 @@ impl Judge<'_> {
 
     /// Whoever binds a key to a lease, or ends it, decides about all of its keys.
     fn lease(&self, lease: LeaseId) -> Result<(), AccessRefusal> {
-        self.leases.keys(lease).try_for_each(|key| self.write(&KeyRange::key(key)))
+        if self.judged.borrow_mut().insert(lease) {
+            self.access.may_write_each(self.caller, self.leases.keys(lease))?;
+        }
+        Ok(())
     }
 
     fn put(&self, put: &Put) -> Result<(), AccessRefusal> {

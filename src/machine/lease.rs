@@ -183,9 +183,8 @@ impl LeaseTable {
     }
 
     /// The keys of a lease, in order; none if there is no such lease.
-    pub(super) fn keys(&self, id: LeaseId) -> impl Iterator<Item = Bytes> {
-        let keys = self.leases.get(&id).into_iter().flat_map(|lease| &lease.keys);
-        keys.map(|key| Bytes::copy_from_slice(key))
+    pub(super) fn keys(&self, id: LeaseId) -> impl Iterator<Item = &[u8]> {
+        self.leases.get(&id).into_iter().flat_map(|lease| &lease.keys).map(|key| &key[..])
     }
 
     pub(super) fn info(&self, id: LeaseId) -> Option<LeaseInfo> {

@@ -331,6 +331,19 @@ impl Access {
         self.may(caller, Right::Write, keys)
     }
 
+    /// Whether a caller may write each of these keys.
+    pub(crate) fn may_write_each<'k>(
+        &self,
+        caller: &Caller,
+        mut keys: impl Iterator<Item = &'k [u8]>,
+    ) -> Result<(), AccessRefusal> {
+        let Some(open) = self.open(caller, Right::Write)? else { return Ok(()) };
+        match keys.all(|key| open.iter().any(|range| range.contains(key))) {
+            true => Ok(()),
+            false => Err(AccessRefusal::Denied),
+        }
+    }
+
     /// Whether a caller is a user at all.
     ///
     /// # Errors
@@ -363,14 +376,16 @@ impl Access {
     }
 
     fn may(&self, caller: &Caller, right: Right, keys: &KeyRange) -> Result<(), AccessRefusal> {
-        let user = match self.powers(caller)? {
-            Powers::Everything => return Ok(()),
-            Powers::Of(user) => user,
-        };
+        let Some(open) = self.open(caller, right)? else { return Ok(()) };
+        if covers(&open, keys) { Ok(()) } else { Err(AccessRefusal::Denied) }
+    }
+
+    /// The ranges to which a caller has a right; `None` if that is everything.
+    fn open(&self, caller: &Caller, right: Right) -> Result<Option<Vec<&KeyRange>>, AccessRefusal> {
+        let Powers::Of(user) = self.powers(caller)? else { return Ok(None) };
         let roles = user.roles.iter().filter_map(|role| self.roles.get(role));
         let grants = roles.flatten().filter(|grant| grant.rights.include(right));
-        let open: Vec<&KeyRange> = grants.map(|grant| &grant.range).collect();
-        if covers(&open, keys) { Ok(()) } else { Err(AccessRefusal::Denied) }
+        Ok(Some(grants.map(|grant| &grant.range).collect()))
     }
 
     /// Makes a change. A refused one changes nothing.
@@ -539,6 +554,9 @@ fn behind(range: &KeyRange) -> Option<Vec<u8>> {
 
 /// Whether these ranges together hold all keys of another one. One without keys counts as its start.
 fn covers(open: &[&KeyRange], wanted: &KeyRange) -> bool {
+    if let Some(key) = wanted.as_single() {
+        return open.iter().any(|range| range.contains(key));
+    }
     if open.contains(&wanted) {
         return true;
     }

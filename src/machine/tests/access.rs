@@ -203,6 +203,33 @@ fn same(world: &World) -> World {
 }
 
 #[test]
+fn a_lease_with_many_keys_is_judged_once_in_a_transaction() {
+    const KEYS: usize = 20_000;
+    let (mut world, _, lease) = guarded();
+    let mine = KeyRange::prefix("mine/");
+    let grant = AccessGrant { range: mine, rights: Rights::Write };
+    change(&mut world, AccessChange::Grant { role: text("r"), grant });
+    let puts = |count| {
+        let put = |n| Op::Put(Put::new(format!("mine/{n:06}"), "").lease(lease));
+        Command::Txn(Txn { success: (0..count).map(put).collect(), ..Txn::default() })
+    };
+    for at in (0..KEYS).step_by(1_000) {
+        let put = |n| Op::Put(Put::new(format!("mine/{n:06}"), "").lease(lease));
+        let success = (at..at + 1_000).map(put).collect();
+        world.run(Command::Txn(Txn { success, ..Txn::default() })).unwrap();
+    }
+    let ann = ann(&world);
+    let begun = std::time::Instant::now();
+    world.run(acting(&ann, puts(128))).unwrap();
+    // Looked at for each put, and with the user's rights gathered for each key, it is seconds.
+    let took = begun.elapsed();
+    assert!(took.as_millis() < 500, "{took:?}");
+    world.run(Command::Put(Put::new("x", "").lease(lease))).unwrap();
+    let denied = Err(Refusal::Access(AccessRefusal::Denied));
+    assert_eq!(world.run(acting(&ann, puts(128))), denied, "one of its keys is another's");
+}
+
+#[test]
 fn root_and_the_program_itself_may_do_everything() {
     let (mut world, lease, bare) = guarded();
     let root = Caller { user: Some(text(ROOT)), ..ann(&world) };
