@@ -40,6 +40,16 @@ impl Snapshot<'_> {
         Ok(collector.finish(newest))
     }
 
+    /// The same, up to the row behind the limit: the answer counts the rows that were looked at.
+    pub(super) fn page(&self, range: &Range, newest: Revision) -> Result<RangeReply, Replaced> {
+        let mut collector = Collector::new(range);
+        self.scan(&range.range, |row| {
+            collector.visit(row);
+            if collector.more { Scan::Enough } else { Scan::On }
+        })?;
+        Ok(collector.finish(newest))
+    }
+
     /// Whether every key of the compare's range satisfies it; a range without keys is judged once,
     /// as a missing key.
     pub(super) fn holds(&self, compare: &Compare) -> Result<bool, Replaced> {

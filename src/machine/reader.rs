@@ -73,6 +73,23 @@ impl Reader {
     /// # Errors
     /// [`Refusal::Future`] or [`Refusal::Compacted`], if it asks for such a revision.
     pub fn range(&self, range: &Range) -> Result<RangeReply, Refusal> {
+        self.answer(range, |snapshot, range, newest| snapshot.range(range, newest))
+    }
+
+    /// The same, without looking at what lies behind the limit, if rows come in the order of their keys and are not
+    /// chosen by their revisions: the count is that of the rows that were looked at.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn page(&self, range: &Range) -> Result<RangeReply, Refusal> {
+        self.answer(range, |snapshot, range, newest| snapshot.page(range, newest))
+    }
+
+    fn answer(
+        &self,
+        range: &Range,
+        read: impl Fn(&Snapshot<'_>, &Range, Revision) -> Result<RangeReply, Replaced>,
+    ) -> Result<RangeReply, Refusal> {
         loop {
             let state = self.shared.state();
             let newest = state.published.revision;
@@ -88,7 +105,7 @@ impl Reader {
             let generation = state.generation();
             let _kept = self.shared.register(&state, at);
             drop(state);
-            let reply = Snapshot::new(&self.shared, generation, at).range(range, newest);
+            let reply = read(&Snapshot::new(&self.shared, generation, at), range, newest);
             if let Ok(reply) = reply {
                 return Ok(reply);
             }

@@ -390,10 +390,10 @@ impl Shared {
         }
     }
 
-    /// Reads a range of this replica. One that takes long is said to.
-    pub(crate) fn range(&self, range: &Range) -> Result<RangeReply, Refusal> {
+    /// Reads a range of this replica, and counts all of it or only what is answered. One that takes long is said to.
+    pub(crate) fn range(&self, range: &Range, counted: bool) -> Result<RangeReply, Refusal> {
         let began = self.now();
-        let found = self.reader.range(range);
+        let found = if counted { self.reader.range(range) } else { self.reader.page(range) };
         let now = self.now();
         self.meters.ranges_total.one();
         let took = now.since(began);

@@ -29,6 +29,32 @@ fn a_read_at_an_old_revision_sees_the_old_state() {
 }
 
 #[test]
+fn a_page_looks_no_further_than_the_row_behind_its_limit() {
+    let mut world = World::new();
+    for number in 0..5000 {
+        world.put(&format!("k{number:04}"), "v");
+    }
+    let mut from = KeyRange::all();
+    let (mut rows, mut looked_at) = (0, 0);
+    loop {
+        let range = Range { limit: Some(1000), ..Range::new(from) };
+        let page = world.reader.page(&range).unwrap();
+        assert_eq!(page.kvs, world.reader.range(&range).unwrap().kvs);
+        (rows, looked_at) = (rows + page.kvs.len(), looked_at + page.count);
+        match page.kvs.last() {
+            Some(last) if page.more => from = KeyRange::from([&last.key[..], b"\0"].concat()),
+            _ => break,
+        }
+    }
+    assert_eq!((rows, looked_at), (5000, 5004));
+    // What is sorted by something else must be seen as a whole.
+    let sort = Sort { target: SortTarget::Mod, order: SortOrder::Descend };
+    let range = Range { limit: Some(1), sort, ..Range::new(KeyRange::all()) };
+    let page = world.reader.page(&range).unwrap();
+    assert_eq!((text(&page.kvs[0].key), page.more, page.count), ("k4999".to_owned(), true, 5000));
+}
+
+#[test]
 fn limit_bounds_count_and_more_mean_what_they_mean_in_etcd() {
     let mut world = World::new();
     for (key, value) in [("a", "3"), ("b", "1"), ("c", "2"), ("d", "1")] {

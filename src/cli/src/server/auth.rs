@@ -26,31 +26,37 @@ impl AuthService {
         who: &Identity,
         change: AccessChange,
     ) -> Result<Option<pb::ResponseHeader>, Status> {
-        self.0.acting(who).change_access(change).await.map_err(refused)?;
+        self.0.acting(who)?.change_access(change).await.map_err(refused)?;
         Ok(self.0.header_now())
     }
 
-    /// Users and roles, for whoever may see them.
+    /// Users and roles, for whoever may see them by this very table: the one that the head was judged by may be older,
+    /// and its token have ended since.
     async fn table(
         &self,
         who: &Identity,
         also: impl Fn(&Access) -> bool,
     ) -> Result<Arc<Access>, Status> {
         let access = self.0.client().read_access().await.map_err(refused)?;
-        match access.is_root(&who.caller(&access)) {
+        let who = who.again(&access, self.0.tokens())?;
+        match access.is_root(&who.caller()) {
             Err(AccessRefusal::Denied) if also(&access) => {}
             judged => judged.map_err(access_refused)?,
         }
         Ok(access)
     }
 
-    /// The hash to be kept of what a request says about a password.
+    /// The hash to be kept of what a request says about a password. Nothing is the hash of none: as in etcd, whose
+    /// password is empty does not get in by one.
     async fn secret(&self, password: String, hashed: &str) -> Result<Secret, Status> {
-        if hashed.is_empty() {
-            return self.0.passwords().hash(password).await;
+        if !hashed.is_empty() {
+            let hash = base64(hashed).ok_or(Reason::AuthFailed)?;
+            return self.0.passwords().ready_made(hash);
         }
-        let hash = base64(hashed).ok_or(Reason::AuthFailed)?;
-        self.0.passwords().ready_made(hash)
+        match password.is_empty() {
+            true => Ok(Secret::default()),
+            false => self.0.passwords().hash(password).await,
+        }
     }
 }
 
@@ -142,11 +148,13 @@ impl Auth for AuthService {
         let pb::AuthUserAddRequest { name, password, options, hashed_password } =
             request.into_inner();
         let user = named(name, Reason::NoUser)?;
-        self.0.judge(|access| access.is_root(&who.caller(access)))?;
+        let who = self.0.again_root(&who)?;
         let password = match options.is_some_and(|options| options.no_password) {
             true => None,
             false => Some(self.secret(password, &hashed_password).await?),
         };
+        // It may have taken its time.
+        let who = self.0.again_root(&who)?;
         let header = self.change(&who, AccessChange::AddUser { user, password }).await?;
         Ok(Response::new(pb::AuthUserAddResponse { header }))
     }
@@ -189,8 +197,14 @@ impl Auth for AuthService {
         let who = Identity::in_request(&request);
         let pb::AuthUserChangePasswordRequest { name: user, password, hashed_password } =
             request.into_inner();
-        self.0.judge(|access| access.is_root(&who.caller(access)))?;
-        let password = Some(self.secret(password, &hashed_password).await?);
+        let who = self.0.again_root(&who)?;
+        let password = self.secret(password, &hashed_password).await?;
+        // Who was made to have no password has none, as in etcd, and a certificate instead.
+        let access = self.0.client().read_access().await.map_err(refused)?;
+        let has_one = access.users().get(&user).is_none_or(|user| user.password.is_some());
+        let password = has_one.then_some(password);
+        // It may have taken its time.
+        let who = self.0.again_root(&who)?;
         let header = self.change(&who, AccessChange::SetPassword { user, password }).await?;
         Ok(Response::new(pb::AuthUserChangePasswordResponse { header }))
     }
@@ -270,10 +284,16 @@ impl Auth for AuthService {
         let who = Identity::in_request(&request);
         let pb::AuthRoleGrantPermissionRequest { name: role, perm } = request.into_inner();
         let perm = perm.ok_or(Reason::NoPermission)?;
-        let rights = match perm.perm_type() {
-            Type::Read => Rights::Read,
-            Type::Write => Rights::Write,
-            Type::Readwrite => Rights::ReadWrite,
+        let rights = match Type::try_from(perm.perm_type) {
+            Ok(Type::Read) => Rights::Read,
+            Ok(Type::Write) => Rights::Write,
+            Ok(Type::Readwrite) => Rights::ReadWrite,
+            Err(_) => {
+                return Err(Status::invalid_argument(format!(
+                    "bowline: a permission of the unknown kind {}: grant READ (0), WRITE (1) or READWRITE (2)",
+                    perm.perm_type
+                )));
+            }
         };
         let grant =
             AccessGrant { range: key_range(perm.key.into(), perm.range_end.into()), rights };

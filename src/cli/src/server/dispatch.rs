@@ -7,7 +7,9 @@ use std::sync::Arc;
 use bowline::Access;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Request, Response};
+use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Service;
@@ -22,7 +24,7 @@ use super::health::HealthService;
 use super::http_side::{self, HttpSide};
 use super::identity::Identity;
 use super::kv::KvService;
-use super::late::{Doubt, Late};
+use super::late::{Doubt, Late, MESSAGE_TIME_MAX, Patience};
 use super::lease::LeaseService;
 use super::lock::LockService;
 use super::maintenance::MaintenanceService;
@@ -46,6 +48,16 @@ const NO_GRPC: &str = "this port is not for gRPC: use one of --listen-client-url
 /// What a client's message may be larger than the largest request.
 const MESSAGE_SLACK_BYTES: usize = 512 << 10;
 
+/// The largest message of who need not say who it is: a login; a question about health; while users are asked for, a watch
+/// of nobody, which is refused.
+const LOGIN_BYTES_MAX: usize = 16 << 10;
+const HEALTH_BYTES_MAX: usize = 4 << 10;
+const NOBODY_BYTES_MAX: usize = 16 << 10;
+
+/// How many such calls may be under way on a connection, while users are asked for. More logins than that could not
+/// wait for their turn.
+const NOBODIES_MAX: usize = 128;
+
 /// All services of a member. One for all connections, cloned for each.
 #[derive(Clone)]
 pub(super) struct Dispatch {
@@ -55,12 +67,18 @@ pub(super) struct Dispatch {
     /// What is served at the port that it came to.
     offer: Offer,
     bytes_max: usize,
+    /// Those of nobody that may still begin on the connection.
+    nobodies: Arc<Semaphore>,
     kv: KvServer<KvService>,
     watch: WatchServer<WatchService>,
+    /// The same for nobody.
+    watch_of_nobody: WatchServer<WatchService>,
     lease: LeaseServer<LeaseService>,
     cluster: ClusterServer<ClusterService>,
     maintenance: MaintenanceServer<MaintenanceService>,
     auth: AuthServer<AuthService>,
+    /// The same, for logins.
+    login: AuthServer<AuthService>,
     lock: LockServer<LockService>,
     election: ElectionServer<ElectionService>,
     health: HealthServer<HealthService>,
@@ -96,16 +114,20 @@ impl Needs {
         }
     }
 
-    /// Whether who asks is one of them.
+    /// Whether who asks is one of them, by the table that it was found out by.
     pub(super) fn judge(self, who: &Identity, access: &Access) -> Result<(), Status> {
         let judged = match self {
             Self::Nobody | Self::Watch => Ok(()),
-            Self::User => access.is_user(&who.caller(access)),
-            Self::Root => access.is_root(&who.caller(access)),
+            Self::User => access.is_user(&who.caller()),
+            Self::Root => access.is_root(&who.caller()),
         };
         judged.map_err(access_refused)
     }
 }
+
+/// What is open to anybody.
+const LOGIN: &str = "/etcdserverpb.Auth/Authenticate";
+const HEALTH: &str = "/grpc.health.v1.";
 
 /// The methods that take many requests, each of which is judged by the service.
 const STREAMS: [&str; 2] = ["/etcdserverpb.Watch/Watch", "/etcdserverpb.Lease/LeaseKeepAlive"];
@@ -118,18 +140,25 @@ impl Dispatch {
         let member = Arc::clone(member);
         Self {
             bytes_max,
+            nobodies: Arc::new(Semaphore::new(NOBODIES_MAX)),
             kv: KvServer::new(KvService(Arc::clone(&member))).max_decoding_message_size(bytes_max),
-            watch: WatchServer::new(WatchService(Arc::clone(&member))),
+            watch: WatchServer::new(WatchService(Arc::clone(&member)))
+                .max_decoding_message_size(bytes_max),
+            watch_of_nobody: WatchServer::new(WatchService(Arc::clone(&member)))
+                .max_decoding_message_size(NOBODY_BYTES_MAX),
             lease: LeaseServer::new(LeaseService(Arc::clone(&member))),
             cluster: ClusterServer::new(ClusterService(Arc::clone(&member))),
             maintenance: MaintenanceServer::new(MaintenanceService(Arc::clone(&member))),
             auth: AuthServer::new(AuthService(Arc::clone(&member)))
                 .max_decoding_message_size(bytes_max),
+            login: AuthServer::new(AuthService(Arc::clone(&member)))
+                .max_decoding_message_size(LOGIN_BYTES_MAX),
             lock: LockServer::new(LockService(Arc::clone(&member)))
                 .max_decoding_message_size(bytes_max),
             election: ElectionServer::new(ElectionService(Arc::clone(&member)))
                 .max_decoding_message_size(bytes_max),
-            health: HealthServer::new(HealthService(Arc::clone(&member))),
+            health: HealthServer::new(HealthService::new(&member))
+                .max_decoding_message_size(HEALTH_BYTES_MAX),
             http: HttpSide::new(&member),
             certified: None,
             offer: Offer::All,
@@ -142,9 +171,18 @@ impl Dispatch {
         Self { certified: user, ..self }
     }
 
-    /// The same for what is served at one port.
+    /// The same for one connection, to a port at which this is served.
     pub(super) fn offering(self, offer: Offer) -> Self {
-        Self { offer, ..self }
+        Self { offer, nobodies: Arc::new(Semaphore::new(NOBODIES_MAX)), ..self }
+    }
+
+    /// How large a message may be.
+    pub(super) fn bytes_max_of(&self, path: &str) -> usize {
+        match path {
+            LOGIN => LOGIN_BYTES_MAX,
+            _ if path.starts_with(HEALTH) => HEALTH_BYTES_MAX,
+            _ => self.bytes_max,
+        }
     }
 
     fn route(&mut self, request: Request<Incoming>) -> Answer {
@@ -170,10 +208,8 @@ impl Dispatch {
         }
         if gateway::is_for(path) {
             // As in etcd a certificate names nobody there: who asks in JSON shows a token.
-            let (dispatch, bytes_max) = (self.clone().with_certificate(None), self.bytes_max);
-            return Box::pin(
-                async move { Ok(gateway::answer(dispatch, request, bytes_max).await) },
-            );
+            let dispatch = self.clone().with_certificate(None);
+            return Box::pin(async move { Ok(gateway::answer(dispatch, request).await) });
         }
         let http = self.http.clone();
         Box::pin(async move { Ok(http.answer(request).await) })
@@ -199,19 +235,27 @@ impl Dispatch {
             Ok(who) => who,
             Err(status) => return Box::pin(async move { Ok(counted(status.into_http())) }),
         };
-        let needs = Needs::of(&path);
-        let is_one = needs != Needs::Nobody && !STREAMS.contains(&path.as_str());
-        let doubt = is_one.then(|| Doubt::about(&self.member, &who, needs));
+        let (needs, is_one) = (Needs::of(&path), !STREAMS.contains(&path.as_str()));
+        let is_nobody = self.is_nobody(needs, &who);
+        let held = match is_nobody.then(|| self.hold_of_nobody()).transpose() {
+            Ok(held) => held,
+            Err(status) => return Box::pin(async move { Ok(counted(status.into_http())) }),
+        };
+        let is_judged = is_one && needs != Needs::Nobody;
+        let doubt = is_judged.then(|| Doubt::about(&self.member, &who, needs));
+        let patience = if is_one { Patience::Of(MESSAGE_TIME_MAX) } else { Patience::Endless };
         let received = |body| Counted::new(body, &traffic, Way::In, &span);
-        let mut request = request.map(|body| Late::new(received(body), doubt));
+        let mut request = request.map(|body| Late::new(received(body), doubt, patience));
         request.extensions_mut().insert(who);
         let service = path.trim_start_matches('/').split('/').next().unwrap_or_default();
         let answer: Answer = match service {
             "etcdserverpb.KV" => self.kv.call(request),
+            "etcdserverpb.Watch" if is_nobody => self.watch_of_nobody.call(request),
             "etcdserverpb.Watch" => self.watch.call(request),
             "etcdserverpb.Lease" => self.lease.call(request),
             "etcdserverpb.Cluster" => self.cluster.call(request),
             "etcdserverpb.Maintenance" => self.maintenance.call(request),
+            "etcdserverpb.Auth" if path == LOGIN => self.login.call(request),
             "etcdserverpb.Auth" => self.auth.call(request),
             "v3lockpb.Lock" => self.lock.call(request),
             "v3electionpb.Election" => self.election.call(request),
@@ -221,7 +265,7 @@ impl Dispatch {
                 Box::pin(async move { Ok(Status::unimplemented(words).into_http()) })
             }
         };
-        let (bytes_max, member) = (self.bytes_max, Arc::clone(&self.member));
+        let (bytes_max, member) = (self.bytes_max_of(&path), Arc::clone(&self.member));
         let within = span.clone();
         let answer = async move {
             let mut response = answer.await?;
@@ -230,7 +274,15 @@ impl Dispatch {
                 member.no_space().refused(member.state_bytes());
             }
             let sent = |body| Body::new(Counted::new(body, &traffic, Way::Out, &span));
-            Ok(counted(response.map(sent)))
+            // Until the last word of the answer.
+            let holding = |body: Body| match held {
+                None => body,
+                Some(held) => Body::new(body.map_frame(move |frame| {
+                    let _held = &held;
+                    frame
+                })),
+            };
+            Ok(counted(response.map(sent).map(holding)))
         };
         Box::pin(answer.instrument(within))
     }
@@ -242,6 +294,19 @@ impl Dispatch {
         judged.map(drop).inspect_err(|status| self.member.calls().refused(path, status))
     }
 
+    /// Whether a call that was let in is nobody's, while users are asked for.
+    fn is_nobody(&self, needs: Needs, who: &Identity) -> bool {
+        let is_open = matches!(needs, Needs::Nobody | Needs::Watch);
+        let is_known = || self.member.again(who).is_ok_and(|who| who.user().is_some());
+        is_open && self.member.client().access().is_enabled() && !is_known()
+    }
+
+    /// The room for a call of nobody.
+    fn hold_of_nobody(&self) -> Result<OwnedSemaphorePermit, Status> {
+        let held = Arc::clone(&self.nobodies).try_acquire_owned();
+        held.map_err(|_| Reason::TooManyRequests.into())
+    }
+
     /// Refuses what needs a leader where there is none, what a learner does not do, and what users may not. What
     /// streams, and ranges, are looked at where they are answered. Says who asks.
     fn admit(&self, headers: &HeaderMap, path: &str) -> Result<Identity, Status> {
@@ -249,7 +314,7 @@ impl Dispatch {
         if requires && !self.member.has_leader() {
             return Err(Reason::NoLeader.into());
         }
-        let is_for_all = path.starts_with("/grpc.health.v1.")
+        let is_for_all = path.starts_with(HEALTH)
             || [
                 "/etcdserverpb.KV/Range",
                 "/etcdserverpb.Maintenance/Status",

@@ -26,12 +26,16 @@ fn named(leader: Option<LeaderKey>) -> Result<LeaderKey, Status> {
     leader.ok_or_else(|| Status::unknown("\"leader\" field must be provided"))
 }
 
-/// Whether a leadership is still the one that it was.
+/// Whether a leadership is still the one that it was. One of a revision below zero has never been any.
 fn still_leads(leader: &LeaderKey) -> Result<Compare, Status> {
     if leader.key.is_empty() {
         return Err(Reason::EmptyKey.into());
     }
-    Ok(Compare::create_revision(leader.key.clone()).eq(leader.rev.max(0).unsigned_abs()))
+    let created = Compare::create_revision(leader.key.clone());
+    Ok(match u64::try_from(leader.rev) {
+        Ok(revision) => created.eq(revision),
+        Err(_) => created.lt(0u64),
+    })
 }
 
 #[tonic::async_trait]
@@ -62,7 +66,7 @@ impl Election for ElectionService {
         if let Some(lease) = lease_id(leader.lease) {
             put = put.lease(lease);
         }
-        let txn = self.0.acting(&who).txn().when(held).then(put);
+        let txn = self.0.acting(&who)?.txn().when(held).then(put);
         let reply = txn.commit().await.map_err(refused)?;
         if !reply.succeeded {
             return Err(Status::unknown("election: not leader"));
@@ -74,7 +78,7 @@ impl Election for ElectionService {
         &self,
         request: Request<LeaderRequest>,
     ) -> Result<Response<LeaderResponse>, Status> {
-        let who = Identity::in_request(&request);
+        let who = self.0.again(&Identity::in_request(&request))?;
         let (leader, revision) = first(&self.0, &who, &request.into_inner().name).await?;
         match leader {
             None => Err(Status::unknown("election: no leader")),
@@ -105,7 +109,7 @@ impl Election for ElectionService {
         &self,
         request: Request<ResignRequest>,
     ) -> Result<Response<ResignResponse>, Status> {
-        let client = self.0.acting(&Identity::in_request(&request));
+        let client = self.0.acting(&Identity::in_request(&request))?;
         let leader = named(request.into_inner().leader)?;
         let held = still_leads(&leader)?;
         let txn = client.txn().when(held).then(Op::delete(leader.key));
@@ -130,7 +134,8 @@ async fn follow(
     };
     let keys = KeyRange::key(leader.key.clone());
     tell(member, answers, leader, revision).await;
-    let mut watch = member.acting(who).watch(keys).from(revision.next()).await.map_err(refused)?;
+    let mut watch =
+        member.acting_still(who).watch(keys).from(revision.next()).await.map_err(refused)?;
     loop {
         match watch.next().await {
             Some(Ok(batch)) => {
@@ -168,7 +173,7 @@ async fn until_event(
     from: Revision,
     wanted: impl Fn(Revision, &bowline::Event) -> bool,
 ) -> Result<(), Status> {
-    let mut watch = member.acting(who).watch(keys).from(from).await.map_err(refused)?;
+    let mut watch = member.acting_still(who).watch(keys).from(from).await.map_err(refused)?;
     loop {
         match watch.next().await {
             Some(Ok(batch)) => {

@@ -13,8 +13,6 @@ mod json;
 mod routes;
 mod stream;
 
-use std::time::Duration;
-
 use bytes::{Bytes, BytesMut};
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
@@ -26,11 +24,9 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 
 use super::dispatch::Dispatch;
+use super::late::{MESSAGE_TIME_MAX, too_slow};
 pub(super) use routes::methods;
 use stream::{Lines, Requests};
-
-/// How long the one message of a request may take to arrive.
-const BODY_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// What headers begin with that are for the service.
 const METADATA_PREFIX: &str = "grpc-metadata-";
@@ -40,12 +36,8 @@ pub(super) fn is_for(path: &str) -> bool {
     routes::below(path).is_some()
 }
 
-/// Answers a request whose path is the gateway's; `bytes_max` is how large a message of gRPC may be.
-pub(super) async fn answer(
-    mut dispatch: Dispatch,
-    request: Request<Incoming>,
-    bytes_max: usize,
-) -> Response<Body> {
+/// Answers a request whose path is the gateway's.
+pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -> Response<Body> {
     let Some(method) = routes::method(request.uri().path()) else {
         return refusal_as(StatusCode::NOT_FOUND, &Status::not_found("Not Found"));
     };
@@ -61,7 +53,8 @@ pub(super) async fn answer(
     let body = if method.is_client_streaming() {
         Body::new(Requests::new(body, method.input()))
     } else {
-        match tokio::time::timeout(BODY_TIME_MAX, message(&method, body, bytes_max)).await {
+        let bytes_max = dispatch.bytes_max_of(&path);
+        match tokio::time::timeout(MESSAGE_TIME_MAX, message(&method, body, bytes_max)).await {
             Ok(Ok(message)) => Body::new(Full::new(message)),
             Ok(Err(status)) => return refusal(&status),
             Err(_) => return refusal(&too_slow()),
@@ -89,14 +82,7 @@ pub(super) async fn answer(
     }
 }
 
-fn too_slow() -> Status {
-    Status::deadline_exceeded(format!(
-        "bowline: a request that takes longer than {} s to arrive",
-        BODY_TIME_MAX.as_secs()
-    ))
-}
-
-/// The one message of a body, framed. No body is an empty message, and what comes after the first is not looked at.
+/// The one message of a body, framed, of as many bytes as it may have there. No body is an empty message, and what comes after the first is not looked at.
 async fn message(
     method: &MethodDescriptor,
     body: Incoming,

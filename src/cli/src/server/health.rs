@@ -1,9 +1,10 @@
 //! `grpc.health.v1.Health`: whether the server, or one of its services, serves.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
@@ -31,7 +32,28 @@ const SERVICES: [&str; 9] = [
 
 /// The service.
 #[derive(Clone)]
-pub(super) struct HealthService(pub(super) Arc<Member>);
+pub(super) struct HealthService {
+    member: Arc<Member>,
+    /// What was seen last: one look for all who watch.
+    seen: watch::Receiver<ServingStatus>,
+}
+
+impl HealthService {
+    /// Looks at a member from now on, for as long as it is there.
+    pub(super) fn new(member: &Arc<Member>) -> Self {
+        let (says, seen) = watch::channel(serves(member));
+        tokio::spawn(look(Arc::downgrade(member), says));
+        Self { member: Arc::clone(member), seen }
+    }
+}
+
+async fn look(member: Weak<Member>, says: watch::Sender<ServingStatus>) {
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        let Some(now) = member.upgrade().map(|member| serves(&member)) else { return };
+        says.send_if_modified(|before| std::mem::replace(before, now) != now);
+    }
+}
 
 fn serves(member: &Member) -> ServingStatus {
     match member.node().health().is_serving() {
@@ -51,7 +73,7 @@ impl Health for HealthService {
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<HealthCheckResponse>, Status> {
         if SERVICES.contains(&request.into_inner().service.as_str()) {
-            Ok(Response::new(response(serves(&self.0))))
+            Ok(Response::new(response(serves(&self.member))))
         } else {
             Err(Status::not_found("unknown service"))
         }
@@ -64,16 +86,20 @@ impl Health for HealthService {
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
         let known = SERVICES.contains(&request.into_inner().service.as_str());
-        let member = Arc::clone(&self.0);
+        let mut seen = self.seen.clone();
         Ok(Response::new(Driven::by(|answers| async move {
             let mut told = None;
             loop {
-                let now = if known { serves(&member) } else { ServingStatus::ServiceUnknown };
+                let now = *seen.borrow_and_update();
+                let now = if known { now } else { ServingStatus::ServiceUnknown };
                 if told.replace(now) != Some(now) && answers.send(Ok(response(now))).await.is_err()
                 {
                     return Ok(());
                 }
-                tokio::time::sleep(LOOK_EVERY).await;
+                // The member is gone, and with it the server.
+                if seen.changed().await.is_err() {
+                    return Ok(());
+                }
             }
         })))
     }

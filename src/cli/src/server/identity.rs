@@ -101,13 +101,24 @@ impl Identity {
         self.revision
     }
 
+    /// Whether it would be found out by this table as it was.
+    pub(super) fn holds(&self, access: &Access) -> bool {
+        // That users are switched on is no new revision of theirs.
+        self.revision == access.revision() && (self.user.is_some() || !access.is_enabled())
+    }
+
     /// The user's name.
     pub(super) fn user(&self) -> Option<&str> {
         self.user.as_deref()
     }
 
-    /// The same, as the library is told, by a table of users.
-    pub(super) fn caller(&self, access: &Access) -> Caller {
+    /// The same, as the library is told: by the table that it was found out by, and by no other.
+    pub(super) fn caller(&self) -> Caller {
+        Caller { user: self.user.clone(), revision: self.revision }
+    }
+
+    /// The same, by a table at which nothing was looked at but the user's name: what was shown may have ended since.
+    pub(super) fn known_still(&self, access: &Access) -> Caller {
         Caller { user: self.user.clone(), revision: access.revision() }
     }
 }

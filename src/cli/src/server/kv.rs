@@ -25,9 +25,14 @@ use crate::generated::etcdserverpb::{
 pub(super) struct KvService(pub(super) Arc<Member>);
 
 impl KvService {
-    fn range_call(&self, who: &Identity, keys: KeyRange, request: &RangeRequest) -> RangeCall {
+    fn range_call(
+        &self,
+        who: &Identity,
+        keys: KeyRange,
+        request: &RangeRequest,
+    ) -> Result<RangeCall, Status> {
         let order = sort(request);
-        let mut call = self.0.acting(who).range(keys).sort(order.target, order.order);
+        let mut call = self.0.acting(who)?.range(keys).sort(order.target, order.order);
         call = call.bounds(bounds(request));
         if let Some(limit) = u64::try_from(request.limit).ok().filter(|limit| *limit > 0) {
             call = call.limit(limit);
@@ -44,7 +49,7 @@ impl KvService {
         if request.serializable {
             call = call.local();
         }
-        call
+        Ok(call)
     }
 }
 
@@ -61,7 +66,8 @@ impl Kv for KvService {
             self.0.not_for_learners()?;
         }
         let (key, end) = (std::mem::take(&mut request.key), std::mem::take(&mut request.range_end));
-        let reply = self.range_call(&who, key_range(key, end), &request).await.map_err(refused)?;
+        let call = self.range_call(&who, key_range(key, end), &request)?;
+        let reply = call.await.map_err(refused)?;
         let header = self.0.header(reply.revision);
         Ok(Response::new(RangeResponse { header, ..range_response(reply) }))
     }
@@ -87,7 +93,7 @@ impl Kv for KvService {
             PutValue::Set(value) => (value, false),
             PutValue::Keep => (bytes::Bytes::new(), true),
         };
-        let mut call = self.0.acting(&who).put(put.key, value);
+        let mut call = self.0.acting(&who)?.put(put.key, value);
         if keeps_value {
             call = call.keep_value();
         }
@@ -112,7 +118,7 @@ impl Kv for KvService {
         let request = request.into_inner();
         check_delete(&request)?;
         check_size(&request, self.0.options().request_bytes_max)?;
-        let mut call = self.0.acting(&who).delete(key_range(request.key, request.range_end));
+        let mut call = self.0.acting(&who)?.delete(key_range(request.key, request.range_end));
         if request.prev_kv {
             call = call.prev_kv();
         }
@@ -127,7 +133,7 @@ impl Kv for KvService {
         check_txn(&request, self.0.options().txn_ops_max)?;
         check_size(&request, self.0.options().request_bytes_max)?;
         let local = is_local(&request);
-        let mut call = self.0.acting(&who).txn();
+        let mut call = self.0.acting(&who)?.txn();
         for condition in request.compare {
             call = call.when(compare(condition)?);
         }
@@ -155,7 +161,7 @@ impl Kv for KvService {
         let CompactionRequest { revision, .. } = request.into_inner();
         // What is below zero has been compacted in any store; zero has not, in a new one.
         let at = Revision(u64::try_from(revision).map_err(|_| Reason::Compacted)?);
-        let reached = self.0.acting(&who).compact(at).await.map_err(refused)?;
+        let reached = self.0.acting(&who)?.compact(at).await.map_err(refused)?;
         Ok(Response::new(CompactionResponse { header: self.0.header(reached) }))
     }
 }

@@ -3,10 +3,11 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use http_body::{Body as HttpBody, Frame, SizeHint};
+use tokio::time::Sleep;
 use tonic::Status;
 
 use super::dispatch::Needs;
@@ -16,11 +17,46 @@ use super::member::Member;
 /// How long a judgement holds while users and roles stay as they are. Nearly all messages come with their heads.
 const HOLDS_FOR: Duration = Duration::from_secs(1);
 
+/// How long the one message of a request may take to arrive.
+pub(super) const MESSAGE_TIME_MAX: Duration = Duration::from_secs(60);
+
 /// The body of a request that was let in by its head.
 pub(super) struct Late<B> {
     body: B,
     /// None where every message is judged by the service.
     doubt: Option<Doubt>,
+    patience: Patience,
+}
+
+/// How long it is waited for a body.
+pub(super) enum Patience {
+    /// Its messages come when they come.
+    Endless,
+    /// It is there at once, as nearly all are, or there is so much time when it first is not.
+    Of(Duration),
+    /// Until then.
+    Until(Pin<Box<Sleep>>),
+}
+
+impl Patience {
+    /// Whether it has ended, at a body that has nothing now.
+    fn has_ended(&mut self, context: &mut Context<'_>) -> bool {
+        if let Self::Of(time) = self {
+            *self = Self::Until(Box::pin(tokio::time::sleep(*time)));
+        }
+        match self {
+            Self::Until(end) => end.as_mut().poll(context).is_ready(),
+            Self::Endless | Self::Of(_) => false,
+        }
+    }
+}
+
+/// What is said to who takes too long.
+pub(super) fn too_slow() -> Status {
+    Status::deadline_exceeded(format!(
+        "bowline: a request that takes longer than {} s to arrive",
+        MESSAGE_TIME_MAX.as_secs()
+    ))
 }
 
 /// Who was let in, by what, and when that was.
@@ -56,8 +92,8 @@ impl Doubt {
 }
 
 impl<B> Late<B> {
-    pub(super) fn new(body: B, doubt: Option<Doubt>) -> Self {
-        Self { body, doubt }
+    pub(super) fn new(body: B, doubt: Option<Doubt>, patience: Patience) -> Self {
+        Self { body, doubt, patience }
     }
 }
 
@@ -73,7 +109,12 @@ where
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, Self::Error>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) else {
+            return match self.patience.has_ended(context) {
+                true => Poll::Ready(Some(Err(too_slow().into()))),
+                false => Poll::Pending,
+            };
+        };
         if let Some(Err(status)) = self.doubt.as_mut().map(Doubt::look) {
             return Poll::Ready(Some(Err(status.into())));
         }
@@ -86,5 +127,43 @@ where
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use http_body_util::BodyExt;
+
+    use super::*;
+
+    /// A frame every few milliseconds, and no end.
+    struct Drip(Option<Pin<Box<Sleep>>>);
+
+    impl HttpBody for Drip {
+        type Data = Bytes;
+        type Error = Status;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            context: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+            let pause = || Box::pin(tokio::time::sleep(Duration::from_millis(5)));
+            if self.0.get_or_insert_with(pause).as_mut().poll(context).is_pending() {
+                return Poll::Pending;
+            }
+            self.0 = None;
+            Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"x")))))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_message_that_drips_in_without_end_is_not_waited_for() {
+        let patience = Patience::Of(Duration::from_millis(100));
+        let late = Late::new(Drip(None), None, patience);
+        let collected = tokio::time::timeout(Duration::from_secs(20), late.collect()).await;
+        let refused = collected.expect("it is waited for").unwrap_err();
+        let refused = Status::from_error(refused);
+        assert_eq!(refused.code(), tonic::Code::DeadlineExceeded, "{refused:?}");
     }
 }

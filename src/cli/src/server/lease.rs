@@ -46,7 +46,7 @@ impl LeaseService {
         let header = member.header_now();
         let ttl = match lease_id(request.id) {
             None => 0,
-            Some(lease) => match member.acting(who).renew(lease).await {
+            Some(lease) => match member.acting_still(who).renew(lease).await {
                 Ok(ttl) => ttl.as_secs() as i64,
                 Err(Error::Refused(Refusal::LeaseNotFound(_))) => 0,
                 Err(error) => return Err(refused(error)),
@@ -69,8 +69,7 @@ impl Lease for LeaseService {
         let who = Identity::in_request(&request);
         let LeaseGrantRequest { ttl, id } = request.into_inner();
         let asked = Duration::from_secs(ttl.max(0).unsigned_abs());
-        let lease =
-            self.0.grant(&who, asked.max(self.least_ttl()), lease_id(id)).await.map_err(refused)?;
+        let lease = self.0.grant(&who, asked.max(self.least_ttl()), lease_id(id)).await?;
         let header = self.0.header(lease.revision);
         let (id, ttl) = (lease.id.get() as i64, lease.ttl.as_secs() as i64);
         Ok(Response::new(LeaseGrantResponse { header, id, ttl, error: String::new() }))
@@ -82,7 +81,7 @@ impl Lease for LeaseService {
     ) -> Result<Response<LeaseRevokeResponse>, Status> {
         let who = Identity::in_request(&request);
         let lease = known(request.into_inner().id)?;
-        self.0.acting(&who).revoke(lease).await.map_err(refused)?;
+        self.0.acting(&who)?.revoke(lease).await.map_err(refused)?;
         Ok(Response::new(LeaseRevokeResponse { header: self.0.header_now() }))
     }
 
@@ -133,7 +132,7 @@ impl Lease for LeaseService {
         &self,
         request: Request<LeaseTimeToLiveRequest>,
     ) -> Result<Response<LeaseTimeToLiveResponse>, Status> {
-        let client = self.0.acting(&Identity::in_request(&request));
+        let client = self.0.acting(&Identity::in_request(&request))?;
         let LeaseTimeToLiveRequest { id, keys } = request.into_inner();
         let mut response = LeaseTimeToLiveResponse { id, ttl: NO_TTL, ..Default::default() };
         if let Some(lease) = lease_id(id)
@@ -154,7 +153,7 @@ impl Lease for LeaseService {
         &self,
         request: Request<LeaseLeasesRequest>,
     ) -> Result<Response<LeaseLeasesResponse>, Status> {
-        let client = self.0.acting(&Identity::in_request(&request));
+        let client = self.0.acting(&Identity::in_request(&request))?;
         // Looked at before and after: one that came or went meanwhile hides nothing.
         let all = self.0.client().leases();
         let leases = client.leases().map_err(refused)?;

@@ -47,13 +47,13 @@ pub(super) fn keys_of(name: &[u8]) -> KeyRange {
     KeyRange::prefix([name, b"/"].concat())
 }
 
-/// The first of a line, with the store's revision.
+/// The first of a line, with the store's revision. Whoever looks has been asked who it is before.
 pub(super) async fn first(
     member: &Member,
     who: &Identity,
     name: &[u8],
 ) -> Result<(Option<KeyValue>, Revision), Status> {
-    let call = member.acting(who).range(keys_of(name)).limit(1);
+    let call = member.acting_still(who).range(keys_of(name)).limit(1);
     let reply = call.sort(SortTarget::Create, SortOrder::Ascend).await.map_err(refused)?;
     Ok((reply.kvs.into_iter().next(), reply.revision))
 }
@@ -144,10 +144,10 @@ async fn enter(
 ) -> Result<Entered, Status> {
     let lease = match super::wire::lease_id(lease) {
         Some(lease) => lease,
-        None => member.grant(who, LENT_TTL, None).await.map_err(refused)?.id,
+        None => member.grant(who, LENT_TTL, None).await?.id,
     };
     let key = Bytes::from([name, b"/", lease.to_string().as_bytes()].concat());
-    let txn = member.acting(who).txn().when(Compare::create_revision(key.clone()).eq(0u64));
+    let txn = member.acting(who)?.txn().when(Compare::create_revision(key.clone()).eq(0u64));
     let put = Put::new(key.clone(), value.clone()).lease(lease);
     // Who is first is said in the same breath: where nobody waits, entering is all that there is to do.
     let line = Range {
@@ -202,7 +202,7 @@ async fn rename(
 ) -> Result<(), Status> {
     let held = Compare::create_revision(place.key.clone()).eq(place.created);
     let put = Put::new(place.key.clone(), value).lease(place.lease);
-    let reply = member.acting(who).txn().when(held).then(put).commit().await.map_err(refused)?;
+    let reply = member.acting(who)?.txn().when(held).then(put).commit().await.map_err(refused)?;
     if reply.succeeded { Ok(()) } else { Err(Status::unknown("election: not leader")) }
 }
 
@@ -243,7 +243,7 @@ async fn wait(
     loop {
         let before = last_before(member, who, name, place).await?;
         // Read after the line was: the replica is at least as new.
-        let row = member.acting(who).get(place.key.clone()).local().await.map_err(refused)?;
+        let row = member.acting_still(who).get(place.key.clone()).local().await.map_err(refused)?;
         if row.is_none_or(|row| row.create_revision != place.created) {
             return Err(Status::unknown(gone));
         }
@@ -268,7 +268,7 @@ async fn last_before(
 ) -> Result<(Option<Bytes>, Revision), Status> {
     let before = Revision(place.created.get() - 1);
     let bounds = RevisionBounds { create_max: Some(before), ..RevisionBounds::default() };
-    let call = member.acting(who).range(keys_of(name)).bounds(bounds).limit(1).keys_only();
+    let call = member.acting_still(who).range(keys_of(name)).bounds(bounds).limit(1).keys_only();
     let call = call.sort(SortTarget::Create, SortOrder::Descend);
     let reply = call.await.map_err(refused)?;
     Ok((reply.kvs.into_iter().next().map(|row| row.key), reply.revision))
@@ -282,7 +282,7 @@ async fn until_deleted(
     from: Revision,
 ) -> Result<(), Status> {
     let mut watch =
-        member.acting(who).watch(KeyRange::key(key)).from(from).await.map_err(refused)?;
+        member.acting_still(who).watch(KeyRange::key(key)).from(from).await.map_err(refused)?;
     loop {
         match watch.next().await {
             Some(Ok(batch)) => {

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use bowline::{
-    Access, AccessRefusal, ActingClient, Client, Error, Lease, LeaseId, MemberRole, Node, NodeId,
-    Refusal, Revision, Term, Verdict,
+    ActingClient, Client, Error, Lease, LeaseId, MemberRole, Node, NodeId, Refusal, Revision, Term,
+    Verdict,
 };
 use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit, Semaphore};
 use tonic::{Request, Status};
@@ -18,7 +18,7 @@ use super::identity::Identity;
 use super::no_space::NoSpace;
 use super::password::Passwords;
 use super::token::Tokens;
-use super::wire::{Reason, access_refused, refused};
+use super::wire::{Reason, refused};
 use crate::generated::etcdserverpb::ResponseHeader;
 
 /// The version of etcd whose behaviour this is.
@@ -92,9 +92,24 @@ impl Member {
         &self.client
     }
 
-    /// A client that may do what a user may. Made for one call: users and roles change.
-    pub(super) fn acting(&self, who: &Identity) -> ActingClient {
-        self.client.acting_as(who.caller(&self.client.access()))
+    /// A client that may do what a user may. Made for one call: users and roles change. Where they have since it was
+    /// found out who asks, that is found out again, by the very table whose revision the call is stamped with: what is
+    /// changed after that, a password for one, makes the call outdated where it is applied.
+    ///
+    /// # Errors
+    /// A token that has ended since.
+    pub(super) fn acting(&self, who: &Identity) -> Result<ActingClient, Status> {
+        let access = self.client.access();
+        let caller = match who.holds(&access) {
+            true => who.caller(),
+            false => who.again(&access, &self.tokens)?.caller(),
+        };
+        Ok(self.client.acting_as(caller))
+    }
+
+    /// The same for what has begun, and goes on for as long as its user may, whatever has become of the token.
+    pub(super) fn acting_still(&self, who: &Identity) -> ActingClient {
+        self.client.acting_as(who.known_still(&self.client.access()))
     }
 
     /// Who asks by what was shown a while ago, as things are now.
@@ -105,12 +120,15 @@ impl Member {
         who.again(&self.client.access(), &self.tokens)
     }
 
-    /// Judges by the users and roles as they are here.
-    pub(super) fn judge(
-        &self,
-        judge: impl FnOnce(&Access) -> Result<(), AccessRefusal>,
-    ) -> Result<(), Status> {
-        judge(&self.client.access()).map_err(access_refused)
+    /// The same, if it is somebody who may administer the cluster, by the users and roles as they are here.
+    ///
+    /// # Errors
+    /// A token that has ended since, and who may not.
+    pub(super) fn again_root(&self, who: &Identity) -> Result<Identity, Status> {
+        let access = self.client.access();
+        let who = who.again(&access, &self.tokens)?;
+        Needs::Root.judge(&who, &access)?;
+        Ok(who)
     }
 
     pub(super) fn passwords(&self) -> &Passwords {
@@ -191,17 +209,17 @@ impl Member {
         who: &Identity,
         ttl: Duration,
         id: Option<LeaseId>,
-    ) -> Result<Lease, Error> {
-        let client = self.acting(who);
+    ) -> Result<Lease, Status> {
+        let client = self.acting(who)?;
         if let Some(id) = id {
-            return client.grant(ttl).id(id).await;
+            return client.grant(ttl).id(id).await.map_err(refused);
         }
         loop {
             let next = self.next_lease.fetch_add(1, Ordering::Relaxed) & LEASE_ID_BITS;
             let Some(id) = LeaseId::new(next) else { continue };
             match client.grant(ttl).id(id).await {
                 Err(Error::Refused(Refusal::LeaseExists(_))) => {}
-                other => return other,
+                other => return other.map_err(refused),
             }
         }
     }

@@ -75,6 +75,9 @@ use token::{TokenError, Tokens};
 const LET_GO_PAUSE: Duration = Duration::from_millis(5);
 const LET_GO_LOOKS: usize = 200;
 
+/// How long to wait at most for work of the process that has begun, once the member has stopped.
+const HANGING_MAX: Duration = Duration::from_millis(200);
+
 /// Run a server that speaks etcd's v3 protocol
 #[derive(Args, Debug)]
 #[command(disable_help_flag = true)]
@@ -149,7 +152,11 @@ fn run(options: &ServeOptions) -> Result<(), ServeError> {
         tracing::warn!("{name} in the environment is not known");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    runtime.map_err(ServeError::Runtime)?.block_on(serve(options))
+    let runtime = runtime.map_err(ServeError::Runtime)?;
+    let ended = runtime.block_on(serve(options));
+    // What hangs in the disk, or in a password's hash, is not waited for.
+    runtime.shutdown_timeout(HANGING_MAX);
+    ended
 }
 
 fn begin_log(options: &Options) {
@@ -173,7 +180,13 @@ async fn serve(options: Options) -> Result<(), ServeError> {
     if let Some((cert, key)) = options.makes_peer_files() {
         tls::make_files(&options.name, cert, key)?;
     }
-    let node = Node::start(options.config()).await?;
+    let node = tokio::select! {
+        started = Node::start(options.config()) => started?,
+        // Whoever joins may ask around for a minute before it has started. What it has on its disk by then is what a
+        // process that is killed would leave.
+        _ = terminate.recv() => return Ok(()),
+        _ = interrupt.recv() => return Ok(()),
+    };
     // Whoever asks for the members is told where clients reach this one.
     let is_known = |status: &NodeStatus| {
         let own = status.members.iter().find(|member| member.id == status.id);

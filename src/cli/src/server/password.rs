@@ -12,6 +12,13 @@ use super::wire::Reason;
 /// How many may wait for their turn.
 const WAITING_MAX: usize = 64;
 
+/// What a hash that somebody else has made may cost more than those made here: each login pays it, also one whose password
+/// is wrong.
+const READY_MADE_MORE: u32 = 4;
+
+/// The cost of hashes that are made for etcd, unless it is told otherwise.
+const USUAL_COST: u32 = 10;
+
 /// The longest password, in bytes: what the hash looks at.
 const PASSWORD_BYTES_MAX: usize = 72;
 
@@ -48,17 +55,25 @@ impl Passwords {
 
     /// A hash that somebody else has made, as etcd's clients send it: base64 of bcrypt's text.
     pub(super) fn ready_made(&self, hash: Vec<u8>) -> Result<Secret, Status> {
-        let sound =
-            std::str::from_utf8(&hash).is_ok_and(|text| text.parse::<bcrypt::HashParts>().is_ok());
-        if sound { Ok(Secret::new(hash)) } else { Err(Reason::AuthFailed.into()) }
+        let text = std::str::from_utf8(&hash).map_err(|_| Reason::AuthFailed)?;
+        let parts = text.parse::<bcrypt::HashParts>().map_err(|_| Reason::AuthFailed)?;
+        let (cost, cost_max) = (parts.get_cost(), self.cost.max(USUAL_COST) + READY_MADE_MORE);
+        if cost > cost_max {
+            return Err(Status::invalid_argument(format!(
+                "bowline: a hashed password of bcrypt cost {cost}, at most {cost_max} here: hash it again with a lower \
+                 one, or give the members a higher --bcrypt-cost"
+            )));
+        }
+        Ok(Secret::new(hash))
     }
 
-    /// Whether it is the password of this hash. Without a hash it never is, after as much time.
+    /// Whether it is the password of this hash. Without a hash, or with an empty one, it never is, after as much time.
     pub(super) async fn is_right(
         &self,
         password: String,
         hash: Option<&Secret>,
     ) -> Result<bool, Status> {
+        let hash = hash.filter(|hash| !hash.reveal().is_empty());
         let hash = hash.and_then(|hash| String::from_utf8(hash.reveal().to_vec()).ok());
         let cost = self.cost;
         let right = self.in_turn(move || match hash {
@@ -106,6 +121,21 @@ mod tests {
         let made = passwords.ready_made(hash.reveal().to_vec()).unwrap();
         assert!(passwords.is_right("one".to_owned(), Some(&made)).await.unwrap());
         assert!(passwords.ready_made(b"one".to_vec()).is_err());
+        for empty in ["", "one"] {
+            assert!(!passwords.is_right(empty.to_owned(), Some(&Secret::default())).await.unwrap());
+        }
+    }
+
+    /// One login with such a hash would hold a turn for a day.
+    #[test]
+    fn a_hash_that_costs_too_much_is_refused() {
+        let hash = |cost: u32| format!("$2b${cost:02}${}", ".".repeat(53)).into_bytes();
+        for (own, cost_max) in [(CHEAP, 14), (10, 14), (12, 16)] {
+            let passwords = Passwords::new(own);
+            passwords.ready_made(hash(cost_max)).unwrap();
+            let refused = passwords.ready_made(hash(cost_max + 1)).unwrap_err();
+            assert!(refused.message().contains("--bcrypt-cost"), "{refused:?}");
+        }
     }
 
     #[tokio::test]

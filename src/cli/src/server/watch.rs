@@ -187,7 +187,7 @@ impl Desk {
             id => id,
         };
         let keys = key_range(request.key.clone(), request.range_end.clone());
-        let mut call = self.member.acting(&self.who).watch(keys).filter(filter(&request));
+        let mut call = self.member.acting_still(&self.who).watch(keys).filter(filter(&request));
         if let Some(revision) = revision(request.start_revision) {
             call = call.from(revision);
         }

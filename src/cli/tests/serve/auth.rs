@@ -1,5 +1,6 @@
 //! Users and roles: who may do what, over every method, with every kind of caller.
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use bytes::{Buf, BufMut, Bytes};
 use prost_reflect::DescriptorPool;
 use tempfile::{TempDir, tempdir};
@@ -382,4 +383,60 @@ async fn users_are_the_same_on_all_members_and_after_a_restart() {
         ann = token;
     }
     assert!(!ann.contains("ann"), "names are not shown");
+}
+
+/// As in etcd: an empty password is none, and nobody gets in by it.
+#[tokio::test]
+async fn whose_password_is_empty_does_not_get_in() {
+    let (_dir, _server, channel) = alone().await;
+    let root = login(&channel, "root").await.unwrap();
+    let mut auth = AuthClient::new(channel.clone());
+    let add = |name: &str, options| pb::AuthUserAddRequest {
+        name: name.to_owned(),
+        options,
+        ..Default::default()
+    };
+    let without = Some(authpb::UserAddOptions { no_password: true });
+    auth.user_add(by(&root, add("none", without))).await.unwrap();
+    auth.user_add(by(&root, add("empty", None))).await.unwrap();
+    let change = |name: &str, password: &str| {
+        let (name, password) = (name.to_owned(), password.to_owned());
+        by(&root, pb::AuthUserChangePasswordRequest { name, password, ..Default::default() })
+    };
+    auth.user_change_password(change("ann", "")).await.unwrap();
+    // It stays without.
+    auth.user_change_password(change("none", "none's")).await.unwrap();
+    let failed = "etcdserver: authentication failed, invalid user ID or password";
+    for name in ["none", "empty", "ann"] {
+        for password in [String::new(), format!("{name}'s")] {
+            let request = pb::AuthenticateRequest { name: name.to_owned(), password };
+            says(auth.authenticate(request).await, Code::InvalidArgument, failed);
+        }
+    }
+    // The others can be let in again.
+    for name in ["empty", "ann"] {
+        auth.user_change_password(change(name, &format!("{name}'s"))).await.unwrap();
+        login(&channel, name).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_permission_of_no_known_kind_and_a_hash_that_costs_too_much_are_refused() {
+    let (_dir, _server, channel) = alone().await;
+    let root = login(&channel, "root").await.unwrap();
+    let mut auth = AuthClient::new(channel.clone());
+    let perm = authpb::Permission { perm_type: 3, key: b"secret".to_vec(), range_end: Vec::new() };
+    let grant = pb::AuthRoleGrantPermissionRequest { name: "look".into(), perm: Some(perm) };
+    let refused = auth.role_grant_permission(by(&root, grant)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    assert!(refused.message().contains("unknown kind 3"), "{refused:?}");
+    let look = pb::AuthRoleGetRequest { role: "look".into() };
+    assert_eq!(auth.role_get(by(&root, look)).await.unwrap().into_inner().perm.len(), 1);
+    let hash = format!("$2b$31${}", ".".repeat(53));
+    let hashed_password = BASE64_STANDARD.encode(hash);
+    let name = "dear".to_owned();
+    let add = pb::AuthUserAddRequest { name, hashed_password, ..Default::default() };
+    let refused = auth.user_add(by(&root, add)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    assert!(refused.message().contains("--bcrypt-cost"), "{refused:?}");
 }

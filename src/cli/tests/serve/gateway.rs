@@ -444,3 +444,31 @@ fn headers_reach_the_service() {
     assert!(body.contains("etcdserver: no leader"), "{body}");
     assert_eq!(ask(&left, "").0, 200, "a local read");
 }
+
+#[test]
+fn an_empty_password_opens_nothing_in_json_either() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &crate::auth::CHEAP);
+    let ask = |path: &str, body: &str| server.http("POST", &format!("/v3/auth/{path}"), body);
+    for (path, body) in [
+        ("user/add", r#"{"name":"root","password":"root's"}"#),
+        ("user/grant", r#"{"user":"root","role":"root"}"#),
+        ("user/add", r#"{"name":"ann","password":"ann's"}"#),
+        ("user/add", r#"{"name":"eve"}"#),
+        ("user/changepw", r#"{"name":"ann"}"#),
+        ("enable", "{}"),
+    ] {
+        let (code, body) = ask(path, body);
+        assert_eq!(code, 200, "{path}: {body}");
+    }
+    for body in [
+        r#"{"name":"ann"}"#,
+        r#"{"name":"ann","password":""}"#,
+        r#"{"name":"ann","password":"ann's"}"#,
+        r#"{"name":"eve"}"#,
+    ] {
+        let (code, answer) = ask("authenticate", body);
+        assert!(code == 400 && answer.contains("authentication failed"), "{body}: {code} {answer}");
+    }
+    assert_eq!(ask("authenticate", r#"{"name":"root","password":"root's"}"#).0, 200);
+}

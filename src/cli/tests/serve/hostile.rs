@@ -1,21 +1,29 @@
 //! Clients that mean no good, or nothing at all: bytes without sense, too much of everything, and connections that only
 //! cost. Whatever they do, the server answers the others, keeps its memory and its descriptors, and stops in good order.
 
+use std::future::poll_fn;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::pin::Pin;
 use std::process::Command;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::{BufMut, Bytes, BytesMut};
+use http_body::{Body as HttpBody, Frame};
 use prost::Message;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use tempfile::{TempDir, tempdir};
+use tokio::task::JoinHandle;
+use tonic::codegen::Service as _;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use crate::auth::{Raw, by};
+use crate::auth::{CHEAP, Raw, by, guarded, login};
 use crate::generated::etcdserverpb as pb;
+use crate::generated::grpc::health::v1::HealthCheckRequest;
+use crate::generated::grpc::health::v1::health_client::HealthClient;
 use crate::process::{Server, flags, free_ports, http, http_with};
 use pb::kv_client::KvClient;
 use pb::request_op::Request as Op;
@@ -351,6 +359,112 @@ async fn a_request_that_drips_in_costs_no_more_than_its_bytes() {
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(20), "{took:?}");
     drop(stream);
+    is_well(server);
+}
+
+/// A message of gRPC that says how long it is, begins, and does not end.
+struct Half {
+    begin: Option<Bytes>,
+}
+
+impl Half {
+    /// Of a message that is to have so many bytes, as many as are sent.
+    fn of(says: u32, sends: usize) -> Self {
+        let mut begin = BytesMut::new();
+        begin.put_u8(0);
+        begin.put_u32(says);
+        begin.put_bytes(1, sends);
+        Self { begin: Some(begin.freeze()) }
+    }
+}
+
+impl HttpBody for Half {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        self.begin.take().map_or(Poll::Pending, |begin| Poll::Ready(Some(Ok(Frame::data(begin)))))
+    }
+}
+
+/// Begins a call with half of its message. Ends with the answer's status, if there is one.
+fn half(channel: &Channel, path: &'static str, body: Half) -> JoinHandle<Option<Status>> {
+    let mut channel = channel.clone();
+    tokio::spawn(async move {
+        poll_fn(|context| channel.poll_ready(context)).await.ok()?;
+        let request = ::http::Request::post(path).header("content-type", "application/grpc");
+        let request = request.header("te", "trailers").body(tonic::body::Body::new(body)).unwrap();
+        let response = channel.call(request).await.ok()?;
+        Status::from_header_map(response.headers())
+    })
+}
+
+/// What is open to anybody, while users are asked for, costs little: however much of it is begun.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn logins_that_are_begun_and_health_that_is_watched_by_nobody_take_little() {
+    let many = 400;
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &CHEAP);
+    let channel = guarded(&server).await;
+    let root = login(&channel, "root").await.unwrap();
+    let is_answered = async || {
+        let request = pb::PutRequest { key: "k".into(), ..Default::default() };
+        let mut kv = KvClient::new(channel.clone());
+        let put = tokio::time::timeout(IN_TIME, kv.put(by(&root, request)));
+        put.await.expect("in time").expect("answered");
+    };
+    is_answered().await;
+    let before = server.memory_bytes();
+    let path = "/etcdserverpb.Auth/Authenticate";
+    let hostile = server.channel().await;
+    // Much too long: all of them are refused by their first bytes.
+    let begin = |_| half(&hostile, path, Half::of(2_000_000, 1 << 20));
+    for call in (0..many).map(begin).collect::<Vec<_>>() {
+        let refused = tokio::time::timeout(IN_TIME * 4, call).await.expect("not waited for");
+        if let Some(refused) = refused.unwrap() {
+            assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
+        }
+    }
+    // Short enough: some are waited for, and the others are sent away.
+    let begin = |_| half(&hostile, path, Half::of(16_000, 8_000));
+    let calls: Vec<_> = (0..many).map(begin).collect();
+    let begun = Instant::now();
+    while calls.iter().filter(|call| !call.is_finished()).count() > 128 {
+        assert!(begun.elapsed() < IN_TIME * 4, "all are waited for");
+        is_answered().await;
+    }
+    // On a connection of its own: those of the other are not its fault.
+    let watches = server.channel().await;
+    let mut watching = Vec::new();
+    for _ in 0..many {
+        let mut health = HealthClient::new(watches.clone());
+        match health.watch(HealthCheckRequest::default()).await {
+            Ok(told) => watching.push(told.into_inner()),
+            Err(refused) => assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}"),
+        }
+    }
+    assert_eq!(watching.len(), 128);
+    for told in &mut watching {
+        let told = tokio::time::timeout(IN_TIME, told.message()).await.expect("in time");
+        assert_eq!(told.unwrap().unwrap().status, 1);
+    }
+    is_answered().await;
+    let during = server.memory_bytes();
+    assert!(during < before + LEFT_MAX, "{during} bytes, before {before}");
+    // Those who have gone make room.
+    drop(watching);
+    let begun = Instant::now();
+    while HealthClient::new(watches.clone()).watch(HealthCheckRequest::default()).await.is_err() {
+        assert!(begun.elapsed() < IN_TIME * 4, "it has no room any more");
+    }
+    login(&server.channel().await, "ann").await.unwrap();
+    for call in calls {
+        call.abort();
+    }
+    drop((hostile, watches));
     is_well(server);
 }
 

@@ -179,3 +179,25 @@ async fn an_election_has_one_leader_that_proclaims_and_resigns() {
     let nobody = elections.resign(v3electionpb::ResignRequest { leader: None }).await.unwrap_err();
     assert_eq!(nobody.message(), "\"leader\" field must be provided");
 }
+
+/// As in etcd: no key has been created at such a revision, and one that is not there neither.
+#[tokio::test]
+async fn a_leadership_of_a_revision_below_zero_is_none() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let mut election = ElectionClient::new(channel.clone());
+    let leader = |key: &'static str| {
+        Some(v3electionpb::LeaderKey { key: key.into(), rev: -1, ..Default::default() })
+    };
+    let put = pb::PutRequest { key: "e/there".into(), ..Default::default() };
+    KvClient::new(channel.clone()).put(put).await.unwrap();
+    for key in ["e/there", "e/absent"] {
+        let proclaim = v3electionpb::ProclaimRequest { leader: leader(key), value: "v".into() };
+        let refused = election.proclaim(proclaim).await.unwrap_err();
+        assert_eq!(refused.message(), "election: not leader");
+        let resign = v3electionpb::ResignRequest { leader: leader(key) };
+        election.resign(resign).await.unwrap();
+    }
+    assert_eq!(rows(&channel, "e/", "e0").await, ["e/there"]);
+}

@@ -9,7 +9,8 @@ use tonic::transport::Channel;
 use crate::generated::etcdserverpb as pb;
 use crate::generated::grpc::health::v1::HealthCheckRequest;
 use crate::generated::grpc::health::v1::health_client::HealthClient;
-use crate::process::Server;
+use crate::process::{Server, flags, free_ports};
+use crate::tokens::until_begun;
 use pb::AlarmType;
 use pb::alarm_request::AlarmAction;
 use pb::cluster_client::ClusterClient;
@@ -173,4 +174,46 @@ async fn what_was_refused_for_want_of_space_is_an_alarm_until_there_is_room_or_i
     }
     until(|status| status.errors.is_empty()).await;
     assert_eq!(alarms(AlarmAction::Get).await, [], "there is room");
+}
+
+/// Longer than stopping takes on a busy machine, and much shorter than what must not be waited for.
+const STOPS_WITHIN: Duration = Duration::from_secs(10);
+
+/// Whoever joins asks around for a minute.
+#[test]
+fn a_server_that_reaches_nobody_to_join_stops_when_it_is_told() {
+    let (dir, [peer, client]) = (tempdir().unwrap(), free_ports());
+    // Connected to, and never answered.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let peers = [peer, silent.local_addr().unwrap().port()];
+    let more = ["--initial-cluster-state", "existing"];
+    let server = Server::start(&flags(0, &peers, client, dir.path()), client, &more);
+    let begun = Instant::now();
+    // It takes its port, and then it asks.
+    while std::net::TcpStream::connect(("127.0.0.1", peer)).is_err() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "it does not begin");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let told = Instant::now();
+    let (status, _) = server.stop();
+    assert!(status.success(), "{status}");
+    assert!(told.elapsed() < STOPS_WITHIN, "it took {:?}", told.elapsed());
+}
+
+#[tokio::test]
+async fn a_server_that_hashes_a_password_stops_when_it_is_told() {
+    let dir = tempdir().unwrap();
+    // Hours of it.
+    let server = Server::alone(&dir, &["--bcrypt-cost", "25"]);
+    let channel = server.channel().await;
+    let (name, password) = ("ann".to_owned(), "ann's".to_owned());
+    let add = pb::AuthUserAddRequest { name, password, ..Default::default() };
+    let mut auth = pb::auth_client::AuthClient::new(channel);
+    let adds = tokio::spawn(async move { auth.user_add(add).await.map(drop) });
+    until_begun(&server, "UserAdd", 1).await;
+    let told = Instant::now();
+    let (status, said) = server.stop();
+    assert!(status.success(), "{status}: {said}");
+    assert!(told.elapsed() < STOPS_WITHIN, "it took {:?}", told.elapsed());
+    adds.await.unwrap().unwrap_err();
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use bytes::Bytes;
 use prost::Message;
 use tempfile::tempdir;
@@ -191,7 +192,7 @@ async fn a_void_token_keeps_no_other_lease_alive_on_an_old_stream_and_none_when_
 }
 
 /// Waits until the heads of so many calls have been let in or refused.
-async fn until_begun(server: &Server, method: &str, calls: u64) {
+pub(crate) async fn until_begun(server: &Server, method: &str, calls: u64) {
     let label = format!("grpc_server_started_total{{grpc_method=\"{method}\"");
     let begun = || {
         let (_, metrics) = server.http("GET", "/metrics", "");
@@ -261,4 +262,98 @@ async fn a_message_that_comes_after_its_token_has_ended_does_nothing() {
     let list = pb::MemberListRequest::default();
     let mut cluster = pb::cluster_client::ClusterClient::new(channel.clone());
     assert_eq!(cluster.member_list(by(&root, list)).await.unwrap().into_inner().members.len(), 1);
+}
+
+/// Between the look at a token and what it asks for a password is hashed, behind those of others.
+#[tokio::test]
+async fn a_token_that_ends_while_a_password_is_hashed_changes_nothing() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &["--bcrypt-cost", "12"]);
+    let channel = server.channel().await;
+    let mut auth = AuthClient::new(channel.clone());
+    let hashed = |password: &str| BASE64_STANDARD.encode(bcrypt::hash(password, 4).unwrap());
+    for name in ["root", "bob"] {
+        let (name, hashed_password) = (name.to_owned(), hashed(&format!("{name}'s")));
+        let add = pb::AuthUserAddRequest { name, hashed_password, ..Default::default() };
+        auth.user_add(add).await.unwrap();
+    }
+    let grant = pb::AuthUserGrantRoleRequest { user: "root".into(), role: "root".into() };
+    auth.user_grant_role(grant).await.unwrap();
+    auth.auth_enable(pb::AuthEnableRequest {}).await.unwrap();
+    let root = login(&channel, "root").await.unwrap();
+    let change = |password: &str| {
+        let (name, password) = ("bob".to_owned(), password.to_owned());
+        let change = pb::AuthUserChangePasswordRequest { name, password, ..Default::default() };
+        let (mut auth, request) = (AuthClient::new(channel.clone()), by(&root, change));
+        tokio::spawn(async move { auth.user_change_password(request).await.map(drop) })
+    };
+    // What changes meanwhile and is not its own does not matter.
+    let changes = change("bob's");
+    until_begun(&server, "UserChangePassword", 1).await;
+    auth.role_add(by(&root, pb::AuthRoleAddRequest { name: "other".into() })).await.unwrap();
+    changes.await.unwrap().unwrap();
+    login(&channel, "bob").await.unwrap();
+    let changes = change("stolen");
+    let adds = {
+        let (name, password) = ("eve".to_owned(), "eve's".to_owned());
+        let add = pb::AuthUserAddRequest { name, password, ..Default::default() };
+        let (mut auth, request) = (AuthClient::new(channel.clone()), by(&root, add));
+        tokio::spawn(async move { auth.user_add(request).await.map(drop) })
+    };
+    until_begun(&server, "UserChangePassword", 2).await;
+    until_begun(&server, "UserAdd", 3).await;
+    let (name, hashed_password) = ("root".to_owned(), hashed("another"));
+    let rotate = pb::AuthUserChangePasswordRequest { name, hashed_password, ..Default::default() };
+    auth.user_change_password(by(&root, rotate)).await.unwrap();
+    for in_flight in [changes, adds] {
+        let refused = in_flight.await.unwrap().unwrap_err();
+        assert_eq!((refused.code(), refused.message()), (Code::Unauthenticated, VOID));
+    }
+    login(&channel, "bob").await.expect("it is bob's password still");
+    login(&channel, "eve").await.unwrap_err();
+}
+
+/// It is asked while it stands still, and has the newer table by the time at which it answers.
+#[tokio::test]
+async fn a_void_token_is_shown_no_users_by_a_member_that_lags() {
+    let dirs = [(); 3].map(|()| tempdir().unwrap());
+    let servers = Server::three(&dirs);
+    let channel = guarded(&servers[0]).await;
+    let root = login(&channel, "root").await.unwrap();
+    let mut lags = None;
+    for server in &servers[1..] {
+        let channel = server.channel().await;
+        let mut maintenance = pb::maintenance_client::MaintenanceClient::new(channel.clone());
+        let status = maintenance.status(by(&root, pb::StatusRequest {})).await;
+        let status = status.unwrap().into_inner();
+        if status.leader != status.header.unwrap().member_id {
+            lags = Some((server, channel));
+        }
+    }
+    let (lags, to) = lags.expect("two of them follow");
+    lags.pause();
+    let asks = {
+        let (mut auth, root) = (AuthClient::new(to), root.clone());
+        tokio::spawn(async move {
+            let (list, status) = (pb::AuthUserListRequest {}, pb::AuthStatusRequest {});
+            let get = pb::AuthUserGetRequest { name: "root".into() };
+            let role = pb::AuthRoleGetRequest { role: "root".into() };
+            let mut others = [auth.clone(), auth.clone(), auth.clone()];
+            let [one, two, three] = &mut others;
+            tokio::join!(
+                async { auth.user_list(by(&root, list)).await.map(drop) },
+                async { one.auth_status(by(&root, status)).await.map(drop) },
+                async { two.user_get(by(&root, get)).await.map(drop) },
+                async { three.role_get(by(&root, role)).await.map(drop) },
+            )
+        })
+    };
+    new_password(&channel, &root, "root").await;
+    lags.go_on();
+    let answers = tokio::time::timeout(Duration::from_secs(20), asks).await;
+    let (list, status, get, role) = answers.expect("nothing was heard").unwrap();
+    for answer in [list, status, get, role] {
+        let refused = answer.unwrap_err();
+        assert_eq!((refused.code(), refused.message()), (Code::Unauthenticated, VOID));
+    }
 }

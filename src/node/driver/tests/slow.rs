@@ -154,7 +154,7 @@ fn quick_requests_are_not_spoken_of() {
         for node in 0..3 {
             three.put(node, "k", 10).unwrap();
         }
-        three.shared(0).range(&Range::new(KeyRange::all())).unwrap();
+        three.shared(0).range(&Range::new(KeyRange::all()), true).unwrap();
         assert_eq!(all(three), before);
     });
     assert_eq!(lines, [""; 0]);
