@@ -34,6 +34,14 @@ pub const REPLACES: &str = "JEPSEN_REPLACES";
 /// The variable in which it is told how its doors stand at its start: an order of [`doors`](crate::doors).
 pub const DOORS: &str = "JEPSEN_DOORS";
 
+/// The election timeout of members, if nobody says otherwise.
+pub const ELECTION: Duration = Duration::from_millis(400);
+
+/// What a member says that finds out that it was removed.
+pub const REMOVED: &str = "removed";
+/// What a process says that wanted to join, and has not: nobody was there, or somebody of its name was.
+pub const NOT_LET_IN: [&str; 2] = ["it did not start: joining:", "it did not start: network:"];
+
 /// How long a member may take to say who leads.
 const LOOK_LIMIT: Duration = Duration::from_millis(300);
 /// How long is waited between two looks for a leader.
@@ -66,7 +74,7 @@ impl Setup {
         Self {
             members,
             spare: 0,
-            election: Duration::from_millis(400),
+            election: ELECTION,
             session: Duration::from_secs(2),
             deadline: Duration::from_secs(3),
             proxied: false,
@@ -127,6 +135,8 @@ pub struct Fleet {
     places: Vec<Place>,
     links: Links,
     volumes: Option<Mutex<Volumes>>,
+    /// What members did that no member may, as those have found who cannot say so otherwise.
+    wrongs: Mutex<Vec<String>>,
     _door: Option<crate::proxy::Proxy>,
     _dir: TempDir,
 }
@@ -172,7 +182,8 @@ impl Fleet {
             })
             .collect();
         let volumes = volumes.map(Mutex::new);
-        Ok(Self { program, setup, places, links, volumes, _door: door, _dir: dir })
+        let wrongs = Mutex::default();
+        Ok(Self { program, setup, places, links, volumes, wrongs, _door: door, _dir: dir })
     }
 
     /// What was asked of it.
@@ -337,9 +348,9 @@ impl Fleet {
     /// Ends a member for good: it is removed from the cluster, or will be. Its data is deleted.
     ///
     /// # Errors
-    /// It does not die.
+    /// It does not die of it; it had stopped before, and not because it was removed, or not let in.
     pub fn clear(&self, member: usize) -> Result<(), Trouble> {
-        self.bury(member)?;
+        self.bury_newcomer(member)?;
         let place = &self.places[member];
         place.now().joins = false;
         match std::fs::remove_dir_all(&place.dir) {
@@ -353,26 +364,61 @@ impl Fleet {
     /// Kills a member, wherever it is. One that is down stays so.
     ///
     /// # Errors
-    /// It does not die of it; it had stopped by itself, which no member may but one that joined and was removed.
+    /// It does not die of it; it had stopped by itself, which no member may.
     pub fn kill(&self, member: usize) -> Result<(), Trouble> {
         match self.bury(member)? {
-            Some(_) if member >= self.members() => Ok(()),
             Some(why) => Err(Trouble::Stopped(format!("m{member}: {why}"))),
             None => Ok(()),
+        }
+    }
+
+    /// Kills one that has joined, or has tried to.
+    ///
+    /// # Errors
+    /// It does not die of it; it had stopped before, and not because it was removed, or not let in.
+    pub fn bury_newcomer(&self, member: usize) -> Result<(), Trouble> {
+        match self.bury(member)? {
+            None => Ok(()),
+            Some(why) if why.contains(REMOVED) => Ok(()),
+            Some(why) if NOT_LET_IN.iter().any(|words| why.contains(words)) => Ok(()),
+            Some(why) => Err(Trouble::Stopped(format!("m{member}, that came later: {why}"))),
         }
     }
 
     /// Kills a member, and says why its node had stopped by itself, if it had: for faults that may stop one.
     ///
     /// # Errors
-    /// It does not die of it.
+    /// It does not die of it; or it had ended before, or ends of something else, without a word.
     pub fn bury(&self, member: usize) -> Result<Option<String>, Trouble> {
+        let said = |trouble| match trouble {
+            Trouble::Ended(how) => Trouble::Ended(format!("m{member}: {how}")),
+            trouble => trouble,
+        };
+        self.take(member).map_or(Ok(None), |process| process.end().map_err(said))
+    }
+
+    /// The same of one whose disk is dead or has no power: whatever it ended of.
+    ///
+    /// # Errors
+    /// It does not die of it.
+    pub fn bury_however(&self, member: usize) -> Result<Option<String>, Trouble> {
+        self.take(member).map_or(Ok(None), |process| process.end_however())
+    }
+
+    fn take(&self, member: usize) -> Option<Arc<Process>> {
         let mut now = self.places[member].now();
         now.being = Being::Down;
-        match now.process.take() {
-            Some(process) => process.end(),
-            None => Ok(None),
-        }
+        now.process.take()
+    }
+
+    /// Somebody has seen what no member may do, and cannot say so otherwise.
+    pub fn is_wrong(&self, what: String) {
+        self.wrongs.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+    }
+
+    /// What was seen so.
+    pub fn wrongs(&self) -> Vec<String> {
+        self.wrongs.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Stops a member in good order.
@@ -464,10 +510,12 @@ impl Fleet {
         Err(Trouble::TooLate("nobody leads".to_owned()))
     }
 
-    /// Members whose node has stopped by itself, and why.
+    /// Members whose node has stopped by itself, and why; but for those that came later and were removed.
     pub fn stopped(&self) -> Vec<(usize, String)> {
         let why = |member| Some((member, self.process(member)?.why_stopped()?));
-        (0..self.places()).filter_map(why).collect()
+        let may = |member, why: &str| member >= self.members() && why.contains(REMOVED);
+        let all = (0..self.places()).filter_map(why);
+        all.filter(|(member, why)| !may(*member, why)).collect()
     }
 
     /// Heals what every nemesis may leave: lets go on who stands still, joins all links, closes all doors, starts who

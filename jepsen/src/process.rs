@@ -49,6 +49,9 @@ pub enum Trouble {
     /// A process ended otherwise than by being killed.
     #[error("a process ended by itself: {0}")]
     Ended(String),
+    /// All is healed, and it does not serve again.
+    #[error("healed, it is not back: {0}, within {LIMIT:?}")]
+    NotBack(String),
     /// A backup was made that is none.
     #[error("a backup is not sound: {0}")]
     Backup(String),
@@ -60,6 +63,17 @@ pub enum Trouble {
         /// What it said.
         answer: Answer,
     },
+}
+
+impl Trouble {
+    /// What it is where nothing is broken any more.
+    #[must_use]
+    pub fn when_healed(self) -> Self {
+        match self {
+            Trouble::TooLate(what) => Trouble::NotBack(what),
+            other => other,
+        }
+    }
 }
 
 /// How a process was killed.
@@ -236,7 +250,7 @@ impl Process {
     }
 
     /// Kills it, wherever it is.
-    pub fn kill(&self) {
+    fn kill(&self) {
         // One that has ended already is dead too.
         drop(self.child.lock().unwrap_or_else(PoisonError::into_inner).kill());
     }
@@ -270,18 +284,47 @@ impl Process {
         child.wait().map_err(|source| Trouble::System { what: "waiting for a process", source })
     }
 
-    /// Kills it if it still lives. Says why its node had stopped by itself, if it had.
+    /// Kills it. Says why its node had stopped by itself, if it had said so.
+    ///
+    /// # Errors
+    /// It does not die of it; or it was dead already, or dies of something else, without a word.
+    pub fn end(&self) -> Result<Option<String>, Trouble> {
+        let (was_over, status, stopped) = self.end_of_it()?;
+        match (status.signal(), &stopped) {
+            (Some(SIGKILL), _) if !was_over => Ok(stopped),
+            (None, Some(_)) => Ok(stopped),
+            _ => Err(Trouble::Ended(match stopped {
+                Some(why) => format!("{status}, having said: {why}"),
+                None => format!("{status}, without a word"),
+            })),
+        }
+    }
+
+    /// The same of one whose disk is dead or has no power: whatever it ended of.
     ///
     /// # Errors
     /// It does not die of it.
-    pub fn end(&self) -> Result<Option<String>, Trouble> {
-        self.kill();
+    pub fn end_however(&self) -> Result<Option<String>, Trouble> {
+        self.end_of_it().map(|(_, _, stopped)| stopped)
+    }
+
+    /// Kills it. Whether it had ended before, how it ended, and why its node had stopped, if it said so.
+    fn end_of_it(&self) -> Result<(bool, ExitStatus, Option<String>), Trouble> {
+        let was_over = {
+            let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+            let ended = child
+                .try_wait()
+                .map_err(|source| Trouble::System { what: "looking for a process", source })?;
+            if ended.is_none() {
+                // It may end by itself in this moment: its status says of what.
+                drop(child.kill());
+            }
+            ended.is_some()
+        };
         let state = self.heard.wait_while("a process lives that was killed", |s| !s.over)?;
         let stopped = state.stopped.clone();
         drop(state);
-        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
-        child.wait().map_err(|source| Trouble::System { what: "waiting for a process", source })?;
-        Ok(stopped)
+        Ok((was_over, self.wait()?, stopped))
     }
 
     /// Waits until it has been killed, by itself or from outside, and says where.
@@ -309,5 +352,28 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
         drop(self.child.lock().unwrap_or_else(PoisonError::into_inner).wait());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What comes of the end of a process that does this, once `is_over` says whether it has ended by itself.
+    fn end_of(words: &str, is_over: bool) -> Result<Option<String>, Trouble> {
+        let process = Process::spawn(Command::new("sh").args(["-c", words])).unwrap();
+        drop(process.heard.wait_while("it does not end", |state| is_over && !state.over).unwrap());
+        process.end()
+    }
+
+    #[test]
+    fn who_ends_before_it_is_killed_or_of_something_else_is_no_victim() {
+        assert!(matches!(end_of("exec sleep 60", false), Ok(None)));
+        for words in ["kill -ABRT $$", "kill -SEGV $$", "kill -KILL $$", "exit 0", "exit 3"] {
+            let end = end_of(words, true);
+            assert!(matches!(end, Err(Trouble::Ended(_))), "{words}: {end:?}");
+        }
+        let said = end_of("echo stopped it was full; exit 1", true);
+        assert_eq!(said.unwrap().as_deref(), Some("it was full"));
     }
 }

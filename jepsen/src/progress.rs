@@ -1,6 +1,7 @@
 //! Whether a run did enough to mean anything: a run in which nothing happened is not green but invalid.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +13,8 @@ use crate::nemesis::Wants;
 pub struct Window {
     /// When it began.
     pub begin: u64,
+    /// When all of what it does at once was done.
+    pub struck: u64,
     /// When it was undone.
     pub end: u64,
     /// What it did.
@@ -43,6 +46,12 @@ pub fn counts(entries: &[Entry]) -> BTreeMap<&'static str, Count> {
     counts
 }
 
+/// What a member may answer without hearing from any other.
+const LOCAL: [&str; 3] = ["events", "look", "watch"];
+
+/// How many election timeouts a cluster that has a quorum may take until it goes on.
+const GOES_ON_AFTER: u32 = 3;
+
 /// Of a hundred operations so many must end well, faults or not.
 const OK_PERCENT_MIN: u64 = 30;
 
@@ -50,10 +59,11 @@ const OK_PERCENT_MIN: u64 = 30;
 pub fn lacks(
     entries: &[Entry],
     windows: &[Window],
-    leader_changes: u64,
+    leader_changes: &[u64],
     least: &[(&'static str, u64)],
     wants: Wants,
     load_seconds: u64,
+    election: Duration,
 ) -> Vec<String> {
     const MINUTE: u64 = 60;
     let counts = counts(entries);
@@ -73,17 +83,27 @@ pub fn lacks(
         lacks.push("no fault was begun".to_owned());
     }
     if wants.progress_inside {
+        let time = u64::try_from((election * GOES_ON_AFTER).as_micros()).unwrap_or(u64::MAX / 2);
         for window in windows {
+            // Of a window that is no longer than that, half is enough.
+            let length = window.end - window.struck;
+            let pause = if time < length { time } else { length / 2 };
+            // What was asked for before, or answered at once, may have had its quorum before the fault.
             let inside = |entry: &&Entry| {
-                entry.end == End::Ok && entry.invoked >= window.begin && entry.ended <= window.end
+                entry.end == End::Ok
+                    && !LOCAL.contains(&entry.kind)
+                    && entry.invoked >= window.struck
+                    && (window.struck + pause..=window.end).contains(&entry.ended)
             };
             if entries.iter().find(inside).is_none() {
-                lacks.push(format!("nothing ended well while: {}", window.what));
+                lacks
+                    .push(format!("nothing that needs a quorum ended well while: {}", window.what));
             }
         }
     }
-    if wants.leader_change && leader_changes == 0 {
-        lacks.push("the leader never changed".to_owned());
+    let inside = |at: &u64| windows.iter().any(|of| (of.begin..=of.end).contains(at));
+    if wants.leader_change && !leader_changes.iter().any(inside) {
+        lacks.push("the leader never changed while a fault was there".to_owned());
     }
     lacks
 }
@@ -97,22 +117,51 @@ mod tests {
     }
 
     fn window(begin: u64) -> Window {
-        Window { begin, end: begin + 10, what: "kills m1".to_owned() }
+        Window { begin, struck: begin + 1, end: begin + 10, what: "kills m1".to_owned() }
     }
 
     const LEAST: &[(&str, u64)] = &[("read", 2)];
+    /// Three of these are over three microseconds after the strike.
+    const ELECTION: Duration = Duration::from_micros(1);
+
+    fn lacking(entries: &[Entry], windows: &[Window], changes: &[u64], wants: Wants) -> usize {
+        lacks(entries, windows, changes, LEAST, wants, 60, ELECTION).len()
+    }
 
     #[test]
     fn a_run_that_did_too_little_is_told_what_it_lacks() {
         let wants = Wants::QUORUM_STAYS;
-        let reads = [entry("read", 12, End::Ok), entry("read", 30, End::Ok)];
-        assert!(lacks(&reads, &[window(10)], 0, LEAST, wants, 60).is_empty());
-        assert_eq!(lacks(&reads[..1], &[window(10)], 0, LEAST, wants, 60).len(), 1);
-        assert_eq!(lacks(&reads, &[], 0, LEAST, wants, 60).len(), 1);
-        assert_eq!(lacks(&reads, &[window(50)], 0, LEAST, wants, 60).len(), 1);
-        assert_eq!(lacks(&reads, &[window(10)], 0, LEAST, wants.and_leader_change(), 60).len(), 1);
-        let failed = [entry("read", 12, End::Failed), entry("read", 30, End::Unknown)];
-        assert_eq!(lacks(&failed, &[window(10)], 0, LEAST, wants, 60).len(), 3);
-        assert_eq!(lacks(&[], &[window(10)], 0, &[], Wants::ALL_STOP, 60).len(), 0);
+        let reads = [entry("read", 14, End::Ok), entry("read", 30, End::Ok)];
+        assert_eq!(lacking(&reads, &[window(10)], &[], wants), 0);
+        assert_eq!(lacking(&reads[..1], &[window(10)], &[], wants), 1);
+        assert_eq!(lacking(&reads, &[], &[], wants), 1);
+        assert_eq!(lacking(&reads, &[window(50)], &[], wants), 1);
+        let failed = [entry("read", 14, End::Failed), entry("read", 30, End::Unknown)];
+        assert_eq!(lacking(&failed, &[window(10)], &[], wants), 3);
+        assert!(lacks(&[], &[window(10)], &[], &[], Wants::ALL_STOP, 60, ELECTION).is_empty());
+    }
+
+    #[test]
+    fn only_what_needs_a_quorum_after_the_strike_is_progress() {
+        let wants = Wants::QUORUM_STAYS;
+        let with = |third| {
+            let reads = [entry("read", 30, End::Ok), entry("read", 31, End::Ok), third];
+            lacking(&reads, &[window(10)], &[], wants)
+        };
+        assert_eq!(with(entry("read", 14, End::Ok)), 0);
+        assert_eq!(with(entry("read", 12, End::Ok)), 1, "the cluster had the time of an election");
+        let before = Entry { ended: 15, ..entry("read", 10, End::Ok) };
+        assert_eq!(with(before), 1, "it was asked for before the strike");
+        assert_eq!(with(entry("read", 20, End::Ok)), 1, "it ended when all was over");
+        assert_eq!(with(entry("look", 14, End::Ok)), 1, "its member asks nobody");
+    }
+
+    #[test]
+    fn the_leader_changes_while_the_fault_is_there() {
+        let wants = Wants::QUORUM_STAYS.and_leader_change();
+        let reads = [entry("read", 14, End::Ok), entry("read", 30, End::Ok)];
+        assert_eq!(lacking(&reads, &[window(10)], &[], wants), 1);
+        assert_eq!(lacking(&reads, &[window(10)], &[9, 21], wants), 1);
+        assert_eq!(lacking(&reads, &[window(10)], &[9, 20], wants), 0);
     }
 }

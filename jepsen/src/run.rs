@@ -8,13 +8,15 @@
 //! A history is taken down here, by one clock: an operation is called when its order is sent, and has ended when its answer
 //! is read, so that it never seems shorter than it was. A process that dies makes its open operations unknown.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::caller::{Caller, Miss};
+use crate::calls::{Call, Reply};
 use crate::dice::Dice;
-use crate::fleet::{Fleet, Program, Setup};
+use crate::fleet::{self, Fleet, Program, Setup};
 use crate::ledger::{Entry, Ledger};
 use crate::nemesis::{self, Nemesis, Pace};
 use crate::process::{LIMIT, Trouble};
@@ -173,8 +175,8 @@ struct Stage<'a> {
     healed: AtomicBool,
     /// It cannot be.
     broken: AtomicBool,
-    /// How many changes of the leader there were.
-    leader_changes: AtomicU64,
+    /// When the leader changed.
+    leader_changes: Mutex<Vec<u64>>,
 }
 
 /// Runs a plan. Each member is a process of `program`.
@@ -184,7 +186,7 @@ pub fn run(plan: &Plan, program: &Program) -> Ran {
     let workload = (plan.workload.make)();
     let mut windows = Vec::new();
     let mut load = (0, 0);
-    let (mut changes, mut pages) = (0, Vec::new());
+    let (mut changes, mut pages) = (Vec::new(), Vec::new());
     let verdict = match (plan.nemesis.possible)() {
         Err(why) => Verdict::Skipped(why),
         Ok(()) if plan.members < plan.nemesis.wants.members_min => {
@@ -206,7 +208,9 @@ pub fn run(plan: &Plan, program: &Program) -> Ran {
         (Verdict::Ok(well), None) => {
             let (least, wants) = (plan.workload.least, plan.nemesis.wants);
             let seconds = plan.load.as_secs();
-            let lacks = progress::lacks(&entries, &windows, changes, least, wants, seconds);
+            let election = fleet::ELECTION;
+            let lacks =
+                progress::lacks(&entries, &windows, &changes, least, wants, seconds, election);
             match lacks.is_empty() {
                 true => Verdict::Ok(well),
                 false => Verdict::Invalid(lacks.join("; ")),
@@ -230,7 +234,7 @@ pub fn run(plan: &Plan, program: &Program) -> Ran {
         verdict,
         entries,
         windows,
-        leader_changes: changes,
+        leader_changes: changes.len() as u64,
         load,
         took: begun.elapsed(),
         evidence,
@@ -260,7 +264,7 @@ fn of_control(verdict: Verdict) -> Verdict {
 /// A member that stops by itself, or dies, is Bowline's fault; everything else is the harness's or the machine's.
 fn verdict_of(trouble: &Trouble) -> Verdict {
     match trouble {
-        Trouble::Stopped(_) | Trouble::Ended(_) | Trouble::Backup(_) => {
+        Trouble::Stopped(_) | Trouble::Ended(_) | Trouble::NotBack(_) | Trouble::Backup(_) => {
             Verdict::Violation(trouble.to_string())
         }
         _ => Verdict::Invalid(trouble.to_string()),
@@ -275,7 +279,7 @@ fn act(
     ledger: &Ledger,
     windows: &mut Vec<Window>,
     load: &mut (u64, u64),
-    changes: &mut u64,
+    changes: &mut Vec<u64>,
 ) -> Result<Option<Verdict>, Trouble> {
     let mut setup = Setup::of(plan.members);
     let mut nemesis = (plan.nemesis.make)();
@@ -293,7 +297,7 @@ fn act(
         ending: AtomicBool::new(false),
         healed: AtomicBool::new(false),
         broken: AtomicBool::new(false),
-        leader_changes: AtomicU64::new(0),
+        leader_changes: Mutex::default(),
     };
     load.0 = ledger.now();
     let healed = thread::scope(|scope| {
@@ -310,14 +314,19 @@ fn act(
         let faults = break_it(plan, &mut *nemesis, stage, windows);
         stage.ending.store(true, Ordering::Relaxed);
         load.1 = ledger.now();
-        let healed = faults.and_then(|()| fleet.heal()).and_then(|()| fleet.await_leader(LIMIT));
+        let back = || fleet.heal().and_then(|()| fleet.await_leader(LIMIT));
+        // From here on nothing is broken any more: whoever does not serve again is wrong.
+        let healed = faults.and_then(|()| back().map_err(Trouble::when_healed));
         stage.broken.store(healed.is_err(), Ordering::Relaxed);
         stage.healed.store(true, Ordering::Release);
         healed
     });
-    *changes = stage.leader_changes.load(Ordering::Relaxed);
+    changes.clone_from(&stage.leader_changes.lock().unwrap_or_else(PoisonError::into_inner));
     healed?;
-    if let Some((member, why)) = fleet.stopped().into_iter().find(|(who, _)| *who < plan.members) {
+    if let Some(why) = fleet.wrongs().into_iter().next() {
+        return Ok(Some(Verdict::Violation(why)));
+    }
+    if let Some((member, why)) = fleet.stopped().into_iter().next() {
         return Ok(Some(Verdict::Violation(format!("m{member} has stopped by itself: {why}"))));
     }
     let mut last = Caller::new(fleet, ledger, u64::MAX, 0, plan.seed);
@@ -385,7 +394,8 @@ fn follow_the_leader(stage: &Stage<'_>) {
     while !stage.ending.load(Ordering::Relaxed) {
         if let Some((_, term)) = stage.fleet.leader() {
             if last.is_some_and(|last| last < term) {
-                stage.leader_changes.fetch_add(1, Ordering::Relaxed);
+                let now = stage.ledger.now();
+                stage.leader_changes.lock().unwrap_or_else(PoisonError::into_inner).push(now);
             }
             last = last.max(Some(term));
         }
@@ -405,9 +415,10 @@ fn break_it(
     while begun.elapsed() + plan.pace.window <= plan.load {
         let begin = stage.ledger.now();
         let what = nemesis.begin(stage.fleet, &mut dice)?;
+        let struck = stage.ledger.now();
         nemesis::pass(nemesis, stage.fleet, &mut dice, plan.pace.window)?;
         let end = stage.ledger.now();
-        windows.push(Window { begin, end, what });
+        windows.push(Window { begin, struck, end, what });
         nemesis.end(stage.fleet, &mut dice)?;
         let left = plan.load.saturating_sub(begun.elapsed());
         thread::sleep(plan.pace.rest.min(left));
@@ -416,18 +427,30 @@ fn break_it(
     Ok(())
 }
 
+/// The places of all who are members: those who founded the cluster, and those who have joined it.
+fn members(fleet: &Fleet) -> Option<Vec<usize>> {
+    let order = Order::Call(Box::new(Call::Members));
+    let Some(Answer::Came(reply)) = fleet.ask(0, &order, LIMIT) else { return None };
+    let Reply::Members { voters, learners } = *reply else { return None };
+    let is_in = |place: &usize| {
+        let name = format!("m{place}");
+        *place < fleet.members() || voters.contains(&name) || learners.contains(&name)
+    };
+    Some((0..fleet.places()).filter(is_in).collect())
+}
+
 /// Whether all members read the same, at one revision.
 fn members_agree(fleet: &Fleet) -> Result<(), String> {
     for _ in 0..COMPARISONS_MAX {
-        let mut all = Vec::new();
-        for member in 0..fleet.members() {
-            match fleet.ask(member, &Order::Rows, LIMIT) {
+        let (members, mut all) = (members(fleet).unwrap_or_default(), Vec::new());
+        for member in &members {
+            match fleet.ask(*member, &Order::Rows, LIMIT) {
                 Some(Answer::Rows(rows)) => all.push(rows),
                 _ => break,
             }
         }
         let same = all.windows(2).all(|pair| pair[0].revision == pair[1].revision);
-        if all.len() == fleet.members() && same {
+        if !members.is_empty() && all.len() == members.len() && same {
             return match all.windows(2).all(|pair| pair[0] == pair[1]) {
                 true => Ok(()),
                 false => Err(format!("members differ at revision {}", all[0].revision)),

@@ -116,7 +116,7 @@ fn switch(cluster: &Cluster, members: &[usize]) -> Result<Switch, Trouble> {
 
 /// Ends these members, and gives them their power again. Says how many nodes had noticed before their end.
 fn again(cluster: &Cluster, members: &[usize]) -> Result<usize, Trouble> {
-    let ends = members.iter().map(|member| cluster.bury(*member));
+    let ends = members.iter().map(|member| cluster.bury_however(*member));
     let noticed = ends.collect::<Result<Vec<_>, _>>()?.iter().flatten().count();
     cluster.volumes().expect("they were asked for").again(members)?;
     Ok(noticed)

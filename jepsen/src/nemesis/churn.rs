@@ -33,9 +33,6 @@ const CALL_LIMIT: Duration = Duration::from_millis(800);
 /// What lies between two steps at most, in milliseconds.
 const STEP_EVERY_MS: u64 = 300;
 
-/// What a member says that finds out that it was removed.
-const REMOVED: &str = "removed";
-
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     Out,
@@ -65,7 +62,7 @@ impl Churn {
             Stage::Joining => {
                 if is_over(fleet, place) {
                     // Nobody took it in in time. It may be a member all the same, and tries again.
-                    fleet.bury(place)?;
+                    fleet.bury_newcomer(place)?;
                 }
                 if fleet.being(place) == Being::Down {
                     fleet.spawn_joining(place)?;
@@ -88,13 +85,6 @@ impl Churn {
                     Some((voters, learners))
                         if !voters.contains(&name) && !learners.contains(&name) =>
                     {
-                        if let Some(why) = fleet.bury(place)?
-                            && !why.contains(REMOVED)
-                        {
-                            return Err(Trouble::Stopped(format!(
-                                "{name}, that was removed: {why}"
-                            )));
-                        }
                         fleet.clear(place)?;
                         Stage::Out
                     }
@@ -159,7 +149,7 @@ impl Nemesis for Churn {
             // Who has not got in comes back with what it has when everything is whole. Who was removed
             // may not know it yet, or has stopped.
             if *stage == Stage::Joining || is_over(fleet, place) {
-                fleet.bury(place)?;
+                fleet.bury_newcomer(place)?;
             }
         }
         Ok(())

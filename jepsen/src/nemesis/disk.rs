@@ -105,7 +105,7 @@ impl Nemesis for Dead {
             thread::sleep(LOOK_EVERY);
         }
         self.down = Some(member);
-        match fleet.bury(member)? {
+        match fleet.bury_however(member)? {
             Some(why) if !why.contains(LAST_WORDS) => {
                 Err(Trouble::Stopped(format!("m{member}, whose disk is dead: {why}")))
             }

@@ -71,7 +71,7 @@ impl Nemesis for Power {
         thread::sleep(Duration::from_millis(dice.below(LINGERS_MS)));
         for member in &self.down {
             // Whether it has noticed before its end is luck.
-            fleet.bury(*member)?;
+            fleet.bury_however(*member)?;
         }
         Ok(format!("cuts the power of {whom}"))
     }

@@ -35,7 +35,7 @@ impl Frame {
     fn new(seconds: f64, windows: &[Window]) -> Self {
         let svg = format!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\">\n");
         let mut frame = Self { svg, seconds: seconds.max(1.0) };
-        for Window { begin, end, what } in windows {
+        for Window { begin, end, what, .. } in windows {
             let (from, to) = (frame.x(*begin as f64 / MICROS), frame.x(*end as f64 / MICROS));
             let (width, height) = (to - from, HEIGHT - BOTTOM);
             let what = escaped(what);

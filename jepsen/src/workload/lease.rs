@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use bowline::check::intervals::{self, LeaseCall, LeaseReply, leases};
-use bowline::check::{History, Value};
+use bowline::check::{At, History, Outcome, Value};
 
 use super::{Client, Exhibit, Kind, Workload};
 use crate::caller::{Caller, Miss};
@@ -23,6 +23,8 @@ pub(super) const KIND: Kind = Kind {
     make: || Box::new(Leases::default()),
 };
 
+/// What a node says that is to bind a key to a lease that has ended.
+const NO_LEASE: &str = "requested lease not found";
 /// The keys of a lease.
 const KEYS: u64 = 2;
 /// Of a shorter one, the 100 ms that a leader counts when its clock jumps would be more than the drift bound.
@@ -65,7 +67,16 @@ impl Leases {
         for key in 0..KEYS {
             let key = format!("{name}{key}");
             let put = Call::Put { key, value: "bound".to_owned(), lease: Some(lease) };
-            caller.timed("bind", |caller| caller.call(&put)).result?;
+            let bind = caller.timed("bind", |caller| caller.call(&put));
+            let Err(miss) = &bind.result else { continue };
+            if matches!(miss, Miss::Failed(why) if why.contains(NO_LEASE)) {
+                // It has ended, perhaps before it had a key by which it is seen.
+                let look = LeaseCall::Look { lease: named() };
+                let index = self.book.begin(caller.client, "", bind.invoked, look);
+                let reply = LeaseReply { there: false, ttl: None };
+                self.book.end(index, Outcome::Ok { at: At(bind.ended), reply });
+            }
+            return Err(miss.clone());
         }
         for _ in 0..LOOKS_MAX {
             thread::sleep(Duration::from_millis(caller.dice.below(LOOK_MS)));

@@ -8,6 +8,7 @@ use super::{Client, Exhibit, Kind, Workload};
 use crate::caller::{Caller, Miss};
 use crate::calls::{Call, Reply};
 use crate::fleet::Setup;
+use crate::process::Trouble;
 
 pub(super) const KIND: Kind = Kind {
     name: "membership",
@@ -66,7 +67,7 @@ impl Client for Operator {
         let place = caller.fleet.members();
         let name = format!("m{place}");
         let joined = caller.timed("join", |caller| {
-            let failed = |trouble: crate::process::Trouble| Miss::Failed(trouble.to_string());
+            let failed = |trouble: Trouble| Miss::Failed(trouble.to_string());
             caller.fleet.spawn_joining(place).map_err(failed)?;
             caller.fleet.await_ready(place).map_err(failed)
         });
@@ -86,9 +87,16 @@ impl Client for Operator {
             matches!(members, Reply::Members { voters, learners }
                 if !voters.contains(&name) && !learners.contains(&name))
         });
-        if is_out && caller.fleet.clear(place).is_err() {
+        if !is_out {
+            return;
+        }
+        match caller.fleet.clear(place) {
+            Ok(()) => {}
+            Err(trouble @ (Trouble::Stopped(_) | Trouble::Ended(_))) => {
+                caller.fleet.is_wrong(trouble.to_string());
+            }
             // Whoever cannot be cleared away cannot come again; the run shows too little then.
-            thread::sleep(STEP_WITHIN);
+            Err(_) => thread::sleep(STEP_WITHIN),
         }
     }
 }
