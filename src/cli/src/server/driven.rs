@@ -5,21 +5,46 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::SendError;
 use tokio_stream::Stream;
 use tonic::Status;
 
-/// How many answers may wait for a client before the work waits too.
-const WAITING_MAX: usize = 128;
+/// How many answers may wait for a client before the work waits too. Some are large, and there are many streams.
+const WAITING_MAX: usize = 16;
+
+/// What belongs together: it is sent in one row, and nothing comes in between.
+type Row<T> = Vec<Result<T, Status>>;
 
 /// Where the work puts its answers.
-pub(super) type Answers<T> = mpsc::Sender<Result<T, Status>>;
+#[derive(Clone, Debug)]
+pub(super) struct Answers<T>(mpsc::Sender<Row<T>>);
+
+impl<T> Answers<T> {
+    /// One answer.
+    ///
+    /// # Errors
+    /// Nobody listens any more.
+    pub(super) async fn send(&self, answer: Result<T, Status>) -> Result<(), SendError<Row<T>>> {
+        self.0.send(vec![answer]).await
+    }
+
+    /// The pieces of one answer: whoever else has something to say says it before all of them, or after.
+    ///
+    /// # Errors
+    /// Nobody listens any more.
+    pub(super) async fn send_pieces(&self, pieces: Vec<T>) -> Result<(), SendError<Row<T>>> {
+        self.0.send(pieces.into_iter().map(Ok).collect()).await
+    }
+}
 
 /// Ends with what the stream ends with.
 type Work = Pin<Box<dyn Future<Output = Result<(), Status>> + Send>>;
 
 /// Answers as they are made. Whoever drops it stops the work.
 pub(super) struct Driven<T> {
-    answers: mpsc::Receiver<Result<T, Status>>,
+    answers: mpsc::Receiver<Row<T>>,
+    /// What is left of the row that is being sent.
+    row: std::vec::IntoIter<Result<T, Status>>,
     /// `None` when it is done.
     work: Option<Work>,
     /// What the work has ended with, to be said after all answers.
@@ -32,8 +57,16 @@ impl<T> Driven<T> {
     where
         F: Future<Output = Result<(), Status>> + Send + 'static,
     {
-        let (sender, answers) = mpsc::channel(WAITING_MAX);
-        Box::pin(Self { answers, work: Some(Box::pin(work(sender))), last: None })
+        Self::with_room(WAITING_MAX, work)
+    }
+
+    fn with_room<F>(rows_max: usize, work: impl FnOnce(Answers<T>) -> F) -> Pin<Box<Self>>
+    where
+        F: Future<Output = Result<(), Status>> + Send + 'static,
+    {
+        let (sender, answers) = mpsc::channel(rows_max);
+        let (row, work) = (Vec::new().into_iter(), Some(Box::pin(work(Answers(sender))) as Work));
+        Box::pin(Self { answers, row, work, last: None })
     }
 }
 
@@ -50,9 +83,54 @@ impl<T> Stream for Driven<T> {
             // What other tasks of the work would still say comes too late.
             this.answers.close();
         }
-        match this.answers.poll_recv(context) {
-            Poll::Ready(None) => Poll::Ready(this.last.take().map(Err)),
-            other => other,
+        loop {
+            if let Some(answer) = this.row.next() {
+                return Poll::Ready(Some(answer));
+            }
+            match this.answers.poll_recv(context) {
+                Poll::Ready(Some(row)) => this.row = row.into_iter(),
+                Poll::Ready(None) => return Poll::Ready(this.last.take().map(Err)),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+}
+
+/// Nothing that is made of it is pinned in it.
+impl<T> Unpin for Driven<T> {}
+
+#[cfg(test)]
+mod tests {
+    use tokio_stream::StreamExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn nothing_comes_between_the_pieces_of_an_answer_however_little_room_there_is() {
+        for rows_max in [1, 2, 16] {
+            let driven = Driven::with_room(rows_max, |answers| async move {
+                let rows = async {
+                    for first in [10, 20, 30] {
+                        answers.send_pieces(vec![first, first + 1, first + 2]).await.unwrap();
+                    }
+                };
+                let others = async {
+                    for other in 1..=3 {
+                        answers.send(Ok(other)).await.unwrap();
+                    }
+                };
+                tokio::join!(rows, others);
+                Err(Status::aborted("last"))
+            });
+            let mut told: Vec<_> = driven.collect().await;
+            assert_eq!(told.pop().unwrap().unwrap_err().message(), "last");
+            let told: Vec<i32> = told.into_iter().map(Result::unwrap).collect();
+            let rows: Vec<_> = told.iter().filter(|told| **told >= 10).copied().collect();
+            assert_eq!(rows, [10, 11, 12, 20, 21, 22, 30, 31, 32]);
+            for first in [10, 20, 30] {
+                let at = told.iter().position(|told| *told == first).unwrap();
+                assert_eq!(told[at..at + 3], [first, first + 1, first + 2], "{told:?}");
+            }
         }
     }
 }

@@ -10,6 +10,7 @@
 //! the history when there is room.
 
 mod batch;
+mod progress;
 mod task;
 
 use std::collections::HashMap;
@@ -17,7 +18,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bowline::{Error, Refusal, Revision};
+use bowline::{Error, Revision};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_stream::Stream;
@@ -27,11 +28,12 @@ use tracing::Instrument as _;
 use super::driven::{Answers, Driven};
 use super::identity::Identity;
 use super::member::Member;
-use super::wire::{Reason, access_refused, key_range, refused, revision};
+use super::wire::{Reason, key_range, refused, revision};
 use crate::generated::etcdserverpb as pb;
 use crate::generated::etcdserverpb::watch_server::Watch;
 use batch::filter;
 use pb::watch_request::RequestUnion;
+use progress::{Progress, Serial};
 use task::{Command, Task};
 
 /// The id of no watch.
@@ -39,6 +41,9 @@ const NO_WATCH: i64 = -1;
 
 /// How often a stream that requires a leader looks for it.
 const LOOK_FOR_LEADER: Duration = Duration::from_millis(100);
+
+/// How many requests of one stream are taken before others have their turn.
+const REQUESTS_AT_ONCE: usize = 64;
 
 /// The service.
 #[derive(Clone)]
@@ -86,17 +91,19 @@ struct Desk {
     member: Arc<Member>,
     who: Identity,
     answers: Answers<pb::WatchResponse>,
+    /// Those that go on, and those of which it is not heard yet that they have ended.
     watches: HashMap<i64, Begun>,
     next_id: i64,
-    /// Which watch has been told everything up to where, as the answer to which question.
+    next_serial: Serial,
+    /// What the watches let the stream know: each that it has ended, and between two questions one answer.
     told: (mpsc::UnboundedSender<task::Told>, mpsc::UnboundedReceiver<task::Told>),
-    /// The last question, if it is not answered yet.
-    asked: Option<Question>,
-    questions: u64,
+    progress: Progress,
 }
 
 /// A watch that has begun.
 struct Begun {
+    serial: Serial,
+    /// One question at the most, and the end.
     commands: mpsc::UnboundedSender<Command>,
     task: JoinHandle<()>,
 }
@@ -107,27 +114,27 @@ impl Drop for Begun {
     }
 }
 
-/// How far are all watches of the stream?
-struct Question {
-    number: u64,
-    open: Vec<i64>,
-    /// The least that was answered.
-    revision: Revision,
-}
-
 impl Desk {
     fn new(member: Arc<Member>, who: Identity, answers: Answers<pb::WatchResponse>) -> Self {
-        let (watches, told) = (HashMap::new(), mpsc::unbounded_channel());
-        Self { member, who, answers, watches, next_id: 0, told, asked: None, questions: 0 }
+        let (watches, progress) = (HashMap::new(), Progress::default());
+        let (next_id, next_serial, told) = (0, Serial::default(), mpsc::unbounded_channel());
+        Self { member, who, answers, watches, next_id, next_serial, told, progress }
     }
 
     /// Serves until the client is gone. One that only listens from now on stays.
     async fn serve(mut self, mut requests: Streaming<pb::WatchRequest>) -> Result<(), Status> {
-        let mut more = true;
+        let (mut more, mut taken) = (true, 0usize);
         loop {
             tokio::select! {
                 request = requests.message(), if more => match request? {
-                    Some(request) => self.take(request).await?,
+                    Some(request) => {
+                        self.take(request).await?;
+                        taken += 1;
+                        if taken.is_multiple_of(REQUESTS_AT_ONCE) {
+                            // There may be a hundred thousand, all at hand.
+                            tokio::task::yield_now().await;
+                        }
+                    }
                     None => more = false,
                 },
                 Some(told) = self.told.1.recv() => self.hear(told).await,
@@ -197,8 +204,8 @@ impl Desk {
         let watch = match call.await {
             Ok(watch) => watch,
             // In etcd's words, and to this watch only: the others of the stream go on.
-            Err(Error::Refused(Refusal::Access(why))) => {
-                self.refuse(access_refused(why).message().to_owned()).await;
+            Err(error @ Error::Refused(_)) => {
+                self.refuse(refused(error).message().to_owned()).await;
                 return Ok(());
             }
             Err(error) => return Err(refused(error)),
@@ -208,15 +215,19 @@ impl Desk {
             pb::WatchResponse { header, watch_id: id, created: true, ..Default::default() };
         self.say(created).await;
         let (commands, orders) = mpsc::unbounded_channel();
+        let serial = self.next_serial.take();
         let task = Task::new(
             Arc::clone(&self.member),
-            id,
+            (serial, id),
             &request,
             self.answers.clone(),
             self.told.0.clone(),
         );
         let task = tokio::spawn(task.run(watch, orders).in_current_span());
-        self.watches.insert(id, Begun { commands, task });
+        if self.progress.begun(serial) {
+            drop(commands.send(Command::Tell));
+        }
+        self.watches.insert(id, Begun { serial, commands, task });
         Ok(())
     }
 
@@ -245,55 +256,42 @@ impl Desk {
         // The task says that it has ended after everything else that it says.
         drop(begun.commands.send(Command::Cancel));
         drop((&mut begun.task).await);
-        self.ended(id).await;
+        let reached = self.progress.ended(begun.serial);
+        self.answer(reached).await;
     }
 
-    /// Asks all watches how far they are. A later question takes the place of an earlier one.
+    /// Asks all watches how far they are, unless they have been asked and have not all answered: then later.
     fn ask(&mut self) {
-        self.watches.retain(|_, begun| !begun.commands.is_closed());
-        self.questions += 1;
-        let number = self.questions;
-        for begun in self.watches.values() {
-            drop(begun.commands.send(Command::Tell(number)));
+        if self.progress.ask(self.watches.values().map(|begun| begun.serial)) {
+            for begun in self.watches.values() {
+                drop(begun.commands.send(Command::Tell));
+            }
         }
-        let open: Vec<_> = self.watches.keys().copied().collect();
-        let revision = Revision(u64::MAX);
-        self.asked = (!open.is_empty()).then_some(Question { number, open, revision });
     }
 
     async fn hear(&mut self, told: task::Told) {
-        match told {
-            task::Told::UpTo { id, question, revision } => {
-                let Some(asked) = self.asked.as_mut().filter(|asked| asked.number <= question)
-                else {
-                    return;
-                };
-                asked.open.retain(|open| *open != id);
-                asked.revision = asked.revision.min(revision);
-                self.conclude().await;
+        let reached = match told {
+            task::Told::UpTo { serial, revision } => self.progress.told(serial, revision),
+            task::Told::Ended { serial, id } => {
+                if self.watches.get(&id).is_some_and(|begun| begun.serial == serial) {
+                    self.watches.remove(&id);
+                }
+                self.progress.ended(serial)
             }
-            task::Told::Ended { id } => self.ended(id).await,
-        }
+        };
+        self.answer(reached).await;
     }
 
-    /// A watch has ended: it need not be waited for.
-    async fn ended(&mut self, id: i64) {
-        if let Some(asked) = &mut self.asked {
-            asked.open.retain(|open| *open != id);
-            self.conclude().await;
+    /// Answers the question if all have, and asks the next one if there is one.
+    async fn answer(&mut self, reached: Option<Revision>) {
+        if let Some(revision) = reached {
+            let header = self.member.header(revision);
+            let watch_id = NO_WATCH;
+            self.say(pb::WatchResponse { header, watch_id, ..Default::default() }).await;
         }
-    }
-
-    /// Answers the question when all have.
-    async fn conclude(&mut self) {
-        let Some(asked) = self.asked.take_if(|asked| asked.open.is_empty()) else { return };
-        if asked.revision == Revision(u64::MAX) {
-            // All that were asked have ended.
-            return;
+        if self.progress.wants_again() {
+            self.ask();
         }
-        let header = self.member.header(asked.revision);
-        let watch_id = NO_WATCH;
-        self.say(pb::WatchResponse { header, watch_id, ..Default::default() }).await;
     }
 
     async fn say(&self, response: pb::WatchResponse) {

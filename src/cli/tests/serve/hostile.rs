@@ -27,6 +27,8 @@ use crate::generated::grpc::health::v1::health_client::HealthClient;
 use crate::process::{Server, flags, free_ports, http, http_with};
 use pb::kv_client::KvClient;
 use pb::request_op::Request as Op;
+use pb::watch_client::WatchClient;
+use pb::watch_request::RequestUnion;
 
 /// How soon a put is answered, whatever else goes on. The machine may be busy with other tests.
 const IN_TIME: Duration = Duration::from_secs(5);
@@ -618,6 +620,69 @@ async fn clients_never_get_the_last_descriptors() {
         status.success() && said.contains("all connections that there may be are taken"),
         "{said}"
     );
+}
+
+/// A watch's request.
+fn wish(union: RequestUnion) -> pb::WatchRequest {
+    pb::WatchRequest { request_union: Some(union) }
+}
+
+/// Each asks all watches of the stream, and all of them are at hand at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_asks_for_progress_without_end_and_never_listens_costs_nobody_else_anything() {
+    let (watches, asks) = (200, 100_000);
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    // There is room on the way for all that is answered: a server that cannot send does not listen either.
+    let roomy = Channel::from_shared(format!("http://{}", server.address)).unwrap();
+    let roomy = roomy.initial_stream_window_size(64 << 20).initial_connection_window_size(64 << 20);
+    let (requests, receiver) = tokio::sync::mpsc::channel(1024);
+    let stream = tokio_stream::wrappers::ReceiverStream::new(receiver);
+    let mut watch = WatchClient::new(roomy.connect().await.unwrap());
+    let mut heard = watch.watch(stream).await.unwrap().into_inner();
+    let create = || {
+        let request = pb::WatchCreateRequest { key: "w".into(), ..Default::default() };
+        wish(RequestUnion::CreateRequest(request))
+    };
+    for _ in 0..watches {
+        requests.send(create()).await.unwrap();
+        assert!(heard.message().await.unwrap().unwrap().created);
+    }
+    let before = server.memory_bytes();
+    let flood = tokio::spawn(async move {
+        for _ in 0..asks {
+            let ask = RequestUnion::ProgressRequest(pb::WatchProgressRequest {});
+            requests.send(wish(ask)).await.unwrap();
+        }
+        // By this one it is seen from outside that those before it were taken.
+        requests.send(create()).await.unwrap();
+        requests
+    });
+    let all = format!("etcd_debugging_mvcc_watcher_total {}", watches + 1);
+    let begun = Instant::now();
+    loop {
+        answers(&channel).await;
+        let bytes = server.memory_bytes();
+        assert!(bytes < before + LEFT_MAX, "{bytes} bytes, before {before}");
+        if server.http("GET", "/metrics", "").1.contains(&all) {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "the requests are not taken");
+    }
+    // Who listens at last has been answered.
+    let requests = flood.await.unwrap();
+    let heard = async {
+        let (mut created, mut told) = (false, 0u32);
+        while !created || told == 0 {
+            let response = heard.message().await.unwrap().unwrap();
+            created |= response.created;
+            told += u32::from(response.watch_id == -1);
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), heard).await.expect("in time");
+    drop(requests);
+    is_well(server);
 }
 
 /// JSON of every kind where something else belongs: an error each time, and never one of the server's own.

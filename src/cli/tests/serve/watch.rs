@@ -250,6 +250,145 @@ async fn a_revision_is_told_whole_or_in_pieces_that_say_so() {
     assert_eq!(revisions, [(Put, 2), (Put, 3), (Put, 4)]);
 }
 
+fn row(key: &'static str, bytes: usize) -> pb::PutRequest {
+    pb::PutRequest { key: key.into(), value: vec![b'x'; bytes].into(), ..Default::default() }
+}
+
+/// etcd's client in Go throws away what comes between two pieces of a response, and the pieces before what is no piece.
+#[tokio::test]
+async fn nothing_comes_between_the_pieces_of_a_revision() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &["--max-request-bytes=600000"]);
+    let channel = server.channel().await;
+    let mut kv = KvClient::new(channel.clone());
+    let mut stream = Stream::open(channel, false).await;
+    let in_pieces = pb::WatchCreateRequest { fragment: true, prev_kv: true, ..on("a", "b") };
+    let pieces = stream.create(in_pieces).await.watch_id;
+    let other = stream.create(on("b", "")).await.watch_id;
+    let rounds = 10;
+    let mut newest = 0;
+    for _ in 0..rounds {
+        for key in ["a1", "a2", "a3"] {
+            kv.put(row(key, 500_000)).await.unwrap();
+        }
+        let range_end = "b".into();
+        let delete = pb::DeleteRangeRequest { key: "a".into(), range_end, ..Default::default() };
+        kv.delete_range(delete).await.unwrap();
+        // Enough for several responses, so that there is always one that waits.
+        for _ in 0..12 {
+            let put = kv.put(row("b", 60_000)).await.unwrap();
+            newest = put.into_inner().header.unwrap().revision;
+        }
+    }
+    // Nothing was read so far.
+    stream.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
+    let (mut torn, mut deleted, mut heard_of_b) = (None, 0, 0);
+    loop {
+        let response = stream.next().await;
+        if let Some(id) = torn {
+            assert_eq!(response.watch_id, id, "something comes between the pieces");
+        }
+        torn = response.fragment.then_some(response.watch_id);
+        if response.watch_id == -1 {
+            assert!(response.header.unwrap().revision >= newest);
+            break;
+        }
+        let is_delete = |kind: &&(_, i64)| kind.0 == Delete;
+        deleted += kinds(&response).iter().filter(is_delete).count();
+        heard_of_b += if response.watch_id == other { response.events.len() } else { 0 };
+        assert!([pieces, other].contains(&response.watch_id));
+    }
+    assert_eq!((deleted, heard_of_b), (3 * rounds, 12 * rounds));
+}
+
+/// The answer is a bookmark of all watches, for clients that open them again elsewhere.
+#[tokio::test]
+async fn progress_speaks_of_watches_too_that_were_created_while_it_was_asked_for() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let mut kv = KvClient::new(channel.clone());
+    // Reading what has happened takes a while, and with the second watch longer.
+    for _ in 0..20 {
+        kv.put(row("a", 100_000)).await.unwrap();
+    }
+    for _ in 0..60 {
+        kv.put(row("k", 100_000)).await.unwrap();
+    }
+    let mut stream = Stream::open(channel, false).await;
+    let past = |key| pb::WatchCreateRequest { start_revision: 2, ..on(key, "") };
+    stream.ask(RequestUnion::CreateRequest(past("a"))).await;
+    stream.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
+    stream.ask(RequestUnion::CreateRequest(past("k"))).await;
+    let (mut created, mut bookmark, mut told) = (0, None, 0);
+    while told < 80 || bookmark.is_none() {
+        let response = stream.next().await;
+        created += usize::from(response.created);
+        if response.watch_id == -1 {
+            bookmark = Some(response.header.unwrap().revision);
+            assert_eq!(created, 2, "the second one was created long before the first had read");
+        }
+        for (_, revision) in kinds(&response) {
+            let is_new = bookmark.is_none_or(|bookmark| revision > bookmark);
+            assert!(is_new, "{revision} comes after the word that all up to {bookmark:?} was told");
+            told += 1;
+        }
+    }
+}
+
+/// It begins where a client left off long ago, and ends at once. A client may try that for ever.
+#[tokio::test]
+async fn watches_that_have_ended_by_themselves_leave_nothing() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let mut kv = KvClient::new(channel.clone());
+    for value in ["1", "2", "3"] {
+        put(&mut kv, "k", value).await;
+    }
+    kv.compact(pb::CompactionRequest { revision: 4, physical: false }).await.unwrap();
+    let mut stream = Stream::open(channel, false).await;
+    let mut memory = [0; 2];
+    for (memory, count) in memory.iter_mut().zip([2_000, 16_000]) {
+        for _ in 0..count / 8 {
+            for _ in 0..8 {
+                let past = pb::WatchCreateRequest { start_revision: 2, ..on("k", "") };
+                stream.ask(RequestUnion::CreateRequest(past)).await;
+            }
+            let mut ended = 0;
+            while ended < 8 {
+                ended += usize::from(stream.next().await.canceled);
+            }
+        }
+        *memory = server.memory_bytes();
+    }
+    let grown = memory[1].saturating_sub(memory[0]);
+    assert!(grown < 12 << 20, "{grown} bytes for watches that are not there any more");
+}
+
+#[tokio::test]
+async fn a_key_that_is_too_long_is_refused_to_its_watch_alone() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &["--max-request-bytes=100000"]);
+    let channel = server.channel().await;
+    let mut kv = KvClient::new(channel.clone());
+    let mut stream = Stream::open(channel, false).await;
+    let id = stream.create(on("k", "")).await.watch_id;
+    // An end may have a byte more than a key.
+    let long = || bytes::Bytes::from(vec![b'z'; 100_002]);
+    for request in [
+        pb::WatchCreateRequest { key: long(), ..Default::default() },
+        pb::WatchCreateRequest { range_end: long(), ..on("a", "") },
+    ] {
+        let refused = stream.create(request).await;
+        assert_eq!((refused.watch_id, refused.canceled), (-1, true));
+        assert_eq!(refused.cancel_reason, "etcdserver: request is too large");
+    }
+    let revision = put(&mut kv, "k", "v").await;
+    let told = stream.next().await;
+    assert_eq!((told.watch_id, kinds(&told)), (id, vec![(Put, revision)]));
+}
+
 #[tokio::test]
 async fn a_server_that_stops_ends_its_streams() {
     let dir = tempdir().unwrap();

@@ -11,30 +11,31 @@ use super::super::driven::Answers;
 use super::super::member::Member;
 use super::super::wire::Reason;
 use super::batch::{pieces, translate};
+use super::progress::Serial;
 use crate::generated::etcdserverpb as pb;
 
 /// What the stream wants of a watch.
 pub(super) enum Command {
-    /// Say when everything up to now has been told; the question's number.
-    Tell(u64),
+    /// Say when everything up to now has been told. It comes once at the most before it is answered.
+    Tell,
     /// End, and say so.
     Cancel,
 }
 
 /// What a watch lets the stream know.
 pub(super) enum Told {
-    /// Everything up to a revision is in the queue, as the answer to this question and those before it.
+    /// Everything up to a revision is in the queue: the answer to [`Command::Tell`].
     UpTo {
         /// Which watch.
-        id: i64,
-        /// The question's number.
-        question: u64,
+        serial: Serial,
         /// The revision.
         revision: Revision,
     },
     /// It has ended by itself.
     Ended {
         /// Which watch.
+        serial: Serial,
+        /// Its id, which may be another's by now.
         id: i64,
     },
 }
@@ -42,6 +43,7 @@ pub(super) enum Told {
 /// See the module.
 pub(super) struct Task {
     member: Arc<Member>,
+    serial: Serial,
     id: i64,
     answers: Answers<pb::WatchResponse>,
     told: mpsc::UnboundedSender<Told>,
@@ -51,7 +53,8 @@ pub(super) struct Task {
     no_deletes: bool,
     /// The largest piece, if what is larger is to be told in pieces.
     piece_bytes_max: Option<usize>,
-    question: Option<u64>,
+    /// Whether the stream has asked how far this watch is.
+    asked: bool,
     /// Whether the client is to be told how far this watch is.
     due: bool,
     /// Whether it was told anything since the last look.
@@ -67,7 +70,7 @@ enum Next {
 impl Task {
     pub(super) fn new(
         member: Arc<Member>,
-        id: i64,
+        (serial, id): (Serial, i64),
         request: &pb::WatchCreateRequest,
         answers: Answers<pb::WatchResponse>,
         told: mpsc::UnboundedSender<Told>,
@@ -82,10 +85,11 @@ impl Task {
             no_deletes: has(Nodelete),
             piece_bytes_max: request.fragment.then_some(bytes_max),
             member,
+            serial,
             id,
             answers,
             told,
-            question: None,
+            asked: false,
             due: false,
             silent: true,
         }
@@ -100,8 +104,8 @@ impl Task {
         loop {
             let next = tokio::select! {
                 order = orders.recv() => match order {
-                    Some(Command::Tell(question)) => {
-                        self.question = Some(question);
+                    Some(Command::Tell) => {
+                        self.asked = true;
                         watch.request_progress();
                         Next::On
                     }
@@ -127,7 +131,7 @@ impl Task {
             };
             if let Next::Ended = next {
                 drop(orders);
-                drop(self.told.send(Told::Ended { id: self.id }));
+                drop(self.told.send(Told::Ended { serial: self.serial, id: self.id }));
                 return;
             }
         }
@@ -136,8 +140,8 @@ impl Task {
     async fn tell(&mut self, batch: WatchBatch) -> Next {
         let revision = batch.revision;
         if batch.events.is_empty() {
-            if let Some(question) = self.question.take() {
-                drop(self.told.send(Told::UpTo { id: self.id, question, revision }));
+            if std::mem::take(&mut self.asked) {
+                drop(self.told.send(Told::UpTo { serial: self.serial, revision }));
             }
             if std::mem::take(&mut self.due) {
                 let header = self.member.header(revision);
@@ -155,9 +159,8 @@ impl Task {
         match self.piece_bytes_max {
             None => self.say(whole).await,
             Some(bytes_max) => {
-                for piece in pieces(whole, bytes_max) {
-                    self.say(piece).await;
-                }
+                // In one row: clients lose those before an answer of another watch, or of the stream.
+                drop(self.answers.send_pieces(pieces(whole, bytes_max)).await);
             }
         }
         Next::On
