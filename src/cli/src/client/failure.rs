@@ -166,6 +166,18 @@ pub(crate) fn outcome(status: &Status) -> Outcome {
     }
 }
 
+/// Whether the same request may be answered later.
+pub(crate) fn passes(failure: &Failure) -> bool {
+    match failure {
+        Failure::Unreachable(_) | Failure::Timeout(_) | Failure::Unknown(_) => true,
+        Failure::Refused(status) => {
+            let is_passing = [Code::Unavailable, Code::DeadlineExceeded, Code::Aborted];
+            outcome(status) != Outcome::Refused || is_passing.contains(&status.code())
+        }
+        _ => false,
+    }
+}
+
 /// Whether the connection was not there when the request was to be sent.
 fn never_sent(status: &Status) -> bool {
     let mut error = std::error::Error::source(status);
@@ -222,5 +234,27 @@ mod tests {
         let unreachable = Failure::Unreachable(tried);
         assert_eq!(unreachable.to_string(), "no server could be reached\n  a:1: refused");
         assert_eq!(unreachable.code(), EXIT_UNREACHABLE);
+    }
+
+    #[test]
+    fn what_passes_is_told_from_what_stays() {
+        let refused = |code, text: &str| Failure::Refused(Status::new(code, text));
+        for (failure, is_passing) in [
+            (Failure::Unreachable(Vec::new()), true),
+            (Failure::Timeout(Duration::ZERO), true),
+            (Failure::Unknown(String::new()), true),
+            (refused(Code::Unavailable, "etcdserver: leader changed"), true),
+            (refused(Code::Unavailable, "bowline: not applied: the deadline has passed"), true),
+            (refused(Code::ResourceExhausted, "etcdserver: too many requests"), true),
+            (refused(Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded"), false),
+            (
+                refused(Code::OutOfRange, "etcdserver: mvcc: required revision has been compacted"),
+                false,
+            ),
+            (refused(Code::PermissionDenied, "etcdserver: permission denied"), false),
+            (Failure::Usage(String::new()), false),
+        ] {
+            assert_eq!(passes(&failure), is_passing, "{failure:?}");
+        }
     }
 }

@@ -38,6 +38,7 @@ mod member;
 mod migrate;
 mod move_leader;
 mod options;
+mod ordered;
 mod perf;
 mod print;
 mod put;

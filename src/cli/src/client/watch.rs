@@ -1,12 +1,12 @@
 //! `bowline watch`: prints what happens to keys, or runs a command for each change.
 //!
-//! A watch that loses its server goes on at the next one, right behind the last change that it has printed: nothing
-//! is left out, and nothing comes twice.
+//! A watch that loses its server goes on at the next one, right behind the last change that it has printed, or behind
+//! what it was told of since: nothing is left out, and nothing comes twice.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::process::ExitStatus;
+use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +16,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
 use super::connect::{Client, Effect, Link};
-use super::failure::{EXIT_CODES, Failure, Outcome, outcome};
+use super::failure::{EXIT_CODES, Failure, passes};
+use super::ordered::is_ordered;
 use super::print::{Output, kv};
 use super::quote;
 use super::range::{prefix_end, revision};
@@ -26,7 +27,7 @@ use pb::watch_request::RequestUnion;
 /// Requests to a stream that wait to be sent.
 const REQUESTS: usize = 4;
 
-/// How long to wait before the servers are tried again, when none can be reached.
+/// How long to wait before the servers are tried again, when none can be reached or the last one broke off.
 const REOPEN_PAUSE: Duration = Duration::from_millis(300);
 
 const EXAMPLES: &str = "\
@@ -152,6 +153,15 @@ async fn interactive(client: Arc<Client>, output: Output) -> Result<(), Failure>
     }
 }
 
+/// A stream of a server that watches.
+struct Open {
+    requests: mpsc::Sender<pb::WatchRequest>,
+    answers: Streaming<pb::WatchResponse>,
+    link: Link,
+    /// Whether what it says of how far it has come can be believed.
+    is_ordered: bool,
+}
+
 /// A watch, and how far it has come.
 struct Watching {
     client: Arc<Client>,
@@ -196,9 +206,10 @@ impl Watching {
     async fn go_on(&mut self, mut asked: watch::Receiver<u64>) -> Result<(), Failure> {
         let mut was_open = false;
         loop {
-            let (requests, mut answers, link) = match self.open().await {
+            let Open { requests, mut answers, link, is_ordered } = match self.open().await {
                 Ok(open) => open,
-                Err(Failure::Unreachable(_) | Failure::Timeout(_)) if was_open => {
+                // However long it takes: it goes on until it is interrupted.
+                Err(failure) if was_open && passes(&failure) => {
                     tokio::time::sleep(REOPEN_PAUSE).await;
                     continue;
                 }
@@ -208,7 +219,7 @@ impl Watching {
             let status = loop {
                 tokio::select! {
                     answer = answers.message() => match answer {
-                        Ok(Some(answer)) => self.heard(answer).await?,
+                        Ok(Some(answer)) => self.heard(answer, is_ordered).await?,
                         Ok(None) => break Status::unavailable("the watch has ended"),
                         Err(status) => break status,
                     },
@@ -219,28 +230,30 @@ impl Watching {
                     }
                 }
             };
-            if outcome(&status) == Outcome::Refused && status.code() != Code::Ok {
-                return Err(Failure::Refused(status));
+            let has_ended = status.code() == Code::Ok;
+            let failure = Failure::Refused(status);
+            if !has_ended && !passes(&failure) {
+                return Err(failure);
             }
             self.client.leave(&link).await;
+            tokio::time::sleep(REOPEN_PAUSE).await;
         }
     }
 
-    async fn open(
-        &self,
-    ) -> Result<(mpsc::Sender<pb::WatchRequest>, Streaming<pb::WatchResponse>, Link), Failure> {
+    async fn open(&self) -> Result<Open, Failure> {
         let begun = async |link: Link| {
             let (requests, stream) = mpsc::channel(REQUESTS);
             let union = RequestUnion::CreateRequest(self.request.clone());
             // It has room.
             drop(requests.send(request(union)).await);
-            let answers = link.watch().watch(ReceiverStream::new(stream)).await?;
-            Ok(tonic::Response::new((requests, answers.into_inner(), link)))
+            let answers = link.watch().watch(ReceiverStream::new(stream)).await?.into_inner();
+            let is_ordered = is_ordered(&link).await;
+            Ok(tonic::Response::new(Open { requests, answers, link, is_ordered }))
         };
         self.client.ask(Effect::Repeatable, begun).await
     }
 
-    async fn heard(&mut self, answer: pb::WatchResponse) -> Result<(), Failure> {
+    async fn heard(&mut self, answer: pb::WatchResponse, is_ordered: bool) -> Result<(), Failure> {
         let revision = answer.header.map(|header| header.revision).unwrap_or_default();
         if answer.canceled {
             let reason = match answer.compact_revision {
@@ -260,6 +273,10 @@ impl Watching {
             return Ok(());
         }
         if answer.events.is_empty() {
+            if is_ordered {
+                // All up to here was told. What is behind it may be compacted before the watch is opened again.
+                self.request.start_revision = self.request.start_revision.max(revision + 1);
+            }
             self.output.say(format!("progress notify: {revision}"))?;
         }
         self.output.show(&answer)?;
@@ -273,6 +290,8 @@ impl Watching {
                     .env("ETCD_WATCH_EVENT_TYPE", quote::go(kv::kind(event).as_bytes()))
                     .env("ETCD_WATCH_KEY", quote::go(&row.key))
                     .env("ETCD_WATCH_VALUE", quote::go(&row.value))
+                    // It may be where the lines come from that say what to watch.
+                    .stdin(Stdio::null())
                     .kill_on_drop(true)
                     .status();
                 judge(program, run.await)?;

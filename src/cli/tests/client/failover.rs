@@ -4,11 +4,12 @@
 use std::io::Read;
 use std::net::TcpListener;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use tempfile::tempdir;
 
-use crate::ask::{ask, command_at, run};
-use crate::process::{Server, free_ports};
+use crate::ask::{Going, ask, command, command_at, run};
+use crate::process::{Server, flags, free_ports};
 
 /// Takes connections, reads some of what comes, and hangs up, or says nothing.
 fn broken(hangs_up: bool) -> String {
@@ -64,6 +65,70 @@ fn a_change_whose_outcome_is_unknown_is_not_made_again_elsewhere() {
         get.args(["get", "", "--prefix", "--count-only", "--command-timeout", "2s"]);
         assert_eq!(run(get, b"").done(), "0\n");
     }
+}
+
+/// Takes so many connections at an address, and hangs up each time.
+fn hang_up(address: &str, count: usize) {
+    let listener = TcpListener::bind(address).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let begun = Instant::now();
+    for taken in 0..count {
+        while listener.accept().is_err() {
+            assert!(begun.elapsed() < Duration::from_secs(30), "{taken} connections, and no more");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+#[test]
+fn a_watch_that_was_open_goes_on_whatever_befalls_its_server() {
+    let dir = tempdir().unwrap();
+    let [peer, client] = free_ports();
+    let flags = flags(0, &[peer], client, dir.path());
+    let start = || Server::start(&flags, client, &[]).ready();
+    let server = start();
+    ask(&server, &["put", "k", "0"]).done();
+    let mut watch = command(&server);
+    watch.args(["watch", "k", "--rev", "2"]);
+    let mut watch = Going::start(watch);
+    assert_eq!(watch.lines(3), "PUT\nk\n0\n");
+    let address = server.address.clone();
+    server.stop();
+    // More than once in all the attempts of one request.
+    hang_up(&address, 6);
+    let server = start();
+    ask(&server, &["put", "k", "1"]).done();
+    assert_eq!(watch.lines(3), "PUT\nk\n1\n");
+}
+
+#[test]
+fn a_watch_goes_on_behind_what_it_was_told_of_though_that_is_compacted() {
+    let dir = tempdir().unwrap();
+    let [peer, client] = free_ports();
+    let flags = flags(0, &[peer], client, dir.path());
+    let start =
+        || Server::start(&flags, client, &["--watch-progress-notify-interval=100ms"]).ready();
+    let server = start();
+    let mut watch = command(&server);
+    watch.args(["watch", "k", "--rev", "2", "--progress-notify"]);
+    let mut watch = Going::start(watch);
+    for _ in 0..5 {
+        ask(&server, &["put", "other", "v"]).done();
+    }
+    let mut line = String::new();
+    while line != "progress notify: 6\n" {
+        line = watch.line();
+        assert!(!line.is_empty(), "it has ended");
+    }
+    ask(&server, &["compact", "6"]).done();
+    server.stop();
+    let server = start();
+    ask(&server, &["put", "k", "1"]).done();
+    line = watch.line();
+    while line == "progress notify: 6\n" {
+        line = watch.line();
+    }
+    assert_eq!(line + &watch.lines(2), "PUT\nk\n1\n");
 }
 
 #[test]

@@ -91,6 +91,23 @@ fn a_watch_runs_a_command_for_each_change_and_goes_on_where_its_server_was_resta
 }
 
 #[test]
+fn the_command_of_a_watch_reads_nothing_that_is_meant_for_the_watch() {
+    use std::io::Write;
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    ask(&server, &["put", "k", "v"]).done();
+    let mut watch = command(&server);
+    watch.args(["watch", "k", "--rev", "2", "--", "sh", "-c", "read line; echo \"[$line]\""]);
+    watch.stdin(std::process::Stdio::piped());
+    let mut watch = Going::start(watch);
+    let mut input = watch.child.stdin.take().unwrap();
+    input.write_all(b"a line\n").unwrap();
+    // What is there at once is not the end of it: it would wait for more.
+    assert_eq!(watch.lines(4), "PUT\nk\nv\n[]\n");
+    drop(input);
+}
+
+#[test]
 fn a_watch_that_reads_lines_watches_several_and_tells_how_far_it_has_come() {
     use std::io::Write;
     let dir = tempdir().unwrap();

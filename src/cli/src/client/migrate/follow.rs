@@ -23,12 +23,13 @@ use tonic::{Code, Status};
 
 use super::change::Change;
 use super::copy::Import;
-use super::side::{Away, passes};
+use super::pieces::Pieces;
+use super::side::Away;
 use super::source::Watch;
 use super::target::Made;
 use super::told::{Copied, InSync, Live, Mirrored};
 use crate::client::connect::{Effect, Link};
-use crate::client::failure::Failure;
+use crate::client::failure::{Failure, passes};
 use crate::client::print::Output;
 use crate::client::quote;
 use crate::generated::etcdserverpb as pb;
@@ -179,7 +180,7 @@ impl<'a> Follower<'a> {
         stop: &mut Stop,
         away: &mut Away,
     ) -> Result<Heard, Failure> {
-        let mut pieces = Vec::new();
+        let mut pieces = Pieces::default();
         loop {
             tokio::select! {
                 _ = stopped(stop) => return Ok(Heard::End(End::Stopped)),
@@ -255,7 +256,7 @@ impl<'a> Follower<'a> {
     async fn heard(
         &mut self,
         answer: pb::WatchResponse,
-        pieces: &mut Vec<Event>,
+        pieces: &mut Pieces,
         sees_all: bool,
         stop: &Stop,
     ) -> Result<Option<End>, Failure> {
@@ -273,11 +274,7 @@ impl<'a> Follower<'a> {
             return Ok(None);
         }
         let is_progress = answer.events.is_empty() && !answer.fragment;
-        pieces.extend(answer.events);
-        if answer.fragment {
-            return Ok(None);
-        }
-        let events = std::mem::take(pieces);
+        let Some(events) = pieces.add(answer) else { return Ok(None) };
         for events in events.chunk_by(|one, two| revision_of(one) == revision_of(two)) {
             if stop.borrow().is_some() {
                 return Ok(Some(End::Stopped));

@@ -37,6 +37,7 @@ mod difference;
 mod fence;
 mod follow;
 mod parts;
+mod pieces;
 mod side;
 mod source;
 mod target;

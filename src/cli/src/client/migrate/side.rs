@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tonic::{Code, Response, Status};
+use tonic::{Response, Status};
 
 use crate::client::connect::{Client, Effect, Link};
-use crate::client::failure::{Failure, Outcome, outcome};
+use crate::client::failure::{Failure, passes};
 use crate::generated::etcdserverpb as pb;
 
 /// How long to wait before a cluster that is away is asked again.
@@ -155,47 +155,8 @@ impl Away {
     }
 }
 
-/// Whether the same request may be answered later.
-pub(crate) fn passes(failure: &Failure) -> bool {
-    match failure {
-        Failure::Unreachable(_) | Failure::Timeout(_) | Failure::Unknown(_) => true,
-        Failure::Refused(status) => {
-            let is_passing = [Code::Unavailable, Code::DeadlineExceeded, Code::Aborted];
-            outcome(status) != Outcome::Refused || is_passing.contains(&status.code())
-        }
-        _ => false,
-    }
-}
-
 /// Says something on standard error.
 pub(crate) fn note(words: &str) {
     // Where nobody reads it nothing is lost.
     drop(writeln!(io::stderr().lock(), "{words}"));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_passes_is_told_from_what_stays() {
-        let refused = |code, text: &str| Failure::Refused(Status::new(code, text));
-        for (failure, is_passing) in [
-            (Failure::Unreachable(Vec::new()), true),
-            (Failure::Timeout(AGAIN), true),
-            (Failure::Unknown(String::new()), true),
-            (refused(Code::Unavailable, "etcdserver: leader changed"), true),
-            (refused(Code::Unavailable, "bowline: not applied: the deadline has passed"), true),
-            (refused(Code::ResourceExhausted, "etcdserver: too many requests"), true),
-            (refused(Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded"), false),
-            (
-                refused(Code::OutOfRange, "etcdserver: mvcc: required revision has been compacted"),
-                false,
-            ),
-            (refused(Code::PermissionDenied, "etcdserver: permission denied"), false),
-            (Failure::Usage(String::new()), false),
-        ] {
-            assert_eq!(passes(&failure), is_passing, "{failure:?}");
-        }
-    }
 }

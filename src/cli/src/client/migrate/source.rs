@@ -13,6 +13,7 @@ use super::side::Side;
 use super::{EVERYTHING, Halt};
 use crate::client::connect::{Effect, Link};
 use crate::client::failure::Failure;
+use crate::client::ordered::is_ordered;
 use crate::generated::etcdserverpb as pb;
 use pb::watch_request::RequestUnion;
 
@@ -24,10 +25,6 @@ const PAGE_BYTES: usize = 1 << 20;
 
 /// Requests of a watch that wait to be sent.
 const REQUESTS: usize = 4;
-
-/// From which version on the answer to a question for progress says what it should: that all up to its revision has
-/// been told. Before, it may overtake what it speaks of.
-const ORDERED_SINCE: [u32; 3] = [3, 5, 10];
 
 /// Some rows of the source.
 #[derive(Debug)]
@@ -160,36 +157,5 @@ impl Source {
     /// What a key that has changed is called at the target; none if it is not taken along.
     pub(crate) fn rename(&self, key: &[u8]) -> Option<Bytes> {
         self.parts.iter().find(|part| part.has(key)).map(|part| part.rename(key))
-    }
-}
-
-/// Whether a server's word about how far a watch has come can be believed.
-async fn is_ordered(link: &Link) -> bool {
-    let status = link.maintenance().status(pb::StatusRequest {}).await;
-    status.is_ok_and(|status| is_ordered_version(&status.into_inner().version))
-}
-
-fn is_ordered_version(version: &str) -> bool {
-    let mut numbers = version.split(['.', '-', '+']).map_while(|number| number.parse().ok());
-    let mut next = || numbers.next().unwrap_or_default();
-    [next(), next(), next()] >= ORDERED_SINCE
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_word_of_old_servers_about_progress_is_not_believed() {
-        for (version, is_ordered) in [
-            ("3.4.23", false),
-            ("3.5.9", false),
-            ("3.5.10", true),
-            ("3.6.0-rc.1", true),
-            ("4.0", true),
-            ("", false),
-        ] {
-            assert_eq!(is_ordered_version(version), is_ordered, "{version}");
-        }
     }
 }
