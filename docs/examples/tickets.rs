@@ -24,7 +24,7 @@ async fn shop(host: Host, is_careful: bool) {
         if let Ok(sold) = host.client().range(KeyRange::prefix("seat/")).count_only().await {
             let seat = format!("seat/{:04}", sold.count);
             // The customer pays.
-            host.sleep(Duration::from_millis(host.random(600))).await;
+            host.sleep(Duration::from_millis(host.random(1_500))).await;
             let buyer = format!("{} #{}", host.id(), host.random(1_000_000));
             let is_sold = match is_careful {
                 true => guard.txn().then(Op::put(seat, buyer)).commit().await.is_ok(),
