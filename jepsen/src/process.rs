@@ -310,7 +310,9 @@ impl Process {
 
     /// Kills it. Whether it had ended before, how it ended, and why its node had stopped, if it said so.
     fn end_of_it(&self) -> Result<(bool, ExitStatus, Option<String>), Trouble> {
-        let was_over = {
+        // Its output ends some time before the operating system says that it has.
+        let was_over = self.heard.lock().over;
+        let was_over = was_over || {
             let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
             let ended = child
                 .try_wait()
