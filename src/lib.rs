@@ -156,6 +156,6 @@ mod pages {
     struct Sizes;
     #[doc = include_str!("../docs/operating/upgrade.md")]
     struct Upgrade;
-    #[doc = include_str!("../docs/testing.md")]
+    #[doc = include_str!("../docs/checkers.md")]
     struct Testing;
 }
