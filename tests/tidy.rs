@@ -1,5 +1,5 @@
-//! The house's own rules, checked by reading the source: who may import whom, what no file may do, and
-//! what every file must have.
+//! The house's own rules, checked by reading the source: who may import whom, what no file may do,
+//! what every file must have, and that what pages name is there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -151,6 +151,52 @@ fn sources() -> Vec<Source> {
         .collect()
 }
 
+/// All that is written by hand in Rust: the library, the command line, the harness, tests, benches, examples.
+fn all_sources() -> Vec<(PathBuf, String)> {
+    let mut paths = Vec::new();
+    for folder in ["src", "jepsen", "tests", "benches", "docs/examples"] {
+        rust_files(&root().join(folder), &mut paths);
+    }
+    paths.sort();
+    let made = |path: &PathBuf| path.iter().any(|part| part == "generated" || part == "target");
+    let read = |path: PathBuf| {
+        (path.strip_prefix(root()).unwrap().to_owned(), fs::read_to_string(&path).unwrap())
+    };
+    paths.into_iter().filter(|path| !made(path)).map(read).collect()
+}
+
+/// The pages: those in `docs`, and what stands beside it.
+fn pages() -> Vec<(PathBuf, String)> {
+    let mut paths = vec![root().join("README.md"), root().join("CHANGELOG.md")];
+    let mut folders = vec![root().join("docs")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            match path.extension() {
+                None if path.is_dir() => folders.push(path),
+                Some(extension) if extension == "md" => paths.push(path),
+                _ => {}
+            }
+        }
+    }
+    paths.sort();
+    let read = |path: PathBuf| {
+        (path.strip_prefix(root()).unwrap().to_owned(), fs::read_to_string(&path).unwrap())
+    };
+    paths.into_iter().map(read).collect()
+}
+
+/// What an address of a heading is called on pages, as GitHub does: small, without punctuation.
+fn anchors(page: &str) -> BTreeSet<String> {
+    let headings = page.lines().filter_map(|line| line.strip_prefix('#'));
+    let anchor = |heading: &str| {
+        let heading = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = heading.chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
+        kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+    };
+    headings.map(anchor).collect()
+}
+
 /// Fails with all complaints at once.
 fn settle(complaints: Vec<String>) {
     assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
@@ -274,6 +320,119 @@ fn the_page_of_limits_names_limits_that_exist() {
     settle(complaints);
 }
 
+/// Links between pages lead to files and headings that are there.
+#[test]
+fn links_between_pages_lead_somewhere() {
+    let (mut complaints, mut followed) = (Vec::new(), 0);
+    for (path, page) in pages() {
+        let links = page.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
+        for (link, _) in links.filter(|(link, _)| !link.contains("://") && !link.contains(' ')) {
+            let (file, heading) = link.split_once('#').unwrap_or((link, ""));
+            let target = match file {
+                "" => root().join(&path),
+                file => root().join(&path).parent().unwrap().join(file),
+            };
+            let Ok(target) = target.canonicalize() else {
+                complaints.push(format!("{}: there is no {link}", path.display()));
+                continue;
+            };
+            if !heading.is_empty()
+                && !anchors(&fs::read_to_string(target).unwrap()).contains(heading)
+            {
+                complaints.push(format!("{}: there is no heading {link}", path.display()));
+            }
+            followed += 1;
+        }
+    }
+    settle(complaints);
+    assert!(followed > 80, "{followed} links were followed");
+}
+
+/// A folder of pages has one that lists the others.
+#[test]
+fn folders_of_pages_list_them() {
+    let mut complaints = Vec::new();
+    for (path, _) in pages() {
+        let (folder, name) = (path.parent().unwrap(), path.file_name().unwrap().to_str().unwrap());
+        // Those in `docs` itself stand in the page for whoever changes something, or that of all tests, or in the README.
+        let lists: &[&str] = match folder.to_str().unwrap() {
+            "" => continue,
+            "docs" => &["README.md", "docs/architecture.md", "docs/testing.md"],
+            _ => &[],
+        };
+        let own = folder.join("README.md");
+        let mut lists: Vec<&Path> = lists.iter().map(Path::new).collect();
+        lists.extend((folder != Path::new("docs")).then_some(own.as_path()));
+        let lists: Vec<String> =
+            lists.iter().filter_map(|list| fs::read_to_string(root().join(list)).ok()).collect();
+        if name != "README.md" && !lists.iter().any(|list| list.contains(name)) {
+            complaints.push(format!("{}: no page lists it", path.display()));
+        }
+    }
+    settle(complaints);
+}
+
+/// What is long and in small letters, as this test is called, is a test or another function that is there; and what ends
+/// with `.rs` is a file.
+#[test]
+fn pages_name_tests_and_files_that_exist() {
+    let sources = all_sources();
+    let mut functions: BTreeSet<&str> = BTreeSet::new();
+    for (_, text) in &sources {
+        let names = text.split("fn ").skip(1).filter_map(|rest| rest.split(['(', '<']).next());
+        functions.extend(names);
+    }
+    let mut tests = 0;
+    let mut complaints = Vec::new();
+    for (path, page) in pages() {
+        let mut complain =
+            |what: &str| complaints.push(format!("{}: there is no {what}", path.display()));
+        for word in page.split(|c: char| !c.is_ascii_alphanumeric() && c != '_') {
+            let is_small = !word.contains(|c: char| c.is_uppercase());
+            let is_metric = ["_", "bowline_", "etcd_", "grpc_", "process_"]
+                .iter()
+                .any(|of| word.starts_with(of));
+            if word.matches('_').count() >= 4 && is_small && !is_metric {
+                tests += 1;
+                if !functions.contains(word) {
+                    complain(word);
+                }
+            }
+        }
+        for named in page.split('`').skip(1).step_by(2).filter(|words| words.ends_with(".rs")) {
+            let is_it = |path: &Path| path.ends_with(named);
+            let is_plain = named.chars().all(|c| c.is_alphanumeric() || "/_-.".contains(c));
+            if is_plain && !sources.iter().any(|(path, _)| is_it(path)) {
+                complain(named);
+            }
+        }
+    }
+    settle(complaints);
+    assert!(tests > 120, "{tests} tests were named");
+}
+
+/// Whoever looks for what is tested finds it: each program of `tests`, and each folder of the source, has its place on the
+/// map.
+#[test]
+fn the_map_has_all_tests_and_folders() {
+    let map = fs::read_to_string(root().join("docs/architecture.md")).unwrap();
+    let mut complaints = Vec::new();
+    for folder in ["tests", "src", "src/cli/src", "src/cli/tests", "benches"] {
+        for entry in fs::read_dir(root().join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            let path = path.strip_prefix(root()).unwrap().to_str().unwrap().to_owned();
+            let name = path.rsplit('/').next().unwrap().trim_end_matches(".rs");
+            let named = map.contains(&format!("`{path}`"))
+                || (folder.ends_with("src") && map.contains(&format!("`{name}`")));
+            let is_crate = ["main", "lib", "Cargo.toml", "generated"].contains(&name);
+            if !named && !is_crate {
+                complaints.push(format!("docs/architecture.md: {path} is missing"));
+            }
+        }
+    }
+    settle(complaints);
+}
+
 #[test]
 fn the_page_of_what_happened_to_others_names_tests_that_exist() {
     let page = fs::read_to_string(root().join("docs/history.md")).unwrap();
@@ -300,13 +459,13 @@ fn the_page_of_what_happened_to_others_names_tests_that_exist() {
 #[test]
 fn every_file_says_what_it_is() {
     let mut complaints = Vec::new();
-    for source in sources() {
-        if !source.text.starts_with("//!") {
-            complaints.push(format!("{}: no //! page", source.path.display()));
+    for (path, text) in all_sources() {
+        if !text.starts_with("//!") && path != Path::new("src/lib.rs") {
+            complaints.push(format!("{}: no //! page", path.display()));
         }
-        let name = source.path.file_stem().unwrap().to_str().unwrap();
+        let name = path.file_stem().unwrap().to_str().unwrap();
         if ["utils", "util", "common", "helpers", "misc", "manager", "handler"].contains(&name) {
-            complaints.push(format!("{}: a name that says nothing", source.path.display()));
+            complaints.push(format!("{}: a name that says nothing", path.display()));
         }
     }
     settle(complaints);
@@ -315,11 +474,13 @@ fn every_file_says_what_it_is() {
 #[test]
 fn nothing_pretends() {
     let mut complaints = Vec::new();
-    for source in sources() {
-        for (number, line) in source.text.lines().enumerate() {
+    // This file has to name them.
+    for (path, text) in all_sources().iter().filter(|(path, _)| path != Path::new("tests/tidy.rs"))
+    {
+        for (number, line) in text.lines().enumerate() {
             for words in ["todo!(", "unimplemented!(", "#[ignore", "FIXME", "XXX"] {
                 if line.contains(words) {
-                    complaints.push(format!("{}:{}: {words}", source.path.display(), number + 1));
+                    complaints.push(format!("{}:{}: {words}", path.display(), number + 1));
                 }
             }
         }

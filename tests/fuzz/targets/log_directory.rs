@@ -1,3 +1,4 @@
+//! The target `log_directory` of `bowline::fuzz`, for libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| bowline_fuzz::run("log_directory", data));
