@@ -124,6 +124,8 @@ mutants! {
     B34 "a hold is handed over though its row has changed since it was looked at",
     B35 "an order is followed before what made its place the holder",
     B36 "what lives with a lost session, beside its locks, goes when it is let go",
+    B37 "a grant is forgotten by the next leader before its first key",
+    B38 "a new leader does not know the leases that there are",
     N01 "programs write under a lock without a condition",
     N02 "programs take what their own replica has for the newest",
     N03 "disks do not sync",

@@ -84,6 +84,18 @@ const OFTEN: &[(&str, u64)] = &[
     ("machine lost", 25),
     ("rotten log refused", 12),
     ("snapshot bit flipped", 16),
+    ("lease end", 2),
+    ("session believed in", 2),
+    ("session resumed", 2),
+    ("session taken up late", 6),
+    ("session whose lease has ended", 6),
+    ("session not renewed", 4),
+    ("read of the past", 2),
+    ("past that is gone", 4),
+    ("watch told of a compaction", 6),
+    ("snapshot installed", 6),
+    ("memory of an earlier life", 2),
+    ("member replaced", 12),
 ];
 
 fn number(name: &str, default: u64) -> u64 {

@@ -58,7 +58,7 @@ pub(crate) use round::RoundId;
 pub(crate) use snapshot::{Offer, Stepped, Taken};
 pub(crate) use status::{PeerState, PeerStatus, Role};
 #[cfg(any(test, feature = "sim"))]
-pub(crate) use vote::Vote;
+pub(crate) use vote::{Durable, Vote};
 
 #[cfg(feature = "fuzzing")]
 pub(crate) use tests::fuzz;

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use raft::eraftpb::MessageType;
 
 use super::wire;
-use crate::model::{NodeId, Term};
+use crate::model::{LogIndex, NodeId, Term};
 
 /// A vote that a message carries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,6 +38,39 @@ impl Vote {
     }
 }
 
+/// What a message says of its sender's disk: it leaves only when it is so.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Durable {
+    /// Whose disk.
+    pub(crate) of: NodeId,
+    /// The term that it has written down, or a later one.
+    pub(crate) term: Term,
+    /// Up to where its log is that of the leader of this term, if it says so.
+    pub(crate) has: Option<LogIndex>,
+}
+
+impl Durable {
+    /// What an answer to a leader says, or a vote.
+    pub(crate) fn in_message(bytes: &Bytes) -> Option<Durable> {
+        const KINDS: [MessageType; 4] = [
+            MessageType::MsgAppendResponse,
+            MessageType::MsgHeartbeatResponse,
+            MessageType::MsgRequestVote,
+            MessageType::MsgRequestVoteResponse,
+        ];
+        if !KINDS.iter().any(|kind| bytes.starts_with(&[8, *kind as u8])) {
+            return None;
+        }
+        let message = wire::decode(bytes).ok()?;
+        let has = message.get_msg_type() == MessageType::MsgAppendResponse && !message.reject;
+        Some(Durable {
+            of: NodeId::new(message.from)?,
+            term: Term(message.term),
+            has: has.then_some(LogIndex(message.index)),
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use raft::eraftpb::Message;
@@ -60,5 +93,22 @@ mod tests {
         assert_eq!(vote(MessageType::MsgRequestVoteResponse, true), None);
         assert_eq!(vote(MessageType::MsgRequestPreVoteResponse, false), None);
         assert_eq!(vote(MessageType::MsgHeartbeat, false), None);
+    }
+
+    #[test]
+    fn an_answer_says_what_is_on_its_senders_disk() {
+        let durable = |kind, reject| {
+            let (from, term, index) = (2, 7, 9);
+            let message =
+                Message { msg_type: kind, from, term, index, reject, ..Message::default() };
+            Durable::in_message(&wire::encode(&message))
+        };
+        let says = |has| Some(Durable { of: NodeId::new(2).unwrap(), term: Term(7), has });
+        assert_eq!(durable(MessageType::MsgAppendResponse, false), says(Some(LogIndex(9))));
+        assert_eq!(durable(MessageType::MsgAppendResponse, true), says(None));
+        assert_eq!(durable(MessageType::MsgHeartbeatResponse, false), says(None));
+        assert_eq!(durable(MessageType::MsgRequestVoteResponse, false), says(None));
+        // Who asks whether it would be elected is in no such term.
+        assert_eq!(durable(MessageType::MsgRequestPreVote, false), None);
     }
 }

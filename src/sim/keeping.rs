@@ -1,6 +1,7 @@
 //! Programs that keep sessions: open them, with a lock delay or without, leave them to others, take up
 //! what others have left or still keep, and tell the judge whenever they believe in one.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -25,11 +26,14 @@ struct Keeper {
     caller: Caller,
     node: NodeId,
     rng: Rng,
+    /// Which session it has believed in last, and when.
+    believed: Cell<Option<(LeaseId, Duration)>>,
 }
 
 /// Starts a program that keeps sessions.
 pub(crate) fn start(scene: &Scene, caller: &Caller, node: NodeId, at: usize, rng: Rng) {
-    let keeper = Keeper { scene: scene.clone(), caller: caller.clone(), node, rng };
+    let (scene_of, caller) = (scene.clone(), caller.clone());
+    let keeper = Keeper { scene: scene_of, caller, node, rng, believed: Cell::new(None) };
     scene.spawner.spawn(Some(at), keeper.live());
 }
 
@@ -58,14 +62,20 @@ impl Keeper {
             true => Duration::ZERO,
             false => between(&self.rng, ms(1), most),
         };
+        let sent = self.scene.timeline.now();
         let call =
             self.scene.judge.borrow_mut().call(self.node, "open session", self.caller.deadline());
         let session = self.caller.session_with(ttl, delay).await;
         self.scene.judge.borrow_mut().returned(call);
         let session = session?;
-        self.scene.judge.borrow_mut().session_lives(session.lease(), ttl + delay);
+        self.scene.judge.borrow_mut().session_lives(self.node, session.lease(), sent, ttl + delay);
         self.remember(&session);
-        self.bind(&session).await.then_some(session)
+        if self.bind(&session).await {
+            return Some(session);
+        }
+        // It is dropped, which closes it.
+        self.scene.judge.borrow_mut().lease_may_end(session.lease());
+        None
     }
 
     fn remember(&self, session: &Session) {
@@ -91,8 +101,13 @@ impl Keeper {
         match answer {
             Ok(reply) => judge.wrote("bind", floor, reply.revision(), &puts),
             Err(Fate::Unknown) => judge.unknown(),
-            Err(Fate::NotApplied | Fate::Refused(_)) => {
+            Err(Fate::NotApplied) => {
                 judge.not_applied(&puts);
+                return false;
+            }
+            Err(Fate::Refused(why)) => {
+                judge.not_applied(&puts);
+                judge.lease_refused(session.lease(), &why);
                 return false;
             }
         }
@@ -124,12 +139,16 @@ impl Keeper {
 
     /// Whether the session is believed in.
     fn look(&self, session: &Session) -> bool {
-        let believes = session.end().is_none();
-        if believes {
-            let (lease, delay) = (session.lease(), session.lock_delay());
-            self.scene.judge.borrow_mut().lease_believed(lease, delay);
-        }
-        believes
+        let (lease, delay) = (session.lease(), session.lock_delay());
+        let mut judge = self.scene.judge.borrow_mut();
+        let Some(why) = session.end() else {
+            judge.lease_believed(lease, delay);
+            self.believed.set(Some((lease, self.scene.timeline.now())));
+            return true;
+        };
+        let believed = self.believed.take().filter(|(of, _)| *of == lease);
+        judge.session_ended(self.node, lease, believed.map(|(_, when)| when), why);
+        false
     }
 
     /// Leaves a session, and takes it up again about when its lease ends.

@@ -2,7 +2,7 @@
 //! to see of them.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -174,6 +174,11 @@ impl Process {
         self.node.driver.leases_kept()
     }
 
+    /// The leases that there are, as its replica has them.
+    pub(crate) fn leases(&self) -> BTreeSet<LeaseId> {
+        self.node.shared.reader.leases().into_iter().map(|(lease, _)| lease).collect()
+    }
+
     /// Somebody who is no member asks to become one.
     pub(crate) fn ask_to_join(&self, ask: JoinAsk, reply: JoinReply) {
         self.receiver.join(ask, reply);
@@ -274,6 +279,16 @@ impl Process {
     pub(crate) fn changes_pending(&self) -> usize {
         let applied = self.node.driver.look().applied;
         self.changes(applied, self.log_reader.last()).map_or(0, |changes| changes.len())
+    }
+
+    /// The first entry in its log.
+    pub(crate) fn first(&self) -> LogIndex {
+        self.log_reader.first()
+    }
+
+    /// The last entry in its log, or that of the snapshot before it.
+    pub(crate) fn last(&self) -> LogIndex {
+        self.log_reader.last()
     }
 
     /// Whether it has this entry, or a snapshot that covers it.

@@ -24,6 +24,11 @@ const STORM: Duration = Duration::from_secs(55);
 /// How long the calm lasts before the core must have come together.
 const CALM: Duration = Duration::from_secs(30);
 
+/// How long leases live on at most that nobody keeps any more, when all programs have come to their end: as
+/// long as the longest of the world (5.5 s) by the slowest clock inside the bound, with the part that is waited
+/// beyond it, from an election on.
+const LEASES_END_WITHIN: Duration = Duration::from_secs(9);
+
 /// A seed counts only if at least so much has happened.
 const ACKNOWLEDGED_MIN: u64 = 200;
 
@@ -248,11 +253,15 @@ impl Run {
         let end = self.world.timeline().now() + CALM;
         self.world.run_until(end - CALM * 4 / 5)?;
         self.world.judge().borrow_mut().calm();
+        self.world.judge().borrow_mut().quiet(true);
         // Somebody still dies while it holds, and is there again soon: it is waited for no longer than
         // its lease lives.
         self.world.run_until(end - CALM * 7 / 10)?;
         let down = Duration::from_millis(self.rng.below(1_000));
+        self.world.judge().borrow_mut().quiet(false);
         self.world.strike(Fault::Kill { who: Who::Holder, down });
+        self.world.run_until(end - CALM * 17 / 30)?;
+        self.world.judge().borrow_mut().quiet(true);
         self.world.run_until(end - CALM / 2)?;
         // The clients end, and what they hold goes free.
         self.scene.closing.set(true);
@@ -304,6 +313,12 @@ impl Run {
         if !self.world.run_while(end, |world| left(world).is_some())? {
             let left = left(&self.world);
             return Violation::found("K-LEAK", format!("left in the end: {left:?}"));
+        }
+        // Since everything healed each lease has had its time, and that of a new leader's counting.
+        let end = self.world.timeline().now() + LEASES_END_WITHIN;
+        if !self.world.run_while(end, |world| world.lease_left().is_some())? {
+            let left = self.world.lease_left();
+            return Violation::found("L-LATE", format!("nobody keeps it in the end: {left:?}"));
         }
         self.world.compare_rest()
     }

@@ -180,7 +180,7 @@ fn what_is_sent_again_through_another_leader_is_carried_out_once() {
 
 #[test]
 fn nobody_votes_twice_in_a_term_whatever_it_forgets() {
-    failovers(&[]).falls(Mutant::M03, &["R-VOTE", "R-ELECT"]);
+    failovers(&[]).falls(Mutant::M03, &["R-VOTE", "R-ELECT", "R-TERM"]);
 }
 
 /// Leaders fall while some lag behind.
@@ -202,6 +202,14 @@ fn entries_of_earlier_terms_are_not_committed_by_counting() {
 #[test]
 fn a_new_leader_gives_every_lease_its_whole_time() {
     failovers(&[Program::Mutex]).falls(Mutant::M09, &["L-EARLY", "L-EPOCH"]);
+}
+
+#[test]
+fn a_new_leader_counts_all_leases_also_those_that_have_no_keys_yet() {
+    failovers(&[Program::Mutex])
+        .holds(&["lease end"])
+        .falls(Mutant::B37, &["L-EARLY"])
+        .falls(Mutant::B38, &["L-KEPT", "L-LATE"]);
 }
 
 #[test]
@@ -246,7 +254,7 @@ fn a_failed_sync_is_the_end_of_a_log_and_not_tried_again() {
     Story::of(3, &[])
         .every(4.0, 16.0, 2.0, failing)
         .every(5.0, 16.0, 2.0, power_loss(Who::Any))
-        .falls(Mutant::M23, &["S-REOPEN"]);
+        .falls(Mutant::M23, &["S-REOPEN", "R-TERM"]);
 }
 
 #[test]
@@ -289,7 +297,7 @@ fn a_log_is_cut_only_behind_a_snapshot_that_a_power_loss_leaves() {
 fn a_snapshot_has_the_leases_and_the_answers() {
     failovers(&[])
         .falls(Mutant::M16, &["L-CONVERGE", "M-HASH", "X-ONCE"])
-        .falls(Mutant::M18a, &["L-CONVERGE", "M-HASH", "L-REVOKE"])
+        .falls(Mutant::M18a, &["L-CONVERGE", "M-HASH", "L-REVOKE", "L-EARLY", "L-KEPT"])
         .falls(Mutant::M18b, &["L-CONVERGE", "M-HASH"]);
 }
 

@@ -80,6 +80,7 @@ fn judge_batch(scene: &Scene, range: &KeyRange, seen: Revision, batch: &WatchBat
 /// A watch is only told of a compaction that was asked for, and only if it needs what is gone.
 fn judge_compaction(scene: &Scene, seen: Revision, compacted: Revision) -> Revision {
     let mut judge = scene.judge.borrow_mut();
+    judge.count("watch told of a compaction");
     let asked = judge.compaction_asked();
     judge.expect(compacted <= asked && seen.next() < compacted.next(), "W-COMPACT", || {
         format!(

@@ -165,7 +165,8 @@ pub(crate) fn start(
     );
 }
 
-/// After the storm: one task on each of these nodes writes, reads everything, and takes every lock.
+/// After the storm: one task on each of these nodes writes and reads everything, until it is answered, and
+/// takes every lock.
 /// Counts those that have come to their end.
 pub(crate) fn last_round(
     scene: &Scene,
@@ -190,8 +191,12 @@ pub(crate) fn last_round(
         };
         let (done, programs) = (done.clone(), programs.to_vec());
         scene.spawner.spawn(Some(*at), async move {
-            client.put().await;
-            client.read_all().await;
+            while !client.put().await {
+                client.scene.think(&client.rng).await;
+            }
+            while !client.read_all().await {
+                client.scene.think(&client.rng).await;
+            }
             for program in programs {
                 program.once(&player).await;
             }
@@ -205,11 +210,11 @@ impl Client {
     async fn live(mut self) {
         while !self.scene.closing.get() {
             match self.rng.below(100) {
-                0..30 => self.put().await,
+                0..30 => drop(self.put().await),
                 30..42 => self.compare_and_set().await,
                 42..54 => self.transfer().await,
                 54..72 => self.read().await,
-                72..76 => self.read_all().await,
+                72..76 => drop(self.read_all().await),
                 76..79 => self.read_the_past().await,
                 79..88 => self.local_read().await,
                 88..92 => self.delete().await,
@@ -254,15 +259,16 @@ impl Client {
         }
     }
 
-    async fn put(&mut self) {
+    /// Whether it came to an answer.
+    async fn put(&mut self) -> bool {
         let (key, value) = (self.key(), self.scene.value("put"));
         let puts = [(key.clone(), value.clone())];
         let floor = self.scene.judge.borrow().floor();
         let answer = self.change("put", Command::Put(Put::new(key, value)), &puts).await;
-        if let Some(Ok(reply)) = answer {
-            self.scene.judge.borrow_mut().wrote("put", floor, reply.revision(), &puts);
-            self.saw(reply.revision());
-        }
+        let Some(Ok(reply)) = answer else { return false };
+        self.scene.judge.borrow_mut().wrote("put", floor, reply.revision(), &puts);
+        self.saw(reply.revision());
+        true
     }
 
     async fn delete(&mut self) {
@@ -375,10 +381,12 @@ impl Client {
         judge.read(floor, &KeyRange::prefix(key), revision, &rows);
     }
 
-    async fn read_all(&mut self) {
+    /// Whether it came to an answer: it shows every row that there is.
+    async fn read_all(&mut self) -> bool {
         let floor = self.scene.judge.borrow().floor();
-        let Some((rows, revision)) = self.read_range("").await else { return };
+        let Some((rows, revision)) = self.read_range("").await else { return false };
         self.scene.judge.borrow_mut().read(floor, &KeyRange::all(), revision, &rows);
+        true
     }
 
     async fn read_range(&mut self, prefix: &str) -> Option<(Vec<KeyValue>, Revision)> {
@@ -450,6 +458,10 @@ impl Client {
         match self.change("leased put", Command::Put(put), &puts).await {
             Some(Ok(reply)) => {
                 self.scene.judge.borrow_mut().wrote("leased put", floor, reply.revision(), &puts);
+            }
+            Some(Err(Fate::Refused(why))) => {
+                self.scene.judge.borrow_mut().lease_refused(granted.id, &why);
+                return;
             }
             _ => return,
         }

@@ -1,7 +1,7 @@
 //! Asserts the invariants as things happen. It sees what no node sees: true time, every replica, and
 //! every answer that any caller got. `docs/simulator.md` lists the invariants by their short names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ use crate::model::{
     Compare, CompareOp, CompareTarget, Event, EventKind, KeyRange, KeyValue, LeaseId, LogIndex,
     NodeId, Refusal, Revision, Term,
 };
-use crate::node::Look;
+use crate::node::{Look, SessionEnd};
 
 /// How much later than its deadline a call may return, beside what clocks and pauses explain.
 const DEADLINE_GRACE: Duration = Duration::from_millis(500);
@@ -48,9 +48,8 @@ const DIGESTS_KEPT: usize = 20_000;
 /// What has been seen of one node.
 #[derive(Clone, Copy, Default)]
 struct Seen {
-    /// The highest term it was ever in, in any life.
-    term: Term,
     /// In this life.
+    term: Term,
     commit: LogIndex,
     applied: LogIndex,
     /// Entries up to here have been compared with those of the other nodes.
@@ -149,6 +148,10 @@ pub(crate) struct Judge {
     leases: BTreeMap<LeaseId, CountedOn>,
     /// How long the leases of sessions live without renewals.
     session_ttls: BTreeMap<LeaseId, Duration>,
+    /// Which leases there are, in the newest state that any replica has come to, and which that is.
+    lease_table: (LogIndex, BTreeSet<LeaseId>),
+    /// Since when nothing goes wrong.
+    quiet_since: Option<Duration>,
     /// The newest revision at which a compaction was ever asked for.
     compaction_asked: Revision,
     next: u64,
@@ -186,6 +189,8 @@ impl Judge {
             toolbox: Toolbox::default(),
             leases: BTreeMap::new(),
             session_ttls: BTreeMap::new(),
+            lease_table: (LogIndex(0), BTreeSet::new()),
+            quiet_since: None,
             compaction_asked: Revision(0),
             next: 0,
             next_call_check: Duration::ZERO,
@@ -230,9 +235,8 @@ impl Judge {
 
     /// A process has started.
     pub(crate) fn started(&mut self, id: NodeId) {
-        // The term is kept: what a node was in before, it must never fall behind of. A term is told
-        // to the judge only when a turn ends, and may not be durable yet; what follows from it is
-        // sealed until it is.
+        // What it was in, and had, at the end of a turn need not have been durable. What its answers have
+        // said is, and is asked for when this life is looked at first.
         if self.seen.len() <= place(id) {
             self.seen.resize(place(id) + 1, Seen::default());
         }
@@ -295,6 +299,11 @@ impl Judge {
             self.check_leading(id, process);
         }
         self.check_company(id, process, look);
+        self.check_memory(id, process, look);
+        self.follow_leases(look.applied, process);
+        if applied > LogIndex(0) && look.applied > applied && process.first() > applied.next() {
+            self.count("snapshot installed");
+        }
         // Before the cluster is founded nobody has its members.
         if look.term > Term(0) && look.applied > applied {
             self.check_digest(id, look.applied, process.digest());
@@ -694,11 +703,33 @@ impl Judge {
 
     // ---- leases ----------------------------------------------------------------------------
 
-    /// A lease was asked for at `sent`, for that long, and granted. Nobody renews it; only its end
-    /// deletes the keys below `lease/`.
+    /// A lease was asked for at `sent`, for that long, and granted. Only its end deletes the keys below
+    /// `lease/`.
     pub(crate) fn lease_counts(&mut self, lease: LeaseId, sent: Duration, ttl: Duration) {
         if self.count_on(lease, sent, ttl).is_some() {
             self.broken("L-UNIQUE", || format!("{lease:?} was granted twice"));
+        }
+    }
+
+    /// A put that binds a key to a lease that somebody counts on was refused: it has ended, before any key
+    /// was there for its end to delete.
+    pub(crate) fn lease_refused(&mut self, lease: LeaseId, why: &Refusal) {
+        let is_so = *why == Refusal::LeaseNotFound(lease);
+        self.expect(is_so, "M-TXN", || format!("a put with {lease:?} is refused: {why}"));
+        self.lease_is_gone(lease, "is not there for its first key");
+        self.count("lease gone before its first key");
+    }
+
+    /// A lease has ended. It may have, if its time is up, or somebody has said that it will.
+    fn lease_is_gone(&mut self, lease: LeaseId, what: &str) {
+        let now = self.timeline.now();
+        let Some(counted) = self.leases.get_mut(&lease) else { return };
+        counted.has_ended = true;
+        let (lived, good_for) = (now - counted.from, counted.good_for);
+        if !counted.may_end && lived < good_for {
+            self.broken("L-EARLY", || {
+                format!("{lease:?} {what}, {lived:?} after it was good for {good_for:?}")
+            });
         }
     }
 
@@ -712,10 +743,73 @@ impl Judge {
         self.leases.insert(lease, counted)
     }
 
-    /// A session was opened, whose lease lives for so long without renewals. Only its end deletes its key
-    /// below `lease/`.
-    pub(crate) fn session_lives(&mut self, lease: LeaseId, ttl: Duration) {
+    /// A session was opened, asked for at `sent`, whose lease lives for so long without renewals. Only its
+    /// end deletes its key below `lease/`.
+    pub(crate) fn session_lives(
+        &mut self,
+        node: NodeId,
+        lease: LeaseId,
+        sent: Duration,
+        ttl: Duration,
+    ) {
         self.session_ttls.insert(lease, ttl);
+        // Its node may have been told to stop, before the program was told of its session.
+        let may_end = self.leases.get(&lease).is_some_and(|counted| counted.may_end);
+        let may_end = may_end || self.locks.stopping.contains(&node);
+        let counted = CountedOn { from: sent, good_for: ttl, may_end, has_ended: false };
+        self.leases.insert(lease, counted);
+    }
+
+    /// What the newest state says that any replica has come to: which leases there are.
+    fn follow_leases(&mut self, applied: LogIndex, process: &Process) {
+        if applied <= self.lease_table.0 {
+            return;
+        }
+        let there = process.leases();
+        let before = std::mem::replace(&mut self.lease_table, (applied, there)).1;
+        for lease in before {
+            let ended = self.leases.get(&lease).is_some_and(|counted| counted.has_ended);
+            if !ended && !self.lease_table.1.contains(&lease) {
+                self.lease_is_gone(lease, "has ended");
+            }
+        }
+    }
+
+    /// A session that somebody has believed in at `believed` has ended, other than by its holder.
+    pub(crate) fn session_ended(
+        &mut self,
+        node: NodeId,
+        lease: LeaseId,
+        believed: Option<Duration>,
+        why: SessionEnd,
+    ) {
+        match why {
+            SessionEnd::LeaseEnded => {
+                let is_so = !self.lease_table.1.contains(&lease);
+                self.expect(is_so, "L-KEPT", || {
+                    format!("{node:?} is told that {lease:?} has ended, and it is there")
+                });
+                self.count("session whose lease has ended");
+            }
+            SessionEnd::NotRenewed => {
+                let quiet = self.quiet_since.filter(|quiet| believed > Some(*quiet));
+                self.expect(quiet.is_none(), "L-KEPT", || {
+                    format!("nothing goes wrong since {quiet:?}, and {node:?} loses {lease:?}")
+                });
+                self.count("session not renewed");
+            }
+            SessionEnd::Closed | SessionEnd::Orphaned | SessionEnd::NodeStopped => {}
+        }
+    }
+
+    /// From now on nothing goes wrong, so that no session ends by itself; or something does.
+    pub(crate) fn quiet(&mut self, is_quiet: bool) {
+        self.quiet_since = is_quiet.then(|| self.timeline.now());
+    }
+
+    /// A lease that is there, in the newest state, and not among these, which somebody keeps.
+    pub(crate) fn lease_left(&self, kept: &BTreeSet<LeaseId>) -> Option<LeaseId> {
+        self.lease_table.1.difference(kept).next().copied()
     }
 
     /// Whoever keeps a session believes in its lease: it has not ended, and will not for `delay`.
@@ -762,20 +856,12 @@ impl Judge {
         let Some(lease) = row.and_then(|row| row.lease) else { return };
         let found = self.truth.lease_ended(lease, revision);
         self.note(found);
-        let Some(counted) = self.leases.get_mut(&lease) else { return };
-        counted.has_ended = true;
-        let (lived, good_for) = (self.timeline.now() - counted.from, counted.good_for);
+        let Some(counted) = self.leases.get(&lease) else { return };
         let may_end = counted.may_end;
         if let Some(ttl) = self.session_ttls.get(&lease).copied().filter(|_| !may_end) {
             self.renewals_counted(lease, ttl, event);
         }
-        if !may_end && lived < good_for {
-            self.broken("L-EARLY", || {
-                format!(
-                    "{lease:?} ended at {revision:?}, {lived:?} after it was good for {good_for:?}"
-                )
-            });
-        }
+        self.lease_is_gone(lease, &format!("ended at {revision:?}"));
         self.count("lease end");
     }
 

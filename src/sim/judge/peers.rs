@@ -1,15 +1,15 @@
 //! The judge of what nodes say to each other, and hear: votes, renewals of leases, and what becomes of those
 //! who hear from nobody.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::super::process::Process;
 use super::super::world::place;
 use super::Judge;
 use super::members::Deciders;
-use crate::consensus::Vote;
-use crate::model::{Event, Incarnation, LeaseId, NodeId, PeerMessage, Term};
+use crate::consensus::{Durable, Vote};
+use crate::model::{Event, Incarnation, LeaseId, LogIndex, NodeId, PeerMessage, Term};
 use crate::node::Look;
 
 /// A leader that has not heard from a quorum for so long, while it ran, leads no more: the votes that
@@ -29,6 +29,12 @@ pub(super) struct Peers {
     heard: BTreeMap<NodeId, BTreeMap<NodeId, Duration>>,
     /// The term of a node when it had last heard from anybody; none if that is to be looked at.
     alone_since: BTreeMap<NodeId, Term>,
+    /// What the answers of a node have said of its disk: its term, and up to where it has what is committed.
+    durable: BTreeMap<NodeId, (Term, LogIndex)>,
+    /// Nodes of whose new lives nothing has been seen.
+    unseen: BTreeSet<NodeId>,
+    /// The most that a leader has called committed, and in which term.
+    committed: (Term, LogIndex),
     /// Since when a leader leads with those whom it must hear from, in time that it ran.
     leads_since: BTreeMap<NodeId, (Term, Deciders, Duration)>,
 }
@@ -39,6 +45,22 @@ impl Peers {
         self.heard.remove(&id);
         self.alone_since.remove(&id);
         self.leads_since.remove(&id);
+        self.unseen.insert(id);
+    }
+}
+
+impl Peers {
+    /// A message says something of its sender's disk.
+    fn says(&mut self, durable: Option<Durable>) {
+        let Some(Durable { of, term, has }) = durable else { return };
+        let known = self.durable.entry(of).or_default();
+        known.0 = known.0.max(term);
+        // The leader of this term has all that was committed in it and before; of what comes behind that, a
+        // later leader may make something else.
+        let (of_term, committed) = self.committed;
+        if let Some(has) = has.filter(|_| term >= of_term) {
+            known.1 = known.1.max(has.min(committed));
+        }
     }
 }
 
@@ -49,7 +71,10 @@ impl Judge {
         self.peers.heard.entry(to).or_default().insert(from, now);
         self.peers.alone_since.remove(&to);
         match message {
-            PeerMessage::Raft(bytes) => self.votes(Vote::in_message(bytes)),
+            PeerMessage::Raft(bytes) => {
+                self.votes(Vote::in_message(bytes));
+                self.peers.says(Durable::in_message(bytes));
+            }
             PeerMessage::Renew { round, incarnation, .. } => {
                 let now = self.timeline.now();
                 self.peers.renewals.entry((from, *incarnation, *round)).or_insert(now);
@@ -63,6 +88,35 @@ impl Judge {
             }
             _ => {}
         }
+    }
+
+    /// What lies on a disk is not what was written there.
+    pub(crate) fn disk_is_damaged(&mut self, id: NodeId) {
+        self.peers.durable.remove(&id);
+    }
+
+    /// What a node has said of its disk it must know in its next life.
+    pub(super) fn check_memory(&mut self, id: NodeId, process: &Process, look: &Look) {
+        if look.leads && look.commit > self.peers.committed.1 {
+            self.peers.committed = (look.term, look.commit);
+        }
+        // Who has been given a state, and has not put it into its log yet, is in no term.
+        if look.term == Term(0) || !self.peers.unseen.remove(&id) {
+            return;
+        }
+        let Some((term, has)) = self.peers.durable.get(&id).copied() else { return };
+        if look.term < term {
+            self.broken("R-TERM", || {
+                format!("{id:?} has answered in {term:?}, and starts in {:?}", look.term)
+            });
+        }
+        let last = process.last();
+        if last < has {
+            self.broken("R-TERM", || {
+                format!("{id:?} has said that it has {has:?}, which is committed, and starts with {last:?}")
+            });
+        }
+        self.count("memory of an earlier life");
     }
 
     fn votes(&mut self, vote: Option<Vote>) {

@@ -46,9 +46,14 @@ impl World {
             }
             Fault::Partition { split, time } => self.part(split, time),
             Fault::Clog { time } => {
-                let (from, to) = (self.any_id(), self.any_id());
-                let until = self.timeline.now() + time;
-                self.net.clog(from, to, until);
+                let many = self.nodes.len();
+                if many > 1 {
+                    // Nobody has a link to itself.
+                    let from = index(&self.rng, many);
+                    let to = (from + 1 + index(&self.rng, many - 1)) % many;
+                    let until = self.timeline.now() + time;
+                    self.net.clog(self.nodes[from].id, self.nodes[to].id, until);
+                }
             }
             Fault::SlowDisk { who, extra, time } => {
                 let Some(at) = self.find(who) else { return };
@@ -128,6 +133,7 @@ impl World {
                 Rot::SnapshotMeanwhile => "snapshot rotten meanwhile",
             });
             self.nodes[at].rotten = Some(what);
+            self.judge.borrow_mut().disk_is_damaged(id);
         }
         if what.is_while_down() {
             self.start_in(at, down);
@@ -230,9 +236,5 @@ impl World {
             Who::Holder if holder.is_some_and(|at| running.contains(&at)) => holder,
             Who::Leader | Who::Holder | Who::Any => Some(running[index(&self.rng, running.len())]),
         }
-    }
-
-    pub(super) fn any_id(&self) -> NodeId {
-        self.nodes[index(&self.rng, self.nodes.len())].id
     }
 }

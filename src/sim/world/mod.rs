@@ -42,7 +42,7 @@ use super::rot::Rot;
 use super::trace::Trace;
 use super::violation::Violation;
 use crate::env::{Entropy, Env};
-use crate::model::{JoinAnswer, Joined, MemberRole, MemberWish, NodeId};
+use crate::model::{JoinAnswer, Joined, LeaseId, MemberRole, MemberWish, NodeId};
 use crate::node::{Contact, Look, StartError, StopReason};
 use crate::wal::LogError;
 
@@ -335,6 +335,12 @@ impl World {
         let leaders = self.processes().filter(|(_, process)| process.look().leads).count();
         let all_run = looks.iter().all(Option::is_some);
         all_run && together && leaders == 1 && !self.judge.borrow().calls_open(core)
+    }
+
+    /// A lease that is there and that no node keeps.
+    pub(crate) fn lease_left(&self) -> Option<LeaseId> {
+        let kept = self.processes().flat_map(|(_, process)| process.leases_kept()).collect();
+        self.judge.borrow().lease_left(&kept)
     }
 
     /// Looks at what the judge has put off until the end.
