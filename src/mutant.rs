@@ -126,6 +126,8 @@ mutants! {
     B36 "what lives with a lost session, beside its locks, goes when it is let go",
     B37 "a grant is forgotten by the next leader before its first key",
     B38 "a new leader does not know the leases that there are",
+    B39 "a holder trusts the whole TTL, whatever its clock does",
+    B40 "a leader waits for no more than the TTL, whatever its clock does",
     N01 "programs write under a lock without a condition",
     N02 "programs take what their own replica has for the newest",
     N03 "disks do not sync",

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::machine::MachineOptions;
 use crate::model::{ClusterId, ClusterVersion, Limits, NodeId};
+use crate::mutant::{self, Mutant};
 use crate::warm::WarmCopy;
 
 use super::retain::History;
@@ -121,11 +122,11 @@ impl Drift {
 
     /// How long the holder of a lease trusts it, on a clock that may be slow.
     pub(crate) fn trust_for(self, ttl: Duration) -> Duration {
-        ttl / 100 * (100 - self.percent)
+        ttl / 100 * (100 - if mutant::is(Mutant::B39) { 0 } else { self.percent })
     }
 
     /// How long the leader waits before it ends a lease, on a clock that may be fast.
     pub(crate) fn wait_for(self, ttl: Duration) -> Duration {
-        ttl.saturating_add(ttl / 100 * self.percent)
+        ttl.saturating_add(ttl / 100 * if mutant::is(Mutant::B40) { 0 } else { self.percent })
     }
 }

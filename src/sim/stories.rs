@@ -213,6 +213,17 @@ fn a_new_leader_counts_all_leases_also_those_that_have_no_keys_yet() {
 }
 
 #[test]
+fn clocks_may_be_as_far_off_as_is_promised() {
+    let alone = |who, millis| part(Split::Isolate(who), millis);
+    Story::of(3, &[Program::Mutex, Program::Election, Program::Permits])
+        .every(3.0, 48.0, 6.0, alone(Who::Holder, 4_500))
+        .every(5.9, 48.0, 6.0, Fault::Drift)
+        .holds(&["lock lost", "lease end"])
+        .falls(Mutant::B39, &["K-LOCAL", "K-PERMITS", "L-EARLY"])
+        .falls(Mutant::B40, &["K-LOCAL", "K-PERMITS", "L-EARLY", "L-EPOCH"]);
+}
+
+#[test]
 fn half_of_the_members_decide_nothing() {
     Story::of(4, &[])
         .every(3.0, 16.0, 2.0, part(Split::Halves, 1_500))

@@ -570,7 +570,13 @@ fn scheduling(rng: &Rng) -> Duration {
     between(rng, Duration::from_micros(2), SCHEDULING_MAX)
 }
 
+/// How fast a clock runs: half of the time as fast, or as slow, as one may.
 fn drift(rng: &Rng) -> DriftPpm {
+    match rng.below(4) {
+        0 => return DRIFT_PPM_MAX,
+        1 => return -DRIFT_PPM_MAX,
+        _ => {}
+    }
     let span = u64::try_from(2 * DRIFT_PPM_MAX + 1).expect("positive");
     let drawn = i64::try_from(rng.below(span)).expect("small");
     drawn - DRIFT_PPM_MAX
