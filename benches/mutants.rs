@@ -16,10 +16,8 @@
 #![allow(clippy::print_stdout, reason = "a benchmark reports to whoever runs it")]
 #![allow(clippy::exit, reason = "a seed that goes round for ever cannot be ended otherwise")]
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::fs;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Mutex;
@@ -28,7 +26,7 @@ use std::thread;
 use std::time::Duration;
 
 use bowline::mutant::Mutant;
-use bowline::sim;
+use bowline::sim::{self, Violation};
 
 /// How many seeds a mutant may survive.
 const SEEDS: u64 = 2_000;
@@ -63,16 +61,16 @@ can be broken by the same names ([testing.md](testing.md#real-processes)).
 const BELOW: &str = "
 Not among them, of the breaks that are usual for such systems:
 
-- A watch that yields what is not committed: the hub is fed by `apply` alone, and there is nothing else that it
+- M12, a watch that yields what is not committed: the hub is fed by `apply` alone, and there is nothing else that it
   could be fed by.
-- A lease that ends by the wall clock: the state machine knows no clock (`tests/tidy.rs` reads it for the words).
-- A message in another member's name: a connection of the simulated network has the identity that its handshake
+- M17, a lease that ends by the wall clock: the state machine knows no clock (`tests/tidy.rs` reads it for the words).
+- M40, a message in another member's name: a connection of the simulated network has the identity that its handshake
   has proven. The gate is tested with forged messages in `consensus/tests/hostile.rs`.
-- A queue of proposals without a bound: the world has no memory to run out of. `tests/observability.rs` fills the
+- M41, a queue of proposals without a bound: the world has no memory to run out of. `tests/observability.rs` fills the
   queues of a node.
-- A log thread that runs on after the shutdown: the world has no threads. The tests in `tests/disks` ask each
+- M42, a log thread that runs on after the shutdown: the world has no threads. The tests in `tests/disks` ask each
   shutdown which threads hang.
-- A clock that stands still while the machine sleeps: the clock of the world is the boot-time clock. It is named
+- M44, a clock that stands still while the machine sleeps: the clock of the world is the boot-time clock. It is named
   in one place, `env/clock.rs`.
 ";
 
@@ -187,12 +185,10 @@ fn hunt(mutant: Option<Mutant>) -> Found {
                         return;
                     }
                     under_way.lock().unwrap().insert(seed, cpu_time());
-                    let ran = catch_unwind(AssertUnwindSafe(|| sim::run_seed(seed, false)));
+                    let ran = sim::run_seed(seed, false);
                     under_way.lock().unwrap().remove(&seed);
-                    match ran {
-                        Ok(Ok(_)) => {}
-                        Ok(Err(failure)) => fell(seed, failure.violation.invariant.to_owned()),
-                        Err(panic) => fell(seed, words(&*panic)),
+                    if let Err(failure) = ran {
+                        fell(seed, words(&failure.violation));
                     }
                 }
             });
@@ -225,11 +221,12 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// What a panic says, short enough for a table.
-fn words(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().cloned();
-    let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-    let line: String = text.unwrap_or_default().lines().next().unwrap_or_default().into();
+/// What a seed fell by, short enough for a table.
+fn words(violation: &Violation) -> String {
+    if violation.invariant != "PANIC" {
+        return violation.invariant.to_owned();
+    }
+    let line = violation.detail.lines().next().unwrap_or_default();
     let short: String = line.chars().take(60).collect();
     format!("an assertion: {}", short.replace('|', "/"))
 }

@@ -9,13 +9,12 @@
 )]
 
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bowline::sim::{self, Report};
+use bowline::sim::{self, Failure, Report};
 use rustix::time::ClockId;
 
 /// How many valid seeds the quick leg runs.
@@ -74,7 +73,6 @@ const OFTEN: &[(&str, u64)] = &[
     ("out of a double barrier", 15),
     ("view", 15),
     ("damaged message refused", 6),
-    ("disk full", 6),
     ("stopped in order", 4),
     ("joined", 5),
     ("member promoted", 12),
@@ -96,38 +94,34 @@ const OFTEN: &[(&str, u64)] = &[
     ("snapshot installed", 6),
     ("memory of an earlier life", 2),
     ("member replaced", 12),
+    ("fault: kill", 10),
+    ("fault: power loss", 10),
+    ("fault: power loss of all", 10),
+    ("fault: power loss at a point", 10),
+    ("fault: pause", 10),
+    ("fault: pause, then alone", 10),
+    ("fault: pause of all", 10),
+    ("fault: partition", 10),
+    ("fault: one-way partition", 10),
+    ("fault: clogged link", 10),
+    ("fault: slow disk", 10),
+    ("fault: failing sync", 10),
+    ("fault: clocks' rates", 10),
+    ("fault: leadership handed over", 10),
+    ("fault: rot", 10),
+    ("fault: full disk", 10),
+    ("fault: stop in order", 10),
+    ("fault: rolling restart", 10),
+    ("fault: newcomer", 10),
+    ("fault: replacement", 10),
+    ("fault: promotion", 10),
+    ("fault: removal", 10),
 ];
 
 fn number(name: &str, default: u64) -> u64 {
     match std::env::var(name) {
         Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, not a number")),
         Err(_) => default,
-    }
-}
-
-/// How a run failed.
-struct Failed {
-    /// The invariant, or that something fell.
-    what: &'static str,
-    /// All of it, in words.
-    words: String,
-}
-
-fn run(seed: u64, verbose: bool) -> Result<Report, Failed> {
-    run_without(seed, &[], verbose)
-}
-
-/// Runs a seed, but for some parts of its plan.
-fn run_without(seed: u64, without: &[usize], verbose: bool) -> Result<Report, Failed> {
-    match catch_unwind(AssertUnwindSafe(|| sim::run_seed_without(seed, without, verbose))) {
-        Ok(Ok(report)) => Ok(report),
-        Ok(Err(failure)) => {
-            Err(Failed { what: failure.violation.invariant, words: failure.to_string() })
-        }
-        Err(_) => {
-            let words = format!("seed {seed}: something fell; the panic is above");
-            Err(Failed { what: "panic", words })
-        }
     }
 }
 
@@ -141,18 +135,19 @@ fn replay(seed: u64, without: &[usize]) -> String {
 }
 
 /// What is to be told of a seed that failed: as small as it becomes within `BOWLINE_MINIMISE` seconds.
-fn small(seed: u64, failed: &Failed) -> String {
+fn small(failed: &Failure) -> String {
+    let (seed, invariant) = (failed.seed, failed.violation.invariant);
     let limit = Duration::from_secs(number("BOWLINE_MINIMISE", MINIMISE_SECONDS));
     let (began, parts) = (Instant::now(), sim::parts_of_seed(seed));
     let mut tried = 0;
     let without = sim::minimise(parts.len(), |without| {
         tried += 1;
-        let fails =
-            |without| run_without(seed, without, false).is_err_and(|f| f.what == failed.what);
-        (began.elapsed() < limit).then(|| fails(without))
+        let again = || sim::run_seed_without(seed, without, false).err();
+        let fails = || again().is_some_and(|other| other.violation.invariant == invariant);
+        (began.elapsed() < limit).then(fails)
     });
-    let again = run_without(seed, &without, true).err();
-    let words = again.map_or_else(|| failed.words.clone(), |failed| failed.words);
+    let again = sim::run_seed_without(seed, &without, true).err();
+    let words = again.map_or_else(|| failed.to_string(), |failed| failed.to_string());
     let left = parts.iter().enumerate().filter(|(part, _)| !without.contains(part));
     let left: String = left.map(|(part, words)| format!("  {part:>3}  {words}\n")).collect();
     let replay = replay(seed, &without);
@@ -171,14 +166,14 @@ fn hundreds_of_seeds_keep_every_promise() {
             scope.spawn(|| {
                 while valid.load(Ordering::Relaxed) < wanted && !failed.load(Ordering::Relaxed) {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    match run(seed, false) {
+                    match sim::run_seed(seed, false) {
                         Ok(report) => {
                             valid.fetch_add(u64::from(report.is_valid()), Ordering::Relaxed);
                             reports.lock().unwrap().push(report);
                         }
                         Err(why) => {
                             failed.store(true, Ordering::Relaxed);
-                            failures.lock().unwrap().push((seed, why));
+                            failures.lock().unwrap().push(why);
                         }
                     }
                 }
@@ -187,8 +182,8 @@ fn hundreds_of_seeds_keep_every_promise() {
     });
     let reports = reports.into_inner().unwrap();
     summarize(&reports);
-    if let Some((seed, failed)) = failures.into_inner().unwrap().first() {
-        panic!("{}", small(*seed, failed));
+    if let Some(failed) = failures.into_inner().unwrap().first() {
+        panic!("{}", small(failed));
     }
     for (what, seeds) in OFTEN {
         let happened = reports.iter().filter(|report| report.counts.contains_key(what)).count();
@@ -263,14 +258,12 @@ fn three_nodes_at_a_hundred_operations_a_second() {
 #[test]
 fn the_same_seed_gives_the_same_trace() {
     for seed in [3, 4, 5, 6] {
-        let (first, second) = (fine(run(seed, false)), fine(run(seed, true)));
+        let run =
+            |verbose| sim::run_seed(seed, verbose).unwrap_or_else(|failed| panic!("{failed}"));
+        let (first, second) = (run(false), run(true));
         assert_eq!(first.trace, second.trace, "seed {seed} did two things: {}", replay(seed, &[]));
         println!("trace of seed {seed}: {:016x}", first.trace);
     }
-}
-
-fn fine(run: Result<Report, Failed>) -> Report {
-    run.unwrap_or_else(|failed| panic!("{}", failed.words))
 }
 
 /// Replays `BOWLINE_SEED`, without the parts of its plan that `BOWLINE_WITHOUT` names, with the end of its
@@ -281,8 +274,8 @@ fn one_seed() {
     let without = std::env::var("BOWLINE_WITHOUT").unwrap_or_default();
     let without = without.split(',').filter(|part| !part.is_empty());
     let without: Vec<usize> = without.map(|part| part.parse().expect("a number")).collect();
-    match run_without(seed, &without, true) {
+    match sim::run_seed_without(seed, &without, true) {
         Ok(report) => println!("{report:#?}"),
-        Err(failed) => panic!("{}\nreplay it:  {}", failed.words, replay(seed, &without)),
+        Err(failed) => panic!("{failed}\nreplay it:  {}", replay(seed, &without)),
     }
 }

@@ -63,7 +63,8 @@ fn main() {
     let is_careful = !std::env::args().any(|word| word == "careless");
     let scenario = Scenario::new(move |host| shop(host, is_careful))
         .always("SOLD-ONCE", sold_once)
-        .finally(the_desk_is_free);
+        .finally(the_desk_is_free)
+        .at_least("sold", 500);
     let reports = scenario.run_all(1..=20);
     let sum = |what| reports.iter().filter_map(|report| report.counts.get(what)).sum::<u64>();
     let crashes: u64 = reports.iter().map(|report| report.crashes).sum();

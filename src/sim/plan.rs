@@ -101,6 +101,38 @@ pub(crate) enum Fault {
     Remove,
 }
 
+impl Fault {
+    /// What a run counts it as.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Fault::Kill { .. } => "fault: kill",
+            Fault::PowerLoss { .. } => "fault: power loss",
+            Fault::Blackout { .. } => "fault: power loss of all",
+            Fault::PointCrash { .. } => "fault: power loss at a point",
+            Fault::Pause { .. } => "fault: pause",
+            Fault::Stupor { .. } => "fault: pause, then alone",
+            Fault::PauseAll { .. } => "fault: pause of all",
+            Fault::Partition { split: Split::Mute(_) | Split::Deaf(_), .. } => {
+                "fault: one-way partition"
+            }
+            Fault::Partition { .. } => "fault: partition",
+            Fault::Clog { .. } => "fault: clogged link",
+            Fault::SlowDisk { .. } => "fault: slow disk",
+            Fault::DiskError { .. } => "fault: failing sync",
+            Fault::Drift => "fault: clocks' rates",
+            Fault::Transfer => "fault: leadership handed over",
+            Fault::Rot { .. } => "fault: rot",
+            Fault::Full { .. } => "fault: full disk",
+            Fault::Stop { .. } => "fault: stop in order",
+            Fault::Rolling { .. } => "fault: rolling restart",
+            Fault::Join => "fault: newcomer",
+            Fault::Replace { .. } => "fault: replacement",
+            Fault::Promote => "fault: promotion",
+            Fault::Remove => "fault: removal",
+        }
+    }
+}
+
 /// Changes of the members, each with how often it is drawn, in seeds in which the members change.
 const MEMBERS_MENU: [(Kind, u64); 4] =
     [(Kind::Join, 6), (Kind::Promote, 6), (Kind::Replace, 4), (Kind::Remove, 4)];
@@ -113,7 +145,7 @@ const MENU: [(Kind, u64); 18] = [
     (Kind::PointCrash, 6),
     (Kind::Pause, 5),
     (Kind::Stupor, 3),
-    (Kind::PauseAll, 1),
+    (Kind::PauseAll, 2),
     (Kind::Partition, 8),
     (Kind::OneWay, 4),
     (Kind::Clog, 4),
@@ -122,7 +154,7 @@ const MENU: [(Kind, u64); 18] = [
     (Kind::Drift, 3),
     (Kind::Transfer, 2),
     (Kind::Stop, 3),
-    (Kind::Rolling, 1),
+    (Kind::Rolling, 2),
     (Kind::Rot, 3),
     (Kind::Full, 2),
 ];

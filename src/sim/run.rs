@@ -1,9 +1,11 @@
 //! One seed, from the beginning to the verdict: a storm of faults over a working cluster, then calm,
 //! in which a core of the nodes must come together and do everything again.
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -34,6 +36,9 @@ const ACKNOWLEDGED_MIN: u64 = 200;
 
 /// And only if each lock that it is about was granted so often.
 const GRANTS_MIN: u64 = 5;
+
+/// And only if these have happened.
+const SURELY: [&str; 2] = ["lease end", "log cut behind a snapshot"];
 
 /// What a seed came to.
 #[derive(Clone, Debug)]
@@ -71,6 +76,7 @@ impl Report {
             && self.leader_changes >= 1
             && self.crashes >= 1
             && self.recoverable
+            && SURELY.iter().all(|what| self.counts.contains_key(what))
     }
 }
 
@@ -130,6 +136,13 @@ pub fn run_steady(seed: u64, storm: Duration) -> Result<Report, Box<Failure>> {
 /// What a seed draws that can be left out, in words and in order: faults, then programs.
 pub fn parts_of_seed(seed: u64) -> Vec<String> {
     Plan::draw(&Rng::new(seed), STORM).parts()
+}
+
+/// What a panic says.
+fn words(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("something fell without a word").to_owned()
 }
 
 /// What a watch, an observer or a follower on one of these nodes has not been told.
@@ -211,9 +224,10 @@ impl Run {
         Self { seed, plan, rng, world, scene, recoverable: true, foreign }
     }
 
-    /// Runs it to its end.
+    /// Runs it to its end. Whoever panics breaks a promise too.
     pub(super) fn finish(mut self) -> Result<Report, Box<Failure>> {
-        match self.go() {
+        let gone = catch_unwind(AssertUnwindSafe(|| self.go()));
+        match gone.unwrap_or_else(|panic| Violation::found("PANIC", words(panic.as_ref()))) {
             Ok(()) => Ok(self.report()),
             Err(violation) => Err(Box::new(self.failure(violation))),
         }

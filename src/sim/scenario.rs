@@ -34,9 +34,7 @@
 //! What is told apart: a promise of Bowline's that is broken, by its name; one of yours, by the name that
 //! you gave it; and `PANIC`, where your program, or the library, has panicked.
 
-use std::any::Any;
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
@@ -48,7 +46,6 @@ use super::minimise::minimise;
 use super::rng::Rng;
 use super::run::{Failure, Report, Run, parts_of_seed};
 use super::truth::Truth;
-use super::violation::Violation;
 use super::workload::Scene;
 use crate::api::{Client, Error, OpenSession, Session};
 use crate::env::Entropy;
@@ -73,6 +70,8 @@ pub struct Scenario {
     pub(super) program: Start<()>,
     pub(super) always: Vec<(&'static str, RowsCheck)>,
     pub(super) finally: Option<Start<Result<(), String>>>,
+    /// What must have been counted so often, by many seeds together.
+    floors: Vec<(&'static str, u64)>,
 }
 
 impl Scenario {
@@ -84,7 +83,7 @@ impl Scenario {
         F: Future<Output = ()> + 'static,
     {
         let program = Rc::new(move |host| Box::pin(program(host)) as LocalFuture<()>);
-        Self { nodes: None, program, always: Vec::new(), finally: None }
+        Self { nodes: None, program, always: Vec::new(), finally: None, floors: Vec::new() }
     }
 
     /// So many nodes found the cluster, 1 to 7. Otherwise the seed decides.
@@ -117,6 +116,14 @@ impl Scenario {
         self
     }
 
+    /// What [`run_all`](Self::run_all) must have counted ([`Host::count`]) so many times in all of its seeds
+    /// together: runs in which too little happens prove nothing.
+    #[must_use]
+    pub fn at_least(mut self, what: &'static str, times: u64) -> Self {
+        self.floors.push((what, times));
+        self
+    }
+
     /// Runs one seed. The same seed does the same, if the program has no time and no randomness but the
     /// host's.
     ///
@@ -131,19 +138,15 @@ impl Scenario {
     /// # Errors
     /// What broke, with the end of the timeline.
     pub fn run_without(&self, seed: u64, without: &[usize]) -> Result<Report, Box<Failure>> {
-        let run = || Run::new(seed, without, true, Some(self)).finish();
-        catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
-            let violation = Violation::new("PANIC", words(panic.as_ref()));
-            let (at, trace) = (Duration::ZERO, String::new());
-            Err(Box::new(Failure { seed, at, violation, trace }))
-        })
+        Run::new(seed, without, true, Some(self)).finish()
     }
 
     /// Runs many seeds, and says what they came to. The first that fails is made small: it is run again
     /// without what it does not need to fail.
     ///
     /// # Panics
-    /// A seed has failed: with its timeline, the faults that it needs, and how to run it again.
+    /// A seed has failed: with its timeline, the faults that it needs, and how to run it again. Or too little
+    /// has happened ([`at_least`](Self::at_least)).
     pub fn run_all(&self, seeds: impl IntoIterator<Item = u64>) -> Vec<Report> {
         let mut reports = Vec::new();
         for seed in seeds {
@@ -151,6 +154,15 @@ impl Scenario {
                 Ok(report) => reports.push(report),
                 Err(failure) => panic!("{}", self.small(&failure)),
             }
+        }
+        for (what, times) in &self.floors {
+            let counts = reports.iter().filter_map(|report| report.counts.get(what));
+            let counted: u64 = counts.sum();
+            let seeds = reports.len();
+            assert!(
+                counted >= *times,
+                "{what:?} was counted {counted} times in {seeds} seeds, not {times}"
+            );
         }
         reports
     }
@@ -186,12 +198,6 @@ impl std::fmt::Debug for Scenario {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Scenario").field("nodes", &self.nodes).finish_non_exhaustive()
     }
-}
-
-fn words(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    text.unwrap_or("something fell without a word").to_owned()
 }
 
 /// What a program has of the process that it runs in: in place of its [`Node`](crate::Node), of a clock and
@@ -259,8 +265,7 @@ impl Host {
         self.scene.judge.borrow_mut().expect(so, name, detail);
     }
 
-    /// Counts that something has happened: [`Report::counts`]. Runs in which too little happens prove
-    /// nothing.
+    /// Counts that something has happened: [`Report::counts`], [`Scenario::at_least`].
     pub fn count(&self, what: &'static str) {
         self.scene.judge.borrow_mut().count(what);
     }
@@ -308,5 +313,31 @@ impl<'a> Rows<'a> {
 impl std::fmt::Debug for Rows<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Rows").field("revision", &self.revision).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_panics_is_told_with_its_timeline() {
+        let scenario = Scenario::new(|host| async move {
+            host.sleep(Duration::from_secs(5)).await;
+            panic!("no way out");
+        });
+        let failure = scenario.run(1).unwrap_err();
+        assert_eq!(
+            (failure.violation.invariant, &failure.violation.detail[..]),
+            ("PANIC", "no way out")
+        );
+        assert!(failure.at >= Duration::from_secs(5) && !failure.trace.is_empty(), "{failure}");
+    }
+
+    #[test]
+    #[should_panic(expected = "\"sold\" was counted 0 times in 1 seeds, not 1")]
+    fn seeds_in_which_too_little_happens_prove_nothing() {
+        let idle = Scenario::new(|host| async move { host.sleep(Duration::from_secs(1)).await });
+        idle.at_least("sold", 1).run_all(1..=1);
     }
 }

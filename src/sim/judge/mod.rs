@@ -52,6 +52,8 @@ struct Seen {
     term: Term,
     commit: LogIndex,
     applied: LogIndex,
+    /// The first entry in its log.
+    first: LogIndex,
     /// Entries up to here have been compared with those of the other nodes.
     compared: LogIndex,
     /// The newest revision that its readers have seen, in this life.
@@ -301,8 +303,11 @@ impl Judge {
         self.check_company(id, process, look);
         self.check_memory(id, process, look);
         self.follow_leases(look.applied, process);
-        if applied > LogIndex(0) && look.applied > applied && process.first() > applied.next() {
+        let (had, first) = (self.seen[place(id)].first, process.first());
+        if applied > LogIndex(0) && look.applied > applied && first > applied.next() {
             self.count("snapshot installed");
+        } else if had > LogIndex(0) && first > had {
+            self.count("log cut behind a snapshot");
         }
         // Before the cluster is founded nobody has its members.
         if look.term > Term(0) && look.applied > applied {
@@ -316,6 +321,7 @@ impl Judge {
         seen.term = look.term;
         seen.commit = look.commit;
         seen.applied = look.applied;
+        seen.first = first;
         seen.revision = look.revision;
         self.check_holders();
         Before { commit, applied }

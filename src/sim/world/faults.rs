@@ -8,6 +8,7 @@ impl World {
     /// Lets something go wrong.
     pub(crate) fn strike(&mut self, fault: Fault) {
         self.note(11, &[], || format!("fault: {fault:?}"));
+        self.judge.borrow_mut().count(fault.name());
         match fault {
             Fault::Kill { who, down } => self.down(who, Ending::Killed, down),
             Fault::PowerLoss { who, down } => self.down(who, Ending::PowerLost, down),
@@ -93,7 +94,6 @@ impl World {
                 node.full = true;
                 let spell = node.spell;
                 self.schedule_in(time, Happening::DiskRecovers { node: at, spell });
-                self.judge.borrow_mut().count("disk full");
             }
             Fault::Stop { who, down } => {
                 if let Some(at) = self.find(who) {
