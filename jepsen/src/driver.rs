@@ -7,7 +7,7 @@ use std::error::Error as StdError;
 use std::io::{BufRead, Write};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bowline::env::{Point, Points};
 use bowline::{Client, Config, Effect, Error, KeyRange, LeaseId, Node, Op, Revision, Role, Wait};
@@ -59,10 +59,28 @@ pub fn main(words: &[String]) -> Result<(), Box<dyn StdError>> {
     };
     say("ready");
     serve(&node, &trap, &doors);
-    match node.shutdown().wait().hanging[..] {
-        [] => Ok(()),
-        ref hanging => Err(format!("these threads hang: {hanging:?}").into()),
+    let mut hanging = node.shutdown().wait().hanging;
+    let begun = Instant::now();
+    while begun.elapsed() < END_WITHIN && !hanging.is_empty() {
+        hanging.retain(|name| is_alive(name));
+        thread::sleep(LOOK_EVERY);
     }
+    match hanging[..] {
+        [] => Ok(()),
+        _ => Err(format!("these threads hang: {hanging:?}").into()),
+    }
+}
+
+/// Whether this process has a thread of this name still, as far as the operating system says.
+fn is_alive(name: &str) -> bool {
+    /// As much of a name as Linux keeps.
+    const NAME_BYTES_MAX: usize = 15;
+    let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return true };
+    // One that ends meanwhile cannot be read.
+    let names =
+        threads.flatten().filter_map(|t| std::fs::read_to_string(t.path().join("comm")).ok());
+    let kept = name.get(..NAME_BYTES_MAX).unwrap_or(name);
+    names.into_iter().any(|comm| comm.trim_end() == kept)
 }
 
 fn config(dir: &str, name: &str, members: Vec<(&str, &str)>) -> Config {
@@ -99,6 +117,10 @@ fn config(dir: &str, name: &str, members: Vec<(&str, &str)>) -> Config {
     }
     config
 }
+
+/// How long the threads of a node may take to end that has been told to, however busy the disk is: a shutdown waits a
+/// second for them. Shorter than [`LIMIT`](crate::process::LIMIT), so that they are named.
+const END_WITHIN: Duration = Duration::from_secs(50);
 
 /// How long a lease lives that an order makes.
 const LONG: Duration = Duration::from_secs(3600);

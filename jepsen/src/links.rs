@@ -80,6 +80,8 @@ pub struct Traffic {
     pub broken: u64,
     /// Connections that were closed because the link was cut.
     pub refused: u64,
+    /// New ones that nobody has answered because it was.
+    pub silenced: u64,
 }
 
 /// One link.

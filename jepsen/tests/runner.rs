@@ -3,11 +3,13 @@
 
 use std::path::Path;
 use std::process::{Command, Output};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use bowline_jepsen::caller::Caller;
 use bowline_jepsen::fleet::{Fleet, Program};
 use bowline_jepsen::nemesis::{self, Nemesis, Pace, Wants};
+use bowline_jepsen::process::LIMIT;
 use bowline_jepsen::run::{self, Plan, Ran, Verdict};
 use bowline_jepsen::workload::{self, Client, Exhibit, Workload};
 use bowline_jepsen::{Answer, Dice, Order, Trouble, report};
@@ -27,13 +29,32 @@ fn run(workload: &'static workload::Kind, nemesis: &'static nemesis::Kind, membe
     run::run(&plan, &Program { path: HARNESS.into(), words: vec!["node".to_owned()] })
 }
 
+/// How often a run is begun anew that says nothing: on a machine that is busy elsewhere too little happens, whoever is right.
+const RUNS_MAX: usize = 5;
+
+/// The same, until the run says something.
+fn judged(
+    workload: &'static workload::Kind,
+    nemesis: &'static nemesis::Kind,
+    members: usize,
+) -> Ran {
+    let mut runs = (0..RUNS_MAX).map(|_| run(workload, nemesis, members));
+    let mut last = runs.next().unwrap();
+    while matches!(last.verdict, Verdict::Invalid(_))
+        && let Some(again) = runs.next()
+    {
+        last = again;
+    }
+    last
+}
+
 fn named(name: &str) -> &'static workload::Kind {
     workload::named(name).unwrap()
 }
 
 #[test]
 fn a_run_with_kills_is_green_and_leaves_a_page() {
-    let ran = run(named("register"), nemesis::named("kill").unwrap(), 3);
+    let ran = judged(named("register"), nemesis::named("kill").unwrap(), 3);
     assert!(matches!(ran.verdict, Verdict::Ok(_)), "{:?}", ran.verdict);
     assert!(ran.leader_changes > 0 && !ran.windows.is_empty());
     let dir = tempfile::tempdir().unwrap();
@@ -58,15 +79,28 @@ static THIEF: nemesis::Kind = nemesis::Kind {
     make: || Box::new(Thief),
 };
 
+/// Rows of a queue that its takers delete themselves, perhaps just before the thief does: they are missed by nobody.
+const FLEETING: [&str; 3] = ["/claim/", "/idle/", "/item/"];
+
 impl Nemesis for Thief {
     fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
-        let limit = Duration::from_secs(5);
-        let Some(Answer::Rows(rows)) = fleet.ask(0, &Order::Rows, limit) else {
-            return Ok("finds nothing".to_owned());
-        };
-        let key = rows.rows[dice.one_of(rows.rows.len())].key.clone();
-        let answer = fleet.ask(0, &Order::Delete(key.clone()), limit);
-        Ok(format!("steals {key}: {answer:?}"))
+        let begun = Instant::now();
+        while begun.elapsed() < LIMIT {
+            let Some(Answer::Rows(rows)) = fleet.ask(0, &Order::Rows, LIMIT) else { continue };
+            let may_be_stolen = |key: &str| !FLEETING.iter().any(|part| key.contains(part));
+            let keys = rows.rows.into_iter().map(|row| row.key);
+            let keys: Vec<String> = keys.filter(|key| may_be_stolen(key)).collect();
+            if keys.is_empty() {
+                thread::sleep(Duration::from_millis(20));
+                continue;
+            }
+            let key = &keys[dice.one_of(keys.len())];
+            if let Some(answer @ Answer::Done(_)) = fleet.ask(0, &Order::Delete(key.clone()), LIMIT)
+            {
+                return Ok(format!("steals {key}: {answer:?}"));
+            }
+        }
+        Ok("finds nothing".to_owned())
     }
 
     fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
@@ -77,7 +111,7 @@ impl Nemesis for Thief {
 #[test]
 fn a_lost_write_is_red_and_leaves_its_history() {
     for workload in ["set", "append", "bank", "queue"] {
-        let ran = run(named(workload), &THIEF, 1);
+        let ran = judged(named(workload), &THIEF, 1);
         assert!(matches!(ran.verdict, Verdict::Violation(_)), "{workload}: {:?}", ran.verdict);
         let dir = tempfile::tempdir().unwrap();
         let summary = report::write(&ran, dir.path()).unwrap();
@@ -126,9 +160,19 @@ fn a_run_in_which_nothing_happened_is_invalid() {
     assert!(why.contains("of kind read") && why.contains("ended well while"), "{why}");
 }
 
+/// Says that it must fail, and cannot.
+static HARMLESS: workload::Kind = workload::Kind {
+    name: "harmless",
+    about: "a control that is as good as what it is a control of",
+    least: &[("add", 1)],
+    clients: 1,
+    control: Some(workload::Control { under: "none", may_stop: false }),
+    make: || (named("counter").make)(),
+};
+
 #[test]
 fn a_control_that_loses_nothing_is_invalid() {
-    let ran = run(named("locked-set-unguarded"), nemesis::named("none").unwrap(), 1);
+    let ran = run(&HARMLESS, nemesis::named("none").unwrap(), 1);
     let Verdict::Invalid(why) = ran.verdict else { panic!("{:?}", ran.verdict) };
     assert!(why.starts_with("the control has not failed"), "{why}");
 }
@@ -140,15 +184,25 @@ fn harness(words: &[&str], dir: &Path) -> Output {
 #[test]
 fn the_command_line_says_how_it_went_by_its_exit_code() {
     let dir = tempfile::tempdir().unwrap();
-    let run =
-        ["run", "--nodes", "1", "--seconds", "3", "--window", "0.5", "--rest", "0.2", "--json"];
-    let good = harness(&[&run[..], &["--workload", "counter"]].concat(), dir.path());
+    let run = |seconds: &str| {
+        let words = ["run", "--nodes", "1", "--workload", "counter", "--json", "--window", "3"];
+        harness(&[&words[..], &["--seconds", seconds]].concat(), dir.path())
+    };
+    let said =
+        |output: &Output| -> serde_json::Value { serde_json::from_slice(&output.stdout).unwrap() };
+    let mut good = run("6");
+    for _ in 1..RUNS_MAX {
+        if good.status.code() == Some(3) {
+            good = run("6");
+        }
+    }
     assert_eq!(good.status.code(), Some(0), "{good:?}");
-    let line: serde_json::Value = serde_json::from_slice(&good.stdout).unwrap();
+    let line = said(&good);
     assert_eq!((&line["verdict"], &line["workload"]), (&"ok".into(), &"counter".into()));
-    let invalid =
-        harness(&[&run[..], &["--workload", "locked-set-unguarded"]].concat(), dir.path());
+    // Behind the time in which everybody gets warm there is no room for a fault.
+    let invalid = run("1");
     assert_eq!(invalid.status.code(), Some(3), "{invalid:?}");
+    assert_eq!(said(&invalid)["verdict"], "invalid");
     let unknown = harness(&["run", "--workload", "tightrope"], dir.path());
     assert_eq!(unknown.status.code(), Some(2), "{unknown:?}");
     let list = Command::new(HARNESS).arg("list").output().unwrap();

@@ -59,6 +59,7 @@ pub(super) async fn serve(socket: TcpStream, said: Vec<u8>, listen: &str, link: 
         Some(Cut::Refused) => return link.count(|traffic| traffic.refused += 1),
         // Nobody answers. When somebody could again, this connection has been given up.
         Some(Cut::Silent) => {
+            link.count(|traffic| traffic.silenced += 1);
             return drop(rule.wait_for(|rule| rule.cut != Some(Cut::Silent)).await);
         }
     }

@@ -32,7 +32,10 @@ struct Membership {
 }
 
 /// The first client is the operator.
-struct Operator;
+struct Operator {
+    /// The place cannot be cleared, so that nobody can join there again.
+    is_over: bool,
+}
 
 impl Operator {
     /// Calls until it is done or `is_done` already, at one member after the other.
@@ -64,6 +67,9 @@ impl Operator {
 
 impl Client for Operator {
     fn step(&mut self, caller: &mut Caller<'_>) {
+        if self.is_over {
+            return;
+        }
         let place = caller.fleet.members();
         let name = format!("m{place}");
         let joined = caller.timed("join", |caller| {
@@ -96,7 +102,7 @@ impl Client for Operator {
                 caller.fleet.is_wrong(trouble.to_string());
             }
             // Whoever cannot be cleared away cannot come again; the run shows too little then.
-            Err(_) => thread::sleep(STEP_WITHIN),
+            Err(_) => self.is_over = true,
         }
     }
 }
@@ -108,7 +114,7 @@ impl Workload for Membership {
 
     fn client<'a>(&'a self, number: u64) -> Box<dyn Client + 'a> {
         match number {
-            0 => Box::new(Operator),
+            0 => Box::new(Operator { is_over: false }),
             _ => self.registers.client(number),
         }
     }
