@@ -411,6 +411,30 @@ fn pages_name_tests_and_files_that_exist() {
     assert!(tests > 120, "{tests} tests were named");
 }
 
+/// Workloads and faults of the harness stand on its page.
+#[test]
+fn the_page_of_the_harness_has_all_that_it_can_do() {
+    let page = fs::read_to_string(root().join("docs/harness.md")).unwrap();
+    let mut names = 0;
+    let mut complaints = Vec::new();
+    for (path, text) in all_sources() {
+        let folder = path.parent().unwrap();
+        if !folder.ends_with("src/workload") && !folder.ends_with("src/nemesis") {
+            continue;
+        }
+        for rest in text.split("    name: \"").skip(1) {
+            let name = rest.split('"').next().unwrap();
+            names += 1;
+            if !page.contains(&format!("`{name}`")) {
+                complaints
+                    .push(format!("docs/harness.md: {name} of {} is missing", path.display()));
+            }
+        }
+    }
+    settle(complaints);
+    assert!(names > 40, "{names} names");
+}
+
 /// Whoever looks for what is tested finds it: each program of `tests`, and each folder of the source, has its place on the
 /// map.
 #[test]
