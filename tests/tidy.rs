@@ -411,6 +411,65 @@ fn pages_name_tests_and_files_that_exist() {
     assert!(tests > 120, "{tests} tests were named");
 }
 
+/// The invariants that a text names: two capitals at the most, a dash, a word in capitals.
+fn invariants(text: &str) -> BTreeSet<&str> {
+    const KINDS: [&str; 11] = ["R", "S", "M", "MB", "X", "W", "L", "K", "Q", "T", "C"];
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
+    let is_one = |word: &&str| {
+        word.split_once('-').is_some_and(|(kind, name)| {
+            KINDS.contains(&kind) && name.len() > 1 && name.chars().all(|c| c.is_ascii_uppercase())
+        })
+    };
+    words.filter(is_one).collect()
+}
+
+/// What the simulated world asserts by name stands on its page and among all invariants, and what they say that it
+/// asserts, it does.
+#[test]
+fn the_pages_of_invariants_name_what_the_world_asserts() {
+    let sources = all_sources();
+    let of_the_world = |path: &Path| path.starts_with("src/sim");
+    let strings = sources.iter().filter(|(path, _)| of_the_world(path));
+    let strings = strings.flat_map(|(_, text)| text.split('"').skip(1));
+    let asserted: BTreeSet<&str> =
+        strings.filter(|text| invariants(text).len() == 1 && !text.contains(' ')).collect();
+    assert!(asserted.len() > 60, "{} are asserted", asserted.len());
+    let page = fs::read_to_string(root().join("docs/simulator.md")).unwrap();
+    let told: BTreeSet<&str> = page
+        .lines()
+        .filter_map(|row| row.strip_prefix("| ")?.split(" | ").next())
+        .flat_map(invariants)
+        .collect();
+
+    let page = fs::read_to_string(root().join("docs/invariants.md")).unwrap();
+    let differ = |name: &&str| format!("docs/simulator.md and src/sim: {name} is in one of them");
+    let mut complaints: Vec<String> = told.symmetric_difference(&asserted).map(differ).collect();
+    let (mut missing, mut number) = (asserted.clone(), 0);
+    for row in page.lines() {
+        let cells: Vec<&str> = row.trim_matches(['|', ' ']).split(" | ").collect();
+        let [place, names, _, by] = cells[..] else { continue };
+        number += 1;
+        assert_eq!(place, number.to_string(), "the rows are numbered: {row}");
+        let names = invariants(names);
+        // `world`, or with the names that it has there in brackets.
+        let Some((_, there)) = by.split_once("world") else { continue };
+        let others = there.strip_prefix(" (").and_then(|rest| rest.split(')').next());
+        let others = others.map(invariants).unwrap_or_default();
+        for name in &others {
+            if !asserted.contains(name) {
+                complaints.push(format!("docs/invariants.md: the world asserts no {name}: {row}"));
+            }
+        }
+        for name in names {
+            if !missing.remove(name) && !asserted.contains(name) && others.is_empty() {
+                complaints.push(format!("docs/invariants.md: the world asserts no {name}"));
+            }
+        }
+    }
+    complaints.extend(missing.iter().map(|name| format!("docs/invariants.md: {name} is missing")));
+    settle(complaints);
+}
+
 /// Workloads and faults of the harness stand on its page.
 #[test]
 fn the_page_of_the_harness_has_all_that_it_can_do() {
