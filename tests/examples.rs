@@ -174,3 +174,14 @@ fn a_shop_in_the_simulated_world_sells_no_seat_twice_unless_it_is_careless() {
         "{words}"
     );
 }
+
+/// The page of the checkers names it for a first try.
+#[test]
+fn the_example_of_a_history_cannot_be() {
+    use bowline::check::{Budget, Register, RegisterCall, Verdict, linear, lines};
+    let text = include_str!("../docs/examples/history.jsonl");
+    let read = lines::read::<RegisterCall>(text.as_bytes()).unwrap();
+    let verdict = linear::check(&Register::default(), &read.history, Budget::default());
+    let Verdict::Violation(why) = verdict else { panic!("{verdict}") };
+    assert!(why.to_string().contains("#0, #1, #2"), "{why}");
+}
