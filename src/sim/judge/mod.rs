@@ -1,12 +1,12 @@
 //! Asserts the invariants as things happen. It sees what no node sees: true time, every replica, and
 //! every answer that any caller got. `docs/simulator.md` lists the invariants by their short names.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-
+mod answers;
+mod leases;
 mod lines;
 mod locks;
 mod members;
@@ -15,6 +15,9 @@ mod peers;
 mod queues;
 mod toolbox;
 
+pub(crate) use answers::CallId;
+use answers::Callers;
+use leases::Leases;
 pub(crate) use lines::Share;
 use locks::Locks;
 pub(crate) use locks::{Belief, HolderId, WorkId};
@@ -30,14 +33,8 @@ use super::scenario::{Rows, RowsCheck};
 use super::truth::Truth;
 use super::violation::Violation;
 use super::world::place;
-use crate::model::{
-    Compare, CompareOp, CompareTarget, Event, EventKind, KeyRange, KeyValue, LeaseId, LogIndex,
-    NodeId, Refusal, Revision, Term,
-};
-use crate::node::{Look, SessionEnd};
-
-/// How much later than its deadline a call may return, beside what clocks and pauses explain.
-const DEADLINE_GRACE: Duration = Duration::from_millis(500);
+use crate::model::{Event, EventKind, LogIndex, NodeId, Revision, Term};
+use crate::node::Look;
 
 /// Reading a log costs more than comparing: entries are compared so many at a time.
 const COMPARE_AT_ONCE: u64 = 64;
@@ -70,30 +67,6 @@ pub(crate) struct Before {
     pub(crate) commit: LogIndex,
     /// What it had applied.
     pub(crate) applied: LogIndex,
-}
-
-/// A call that has not returned.
-struct Call {
-    node: NodeId,
-    what: &'static str,
-    began: Duration,
-    paused_before: Duration,
-    may_take: Duration,
-}
-
-/// Names a call.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct CallId(u64);
-
-/// Names a watch.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct WatchId(u64);
-
-/// A watch, and how far it has come.
-struct Watching {
-    node: NodeId,
-    range: KeyRange,
-    seen: Revision,
 }
 
 /// What was done, counted.
@@ -138,35 +111,15 @@ pub(crate) struct Judge {
     /// Term and hash of every entry that any node has applied, from index 2 on.
     entries: BTreeMap<LogIndex, (Term, u64)>,
     digests: BTreeMap<LogIndex, (u64, NodeId)>,
-    /// The newest revision that any linearizable answer has shown.
-    floor: Revision,
-    calls: BTreeMap<CallId, Call>,
-    watches: BTreeMap<WatchId, Watching>,
+    callers: Callers,
     peers: Peers,
     locks: Locks,
     queues: Queues,
     toolbox: Toolbox,
-    /// Leases that somebody counts on, with a key each that only their end deletes.
-    leases: BTreeMap<LeaseId, CountedOn>,
-    /// How long the leases of sessions live without renewals.
-    session_ttls: BTreeMap<LeaseId, Duration>,
-    /// Which leases there are, in the newest state that any replica has come to, and which that is.
-    lease_table: (LogIndex, BTreeSet<LeaseId>),
-    /// Since when nothing goes wrong.
-    quiet_since: Option<Duration>,
-    /// The newest revision at which a compaction was ever asked for.
-    compaction_asked: Revision,
+    leases: Leases,
+    /// The number of the next that needs one to be named by.
     next: u64,
-    next_call_check: Duration,
     pub(crate) tally: Tally,
-}
-
-/// A lease that somebody counts on, from a moment on for that long.
-struct CountedOn {
-    from: Duration,
-    good_for: Duration,
-    may_end: bool,
-    has_ended: bool,
 }
 
 impl Judge {
@@ -182,20 +135,13 @@ impl Judge {
             of_rows: None,
             entries: BTreeMap::new(),
             digests: BTreeMap::new(),
-            floor: Revision::FIRST,
-            calls: BTreeMap::new(),
-            watches: BTreeMap::new(),
+            callers: Callers::default(),
             peers: Peers::default(),
             locks: Locks::default(),
             queues: Queues::default(),
             toolbox: Toolbox::default(),
-            leases: BTreeMap::new(),
-            session_ttls: BTreeMap::new(),
-            lease_table: (LogIndex(0), BTreeSet::new()),
-            quiet_since: None,
-            compaction_asked: Revision(0),
+            leases: Leases::default(),
             next: 0,
-            next_call_check: Duration::ZERO,
             tally: Tally::default(),
         }
     }
@@ -233,7 +179,22 @@ impl Judge {
         }
     }
 
-    // ---- nodes -----------------------------------------------------------------------------
+    /// Something else that must be so.
+    pub(crate) fn expect(
+        &mut self,
+        so: bool,
+        invariant: &'static str,
+        detail: impl FnOnce() -> String,
+    ) {
+        if !so {
+            self.broken(invariant, detail);
+        }
+    }
+
+    /// Something else has happened that is worth counting.
+    pub(crate) fn count(&mut self, what: &'static str) {
+        *self.tally.others.entry(what).or_default() += 1;
+    }
 
     /// A process has started.
     pub(crate) fn started(&mut self, id: NodeId) {
@@ -251,10 +212,7 @@ impl Judge {
     pub(crate) fn ended(&mut self, id: NodeId) {
         let seen = &mut self.seen[place(id)];
         seen.paused_since = None;
-        let before = self.calls.len();
-        self.calls.retain(|_, call| call.node != id);
-        self.tally.orphaned += (before - self.calls.len()) as u64;
-        self.watches.retain(|_, watch| watch.node != id);
+        self.callers_ended(id);
         self.members_ended(id);
         self.locks.ended(id);
         self.queues.ended(id);
@@ -425,463 +383,5 @@ impl Judge {
     /// How often leadership has changed.
     pub(crate) fn leader_changes(&self) -> u64 {
         (self.leaders.len() as u64).saturating_sub(1)
-    }
-
-    // ---- calls -----------------------------------------------------------------------------
-
-    /// A caller on a node begins something that may take that long by the node's clock.
-    pub(crate) fn call(&mut self, node: NodeId, what: &'static str, may_take: Duration) -> CallId {
-        let id = CallId(self.next);
-        self.next += 1;
-        let paused_before = self.seen[place(node)].paused;
-        let began = self.timeline.now();
-        self.calls.insert(id, Call { node, what, began, paused_before, may_take });
-        id
-    }
-
-    /// It has returned.
-    pub(crate) fn returned(&mut self, id: CallId) {
-        self.check_call(id);
-        self.calls.remove(&id);
-    }
-
-    fn check_calls(&mut self) {
-        let now = self.timeline.now();
-        if now < self.next_call_check {
-            return;
-        }
-        self.next_call_check = now + Duration::from_millis(100);
-        self.check_wishes();
-        for id in self.calls.keys().copied().collect::<Vec<_>>() {
-            self.check_call(id);
-        }
-    }
-
-    fn check_call(&mut self, id: CallId) {
-        let Some(call) = self.calls.get(&id) else { return };
-        let seen = &self.seen[place(call.node)];
-        if seen.paused_since.is_some() {
-            return;
-        }
-        let took =
-            (self.timeline.now() - call.began).saturating_sub(seen.paused - call.paused_before);
-        // The slowest clock inside the bound takes an eighth longer.
-        let limit = call.may_take + call.may_take / 8 + DEADLINE_GRACE;
-        if took > limit {
-            let (node, what) = (call.node, call.what);
-            self.broken("C-NOHANG", || {
-                format!("{what} on {node:?} took {took:?}, at most {limit:?}")
-            });
-        }
-    }
-
-    // ---- answers ---------------------------------------------------------------------------
-
-    /// The newest revision that any linearizable answer has shown by now: what begins now must not
-    /// be answered from an older one.
-    pub(crate) fn floor(&self) -> Revision {
-        self.floor
-    }
-
-    fn done(&mut self, what: &'static str) {
-        *self.tally.done.entry(what).or_default() += 1;
-    }
-
-    /// A linearizable read has answered.
-    pub(crate) fn read(
-        &mut self,
-        floor: Revision,
-        range: &KeyRange,
-        revision: Revision,
-        rows: &[KeyValue],
-    ) {
-        if revision < floor {
-            self.broken("X-LIN", || {
-                format!(
-                    "a read was answered at {revision:?}, but {floor:?} was known before it began"
-                )
-            });
-        }
-        self.floor = self.floor.max(revision);
-        self.check_rows("X-LIN", range, revision, rows);
-        self.done("read");
-    }
-
-    /// A local read has answered; `floor` is the newest revision that this handle has seen.
-    pub(crate) fn local_read(
-        &mut self,
-        floor: Revision,
-        range: &KeyRange,
-        revision: Revision,
-        rows: &[KeyValue],
-    ) {
-        if revision < floor {
-            self.broken("X-RYW", || format!("a local read shows {revision:?} after {floor:?}"));
-        }
-        self.check_rows("X-STALE", range, revision, rows);
-        self.done("local read");
-    }
-
-    /// A read of the past has answered, from a revision of its own.
-    pub(crate) fn past_read(&mut self, range: &KeyRange, revision: Revision, rows: &[KeyValue]) {
-        self.check_rows("M-HIST", range, revision, rows);
-        self.count("read of the past");
-    }
-
-    /// A read of the past was refused, because there is none, or not yet.
-    pub(crate) fn past_is_gone(&mut self, asked: Revision, why: &Refusal) {
-        let (compaction_asked, newest) = (self.compaction_asked, self.truth.newest());
-        let is_so = match why {
-            Refusal::Compacted { compacted, .. } => {
-                asked < *compacted && *compacted <= compaction_asked
-            }
-            // This replica may be behind.
-            Refusal::Future { newest: here, .. } => asked > *here && *here <= newest,
-            _ => false,
-        };
-        self.expect(is_so, "M-COMPACT", || {
-            format!(
-                "a read at {asked:?} is refused: {why}; {compaction_asked:?} was to be compacted, \
-                 {newest:?} is the newest"
-            )
-        });
-        self.count("past that is gone");
-    }
-
-    fn check_rows(
-        &mut self,
-        invariant: &'static str,
-        range: &KeyRange,
-        revision: Revision,
-        rows: &[KeyValue],
-    ) {
-        let expected = self.truth.rows_at(range, revision);
-        if !expected.iter().copied().eq(rows.iter()) || revision > self.truth.newest() {
-            let expected: Vec<KeyValue> = expected.into_iter().cloned().collect();
-            self.broken(invariant, || {
-                format!("at {revision:?} {range:?} is {expected:?}; a caller was told {rows:?}")
-            });
-        }
-    }
-
-    /// A change was acknowledged: it took `revision`, and put these.
-    pub(crate) fn wrote(
-        &mut self,
-        what: &'static str,
-        floor: Revision,
-        revision: Revision,
-        puts: &[(Bytes, Bytes)],
-    ) {
-        if revision <= floor {
-            self.broken("X-LIN", || {
-                format!("{what} took {revision:?}, but {floor:?} was known before it began")
-            });
-        }
-        self.floor = self.floor.max(revision);
-        for (key, value) in puts {
-            let row = self.truth.row_at(key, revision);
-            if row.is_none_or(|row| row.mod_revision != revision || row.value != value) {
-                let row = row.cloned();
-                self.broken("X-LIN", || {
-                    format!("{what} of {key:?} took {revision:?}, where there is {row:?}")
-                });
-            }
-        }
-        self.done(what);
-    }
-
-    /// A request that changes nothing was answered: a transaction whose compares did not hold, a
-    /// deletion that found nothing, a grant.
-    pub(crate) fn changed_nothing(
-        &mut self,
-        what: &'static str,
-        floor: Revision,
-        revision: Revision,
-    ) {
-        if revision < floor || revision > self.truth.newest() {
-            self.broken("X-LIN", || {
-                format!("{what} was answered at {revision:?}; {floor:?} was known before it began")
-            });
-        }
-        self.floor = self.floor.max(revision);
-        self.done(what);
-    }
-
-    /// A transaction says whether its compares held right before `revision`, if it changed
-    /// something, or at it, if it did not.
-    pub(crate) fn compared(&mut self, compares: &[Compare], held: bool, on: Revision) {
-        let all = compares.iter().all(|compare| self.holds(compare, on));
-        if all != held {
-            self.broken("M-TXN", || {
-                format!("on {on:?} {compares:?} hold: {all}; a caller was told {held}")
-            });
-        }
-    }
-
-    fn holds(&self, compare: &Compare, on: Revision) -> bool {
-        let key = compare.range.as_single().expect("the workload compares single keys");
-        let row = self.truth.row_at(key, on);
-        let number = |field: fn(&KeyValue) -> u64, right: u64| {
-            relates(compare.op, &row.map_or(0, field), &right)
-        };
-        match &compare.target {
-            CompareTarget::Version(right) => number(|row| row.version, *right),
-            CompareTarget::Create(right) => number(|row| row.create_revision.get(), right.get()),
-            CompareTarget::Mod(right) => number(|row| row.mod_revision.get(), right.get()),
-            CompareTarget::Value(right) => {
-                row.is_some_and(|row| relates(compare.op, &row.value, right))
-            }
-            CompareTarget::Lease(right) => {
-                number(|row| row.lease.map_or(0, |lease| lease.get()), *right)
-            }
-        }
-    }
-
-    /// A caller was told that nothing was applied: these values must never appear.
-    pub(crate) fn not_applied(&mut self, values: &[(Bytes, Bytes)]) {
-        self.tally.not_applied += 1;
-        for (_, value) in values {
-            let found = self.truth.refuse(value);
-            self.note(found);
-        }
-    }
-
-    /// A caller was told that nobody knows.
-    pub(crate) fn unknown(&mut self) {
-        self.tally.unknown += 1;
-    }
-
-    /// Something else that must be so.
-    pub(crate) fn expect(
-        &mut self,
-        so: bool,
-        invariant: &'static str,
-        detail: impl FnOnce() -> String,
-    ) {
-        if !so {
-            self.broken(invariant, detail);
-        }
-    }
-
-    /// A compaction will be asked for.
-    pub(crate) fn may_compact(&mut self, at: Revision) {
-        self.compaction_asked = self.compaction_asked.max(at);
-    }
-
-    pub(crate) fn compaction_asked(&self) -> Revision {
-        self.compaction_asked
-    }
-
-    /// A program on a node watches a range.
-    pub(crate) fn watch_begins(
-        &mut self,
-        node: NodeId,
-        range: KeyRange,
-        seen: Revision,
-    ) -> WatchId {
-        let id = WatchId(self.next);
-        self.next += 1;
-        self.watches.insert(id, Watching { node, range, seen });
-        id
-    }
-
-    /// A watch has yielded everything up to a revision; so many events since the last time.
-    pub(crate) fn watched(&mut self, id: WatchId, seen: Revision, events: usize) {
-        self.tally.watched += events as u64;
-        if let Some(watching) = self.watches.get_mut(&id) {
-            watching.seen = seen;
-        }
-    }
-
-    /// Whether a watch on one of these nodes owes its program an event.
-    pub(crate) fn watch_owes(&self, nodes: &[usize]) -> Option<String> {
-        let newest = self.truth.newest();
-        let here = self.watches.values().filter(|watch| nodes.contains(&place(watch.node)));
-        let mut owing = here
-            .filter(|watch| self.truth.events(&watch.range, watch.seen, newest).next().is_some());
-        owing.next().map(|watch| format!("{:?} of {:?}, newest {newest:?}", watch.seen, watch.node))
-    }
-
-    /// Whether a caller on one of these nodes waits for an answer.
-    pub(crate) fn calls_open(&self, nodes: &[usize]) -> bool {
-        self.calls.values().any(|call| nodes.contains(&place(call.node)))
-    }
-
-    // ---- leases ----------------------------------------------------------------------------
-
-    /// A lease was asked for at `sent`, for that long, and granted. Only its end deletes the keys below
-    /// `lease/`.
-    pub(crate) fn lease_counts(&mut self, lease: LeaseId, sent: Duration, ttl: Duration) {
-        if self.count_on(lease, sent, ttl).is_some() {
-            self.broken("L-UNIQUE", || format!("{lease:?} was granted twice"));
-        }
-    }
-
-    /// A put that binds a key to a lease that somebody counts on was refused: it has ended, before any key
-    /// was there for its end to delete.
-    pub(crate) fn lease_refused(&mut self, lease: LeaseId, why: &Refusal) {
-        let is_so = *why == Refusal::LeaseNotFound(lease);
-        self.expect(is_so, "M-TXN", || format!("a put with {lease:?} is refused: {why}"));
-        self.lease_is_gone(lease, "is not there for its first key");
-        self.count("lease gone before its first key");
-    }
-
-    /// A lease has ended. It may have, if its time is up, or somebody has said that it will.
-    fn lease_is_gone(&mut self, lease: LeaseId, what: &str) {
-        let now = self.timeline.now();
-        let Some(counted) = self.leases.get_mut(&lease) else { return };
-        counted.has_ended = true;
-        let (lived, good_for) = (now - counted.from, counted.good_for);
-        if !counted.may_end && lived < good_for {
-            self.broken("L-EARLY", || {
-                format!("{lease:?} {what}, {lived:?} after it was good for {good_for:?}")
-            });
-        }
-    }
-
-    fn count_on(
-        &mut self,
-        lease: LeaseId,
-        from: Duration,
-        good_for: Duration,
-    ) -> Option<CountedOn> {
-        let counted = CountedOn { from, good_for, may_end: false, has_ended: false };
-        self.leases.insert(lease, counted)
-    }
-
-    /// A session was opened, asked for at `sent`, whose lease lives for so long without renewals. Only its
-    /// end deletes its key below `lease/`.
-    pub(crate) fn session_lives(
-        &mut self,
-        node: NodeId,
-        lease: LeaseId,
-        sent: Duration,
-        ttl: Duration,
-    ) {
-        self.session_ttls.insert(lease, ttl);
-        // Its node may have been told to stop, before the program was told of its session.
-        let may_end = self.leases.get(&lease).is_some_and(|counted| counted.may_end);
-        let may_end = may_end || self.locks.stopping.contains(&node);
-        let counted = CountedOn { from: sent, good_for: ttl, may_end, has_ended: false };
-        self.leases.insert(lease, counted);
-    }
-
-    /// What the newest state says that any replica has come to: which leases there are.
-    fn follow_leases(&mut self, applied: LogIndex, process: &Process) {
-        if applied <= self.lease_table.0 {
-            return;
-        }
-        let there = process.leases();
-        let before = std::mem::replace(&mut self.lease_table, (applied, there)).1;
-        for lease in before {
-            let ended = self.leases.get(&lease).is_some_and(|counted| counted.has_ended);
-            if !ended && !self.lease_table.1.contains(&lease) {
-                self.lease_is_gone(lease, "has ended");
-            }
-        }
-    }
-
-    /// A session that somebody has believed in at `believed` has ended, other than by its holder.
-    pub(crate) fn session_ended(
-        &mut self,
-        node: NodeId,
-        lease: LeaseId,
-        believed: Option<Duration>,
-        why: SessionEnd,
-    ) {
-        match why {
-            SessionEnd::LeaseEnded => {
-                let is_so = !self.lease_table.1.contains(&lease);
-                self.expect(is_so, "L-KEPT", || {
-                    format!("{node:?} is told that {lease:?} has ended, and it is there")
-                });
-                self.count("session whose lease has ended");
-            }
-            SessionEnd::NotRenewed => {
-                let quiet = self.quiet_since.filter(|quiet| believed > Some(*quiet));
-                self.expect(quiet.is_none(), "L-KEPT", || {
-                    format!("nothing goes wrong since {quiet:?}, and {node:?} loses {lease:?}")
-                });
-                self.count("session not renewed");
-            }
-            SessionEnd::Closed | SessionEnd::Orphaned | SessionEnd::NodeStopped => {}
-        }
-    }
-
-    /// From now on nothing goes wrong, so that no session ends by itself; or something does.
-    pub(crate) fn quiet(&mut self, is_quiet: bool) {
-        self.quiet_since = is_quiet.then(|| self.timeline.now());
-    }
-
-    /// A lease that is there, in the newest state, and not among these, which somebody keeps.
-    pub(crate) fn lease_left(&self, kept: &BTreeSet<LeaseId>) -> Option<LeaseId> {
-        self.lease_table.1.difference(kept).next().copied()
-    }
-
-    /// Whoever keeps a session believes in its lease: it has not ended, and will not for `delay`.
-    pub(crate) fn lease_believed(&mut self, lease: LeaseId, delay: Duration) {
-        let now = self.timeline.now();
-        let Some(counted) = self.leases.get_mut(&lease) else {
-            self.count_on(lease, now, delay);
-            return;
-        };
-        if now + delay > counted.from + counted.good_for {
-            (counted.from, counted.good_for) = (now, delay);
-        }
-        if counted.has_ended && !counted.may_end {
-            self.broken("L-EARLY", || format!("{lease:?} has ended and is believed in"));
-        }
-        self.count("session believed in");
-    }
-
-    /// A node is about to be shut down in good order: the sessions that it keeps end.
-    pub(crate) fn stops_in_order(&mut self, id: NodeId, leases: &[LeaseId]) {
-        self.locks.stopping.insert(id);
-        leases.iter().for_each(|lease| self.lease_may_end(*lease));
-    }
-
-    /// Somebody is about to revoke it.
-    pub(crate) fn lease_may_end(&mut self, lease: LeaseId) {
-        // Nobody need have believed in it before.
-        let (from, good_for) = (self.timeline.now(), Duration::ZERO);
-        let unknown = CountedOn { from, good_for, may_end: false, has_ended: false };
-        self.leases.entry(lease).or_insert(unknown).may_end = true;
-    }
-
-    /// A lease was revoked, and the answer named this revision.
-    pub(crate) fn revoked(&mut self, lease: LeaseId, revision: Revision) {
-        let found = self.truth.lease_ended(lease, revision);
-        self.note(found);
-    }
-
-    /// A key that only the end of its lease deletes is gone.
-    fn lease_key_gone(&mut self, event: &Event) {
-        let revision = event.revision();
-        let before = Revision(revision.get() - 1);
-        let row = self.truth.row_at(&event.kv.key, before);
-        let Some(lease) = row.and_then(|row| row.lease) else { return };
-        let found = self.truth.lease_ended(lease, revision);
-        self.note(found);
-        let Some(counted) = self.leases.get(&lease) else { return };
-        let may_end = counted.may_end;
-        if let Some(ttl) = self.session_ttls.get(&lease).copied().filter(|_| !may_end) {
-            self.renewals_counted(lease, ttl, event);
-        }
-        self.lease_is_gone(lease, &format!("ended at {revision:?}"));
-        self.count("lease end");
-    }
-
-    /// Something else has happened that is worth counting.
-    pub(crate) fn count(&mut self, what: &'static str) {
-        *self.tally.others.entry(what).or_default() += 1;
-    }
-}
-
-fn relates<T: Ord>(op: CompareOp, left: &T, right: &T) -> bool {
-    match op {
-        CompareOp::Equal => left == right,
-        CompareOp::NotEqual => left != right,
-        CompareOp::Greater => left > right,
-        CompareOp::Less => left < right,
     }
 }

@@ -45,7 +45,7 @@ impl Judge {
         let never = Line::new();
         let line = self.line(election).unwrap_or(&never);
         // Who misses some of the history looks anew, however much has happened since.
-        let reach = |seen: Revision| if self.compaction_asked > seen { usize::MAX } else { 1 };
+        let reach = |seen: Revision| if self.compaction_asked() > seen { usize::MAX } else { 1 };
         let next = |seen: &Revision| line.heads_after(*seen).iter().take(reach(*seen));
         let found: Vec<_> = match &seen {
             // What was the case at some time.

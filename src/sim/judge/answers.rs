@@ -1,0 +1,346 @@
+//! The judge of what callers get: each call returns in its time, what it was answered is so, and a watch owes nobody
+//! anything.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::super::world::place;
+use super::Judge;
+use crate::model::{
+    Compare, CompareOp, CompareTarget, KeyRange, KeyValue, NodeId, Refusal, Revision,
+};
+
+/// How much later than its deadline a call may return, beside what clocks and pauses explain.
+const DEADLINE_GRACE: Duration = Duration::from_millis(500);
+
+/// A call that has not returned.
+struct Call {
+    node: NodeId,
+    what: &'static str,
+    began: Duration,
+    paused_before: Duration,
+    may_take: Duration,
+}
+
+/// Names a call.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct CallId(u64);
+
+/// Names a watch.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct WatchId(u64);
+
+/// A watch, and how far it has come.
+struct Watching {
+    node: NodeId,
+    range: KeyRange,
+    seen: Revision,
+}
+
+/// Who waits, who watches, and what they have been shown.
+pub(super) struct Callers {
+    /// The newest revision that any linearizable answer has shown.
+    floor: Revision,
+    calls: BTreeMap<CallId, Call>,
+    watches: BTreeMap<WatchId, Watching>,
+    /// The newest revision at which a compaction was ever asked for.
+    compaction_asked: Revision,
+    next_check: Duration,
+}
+
+impl Default for Callers {
+    fn default() -> Self {
+        Self {
+            floor: Revision::FIRST,
+            calls: BTreeMap::new(),
+            watches: BTreeMap::new(),
+            compaction_asked: Revision(0),
+            next_check: Duration::ZERO,
+        }
+    }
+}
+
+impl Judge {
+    /// A process has ended: nobody there waits for an answer any more.
+    pub(super) fn callers_ended(&mut self, id: NodeId) {
+        let before = self.callers.calls.len();
+        self.callers.calls.retain(|_, call| call.node != id);
+        self.tally.orphaned += (before - self.callers.calls.len()) as u64;
+        self.callers.watches.retain(|_, watch| watch.node != id);
+    }
+
+    /// A caller on a node begins something that may take that long by the node's clock.
+    pub(crate) fn call(&mut self, node: NodeId, what: &'static str, may_take: Duration) -> CallId {
+        let id = CallId(self.next);
+        self.next += 1;
+        let paused_before = self.seen[place(node)].paused;
+        let began = self.timeline.now();
+        self.callers.calls.insert(id, Call { node, what, began, paused_before, may_take });
+        id
+    }
+
+    /// It has returned.
+    pub(crate) fn returned(&mut self, id: CallId) {
+        self.check_call(id);
+        self.callers.calls.remove(&id);
+    }
+
+    pub(super) fn check_calls(&mut self) {
+        let now = self.timeline.now();
+        if now < self.callers.next_check {
+            return;
+        }
+        self.callers.next_check = now + Duration::from_millis(100);
+        self.check_wishes();
+        for id in self.callers.calls.keys().copied().collect::<Vec<_>>() {
+            self.check_call(id);
+        }
+    }
+
+    fn check_call(&mut self, id: CallId) {
+        let Some(call) = self.callers.calls.get(&id) else { return };
+        let seen = &self.seen[place(call.node)];
+        if seen.paused_since.is_some() {
+            return;
+        }
+        let took =
+            (self.timeline.now() - call.began).saturating_sub(seen.paused - call.paused_before);
+        // The slowest clock inside the bound takes an eighth longer.
+        let limit = call.may_take + call.may_take / 8 + DEADLINE_GRACE;
+        if took > limit {
+            let (node, what) = (call.node, call.what);
+            self.broken("C-NOHANG", || {
+                format!("{what} on {node:?} took {took:?}, at most {limit:?}")
+            });
+        }
+    }
+
+    /// The newest revision that any linearizable answer has shown by now: what begins now must not
+    /// be answered from an older one.
+    pub(crate) fn floor(&self) -> Revision {
+        self.callers.floor
+    }
+
+    pub(super) fn done(&mut self, what: &'static str) {
+        *self.tally.done.entry(what).or_default() += 1;
+    }
+
+    /// A linearizable read has answered.
+    pub(crate) fn read(
+        &mut self,
+        floor: Revision,
+        range: &KeyRange,
+        revision: Revision,
+        rows: &[KeyValue],
+    ) {
+        if revision < floor {
+            self.broken("X-LIN", || {
+                format!(
+                    "a read was answered at {revision:?}, but {floor:?} was known before it began"
+                )
+            });
+        }
+        self.callers.floor = self.callers.floor.max(revision);
+        self.check_rows("X-LIN", range, revision, rows);
+        self.done("read");
+    }
+
+    /// A local read has answered; `floor` is the newest revision that this handle has seen.
+    pub(crate) fn local_read(
+        &mut self,
+        floor: Revision,
+        range: &KeyRange,
+        revision: Revision,
+        rows: &[KeyValue],
+    ) {
+        if revision < floor {
+            self.broken("X-RYW", || format!("a local read shows {revision:?} after {floor:?}"));
+        }
+        self.check_rows("X-STALE", range, revision, rows);
+        self.done("local read");
+    }
+
+    /// A read of the past has answered, from a revision of its own.
+    pub(crate) fn past_read(&mut self, range: &KeyRange, revision: Revision, rows: &[KeyValue]) {
+        self.check_rows("M-HIST", range, revision, rows);
+        self.count("read of the past");
+    }
+
+    /// A read of the past was refused, because there is none, or not yet.
+    pub(crate) fn past_is_gone(&mut self, asked: Revision, why: &Refusal) {
+        let (compaction_asked, newest) = (self.callers.compaction_asked, self.truth.newest());
+        let is_so = match why {
+            Refusal::Compacted { compacted, .. } => {
+                asked < *compacted && *compacted <= compaction_asked
+            }
+            // This replica may be behind.
+            Refusal::Future { newest: here, .. } => asked > *here && *here <= newest,
+            _ => false,
+        };
+        self.expect(is_so, "M-COMPACT", || {
+            format!(
+                "a read at {asked:?} is refused: {why}; {compaction_asked:?} was to be compacted, \
+                 {newest:?} is the newest"
+            )
+        });
+        self.count("past that is gone");
+    }
+
+    pub(super) fn check_rows(
+        &mut self,
+        invariant: &'static str,
+        range: &KeyRange,
+        revision: Revision,
+        rows: &[KeyValue],
+    ) {
+        let expected = self.truth.rows_at(range, revision);
+        if !expected.iter().copied().eq(rows.iter()) || revision > self.truth.newest() {
+            let expected: Vec<KeyValue> = expected.into_iter().cloned().collect();
+            self.broken(invariant, || {
+                format!("at {revision:?} {range:?} is {expected:?}; a caller was told {rows:?}")
+            });
+        }
+    }
+
+    /// A change was acknowledged: it took `revision`, and put these.
+    pub(crate) fn wrote(
+        &mut self,
+        what: &'static str,
+        floor: Revision,
+        revision: Revision,
+        puts: &[(Bytes, Bytes)],
+    ) {
+        if revision <= floor {
+            self.broken("X-LIN", || {
+                format!("{what} took {revision:?}, but {floor:?} was known before it began")
+            });
+        }
+        self.callers.floor = self.callers.floor.max(revision);
+        for (key, value) in puts {
+            let row = self.truth.row_at(key, revision);
+            if row.is_none_or(|row| row.mod_revision != revision || row.value != value) {
+                let row = row.cloned();
+                self.broken("X-LIN", || {
+                    format!("{what} of {key:?} took {revision:?}, where there is {row:?}")
+                });
+            }
+        }
+        self.done(what);
+    }
+
+    /// A request that changes nothing was answered: a transaction whose compares did not hold, a
+    /// deletion that found nothing, a grant.
+    pub(crate) fn changed_nothing(
+        &mut self,
+        what: &'static str,
+        floor: Revision,
+        revision: Revision,
+    ) {
+        if revision < floor || revision > self.truth.newest() {
+            self.broken("X-LIN", || {
+                format!("{what} was answered at {revision:?}; {floor:?} was known before it began")
+            });
+        }
+        self.callers.floor = self.callers.floor.max(revision);
+        self.done(what);
+    }
+
+    /// A transaction says whether its compares held right before `revision`, if it changed
+    /// something, or at it, if it did not.
+    pub(crate) fn compared(&mut self, compares: &[Compare], held: bool, on: Revision) {
+        let all = compares.iter().all(|compare| self.holds(compare, on));
+        if all != held {
+            self.broken("M-TXN", || {
+                format!("on {on:?} {compares:?} hold: {all}; a caller was told {held}")
+            });
+        }
+    }
+
+    fn holds(&self, compare: &Compare, on: Revision) -> bool {
+        let key = compare.range.as_single().expect("the workload compares single keys");
+        let row = self.truth.row_at(key, on);
+        let number = |field: fn(&KeyValue) -> u64, right: u64| {
+            relates(compare.op, &row.map_or(0, field), &right)
+        };
+        match &compare.target {
+            CompareTarget::Version(right) => number(|row| row.version, *right),
+            CompareTarget::Create(right) => number(|row| row.create_revision.get(), right.get()),
+            CompareTarget::Mod(right) => number(|row| row.mod_revision.get(), right.get()),
+            CompareTarget::Value(right) => {
+                row.is_some_and(|row| relates(compare.op, &row.value, right))
+            }
+            CompareTarget::Lease(right) => {
+                number(|row| row.lease.map_or(0, |lease| lease.get()), *right)
+            }
+        }
+    }
+
+    /// A caller was told that nothing was applied: these values must never appear.
+    pub(crate) fn not_applied(&mut self, values: &[(Bytes, Bytes)]) {
+        self.tally.not_applied += 1;
+        for (_, value) in values {
+            let found = self.truth.refuse(value);
+            self.note(found);
+        }
+    }
+
+    /// A caller was told that nobody knows.
+    pub(crate) fn unknown(&mut self) {
+        self.tally.unknown += 1;
+    }
+
+    /// A compaction will be asked for.
+    pub(crate) fn may_compact(&mut self, at: Revision) {
+        self.callers.compaction_asked = self.callers.compaction_asked.max(at);
+    }
+
+    pub(crate) fn compaction_asked(&self) -> Revision {
+        self.callers.compaction_asked
+    }
+
+    /// A program on a node watches a range.
+    pub(crate) fn watch_begins(
+        &mut self,
+        node: NodeId,
+        range: KeyRange,
+        seen: Revision,
+    ) -> WatchId {
+        let id = WatchId(self.next);
+        self.next += 1;
+        self.callers.watches.insert(id, Watching { node, range, seen });
+        id
+    }
+
+    /// A watch has yielded everything up to a revision; so many events since the last time.
+    pub(crate) fn watched(&mut self, id: WatchId, seen: Revision, events: usize) {
+        self.tally.watched += events as u64;
+        if let Some(watching) = self.callers.watches.get_mut(&id) {
+            watching.seen = seen;
+        }
+    }
+
+    /// Whether a watch on one of these nodes owes its program an event.
+    pub(crate) fn watch_owes(&self, nodes: &[usize]) -> Option<String> {
+        let newest = self.truth.newest();
+        let here = self.callers.watches.values().filter(|watch| nodes.contains(&place(watch.node)));
+        let mut owing = here
+            .filter(|watch| self.truth.events(&watch.range, watch.seen, newest).next().is_some());
+        owing.next().map(|watch| format!("{:?} of {:?}, newest {newest:?}", watch.seen, watch.node))
+    }
+
+    /// Whether a caller on one of these nodes waits for an answer.
+    pub(crate) fn calls_open(&self, nodes: &[usize]) -> bool {
+        self.callers.calls.values().any(|call| nodes.contains(&place(call.node)))
+    }
+}
+
+fn relates<T: Ord>(op: CompareOp, left: &T, right: &T) -> bool {
+    match op {
+        CompareOp::Equal => left == right,
+        CompareOp::NotEqual => left != right,
+        CompareOp::Greater => left > right,
+        CompareOp::Less => left < right,
+    }
+}

@@ -1,0 +1,195 @@
+//! The judge of leases: none ends before its time, none is left that nobody keeps, and who keeps one is told the
+//! truth of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::super::process::Process;
+use super::Judge;
+use crate::model::{Event, LeaseId, LogIndex, NodeId, Refusal, Revision};
+use crate::node::SessionEnd;
+
+/// A lease that somebody counts on, from a moment on for that long.
+struct CountedOn {
+    from: Duration,
+    good_for: Duration,
+    may_end: bool,
+    has_ended: bool,
+}
+
+/// What the judge knows of leases.
+#[derive(Default)]
+pub(super) struct Leases {
+    /// Those that somebody counts on, with a key each that only their end deletes.
+    counted: BTreeMap<LeaseId, CountedOn>,
+    /// How long the leases of sessions live without renewals.
+    session_ttls: BTreeMap<LeaseId, Duration>,
+    /// Which there are, in the newest state that any replica has come to, and which that is.
+    table: (LogIndex, BTreeSet<LeaseId>),
+    /// Since when nothing goes wrong.
+    quiet_since: Option<Duration>,
+}
+
+impl Judge {
+    /// A lease was asked for at `sent`, for that long, and granted. Only its end deletes the keys below
+    /// `lease/`.
+    pub(crate) fn lease_counts(&mut self, lease: LeaseId, sent: Duration, ttl: Duration) {
+        if self.count_on(lease, sent, ttl).is_some() {
+            self.broken("L-UNIQUE", || format!("{lease:?} was granted twice"));
+        }
+    }
+
+    /// A put that binds a key to a lease that somebody counts on was refused: it has ended, before any key
+    /// was there for its end to delete.
+    pub(crate) fn lease_refused(&mut self, lease: LeaseId, why: &Refusal) {
+        let is_so = *why == Refusal::LeaseNotFound(lease);
+        self.expect(is_so, "M-TXN", || format!("a put with {lease:?} is refused: {why}"));
+        self.lease_is_gone(lease, "is not there for its first key");
+        self.count("lease gone before its first key");
+    }
+
+    /// A lease has ended. It may have, if its time is up, or somebody has said that it will.
+    fn lease_is_gone(&mut self, lease: LeaseId, what: &str) {
+        let now = self.timeline.now();
+        let Some(counted) = self.leases.counted.get_mut(&lease) else { return };
+        counted.has_ended = true;
+        let (lived, good_for) = (now - counted.from, counted.good_for);
+        if !counted.may_end && lived < good_for {
+            self.broken("L-EARLY", || {
+                format!("{lease:?} {what}, {lived:?} after it was good for {good_for:?}")
+            });
+        }
+    }
+
+    fn count_on(
+        &mut self,
+        lease: LeaseId,
+        from: Duration,
+        good_for: Duration,
+    ) -> Option<CountedOn> {
+        let counted = CountedOn { from, good_for, may_end: false, has_ended: false };
+        self.leases.counted.insert(lease, counted)
+    }
+
+    /// A session was opened, asked for at `sent`, whose lease lives for so long without renewals. Only its
+    /// end deletes its key below `lease/`.
+    pub(crate) fn session_lives(
+        &mut self,
+        node: NodeId,
+        lease: LeaseId,
+        sent: Duration,
+        ttl: Duration,
+    ) {
+        self.leases.session_ttls.insert(lease, ttl);
+        // Its node may have been told to stop, before the program was told of its session.
+        let may_end = self.leases.counted.get(&lease).is_some_and(|counted| counted.may_end);
+        let may_end = may_end || self.locks.stopping.contains(&node);
+        let counted = CountedOn { from: sent, good_for: ttl, may_end, has_ended: false };
+        self.leases.counted.insert(lease, counted);
+    }
+
+    /// What the newest state says that any replica has come to: which leases there are.
+    pub(super) fn follow_leases(&mut self, applied: LogIndex, process: &Process) {
+        if applied <= self.leases.table.0 {
+            return;
+        }
+        let there = process.leases();
+        let before = std::mem::replace(&mut self.leases.table, (applied, there)).1;
+        for lease in before {
+            let ended = self.leases.counted.get(&lease).is_some_and(|counted| counted.has_ended);
+            if !ended && !self.leases.table.1.contains(&lease) {
+                self.lease_is_gone(lease, "has ended");
+            }
+        }
+    }
+
+    /// A session that somebody has believed in at `believed` has ended, other than by its holder.
+    pub(crate) fn session_ended(
+        &mut self,
+        node: NodeId,
+        lease: LeaseId,
+        believed: Option<Duration>,
+        why: SessionEnd,
+    ) {
+        match why {
+            SessionEnd::LeaseEnded => {
+                let is_so = !self.leases.table.1.contains(&lease);
+                self.expect(is_so, "L-KEPT", || {
+                    format!("{node:?} is told that {lease:?} has ended, and it is there")
+                });
+                self.count("session whose lease has ended");
+            }
+            SessionEnd::NotRenewed => {
+                let quiet = self.leases.quiet_since.filter(|quiet| believed > Some(*quiet));
+                self.expect(quiet.is_none(), "L-KEPT", || {
+                    format!("nothing goes wrong since {quiet:?}, and {node:?} loses {lease:?}")
+                });
+                self.count("session not renewed");
+            }
+            SessionEnd::Closed | SessionEnd::Orphaned | SessionEnd::NodeStopped => {}
+        }
+    }
+
+    /// From now on nothing goes wrong, so that no session ends by itself; or something does.
+    pub(crate) fn quiet(&mut self, is_quiet: bool) {
+        self.leases.quiet_since = is_quiet.then(|| self.timeline.now());
+    }
+
+    /// A lease that is there, in the newest state, and not among these, which somebody keeps.
+    pub(crate) fn lease_left(&self, kept: &BTreeSet<LeaseId>) -> Option<LeaseId> {
+        self.leases.table.1.difference(kept).next().copied()
+    }
+
+    /// Whoever keeps a session believes in its lease: it has not ended, and will not for `delay`.
+    pub(crate) fn lease_believed(&mut self, lease: LeaseId, delay: Duration) {
+        let now = self.timeline.now();
+        let Some(counted) = self.leases.counted.get_mut(&lease) else {
+            self.count_on(lease, now, delay);
+            return;
+        };
+        if now + delay > counted.from + counted.good_for {
+            (counted.from, counted.good_for) = (now, delay);
+        }
+        if counted.has_ended && !counted.may_end {
+            self.broken("L-EARLY", || format!("{lease:?} has ended and is believed in"));
+        }
+        self.count("session believed in");
+    }
+
+    /// A node is about to be shut down in good order: the sessions that it keeps end.
+    pub(crate) fn stops_in_order(&mut self, id: NodeId, leases: &[LeaseId]) {
+        self.locks.stopping.insert(id);
+        leases.iter().for_each(|lease| self.lease_may_end(*lease));
+    }
+
+    /// Somebody is about to revoke it.
+    pub(crate) fn lease_may_end(&mut self, lease: LeaseId) {
+        // Nobody need have believed in it before.
+        let (from, good_for) = (self.timeline.now(), Duration::ZERO);
+        let unknown = CountedOn { from, good_for, may_end: false, has_ended: false };
+        self.leases.counted.entry(lease).or_insert(unknown).may_end = true;
+    }
+
+    /// A lease was revoked, and the answer named this revision.
+    pub(crate) fn revoked(&mut self, lease: LeaseId, revision: Revision) {
+        let found = self.truth.lease_ended(lease, revision);
+        self.note(found);
+    }
+
+    /// A key that only the end of its lease deletes is gone.
+    pub(super) fn lease_key_gone(&mut self, event: &Event) {
+        let revision = event.revision();
+        let before = Revision(revision.get() - 1);
+        let row = self.truth.row_at(&event.kv.key, before);
+        let Some(lease) = row.and_then(|row| row.lease) else { return };
+        let found = self.truth.lease_ended(lease, revision);
+        self.note(found);
+        let Some(counted) = self.leases.counted.get(&lease) else { return };
+        let may_end = counted.may_end;
+        if let Some(ttl) = self.leases.session_ttls.get(&lease).copied().filter(|_| !may_end) {
+            self.renewals_counted(lease, ttl, event);
+        }
+        self.lease_is_gone(lease, &format!("ended at {revision:?}"));
+        self.count("lease end");
+    }
+}
