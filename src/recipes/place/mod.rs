@@ -20,233 +20,34 @@
 //! an [`Act`], carried out by [`Lines`](super::line::Lines) when no lock is held.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
-use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::Notify;
 
-use crate::model::{Compare, LeaseId, Moment, Op, Reply, Revision, Txn};
+use crate::model::{Compare, LeaseId, Op, Reply, Revision, Txn};
 use crate::mutant::{self, Mutant};
 use crate::node::{ReplyTo, SessionEnd, SessionState};
 
+mod inner;
+mod turn;
+
+pub(crate) use inner::Inner;
+pub(crate) use turn::{Grant, Share, Stage, Turn};
+
 use super::book::no_more;
 use super::error::{LockError, Loss};
-use super::head_count::{HeadCount, Part};
-use super::order::{Order, Request, What};
+use super::head_count::HeadCount;
+use super::order::{Order, What};
 use super::rule::LockKind;
 use super::stance::Stance;
-use super::token::Token;
 
 /// How often a lock passes from task to task inside a node while others in the cluster wait for it.
 pub(crate) const PASSES_MAX: u32 = 16;
 
 /// How many keys may go with one hold: they all go in one entry.
 pub(crate) const BOUND_MAX: usize = 1_000;
-
-/// What one task was granted.
-#[derive(Clone, Debug)]
-pub(crate) struct Grant {
-    /// The keys that make it the holder; one but for multi-locks.
-    pub(crate) keys: Arc<[Bytes]>,
-    /// The revision that made them.
-    pub(crate) since: Revision,
-    pub(crate) token: Token,
-}
-
-/// How far a turn has come.
-#[derive(Clone, Debug)]
-pub(crate) enum Stage {
-    /// It is not known where it stands.
-    Asked,
-    /// It must wait, since this revision.
-    Stands(Revision),
-    /// It holds, or has held until `Loss`.
-    Holds(Grant),
-    /// It will not hold.
-    Failed(LockError),
-}
-
-/// The wish of one task, and its hold when it comes true.
-#[derive(Debug)]
-pub(crate) struct Turn {
-    /// Its number among those of its place.
-    number: u64,
-    /// It would rather fail than wait.
-    pub(crate) only_try: bool,
-    /// When it gives up waiting, with the timer's number.
-    pub(crate) deadline: Option<(Moment, u64)>,
-    /// For how long it may hold.
-    pub(crate) cap: Option<Duration>,
-    /// It wants to know when it must wait.
-    pub(crate) is_owned: bool,
-    /// Others of its place held or waited before it when it came.
-    is_behind: bool,
-    count: Arc<HeadCount>,
-    /// How many guards stand for its hold.
-    shares: AtomicU32,
-    state: Mutex<TurnState>,
-    /// Told when what it holds is lost, or somebody asks for it.
-    pub(crate) changed: Notify,
-}
-
-#[derive(Debug)]
-struct TurnState {
-    stage: Stage,
-    waker: Option<Waker>,
-    loss: Option<Loss>,
-    /// When it was told that it holds, if it had waited for others.
-    handed: Option<Moment>,
-    /// When the hold ends by its cap, with the timer's number.
-    until: Option<(Moment, u64)>,
-    request: Option<Request>,
-}
-
-impl TurnState {
-    /// What it counts as.
-    fn part(&self) -> Option<Part> {
-        match &self.stage {
-            Stage::Asked | Stage::Stands(_) => Some(Part::Waits),
-            Stage::Holds(_) => self.loss.is_none().then_some(Part::Holds),
-            Stage::Failed(_) => None,
-        }
-    }
-}
-
-/// Whether a hold may be held once more.
-pub(crate) enum Share {
-    /// It is, once more.
-    Again,
-    /// As often as it may be, it is.
-    TooMany,
-    /// It is not held any more.
-    Over,
-}
-
-impl Turn {
-    fn lock(&self) -> MutexGuard<'_, TurnState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// How far it has come; if that does not settle it, wakes this waker when that changes.
-    pub(crate) fn stage(&self, waker: Option<&Waker>) -> Stage {
-        let mut state = self.lock();
-        let mut before = None;
-        if let (Stage::Asked | Stage::Stands(_), Some(waker)) = (&state.stage, waker)
-            && !state.waker.as_ref().is_some_and(|known| known.will_wake(waker))
-        {
-            before = state.waker.replace(waker.clone());
-        }
-        let stage = state.stage.clone();
-        drop(state);
-        // With the last of its wakers a task may go, and whatever it holds.
-        drop(before);
-        stage
-    }
-
-    /// Moves on; whoever waits for that is woken by `acts`.
-    pub(crate) fn advance(&self, stage: Stage, acts: &mut Acts) {
-        let mut state = self.lock();
-        let before = state.part();
-        state.stage = stage;
-        self.count.moves(before, state.part());
-        acts.0.extend(state.waker.take().map(Act::Wake));
-    }
-
-    /// It is known that it must wait.
-    pub(crate) fn stands(&self, since: Revision, acts: &mut Acts) {
-        let mut state = self.lock();
-        // It may have stopped waiting meanwhile.
-        if !matches!(state.stage, Stage::Asked | Stage::Stands(_)) {
-            return;
-        }
-        state.stage = Stage::Stands(since);
-        if self.is_owned {
-            acts.0.extend(state.waker.take().map(Act::Wake));
-        }
-    }
-
-    /// One more guard for its hold.
-    pub(crate) fn share(&self, limit: u32) -> Share {
-        let more = |shares| (shares > 0 && shares < limit).then(|| shares + 1);
-        match self.shares.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
-            Ok(_) => Share::Again,
-            Err(0) => Share::Over,
-            Err(_) => Share::TooMany,
-        }
-    }
-
-    /// Whether one guard alone stands for its hold.
-    pub(crate) fn is_single(&self) -> bool {
-        self.shares.load(Ordering::Relaxed) == 1
-    }
-
-    /// One guard less. Answers with how many are left.
-    pub(crate) fn unshare(&self) -> u32 {
-        self.shares.fetch_sub(1, Ordering::Relaxed) - 1
-    }
-
-    /// Why the hold is over, if that is known here.
-    pub(crate) fn loss(&self) -> Option<Loss> {
-        self.lock().loss.clone()
-    }
-
-    /// The hold is over; the first reason stays. Whoever waits for that is told by `acts`.
-    pub(crate) fn lose(self: &Arc<Self>, loss: Loss, acts: &mut Acts) {
-        {
-            let mut state = self.lock();
-            let before = state.part();
-            state.loss.get_or_insert(loss);
-            self.count.moves(before, state.part());
-        }
-        acts.0.push(Act::Notify(Arc::clone(self)));
-    }
-
-    /// Whether it has had to wait for others.
-    fn has_waited(&self) -> bool {
-        self.is_behind || matches!(self.lock().stage, Stage::Stands(_))
-    }
-
-    /// It became the holder after others, and this node knew so at this moment.
-    pub(crate) fn hand(&self, at: Moment) {
-        self.lock().handed = Some(at);
-    }
-
-    /// When it became the holder after others, if it did.
-    pub(crate) fn handed(&self) -> Option<Moment> {
-        self.lock().handed
-    }
-
-    /// When the hold ends by its cap.
-    pub(crate) fn until(&self) -> Option<Moment> {
-        self.lock().until.map(|(moment, _)| moment)
-    }
-
-    /// The hold ends then. Answers with the timer that stood for it before.
-    pub(crate) fn set_until(&self, until: Option<(Moment, u64)>) -> Option<(Moment, u64)> {
-        std::mem::replace(&mut self.lock().until, until)
-    }
-
-    /// What somebody asks of the holder.
-    pub(crate) fn request(&self) -> Option<Request> {
-        self.lock().request.clone()
-    }
-
-    /// Somebody asks something of the holder.
-    pub(crate) fn ask(self: &Arc<Self>, request: Request, acts: &mut Acts) {
-        self.lock().request = Some(request);
-        acts.0.push(Act::Notify(Arc::clone(self)));
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        let before = self.lock().part();
-        self.count.moves(before, None);
-    }
-}
 
 /// Where a place stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -300,39 +101,6 @@ impl Bound {
     pub(crate) fn of_key(key: Bytes) -> Self {
         Self { key, value: Bytes::new(), is_sure: true }
     }
-}
-
-/// What changes about a place.
-pub(crate) struct Inner {
-    /// Its keys, one a line.
-    pub(crate) keys: Arc<[Bytes]>,
-    /// What their rows say.
-    pub(crate) value: Bytes,
-    pub(crate) phase: Phase,
-    /// Those who wait for it, in order.
-    turns: BTreeMap<u64, Arc<Turn>>,
-    next_turn: u64,
-    /// Who has it, while it is held.
-    pub(crate) holder: Option<Arc<Turn>>,
-    /// The revision of the keys that it had before these.
-    left: Revision,
-    /// How often it has passed on since its key was made.
-    hop: u64,
-    /// How often it has passed on while others in the cluster waited.
-    passes: u32,
-    /// Transactions under the present hold whose outcome is not known.
-    open_txns: u32,
-    /// It must not be passed on: something that the last holder did may still come true.
-    is_spent: bool,
-    /// Keys that go with the present hold.
-    bound: Vec<Bound>,
-    /// Who waits for the release, while transactions are open.
-    releasing: Option<ReplyTo<Reply>>,
-    /// The key of the place that the hold is to be handed to.
-    heir: Option<Bytes>,
-    /// What it was ordered before it was known here where it stands.
-    orders: Vec<Ordered>,
-    count: Arc<HeadCount>,
 }
 
 /// An order, to the place of this key, in the row of that one.
@@ -718,134 +486,13 @@ pub(crate) fn unbinding(lease: LeaseId, bound: &[Bound]) -> Vec<Op> {
     bound.iter().map(unbind).collect()
 }
 
-impl Inner {
-    /// One more task wants it.
-    pub(crate) fn queue(
-        &mut self,
-        only_try: bool,
-        deadline: Option<(Moment, u64)>,
-        cap: Option<Duration>,
-        is_owned: bool,
-    ) -> Arc<Turn> {
-        let number = self.next_turn;
-        self.next_turn += 1;
-        let (stage, waker) = (Stage::Asked, None);
-        let (handed, until) = (None, None);
-        let state = TurnState { stage, waker, loss: None, handed, until, request: None };
-        let count = Arc::clone(&self.count);
-        count.moves(None, state.part());
-        let is_behind = self.holder.is_some() || !self.turns.is_empty();
-        let (state, changed) = (Mutex::new(state), Notify::new());
-        let shares = AtomicU32::new(1);
-        let turn = Turn {
-            number,
-            only_try,
-            deadline,
-            cap,
-            is_owned,
-            is_behind,
-            count,
-            shares,
-            state,
-            changed,
-        };
-        let turn = Arc::new(turn);
-        self.turns.insert(number, Arc::clone(&turn));
-        turn
-    }
-
-    /// Those who wait, in order.
-    pub(crate) fn turns(&self) -> impl Iterator<Item = &Arc<Turn>> {
-        self.turns.values()
-    }
-
-    /// How many wait before a turn.
-    pub(crate) fn before(&self, turn: &Turn) -> usize {
-        self.turns.range(..turn.number).count()
-    }
-
-    pub(crate) fn waiting(&self) -> usize {
-        self.turns.len()
-    }
-
-    pub(crate) fn is_held_by(&self, turn: &Arc<Turn>) -> bool {
-        self.holder.as_ref().is_some_and(|holder| Arc::ptr_eq(holder, turn))
-    }
-
-    /// Hands it to the first who waits; false if nobody does.
-    pub(crate) fn give(&mut self, since: Revision, granted: Revision, acts: &mut Acts) -> bool {
-        let Some((_, turn)) = self.turns.pop_first() else { return false };
-        self.phase = Phase::Held { since, granted };
-        let token = Token { revision: granted, hop: self.hop };
-        let grant = Grant { keys: Arc::clone(&self.keys), since, token };
-        if turn.has_waited() {
-            acts.0.push(Act::Handed(Arc::clone(&turn)));
-        }
-        turn.advance(Stage::Holds(grant), acts);
-        self.holder = Some(turn);
-        true
-    }
-
-    /// Nobody who waits will have it.
-    pub(crate) fn fail(&mut self, why: &LockError, acts: &mut Acts) {
-        for turn in std::mem::take(&mut self.turns).into_values() {
-            turn.advance(Stage::Failed(why.clone()), acts);
-        }
-    }
-
-    /// Its key is another's, or gone: whoever has it has lost it.
-    pub(crate) fn lose(&mut self, why: Loss, acts: &mut Acts) {
-        if let Some(holder) = self.holder.take() {
-            holder.lose(why, acts);
-        }
-        self.bound.clear();
-        self.heir = None;
-    }
-
-    /// As [`Inner::lose`], by the doing of others: what was bound to the hold goes too, and whoever waits
-    /// for its release hears of it.
-    pub(crate) fn lose_all(&mut self, lease: LeaseId, acts: &mut Acts) {
-        let bound = std::mem::take(&mut self.bound);
-        if !bound.is_empty() {
-            acts.0.push(Act::Tidy { bound, lease });
-        }
-        self.lose(Loss::KeyDeleted, acts);
-        acts.0.extend(self.releasing.take().map(Act::Passed));
-    }
-
-    /// By the doing of others it is over, for whoever holds and for all who wait.
-    pub(crate) fn end(&mut self, why: &LockError, lease: LeaseId, acts: &mut Acts) {
-        self.lose_all(lease, acts);
-        self.fail(why, acts);
-        self.phase = Phase::Gone;
-    }
-
-    /// It will stand in the line anew, with other keys.
-    pub(crate) fn begin_anew(&mut self) {
-        if let Phase::Waiting { since } | Phase::Held { since, .. } = self.phase {
-            self.left = since;
-        }
-        self.phase = Phase::Entering;
-        (self.hop, self.passes) = (0, 0);
-        self.is_spent = false;
-    }
-
-    /// What is to be done about its keys, which are its no more.
-    fn part(&mut self, since: Revision) -> Parting {
-        let (bound, heir) = (std::mem::take(&mut self.bound), self.heir.take());
-        Parting { keys: Arc::clone(&self.keys), since, bound, is_spent: self.is_spent, heir }
-    }
-
-    /// Who waits to hear that the old key has gone.
-    pub(crate) fn take_releasing(&mut self) -> Option<ReplyTo<Reply>> {
-        self.releasing.take()
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::model::Moment;
+    use crate::recipes::order::Request;
 
     /// A place that its session's tasks share, which waits since revision 2, and a turn of each of so many.
     fn shared_by<const TASKS: usize>() -> (Arc<Place>, [Arc<Turn>; TASKS]) {

@@ -1,0 +1,303 @@
+//! How the book follows the replica: keys that go, rows that are put anew, holds that are handed to somebody here,
+//! orders, and a later state in the place of all that.
+
+use std::cell::OnceCell;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::super::error::LockError;
+use super::super::line::parent;
+use super::super::order::{self, Order};
+use super::super::place::{Act, Acts, Phase, Place};
+use super::super::rule::Rule;
+use super::super::stance::Stance;
+use super::super::view;
+use super::{Book, fail_all, no_more, queue_of};
+use crate::machine::Change;
+use crate::model::{Event, EventKind, KeyValue, Revision};
+use crate::mutant::{self, Mutant};
+use crate::node::{ReplyTo, Shared};
+
+impl Book {
+    /// Follows one change of the store. What may be an order is only collected, with the local place that has its key
+    /// by now: at the end of the changes it may have gone.
+    pub(in super::super) fn follow<'a>(
+        &mut self,
+        change: &'a Change,
+        touched: &mut BTreeSet<Bytes>,
+        orders: &mut Vec<(&'a KeyValue, Option<Arc<Place>>)>,
+        acts: &mut Acts,
+    ) {
+        // Looked for once, and only where a place's key goes: with a session many go in one change.
+        let handed = OnceCell::new();
+        for event in change.events.iter() {
+            if event.kind == EventKind::Delete && !self.spent.is_empty() {
+                self.spent.retain(|(_, key, _)| *key != event.kv.key);
+            }
+            let Some(prefix) = parent(&event.kv.key) else { continue };
+            let Some(line) = self.lines.get_mut(prefix) else {
+                if event.kind == EventKind::Put
+                    && let Some(key) = order::addressee(&event.kv.key)
+                {
+                    match mutant::is(Mutant::B35) {
+                        false => orders.push((&event.kv, self.local(key).cloned())),
+                        true => self.follow_order(&event.kv, None, acts),
+                    }
+                }
+                continue;
+            };
+            let Some(queue) = &mut line.queue else { continue };
+            let key = &event.kv.key;
+            let is_place = event.kind == EventKind::Put && event.kv.lease.is_some();
+            if let Some(before) = &event.prev {
+                let rank = (before.create_revision, key.clone());
+                queue.remove(&rank);
+                if !is_place {
+                    line.waiting.remove(&rank);
+                    line.upgrades.remove(&rank);
+                }
+            }
+            if is_place {
+                let rule = Stance::rule_of(key, &event.kv.value);
+                queue.insert((event.kv.create_revision, key.clone()), rule);
+            }
+            touched.insert(Bytes::copy_from_slice(prefix));
+            let Some(place) = line.local.get(key).cloned() else { continue };
+            if !is_place || event.kv.lease != Some(place.session.lease) {
+                let handed = handed.get_or_init(|| handed_in(change));
+                self.has_gone(handed, event, &place, acts);
+            } else {
+                says_anew(&place, key, &event.kv.value, acts);
+            }
+        }
+    }
+
+    /// Somebody may order something of the holder of a local place: the one that has the key, or had it when the order
+    /// came.
+    pub(in super::super) fn follow_order(
+        &self,
+        row: &KeyValue,
+        then: Option<Arc<Place>>,
+        acts: &mut Acts,
+    ) {
+        let (Some(key), Some(order)) = (order::addressee(&row.key), Order::parse(&row.value))
+        else {
+            return;
+        };
+        let is_meant = |place: &&Arc<Place>| row.lease == Some(place.session.lease);
+        if let Some(place) = self.local(key).into_iter().chain(&then).find(is_meant) {
+            place.obey(order, key, &row.key, acts);
+        }
+    }
+
+    /// A key of a local place was deleted, detached or given to another lease.
+    /// Other keys may have been `handed` to somebody in the same change.
+    pub(super) fn has_gone(
+        &mut self,
+        handed: &[&Event],
+        event: &Event,
+        place: &Arc<Place>,
+        acts: &mut Acts,
+    ) {
+        let key = &event.kv.key;
+        let (phase, keys) = {
+            let inner = place.lock();
+            (inner.phase, Arc::clone(&inner.keys))
+        };
+        let Some(prefix) =
+            place.prefixes.iter().find(|prefix| parent(key) == Some(prefix)).cloned()
+        else {
+            return;
+        };
+        if !keys.contains(key) {
+            // One that it had before.
+            return self.forget(place, &prefix, key);
+        }
+        let line = self.lines.get(&prefix);
+        let is_own = |key: &Bytes| {
+            let known = line.and_then(|line| line.local.get(key));
+            known.is_some_and(|known| known.session.lease == place.session.lease)
+        };
+        let is_handed = |other: &&&Event| {
+            other.kv.lease == Some(place.session.lease)
+                && parent(&other.kv.key) == Some(&prefix)
+                && !is_own(&other.kv.key)
+        };
+        if let Some(other) = handed.iter().find(is_handed) {
+            let (handed, since) = (other.kv.key.clone(), other.kv.create_revision);
+            if keys.len() == 1 {
+                return self.is_handed(place, &handed, since, acts);
+            }
+            // One lock is no use to who wants several: it is given back, and the wish has lost its place.
+            let handed: Arc<[Bytes]> = Arc::new([handed]);
+            let (place, parting) = (Arc::clone(place), no_more(&handed, since));
+            acts.0.push(Act::Part { place, parting, reply: ReplyTo::Nobody });
+        }
+        match phase {
+            // The outcome of its entering comes after this, and finds the key gone.
+            Phase::Entering => {}
+            Phase::Waiting { since } | Phase::Held { since, .. } => {
+                self.is_evicted(place, &keys, since, Some(key), acts);
+            }
+            Phase::Gone => self.forget(place, &prefix, key),
+        }
+    }
+
+    /// The hold of another was handed to a waiting place: its key, with this session's lease now, in
+    /// exchange for the place's own.
+    pub(super) fn is_handed(
+        &mut self,
+        place: &Arc<Place>,
+        key: &Bytes,
+        since: Revision,
+        acts: &mut Acts,
+    ) {
+        let prefix = &place.prefixes[0];
+        let mut is_spent = false;
+        let old = {
+            let mut inner = place.lock();
+            let old = std::mem::replace(&mut inner.keys, Arc::new([key.clone()]));
+            if matches!(inner.phase, Phase::Entering | Phase::Waiting { .. }) {
+                inner.phase = Phase::Waiting { since };
+                is_spent = self.spent.contains(&(place.session.lease, key.clone(), since));
+                if is_spent && inner.waiting() > 0 {
+                    // Of two holds of one session by one key, nobody could tell the later.
+                    let (place, parting) = (Arc::clone(place), Some(no_more(&inner.keys, since)));
+                    acts.0.push(Act::EnterAnew { place, parting });
+                    inner.begin_anew();
+                } else {
+                    place.rest(&mut inner, ReplyTo::Nobody, acts);
+                }
+            } else {
+                // Whoever wanted it has gone meanwhile, or has come to hold by the key that is gone now.
+                let session = place.session.ended().map(LockError::SessionEnded);
+                inner.end(&session.unwrap_or(LockError::Evicted), place.session.lease, acts);
+                let parting = no_more(&inner.keys, since);
+                let (place, reply) = (Arc::clone(place), ReplyTo::Nobody);
+                acts.0.push(Act::Part { place, parting, reply });
+            }
+            old
+        };
+        let before = self.lines.get(prefix).and_then(|line| line.local.get(key)).cloned();
+        if let Some(before) = before.filter(|before| !Arc::ptr_eq(before, place)) {
+            // That of the one who has handed it over, on this node too.
+            self.forget(&before, prefix, key);
+        }
+        if let Some(line) = self.lines.get_mut(prefix) {
+            line.local.remove(&old[0]);
+            line.local.insert(key.clone(), Arc::clone(place));
+            line.waiting.retain(|_, waiting| !Arc::ptr_eq(waiting, place));
+            if !is_spent {
+                line.waiting.insert((since, key.clone()), Arc::clone(place));
+            }
+        }
+    }
+
+    /// The key of a waiting place is gone: looks for a hold that was handed to it.
+    pub(in super::super) fn find_handed(
+        &mut self,
+        shared: &Shared,
+        place: &Arc<Place>,
+        acts: &mut Acts,
+    ) -> bool {
+        let [prefix] = &*place.prefixes else { return false };
+        let Some(line) = self.lines.get(prefix) else { return false };
+        let (rows, value) = (view::rows(shared, prefix), place.lock().value.clone());
+        let handed = rows.into_iter().find(|row| {
+            // What was handed was put anew, with what the heir's own row said.
+            row.lease == Some(place.session.lease)
+                && row.version > 1
+                && row.value == value
+                && !line.local.contains_key(&row.key)
+        });
+        let Some(row) = handed else { return false };
+        self.is_handed(place, &row.key, row.create_revision, acts);
+        self.grant_waiting(shared, prefix, acts);
+        // Nobody knew whose place that is when this came.
+        if let Some(order) = shared.reader.get(&order::key_for(&row.key)).0 {
+            self.follow_order(&order, None, acts);
+        }
+        true
+    }
+
+    /// The replica was replaced by a later state.
+    pub(in super::super) fn is_replaced(&mut self, shared: &Shared, acts: &mut Acts) {
+        let prefixes: Vec<Bytes> = self.lines.keys().cloned().collect();
+        for prefix in &prefixes {
+            let Some(line) = self.lines.get_mut(prefix) else { continue };
+            if line.queue.is_none() {
+                continue;
+            }
+            let queue = queue_of(view::rows(shared, prefix));
+            let places: Vec<(Bytes, Arc<Place>)> =
+                line.local.iter().map(|(key, place)| (key.clone(), Arc::clone(place))).collect();
+            let keys: BTreeSet<Bytes> = queue.iter().map(|((_, key), _)| key.clone()).collect();
+            line.waiting.retain(|rank, _| queue.contains(rank));
+            line.upgrades.retain(|rank| queue.contains(rank));
+            line.queue = Some(queue);
+            for (key, place) in places {
+                let (phase, now) = {
+                    let inner = place.lock();
+                    (inner.phase, Arc::clone(&inner.keys))
+                };
+                let row = shared.reader.get(&key).0;
+                let row = row.filter(|row| row.lease == Some(place.session.lease));
+                let is_there =
+                    |since: Revision| row.as_ref().is_some_and(|row| row.create_revision == since);
+                // What was rewritten meanwhile, nobody has followed.
+                if let Some(row) = row.as_ref().filter(|row| now.contains(&row.key)) {
+                    says_anew(&place, &key, &row.value, acts);
+                }
+                match phase {
+                    // One that it had before, whose deletion may be in what was passed over.
+                    _ if !now.contains(&key) => {
+                        if !keys.contains(&key) {
+                            self.forget(&place, prefix, &key);
+                        }
+                    }
+                    // The outcome of its entering comes after this.
+                    Phase::Entering => {}
+                    Phase::Waiting { since } | Phase::Held { since, .. } => {
+                        if !is_there(since) && !self.find_handed(shared, &place, acts) {
+                            self.is_evicted(&place, &now, since, Some(&key), acts);
+                        }
+                    }
+                    Phase::Gone => {
+                        if !keys.contains(&key) {
+                            self.forget(&place, prefix, &key);
+                        }
+                    }
+                }
+            }
+        }
+        for prefix in &prefixes {
+            self.grant_waiting(shared, prefix, acts);
+            for row in order::rows(shared, prefix) {
+                self.follow_order(&row, None, acts);
+            }
+        }
+    }
+}
+
+/// The rows of a change that may have been given to another lease: those that were there before.
+fn handed_in(change: &Change) -> Vec<&Event> {
+    let is_kept = |event: &&Event| {
+        event.kind == EventKind::Put
+            && event.kv.lease.is_some()
+            && event.kv.create_revision < event.kv.mod_revision
+    };
+    change.events.iter().filter(is_kept).collect()
+}
+
+/// Somebody, perhaps the place itself, has put another value into its row.
+pub(super) fn says_anew(place: &Arc<Place>, key: &Bytes, value: &Bytes, acts: &mut Acts) {
+    place.lock().value = value.clone();
+    if let Rule::Permits { limit, wants: asked } = Stance::rule_of(key, value)
+        && asked > limit
+    {
+        // If it holds already it goes on.
+        fail_all(place, &LockError::TooManyPermits { asked, limit }, acts);
+    }
+}

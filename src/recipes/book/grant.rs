@@ -1,0 +1,296 @@
+//! Where the places of this node stand in their lines, and whose turn it is.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+
+use super::super::error::LockError;
+use super::super::place::{Act, Acts, Inner, Phase, Place, Turn};
+use super::super::rule::{Misfit, Rank, Rule};
+use super::super::view;
+use super::{Book, fail_all, no_more, queue_of, says_anew};
+use crate::model::{KeyValue, Revision};
+use crate::mutant::{self, Mutant};
+use crate::node::{ReplyTo, Shared};
+
+impl Book {
+    /// The keys of a place are in the log: finds where it stands, and follows what it was ordered
+    /// meanwhile.
+    pub(in super::super) fn has_entered(
+        &mut self,
+        shared: &Shared,
+        place: &Arc<Place>,
+        keys: &Arc<[Bytes]>,
+        since: Revision,
+        acts: &mut Acts,
+    ) {
+        self.find_place(shared, place, keys, since, acts);
+        place.obey_kept(acts);
+    }
+
+    /// Judges whether the keys of a place may be there, and whether it is its turn.
+    pub(super) fn find_place(
+        &mut self,
+        shared: &Shared,
+        place: &Arc<Place>,
+        keys: &Arc<[Bytes]>,
+        since: Revision,
+        acts: &mut Acts,
+    ) {
+        if !Arc::ptr_eq(&place.lock().keys, keys) {
+            // It was handed a hold in the same turn.
+            return;
+        }
+        for (prefix, key) in place.prefixes.iter().zip(keys.iter()) {
+            let Some(line) = self.lines.get_mut(prefix) else { return };
+            if line.queue.is_none() {
+                let rows = view::rows(shared, prefix);
+                // What was rewritten since it entered, nobody has followed here.
+                let mine = |row: &&KeyValue| row.key == *key && row.create_revision == since;
+                if let Some(row) = rows.iter().find(mine) {
+                    says_anew(place, key, &row.value, acts);
+                }
+                line.queue = Some(queue_of(rows));
+            }
+            let rank = (since, key.clone());
+            if !line.queue.as_ref().is_some_and(|queue| queue.contains(&rank)) {
+                // Deleted by somebody else already, in the same turn.
+                if !self.find_handed(shared, place, acts) {
+                    {
+                        let mut inner = place.lock();
+                        if inner.phase == Phase::Entering && Arc::ptr_eq(&inner.keys, keys) {
+                            inner.phase = Phase::Waiting { since };
+                        }
+                    }
+                    self.is_evicted(place, keys, since, Some(key), acts);
+                }
+                return;
+            }
+        }
+        let mut inner = place.lock();
+        if inner.phase != Phase::Entering || !Arc::ptr_eq(&inner.keys, keys) {
+            return;
+        }
+        inner.phase = Phase::Waiting { since };
+        if let Err(why) = self.judge(place, keys, since) {
+            inner.fail(&why, acts);
+        }
+        if inner.waiting() == 0 {
+            return place.rest(&mut inner, ReplyTo::Nobody, acts);
+        }
+        // One step from Entering to Held, where nobody is before: who only tries must not see itself
+        // waiting.
+        let end = place.session.end(shared.now());
+        if self.is_its_turn(place, keys, since) && end.is_none() {
+            return self.grant(shared, place, &mut inner, since, acts);
+        }
+        for (prefix, key) in place.prefixes.iter().zip(keys.iter()) {
+            let line = self.lines.get_mut(prefix).expect("it was just looked at");
+            line.waiting.insert((since, key.clone()), Arc::clone(place));
+            let queue = line.queue.as_ref().expect("it was just looked at");
+            let rank = (since, key.clone());
+            if queue.rule(&rank).is_some_and(Rule::is_upgrade) {
+                line.upgrades.insert(rank);
+            }
+        }
+        let turns: Vec<Arc<Turn>> = inner.turns().cloned().collect();
+        drop(inner);
+        for turn in turns {
+            if turn.only_try {
+                // With an ended session it has nobody before it, perhaps, and does not hold all the same.
+                let why = match end {
+                    Some(end) => LockError::SessionEnded(end),
+                    None => {
+                        let holder = view::first_in(shared, &place.prefixes[0]).map(Box::new);
+                        LockError::WouldBlock { holder }
+                    }
+                };
+                place.wait_no_more(&turn, why, acts);
+            } else {
+                turn.stands(since, acts);
+            }
+        }
+    }
+
+    pub(super) fn judge(
+        &self,
+        place: &Place,
+        keys: &[Bytes],
+        since: Revision,
+    ) -> Result<(), LockError> {
+        for (prefix, key) in place.prefixes.iter().zip(keys) {
+            let rank = (since, key.clone());
+            let Some(queue) = self.lines.get(prefix).and_then(|line| line.queue.as_ref()) else {
+                continue;
+            };
+            queue.judge(&rank, place.asked).map_err(|misfit| match misfit {
+                Misfit::SecondUpgrade => LockError::UpgradeTaken,
+                Misfit::NoRead => LockError::Evicted,
+                Misfit::Kind { stored, asked } => LockError::mismatch(stored, asked),
+            })?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_its_turn(&self, place: &Place, keys: &[Bytes], since: Revision) -> bool {
+        let locks = if mutant::is(Mutant::B06) { 1 } else { keys.len() };
+        place.prefixes.iter().zip(keys).take(locks).all(|(prefix, key)| {
+            let queue = self.lines.get(prefix).and_then(|line| line.queue.as_ref());
+            queue.is_some_and(|queue| queue.may_hold(&(since, key.clone())))
+        })
+    }
+
+    pub(super) fn grant(
+        &mut self,
+        shared: &Shared,
+        place: &Arc<Place>,
+        inner: &mut Inner,
+        since: Revision,
+        acts: &mut Acts,
+    ) {
+        let granted = match mutant::is(Mutant::M25) {
+            false => shared.reader.revision(),
+            true => Revision(place.session.lease.get()),
+        };
+        let is_contended = place.prefixes.iter().any(|prefix| {
+            let queue = self.lines.get(prefix).and_then(|line| line.queue.as_ref());
+            queue.is_some_and(|queue| queue.len() > 1)
+        });
+        place.is_contended.store(is_contended, Ordering::Relaxed);
+        if !inner.give(since, granted, acts) {
+            return place.rest(inner, ReplyTo::Nobody, acts);
+        }
+        let turn = Arc::clone(inner.holder.as_ref().expect("it was just given"));
+        if let Some(cap) = turn.cap {
+            let until = (shared.now() + cap, self.number());
+            turn.set_until(Some(until));
+            self.keep_timer(Some(until), place, &turn);
+        }
+    }
+
+    /// There are no keys of this place.
+    pub(in super::super) fn not_entered(
+        &mut self,
+        place: &Arc<Place>,
+        keys: &[Bytes],
+        why: &LockError,
+        acts: &mut Acts,
+    ) {
+        {
+            let mut inner = place.lock();
+            inner.phase = Phase::Gone;
+            inner.fail(why, acts);
+        }
+        for (prefix, key) in place.prefixes.iter().zip(keys) {
+            self.forget(place, prefix, key);
+        }
+    }
+
+    /// A key of a place was deleted, or taken away, by somebody else. A hold is lost then, and so is
+    /// the place of those who wait; but the tasks behind a holder step into line again. What other threads
+    /// have made of the place since it was looked at stays.
+    pub(super) fn is_evicted(
+        &mut self,
+        place: &Arc<Place>,
+        keys: &Arc<[Bytes]>,
+        since: Revision,
+        gone: Option<&Bytes>,
+        acts: &mut Acts,
+    ) {
+        {
+            let mut inner = place.lock();
+            let was_held = matches!(inner.phase, Phase::Held { .. });
+            let is_over = match inner.phase {
+                Phase::Waiting { since: now } | Phase::Held { since: now, .. } if now == since => {
+                    false
+                }
+                // Given up meanwhile: nobody else will say that its key is gone.
+                Phase::Gone => true,
+                // It stands in line anew: the outcome of that looks after the old keys.
+                _ => return,
+            };
+            if is_over {
+            } else if was_held && inner.waiting() > 0 {
+                inner.lose_all(place.session.lease, acts);
+                inner.begin_anew();
+                // Only a line of its own has tasks behind a holder: no other key is left, and the name of
+                // this one is free for the next.
+                acts.0.push(Act::EnterAnew { place: Arc::clone(place), parting: None });
+            } else {
+                // The end of the session takes the keys along.
+                let session = place.session.ended().map(LockError::SessionEnded);
+                inner.end(&session.unwrap_or(LockError::Evicted), place.session.lease, acts);
+                if keys.len() > 1 {
+                    let (place, parting) = (Arc::clone(place), no_more(keys, since));
+                    acts.0.push(Act::Part { place, parting, reply: ReplyTo::Nobody });
+                }
+            }
+        }
+        // Of those that are there still it will be heard when they go.
+        self.forget_absent(place, keys, since);
+        let prefix = place.prefixes.iter().zip(keys.iter()).find(|(_, key)| Some(*key) == gone);
+        if let (Some((prefix, _)), Some(key)) = (prefix, gone) {
+            self.forget(place, prefix, key);
+        }
+    }
+
+    /// Gives this node's waiting places in a line what is theirs.
+    pub(in super::super) fn grant_waiting(
+        &mut self,
+        shared: &Shared,
+        prefix: &Bytes,
+        acts: &mut Acts,
+    ) {
+        let (mut due, mut bereft) = (Vec::new(), Vec::new());
+        {
+            let Some(line) = self.lines.get(prefix) else { return };
+            let Some(queue) = &line.queue else { return };
+            if let Some((_, key)) = queue.first().map(|(rank, _)| rank)
+                && let Some(place) = line.local.get(key)
+            {
+                place.is_contended.store(queue.len() > 1, Ordering::Relaxed);
+            }
+            for (rank, place) in &line.waiting {
+                if line.upgrades.contains(rank)
+                    && queue.judge(rank, place.asked) == Err(Misfit::NoRead)
+                {
+                    bereft.push(Arc::clone(place));
+                } else if queue.may_hold(rank) {
+                    due.push((rank.clone(), Arc::clone(place)));
+                } else if queue.contains(rank) && line.upgrades.is_empty() {
+                    break;
+                }
+            }
+        }
+        // The read that was to become a write has gone.
+        for place in bereft {
+            fail_all(&place, &LockError::Evicted, acts);
+        }
+        for ((since, key), place) in due {
+            let mut inner = place.lock();
+            let keys = Arc::clone(&inner.keys);
+            if inner.phase != (Phase::Waiting { since }) || !keys.contains(&key) {
+                drop(inner);
+                self.wait_no_more(prefix, &(since, key));
+                continue;
+            }
+            // A grant is delivered only while the session is believed in.
+            if !self.is_its_turn(&place, &keys, since) || place.session.end(shared.now()).is_some()
+            {
+                continue;
+            }
+            self.grant(shared, &place, &mut inner, since, acts);
+            drop(inner);
+            for (prefix, key) in place.prefixes.iter().zip(keys.iter()) {
+                self.wait_no_more(prefix, &(since, key.clone()));
+            }
+        }
+    }
+
+    pub(super) fn wait_no_more(&mut self, prefix: &Bytes, rank: &Rank) {
+        let Some(line) = self.lines.get_mut(prefix) else { return };
+        line.waiting.remove(rank);
+        line.upgrades.remove(rank);
+    }
+}

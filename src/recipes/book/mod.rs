@@ -1,0 +1,453 @@
+//! What is known of the lines that tasks of this node stand in, and how it follows the replica.
+//!
+//! All of it runs under the book's lock, most of it on the driver's thread. Nothing is said to anybody
+//! from here: that is collected in [`Acts`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::model::{KeyValue, LeaseId, Moment, Revision};
+use crate::node::{ReplyTo, SessionState, Shared};
+
+mod follow;
+mod grant;
+
+use follow::says_anew;
+
+use super::error::{LockError, Loss};
+use super::head_count::HeadCount;
+use super::line::{Ask, parent, prefix_of};
+use super::place::{Acts, Parting, Phase, Place, Stage, Turn};
+use super::rule::{Queue, Rank};
+use super::stance::Stance;
+use super::token::Token;
+use super::view;
+
+/// A task's turn, and the place that it is a turn of.
+pub(super) type Standing = (Arc<Place>, Arc<Turn>);
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Book {
+    /// By prefix.
+    lines: BTreeMap<Bytes, Line>,
+    /// The places that live with each lease, by their numbers. A lease that was resumed has places of
+    /// two sessions.
+    sessions: BTreeMap<LeaseId, BTreeMap<u64, Arc<Place>>>,
+    timers: BTreeMap<(Moment, u64), Standing>,
+    /// Keys that a session has handed away, by its lease, the key and the revision that made it, under
+    /// which something may still come true: the session must not come to hold by them again.
+    spent: BTreeSet<(LeaseId, Bytes, Revision)>,
+    /// Numbers places, timers and keys.
+    counter: u64,
+    head_count: Arc<HeadCount>,
+}
+
+#[derive(Default)]
+struct Line {
+    /// Everybody's places; `None` until the outcome of the first local entering is known.
+    queue: Option<Queue>,
+    /// This node's places, by key, until their keys are known to be gone.
+    local: BTreeMap<Bytes, Arc<Place>>,
+    /// Those of them that wait, in order, and perhaps some that have gone.
+    waiting: BTreeMap<Rank, Arc<Place>>,
+    /// Those that other tasks of the session may share.
+    open: BTreeMap<LeaseId, Arc<Place>>,
+    /// Those of the waiting that are upgrades: they may pass others.
+    upgrades: BTreeSet<Rank>,
+}
+
+impl Book {
+    pub(super) fn number(&mut self) -> u64 {
+        self.counter += 1;
+        self.counter
+    }
+
+    /// Whoever hands these keys away has left something behind that may come true while its session has
+    /// them.
+    pub(super) fn keep_spent(&mut self, lease: LeaseId, keys: &[Bytes], since: Revision) {
+        self.spent.extend(keys.iter().map(|key| (lease, key.clone(), since)));
+    }
+
+    /// How many of this node's tasks hold and wait.
+    pub(super) fn head_count(&self) -> &Arc<HeadCount> {
+        &self.head_count
+    }
+
+    pub(super) fn keep_timer(
+        &mut self,
+        timer: Option<(Moment, u64)>,
+        place: &Arc<Place>,
+        turn: &Arc<Turn>,
+    ) {
+        if let Some(timer) = timer {
+            self.timers.insert(timer, (Arc::clone(place), Arc::clone(turn)));
+        }
+    }
+
+    /// A turn in the place that other tasks of the session have in this line, if there is one.
+    pub(super) fn share(
+        &mut self,
+        shared: &Shared,
+        ask: &Ask<'_>,
+        max: usize,
+    ) -> Result<Option<Standing>, LockError> {
+        let [name] = ask.names else { return Ok(None) };
+        if !ask.is_shared {
+            return Ok(None);
+        }
+        let prefix = prefix_of(name);
+        let open = self.lines.get(&prefix).and_then(|line| line.open.get(&ask.session.lease));
+        let Some(place) = open.cloned() else { return Ok(None) };
+        if !Arc::ptr_eq(&place.session, ask.session) {
+            return Ok(None);
+        }
+        if let Some(end) = place.session.ended() {
+            return Err(LockError::SessionEnded(end));
+        }
+        let mut inner = place.lock();
+        if inner.phase == Phase::Gone {
+            return Ok(None);
+        }
+        if ask.only_try
+            && (inner.holder.is_some() || inner.waiting() > 0 || inner.phase != Phase::Entering)
+        {
+            drop(inner);
+            let holder = view::first_in(shared, &prefix).map(Box::new);
+            return Err(LockError::WouldBlock { holder });
+        }
+        if inner.waiting() >= max {
+            return Err(LockError::QueueFull { max });
+        }
+        let deadline = ask.deadline.map(|deadline| (deadline, self.number()));
+        let turn = inner.queue(ask.only_try, deadline, ask.cap, ask.is_owned);
+        drop(inner);
+        self.keep_timer(deadline, &place, &turn);
+        Ok(Some((place, turn)))
+    }
+
+    pub(super) fn new_place(&mut self, ask: &Ask<'_>, max: usize) -> Result<Arc<Place>, LockError> {
+        let prefixes: Box<[Bytes]> = ask.names.iter().map(prefix_of).collect();
+        let waits = |prefix| self.lines.get(prefix).map_or(0, |line: &Line| line.local.len());
+        if prefixes.iter().any(|prefix| waits(prefix) >= max) {
+            return Err(LockError::QueueFull { max });
+        }
+        let keys = prefixes.iter().map(|prefix| self.new_key(prefix, ask.session.lease)).collect();
+        let (id, session) = (self.number(), Arc::clone(ask.session));
+        let value = (ask.value)();
+        let count = Arc::clone(&self.head_count);
+        let place = Place::new(id, prefixes, keys, session, value, ask.is_shared, count);
+        let place = Arc::new(place);
+        self.welcome(&place);
+        Ok(place)
+    }
+
+    /// A place is new here.
+    pub(super) fn welcome(&mut self, place: &Arc<Place>) {
+        self.keep(place);
+        let kept = self.sessions.entry(place.session.lease).or_default();
+        kept.insert(place.id, Arc::clone(place));
+    }
+
+    /// This node's place of this key.
+    pub(super) fn local(&self, key: &[u8]) -> Option<&Arc<Place>> {
+        self.lines.get(parent(key)?)?.local.get(key)
+    }
+
+    /// A key in a line that no place of this node has: etcd's own name if that is free, and one that
+    /// cannot collide with it for the next. A name is free again only when its key is known to be gone.
+    fn new_key(&mut self, prefix: &Bytes, lease: LeaseId) -> Bytes {
+        let plain: Bytes = [&prefix[..], lease.to_string().as_bytes()].concat().into();
+        let is_taken = self.lines.get(prefix).is_some_and(|line| line.local.contains_key(&plain));
+        if !is_taken {
+            return plain;
+        }
+        [&plain[..], format!(".{}", self.number()).as_bytes()].concat().into()
+    }
+
+    /// The place's keys are to be looked for in their lines.
+    fn keep(&mut self, place: &Arc<Place>) {
+        let keys = Arc::clone(&place.lock().keys);
+        for (prefix, key) in place.prefixes.iter().zip(keys.iter()) {
+            let line = self.lines.entry(prefix.clone()).or_default();
+            line.local.insert(key.clone(), Arc::clone(place));
+            if place.is_shared {
+                line.open.insert(place.session.lease, Arc::clone(place));
+            }
+        }
+    }
+
+    /// New keys for a place that will stand in line anew.
+    pub(super) fn rename(&mut self, place: &Arc<Place>) -> Arc<[Bytes]> {
+        let lease = place.session.lease;
+        let keys: Arc<[Bytes]> =
+            place.prefixes.iter().map(|prefix| self.new_key(prefix, lease)).collect();
+        place.lock().keys = Arc::clone(&keys);
+        self.keep(place);
+        keys
+    }
+
+    /// A key is known to be gone.
+    fn forget(&mut self, place: &Arc<Place>, prefix: &Bytes, key: &Bytes) {
+        let Some(line) = self.lines.get_mut(prefix) else { return };
+        // The name may be another place's by now.
+        if line.local.get(key).is_some_and(|known| Arc::ptr_eq(known, place)) {
+            line.local.remove(key);
+        }
+        if place.lock().phase == Phase::Gone {
+            let lease = place.session.lease;
+            if line.open.get(&lease).is_some_and(|open| Arc::ptr_eq(open, place)) {
+                line.open.remove(&lease);
+            }
+            if let Some(kept) = self.sessions.get_mut(&lease) {
+                kept.remove(&place.id);
+                if kept.is_empty() {
+                    self.sessions.remove(&lease);
+                }
+            }
+        }
+        if line.local.is_empty() {
+            self.lines.remove(prefix);
+        }
+    }
+
+    /// A place has other keys now: those of before that are gone are not looked for any more.
+    pub(super) fn forget_absent(&mut self, place: &Arc<Place>, keys: &[Bytes], since: Revision) {
+        for (prefix, key) in place.prefixes.iter().zip(keys) {
+            let queue = self.lines.get(prefix).and_then(|line| line.queue.as_ref());
+            if queue.is_none_or(|queue| !queue.contains(&(since, key.clone()))) {
+                self.forget(place, prefix, key);
+            }
+        }
+    }
+
+    /// Whether nobody stands in any line.
+    pub(super) fn is_empty(&self) -> bool {
+        self.lines.is_empty()
+    }
+
+    /// All places.
+    pub(super) fn close(&mut self) -> impl Iterator<Item = Arc<Place>> + use<> {
+        let lines = std::mem::take(self).lines;
+        lines.into_values().flat_map(|line| line.local.into_values())
+    }
+
+    /// The task of this session that holds with this token in a line.
+    pub(super) fn holder_of(
+        &self,
+        prefix: &Bytes,
+        session: &Arc<SessionState>,
+        token: Token,
+    ) -> Option<Standing> {
+        let line = self.lines.get(prefix)?;
+        line.local.values().filter(|place| Arc::ptr_eq(&place.session, session)).find_map(|place| {
+            let holder = place.lock().holder.clone()?;
+            let is_it = matches!(holder.stage(None), Stage::Holds(grant) if grant.token == token);
+            is_it.then(|| (Arc::clone(place), holder))
+        })
+    }
+
+    /// A timer that is not needed any more.
+    pub(super) fn forget_timer(&mut self, timer: (Moment, u64)) {
+        self.timers.remove(&timer);
+    }
+
+    pub(super) fn before(&self, place: &Arc<Place>, turn: &Turn) -> Option<usize> {
+        let inner = place.lock();
+        let since = match inner.phase {
+            Phase::Waiting { since } | Phase::Held { since, .. } => since,
+            Phase::Entering | Phase::Gone => return None,
+        };
+        let in_line = place.prefixes.iter().zip(inner.keys.iter()).map(|(prefix, key)| {
+            let queue = self.lines.get(prefix).and_then(|line| line.queue.as_ref());
+            queue.map_or(0, |queue| queue.before(&(since, key.clone())))
+        });
+        let holder = usize::from(inner.holder.is_some());
+        Some(in_line.max().unwrap_or_default() + holder + inner.before(turn))
+    }
+
+    /// Ends what has waited, or was held, for too long. Answers with the holds to end.
+    pub(super) fn ring(&mut self, now: Moment, acts: &mut Acts) -> Vec<Standing> {
+        let mut held_too_long = Vec::new();
+        while let Some(timer) = self.timers.first_entry() {
+            if timer.key().0 > now {
+                break;
+            }
+            let (place, turn) = timer.remove();
+            let why = match turn.stage(None) {
+                Stage::Holds(_) => {
+                    if turn.until().is_some_and(|until| until <= now) {
+                        held_too_long.push((place, turn));
+                    }
+                    continue;
+                }
+                Stage::Failed(_) => continue,
+                Stage::Asked | Stage::Stands(_) => match self.before(&place, &turn) {
+                    Some(before) => LockError::TimedOut { before },
+                    None => LockError::Unavailable,
+                },
+            };
+            place.wait_no_more(&turn, why, acts);
+        }
+        held_too_long
+    }
+
+    /// Ends what lived with sessions that have ended. Their leases take the keys along; but whoever only
+    /// waited for a lease that may live on is taken out of the line.
+    pub(super) fn end_sessions(&mut self, now: Moment, acts: &mut Acts) {
+        let mut ended = Vec::new();
+        for places in self.sessions.values() {
+            let mut last = None;
+            for place in places.values() {
+                // Mostly they are all of one session, which is asked once.
+                if !last.is_some_and(|(session, _)| Arc::ptr_eq(session, &place.session)) {
+                    last = Some((&place.session, place.session.end(now)));
+                }
+                if let Some((_, Some(end))) = last {
+                    ended.push((Arc::clone(place), end));
+                }
+            }
+        }
+        for (place, end) in ended {
+            let lease = place.session.lease;
+            self.spent.retain(|(spent, ..)| *spent != lease);
+            if let Some(places) = self.sessions.get_mut(&lease) {
+                places.remove(&place.id);
+                if places.is_empty() {
+                    self.sessions.remove(&lease);
+                }
+            }
+            end_place(&place, Loss::SessionEnded(end), &LockError::SessionEnded(end), acts);
+        }
+    }
+}
+
+/// What was lost: those of the keys that are left go.
+pub(super) fn no_more(keys: &Arc<[Bytes]>, since: Revision) -> Parting {
+    Parting { keys: Arc::clone(keys), since, bound: Vec::new(), is_spent: false, heir: None }
+}
+
+/// Nobody who waits for this place will have it.
+fn fail_all(place: &Arc<Place>, why: &LockError, acts: &mut Acts) {
+    let turns: Vec<Arc<Turn>> = place.lock().turns().cloned().collect();
+    for turn in turns {
+        place.wait_no_more(&turn, why.clone(), acts);
+    }
+}
+
+/// A place ends with its session, or its node. What it held is left to the lease.
+pub(super) fn end_place(place: &Arc<Place>, loss: Loss, why: &LockError, acts: &mut Acts) {
+    let mut inner = place.lock();
+    inner.fail(why, acts);
+    match inner.phase {
+        // Released already: its transactions that are under way find the key gone.
+        Phase::Held { since, .. } if inner.holder.is_none() => {
+            let reply = inner.take_releasing().unwrap_or(ReplyTo::Nobody);
+            return place.leave(&mut inner, since, reply, acts);
+        }
+        Phase::Held { .. } => inner.phase = Phase::Gone,
+        Phase::Waiting { .. } => place.rest(&mut inner, ReplyTo::Nobody, acts),
+        // The outcome will say what becomes of the key.
+        Phase::Entering | Phase::Gone => {}
+    }
+    inner.lose(loss, acts);
+}
+
+/// The line of these places.
+fn queue_of(rows: Vec<KeyValue>) -> Queue {
+    let mut queue = Queue::default();
+    for row in rows {
+        let rule = Stance::rule_of(&row.key, &row.value);
+        queue.insert((row.create_revision, row.key), rule);
+    }
+    queue
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::SessionEnd;
+    use crate::recipes::place::{Act, Bound};
+
+    const SINCE: Revision = Revision(2);
+
+    /// A book with one place in it, which holds since revision 2, with a turn of each of so many tasks.
+    fn held<const TASKS: usize>() -> (Book, Arc<Place>, [Arc<Turn>; TASKS]) {
+        let (prefix, key) = (Bytes::from_static(b"lock/"), Bytes::from_static(b"lock/5"));
+        let (lease, until) =
+            (LeaseId::new(5).unwrap(), Moment::since_boot(std::time::Duration::from_secs(9)));
+        let session = Arc::new(SessionState::believed_until(lease, until));
+        let mut book = Book::default();
+        let count = Arc::clone(book.head_count());
+        let (prefixes, keys) = ([prefix.clone()].into(), [key.clone()].into());
+        let place = Arc::new(Place::new(1, prefixes, keys, session, Bytes::new(), true, count));
+        let turns = std::array::from_fn(|_| place.lock().queue(false, None, None, false));
+        let mut acts = Acts::default();
+        assert!(place.lock().give(SINCE, SINCE, &mut acts));
+        book.welcome(&place);
+        // The key is gone: deleted by hand, or with the lease.
+        book.lines.get_mut(&prefix).unwrap().queue = Some(Queue::default());
+        (book, place, turns)
+    }
+
+    fn evict(book: &mut Book, place: &Arc<Place>, keys: &Arc<[Bytes]>, acts: &mut Acts) {
+        book.is_evicted(place, keys, SINCE, Some(&keys[0]), acts);
+    }
+
+    #[test]
+    fn a_place_that_is_given_up_while_its_key_is_seen_to_go_is_forgotten() {
+        let (mut book, place, [turn]) = held();
+        let (keys, mut acts) = (Arc::clone(&place.lock().keys), Acts::default());
+        // It was seen to hold; then its task releases, on another thread; then that its key went is judged.
+        assert!(place.release(&turn, Loss::Released, ReplyTo::Nobody, &mut acts));
+        assert_eq!(place.lock().phase, Phase::Gone);
+        evict(&mut book, &place, &keys, &mut acts);
+        assert!(
+            book.is_empty() && book.sessions.is_empty(),
+            "nobody will ever say that it is gone"
+        );
+    }
+
+    #[test]
+    fn a_place_that_stands_anew_while_its_old_key_is_seen_to_go_keeps_its_tasks() {
+        let (mut book, place, [first, second]) = held();
+        let (keys, mut acts) = (Arc::clone(&place.lock().keys), Acts::default());
+        assert!(place.spend(&first));
+        assert!(place.release(&first, Loss::Released, ReplyTo::Nobody, &mut acts));
+        assert_eq!(place.lock().phase, Phase::Entering);
+        evict(&mut book, &place, &keys, &mut acts);
+        assert_eq!(place.lock().phase, Phase::Entering);
+        assert!(matches!(second.stage(None), Stage::Asked), "its new key would stay for ever");
+    }
+
+    #[test]
+    fn of_a_hold_whose_key_goes_the_tasks_behind_it_stand_anew_once() {
+        let (mut book, place, [first, second]) = held();
+        let (keys, mut acts) = (Arc::clone(&place.lock().keys), Acts::default());
+        evict(&mut book, &place, &keys, &mut acts);
+        assert_eq!(first.loss(), Some(Loss::KeyDeleted));
+        assert_eq!(place.lock().phase, Phase::Entering);
+        evict(&mut book, &place, &keys, &mut acts);
+        assert!(matches!(second.stage(None), Stage::Asked));
+        let anew = |act: &&Act| matches!(act, Act::EnterAnew { .. });
+        assert_eq!(acts.0.iter().filter(anew).count(), 1);
+    }
+
+    #[test]
+    fn what_a_late_write_has_bound_to_the_hold_of_a_lost_session_is_left_to_its_lease() {
+        let (_, place, [turn]) = held();
+        let mut acts = Acts::default();
+        assert!(place.begin_txn(&turn));
+        place.session.end(Moment::since_boot(std::time::Duration::from_secs(9)));
+        let end = SessionEnd::NotRenewed;
+        end_place(&place, Loss::SessionEnded(end), &LockError::SessionEnded(end), &mut acts);
+        place.end_txn(true, vec![Bound::of_key(Bytes::from_static(b"bound"))], &mut acts);
+        let tidies = |act: &Act| matches!(act, Act::Tidy { .. } | Act::Part { .. });
+        assert!(
+            !acts.0.iter().any(tidies),
+            "it goes with the lock's own key, after the lock delay"
+        );
+    }
+}
