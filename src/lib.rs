@@ -89,6 +89,7 @@ pub use model::{
     Access, AccessChange, AccessGrant, AccessRefusal, AccessRole, Caller, ROOT, Rights, Secret,
     User,
 };
+pub use model::{Alarm, AlarmChange, AlarmKind, Alarms};
 pub use model::{
     ClusterId, ClusterVersion, Compare, CompareBuilder, CompareOp, CompareTarget, Delete,
     DeleteReply, DiskId, Event, EventKind, Incarnation, KeyRange, KeyValue, LeaseId, Limits,

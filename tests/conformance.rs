@@ -291,6 +291,7 @@ impl<S: Subject> Player<S> {
                 }
                 vec![line]
             }
+            Step::Alarms => vec![language::alarms_line(&self.store.alarms())],
             Step::Revision => {
                 let mut line = format!("revision={}", self.store.revision());
                 if self.store.compacted() > Revision(0) {

@@ -24,8 +24,8 @@ use std::thread;
 
 use bowline::machine::{Image, Machine, MachineOptions};
 use bowline::model::{
-    Command, Event, Item, KeyRange, LogIndex, Op, Piece, Proposal, Range, RangeReply, Refusal,
-    Reply, RequestId, Revision, Txn,
+    Alarm, AlarmChange, Command, Event, Item, KeyRange, LogIndex, Op, Piece, Proposal, Range,
+    RangeReply, Refusal, Reply, RequestId, Revision, Txn,
 };
 use bytes::Bytes;
 
@@ -312,7 +312,8 @@ impl World {
             8 => {
                 let id = histories::lease_id(random);
                 agree("leases", &machine.leases(), &naive.leases())?;
-                agree(id, &machine.lease(id), &naive.lease(id))
+                agree(id, &machine.lease(id), &naive.lease(id))?;
+                agree("alarms", &machine.alarms(), &naive.alarms())
             }
             _ => {
                 let id = self.authors.request_id(random);
@@ -439,8 +440,8 @@ impl World {
     }
 }
 
-/// Every row at every revision (at some, if there are very many), every event, every lease.
-type All = (Vec<RangeReply>, Vec<Event>, Vec<(Lease, Vec<Bytes>)>);
+/// Every row at every revision (at some, if there are very many), every event, every lease, every alarm.
+type All = (Vec<RangeReply>, Vec<Event>, Vec<(Lease, Vec<Bytes>)>, Vec<Alarm>);
 
 fn all_of(store: &impl Subject) -> All {
     let (all, oldest) = (KeyRange::all(), store.compacted());
@@ -455,13 +456,15 @@ fn all_of(store: &impl Subject) -> All {
         rows.collect(),
         store.events(&all, oldest).expect("not compacted"),
         leases.map(|id| store.lease(id).expect("just seen")).collect(),
+        store.alarms(),
     )
 }
 
 fn agree_all(what: &str, machine: &All, naive: &All) -> Result<(), String> {
     agree(format_args!("{what}: rows"), &machine.0, &naive.0)?;
     agree(format_args!("{what}: events"), &machine.1, &naive.1)?;
-    agree(format_args!("{what}: leases"), &machine.2, &naive.2)
+    agree(format_args!("{what}: leases"), &machine.2, &naive.2)?;
+    agree(format_args!("{what}: alarms"), &machine.3, &naive.3)
 }
 
 fn agree<T: PartialEq + fmt::Debug>(
@@ -492,7 +495,9 @@ struct Tally(BTreeMap<&'static str, u64>);
 
 impl Tally {
     /// What must have been met once in eight histories, on average.
-    const MET: [&'static str; 17] = [
+    const MET: [&'static str; 19] = [
+        "alarm",
+        "ended alarm",
         "answered again",
         "applied before",
         "closed",
@@ -532,6 +537,7 @@ impl Tally {
 
     fn refusal(&mut self, refusal: Option<&Refusal>) {
         match refusal {
+            Some(Refusal::Alarm(_)) => self.count("alarm"),
             Some(Refusal::Closed) => self.count("closed"),
             Some(Refusal::Future { .. }) => self.count("future"),
             Some(Refusal::Compacted { .. }) => self.count("compacted"),
@@ -578,6 +584,11 @@ impl Tally {
                     if ended && session.as_ref().is_some_and(|session| session.own) {
                         self.count("session left behind");
                     }
+                }
+                (Command::Alarm(change), Ok(Reply::Alarms { alarms, .. }))
+                    if !matches!(change, AlarmChange::Raise(_)) && !alarms.is_empty() =>
+                {
+                    self.count("ended alarm");
                 }
                 (Command::Compact(_), Ok(_)) if applied.compacted.is_some() => {
                     self.count("compaction");

@@ -121,7 +121,7 @@ impl Client {
 /// Reads, writes and watches the store for a caller; see [`Client::acting_as`]. Cheap to clone. What is offered here is
 /// what is judged; locks and the other recipes are the program's own.
 #[derive(Clone, Debug)]
-pub struct ActingClient(Client);
+pub struct ActingClient(pub(super) Client);
 
 impl ActingClient {
     /// As [`Client::put`]. The key must be the caller's to write; with the row before it, to read as well; with a lease,

@@ -6,6 +6,7 @@
 //! the waiting, not the change: a put whose future was dropped may still be applied, once.
 
 mod acting;
+mod alarms;
 mod call;
 mod checked;
 mod client;

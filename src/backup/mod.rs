@@ -16,7 +16,7 @@
 //! talk neither to those of the old cluster nor to those made from another backup. Revisions go on far
 //! above all that the old one can have reached, and everything before is compacted, so that fencing
 //! tokens never repeat and a watch from before is told. All leases have ended, and their keys are deleted:
-//! no lock of the old cluster is held.
+//! no lock of the old cluster is held. Its alarms have ended too.
 //!
 //! # Recovery
 //! While a majority of the members has its disks, nothing needs to be restored: members that are lost

@@ -4,6 +4,7 @@
 //! command = 1 put | 2 delete | 3 txn | 4 revision (compact) | 5 grant | 6 lease (revoke)
 //!         | 7 name bytes, address bytes (announce) | 8 cluster version (raise)
 //!         | 9 change of access | 10 caller, command (one of the others)
+//!         | 11 name bytes, address bytes, list of bytes (announce, with endpoints) | 12 change of alarms
 //! op      = 1 put | 2 delete | 3 txn | 4 range
 //! put     = flags | key bytes | [value bytes] | [lease]
 //! delete  = flags | keys
@@ -19,9 +20,9 @@ use std::time::Duration;
 use super::member::{put_endpoints, take_endpoints};
 use super::{CodecError, Decode, Decoder, Encode, Encoder, Length, Sink};
 use crate::model::{
-    AccessChange, Caller, ClusterVersion, Command, Compare, CompareOp, CompareTarget, Delete,
-    Introduction, KeyRange, LeaseId, Op, Put, PutLease, PutValue, Range, RangeEnd, Revision,
-    RevisionBounds, SessionInfo, Sort, SortOrder, SortTarget, Txn,
+    AccessChange, AlarmChange, Caller, ClusterVersion, Command, Compare, CompareOp, CompareTarget,
+    Delete, Introduction, KeyRange, LeaseId, Op, Put, PutLease, PutValue, Range, RangeEnd,
+    Revision, RevisionBounds, SessionInfo, Sort, SortOrder, SortTarget, Txn,
 };
 
 /// How many bytes a command takes in a log entry. Walks the operations and copies nothing.
@@ -44,6 +45,7 @@ mod kind {
     pub(super) const AS: u8 = 10;
     /// [`ANNOUNCE`], with endpoints.
     pub(super) const ANNOUNCE_ENDPOINTS: u8 = 11;
+    pub(super) const ALARM: u8 = 12;
     /// Only inside a transaction.
     pub(super) const RANGE: u8 = 4;
 }
@@ -92,6 +94,10 @@ impl Encode for Command {
                 to.byte(kind::ACCESS);
                 change.encode(to);
             }
+            Command::Alarm(change) => {
+                to.byte(kind::ALARM);
+                change.encode(to);
+            }
             Command::As(caller, command) => {
                 to.byte(kind::AS);
                 caller.encode(to);
@@ -137,6 +143,7 @@ fn decode_deed(kind: u8, from: &mut Decoder) -> Result<Command, CodecError> {
         }),
         kind::RAISE => Command::Raise(ClusterVersion(from.number()?)),
         kind::ACCESS => Command::Access(AccessChange::decode(from)?),
+        kind::ALARM => Command::Alarm(AlarmChange::decode(from)?),
 
         kind::AS => return Err(from.malformed("a caller of a caller")),
         found => return Err(CodecError::Newer { what: "command", found: found.into() }),

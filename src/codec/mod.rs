@@ -37,6 +37,7 @@
 //! [`Limits::TXN_DEPTH_CEILING`]: crate::model::Limits::TXN_DEPTH_CEILING
 
 mod access;
+mod alarm;
 mod command;
 mod decoder;
 mod encoder;

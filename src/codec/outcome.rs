@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! outcome  = 1 put | 2 delete | 3 txn | 4 revision (compacted) | 5 grant | 6 revision, deleted (revoke)
-//!          | 7 revision (applied before) | 8 revision (noted) | 64 refusal
+//!          | 7 revision (applied before) | 8 revision (noted) | 9 revision, list of alarm (alarms)
+//!          | 64 refusal
 //! put      = revision | list of row, at most one
 //! delete   = revision | deleted | list of row
 //! txn      = revision | succeeded u8 | list of result
@@ -20,8 +21,8 @@ use bytes::Bytes;
 
 use super::{CodecError, Decode, Decoder, Encode, Encoder, Sink};
 use crate::model::{
-    AccessRefusal, DeleteReply, GrantReply, KeyValue, LeaseId, NodeId, Outcome, PutReply,
-    RangeReply, Refusal, Reply, Revision, RevokeReply, TxnReply, TxnResult,
+    AccessRefusal, AlarmKind, DeleteReply, GrantReply, KeyValue, LeaseId, NodeId, Outcome,
+    PutReply, RangeReply, Refusal, Reply, Revision, RevokeReply, TxnReply, TxnResult,
 };
 
 mod kind {
@@ -33,6 +34,7 @@ mod kind {
     pub(super) const REVOKE: u8 = 6;
     pub(super) const APPLIED_BEFORE: u8 = 7;
     pub(super) const NOTED: u8 = 8;
+    pub(super) const ALARMS: u8 = 9;
     pub(super) const REFUSAL: u8 = 64;
     /// Only inside a transaction.
     pub(super) const RANGE: u8 = 4;
@@ -63,6 +65,11 @@ impl Encode for Outcome {
                 to.byte(kind::REVOKE);
                 revision.encode(to);
                 return to.number(*deleted);
+            }
+            Ok(Reply::Alarms { revision, alarms }) => {
+                to.byte(kind::ALARMS);
+                revision.encode(to);
+                return to.list(alarms);
             }
             Err(refusal) => {
                 to.byte(kind::REFUSAL);
@@ -97,6 +104,9 @@ impl Decode for Outcome {
             }),
             kind::APPLIED_BEFORE => Reply::AppliedBefore { revision: Revision::decode(from)? },
             kind::NOTED => Reply::Noted { revision: Revision::decode(from)? },
+            kind::ALARMS => {
+                Reply::Alarms { revision: Revision::decode(from)?, alarms: from.list()? }
+            }
             kind::REFUSAL => return Ok(Err(Refusal::decode(from)?)),
             found => return Err(CodecError::Newer { what: "answer", found: found.into() }),
         }))
@@ -253,6 +263,8 @@ mod refusal {
     pub(super) const CLOSED: u8 = 14;
     pub(super) const NOT_MEMBER: u8 = 15;
     pub(super) const ACCESS: u8 = 16;
+    pub(super) const ALARM: u8 = 17;
+    pub(super) const TOO_MANY_ALARMS: u8 = 18;
 }
 
 impl Encode for Refusal {
@@ -290,6 +302,11 @@ impl Encode for Refusal {
                 to.byte(refusal::ACCESS);
                 return why.encode(to);
             }
+            Refusal::Alarm(kind) => {
+                to.byte(refusal::ALARM);
+                return kind.encode(to);
+            }
+            Refusal::TooManyAlarms { max } => (refusal::TOO_MANY_ALARMS, sizes([*max])),
         };
         to.byte(kind);
         for figure in figures {
@@ -331,6 +348,8 @@ impl Decode for Refusal {
             refusal::CLOSED => Refusal::Closed,
             refusal::NOT_MEMBER => Refusal::NotMember(NodeId::decode(from)?),
             refusal::ACCESS => Refusal::Access(AccessRefusal::decode(from)?),
+            refusal::ALARM => Refusal::Alarm(AlarmKind::decode(from)?),
+            refusal::TOO_MANY_ALARMS => Refusal::TooManyAlarms { max: size(from)? },
             found => return Err(CodecError::Newer { what: "refusal", found: found.into() }),
         })
     }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! head     = version u8 | cluster version | index | term | revision | compacted + 1 or 0 | past u64
-//!          | next lease | members | digest u64 | [access]      version 2: the table of users has changed
+//!          | next lease | members | digest u64 | [access] | [alarms]
+//!                                    version 2: the table of users has changed; 3: alarms stand
 //! piece    = version u8 | kind u8 | list            1 rows, 2 changes, 3 leases, 4 lives, 5 answers
 //! change   = 1 row (put) | 2 revision, key bytes (delete)
 //! lease    = id | time | 0 | 1 member, incarnation, own u8, label bytes
@@ -18,16 +19,19 @@ use bytes::Bytes;
 use super::outcome::yes_or_no;
 use super::{CodecError, Decode, Decoder, Encode, Encoder, Sink};
 use crate::model::{
-    Access, AckWindow, ClusterVersion, Incarnation, KeyValue, LeaseId, LeaseRow, LifeRow, LogIndex,
-    Members, NodeId, Outcome, Piece, PieceCounts, RequestId, Revision, RowChange, SessionInfo,
-    StateHead, Term,
+    Access, AckWindow, Alarms, ClusterVersion, Incarnation, KeyValue, LeaseId, LeaseRow, LifeRow,
+    LogIndex, Members, NodeId, Outcome, Piece, PieceCounts, RequestId, Revision, RowChange,
+    SessionInfo, StateHead, Term,
 };
 
 /// The format of pieces that this build writes, and the newest that it reads.
 const VERSION: u8 = 1;
 
-/// The newest format of heads: with users and roles. Written where there have ever been any.
-const HEAD_VERSION: u8 = 2;
+/// The format of heads with users and roles. Written where there have ever been any.
+const HEAD_WITH_ACCESS: u8 = 2;
+
+/// The newest: also with alarms. Written where any stand, whether there are users or not.
+const HEAD_WITH_ALARMS: u8 = 3;
 
 mod kind {
     pub(super) const ROWS: u8 = 1;
@@ -43,8 +47,12 @@ mod kind {
 /// Appends the head of a state to `sink`.
 pub(crate) fn encode_head(head: &StateHead, sink: &mut impl Sink) {
     let to = &mut Encoder::new(sink);
-    let plain = head.access == Access::default();
-    to.byte(if plain { VERSION } else { HEAD_VERSION });
+    let version = match (head.access == Access::default(), head.alarms.is_empty()) {
+        (_, false) => HEAD_WITH_ALARMS,
+        (false, true) => HEAD_WITH_ACCESS,
+        (true, true) => VERSION,
+    };
+    to.byte(version);
     to.number(head.version.get());
     to.number(head.index.get());
     to.number(head.term.get());
@@ -54,15 +62,18 @@ pub(crate) fn encode_head(head: &StateHead, sink: &mut impl Sink) {
     to.number(head.next_lease);
     head.members.encode(to);
     to.fixed_u64(head.digest);
-    if !plain {
+    if version >= HEAD_WITH_ACCESS {
         head.access.encode(to);
+    }
+    if version >= HEAD_WITH_ALARMS {
+        head.alarms.encode(to);
     }
 }
 
 /// Reads the head of a state.
 pub(crate) fn decode_head(bytes: Bytes) -> Result<StateHead, CodecError> {
     let mut from = Decoder::new("head of a state", bytes);
-    let format = from.version(HEAD_VERSION)?;
+    let format = from.version(HEAD_WITH_ALARMS)?;
     let mut head = StateHead {
         version: ClusterVersion(from.number()?),
         index: LogIndex(from.number()?),
@@ -74,11 +85,18 @@ pub(crate) fn decode_head(bytes: Bytes) -> Result<StateHead, CodecError> {
         members: Members::decode(&mut from)?,
         digest: from.fixed_u64()?,
         access: Access::default(),
+        alarms: Alarms::default(),
     };
-    if format == HEAD_VERSION {
+    if format >= HEAD_WITH_ACCESS {
         head.access = Access::decode(&mut from)?;
-        if head.access == Access::default() {
+        if format == HEAD_WITH_ACCESS && head.access == Access::default() {
             return Err(from.malformed("a table of users that is not there"));
+        }
+    }
+    if format >= HEAD_WITH_ALARMS {
+        head.alarms = Alarms::decode(&mut from)?;
+        if head.alarms.is_empty() {
+            return Err(from.malformed("alarms that are not there"));
         }
     }
     from.finish()?;
@@ -262,9 +280,9 @@ mod tests {
     use super::super::sample::Sample;
     use super::*;
     use crate::model::{
-        AccessChange, AccessGrant, AccessRefusal, DeleteReply, GrantReply, KeyRange, Member,
-        MemberRole, PutReply, ROOT, RangeReply, Refusal, Reply, RevokeReply, Rights, Secret,
-        TxnReply, TxnResult,
+        AccessChange, AccessGrant, AccessRefusal, Alarm, AlarmKind, DeleteReply, GrantReply,
+        KeyRange, Member, MemberRole, PutReply, ROOT, RangeReply, Refusal, Reply, RevokeReply,
+        Rights, Secret, TxnReply, TxnResult,
     };
 
     /// One line a case: a sentence, then the bytes. Lines are added, never changed: released versions
@@ -313,6 +331,7 @@ mod tests {
             next_lease: 1,
             members: Members::default(),
             access: Access::default(),
+            alarms: Alarms::default(),
             digest: 0x0102_0304_0506_0708,
         };
         let voter = Member {
@@ -345,12 +364,30 @@ mod tests {
         let members = Members::from_parts(rows, [].into(), 5).expect("minted");
         let serving = StateHead { members, ..first.clone() };
         let guarded = StateHead { access: guarded(), ..first.clone() };
+        let with_alarms = StateHead { alarms: alarmed(), ..first.clone() };
+        let both = StateHead { alarms: alarmed(), ..guarded.clone() };
         vec![
             ("the head of an empty state", first),
             ("the head of a state", later),
             ("the head of a state with users and roles", guarded),
             ("the head of a state whose members have endpoints", serving),
+            ("the head of a state with alarms", with_alarms),
+            ("the head of a state with users, roles and alarms", both),
         ]
+    }
+
+    fn alarms() -> Vec<Alarm> {
+        let (no_space, corrupt) = (AlarmKind::NoSpace, AlarmKind::Corrupt);
+        let alarm = |member, kind| Alarm { member, kind };
+        vec![
+            alarm(None, no_space),
+            alarm(Some(node(300)), no_space),
+            alarm(Some(node(300)), corrupt),
+        ]
+    }
+
+    fn alarmed() -> Alarms {
+        Alarms::from_parts(alarms()).expect("in order")
     }
 
     fn guarded() -> Access {
@@ -440,6 +477,12 @@ mod tests {
             AccessRefusal::TooMuch,
         ];
         let of_access = of_access.map(|refusal| Err(Refusal::Access(refusal))).to_vec();
+        let of_alarms = vec![
+            Ok(Reply::Alarms { revision, alarms: alarms() }),
+            Err(Refusal::Alarm(AlarmKind::NoSpace)),
+            Err(Refusal::Alarm(AlarmKind::Corrupt)),
+            Err(Refusal::TooManyAlarms { max: 256 }),
+        ];
         vec![
             ("rows", Piece::Rows(vec![row(), KeyValue { lease: None, ..row() }])),
             ("changes", Piece::Changes(vec![RowChange::Put(row()), delete])),
@@ -457,6 +500,7 @@ mod tests {
             ("answers", numbered(answers)),
             ("refusals", numbered(refusals.into_iter().map(Err).collect())),
             ("refusals of access", numbered(of_access)),
+            ("answers to changes of alarms, and refusals for them", numbered(of_alarms)),
         ]
     }
 

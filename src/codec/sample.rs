@@ -165,7 +165,8 @@ impl Sample {
     }
 
     pub(crate) fn command(&mut self) -> Command {
-        match self.below(10) {
+        match self.below(11) {
+            10 => Command::Alarm(self.alarm_change()),
             8 => Command::Access(self.access_change()),
             9 => {
                 let user = self.maybe(Self::text);
@@ -359,7 +360,9 @@ impl Sample {
 
     fn refusal(&mut self) -> Refusal {
         let size = |sample: &mut Self| sample.number() as usize;
-        match self.below(16) {
+        match self.below(18) {
+            16 => Refusal::Alarm(self.alarm().kind),
+            17 => Refusal::TooManyAlarms { max: size(self) },
             0 => Refusal::EmptyKey,
             1 => Refusal::KeyNotFound,
             2 => Refusal::Compacted { asked: self.revision(), compacted: self.revision() },
@@ -381,7 +384,8 @@ impl Sample {
 
     fn outcome(&mut self) -> Outcome {
         let revision = self.revision();
-        Ok(match self.below(9) {
+        Ok(match self.below(10) {
+            9 => Reply::Alarms { revision, alarms: self.list(3, Self::alarm) },
             0 => Reply::Put(self.put_reply()),
             1 => Reply::Delete(self.delete_reply()),
             2 => Reply::Txn(self.txn_reply(1)),
@@ -446,6 +450,29 @@ impl Sample {
         access
     }
 
+    fn alarm(&mut self) -> Alarm {
+        let member = self.maybe(|sample| NodeId::new(1 + sample.below(4)).expect("not 0"));
+        Alarm { member, kind: [AlarmKind::NoSpace, AlarmKind::Corrupt][self.below(2) as usize] }
+    }
+
+    fn alarm_change(&mut self) -> AlarmChange {
+        match self.below(4) {
+            0 => AlarmChange::Raise(self.alarm()),
+            1 => AlarmChange::End(self.alarm()),
+            2 => AlarmChange::EndAllOf(self.node()),
+            _ => AlarmChange::EndAll,
+        }
+    }
+
+    /// What some changes make of an empty table.
+    fn alarms(&mut self) -> Alarms {
+        let mut alarms = Alarms::default();
+        for change in self.list(9, Self::alarm_change) {
+            alarms.apply(&change).expect("few");
+        }
+        alarms
+    }
+
     pub(crate) fn head(&mut self) -> StateHead {
         StateHead {
             version: ClusterVersion(self.number()),
@@ -457,6 +484,7 @@ impl Sample {
             next_lease: self.number(),
             members: self.members(),
             access: self.access(),
+            alarms: self.alarms(),
             digest: self.next(),
         }
     }

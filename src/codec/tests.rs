@@ -143,7 +143,21 @@ fn golden_entries() -> Vec<(&'static str, Vec<Item>)> {
         ("a put for nobody", entry(put_for(None))),
         ("an introduction", entry(announce(&[]))),
         ("an introduction with endpoints", entry(announce(&["http://a:1", "b"]))),
+        ("changes of alarms", alarm_changes()),
     ]
+}
+
+fn alarm_changes() -> Vec<Item> {
+    let alarm = |member, kind| Alarm { member: NodeId::new(member), kind };
+    let changes = vec![
+        AlarmChange::Raise(alarm(0, AlarmKind::NoSpace)),
+        AlarmChange::Raise(alarm(300, AlarmKind::Corrupt)),
+        AlarmChange::End(alarm(300, AlarmKind::NoSpace)),
+        AlarmChange::EndAllOf(NodeId::new(300).expect("not 0")),
+        AlarmChange::EndAll,
+    ];
+    let items = changes.into_iter().map(|change| entry(Command::Alarm(change)));
+    items.flatten().collect()
 }
 
 fn announce(endpoints: &[&str]) -> Command {

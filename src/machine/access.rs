@@ -34,6 +34,7 @@ pub(super) fn judge(
         | Command::Announce(_)
         | Command::Raise(_)
         | Command::Access(_)
+        | Command::Alarm(_)
         | Command::As(..) => access.is_root(caller),
     }
 }

@@ -262,6 +262,9 @@ fn fingerprint(seq: u64, outcome: &Outcome) -> u64 {
 /// What the parts of an answer count for beside the bytes of keys and values.
 const PART_BYTES: usize = 96;
 
+/// What an alarm counts for.
+const ALARM_BYTES: usize = 16;
+
 /// How much memory an answer takes beyond a fixed size.
 fn row_bytes(outcome: &Outcome) -> usize {
     fn rows<'a>(kvs: impl IntoIterator<Item = &'a KeyValue>) -> usize {
@@ -288,6 +291,8 @@ fn row_bytes(outcome: &Outcome) -> usize {
             | Reply::AppliedBefore { .. },
         )
         | Err(_) => 0,
+        // One, as a rule.
+        Ok(Reply::Alarms { alarms, .. }) => alarms.len() * ALARM_BYTES,
     }
 }
 
@@ -338,6 +343,7 @@ fn copied(outcome: &Outcome) -> Outcome {
             | Reply::Grant(_)
             | Reply::Revoke(_)
             | Reply::Noted { .. }
+            | Reply::Alarms { .. }
             | Reply::AppliedBefore { .. },
         )
         | Err(_) => outcome.clone(),

@@ -7,8 +7,8 @@
 //! without depending on how far a replica has come with forgetting it.
 
 use crate::model::{
-    Access, KeyRange, KeyValue, MemberRole, Members, NodeId, Outcome, RangeEnd, RangeReply, Reply,
-    TxnReply, TxnResult,
+    Access, Alarm, AlarmKind, Alarms, KeyRange, KeyValue, MemberRole, Members, NodeId, Outcome,
+    RangeEnd, RangeReply, Reply, TxnReply, TxnResult,
 };
 
 /// Spreads a number over 64 bits (the finalizer of splitmix64).
@@ -123,6 +123,23 @@ impl Fingerprint {
         })
     }
 
+    /// Which alarms stand. Where there are none there is no trace.
+    #[must_use]
+    pub(super) fn alarms(self, alarms: &Alarms) -> Self {
+        if alarms.is_empty() {
+            return self;
+        }
+        alarms.iter().fold(self.number(alarms.len() as u64), Self::alarm)
+    }
+
+    #[must_use]
+    fn alarm(self, alarm: &Alarm) -> Self {
+        self.number(alarm.member.map_or(0, NodeId::get)).number(match alarm.kind {
+            AlarmKind::NoSpace => 1,
+            AlarmKind::Corrupt => 2,
+        })
+    }
+
     #[must_use]
     fn keys(self, range: &KeyRange) -> Self {
         let print = self.bytes(range.start());
@@ -150,6 +167,9 @@ impl Fingerprint {
                     Reply::Revoke(reply) => print.number(6).number(reply.deleted),
                     Reply::AppliedBefore { .. } => print.number(7),
                     Reply::Noted { .. } => print.number(9),
+                    Reply::Alarms { alarms, .. } => {
+                        alarms.iter().fold(print.number(10), Self::alarm)
+                    }
                 }
             }
             // The text names the kind of refusal and its figures.

@@ -13,6 +13,8 @@
 //!      |
 //!      +------- [access]    may whoever asks do this?              by the users and roles of the state
 //!      |
+//!      +------- [alarms]    does an alarm stand that forbids it?    (a table of the model)
+//!      |
 //!      +------- [txn]       which branch, and may it?               decided before the first write
 //!      |
 //!      +------- [store]     key -> versions, revision -> changes    index, history, sweep
@@ -78,10 +80,10 @@ use store::{Mutation, Store};
 use txn::{Path, Unfit, check_put, is_wide};
 
 use crate::model::{
-    Access, ClusterVersion, Command, Delete, DeleteReply, Event, Fault, GrantReply, Incarnation,
-    Introduction, Item, LeaseId, Limits, LogIndex, MemberChange, Members, NodeId, Op, Outcome,
-    Piece, Proposal, Put, PutLease, PutReply, PutValue, Refusal, Reply, RequestId, Revision,
-    RevokeReply, SessionInfo, StateHead, Term, Txn, TxnReply, TxnResult,
+    Access, Alarms, ClusterVersion, Command, Delete, DeleteReply, Event, Fault, GrantReply,
+    Incarnation, Introduction, Item, LeaseId, Limits, LogIndex, MemberChange, Members, NodeId, Op,
+    Outcome, Piece, Proposal, Put, PutLease, PutReply, PutValue, Refusal, Reply, RequestId,
+    Revision, RevokeReply, SessionInfo, StateHead, Term, Txn, TxnReply, TxnResult,
 };
 use crate::mutant::{self, Mutant};
 
@@ -124,8 +126,9 @@ pub struct Machine {
     answers: Answers,
     members: Arc<Members>,
     access: Arc<Access>,
+    alarms: Arc<Alarms>,
     version: ClusterVersion,
-    /// What members, users and version add to the digest.
+    /// What members, users, alarms and version add to the digest.
     configuration: u64,
 }
 
@@ -249,6 +252,7 @@ impl Machine {
             answers,
             members: Arc::default(),
             access: Arc::default(),
+            alarms: Arc::default(),
             version: ClusterVersion::FIRST,
             configuration: 0,
         };
@@ -353,8 +357,15 @@ impl Machine {
         self.set_configuration();
     }
 
+    pub(super) fn set_alarms(&mut self, alarms: Arc<Alarms>) {
+        self.store.shared().set_alarms(Arc::clone(&alarms));
+        self.alarms = alarms;
+        self.set_configuration();
+    }
+
     fn set_configuration(&mut self) {
         let print = Fingerprint::default().members(&self.members).access(&self.access);
+        let print = print.alarms(&self.alarms);
         self.configuration = print.number(self.version.get()).finish();
     }
 
@@ -392,14 +403,15 @@ impl Machine {
         turn: &mut Turn<'_>,
     ) -> Result<Reply, Stop> {
         STRUCTURE.check(&command)?;
-        let command = match command {
+        let (command, is_acting) = match command {
             Command::As(caller, command) => {
                 let leases = self.store.shared().leases();
                 access::judge(&self.access, &caller, &command, &leases).map_err(Refusal::from)?;
-                *command
+                (*command, true)
             }
-            command => command,
+            command => (command, false),
         };
+        self.alarms.judge(&command, is_acting)?;
         turn.hold.begin(is_wide(&command));
         let newest = self.newest();
         match command {
@@ -446,6 +458,14 @@ impl Machine {
                 access.apply(change).map_err(Refusal::from)?;
                 self.set_access(Arc::new(access));
                 Ok(Reply::Noted { revision: self.store.revision() })
+            }
+            Command::Alarm(change) => {
+                let mut alarms = Alarms::clone(&self.alarms);
+                let answer = alarms.apply(&change)?;
+                if alarms != *self.alarms {
+                    self.set_alarms(Arc::new(alarms));
+                }
+                Ok(Reply::Alarms { revision: self.store.revision(), alarms: answer })
             }
             Command::As(..) => unreachable!("no caller's caller is decoded, and none is proposed"),
         }
@@ -695,6 +715,7 @@ impl Machine {
             next_lease: if without(Mutant::M18b) { 1 } else { leases.next() },
             members: Members::clone(&self.members),
             access: Access::clone(&self.access),
+            alarms: Alarms::clone(&self.alarms),
             digest,
         };
         let copy = if without(Mutant::M18a) { Default::default() } else { leases.copy() };
@@ -738,6 +759,7 @@ impl Machine {
         std::mem::swap(&mut self.answers, &mut later.answers);
         std::mem::swap(&mut self.members, &mut later.members);
         std::mem::swap(&mut self.access, &mut later.access);
+        std::mem::swap(&mut self.alarms, &mut later.alarms);
         (later.applied, self.applied) = (self.applied, later.applied);
         (later.term, self.term) = (self.term, later.term);
         (later.version, self.version) = (self.version, later.version);

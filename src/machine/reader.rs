@@ -16,8 +16,8 @@ use super::shared::{HOLD_KEYS, Published, Replaced, Shared, Snapshot};
 use super::txn::{Path, Unfit, only_reads};
 use super::{Change, access};
 use crate::model::{
-    Access, AccessRefusal, Caller, Command, KeyRange, KeyValue, LeaseId, Members, Op, Range,
-    RangeReply, Refusal, Revision, Txn, TxnReply, TxnResult,
+    Access, AccessRefusal, Alarms, Caller, Command, KeyRange, KeyValue, LeaseId, Members, Op,
+    Range, RangeReply, Refusal, Revision, Txn, TxnReply, TxnResult,
 };
 
 /// The most changes of rows that one page of history looks at, unless one revision has more.
@@ -289,6 +289,11 @@ impl Reader {
     /// Who may do what, as of the last entry applied.
     pub fn access(&self) -> Arc<Access> {
         self.shared.access()
+    }
+
+    /// Which alarms stand, as of the last entry applied.
+    pub fn alarms(&self) -> Arc<Alarms> {
+        self.shared.alarms()
     }
 
     /// The members, as of the last entry applied.

@@ -11,8 +11,9 @@
 //!
 //! Rows keep the revisions at which they were created and modified, and their versions. All leases
 //! end, since their holders counted on another leader, and their keys are deleted, at the first
-//! revision of the new cluster; their ids are not minted again. Users and roles stay. The answers are dropped: whoever waits
-//! for one waits at a member of the old cluster.
+//! revision of the new cluster; their ids are not minted again. Users and roles stay. Alarms end: they
+//! are about the members and the disks of the old cluster. The answers are dropped: whoever waits for one waits at a member
+//! of the old cluster.
 
 use std::sync::Arc;
 
@@ -94,6 +95,7 @@ impl Machine {
             answers: Answers::default(),
             members: Arc::default(),
             access: Arc::default(),
+            alarms: Arc::default(),
             version: self.version,
             configuration: 0,
         };

@@ -259,6 +259,7 @@ impl Restore {
             past,
             members,
             access,
+            alarms,
             digest,
             ..
         } = self.head;
@@ -284,11 +285,13 @@ impl Restore {
             answers: self.answers,
             members: Arc::default(),
             access: Arc::default(),
+            alarms: Arc::default(),
             version,
             configuration: 0,
         };
         machine.set_members(members);
         machine.set_access(Arc::new(access));
+        machine.set_alarms(Arc::new(alarms));
         let found = machine.digest();
         if found != digest {
             return Err(RestoreError::Digest { expected: digest, found });

@@ -23,7 +23,7 @@ use super::history::History;
 use super::index::Index;
 use super::lease::LeaseTable;
 use super::row::{Row, RowRef};
-use crate::model::{Access, KeyRange, LeaseId, Members, RangeEnd, Revision};
+use crate::model::{Access, Alarms, KeyRange, LeaseId, Members, RangeEnd, Revision};
 
 /// How many keys a reader, or the sweep, passes in one hold of the lock.
 pub(super) const HOLD_KEYS: usize = 512;
@@ -92,6 +92,8 @@ pub(super) struct Shared {
     members: RwLock<Arc<Members>>,
     /// As of the last entry applied: never older than what is published.
     access: RwLock<Arc<Access>>,
+    /// The same.
+    alarms: RwLock<Arc<Alarms>>,
     /// The revision in `published`, to be had without the lock.
     revision: AtomicU64,
     /// At which revisions readers are reading over several holds, and how many each.
@@ -117,6 +119,7 @@ impl Shared {
             leases: RwLock::default(),
             members: RwLock::default(),
             access: RwLock::default(),
+            alarms: RwLock::default(),
             revision: AtomicU64::new(published.revision.get()),
             reading: Mutex::default(),
             waiting: AtomicUsize::new(0),
@@ -174,6 +177,14 @@ impl Shared {
         *self.access.write().unwrap_or_else(PoisonError::into_inner) = access;
     }
 
+    pub(super) fn alarms(&self) -> Arc<Alarms> {
+        Arc::clone(&self.alarms.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn set_alarms(&self, alarms: Arc<Alarms>) {
+        *self.alarms.write().unwrap_or_else(PoisonError::into_inner) = alarms;
+    }
+
     /// Changes content with `other`, of which there are no readers. What is swapped in is published.
     pub(super) fn swap(&self, other: &Shared) {
         let (mut ours, mut theirs) = (self.state_mut(), other.state_mut());
@@ -185,6 +196,9 @@ impl Shared {
         let access = self.access();
         self.set_access(other.access());
         other.set_access(access);
+        let alarms = self.alarms();
+        self.set_alarms(other.alarms());
+        other.set_alarms(alarms);
         std::mem::swap(&mut *ours, &mut *theirs);
         ours.generation = theirs.generation + 1;
         self.revision.store(ours.published.revision.get(), Ordering::Release);

@@ -149,6 +149,7 @@ pub(super) fn is_wide(command: &Command) -> bool {
         | Command::Announce(_)
         | Command::Raise(_)
         | Command::Access(_)
+        | Command::Alarm(_)
         | Command::As(..) => false,
     }
 }

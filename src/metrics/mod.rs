@@ -326,6 +326,8 @@ catalogue! {
     quota_bytes: Gauge => u64, "gauge";
     /// 1 while this node's disk is full.
     disk_full: Gauge => u64, "gauge";
+    /// Alarms that were raised and have not been ended.
+    alarms: Gauge => u64, "gauge";
     /// Compactions that this node, as the leader, has proposed by itself.
     compactions_total: Counter => u64, "counter";
     /// Snapshots taken of this replica.

@@ -39,6 +39,8 @@ label! {
         Revoke = "revoke",
         /// Change users and roles.
         Access = "access",
+        /// Raise an alarm, or end some.
+        Alarm = "alarm",
         /// What members ask for themselves.
         Member = "member",
         /// A linearizable read: until it may look at this replica.
@@ -57,6 +59,7 @@ impl RequestKind {
             Command::Grant { .. } => Self::Grant,
             Command::Revoke(_) => Self::Revoke,
             Command::Announce(_) | Command::Raise(_) => Self::Member,
+            Command::Alarm(_) => Self::Alarm,
             Command::Access(_) | Command::As(..) => Self::Access,
         }
     }

@@ -4,8 +4,8 @@ use std::ops::Range as Span;
 use std::time::Duration;
 
 use super::{
-    AccessChange, Caller, ClusterVersion, Delete, Incarnation, Introduction, LeaseId, NodeId, Put,
-    Revision, Term, Txn,
+    AccessChange, AlarmChange, Caller, ClusterVersion, Delete, Incarnation, Introduction, LeaseId,
+    NodeId, Put, Revision, Term, Txn,
 };
 
 /// A change of the replicated state.
@@ -36,6 +36,8 @@ pub enum Command {
     Raise(ClusterVersion),
     /// Change who may do what.
     Access(AccessChange),
+    /// Raise an alarm, or end some.
+    Alarm(AlarmChange),
     /// Execute another command, which is none of these, if its caller may.
     As(Caller, Box<Command>),
 }

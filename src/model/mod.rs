@@ -5,6 +5,7 @@
 //! made of them.
 
 mod access;
+mod alarm;
 mod command;
 mod id;
 mod join;
@@ -23,6 +24,7 @@ pub use access::{
     Access, AccessChange, AccessGrant, AccessRefusal, Caller, ROOT, Rights, Role as AccessRole,
     Secret, User,
 };
+pub use alarm::{Alarm, AlarmChange, AlarmKind, Alarms};
 pub use command::{AckWindow, Command, Item, Proposal, RequestId, SessionInfo};
 pub use id::{
     ClusterId, ClusterVersion, DiskId, Incarnation, LeaseId, LogIndex, NodeId, Revision, Term,

@@ -4,7 +4,9 @@ use bytes::Bytes;
 use std::time::Duration;
 use thiserror::Error;
 
-use super::{AccessRefusal, ClusterVersion, KeyValue, LeaseId, LogIndex, NodeId, Revision};
+use super::{
+    AccessRefusal, Alarm, AlarmKind, ClusterVersion, KeyValue, LeaseId, LogIndex, NodeId, Revision,
+};
 
 /// What became of one request when it was applied.
 pub type Outcome = Result<Reply, Refusal>;
@@ -32,6 +34,13 @@ pub enum Reply {
         /// The store's revision.
         revision: Revision,
     },
+    /// To a change of alarms.
+    Alarms {
+        /// The store's revision.
+        revision: Revision,
+        /// Those that were raised, or have ended.
+        alarms: Vec<Alarm>,
+    },
     /// The request was applied before and its answer was too large to keep: this is a second answer
     /// to it, with the revision of the first.
     AppliedBefore {
@@ -51,6 +60,7 @@ impl Reply {
             Reply::Revoke(reply) => reply.revision,
             Reply::Compacted { revision }
             | Reply::Noted { revision }
+            | Reply::Alarms { revision, .. }
             | Reply::AppliedBefore { revision } => *revision,
         }
     }
@@ -236,6 +246,16 @@ pub enum Refusal {
     /// Users and roles forbid it, or stay as they are.
     #[error(transparent)]
     Access(#[from] AccessRefusal),
+    /// An alarm of this kind stands. It was raised by somebody, and stands until somebody
+    /// [ends it](crate::Client::change_alarms).
+    #[error("{}", .0.forbids())]
+    Alarm(AlarmKind),
+    /// More alarms than the limit.
+    #[error("too many alarms: at most {max}; end some first")]
+    TooManyAlarms {
+        /// The limit.
+        max: usize,
+    },
     /// The node that asks is not a member of the cluster any more.
     #[error("node {0} is not a member of the cluster")]
     NotMember(NodeId),

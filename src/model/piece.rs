@@ -19,8 +19,8 @@
 use std::time::Duration;
 
 use super::{
-    Access, AckWindow, ClusterVersion, Incarnation, KeyValue, LeaseId, LogIndex, Members, NodeId,
-    Outcome, RequestId, Revision, SessionInfo, Term,
+    Access, AckWindow, Alarms, ClusterVersion, Incarnation, KeyValue, LeaseId, LogIndex, Members,
+    NodeId, Outcome, RequestId, Revision, SessionInfo, Term,
 };
 
 /// A state without its rows, leases and answers.
@@ -44,6 +44,8 @@ pub struct StateHead {
     pub members: Members,
     /// Who may do what.
     pub access: Access,
+    /// Which alarms were raised and have not been ended.
+    pub alarms: Alarms,
     /// The digest of the whole state.
     pub digest: u64,
 }

@@ -24,6 +24,7 @@ pub(crate) fn growth(command: &Command) -> Option<u64> {
         | Command::Announce(_)
         | Command::Raise(_)
         | Command::Access(_)
+        | Command::Alarm(_)
         | Command::As(..) => None,
     }
 }

@@ -8,9 +8,10 @@ use std::ops::Range as Span;
 use std::time::Duration;
 
 use bowline::model::{
-    AckWindow, Command, Compare, CompareOp, CompareTarget, Delete, Incarnation, Item, KeyRange,
-    LeaseId, Limits, NodeId, Op, Proposal, Put, PutLease, PutValue, Range, RequestId, Revision,
-    RevisionBounds, SessionInfo, Sort, SortOrder, SortTarget, Term, Txn,
+    AckWindow, Alarm, AlarmChange, AlarmKind, Command, Compare, CompareOp, CompareTarget, Delete,
+    Incarnation, Item, KeyRange, LeaseId, Limits, NodeId, Op, Proposal, Put, PutLease, PutValue,
+    Range, RequestId, Revision, RevisionBounds, SessionInfo, Sort, SortOrder, SortTarget, Term,
+    Txn,
 };
 use bytes::Bytes;
 
@@ -224,11 +225,20 @@ fn command(random: &mut Random, now: Now) -> Command {
     let limits = Limits::default();
     loop {
         let command = match random.below(100) {
-            0..40 => Command::Put(put(random, 15)),
+            // What an alarm forbids is refused until it is ended: soon.
+            0..6 => Command::Alarm(match random.below(3) {
+                0 => AlarmChange::End(alarm(random)),
+                _ => AlarmChange::EndAll,
+            }),
+            6..40 => Command::Put(put(random, 15)),
             40..55 => Command::Delete(delete(random)),
             55..80 => Command::Txn(txn(random, now, 1, false)),
             80..84 => Command::Compact(compaction(random, now)),
-            84..96 => Command::Grant {
+            84 => Command::Alarm(match random.below(4) {
+                0 => AlarmChange::EndAllOf(*random.pick(&members())),
+                _ => AlarmChange::Raise(alarm(random)),
+            }),
+            85..96 => Command::Grant {
                 id: random.percent(80).then(|| lease_id(random)),
                 ttl: Duration::from_millis(1 + random.below(9000)),
                 session: random.percent(50).then(|| SessionInfo {
@@ -242,6 +252,15 @@ fn command(random: &mut Random, now: Now) -> Command {
             return command;
         }
     }
+}
+
+fn members() -> [NodeId; 2] {
+    [1, 2].map(|id| NodeId::new(id).expect("not 0"))
+}
+
+fn alarm(random: &mut Random) -> Alarm {
+    let kind = *random.pick(&[AlarmKind::NoSpace, AlarmKind::NoSpace, AlarmKind::Corrupt]);
+    Alarm { member: random.percent(50).then(|| *random.pick(&members())), kind }
 }
 
 /// A put that may be refused: with this chance, in percent, it keeps a value or a lease.

@@ -15,13 +15,14 @@
 //! compact REVISION
 //! grant ID|any ttl=MILLISECONDSms [session=LABEL | own-session=LABEL]
 //! revoke ID
+//! raise KIND [member=N] | end KIND [member=N] | end-all [member=N]         alarms: nospace, corrupt
 //! expire ID... [term=N]                  an entry of the leader, which counted in that term
 //! propose node=N life=N frontier=N [open=A..B,C..D]
 //!   SEQ COMMAND                          requests as they travel: by number, in one proposal
 //! answer node=N life=N SEQ
 //! read                                   a transaction that only reads, beside the log
 //! events [KEYS] from=REVISION            what a watch would see; prev: with the rows before
-//! lease ID | leases | revision
+//! lease ID | leases | alarms | revision
 //! hold | publish                         stop and go on showing readers what was applied
 //! ```
 //!
@@ -34,10 +35,10 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use bowline::model::{
-    AckWindow, Command, Compare, CompareOp, CompareTarget, Delete, Event, EventKind, Incarnation,
-    Item, KeyRange, KeyValue, LeaseId, NodeId, Op, Outcome, Proposal, Put, PutLease, PutValue,
-    Range, RangeReply, Reply, RequestId, Revision, RevisionBounds, SessionInfo, Sort, SortOrder,
-    SortTarget, Term, Txn, TxnReply, TxnResult,
+    AckWindow, Alarm, AlarmChange, AlarmKind, Command, Compare, CompareOp, CompareTarget, Delete,
+    Event, EventKind, Incarnation, Item, KeyRange, KeyValue, LeaseId, NodeId, Op, Outcome,
+    Proposal, Put, PutLease, PutValue, Range, RangeReply, Reply, RequestId, Revision,
+    RevisionBounds, SessionInfo, Sort, SortOrder, SortTarget, Term, Txn, TxnReply, TxnResult,
 };
 use bytes::Bytes;
 
@@ -53,6 +54,7 @@ pub(crate) enum Step {
     Events { range: KeyRange, from: Revision, prev: bool },
     Lease(LeaseId),
     Leases,
+    Alarms,
     Revision,
     Answer(RequestId),
     Hold,
@@ -143,6 +145,7 @@ pub(crate) fn parse(block: &Block<'_>) -> Parsed<Step> {
         },
         "lease" => Step::Lease(lease_id(words.next("an id")?)?),
         "leases" => Step::Leases,
+        "alarms" => Step::Alarms,
         "revision" => Step::Revision,
         "answer" => Step::Answer(RequestId {
             node: node(words.named("node").ok_or("node=?")?)?,
@@ -183,10 +186,25 @@ fn parse_command(block: &Block<'_>) -> Parsed<Command> {
             },
         },
         "revoke" => Command::Revoke(lease_id(words.next("an id")?)?),
+        "raise" => Command::Alarm(AlarmChange::Raise(parse_alarm(&mut words)?)),
+        "end" => Command::Alarm(AlarmChange::End(parse_alarm(&mut words)?)),
+        "end-all" => Command::Alarm(match words.named("member") {
+            Some(member) => AlarmChange::EndAllOf(node(member)?),
+            None => AlarmChange::EndAll,
+        }),
         other => return Err(format!("no command is called `{other}`")),
     };
     words.end()?;
     Ok(command)
+}
+
+fn parse_alarm(words: &mut Words<'_>) -> Parsed<Alarm> {
+    let kind = match words.next("a kind")? {
+        "nospace" => AlarmKind::NoSpace,
+        "corrupt" => AlarmKind::Corrupt,
+        other => return Err(format!("no kind of alarm is called `{other}`")),
+    };
+    Ok(Alarm { member: words.named("member").map(node).transpose()?, kind })
 }
 
 fn parse_put(words: &mut Words<'_>) -> Parsed<Put> {
@@ -429,10 +447,23 @@ fn reply(reply: &Reply) -> Vec<String> {
         Reply::Revoke(revoke) => {
             vec![format!("revision={} deleted={}", revoke.revision, revoke.deleted)]
         }
+        Reply::Alarms { revision, alarms } => {
+            vec![format!("revision={revision} {}", alarms_line(alarms))]
+        }
         Reply::AppliedBefore { revision } => {
             vec![format!("applied before, at revision={revision}")]
         }
     }
+}
+
+/// The line for alarms.
+pub(crate) fn alarms_line(alarms: &[Alarm]) -> String {
+    let mut line = "alarms:".to_owned();
+    for Alarm { member, kind } in alarms {
+        let member = member.map(|member| format!("@{member}")).unwrap_or_default();
+        write!(line, " {kind}{member}").expect("a string");
+    }
+    line
 }
 
 /// The lines for a transaction.

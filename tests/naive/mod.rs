@@ -8,10 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bowline::model::{
-    AckWindow, Command, Compare, CompareOp, CompareTarget, Delete, DeleteReply, Event, EventKind,
-    GrantReply, Incarnation, Item, KeyRange, KeyValue, LeaseId, NodeId, Op, Outcome, Proposal, Put,
-    PutLease, PutReply, PutValue, Range, RangeReply, Refusal, Reply, RequestId, Revision,
-    RevokeReply, SessionInfo, SortOrder, SortTarget, Term, Txn, TxnReply, TxnResult,
+    AckWindow, Alarm, AlarmChange, Command, Compare, CompareOp, CompareTarget, Delete, DeleteReply,
+    Event, EventKind, GrantReply, Incarnation, Item, KeyRange, KeyValue, LeaseId, NodeId, Op,
+    Outcome, Proposal, Put, PutLease, PutReply, PutValue, Range, RangeReply, Refusal, Reply,
+    RequestId, Revision, RevokeReply, SessionInfo, SortOrder, SortTarget, Term, Txn, TxnReply,
+    TxnResult,
 };
 use bytes::Bytes;
 
@@ -62,6 +63,7 @@ pub(crate) struct Naive {
     /// What readers see: the revision, and the compacted one.
     shown: (Revision, Option<Revision>),
     lives: BTreeMap<NodeId, Life>,
+    alarms: BTreeSet<Alarm>,
     applied: Applied,
 }
 
@@ -75,6 +77,7 @@ impl Naive {
             lease_ids: BTreeSet::new(),
             shown: (Revision::FIRST, None),
             lives: BTreeMap::new(),
+            alarms: BTreeSet::new(),
             applied: Applied::default(),
         }
     }
@@ -113,6 +116,10 @@ impl Naive {
     }
 
     fn execute(&mut self, proposal: &Proposal, command: &Command) -> Outcome {
+        let kinds = self.alarms.iter().map(|alarm| alarm.kind);
+        if let Some(kind) = kinds.max().filter(|_| adds(command)) {
+            return Err(Refusal::Alarm(kind));
+        }
         match command {
             Command::Put(put) => {
                 self.check_put(put)?;
@@ -148,6 +155,25 @@ impl Naive {
             }
             Command::Announce { .. } => Err(Refusal::NotMember(proposal.node)),
             Command::Access(_) | Command::As(..) => unreachable!("histories have no users"),
+            Command::Alarm(change) => {
+                let all = || self.alarms.iter().copied();
+                let gone: Vec<Alarm> = match change {
+                    AlarmChange::Raise(_) => Vec::new(),
+                    AlarmChange::End(alarm) => all().filter(|other| other == alarm).collect(),
+                    AlarmChange::EndAllOf(member) => {
+                        all().filter(|other| other.member == Some(*member)).collect()
+                    }
+                    AlarmChange::EndAll => all().collect(),
+                };
+                self.alarms.retain(|alarm| !gone.contains(alarm));
+                let raised = match change {
+                    AlarmChange::Raise(alarm) => Some(*alarm),
+                    _ => None,
+                };
+                self.alarms.extend(raised);
+                let alarms = raised.into_iter().chain(gone).collect();
+                Ok(Reply::Alarms { revision: self.now_revision(), alarms })
+            }
             Command::Raise(_) => Ok(Reply::Noted { revision: self.now_revision() }),
             Command::Grant { id, ttl, session } => {
                 self.grant(proposal, *id, *ttl, session.as_ref())
@@ -292,6 +318,22 @@ impl Naive {
     }
 }
 
+/// Whether a command is there to add keys or leases, in whichever branch.
+fn adds(command: &Command) -> bool {
+    let puts = |ops: &[Op]| {
+        ops.iter().any(|op| match op {
+            Op::Put(_) => true,
+            Op::Txn(txn) => adds(&Command::Txn(txn.clone())),
+            Op::Range(_) | Op::Delete(_) => false,
+        })
+    };
+    match command {
+        Command::Put(_) | Command::Grant { .. } => true,
+        Command::Txn(txn) => puts(&txn.success) || puts(&txn.failure),
+        _ => false,
+    }
+}
+
 impl Subject for Naive {
     fn apply(&mut self, term: Term, items: &[Item]) -> Applied {
         for item in items {
@@ -363,6 +405,10 @@ impl Subject for Naive {
 
     fn leases(&self) -> Vec<LeaseId> {
         self.leases.keys().copied().collect()
+    }
+
+    fn alarms(&self) -> Vec<Alarm> {
+        self.alarms.iter().copied().collect()
     }
 
     fn answer(&self, id: RequestId) -> Option<Outcome> {

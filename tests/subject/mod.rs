@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bowline::machine::{self, LeaseChange, Machine, MachineOptions, Reader};
 use bowline::model::{
-    Event, Incarnation, Item, KeyRange, LeaseId, LogIndex, NodeId, Outcome, Range, RangeReply,
-    Refusal, RequestId, Revision, SessionInfo, Term, Txn, TxnReply,
+    Alarm, Event, Incarnation, Item, KeyRange, LeaseId, LogIndex, NodeId, Outcome, Range,
+    RangeReply, Refusal, RequestId, Revision, SessionInfo, Term, Txn, TxnReply,
 };
 use bytes::Bytes;
 
@@ -31,6 +31,8 @@ pub(crate) trait Subject {
     fn lease(&self, id: LeaseId) -> Option<(Lease, Vec<Bytes>)>;
     /// All leases.
     fn leases(&self) -> Vec<LeaseId>;
+    /// Which alarms stand.
+    fn alarms(&self) -> Vec<Alarm>;
     /// What is known of a request.
     fn answer(&self, id: RequestId) -> Option<Outcome>;
 }
@@ -147,6 +149,10 @@ impl Subject for Real {
 
     fn leases(&self) -> Vec<LeaseId> {
         self.reader.leases().into_iter().map(|(id, _)| id).collect()
+    }
+
+    fn alarms(&self) -> Vec<Alarm> {
+        self.reader.alarms().iter().copied().collect()
     }
 
     fn answer(&self, id: RequestId) -> Option<Outcome> {

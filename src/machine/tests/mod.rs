@@ -15,6 +15,7 @@ use crate::model::{
 };
 
 mod access;
+mod alarms;
 mod forgetting;
 mod images;
 mod leases;

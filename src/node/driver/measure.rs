@@ -213,6 +213,7 @@ impl Driver {
         meters.history_bytes.set(shared.reader.history_bytes());
         meters.leases.count(shared.reader.lease_count());
         meters.disk_full.set(self.space.is_low().into());
+        meters.alarms.count(shared.reader.alarms().len());
         meters.sessions.count(self.sessions.len());
         meters.is_leader.set(self.leading.is_some().into());
         meters.has_leader.set(self.known_leader.1.is_some().into());

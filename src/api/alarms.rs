@@ -1,0 +1,70 @@
+//! Alarms that somebody raises: asked for, raised and ended. What they forbid the state machine refuses.
+
+use std::sync::Arc;
+
+use crate::model::{Alarm, AlarmChange, Alarms, Command, Reply};
+
+use super::call::Consistency;
+use super::{ActingClient, Client, Error};
+
+impl Client {
+    /// Raises an alarm for the whole cluster, or ends some: etcd's `NOSPACE` and `CORRUPT`, for operators. While one
+    /// stands, what it [forbids](crate::AlarmKind) is refused on every node with
+    /// [`Refusal::Alarm`](crate::Refusal::Alarm), also to this program, and has no effect; it stands until somebody ends
+    /// it, whatever is restarted or replaced meanwhile. Locks are released, sessions renewed and leases ended all the same;
+    /// nobody comes into a line.
+    ///
+    /// Answers with the alarm that was raised, or stood already; or with those that have ended. Takes no revision of the
+    /// store.
+    ///
+    /// # Errors
+    /// [`Refusal::TooManyAlarms`](crate::Refusal::TooManyAlarms); see [`Error`] for the rest.
+    ///
+    /// ```
+    /// # use bowline::{Alarm, AlarmChange, AlarmKind, Config, Error, Node, Refusal, Wait};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// # let kv = node.client();
+    /// kv.put("k", "v").wait()?;
+    /// let full = Alarm { member: None, kind: AlarmKind::NoSpace };
+    /// kv.change_alarms(AlarmChange::Raise(full)).wait()?;
+    /// let refused = kv.put("k", "w").wait().unwrap_err();
+    /// assert_eq!(refused, Error::Refused(Refusal::Alarm(AlarmKind::NoSpace)));
+    /// assert_eq!(kv.get("k").wait()?.unwrap().value, "v");
+    /// kv.delete("k").wait()?;
+    /// assert_eq!(kv.change_alarms(AlarmChange::EndAll).wait()?, [full]);
+    /// kv.put("k", "w").wait()?;
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub async fn change_alarms(&self, change: AlarmChange) -> Result<Vec<Alarm>, Error> {
+        match self.propose(Command::Alarm(change), None).await? {
+            Reply::Alarms { alarms, .. } => Ok(alarms),
+            other => unreachable!("a change of alarms is answered by {other:?}"),
+        }
+    }
+
+    /// The alarms that were raised and have not been ended, as this replica knows them. Local: perhaps not the newest.
+    pub fn alarms(&self) -> Arc<Alarms> {
+        self.shared.reader.alarms()
+    }
+
+    /// The alarms that were raised and have not been ended. Linearizable.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn read_alarms(&self) -> Result<Arc<Alarms>, Error> {
+        self.be_current(Consistency::Linearizable, self.shared.deadline(None)).await?;
+        Ok(self.alarms())
+    }
+}
+
+impl ActingClient {
+    /// As [`Client::change_alarms`]; only for callers with the role `root`.
+    ///
+    /// # Errors
+    /// As there, and [`AccessRefusal`](crate::AccessRefusal).
+    pub async fn change_alarms(&self, change: AlarmChange) -> Result<Vec<Alarm>, Error> {
+        self.0.change_alarms(change).await
+    }
+}

@@ -1,0 +1,130 @@
+//! Alarms: who may raise them, what they forbid to whom, and that they travel with the state.
+
+use super::*;
+use crate::model::{
+    AccessChange, AccessRefusal, Alarm, AlarmChange, AlarmKind, Alarms, Caller, KeyRange, ROOT,
+    Secret,
+};
+
+const FULL: Alarm = Alarm { member: None, kind: AlarmKind::NoSpace };
+
+fn change(world: &mut World, change: AlarmChange) -> Vec<Alarm> {
+    match world.run(Command::Alarm(change)) {
+        Ok(Reply::Alarms { alarms, .. }) => alarms,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn corrupt() -> Alarm {
+    Alarm { member: Some(node(9)), kind: AlarmKind::Corrupt }
+}
+
+fn restored(machine: &Machine) -> Machine {
+    let mut image = machine.image();
+    let pieces: Vec<_> = std::iter::from_fn(|| image.next(100).unwrap()).collect();
+    Machine::restore(MachineOptions::default(), image.head().clone(), pieces).unwrap()
+}
+
+#[test]
+fn the_digest_tells_of_each_alarm_and_nothing_of_those_that_were() {
+    let (mut world, mut other) = (World::new(), World::new());
+    let mut digests = BTreeSet::new();
+    for alarm in [FULL, corrupt(), Alarm { member: Some(node(9)), ..FULL }] {
+        assert_eq!(change(&mut world, AlarmChange::Raise(alarm)), [alarm]);
+        assert_eq!(change(&mut other, AlarmChange::End(alarm)), []);
+        assert!(digests.insert(world.machine.configuration), "{alarm:?}");
+        assert_ne!(world.machine.digest(), other.machine.digest());
+    }
+    change(&mut world, AlarmChange::EndAll);
+    assert_eq!(world.machine.configuration, other.machine.configuration);
+}
+
+#[test]
+fn what_is_refused_for_an_alarm_has_no_effect_at_all() {
+    let mut world = World::new();
+    world.put("a", "1");
+    change(&mut world, AlarmChange::Raise(FULL));
+    let done = world.apply(Command::Put(Put::new("a", "2")));
+    let refused = Err(Refusal::Alarm(AlarmKind::NoSpace));
+    assert_eq!(done.outcomes[0].1, refused);
+    assert!(done.changes.is_empty() && done.leases.is_empty());
+    assert_eq!(world.reader.revision(), Revision(2));
+    // A session that is not granted ends none that an earlier life has left behind.
+    let grant = |own| Command::Grant {
+        id: None,
+        ttl: Duration::from_secs(5),
+        session: Some(SessionInfo { label: String::new(), own }),
+    };
+    change(&mut world, AlarmChange::EndAll);
+    world.run(grant(true)).unwrap();
+    change(&mut world, AlarmChange::Raise(corrupt()));
+    let requests = vec![(1, grant(true))];
+    let done = world.entry(vec![Item::Proposal(proposal(1, 2, (1, &[]), requests))]);
+    assert_eq!(done.outcomes[0].1, Err(Refusal::Alarm(AlarmKind::Corrupt)));
+    assert_eq!(world.reader.leases().len(), 1);
+}
+
+#[test]
+fn a_state_travels_with_its_alarms_and_one_that_begins_a_new_cluster_has_none() {
+    let mut world = World::new();
+    world.put("a", "1");
+    change(&mut world, AlarmChange::Raise(FULL));
+    change(&mut world, AlarmChange::Raise(corrupt()));
+    let machine = restored(&world.machine);
+    assert_eq!(machine.digest(), world.machine.digest());
+    let reader = machine.reader();
+    assert_eq!(reader.alarms(), world.reader.alarms());
+    let mut later = World { reader, machine, seq: world.seq, term: Term(1) };
+    let refused = Err(Refusal::Alarm(AlarmKind::Corrupt));
+    assert_eq!(later.run(Command::Put(Put::new("a", "2"))), refused);
+
+    // Installed under a reader that knows nothing yet.
+    let mut behind = World::new();
+    drop(behind.machine.install(restored(&world.machine)).unwrap());
+    assert_eq!(behind.reader.alarms(), world.reader.alarms());
+    assert_eq!(behind.machine.digest(), world.machine.digest());
+    behind.seq = world.seq;
+    assert_eq!(behind.run(Command::Put(Put::new("a", "2"))), refused);
+    assert_eq!(change(&mut behind, AlarmChange::EndAll), [FULL, corrupt()]);
+    behind.put("a", "2");
+
+    let how = Reseed { members: Members::default(), revision_jump: REVISION_JUMP };
+    let machine = restored(&world.machine).reseed(how).unwrap();
+    assert_eq!(*machine.reader().alarms(), Alarms::default());
+    assert_eq!(restored(&machine).digest(), machine.digest());
+    let mut fresh = World { reader: machine.reader(), machine, seq: 0, term: Term(1) };
+    fresh.put("a", "2");
+}
+
+#[test]
+fn whoever_is_not_root_raises_and_ends_nothing_and_is_told_so_before_what_stands() {
+    let mut world = World::new();
+    let text = |text: &str| text.to_owned();
+    for made in [
+        AccessChange::AddUser { user: text(ROOT), password: None },
+        AccessChange::GrantRole { user: text(ROOT), role: text(ROOT) },
+        AccessChange::AddUser { user: text("ann"), password: None },
+        AccessChange::Enable { secret: Secret::new("s") },
+    ] {
+        world.run(Command::Access(made)).unwrap();
+    }
+    let revision = world.reader.access().revision();
+    let acting = |user: &str, command| {
+        Command::As(Caller { user: Some(text(user)), revision }, Box::new(command))
+    };
+    let raise = || Command::Alarm(AlarmChange::Raise(corrupt()));
+    let denied = Err(Refusal::Access(AccessRefusal::Denied));
+    assert_eq!(world.run(acting("ann", raise())), denied);
+    assert!(world.reader.alarms().is_empty());
+    world.run(acting(ROOT, raise())).unwrap();
+    assert_eq!(world.run(acting("ann", Command::Alarm(AlarmChange::EndAll))), denied);
+    let delete = || Command::Delete(Delete::new(KeyRange::all()));
+    assert_eq!(world.run(acting("ann", delete())), denied);
+    // For those who may, too, as for clients of etcd; a program of the cluster takes back what is its own.
+    let refused = Err(Refusal::Alarm(AlarmKind::Corrupt));
+    assert_eq!(world.run(acting(ROOT, delete())), refused);
+    assert_eq!(world.run(acting(ROOT, Command::Compact(Revision(1)))), refused);
+    assert!(world.run(delete()).is_ok());
+    world.run(acting(ROOT, Command::Alarm(AlarmChange::EndAll))).unwrap();
+    assert!(world.run(acting(ROOT, delete())).is_ok());
+}
