@@ -17,10 +17,10 @@ pub(crate) struct AlarmOptions {
 
 #[derive(Subcommand, Debug)]
 enum AlarmCommand {
-    /// List what is wrong: NOSPACE, CORRUPT
+    /// List the alarms that were raised for the cluster (NOSPACE, CORRUPT), and what is wrong with the server that is asked
     #[command(after_long_help = EXIT_CODES)]
     List,
-    /// End all alarms, where the server does not by itself; Bowline does, as soon as nothing is wrong any more
+    /// End all alarms that are listed; what Bowline finds wrong by itself ends by itself, and comes back while it is so
     #[command(after_long_help = EXIT_CODES)]
     Disarm,
 }

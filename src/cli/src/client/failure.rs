@@ -112,7 +112,16 @@ const HINTS: &[(&str, &str)] = &[
     ("has been compacted", "older revisions were forgotten: begin at a later one"),
     ("is a future revision", "`bowline get KEY -w json` shows the newest revision"),
     ("requested lease not found", "it has ended: `bowline lease list` shows those that live"),
-    ("database space exceeded", "delete what is not needed and compact, or raise the quota"),
+    (
+        "database space exceeded",
+        "delete what is not needed and compact, or raise the quota; if `bowline alarm list` shows an alarm NOSPACE then, \
+         `bowline alarm disarm` ends it",
+    ),
+    (
+        "corrupt cluster",
+        "`bowline endpoint hashkv --cluster` compares the members; if they are the same, `bowline alarm disarm` ends an alarm \
+         that was raised",
+    ),
     (
         "rpc not supported for learner",
         "this member does not vote yet: ask another with --endpoints",

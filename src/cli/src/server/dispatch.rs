@@ -1,10 +1,11 @@
 //! One port: which service a request is for, and what is asked of it before it gets there.
 
 use std::convert::Infallible;
+use std::error::Error as _;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use bowline::Access;
+use bowline::{Access, Error};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body_util::BodyExt as _;
@@ -270,7 +271,7 @@ impl Dispatch {
         let answer = async move {
             let mut response = answer.await?;
             say_too_large(&mut response, bytes_max);
-            if Reason::NoSpace.is_in(response.headers()) {
+            if is_for_space(&response) {
                 member.no_space().refused(member.state_bytes());
             }
             let sent = |body| Body::new(Counted::new(body, &traffic, Way::Out, &span));
@@ -346,6 +347,13 @@ impl hyper::service::Service<Request<Incoming>> for Dispatch {
     fn call(&self, request: Request<Incoming>) -> Answer {
         self.clone().route(request)
     }
+}
+
+/// Whether a request was refused because there is no room for it here: not for an alarm, which says the same words.
+fn is_for_space(response: &Response<Body>) -> bool {
+    let why = response.extensions().get::<Status>().and_then(|status| status.source());
+    let why = why.and_then(|why| why.downcast_ref());
+    matches!(why, Some(Error::QuotaExceeded { .. } | Error::NoSpace))
 }
 
 /// A message that was too large to be read is refused in the words that etcd's clients know.

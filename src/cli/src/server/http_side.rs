@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bowline::{KeyRange, Role};
+use bowline::{AlarmKind, KeyRange, Role};
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
@@ -12,7 +12,7 @@ use serde_json::json;
 use tonic::body::Body;
 
 use super::member::{CLUSTER_VERSION, Member, VERSION};
-use super::{metrics, probes};
+use super::{alarms, metrics, probes};
 
 /// The HTTP side of a member.
 #[derive(Clone)]
@@ -70,11 +70,11 @@ impl HttpSide {
     /// Whether it serves: as etcd, by reading something.
     async fn health(&self, query: &str) -> Response<Body> {
         let says = |wanted: &str| query.split('&').any(|pair| pair == wanted);
-        let health = self.member.node().health();
-        let reason = if health.diverged {
-            Some("ALARM CORRUPT".to_owned())
-        } else if health.disk_full && !says("exclude=NOSPACE") {
-            Some("ALARM NOSPACE".to_owned())
+        let alarm = [AlarmKind::Corrupt, AlarmKind::NoSpace]
+            .into_iter()
+            .find(|kind| !says(&format!("exclude={kind}")) && alarms::ails(&self.member, *kind));
+        let reason = if let Some(kind) = alarm {
+            Some(format!("ALARM {kind}"))
         } else if !says("serializable=true") && !self.member.has_leader() {
             Some("RAFT NO LEADER".to_owned())
         } else {

@@ -3,10 +3,11 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use bowline::{Client, KeyRange, NodeId, Revision};
+use bowline::{Alarm, AlarmChange, Client, KeyRange, NodeId, Revision};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
+use super::alarms;
 use super::driven::Driven;
 use super::identity::Identity;
 use super::member::{CLUSTER_VERSION, Member, VERSION};
@@ -29,15 +30,15 @@ const STATE_BYTES_MIN: u64 = 4096;
 pub(super) struct MaintenanceService(pub(super) Arc<Member>);
 
 impl MaintenanceService {
-    /// What is wrong with this member, in the protocol's terms. Nobody raises it: it is so, or it is not.
-    fn alarms(&self) -> Vec<pb::AlarmMember> {
-        let health = self.0.node().health();
-        let bytes = self.0.state_bytes();
-        let member_id = self.0.node().status().id.get();
-        let full = health.disk_full || self.0.no_space().is_raised(bytes);
-        let kinds = [(pb::AlarmType::Nospace, full), (pb::AlarmType::Corrupt, health.diverged)];
-        let raised = kinds.into_iter().filter(|(_, is)| *is);
-        raised.map(|(kind, _)| pb::AlarmMember { member_id, alarm: kind.into() }).collect()
+    /// Raises alarms, or ends them: by those who may, as the users and roles are where it is applied.
+    async fn change_alarms(
+        &self,
+        who: &Identity,
+        change: AlarmChange,
+    ) -> Result<Vec<pb::AlarmMember>, Status> {
+        let who = self.0.again_root(who)?;
+        let changed = self.0.acting(&who)?.change_alarms(change).await.map_err(refused)?;
+        Ok(changed.into_iter().map(alarms::said).collect())
     }
 }
 
@@ -52,31 +53,37 @@ impl Maintenance for MaintenanceService {
         let action = AlarmAction::try_from(request.action).map_err(|_| {
             Status::invalid_argument("bowline: an alarm request with an unknown action")
         })?;
-        if action != AlarmAction::Get {
-            self.0.again_root(&who)?;
-        }
+        let kind = pb::AlarmType::try_from(request.alarm).map(alarms::kind).map_err(|_| {
+            Status::invalid_argument(
+                "bowline: an alarm of an unknown kind: there are NOSPACE and CORRUPT",
+            )
+        })?;
         let alarms = match action {
             AlarmAction::Get => {
-                let wanted = |alarm: &pb::AlarmMember| {
-                    request.alarm() == pb::AlarmType::None || alarm.alarm == request.alarm
-                };
-                self.alarms().into_iter().filter(wanted).collect()
+                // As in etcd whichever member is named: what others have raised must be seen.
+                self.0.client().read_alarms().await.map_err(refused)?;
+                let is_wanted =
+                    |alarm: &pb::AlarmMember| kind.is_none() || alarms::kind(alarm.alarm()) == kind;
+                alarms::standing(&self.0).into_iter().filter(is_wanted).collect()
             }
-            // The others end by themselves.
             AlarmAction::Deactivate => {
-                let member_id = self.0.node().status().id.get();
-                let kind = pb::AlarmType::Nospace;
-                let is_meant = [0, member_id].contains(&request.member_id)
-                    && [pb::AlarmType::None, kind].contains(&request.alarm());
-                let ended = is_meant && self.0.no_space().end();
-                let ended = ended.then(|| pb::AlarmMember { member_id, alarm: kind.into() });
-                ended.into_iter().collect()
+                let change = alarms::ending(request.member_id, kind);
+                let mut ended = self.change_alarms(&who, change.clone()).await?;
+                let own = alarms::end_own(&self.0, &change);
+                ended.extend(own.filter(|own| !ended.contains(own)));
+                ended
             }
-            AlarmAction::Activate => {
-                return Err(Status::unimplemented(
-                    "bowline: alarms cannot be raised by hand: they say what is so, and end by themselves",
-                ));
-            }
+            AlarmAction::Activate => match kind {
+                // As in etcd.
+                None => {
+                    self.0.again_root(&who)?;
+                    Vec::new()
+                }
+                Some(kind) => {
+                    let member = NodeId::new(request.member_id);
+                    self.change_alarms(&who, AlarmChange::Raise(Alarm { member, kind })).await?
+                }
+            },
         };
         Ok(Response::new(pb::AlarmResponse { header: self.0.header_now(), alarms }))
     }
@@ -88,13 +95,8 @@ impl Maintenance for MaintenanceService {
         let status = self.0.node().status();
         let metrics = self.0.node().metrics().snapshot();
         let live_bytes = metrics.state_bytes.saturating_sub(metrics.history_bytes);
-        let mut errors: Vec<String> = self
-            .alarms()
-            .iter()
-            .map(|alarm| {
-                format!("memberID:{} alarm:{} ", alarm.member_id, alarm.alarm().as_str_name())
-            })
-            .collect();
+        let mut errors: Vec<String> =
+            alarms::standing(&self.0).iter().map(pb::AlarmMember::in_words).collect();
         if !self.0.has_leader() {
             errors.insert(0, Reason::NoLeader.text());
         }

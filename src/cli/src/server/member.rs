@@ -82,6 +82,10 @@ impl Member {
         })
     }
 
+    pub(super) fn id(&self) -> NodeId {
+        self.id
+    }
+
     pub(super) fn node(&self) -> &Node {
         &self.node
     }

@@ -6,9 +6,11 @@ use std::fmt::{Display, Write};
 
 use bowline::{Ending, MetricsSnapshot, NodeStatus, RequestKind};
 
+use super::alarms;
 use super::calls::Calls;
 use super::member::{CLUSTER_VERSION, Member, VERSION};
 use super::process::Process;
+use crate::generated::etcdserverpb as pb;
 
 /// All of a member's measurements, in the text format of Prometheus, as of one moment.
 pub(super) fn text(member: &Member) -> String {
@@ -80,6 +82,13 @@ impl Families {
         let access = member.client().access().revision();
         let help = "Rises with every change of users and roles.";
         self.one("etcd_debugging_auth_revision", "gauge", help, access);
+        let said = |alarm: &pb::AlarmMember| {
+            let kind = alarm.alarm().as_str_name();
+            (format!("alarm_type=\"{kind}\",server_id=\"{:x}\"", alarm.member_id), 1)
+        };
+        let alarms: Vec<_> = alarms::standing(member).iter().map(said).collect();
+        let help = "Alarms that stand.";
+        self.labelled("etcd_debugging_server_alarms", "gauge", help, &alarms);
         let (healthy, unhealthy) = member.calls().health_counts();
         let counters = [
             (

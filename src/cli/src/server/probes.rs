@@ -3,8 +3,9 @@
 //! `?verbose` names them all, `?exclude=NAME` leaves one out, and each can be asked for alone, as in `/readyz/non_learner`.
 //! The names are etcd's, but for the first of each: what the member itself thinks of its health.
 
-use bowline::KeyRange;
+use bowline::{AlarmKind, KeyRange};
 
+use super::alarms;
 use super::member::Member;
 
 /// Something that is looked at.
@@ -14,7 +15,7 @@ enum Check {
     Alive,
     /// It thinks that reads and writes would succeed.
     Serving,
-    /// Its replica is like the others'.
+    /// Its replica is like the others', and nobody has raised an alarm that says otherwise.
     DataCorruption,
     /// Its replica can be read.
     SerializableRead,
@@ -53,7 +54,10 @@ impl Check {
         match self {
             Check::Alive => says(health.is_alive()),
             Check::Serving => says(health.is_serving()),
-            Check::DataCorruption => health.diverged.then(|| "alarm activated: CORRUPT".to_owned()),
+            Check::DataCorruption => {
+                let ails = alarms::ails(member, AlarmKind::Corrupt);
+                ails.then(|| "alarm activated: CORRUPT".to_owned())
+            }
             Check::SerializableRead => read.local().await.err().map(|error| error.to_string()),
             Check::LinearizableRead => read.await.err().map(|error| error.to_string()),
             Check::NonLearner => {

@@ -48,6 +48,41 @@ fn members_and_servers_are_shown() {
 }
 
 #[test]
+fn alarms_are_listed_and_ended_whoever_was_asked_to_raise_them() {
+    let dirs = [tempdir().unwrap(), tempdir().unwrap(), tempdir().unwrap()];
+    let servers = Server::three(&dirs);
+    let raise = |server: usize, alarm: &str| {
+        let (code, said) = servers[server].http("POST", "/v3/maintenance/alarm", alarm);
+        assert_eq!(code, 200, "{said}");
+    };
+    raise(1, r#"{"action":"ACTIVATE","alarm":"NOSPACE"}"#);
+    let refused = ask(&servers[2], &["put", "k", "v"]);
+    assert_eq!(refused.code, 1, "{refused:?}");
+    assert!(refused.err.contains("database space exceeded"), "{refused:?}");
+    assert!(refused.err.contains("hint:") && refused.err.contains("alarm disarm"), "{refused:?}");
+    raise(2, r#"{"action":"ACTIVATE","memberID":"77","alarm":"CORRUPT"}"#);
+    let listed = "alarm:NOSPACE \nmemberID:77 alarm:CORRUPT \n";
+    assert_eq!(ask(&servers[0], &["alarm", "list"]).done(), listed);
+    let json = ask(&servers[0], &["-w", "json", "alarm", "list"]).done();
+    let alarms = r#""alarms":[{"alarm":1},{"memberID":77,"alarm":2}]"#;
+    assert!(json.contains(alarms), "{json}");
+    let refused = ask(&servers[0], &["del", "k"]);
+    assert!(refused.code == 1 && refused.err.contains("corrupt cluster"), "{refused:?}");
+    assert!(refused.err.contains("hint:"), "{refused:?}");
+    let health = ask(&servers[1], &["endpoint", "health"]);
+    assert_eq!(health.code, 1, "{health:?}");
+    assert!(health.err.contains("Active Alarm(s): NOSPACE CORRUPT"), "{health:?}");
+    let status = ask(&servers[1], &["endpoint", "status"]).done();
+    assert!(status.contains("alarm:NOSPACE , memberID:77 alarm:CORRUPT"), "{status}");
+    assert_eq!(ask(&servers[1], &["alarm", "disarm"]).done(), listed);
+    for server in &servers {
+        assert_eq!(ask(server, &["alarm", "list"]).done(), "");
+        ask(server, &["put", "k", "v"]).done();
+        ask(server, &["endpoint", "health"]).done();
+    }
+}
+
+#[test]
 fn who_is_sick_is_named_and_the_exit_code_says_so() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);

@@ -180,6 +180,38 @@ fn the_protocols_own_messages_are_printed_as_etcdctl_prints_them() {
 }
 
 #[test]
+fn alarms_are_printed_as_etcdctl_prints_them() {
+    if !etcdctl_is_there() {
+        return;
+    }
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let raise = || {
+        for member in [0, 5] {
+            let alarm =
+                format!(r#"{{"action":"ACTIVATE","alarm":"NOSPACE","memberID":"{member}"}}"#);
+            assert_eq!(server.http("POST", "/v3/maintenance/alarm", &alarm).0, 200);
+        }
+    };
+    raise();
+    for arguments in [
+        &["alarm", "list"][..],
+        &["-w", "json", "alarm", "list"],
+        &["-w", "fields", "alarm", "list"],
+        &["alarm", "disarm"],
+    ] {
+        let said = [etcdctl(&server), command(&server)].map(|mut asked| {
+            raise();
+            asked.args(arguments);
+            run(asked, b"")
+        });
+        assert_eq!(said[0].text(), said[1].text(), "{arguments:?}: {said:?}");
+        assert!(said[1].code == 0 && !said[1].out.is_empty(), "{arguments:?}: {said:?}");
+    }
+    assert_eq!(crate::ask::ask(&server, &["alarm", "list"]).done(), "");
+}
+
+#[test]
 fn watches_are_printed_as_etcdctl_prints_them() {
     if !etcdctl_is_there() {
         return;

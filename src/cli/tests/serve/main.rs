@@ -4,6 +4,7 @@
 #[path = "../../src/generated/mod.rs"]
 mod generated;
 
+mod alarms;
 mod auth;
 mod contenders;
 mod crew;

@@ -237,6 +237,17 @@ fn rows_of_servers() -> Vec<Row> {
         row("/etcdserverpb.Cluster/MemberUpdate", Root, pb::MemberUpdateRequest::default()),
         row("/etcdserverpb.Cluster/MemberPromote", Root, pb::MemberPromoteRequest { id: 99 }),
         row("/etcdserverpb.Maintenance/Alarm", User, alarm(pb::alarm_request::AlarmAction::Get)),
+        // Of no kind: nothing is raised, and nothing is there to be ended.
+        row(
+            "/etcdserverpb.Maintenance/Alarm",
+            Root,
+            alarm(pb::alarm_request::AlarmAction::Activate),
+        ),
+        row(
+            "/etcdserverpb.Maintenance/Alarm",
+            Root,
+            alarm(pb::alarm_request::AlarmAction::Deactivate),
+        ),
         row("/etcdserverpb.Maintenance/Status", Root, pb::StatusRequest {}),
         row("/etcdserverpb.Maintenance/Defragment", Root, pb::DefragmentRequest {}),
         row("/etcdserverpb.Maintenance/Hash", Root, pb::HashRequest {}),

@@ -336,11 +336,7 @@ impl Show for pb::AlarmResponse {
 
     fn simple(&self, page: &mut Page) {
         for alarm in &self.alarms {
-            page.line(format!(
-                "memberID:{} alarm:{} ",
-                alarm.member_id,
-                alarm.alarm().as_str_name()
-            ));
+            page.line(alarm.in_words());
         }
     }
 

@@ -1,7 +1,8 @@
 //! Errors, with etcd's codes and texts: clients compare both.
 
-use bowline::{AccessRefusal, Effect, Error, MemberRefusal, Refusal};
-use http::HeaderMap;
+use std::sync::Arc;
+
+use bowline::{AccessRefusal, AlarmKind, Effect, Error, MemberRefusal, Refusal};
 use tonic::{Code, Status};
 
 /// Why a request is refused, where etcd has a text of its own for it.
@@ -122,11 +123,6 @@ impl Reason {
     }
 
     /// What etcd says, without a code: for what is no error of a call.
-    /// Whether it is why a request was refused whose answer has these headers.
-    pub(crate) fn is_in(self, headers: &HeaderMap) -> bool {
-        Status::from_header_map(headers).is_some_and(|status| status.message() == self.text())
-    }
-
     pub(crate) fn text(self) -> String {
         format!("etcdserver: {}", self.parts().1)
     }
@@ -142,12 +138,17 @@ impl From<Reason> for Status {
 pub(crate) fn refused(error: Error) -> Status {
     match &error {
         Error::Refused(Refusal::Access(why)) => access_refused(*why),
+        Error::Refused(Refusal::TooManyAlarms { .. }) => ours(Code::ResourceExhausted, &error),
         Error::Refused(refusal) => {
             reason_of(refusal).map_or_else(|| ours(Code::Unavailable, &error), Status::from)
         }
         Error::Busy => Reason::TooManyRequests.into(),
         Error::Diverged => Reason::Corrupt.into(),
-        Error::QuotaExceeded { .. } | Error::NoSpace => Reason::NoSpace.into(),
+        Error::QuotaExceeded { .. } | Error::NoSpace => {
+            let mut status = Status::from(Reason::NoSpace);
+            status.set_source(Arc::new(error));
+            status
+        }
         Error::Deadline { .. } => Reason::Timeout.into(),
         Error::Stopped { .. } => Reason::Stopped.into(),
         Error::NoTransferee => Reason::Unhealthy.into(),
@@ -172,6 +173,8 @@ fn reason_of(refusal: &Refusal) -> Option<Reason> {
         Refusal::LeaseExists(_) => Reason::LeaseExists,
         Refusal::LeaseTtl { .. } => Reason::LeaseTtlTooLarge,
         Refusal::DuplicateKey(_) => Reason::DuplicateKey,
+        Refusal::Alarm(AlarmKind::NoSpace) => Reason::NoSpace,
+        Refusal::Alarm(AlarmKind::Corrupt) => Reason::Corrupt,
         Refusal::TooManyOps { .. } | Refusal::TooDeep { .. } => Reason::TooManyOps,
         Refusal::KeyTooLarge { .. }
         | Refusal::ValueTooLarge { .. }

@@ -1,0 +1,222 @@
+//! Alarms that operators raise: what is answered, what is refused to whom meanwhile, and who tells of them.
+
+use tempfile::tempdir;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use crate::generated::{etcdserverpb as pb, v3lockpb};
+use crate::process::Server;
+use pb::alarm_request::AlarmAction;
+use pb::kv_client::KvClient;
+use pb::lease_client::LeaseClient;
+use pb::maintenance_client::MaintenanceClient;
+use pb::request_op::Request;
+use pb::{AlarmMember, AlarmType};
+use v3lockpb::lock_client::LockClient;
+
+fn alarm(member_id: u64, alarm: AlarmType) -> AlarmMember {
+    AlarmMember { member_id, alarm: alarm.into() }
+}
+
+async fn ask(
+    channel: &Channel,
+    action: AlarmAction,
+    member_id: u64,
+    alarm: AlarmType,
+) -> Result<Vec<AlarmMember>, Status> {
+    let request = pb::AlarmRequest { action: action.into(), member_id, alarm: alarm.into() };
+    let answer = MaintenanceClient::new(channel.clone()).alarm(request).await?;
+    Ok(answer.into_inner().alarms)
+}
+
+async fn listed(channel: &Channel) -> Vec<AlarmMember> {
+    ask(channel, AlarmAction::Get, 0, AlarmType::None).await.unwrap()
+}
+
+use AlarmAction::{Activate, Deactivate, Get};
+use AlarmType::{Corrupt, None as Any, Nospace};
+
+#[tokio::test]
+async fn alarms_are_raised_listed_and_ended_as_in_etcd() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let ask = async |action, member, kind| ask(&channel, action, member, kind).await.unwrap();
+    let (full, one, corrupt) = (alarm(0, Nospace), alarm(12345, Nospace), alarm(0, Corrupt));
+    assert_eq!(ask(Activate, 0, Nospace).await, [full]);
+    assert_eq!(ask(Activate, 0, Nospace).await, [full], "there already");
+    assert_eq!(ask(Activate, 12345, Nospace).await, [one], "whether there is such a member or not");
+    assert_eq!(ask(Activate, 0, Any).await, []);
+    assert_eq!(ask(Activate, 0, Corrupt).await, [corrupt]);
+    assert_eq!(ask(Get, 0, Any).await, [full, corrupt, one]);
+    assert_eq!(ask(Get, 12345, Nospace).await, [full, one], "whichever member is named");
+    assert_eq!(ask(Get, 0, Corrupt).await, [corrupt]);
+    assert_eq!(ask(Deactivate, 0, Nospace).await, [full]);
+    assert_eq!(ask(Deactivate, 0, Nospace).await, []);
+    assert_eq!(ask(Deactivate, 77, Nospace).await, []);
+    assert_eq!(ask(Get, 0, Any).await, [corrupt, one]);
+    assert_eq!(ask(Deactivate, 12345, Any).await, [one]);
+    assert_eq!(ask(Activate, 12345, Nospace).await, [one]);
+    assert_eq!(ask(Deactivate, 0, Any).await, [corrupt, one], "all that there are");
+    assert_eq!(ask(Get, 0, Any).await, []);
+
+    let mut maintenance = MaintenanceClient::new(channel.clone());
+    for (action, alarm) in [(1, 7), (9, 1)] {
+        let request = pb::AlarmRequest { action, member_id: 0, alarm };
+        let refused = maintenance.alarm(request).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    }
+    for member in 1000..1256 {
+        ask(Activate, member, Nospace).await;
+    }
+    let request = pb::AlarmRequest { action: Activate.into(), member_id: 1, alarm: Nospace.into() };
+    let refused = maintenance.alarm(request).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    assert!(refused.message().contains("at most 256; end some first"), "{refused}");
+    assert_eq!(ask(Deactivate, 0, Any).await.len(), 256);
+}
+
+fn put() -> pb::PutRequest {
+    pb::PutRequest { key: "k".into(), value: "v".into(), ..Default::default() }
+}
+
+fn txn(op: Request) -> pb::TxnRequest {
+    let success = vec![pb::RequestOp { request: Some(op) }];
+    pb::TxnRequest { success, ..Default::default() }
+}
+
+/// A request of each kind that an alarm may forbid, and what became of it: those that add something, those that take
+/// something away, and those that look.
+async fn tried(channel: &Channel, lease: i64) -> [Vec<Result<(), Status>>; 3] {
+    let (mut kv, mut leases) = (KvClient::new(channel.clone()), LeaseClient::new(channel.clone()));
+    let lock = v3lockpb::LockRequest { name: "door".into(), lease };
+    let delete = || pb::DeleteRangeRequest { key: "none".into(), ..Default::default() };
+    let range = || pb::RangeRequest { key: "k".into(), ..Default::default() };
+    let nested = txn(Request::RequestTxn(txn(Request::RequestPut(put()))));
+    let adds = vec![
+        kv.put(put()).await.map(drop),
+        kv.txn(txn(Request::RequestPut(put()))).await.map(drop),
+        kv.txn(nested).await.map(drop),
+        leases.lease_grant(pb::LeaseGrantRequest { ttl: 60, id: 0 }).await.map(drop),
+        LockClient::new(channel.clone()).lock(lock).await.map(drop),
+    ];
+    let takes = vec![
+        kv.delete_range(delete()).await.map(drop),
+        kv.txn(txn(Request::RequestDeleteRange(delete()))).await.map(drop),
+        {
+            let granted = pb::LeaseRevokeRequest { id: lease + 1 };
+            leases.lease_revoke(granted).await.map(drop)
+        },
+        {
+            let revision = kv.range(range()).await.unwrap().into_inner().header.unwrap().revision;
+            kv.compact(pb::CompactionRequest { revision, physical: false }).await.map(drop)
+        },
+    ];
+    let renewal = tokio_stream::iter([pb::LeaseKeepAliveRequest { id: lease }]);
+    let mut renewed = leases.lease_keep_alive(renewal).await.unwrap().into_inner();
+    assert_eq!(renewed.message().await.unwrap().unwrap().ttl, 600);
+    let left = pb::LeaseTimeToLiveRequest { id: lease, keys: true };
+    let looks = vec![
+        kv.range(range()).await.map(drop),
+        kv.range(pb::RangeRequest { serializable: true, ..range() }).await.map(drop),
+        kv.txn(txn(Request::RequestRange(range()))).await.map(drop),
+        kv.txn(pb::TxnRequest::default()).await.map(drop),
+        leases.lease_time_to_live(left).await.map(drop),
+        leases.lease_leases(pb::LeaseLeasesRequest {}).await.map(drop),
+    ];
+    [adds, takes, looks]
+}
+
+#[tokio::test]
+async fn what_an_alarm_forbids_is_refused_in_etcds_words_on_all_servers_and_the_rest_goes_on() {
+    let dirs = [(); 3].map(|()| tempdir().unwrap());
+    let servers = Server::three(&dirs);
+    let mut channels = Vec::new();
+    for server in &servers {
+        channels.push(server.channel().await);
+    }
+    KvClient::new(channels[0].clone()).put(put()).await.unwrap();
+    let leases = |server: usize| LeaseClient::new(channels[server].clone());
+    leases(0).lease_grant(pb::LeaseGrantRequest { ttl: 600, id: 7 }).await.unwrap();
+    for (kind, code, words) in [
+        (Nospace, Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded"),
+        (Corrupt, Code::DataLoss, "etcdserver: corrupt cluster"),
+    ] {
+        ask(&channels[0], Activate, 0, kind).await.unwrap();
+        for (server, channel) in channels.iter().enumerate() {
+            assert_eq!(listed(channel).await, [alarm(0, kind)]);
+            let said = |status: &Status| (status.code(), status.message().to_owned());
+            let due = (code, words.to_owned());
+            let [adds, takes, looks] = tried(channel, 7).await;
+            for tried in &adds {
+                assert_eq!(said(tried.as_ref().unwrap_err()), due, "server {server}: {adds:?}");
+            }
+            for tried in &takes {
+                let is_due = match (kind, tried) {
+                    (Nospace, Ok(())) => true,
+                    // There is none with that id, and a revision is compacted once.
+                    (Nospace, Err(status)) => {
+                        status.message().contains("lease not found")
+                            || status.message().contains("has been compacted")
+                    }
+                    (_, tried) => tried.as_ref().is_err_and(|status| said(status) == due),
+                };
+                assert!(is_due, "server {server}: {takes:?}");
+            }
+            assert!(looks.iter().all(Result::is_ok), "server {server}: {looks:?}");
+        }
+        assert_eq!(ask(&channels[1], Deactivate, 0, kind).await.unwrap(), [alarm(0, kind)]);
+        for channel in &channels {
+            // Nothing of what is so by itself was raised by what was refused.
+            assert_eq!(listed(channel).await, []);
+            KvClient::new(channel.clone()).put(put()).await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn whoever_asks_how_a_server_is_hears_of_alarms() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let mut maintenance = MaintenanceClient::new(channel.clone());
+    let ask_http = |path: &str| server.http("GET", path, "");
+    let is_well = |query: &str| {
+        let (code, text) = ask_http(&format!("/health{query}"));
+        code == 200 && text.contains(r#""health":"true""#)
+    };
+    let ill = |query: &str| {
+        let (code, text) = ask_http(&format!("/health{query}"));
+        assert!(code == 503 && text.contains(r#""health":"false""#), "{code}: {text}");
+        text
+    };
+    assert!(is_well("") && ask_http("/readyz").0 == 200);
+    ask(&channel, Activate, 0, Nospace).await.unwrap();
+    ask(&channel, Activate, 31, Nospace).await.unwrap();
+    assert!(ill("").contains("ALARM NOSPACE") && ill("?exclude=CORRUPT").contains("ALARM NOSPACE"));
+    assert!(is_well("?exclude=NOSPACE") && ask_http("/readyz").0 == 200);
+    let status = maintenance.status(pb::StatusRequest {}).await.unwrap().into_inner();
+    assert_eq!(status.errors, ["alarm:NOSPACE ", "memberID:31 alarm:NOSPACE "]);
+    ask(&channel, Activate, 0, Corrupt).await.unwrap();
+    assert!(ill("").contains("ALARM CORRUPT") && ill("?exclude=NOSPACE").contains("ALARM CORRUPT"));
+    assert!(is_well("?exclude=NOSPACE&exclude=CORRUPT"));
+    let (code, text) = ask_http("/readyz");
+    assert!(
+        code == 503 && text.contains("[-]data_corruption failed: alarm activated: CORRUPT"),
+        "{text}"
+    );
+    assert_eq!(ask_http("/livez").0, 200);
+    let metrics = ask_http("/metrics").1;
+    for sample in [
+        r#"etcd_debugging_server_alarms{alarm_type="NOSPACE",server_id="0"} 1"#,
+        r#"etcd_debugging_server_alarms{alarm_type="NOSPACE",server_id="1f"} 1"#,
+        r#"etcd_debugging_server_alarms{alarm_type="CORRUPT",server_id="0"} 1"#,
+    ] {
+        assert!(metrics.contains(sample), "{sample}");
+    }
+    ask(&channel, Deactivate, 0, Any).await.unwrap();
+    assert!(is_well("") && ask_http("/readyz").0 == 200);
+    let status = maintenance.status(pb::StatusRequest {}).await.unwrap().into_inner();
+    assert!(status.errors.is_empty());
+    assert!(!ask_http("/metrics").1.contains("etcd_debugging_server_alarms{"));
+}
