@@ -47,6 +47,9 @@ mod transport;
 mod wal;
 mod warm;
 
+// `machine`, `model` and `env` are public, and not for users: tests in `tests` and benchmarks ask the state machine by
+// itself, and the harness stands at the doors to the world. `watch` is like them; nothing outside names it today. What
+// users need of the four is named below.
 #[doc(hidden)]
 pub mod machine;
 #[doc(hidden)]

@@ -40,8 +40,8 @@ const fn refused_switch(name: &'static str, instead: &'static str) -> Flag {
 }
 
 const NO_DISCOVERY: &str = "there is no discovery service: name the members with --initial-cluster";
-const BY_URI: &str = "a member is known by the URI bowline://CLUSTER/MEMBER in its certificate: write that into all of \
-                      them, and nobody else is let in";
+const BY_URI: &str = "a member whose certificate has the URI bowline://CLUSTER/MEMBER lets in only members whose \
+                      certificates have theirs: write it into all of them instead";
 const NO_PROXY: &str = "there is no proxy of etcd 2";
 const NO_TRACING: &str = "there is no exporter of traces: use --log-level debug";
 
