@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
-use bowline::testing::{Cluster, ClusterOptions};
+use bowline::testing::{self, Cluster, ClusterOptions};
 use bowline::{
     Client, Compare, Config, Effect, Error, KeyRange, LeaseId, Node, Op, Refusal, Revision, Role,
     StartError, StopReason, Wait, WatchError,
@@ -77,7 +77,7 @@ fn the_directory_of_another_cluster_is_refused_and_keeps_its_data() {
     let config = || Config::new(dir.path(), "solo");
     let node = Node::start(config()).wait().unwrap();
     node.client().put("k", "v").wait().unwrap();
-    assert!(node.shutdown().wait().hanging.is_empty());
+    assert!(testing::shutdown(node).wait().hanging.is_empty());
     refused(config().cluster_token("other"), "is of a cluster with another token");
     // The same name, in a cluster of three.
     let members = [("solo", "127.0.0.1:0"), ("b", "127.0.0.1:2"), ("c", "127.0.0.1:3")];
@@ -341,9 +341,9 @@ fn revisions_that_are_gone_or_to_come_are_refused_on_every_member() {
 fn leases_that_have_ended_never_were_or_cannot_be_are_refused() {
     let cluster = quick(3);
     let kv = cluster.node(0).client();
-    let lease = kv.grant(Duration::from_millis(100)).wait().unwrap().id;
-    kv.put("leased", "v").lease(lease).wait().unwrap();
-    let mut changes = kv.watch("leased").wait().unwrap();
+    let lease = kv.grant(Duration::from_secs(3)).wait().unwrap().id;
+    let put = kv.put("leased", "v").lease(lease).wait().unwrap();
+    let mut changes = kv.watch("leased").from(put.revision.next()).wait().unwrap();
     let deleted = changes.next().wait().unwrap().unwrap();
     assert_eq!(deleted.events[0].kind, bowline::EventKind::Delete);
     for (_, node) in cluster.running() {
@@ -437,6 +437,6 @@ fn a_peer_port_that_is_fed_garbage_floods_or_silence_costs_the_cluster_nothing()
         works(&node.client());
     }
     for node in nodes {
-        assert!(node.shutdown().wait().hanging.is_empty());
+        assert!(testing::shutdown(node).wait().hanging.is_empty());
     }
 }

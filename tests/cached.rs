@@ -17,6 +17,7 @@ fn quick(members: usize) -> Cluster {
                 .heartbeat(Duration::from_millis(20))
                 .election_timeout(Duration::from_millis(150))
                 .session_ttl(Duration::from_millis(900))
+                .call_deadline(Duration::from_secs(20))
         })
         .start()
         .wait()

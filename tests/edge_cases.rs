@@ -6,15 +6,15 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use bowline::backup::{self, RestoreOptions};
+use bowline::testing;
 use bowline::{
     Compare, Config, Effect, Error, GuardError, KeyRange, LockError, LockKind, LockState, Loss,
     Node, Op, Released, SessionEnd, Token, Wait,
 };
 
 use stage::{
-    Begun, LONG, Outside, SOON, STEADY, another_leader, another_session, lasting, places, quick,
-    quick_with, roles, session, session_ended, stand_in_line, steady, until_places, with,
-    with_clocks,
+    Begun, LONG, Outside, SOON, STEADY, another_leader, another_session, lasting, mortal, places,
+    roles, session, session_ended, stand_in_line, steady, until_places, with, with_clocks,
 };
 
 #[test]
@@ -38,9 +38,9 @@ fn a_session_that_expires_while_it_holds_frees_the_lock_and_tells_the_holder() {
 
 #[test]
 fn a_session_that_expires_where_nobody_hears_of_it_is_lost_by_its_own_clock() {
-    let cluster = quick(3);
+    let cluster = lasting(3);
     let (_, one, _) = roles(&cluster);
-    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let guard = mortal(&cluster, one).mutex("lock").lock().wait().unwrap();
     cluster.partition(&[one]);
     assert_eq!(guard.lost().wait(), Loss::SessionEnded(SessionEnd::NotRenewed));
     assert!(cluster.node(one).now() >= guard.valid_until());
@@ -77,8 +77,7 @@ fn a_release_by_who_does_not_hold_has_no_effect() {
 
 #[test]
 fn a_release_whose_answer_is_lost_is_carried_out_once() {
-    let cluster =
-        with(3, |config| config.session_ttl(LONG).call_deadline(Duration::from_millis(500)));
+    let cluster = with(3, |config| config.session_ttl(LONG).call_deadline(STEADY));
     let (_, one, two) = roles(&cluster);
     let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
     let other = session(&cluster, two);
@@ -114,10 +113,12 @@ fn an_acquire_whose_answer_is_lost_takes_one_place() {
     let cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);
     let mine = session(&cluster, one);
-    // What it asks for arrives, and it hears of nothing.
+    // What it asks for arrives, and it hears of nothing. Paused, it cannot notice that before it has asked.
+    cluster.pause(one);
+    let mut call = Begun::new(mine.mutex("lock").lock());
     cluster.cut(leader, one);
     cluster.cut(two, one);
-    let mut call = Begun::new(mine.mutex("lock").lock());
+    cluster.resume(one);
     until_places(cluster.node(two), "lock", 1);
     assert!(call.poll().is_none());
     cluster.heal();
@@ -168,9 +169,9 @@ fn an_acquire_dropped_before_its_outcome_is_known_is_undone_when_it_is() {
 
 #[test]
 fn a_pause_longer_than_the_ttl_is_noticed_by_the_holder_the_store_and_the_resource() {
-    let cluster = quick(3);
+    let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
-    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let guard = mortal(&cluster, one).mutex("lock").lock().wait().unwrap();
     let mut outside = Outside::default();
     cluster.pause(one);
     let next = session(&cluster, two).mutex("lock").lock().wait().unwrap();
@@ -240,32 +241,22 @@ fn a_lease_gets_its_full_ttl_from_a_new_leader() {
 
 #[test]
 fn without_a_quorum_calls_say_what_they_did_and_a_held_lock_goes_from_unconfirmed_to_lost() {
-    let mut cluster = quick_with(3, |config| config.call_deadline(Duration::from_secs(2)));
-    let mine = session(&cluster, 0);
-    let guard = mine.mutex("lock").lock().wait().unwrap();
+    let (mut cluster, clocks) = with_clocks(Duration::from_secs(60));
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    assert!(matches!(guard.state(), LockState::Held(_)));
     cluster.kill(1).wait();
     cluster.kill(2).wait();
-    let mut seen = Vec::new();
-    loop {
-        let state = match guard.state() {
-            LockState::Held(_) => "held",
-            LockState::Unconfirmed(_) => "unconfirmed",
-            LockState::Lost(_) => "lost",
-        };
-        if seen.last() != Some(&state) {
-            seen.push(state);
-        }
-        if state == "lost" {
-            break;
-        }
-        std::thread::yield_now();
-    }
-    // On a busy machine a renewal may be late before that.
-    assert!(seen.ends_with(&["unconfirmed", "lost"]), "{seen:?}");
+    // Of the sixty seconds it believes in 54, and two renewals are due within 36.
+    clocks[0].jump(Duration::from_secs(40));
+    assert!(matches!(guard.state(), LockState::Unconfirmed(_)), "{:?}", guard.state());
+    assert!(guard.is_held());
+    clocks[0].jump(Duration::from_secs(20));
+    assert_eq!(guard.state(), LockState::Lost(Loss::SessionEnded(SessionEnd::NotRenewed)));
     assert!(cluster.node(0).now() >= guard.valid_until());
-    let write = cluster.node(0).client().put("k", "v").wait().unwrap_err();
+    let moment = Duration::from_secs(1);
+    let write = cluster.node(0).client().put("k", "v").deadline(moment).wait().unwrap_err();
     assert!(matches!(write, Error::Deadline { .. }), "{write:?}");
-    let opened = cluster.node(0).session().wait().unwrap_err();
+    let opened = cluster.node(0).open_session().deadline(moment).wait().unwrap_err();
     assert!(matches!(opened, Error::Deadline { .. }), "{opened:?}");
 }
 
@@ -287,7 +278,7 @@ fn a_node_that_restarts_ends_its_old_session_at_once() {
 
 #[test]
 fn a_clock_that_jumps_as_a_machine_that_wakes_from_sleep_ends_the_belief_at_the_first_look() {
-    let (cluster, clocks) = with_clocks();
+    let (cluster, clocks) = with_clocks(STEADY);
     let (_, one, _) = roles(&cluster);
     let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
     clocks[one].jump(Duration::from_secs(60));
@@ -328,7 +319,7 @@ fn after_a_restore_tokens_go_on_rising_and_all_sessions_have_ended() {
     guard.release().wait().unwrap();
     let newest = node.session().wait().unwrap().mutex("lock").lock().wait().unwrap().token();
     assert!(newest > token);
-    assert!(node.shutdown().wait().hanging.is_empty());
+    assert!(testing::shutdown(node).wait().hanging.is_empty());
 
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let config = Config::new(dir.path().join("new"), "solo").members([("solo", address)]);
@@ -341,7 +332,7 @@ fn after_a_restore_tokens_go_on_rising_and_all_sessions_have_ended() {
     let guard = node.session().wait().unwrap().mutex("lock").lock().wait().unwrap();
     assert!(guard.token() > newest);
     drop(guard);
-    assert!(node.shutdown().wait().hanging.is_empty());
+    assert!(testing::shutdown(node).wait().hanging.is_empty());
 }
 
 #[test]

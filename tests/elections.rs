@@ -16,7 +16,7 @@ use bowline::{
 use tokio::sync::oneshot;
 
 use crate::stage::{
-    Begun, LONG, SOON, another_session, lasting, places, quick, roles, session, stand_in_line,
+    Begun, LONG, SOON, another_session, lasting, places, roles, session, stand_in_line, steady,
     until_places, until_true,
 };
 
@@ -266,21 +266,28 @@ fn a_value_that_would_be_taken_for_another_kind_of_wish_is_refused() {
     assert_eq!(refused, Err(GuardError::ReservedValue));
 }
 
-/// From when to when work was inside, by the one clock of this machine.
+/// From when to when work was inside and surely led, by the one clock of this machine.
 type Spells = Arc<Mutex<Vec<(Moment, Moment)>>>;
 
 /// Notes it when it is dropped.
-struct Spell(Moment, Spells);
+struct Spell {
+    begun: Moment,
+    /// The moment before it was last found to lead: the thread that ends the work may be late.
+    last: Option<Moment>,
+    spells: Spells,
+}
 
 impl Drop for Spell {
     fn drop(&mut self) {
-        self.1.lock().unwrap().push((self.0, BootClock.now()));
+        if let Some(last) = self.last {
+            self.spells.lock().unwrap().push((self.begun, last));
+        }
     }
 }
 
 #[test]
 fn never_are_two_at_work_while_leaders_are_killed_and_cut_off() {
-    let mut cluster = quick(3);
+    let mut cluster = steady(3);
     let spells = Spells::default();
     let (sender, begun) = mpsc::channel();
     let stop = Arc::new(AtomicBool::new(false));
@@ -289,9 +296,13 @@ fn never_are_two_at_work_while_leaders_are_killed_and_cut_off() {
         let (spells, stop) = (Arc::clone(&spells), Arc::clone(&stop));
         std::thread::spawn(move || {
             let work = async |leadership: Arc<Leadership>| {
-                let _spell = Spell(BootClock.now(), Arc::clone(&spells));
-                sender.send((member, leadership.token())).unwrap();
+                let (begun, spells) = (BootClock.now(), Arc::clone(&spells));
+                let mut spell = Spell { begun, last: None, spells };
                 while !stop.load(Ordering::SeqCst) {
+                    let now = BootClock.now();
+                    if leadership.is_leader() && spell.last.replace(now).is_none() {
+                        sender.send((member, leadership.token())).unwrap();
+                    }
                     let said = leadership.proclaim(member.to_string()).await;
                     if said == Err(GuardError::NotHeld) {
                         // The loss is seen at the next await point.

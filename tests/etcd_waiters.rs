@@ -13,7 +13,7 @@ use bowline::{
 use bowline::{Error, Revision, Session, SortOrder, SortTarget, TxnResult, Wait};
 
 mod stage;
-use stage::{another_session, lasting, session, until_places};
+use stage::{another_session, lasting, mortal, session, until_places};
 
 /// A holder of a lock that was taken as etcd's clients take it.
 struct EtcdLock {
@@ -151,13 +151,12 @@ fn clients_of_both_kinds_are_served_in_the_order_of_their_coming() {
 #[test]
 fn a_node_with_holders_and_waiters_of_both_kinds_dies_and_the_others_go_on_one_at_a_time() {
     // Dying sessions of both kinds end by their TTL.
-    let mut cluster = stage::quick(3);
+    let mut cluster = lasting(3);
     let runtime = runtime();
     let ledger = Arc::new(Ledger::default());
-    let dying = session(&cluster, 2);
+    let dying = mortal(&cluster, 2);
     let held = dying.mutex("shared").lock().wait().unwrap();
-    let behind =
-        stage::Begun::new(another_session(&cluster, 2, "behind").election("shared").campaign("x"));
+    let behind = stage::Begun::new(mortal(&cluster, 2).election("shared").campaign("x"));
     until_places(cluster.node(0), "shared", 2);
     let mut tasks = Vec::new();
     for at in 0..9 {

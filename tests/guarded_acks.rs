@@ -194,13 +194,24 @@ fn after_an_unknown_outcome_the_item_is_either_acknowledged_with_its_result_or_f
         let leader = cluster.leader().wait().unwrap();
         let session = session(&cluster, leader);
         let (job, guard) = begin(&session);
-        // Its own log has it, and nobody else.
-        cluster.partition(&[leader]);
-        let txn = guard.txn().then(result()).ack(job).deadline(Duration::from_millis(50));
-        let error = if round % 2 == 0 {
-            txn.commit_and_release(guard).wait().unwrap_err()
+        // Its own log has it, and nobody says so: the others stand still, or do not hear of it and elect another. What
+        // comes while it stands still itself goes to its log before it can notice.
+        let others = [(leader + 1) % 3, (leader + 2) % 3];
+        cluster.pause(leader);
+        if round > 1 {
+            cluster.partition(&[leader]);
         } else {
-            let error = txn.commit().wait().unwrap_err();
+            others.into_iter().for_each(|member| cluster.pause(member));
+        }
+        let txn = guard.txn().then(result()).ack(job).deadline(Duration::from_secs(2));
+        let error = if round % 2 == 0 {
+            let commit = Begun::new(txn.commit_and_release(guard));
+            cluster.resume(leader);
+            commit.finish().unwrap_err()
+        } else {
+            let commit = Begun::new(txn.commit());
+            cluster.resume(leader);
+            let error = commit.finish().unwrap_err();
             drop(guard);
             error
         };
@@ -210,6 +221,7 @@ fn after_an_unknown_outcome_the_item_is_either_acknowledged_with_its_result_or_f
             another_leader(&cluster, leader);
         }
         cluster.heal();
+        others.into_iter().for_each(|member| cluster.resume(member));
         let node = cluster.node(leader);
         // The session goes on, and nobody looks after the item but this.
         until_places(node, "jobs/claim", 0);

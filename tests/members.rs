@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use bowline::testing::{Cluster, ClusterOptions};
+use bowline::testing::{self, Cluster, ClusterOptions};
 use bowline::{
     Client, Config, Error, KeyRange, MemberRefusal, MemberRole, Node, NodeId, StopReason, Wait,
 };
@@ -357,7 +357,7 @@ fn a_member_that_moves_to_another_address_is_found_there() {
         nodes[0].client().put("k", "1").await.unwrap();
         let leaving = nodes.remove(2);
         let moved = leaving.status().id;
-        assert!(leaving.shutdown().await.hanging.is_empty());
+        assert!(testing::shutdown(leaving).await.hanging.is_empty());
         let node = Node::start(config(2).advertise(at[3].clone())).await.unwrap();
         node.client().put("k", "2").await.unwrap();
         let knows = |node: &Node| node.members().get(moved).is_some_and(|m| m.address == at[3]);
@@ -365,7 +365,7 @@ fn a_member_that_moves_to_another_address_is_found_there() {
             nodes[0].client().put("k", "3").await.unwrap();
         }
         // It counts for a quorum again.
-        assert!(nodes.remove(1).shutdown().await.hanging.is_empty());
+        assert!(testing::shutdown(nodes.remove(1)).await.hanging.is_empty());
         nodes[0].client().put("k", "4").await.unwrap();
     }
     .wait();

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
-    Config, Effect, Ending, Error, KeyRange, MemberRole, Node, Op, RequestKind, Role, Verdict, Wait,
+    Config, Effect, Ending, Error, KeyRange, MemberRole, MemberStatus, Node, NodeStatus, Op,
+    RequestKind, Role, Verdict, Wait,
 };
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -91,14 +92,16 @@ fn found(all: &[&str]) -> Option<String> {
     lines.iter().find(|line| all.iter().all(|words| line.contains(words))).cloned()
 }
 
+/// Who leads goes on doing so, on a busy machine too: these tests look at one member.
 fn quick(members: usize, configure: fn(Config) -> Config) -> Cluster {
     ClusterOptions::new(members)
         .configure(move |config| {
             configure(
                 config
                     .heartbeat(Duration::from_millis(20))
-                    .election_timeout(Duration::from_millis(150))
-                    .session_ttl(Duration::from_millis(900)),
+                    .election_timeout(Duration::from_secs(2))
+                    .session_ttl(Duration::from_secs(3))
+                    .call_deadline(Duration::from_secs(20)),
             )
         })
         .start()
@@ -270,6 +273,13 @@ fn holds_and_waiters_are_counted_and_a_hand_over_is_timed() {
             .unwrap();
     };
     let handed = || metrics.snapshot().lock_handoff_seconds.count();
+    let was_handed = |times: u64| {
+        let seen = |_: &[NodeStatus]| {
+            kv.put("k", "again").wait().unwrap();
+            handed() == times
+        };
+        cluster.wait_until(&format!("not handed over {times} times"), seen).wait().unwrap();
+    };
     let one = node.open_session().wait().unwrap();
     let other = node.open_session().wait().unwrap();
     let guard = one.mutex("m").lock().wait().unwrap();
@@ -284,14 +294,14 @@ fn holds_and_waiters_are_counted_and_a_hand_over_is_timed() {
     becomes(1, 1);
     guard.release().wait().unwrap();
     let guard = waiter.join().unwrap();
-    assert_eq!(handed(), 1);
+    was_handed(1);
     becomes(1, 0);
     // From task to task of one session, inside the process.
     let waiter = wait();
     becomes(1, 1);
     drop(guard);
     let guard = waiter.join().unwrap();
-    assert_eq!(handed(), 2);
+    was_handed(2);
     // Who gives up waits no more, and who loses holds no more.
     let late = one.mutex("m").lock().deadline(Duration::from_millis(50)).wait();
     assert!(late.is_err());
@@ -308,7 +318,7 @@ fn holds_and_waiters_are_counted_and_a_hand_over_is_timed() {
         .wait()
         .unwrap();
     let margins = metrics.snapshot().session_margin_seconds;
-    assert!(margins.quantile(1.0).unwrap() < 1.1, "a session of 900 ms");
+    assert!(margins.quantile(1.0).unwrap() < 3.6, "a session of three seconds");
 }
 
 #[test]
@@ -317,14 +327,15 @@ fn status_and_health_tell_who_is_there_and_how_far() {
     let leader = cluster.leader().wait().unwrap();
     let put = cluster.node(leader).client().put("k", "v").wait().unwrap();
     cluster.all_at(put.revision).wait().unwrap();
-    let all_well = |cluster: &Cluster| {
+    let all_well = || {
+        let active = |member: &MemberStatus| member.progress.is_some_and(|p| p.active);
         cluster.running().all(|(_, node)| node.health().verdict == Verdict::Healthy)
+            && cluster.node(leader).status().members.iter().all(active)
     };
-    cluster.wait_until("not healthy", |_| all_well(&cluster)).wait().unwrap();
+    cluster.wait_until("not healthy", |_| all_well()).wait().unwrap();
     let status = cluster.node(leader).status();
     assert_eq!(status.members.len(), 3);
     assert!(status.members.iter().all(|member| member.role == MemberRole::Voter));
-    assert!(status.members.iter().all(|member| member.progress.is_some_and(|p| p.active)));
     assert!(status.last >= status.commit && status.commit >= status.applied);
     let follower = (leader + 1) % 3;
     let seen = cluster.node(follower).status();
@@ -340,11 +351,8 @@ fn status_and_health_tell_who_is_there_and_how_far() {
         })
         .wait()
         .unwrap();
-    assert_eq!(
-        cluster.node(leader).health().verdict,
-        Verdict::Healthy,
-        "two of three are a quorum"
-    );
+    let is_well = || cluster.node(leader).health().verdict == Verdict::Healthy;
+    cluster.wait_until("two of three are no quorum", |_| is_well()).wait().unwrap();
     cluster.partition(&[leader]);
     let lost = |health: bowline::Health| health.verdict == Verdict::NoQuorum && health.is_alive();
     cluster
@@ -366,7 +374,7 @@ fn too_many_reads_and_waits_are_refused_as_busy_and_leave_nothing_behind() {
         let mut waiting = tokio::task::JoinSet::new();
         for i in 0..10 {
             let kv = node.client();
-            let short = Duration::from_millis(800);
+            let short = Duration::from_secs(3);
             waiting.spawn(async move {
                 match i % 2 {
                     0 => kv.get("k").at_least(never).deadline(short).await,

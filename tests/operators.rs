@@ -11,7 +11,7 @@ use bowline::{
 
 mod stage;
 use stage::{
-    Begun, SOON, another_session, lasting, places, quick, roles, session, stand_in_line,
+    Begun, SOON, another_session, lasting, mortal, places, roles, session, stand_in_line,
     until_places, until_true,
 };
 
@@ -108,10 +108,12 @@ fn an_order_reaches_who_was_handed_the_hold_before_its_node_knew_of_its_place() 
     let (leader, one, two) = roles(&cluster);
     let first = session(&cluster, leader).mutex("lock").lock().wait().unwrap();
     let mine = session(&cluster, one);
-    // What it asks for arrives, and it hears of nothing.
+    // What it asks for arrives, and it hears of nothing. Paused, it cannot notice that before it has asked.
+    cluster.pause(one);
+    let heir = Begun::new(mine.mutex("lock").lock());
     cluster.cut(leader, one);
     cluster.cut(two, one);
-    let heir = Begun::new(mine.mutex("lock").lock());
+    cluster.resume(one);
     until_places(cluster.node(leader), "lock", 2);
     first.hand_over(&place(cluster.node(leader), "lock", 1)).wait().unwrap();
     let holder = place(cluster.node(leader), "lock", 0);
@@ -214,9 +216,9 @@ fn whoever_has_broken_a_lock_waits_in_peace_though_the_history_since_its_order_i
 
 #[test]
 fn a_holder_that_cannot_be_reached_keeps_its_lock_until_its_session_ends_unless_it_must_be_now() {
-    let cluster = quick(3);
+    let cluster = lasting(3);
     let (leader, cut, other) = roles(&cluster);
-    let guard = session(&cluster, cut).mutex("lock").lock().wait().unwrap();
+    let guard = mortal(&cluster, cut).mutex("lock").lock().wait().unwrap();
     until_places(cluster.node(leader), "lock", 1);
     let holder = place(cluster.node(leader), "lock", 0);
     cluster.partition(&[cut]);

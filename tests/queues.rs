@@ -22,6 +22,7 @@ fn quick(members: usize) -> Cluster {
                 .heartbeat(Duration::from_millis(20))
                 .election_timeout(Duration::from_millis(250))
                 .session_ttl(Duration::from_secs(4))
+                .call_deadline(Duration::from_secs(20))
         })
         .start()
         .wait()

@@ -10,7 +10,7 @@
 
 use std::time::{Duration, Instant};
 
-use bowline::testing::{Cluster, ClusterOptions};
+use bowline::testing::{self, Cluster, ClusterOptions};
 use bowline::{Compare, Config, DIGEST_EVERY, Error, Node, Op, Role, StopReason, Wait};
 
 /// As the driver has it: rows whose checksums are looked at with each applied entry.
@@ -38,14 +38,25 @@ fn followers(cluster: &Cluster) -> (usize, usize) {
     ((leader + 1) % 3, leader)
 }
 
-/// Writes until the node has stopped. How many entries it had applied since `before`, and why it
-/// stopped.
-fn until_it_stops(node: &Node, writer: &Node, before: u64, entries_max: u64) -> (u64, String) {
+/// Writes until the node has stopped, everybody at the same pace. How many entries it had applied since `before`, and
+/// why it stopped.
+fn until_it_stops(
+    cluster: &Cluster,
+    rotten: usize,
+    writer: usize,
+    before: u64,
+    entries_max: u64,
+) -> (u64, String) {
+    let node = cluster.node(rotten);
     for i in 0..2 * entries_max {
         if node.stop_reason().is_some() {
             break;
         }
-        writer.client().put("busy", i.to_string()).wait().unwrap();
+        let put = cluster.node(writer).client().put("busy", i.to_string()).wait().unwrap();
+        for (member, each) in cluster.running() {
+            let row = each.client().get("busy").at_least(put.revision).wait();
+            assert!(row.is_ok() || member == rotten, "m{member}: {row:?}");
+        }
     }
     let StopReason::Failed(why) = node.stopped().wait() else { panic!("nobody asked it to stop") };
     (node.status().applied.get() - before, why.to_string())
@@ -76,7 +87,7 @@ fn a_row_that_nobody_touches_is_found_before_all_rows_were_passed_once() {
     let before = applied(&cluster, rotten);
     assert!(cluster.node(rotten).rot(b"row/000007").wait().unwrap());
     let bound = (rows as u64 + 200) / SCRUB_ROWS + 2;
-    let (entries, why) = until_it_stops(cluster.node(rotten), cluster.node(leader), before, bound);
+    let (entries, why) = until_it_stops(&cluster, rotten, leader, before, bound);
     assert!(entries <= bound, "found after {entries} entries, {bound} are the bound");
     let words = "the row of key row/000007 (revision 2) has changed in memory";
     assert!(why.contains(words), "{why:?}");
@@ -95,7 +106,7 @@ fn a_node_that_decides_otherwise_because_of_it_is_found_by_its_digest() {
     let txn = kv.txn().when(Compare::value("row/000700").eq("value")).then(Op::put("then", ""));
     assert!(txn.or_else(Op::put("else", "")).commit().wait().unwrap().succeeded);
     let bound = 2 * DIGEST_EVERY;
-    let (entries, why) = until_it_stops(cluster.node(rotten), cluster.node(leader), before, bound);
+    let (entries, why) = until_it_stops(&cluster, rotten, leader, before, bound);
     assert!(entries <= bound, "found after {entries} entries, {bound} are the bound");
     assert!(why.contains("this node's replica differs from the majority's"), "{why:?}");
     the_others_go_on(&cluster, rotten);
@@ -129,7 +140,7 @@ fn a_single_node_stops_and_its_log_still_has_the_truth() {
     assert!(why.contains("row/000007"), "{why:?}");
     let late = node.client().get("row/000007").wait().unwrap_err();
     assert!(matches!(late, Error::Stopped { .. }), "{late:?}");
-    assert!(node.shutdown().wait().hanging.is_empty());
+    assert!(testing::shutdown(node).wait().hanging.is_empty());
     let node = start();
     assert_eq!(node.client().get("row/000007").wait().unwrap().unwrap().value, "value");
 }

@@ -3,12 +3,13 @@
 
 use std::time::Duration;
 
-use bowline::testing::{Cluster, ClusterOptions};
+use bowline::testing::{self, Cluster, ClusterOptions};
 use bowline::{Config, KeyRange, LockError, Loss, Node, Revision, Role, Wait};
 
 /// A log that is cut every few hundred writes.
 fn small(config: Config) -> Config {
-    config.snapshot_log_bytes(64 << 10).log_segment_bytes(64 << 10)
+    let config = config.snapshot_log_bytes(64 << 10).log_segment_bytes(64 << 10);
+    config.call_deadline(Duration::from_secs(20))
 }
 
 async fn three() -> Cluster {
@@ -44,7 +45,7 @@ fn a_node_that_starts_again_begins_with_its_snapshot_and_has_everything() {
     let lease = client.grant(Duration::from_secs(60)).wait().unwrap();
     client.put("bound", "x").lease(lease.id).wait().unwrap();
     let revision = put_many(&node, 0, 1200).wait();
-    assert!(node.shutdown().wait().hanging.is_empty());
+    assert!(testing::shutdown(node).wait().hanging.is_empty());
     let names = || std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name());
     let has = |ending: &str| names().any(|name| name.to_str().unwrap().ends_with(ending));
     assert!(has(".snapshot"), "{:?}", names().collect::<Vec<_>>());
@@ -57,7 +58,7 @@ fn a_node_that_starts_again_begins_with_its_snapshot_and_has_everything() {
     node.wait_for(|status| status.revision >= revision).wait();
     client.revoke(lease.id).wait().unwrap();
     assert_eq!(client.get("bound").wait().unwrap(), None);
-    assert!(node.shutdown().wait().hanging.is_empty());
+    assert!(testing::shutdown(node).wait().hanging.is_empty());
 }
 
 #[test]
@@ -210,7 +211,7 @@ fn a_member_whose_snapshots_are_gone_fetches_one_and_a_lone_node_says_so() {
     let start = || Node::start(small(Config::new(dir.path(), "solo"))).wait();
     let node = start().unwrap();
     put_many(&node, 0, 1200).wait();
-    assert!(node.shutdown().wait().hanging.is_empty());
+    assert!(testing::shutdown(node).wait().hanging.is_empty());
     for entry in std::fs::read_dir(dir.path()).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "snapshot") {

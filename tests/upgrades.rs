@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bowline::testing::ClusterOptions;
+use bowline::testing::{self, ClusterOptions};
 use bowline::{Config, Node, Revision, Role, Wait};
 
 /// Builds of the next version pass for it; there is only one so far.
@@ -88,7 +88,7 @@ fn make_fixture(dir: &std::path::Path) {
     let newest = client.put("late", "1").wait().unwrap().revision;
     client.compact(Revision(newest.get() - 20)).wait().unwrap();
     client.put("late", "2").wait().unwrap();
-    assert!(node.shutdown().wait().hanging.is_empty());
+    assert!(testing::shutdown(node).wait().hanging.is_empty());
 }
 
 fn fixture(dir: &std::path::Path) -> Config {
@@ -122,7 +122,7 @@ fn directories_of_earlier_versions_are_opened_with_everything_in_them() {
         assert_eq!(client.get("leased").wait().unwrap(), None);
         let past = client.get("late").revision(Revision(2)).wait().unwrap_err().to_string();
         assert!(past.contains("compacted"), "{past}");
-        assert!(node.shutdown().wait().hanging.is_empty());
+        assert!(testing::shutdown(node).wait().hanging.is_empty());
         opened += 1;
     }
     assert!(opened > 0, "no fixture was found");

@@ -392,13 +392,11 @@ impl Node {
         &self.running
     }
 
-    /// Stops the node as a crash would.
+    /// Stops the node as a crash would; does not wait for its end.
     #[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for `testing`"))]
-    pub(crate) async fn kill(self) -> Shutdown {
+    pub(crate) fn abort(&self) {
         self.link.stop();
         self.running.abort();
-        let report = self.running.ended().await;
-        Shutdown { hanging: report.hanging }
     }
 }
 

@@ -183,7 +183,7 @@ mod tests {
     use super::*;
     use crate::model::KeyRange;
     use crate::sim::SimDisk;
-    use crate::{Node, Wait};
+    use crate::{Node, Wait, testing};
 
     const KEYS: u64 = 5;
 
@@ -195,7 +195,7 @@ mod tests {
             node.client().put(format!("k{key}"), "v").wait().unwrap();
         }
         node.backup(dir.path().join("backup")).wait().unwrap();
-        assert!(node.shutdown().wait().hanging.is_empty());
+        assert!(testing::shutdown(node).wait().hanging.is_empty());
         std::fs::read(dir.path().join("backup")).unwrap()
     }
 
@@ -204,7 +204,7 @@ mod tests {
         match Node::start(config.clone()).wait() {
             Ok(node) => {
                 let rows = node.client().range(KeyRange::all()).wait().unwrap();
-                assert!(node.shutdown().wait().hanging.is_empty());
+                assert!(testing::shutdown(node).wait().hanging.is_empty());
                 assert!(rows.revision.get() > REVISION_JUMP);
                 Some(rows.count)
             }

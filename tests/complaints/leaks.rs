@@ -5,7 +5,7 @@ use std::time::Duration;
 use bowline::{KeyRange, LockError, Wait};
 
 use crate::stage::{
-    LONG, SOON, another_session, lasting, places, quick, roles, session, stand_in_line,
+    LONG, SOON, STEADY, another_session, lasting, mortal, places, roles, session, stand_in_line,
     until_deleted, until_places, with,
 };
 
@@ -30,7 +30,7 @@ fn a_try_without_a_connection_leaves_no_key_either() {
     let cluster = with(3, |config| {
         let config = config.heartbeat(Duration::from_millis(20));
         let config = config.election_timeout(Duration::from_millis(150));
-        config.session_ttl(LONG).call_deadline(Duration::from_millis(400))
+        config.session_ttl(LONG).call_deadline(STEADY)
     });
     let (_, one, two) = roles(&cluster);
     let cut = session(&cluster, one);
@@ -46,7 +46,7 @@ fn a_try_without_a_connection_leaves_no_key_either() {
 /// redisson#7272, redisson#1626, etcd#17470.
 #[test]
 fn nothing_is_renewed_for_a_session_that_is_closed() {
-    let cluster = quick(3);
+    let cluster = lasting(3);
     let kept = another_session(&cluster, 0, "closed");
     let guard = kept.mutex("lock").lock().wait().unwrap();
     let lease = kept.lease();
@@ -59,9 +59,10 @@ fn nothing_is_renewed_for_a_session_that_is_closed() {
 /// etcd#17470, tristanls/dynamodb-lock-client#1.
 #[test]
 fn a_program_that_is_gone_keeps_nothing_alive() {
-    let mut cluster = quick(3);
+    let mut cluster = lasting(3);
     let (leader, one, _) = roles(&cluster);
-    let lease = session(&cluster, one).lease();
+    let gone = mortal(&cluster, one);
+    let lease = gone.lease();
     let kv = cluster.node(leader).client();
     kv.put("here", "").lease(lease).wait().unwrap();
     cluster.shutdown(one).wait();
@@ -131,7 +132,7 @@ fn a_guard_dropped_on_any_thread_releases() {
 fn what_has_expired_has_expired_on_all_replicas_in_one_revision() {
     let cluster = lasting(3);
     let kv = cluster.node(0).client();
-    let lease = kv.grant(Duration::from_millis(300)).wait().unwrap().id;
+    let lease = kv.grant(STEADY).wait().unwrap().id;
     for key in ["a", "b"] {
         kv.put(key, "").lease(lease).wait().unwrap();
     }
@@ -147,9 +148,9 @@ fn what_has_expired_has_expired_on_all_replicas_in_one_revision() {
 /// redisson#2045, redisson#4462, redisson#2213: permits that are lost for ever.
 #[test]
 fn permits_of_a_crashed_holder_come_back() {
-    let mut cluster = quick(3);
+    let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
-    let _lost = session(&cluster, one).semaphore("gpu", 2).acquire_many(2).wait().unwrap();
+    let _lost = mortal(&cluster, one).semaphore("gpu", 2).acquire_many(2).wait().unwrap();
     cluster.kill(one).wait();
     let both = session(&cluster, two).semaphore("gpu", 2).acquire_many(2).wait();
     assert!(both.is_ok(), "{both:?}");

@@ -5,16 +5,16 @@ use std::time::Duration;
 use bowline::{Loss, SessionEnd, Wait};
 
 use crate::stage::{
-    Begun, another_leader, another_session, lasting, places, quick, quick_with, roles, session,
-    session_ended, stand_in_line, timed_out, until_places,
+    Begun, another_leader, another_session, lasting, lasting_with, mortal, places, roles, session,
+    session_ended, stand_in_line, steady, timed_out, until_places,
 };
 
 /// kubernetes#23731, contrib#690: the old leader hung in a call for a minute.
 #[test]
 fn who_hangs_in_a_call_hears_of_its_loss_in_time() {
-    let cluster = quick_with(3, |config| config.call_deadline(Duration::from_secs(60)));
+    let cluster = lasting_with(3, |config| config.call_deadline(Duration::from_secs(60)));
     let (_, one, two) = roles(&cluster);
-    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let guard = mortal(&cluster, one).mutex("lock").lock().wait().unwrap();
     cluster.partition(&[one]);
     let kv = cluster.node(one).client();
     let mut hanging = Begun::new(kv.put("k", "v"));
@@ -58,7 +58,7 @@ fn a_campaign_goes_on_when_the_clusters_leader_stands_still() {
 /// tiflow#5753.
 #[test]
 fn a_node_campaigns_again_after_its_session_was_lost() {
-    let cluster = quick(3);
+    let cluster = steady(3);
     let (_, one, _) = roles(&cluster);
     let first = session(&cluster, one).election("jobs").campaign("one").wait().unwrap();
     cluster.partition(&[one]);
@@ -85,12 +85,12 @@ fn a_lock_is_used_again_after_it_was_lost() {
 /// redisson#1104, redisson#4595, redisson#5503, kazoo#412, hiqlite#352: the first in line is dead.
 #[test]
 fn dead_waiters_at_the_front_hold_nobody_up() {
-    let mut cluster = quick(3);
+    let mut cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);
     let guard = session(&cluster, leader).mutex("lock").lock().wait().unwrap();
     let dead: Vec<_> = ["first", "second"]
-        .map(|label| {
-            let session = another_session(&cluster, one, label);
+        .map(|_| {
+            let session = mortal(&cluster, one);
             let waiting = stand_in_line(&session, cluster.node(one), "lock");
             (session, waiting)
         })

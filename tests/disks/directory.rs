@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use bowline::testing::Cluster;
+use bowline::testing::{self, Cluster};
 use bowline::{Config, Error, Node, NodeStatus, StartError, Wait};
 
 use crate::files::{Files, config, count, has_everything, solo, three};
@@ -29,7 +29,7 @@ fn start(config: Config) -> Node {
 }
 
 fn stop(node: Node) {
-    assert!(node.shutdown().wait().hanging.is_empty());
+    assert!(testing::shutdown(node).wait().hanging.is_empty());
 }
 
 /// What a member says when it has stopped.

@@ -6,8 +6,11 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
-use bowline::testing::{Cluster, ClusterOptions};
+use bowline::testing::{self, Cluster, ClusterOptions};
 use bowline::{Config, KeyRange, Node, Wait};
+
+/// No call takes longer, unless something is broken or a test says so.
+const SOON: Duration = Duration::from_secs(20);
 
 /// The smallest segment there is.
 pub(crate) const SEGMENT_BYTES: usize = 64 << 10;
@@ -112,6 +115,7 @@ pub(crate) fn config(dir: &Path) -> Config {
     Config::new(dir, "solo")
         .heartbeat(Duration::from_millis(20))
         .election_timeout(Duration::from_millis(100))
+        .call_deadline(SOON)
         .log_segment_bytes(SEGMENT_BYTES as u64)
 }
 
@@ -126,7 +130,7 @@ pub(crate) fn solo(values: usize, value_bytes: usize) -> (tempfile::TempDir, Fil
         }
         // The first entry of the new life's term.
         assert_eq!(count(&node), values as u64);
-        assert!(node.shutdown().wait().hanging.is_empty());
+        assert!(testing::shutdown(node).wait().hanging.is_empty());
     }
     let files = Files::of(dir.path());
     (dir, files)
@@ -147,6 +151,7 @@ pub(crate) fn three_with(with: impl Fn(Config) -> Config + Send + Sync + 'static
         let config = config
             .heartbeat(Duration::from_millis(20))
             .election_timeout(Duration::from_millis(150))
+            .call_deadline(SOON)
             .log_segment_bytes(SEGMENT_BYTES as u64);
         with(config)
     });

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use bowline::env::{Env, RealDisk};
 use bowline::sim::QuotaDisk;
+use bowline::testing;
 use bowline::{Client, Config, Effect, Error, KeyRange, LeaseId, Node, Revision, Wait};
 
 use crate::files::{SEGMENT_BYTES, config, three_with};
@@ -135,7 +136,7 @@ fn a_single_node_whose_disk_is_filled_and_freed_a_hundred_times_goes_on() {
         full_to_the_end += usize::from(written.goes_on(&kv, &ballast));
         if cycle % 10 == 3 {
             // It starts on a full disk too, and knows that it is full.
-            assert!(node.shutdown().wait().hanging.is_empty());
+            assert!(testing::shutdown(node).wait().hanging.is_empty());
             node = Node::start(configured()).wait().expect("a start on a full disk");
             let kv = node.client();
             assert_eq!(written.read(&kv), written.keys.len());

@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
+use bowline::testing;
 use bowline::{Node, StartError, Wait};
 
 use crate::files::{
@@ -17,7 +18,7 @@ fn start_on(dir: &Path, files: &Files) -> Result<u64, String> {
     match Node::start(config(dir)).wait() {
         Ok(node) => {
             let count = count(&node);
-            assert!(node.shutdown().wait().hanging.is_empty());
+            assert!(testing::shutdown(node).wait().hanging.is_empty());
             Ok(count)
         }
         Err(error @ StartError::Data(_)) => {

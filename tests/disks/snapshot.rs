@@ -8,7 +8,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::time::Duration;
 
-use bowline::testing::Cluster;
+use bowline::testing::{self, Cluster};
 use bowline::{Client, Config, Error, History, Node, StartError, Wait};
 
 use crate::files::{Files, SEGMENT_BYTES, config, count, has_everything, name_of, three_with};
@@ -93,7 +93,7 @@ fn a_single_node_whose_snapshot_is_damaged_refuses_and_starts_when_it_has_it_aga
     let node = start().unwrap();
     let mut keys = 0;
     let older = until_cut(&node.client(), dir.path(), &mut keys);
-    assert!(node.shutdown().wait().hanging.is_empty());
+    assert!(testing::shutdown(node).wait().hanging.is_empty());
     let files = Files::of(dir.path());
     let damages = damages(&files, &older, 2_000);
     for (what, damaged) in &damages {
@@ -233,7 +233,7 @@ fn a_founder_whose_cluster_has_grown_fetches_what_it_has_lost_from_those_that_ca
     for is_gone in [false, true] {
         // It goes last, and hands over to nobody.
         for node in nodes.into_iter().rev() {
-            assert!(node.shutdown().wait().hanging.is_empty());
+            assert!(testing::shutdown(node).wait().hanging.is_empty());
         }
         let files = Files::of(&own);
         let (name, bytes) = newest(&files).expect("there is one");

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use bowline::testing;
 use bowline::{Config, Node, Wait};
 
 use crate::files::{config, count};
@@ -47,7 +48,7 @@ fn whatever_becomes_of_the_warm_copy_nothing_is_lost() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let mut keys = 0;
-    let stop = |node: Node| assert!(node.shutdown().wait().hanging.is_empty());
+    let stop = |node: Node| assert!(testing::shutdown(node).wait().hanging.is_empty());
     stop(life(dir, &mut keys, "the beginning"));
     stop(life(dir, &mut keys, "after a stop in good order"));
     for copy in copies(dir) {

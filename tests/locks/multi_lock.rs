@@ -3,7 +3,7 @@
 use bowline::{Config, LockError, Loss, MultiGuard, Node, Released, Session, SessionEnd, Wait};
 
 use super::stage::{
-    Begun, LONG, another_session, lasting, places, quick, roles, session, session_ended, until,
+    Begun, LONG, another_session, lasting, mortal, places, roles, session, session_ended, until,
     until_places, with,
 };
 
@@ -138,9 +138,9 @@ fn a_wait_for_several_that_is_dropped_leaves_all_lines() {
 
 #[test]
 fn a_holder_of_several_that_is_cut_off_has_lost_them_before_others_hold() {
-    let cluster = quick(3);
+    let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
-    let all = session(&cluster, one).lock_all(["a", "b"]).wait().unwrap();
+    let all = mortal(&cluster, one).lock_all(["a", "b"]).wait().unwrap();
     let waiting = waits(&session(&cluster, two), cluster.node(two), &["b", "c"]);
     cluster.partition(&[one]);
     assert!(waiting.finish().unwrap().is_held());

@@ -12,7 +12,7 @@ use bowline::{
 };
 
 use super::stage::{
-    Begun, SHORT, SOON, another_session, lasting, places, quick, roles, session, until,
+    Begun, SHORT, SOON, another_session, lasting, mortal, places, roles, session, until,
     until_places, until_true,
 };
 
@@ -429,9 +429,9 @@ fn the_end_of_a_session_ends_its_reads_and_its_upgrade() {
 
 #[test]
 fn a_writer_that_is_cut_off_has_lost_before_the_readers_come_in() {
-    let cluster = quick(3);
+    let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
-    let writer = session(&cluster, one).rw_lock(LOCK).write().wait().unwrap();
+    let writer = mortal(&cluster, one).rw_lock(LOCK).write().wait().unwrap();
     let behind = reads(&session(&cluster, two), cluster.node(two));
     cluster.partition(&[one]);
     let behind = behind.finish().unwrap();

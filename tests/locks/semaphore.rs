@@ -1,14 +1,14 @@
 //! Semaphores.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use bowline::{
     Compare, GuardError, KeyRange, LockError, LockKind, Loss, Node, Permit, Semaphore, Wait,
 };
 
 use super::stage::{
-    Begun, SOON, another_session, lasting, places, quick, roles, session, until, until_places,
+    Begun, SOON, STEADY, another_session, lasting, mortal, places, roles, session, until,
+    until_places,
 };
 
 const NAME: &str = "permits";
@@ -122,9 +122,11 @@ fn who_learns_of_its_place_and_of_a_resize_in_one_turn_is_told_that_it_wants_too
     let (leader, far, _) = roles(&cluster);
     let of = [leader, far].map(|member| session(&cluster, member).semaphore(NAME, 3));
     let held = of[0].acquire().wait().unwrap();
-    // What it asks for arrives, and nothing comes back.
-    cluster.cut(leader, far);
+    // What it asks for arrives, and nothing comes back. Paused, it cannot notice that before it has asked.
+    cluster.pause(far);
     let wish = Begun::new(of[1].acquire_many(3).deadline(SOON));
+    cluster.cut(leader, far);
+    cluster.resume(far);
     until_places(cluster.node(leader), NAME, 2);
     of[0].resize(2).wait().unwrap();
     cluster.heal();
@@ -234,8 +236,7 @@ fn a_permit_with_a_limit_of_its_own_is_anothers_when_that_is_over() {
     let cluster = lasting(3);
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let semaphore = sessions[0].semaphore(NAME, 1);
-    let cap = Duration::from_millis(200);
-    let permit = semaphore.acquire().at_most(cap).wait().unwrap();
+    let permit = semaphore.acquire().at_most(STEADY).wait().unwrap();
     let next = sessions[1].semaphore(NAME, 1).acquire().wait().unwrap();
     assert!(next.is_held());
     assert_eq!(permit.lost().wait(), Loss::HeldTooLong);
@@ -277,9 +278,9 @@ fn a_wait_for_permits_that_is_dropped_or_evicted_leaves_nothing() {
 
 #[test]
 fn permits_and_slots_of_a_session_that_ends_are_free_again() {
-    let cluster = quick(3);
+    let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
-    let held = session(&cluster, one).semaphore(NAME, 1).acquire().wait().unwrap();
+    let held = mortal(&cluster, one).semaphore(NAME, 1).acquire().wait().unwrap();
     held.slots().wait().unwrap();
     let waiting = another_session(&cluster, two, "next");
     let of = waiting.semaphore(NAME, 1);

@@ -19,10 +19,11 @@ use bowline::{
 /// No wait of a test is longer, unless something is broken.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
-/// The TTL of sessions where a test waits for their end.
+/// A time for which a test can wait. As a TTL it is too short for a busy machine.
 pub(crate) const SHORT: Duration = Duration::from_millis(900);
 
-/// The TTL of sessions that a test sees renewed: on a machine with more to do than it can, too.
+/// The TTL of sessions that a test sees renewed, on a machine with more to do than it can, too, or for whose end it
+/// waits.
 pub(crate) const STEADY: Duration = Duration::from_secs(3);
 
 /// The TTL of sessions that outlive any test.
@@ -33,11 +34,7 @@ fn timing(config: Config, ttl: Duration) -> Config {
         .heartbeat(Duration::from_millis(20))
         .election_timeout(Duration::from_millis(150))
         .session_ttl(ttl)
-}
-
-/// A cluster whose sessions end soon without renewal.
-pub(crate) fn quick(members: usize) -> Cluster {
-    with(members, |config| timing(config, SHORT))
+        .call_deadline(SOON)
 }
 
 /// A cluster whose sessions are renewed in time, and end in a time for which a test can wait.
@@ -45,7 +42,7 @@ pub(crate) fn steady(members: usize) -> Cluster {
     with(members, |config| timing(config, STEADY))
 }
 
-/// A cluster whose sessions do not end by themselves.
+/// A cluster whose sessions do not end by themselves. Who is to lose one has it [opened](mortal) for that.
 pub(crate) fn lasting(members: usize) -> Cluster {
     with(members, |config| timing(config, LONG))
 }
@@ -59,12 +56,12 @@ pub(crate) fn with(
     options.start().wait().expect("the cluster starts")
 }
 
-/// As [`quick`], with more said about each member.
-pub(crate) fn quick_with(
+/// As [`lasting`], with more said about each member.
+pub(crate) fn lasting_with(
     members: usize,
     configure: impl Fn(Config) -> Config + Send + Sync + 'static,
 ) -> Cluster {
-    with(members, move |config| configure(timing(config, SHORT)))
+    with(members, move |config| configure(timing(config, LONG)))
 }
 
 /// Lets this time go by, with something to do.
@@ -86,9 +83,15 @@ pub(crate) fn roles(cluster: &Cluster) -> (usize, usize, usize) {
 pub(crate) fn another_leader(cluster: &Cluster, old: usize) -> usize {
     let is_new =
         |status: &NodeStatus| status.role == Role::Leader && status.name != format!("m{old}");
-    cluster.wait_until("nobody else leads", |all| all.iter().any(is_new)).wait().unwrap();
+    let mut found = None;
+    let seen = |all: &[NodeStatus]| {
+        found = all.iter().find(|status| is_new(status)).map(|status| status.id);
+        found.is_some()
+    };
+    cluster.wait_until("nobody else leads", seen).wait().unwrap();
+    // It may have lost the leadership meanwhile: what counts is who was seen.
     let mut members = cluster.running();
-    members.find(|(_, node)| is_new(&node.status())).expect("somebody leads").0
+    members.find(|(_, node)| Some(node.status().id) == found).expect("nobody was stopped").0
 }
 
 /// The node's own session.
@@ -99,6 +102,12 @@ pub(crate) fn session(cluster: &Cluster, member: usize) -> Session {
 /// A session beside the node's own.
 pub(crate) fn another_session(cluster: &Cluster, member: usize, label: &str) -> Session {
     cluster.node(member).open_session().label(label).wait().unwrap()
+}
+
+/// A session beside the node's own that ends soon when nobody renews it: for whoever is to crash, to be cut off or to
+/// stand still.
+pub(crate) fn mortal(cluster: &Cluster, member: usize) -> Session {
+    cluster.node(member).open_session().ttl(STEADY).wait().unwrap()
 }
 
 /// How many keys there are below `name/`.
@@ -286,13 +295,13 @@ impl Clock for Jumping {
     }
 }
 
-/// Three members, each with a clock of its own.
-pub(crate) fn with_clocks() -> (Cluster, [Arc<Jumping>; 3]) {
+/// Three members, each with a clock of its own, whose sessions have this TTL.
+pub(crate) fn with_clocks(ttl: Duration) -> (Cluster, [Arc<Jumping>; 3]) {
     let clocks: [Arc<Jumping>; 3] = Default::default();
     let (given, next) = (clocks.clone(), AtomicUsize::new(0));
     let cluster = with(3, move |config| {
         let clock = Arc::clone(&given[next.fetch_add(1, Ordering::SeqCst) % 3]);
-        timing(config, STEADY).env(Env { clock, ..Env::real() })
+        timing(config, ttl).env(Env { clock, ..Env::real() })
     });
     (cluster, clocks)
 }

@@ -28,6 +28,7 @@ pub(crate) fn quick(members: usize) -> Cluster {
                 .heartbeat(Duration::from_millis(20))
                 .election_timeout(Duration::from_millis(150))
                 .session_ttl(Duration::from_secs(3))
+                .call_deadline(LONG)
         })
         .start()
         .wait()

@@ -12,7 +12,7 @@ use bowline::{
 };
 
 use crate::stage::{
-    Begun, SOON, another_leader, another_session, lasting, places, quick, session, stand_in_line,
+    Begun, SOON, STEADY, another_leader, another_session, lasting, places, session, stand_in_line,
     steady, until_places,
 };
 
@@ -89,10 +89,10 @@ fn the_six_steps_of_a_lock_by_hand_serve_in_order_and_wake_one_at_a_time() {
 
 #[test]
 fn or_the_holder_dies_and_its_lease_deletes_the_key() {
-    let cluster = quick(3);
+    let cluster = lasting(3);
     let kv = cluster.node(0).client();
     // Nobody renews this one.
-    let dead = kv.grant(Duration::from_millis(300)).wait().unwrap().id;
+    let dead = kv.grant(STEADY).wait().unwrap().id;
     let (dying, _) = enter(&kv, dead, "dying");
     let (key, _) = enter(&kv, session(&cluster, 1).lease(), "next");
     wait_for_turn(&cluster.node(1).client(), &key);
@@ -219,7 +219,7 @@ fn a_leader_elected_cron_runs_once_and_its_successor_runs_soon() {
 /// The whole of it runs over many seeds in `tests/simulation.rs` (R-ELECT).
 #[test]
 fn randomized_elections_have_at_most_one_leader_a_term() {
-    let mut cluster = quick(5);
+    let mut cluster = lasting(5);
     let mut leaders: BTreeMap<u64, String> = BTreeMap::new();
     let mut old = cluster.leader().wait().unwrap();
     for _ in 0..3 {

@@ -6,7 +6,8 @@ use std::time::Duration;
 use bowline::{Compare, LockError, LockState, Op, Released, Wait};
 
 use crate::stage::{
-    another_session, lasting, places, quick, roles, session, stand_in_line, timed_out, until_places,
+    another_session, lasting, mortal, places, roles, session, stand_in_line, timed_out,
+    until_places,
 };
 
 #[test]
@@ -33,9 +34,9 @@ fn mutual_exclusion() {
 
 #[test]
 fn freed_after_a_crash() {
-    let mut cluster = quick(3);
+    let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
-    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let guard = mortal(&cluster, one).mutex("lock").lock().wait().unwrap();
     cluster.kill(one).wait();
     let next = session(&cluster, two).mutex("lock").lock().wait().unwrap();
     assert!(next.token() > guard.token());
@@ -72,9 +73,9 @@ fn only_the_owner_unlocks() {
 
 #[test]
 fn expiry() {
-    let cluster = quick(3);
+    let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
-    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let guard = mortal(&cluster, one).mutex("lock").lock().wait().unwrap();
     cluster.partition(&[one]);
     let next = session(&cluster, two).mutex("lock").lock().wait().unwrap();
     assert!(next.is_held());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bowline::{Compare, Error, LeaseId, LockError, Loss, Refusal, Released, Wait};
 
-use crate::stage::{another_session, lasting, quick, roles, session, stand_in_line, timed_out};
+use crate::stage::{STEADY, another_session, lasting, roles, session, stand_in_line, timed_out};
 
 #[test]
 fn the_id_of_a_lock_finds_it_again_after_a_restart() {
@@ -50,7 +50,7 @@ fn the_release_of_what_is_gone_is_quiet() {
 /// `with lock:` is a guard in a scope.
 #[test]
 fn the_end_of_a_scope_releases() {
-    let cluster = quick(3);
+    let cluster = lasting(3);
     let other = session(&cluster, 1);
     let waiting = {
         let _guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
@@ -78,7 +78,7 @@ fn acquire_waits_not_at_all_for_a_while_or_until_it_has_the_lock() {
 fn a_hold_may_have_a_time_to_live_of_its_own() {
     let cluster = lasting(3);
     let mutex = session(&cluster, 0).mutex("lock");
-    let guard = mutex.lock().at_most(Duration::from_millis(300)).wait().unwrap();
+    let guard = mutex.lock().at_most(STEADY).wait().unwrap();
     assert_eq!(guard.lost().wait(), Loss::HeldTooLong);
     assert!(mutex.lock().wait().unwrap().is_held());
 }

@@ -9,7 +9,7 @@ use bowline::{
 };
 
 use crate::stage::{
-    Outside, STEADY, another_session, lasting, let_pass, quick, roles, session, stand_in_line,
+    Outside, STEADY, another_session, lasting, let_pass, mortal, roles, session, stand_in_line,
     steady, timed_out, until_deleted, with_clocks,
 };
 
@@ -60,9 +60,9 @@ fn set_nx_px_is_taken_once_and_released_and_extended_only_by_its_value() {
 
 #[test]
 fn a_holder_that_comes_too_late_cannot_release_what_is_anothers() {
-    let cluster = quick(3);
+    let cluster = lasting(3);
     let (a, b) = (cluster.node(0).client(), cluster.node(1).client());
-    assert!(set_nx_px(&a, "name", "a", Duration::from_millis(300)).is_some());
+    assert!(set_nx_px(&a, "name", "a", STEADY).is_some());
     until_deleted(&b, "name");
     assert!(set_nx_px(&b, "name", "b", HALF_A_MINUTE).is_some());
     assert!(!compare_and_delete(&a, "name", "a"));
@@ -73,9 +73,9 @@ fn a_holder_that_comes_too_late_cannot_release_what_is_anothers() {
 /// key is bound to it in the entry that makes it: there is no in between.
 #[test]
 fn a_key_and_its_expiry_cannot_come_apart() {
-    let cluster = quick(3);
+    let cluster = lasting(3);
     let kv = cluster.node(0).client();
-    let lease = set_nx_px(&kv, "name", "a", Duration::from_millis(300)).unwrap();
+    let lease = set_nx_px(&kv, "name", "a", STEADY).unwrap();
     assert_eq!(kv.get("name").wait().unwrap().unwrap().lease, Some(lease));
     until_deleted(&kv, "name");
     // Who was away between the two steps finds the lease ended, and no key is made.
@@ -90,7 +90,7 @@ fn a_key_and_its_expiry_cannot_come_apart() {
 /// clocks: what is counted is how long, on one machine.
 #[test]
 fn clocks_that_are_hours_apart_change_nothing() {
-    let (cluster, clocks) = with_clocks();
+    let (cluster, clocks) = with_clocks(STEADY);
     let (leader, one, two) = roles(&cluster);
     clocks[one].jump(Duration::from_secs(7_200));
     let first = another_session(&cluster, one, "ahead").mutex("lock").lock().wait().unwrap();
@@ -109,7 +109,7 @@ fn clocks_that_are_hours_apart_change_nothing() {
 /// Redlock: a store's clock jumps, it forgets the key early, and a second client gets a majority.
 #[test]
 fn a_clock_that_jumps_on_the_leader_grants_the_lock_to_no_second_holder() {
-    let (cluster, clocks) = with_clocks();
+    let (cluster, clocks) = with_clocks(STEADY);
     let (leader, one, two) = roles(&cluster);
     let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
     clocks[leader].jump(Duration::from_secs(3_600));
@@ -122,7 +122,7 @@ fn a_clock_that_jumps_on_the_leader_grants_the_lock_to_no_second_holder() {
 /// The holder's own clock jumps: it gives up, too early rather than too late.
 #[test]
 fn a_clock_that_jumps_at_the_holder_ends_its_belief_before_another_holds() {
-    let (cluster, clocks) = with_clocks();
+    let (cluster, clocks) = with_clocks(STEADY);
     let (_, one, two) = roles(&cluster);
     let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
     clocks[one].jump(Duration::from_secs(3_600));
@@ -159,10 +159,10 @@ fn members_that_restart_forget_no_lock() {
 /// Redlock: a client stands still for longer than the TTL, and writes when it wakes.
 #[test]
 fn who_pauses_for_longer_than_the_ttl_writes_nothing_late_inside_or_outside() {
-    let cluster = quick(3);
+    let cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let mut outside = Outside::default();
-    let slow = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let slow = mortal(&cluster, one).mutex("lock").lock().wait().unwrap();
     cluster.pause(one);
     let next = session(&cluster, two).mutex("lock").lock().wait().unwrap();
     next.txn().then(Op::put("data", "new")).commit().wait().unwrap();
@@ -205,8 +205,7 @@ fn a_lock_with_a_limit_is_not_renewed_while_its_process_lives() {
     let cluster = steady(3);
     let (_, one, two) = roles(&cluster);
     let mine = session(&cluster, one);
-    let limit = Duration::from_millis(500);
-    let guard = mine.mutex("lock").lock().at_most(limit).wait().unwrap();
+    let guard = mine.mutex("lock").lock().at_most(STEADY).wait().unwrap();
     let other = session(&cluster, two);
     let waiting = stand_in_line(&other, cluster.node(two), "lock");
     assert_eq!(guard.lost().wait(), Loss::HeldTooLong);

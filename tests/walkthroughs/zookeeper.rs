@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bowline::{Client, Compare, EventKind, KeyRange, LeaseId, Op, Put, PutLease, Revision, Wait};
 
-use crate::stage::{lasting, quick, roles, session, until_deleted, until_places};
+use crate::stage::{lasting, mortal, roles, session, until_deleted, until_places};
 
 /// The key `name` with the next number behind it: what a POST to etcd's second version made, and an
 /// ephemeral sequential node in ZooKeeper.
@@ -81,8 +81,8 @@ fn the_smallest_child_holds_and_each_waits_on_its_nearest_smaller_neighbour() {
 
 #[test]
 fn a_key_without_a_lease_is_never_freed_after_a_crash_and_one_with_a_lease_is() {
-    let mut cluster = quick(3);
-    let session = session(&cluster, 1);
+    let mut cluster = lasting(3);
+    let session = mortal(&cluster, 1);
     let kv = cluster.node(1).client();
     let take = |put: Put| {
         let missing = Compare::missing(put.key.clone());
@@ -135,9 +135,9 @@ fn who_all_watch_one_key_all_wake_and_one_wins() {
 
 #[test]
 fn numbered_keys_are_one_call_and_those_of_a_dead_maker_go() {
-    let mut cluster = quick(3);
+    let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
-    let dying = session(&cluster, one);
+    let dying = mortal(&cluster, one);
     let bound = dying.client().sequential("lock/").put_bound("", &dying).wait().unwrap();
     assert_eq!((&bound.key[..], bound.number), (&b"lock/0000000000"[..], 0));
     let alive = session(&cluster, two);
@@ -191,11 +191,12 @@ fn a_local_view_of_a_prefix_is_kept_by_a_watch() {
 /// Curator's group membership and persistent ephemeral node.
 #[test]
 fn members_of_a_group_come_and_go_with_their_sessions() {
-    let mut cluster = quick(3);
+    let mut cluster = lasting(3);
     let (_, one, two) = roles(&cluster);
     let group = session(&cluster, two).group("workers");
     let stays = group.join("two").wait().unwrap();
-    let goes = session(&cluster, one).group("workers").join("one").wait().unwrap();
+    let dying = mortal(&cluster, one);
+    let goes = dying.group("workers").join("one").wait().unwrap();
     let meta = |members: Vec<bowline::GroupMember>| {
         members.into_iter().map(|member| member.meta).collect::<Vec<_>>()
     };
@@ -262,11 +263,12 @@ fn nobody_passes_a_double_barrier_alone() {
 /// The distributed queue: what was taken and not acknowledged comes again.
 #[test]
 fn a_queue_gives_an_item_of_a_dead_taker_to_another() {
-    let mut cluster = quick(3);
+    let mut cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);
     cluster.node(leader).client().queue("jobs").put("job").wait().unwrap();
-    let dying = session(&cluster, one).queue("jobs").take().wait().unwrap();
-    assert_eq!((&dying.value()[..], dying.attempt()), (&b"job"[..], 1));
+    let dying = mortal(&cluster, one);
+    let item = dying.queue("jobs").take().wait().unwrap();
+    assert_eq!((&item.value()[..], item.attempt()), (&b"job"[..], 1));
     cluster.kill(one).wait();
     let again = session(&cluster, two).queue("jobs").take().wait().unwrap();
     assert_eq!((&again.value()[..], again.attempt()), (&b"job"[..], 2));
