@@ -1,7 +1,6 @@
 //! A fleet under the writes of the crash tests: one writer for each process, and what became of each write.
 
 use std::ops::Deref;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -40,7 +39,7 @@ impl Cluster {
     ///
     /// # Errors
     /// The operating system's.
-    pub fn new(program: impl Into<PathBuf>, members: usize) -> Result<Self, Trouble> {
+    pub fn new(program: impl Into<Program>, members: usize) -> Result<Self, Trouble> {
         Self::of(program, Self::usual(members))
     }
 
@@ -48,9 +47,8 @@ impl Cluster {
     ///
     /// # Errors
     /// The operating system's, and that of the tools that make file systems.
-    pub fn of(program: impl Into<PathBuf>, setup: Setup) -> Result<Self, Trouble> {
-        let program = Program { path: program.into(), words: Vec::new() };
-        Ok(Self { fleet: Fleet::new(program, setup)?, load: Load::default() })
+    pub fn of(program: impl Into<Program>, setup: Setup) -> Result<Self, Trouble> {
+        Ok(Self { fleet: Fleet::new(program.into(), setup)?, load: Load::default() })
     }
 
     /// The load.

@@ -13,8 +13,10 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::links::Links;
+use crate::over::Over;
 use crate::ports::free_addresses;
 use crate::process::{Death, LIMIT, Process, Trouble};
+use crate::server::{Seat, Terms, command};
 use crate::volume::{Medium, Volumes};
 use crate::wire::{Answer, Order};
 
@@ -50,6 +52,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// What a run asks of its members. A workload and a nemesis may each change what they need.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Setup {
+    /// What members are, and how they are asked.
+    pub over: Over,
     /// How many members there are at first.
     pub members: usize,
     /// How many more places there are, for members who join later.
@@ -72,6 +76,7 @@ impl Setup {
     /// So many members on one machine, with short times.
     pub fn of(members: usize) -> Self {
         Self {
+            over: Over::default(),
             members,
             spare: 0,
             election: ELECTION,
@@ -101,6 +106,8 @@ struct Place {
     address: String,
     /// Where it listens.
     listen: String,
+    /// Where clients reach it, if it is a server.
+    client: String,
     now: Mutex<Now>,
 }
 
@@ -141,6 +148,12 @@ pub struct Fleet {
     _dir: TempDir,
 }
 
+impl From<&str> for Program {
+    fn from(path: &str) -> Self {
+        Self { path: path.into(), words: Vec::new() }
+    }
+}
+
 impl Fleet {
     /// Members that are not started yet.
     ///
@@ -165,14 +178,16 @@ impl Fleet {
         } else {
             (listens.clone(), None)
         };
-        let places = (addresses.into_iter().zip(listens).enumerate())
-            .map(|(member, (address, listen))| Place {
+        let clients = free_addresses(many)?;
+        let places = (addresses.into_iter().zip(listens).zip(clients).enumerate())
+            .map(|(member, ((address, listen), client))| Place {
                 dir: volumes.as_ref().map_or_else(
                     || dir.path().join(format!("m{member}")),
                     |v| v.dir(member).join("data"),
                 ),
                 address,
                 listen,
+                client,
                 now: Mutex::new(Now {
                     process: None,
                     being: Being::Down,
@@ -184,6 +199,11 @@ impl Fleet {
         let volumes = volumes.map(Mutex::new);
         let wrongs = Mutex::default();
         Ok(Self { program, setup, places, links, volumes, wrongs, _door: door, _dir: dir })
+    }
+
+    /// What its members are processes of.
+    pub fn program(&self) -> &Path {
+        &self.program.path
     }
 
     /// What was asked of it.
@@ -259,12 +279,32 @@ impl Fleet {
         if now.being != Being::Down {
             return Ok(());
         }
-        let founders: Vec<String> = (0..self.members())
-            .map(|member| format!("m{member}={}", self.address(member)))
-            .collect();
+        let process = match self.setup.over {
+            Over::Embedded => Process::spawn(&mut self.node(member, &now, armed))?,
+            Over::Server if armed.is_some() || now.joins => {
+                let source =
+                    std::io::Error::other("a server is a founder, and dies nowhere by itself");
+                return Err(Trouble::System { what: "starting a server", source });
+            }
+            Over::Server => self.serve(member)?,
+        };
+        now.process = Some(Arc::new(process));
+        now.being = Being::Up;
+        Ok(())
+    }
+
+    /// The founders, each with where the others reach it.
+    fn founders(&self, scheme: &str) -> String {
+        let founder = |member| format!("m{member}={scheme}{}", self.address(member));
+        (0..self.members()).map(founder).collect::<Vec<_>>().join(",")
+    }
+
+    /// The command that starts a node.
+    fn node(&self, member: usize, now: &Now, armed: Option<(Point, u64)>) -> Command {
+        let place = &self.places[member];
         let mut command = Command::new(&self.program.path);
         command.args(&self.program.words).arg(&place.dir).arg(format!("m{member}"));
-        command.arg(founders.join(","));
+        command.arg(self.founders(""));
         command.args(armed.map(|(point, hits)| format!("{point:?}:{hits}")));
         let millis = |span: Duration| span.as_millis().to_string();
         command.env(ELECTION_MS, millis(self.setup.election));
@@ -279,9 +319,23 @@ impl Fleet {
         if now.replaces {
             command.env(REPLACES, format!("m{member}"));
         }
-        now.process = Some(Arc::new(Process::spawn(&mut command)?));
-        now.being = Being::Up;
-        Ok(())
+        command
+    }
+
+    /// Starts a server.
+    fn serve(&self, member: usize) -> Result<Process, Trouble> {
+        let place = &self.places[member];
+        let seat = Seat {
+            name: format!("m{member}"),
+            dir: &place.dir,
+            client: &place.client,
+            address: &place.address,
+            listen: &place.listen,
+            founders: self.founders("http://"),
+            election: self.setup.election,
+        };
+        let terms = Terms { deadline: self.setup.deadline, session: self.setup.session };
+        Process::serve(&mut command(&self.program, &seat), &place.client, terms)
     }
 
     /// Starts a member at a place where none has been, as one who joins, without waiting for it.
@@ -534,7 +588,9 @@ impl Fleet {
         }
         for member in known {
             self.await_ready(member)?;
-            self.door(member, "close")?;
+            if self.setup.over == Over::Embedded {
+                self.door(member, "close")?;
+            }
         }
         Ok(())
     }

@@ -26,9 +26,16 @@
 //!     └─▶ judge: acknowledged writes once, unknown ones at most once, nothing else
 //! ```
 //!
+//! Members may be servers instead (`bowline serve`), and clients speak etcd's protocol with them: [`over`] says which, and
+//! what can be done one way only.
+//!
 //! Data directories may stand on file systems of their own ([`volume`]), which lose their power or fill up.
 //!
 //! Nothing here knows the library's inside but the names of its crash points.
+
+/// The protocol's messages and clients: the server's own.
+#[path = "../../src/cli/src/generated/mod.rs"]
+mod generated;
 
 pub mod client;
 pub mod doors;
@@ -39,6 +46,9 @@ pub mod calls;
 pub mod ports;
 pub mod process;
 pub mod wire;
+
+pub mod over;
+mod server;
 
 pub mod fleet;
 pub mod links;
@@ -67,6 +77,7 @@ pub use cluster::Cluster;
 pub use dice::{Dice, number_in};
 pub use history::{Fate, History, Verdict};
 pub use load::Load;
+pub use over::{Over, Programs};
 pub use process::{Death, Process, Trouble};
 pub use volume::{Medium, Switch, Volumes};
 pub use wire::{Answer, Order, Row, Rows};

@@ -12,12 +12,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use bowline_jepsen::fleet::Program;
 use bowline_jepsen::matrix::{self, Cell};
 use bowline_jepsen::nemesis::{self, Pace};
-use bowline_jepsen::report;
 use bowline_jepsen::run::Plan;
-use bowline_jepsen::{driver, series, workload};
+use bowline_jepsen::{Over, Programs, driver, report, series, workload};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 
@@ -37,7 +35,7 @@ struct Arguments {
 enum Command {
     /// One workload with one nemesis
     Run(RunOptions),
-    /// Every workload and every nemesis at least once; with --quick in under ten minutes
+    /// Every workload and every nemesis at least once, some over the server, too; with --quick in under ten minutes
     All(AllOptions),
     /// Every workload with every nemesis, sizes going around
     Matrix(MatrixOptions),
@@ -68,6 +66,9 @@ struct RunOptions {
     /// How many members
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=7))]
     nodes: u8,
+    /// How clients reach the members: inside their processes, or over the API of `bowline serve`
+    #[arg(long, value_enum, default_value_t)]
+    over: Over,
     /// How often it is run, each time with the next seed
     #[arg(long, default_value_t = 1)]
     times: u64,
@@ -92,6 +93,9 @@ struct MatrixOptions {
     /// Only these nemeses, with commas
     #[arg(long, value_delimiter = ',')]
     nemeses: Vec<String>,
+    /// How clients reach the members: inside their processes, or over the API of `bowline serve`
+    #[arg(long, value_enum, default_value_t)]
+    over: Over,
     /// No more than so many runs, spread over all of them
     #[arg(long)]
     runs: Option<usize>,
@@ -122,6 +126,9 @@ struct Common {
     /// How many runs there are side by side [default: 1; one for each processor with `all`]
     #[arg(long)]
     at_once: Option<usize>,
+    /// The program that is the server, for runs over it [default: `bowline` beside this one]
+    #[arg(long)]
+    server: Option<PathBuf>,
     /// Where pages, histories and what each run came to go
     #[arg(long, default_value = "target/jepsen")]
     out: PathBuf,
@@ -173,7 +180,11 @@ fn run_one(options: &RunOptions) -> ExitCode {
     let Some(nemesis) = nemesis::named(&options.nemesis) else {
         return complain(&format!("there is no nemesis {}: see `list`", options.nemesis));
     };
-    let plan = plan(&options.common, workload, nemesis, options.nodes.into(), false);
+    let (members, over) = (options.nodes.into(), options.over);
+    if let Some(why) = over.refuses(workload, nemesis) {
+        return complain(&why);
+    }
+    let plan = plan(&options.common, Cell { workload, nemesis, members, over }, false);
     let again = |time| Plan { seed: plan.seed + time, ..plan.clone() };
     execute(&(0..options.times).map(again).collect::<Vec<_>>(), &options.common, 1)
 }
@@ -186,11 +197,17 @@ fn run_matrix(options: &MatrixOptions) -> ExitCode {
         return complain(&format!("there is no {name}: see `list`"));
     }
     let chosen = |of: &[String], name: &str| of.is_empty() || of.iter().any(|n| n == name);
-    let mut cells = matrix::pairwise();
+    let mut cells = match options.over {
+        Over::Embedded => matrix::pairwise(),
+        Over::Server => matrix::pairwise_over_servers(),
+    };
     cells.retain(|cell| {
         chosen(&options.workloads, cell.workload.name)
             && chosen(&options.nemeses, cell.nemesis.name)
     });
+    if cells.is_empty() {
+        return complain("nothing of this can be done over the server: docs/testing.md says why");
+    }
     let mut plans = plans(&cells, &options.common, false);
     if options.resume {
         match series::remembered(&options.common.out) {
@@ -203,19 +220,11 @@ fn run_matrix(options: &MatrixOptions) -> ExitCode {
 }
 
 fn plans(cells: &[Cell], common: &Common, quick: bool) -> Vec<Plan> {
-    cells
-        .iter()
-        .map(|cell| plan(common, cell.workload, cell.nemesis, cell.members, quick))
-        .collect()
+    cells.iter().map(|cell| plan(common, *cell, quick)).collect()
 }
 
-fn plan(
-    common: &Common,
-    workload: &'static workload::Kind,
-    nemesis: &'static nemesis::Kind,
-    members: usize,
-    quick: bool,
-) -> Plan {
+fn plan(common: &Common, cell: Cell, quick: bool) -> Plan {
+    let Cell { workload, nemesis, members, over } = cell;
     // A control wants many faults: not each of them hits whoever holds the lock.
     let (seconds, window, rest) = match (workload.control.is_some(), quick) {
         (true, false) => (60, 3.5, 1.0),
@@ -231,6 +240,7 @@ fn plan(
         workload,
         nemesis,
         members,
+        over,
         load: Duration::from_secs(common.seconds.unwrap_or(seconds)),
         seed: common.seed,
         pace: Pace { window: span(common.window, window), rest: span(common.rest, rest) },
@@ -242,13 +252,26 @@ fn execute(plans: &[Plan], common: &Common, at_once: usize) -> ExitCode {
     let Ok(path) = std::env::current_exe() else {
         return complain("this program does not know where it is");
     };
-    let program = Program { path, words: vec!["node".to_owned()] };
+    let programs = Programs::beside(&path, common.server.as_deref());
+    // A single one that was asked for is not skipped.
+    if let ([plan, ..], true) = (plans, plans.iter().all(|plan| plan.over == Over::Server))
+        && let Err(why) = programs.of(plan.over)
+    {
+        return complain(&why);
+    }
+    if std::env::var_os("BOWLINE_MUTANT").is_some()
+        && plans.iter().all(|plan| plan.over == Over::Server)
+    {
+        return complain(
+            "BOWLINE_MUTANT is for --over embedded: no mutants are built into servers",
+        );
+    }
     if !common.json {
         say(&report::heading());
     }
     let begun = Instant::now();
     let at_once = common.at_once.unwrap_or(at_once);
-    let summaries = series::run(plans, &program, &common.out, at_once, |summary, progress| {
+    let summaries = series::run(plans, &programs, &common.out, at_once, |summary, progress| {
         match common.json {
             true => say(&serde_json::to_string(summary).unwrap_or_default()),
             false => say(&report::row(summary)),

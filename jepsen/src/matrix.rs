@@ -1,6 +1,7 @@
 //! Which runs cover what: every workload with every nemesis and both with every size, so that each *pair* of two choices is in
 //! some run (pairwise), in far fewer runs than all combinations.
 
+use crate::over::Over;
 use crate::{nemesis, workload};
 
 /// The sizes of clusters.
@@ -15,6 +16,8 @@ pub struct Cell {
     pub nemesis: &'static nemesis::Kind,
     /// How many members.
     pub members: usize,
+    /// How clients reach them.
+    pub over: Over,
 }
 
 /// How many members the runs have, in turn: three of five runs have three, as most clusters do.
@@ -29,7 +32,8 @@ pub fn pairwise() -> Vec<Cell> {
         workload::ALL.iter().partition(|workload| workload.control.is_some());
     let control = |workload: &&'static workload::Kind| {
         let nemesis = nemesis::named(workload.control?.under)?;
-        Some(Cell { workload, nemesis, members: 3.max(nemesis.wants.members_min) })
+        let members = 3.max(nemesis.wants.members_min);
+        Some(Cell { workload, nemesis, members, over: Over::Embedded })
     };
     // Both go around at once; when both are at their begin again, one is shifted.
     let round = others.len() * all.len() / common_divisor(others.len(), all.len());
@@ -38,21 +42,59 @@ pub fn pairwise() -> Vec<Cell> {
         let (workload, nemesis) = (others[row], &all[column]);
         let turn = TURNS[(row + column) % TURNS.len()];
         let least = nemesis.wants.members_min;
-        Cell { workload, nemesis, members: if turn < least { 3.max(least) } else { turn } }
+        let members = if turn < least { 3.max(least) } else { turn };
+        Cell { workload, nemesis, members, over: Over::Embedded }
     };
     let controls = controls.iter().filter_map(control);
     controls.chain((0..others.len() * all.len()).map(meeting)).collect()
+}
+
+/// The same over servers, as far as that can be done.
+pub fn pairwise_over_servers() -> Vec<Cell> {
+    let mut cells = pairwise();
+    cells.iter_mut().for_each(|cell| cell.over = Over::Server);
+    cells.retain(|cell| cell.over.refuses(cell.workload, cell.nemesis).is_none());
+    cells
+}
+
+/// What is done over servers, too, where a few runs must do: each workload that can be, with faults that are told apart by who
+/// asks, and the controls.
+const SOME_OVER_SERVERS: &[(&str, &str)] = &[
+    ("register-local", "partition-halves"),
+    ("locked-set-unguarded", "pause"),
+    ("register", "kill"),
+    ("append", "partition-leader"),
+    ("lock-fenced", "pause"),
+    ("watch", "rolling-restart"),
+    ("election", "partition-halves"),
+    ("lease", "transfer"),
+    ("locked-set", "pause"),
+    ("bank", "kill-all"),
+    ("set", "power-all"),
+    ("counter", "kill"),
+    ("lock", "kill-minority"),
+];
+
+/// See [`SOME_OVER_SERVERS`].
+pub fn some_over_servers() -> Vec<Cell> {
+    let cell = |(workload, nemesis): &(&str, &str)| {
+        let (workload, nemesis) = (workload::named(workload)?, nemesis::named(nemesis)?);
+        Some(Cell { workload, nemesis, members: 3, over: Over::Server })
+    };
+    SOME_OVER_SERVERS.iter().filter_map(cell).collect()
 }
 
 fn common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
-/// A cross-section: every workload and every nemesis at least once, each with others in turn.
+/// A cross-section: every workload and every nemesis at least once, each with others in turn; and every workload that can be
+/// over servers.
 pub fn cross_section() -> Vec<Cell> {
     let mut cells = pairwise();
     let controls = cells.iter().filter(|cell| cell.workload.control.is_some()).count();
     cells.truncate(controls + nemesis::ALL.len().max(workload::ALL.len() - controls));
+    cells.extend(some_over_servers());
     cells
 }
 
@@ -80,7 +122,18 @@ mod tests {
         for workload in workload::ALL.iter().filter(|kind| kind.control.is_some()) {
             assert!(all.iter().any(|cell| cell.workload.name == workload.name));
         }
-        assert!(some.len() <= workload::ALL.len().max(nemesis::ALL.len()) + 4);
+        let embedded = some.iter().filter(|cell| cell.over == Over::Embedded).count();
+        assert!(embedded <= workload::ALL.len().max(nemesis::ALL.len()) + 4);
+        let none = nemesis::named("none").unwrap();
+        let can_be = |kind: &&workload::Kind| Over::Server.refuses(kind, none).is_none();
+        for workload in workload::ALL.iter().filter(can_be) {
+            let is_it =
+                |cell: &&Cell| cell.over == Over::Server && cell.workload.name == workload.name;
+            assert_eq!(some.iter().filter(is_it).count(), 1, "{}", workload.name);
+        }
+        for cell in some {
+            assert_eq!(cell.over.refuses(cell.workload, cell.nemesis), None);
+        }
         for size in SIZES {
             assert!(all.iter().any(|cell| cell.members == *size));
         }

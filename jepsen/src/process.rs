@@ -1,9 +1,9 @@
 //! One life of a node's process, from outside.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -12,12 +12,17 @@ use bowline::env::Point;
 use rustix::process::{Pid, Signal, kill_process};
 use thiserror::Error;
 
+use crate::server::{Clients, Terms};
 use crate::wire::{self, Answer, Order};
 
 /// How long anything may take that must happen: a machine with far too much to do must get there too.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
 const SIGKILL: i32 = 9;
+
+/// What a server says that serves clients, and what one begins with that ends for a reason.
+const SERVES: &str = "is ready to serve client requests";
+const FAILS: &str = "error: ";
 
 /// What keeps the harness from going on.
 #[derive(Debug, Error)]
@@ -88,9 +93,16 @@ pub enum Death {
 /// See the module. It is killed when it is dropped.
 pub struct Process {
     child: Mutex<Child>,
-    /// Until it is told to stop.
-    input: Mutex<Option<ChildStdin>>,
+    ears: Ears,
     heard: Arc<Heard>,
+}
+
+/// How a process is asked.
+enum Ears {
+    /// By lines, until it is told to stop.
+    Input(Mutex<Option<ChildStdin>>),
+    /// It is a server: by calls.
+    Port(Arc<Clients>),
 }
 
 #[derive(Default)]
@@ -129,26 +141,10 @@ impl Heard {
         if late.timed_out() { Err(Trouble::TooLate(what.to_owned())) } else { Ok(state) }
     }
 
-    fn listen(&self, output: ChildStdout) {
+    fn listen(&self, output: impl Read, hear: fn(&mut State, &str)) {
         for line in BufReader::new(output).lines() {
             let Ok(line) = line else { break };
-            let (first, rest) = line.split_once(' ').unwrap_or((&line, ""));
-            let mut state = self.lock();
-            match first {
-                "ready" => state.ready = true,
-                "dies" => state.dies = wire::point_named(rest),
-                "stopped" => state.stopped = Some(rest.to_owned()),
-                _ => {
-                    // A line that was cut in two by the kill answers nobody.
-                    let id = first.parse().ok();
-                    if let (Some(answer), Some(id)) = (Answer::parse(rest), id)
-                        && let Some(waiting) = state.waiting.remove(&id)
-                    {
-                        drop(waiting.send(answer));
-                    }
-                }
-            }
-            drop(state);
+            hear(&mut self.lock(), &line);
             self.changed.notify_all();
         }
         let mut state = self.lock();
@@ -159,8 +155,37 @@ impl Heard {
     }
 }
 
+/// A node's line.
+fn hear_node(state: &mut State, line: &str) {
+    let (first, rest) = line.split_once(' ').unwrap_or((line, ""));
+    match first {
+        "ready" => state.ready = true,
+        "dies" => state.dies = wire::point_named(rest),
+        "stopped" => state.stopped = Some(rest.to_owned()),
+        _ => {
+            // A line that was cut in two by the kill answers nobody.
+            let id = first.parse().ok();
+            if let (Some(answer), Some(id)) = (Answer::parse(rest), id)
+                && let Some(waiting) = state.waiting.remove(&id)
+            {
+                drop(waiting.send(answer));
+            }
+        }
+    }
+}
+
+/// A server's line on its standard error: one when it serves, one when it ends otherwise than well. Its log says what else
+/// there is.
+fn hear_server(state: &mut State, line: &str) {
+    if line.contains(SERVES) {
+        state.ready = true;
+    } else if let Some(why) = line.strip_prefix(FAILS) {
+        state.stopped = Some(why.to_owned());
+    }
+}
+
 impl Process {
-    /// Starts a process.
+    /// Starts a process of a node.
     ///
     /// # Errors
     /// The operating system's.
@@ -173,13 +198,41 @@ impl Process {
             .map_err(system("starting a process"))?;
         let input = child.stdin.take().expect("it is piped");
         let output = child.stdout.take().expect("it is piped");
+        Self::of(child, output, hear_node, Ears::Input(Mutex::new(Some(input))))
+    }
+
+    /// Starts a server, that clients reach at an address.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub(crate) fn serve(
+        command: &mut Command,
+        address: &str,
+        terms: Terms,
+    ) -> Result<Self, Trouble> {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|source| Trouble::System { what: "starting a server", source })?;
+        let output = child.stderr.take().expect("it is piped");
+        Self::of(child, output, hear_server, Ears::Port(Clients::of(address, terms)))
+    }
+
+    fn of(
+        child: Child,
+        output: impl Read + Send + 'static,
+        hear: fn(&mut State, &str),
+        ears: Ears,
+    ) -> Result<Self, Trouble> {
         let heard = Arc::new(Heard::default());
         let listener = Arc::clone(&heard);
         thread::Builder::new()
             .name("listener".to_owned())
-            .spawn(move || listener.listen(output))
-            .map_err(system("starting a thread"))?;
-        Ok(Self { child: Mutex::new(child), input: Mutex::new(Some(input)), heard })
+            .spawn(move || listener.listen(output, hear))
+            .map_err(|source| Trouble::System { what: "starting a thread", source })?;
+        Ok(Self { child: Mutex::new(child), ears, heard })
     }
 
     /// Waits until its node runs, or the process has ended: false then.
@@ -194,6 +247,15 @@ impl Process {
     /// Asks for something. If the process ends before it answers, the receiver is told so.
     pub fn ask(&self, order: &Order) -> mpsc::Receiver<Answer> {
         let (sender, receiver) = mpsc::channel();
+        let input = match &self.ears {
+            Ears::Input(input) => input,
+            Ears::Port(clients) => {
+                if !self.is_over() {
+                    clients.ask(order, sender);
+                }
+                return receiver;
+            }
+        };
         let id = {
             let mut state = self.heard.lock();
             state.next += 1;
@@ -204,7 +266,7 @@ impl Process {
             id
         };
         let line = format!("{id} {}\n", order.words());
-        let mut input = self.input.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut input = input.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(input) = input.as_mut() {
             // A process that does not read any more has ended: the listener will find out.
             drop(input.write_all(line.as_bytes()));
@@ -273,7 +335,12 @@ impl Process {
     /// It does not end, or not well.
     pub fn stop(&self) -> Result<(), Trouble> {
         self.heard.lock().ending = true;
-        drop(self.input.lock().unwrap_or_else(PoisonError::into_inner).take());
+        match &self.ears {
+            Ears::Input(input) => {
+                drop(input.lock().unwrap_or_else(PoisonError::into_inner).take());
+            }
+            Ears::Port(_) => self.signal(Signal::TERM)?,
+        }
         drop(self.heard.wait_while("a process lives that was told to stop", |s| !s.over)?);
         let status = self.wait()?;
         if status.success() { Ok(()) } else { Err(Trouble::Ended(status.to_string())) }
@@ -360,6 +427,20 @@ impl Drop for Process {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_is_heard_on_its_standard_error() {
+        let mut state = State::default();
+        hear_server(&mut state, "2026-11-22 ERROR error: a line of a log says nothing");
+        assert!(!state.ready && state.stopped.is_none());
+        hear_server(&mut state, "bowline: member \"m0\" is ready to serve client requests on ...");
+        hear_server(&mut state, "error: the member has stopped: the disk failed to sync");
+        assert!(state.ready);
+        assert_eq!(
+            state.stopped.as_deref(),
+            Some("the member has stopped: the disk failed to sync")
+        );
+    }
 
     /// What comes of the end of a process that does this, once `is_over` says whether it has ended by itself.
     fn end_of(words: &str, is_over: bool) -> Result<Option<String>, Trouble> {

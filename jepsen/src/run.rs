@@ -19,6 +19,7 @@ use crate::dice::Dice;
 use crate::fleet::{self, Fleet, Program, Setup};
 use crate::ledger::{Entry, Ledger};
 use crate::nemesis::{self, Nemesis, Pace};
+use crate::over::Over;
 use crate::process::{LIMIT, Trouble};
 use crate::progress::{self, Window};
 use crate::wire::{Answer, Order};
@@ -33,6 +34,8 @@ pub struct Plan {
     pub nemesis: &'static nemesis::Kind,
     /// How many members.
     pub members: usize,
+    /// How clients reach them.
+    pub over: Over,
     /// How long the load lasts.
     pub load: Duration,
     /// Whom the faults hit, what the clients choose.
@@ -46,15 +49,23 @@ pub struct Plan {
 impl Plan {
     /// What it is called, also as a file.
     pub fn name(&self) -> String {
-        let Plan { workload, nemesis, members, seed, .. } = self;
-        format!("{}-{}-{members}-{seed}", workload.name, nemesis.name)
+        let Plan { workload, nemesis, members, over, seed, .. } = self;
+        let over = match over {
+            Over::Embedded => "",
+            Over::Server => "-server",
+        };
+        format!("{}-{}-{members}{over}-{seed}", workload.name, nemesis.name)
     }
 
     /// The command that runs it again. Processes are not replayed bit for bit: the same faults at the same times.
     pub fn command(&self) -> String {
-        let Plan { workload, nemesis, members, load, seed, pace, rate } = self;
+        let Plan { workload, nemesis, members, over, load, seed, pace, rate } = self;
+        let over = match over {
+            Over::Embedded => "",
+            Over::Server => " --over server",
+        };
         format!(
-            "cargo run --release -p bowline-jepsen -- run --workload {} --nemesis {} --nodes {members} \
+            "cargo run --release -p bowline-jepsen -- run --workload {} --nemesis {} --nodes {members}{over} \
              --seconds {} --seed {seed} --window {} --rest {} --rate {rate}",
             workload.name,
             nemesis.name,
@@ -179,8 +190,25 @@ struct Stage<'a> {
     leader_changes: Mutex<Vec<u64>>,
 }
 
+/// What comes of a plan that cannot be run here.
+pub fn skipped(plan: &Plan, why: String) -> Ran {
+    Ran {
+        plan: plan.clone(),
+        verdict: Verdict::Skipped(why),
+        entries: Vec::new(),
+        windows: Vec::new(),
+        leader_changes: 0,
+        load: (0, 0),
+        took: Duration::ZERO,
+        evidence: Vec::new(),
+    }
+}
+
 /// Runs a plan. Each member is a process of `program`.
 pub fn run(plan: &Plan, program: &Program) -> Ran {
+    if let Some(why) = plan.over.refuses(plan.workload, plan.nemesis) {
+        return skipped(plan, why);
+    }
     let begun = Instant::now();
     let ledger = Ledger::default();
     let workload = (plan.workload.make)();
@@ -281,7 +309,7 @@ fn act(
     load: &mut (u64, u64),
     changes: &mut Vec<u64>,
 ) -> Result<Option<Verdict>, Trouble> {
-    let mut setup = Setup::of(plan.members);
+    let mut setup = Setup { over: plan.over, ..Setup::of(plan.members) };
     let mut nemesis = (plan.nemesis.make)();
     workload.prepare(&mut setup);
     nemesis.prepare(&mut setup);

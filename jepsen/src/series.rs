@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::fleet::Program;
+use crate::over::Programs;
 use crate::process::Trouble;
 use crate::report::{self, Summary};
 use crate::run::{self, Plan};
@@ -37,7 +37,7 @@ pub struct Progress {
 /// A report cannot be written.
 pub fn run(
     plans: &[Plan],
-    program: &Program,
+    programs: &Programs,
     out: &Path,
     at_once: usize,
     mut told: impl FnMut(&Summary, Progress),
@@ -50,7 +50,11 @@ pub fn run(
             let (sender, take) = (sender.clone(), &take);
             scope.spawn(move || {
                 while let Some(plan) = take() {
-                    let written = report::write(&run::run(plan, program), out);
+                    let ran = match programs.of(plan.over) {
+                        Ok(program) => run::run(plan, program),
+                        Err(why) => run::skipped(plan, why),
+                    };
+                    let written = report::write(&ran, out);
                     if sender.send((plan, written)).is_err() {
                         return;
                     }
@@ -120,7 +124,7 @@ pub fn not_done(plans: Vec<Plan>, summaries: &[Summary]) -> Vec<Plan> {
     let is_of = |summary: &Summary, plan: &Plan| {
         (summary.workload.as_str(), summary.nemesis.as_str())
             == (plan.workload.name, plan.nemesis.name)
-            && (summary.members, summary.seed) == (plan.members, plan.seed)
+            && (summary.members, summary.over, summary.seed) == (plan.members, plan.over, plan.seed)
             && summary.load_seconds >= plan.load.as_secs()
             && summary.verdict == "ok"
     };

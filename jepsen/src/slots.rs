@@ -20,11 +20,22 @@ pub enum Holding {
     Watch(Box<Watch>),
 }
 
+/// Things by their slots.
+pub(crate) struct Shelf<H> {
+    /// `None`: whatever comes is given up.
+    held: Mutex<BTreeMap<String, Option<H>>>,
+}
+
+impl<H> Default for Shelf<H> {
+    fn default() -> Self {
+        Self { held: Mutex::default() }
+    }
+}
+
 /// See the module.
 #[derive(Default)]
 pub struct Slots {
-    /// `None`: whatever comes is given up.
-    held: Mutex<BTreeMap<String, Option<Holding>>>,
+    shelf: Shelf<Holding>,
     owners: Mutex<BTreeMap<String, Owner>>,
     takers: Mutex<BTreeMap<String, QueueTaker>>,
 }
@@ -33,14 +44,14 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Slots {
+impl<H> Shelf<H> {
     /// Takes what is in a slot out of it.
-    pub fn take(&self, slot: &str) -> Option<Holding> {
+    pub(crate) fn take(&self, slot: &str) -> Option<H> {
         lock(&self.held).remove(slot).flatten()
     }
 
     /// Puts something into a slot; what was there is given up.
-    pub fn put(&self, slot: String, holding: Holding) {
+    pub(crate) fn put(&self, slot: String, holding: H) {
         // What is given up is dropped outside of the lock: it may take a moment.
         let mut before = Some(holding);
         match lock(&self.held).entry(slot) {
@@ -54,9 +65,26 @@ impl Slots {
     }
 
     /// Gives up what is in a slot, and what will be put there.
-    pub fn forget(&self, slot: String) {
+    pub(crate) fn forget(&self, slot: String) {
         let before = lock(&self.held).insert(slot, None);
         drop(before);
+    }
+}
+
+impl Slots {
+    /// Takes what is in a slot out of it.
+    pub fn take(&self, slot: &str) -> Option<Holding> {
+        self.shelf.take(slot)
+    }
+
+    /// Puts something into a slot; what was there is given up.
+    pub fn put(&self, slot: String, holding: Holding) {
+        self.shelf.put(slot, holding);
+    }
+
+    /// Gives up what is in a slot, and what will be put there.
+    pub fn forget(&self, slot: String) {
+        self.shelf.forget(slot);
     }
 
     /// The owner of this name: as long as its session lives, the same.

@@ -13,7 +13,9 @@ use bowline_jepsen::fleet::{Fleet, Setup};
 use bowline_jepsen::links::Traffic;
 use bowline_jepsen::nemesis::{self, Kind};
 use bowline_jepsen::process::LIMIT;
-use bowline_jepsen::{Answer, Cluster, Dice, Trouble};
+use bowline_jepsen::{Answer, Cluster, Dice, Over, Trouble};
+
+mod beside;
 
 const NODE: &str = env!("CARGO_BIN_EXE_jepsen-node");
 
@@ -37,6 +39,11 @@ fn write(cluster: &Cluster, member: usize) -> bool {
 
 /// Lets each of these faults happen to one cluster, one after the other.
 fn one_after_the_other(members: usize, names: &[&str]) -> Result<(), Trouble> {
+    one_after_the_other_to(Over::Embedded, members, names)
+}
+
+/// The same, to nodes or to servers.
+fn one_after_the_other_to(over: Over, members: usize, names: &[&str]) -> Result<(), Trouble> {
     let kinds: Vec<&Kind> = (names.iter())
         .map(|name| nemesis::named(name).unwrap_or_else(|| panic!("there is no {name}")))
         .filter(|kind| match (kind.possible)() {
@@ -51,9 +58,13 @@ fn one_after_the_other(members: usize, names: &[&str]) -> Result<(), Trouble> {
         return Ok(());
     }
     let mut faults: Vec<_> = kinds.iter().map(|kind| (kind.name, (kind.make)())).collect();
-    let mut setup = Setup::of(members);
+    let mut setup = Setup { over, ..Setup::of(members) };
     faults.iter().for_each(|(_, fault)| fault.prepare(&mut setup));
-    let (cluster, mut dice) = (Cluster::of(NODE, setup)?, Dice::new(5));
+    let program = match over {
+        Over::Embedded => NODE.into(),
+        Over::Server => beside::server(),
+    };
+    let (cluster, mut dice) = (Cluster::of(program, setup)?, Dice::new(5));
     // Its own writers would end with their processes.
     Fleet::start(&cluster)?;
     let ending = AtomicBool::new(false);
@@ -196,6 +207,19 @@ fn a_cluster_serves_after_its_operator_was_busy() -> Result<(), Trouble> {
 #[test]
 fn a_cluster_serves_after_everything_at_once() -> Result<(), Trouble> {
     one_after_the_other(3, &["mixed", "mixed"])
+}
+
+#[test]
+fn servers_serve_after_they_were_killed_paused_and_cut_off() -> Result<(), Trouble> {
+    let names = ["kill", "kill-all", "pause", "pause-all", "partition-leader", "corruption"];
+    one_after_the_other_to(Over::Server, 3, &names)
+}
+
+#[test]
+fn servers_serve_after_their_operator_was_busy_and_their_power_failed() -> Result<(), Trouble> {
+    let names = ["transfer", "compaction", "snapshots", "rolling-restart", "mixed"];
+    one_after_the_other_to(Over::Server, 3, &names)?;
+    one_after_the_other_to(Over::Server, 3, &["power-one", "power-all"])
 }
 
 #[test]

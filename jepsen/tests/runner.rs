@@ -12,7 +12,7 @@ use bowline_jepsen::nemesis::{self, Nemesis, Pace, Wants};
 use bowline_jepsen::process::LIMIT;
 use bowline_jepsen::run::{self, Plan, Ran, Verdict};
 use bowline_jepsen::workload::{self, Client, Exhibit, Workload};
-use bowline_jepsen::{Answer, Dice, Order, Trouble, report};
+use bowline_jepsen::{Answer, Dice, Order, Over, Trouble, report};
 
 const HARNESS: &str = env!("CARGO_BIN_EXE_bowline-jepsen");
 
@@ -21,6 +21,7 @@ fn run(workload: &'static workload::Kind, nemesis: &'static nemesis::Kind, membe
         workload,
         nemesis,
         members,
+        over: Over::Embedded,
         load: Duration::from_secs(5),
         seed: 1,
         pace: Pace { window: Duration::from_secs(2), rest: Duration::from_millis(500) },

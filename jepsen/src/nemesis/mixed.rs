@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::{ALL, Kind, Nemesis, Wants, anywhere};
 use crate::dice::Dice;
 use crate::fleet::{Fleet, Setup};
+use crate::over::{self, Over};
 use crate::process::Trouble;
 
 pub(super) const KIND: Kind = Kind {
@@ -35,6 +36,13 @@ impl Mixed {
         Self::of(ALL.iter().filter(|kind| !kind.alone && (kind.possible)().is_ok()))
     }
 
+    /// Which of them can be done to these members.
+    fn possible(&self, over: Over) -> Vec<usize> {
+        let is_possible =
+            |at: &usize| over == Over::Embedded || !over::is_refused(self.parts[*at].0);
+        (0..self.parts.len()).filter(is_possible).collect()
+    }
+
     /// Of these.
     pub fn of<'a>(kinds: impl IntoIterator<Item = &'a Kind>) -> Self {
         let parts = kinds.into_iter().map(|kind| (kind.name, (kind.make)())).collect();
@@ -44,14 +52,18 @@ impl Mixed {
 
 impl Nemesis for Mixed {
     fn prepare(&self, setup: &mut Setup) {
-        self.parts.iter().for_each(|(_, part)| part.prepare(setup));
+        for at in self.possible(setup.over) {
+            self.parts[at].1.prepare(setup);
+        }
     }
 
     fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
-        let first = dice.one_of(self.parts.len());
+        let possible = self.possible(fleet.setup().over);
+        let first = possible[dice.one_of(possible.len())];
         let mut drawn = vec![first];
-        if dice.below(TWO_IN) == 0 {
-            let second = dice.one_of(self.parts.len());
+        // A server is not ready before it hears of a leader: one that comes back behind a cut would be waited for.
+        if fleet.setup().over == Over::Embedded && dice.below(TWO_IN) == 0 {
+            let second = possible[dice.one_of(possible.len())];
             drawn.extend(Some(second).filter(|second| *second != first));
         }
         let mut said = Vec::new();

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::ledger::End;
+use crate::over::Over;
 use crate::process::Trouble;
 use crate::progress::{self, Count};
 use crate::run::{Evidence, Ran, Verdict};
@@ -26,6 +27,9 @@ pub struct Summary {
     pub nemesis: String,
     /// How many members.
     pub members: usize,
+    /// How clients reached them.
+    #[serde(default)]
+    pub over: Over,
     /// Its seed.
     pub seed: u64,
     /// `ok`, `violation`, `undecided`, `invalid` or `skipped`.
@@ -84,6 +88,7 @@ impl Summary {
             workload: ran.plan.workload.name.to_owned(),
             nemesis: ran.plan.nemesis.name.to_owned(),
             members: ran.plan.members,
+            over: ran.plan.over,
             seed: ran.plan.seed,
             verdict: ran.verdict.word().to_owned(),
             why: ran.verdict.why().to_owned(),

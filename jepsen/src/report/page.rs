@@ -7,6 +7,7 @@ use bowline::check::page::escaped;
 
 use super::{Summary, plot};
 use crate::ledger::End;
+use crate::over::Over;
 use crate::run::Ran;
 
 const STYLE: &str = "\
@@ -29,8 +30,14 @@ const REASONS_MAX: usize = 12;
 pub(super) fn page(ran: &Ran, summary: &Summary) -> String {
     let mut page = String::new();
     let title = escaped(&format!(
-        "{} under {}, {} members",
-        summary.workload, summary.nemesis, summary.members
+        "{} under {}, {} members, {}",
+        summary.workload,
+        summary.nemesis,
+        summary.members,
+        match summary.over {
+            Over::Embedded => "embedded",
+            Over::Server => "over the server",
+        }
     ));
     let seconds = ran.entries.iter().map(|entry| entry.ended).max().unwrap_or(0) as f64 / 1e6;
     let say = |page: &mut String, what: String| {

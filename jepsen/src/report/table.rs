@@ -8,9 +8,10 @@ use crate::series::Progress;
 /// The names of the columns.
 pub fn heading() -> String {
     format!(
-        "{:<21} {:<20} {:>5} {:>9} {:>8} {:>7} {:>7} {:>6} {:>8} {:>8} {:>6} {:>7}",
+        "{:<21} {:<20} {:<8} {:>5} {:>9} {:>8} {:>7} {:>7} {:>6} {:>8} {:>8} {:>6} {:>7}",
         "workload",
         "nemesis",
+        "over",
         "nodes",
         "verdict",
         "ok",
@@ -28,7 +29,9 @@ pub fn heading() -> String {
 pub fn row(summary: &Summary) -> String {
     let Summary { workload, nemesis, members, verdict, operations, .. } = summary;
     let mut row = format!(
-        "{workload:<21} {nemesis:<20} {members:>5} {verdict:>9} {:>8} {:>7} {:>7} {:>6.0} {:>8.1} {:>8.1} {:>6} {:>7}",
+        "{workload:<21} {nemesis:<20} {:<8} {members:>5} {verdict:>9} {:>8} {:>7} {:>7} {:>6.0} {:>8.1} {:>8.1} {:>6} \
+         {:>7}",
+        summary.over.word(),
         operations.ok,
         operations.failed,
         operations.unknown,

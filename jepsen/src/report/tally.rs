@@ -63,11 +63,13 @@ pub fn tally(summaries: &[Summary]) -> String {
     );
     table(&mut page, "workload", &ran, |one| &one.workload);
     table(&mut page, "nemesis", &ran, |one| &one.nemesis);
+    table(&mut page, "clients", &ran, |one| one.over.word());
     for bad in ran.iter().filter(|one| one.verdict != "ok") {
-        let Summary { workload, nemesis, members, verdict, why, command, .. } = bad;
+        let Summary { workload, nemesis, members, over, verdict, why, command, .. } = bad;
+        let over = over.word();
         write!(
             page,
-            "\n{verdict}: {workload}, {nemesis}, {members} members: {why}\n    {command}\n"
+            "\n{verdict}: {workload}, {nemesis}, {members} members, {over}: {why}\n    {command}\n"
         )
         .expect("a String takes everything");
     }

@@ -13,6 +13,7 @@ use super::{Client, Exhibit, Kind, Workload};
 use crate::caller::{Caller, Miss};
 use crate::calls::{Call, Reply};
 use crate::ledger::Book;
+use crate::over::Over;
 
 pub(super) const KIND: Kind = Kind {
     name: "lease",
@@ -51,7 +52,11 @@ impl Leases {
 
     /// One lease, from its grant until its keys are gone. Its keys' beginning is its name.
     fn live(&self, name: &str, caller: &mut Caller<'_>) -> Result<(), Miss> {
-        let ttl_ms = TTL_MS_MIN + caller.dice.below(TTL_MS_MAX - TTL_MS_MIN);
+        let ttl_ms = match caller.fleet.setup().over {
+            Over::Embedded => TTL_MS_MIN + caller.dice.below(TTL_MS_MAX - TTL_MS_MIN),
+            // There they have whole seconds, and the server would give more.
+            Over::Server => [TTL_MS_MIN, TTL_MS_MAX][caller.dice.one_of(2)],
+        };
         let named = || Value::from(name);
         let mut lease = 0;
         let grant = LeaseCall::Grant { lease: named(), ttl: ttl_ms * 1000 };

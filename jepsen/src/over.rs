@@ -1,0 +1,153 @@
+//! How clients reach members: inside the members' processes, as the library is meant to be used, or over the API of servers
+//! (`bowline serve`), as clients of etcd's do. And what can be done one way only.
+
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use crate::fleet::Program;
+use crate::{nemesis, workload};
+
+/// See the module.
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug, Serialize, Deserialize, ValueEnum,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Over {
+    /// Members are `jepsen-node`, and clients run inside them.
+    #[default]
+    Embedded,
+    /// Members are `bowline serve`, and clients speak etcd's protocol with them.
+    Server,
+}
+
+/// What the server has no word for, and why.
+const WORKLOADS: &[(&str, &str)] = &[
+    ("set-unsynced", "its disks are doors inside the driver's process"),
+    ("lock-again", "the server's locks know no owner that takes them again"),
+    ("semaphore", "the server has no semaphores: they are a recipe of the library"),
+    ("queue", "the server has no queues: they are a recipe of the library"),
+    ("membership", "its members join without having been announced"),
+];
+
+/// What cannot be done to a server from outside, and why.
+const NEMESES: &[(&str, &str)] = &[
+    ("clock-rates", CLOCK),
+    ("clock-jumps", CLOCK),
+    ("disk-slow", DISK),
+    ("disk-full", DISK),
+    ("disk-dead", DISK),
+    ("rot-log", REPLACED),
+    ("rot-snapshot", REPLACED),
+    ("rot-warm", "the server keeps no warm copy"),
+    ("churn", "its members join without having been announced"),
+];
+
+const CLOCK: &str = "its clocks are doors inside the driver's process";
+const DISK: &str = "its disks are doors inside the driver's process";
+const REPLACED: &str = "a damaged member is replaced by a call of the library";
+
+/// Whether a fault cannot be done to a server from outside.
+pub(crate) fn is_refused(nemesis: &str) -> bool {
+    NEMESES.iter().any(|(name, _)| *name == nemesis)
+}
+
+impl Over {
+    /// In a word, as the command line says it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Over::Embedded => "embedded",
+            Over::Server => "server",
+        }
+    }
+
+    /// Why this cannot be run this way, if it cannot.
+    pub fn refuses(self, workload: &workload::Kind, nemesis: &nemesis::Kind) -> Option<String> {
+        if self == Over::Embedded {
+            return None;
+        }
+        let why = |table: &[(&str, &str)], of: &str| {
+            let found = table.iter().find(|(name, _)| *name == of);
+            found.map(|(name, why)| format!("{name} is not for --over server: {why}"))
+        };
+        why(WORKLOADS, workload.name).or_else(|| why(NEMESES, nemesis.name))
+    }
+}
+
+/// What members are processes of.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    /// A node that takes orders.
+    pub node: Program,
+    /// A server; or why there is none.
+    pub server: Result<Program, String>,
+}
+
+impl Programs {
+    /// Those of a harness: itself, and the server at this path, or the one beside it.
+    pub fn beside(harness: &Path, server: Option<&Path>) -> Self {
+        let node = Program { path: harness.to_owned(), words: vec!["node".to_owned()] };
+        Self { node, server: server_at(harness, server) }
+    }
+
+    /// The one for a plan; or why there is none.
+    ///
+    /// # Errors
+    /// In words that say what to do.
+    pub fn of(&self, over: Over) -> Result<&Program, String> {
+        match over {
+            Over::Embedded => Ok(&self.node),
+            Over::Server => self.server.as_ref().map_err(Clone::clone),
+        }
+    }
+}
+
+fn server_at(harness: &Path, asked: Option<&Path>) -> Result<Program, String> {
+    let path = asked.map_or_else(|| harness.with_file_name("bowline"), PathBuf::from);
+    if !path.is_file() {
+        let shown = path.display();
+        return Err(match asked {
+            Some(_) => format!("--server: there is no program {shown}"),
+            None => format!(
+                "there is no server {shown}: `cargo build -p bowline-cli` makes it (with --release if this was), \
+                 or --server says where it is"
+            ),
+        });
+    }
+    Ok(Program { path, words: vec!["serve".to_owned()] })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_refused_exists_and_says_why() {
+        let none = nemesis::named("none").unwrap();
+        let register = workload::named("register").unwrap();
+        for (name, why) in WORKLOADS {
+            let kind = workload::named(name).unwrap();
+            let said = Over::Server.refuses(kind, none).unwrap();
+            assert!(said.starts_with(name) && said.ends_with(why), "{said}");
+            assert_eq!(Over::Embedded.refuses(kind, none), None);
+        }
+        for (name, _) in NEMESES {
+            assert!(Over::Server.refuses(register, nemesis::named(name).unwrap()).is_some());
+        }
+        assert_eq!(Over::Server.refuses(register, nemesis::named("kill").unwrap()), None);
+    }
+
+    #[test]
+    fn a_server_that_is_not_there_is_missed_in_words() {
+        let dir = tempfile::tempdir().unwrap();
+        let harness = dir.path().join("bowline-jepsen");
+        let why = Programs::beside(&harness, None).of(Over::Server).map(drop).unwrap_err();
+        assert!(why.contains("cargo build -p bowline-cli"), "{why}");
+        let why = Programs::beside(&harness, Some(Path::new("/nowhere"))).server.map(drop);
+        assert!(why.unwrap_err().contains("/nowhere"));
+        std::fs::write(dir.path().join("bowline"), "").unwrap();
+        let programs = Programs::beside(&harness, None);
+        assert_eq!(programs.of(Over::Server).unwrap().words, ["serve"]);
+    }
+}

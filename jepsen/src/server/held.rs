@@ -1,0 +1,201 @@
+//! What clients of a server hold: locks of `v3lockpb`, leaderships of `v3electionpb`, watches.
+//!
+//! A holder believes in what it holds for as long as it may believe in the lease that it hangs on, and no longer; that is all
+//! that it can know. Each wish has a session of its own: two wishes of one lease would be one and the same place in the line.
+
+use std::time::Duration;
+
+use tonic::Code;
+
+use super::kv::{created_at, get, put, revision_of, text};
+use super::watch::Watching;
+use super::{Clients, Miss, Session};
+use crate::calls::{Kind, Reply};
+use crate::generated::etcdserverpb::response_op::Response;
+use crate::generated::v3electionpb::election_client::ElectionClient;
+use crate::generated::v3electionpb::{CampaignRequest, LeaderKey, LeaderRequest, ResignRequest};
+use crate::generated::v3lockpb::lock_client::LockClient;
+use crate::generated::v3lockpb::{LockRequest, UnlockRequest};
+
+/// Something held.
+pub(super) enum Holding {
+    /// A lock.
+    Lock(Session, Key),
+    /// A leadership.
+    Leadership(Session, LeaderKey),
+    /// A watch.
+    Watch(Box<Watching>),
+}
+
+/// The key of a place in a lock's line.
+pub(super) struct Key(String);
+
+/// What is said to whom the server does not know.
+const NOBODY_LEADS: &str = "election: no leader";
+
+impl Clients {
+    pub(super) async fn acquire(
+        &self,
+        slot: String,
+        lock: &str,
+        kind: &Kind,
+        wait: Duration,
+    ) -> Result<Reply, Miss> {
+        if *kind != Kind::Mutex {
+            return Err(Miss::Refused("a server's locks are held once, by one".to_owned()));
+        }
+        let session = self.session().await?;
+        let (key, revision) = self.lock(&session, lock, wait).await?;
+        if !session.is_believed() {
+            return Err(lost());
+        }
+        self.slots.put(slot, Holding::Lock(session, key));
+        Ok(Reply::Granted { token: (revision, 0) })
+    }
+
+    /// Waits for a lock. Says its key, and the revision at which it was known to be held.
+    async fn lock(
+        &self,
+        session: &Session,
+        name: &str,
+        wait: Duration,
+    ) -> Result<(Key, u64), Miss> {
+        let request = LockRequest { name: name.to_owned().into(), lease: session.lease };
+        let mut client = LockClient::new(self.channel.clone());
+        let locked = tokio::time::timeout(wait, client.lock(request)).await;
+        let answer = locked.map_err(|_| late())??.into_inner();
+        Ok((Key(text(&answer.key)), revision_of(answer.header)))
+    }
+
+    async fn unlock(&self, key: Key) -> Result<(), Miss> {
+        let request = UnlockRequest { key: key.0.into() };
+        LockClient::new(self.channel.clone()).unlock(request).await?;
+        Ok(())
+    }
+
+    pub(super) async fn campaign(
+        &self,
+        slot: String,
+        name: &str,
+        value: &str,
+        wait: Duration,
+    ) -> Result<Reply, Miss> {
+        let session = self.session().await?;
+        let request = CampaignRequest {
+            name: name.to_owned().into(),
+            lease: session.lease,
+            value: value.to_owned().into(),
+        };
+        let mut client = ElectionClient::new(self.channel.clone());
+        let elected = tokio::time::timeout(wait, client.campaign(request)).await;
+        let answer = elected.map_err(|_| late())??.into_inner();
+        let leader = answer.leader.ok_or_else(|| Miss::incomplete("the leader's key"))?;
+        if !session.is_believed() {
+            return Err(lost());
+        }
+        let token = (leader.rev.cast_unsigned(), 0);
+        self.slots.put(slot, Holding::Leadership(session, leader));
+        Ok(Reply::Granted { token })
+    }
+
+    /// Who leads, as the server says.
+    pub(super) async fn leader_of(&self, name: &str) -> Result<Reply, Miss> {
+        let request = LeaderRequest { name: name.to_owned().into() };
+        match ElectionClient::new(self.channel.clone()).leader(request).await {
+            Ok(answer) => {
+                let row = answer.into_inner().kv;
+                Ok(Reply::Leader(row.map(|row| text(&row.value))))
+            }
+            Err(status) if status.code() == Code::Unknown && status.message() == NOBODY_LEADS => {
+                Ok(Reply::Leader(None))
+            }
+            Err(status) => Err(status.into()),
+        }
+    }
+
+    /// Whether what is in a slot is held, as far as its holder may believe.
+    pub(super) fn look(&self, slot: String) -> Result<Reply, Miss> {
+        let holding = self.slots.take(&slot).ok_or_else(|| empty(&slot))?;
+        let held = match &holding {
+            Holding::Lock(session, _) | Holding::Leadership(session, _) => session.is_believed(),
+            Holding::Watch(_) => true,
+        };
+        self.slots.put(slot, holding);
+        Ok(Reply::Held(held))
+    }
+
+    /// Gives up what is in a slot. Whether it was held when that was asked for: the server does not say it, but the lease does.
+    pub(super) async fn release(&self, slot: &str) -> Result<Reply, Miss> {
+        let holding = self.slots.take(slot).ok_or_else(|| empty(slot))?;
+        let session = match holding {
+            Holding::Watch(_) => return Ok(Reply::Held(true)),
+            // Dropped, it is revoked.
+            Holding::Lock(session, _) | Holding::Leadership(session, _)
+                if !session.is_believed() =>
+            {
+                return Ok(Reply::Held(false));
+            }
+            Holding::Lock(session, key) => {
+                self.unlock(key).await?;
+                session
+            }
+            Holding::Leadership(session, leader) => {
+                let request = ResignRequest { leader: Some(leader) };
+                ElectionClient::new(self.channel.clone()).resign(request).await?;
+                session
+            }
+        };
+        self.is_idle(session);
+        Ok(Reply::Held(true))
+    }
+
+    /// Takes a lock, reads a set, thinks, writes it with one more element, and lets go. If it is `guarded`, by a transaction on
+    /// the condition that the lock's key is the one that was created for it; if not, as who trusts in locks alone.
+    pub(super) async fn add_under_lock(
+        &self,
+        lock: &str,
+        set: &str,
+        element: u64,
+        (wait, think): (Duration, Duration),
+        guarded: bool,
+    ) -> Result<Reply, Miss> {
+        let session = self.session().await?;
+        // Nothing was written yet, whatever becomes of it.
+        let (key, _) = self.lock(&session, lock, wait).await.map_err(Miss::harmless)?;
+        let reads = vec![get(&key.0), get(set)];
+        let answer = self.txn(Vec::new(), reads).await.map_err(Miss::harmless)?;
+        let mut rows = answer.responses.into_iter().map(|response| match response.response {
+            Some(Response::ResponseRange(range)) => range.kvs.into_iter().next(),
+            _ => None,
+        });
+        let own = rows.next().flatten().ok_or_else(lost)?;
+        let before = rows.next().flatten().map_or_else(String::new, |row| text(&row.value) + ",");
+        // This is the work under the lock, which takes its time.
+        tokio::time::sleep(think).await;
+        let is_held = created_at(&key.0, own.create_revision.cast_unsigned());
+        let when = if guarded { vec![is_held] } else { Vec::new() };
+        let answer = self.txn(when, vec![put(set, &format!("{before}{element}"))]).await?;
+        // What becomes of the release is not what this is about.
+        if self.unlock(key).await.is_ok() && session.is_believed() {
+            self.is_idle(session);
+        }
+        match answer.succeeded {
+            true => Ok(Reply::Done { revision: revision_of(answer.header) }),
+            false => Err(lost()),
+        }
+    }
+}
+
+/// What is said to who is not granted anything in time.
+fn late() -> Miss {
+    Miss::Refused("it was not its turn in time".to_owned())
+}
+
+/// What is said to who was granted something, too late to believe in it.
+fn lost() -> Miss {
+    Miss::Refused("it was lost before it could be used".to_owned())
+}
+
+pub(super) fn empty(slot: &str) -> Miss {
+    Miss::Refused(format!("nothing is held as {slot}"))
+}

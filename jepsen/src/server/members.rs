@@ -1,0 +1,68 @@
+//! What an operator asks of a member: who leads, who the members are, to hand over, for a snapshot.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tonic::transport::Channel;
+
+use super::{Clients, Miss, pb};
+use crate::calls::Reply;
+use crate::wire::Answer;
+use pb::cluster_client::ClusterClient;
+use pb::maintenance_client::MaintenanceClient;
+
+impl Clients {
+    fn maintenance(&self) -> MaintenanceClient<Channel> {
+        MaintenanceClient::new(self.channel.clone())
+    }
+
+    /// Who leads, as far as the member knows.
+    pub(super) async fn status(&self) -> Result<Answer, Miss> {
+        let status = self.maintenance().status(pb::StatusRequest {}).await?.into_inner();
+        let own = status.header.map_or(0, |header| header.member_id);
+        let leader = Some(status.leader).filter(|leader| *leader != 0);
+        Ok(Answer::Status { leads: leader == Some(own), term: status.raft_term, leader })
+    }
+
+    async fn list_members(&self) -> Result<Vec<pb::Member>, Miss> {
+        let request = pb::MemberListRequest { linearizable: true };
+        let mut client = ClusterClient::new(self.channel.clone());
+        Ok(client.member_list(request).await?.into_inner().members)
+    }
+
+    pub(super) async fn members(&self) -> Result<Reply, Miss> {
+        let members = self.list_members().await?;
+        let (learners, voters): (Vec<_>, Vec<_>) =
+            members.into_iter().partition(|member| member.is_learner);
+        let names = |members: Vec<pb::Member>| members.into_iter().map(|member| member.name);
+        Ok(Reply::Members { voters: names(voters).collect(), learners: names(learners).collect() })
+    }
+
+    /// The member hands over, if it leads: to each of the others in turn.
+    pub(super) async fn transfer(&self) -> Result<Reply, Miss> {
+        static TURN: AtomicUsize = AtomicUsize::new(0);
+        let status = self.maintenance().status(pb::StatusRequest {}).await?.into_inner();
+        let own = status.header.map_or(0, |header| header.member_id);
+        let others: Vec<u64> = (self.list_members().await?.iter())
+            .filter(|member| member.id != own && !member.is_learner)
+            .map(|member| member.id)
+            .collect();
+        let turn = TURN.fetch_add(1, Ordering::Relaxed);
+        let Some(target_id) = others.get(turn % others.len().max(1)).copied() else {
+            return Err(Miss::Refused("there is nobody else".to_owned()));
+        };
+        self.maintenance().move_leader(pb::MoveLeaderRequest { target_id }).await?;
+        Ok(Reply::Done { revision: 0 })
+    }
+
+    /// Writes a snapshot into a file, as etcd's clients do, with the hash behind it.
+    pub(super) async fn back_up(&self, file: &str) -> Result<Reply, Miss> {
+        let mut parts = self.maintenance().snapshot(pb::SnapshotRequest {}).await?.into_inner();
+        let mut bytes = Vec::new();
+        while let Some(part) = parts.message().await? {
+            bytes.extend_from_slice(&part.blob);
+        }
+        let failed = |error: std::io::Error| Miss::Refused(format!("writing {file}: {error}"));
+        std::fs::write(file, bytes).map_err(failed)?;
+        Ok(Reply::Done { revision: 0 })
+    }
+}

@@ -1,0 +1,209 @@
+//! Members that are servers: processes of `bowline serve`, and clients that speak etcd's protocol with them.
+//!
+//! ```text
+//!   Workload ─▶ Caller ─▶ Process ─▶ Clients ══ gRPC ══ bowline serve ══ proxy ══ the other servers
+//!                                      │
+//!                                      ├─ slots: locks, leaderships, watches
+//!                                      └─ sessions: leases that are kept alive
+//! ```
+//!
+//! The same orders as to a node's process ([`wire`](crate::wire)), so that workloads, faults and judges are the same; only
+//! here are they said in etcd's words. The clients of a member ask that member and no other, over one connection, and live
+//! for as long as its process does: what they hold is given up with it. But they are not *in* it: a member that stands still
+//! does not stop its clients, who go on to believe what they may believe by their own clocks.
+
+mod command;
+mod held;
+mod kv;
+mod members;
+mod outcome;
+mod session;
+mod watch;
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Handle, Runtime};
+use tonic::transport::{Channel, Endpoint};
+
+use crate::calls::{Call, Reply};
+use crate::generated::etcdserverpb as pb;
+use crate::slots::Shelf;
+use crate::wire::{Answer, Order};
+
+pub(crate) use command::{Seat, command};
+use held::Holding;
+use outcome::Miss;
+use session::Session;
+
+/// How long it may take to be connected.
+const CONNECTS_WITHIN: Duration = Duration::from_secs(1);
+
+/// How long is waited for the answer to a look at who leads: nobody waits for it longer.
+const LOOKS_WITHIN: Duration = Duration::from_secs(1);
+
+/// The clients of one member, for as long as its process lives.
+pub(crate) struct Clients {
+    channel: Channel,
+    slots: Shelf<Holding>,
+    /// Sessions that hold nothing.
+    idle: Mutex<Vec<Session>>,
+    terms: Terms,
+}
+
+/// What clients are told of time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Terms {
+    /// How long a call may take.
+    pub(crate) deadline: Duration,
+    /// How long a session outlives its client's silence. Leases live for whole seconds.
+    pub(crate) session: Duration,
+}
+
+/// What all clients run on.
+///
+/// # Panics
+/// The operating system gives it no threads.
+fn runtime() -> &'static Handle {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    let start = || {
+        let builder = Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        builder.expect("there are threads for clients")
+    };
+    RUNTIME.get_or_init(start).handle()
+}
+
+impl Clients {
+    /// Of the server at this address, which need not be there yet.
+    pub(crate) fn of(address: &str, terms: Terms) -> Arc<Self> {
+        // A channel has a task.
+        let _inside = runtime().enter();
+        let endpoint = Endpoint::from_shared(format!("http://{address}"));
+        let endpoint = endpoint.expect("an address of a port is a part of a URL");
+        let channel = endpoint.connect_timeout(CONNECTS_WITHIN).tcp_nodelay(true).connect_lazy();
+        Arc::new(Self { channel, slots: Shelf::default(), idle: Mutex::default(), terms })
+    }
+
+    /// Asks for something; the answer goes to `heard`.
+    pub(crate) fn ask(self: &Arc<Self>, order: &Order, heard: mpsc::Sender<Answer>) {
+        let (clients, order) = (Arc::clone(self), order.clone());
+        runtime().spawn(async move {
+            let limit = match &order {
+                Order::Look => LOOKS_WITHIN,
+                Order::Call(call) => clients.terms.deadline + call.waits(),
+                _ => clients.terms.deadline,
+            };
+            let answer = tokio::time::timeout(limit, clients.answer(order)).await;
+            let late = |_| Answer::Unknown("no answer in time".to_owned());
+            // Whoever asked may have gone away.
+            drop(heard.send(answer.unwrap_or_else(late)));
+        });
+    }
+
+    async fn answer(&self, order: Order) -> Answer {
+        let answer = match order {
+            Order::Call(call) => {
+                let reply = self.reply(*call).await;
+                reply.map(|reply| Answer::Came(Box::new(reply)))
+            }
+            Order::Write(key) => self.write(&key).await,
+            Order::Put(key) => self.put(&key, "v", 0).await.map(Answer::Done),
+            Order::Delete(key) => self.delete(&key).await.map(Answer::Done),
+            Order::Compact(revision) => self.compact(revision).await.map(Answer::Done),
+            Order::Rows => self.rows().await.map(Answer::Rows),
+            Order::Look => self.status().await,
+            Order::Status => match self.range("status", false).await {
+                Ok(_) => self.status().await,
+                Err(miss) => Err(miss),
+            },
+            Order::Grant | Order::Revoke(_) | Order::Arm(..) | Order::Door(_) => {
+                Err(Miss::Refused("a server takes no such orders".to_owned()))
+            }
+        };
+        answer.unwrap_or_else(Answer::from)
+    }
+
+    async fn reply(&self, call: Call) -> Result<Reply, Miss> {
+        match call {
+            Call::Get { key, local } => self.range(&key, local).await.map(kv::rows),
+            Call::List { prefix } => self.list(&prefix).await.map(kv::rows),
+            Call::Put { key, value, lease } => {
+                let lease = lease.unwrap_or(0).cast_signed();
+                self.put(&key, &value, lease).await.map(|revision| Reply::Done { revision })
+            }
+            Call::Swap { key, expect, value } => {
+                let when = match expect {
+                    Some(expect) => kv::holds(&key, &expect),
+                    None => kv::created_at(&key, 0),
+                };
+                self.txn(vec![when], vec![kv::put(&key, &value)]).await.map(kv::swapped)
+            }
+            Call::Commit { when, put } => {
+                let when = when.iter().map(|(key, at)| kv::modified_at(key, *at)).collect();
+                let put = put.iter().map(|(key, value)| kv::put(key, value)).collect();
+                self.txn(when, put).await.map(kv::swapped)
+            }
+            Call::Add { key, by } => self.add(&key, by).await.map(Reply::Number),
+            Call::Grant { ttl_ms } => {
+                let seconds = ttl_ms.div_ceil(1000).cast_signed();
+                let lease = session::grant(&self.channel, seconds).await?;
+                Ok(Reply::Lease(lease.id.cast_unsigned()))
+            }
+            Call::Acquire { slot, lock, kind, wait_ms } => {
+                self.acquire(slot, &lock, &kind, Duration::from_millis(wait_ms)).await
+            }
+            Call::Campaign { slot, name, value, wait_ms } => {
+                self.campaign(slot, &name, &value, Duration::from_millis(wait_ms)).await
+            }
+            Call::Look { slot } => self.look(slot),
+            Call::Release { slot } => self.release(&slot).await,
+            Call::Forget { slot } => {
+                self.slots.forget(slot);
+                Ok(Reply::Held(false))
+            }
+            Call::AddUnderLock { lock, key, element, think_ms, guarded, wait_ms } => {
+                let wait = Duration::from_millis(wait_ms);
+                let think = Duration::from_millis(think_ms);
+                self.add_under_lock(&lock, &key, element, (wait, think), guarded).await
+            }
+            Call::Leader { name } => self.leader_of(&name).await,
+            Call::Watch { slot, prefix, from } => self.watch(slot, &prefix, from).await,
+            Call::Events { slot, wait_ms } => {
+                self.events(slot, Duration::from_millis(wait_ms)).await
+            }
+            Call::Transfer => self.transfer().await,
+            Call::Compact { keep } => {
+                let now = kv::revision_of(self.range("status", true).await?.header);
+                let revision = self.compact(now.saturating_sub(keep)).await?;
+                Ok(Reply::Done { revision })
+            }
+            Call::Backup { file } => self.back_up(&file).await,
+            Call::Members => self.members().await,
+            Call::Offer { .. }
+            | Call::Take { .. }
+            | Call::Acknowledge { .. }
+            | Call::Promote { .. }
+            | Call::Remove { .. } => {
+                Err(Miss::Refused("the harness does not ask servers for this".to_owned()))
+            }
+        }
+    }
+
+    /// A session that holds nothing: one of before, if its lease can be believed in, or a new one.
+    async fn session(&self) -> Result<Session, Miss> {
+        loop {
+            let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            match idle {
+                Some(session) if session.is_believed() => return Ok(session),
+                // It is dropped, and its lease revoked.
+                Some(_) => {}
+                None => return Session::open(&self.channel, self.terms.session).await,
+            }
+        }
+    }
+
+    /// A session has given up what it held.
+    fn is_idle(&self, session: Session) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(session);
+    }
+}

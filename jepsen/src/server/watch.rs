@@ -1,0 +1,98 @@
+//! Watches, each on a stream of its own, as far as a client of etcd's may trust them: an answer with events says nothing of
+//! what is behind them, one without any says that everything up to its revision was told.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout_at};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+
+use super::held::{Holding, empty};
+use super::kv::{prefix_end, revision_of, text};
+use super::{Clients, Miss, pb};
+use crate::calls::{Change, Reply};
+use crate::generated::mvccpb::event::EventType;
+use pb::watch_client::WatchClient;
+use pb::watch_request::RequestUnion;
+
+/// How many answers of a watch are given at once.
+const ANSWERS_MAX: usize = 64;
+
+/// A watch.
+pub(super) struct Watching {
+    answers: Streaming<pb::WatchResponse>,
+    /// From which revision, for what is said if that is gone.
+    from: u64,
+    /// The stream ends with it.
+    _requests: mpsc::Sender<pb::WatchRequest>,
+}
+
+impl Clients {
+    pub(super) async fn watch(&self, slot: String, prefix: &str, from: u64) -> Result<Reply, Miss> {
+        let create = pb::WatchCreateRequest {
+            key: prefix.to_owned().into(),
+            range_end: prefix_end(prefix).into(),
+            start_revision: from.cast_signed(),
+            progress_notify: true,
+            ..Default::default()
+        };
+        let request = pb::WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
+        let (requests, stream) = mpsc::channel(1);
+        drop(requests.send(request).await);
+        let mut client =
+            WatchClient::new(self.channel.clone()).max_decoding_message_size(usize::MAX);
+        // Nothing is changed by it.
+        let answer = client.watch(ReceiverStream::new(stream)).await;
+        let answers = answer.map_err(|status| Miss::from(status).harmless())?.into_inner();
+        let mut watching = Watching { answers, from, _requests: requests };
+        let first = watching.answers.message().await;
+        match first.map_err(|status| Miss::from(status).harmless())? {
+            Some(first) if first.created && !first.canceled => {}
+            Some(first) => return Err(ended(&first, from)),
+            None => return Err(Miss::Refused("the stream is over".to_owned())),
+        }
+        self.slots.put(slot, Holding::Watch(Box::new(watching)));
+        Ok(Reply::Done { revision: 0 })
+    }
+
+    /// What a watch has told since it was asked last. If it ends, what it has told is told again to the next one.
+    pub(super) async fn events(&self, slot: String, wait: Duration) -> Result<Reply, Miss> {
+        let Some(Holding::Watch(mut watching)) = self.slots.take(&slot) else {
+            return Err(empty(&slot));
+        };
+        let end = Instant::now() + wait;
+        let (mut events, mut until) = (Vec::new(), 0);
+        for _ in 0..ANSWERS_MAX {
+            let Ok(answer) = timeout_at(end, watching.answers.message()).await else { break };
+            let answer = answer.map_err(|status| Miss::from(status).harmless())?;
+            let Some(answer) = answer else {
+                return Err(Miss::Refused("the stream is over".to_owned()));
+            };
+            if answer.canceled {
+                return Err(ended(&answer, watching.from));
+            }
+            if answer.events.is_empty() {
+                until = until.max(revision_of(answer.header));
+            }
+            for event in answer.events {
+                let is_put = event.r#type() == EventType::Put;
+                let row = event.kv.ok_or_else(|| Miss::incomplete("an event's row"))?;
+                let revision = row.mod_revision.cast_unsigned();
+                until = until.max(revision);
+                let value = is_put.then(|| text(&row.value));
+                events.push(Change { key: text(&row.key), value, revision });
+            }
+        }
+        self.slots.put(slot, Holding::Watch(watching));
+        Ok(Reply::Events { events, until })
+    }
+}
+
+/// Why a watch has ended, in the library's words where its beginning is gone.
+fn ended(answer: &pb::WatchResponse, from: u64) -> Miss {
+    Miss::Refused(match answer.compact_revision {
+        0 => format!("the watch is over: {}", answer.cancel_reason),
+        oldest => format!("revision {from} has been compacted; the oldest left is {oldest}"),
+    })
+}

@@ -1,0 +1,195 @@
+//! Clients that speak etcd's protocol with servers: a run is green with them, and red where it must be: what is lost, what is
+//! stale, what two believe to hold.
+
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bowline_jepsen::calls::{Call, Kind, Reply};
+use bowline_jepsen::fleet::{Fleet, Setup};
+use bowline_jepsen::nemesis::{self, Nemesis, Pace, Wants};
+use bowline_jepsen::run::{self, Plan, Ran, Verdict};
+use bowline_jepsen::{Answer, Dice, Order, Over, Trouble, report, workload};
+
+mod beside;
+
+/// How long anything may take here.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// How often a run is begun anew that says nothing: on a machine that is busy elsewhere too little happens, whoever is right.
+const RUNS_MAX: usize = 5;
+
+/// A run, until it says something.
+fn judged(workload: &str, nemesis: &'static nemesis::Kind, members: usize, seconds: u64) -> Ran {
+    let mut runs = (0..RUNS_MAX).map(|_| run(workload, nemesis, members, seconds));
+    let mut last = runs.next().unwrap();
+    while matches!(last.verdict, Verdict::Invalid(_))
+        && let Some(again) = runs.next()
+    {
+        last = again;
+    }
+    last
+}
+
+fn run(workload: &str, nemesis: &'static nemesis::Kind, members: usize, seconds: u64) -> Ran {
+    let plan = Plan {
+        workload: workload::named(workload).unwrap(),
+        nemesis,
+        members,
+        over: Over::Server,
+        load: Duration::from_secs(seconds),
+        seed: 1,
+        pace: Pace { window: Duration::from_secs(2), rest: Duration::from_millis(500) },
+        rate: 200,
+    };
+    run::run(&plan, &beside::server())
+}
+
+#[test]
+fn a_run_with_kills_is_green_and_says_how_it_was_done() {
+    let ran = judged("register", nemesis::named("kill").unwrap(), 3, 6);
+    assert!(matches!(ran.verdict, Verdict::Ok(_)), "{:?}", ran.verdict);
+    assert!(ran.leader_changes > 0 && !ran.windows.is_empty());
+    let dir = tempfile::tempdir().unwrap();
+    let summary = report::write(&ran, dir.path()).unwrap();
+    let page = std::fs::read_to_string(summary.page.unwrap()).unwrap();
+    for part in ["register under kill, 3 members, over the server", "--over server", "kills m"] {
+        assert!(page.contains(part), "{part}");
+    }
+}
+
+/// Deletes a row behind everybody's back.
+struct Thief;
+
+static THIEF: nemesis::Kind = nemesis::Kind {
+    name: "thief",
+    about: "a row disappears",
+    wants: Wants { leader_change: false, progress_inside: true, members_min: 1 },
+    alone: true,
+    possible: nemesis::anywhere,
+    make: || Box::new(Thief),
+};
+
+impl Nemesis for Thief {
+    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
+        let begun = Instant::now();
+        while begun.elapsed() < LIMIT {
+            let Some(Answer::Rows(rows)) = fleet.ask(0, &Order::Rows, LIMIT) else { continue };
+            if rows.rows.is_empty() {
+                thread::sleep(Duration::from_millis(20));
+                continue;
+            }
+            let key = rows.rows[dice.one_of(rows.rows.len())].key.clone();
+            let stolen = fleet.ask(0, &Order::Delete(key.clone()), LIMIT);
+            if matches!(stolen, Some(Answer::Done(_))) {
+                return Ok(format!("steals {key}"));
+            }
+        }
+        Ok("finds nothing".to_owned())
+    }
+
+    fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_lost_write_is_red() {
+    for workload in ["set", "append", "bank"] {
+        let ran = judged(workload, &THIEF, 1, 4);
+        assert!(matches!(ran.verdict, Verdict::Violation(_)), "{workload}: {:?}", ran.verdict);
+        assert!(!ran.evidence.is_empty());
+    }
+}
+
+#[test]
+fn reads_of_a_member_that_is_cut_off_are_seen_to_be_stale() {
+    let ran = judged("register-local", nemesis::named("partition-leader").unwrap(), 3, 10);
+    let Verdict::Ok(why) = ran.verdict else { panic!("{:?}", ran.verdict) };
+    assert!(why.starts_with("it has failed, as it must"), "{why}");
+}
+
+fn call(fleet: &Fleet, member: usize, call: Call) -> Result<Reply, String> {
+    match fleet.ask(member, &Order::Call(Box::new(call)), LIMIT) {
+        Some(Answer::Came(reply)) => Ok(*reply),
+        answer => Err(format!("{answer:?}")),
+    }
+}
+
+fn acquire(fleet: &Fleet, member: usize, slot: &str, wait: Duration) -> Result<Reply, String> {
+    let wait_ms = wait.as_millis().try_into().unwrap();
+    let (slot, lock) = (slot.to_owned(), "l".to_owned());
+    call(fleet, member, Call::Acquire { slot, lock, kind: Kind::Mutex, wait_ms })
+}
+
+fn is_held(fleet: &Fleet, member: usize, slot: &str) -> bool {
+    call(fleet, member, Call::Look { slot: slot.to_owned() }) == Ok(Reply::Held(true))
+}
+
+#[test]
+fn a_lock_passes_on_when_it_is_released_or_forgotten_or_its_server_stands_still() {
+    let fleet = Fleet::new(beside::server(), Setup { over: Over::Server, ..Setup::of(3) }).unwrap();
+    fleet.start().unwrap();
+    let short = Duration::from_millis(300);
+    acquire(&fleet, 0, "a", LIMIT).unwrap();
+    assert!(is_held(&fleet, 0, "a"));
+    let refused = acquire(&fleet, 1, "b", short).unwrap_err();
+    assert!(refused.contains("Refused") && refused.contains("not its turn"), "{refused}");
+    let released = call(&fleet, 0, Call::Release { slot: "a".to_owned() });
+    assert_eq!(released, Ok(Reply::Held(true)));
+
+    // Whose wait has ended stands in nobody's way.
+    let Ok(Reply::Granted { token: first }) = acquire(&fleet, 1, "c", LIMIT) else { panic!() };
+    call(&fleet, 1, Call::Forget { slot: "c".to_owned() }).unwrap();
+    let Ok(Reply::Granted { token: second }) = acquire(&fleet, 2, "d", LIMIT) else { panic!() };
+    assert!(first < second, "tokens rise");
+
+    // Its clients go on, and find out by their clocks, before anybody else can have it.
+    fleet.pause(2).unwrap();
+    let begun = Instant::now();
+    while is_held(&fleet, 2, "d") {
+        assert!(begun.elapsed() < LIMIT, "it is believed in for ever");
+        thread::sleep(Duration::from_millis(20));
+    }
+    acquire(&fleet, 0, "e", LIMIT).unwrap();
+    fleet.resume(2).unwrap();
+    let released = call(&fleet, 2, Call::Release { slot: "d".to_owned() });
+    assert_eq!(released, Ok(Reply::Held(false)));
+    assert!(is_held(&fleet, 0, "e"), "what was lost released nothing of another's");
+}
+
+#[test]
+fn a_server_that_ends_by_itself_says_why_and_one_that_is_told_to_ends_well() {
+    let fleet = Fleet::new(beside::server(), Setup { over: Over::Server, ..Setup::of(1) }).unwrap();
+    std::fs::write(fleet.dir(0), "no directory").unwrap();
+    fleet.spawn(0).unwrap();
+    let why = fleet.await_ready(0).unwrap_err().to_string();
+    assert!(why.contains("m0 did not start: the member does not start"), "{why}");
+    assert_eq!(fleet.stopped().len(), 1);
+    fleet.bury_however(0).unwrap();
+    std::fs::remove_file(fleet.dir(0)).unwrap();
+    fleet.restart(0).unwrap();
+    fleet.stop(0).unwrap();
+}
+
+#[test]
+fn what_cannot_be_done_over_the_server_is_refused_in_words() {
+    let harness = |words: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bowline-jepsen"));
+        let output = command.args(words).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    for (words, said) in [
+        (vec!["--workload", "queue"], "queue is not for --over server: the server has no queues"),
+        (vec!["--workload", "set", "--nemesis", "disk-full"], "inside the driver's process"),
+        (vec!["--workload", "set", "--server", "/nowhere/bowline"], "there is no program"),
+    ] {
+        let (code, why) = harness(&[&["run", "--over", "server"], &words[..]].concat());
+        assert_eq!(code, Some(2), "{why}");
+        assert!(why.contains(said), "{why}");
+    }
+    let (code, why) = harness(&["matrix", "--over", "server", "--nemeses", "rot-log"]);
+    assert_eq!(code, Some(2), "{why}");
+    assert!(Path::new(&beside::server().path).is_file());
+}
