@@ -1,5 +1,7 @@
 //! Every way to touch a key, by every set of rights: what is allowed is what was granted, and nothing else.
 
+use std::time::Instant;
+
 use super::*;
 use crate::model::{
     Access, AccessChange, AccessGrant, AccessRefusal, Caller, ROOT, Rights, Secret,
@@ -219,11 +221,18 @@ fn a_lease_with_many_keys_is_judged_once_in_a_transaction() {
         world.run(Command::Txn(Txn { success, ..Txn::default() })).unwrap();
     }
     let ann = ann(&world);
-    let begun = std::time::Instant::now();
-    world.run(acting(&ann, puts(128))).unwrap();
-    // Looked at for each put, and with the user's rights gathered for each key, it is seconds.
-    let took = begun.elapsed();
-    assert!(took.as_millis() < 500, "{took:?}");
+    // The best of five, so that a machine that does something else meanwhile does not count.
+    let mut takes = |count| {
+        let run = |_| {
+            let begun = Instant::now();
+            world.run(acting(&ann, puts(count))).unwrap();
+            begun.elapsed()
+        };
+        (0..5).map(run).min().unwrap()
+    };
+    let (one, many) = (takes(1), takes(128));
+    // Looked at for each put, it is 128 times as long.
+    assert!(many < one * 32, "{many:?}, and {one:?} for one");
     world.run(Command::Put(Put::new("x", "").lease(lease))).unwrap();
     let denied = Err(Refusal::Access(AccessRefusal::Denied));
     assert_eq!(world.run(acting(&ann, puts(128))), denied, "one of its keys is another's");
