@@ -1,16 +1,17 @@
 //! What is taken from one cluster begins another one, and never the same: backups, restores, and what a
 //! minority that is left can still give.
 
+mod loopback;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::future::{Future, IntoFuture};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Waker};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bowline::backup::{self, BackupError, RestoreOptions, Restored};
 use bowline::testing::{self, Cluster, ClusterOptions};
@@ -44,10 +45,7 @@ struct Place {
 
 impl Place {
     fn new() -> Self {
-        let ports: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        let address = |port: &TcpListener| port.local_addr().unwrap().to_string();
-        let names = ["a", "b", "c"].map(str::to_owned);
-        let addresses = names.into_iter().zip(ports.iter().map(address)).collect();
+        let addresses = ["a", "b", "c"].map(|name| (name.to_owned(), loopback::address())).into();
         Self { dir: tempfile::tempdir().unwrap(), addresses }
     }
 
@@ -112,8 +110,9 @@ fn a_backup_taken_under_load_begins_a_new_cluster_in_which_nobody_takes_it_for_t
 
     // Somebody writes all the time.
     let (done, writes) = (Arc::new(AtomicBool::new(false)), cluster.node(1).client());
+    let written = Arc::new(AtomicU64::new(0));
     let writer = thread::spawn({
-        let done = Arc::clone(&done);
+        let (done, written) = (Arc::clone(&done), Arc::clone(&written));
         move || {
             let mut last = Revision(0);
             for n in 0.. {
@@ -125,11 +124,16 @@ fn a_backup_taken_under_load_begins_a_new_cluster_in_which_nobody_takes_it_for_t
                     .wait()
                     .unwrap()
                     .revision;
+                written.store(last.get(), Ordering::Relaxed);
             }
             last
         }
     });
-    let early = client.revision();
+    let (early, begun) = (client.revision(), Instant::now());
+    while written.load(Ordering::Relaxed) <= early.get() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "nobody writes");
+        thread::yield_now();
+    }
     let id = node.backup(&file).wait().unwrap();
     done.store(true, Ordering::Relaxed);
     let last = writer.join().unwrap();
@@ -216,8 +220,8 @@ fn a_restored_cluster_that_never_ran_starts_again_and_takes_joiners_with_all_tha
     assert_eq!(everything(&nodes[1]), expected);
 
     // Whoever joins does not begin with nothing.
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let joiner = Config::new(place.path("d"), "d").join([&place.addresses[1].1]).advertise(free);
+    let joiner = Config::new(place.path("d"), "d").join([&place.addresses[1].1]);
+    let joiner = joiner.advertise(loopback::address());
     let joiner = Node::start(joiner).wait().unwrap();
     assert_eq!(everything(&joiner), expected);
     let put = joiner.client().put("x", "y").wait().unwrap();
@@ -293,7 +297,8 @@ fn a_member_of_the_old_cluster_is_none_of_the_new_one() {
     let place = Place::new();
     let file = place.path("backup");
     let nodes = ["a", "b", "c"].map(|name| place.start(name, name));
-    nodes[0].client().put("k", "old").wait().unwrap();
+    let put = nodes[0].client().put("k", "old").wait().unwrap();
+    nodes[2].client().get("k").at_least(put.revision).wait().unwrap();
     nodes[0].backup(&file).wait().unwrap();
     let [a, b, c] = nodes;
     stop(a);

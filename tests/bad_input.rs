@@ -1,6 +1,8 @@
 //! Bad input is met everywhere: each is refused in clear words, and a write and a read afterwards show
 //! that it did no damage.
 
+mod loopback;
+
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -372,9 +374,7 @@ fn leases_that_have_ended_never_were_or_cannot_be_are_refused() {
 
 /// Three nodes on sockets, in this process.
 fn on_sockets(dir: &Path) -> (Vec<Node>, Vec<SocketAddr>) {
-    let held: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    let addresses: Vec<_> = held.iter().map(|listener| listener.local_addr().unwrap()).collect();
-    drop(held);
+    let addresses: Vec<SocketAddr> = (0..3).map(|_| loopback::address().parse().unwrap()).collect();
     let members = || addresses.iter().enumerate().map(|(i, at)| (format!("n{i}"), at.to_string()));
     let node = |i: usize| {
         let name = format!("n{i}");

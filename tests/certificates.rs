@@ -1,7 +1,8 @@
 //! What `docs/operating/certificates.md` says, done: its commands make an authority and certificates, and
 //! a cluster runs with them.
 
-use std::net::TcpListener;
+mod loopback;
+
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -35,10 +36,8 @@ struct Shop {
 
 impl Shop {
     fn new() -> Self {
-        let ports: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        let address = |port: &TcpListener| port.local_addr().unwrap().to_string();
-        let names = (1..).map(|number| format!("n{number}"));
-        let addresses = names.zip(ports.iter().map(address)).collect();
+        let addresses =
+            ["n1", "n2", "n3"].map(|name| (name.to_owned(), loopback::address())).into();
         Self { dir: tempfile::tempdir().unwrap(), addresses }
     }
 

@@ -1,8 +1,8 @@
 //! What a lock answers at the edges: one test for each case that lock services get wrong.
 
+mod loopback;
 mod stage;
 
-use std::net::TcpListener;
 use std::time::Duration;
 
 use bowline::backup::{self, RestoreOptions};
@@ -321,8 +321,8 @@ fn after_a_restore_tokens_go_on_rising_and_all_sessions_have_ended() {
     assert!(newest > token);
     assert!(testing::shutdown(node).wait().hanging.is_empty());
 
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let config = Config::new(dir.path().join("new"), "solo").members([("solo", address)]);
+    let members = [("solo", loopback::address())];
+    let config = Config::new(dir.path().join("new"), "solo").members(members);
     let restored = backup::restore(&file, &config, &RestoreOptions::default()).unwrap();
     assert_eq!(restored.leases_ended, 1);
     let node = Node::start(config).wait().unwrap();

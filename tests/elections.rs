@@ -175,7 +175,7 @@ fn it_ends_with_its_session_whether_it_leads_or_not() {
 fn nobody_else_leads_before_the_work_has_ended() {
     let cluster = lasting(3);
     let other = session(&cluster, 1).election("jobs");
-    let rival = Begun::new(async move {
+    let rival = Begun::asked(async move {
         let leadership = other.campaign("b").await?;
         Ok::<_, LockError>(leadership)
     });

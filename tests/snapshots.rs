@@ -42,7 +42,7 @@ fn a_node_that_starts_again_begins_with_its_snapshot_and_has_everything() {
     let start = || Node::start(small(Config::new(dir.path(), "solo"))).wait().unwrap();
     let node = start();
     let client = node.client();
-    let lease = client.grant(Duration::from_secs(60)).wait().unwrap();
+    let lease = client.grant(Duration::from_secs(3600)).wait().unwrap();
     client.put("bound", "x").lease(lease.id).wait().unwrap();
     let revision = put_many(&node, 0, 1200).wait();
     assert!(testing::shutdown(node).wait().hanging.is_empty());
@@ -93,7 +93,7 @@ fn who_waits_on_a_node_that_installs_a_snapshot_goes_on_waiting_and_is_answered(
         let (near, far) = (cluster.node(leader), cluster.node(cut));
         put_many(near, 0, 10).await;
         let held = near.session().await.unwrap().mutex("door").lock().await.unwrap();
-        let session = far.open_session().ttl(Duration::from_secs(60)).await.unwrap();
+        let session = far.open_session().ttl(Duration::from_secs(600)).await.unwrap();
         let waiting = tokio::spawn(async move { session.mutex("door").lock().await });
         let mut watch = far.client().watch(bowline::KeyRange::prefix("key/")).await.unwrap();
         far.wait_for(|status| status.open_requests == 0).await;
@@ -136,7 +136,7 @@ fn who_has_an_item_is_told_that_it_is_not_its_any_more_though_its_node_has_misse
         let leader = cluster.leader().await.unwrap();
         let cut = (leader + 1) % 3;
         let (near, far) = (cluster.node(leader), cluster.node(cut));
-        let session = far.open_session().ttl(Duration::from_secs(60)).await.unwrap();
+        let session = far.open_session().ttl(Duration::from_secs(600)).await.unwrap();
         let jobs = session.queue("jobs");
         jobs.put("x").await.unwrap();
         let item = jobs.take().await.unwrap();
@@ -164,7 +164,7 @@ fn who_waits_for_more_permits_than_a_snapshot_says_there_are_is_told() {
         let (near, far) = (cluster.node(leader), cluster.node(cut));
         let downloads = near.session().await.unwrap().semaphore("downloads", 3);
         let held = downloads.acquire().await.unwrap();
-        let session = far.open_session().ttl(Duration::from_secs(60)).await.unwrap();
+        let session = far.open_session().ttl(Duration::from_secs(600)).await.unwrap();
         let wish = session.semaphore("downloads", 3).acquire_many(3);
         let waiting = tokio::spawn(wish.deadline(Duration::from_secs(30)).into_future());
         let line = || async {

@@ -20,7 +20,11 @@ fn a_rolling_upgrade_raises_the_version_at_its_end_costs_no_write_and_cannot_be_
             let upgraded = Arc::clone(&upgraded);
             move |config: Config| {
                 let newer = upgraded.load(Ordering::Relaxed) != u64::MAX;
-                config.speaks(if newer { NEXT } else { FIRST })
+                let config = config.speaks(if newer { NEXT } else { FIRST });
+                // Nobody elects another leader because this machine is busy.
+                config
+                    .election_timeout(Duration::from_secs(4))
+                    .call_deadline(Duration::from_secs(30))
             }
         };
         let mut cluster = ClusterOptions::new(3).configure(speaks).start().await.unwrap();

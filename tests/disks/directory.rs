@@ -1,12 +1,13 @@
 //! Whole directories: deleted, those of others, and older copies.
 
 use std::fs;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use bowline::testing::{self, Cluster};
 use bowline::{Config, Error, Node, NodeStatus, StartError, Wait};
 
-use crate::files::{Files, config, count, has_everything, solo, three};
+use crate::files::{Files, SOON, config, count, has_everything, solo, three, three_with};
 
 /// A cluster of three that has some keys, and how many.
 fn with_keys(keys: &mut usize) -> Cluster {
@@ -34,7 +35,14 @@ fn stop(node: Node) {
 
 /// What a member says when it has stopped.
 fn last_words(cluster: &Cluster, member: usize) -> String {
-    cluster.node(member).stopped().wait().to_string()
+    let begun = Instant::now();
+    loop {
+        if let Some(reason) = cluster.node(member).stop_reason() {
+            return reason.to_string();
+        }
+        assert!(begun.elapsed() < SOON, "m{member} goes on: {:?}", cluster.node(member).status());
+        thread::yield_now();
+    }
 }
 
 /// A member cannot get a write acknowledged.
@@ -200,7 +208,9 @@ fn a_member_of_three_without_its_log_is_a_wiped_one() {
 #[test]
 fn an_older_copy_of_a_members_directory_is_found_out_by_the_others() {
     let mut keys = 0;
-    let mut cluster = with_keys(&mut keys);
+    // Another leader would not know what the member had.
+    let mut cluster = three_with(|config| config.election_timeout(Duration::from_secs(3)));
+    has_everything(&cluster, 0..3, &mut keys, "the beginning");
     // Of the present life: the leader knows what the member had.
     let leader = cluster.leader().wait().unwrap();
     let victim = (leader + 1) % 3;

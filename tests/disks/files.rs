@@ -10,7 +10,7 @@ use bowline::testing::{self, Cluster, ClusterOptions};
 use bowline::{Config, KeyRange, Node, Wait};
 
 /// No call takes longer, unless something is broken or a test says so.
-const SOON: Duration = Duration::from_secs(20);
+pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 /// The smallest segment there is.
 pub(crate) const SEGMENT_BYTES: usize = 64 << 10;

@@ -6,6 +6,8 @@ mod directory;
 mod files;
 mod full;
 mod log;
+#[path = "../loopback/mod.rs"]
+mod loopback;
 mod snapshot;
 mod warm;
 

@@ -4,15 +4,16 @@
 //! write another one for whoever needs it.
 
 use std::collections::BTreeMap;
-use std::net::TcpListener;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bowline::testing::{self, Cluster};
 use bowline::{Client, Config, Error, History, Node, StartError, Wait};
 
-use crate::files::{Files, SEGMENT_BYTES, config, count, has_everything, name_of, three_with};
-use crate::say;
+use crate::files::{
+    Files, SEGMENT_BYTES, SOON, config, count, has_everything, name_of, three_with,
+};
+use crate::{loopback, say};
 
 /// The log grows by so much before a snapshot is taken, the least there is.
 const SNAPSHOT_LOG_BYTES: u64 = 64 << 10;
@@ -32,8 +33,8 @@ fn newest(files: &Files) -> Option<(&String, &Vec<u8>)> {
 /// Writes until a member's log begins later than with its first segment, and says what its directory held
 /// when it had its first snapshot.
 fn until_cut(kv: &Client, dir: &Path, keys: &mut usize) -> Files {
-    let mut older = None;
-    for _ in 0..VALUES_MAX {
+    let (mut older, begun, first) = (None, Instant::now(), *keys);
+    while *keys - first < VALUES_MAX || begun.elapsed() < SOON {
         kv.put(format!("k{keys:04}"), vec![b'v'; 500]).wait().unwrap();
         *keys += 1;
         if !keys.is_multiple_of(10) {
@@ -144,12 +145,13 @@ fn a_member_of_three_whose_snapshot_is_damaged_fetches_one_from_another_member()
 fn until_away_too_long(kv: &Client, dir: &Path) {
     let newest = || Files::names(dir).into_iter().rfind(|name| name.ends_with(".snapshot"));
     for _ in 0..3 {
-        let before = newest();
-        let written = (0..VALUES_MAX).find(|_| {
+        let (before, begun, mut written) = (newest(), Instant::now(), 0);
+        while newest() == before {
+            let late = written > VALUES_MAX && begun.elapsed() > SOON;
+            assert!(!late, "no further snapshot is taken");
             kv.put("k0000", vec![b'v'; 500]).wait().unwrap();
-            newest() != before
-        });
-        assert!(written.is_some(), "no further snapshot is taken");
+            written += 1;
+        }
     }
 }
 
@@ -205,13 +207,13 @@ fn a_snapshot_that_is_damaged_under_its_running_node_is_written_again_for_whoeve
 #[test]
 fn a_founder_whose_cluster_has_grown_fetches_what_it_has_lost_from_those_that_came_later() {
     let dir = tempfile::tempdir().unwrap();
-    let free = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    let addresses = free.map(|listener| listener.local_addr().unwrap().to_string());
+    let addresses = [(); 3].map(|()| loopback::address());
     let names = ["one", "two", "three"];
     let configured = |at: usize| {
         let config = Config::new(dir.path().join(names[at]), names[at])
             .heartbeat(Duration::from_millis(20))
             .election_timeout(Duration::from_millis(150))
+            .call_deadline(SOON)
             .log_segment_bytes(SEGMENT_BYTES as u64)
             .advertise(&addresses[at]);
         snapping(config)

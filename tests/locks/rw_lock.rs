@@ -288,13 +288,18 @@ fn an_upgrade_that_was_taken_back_is_not_taken_for_the_writer_by_the_next_one() 
     until_places(cluster.node(one), LOCK, 2 + 1);
     last.release().wait().unwrap();
     until_true(cluster.node(one), "the only reader", || woken.0.load(Ordering::SeqCst));
+    // Paused, its node has no answer for the first look.
+    cluster.pause(one);
     poll(&mut upgrade);
+    cluster.resume(one);
     // It writes, and does not know it yet.
     until_places(cluster.node(one), LOCK, 1);
+    cluster.pause(one);
     let reader = upgrade.give_up().unwrap();
     let mut again = reader.upgrade();
     let polled = Pin::new(&mut again).poll(&mut Context::from_waker(&waker));
     assert!(polled.is_pending(), "its row is about to say that it reads: {polled:?}");
+    cluster.resume(one);
     let writer = again.wait().unwrap();
     let row = cluster.node(two).locks().of(LOCK).unwrap().line.remove(0);
     assert!(writer.is_held() && row.holds);
@@ -314,7 +319,10 @@ fn an_upgrade_dropped_with_its_answer_unread_leaves_its_owner_a_reader() {
     let mut upgrade = Begun::new(first.upgrade());
     until_true(cluster.node(one), "the only reader", || upgrade.wakes() > 0);
     let woken = upgrade.wakes();
+    // Paused, its node has no answer for the first look.
+    cluster.pause(one);
     assert!(upgrade.poll().is_none(), "its entry is on its way");
+    cluster.resume(one);
     until_true(cluster.node(one), "the answer", || upgrade.wakes() > woken);
     drop(upgrade);
     assert!(second.is_held());
@@ -332,7 +340,7 @@ fn an_upgrade_whose_entry_is_cut_off_ends_by_its_deadline_and_leaves_a_reader() 
     let reader = read(&mine);
     let last = read(&other);
     // It enters the line when it is asked for the first time, and comes no further: another one reads.
-    let mut upgrade = Begun::new(reader.upgrade().deadline(SOON / 10));
+    let mut upgrade = Begun::new(reader.upgrade().deadline(SOON / 4));
     until_places(cluster.node(one), LOCK, 2 + 1);
     last.release().wait().unwrap();
     until_true(cluster.node(one), "the only reader", || upgrade.wakes() > 0);

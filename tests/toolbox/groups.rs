@@ -2,7 +2,7 @@
 
 use bowline::{Error, GroupError, GroupEvent, GroupWatch, Wait};
 
-use super::{begin, quick, wait_for_keys};
+use super::{give_up, quick, wait_for_keys};
 
 /// The next event, as a word and what the member says of itself.
 fn next(watch: &mut GroupWatch) -> (&'static str, String) {
@@ -51,7 +51,7 @@ fn one_session_may_be_in_a_group_more_than_once_and_a_dropped_joining_is_no_memb
     let group = session.group("g");
     let first = group.join("1").wait().unwrap();
     for _ in 0..10 {
-        drop(begin(group.join("dropped")));
+        give_up(group.join("dropped"));
     }
     let second = group.join("2").wait().unwrap();
     wait_for_keys(cluster.node(0), "g/", 2);

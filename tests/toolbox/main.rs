@@ -48,6 +48,11 @@ pub(crate) fn begin<F: IntoFuture>(call: F) -> Running<F> {
     future
 }
 
+/// Polls a call once and drops it, most likely before it has an answer.
+pub(crate) fn give_up<F: IntoFuture>(call: F) {
+    drop(poll(&mut Box::pin(call.into_future())));
+}
+
 pub(crate) fn poll<F: Future + ?Sized>(future: &mut Pin<Box<F>>) -> Poll<F::Output> {
     future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
 }

@@ -7,7 +7,7 @@ use std::thread;
 use bowline::testing::Cluster;
 use bowline::{CounterError, Effect, Error, KeyRange, Node, SequenceError, Wait};
 
-use super::{LONG, begin, on_all, quick, wait_for_keys};
+use super::{LONG, give_up, on_all, quick, wait_for_keys};
 
 #[test]
 fn every_sum_is_given_once_whoever_adds_at_the_same_time() {
@@ -139,7 +139,7 @@ fn a_sequential_key_that_is_bound_to_a_session_goes_with_it() {
     let line = node.client().scoped("app/").sequential("line/");
     let bound = line.put_bound("me", &session).wait().unwrap();
     assert_eq!((&bound.key[..], bound.number), (&b"line/0000000000"[..], 0));
-    drop(begin(line.put_bound("dropped", &session)));
+    give_up(line.put_bound("dropped", &session));
     let next = line.put_bound("next", &session).wait().unwrap();
     assert!(next.number <= 2, "the one that was dropped took a number, or none");
     wait_for_keys(node, "app/line/", 2);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bowline::{BarrierError, Effect, KeyRange, LatchError, Node, Wait};
 
-use super::{LONG, begin, begin_to_wait, deadline, on_all, quick, wait_for_keys};
+use super::{LONG, begin_to_wait, deadline, give_up, on_all, quick, wait_for_keys};
 
 #[test]
 fn a_latch_is_counted_down_once_for_each_call_and_opens_at_the_last() {
@@ -93,7 +93,7 @@ fn a_hold_that_is_dropped_at_any_point_frees_the_barrier() {
     drop(gate.hold(&session).wait().unwrap());
     assert_eq!(gate.wait().deadline(LONG).wait(), Ok(()));
     for _ in 0..20 {
-        drop(begin(gate.hold(&session)));
+        give_up(gate.hold(&session));
         let other = cluster.node(0).client().barrier("gate");
         assert_eq!(other.wait().deadline(LONG).wait(), Ok(()));
     }
