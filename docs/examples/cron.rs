@@ -61,7 +61,7 @@ async fn instance(
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut cluster: Cluster = ClusterOptions::new(3)
-        .configure(|config| config.session_ttl(Duration::from_millis(1_600)))
+        .configure(|config| config.session_ttl(Duration::from_secs(4)))
         .start()
         .await?;
     let (sender, mut ran) = mpsc::unbounded_channel();

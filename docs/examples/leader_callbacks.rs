@@ -42,15 +42,17 @@ where
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let cluster: Cluster = ClusterOptions::new(3)
-        .configure(|config| config.session_ttl(Duration::from_millis(1_600)))
+        .configure(|config| config.session_ttl(Duration::from_secs(60)))
         .start()
         .await?;
     let leader = cluster.leader().await?;
     let (first, second) = ((leader + 1) % 3, (leader + 2) % 3);
     let leading = Arc::new(AtomicUsize::new(0));
     let (sender, mut started) = mpsc::unbounded_channel();
-    for pod in [first, second] {
-        let election = cluster.node(pod).session().await?.election("controller");
+    // The one that is to be lost has a session that ends soon.
+    for (pod, seconds) in [(first, 4), (second, 60)] {
+        let session = cluster.node(pod).open_session().ttl(Duration::from_secs(seconds)).await?;
+        let election = session.election("controller");
         let (leading, sender) = (Arc::clone(&leading), sender.clone());
         let callbacks = Callbacks {
             on_started_leading: {

@@ -24,7 +24,7 @@ impl Printer {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let cluster: Cluster = ClusterOptions::new(3)
-        .configure(|config| config.session_ttl(Duration::from_millis(1_600)))
+        .configure(|config| config.session_ttl(Duration::from_secs(60)))
         .start()
         .await?;
     let (a, b) = (cluster.node(0).client(), cluster.node(1).client());
@@ -41,7 +41,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let leader = cluster.leader().await?;
     let (slow, next) = ((leader + 1) % 3, (leader + 2) % 3);
     let printer = Printer::default();
-    let first = cluster.node(slow).session().await?.mutex("report").lock().await?;
+    let short = cluster.node(slow).open_session().ttl(Duration::from_secs(4)).await?;
+    let first = short.mutex("report").lock().await?;
     cluster.pause(slow);
     let second = cluster.node(next).session().await?.mutex("report").lock().await?;
     second.txn().then(Op::put("report", "second")).commit().await?;

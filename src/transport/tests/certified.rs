@@ -284,14 +284,16 @@ fn new_certificates_need_no_restart() {
     two.network.set_peers(&BTreeMap::new());
     two.network.set_peers(&[(node(1), one.handle.address().to_string())].into());
     talk(&mut one, &mut two, 3);
-    // Nor does another member's.
+    // Nor does another member's, whoever dials.
     let other = office.right(3);
     std::fs::copy(&other.key, &expired.key).expect("copied");
     std::fs::copy(&other.cert, &expired.cert).expect("copied");
     std::thread::sleep(Duration::from_millis(100));
-    assert!(dial_once(&office.right(1), Lane::Control, two.handle.address()).is_err());
-    two.network.set_peers(&BTreeMap::new());
-    two.network.set_peers(&[(node(1), one.handle.address().to_string())].into());
+    let at = [one.handle.address(), two.handle.address()];
+    for (member, other, address) in [(&mut one, 2, at[1]), (&mut two, 1, at[0])] {
+        member.network.set_peers(&BTreeMap::new());
+        member.network.set_peers(&[(node(other), address.to_string())].into());
+    }
     talk(&mut one, &mut two, 4);
 }
 
@@ -408,7 +410,7 @@ fn a_joiner_asks_in_the_name_of_its_certificate() {
     assert!(error.contains("called \"m5\", and its certificate is that of \"m4\""), "{error}");
     // A joiner that lies about itself in spite of its own files is refused by the member.
     let files = Office::new("shop");
-    let error = knock(files.right(4), ask("m4"), Duration::from_millis(500)).join();
+    let error = knock(files.right(4), ask("m4"), Duration::from_secs(5)).join();
     let error = error.expect("no fall").expect_err("a foreign one").to_string();
     assert!(error.contains(Wrong::Foreign.words()), "{error}");
     assert!(one.inbox.asked.lock().unwrap_or_else(PoisonError::into_inner).is_empty());
@@ -421,7 +423,8 @@ fn an_encrypted_snapshot_on_its_way_does_not_delay_control() {
     let [mut one, mut two] = pair(with(office.right(1)), with(office.right(2)));
     talk(&mut one, &mut two, 1);
     let part = load(1 << 20, 7);
-    let (mut sent, mut worst, began) = (0, Duration::ZERO, Instant::now());
+    let (mut sent, mut arrived, mut overtaken) = (0, 0, 0);
+    let (mut worst, began) = (Duration::ZERO, Instant::now());
     for number in 100.. {
         let is_enough = number >= 300 && sent > 20;
         if is_enough || began.elapsed() > Duration::from_secs(60) {
@@ -434,8 +437,10 @@ fn an_encrypted_snapshot_on_its_way_does_not_delay_control() {
         one.send(2, Lane::Control, &ping(number));
         two.inbox.wait_for_message(node(1), &ping(number));
         worst = worst.max(asked.elapsed());
-        two.inbox.forget(|message| matches!(message, PeerMessage::Raft(_)));
+        arrived += two.inbox.forget(|message| matches!(message, PeerMessage::Raft(_)));
+        overtaken += usize::from(arrived < sent);
     }
     println!("{sent} MiB encrypted in {:?}; control: worst {worst:?}", began.elapsed());
-    assert!(sent > 20 && worst < Duration::from_secs(1), "{sent} {worst:?}");
+    // Behind it, it would come after everything that was sent before, each time.
+    assert!(sent > 20 && overtaken > 0, "{sent} MiB, overtaken {overtaken} times, {worst:?}");
 }

@@ -28,7 +28,9 @@ fn a_thousand_silent_connections_keep_no_member_out() {
 #[test]
 fn who_speaks_is_not_cut_for_those_who_do_not() {
     let handshakes_max = 4;
-    let one = alone(TcpSettings { handshakes_max, ..settings() });
+    // Nobody is cut because of the time that it takes.
+    let handshake_timeout = Duration::from_secs(600);
+    let one = alone(TcpSettings { handshakes_max, handshake_timeout, ..settings() });
     let address = one.handle.address();
     // In the middle of its handshake, since it has not said its last word.
     let mut slow = connect(address);
@@ -45,14 +47,19 @@ fn who_speaks_is_not_cut_for_those_who_do_not() {
     let mut speaking: Vec<_> = (0..handshakes_max * 3).map(|_| connect(address)).collect();
     // Those that are cut already take nothing.
     speaking.iter_mut().for_each(|stream| drop(stream.write_all(&preface(0))));
-    let mut closed = 0;
-    for stream in &mut speaking[..handshakes_max * 2] {
-        stream.set_read_timeout(Some(Duration::from_millis(500))).expect("a timeout");
-        closed += usize::from(
-            !matches!(stream.read(&mut [0]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock),
-        );
+    let began = Instant::now();
+    let mut closed = vec![false; handshakes_max * 2];
+    while closed.iter().filter(|closed| **closed).count() < handshakes_max {
+        for (stream, closed) in speaking.iter_mut().zip(&mut closed) {
+            stream.set_nonblocking(true).expect("a mode");
+            *closed |= match stream.read(&mut [0]) {
+                Ok(read) => read == 0,
+                Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
+            };
+        }
+        assert!(began.elapsed() < DEADLINE, "of those that waited longest were cut: {closed:?}");
+        std::thread::yield_now();
     }
-    assert!(closed >= handshakes_max, "{closed} of those that waited longest were cut");
 }
 
 /// How many silent connections there are to be, and the certificates before which they are silent.
@@ -137,6 +144,6 @@ fn ten_thousand_silent_connections_cost_no_memory_and_keep_no_member_out() {
             "{count} silent connections cost {grown} KiB; a member among them waited {worst:?}"
         );
         assert!(grown < 4 << 10, "{grown} KiB");
-        assert!(worst < Duration::from_secs(2), "a member waited {worst:?}");
+        assert!(worst < DEADLINE, "a member waited {worst:?}");
     }
 }

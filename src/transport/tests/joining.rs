@@ -89,7 +89,7 @@ fn a_refusal_ends_it_and_so_does_the_limit() {
     one.inbox.wait_for_ask().1.send(JoinAnswer::Refused("there is no room".to_owned()));
     assert!(matches!(end(joining), Err(JoinError::Refused(why)) if why == "there is no room"));
     // A node that stops drops the reply: that is no answer.
-    let joining = start_join(with_token("t"), &at, Duration::from_millis(300));
+    let joining = start_join(with_token("t"), &at, Duration::from_secs(5));
     drop(one.inbox.wait_for_ask());
     one.handle.stop();
     let error = end(joining).expect_err("nobody is there").to_string();
@@ -107,7 +107,7 @@ fn only_so_many_wait_for_an_answer() {
             (joining, one.inbox.wait_for_ask().1)
         })
         .collect();
-    let third = start_join(with_token("t"), &at, Duration::from_millis(500));
+    let third = start_join(with_token("t"), &at, Duration::from_secs(5));
     let error = end(third).expect_err("no place").to_string();
     assert!(error.contains("too many want to join"), "{error}");
     for (joining, reply) in waiting {

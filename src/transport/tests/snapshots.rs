@@ -25,7 +25,7 @@ fn lanes_of(listener: &TcpListener, count: usize) -> Vec<(u8, TcpStream)> {
 fn the_lane_is_dialed_when_it_is_used_and_closed_when_it_is_not() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let peers = [(2, listener.local_addr().expect("bound"))];
-    let settings = TcpSettings { idle_timeout: Duration::from_millis(300), ..settings() };
+    let settings = TcpSettings { idle_timeout: Duration::from_secs(3), ..settings() };
     let mut one = Member::start(bind(settings), hello(1, 2), &peers, &Arc::default());
     let mut others = lanes_of(&listener, 2);
     others.sort_by_key(|(lane, _)| *lane);
@@ -98,7 +98,7 @@ fn a_snapshot_on_its_way_does_not_delay_control() {
     two.send(1, Lane::Control, &ping(0));
     two.inbox.wait_for_message(node(1), &ping(0));
     let part = load(1 << 20, 7);
-    let mut sent = 0;
+    let (mut sent, mut arrived, mut overtaken) = (0, 0, 0);
     let (mut worst, mut all) = (Duration::ZERO, Duration::ZERO);
     let mut round_trip = |one: &mut Member, two: &mut Member, number: u64| {
         let began = Instant::now();
@@ -114,12 +114,14 @@ fn a_snapshot_on_its_way_does_not_delay_control() {
             sent += 1;
         }
         round_trip(&mut one, &mut two, number);
-        two.inbox.forget(|message| matches!(message, PeerMessage::Raft(_)));
+        arrived += two.inbox.forget(|message| matches!(message, PeerMessage::Raft(_)));
+        overtaken += usize::from(arrived < sent);
     }
     println!(
         "{sent} MiB of snapshot; round trips on control: mean {:?}, worst {worst:?}",
         all / 200
     );
     assert!(sent > 20, "nothing was sent: nothing was tested");
-    assert!(worst < Duration::from_secs(1), "control waited for a snapshot: {worst:?}");
+    // Behind it, it would come after everything that was sent before, each time.
+    assert!(overtaken > 0, "control waited for a snapshot: {worst:?}");
 }

@@ -145,10 +145,10 @@ fn a_consumer_that_waits_is_woken_by_each_change_however_they_race() {
     let mut store = world.store();
     (0..ROUNDS).for_each(|at| store.apply(vec![Op::put("k", at.to_string())]));
     let turn = AtomicU64::new(0);
-    let deadline = Instant::now() + 2 * LOST;
     thread::scope(|scope| {
         scope.spawn(|| {
             for (at, change) in (0..).zip(&store.log) {
+                let deadline = Instant::now() + 2 * LOST;
                 for spins in 0u64.. {
                     if turn.load(Ordering::Acquire) == at {
                         break;
