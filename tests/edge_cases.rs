@@ -13,8 +13,9 @@ use bowline::{
 };
 
 use stage::{
-    Begun, LONG, Outside, SOON, STEADY, another_leader, another_session, lasting, mortal, places,
-    roles, session, session_ended, stand_in_line, steady, until_places, with, with_clocks,
+    Begun, LONG, Outside, SOON, STEADY, another_leader, another_session, lasting, let_pass, mortal,
+    places, roles, session, session_ended, stand_in_line, until_deleted, until_places, with,
+    with_clocks,
 };
 
 #[test]
@@ -229,14 +230,20 @@ fn a_change_of_leader_loses_no_lock_and_no_place() {
 
 #[test]
 fn a_lease_gets_its_full_ttl_from_a_new_leader() {
-    let mut cluster = steady(3);
-    let (leader, one, two) = roles(&cluster);
-    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let mut cluster = lasting(3);
+    // Nobody renews it.
+    let ttl = STEADY * 3;
+    let kv = cluster.node(0).client();
+    let lease = kv.grant(ttl).wait().unwrap().id;
+    kv.put("bound", "").lease(lease).wait().unwrap();
+    let_pass(cluster.node(0), ttl / 3, || {});
+    let (leader, one, _) = roles(&cluster);
+    let killed = cluster.node(one).now();
     cluster.kill(leader).wait();
-    another_leader(&cluster, leader);
-    let tried = session(&cluster, two).mutex("lock").lock().deadline(STEADY).wait();
-    assert!(tried.is_err(), "{tried:?}");
-    assert!(guard.is_held());
+    // Whoever leads now does so since then, and does not know how long it had lived.
+    until_deleted(&cluster.node(one).client(), "bound");
+    let ended = cluster.node(one).now();
+    assert!(ended >= killed + ttl, "it ended at {ended:?}, its leader at {killed:?}");
 }
 
 #[test]
