@@ -15,8 +15,9 @@ use tokio::sync::mpsc;
 use super::wire::{Order, Part, Report, line};
 use super::workplace::Workplace;
 
-/// How long a process may take to end when it was asked to: its node hands over within a second.
-const END_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a process may take to end when it was asked to: longer than it waits for the threads of its node. That takes
+/// a second, or as long as a busy disk does.
+const END_PATIENCE: Duration = Duration::from_secs(65);
 
 /// Names a process: its place in the crew.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -41,8 +41,10 @@ const TRIES_MAX: u32 = 12;
 const TRY: Duration = Duration::from_millis(400);
 /// How long a worker that did not get the lock waits before it asks again.
 const PAUSE: Duration = Duration::from_millis(50);
+/// How long a node's threads may take to end, however busy the disk is: a shutdown waits a second for them.
+const THREADS_PATIENCE: Duration = Duration::from_secs(60);
 /// How long the line for the lock may take to empty when all workers rest.
-const LINE_PATIENCE: Duration = Duration::from_secs(5);
+const LINE_PATIENCE: Duration = Duration::from_secs(15);
 
 /// Plays the part that standard input tells.
 pub(crate) fn main() -> ExitCode {
@@ -175,10 +177,27 @@ async fn play(mut orders: mpsc::UnboundedReceiver<Order>) -> Result<(), String> 
     workers.shutdown().await;
     others.shutdown().await;
     let shop = Arc::into_inner(shop).expect("all who shared it have ended");
-    match &shop.node.shutdown().await.hanging[..] {
-        [] => Ok(()),
-        hanging => Err(format!("threads are left behind: {}", hanging.join(", "))),
+    let mut hanging = shop.node.shutdown().await.hanging;
+    let patience = tokio::time::Instant::now() + THREADS_PATIENCE;
+    while tokio::time::Instant::now() < patience && !hanging.is_empty() {
+        tokio::time::sleep(PAUSE).await;
+        hanging.retain(|name| is_alive(name));
     }
+    match &hanging[..] {
+        [] => Ok(()),
+        _ => Err(format!("threads are left behind: {}", hanging.join(", "))),
+    }
+}
+
+/// Whether this process has a thread of this name still, as far as the operating system says.
+fn is_alive(name: &str) -> bool {
+    /// As much of a name as Linux keeps.
+    const NAME_BYTES_MAX: usize = 15;
+    let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return true };
+    let of = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("comm"));
+    let kept = name.get(..NAME_BYTES_MAX).unwrap_or(name);
+    // One that ends meanwhile cannot be read.
+    threads.flatten().any(|thread| of(thread).is_ok_and(|comm| comm.trim_end() == kept))
 }
 
 async fn tell_of_leadership(shop: Arc<Shop>) -> Result<(), String> {
