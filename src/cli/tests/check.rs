@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
+use tempfile::TempDir;
 
 const BOWLINE: &str = env!("CARGO_BIN_EXE_bowline");
 
@@ -22,17 +23,19 @@ const STALE: &str = r#"# a register
 "#;
 
 /// A place of the test's own, removed when it is dropped.
-struct Place(PathBuf);
+struct Place(TempDir);
 
 impl Place {
     fn new(test: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("bowline-check-{test}-{}", std::process::id()));
-        fs::create_dir(&dir).unwrap();
-        Self(dir)
+        Self(TempDir::with_prefix(format!("bowline-check-{test}-")).unwrap())
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
     }
 
     fn with(self, name: &str, text: &str) -> Self {
-        fs::write(self.0.join(name), text).unwrap();
+        fs::write(self.at(name), text).unwrap();
         self
     }
 
@@ -43,18 +46,12 @@ impl Place {
     /// Runs it with something on standard input.
     fn run_with(&self, arguments: &str, input: &str) -> Output {
         let mut command = Command::new(BOWLINE);
-        command.arg("check").args(arguments.split_whitespace()).current_dir(&self.0);
+        command.arg("check").args(arguments.split_whitespace()).current_dir(self.0.path());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         // Who does not read it may be gone already.
         drop(child.stdin.take().unwrap().write_all(input.as_bytes()));
         child.wait_with_output().unwrap()
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        drop(fs::remove_dir_all(&self.0));
     }
 }
 
@@ -116,11 +113,11 @@ fn a_page_is_made_of_a_violation() {
     let output = place.run("h.jsonl --model register --page why.html");
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stdout).ends_with("        page why.html\n"), "{output:?}");
-    let page = fs::read_to_string(place.0.join("why.html")).unwrap();
+    let page = fs::read_to_string(place.at("why.html")).unwrap();
     assert!(page.contains("<p class=\"title\">h.jsonl</p>"));
     let output = place.run("fine.jsonl --model register --page none.html");
     assert_eq!(output.status.code(), Some(0));
-    assert!(!place.0.join("none.html").exists());
+    assert!(!place.at("none.html").exists());
     let output = place.run("h.jsonl --model register --page no/such/dir.html");
     let (code, _, complaint) = parts(&output);
     assert_eq!(code, Some(2));
@@ -341,7 +338,7 @@ fn a_history_of_jepsens_is_judged() {
     let (code, said, _) = parts(&output);
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("line 1") && said.contains("line 3"), "{said}");
-    assert!(fs::read_to_string(place.0.join("why.html")).unwrap().ends_with("</html>\n"));
+    assert!(fs::read_to_string(place.at("why.html")).unwrap().ends_with("</html>\n"));
     let output = place.run("h --edn --model queue");
     let (code, _, complaint) = parts(&output);
     assert_eq!(code, Some(2));

@@ -2,29 +2,34 @@
 //! them, as they stand there.
 
 use std::fs;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bowline::{Config, KeyRange, Node, Wait};
 use serde_json::Value;
+use tempfile::TempDir;
+
+#[path = "serve/ports.rs"]
+mod ports;
 
 const BOWLINE: &str = env!("CARGO_BIN_EXE_bowline");
 
 /// A place of the test's own, removed when it is dropped.
-struct Place(PathBuf);
+struct Place(TempDir);
 
 impl Place {
     fn new(test: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("bowline-data-{test}-{}", std::process::id()));
-        fs::create_dir(&dir).unwrap();
-        Self(dir)
+        Self(TempDir::with_prefix(format!("bowline-data-{test}-")).unwrap())
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
     }
 
     fn run(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(BOWLINE);
-        command.args(arguments).current_dir(&self.0).stdin(Stdio::null()).output().unwrap()
+        command.args(arguments).current_dir(self.0.path()).stdin(Stdio::null()).output().unwrap()
     }
 
     /// Runs a command that must succeed, and reads its object.
@@ -37,22 +42,31 @@ impl Place {
 
     /// A stopped member with keys, a lease and a lock in `data`, and a backup of it.
     fn with_data(self) -> Self {
-        let node = Node::start(Config::new(self.0.join("data"), "solo")).wait().unwrap();
+        let node = Node::start(Config::new(self.at("data"), "solo")).wait().unwrap();
         let client = node.client();
         for key in 0..10 {
             client.put(format!("k{key}"), "v").wait().unwrap();
         }
         let lease = client.grant(Duration::from_secs(600)).wait().unwrap();
         client.put("leased", "v").lease(lease.id).wait().unwrap();
-        node.backup(self.0.join("orders.backup")).wait().unwrap();
-        assert!(node.shutdown().wait().hanging.is_empty());
+        node.backup(self.at("orders.backup")).wait().unwrap();
+        self.end(node, "data");
         self
     }
-}
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        drop(fs::remove_dir_all(&self.0));
+    /// Stops a node, and waits until nothing of it works in its directory any more: a shutdown waits for a slow disk only
+    /// so long.
+    fn end(&self, node: Node, dir: &str) {
+        drop(node.shutdown().wait());
+        let begun = Instant::now();
+        loop {
+            let inspected = self.run(&["inspect", dir]);
+            if inspected.status.success() {
+                return;
+            }
+            let complaint = text(&inspected.stderr);
+            assert!(begun.elapsed() < Duration::from_secs(60), "{complaint}");
+        }
     }
 }
 
@@ -78,7 +92,7 @@ fn run_page(page: &str, place: &Place, expected: usize) {
     assert_eq!(commands.len(), expected, "{commands:#?}");
     for command in commands {
         let mut shell = Command::new("sh");
-        shell.args(["-e", "-c", &command]).current_dir(&place.0).env("PATH", &path);
+        shell.args(["-e", "-c", &command]).current_dir(place.0.path()).env("PATH", &path);
         let output = shell.stdin(Stdio::null()).output().unwrap();
         let complaint = text(&output.stderr);
         assert!(output.status.success() && complaint.is_empty(), "{command}: {complaint}");
@@ -95,7 +109,7 @@ fn the_commands_of_the_page_about_backups_do_what_it_says() {
     assert!(a["cluster"] == b["cluster"] && b["cluster"] == c["cluster"]);
     assert_eq!([&a["member"], &b["member"], &c["member"]], [1, 2, 3]);
     assert_ne!(of("second/a")["cluster"], a["cluster"]);
-    let node = Node::start(Config::new(place.0.join("look"), "look")).wait().unwrap();
+    let node = Node::start(Config::new(place.at("look"), "look")).wait().unwrap();
     let rows = node.client().range(KeyRange::all()).wait().unwrap();
     assert_eq!(rows.kvs.len(), 10, "all but the leased one");
     assert!(rows.revision.get() > 1_000_000_000);
@@ -158,10 +172,7 @@ fn what_the_commands_say_is_what_is_there() {
 #[test]
 fn three_members_restored_by_the_command_are_a_cluster() {
     let place = Place::new("three").with_data();
-    let ports: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    let addresses: Vec<_> =
-        ports.iter().map(|port| port.local_addr().unwrap().to_string()).collect();
-    drop(ports);
+    let addresses = ports::lasting_ports(3).into_iter().map(|port| format!("127.0.0.1:{port}"));
     let names = ["a", "b", "c"];
     let members: Vec<(&str, String)> = names.into_iter().zip(addresses).collect();
     for name in names {
@@ -174,7 +185,7 @@ fn three_members_restored_by_the_command_are_a_cluster() {
         place.json(&arguments);
     }
     let nodes = names.map(|name| {
-        let config = Config::new(place.0.join(name), name).members(members.clone());
+        let config = Config::new(place.at(name), name).members(members.clone());
         Node::start(config.cluster_token("new")).wait().unwrap()
     });
     for node in &nodes {
@@ -186,10 +197,10 @@ fn three_members_restored_by_the_command_are_a_cluster() {
 #[test]
 fn what_cannot_be_done_is_explained_and_has_its_exit_code() {
     let place = Place::new("refused").with_data();
-    let mut bytes = fs::read(place.0.join("orders.backup")).unwrap();
+    let mut bytes = fs::read(place.at("orders.backup")).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
-    fs::write(place.0.join("bad"), bytes).unwrap();
+    fs::write(place.at("bad"), bytes).unwrap();
     let restore = |more: &[&'static str]| {
         [&["snapshot", "restore", "orders.backup", "--dir", "new", "--name", "a"], more].concat()
     };
@@ -229,7 +240,7 @@ fn what_cannot_be_done_is_explained_and_has_its_exit_code() {
         assert!(complaint.contains(words), "{arguments:?}: {complaint:?} lacks {words:?}");
         assert_eq!(output.stdout, b"", "{arguments:?}");
     }
-    assert!(!place.0.join("new").exists() && !place.0.join("out").exists());
+    assert!(!place.at("new").exists() && !place.at("out").exists());
 }
 
 #[test]
@@ -242,10 +253,10 @@ fn a_damaged_directory_is_told_as_far_as_it_can_be() {
             .code(),
         Some(0)
     );
-    let node = Node::start(Config::new(place.0.join("new"), "a")).wait().unwrap();
+    let node = Node::start(Config::new(place.at("new"), "a")).wait().unwrap();
     node.client().put("k", "v").wait().unwrap();
-    assert!(node.shutdown().wait().hanging.is_empty());
-    let snapshot = fs::read_dir(place.0.join("new")).unwrap().map(|file| file.unwrap().path());
+    place.end(node, "new");
+    let snapshot = fs::read_dir(place.at("new")).unwrap().map(|file| file.unwrap().path());
     let snapshot =
         snapshot.into_iter().find(|path| path.extension().is_some_and(|e| e == "snapshot"));
     let snapshot = snapshot.unwrap();

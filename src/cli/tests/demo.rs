@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
+use tempfile::TempDir;
 
 const BOWLINE: &str = env!("CARGO_BIN_EXE_bowline");
 
@@ -14,30 +15,26 @@ const BOWLINE: &str = env!("CARGO_BIN_EXE_bowline");
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A place of the test's own, removed when it is dropped.
-struct Place(PathBuf);
+struct Place(TempDir);
 
 impl Place {
     fn new(test: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("bowline-cli-{test}-{}", std::process::id()));
-        fs::create_dir(&dir).unwrap();
-        Self(dir)
+        Self(TempDir::with_prefix(format!("bowline-cli-{test}-")).unwrap())
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
     }
 
     fn entries(&self) -> Vec<PathBuf> {
-        fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().path()).collect()
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        drop(fs::remove_dir_all(&self.0));
+        fs::read_dir(self.0.path()).unwrap().map(|entry| entry.unwrap().path()).collect()
     }
 }
 
 /// The demo, with its temporary files in `place`.
 fn demo(place: &Place, arguments: &[&str]) -> Command {
     let mut command = Command::new(BOWLINE);
-    command.arg("demo").args(arguments).env("TMPDIR", &place.0).stdin(Stdio::null());
+    command.arg("demo").args(arguments).env("TMPDIR", place.0.path()).stdin(Stdio::null());
     command
 }
 
@@ -116,13 +113,13 @@ fn a_short_demo_proves_its_claims_and_leaves_nothing_behind() {
     assert!(told("ledger_refused") > 0 && told("store_refused") > 0);
 
     assert_eq!(place.entries(), Vec::<PathBuf>::new());
-    assert_eq!(processes_at_work_in(&place.0), Vec::<String>::new());
+    assert_eq!(processes_at_work_in(place.0.path()), Vec::<String>::new());
 }
 
 #[test]
 fn a_single_process_comes_back_and_keeps_its_files_if_told_to() {
     let place = Place::new("single");
-    let dir = place.0.join("new/dir");
+    let dir = place.at("new/dir");
     let arguments = ["--nodes", "1", "--seconds", "1", "--keep", "--dir", dir.to_str().unwrap()];
     let output = demo(&place, &arguments).output().unwrap();
     let story = text(&output.stdout);
@@ -139,8 +136,8 @@ fn a_single_process_comes_back_and_keeps_its_files_if_told_to() {
 #[test]
 fn wrong_arguments_are_explained_and_end_with_2() {
     let place = Place::new("wrong");
-    fs::write(place.0.join("mine"), "x").unwrap();
-    let full = place.0.to_str().unwrap();
+    fs::write(place.at("mine"), "x").unwrap();
+    let full = place.0.path().to_str().unwrap();
     let cases: &[(&[&str], &str)] = &[
         (&["--nodes", "2"], "[possible values: 1, 3, 5]"),
         (&["--seconds", "0"], "0 is not in 1..=3600"),
@@ -158,7 +155,7 @@ fn wrong_arguments_are_explained_and_end_with_2() {
         assert!(complaint.contains(words), "{arguments:?}: {complaint:?} lacks {words:?}");
         assert_eq!(output.stdout, b"", "{arguments:?}");
     }
-    assert_eq!(place.entries(), [place.0.join("mine")]);
+    assert_eq!(place.entries(), [place.at("mine")]);
 }
 
 #[test]
@@ -196,7 +193,7 @@ fn an_interrupted_demo_ends_its_processes_and_cleans_up() {
         assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
         assert!(text(&output.stderr).starts_with("error: interrupted by "));
         assert_eq!(place.entries(), Vec::<PathBuf>::new());
-        assert_eq!(processes_at_work_in(&place.0), Vec::<String>::new());
+        assert_eq!(processes_at_work_in(place.0.path()), Vec::<String>::new());
     }
 }
 
@@ -207,5 +204,5 @@ fn no_process_outlives_a_killed_parent() {
     parent.kill().unwrap();
     parent.wait().unwrap();
     assert!(test_kill_process(pid).is_err());
-    eventually("the children to end", || processes_at_work_in(&place.0).is_empty());
+    eventually("the children to end", || processes_at_work_in(place.0.path()).is_empty());
 }

@@ -16,6 +16,8 @@
 #[path = "../../src/generated/mod.rs"]
 mod generated;
 
+#[path = "../../tests/serve/ports.rs"]
+mod ports;
 #[path = "../../tests/serve/process.rs"]
 #[allow(dead_code, reason = "shared with the tests")]
 mod process;

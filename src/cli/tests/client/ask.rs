@@ -41,7 +41,8 @@ pub(crate) fn command(server: &Server) -> Command {
     command_at(&server.address)
 }
 
-/// The command against these endpoints.
+/// The command against these endpoints. Unless it is told otherwise it waits for longer than any of this takes, on a machine
+/// with much else to do.
 pub(crate) fn command_at(endpoints: &str) -> Command {
     let mut command = bowline();
     for (name, _) in std::env::vars_os() {
@@ -50,6 +51,7 @@ pub(crate) fn command_at(endpoints: &str) -> Command {
             command.env_remove(name);
         }
     }
+    command.env("BOWLINE_COMMAND_TIMEOUT", "60s").env("BOWLINE_DIAL_TIMEOUT", "60s");
     command.args(["--endpoints", endpoints]);
     command
 }

@@ -11,6 +11,9 @@ use tempfile::tempdir;
 use crate::ask::{Going, ask, command, command_at, run};
 use crate::process::{Server, flags, free_ports};
 
+/// Where nobody listens, and nobody is going to.
+const CLOSED: &str = "127.0.0.1:1";
+
 /// Takes connections, reads some of what comes, and hangs up, or says nothing.
 fn broken(hangs_up: bool) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -33,17 +36,16 @@ fn broken(hangs_up: bool) -> String {
 fn who_cannot_be_reached_is_passed_over() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
-    let [closed] = free_ports();
-    let both = format!("127.0.0.1:{closed}, {}", server.address);
+    let both = format!("{CLOSED}, {}", server.address);
     let mut put = command_at(&both);
     put.args(["put", "k", "v"]);
     assert_eq!(run(put, b"").done(), "OK\n");
 
-    let mut nobody = command_at(&format!("127.0.0.1:{closed}"));
+    let mut nobody = command_at(CLOSED);
     nobody.args(["get", "k"]);
     let nobody = run(nobody, b"");
     assert_eq!(nobody.code, 4, "{nobody:?}");
-    assert!(nobody.err.contains(&format!("127.0.0.1:{closed}: ")), "{}", nobody.err);
+    assert!(nobody.err.contains(&format!("{CLOSED}: ")), "{}", nobody.err);
     assert!(nobody.err.contains("hint: --endpoints"), "{}", nobody.err);
 }
 
@@ -54,7 +56,7 @@ fn a_change_whose_outcome_is_unknown_is_not_made_again_elsewhere() {
     for hangs_up in [true, false] {
         let both = format!("{},{}", broken(hangs_up), server.address);
         let mut put = command_at(&both);
-        put.args(["put", "k", "v", "--command-timeout", "1s"]);
+        put.args(["put", "k", "v", "--command-timeout", "5s"]);
         let put = run(put, b"");
         assert_eq!(put.code, 3, "{put:?}");
         assert!(put.err.contains("not known whether"), "{}", put.err);
@@ -62,7 +64,7 @@ fn a_change_whose_outcome_is_unknown_is_not_made_again_elsewhere() {
 
         // A question may be asked twice.
         let mut get = command_at(&both);
-        get.args(["get", "", "--prefix", "--count-only", "--command-timeout", "2s"]);
+        get.args(["get", "", "--prefix", "--count-only", "--command-timeout", "10s"]);
         assert_eq!(run(get, b"").done(), "0\n");
     }
 }

@@ -1,7 +1,7 @@
 //! Locks, semaphores and elections: who holds, what runs meanwhile, and that it is gone before somebody else holds.
 
 use std::io;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -27,9 +27,14 @@ fn code(going: &mut Going) -> i32 {
 
 /// Whether a process of this id runs.
 fn runs(pid: &str) -> bool {
+    if pid.trim().is_empty() {
+        return false;
+    }
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
     // Dead, and only not waited for, is not running.
-    stat.is_ok_and(|stat| !stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z')))
+    let is_dead =
+        |stat: &str| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['Z', 'X']));
+    stat.is_ok_and(|stat| !is_dead(&stat))
 }
 
 fn waits_in_line(server: &Server, name: &str, count: usize) {
@@ -128,11 +133,18 @@ fn signals_are_passed_on_and_nothing_survives_who_holds() {
     assert_eq!((told.line(), code(&mut told)), ("got\n".to_owned(), 5));
 
     // Killed without warning.
-    let mut killed = Going::start(lock(
-        &server,
-        &["m", "--ttl", "2", "--", "sh", "-c", "echo $$; exec sleep 1000"],
-    ));
-    let pid = killed.line();
+    let begun = Instant::now();
+    let (mut killed, pid) = loop {
+        let arguments = ["m", "--ttl", "2", "--", "sh", "-c", "echo $$; exec sleep 1000"];
+        let mut killed = Going::start(lock(&server, &arguments));
+        let pid = killed.line();
+        if !pid.is_empty() {
+            break (killed, pid);
+        }
+        // It stood still for as long as its lease lives, before it had a command to start.
+        assert_eq!(code(&mut killed), 123);
+        assert!(begun.elapsed() < Duration::from_secs(60), "it never holds");
+    };
     signal(&killed, Signal::KILL);
     killed.child.wait().unwrap();
     let next = run(lock(&server, &["m", "echo", "next"]), b"").done();
@@ -149,9 +161,10 @@ const STUBBORN: &str = "trap '' TERM; sh -c \"trap '' TERM; echo \\$\\$; exec sl
 fn the_command_is_gone_before_the_hold_ends_while_its_server_stands_still() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
-    let ttl = Duration::from_secs(4);
-    let mut holds = Going::start(lock(&server, &["m", "--ttl", "4", "--", "sh", "-c", STUBBORN]));
+    let ttl = Duration::from_secs(15);
+    let mut holds = Going::start(lock(&server, &["m", "--ttl", "15", "--", "sh", "-c", STUBBORN]));
     let pids = [holds.line(), holds.line(), holds.line()];
+    assert!(pids.iter().all(|pid| !pid.is_empty()), "{pids:?}");
     server.pause();
     let paused = Instant::now();
     // What was renewed last was renewed before that.
@@ -173,6 +186,7 @@ fn the_command_is_killed_when_its_key_is_deleted_and_when_its_lease_is_revoked()
         let mut holds = Going::start(lock(&server, &arguments));
         let (key, lease) = (holds.line(), holds.line());
         let pids = [holds.line(), holds.line(), holds.line()];
+        assert!(pids.iter().all(|pid| !pid.is_empty()), "{pids:?}");
         let arguments = match delete {
             true => vec!["del", key.trim()],
             false => vec!["lease", "revoke", lease.trim()],
@@ -189,8 +203,10 @@ fn a_hold_goes_on_when_a_server_dies_or_stands_still() {
     let mut servers = Server::three(&dirs);
     let all: Vec<_> = servers.iter().map(|server| server.address.clone()).collect();
     let mut lock = command_at(&all.join(","));
+    // It has to leave a server that stands still as soon as anybody does who says nothing about that.
+    lock.env_remove("BOWLINE_COMMAND_TIMEOUT").env_remove("BOWLINE_DIAL_TIMEOUT");
     // Longer than the TTL.
-    lock.args(["lock", "m", "--ttl", "3", "--", "sh", "-c", "echo held; sleep 5; echo still"]);
+    lock.args(["lock", "m", "--ttl", "8", "--", "sh", "-c", "echo held; sleep 10; echo still"]);
     let mut holds = Going::start(lock);
     assert_eq!(holds.line(), "held\n");
     // The one that it asks.
@@ -260,10 +276,15 @@ fn one_leads_and_who_listens_is_told() {
     let won = first.lines(2);
     assert!(won.starts_with("e/") && won.ends_with("\none\n"), "{won}");
     assert_eq!(listens.lines(2), won);
-    let mut second = Going::start(elect(&["e", "two", "--", "sh", "-c", "echo leads; exit 9"]));
+    let mut second = elect(&["e", "two", "--", "sh", "-c", "echo leads; read line; exit 9"]);
+    second.stdin(Stdio::piped());
+    let mut second = Going::start(second);
     waits_in_line(&server, "e", 2);
     signal(&first, Signal::TERM);
-    assert_eq!((second.line(), code(&mut second)), ("leads\n".to_owned(), 9));
+    assert_eq!(second.line(), "leads\n");
+    // It leads until whoever listens has heard of it.
     assert!(listens.lines(2).ends_with("\ntwo\n"));
+    drop(second.child.stdin.take());
+    assert_eq!(code(&mut second), 9);
     assert_eq!(ask(&server, &["elect", "e"]).code, 2);
 }

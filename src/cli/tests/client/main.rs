@@ -3,6 +3,8 @@
 #[path = "../../src/generated/mod.rs"]
 #[allow(dead_code, reason = "the server's half is not used here")]
 mod generated;
+#[path = "../serve/ports.rs"]
+mod ports;
 #[path = "../serve/process.rs"]
 #[allow(dead_code, reason = "shared with the server's own tests")]
 mod process;

@@ -37,7 +37,8 @@ fn etcdctl(server: &Server) -> Command {
     command
 }
 
-/// Without what differs between two clusters: long numbers, their ids.
+/// Without what differs between two clusters: long numbers, their ids. And without what differs between two moments: of 600
+/// seconds some are over.
 fn masked(said: &Said) -> String {
     let text = String::from_utf8_lossy(&said.out).into_owned();
     let mut masked = String::new();
@@ -47,7 +48,12 @@ fn masked(said: &Said) -> String {
             number.push(c);
             continue;
         }
-        masked.push_str(if number.len() >= 12 { "#" } else { &number });
+        let is_left = number.parse().is_ok_and(|number: u32| (570..=600).contains(&number));
+        masked.push_str(match number.len() {
+            12.. => "#",
+            _ if is_left => "600",
+            _ => &number,
+        });
         number.clear();
         masked.push(c);
     }

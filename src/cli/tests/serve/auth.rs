@@ -361,28 +361,30 @@ async fn a_token_is_void_when_its_user_has_another_password_and_all_are_when_it_
 }
 
 #[tokio::test]
-async fn users_are_the_same_on_all_members_and_after_a_restart() {
+async fn users_are_the_same_on_all_members() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
     let servers = Server::three(&dirs);
     guarded(&servers[0]).await;
-    let mut ann = String::new();
-    for (server, other) in servers.iter().zip(servers.iter().cycle().skip(1)) {
-        let channel = server.channel().await;
-        let token = login(&channel, "ann").await.unwrap();
+    // Who logs somebody in knows all users: what is shown to one that lags is another matter.
+    let mut tokens = Vec::new();
+    for server in &servers {
+        tokens.push(login(&server.channel().await, "ann").await.unwrap());
+    }
+    for (at, token) in tokens.iter().enumerate() {
+        assert!(!token.contains("ann"), "names are not shown");
+        let (channel, other) = (servers[at].channel().await, &servers[(at + 1) % 3]);
         let mut elsewhere = KvClient::new(other.channel().await);
-        elsewhere.put(by(&token, put("app/a"))).await.expect("every member knows the token");
+        elsewhere.put(by(token, put("app/a"))).await.expect("every member knows the token");
         ClusterClient::new(channel.clone())
-            .member_list(by(&token, pb::MemberListRequest { linearizable: true }))
+            .member_list(by(token, pb::MemberListRequest { linearizable: true }))
             .await
             .unwrap();
         let snapshot = MaintenanceClient::new(channel)
-            .snapshot(by(&token, pb::SnapshotRequest {}))
+            .snapshot(by(token, pb::SnapshotRequest {}))
             .await
             .unwrap_err();
         assert_eq!(snapshot.code(), Code::PermissionDenied);
-        ann = token;
     }
-    assert!(!ann.contains("ann"), "names are not shown");
 }
 
 /// As in etcd: an empty password is none, and nobody gets in by it.

@@ -1,13 +1,12 @@
 //! Members of one cluster, each a process of its own, of which one after the other is killed and started again.
 
-use std::net::TcpListener;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU16, Ordering};
 
 use tempfile::TempDir;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::generated::etcdserverpb as pb;
+use crate::ports::lasting_ports;
 use crate::process::{Server, flags};
 use pb::maintenance_client::MaintenanceClient;
 
@@ -25,22 +24,6 @@ pub(crate) struct Crew {
     clients: Vec<u16>,
     /// `None` where a member is down.
     servers: Vec<Option<Server>>,
-}
-
-/// Ports that stay free while nobody listens on them: below those that the system hands out to whoever connects.
-fn lasting_ports(count: usize) -> Vec<u16> {
-    static TAKEN: AtomicU16 = AtomicU16::new(0);
-    let some = u16::try_from(std::process::id() % 10_000).unwrap();
-    let mut ports = Vec::new();
-    while ports.len() < count {
-        let step = TAKEN.fetch_add(1, Ordering::Relaxed);
-        assert!(step < 10_000, "there are free ports");
-        let port = 12_000 + (some + step) % 10_000;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            ports.push(port);
-        }
-    }
-    ports
 }
 
 impl Crew {

@@ -12,7 +12,7 @@ use tonic::{Code, Status};
 use crate::auth::{by, guard, guarded, login};
 use crate::generated::etcdserverpb as pb;
 use crate::process::{Etcd, Server, bowline, flags, free_ports};
-use crate::tokens::Watches;
+use crate::tokens::{Watches, signed_in};
 use pb::auth_client::AuthClient;
 use pb::kv_client::KvClient;
 
@@ -109,9 +109,7 @@ async fn a_token_ends_at_its_time_however_much_it_is_used() {
     let [method, cost] = tokens("HS256", "rsa.pub.pem", "");
     let server = Server::alone(&dir, &[&format!("{method},ttl=2s"), &cost]);
     let channel = guarded(&server).await;
-    let ann = login(&channel, "ann").await.unwrap();
-    let mut watches = Watches::open(&channel, &ann).await;
-    watches.create("app/a").await.unwrap();
+    let (ann, mut watches) = signed_in(&channel, "ann").await;
     let used = async {
         loop {
             match put(&channel, &ann, "app/b").await {
@@ -120,7 +118,7 @@ async fn a_token_ends_at_its_time_however_much_it_is_used() {
             }
         }
     };
-    let ended = tokio::time::timeout(Duration::from_secs(20), used).await;
+    let ended = tokio::time::timeout(Duration::from_secs(60), used).await;
     assert_eq!(ended.expect("it does not end"), refused(Code::Unauthenticated, VOID));
     assert_eq!(watches.create("app/b").await, Err(VOID.to_owned()));
 }

@@ -259,6 +259,7 @@ fn what_cannot_be_done_is_said_and_not_done() {
 fn version_and_health_are_told_over_plain_http() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
+    server.until_well("/readyz");
     let (code, body) = server.http("GET", "/version", "");
     assert!(code == 200 && body.contains("\"etcdserver\":\"3.6."), "{body}");
     let (code, body) = server.http("GET", "/health", "");

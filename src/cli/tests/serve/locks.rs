@@ -154,7 +154,7 @@ async fn an_election_has_one_leader_that_proclaims_and_resigns() {
     until(&channel, "e/", "e0", 2).await;
 
     let mut sees = async |value: &str| {
-        let seen = tokio::time::timeout(Duration::from_secs(20), observed.message()).await;
+        let seen = tokio::time::timeout(Duration::from_secs(60), observed.message()).await;
         let kv = seen.expect("it is told").unwrap().unwrap().kv.unwrap();
         assert_eq!(kv.value, value);
     };

@@ -22,6 +22,7 @@ mod members;
 mod metrics;
 mod office;
 mod operate;
+mod ports;
 #[allow(dead_code, reason = "shared with the tests of the commands")]
 mod process;
 mod rights;

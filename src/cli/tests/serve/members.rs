@@ -95,10 +95,19 @@ async fn a_member_is_announced_then_started_and_votes_when_it_has_caught_up() {
     let last = start(2);
     let learner = until(&mut cluster, third.id, |member| member.name == "m2").await;
     assert!(learner.is_learner);
+    // It lags, another voter does, or what was asked for takes longer than a call may; then it may be done.
+    let (begun, mut is_unknown) = (Instant::now(), false);
     loop {
         let promoted = cluster.member_promote(pb::MemberPromoteRequest { id: third.id }).await;
         let Err(not_yet) = promoted else { break };
-        assert_eq!(not_yet.message(), words);
+        let said = not_yet.message();
+        if is_unknown && said == "etcdserver: can only promote a learner member" {
+            break;
+        }
+        is_unknown |= said.contains("request timed out");
+        let may_be = [words, "voters after this change are there", "request timed out"];
+        assert!(may_be.iter().any(|words| said.contains(words)), "{not_yet:?}");
+        assert!(begun.elapsed() < Duration::from_secs(60), "{not_yet:?}");
     }
     let same = pb::MemberUpdateRequest { id: third.id, peer_ur_ls: third.peer_ur_ls.clone() };
     assert_eq!(cluster.member_update(same).await.unwrap().into_inner().members.len(), 3);

@@ -1,31 +1,64 @@
 //! A server as a process, ours or etcd's own, and channels to it.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tonic::transport::Channel;
 
+use crate::ports::lasting_ports;
+
 /// How often to look whether a server is there.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// How long anything may take that a server must do: a machine with far too much to do must get there too.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What a server says, as it comes.
+#[derive(Default)]
+struct Said {
+    /// The text, and whether that is all.
+    state: Mutex<(String, bool)>,
+    more: Condvar,
+}
+
+impl Said {
+    fn listen(&self, mut lines: impl BufRead) {
+        let mut line = Vec::new();
+        while lines.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
+            self.state.lock().unwrap().0.push_str(&String::from_utf8_lossy(&line));
+            self.more.notify_all();
+            line.clear();
+        }
+        self.state.lock().unwrap().1 = true;
+        self.more.notify_all();
+    }
+
+    /// Waits until it has said this, or all it ever will.
+    fn until(&self, words: &str) -> MutexGuard<'_, (String, bool)> {
+        let goes_on = |state: &mut (String, bool)| !state.1 && !state.0.contains(words);
+        self.more.wait_timeout_while(self.state.lock().unwrap(), LIMIT, goes_on).unwrap().0
+    }
+}
 
 /// A member, running.
 pub(crate) struct Server {
     child: Child,
-    said: Option<JoinHandle<String>>,
+    said: Arc<Said>,
+    listens: Option<JoinHandle<()>>,
     /// Where clients reach it, `host:port`.
     pub(crate) address: String,
 }
 
 /// Ports that nobody has.
 pub(crate) fn free_ports<const N: usize>() -> [u16; N] {
-    let bound = [(); N].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    bound.map(|listener| listener.local_addr().unwrap().port())
+    lasting_ports(N).try_into().unwrap()
 }
 
 /// The command, without variables that would change what it does.
@@ -167,10 +200,12 @@ impl Etcd {
             drop(writeln!(std::io::stderr(), "{words}"));
             return None;
         };
-        let etcd = Self { child, address: format!("127.0.0.1:{client}"), _dir: dir };
+        let mut etcd = Self { child, address: format!("127.0.0.1:{client}"), _dir: dir };
         while TcpStream::connect(&etcd.address).is_err()
             || http(&etcd.address, "GET", "/health", "").0 != 200
         {
+            let ended = etcd.child.try_wait().unwrap();
+            assert!(ended.is_none(), "etcd has ended: {ended:?}");
             std::thread::sleep(LOOK_AGAIN);
         }
         Some(etcd)
@@ -210,23 +245,41 @@ impl Server {
 
     /// Starts a member by a command, which may be a shell that becomes one.
     pub(crate) fn run(mut command: Command, client: u16) -> Self {
-        let child = command.stderr(Stdio::piped()).spawn().unwrap();
-        Self { child, said: None, address: format!("127.0.0.1:{client}") }
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let (lines, said) = (child.stderr.take().unwrap(), Arc::<Said>::default());
+        let heard = Arc::clone(&said);
+        let listens = std::thread::spawn(move || heard.listen(BufReader::new(lines)));
+        Self { child, said, listens: Some(listens), address: format!("127.0.0.1:{client}") }
     }
 
     /// Waits until it says that it is ready.
-    pub(crate) fn ready(mut self) -> Self {
-        let mut lines = BufReader::new(self.child.stderr.take().unwrap());
-        let mut said = String::new();
-        while !said.contains("ready to serve client requests") {
-            let more = lines.read_line(&mut said).unwrap();
-            assert!(more > 0, "the server ended: {said}");
-        }
-        self.said = Some(std::thread::spawn(move || {
-            drop(lines.read_to_string(&mut said));
-            said
-        }));
+    pub(crate) fn ready(self) -> Self {
+        self.until_said("ready to serve client requests");
         self
+    }
+
+    /// Waits until it says this.
+    pub(crate) fn until_said(&self, words: &str) {
+        let said = self.said.until(words);
+        assert!(said.0.contains(words), "{words:?} is never said: {}", said.0);
+    }
+
+    /// Whether it has said this.
+    pub(crate) fn has_said(&self, words: &str) -> bool {
+        self.said.state.lock().unwrap().0.contains(words)
+    }
+
+    /// Waits until it answers this well, over plain HTTP: one that has just begun may have to look first.
+    pub(crate) fn until_well(&self, path: &str) {
+        let begun = Instant::now();
+        loop {
+            let (code, body) = self.http("GET", path, "");
+            if code == 200 {
+                return;
+            }
+            assert!(begun.elapsed() < LIMIT, "{path}: {code} {body}");
+            std::thread::sleep(LOOK_AGAIN);
+        }
     }
 
     /// A channel to it.
@@ -239,6 +292,16 @@ impl Server {
     pub(crate) fn http(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         let (code, mut body) = http(&self.address, method, path, body);
         (code, body.text())
+    }
+
+    /// How much of a processor's time it has used.
+    pub(crate) fn worked(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        // Behind the name, which may hold anything: the state is the third field, its own time and the system's are the
+        // 14th and the 15th.
+        let fields: Vec<_> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+        let ticks: u64 = fields[11..13].iter().map(|ticks| ticks.parse::<u64>().unwrap()).sum();
+        Duration::from_secs(ticks) / u32::try_from(rustix::param::clock_ticks_per_second()).unwrap()
     }
 
     /// How many bytes of memory it has.
@@ -254,9 +317,21 @@ impl Server {
         std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
     }
 
-    /// It stands still from now on.
+    /// It stands still from now on. The signal is one of its threads' affair, which tells the others: on a busy machine
+    /// these go on, and answer, until that one has had its turn.
     pub(crate) fn pause(&self) {
         kill_process(Pid::from_child(&self.child), Signal::STOP).unwrap();
+        let begun = Instant::now();
+        let runs = |thread: std::fs::DirEntry| {
+            // One that ends meanwhile runs no more.
+            let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['T', 'Z', 'X']))
+        };
+        let threads = format!("/proc/{}/task", self.child.id());
+        while std::fs::read_dir(&threads).unwrap().flatten().any(runs) {
+            assert!(begun.elapsed() < LIMIT, "it goes on");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// It goes on, as if nothing had been.
@@ -268,8 +343,9 @@ impl Server {
     pub(crate) fn stop(mut self) -> (ExitStatus, String) {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
         let status = self.child.wait().unwrap();
-        let said = self.said.take().map(|said| said.join().unwrap());
-        (status, said.unwrap_or_default())
+        self.listens.take().unwrap().join().unwrap();
+        let said = std::mem::take(&mut self.said.state.lock().unwrap().0);
+        (status, said)
     }
 }
 

@@ -19,7 +19,7 @@ use crate::process::{Server, http_with};
 use pb::request_op::Request as Op;
 
 /// How long a stream that says nothing is listened to.
-const SILENCE: Duration = Duration::from_secs(5);
+const SILENCE: Duration = Duration::from_secs(60);
 
 /// A lease to which a key outside hangs, and one without keys.
 const LEASE_OUTSIDE: i64 = 7;

@@ -6,7 +6,7 @@ use tempfile::tempdir;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
-use tonic::{Code, Request, Streaming};
+use tonic::{Request, Streaming};
 
 use crate::generated::{etcdserverpb as pb, mvccpb};
 use crate::process::Server;
@@ -48,7 +48,7 @@ impl Stream {
     }
 
     async fn next(&mut self) -> pb::WatchResponse {
-        let next = tokio::time::timeout(Duration::from_secs(20), self.responses.message());
+        let next = tokio::time::timeout(Duration::from_secs(60), self.responses.message());
         next.await.expect("something is told").unwrap().expect("the stream goes on")
     }
 }
@@ -315,18 +315,28 @@ async fn progress_speaks_of_watches_too_that_were_created_while_it_was_asked_for
     for _ in 0..60 {
         kv.put(row("k", 100_000)).await.unwrap();
     }
-    let mut stream = Stream::open(channel, false).await;
     let past = |key| pb::WatchCreateRequest { start_revision: 2, ..on(key, "") };
-    stream.ask(RequestUnion::CreateRequest(past("a"))).await;
-    stream.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
-    stream.ask(RequestUnion::CreateRequest(past("k"))).await;
-    let (mut created, mut bookmark, mut told) = (0, None, 0);
+    let open = async || {
+        let stream = Stream::open(channel.clone(), false).await;
+        stream.ask(RequestUnion::CreateRequest(past("a"))).await;
+        stream.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
+        stream.ask(RequestUnion::CreateRequest(past("k"))).await;
+        stream
+    };
+    let mut stream = open().await;
+    let (mut streams, mut created, mut bookmark, mut told) = (1, 0, None, 0);
     while told < 80 || bookmark.is_none() {
         let response = stream.next().await;
         created += usize::from(response.created);
         if response.watch_id == -1 {
+            if created == 1 {
+                // All was told before the second one was asked for: that says nothing.
+                assert!(streams < 20, "the first one is quicker every time");
+                stream = open().await;
+                (streams, created, bookmark, told) = (streams + 1, 0, None, 0);
+                continue;
+            }
             bookmark = Some(response.header.unwrap().revision);
-            assert_eq!(created, 2, "the second one was created long before the first had read");
         }
         for (_, revision) in kinds(&response) {
             let is_new = bookmark.is_none_or(|bookmark| revision > bookmark);
@@ -398,8 +408,7 @@ async fn a_server_that_stops_ends_its_streams() {
     let (status, said) = server.stop();
     assert!(status.success(), "{said}");
     assert!(said.contains("stopped in good order"), "{said}");
-    match stream.responses.message().await {
-        Ok(more) => assert_eq!(more, None),
-        Err(status) => assert_ne!(status.code(), Code::Ok),
-    }
+    let ended = tokio::time::timeout(Duration::from_secs(60), stream.responses.message()).await;
+    let ended = ended.expect("the stream goes on");
+    assert!(!matches!(ended, Ok(Some(_))), "{ended:?}");
 }

@@ -37,6 +37,12 @@ pub(crate) struct Place {
     channel: Channel,
 }
 
+/// A channel that connects when it is used.
+fn connected(runtime: &Runtime, client: u16) -> Channel {
+    let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{client}")).unwrap();
+    runtime.block_on(async { endpoint.connect_lazy() })
+}
+
 impl Place {
     /// One of ours.
     pub(crate) fn ours() -> Self {
@@ -62,10 +68,7 @@ impl Place {
             .enable_all()
             .build()
             .unwrap();
-        let channel = runtime.block_on(async {
-            let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{client}")).unwrap();
-            endpoint.connect_lazy()
-        });
+        let channel = connected(&runtime, client);
         let mut place = Self { dir, peer, client, is_etcd, server: None, runtime, channel };
         place.start();
         place
@@ -82,6 +85,8 @@ impl Place {
             Server::start(&flags, self.client, &[])
         };
         self.server = Some(server.ready());
+        // The old one may not have noticed yet that nobody is at its other end.
+        self.channel = connected(&self.runtime, self.client);
     }
 
     /// Puts another, which knows nothing, in its place.
