@@ -163,7 +163,7 @@ fn locks_are_released_sessions_live_and_leases_end_while_nobody_comes_into_a_lin
         assert!(waits.as_mut().poll(&mut context).is_pending());
         let in_line = || near.client().range(KeyRange::prefix("door/")).wait().unwrap().kvs.len();
         while in_line() < 2 {}
-        let lease = near.client().grant(Duration::from_secs(1)).wait().unwrap().id;
+        let lease = near.client().grant(Duration::from_secs(3)).wait().unwrap().id;
         near.client().put("leased", "v").lease(lease).wait().unwrap();
 
         raise(far, Alarm { member: None, kind });

@@ -10,8 +10,8 @@ use std::thread;
 use bowline::env::{BootClock, Clock};
 use bowline::testing::Cluster;
 use bowline::{
-    Candidacy, LeaderEvent, Leadership, LockError, Loss, Moment, Released, SessionEnd, StopReason,
-    Token, Wait,
+    Alarm, AlarmChange, AlarmKind, Candidacy, LeaderEvent, Leadership, LockError, Loss, Moment,
+    Released, SessionEnd, StopReason, Token, Wait,
 };
 
 use crate::stage::{
@@ -365,6 +365,17 @@ fn what_is_refused_for_good_is_said_and_what_may_pass_is_tried_again() {
     assert_eq!(into_inner(refused).withdraw().wait(), Ok(Released::Now));
     let nameless = Arc::new(session(&cluster, 0).election("").stand("a"));
     assert_eq!(elected(&nameless).unwrap_err(), LockError::EmptyName);
+
+    // Under an alarm nobody comes into a line: who stands then leads when it has been ended.
+    let alarm = Alarm { member: None, kind: AlarmKind::NoSpace };
+    let mine = session(&cluster, 0);
+    let kv = cluster.node(0).client();
+    kv.change_alarms(AlarmChange::Raise(alarm)).wait().unwrap();
+    let candidacy = Arc::new(mine.election("later").stand("a"));
+    let refused = mine.election("later").campaign("b").wait().unwrap_err();
+    assert!(!candidacy.is_leader() && !refused.is_transient(), "{refused:?}");
+    kv.change_alarms(AlarmChange::End(alarm)).wait().unwrap();
+    elected(&candidacy).unwrap();
 
     // As many as may stand on one node: the next waits until there is room.
     let full = stage::with(1, |config| config.lock_waiters_max(2));

@@ -5,8 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use bowline::{
-    Contender, KeyRange, Leadership, LockError, LockState, Loss, Node, Op, OrderError, ReadGuard,
-    Released, Wait, WriteGuard,
+    Alarm, AlarmChange, AlarmKind, Contender, Error, KeyRange, Leadership, LockError, LockState,
+    Loss, Node, Op, OrderError, ReadGuard, Refusal, Released, Wait, WriteGuard,
 };
 
 mod stage;
@@ -431,4 +431,34 @@ fn a_reader_that_has_come_to_hold_is_not_made_to_hold_by_a_key_that_goes() {
     assert_eq!(second.lost().wait(), Loss::KeyDeleted);
     let writer = c.write().wait().unwrap();
     assert!(writer.is_held() && !second.is_held() && !first.is_held());
+}
+
+#[test]
+fn under_an_alarm_locks_are_given_back_and_broken_and_who_hands_one_over_hears_that_it_could_not_be()
+ {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let [near, far] = [1, 2].map(|member| {
+        let waiting = stand_in_line(&session(&cluster, member), cluster.node(member), "lock");
+        until_places(cluster.node(0), "lock", member as u64 + 1);
+        waiting
+    });
+    let full = Alarm { member: None, kind: AlarmKind::NoSpace };
+    cluster.node(0).client().change_alarms(AlarmChange::Raise(full)).wait().unwrap();
+
+    let heir = place(cluster.node(0), "lock", 2);
+    let refused = Error::Refused(Refusal::Alarm(AlarmKind::NoSpace));
+    assert_eq!(guard.hand_over(&heir).wait().unwrap_err(), OrderError::Store(refused));
+    let guard = near.finish().unwrap();
+    until_places(cluster.node(2), "lock", 2);
+
+    let (locks, holder) = (cluster.node(2).locks(), place(cluster.node(2), "lock", 0));
+    assert!(
+        matches!(locks.break_lock(&holder, "").wait(), Err(OrderError::Store(_))),
+        "an order is a put"
+    );
+    locks.break_lock_now(&holder, "its machine hangs").wait().unwrap();
+    far.finish().unwrap().release().wait().unwrap();
+    assert_eq!(guard.lost().wait(), Loss::KeyDeleted);
+    until_places(cluster.node(0), "lock", 0);
 }

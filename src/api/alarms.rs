@@ -11,8 +11,11 @@ impl Client {
     /// Raises an alarm for the whole cluster, or ends some: etcd's `NOSPACE` and `CORRUPT`, for operators. While one
     /// stands, what it [forbids](crate::AlarmKind) is refused on every node with
     /// [`Refusal::Alarm`](crate::Refusal::Alarm), also to this program, and has no effect; it stands until somebody ends
-    /// it, whatever is restarted or replaced meanwhile. Locks are released, sessions renewed and leases ended all the same;
-    /// nobody comes into a line.
+    /// it, whatever is restarted or replaced meanwhile. This program's locks are released and broken, its sessions renewed and
+    /// leases ended all the same; nobody comes into a line. Whoever would enter anew behind a hold of its own node's
+    /// (after [`commit_and_release`](crate::GuardTxn::commit_and_release), say) is refused too; a candidacy tries again until
+    /// it may; a lock that was to be handed over is released, and its holder told so. A write lock whose upgrade was given up in
+    /// the same moment stays one until its guard goes.
     ///
     /// Answers with the alarm that was raised, or stood already; or with those that have ended. Takes no revision of the
     /// store.

@@ -142,6 +142,14 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         matches!(self, Error::Busy | Error::Deadline { .. })
     }
+
+    /// Whether it was refused for what it puts: what only deletes would not have been.
+    pub(crate) fn needs_room(&self) -> bool {
+        matches!(
+            self,
+            Error::NoSpace | Error::QuotaExceeded { .. } | Error::Refused(Refusal::Alarm(_))
+        )
+    }
 }
 
 /// Why a node has stopped whose sessions have ended by that.

@@ -8,7 +8,7 @@
 
 use crate::model::{
     Access, Alarm, AlarmKind, Alarms, KeyRange, KeyValue, MemberRole, Members, NodeId, Outcome,
-    RangeEnd, RangeReply, Reply, TxnReply, TxnResult,
+    RangeEnd, RangeReply, Refusal, Reply, TxnReply, TxnResult,
 };
 
 /// Spreads a number over 64 bits (the finalizer of splitmix64).
@@ -134,7 +134,12 @@ impl Fingerprint {
 
     #[must_use]
     fn alarm(self, alarm: &Alarm) -> Self {
-        self.number(alarm.member.map_or(0, NodeId::get)).number(match alarm.kind {
+        self.number(alarm.member.map_or(0, NodeId::get)).alarm_kind(alarm.kind)
+    }
+
+    #[must_use]
+    fn alarm_kind(self, kind: AlarmKind) -> Self {
+        self.number(match kind {
             AlarmKind::NoSpace => 1,
             AlarmKind::Corrupt => 2,
         })
@@ -172,6 +177,9 @@ impl Fingerprint {
                     }
                 }
             }
+            // Their texts say what an operator is to do, and will be worded anew.
+            Err(Refusal::Alarm(kind)) => self.number(11).alarm_kind(*kind),
+            Err(Refusal::TooManyAlarms { max }) => self.number(12).number(*max as u64),
             // The text names the kind of refusal and its figures.
             Err(refusal) => self.number(8).bytes(refusal.to_string().as_bytes()),
         }
@@ -181,7 +189,7 @@ impl Fingerprint {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{PutReply, Refusal, Revision};
+    use crate::model::{PutReply, Revision};
 
     #[test]
     fn answers_that_differ_have_different_fingerprints() {
@@ -197,5 +205,38 @@ mod tests {
         let prints: std::collections::BTreeSet<u64> =
             outcomes.iter().map(|o| Fingerprint::default().outcome(o).finish()).collect();
         assert_eq!(prints.len(), outcomes.len());
+    }
+
+    /// Members of two versions compare their digests, and a state is opened by a later one: whoever words one of these
+    /// anew gives it a number first, as alarms have.
+    #[test]
+    fn refusals_say_what_they_have_always_said() {
+        let (asked, newest) = (Revision(7), Revision(5));
+        let lease = crate::model::LeaseId::new(0x2a).unwrap();
+        let key = || bytes::Bytes::from_static(b"k");
+        for (refusal, words) in [
+            (Refusal::EmptyKey, "key is not provided"),
+            (Refusal::KeyNotFound, "key not found"),
+            (
+                Refusal::Compacted { asked, compacted: newest },
+                "required revision 7 has been compacted; the oldest left is 5",
+            ),
+            (
+                Refusal::Future { asked, newest },
+                "required revision 7 is a future revision; the newest is 5",
+            ),
+            (Refusal::LeaseNotFound(lease), "requested lease not found: 2a"),
+            (Refusal::LeaseExists(lease), "lease already exists: 2a"),
+            (Refusal::DuplicateKey(key()), "duplicate key given in txn request: k"),
+            (
+                Refusal::TooManyOps { count: 9, max: 8 },
+                "too many operations in txn request: 9, at most 8",
+            ),
+            (Refusal::TooDeep { max: 8 }, "transactions nested deeper than 8"),
+            (Refusal::KeyTooLarge { bytes: 9, max: 8 }, "key of 9 bytes, at most 8"),
+            (Refusal::ValueTooLarge { bytes: 9, max: 8 }, "value of 9 bytes, at most 8"),
+        ] {
+            assert_eq!(refusal.to_string(), words);
+        }
     }
 }

@@ -192,7 +192,8 @@ impl Health {
     }
 
     /// Whether reads and writes through it can be expected to succeed; while its disk is full, only those
-    /// writes that do not grow the state.
+    /// writes that do not grow the state. What an alarm forbids that somebody has raised is not looked at
+    /// ([`Client::alarms`](crate::Client::alarms)).
     pub fn is_serving(&self) -> bool {
         self.verdict >= Verdict::DiskFull
     }

@@ -165,7 +165,7 @@ impl Candidacy {
     ///
     /// # Errors
     /// It can be elected no more, and goes on saying why: above all [`LockError::SessionEnded`]. What may
-    /// pass (no quorum, a full queue or disk) is tried again, after a short pause each time.
+    /// pass (no quorum, a full queue or disk, an alarm) is tried again, after a short pause each time.
     pub async fn elected(&self) -> Result<Arc<Leadership>, LockError> {
         let shared = self.election.session().shared();
         loop {
@@ -318,7 +318,7 @@ fn enter(election: &Election, value: &Bytes) -> State {
 
 /// What a wish leaves that did not come true.
 fn failed(election: &Election, why: LockError) -> State {
-    match why == LockError::Evicted || why.is_transient() {
+    match why.may_pass() {
         true => State::Pauses(after_pause(election.session().shared())),
         false => State::Over(why),
     }

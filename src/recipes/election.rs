@@ -89,7 +89,7 @@ impl Election {
     pub(super) async fn campaign_again(&self, value: &Bytes) -> Result<Leadership, LockError> {
         loop {
             match self.campaign(value.clone()).await {
-                Err(why) if why == LockError::Evicted || why.is_transient() => {
+                Err(why) if why.may_pass() => {
                     pause(self.session.shared()).await;
                 }
                 answer => return answer,

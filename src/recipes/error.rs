@@ -222,4 +222,11 @@ impl LockError {
             _ => false,
         }
     }
+
+    /// Whether who stands for as long as it lives tries again: also where somebody must do something first, who has
+    /// nothing to do with it.
+    pub(super) fn may_pass(&self) -> bool {
+        let needs_room = matches!(self, LockError::Refused(error) if error.needs_room());
+        needs_room || *self == LockError::Evicted || self.is_transient()
+    }
 }

@@ -307,14 +307,18 @@ impl Lines {
         if parting.heir.is_none() {
             return shared.insist(command, reply);
         }
-        // What puts something may be refused for want of room; what only deletes is not.
+        // What puts something may be refused, for want of room or an alarm; what only deletes is not.
         let (leaving, lines) = (parting.leaving(lease), Arc::clone(self));
+        let is_told = parting.is_told;
         let tried = ReplyTo::Call(Box::new(move |outcome: CallResult<Reply>| {
-            match (&outcome, lines.shared.upgrade()) {
+            match (outcome, lines.shared.upgrade()) {
                 (Err(error), Some(shared)) if !matches!(error, CallError::Stopped { .. }) => {
-                    shared.insist(Command::Txn(leaving), reply);
+                    let left = ReplyTo::Call(Box::new(move |left: CallResult<Reply>| {
+                        reply.send(if is_told { left.and(Err(error)) } else { left });
+                    }));
+                    shared.insist(Command::Txn(leaving), left);
                 }
-                _ => reply.send(outcome),
+                (outcome, _) => reply.send(outcome),
             }
         }));
         shared.insist(command, tried);

@@ -326,7 +326,8 @@ impl Book {
 
 /// What was lost: those of the keys that are left go.
 pub(super) fn no_more(keys: &Arc<[Bytes]>, since: Revision) -> Parting {
-    Parting { keys: Arc::clone(keys), since, bound: Vec::new(), is_spent: false, heir: None }
+    let (keys, bound) = (Arc::clone(keys), Vec::new());
+    Parting { keys, since, bound, is_spent: false, heir: None, is_told: false }
 }
 
 /// Nobody who waits for this place will have it.

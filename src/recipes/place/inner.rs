@@ -41,6 +41,8 @@ pub(crate) struct Inner {
     pub(super) releasing: Option<ReplyTo<Reply>>,
     /// The key of the place that the hold is to be handed to.
     pub(super) heir: Option<Bytes>,
+    /// Whoever waits for the release has named it.
+    pub(super) is_told: bool,
     /// What it was ordered before it was known here where it stands.
     pub(super) orders: Vec<Ordered>,
     pub(super) count: Arc<HeadCount>,
@@ -110,7 +112,7 @@ impl Inner {
             holder.lose(why, acts);
         }
         self.bound.clear();
-        self.heir = None;
+        (self.heir, self.is_told) = (None, false);
     }
 
     /// As [`Inner::lose`], by the doing of others: what was bound to the hold goes too, and whoever waits
@@ -144,7 +146,8 @@ impl Inner {
     /// What is to be done about its keys, which are its no more.
     pub(super) fn part(&mut self, since: Revision) -> Parting {
         let (bound, heir) = (std::mem::take(&mut self.bound), self.heir.take());
-        Parting { keys: Arc::clone(&self.keys), since, bound, is_spent: self.is_spent, heir }
+        let (keys, is_told) = (Arc::clone(&self.keys), std::mem::take(&mut self.is_told));
+        Parting { keys, since, bound, is_spent: self.is_spent, heir, is_told }
     }
 
     /// Who waits to hear that the old key has gone.

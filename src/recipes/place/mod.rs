@@ -119,6 +119,8 @@ pub(crate) struct Parting {
     pub(crate) is_spent: bool,
     /// Whose the hold becomes, if that one still waits; otherwise the keys are deleted.
     pub(crate) heir: Option<Bytes>,
+    /// Whoever waits for the reply has named the heir, and is told if it cannot be.
+    pub(crate) is_told: bool,
 }
 
 /// What is to be said to the cluster, or to a task, when no lock is held.
@@ -170,6 +172,7 @@ impl Place {
             bound: Vec::new(),
             releasing: None,
             heir: None,
+            is_told: false,
             orders: Vec::new(),
             count,
         };
@@ -246,7 +249,7 @@ impl Place {
             return false;
         }
         inner.holder = None;
-        inner.heir = Some(heir);
+        (inner.heir, inner.is_told) = (Some(heir), true);
         if !mutant::is(Mutant::B08) {
             turn.lose(Loss::HandedOver, acts);
         }

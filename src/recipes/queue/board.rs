@@ -264,7 +264,9 @@ impl Board {
                     }
                     (None, error) => QueueError::Store(error.into()),
                 };
-                state.stands = false;
+                // Refused, it has changed nothing: a row in the line is there still.
+                let (row, _) = self.session.shared().reader.get(&self.idle_key());
+                state.stands = row.is_some() && self.session.end().is_none();
                 return state.fail_all(&error, work);
             }
         };
