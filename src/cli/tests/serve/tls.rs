@@ -220,6 +220,32 @@ async fn no_certificate_but_a_right_one_lets_a_client_in_and_each_is_told_why() 
     }
 }
 
+/// As etcd's GHSA-3wh4 has it: a list of revocations that one listener reads and another does not.
+#[test]
+fn all_listeners_ask_for_the_same_certificates() {
+    let (mut office, mut foreign, dir) = (Office::new(), Office::new(), tempdir().unwrap());
+    let cards = wrong_cards(&mut office, &mut foreign);
+    let crl = format!("--client-crl-file={}", text(&office.crl()));
+    let host = "--client-cert-allowed-hostname=127.0.0.1";
+    let [json, health] = free_ports().map(|port: u16| format!("127.0.0.1:{port}"));
+    let http_urls = format!("--listen-client-http-urls=https://{json}");
+    let metrics_urls = format!("--listen-metrics-urls=https://{health}");
+    let server = mutual(&mut office, &dir, &[&crl, host, &http_urls, &metrics_urls]);
+    let right = office.client("ann");
+    for address in [&server.address, &json, &health] {
+        let code = if *address == server.address { "HTTP/1.1 404" } else { "HTTP/1.1 200" };
+        for version in BOTH {
+            let answer = office.http(address, Some(&right), &[version], &get("/health")).unwrap();
+            assert!(answer.starts_with(code), "{answer}");
+            for (why, card) in &cards {
+                let got = office.http(address, card.as_ref(), &[version], &get("/health"));
+                let refused = got.expect_err(why);
+                assert!(refused.contains("received fatal alert: "), "{address}, {why}: {refused}");
+            }
+        }
+    }
+}
+
 #[test]
 fn files_that_are_no_good_are_refused_before_anything_is_touched() {
     let (mut office, dir) = (Office::new(), tempdir().unwrap());
