@@ -10,6 +10,7 @@ use crate::calls::{Call, Reply};
 use crate::dice::Dice;
 use crate::fleet::{Being, Fleet};
 use crate::ledger::{Book, End, Entry, Ledger};
+use crate::over::Over;
 use crate::wire::{Answer, Order};
 
 /// How much longer than it may take an answer is waited for.
@@ -17,6 +18,12 @@ const GRACE: Duration = Duration::from_secs(1);
 
 /// Between two attempts of what is asked again until it is done.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
+
+/// A client of a server clings to one of so many things that it holds.
+const CLINGS_IN: u64 = 64;
+
+/// For how long at most: longer than a session lives without renewals.
+pub const CLINGS_FOR: Duration = Duration::from_secs(4);
 
 /// Why there is no reply.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -181,6 +188,18 @@ impl<'a> Caller<'a> {
     /// Asks the next member from now on.
     pub fn move_on(&mut self) {
         self.member = (self.member + 1) % self.fleet.members();
+    }
+
+    /// Whether a client shall cling to what it holds, until it may believe in it no more: sometimes, and always where its server
+    /// stands still, or is cut off from another. A client inside a process that stands still does so itself.
+    pub fn clings(&mut self) -> bool {
+        let (fleet, own) = (self.fleet, self.member);
+        let is_cut = |other| {
+            let cut = |from, to| fleet.links().rule(from, to).cut.is_some();
+            cut(own, other) || cut(other, own)
+        };
+        let is_alone = || fleet.being(own) == Being::Paused || (0..fleet.places()).any(is_cut);
+        fleet.setup().over == Over::Server && (is_alone() || self.dice.below(CLINGS_IN) == 0)
     }
 
     /// Whether there is a process to ask.

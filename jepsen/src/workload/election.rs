@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bowline::check::intervals::{self, HoldCall, HoldKind, HoldReply, Holds};
 use bowline::check::models::Leading;
@@ -18,7 +18,7 @@ use bowline::check::{
 
 use super::lock::token_number;
 use super::{Client, Exhibit, Kind, Workload, budget};
-use crate::caller::{Caller, Miss, Timed};
+use crate::caller::{CLINGS_FOR, Caller, Miss, Timed};
 use crate::calls::{Call, Reply};
 use crate::ledger::Book;
 
@@ -100,7 +100,13 @@ impl Elections {
             }
         };
         let since = caller.now();
-        for _ in 0..caller.dice.below(3) {
+        let (looks, begun, mut clings) = (caller.dice.below(3), Instant::now(), None);
+        for look in 0.. {
+            // Asked when it would end: its server may stand still since a moment ago.
+            let goes_on = look < looks || *clings.get_or_insert_with(|| caller.clings());
+            if !goes_on || begun.elapsed() > CLINGS_FOR {
+                break;
+            }
             thread::sleep(Duration::from_millis(caller.dice.below(LEADS_MS)));
             let look = Call::Look { slot: slot.clone() };
             let Timed { result, invoked, .. } = caller.timed("look", |caller| caller.call(&look));

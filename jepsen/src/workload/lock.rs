@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bowline::check::intervals::{self, HoldCall, HoldKind, HoldReply, Holds};
 use bowline::check::{
@@ -16,7 +16,7 @@ use bowline::check::{
 };
 
 use super::{Client, Exhibit, Kind, Workload, budget};
-use crate::caller::{Caller, Miss, Timed, outcome};
+use crate::caller::{CLINGS_FOR, Caller, Miss, Timed, outcome};
 use crate::calls::{self, Call, Reply};
 use crate::ledger::Book;
 
@@ -269,6 +269,12 @@ impl Client for &Locks {
                 break;
             }
         }
+        let clings = !holds.is_empty() && caller.clings();
+        let begun = Instant::now();
+        while clings
+            && begun.elapsed() < CLINGS_FOR
+            && holds.iter_mut().map(|hold| hold.look(caller)).min() == Some(true)
+        {}
         while let Some(hold) = holds.pop() {
             hold.release(caller);
         }
