@@ -65,7 +65,8 @@ fn main() {
         .always("SOLD-ONCE", sold_once)
         .finally(the_desk_is_free)
         .at_least("sold", 500);
-    let reports = scenario.run_all(1..=20);
+    // A mistake takes a seed in which somebody stands still just then: the first one ends it.
+    let reports = scenario.run_all(1..=if is_careful { 20 } else { 300 });
     let sum = |what| reports.iter().filter_map(|report| report.counts.get(what)).sum::<u64>();
     let crashes: u64 = reports.iter().map(|report| report.crashes).sum();
     println!(
