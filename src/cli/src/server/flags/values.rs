@@ -259,7 +259,7 @@ mod tests {
             (&["name"], "is not a flag"),
             (&["--name"], "--name needs a value"),
             (&["--discovery", "x"], "name the members with --initial-cluster"),
-            (&["--peer-cert-allowed-cn=x"], "known by the URI bowline://CLUSTER/MEMBER"),
+            (&["--peer-cert-allowed-cn=x"], "has the URI bowline://CLUSTER/MEMBER"),
             (&["--unsafe-no-fsync"], "durable, always"),
             (&["--experimental-enable-distributed-tracing"], "--log-level debug"),
         ];
