@@ -256,6 +256,10 @@ impl Board {
         let reply = match outcome {
             Ok(reply) => reply,
             Err(error) => {
+                let is_refused = matches!(
+                    error,
+                    CallError::Refused(_) | CallError::QuotaExceeded { .. } | CallError::NoSpace
+                );
                 let error = match (self.session.end(), error) {
                     (Some(end), _) => QueueError::ended(end, self.session.shared()),
                     // All that was asked for is bound to it; the news of its end is on its way.
@@ -265,8 +269,8 @@ impl Board {
                     (None, error) => QueueError::Store(error.into()),
                 };
                 // Refused, it has changed nothing: a row in the line is there still.
-                let (row, _) = self.session.shared().reader.get(&self.idle_key());
-                state.stands = row.is_some() && self.session.end().is_none();
+                let is_there = || self.session.shared().reader.get(&self.idle_key()).0.is_some();
+                state.stands = is_refused && self.session.end().is_none() && is_there();
                 return state.fail_all(&error, work);
             }
         };
