@@ -256,10 +256,6 @@ impl Board {
         let reply = match outcome {
             Ok(reply) => reply,
             Err(error) => {
-                let is_refused = matches!(
-                    error,
-                    CallError::Refused(_) | CallError::QuotaExceeded { .. } | CallError::NoSpace
-                );
                 let error = match (self.session.end(), error) {
                     (Some(end), _) => QueueError::ended(end, self.session.shared()),
                     // All that was asked for is bound to it; the news of its end is on its way.
@@ -268,9 +264,7 @@ impl Board {
                     }
                     (None, error) => QueueError::Store(error.into()),
                 };
-                // Refused, it has changed nothing: a row in the line is there still.
-                let is_there = || self.session.shared().reader.get(&self.idle_key()).0.is_some();
-                state.stands = is_refused && self.session.end().is_none() && is_there();
+                state.stands = false;
                 return state.fail_all(&error, work);
             }
         };
