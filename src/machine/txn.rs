@@ -56,38 +56,23 @@ impl Path {
         branch(txn, self.succeeded)
     }
 
-    /// Refuses what cannot be executed. Of several reasons the first put's is said, then the first range's, as in
-    /// etcd.
+    /// Refuses what cannot be executed. Of several reasons that of the first operation is said, as in etcd 3.6.
     pub(super) fn check(
         &self,
         txn: &Txn,
         before: &Snapshot<'_>,
         published: Published,
     ) -> Result<(), Unfit> {
-        self.each(txn, &mut |op| match op {
-            Op::Put(put) => check_inner_put(put, before),
-            _ => Ok(()),
-        })?;
-        self.each(txn, &mut |op| match op {
-            Op::Range(range) => Ok(resolve(range.revision, published).map(drop)?),
-            _ => Ok(()),
-        })
-    }
-
-    /// All operations that will be executed, in their order, until one is refused.
-    fn each(
-        &self,
-        txn: &Txn,
-        check: &mut impl FnMut(&Op) -> Result<(), Unfit>,
-    ) -> Result<(), Unfit> {
         let mut nested = self.nested.iter();
         for op in self.branch(txn) {
             match op {
+                Op::Put(put) => check_inner_put(put, before)?,
+                Op::Range(range) => drop(resolve(range.revision, published)?),
+                Op::Delete(_) => {}
                 Op::Txn(txn) => {
                     let path = nested.next().expect("a path for each nested transaction");
-                    path.each(txn, check)?;
+                    path.check(txn, before, published)?;
                 }
-                op => check(op)?,
             }
         }
         Ok(())

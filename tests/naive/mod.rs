@@ -267,20 +267,17 @@ impl Naive {
         Ok(())
     }
 
-    /// All puts, each by what it keeps first, and then all ranges: the order in which etcd looks.
+    /// All steps in their order, each put by what it keeps first: the order in which etcd looks.
     fn check_path(
         &self,
         path: &Path<'_>,
         now: (Revision, Option<Revision>),
     ) -> Result<(), Refusal> {
-        let steps = path.flat();
-        for step in &steps {
-            if let Step::Put(put) = step {
+        path.flat().iter().try_for_each(|step| match step {
+            Step::Put(put) => {
                 self.check_kept(put)?;
-                self.check_lease(put)?;
+                self.check_lease(put)
             }
-        }
-        steps.iter().try_for_each(|step| match step {
             Step::Range(range) => check_revision(range, now),
             _ => Ok(()),
         })

@@ -273,7 +273,7 @@ fn a_transaction_that_cannot_finish_does_nothing() {
     let future = Refusal::Future { asked: Revision(4), newest: Revision(3) };
     let duplicate = Refusal::DuplicateKey("a".into());
     for (op, refusal) in [
-        (range(2), compacted),
+        (range(2), compacted.clone()),
         (range(4), future),
         (lease, Refusal::LeaseNotFound(unknown)),
         (keep, Refusal::KeyNotFound),
@@ -290,11 +290,15 @@ fn a_transaction_that_cannot_finish_does_nothing() {
         }
         assert_eq!(before, (world.reader.get(b"a"), world.machine.store.fingerprint()));
     }
-    // Of several reasons etcd says the first put's, and of a put whether what it keeps is there; alone, its lease.
+    // Of several reasons etcd 3.6 says the first operation's, and of a put whether what it keeps is there; alone, its
+    // lease.
     let wants = |key: &'static str| Put { lease: PutLease::Attach(unknown), ..Put::new(key, "") };
     let both = Put { value: PutValue::Keep, ..wants("b") };
+    let nested = |op| Op::Txn(Txn { success: vec![op], ..Txn::default() });
     for (success, refusal) in [
-        (vec![range(2), Op::Put(wants("b"))], Refusal::LeaseNotFound(unknown)),
+        (vec![Op::Put(wants("b")), range(2)], Refusal::LeaseNotFound(unknown)),
+        (vec![range(2), Op::Put(wants("b"))], compacted.clone()),
+        (vec![nested(range(2)), Op::Put(wants("b"))], compacted.clone()),
         (vec![Op::Put(both.clone())], Refusal::KeyNotFound),
         (vec![Op::Put(wants("c")), Op::Put(both.clone())], Refusal::LeaseNotFound(unknown)),
     ] {
