@@ -13,6 +13,8 @@ mod json;
 mod routes;
 mod stream;
 
+use std::time::Duration;
+
 use bytes::{Bytes, BytesMut};
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
@@ -31,6 +33,10 @@ use stream::{Lines, Requests};
 /// What headers begin with that are for the service.
 const METADATA_PREFIX: &str = "grpc-metadata-";
 
+/// How much of a refused request's body is read, and how long it is waited for.
+const FORGOTTEN_BYTES_MAX: usize = 64 << 10;
+const FORGETTING_TIME_MAX: Duration = Duration::from_secs(1);
+
 /// Whether a path is the gateway's.
 pub(super) fn is_for(path: &str) -> bool {
     routes::below(path).is_some()
@@ -38,16 +44,19 @@ pub(super) fn is_for(path: &str) -> bool {
 
 /// Answers a request whose path is the gateway's.
 pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -> Response<Body> {
-    let Some(method) = routes::method(request.uri().path()) else {
+    let (head, body) = request.into_parts();
+    let Some(method) = routes::method(head.uri.path()) else {
+        forget(body).await;
         return refusal_as(StatusCode::NOT_FOUND, &Status::not_found("Not Found"));
     };
-    if request.method() != Method::POST {
+    if head.method != Method::POST {
+        forget(body).await;
         return refusal(&Status::unimplemented("Method Not Allowed"));
     }
-    let (head, body) = request.into_parts();
     let metadata = metadata(&head.headers);
     let path = format!("/{}/{}", method.parent_service().full_name(), method.name());
     if let Err(status) = dispatch.may_be_read(&metadata, &path) {
+        forget(body).await;
         return refusal(&status);
     }
     let body = if method.is_client_streaming() {
@@ -80,6 +89,14 @@ pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -
         Ok(json) => answer_with(StatusCode::OK, Body::new(Full::new(json.into()))),
         Err(status) => refusal(&status),
     }
+}
+
+/// Reads the body of a request that is refused whatever it says, if it is a small one, and keeps none of it: who is
+/// answered while it still sends can take that for a failure of the connection, as curl does.
+async fn forget(body: Incoming) {
+    let mut body = Limited::new(body, FORGOTTEN_BYTES_MAX);
+    let all = async { while let Some(Ok(_)) = body.frame().await {} };
+    drop(tokio::time::timeout(FORGETTING_TIME_MAX, all).await);
 }
 
 /// The one message of a body, framed, of as many bytes as it may have there. No body is an empty message, and what comes after the first is not looked at.

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tempfile::tempdir;
@@ -446,6 +447,41 @@ fn what_is_too_large_is_refused_and_what_is_just_small_enough_is_not() {
     let deep = format!("{}{}", r#"{"success":[{"request_txn":"#.repeat(200), "}]}".repeat(200));
     let (code, body) = server.http("POST", "/v3/kv/txn", &deep);
     assert!(code == 400 && body.contains("recursion limit"), "{code} {body}");
+}
+
+/// Who is answered while it still sends can take that for a broken connection, as curl does.
+#[test]
+fn a_small_request_that_is_refused_has_been_read_when_it_is_answered() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &["--bcrypt-cost=4"]);
+    for (method, body) in [
+        ("user/add", r#"{"name":"root","password":"p"}"#),
+        ("role/add", r#"{"name":"root"}"#),
+        ("user/grant", r#"{"user":"root","role":"root"}"#),
+        ("enable", "{}"),
+    ] {
+        assert_eq!(server.http("POST", &format!("/v3/auth/{method}"), body).0, 200, "{method}");
+    }
+    let key = r#"{"key":"YQ=="}"#;
+    for (line, refused) in
+        [("POST /v3/kv/range", 400), ("POST /v3/kv/rang", 404), ("PUT /v3/kv/range", 501)]
+    {
+        let ask = |body: &str| {
+            let mut stream = TcpStream::connect(&server.address).unwrap();
+            let length = key.len();
+            write!(
+                stream,
+                "{line} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+            )
+            .unwrap();
+            HttpBody::of(stream).0
+        };
+        assert_eq!(ask(key), refused, "{line}");
+        // One that does not come is waited for, but not for long.
+        let begun = Instant::now();
+        assert_eq!(ask(""), refused, "{line}");
+        assert!(begun.elapsed() > Duration::from_millis(900), "{line}: {:?}", begun.elapsed());
+    }
 }
 
 /// What stands behind `Grpc-Metadata-`, that is; a token stands in `Authorization`.
