@@ -139,10 +139,12 @@ impl Maintenance for MaintenanceService {
     ) -> Result<Response<pb::HashKvResponse>, Status> {
         let asked = revision(request.into_inner().revision);
         let (hash, at) = hash_at(self.0.client(), asked).await?;
+        let compacted = self.0.node().metrics().snapshot().compacted_revision;
         Ok(Response::new(pb::HashKvResponse {
             header: self.0.header_now(),
             hash,
-            compact_revision: self.0.node().metrics().snapshot().compacted_revision as i64,
+            // As in etcd, -1 before the first compaction.
+            compact_revision: if compacted == 0 { -1 } else { compacted as i64 },
             hash_revision: at.get() as i64,
         }))
     }

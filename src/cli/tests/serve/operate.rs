@@ -42,8 +42,9 @@ async fn an_empty_server_has_a_size_and_a_hash() {
     assert!(0 < status.db_size_in_use && status.db_size_in_use <= status.db_size, "{status:?}");
     let hash = maintenance.hash(pb::HashRequest {}).await.unwrap().into_inner().hash;
     let asked = pb::HashKvRequest::default();
-    let of_keys = maintenance.hash_kv(asked).await.unwrap().into_inner().hash;
-    assert!(hash != 0 && of_keys != 0, "{hash} {of_keys}");
+    let of_keys = maintenance.hash_kv(asked).await.unwrap().into_inner();
+    assert!(hash != 0 && of_keys.hash != 0, "{hash} {of_keys:?}");
+    assert_eq!(of_keys.compact_revision, -1, "nothing was compacted");
 }
 
 #[tokio::test]
