@@ -77,6 +77,13 @@ impl Office {
         self.path("ca.pem")
     }
 
+    /// The same with its key, as whoever made it could show it.
+    pub(crate) fn own(&self) -> Card {
+        let key = self.path("ca.key.pem");
+        fs::write(&key, self.issuer.key().serialize_pem()).unwrap();
+        Card { cert: self.ca(), key, number: 0 }
+    }
+
     /// Its revocation list.
     pub(crate) fn crl(&self) -> PathBuf {
         self.path("crl.pem")

@@ -182,6 +182,8 @@ fn wrong_cards(office: &mut Office, foreign: &mut Office) -> Vec<(&'static str, 
     office.revoke(&[&revoked]);
     cards.push(("its certificate was revoked", Some(revoked)));
     let card = foreign.client("ann");
+    let own = "its certificate may sign others (CA:TRUE), and is nobody's: sign one with it";
+    cards.push((own, Some(office.own())));
     cards.push(("its certificate is not signed by an authority of --trusted-ca-file", Some(card)));
     cards
 }

@@ -105,6 +105,11 @@ pub(in crate::server) fn words_of(error: &Error) -> String {
             CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
                 "is not for clients"
             }
+            CertificateError::Other(OtherError(why))
+                if why.downcast_ref() == Some(&webpki::Error::CaUsedAsEndEntity) =>
+            {
+                "may sign others (CA:TRUE), and is nobody's: sign one with it"
+            }
             CertificateError::Other(OtherError(why)) => return format!("its certificate {why}"),
             other => return format!("its certificate is not good: {other}"),
         },
