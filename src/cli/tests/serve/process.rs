@@ -174,7 +174,7 @@ impl HttpBody {
     }
 }
 
-/// etcd's own server, as Debian packages it.
+/// etcd's own server: `BOWLINE_ETCD` names the program, which otherwise is the one that Debian packages.
 pub(crate) struct Etcd {
     child: Child,
     /// Where clients reach it, `host:port`.
@@ -192,9 +192,13 @@ impl Etcd {
     pub(crate) fn with(more: &[&str]) -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
         let [peer, client] = free_ports();
-        let mut command = Command::new("etcd");
+        let chosen = std::env::var_os("BOWLINE_ETCD");
+        let mut command = Command::new(chosen.as_deref().unwrap_or("etcd".as_ref()));
         command.args(flags(0, &[peer], client, dir.path())).args(more).stdout(Stdio::null());
-        let Ok(child) = command.stderr(Stdio::null()).spawn() else {
+        let started = command.stderr(Stdio::null()).spawn();
+        // Who names one wants that one.
+        assert!(started.is_ok() || chosen.is_none(), "BOWLINE_ETCD={chosen:?}: {started:?}");
+        let Ok(child) = started else {
             // Past the test harness, which would keep it to itself.
             let words = "SKIPPED: etcd is not installed (Debian: etcd-server)";
             drop(writeln!(std::io::stderr(), "{words}"));

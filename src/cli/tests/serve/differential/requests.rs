@@ -1,4 +1,4 @@
-//! Random requests, from a seed. What etcd 3.4 and Bowline are documented to answer differently is not asked:
+//! Random requests, from a seed. What etcd and Bowline are documented to answer differently is not asked:
 //! `docs/etcd-compatibility.md` names it.
 
 use crate::generated::etcdserverpb as pb;

@@ -15,7 +15,7 @@ use pb::watch_client::WatchClient;
 use pb::watch_request::RequestUnion;
 
 /// How long to wait for an answer that must come. etcd looks every tenth of a second for who wants to know the past.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The id under which a stream answers for all its watches, or for one that did not begin.
 const NO_WATCH: i64 = -1;
