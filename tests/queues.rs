@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
-    Client, Compare, Delivery, Effect, Error, ItemState, KeyRange, Loss, Op, Queue, QueueError,
-    QueueTaker, Refusal, Revision, Wait,
+    Alarm, AlarmChange, AlarmKind, Client, Compare, Delivery, Effect, Error, ItemState, KeyRange,
+    Loss, Op, Queue, QueueError, QueueTaker, Refusal, Revision, Wait,
 };
 
 /// Short times, so that what takes a few of them takes little; sessions that outlive a busy machine.
@@ -750,4 +750,26 @@ fn a_taker_goes_on_after_all_that_it_knew_was_compacted() {
         assert_eq!(take(&taker), n.to_string());
     }
     assert!(kv.revision() > Revision(1200));
+}
+
+#[test]
+fn whose_claim_an_alarm_forbids_leaves_the_line_and_gets_what_there_is_when_it_has_been_ended() {
+    let cluster = quick(2);
+    let kv = cluster.node(0).client();
+    kv.queue("jobs").put("one").wait().unwrap();
+    let delivery = taker(&cluster, 0, "jobs").take().wait().unwrap();
+    let waiting = taker(&cluster, 1, "jobs");
+    let full = Alarm { member: None, kind: AlarmKind::NoSpace };
+    thread::scope(|scope| {
+        let refused = scope.spawn(|| waiting.take().wait().unwrap_err());
+        until_count(&kv, "jobs/idle/", 1);
+        kv.change_alarms(AlarmChange::Raise(full)).wait().unwrap();
+        // What gives an item back only deletes.
+        delivery.nack().wait().unwrap();
+        let refusal = Error::Refused(Refusal::Alarm(AlarmKind::NoSpace));
+        assert_eq!(refused.join().unwrap(), QueueError::Store(refusal));
+    });
+    until_count(&kv, "jobs/idle/", 0);
+    kv.change_alarms(AlarmChange::End(full)).wait().unwrap();
+    assert_eq!(take(&waiting), "one");
 }

@@ -73,6 +73,9 @@ struct Proposed {
     claims: Vec<Bytes>,
     /// How many operations stand before them.
     before: usize,
+    /// Whether this board may stand in the line if it comes to nothing. Not of what does no more than
+    /// leave the line: who may not even do that does not try it for ever.
+    may_stand: bool,
 }
 
 struct State {
@@ -256,15 +259,17 @@ impl Board {
         let reply = match outcome {
             Ok(reply) => reply,
             Err(error) => {
+                // Nobody waits any more: if its row is there, that is what the next proposal is for.
+                state.stands = proposed.may_stand;
                 let error = match (self.session.end(), error) {
                     (Some(end), _) => QueueError::ended(end, self.session.shared()),
                     // All that was asked for is bound to it; the news of its end is on its way.
                     (None, CallError::Refused(Refusal::LeaseNotFound(_))) => {
+                        state.stands = false;
                         QueueError::SessionEnded(SessionEnd::LeaseEnded)
                     }
                     (None, error) => QueueError::Store(error.into()),
                 };
-                state.stands = false;
                 return state.fail_all(&error, work);
             }
         };
@@ -355,9 +360,11 @@ impl Board {
         if txn.success.is_empty() {
             return;
         }
-        state.stands = waits && (state.stands || claims.is_empty());
+        let stood = state.stands;
+        state.stands = waits && (stood || claims.is_empty());
         state.flying = true;
-        work.proposal = Some((txn, Proposed { claims, before }));
+        let may_stand = !state.takers.is_empty() && (stood || state.stands);
+        work.proposal = Some((txn, Proposed { claims, before, may_stand }));
     }
 
     fn idle_key(&self) -> Bytes {
