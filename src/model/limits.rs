@@ -50,6 +50,14 @@ impl Limits {
     /// What an operation counts for beside its keys and values, in bytes.
     const OP_BYTES: usize = 16;
 
+    /// Whether a transaction puts no key twice in one branch, whatever its size.
+    ///
+    /// # Errors
+    /// The [`Refusal`] that names the key.
+    pub(crate) fn check_written(txn: &Txn) -> Result<(), Refusal> {
+        written::check(txn)
+    }
+
     /// Whether `command` is within the limits, and well formed as far as that can be said without
     /// the state: keys not empty, no key put twice in one branch.
     ///

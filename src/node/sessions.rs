@@ -12,7 +12,7 @@
 //!                                                                    own is revoked
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -265,6 +265,7 @@ impl Sessions {
     pub(crate) fn renewed(&mut self, round: u64, renewed: &[LeaseId], now: Moment) -> Vec<Resumed> {
         let Some((sent, asked)) = self.asked.remove(&round) else { return Vec::new() };
         let sent = if mutant::is(Mutant::B21) { now } else { sent };
+        let asked: BTreeSet<LeaseId> = asked.into_iter().collect();
         let mut resumed = Vec::new();
         for lease in renewed.iter().filter(|lease| asked.contains(lease)) {
             if let Some(kept) = self.sessions.get_mut(lease) {

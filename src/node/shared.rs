@@ -14,8 +14,8 @@ use crate::env::Env;
 use crate::machine::{Change, Reader};
 use crate::metrics::{Meters, RequestKind};
 use crate::model::{
-    Command, LeaseId, MemberWish, Moment, NodeId, Range, RangeReply, Refusal, Reply, Revision,
-    SessionInfo, SnapshotId, Txn, TxnReply,
+    Command, LeaseId, Limits, MemberWish, Moment, NodeId, Op, Range, RangeReply, Refusal, Reply,
+    Revision, SessionInfo, SnapshotId, Txn, TxnReply,
 };
 use crate::mutant::{self, Mutant};
 use crate::watch::Hub;
@@ -76,6 +76,30 @@ impl<F: FnOnce(Option<&CallResult<Reply>>)> Drop for Hook<F> {
             hook(None);
         }
     }
+}
+
+/// The largest command that is proposed, in bytes: the largest request that a configuration allows, as it is encoded,
+/// and what a recipe may add to one.
+pub(super) const COMMAND_BYTES_MAX: usize = 7 << 19;
+
+/// Adds to a transaction what is to be done behind it, in the same entry. The limits of callers are not for that.
+fn follow_up(command: &mut Command, leaving: Vec<Op>) -> Result<(), Refusal> {
+    let Command::Txn(txn) = &mut *command else { return Ok(()) };
+    if leaving.is_empty() {
+        return Ok(());
+    }
+    txn.success.extend(leaving);
+    Limits::check_written(txn)?;
+    fits(command)
+}
+
+/// Whether a command fits into an entry, whoever has made it.
+fn fits(command: &Command) -> Result<(), Refusal> {
+    let (bytes, max) = (encoded_len_hint(command), COMMAND_BYTES_MAX);
+    if bytes > max {
+        return Err(Refusal::RequestTooLarge { bytes, max });
+    }
+    Ok(())
 }
 
 /// See the module.
@@ -188,7 +212,9 @@ impl Shared {
     /// Proposes a command and waits for its outcome on this replica.
     pub(crate) async fn write(&self, command: Command, deadline: Moment) -> CallResult<Reply> {
         let (sender, receiver) = oneshot::channel();
-        let span = self.begin_write(command, Some(deadline), ReplyTo::Waiting(sender))?;
+        let reply = ReplyTo::Waiting(sender);
+        let span = self.begin_write(command, Vec::new(), Some(deadline), reply);
+        let span = span.map_err(|(error, _)| error)?;
         match self.answer(receiver, true).instrument(span).await? {
             Reply::AppliedBefore { revision } => Err(CallError::AnswerLost { revision }),
             reply => Ok(reply),
@@ -196,10 +222,12 @@ impl Shared {
     }
 
     /// As [`Shared::write`], and tells `hook`, whether anybody waits for the answer or not, the outcome,
-    /// or `None` if there will never be one: not after this, and once.
+    /// or `None` if there will never be one: not after this, and once. What `leaving` says is carried out
+    /// behind the transaction, in the same entry.
     pub(crate) async fn write_hooked(
         &self,
-        command: Command,
+        txn: Txn,
+        leaving: Vec<Op>,
         deadline: Moment,
         hook: impl FnOnce(Option<&CallResult<Reply>>) + Send + 'static,
     ) -> CallResult<Reply> {
@@ -209,8 +237,13 @@ impl Shared {
             hook.ring(&outcome);
             drop(sender.send(outcome));
         }));
-        // If it is not let in the hook is dropped, and says less than it could, which does no harm.
-        let span = self.begin_write(command, Some(deadline), reply)?;
+        let span = match self.begin_write(Command::Txn(txn), leaving, Some(deadline), reply) {
+            Ok(span) => span,
+            Err((error, reply)) => {
+                reply.send(Err(error.clone()));
+                return Err(error);
+            }
+        };
         match self.answer(receiver, true).instrument(span).await? {
             Reply::AppliedBefore { revision } => Err(CallError::AnswerLost { revision }),
             reply => Ok(reply),
@@ -225,19 +258,28 @@ impl Shared {
     }
 
     /// Checks a command, asks for admission, and puts it before the driver.
+    ///
+    /// # Errors
+    /// It is not let in: why, and whoever is to be told.
     fn begin_write(
         &self,
-        command: Command,
+        mut command: Command,
+        leaving: Vec<Op>,
         deadline: Option<Moment>,
         reply: ReplyTo<Reply>,
-    ) -> CallResult<Span> {
+    ) -> Result<Span, (CallError, ReplyTo<Reply>)> {
         let story = Story::begin(&command, self.now());
-        let admitted = self.let_in(&command);
-        let bytes = admitted.inspect_err(|error| {
-            let end = ending(&Err::<(), _>(error.clone()));
-            self.meters.ended(story.kind, end, Duration::ZERO);
-            tracing::debug!(parent: &story.span, %error, "not let in");
-        })?;
+        let checked = self.settings.limits.check(&command);
+        let checked = checked.and_then(|()| follow_up(&mut command, leaving));
+        let bytes = match checked.map_err(CallError::from).and_then(|()| self.find_room(&command)) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                let end = ending(&Err::<(), _>(error.clone()));
+                self.meters.ended(story.kind, end, Duration::ZERO);
+                tracing::debug!(parent: &story.span, %error, "not let in");
+                return Err((error, reply));
+            }
+        };
         tracing::trace!(parent: &story.span, bytes, "let in");
         let span = story.span.clone();
         let command = match mutant::is(Mutant::M36) {
@@ -260,6 +302,11 @@ impl Shared {
     /// What admission counts for a command that may come in.
     fn let_in(&self, command: &Command) -> CallResult<usize> {
         self.settings.limits.check(command)?;
+        self.find_room(command)
+    }
+
+    /// As [`Shared::let_in`], for one that is within the limits.
+    fn find_room(&self, command: &Command) -> CallResult<usize> {
         if let Some(more) = growth(command) {
             self.may_grow(more)?;
         }
@@ -300,6 +347,10 @@ impl Shared {
     /// Proposes a command that must be carried out however long that takes, and calls back. For the
     /// recipes: it is not counted by admission and not given up.
     pub(crate) fn insist(&self, command: Command, reply: ReplyTo<Reply>) {
+        if let Err(refusal) = fits(&command) {
+            tracing::error!(%refusal, "made by a recipe, and more than a log entry holds");
+            return reply.send(Err(refusal.into()));
+        }
         let story = Story::begin(&command, self.now());
         self.push(Input::Write(Write { command, deadline: None, bytes: 0, reply, story }));
     }
@@ -313,7 +364,7 @@ impl Shared {
         command: Command,
         reply: ReplyTo<Reply>,
     ) -> CallResult<()> {
-        self.begin_write(command, None, reply).map(drop)
+        self.begin_write(command, Vec::new(), None, reply).map(drop).map_err(|(error, _)| error)
     }
 
     /// Waits until this replica holds everything that was committed anywhere before the call.

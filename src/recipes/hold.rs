@@ -12,8 +12,7 @@ use tokio::sync::oneshot;
 
 use crate::api::{Client, Effect, Error, Session};
 use crate::model::{
-    Command, Compare, Moment, Op, Put, PutLease, PutValue, Refusal, Reply, Revision, Txn, TxnReply,
-    TxnResult,
+    Compare, Moment, Op, Put, PutLease, PutValue, Reply, Revision, Txn, TxnReply, TxnResult,
 };
 use crate::mutant::{self, Mutant};
 use crate::node::{CallError, CallResult, ReplyTo, Shared, Standing};
@@ -23,7 +22,7 @@ use super::line::{Lines, parent, still_mine};
 use super::operate::OrderError;
 use super::order::Request;
 use super::owner::Owner;
-use super::place::{BOUND_MAX, Bound, Grant, Place, Turn};
+use super::place::{Bound, Grant, Load, Place, Turn};
 use super::queue::Delivery;
 use super::rule::Rule;
 use super::stance::Stance;
@@ -213,6 +212,7 @@ impl Hold {
             txn: Txn::default(),
             bound: Vec::new(),
             items: Items::default(),
+            leaving: Vec::new(),
             deadline: None,
         }
     }
@@ -466,6 +466,8 @@ pub struct GuardTxn {
     txn: Txn,
     bound: Vec<Bound>,
     items: Items,
+    /// What releases the lock in the same entry, if that is to be.
+    leaving: Vec<Op>,
     deadline: Option<Duration>,
 }
 
@@ -473,8 +475,6 @@ pub struct GuardTxn {
 #[derive(Default)]
 struct Items {
     deliveries: Vec<Delivery>,
-    /// What is carried out where one of them is somebody else's.
-    otherwise: Vec<Op>,
 }
 
 impl Items {
@@ -486,7 +486,7 @@ impl Items {
         // Last, so that the results of the caller's own operations stand where he knows them.
         txn.success.extend(self.deliveries.iter().flat_map(Delivery::done));
         let compares = self.deliveries.iter().map(Delivery::still_ours).collect();
-        Txn { compares, success: vec![Op::Txn(txn)], failure: self.otherwise.clone() }
+        Txn { compares, success: vec![Op::Txn(txn)], failure: Vec::new() }
     }
 
     /// The reply of the transaction itself; `None` if one of them was somebody else's.
@@ -536,7 +536,9 @@ impl GuardTxn {
     /// Puts a key that lives exactly as long as the hold: it goes in the same entry that frees the lock,
     /// whatever the reason; but where somebody else deletes the lock's own key, only with the session.
     /// A lock that is held with such keys is not passed on inside the node, but given back. At most 1,000
-    /// keys go with one hold.
+    /// keys go with one hold; what deletes them, which names each key twice and its value too until it is
+    /// known to be there, must fit into 1.4 MiB. The error is [`TooManyOps`](crate::Refusal::TooManyOps) or
+    /// [`RequestTooLarge`](crate::Refusal::RequestTooLarge), and nothing was changed.
     pub fn then_while_held(mut self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> Self {
         let (key, value) = (key.into(), value.into());
         self.txn.success.push(Op::Put(Put {
@@ -592,7 +594,7 @@ impl GuardTxn {
     /// # Errors
     /// [`GuardError::NotHeld`] if the lock is lost: nothing was changed.
     pub async fn commit(self) -> Result<TxnReply, GuardError> {
-        let Self { client, lines, place, turn, grant, txn, bound, items, deadline: timeout } = self;
+        let Self { client, lines, place, turn, grant, txn, bound, items, leaving, deadline } = self;
         let is_any = !items.deliveries.is_empty();
         let txn = items.around(txn);
         let mut still_held = grant.still_held(&place);
@@ -600,32 +602,29 @@ impl GuardTxn {
             still_held.clear();
         }
         let txn = Txn { compares: still_held, success: vec![Op::Txn(txn)], failure: Vec::new() };
-        if !txn.writes() {
+        if leaving.is_empty() && !txn.writes() {
             let call = txn.success.into_iter().fold(client.txn(), crate::api::TxnCall::then);
             let mut call = txn.compares.into_iter().fold(call, crate::api::TxnCall::when);
-            if let Some(timeout) = timeout {
+            if let Some(timeout) = deadline {
                 call = call.deadline(timeout);
             }
             let reply = judged(call.commit().await?, is_any);
             // A task that had passed the lock on inside the node is not told that it still held.
             return if place.is_held_by(&turn) { reply } else { Err(GuardError::NotHeld) };
         }
-        let count = place.bound_count() + bound.len();
-        if count > BOUND_MAX {
-            let too_many = Refusal::TooManyOps { count, max: BOUND_MAX };
-            return Err(Error::Refused(too_many).into());
-        }
-        if !place.begin_txn(&turn) {
+        // As much as it may be if the outcome is unknown.
+        let binds = Load::of(&unsure(bound.clone()));
+        if !place.begin_txn(&turn, binds).map_err(Error::Refused)? {
             return Err(GuardError::NotHeld);
         }
         let hook = move |outcome: Option<&CallResult<Reply>>| {
             let (is_known, is_done, bound) = what_is_done(outcome, is_any, bound);
-            lines.end_txn(&place, is_known, bound);
+            lines.end_txn(&place, binds, is_known, bound);
             items.settle(is_done);
         };
         let shared = &client.shared;
-        let deadline = shared.deadline(timeout);
-        match shared.write_hooked(Command::Txn(txn), deadline, hook).await.map_err(Error::from)? {
+        let deadline = shared.deadline(deadline);
+        match shared.write_hooked(txn, leaving, deadline, hook).await.map_err(Error::from)? {
             Reply::Txn(reply) => judged(reply, is_any),
             other => unreachable!("a transaction is answered by {other:?}"),
         }
@@ -648,11 +647,8 @@ impl GuardTxn {
             return Err(GuardError::NotHeld);
         }
         // Whatever the transaction's own conditions say, the keys go.
-        let mut leaving: Vec<Op> = self.grant.keys.iter().cloned().map(Op::delete).collect();
-        leaving.extend(self.place.unbinding());
-        self.txn.success.extend(leaving.iter().cloned());
-        self.txn.failure.extend(leaving.iter().cloned());
-        self.items.otherwise = leaving;
+        self.leaving = self.grant.keys.iter().cloned().map(Op::delete).collect();
+        self.leaving.extend(self.place.unbinding());
         // It is not passed on: its key goes.
         if !self.place.spend(&self.turn) {
             return Err(GuardError::NotHeld);
@@ -682,13 +678,13 @@ fn what_is_done(
 ) -> (bool, bool, Vec<Bound>) {
     match outcome {
         Some(Ok(Reply::Txn(reply))) => {
-            let is_done = match reply.results.last() {
+            let is_done = match reply.results.first() {
                 Some(TxnResult::Txn(inner)) if reply.succeeded => {
                     Items::inside(is_any, inner).is_some_and(|own| own.succeeded)
                 }
                 _ => false,
             };
-            (true, is_done, if is_done { bound } else { Vec::new() })
+            (true, is_done, if is_done { sure(bound) } else { Vec::new() })
         }
         None
         | Some(Err(
@@ -701,12 +697,18 @@ fn what_is_done(
     }
 }
 
+/// That is there, whatever it says.
+fn sure(bound: Vec<Bound>) -> Vec<Bound> {
+    bound.into_iter().map(|bound| Bound::of_key(bound.key)).collect()
+}
+
 fn unsure(bound: Vec<Bound>) -> Vec<Bound> {
     bound.into_iter().map(|bound| Bound { is_sure: false, ..bound }).collect()
 }
 
-fn judged(mut reply: TxnReply, is_any: bool) -> Result<TxnReply, GuardError> {
-    match reply.results.pop() {
+fn judged(reply: TxnReply, is_any: bool) -> Result<TxnReply, GuardError> {
+    // What releases the lock stands behind it.
+    match reply.results.into_iter().next() {
         Some(TxnResult::Txn(inner)) if reply.succeeded => {
             Items::inside(is_any, &inner).cloned().ok_or(GuardError::NotOurs)
         }

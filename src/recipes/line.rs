@@ -30,7 +30,7 @@ use super::book::{Book, end_place, no_more};
 use super::error::{LockError, Loss};
 use super::head_count::Part;
 use super::order::Request;
-use super::place::{Act, Acts, Bound, Parting, Place, Turn, unbinding};
+use super::place::{Act, Acts, Bound, Load, Parting, Place, Turn, unbinding};
 use super::rule::{Queue, Rule};
 use super::stance::Stance;
 use super::token::Token;
@@ -207,9 +207,15 @@ impl Lines {
     }
 
     /// The outcome of a transaction under a hold is known, or never will be.
-    pub(crate) fn end_txn(self: &Arc<Self>, place: &Arc<Place>, is_known: bool, bound: Vec<Bound>) {
+    pub(crate) fn end_txn(
+        self: &Arc<Self>,
+        place: &Arc<Place>,
+        binds: Load,
+        is_known: bool,
+        bound: Vec<Bound>,
+    ) {
         let mut acts = Acts::default();
-        place.end_txn(is_known, bound, &mut acts);
+        place.end_txn(binds, is_known, bound, &mut acts);
         self.perform(acts);
     }
 

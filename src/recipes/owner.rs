@@ -11,6 +11,7 @@
 //! node, when its own entering has been applied. A semaphore's permits do not point at anybody.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytes::Bytes;
@@ -229,6 +230,8 @@ impl Owner {
             until: since,
             target: &self.inner.id,
             seen: BTreeSet::new(),
+            passed: BTreeSet::new(),
+            lines: BTreeMap::new(),
         };
         place.prefixes.iter().zip(keys.iter()).find_map(|(prefix, key)| {
             let lock = name_of(prefix);
@@ -261,6 +264,16 @@ struct Search<'a> {
     until: Revision,
     target: &'a str,
     seen: BTreeSet<String>,
+    /// The places of the target that only wait and from which nothing leads to it, or is being looked for.
+    passed: BTreeSet<(Bytes, Rank)>,
+    /// The lines that were read.
+    lines: BTreeMap<Bytes, Rc<Line>>,
+}
+
+/// A line as it was: what decides who may hold, and everybody in it, in order.
+struct Line {
+    queue: Queue,
+    places: Vec<(Rank, Stance, LeaseId)>,
 }
 
 impl Search<'_> {
@@ -276,7 +289,7 @@ impl Search<'_> {
                 }
                 // Another of its tasks that only waits will have its turn and go: unless whoever it waits
                 // for waits for the target.
-                if depth == 0 {
+                if depth == 0 || !self.passed.insert((prefix.clone(), rank.clone())) {
                     continue;
                 }
                 if let Some(mut steps) = self.from(prefix, &rank, depth + 1) {
@@ -300,7 +313,16 @@ impl Search<'_> {
     }
 
     /// The line as it was, without what entered later.
-    fn line(&self, prefix: &Bytes) -> (Queue, Vec<(Rank, Stance, LeaseId)>) {
+    fn line(&mut self, prefix: &Bytes) -> Rc<Line> {
+        if let Some(line) = self.lines.get(prefix) {
+            return Rc::clone(line);
+        }
+        let line = Rc::new(self.read_line(prefix));
+        self.lines.insert(prefix.clone(), Rc::clone(&line));
+        line
+    }
+
+    fn read_line(&self, prefix: &Bytes) -> Line {
         let mut range = Range::new(KeyRange::prefix(prefix.clone()));
         range.revision = Some(self.at);
         // If that is compacted already, nobody can say: then it is waited, as without an owner.
@@ -319,12 +341,13 @@ impl Search<'_> {
             places.push((rank, stance, lease));
         }
         places.sort_by(|(a, ..), (b, ..)| a.cmp(b));
-        (queue, places)
+        Line { queue, places }
     }
 
     /// Those whose leaving a place waits for, and whether they hold.
-    fn blockers(&self, prefix: &Bytes, rank: &Rank) -> Vec<Blocker> {
-        let (queue, places) = self.line(prefix);
+    fn blockers(&mut self, prefix: &Bytes, rank: &Rank) -> Vec<Blocker> {
+        let line = self.line(prefix);
+        let Line { queue, places } = &*line;
         let Some(rule) = queue.rule(rank).cloned() else { return Vec::new() };
         if queue.may_hold(rank) {
             return Vec::new();
@@ -340,17 +363,17 @@ impl Search<'_> {
             }
         };
         places
-            .into_iter()
+            .iter()
             .filter(|(other, stance, _)| other < rank && blocks(other, stance))
             .map(|(rank, stance, lease)| {
-                let holds = queue.may_hold(&rank);
-                Blocker { rank, stance, lease, holds }
+                let holds = queue.may_hold(rank);
+                Blocker { rank: rank.clone(), stance: stance.clone(), lease: *lease, holds }
             })
             .collect()
     }
 
     /// The places at which an owner waits.
-    fn waits_of(&self, owner: &str, lease: LeaseId) -> Vec<(Bytes, Rank)> {
+    fn waits_of(&mut self, owner: &str, lease: LeaseId) -> Vec<(Bytes, Rank)> {
         let Some(info) = self.shared.reader.lease(lease) else { return Vec::new() };
         let mut waits = Vec::new();
         for key in info.keys {
@@ -361,7 +384,7 @@ impl Search<'_> {
             let Some(row) = row.filter(|row| row.create_revision <= self.until) else { continue };
             let is_owners = Stance::parse(&row.key, &row.value).is_some_and(|s| s.owner == owner);
             let rank = (row.create_revision, row.key);
-            if is_owners && !self.line(&prefix).0.may_hold(&rank) {
+            if is_owners && !self.line(&prefix).queue.may_hold(&rank) {
                 waits.push((prefix, rank));
             }
         }

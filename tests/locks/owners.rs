@@ -1,10 +1,11 @@
 //! Owners: holding again, and waiting for oneself, through locks of all kinds and across nodes.
 
 use std::future::IntoFuture;
+use std::time::Duration;
 
 use bowline::{DowngradeError, LockError, Node, Owner, Released, Session, Wait, WaitsFor};
 
-use super::stage::{Begun, lasting, places, session, until, until_places};
+use super::stage::{Begun, lasting, places, session, timed_out, until, until_places};
 
 /// Begins a call that waits, and returns when it stands in the line of this name.
 fn begin<T, C>(node: &Node, name: &str, call: C) -> Begun<T>
@@ -257,4 +258,21 @@ fn no_circle_is_seen_in_semaphores_nor_where_all_take_the_same_order() {
             });
         }
     });
+}
+
+#[test]
+fn an_owner_with_many_tasks_in_a_line_is_searched_for_circles_in_no_time() {
+    let cluster = lasting(1);
+    let (node, mine) = (cluster.node(0), session(&cluster, 0));
+    let (ann, bob) = (mine.owner("ann"), mine.owner("bob"));
+    let lock = || mine.mutex("lock").lock();
+    let held = lock().wait().unwrap();
+    let begin_for = |owner: &Owner| begin(node, "lock", lock().owner(owner));
+    let mut waiting: Vec<_> = (0..40).map(|_| begin_for(&ann)).collect();
+    waiting.push(begin_for(&bob));
+    // Whoever searched every way from task to task had a million million of them.
+    let last = lock().owner(&ann).deadline(Duration::from_millis(200)).wait();
+    assert!(last.as_ref().is_err_and(timed_out), "{last:?}");
+    drop((waiting, held));
+    until_places(node, "lock", 0);
 }

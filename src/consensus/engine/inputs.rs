@@ -167,9 +167,14 @@ impl Consensus {
         }
     }
 
-    /// A message to `peer` could not be sent.
+    /// There is no connection with `peer`.
     pub(crate) fn unreachable(&mut self, peer: NodeId) {
         self.heard.remove(&peer);
+        self.not_sent(peer);
+    }
+
+    /// A message to `peer` could not be sent, which may be because it gets so many.
+    pub(crate) fn not_sent(&mut self, peer: NodeId) {
         self.with_raft(|raw| raw.report_unreachable(peer.get()));
     }
 

@@ -74,7 +74,7 @@ use crate::node::roster::Roster;
 use crate::node::session::{Claim, ResumeRefusal};
 use crate::node::sessions::{Resumed, SessionOpening, SessionResuming, Sessions};
 use crate::node::settings::{Contact, Settings};
-use crate::node::shared::Shared;
+use crate::node::shared::{COMMAND_BYTES_MAX, Shared};
 use crate::node::snapshot_worker::{Job, News, SnapshotQueue};
 use crate::node::snapshots::Snapshots;
 use crate::node::space::SpaceTable;
@@ -90,6 +90,7 @@ const ENTRY_BYTES: usize = 256 << 10;
 /// packed before it, it fits into an entry.
 const PROPOSAL_BYTES_MAX: usize = 4 << 20;
 
+const _: () = assert!(COMMAND_BYTES_MAX + ENTRY_BYTES < PROPOSAL_BYTES_MAX);
 const _: () = assert!(PROPOSAL_BYTES_MAX + ENTRY_BYTES + (1 << 10) < consensus::ENTRY_BYTES_MAX);
 
 /// The most leases that one entry ends.
@@ -491,10 +492,12 @@ impl Driver {
 
     fn send_raft(&mut self, messages: Vec<Outbound>) {
         for Outbound { to, lane, message } in messages {
-            if self.post(to, lane, message) != SendOutcome::Queued
-                && let Stage::Running(consensus) = &mut self.stage
-            {
-                consensus.unreachable(to);
+            let outcome = self.post(to, lane, message);
+            let Stage::Running(consensus) = &mut self.stage else { continue };
+            match outcome {
+                SendOutcome::Queued => {}
+                SendOutcome::Full => consensus.not_sent(to),
+                SendOutcome::Unreachable => consensus.unreachable(to),
             }
         }
     }

@@ -223,7 +223,9 @@ impl Driver {
             }
             Taken::Later => {}
             Taken::Needless => {
-                self.offer = None;
+                // Another may have been made meanwhile, and is being fetched.
+                let id = *id;
+                self.offer.take_if(|offer| offer.id == id);
                 if let Some((_, machine)) = self.loaded.take() {
                     self.snapshot_queue.push(Job::Forget(machine));
                 }

@@ -370,7 +370,7 @@ fn queue_of(rows: Vec<KeyValue>) -> Queue {
 mod tests {
     use super::*;
     use crate::node::SessionEnd;
-    use crate::recipes::place::{Act, Bound};
+    use crate::recipes::place::{Act, Bound, Load};
 
     const SINCE: Revision = Revision(2);
 
@@ -440,11 +440,13 @@ mod tests {
     fn what_a_late_write_has_bound_to_the_hold_of_a_lost_session_is_left_to_its_lease() {
         let (_, place, [turn]) = held();
         let mut acts = Acts::default();
-        assert!(place.begin_txn(&turn));
+        let bound = vec![Bound::of_key(Bytes::from_static(b"bound"))];
+        let binds = Load::of(&bound);
+        assert_eq!(place.begin_txn(&turn, binds), Ok(true));
         place.session.end(Moment::since_boot(std::time::Duration::from_secs(9)));
         let end = SessionEnd::NotRenewed;
         end_place(&place, Loss::SessionEnded(end), &LockError::SessionEnded(end), &mut acts);
-        place.end_txn(true, vec![Bound::of_key(Bytes::from_static(b"bound"))], &mut acts);
+        place.end_txn(binds, true, bound, &mut acts);
         let tidies = |act: &Act| matches!(act, Act::Tidy { .. } | Act::Part { .. });
         assert!(
             !acts.0.iter().any(tidies),

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use super::super::error::{LockError, Loss};
 use super::super::head_count::HeadCount;
 use super::super::token::Token;
-use super::{Act, Acts, Bound, Grant, Ordered, Parting, Phase, Stage, Turn};
+use super::{Act, Acts, Bound, Grant, Load, Ordered, Parting, Phase, Stage, Turn};
 use crate::model::{LeaseId, Moment, Reply, Revision};
 use crate::node::ReplyTo;
 
@@ -33,6 +33,8 @@ pub(crate) struct Inner {
     pub(super) passes: u32,
     /// Transactions under the present hold whose outcome is not known.
     pub(super) open_txns: u32,
+    /// What they are to bind to it.
+    pub(super) binding: Load,
     /// It must not be passed on: something that the last holder did may still come true.
     pub(super) is_spent: bool,
     /// Keys that go with the present hold.

@@ -26,7 +26,7 @@ use std::task::Waker;
 
 use bytes::Bytes;
 
-use crate::model::{Compare, LeaseId, Op, Reply, Revision, Txn};
+use crate::model::{Compare, LeaseId, Op, Refusal, Reply, Revision, Txn};
 use crate::mutant::{self, Mutant};
 use crate::node::{ReplyTo, SessionEnd, SessionState};
 
@@ -46,8 +46,8 @@ use super::stance::Stance;
 /// How often a lock passes from task to task inside a node while others in the cluster wait for it.
 pub(crate) const PASSES_MAX: u32 = 16;
 
-/// How many keys may go with one hold: they all go in one entry.
-pub(crate) const BOUND_MAX: usize = 1_000;
+/// How much may go with one hold: it all goes in one entry, and a hold that is handed over says it twice.
+const BOUND_MAX: Load = Load { keys: 1_000, bytes: (3 << 19) - (64 << 10) };
 
 /// Where a place stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,6 +100,47 @@ impl Bound {
     /// A key that is there, whatever it says.
     pub(crate) fn of_key(key: Bytes) -> Self {
         Self { key, value: Bytes::new(), is_sure: true }
+    }
+}
+
+/// What goes with a hold, counted.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Load {
+    keys: usize,
+    /// How large what deletes them is.
+    bytes: usize,
+}
+
+impl Load {
+    /// What deletes a key is no larger than this, beside the key, which it names twice, and the value.
+    const KEY_BYTES: usize = 48;
+
+    pub(crate) fn of<'a>(bound: impl IntoIterator<Item = &'a Bound>) -> Self {
+        bound.into_iter().fold(Self::default(), |load, Bound { key, value, is_sure }| {
+            // Three times the key, if the value is compared too.
+            let value = if *is_sure { 0 } else { key.len() + value.len() };
+            let more = Self { keys: 1, bytes: Self::KEY_BYTES + 2 * key.len() + value };
+            load.and(more)
+        })
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self { keys: self.keys + other.keys, bytes: self.bytes + other.bytes }
+    }
+
+    fn without(self, other: Self) -> Self {
+        Self { keys: self.keys - other.keys, bytes: self.bytes - other.bytes }
+    }
+
+    fn check(self) -> Result<(), Refusal> {
+        let Load { keys: count, bytes } = self;
+        if count > BOUND_MAX.keys {
+            return Err(Refusal::TooManyOps { count, max: BOUND_MAX.keys });
+        }
+        if bytes > BOUND_MAX.bytes {
+            return Err(Refusal::RequestTooLarge { bytes, max: BOUND_MAX.bytes });
+        }
+        Ok(())
     }
 }
 
@@ -168,6 +209,7 @@ impl Place {
             left: Revision(0),
             passes: 0,
             open_txns: 0,
+            binding: Load::default(),
             is_spent: false,
             bound: Vec::new(),
             releasing: None,
@@ -364,26 +406,42 @@ impl Place {
         self.lock().is_held_by(turn)
     }
 
-    /// How many keys go with the present hold.
-    pub(crate) fn bound_count(&self) -> usize {
-        self.lock().bound.len()
-    }
-
-    /// A transaction under this turn's hold begins; false if the hold is over.
-    pub(crate) fn begin_txn(&self, turn: &Arc<Turn>) -> bool {
+    /// A transaction under this turn's hold begins, which binds so much to it; false if the hold is over.
+    ///
+    /// # Errors
+    /// That would be more than may go with one hold.
+    pub(crate) fn begin_txn(&self, turn: &Arc<Turn>, binds: Load) -> Result<bool, Refusal> {
         let mut inner = self.lock();
         let is_holder = inner.is_held_by(turn);
-        inner.open_txns += u32::from(is_holder);
-        is_holder
+        if is_holder {
+            let binding = inner.binding.and(binds);
+            if binds.keys > 0 {
+                binding.and(Load::of(&inner.bound)).check()?;
+            }
+            inner.binding = binding;
+            inner.open_txns += 1;
+        }
+        Ok(is_holder)
     }
 
-    /// Its outcome is known, or will never be. `bound` is what it has bound to the hold.
-    pub(crate) fn end_txn(self: &Arc<Self>, is_known: bool, bound: Vec<Bound>, acts: &mut Acts) {
+    /// Its outcome is known, or will never be. `bound` is what it has bound to the hold, of what it was to bind.
+    pub(crate) fn end_txn(
+        self: &Arc<Self>,
+        binds: Load,
+        is_known: bool,
+        mut bound: Vec<Bound>,
+        acts: &mut Acts,
+    ) {
         let mut inner = self.lock();
         inner.open_txns -= 1;
+        inner.binding = inner.binding.without(binds);
         inner.is_spent |= !is_known;
         let is_held = matches!(inner.phase, Phase::Held { .. });
         if is_held {
+            // A key that was surely this hold's stays so, whatever came of the later transaction.
+            for one in &mut bound {
+                one.is_sure |= inner.bound.iter().any(|b| b.is_sure && b.key == one.key);
+            }
             let keys: Vec<&Bytes> = bound.iter().map(|bound| &bound.key).collect();
             inner.bound.retain(|before| !keys.contains(&&before.key));
             inner.bound.extend(bound);
@@ -546,6 +604,6 @@ mod tests {
         assert!(place.lock().give(since, since, &mut acts));
         place.obey_kept(&mut acts);
         assert_eq!(turn.request(), Some(request));
-        assert_eq!(place.bound_count(), 1, "the order goes with the hold that it is about");
+        assert_eq!(place.lock().bound.len(), 1, "the order goes with the hold that it is about");
     }
 }
