@@ -51,6 +51,9 @@ pub(crate) enum Renewal {
 }
 
 impl Lessor {
+    /// How long may pass between two looks at the clock. Each sees no more than [`STEP_MAX`] of it.
+    pub(crate) const LOOK_EVERY: Duration = STEP_MAX.checked_div(2).expect("not by zero");
+
     /// Starts to count: every lease has its full TTL before it.
     pub(crate) fn new(drift: Drift, now: Moment, leases: Vec<(LeaseId, Duration)>) -> Self {
         let mut lessor = Self {

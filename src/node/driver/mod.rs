@@ -363,11 +363,20 @@ impl Driver {
             Ok(()) if self.aborted => self.stop(StopReason::Killed),
             Ok(()) if self.is_done(now) => self.stop(StopReason::Shutdown),
             Ok(()) if self.is_over(now) => self.stop(StopReason::Removed),
-            Ok(()) => Next::At(self.next_tick),
+            Ok(()) => Next::At(self.next_turn(now)),
             Err(why) => {
                 tracing::error!(node = self.my_name(), %why, "the node stops");
                 self.stop(StopReason::failed(why))
             }
+        }
+    }
+
+    /// When there is something to do, if nothing comes before: a tick; where leases are counted, a look at the
+    /// clock, however rare ticks are.
+    fn next_turn(&self, now: Moment) -> Moment {
+        match self.leading.as_ref().and_then(|leading| leading.lessor.as_ref()) {
+            Some(_) => self.next_tick.min(now + Lessor::LOOK_EVERY),
+            None => self.next_tick,
         }
     }
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::model::{LeaseId, PutLease, Refusal, SessionInfo};
 use crate::node::session::Told;
-use crate::node::{Claim, Parting, ResumeRefusal, SessionEnd, SessionState, Standing};
+use crate::node::{Claim, Next, Parting, ResumeRefusal, SessionEnd, SessionState, Standing};
 
 const KEY: &str = "bound";
 
@@ -269,4 +269,23 @@ fn a_call_to_resume_that_is_dropped_leaves_the_lease_as_it_was() {
     assert!(three.is_bound(0), "it was not revoked");
     three.pass(5000);
     assert!(!three.is_bound(0), "and is not kept");
+}
+
+#[test]
+fn a_leader_looks_at_the_clock_often_enough_to_count_leases_whatever_its_heartbeat_is() {
+    let mut three = Three::new(|_, settings| {
+        settings.heartbeat = Duration::from_secs(1);
+        settings.election_timeout = Duration::from_secs(3);
+    });
+    let leader = three.leader();
+    three.pass(3_000);
+    let now = three.clock.now();
+    let next = three.nodes.iter_mut().map(|node| match node.driver.turn() {
+        Next::At(next) => next.since(now),
+        Next::Stopped => panic!("it has stopped"),
+    });
+    let next: Vec<Duration> = next.collect();
+    for (node, next) in next.into_iter().enumerate() {
+        assert!(next <= Duration::from_millis(if node == leader { 50 } else { 250 }), "{next:?}");
+    }
 }
