@@ -1,152 +1,200 @@
 //! The ordered index: from each key to its versions.
 //!
-//! A tree of two levels: pages of up to [`PAGE_KEYS`] neighbours, and an ordered map from the lowest
-//! key that a page may hold, its fence, to the page. A key is not stored beside its versions: each
-//! of them carries it. So a key costs the sixteen bytes of its [`Rows`] and its share of a page.
+//! A tree of three levels, all of them pages: leaves of up to [`PAGE_KEYS`] neighbours, branches of up to as
+//! many leaves, and one root. A leaf has a fence, a key below which nothing of it lies. A key is not stored
+//! beside its versions: each of them carries it. So a key costs the sixteen bytes of its [`Rows`], the eight
+//! of its hint, and its share of a leaf.
 //!
 //! ```text
-//!   fences    ""            "k0128"         "k0256"
-//!             |              |               |
-//!   pages    [k0001 ...]    [k0128 ...]     [k0256 ...]      each sorted, none empty
+//!   root     [ branch                                     branch ... ]
+//!                |
+//!   branch   [ "k0001"        "k0128"         "k0256" ... ]              fences, in order
+//!                |              |               |
+//!   leaves   [k0001 ...]    [k0128 ...]     [k0256 ...]                  each sorted, none empty
 //! ```
 //!
 //! Knows nothing of locks, revisions that may be read, or compaction's order.
 
-use std::collections::BTreeMap;
 use std::ops::Bound;
 
+use super::page::{Keyed, Page};
 use super::row::{Row, RowRef, Rows};
 use crate::model::Revision;
 
-/// The most keys of a page. Inserting moves half of a page at worst: two cache-resident kilobytes.
+/// The most keys of a leaf, and the most leaves of a branch. Inserting moves half of a page at worst.
 const PAGE_KEYS: usize = 128;
 
-/// By how many keys a page grows: there are many pages, so doubling each would cost.
-const PAGE_STEP_KEYS: usize = 16;
-
-/// A page with fewer keys looks for a neighbour to join.
+/// A page with fewer looks for a neighbour to join.
 const PAGE_KEYS_FEW: usize = PAGE_KEYS / 8;
 
 /// From key to versions, in key order.
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    pages: BTreeMap<Box<[u8]>, Vec<Rows>>,
+    root: Page<Branch>,
+}
+
+#[derive(Debug)]
+struct Branch {
+    leaves: Page<Leaf>,
+}
+
+#[derive(Debug)]
+struct Leaf {
+    fence: Box<[u8]>,
+    rows: Page<Rows>,
+}
+
+/// A leaf's place in the tree.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    branch: usize,
+    leaf: usize,
+}
+
+impl Keyed for Branch {
+    fn key(&self) -> &[u8] {
+        &self.leaves.items()[0].fence
+    }
+}
+
+impl Keyed for Leaf {
+    fn key(&self) -> &[u8] {
+        &self.fence
+    }
+}
+
+impl Keyed for Rows {
+    fn key(&self) -> &[u8] {
+        self.newest().key()
+    }
 }
 
 impl Index {
     pub(super) fn get(&self, key: &[u8]) -> Option<&Rows> {
-        let page = self.pages.range::<[u8], _>(until(key)).next_back()?.1;
-        let at = find(page, key).ok()?;
-        Some(&page[at])
+        let page = &self.leaf(self.place(key)?).rows;
+        let at = page.find(key).ok()?;
+        Some(&page.items()[at])
     }
 
     pub(super) fn get_mut(&mut self, key: &[u8]) -> Option<&mut Rows> {
-        let page = self.pages.range_mut::<[u8], _>(until(key)).next_back()?.1;
-        let at = find(page, key).ok()?;
-        Some(&mut page[at])
+        let place = self.place(key)?;
+        let page = &mut self.leaf_mut(place).rows;
+        let at = page.find(key).ok()?;
+        Some(page.item(at))
     }
 
     /// Adds the newest version of its key.
     pub(super) fn push(&mut self, row: Row) {
         let key = row.view().key();
-        let Some((_, page)) = self.pages.range_mut::<[u8], _>(until(key)).next_back() else {
-            self.pages.insert(Box::default(), vec![Rows::one(row)]);
+        let Some(place) = self.place(key) else {
+            let leaf = Leaf::of(Page::one(Rows::one(row)));
+            self.root.insert(0, Branch { leaves: Page::one(leaf) });
             return;
         };
-        let at = match find(page, key) {
-            Ok(at) => {
-                page[at].push(row);
-                return;
-            }
-            Err(at) => at,
-        };
-        if page.len() < PAGE_KEYS {
-            if page.len() == page.capacity() {
-                page.reserve_exact(PAGE_STEP_KEYS);
-            }
-            page.insert(at, Rows::one(row));
+        let page = &mut self.leaf_mut(place).rows;
+        match page.find(key) {
+            Ok(at) => page.item(at).push(row),
+            Err(at) => self.insert(place, at, row),
+        }
+    }
+
+    /// Adds a key to a leaf.
+    fn insert(&mut self, Place { branch, leaf }: Place, at: usize, row: Row) {
+        let leaves = &mut self.root.item(branch).leaves;
+        if row.view().key() < leaves.items()[leaf].key() {
+            // The first leaf of all: any other has the keys from its fence on.
+            leaves.item(leaf).fence = row.view().key().into();
+            leaves.keys_have_changed();
+            self.root.keys_have_changed();
+        }
+        let leaves = &mut self.root.item(branch).leaves;
+        let Some(upper) = leaves.item(leaf).rows.insert_within(PAGE_KEYS, at, Rows::one(row))
+        else {
             return;
-        }
-        // Keys often come in ascending order: then leave the full page full.
-        let middle = if at == page.len() { at } else { PAGE_KEYS / 2 };
-        let mut upper = page.split_off(middle);
-        page.shrink_to_fit();
-        if at < middle {
-            page.insert(at, Rows::one(row));
-        } else {
-            upper.insert(at - middle, Rows::one(row));
-        }
-        let fence = upper[0].newest().key().into();
-        self.pages.insert(fence, upper);
+        };
+        let Some(upper) = leaves.insert_within(PAGE_KEYS, leaf + 1, Leaf::of(upper)) else {
+            return;
+        };
+        self.root.insert(branch + 1, Branch { leaves: upper });
     }
 
     /// Moves the versions of `key` that no read at or after `revision` can see to `forgotten`.
     pub(super) fn prune(&mut self, key: &[u8], revision: Revision, forgotten: &mut Vec<Row>) {
-        let Some((fence, page)) = self.pages.range_mut::<[u8], _>(until(key)).next_back() else {
-            return;
-        };
-        let Ok(at) = find(page, key) else { return };
-        if !page[at].prune(revision, forgotten) {
+        let Some(place) = self.place(key) else { return };
+        let page = &mut self.leaf_mut(place).rows;
+        let Ok(at) = page.find(key) else { return };
+        if !page.item(at).prune(revision, forgotten) {
             return;
         }
         page.remove(at);
         if page.len() < PAGE_KEYS_FEW {
-            let fence = fence.clone();
-            self.join(&fence);
+            self.join(place);
         }
     }
 
-    /// Joins a page that has become small with its upper neighbour, if both fit in half a page.
-    fn join(&mut self, fence: &[u8]) {
-        let few = self.pages[fence].len();
-        let above = (Bound::Excluded(fence), Bound::Unbounded);
-        let neighbour = self.pages.range::<[u8], _>(above).next();
-        match neighbour.map(|(upper, page)| (upper.clone(), page.len())) {
-            Some((upper, len)) if few + len <= PAGE_KEYS / 2 => {
-                let mut keys = self.pages.remove(&upper).expect("it was just seen");
-                let page = self.pages.get_mut(fence).expect("it was just seen");
-                page.append(&mut keys);
+    /// A leaf has become small: joins it with its upper neighbour, if both fit in half a page, or takes
+    /// it out, if it is empty; and its branch likewise.
+    fn join(&mut self, Place { branch, leaf }: Place) {
+        let leaves = &mut self.root.item(branch).leaves;
+        match fate(leaves.items(), leaf, |leaf| leaf.rows.len()) {
+            Fate::Stays => return,
+            Fate::Joins => {
+                let upper = leaves.remove(leaf + 1);
+                leaves.item(leaf).rows.append(upper.rows);
             }
-            Some((upper, _)) if few == 0 => {
-                // The neighbour takes the empty page's place, and with it its fence.
-                let keys = self.pages.remove(&upper).expect("it was just seen");
-                self.pages.insert(fence.into(), keys);
+            Fate::Goes => {
+                leaves.remove(leaf);
             }
-            None if few == 0 => {
-                self.pages.remove(fence);
+        }
+        let few = leaves.len() < PAGE_KEYS_FEW;
+        match fate(self.root.items(), branch, |branch| branch.leaves.len()) {
+            Fate::Joins if few => {
+                let upper = self.root.remove(branch + 1);
+                self.root.item(branch).leaves.append(upper.leaves);
             }
-            Some(_) | None => {}
+            Fate::Goes => {
+                self.root.remove(branch);
+            }
+            _ => {}
+        }
+        if leaf == 0 {
+            // A branch has the fence of its first leaf.
+            self.root.keys_have_changed();
         }
     }
 
     /// The last key, with its versions.
     pub(super) fn last(&self) -> Option<&Rows> {
-        self.pages.last_key_value()?.1.last()
+        self.root.items().last()?.leaves.items().last()?.rows.items().last()
     }
 
     /// All keys in order, with their versions.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Rows> {
-        self.pages.values().flatten()
+        self.iter_from(Bound::Unbounded)
     }
 
     /// The keys from `from` on, with their versions.
     pub(super) fn iter_from<'a>(&'a self, from: Bound<&'a [u8]>) -> impl Iterator<Item = &'a Rows> {
-        let first = match from {
-            Bound::Included(key) | Bound::Excluded(key) => {
-                self.pages.range::<[u8], _>(until(key)).next_back().map_or(key, |(fence, _)| fence)
-            }
-            Bound::Unbounded => &[],
-        };
-        let pages = self.pages.range::<[u8], _>((Bound::Included(first), Bound::Unbounded));
-        pages.enumerate().flat_map(move |(number, (_, page))| {
-            let skip = match from {
-                _ if number > 0 => 0,
-                Bound::Included(key) => page.partition_point(|rows| rows.newest().key() < key),
-                Bound::Excluded(key) => page.partition_point(|rows| rows.newest().key() <= key),
-                Bound::Unbounded => 0,
-            };
-            &page[skip..]
+        let (Place { branch, leaf }, skip) = self.start(from).unwrap_or_default();
+        let branches = self.root.items()[branch..].iter();
+        branches.enumerate().flat_map(move |(branch, Branch { leaves })| {
+            let first = if branch == 0 { leaf } else { 0 };
+            leaves.items()[first..].iter().enumerate().flat_map(move |(leaf, Leaf { rows, .. })| {
+                let first = if (branch, leaf) == (0, 0) { skip } else { 0 };
+                &rows.items()[first..]
+            })
         })
+    }
+
+    /// Where the keys from `from` on begin: in which leaf, and how many of its keys are before them.
+    fn start(&self, from: Bound<&[u8]>) -> Option<(Place, usize)> {
+        let (Bound::Included(key) | Bound::Excluded(key)) = from else { return None };
+        let place = self.place(key)?;
+        let skip = match self.leaf(place).rows.find(key) {
+            Ok(at) if from == Bound::Excluded(key) => at + 1,
+            Ok(at) | Err(at) => at,
+        };
+        Some((place, skip))
     }
 
     /// The first row at or after a place, in key order and then by revision.
@@ -163,14 +211,46 @@ impl Index {
             (skip..rows.len()).map(|at| rows.get(at))
         })
     }
+
+    /// Where `key` is, if it is there. `None` if nothing is.
+    fn place(&self, key: &[u8]) -> Option<Place> {
+        if self.root.is_empty() {
+            return None;
+        }
+        let branch = self.root.below(key);
+        Some(Place { branch, leaf: self.root.items()[branch].leaves.below(key) })
+    }
+
+    fn leaf(&self, at: Place) -> &Leaf {
+        &self.root.items()[at.branch].leaves.items()[at.leaf]
+    }
+
+    fn leaf_mut(&mut self, at: Place) -> &mut Leaf {
+        self.root.item(at.branch).leaves.item(at.leaf)
+    }
 }
 
-fn until(key: &[u8]) -> (Bound<&[u8]>, Bound<&[u8]>) {
-    (Bound::Unbounded, Bound::Included(key))
+impl Leaf {
+    /// The first of these is its fence.
+    fn of(rows: Page<Rows>) -> Self {
+        Self { fence: rows.items()[0].key().into(), rows }
+    }
 }
 
-fn find(page: &[Rows], key: &[u8]) -> Result<usize, usize> {
-    page.binary_search_by(|rows| rows.newest().key().cmp(key))
+/// What becomes of a page that is small.
+enum Fate {
+    Stays,
+    Joins,
+    Goes,
+}
+
+fn fate<T>(pages: &[T], at: usize, len: impl Fn(&T) -> usize) -> Fate {
+    let few = len(&pages[at]);
+    match pages.get(at + 1) {
+        Some(upper) if few + len(upper) <= PAGE_KEYS / 2 => Fate::Joins,
+        _ if few == 0 => Fate::Goes,
+        _ => Fate::Stays,
+    }
 }
 
 #[cfg(test)]
@@ -195,10 +275,15 @@ mod tests {
             assert_eq!(keys(Bound::Included(key)).len(), want.range(key.clone()..).count());
             assert_eq!(keys(Bound::Excluded(key)).len(), want.range(key.clone()..).count() - 1);
         }
-        for (number, (fence, page)) in index.pages.iter().enumerate() {
-            assert!(!page.is_empty() && page.len() <= PAGE_KEYS);
-            assert!(page.iter().all(|rows| rows.newest().key() >= &fence[..]));
-            assert_eq!(fence.is_empty(), number == 0);
+        assert_eq!(index.last().map(Keyed::key), want.last().map(|key| &key[..]));
+        let mut below: Option<&[u8]> = None;
+        for Branch { leaves } in index.root.items() {
+            assert!((1..=PAGE_KEYS).contains(&leaves.len()));
+            for Leaf { fence, rows } in leaves.items() {
+                assert!((1..=PAGE_KEYS).contains(&rows.len()));
+                assert!(below < Some(fence) && fence[..] <= *rows.items()[0].key());
+                below = Some(rows.items()[rows.len() - 1].key());
+            }
         }
     }
 
@@ -229,7 +314,7 @@ mod tests {
                     check(&index, &want);
                 }
             }
-            assert!(index.pages.is_empty());
+            assert!(index.root.is_empty());
         }
     }
 
@@ -239,7 +324,7 @@ mod tests {
         for i in 0..10 * PAGE_KEYS as u64 {
             index.push(row(&i.to_be_bytes(), 2));
         }
-        assert_eq!(index.pages.len(), 10);
+        assert_eq!(index.root.items()[0].leaves.len(), 10);
     }
 
     #[test]

@@ -50,6 +50,7 @@ mod history;
 mod image;
 mod index;
 mod lease;
+mod page;
 mod range_set;
 mod read;
 mod reader;
