@@ -60,6 +60,7 @@ impl Values {
 
     fn read_arguments(&mut self, arguments: &[String]) -> Result<(), FlagError> {
         let mut rest = arguments.iter();
+        let mut names = BTreeMap::new();
         while let Some(argument) = rest.next() {
             // One dash or two: both are in use.
             let name = argument.strip_prefix("--").or_else(|| argument.strip_prefix('-'));
@@ -71,6 +72,13 @@ impl Values {
                 None => (name, None),
             };
             let flag = find(name).ok_or_else(|| FlagError::Unknown(name.to_owned()))?;
+            // Nobody could say which of them is meant.
+            if names.insert(flag.name, name).is_some_and(|other| other != name) {
+                let own = flag.name;
+                return Err(FlagError::Together(format!(
+                    "both --experimental-{own} and --{own} flags are set. Use only --{own}"
+                )));
+            }
             let value = match value {
                 Some(value) => value,
                 None if flag.is_switch => "true".to_owned(),
@@ -254,8 +262,10 @@ mod tests {
 
     #[test]
     fn what_is_not_offered_is_refused_with_what_to_do_instead() {
-        let cases: [(&[&str], &str); 7] = [
+        let both = ["--warning-apply-duration=1s", "--experimental-warning-apply-duration=1s"];
+        let cases: [(&[&str], &str); 8] = [
             (&["--nam", "a"], "there is no flag --nam"),
+            (&both, "Use only --warning-apply-duration"),
             (&["name"], "is not a flag"),
             (&["--name"], "--name needs a value"),
             (&["--discovery", "x"], "name the members with --initial-cluster"),
@@ -268,6 +278,7 @@ mod tests {
             assert!(error.contains(words), "{error:?} lacks {words:?}");
         }
         assert!(read(&["--unsafe-no-fsync=false"], &[]).is_ok(), "it asks for nothing");
+        assert!(read(&[both[1], both[1]], &[]).is_ok(), "the last counts");
         let error = read(&[], &[("ETCD_UNSAFE_NO_FSYNC", "true")]).unwrap_err().to_string();
         assert!(error.contains("--unsafe-no-fsync"), "{error}");
     }
