@@ -66,6 +66,7 @@ pub(crate) use crate::warm::WarmCopy;
 pub(crate) use {
     assembly::Assembled,
     driver::{Look, Next},
+    lessor::Lessor,
     log_worker::LogTurn,
     snapshot_worker::SnapshotTurn,
 };

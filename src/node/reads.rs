@@ -68,7 +68,7 @@ impl Reads {
     /// first: a leader that takes longer than that to answer can still be heard.
     pub(crate) fn ask(&mut self, now: Moment) -> Option<u64> {
         if self.waiting.is_empty() {
-            let late = |sent: Moment| now.since(sent) >= self.ask_again;
+            let late = |sent: Moment| now.since(sent) >= self.ask_again && !mutant::is(Mutant::B46);
             let (round, (sent, _)) = self.asked.iter_mut().find(|(_, (sent, _))| late(*sent))?;
             *sent = now;
             return Some(*round);
@@ -94,6 +94,9 @@ impl Reads {
 
     /// Another leader: it must be asked.
     pub(crate) fn leader_changed(&mut self) {
+        if mutant::is(Mutant::B46) || mutant::is(Mutant::B47) {
+            return;
+        }
         for (_, askers) in std::mem::take(&mut self.asked).into_values() {
             self.waiting.extend(askers);
         }
@@ -211,14 +214,18 @@ impl Rounds {
 
     /// The round could not be started after all. Its number is not used again.
     pub(crate) fn not_started(&mut self, round: RoundId) {
-        if let Some((_, askers)) = self.flying.remove(&round.counter) {
+        if let Some((_, askers)) = self.flying.remove(&round.counter)
+            && !mutant::is(Mutant::B48)
+        {
             self.pending.extend(askers);
         }
     }
 
     /// Rounds without an answer are started again, under new numbers.
     pub(crate) fn start_again(&mut self, now: Moment) {
-        while let Some(entry) = self.flying.first_entry() {
+        while let Some(entry) = self.flying.first_entry()
+            && !mutant::is(Mutant::B49)
+        {
             if now.since(entry.get().0) < self.start_again {
                 break;
             }

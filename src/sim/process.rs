@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use tokio::sync::oneshot;
+
 use super::caller::Caller;
 use super::net::SimNetwork;
 use crate::api::Client;
@@ -19,8 +21,8 @@ use crate::model::{
     NodeId, PeerMessage, Refusal, Revision, Term,
 };
 use crate::node::{
-    Assembled, Assembly, Bells, Contact, Drift, History, Input, Joined, LogTurn, Look, Next,
-    Settings, SnapshotTurn, StartError, StopReason,
+    Assembled, Assembly, Bells, CallResult, Contact, Drift, History, Input, Joined, Lessor,
+    LogTurn, Look, Next, ReplyTo, Settings, SnapshotTurn, StartError, StopReason,
 };
 use crate::transport::{Introducer, JoinReply, Receiver, Refused, judge};
 use crate::wal::{EntryKind, LogReader};
@@ -91,6 +93,8 @@ pub(crate) struct Process {
     /// The newest revision that the judge was shown.
     shown: Cell<Revision>,
     leads: Cell<bool>,
+    /// How often its log has worked.
+    log_turns: u64,
 }
 
 impl Process {
@@ -118,7 +122,7 @@ impl Process {
         let log_reader = assembly.log_reader();
         let node = assembly.finish(Box::new(network))?;
         let (shown, leads) = (Cell::new(Revision::FIRST), Cell::new(false));
-        Ok(Self { node, receiver, introducer, log_reader, shown, leads })
+        Ok(Self { node, receiver, introducer, log_reader, shown, leads, log_turns: 0 })
     }
 
     pub(crate) fn turn(&mut self) -> TurnEnd {
@@ -130,6 +134,7 @@ impl Process {
 
     /// A turn of the log. Whether it should have another one.
     pub(crate) fn log_turn(&mut self) -> bool {
+        self.log_turns += 1;
         matches!(self.node.log_worker.turn(), LogTurn::Wrote)
     }
 
@@ -158,10 +163,12 @@ impl Process {
         Caller::new(Client::new(self.node.shared.clone()))
     }
 
-    pub(crate) fn transfer_leadership(&self) {
-        let reply = crate::node::ReplyTo::Nobody;
-        let deadline = self.node.shared.deadline(None);
+    /// Asks for another leader. The answer comes within a call's deadline.
+    pub(crate) fn transfer_leadership(&self) -> oneshot::Receiver<CallResult<()>> {
+        let (sender, answer) = oneshot::channel();
+        let (reply, deadline) = (ReplyTo::Waiting(sender), self.node.shared.deadline(None));
         self.node.shared.push(Input::Transfer { to: None, deadline, reply });
+        answer
     }
 
     /// Asks the node to stop in good order.
@@ -211,6 +218,31 @@ impl Process {
     }
 
     // ---- the judge -------------------------------------------------------------------------
+
+    /// How many bytes its state takes.
+    pub(crate) fn state_bytes(&self) -> u64 {
+        self.node.shared.reader.bytes()
+    }
+
+    /// Whether its log owes it an answer, and how often it has worked.
+    pub(crate) fn log_debt(&self) -> Option<u64> {
+        self.node.driver.owes_log().then_some(self.log_turns)
+    }
+
+    /// Whether it hands leadership over, or cannot.
+    pub(crate) fn gives_way(&self) -> bool {
+        self.node.driver.gives_way()
+    }
+
+    /// Whether it has applied its whole log.
+    pub(crate) fn has_applied_all(&self) -> bool {
+        self.node.driver.has_applied_all()
+    }
+
+    /// While it leads, and counts the time of leases: what it counts.
+    pub(crate) fn lessor(&self) -> Option<&Lessor> {
+        self.node.driver.lessor()
+    }
 
     /// What has become visible since the last call, revision by revision. What was compacted before
     /// anybody looked is left out.

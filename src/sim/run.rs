@@ -334,6 +334,7 @@ impl Run {
             let left = self.world.lease_left();
             return Violation::found("L-LATE", format!("nobody keeps it in the end: {left:?}"));
         }
+        self.world.check_disks(core)?;
         self.world.compare_rest()
     }
 

@@ -214,6 +214,52 @@ fn a_new_leader_counts_all_leases_also_those_that_have_no_keys_yet() {
         .falls(Mutant::B38, &["L-KEPT", "L-LATE"]);
 }
 
+/// Leadership is to move to the other one, which has just been cut off: nothing comes of it, and the leader leads on.
+fn leadership_that_does_not_move() -> Story {
+    Story::of(2, &[]).every(4.0, 25.0, 3.0, part(Split::Isolate(Who::Leader), 650)).every(
+        4.02,
+        25.0,
+        3.0,
+        Fault::Transfer,
+    )
+}
+
+#[test]
+fn leases_that_fall_due_while_leadership_does_not_move_end_all_the_same() {
+    leadership_that_does_not_move()
+        .holds(&["leadership did not move", "lease end"])
+        .falls(Mutant::B41, &["L-LATE"])
+        .falls(Mutant::B42, &["L-LATE"]);
+}
+
+#[test]
+fn who_waits_for_leadership_to_move_does_not_wait_for_ever() {
+    leadership_that_does_not_move().falls(Mutant::B45, &["C-NOHANG"]);
+}
+
+#[test]
+fn a_leader_whose_disk_hangs_gives_its_leadership_away() {
+    let hangs = Fault::SlowDisk { who: Who::Leader, extra: ms(6_000), time: ms(6_000) };
+    Story::of(3, &[])
+        .every(4.0, 40.0, 7.0, hangs)
+        .holds(&["fault: slow disk"])
+        .falls(Mutant::B43, &["R-DISK"]);
+}
+
+#[test]
+fn what_was_asked_of_a_leader_that_died_is_asked_of_the_next_one() {
+    Story::of(3, &[Program::Mutex]).falls(Mutant::B46, &["L-SERVE"]);
+}
+
+#[test]
+fn who_stood_still_does_not_make_up_for_its_ticks() {
+    Story::of(3, &[])
+        .every(3.0, 16.0, 2.0, pause(Who::Any, 900))
+        .at(17.0, Fault::PauseAll { time: ms(3_000) })
+        .holds(&[])
+        .falls(Mutant::B44, &["C-TICK"]);
+}
+
 #[test]
 fn clocks_may_be_as_far_off_as_is_promised() {
     let alone = |who, millis| part(Split::Isolate(who), millis);

@@ -241,18 +241,23 @@ impl Client {
         let call = self.scene.judge.borrow_mut().call(self.node, what, self.caller.deadline());
         let answer = self.caller.write(command).await;
         let mut judge = self.scene.judge.borrow_mut();
-        judge.returned(call);
         match answer {
-            Ok(reply) => Some(Ok(reply)),
+            Ok(reply) => {
+                judge.returned(call);
+                Some(Ok(reply))
+            }
             Err(Fate::Unknown) => {
+                judge.returned_in_vain(call);
                 judge.unknown();
                 None
             }
             Err(Fate::NotApplied) => {
+                judge.returned_in_vain(call);
                 judge.not_applied(puts);
                 None
             }
             Err(Fate::Refused(why)) => {
+                judge.returned(call);
                 judge.not_applied(puts);
                 Some(Err(Fate::Refused(why)))
             }
@@ -393,8 +398,11 @@ impl Client {
         let range = KeyRange::prefix(prefix.to_owned());
         let call = self.scene.judge.borrow_mut().call(self.node, "read", self.caller.deadline());
         let answer = self.caller.range(range).await;
+        let Ok(reply) = answer else {
+            self.scene.judge.borrow_mut().returned_in_vain(call);
+            return None;
+        };
         self.scene.judge.borrow_mut().returned(call);
-        let reply = answer.ok()?;
         self.saw(reply.revision);
         Some((reply.kvs, reply.revision))
     }

@@ -40,6 +40,20 @@ impl Consensus {
         NodeId::new(self.raw.raft.vote)
     }
 
+    /// Forgets the rounds that are under way, as raft does with some.
+    #[cfg(test)]
+    pub(crate) fn forget_rounds(&mut self) {
+        let rounds = &mut self.raw.raft.read_only;
+        rounds.pending_read_index.clear();
+        rounds.read_index_queue.clear();
+    }
+
+    /// How many ticks of the clock have passed since the start.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn ticks(&self) -> u64 {
+        self.ticks
+    }
+
     /// Who leads the term, if known.
     pub(crate) fn leader(&self) -> Option<NodeId> {
         NodeId::new(self.raw.raft.leader_id)

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::metrics;
+use crate::mutant::{self, Mutant};
 
 impl Driver {
     /// Notices who leads, and what that means for those who wait.
@@ -97,7 +98,8 @@ impl Driver {
     }
 
     pub(super) fn expire_transfers(&mut self, now: Moment) {
-        for (.., reply) in self.transfers.extract_if(.., |(deadline, ..)| *deadline <= now) {
+        let is_over = |deadline: Moment| deadline <= now && !mutant::is(Mutant::B45);
+        for (.., reply) in self.transfers.extract_if(.., |(deadline, ..)| is_over(*deadline)) {
             reply.send(Err(CallError::Deadline { maybe_applied: false }));
         }
     }
@@ -111,6 +113,7 @@ impl Driver {
             && stuck
             && self.leading.is_some()
             && !consensus.is_transferring()
+            && !mutant::is(Mutant::B43)
             && let Some(peer) = consensus.best_transferee()
         {
             tracing::warn!(%peer, "the log does not answer: leadership is handed over");
@@ -338,7 +341,9 @@ impl Driver {
             let item = Item::Expire { term, leases };
             if self.propose_items(std::slice::from_ref(&item)).is_err() {
                 let Item::Expire { leases, .. } = item else { unreachable!("it was just made") };
-                if let Some(lessor) = self.leading.as_mut().and_then(|l| l.lessor.as_mut()) {
+                if let Some(lessor) = self.leading.as_mut().and_then(|l| l.lessor.as_mut())
+                    && !mutant::is(Mutant::B41)
+                {
                     lessor.not_proposed(&leases);
                 }
                 return;

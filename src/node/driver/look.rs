@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Driver, Stage};
+use super::{Driver, Lessor, Stage};
 use crate::model::{LeaseId, LogIndex, Members, NodeId, Revision, Term};
 
 /// See the module.
@@ -20,16 +20,20 @@ pub(crate) struct Look {
     pub(crate) applied: LogIndex,
     /// The revision that its readers see.
     pub(crate) revision: Revision,
+    /// How many ticks it has counted, in this life.
+    pub(crate) ticks: u64,
 }
 
 impl Driver {
     /// What it is now.
     pub(crate) fn look(&self) -> Look {
         let applied = self.machine.applied();
-        let (term, vote, commit) = match &self.stage {
-            Stage::Running(consensus) => (consensus.term(), consensus.vote(), consensus.commit()),
+        let (term, vote, commit, ticks) = match &self.stage {
+            Stage::Running(consensus) => {
+                (consensus.term(), consensus.vote(), consensus.commit(), consensus.ticks())
+            }
             Stage::Founding(_) | Stage::Restoring { .. } | Stage::Recording(_) => {
-                (Term(0), None, applied)
+                (Term(0), None, applied, 0)
             }
         };
         Look {
@@ -39,7 +43,29 @@ impl Driver {
             commit,
             applied,
             revision: self.shared.reader.revision(),
+            ticks,
         }
+    }
+
+    /// Whether its log owes it an answer.
+    pub(crate) fn owes_log(&self) -> bool {
+        matches!(&self.stage, Stage::Running(consensus) if consensus.owes_log())
+    }
+
+    /// Whether, as the leader, it is handing leadership over, or there is nobody whom it could hand it to.
+    pub(crate) fn gives_way(&self) -> bool {
+        let Stage::Running(consensus) = &self.stage else { return true };
+        consensus.is_transferring() || consensus.best_transferee().is_none()
+    }
+
+    /// Whether it has applied its whole log.
+    pub(crate) fn has_applied_all(&self) -> bool {
+        matches!(&self.stage, Stage::Running(it) if it.last_index() == self.machine.applied())
+    }
+
+    /// While it counts the time of leases: what it counts.
+    pub(crate) fn lessor(&self) -> Option<&Lessor> {
+        self.leading.as_ref()?.lessor.as_ref()
     }
 
     /// The digest of its replica.

@@ -53,6 +53,7 @@ use crate::model::{
     MemberRole, MemberWish, Members, Moment, NodeId, PeerMessage, Proposal, ProposeRefusal,
     Refusal, Reply, RequestId, Revision, SnapshotId, Term,
 };
+use crate::mutant::{self, Mutant};
 use crate::transport::{JoinReply, Refused};
 use crate::{wal, warm};
 
@@ -417,8 +418,8 @@ impl Driver {
     fn tick(&mut self, now: Moment) -> Result<(), Fatal> {
         // One tick a turn, never a burst: after a stall, time is not made up for.
         let tick = self.shared.settings.tick();
-        self.next_tick =
-            if now.since(self.next_tick) > tick { now + tick } else { self.next_tick + tick };
+        let has_stood_still = now.since(self.next_tick) > tick && !mutant::is(Mutant::B44);
+        self.next_tick = if has_stood_still { now + tick } else { self.next_tick + tick };
         if let Stage::Running(consensus) = &mut self.stage {
             consensus.tick();
         }
@@ -448,7 +449,9 @@ impl Driver {
         if let Some(follower) = self.shared.follower.get() {
             Arc::clone(follower).tick(now);
         }
-        self.machine.scrub(SCRUB_ROWS).map_err(|fault| fault.to_string())?;
+        if !mutant::is(Mutant::B50) {
+            self.machine.scrub(SCRUB_ROWS).map_err(|fault| fault.to_string())?;
+        }
         self.forget_history(now);
         self.mind_space(now);
         self.read_gauges();

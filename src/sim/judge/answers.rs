@@ -87,6 +87,21 @@ impl Judge {
         self.callers.calls.remove(&id);
     }
 
+    /// It has returned, and brought no answer. In the calm that is not because its time was up.
+    pub(crate) fn returned_in_vain(&mut self, id: CallId) {
+        let calm = self.locks.calm_since;
+        if let Some(call) = self.callers.calls.get(&id)
+            && calm.is_some_and(|calm| call.began >= calm)
+            && self.members().get(call.node).is_some()
+        {
+            let (took, node, what) = (self.timeline.now() - call.began, call.node, call.what);
+            self.expect(took < call.may_take * 3 / 4, "L-SERVE", || {
+                format!("in the calm {what} on {node:?} had no answer for {took:?}")
+            });
+        }
+        self.returned(id);
+    }
+
     pub(super) fn check_calls(&mut self) {
         let now = self.timeline.now();
         if now < self.callers.next_check {

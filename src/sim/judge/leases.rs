@@ -27,7 +27,7 @@ pub(super) struct Leases {
     /// Which there are, in the newest state that any replica has come to, and which that is.
     table: (LogIndex, BTreeSet<LeaseId>),
     /// Since when nothing goes wrong.
-    quiet_since: Option<Duration>,
+    pub(super) quiet_since: Option<Duration>,
 }
 
 impl Judge {

@@ -115,7 +115,7 @@ pub(super) struct Locks {
     pub(super) stopping: BTreeSet<NodeId>,
     pub(super) lines: Lines,
     pub(super) observers: BTreeMap<ObserverId, Observer>,
-    calm_since: Option<Duration>,
+    pub(super) calm_since: Option<Duration>,
 }
 
 impl Locks {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 mod answers;
+mod diligence;
 mod leases;
 mod lines;
 mod locks;
@@ -17,6 +18,7 @@ mod toolbox;
 
 pub(crate) use answers::CallId;
 use answers::Callers;
+use diligence::Diligence;
 use leases::Leases;
 pub(crate) use lines::Share;
 use locks::Locks;
@@ -117,6 +119,7 @@ pub(crate) struct Judge {
     queues: Queues,
     toolbox: Toolbox,
     leases: Leases,
+    diligence: Diligence,
     /// The number of the next that needs one to be named by.
     next: u64,
     pub(crate) tally: Tally,
@@ -141,6 +144,7 @@ impl Judge {
             queues: Queues::default(),
             toolbox: Toolbox::default(),
             leases: Leases::default(),
+            diligence: Diligence::default(),
             next: 0,
             tally: Tally::default(),
         }
@@ -206,6 +210,7 @@ impl Judge {
         let seen = &mut self.seen[place(id)];
         *seen = Seen { paused: seen.paused, ..Seen::default() };
         self.peers.started(id);
+        self.diligence.started(id);
     }
 
     /// A process has ended: its callers are gone, and nobody on it believes in anything.
@@ -260,6 +265,7 @@ impl Judge {
         }
         self.check_company(id, process, look);
         self.check_memory(id, process, look);
+        self.check_diligence(id, process, look);
         self.follow_leases(look.applied, process);
         let (had, first) = (self.seen[place(id)].first, process.first());
         if applied > LogIndex(0) && look.applied > applied && first > applied.next() {

@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
+use tokio::sync::oneshot::error::TryRecvError;
+
 use super::*;
+use crate::node::CallError;
 
 impl World {
     /// Lets something go wrong.
@@ -75,10 +78,8 @@ impl World {
                 }
             }
             Fault::Transfer => {
-                if let Some(process) =
-                    self.find(Who::Leader).and_then(|at| self.nodes[at].process.as_ref())
-                {
-                    process.transfer_leadership();
+                if let Some(at) = self.find(Who::Leader) {
+                    self.transfer(at);
                 }
             }
             Fault::Rot { who, what, down } => {
@@ -112,6 +113,29 @@ impl World {
             Fault::Promote => self.promote(),
             Fault::Remove => self.remove(),
         }
+    }
+
+    /// A program on a node wants another leader, and waits for it.
+    fn transfer(&mut self, at: usize) {
+        let Some(process) = &self.nodes[at].process else { return };
+        let (answer, may_take) = (process.transfer_leadership(), process.caller().deadline());
+        let call = self.judge.borrow_mut().call(self.nodes[at].id, "transfer", may_take);
+        self.transfers.push((call, answer));
+    }
+
+    /// Sees who was told that leadership has moved, or that it has not.
+    pub(super) fn hear_of_transfers(&mut self) {
+        let mut judge = self.judge.borrow_mut();
+        self.transfers.retain_mut(|(call, answer)| match answer.try_recv() {
+            Err(TryRecvError::Empty) => true,
+            answer => {
+                judge.returned(*call);
+                if matches!(answer, Ok(Err(CallError::Deadline { .. }))) {
+                    judge.count("leadership did not move");
+                }
+                false
+            }
+        });
     }
 
     /// A machine goes down, and its disk rots before it is up again; or it rots while a process runs there.

@@ -28,11 +28,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::oneshot;
+
 use super::caller::Caller;
 use super::clock::{DriftPpm, SimClock, Timeline};
 use super::disk::SimDisk;
 use super::executor::{Executor, Owner, Spawner, Timers};
-use super::judge::{Before, Judge};
+use super::judge::{Before, CallId, Judge};
 use super::net::{Arrival, Flight, NetConditions, SimNet};
 use super::plan::{DRIFT_PPM_MAX, Fault, Split, Who, between, index, one_in};
 use super::point::{CutOff, SimPoints};
@@ -43,7 +45,7 @@ use super::trace::Trace;
 use super::violation::Violation;
 use crate::env::{Entropy, Env};
 use crate::model::{JoinAnswer, Joined, LeaseId, MemberRole, MemberWish, NodeId};
-use crate::node::{Contact, Look, StartError, StopReason};
+use crate::node::{CallResult, Contact, Look, StartError, StopReason};
 use crate::wal::LogError;
 
 use newcomers::{Newcomer, NewcomerId};
@@ -65,6 +67,11 @@ pub(super) const DIR: &str = "/data";
 
 /// How long a node takes to shut down, at most: as it promises, on a clock that may be slow.
 const STOPS_WITHIN: Duration = Duration::from_millis(1_200);
+
+/// How much lies on a disk, at most, as a multiple of the state; and what may, however small that is: segments of the log
+/// that wait to be used again, and as much of it as makes a snapshot due, four times over.
+const DISK_FACTOR_MAX: u64 = 8;
+const DISK_BYTES_MIN: u64 = 512 << 10;
 
 /// What a world is made of.
 #[derive(Clone, Debug)]
@@ -220,6 +227,8 @@ pub(crate) struct World {
     next_newcomer: NewcomerId,
     /// What newcomers were told, by tasks that waited for it.
     admitted: Admitted,
+    /// Who waits until leadership has moved.
+    transfers: Vec<(CallId, oneshot::Receiver<CallResult<()>>)>,
     judge: Rc<RefCell<Judge>>,
     trace: Trace,
     on_start: Option<OnStart>,
@@ -256,6 +265,7 @@ impl World {
             newcomers: BTreeMap::new(),
             next_newcomer: NewcomerId(1),
             admitted: Admitted::default(),
+            transfers: Vec::new(),
             judge,
             trace,
             on_start: None,
@@ -353,6 +363,23 @@ impl World {
             judge.compare_rest(self.nodes[at].id, process);
         }
         judge.verdict()
+    }
+
+    /// Looks how much lies on the disks of these nodes, which have come to rest.
+    ///
+    /// # Errors
+    /// The violation.
+    pub(crate) fn check_disks(&self, places: &[usize]) -> Result<(), Violation> {
+        for &at in places {
+            let Some(process) = self.nodes[at].running() else { continue };
+            let (used, state) = (self.nodes[at].disk.used() as u64, process.state_bytes());
+            if used > state * DISK_FACTOR_MAX + DISK_BYTES_MIN {
+                let id = self.nodes[at].id;
+                let words = format!("{id:?} has {used} bytes on its disk, of a state of {state}");
+                return Violation::found("S-SIZE", words);
+            }
+        }
+        Ok(())
     }
 
     /// The state of every node, for the report of a failure.

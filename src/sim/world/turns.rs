@@ -84,6 +84,9 @@ impl World {
                     self.check_leader(at, before, &look);
                 }
                 self.driver_by(at, due);
+                if !self.transfers.is_empty() {
+                    self.hear_of_transfers();
+                }
                 Ok(())
             }
             Ok(TurnEnd::Stopped(why)) => self.stopped(at, why.as_ref()),

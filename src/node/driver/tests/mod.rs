@@ -4,6 +4,7 @@ mod forgetting;
 mod full_disks;
 mod health;
 mod hostile;
+mod leading;
 mod queues;
 mod quota;
 mod sessions;

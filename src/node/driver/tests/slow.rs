@@ -181,9 +181,9 @@ fn a_storm_of_slow_requests_is_one_line_a_second_that_says_for_how_many_it_stand
     assert!(lines[1].contains("passed_over=499"), "{lines:?}");
 }
 
-type Read = Pin<Box<dyn Future<Output = CallResult<()>>>>;
+pub(super) type Read = Pin<Box<dyn Future<Output = CallResult<()>>>>;
 
-fn begin_read(three: &Three, node: usize) -> Read {
+pub(super) fn begin_read(three: &Three, node: usize) -> Read {
     let shared = Arc::clone(three.shared(node));
     let deadline = shared.now() + Duration::from_secs(5);
     let mut read: Read = Box::pin(async move { shared.read_barrier(deadline).await });
@@ -191,7 +191,7 @@ fn begin_read(three: &Three, node: usize) -> Read {
     read
 }
 
-fn look(read: &mut Read) -> Poll<CallResult<()>> {
+pub(super) fn look(read: &mut Read) -> Poll<CallResult<()>> {
     read.as_mut().poll(&mut Context::from_waker(Waker::noop()))
 }
 

@@ -1,0 +1,257 @@
+//! What a leader owes to the others whatever comes in between: the end of each lease, an answer to each question, and
+//! to be led by somebody else when it cannot lead.
+
+use std::panic::catch_unwind;
+
+use super::slow::{Read, begin_read, look};
+use super::*;
+use crate::model::LeaseId;
+use crate::mutant::Mutant;
+use crate::node::ReplyTo;
+use crate::node::driver::Stage;
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// Three nodes, led by the first for a while: nobody is kept waiting any more by what was refused before.
+fn led() -> Three {
+    let mut three = Three::led_by(0, |_, _| {});
+    three.pass(500);
+    three
+}
+
+/// How many rounds a node has begun, as the leader.
+fn rounds(three: &Three, node: usize) -> u64 {
+    let meters = Arc::clone(&three.shared(node).meters);
+    crate::metrics::Metrics::new("", meters).snapshot().read_rounds_total
+}
+
+fn grant(three: &mut Three, node: usize, ttl: u64) -> LeaseId {
+    let grant = Command::Grant { id: None, ttl: ms(ttl), session: None };
+    match three.write(node, grant) {
+        Ok(Reply::Grant(granted)) => granted.id,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The leases that there are, as a node's replica has them.
+fn leases(three: &Three, node: usize) -> Vec<LeaseId> {
+    three.shared(node).reader.leases().into_iter().map(|(lease, _)| lease).collect()
+}
+
+/// Nobody hears a node, and it hears nobody.
+fn isolate(three: &Three, node: usize) {
+    for other in (0..3).filter(|other| *other != node) {
+        three.hub.cut(id(node), id(other));
+        three.hub.cut(id(other), id(node));
+    }
+}
+
+/// Somebody asks a leader to hand over to a node.
+fn transfer(three: &Three, leader: usize, to: usize, within: u64) -> Read {
+    let shared = Arc::clone(three.shared(leader));
+    let (to, deadline) = (Some(id(to)), shared.now() + ms(within));
+    let mut asked: Read = Box::pin(async move { shared.transfer(to, deadline).await });
+    assert!(look(&mut asked).is_pending());
+    asked
+}
+
+/// How many milliseconds pass until a question is answered.
+fn answered_after(three: &mut Three, mut read: Read) -> (u64, CallResult<()>) {
+    for passed in 0..2_000 {
+        if let Poll::Ready(result) = look(&mut read) {
+            return (passed * 5, result);
+        }
+        three.step();
+    }
+    panic!("a question has no answer after ten seconds");
+}
+
+#[test]
+fn a_lease_that_falls_due_while_leadership_does_not_move_ends_after_it() {
+    let mut three = led();
+    let lease = grant(&mut three, 2, 1_000);
+    three.pass(1_000);
+    // For an election timeout nothing is proposed, and it falls due within.
+    isolate(&three, 1);
+    let asked = transfer(&three, 0, 1, 5_000);
+    three.pass(250);
+    assert_eq!(leases(&three, 2), [lease], "it is due, and cannot be proposed");
+    three.pass(600);
+    assert_eq!(three.shared(0).status.borrow().role, Role::Leader);
+    assert_eq!(leases(&three, 2), []);
+    drop(asked);
+}
+
+#[test]
+fn who_waits_for_leadership_to_move_waits_no_longer_than_it_wanted() {
+    let mut three = led();
+    isolate(&three, 1);
+    let asked = transfer(&three, 0, 1, 800);
+    let (after, result) = answered_after(&mut three, asked);
+    assert_eq!(result, Err(CallError::Deadline { maybe_applied: false }));
+    assert!((800..=850).contains(&after), "after {after} ms");
+    assert_eq!(three.shared(0).status.borrow().role, Role::Leader);
+}
+
+#[test]
+fn a_leader_whose_disk_hangs_gives_its_leadership_away_and_writes_go_on() {
+    let mut three = led();
+    let mut call = three.call(1, put("k", 10), 5_000);
+    for passed in 0.. {
+        if let Poll::Ready(result) = poll(&mut call) {
+            result.unwrap();
+            break;
+        }
+        assert!(passed * 5 < 2_000, "a quorum's disks are well, and a write takes {passed} steps");
+        three.step_without_log(Some(0));
+    }
+    let leads = |three: &Three| three.shared(0).status.borrow().role == Role::Leader;
+    for _ in 0..2_000 / 5 {
+        three.step_without_log(Some(0));
+    }
+    assert!(!leads(&three), "its disk has not answered for two seconds");
+    // Those that are well go on, without it.
+    let mut call = three.call(2, put("k", 10), 1_000);
+    let ended = (0..200).any(|_| {
+        three.step_without_log(Some(0));
+        matches!(poll(&mut call), Poll::Ready(Ok(_)))
+    });
+    assert!(ended, "nobody takes writes");
+}
+
+#[test]
+fn a_question_that_is_under_way_when_the_leader_changes_is_put_to_the_next_one_at_once() {
+    let mut three = led();
+    three.hub.cut(id(0), id(2));
+    let read = begin_read(&three, 2);
+    let moved = transfer(&three, 0, 1, 5_000);
+    let (after, result) = answered_after(&mut three, read);
+    assert_eq!(result, Ok(()));
+    assert_eq!(three.shared(2).status.borrow().leader, Some(id(1)));
+    assert!(after < 150, "after {after} ms: a question is put again by itself after 200");
+    drop(moved);
+}
+
+#[test]
+fn a_question_to_a_leader_that_has_committed_nothing_yet_is_answered_when_it_has() {
+    let mut three = led();
+    let moved = transfer(&three, 0, 1, 5_000);
+    let is_chosen = |three: &Three| three.nodes[2].driver.look().vote == Some(id(1));
+    three.until("nobody votes for it", is_chosen);
+    // It is elected, and what it says as the leader is lost.
+    three.hub.cut(id(1), id(0));
+    three.hub.cut(id(1), id(2));
+    three.until("it is not elected", |three| three.nodes[1].driver.look().leads);
+    three.pass(40);
+    let before = three.nodes[1].driver.look();
+    let read = begin_read(&three, 1);
+    three.step();
+    three.hub.heal_all();
+    let (after, result) = answered_after(&mut three, read);
+    assert_eq!(result, Ok(()));
+    let now = three.nodes[1].driver.look();
+    assert!(now.leads && now.term == before.term && now.commit > before.commit, "{now:?}");
+    assert!(after < 150, "after {after} ms: a question is put again by itself after 200");
+    drop(moved);
+}
+
+#[test]
+fn a_question_to_a_leader_that_never_commits_ends_at_its_deadline() {
+    let mut three = led();
+    isolate(&three, 0);
+    let read = begin_read(&three, 0);
+    let (after, result) = answered_after(&mut three, read);
+    assert_eq!(result, Err(CallError::Deadline { maybe_applied: false }));
+    assert!((5_000..=5_050).contains(&after), "after {after} ms");
+}
+
+#[test]
+fn rounds_that_raft_has_forgotten_are_begun_anew() {
+    let mut three = led();
+    three.hub.cut(id(1), id(0));
+    three.hub.cut(id(2), id(0));
+    // As many as may be under way at once.
+    let before = rounds(&three, 0);
+    let reads: Vec<Read> = (0..4)
+        .map(|_| {
+            let read = begin_read(&three, 0);
+            three.step();
+            read
+        })
+        .collect();
+    assert_eq!(rounds(&three, 0) - before, 4);
+    let Stage::Running(consensus) = &mut three.nodes[0].driver.stage else { panic!("it leads") };
+    consensus.forget_rounds();
+    three.hub.heal_all();
+    for read in reads {
+        let (after, result) = answered_after(&mut three, read);
+        assert_eq!(result, Ok(()));
+        assert!(after < 700, "after {after} ms: an election timeout is 500");
+    }
+    assert!(three.nodes[0].driver.look().leads, "it has led all the time");
+}
+
+#[test]
+fn a_node_that_stood_still_does_not_make_up_for_its_ticks() {
+    let mut three = led();
+    three.pass(1_000);
+    let ticks = |three: &Three, node: usize| three.nodes[node].driver.look().ticks;
+    let before: Vec<u64> = (0..3).map(|node| ticks(&three, node)).collect();
+    let term = three.nodes[0].driver.look().term;
+    // All of them, for a minute; then each has as many turns as it likes.
+    three.clock.0.fetch_add(60_000, Ordering::Relaxed);
+    for _ in 0..100 {
+        for node in &mut three.nodes {
+            node.driver.turn();
+        }
+    }
+    for (node, before) in before.into_iter().enumerate() {
+        assert!(ticks(&three, node) <= before + 1, "{} ticks", ticks(&three, node) - before);
+    }
+    three.pass(1_000);
+    let now = three.nodes[0].driver.look();
+    assert!(now.leads && now.term == term, "nobody had a reason to stand for election: {now:?}");
+}
+
+#[test]
+fn a_replica_to_which_nothing_happens_is_looked_through_all_the_same() {
+    let mut three = led();
+    for row in 0..200 {
+        three.put(0, &format!("row/{row:03}"), 10).unwrap();
+    }
+    three.pass(1_000);
+    let before = three.nodes[0].driver.look();
+    three.push(1, Input::Rot { key: b"row/007".to_vec(), reply: ReplyTo::Nobody });
+    // 200 rows, 16 a tick, 40 ticks a second.
+    three.pass(500);
+    let why = three.shared(1).stop_reason().expect("it has found out").to_string();
+    assert!(why.contains("row/007"), "{why}");
+    let now = three.nodes[0].driver.look();
+    assert_eq!((now.term, now.applied), (before.term, before.applied), "nothing else happened");
+}
+
+/// A break, and the test that notices it.
+const NOTICED: [(Mutant, fn()); 8] = [
+    (Mutant::B41, a_lease_that_falls_due_while_leadership_does_not_move_ends_after_it),
+    (Mutant::B43, a_leader_whose_disk_hangs_gives_its_leadership_away_and_writes_go_on),
+    (Mutant::B44, a_node_that_stood_still_does_not_make_up_for_its_ticks),
+    (Mutant::B45, who_waits_for_leadership_to_move_waits_no_longer_than_it_wanted),
+    (
+        Mutant::B47,
+        a_question_that_is_under_way_when_the_leader_changes_is_put_to_the_next_one_at_once,
+    ),
+    (Mutant::B48, a_question_to_a_leader_that_has_committed_nothing_yet_is_answered_when_it_has),
+    (Mutant::B49, rounds_that_raft_has_forgotten_are_begun_anew),
+    (Mutant::B50, a_replica_to_which_nothing_happens_is_looked_through_all_the_same),
+];
+
+/// The last four are noticed by nothing else: what they break is done again by something else a little later.
+#[test]
+fn each_of_these_tests_falls_with_its_break() {
+    for (mutant, test) in NOTICED {
+        let _planted = mutant.plant();
+        assert!(catch_unwind(test).is_err(), "{mutant:?}: {}", mutant.breaks());
+    }
+}
