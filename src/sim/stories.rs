@@ -349,15 +349,15 @@ fn a_log_is_cut_only_behind_a_snapshot_that_a_power_loss_leaves() {
     Story::of(3, &[])
         .every(3.0, 16.0, 2.0, cut(Point::LogAfterCut))
         .every(4.0, 16.0, 2.0, cut(Point::LogRemovalSynced))
-        .falls(Mutant::M19, &["S-REOPEN", "L-CONVERGE"]);
+        .falls(Mutant::M19, &["S-REOPEN", "L-CONVERGE", "L-SERVE"]);
 }
 
 #[test]
 fn a_snapshot_has_the_leases_and_the_answers() {
     failovers(&[])
-        .falls(Mutant::M16, &["L-CONVERGE", "M-HASH", "X-ONCE"])
-        .falls(Mutant::M18a, &["L-CONVERGE", "M-HASH", "L-REVOKE", "L-EARLY", "L-KEPT"])
-        .falls(Mutant::M18b, &["L-CONVERGE", "M-HASH"]);
+        .falls(Mutant::M16, &["L-CONVERGE", "L-SERVE", "M-HASH", "X-ONCE"])
+        .falls(Mutant::M18a, &["L-CONVERGE", "L-SERVE", "M-HASH", "L-REVOKE", "L-EARLY", "L-KEPT"])
+        .falls(Mutant::M18b, &["L-CONVERGE", "L-SERVE", "M-HASH"]);
 }
 
 #[test]
