@@ -8,28 +8,21 @@ use std::time::{Duration, Instant};
 
 use bowline_jepsen::calls::{Call, Kind, Reply};
 use bowline_jepsen::fleet::{Fleet, Setup};
-use bowline_jepsen::nemesis::{self, Nemesis, Pace, Wants};
+use bowline_jepsen::nemesis::{self, Pace};
 use bowline_jepsen::run::{self, Plan, Ran, Verdict};
-use bowline_jepsen::{Answer, Dice, Order, Over, Trouble, report, workload};
+use bowline_jepsen::{Answer, Order, Over, report, workload};
 
 mod beside;
+mod trial;
+
+use trial::THIEF;
 
 /// How long anything may take here.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// How often a run is begun anew that says nothing: on a machine that is busy elsewhere too little happens, whoever is right.
-const RUNS_MAX: usize = 5;
-
 /// A run, until it says something.
 fn judged(workload: &str, nemesis: &'static nemesis::Kind, members: usize, seconds: u64) -> Ran {
-    let mut runs = (0..RUNS_MAX).map(|_| run(workload, nemesis, members, seconds));
-    let mut last = runs.next().unwrap();
-    while matches!(last.verdict, Verdict::Invalid(_))
-        && let Some(again) = runs.next()
-    {
-        last = again;
-    }
-    last
+    trial::until_judged(|| run(workload, nemesis, members, seconds))
 }
 
 fn run(workload: &str, nemesis: &'static nemesis::Kind, members: usize, seconds: u64) -> Ran {
@@ -56,41 +49,6 @@ fn a_run_with_kills_is_green_and_says_how_it_was_done() {
     let page = std::fs::read_to_string(summary.page.unwrap()).unwrap();
     for part in ["register under kill, 3 members, over the server", "--over server", "kills m"] {
         assert!(page.contains(part), "{part}");
-    }
-}
-
-/// Deletes a row behind everybody's back.
-struct Thief;
-
-static THIEF: nemesis::Kind = nemesis::Kind {
-    name: "thief",
-    about: "a row disappears",
-    wants: Wants { leader_change: false, progress_inside: true, members_min: 1 },
-    alone: true,
-    possible: nemesis::anywhere,
-    make: || Box::new(Thief),
-};
-
-impl Nemesis for Thief {
-    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
-        let begun = Instant::now();
-        while begun.elapsed() < LIMIT {
-            let Some(Answer::Rows(rows)) = fleet.ask(0, &Order::Rows, LIMIT) else { continue };
-            if rows.rows.is_empty() {
-                thread::sleep(Duration::from_millis(20));
-                continue;
-            }
-            let key = rows.rows[dice.one_of(rows.rows.len())].key.clone();
-            let stolen = fleet.ask(0, &Order::Delete(key.clone()), LIMIT);
-            if matches!(stolen, Some(Answer::Done(_))) {
-                return Ok(format!("steals {key}"));
-            }
-        }
-        Ok("finds nothing".to_owned())
-    }
-
-    fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
-        Ok(())
     }
 }
 

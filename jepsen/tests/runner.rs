@@ -3,16 +3,18 @@
 
 use std::path::Path;
 use std::process::{Command, Output};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bowline_jepsen::caller::Caller;
-use bowline_jepsen::fleet::{Fleet, Program};
-use bowline_jepsen::nemesis::{self, Nemesis, Pace, Wants};
-use bowline_jepsen::process::LIMIT;
+use bowline_jepsen::fleet::Program;
+use bowline_jepsen::nemesis::{self, Pace};
 use bowline_jepsen::run::{self, Plan, Ran, Verdict};
 use bowline_jepsen::workload::{self, Client, Exhibit, Workload};
-use bowline_jepsen::{Answer, Dice, Order, Over, Trouble, report};
+use bowline_jepsen::{Over, report};
+
+mod trial;
+
+use trial::THIEF;
 
 const HARNESS: &str = env!("CARGO_BIN_EXE_bowline-jepsen");
 
@@ -30,23 +32,13 @@ fn run(workload: &'static workload::Kind, nemesis: &'static nemesis::Kind, membe
     run::run(&plan, &Program { path: HARNESS.into(), words: vec!["node".to_owned()] })
 }
 
-/// How often a run is begun anew that says nothing: on a machine that is busy elsewhere too little happens, whoever is right.
-const RUNS_MAX: usize = 5;
-
 /// The same, until the run says something.
 fn judged(
     workload: &'static workload::Kind,
     nemesis: &'static nemesis::Kind,
     members: usize,
 ) -> Ran {
-    let mut runs = (0..RUNS_MAX).map(|_| run(workload, nemesis, members));
-    let mut last = runs.next().unwrap();
-    while matches!(last.verdict, Verdict::Invalid(_))
-        && let Some(again) = runs.next()
-    {
-        last = again;
-    }
-    last
+    trial::until_judged(|| run(workload, nemesis, members))
 }
 
 fn named(name: &str) -> &'static workload::Kind {
@@ -65,47 +57,6 @@ fn a_run_with_kills_is_green_and_leaves_a_page() {
     for part in ["register under kill, 3 members", "<svg", "class=\"fault\"", "kills m", "--seed 1"]
     {
         assert!(page.contains(part), "{part}");
-    }
-}
-
-/// Deletes a row behind everybody's back.
-struct Thief;
-
-static THIEF: nemesis::Kind = nemesis::Kind {
-    name: "thief",
-    about: "a row disappears",
-    wants: Wants { leader_change: false, progress_inside: true, members_min: 1 },
-    alone: true,
-    possible: nemesis::anywhere,
-    make: || Box::new(Thief),
-};
-
-/// Rows of a queue that its takers delete themselves, perhaps just before the thief does: they are missed by nobody.
-const FLEETING: [&str; 3] = ["/claim/", "/idle/", "/item/"];
-
-impl Nemesis for Thief {
-    fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
-        let begun = Instant::now();
-        while begun.elapsed() < LIMIT {
-            let Some(Answer::Rows(rows)) = fleet.ask(0, &Order::Rows, LIMIT) else { continue };
-            let may_be_stolen = |key: &str| !FLEETING.iter().any(|part| key.contains(part));
-            let keys = rows.rows.into_iter().map(|row| row.key);
-            let keys: Vec<String> = keys.filter(|key| may_be_stolen(key)).collect();
-            if keys.is_empty() {
-                thread::sleep(Duration::from_millis(20));
-                continue;
-            }
-            let key = &keys[dice.one_of(keys.len())];
-            if let Some(answer @ Answer::Done(_)) = fleet.ask(0, &Order::Delete(key.clone()), LIMIT)
-            {
-                return Ok(format!("steals {key}: {answer:?}"));
-            }
-        }
-        Ok("finds nothing".to_owned())
-    }
-
-    fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
-        Ok(())
     }
 }
 
@@ -192,7 +143,7 @@ fn the_command_line_says_how_it_went_by_its_exit_code() {
     let said =
         |output: &Output| -> serde_json::Value { serde_json::from_slice(&output.stdout).unwrap() };
     let mut good = run("6");
-    for _ in 1..RUNS_MAX {
+    for _ in 1..trial::RUNS_MAX {
         if good.status.code() == Some(3) {
             good = run("6");
         }
