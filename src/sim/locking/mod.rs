@@ -272,7 +272,8 @@ impl Player {
     /// half-way: the write is carried out all the same, or not, but not after somebody else holds.
     async fn update_at_last<H: Held>(&self, holding: &Holding<H>) {
         if !one_in(&self.rng, 6) {
-            return self.update(holding).await;
+            self.update(holding).await;
+            return;
         }
         let key = Bytes::from(format!("guarded/{}", holding.lock()));
         let write = holding.held.txn().then(Op::put(key, self.scene.value("held")));
@@ -283,10 +284,10 @@ impl Player {
     }
 
     /// Reads a row, and writes it under the lock.
-    async fn update<H: Held>(&self, holding: &Holding<H>) {
+    async fn update<H: Held>(&self, holding: &Holding<H>) -> Written {
         let lock = holding.lock();
-        let Some(read) = self.guarded(lock).await else { return };
-        self.write_back(holding, lock, read).await;
+        let Some(read) = self.guarded(lock).await else { return Written::Decided };
+        self.write_back(holding, lock, read).await
     }
 
     /// Writes a row that was read under one of the locks.
@@ -295,7 +296,7 @@ impl Player {
         holding: &Holding<H>,
         lock: &'static str,
         read: Option<KeyValue>,
-    ) {
+    ) -> Written {
         if one_in(&self.rng, 4) {
             self.scene.timers.sleep(Duration::from_millis(self.rng.below(200))).await;
         }
@@ -303,7 +304,7 @@ impl Player {
         let value = self.scene.value("held");
         let txn = holding.held.txn().then(Op::put(key.clone(), value.clone()));
         let write = Write { of: key.clone(), key, value, read };
-        self.write(holding, "guarded write", write, txn).await;
+        self.write(holding, "guarded write", write, txn).await
     }
 
     /// Writes under a lock that others may hold too, beside what was read under it.
@@ -327,7 +328,7 @@ impl Player {
         what: &'static str,
         write: Write,
         txn: GuardTxn,
-    ) {
+    ) -> Written {
         let Write { of, key, value, read } = write;
         let puts = [(key, value)];
         let floor = self.scene.judge.borrow().floor();
@@ -354,9 +355,13 @@ impl Player {
             }
             Err(GuardError::Store(error)) => match error.effect() {
                 Effect::NotApplied => judge.not_applied(&puts),
-                Effect::Unknown | Effect::Applied => judge.unknown(),
+                Effect::Unknown | Effect::Applied => {
+                    judge.unknown();
+                    return Written::Perhaps;
+                }
             },
         }
+        Written::Decided
     }
 
     /// Lets go: drops what was held, or releases it and waits.
@@ -418,6 +423,15 @@ struct Write {
     of: Bytes,
     /// As it was read.
     read: Option<KeyValue>,
+}
+
+/// Whether it is known what came of a write.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Written {
+    /// It is there, or will never be.
+    Decided,
+    /// It may still come, while its holder holds.
+    Perhaps,
 }
 
 /// A lock that a program believes to hold, with the judge looking on.

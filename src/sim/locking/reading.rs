@@ -7,7 +7,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::super::plan::one_in;
-use super::{GaveUp, Holding, PATIENCE, Player, Program, orders};
+use super::{GaveUp, Holding, PATIENCE, Player, Program, Written, orders};
 use crate::api::Session;
 use crate::env::Entropy;
 use crate::model::KeyValue;
@@ -51,8 +51,8 @@ pub(super) async fn once(player: &Player, session: &Session, lock: &'static str)
     let wish = session.rw_lock(lock).write().deadline(PATIENCE);
     let Ok(guard) = player.wait(lock, wish).await else { return false };
     let writer = player.believe("write lock", lock, guard);
-    player.update(&writer).await;
-    step_down(player, lock, writer).await;
+    let written = player.update(&writer).await;
+    step_down(player, lock, writer, written).await;
     true
 }
 
@@ -67,9 +67,9 @@ async fn write(player: &Player, session: &Session, lock: &'static str) {
     };
     let writer = player.believe("write lock", lock, guard);
     player.scene.timers.sleep(player.while_held() / 2).await;
-    player.update(&writer).await;
+    let written = player.update(&writer).await;
     match one_in(&player.rng, 3) {
-        true => step_down(player, lock, writer).await,
+        true => step_down(player, lock, writer, written).await,
         false => player.let_go(writer).await,
     }
 }
@@ -99,23 +99,37 @@ fn told(player: &Player, why: &GaveUp) {
     }
 }
 
-/// A writer goes on as a reader: nobody writes in between.
-async fn step_down(player: &Player, lock: &'static str, writer: Holding<WriteGuard>) {
-    let Some(read) = player.guarded(lock).await else { return };
+/// A writer goes on as a reader: nobody writes in between, and what it has written itself without knowing what
+/// became of it is there by then, or never.
+async fn step_down(
+    player: &Player,
+    lock: &'static str,
+    writer: Holding<WriteGuard>,
+    written: Written,
+) {
+    let Some(read_before) = player.guarded(lock).await else { return };
     let guard = player.stop_believing(writer);
     let may_take = player.caller.deadline();
     let call = player.scene.judge.borrow_mut().call(player.node, "downgrade", may_take);
     let answer = guard.downgrade().await;
     player.scene.judge.borrow_mut().returned(call);
-    let guard = match answer {
-        Ok(guard) | Err(DowngradeError::Unconfirmed { guard, .. }) => guard,
+    let (guard, is_confirmed) = match answer {
+        Ok(guard) => (guard, true),
+        Err(DowngradeError::Unconfirmed { guard, .. }) => (guard, false),
         Err(DowngradeError::Lost(_)) => return,
         Err(DowngradeError::HeldAgain(_)) => unreachable!("it has no owner"),
     };
     player.scene.judge.borrow_mut().count("downgrade");
     let reader = player.believe_still(lock, guard);
+    let read = match (written, is_confirmed) {
+        (Written::Decided, _) => Some(read_before),
+        (Written::Perhaps, true) => player.guarded(lock).await,
+        (Written::Perhaps, false) => None,
+    };
     player.scene.timers.sleep(player.while_held() / 4).await;
-    player.write_beside(&reader, "write of a reader", read).await;
+    if let Some(read) = read {
+        player.write_beside(&reader, "write of a reader", read).await;
+    }
     player.let_go(reader).await;
 }
 

@@ -244,6 +244,8 @@ impl World {
             self.resume(at);
         }
         for &at in core {
+            // Who is being shut down is back as soon as it has stopped.
+            self.nodes[at].armed_down = Duration::ZERO;
             self.start(at)?;
         }
         Ok(())
