@@ -17,6 +17,7 @@ use crate::wal::{self, LogError};
 use crate::warm;
 use crate::watch::{Hub, WatchLimits};
 
+use super::backups::{BackupWorker, Backups};
 use super::driver::{Driver, Parts, apply_entry};
 use super::identity::Identity;
 use super::inbox::Inbox;
@@ -128,6 +129,7 @@ pub(crate) struct Assembled {
     pub(crate) driver: Driver,
     pub(crate) log_worker: LogWorker,
     pub(crate) snapshot_worker: SnapshotWorker,
+    pub(crate) backup_worker: BackupWorker,
     /// Who keeps the warm copy, if there is one.
     pub(crate) warm_worker: Option<warm::Worker>,
     pub(crate) shared: Arc<Shared>,
@@ -333,10 +335,11 @@ impl Assembly {
         };
         let clock = Arc::clone(&env.clock);
         let snapshot_queue = Arc::new(SnapshotQueue::new(bells.snapshots));
+        let (backups, backup_worker) =
+            Backups::new(folder.clone(), recovered.disk, Arc::clone(&env.clock));
         let snapshot_worker = SnapshotWorker::new(
             env.clone(),
             folder,
-            recovered.disk,
             settings.machine_options(),
             Arc::clone(&snapshot_queue),
             Arc::clone(&inbox),
@@ -360,12 +363,13 @@ impl Assembly {
             founded: recovered.founding.is_some(),
             state_lost: lost,
             snapshot_queue,
+            backups,
             warm: warm_post,
             newest_snapshot: newest,
             log_bytes,
         })
         .map_err(StartError::Replay)?;
-        Ok(Assembled { driver, log_worker, snapshot_worker, warm_worker, shared })
+        Ok(Assembled { driver, log_worker, snapshot_worker, backup_worker, warm_worker, shared })
     }
 }
 

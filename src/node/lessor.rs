@@ -119,21 +119,17 @@ impl Lessor {
         (Renewal::Renewed, left)
     }
 
-    /// Up to `most` leases whose time is up and whose expiry has not been proposed yet; it must be
+    /// Up to `most` leases whose time is up, whose expiry has not been proposed yet and may be; it must be
     /// proposed now, or given back with [`Lessor::not_proposed`].
-    pub(crate) fn due(&mut self, most: usize) -> Vec<LeaseId> {
-        let mut due = Vec::new();
-        while due.len() < most {
-            let Some(&(deadline, id)) = self.deadlines.first() else { break };
-            if deadline > self.time {
-                break;
-            }
-            self.deadlines.remove(&(deadline, id));
-            self.leases.get_mut(&id).expect("what has a deadline is a lease").expiring = true;
-            self.expiring += 1;
-            due.push(id);
+    pub(crate) fn due(&mut self, most: usize, may_end: impl Fn(LeaseId) -> bool) -> Vec<LeaseId> {
+        let up = self.deadlines.iter().take_while(|(deadline, _)| *deadline <= self.time);
+        let due: Vec<_> = up.filter(|(_, id)| may_end(*id)).take(most).copied().collect();
+        for (deadline, id) in &due {
+            self.deadlines.remove(&(*deadline, *id));
+            self.leases.get_mut(id).expect("what has a deadline is a lease").expiring = true;
         }
-        due
+        self.expiring += due.len();
+        due.into_iter().map(|(_, id)| id).collect()
     }
 
     /// The expiry of these could not be proposed.
@@ -184,6 +180,10 @@ mod tests {
         Lessor::new(Drift::percent(10), at(0), leases)
     }
 
+    fn due(lessor: &mut Lessor) -> Vec<LeaseId> {
+        lessor.due(10, |_| true)
+    }
+
     fn run(lessor: &mut Lessor, from: u64, to: u64) {
         (from..=to).step_by(10).for_each(|ms| lessor.advance(at(ms)));
     }
@@ -192,21 +192,21 @@ mod tests {
     fn a_lease_falls_due_after_its_ttl_and_the_drift_bound() {
         let mut lessor = lessor();
         run(&mut lessor, 0, 1090);
-        assert_eq!(lessor.due(10), []);
+        assert_eq!(due(&mut lessor), []);
         run(&mut lessor, 1100, 1100);
-        assert_eq!(lessor.due(10), [lease(1)]);
-        assert_eq!(lessor.due(10), [], "it is proposed once");
+        assert_eq!(due(&mut lessor), [lease(1)]);
+        assert_eq!(due(&mut lessor), [], "it is proposed once");
     }
 
     #[test]
     fn a_stall_of_the_leader_counts_for_nothing() {
         let mut lessor = lessor();
         lessor.advance(at(60_000));
-        assert_eq!(lessor.due(10), []);
+        assert_eq!(due(&mut lessor), []);
         run(&mut lessor, 60_010, 60_990);
-        assert_eq!(lessor.due(10), []);
+        assert_eq!(due(&mut lessor), []);
         run(&mut lessor, 61_000, 61_000);
-        assert_eq!(lessor.due(10), [lease(1)]);
+        assert_eq!(due(&mut lessor), [lease(1)]);
     }
 
     #[test]
@@ -215,9 +215,9 @@ mod tests {
         run(&mut lessor, 0, 1000);
         assert_eq!(lessor.renew(lease(1)), Renewal::Renewed);
         run(&mut lessor, 1010, 2090);
-        assert_eq!(lessor.due(10), []);
+        assert_eq!(due(&mut lessor), []);
         run(&mut lessor, 2100, 2100);
-        assert_eq!(lessor.due(10), [lease(1)]);
+        assert_eq!(due(&mut lessor), [lease(1)]);
         assert_eq!(lessor.renew(lease(1)), Renewal::Expiring);
         lessor.not_proposed(&[lease(1)]);
         assert_eq!(lessor.renew(lease(1)), Renewal::Renewed);
@@ -226,18 +226,30 @@ mod tests {
     }
 
     #[test]
+    fn what_may_not_end_yet_keeps_nobody_else_from_it() {
+        let mut lessor = lessor();
+        lessor.granted(lease(2), Duration::from_millis(1000));
+        run(&mut lessor, 0, 2000);
+        assert_eq!(lessor.due(1, |id| id != lease(1)), [lease(2)]);
+        assert_eq!(lessor.renew(lease(1)), Renewal::Renewed, "nothing has been proposed");
+        run(&mut lessor, 2010, 4000);
+        assert_eq!(due(&mut lessor), [lease(1)]);
+        assert!(lessor.counts_rightly());
+    }
+
+    #[test]
     fn who_is_ending_is_counted_until_it_has_ended_or_could_not_be_proposed() {
         let mut lessor = lessor();
         (2..=4).for_each(|id| lessor.granted(lease(id), Duration::from_millis(1000)));
         run(&mut lessor, 0, 2000);
         assert_eq!(lessor.overdue(), Some((lease(1), Duration::from_millis(900))));
-        assert_eq!(lessor.due(10).len(), 4);
+        assert_eq!(due(&mut lessor).len(), 4);
         assert_eq!((lessor.expiring(), lessor.counts_rightly()), (4, true));
         lessor.ended(lease(1));
         lessor.not_proposed(&[lease(2)]);
         lessor.granted(lease(3), Duration::from_millis(1000));
         assert_eq!((lessor.expiring(), lessor.counts_rightly()), (1, true));
-        assert_eq!(lessor.due(10), [lease(2)], "it is proposed again");
+        assert_eq!(due(&mut lessor), [lease(2)], "it is proposed again");
         [2, 4, 4, 1].into_iter().for_each(|id| lessor.ended(lease(id)));
         assert_eq!((lessor.expiring(), lessor.counts_rightly()), (0, true));
     }

@@ -5,11 +5,12 @@
 //! read, and the leader's rounds), `sessions` and `lessor` (the two sides of a lease's life; `session`
 //! is what its holders see), `founding` (how a cluster begins), `lease_calls` (leases that callers keep), `digests` (whether replicas still agree), `log_times` and `story` (where the time of a
 //! request went). `inbox` is the way in; `shared` is
-//! what handles hold; `log_worker` is the log's thread; `assembly` puts a node together out of them,
+//! what handles hold; `log_worker`, `snapshot_worker` and `backups` are the threads of the disk; `assembly` puts a node together out of them,
 //! and `thread` runs it for real.
 
 mod answer;
 mod assembly;
+mod backups;
 mod bell;
 mod digests;
 mod driver;
@@ -41,6 +42,7 @@ mod status;
 mod steps;
 mod story;
 mod thread;
+mod writing;
 
 pub use answer::StopReason;
 pub(crate) use answer::{CallError, CallResult, ReplyTo};

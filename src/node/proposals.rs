@@ -115,8 +115,8 @@ impl Proposals {
         }
     }
 
-    /// Takes a new request.
-    pub(crate) fn add(&mut self, write: Write) {
+    /// Takes a new request. Answers with its number.
+    pub(crate) fn add(&mut self, write: Write) -> u64 {
         let seq = self.next;
         self.next += 1;
         self.spans.push(seq);
@@ -129,6 +129,12 @@ impl Proposals {
         let (sent, maybe_applied, attempts) = (None, false, 0);
         let open = Open { command, deadline, bytes, reply, story, sent, maybe_applied, attempts };
         self.open.insert(seq, open);
+        seq
+    }
+
+    /// Whether this one has no answer.
+    pub(crate) fn is_open(&self, seq: u64) -> bool {
+        self.open.contains_key(&seq)
     }
 
     /// How many have no answer.
@@ -283,6 +289,13 @@ impl Proposals {
         }
         self.unsent.insert(seq);
         None
+    }
+
+    /// Nobody wants it any more: what has not been applied before the replicas learn that will never be.
+    pub(crate) fn withdraw(&mut self, seq: u64) {
+        drop(
+            self.close(seq, |open| Err(CallError::Deadline { maybe_applied: open.maybe_applied })),
+        );
     }
 
     /// Those whose time is up.

@@ -26,6 +26,10 @@ use super::session::{
 };
 use super::settings::Drift;
 
+/// How many leases one asking renews at most: it and its answer, of ten bytes each at most, fit into the lane on which
+/// heartbeats go, and do not hold them up.
+const ASKED_AT_ONCE: usize = 16_384;
+
 /// A wish for a session.
 pub(crate) struct SessionOpening {
     /// How long it is believed in without renewal.
@@ -236,16 +240,15 @@ impl Sessions {
         wanted.flat_map(|wanted| wanted.wishes).map(|wish| wish.reply).collect()
     }
 
-    /// The leases to renew now, with the number of the asking.
+    /// The leases to renew now, with the number of the asking; those that one asking does not hold come with the next.
     pub(crate) fn due(&mut self, now: Moment) -> Option<(u64, Vec<LeaseId>)> {
         let mut leases = Vec::new();
         let kept = self.sessions.iter_mut().map(|(lease, kept)| (lease, &mut kept.renew_at));
         let wanted = self.resuming.iter_mut().map(|(lease, wanted)| (lease, &mut wanted.ask_at));
-        for (lease, at) in kept.chain(wanted) {
-            if *at <= now {
-                *at = now + self.ask_again;
-                leases.push(*lease);
-            }
+        let due = kept.chain(wanted).filter(|(_, at)| **at <= now);
+        for (lease, at) in due.take(ASKED_AT_ONCE) {
+            *at = now + self.ask_again;
+            leases.push(*lease);
         }
         if leases.is_empty() {
             return None;
@@ -356,6 +359,8 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
+    use crate::codec;
+    use crate::model::{Incarnation, PeerMessage};
 
     const LEASE: LeaseId = match LeaseId::new(5) {
         Some(lease) => lease,
@@ -453,6 +458,28 @@ mod tests {
         assert_ne!(first, second);
         sessions.renewed(first, &leases, at(1300));
         assert_eq!(state.valid_until(), at(3700), "the first answer counts from the first asking");
+    }
+
+    #[test]
+    fn more_leases_than_one_asking_holds_are_renewed_by_several() {
+        let mut sessions = none();
+        let terms =
+            || SessionTerms { ttl: ms(3000), delay: ms(0), label: String::new(), own: false };
+        let states: Vec<_> = (0..2 * ASKED_AT_ONCE as u64 + 7)
+            .map(|nth| sessions.opened(LeaseId::new(u64::MAX - nth).unwrap(), terms(), at(0)))
+            .collect();
+        let askings: Vec<_> = std::iter::from_fn(|| sessions.due(at(1000))).collect();
+        let sizes: Vec<usize> = askings.iter().map(|(_, leases)| leases.len()).collect();
+        assert_eq!(sizes, [ASKED_AT_ONCE, ASKED_AT_ONCE, 7]);
+        for (round, leases) in askings {
+            let message = PeerMessage::Renew { round, incarnation: Incarnation(u64::MAX), leases };
+            let mut bytes = Vec::new();
+            codec::encode_message(&message, &mut bytes);
+            assert!(bytes.len() < 256 << 10, "{} bytes", bytes.len());
+            let PeerMessage::Renew { round, leases, .. } = message else { unreachable!() };
+            sessions.renewed(round, &leases, at(1100));
+        }
+        assert!(states.iter().all(|state| state.valid_until() == at(1000) + ms(2700)));
     }
 
     #[test]

@@ -15,7 +15,6 @@
 //! core at most. What is received twice, or out of order, is asked for again by whoever gave it.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -23,37 +22,22 @@ use bytes::Bytes;
 
 use crate::env::Env;
 use crate::machine::{Image, Machine, MachineOptions, Restore};
-use crate::model::{DiskId, Members, Moment, NodeId, SnapshotId};
-use crate::snapshot::{Appended, Check, Folder, Partial, Reader, SnapshotError, Writer};
+use crate::model::{Members, Moment, NodeId, SnapshotId};
+use crate::snapshot::{Appended, Check, Folder, Partial, Reader, SnapshotError};
 
-use super::answer::{CallError, ReplyTo};
 use super::bell::{Bell, Sleeper};
 use super::inbox::{Inbox, Input};
-
-/// How much of a snapshot is written, or sent, at a time.
-pub(crate) const PART_BYTES: usize = 256 << 10;
+use super::writing::{PART_BYTES, Writing, Written};
 
 /// How many parts may be waited for by peers, and how many bytes of parts may wait to be written; more are
 /// dropped, and asked for again. As many as peers have under way at once, several times over.
 const READS_MAX: usize = 128;
 const APPEND_BYTES_MAX: usize = 16 << 20;
 
-/// How many backups may wait for one another; more are refused as busy.
-const BACKUPS_MAX: usize = 4;
-
 /// Something to do.
 pub(crate) enum Job {
     /// Write this state down.
-    Take(Image),
-    /// Write this state to a file outside the folder, and tell its id.
-    Backup {
-        /// What.
-        image: Image,
-        /// Where; what is there is replaced once the new one is whole.
-        path: PathBuf,
-        /// Who wants to know.
-        reply: ReplyTo<SnapshotId>,
-    },
+    Take(Box<Image>),
     /// Read a part for a peer.
     Read { to: NodeId, id: SnapshotId, offset: u64 },
     /// Begin to receive a snapshot, or go on with what is here of it.
@@ -181,29 +165,19 @@ impl SnapshotQueue {
 pub(crate) struct SnapshotWorker {
     env: Env,
     folder: Folder,
-    /// This member's, by its id.
-    disk: DiskId,
     options: MachineOptions,
     queue: Arc<SnapshotQueue>,
     inbox: Arc<Inbox>,
-    writing: VecDeque<Writing>,
+    writing: Option<Own>,
     receiving: Option<Receiving>,
     proving: Option<Proving>,
 }
 
-/// A snapshot or a backup on its way to the disk.
-struct Writing {
-    stage: WritingStage,
+/// A snapshot of this node's own on its way to the disk.
+struct Own {
+    writing: Writing,
     members: Members,
     began: Moment,
-    /// Set for a backup.
-    reply: Option<ReplyTo<SnapshotId>>,
-}
-
-enum WritingStage {
-    Waiting { image: Image, path: Option<PathBuf> },
-    Rows { image: Image, writer: Writer },
-    Checking(Check),
 }
 
 /// A snapshot on its way from a peer into a machine.
@@ -241,13 +215,12 @@ impl SnapshotWorker {
     pub(crate) fn new(
         env: Env,
         folder: Folder,
-        disk: DiskId,
         options: MachineOptions,
         queue: Arc<SnapshotQueue>,
         inbox: Arc<Inbox>,
     ) -> Self {
-        let (writing, receiving, proving) = (VecDeque::new(), None, None);
-        Self { env, folder, disk, options, queue, inbox, writing, receiving, proving }
+        let (writing, receiving, proving) = (None, None, None);
+        Self { env, folder, options, queue, inbox, writing, receiving, proving }
     }
 
     /// Works until the queue is closed.
@@ -289,9 +262,10 @@ impl SnapshotWorker {
 
     fn take(&mut self, job: Job) {
         match job {
-            Job::Take(image) => self.begin_writing(image, None, None),
-            Job::Backup { image, path, reply } => {
-                self.begin_writing(image, Some(path), Some(reply));
+            Job::Take(image) => {
+                // The driver has one under way at a time.
+                let (members, began) = (image.head().members.clone(), self.env.clock.now());
+                self.writing = Some(Own { writing: Writing::Waiting(*image), members, began });
             }
             Job::Read { to, id, offset } => self.read(to, id, offset),
             Job::Receive(id) => self.receive(id),
@@ -307,72 +281,18 @@ impl SnapshotWorker {
 
     // ---- writing ----------------------------------------------------------------------------------
 
-    fn begin_writing(
-        &mut self,
-        image: Image,
-        path: Option<PathBuf>,
-        reply: Option<ReplyTo<SnapshotId>>,
-    ) {
-        // Each holds on to a state of its own.
-        let reply = match reply {
-            Some(reply) if self.writing.len() >= BACKUPS_MAX => {
-                return reply.send(Err(CallError::Busy));
-            }
-            reply => reply,
-        };
-        let members = image.head().members.clone();
-        let stage = WritingStage::Waiting { image, path };
-        let began = self.env.clock.now();
-        self.writing.push_back(Writing { stage, members, began, reply });
-    }
-
     /// A step of what is to be written. Whether there was anything to do.
     fn write_on(&mut self) -> bool {
-        let Some(writing) = self.writing.pop_front() else { return false };
-        let Writing { stage, members, began, reply } = writing;
-        match self.write_step(stage) {
-            Ok(Written::On(stage)) => {
-                self.writing.push_front(Writing { stage, members, began, reply });
+        let Some(Own { writing, members, began }) = self.writing.take() else { return false };
+        match writing.step(|head| self.folder.begin(head)) {
+            Ok(Written::On(writing)) => self.writing = Some(Own { writing, members, began }),
+            Ok(Written::Done(id)) => {
+                let took = self.env.clock.now().since(began);
+                self.tell(News::Taken { id, members, took });
             }
-            Ok(Written::Done(id)) => match reply {
-                Some(reply) => reply.send(Ok(id)),
-                None => {
-                    let took = self.env.clock.now().since(began);
-                    self.tell(News::Taken { id, members, took });
-                }
-            },
-            Err(why) => match reply {
-                Some(reply) => reply.send(Err(CallError::Backup(why.into()))),
-                None => self.tell(News::NotTaken { why }),
-            },
+            Err(why) => self.tell(News::NotTaken { why }),
         }
         true
-    }
-
-    fn write_step(&self, stage: WritingStage) -> Result<Written, String> {
-        let words = |error: SnapshotError| error.to_string();
-        match stage {
-            WritingStage::Waiting { image, path } => {
-                let writer = match path {
-                    None => self.folder.begin(image.head()),
-                    Some(path) => self.folder.begin_at(&path, self.disk, image.head()),
-                };
-                Ok(Written::On(WritingStage::Rows { image, writer: writer.map_err(words)? }))
-            }
-            WritingStage::Rows { mut image, mut writer } => {
-                match image.next(PART_BYTES).map_err(|error| error.to_string())? {
-                    Some(piece) => {
-                        writer.write(&piece).map_err(words)?;
-                        Ok(Written::On(WritingStage::Rows { image, writer }))
-                    }
-                    None => Ok(Written::On(WritingStage::Checking(writer.seal().map_err(words)?))),
-                }
-            }
-            WritingStage::Checking(mut check) => match check.step().map_err(words)? {
-                None => Ok(Written::On(WritingStage::Checking(check))),
-                Some(id) => Ok(Written::Done(id)),
-            },
-        }
     }
 
     // ---- sending ----------------------------------------------------------------------------------
@@ -537,12 +457,6 @@ impl SnapshotWorker {
         self.tell(News::Loaded { id, machine });
         Ok(None)
     }
-}
-
-#[allow(clippy::large_enum_variant, reason = "there is one, which moves once a part")]
-enum Written {
-    On(WritingStage),
-    Done(SnapshotId),
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::model::{LogIndex, Members, Moment, NodeId, SnapshotId};
 
-use super::snapshot_worker::PART_BYTES;
+use super::writing::PART_BYTES;
 
 /// How many parts of a snapshot are asked for ahead.
 const WINDOW_BYTES: u64 = 4 * PART_BYTES as u64;

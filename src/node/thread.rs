@@ -13,6 +13,7 @@ use crate::warm;
 
 use super::answer::StopReason;
 use super::assembly::Assembled;
+use super::backups::BackupWorker;
 use super::driver::{Driver, Next};
 use super::inbox::Input;
 use super::log_worker::LogWorker;
@@ -38,6 +39,7 @@ pub(crate) struct ShutdownReport {
 const DRIVER: &str = "bowline-driver";
 const LOG: &str = "bowline-log";
 const SNAPSHOTS: &str = "bowline-snapshots";
+const BACKUPS: &str = "bowline-backups";
 const WARM: &str = "bowline-warm";
 
 #[derive(Default)]
@@ -79,8 +81,14 @@ impl Running {
     /// # Errors
     /// The operating system gives no thread.
     pub(crate) fn start(node: Assembled) -> io::Result<Self> {
-        let Assembled { mut driver, mut log_worker, mut snapshot_worker, warm_worker, shared } =
-            node;
+        let Assembled {
+            mut driver,
+            mut log_worker,
+            mut snapshot_worker,
+            backup_worker,
+            warm_worker,
+            shared,
+        } = node;
         let threads = Arc::new(Threads::default());
         let running = Self { shared: Arc::clone(&shared), threads: Arc::clone(&threads) };
         running.spawn(LOG, {
@@ -91,6 +99,7 @@ impl Running {
             let shared = Arc::clone(&shared);
             move || run_snapshots(&mut snapshot_worker, &shared)
         })?;
+        running.spawn(BACKUPS, move || run_backups(&backup_worker))?;
         if let Some(mut worker) = warm_worker {
             running.spawn(WARM, move || run_warm(&mut worker))?;
         }
@@ -184,6 +193,13 @@ fn run_snapshots(worker: &mut SnapshotWorker, shared: &Shared) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| worker.run())) {
         let why = format!("the thread of its snapshots fell: {}", words_of(&*panic));
         drop(shared.inbox.push(Input::LogFailed(why)));
+    }
+}
+
+fn run_backups(worker: &BackupWorker) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| worker.run())) {
+        // The node goes on: it never needs its backups.
+        tracing::error!(why = words_of(&*panic), "no backups are written any more");
     }
 }
 

@@ -10,6 +10,7 @@ use crate::env::{Disk, File, OpenMode};
 use crate::model::{ClusterId, DiskId, LogIndex, SnapshotId, StateHead, Term};
 
 /// The snapshots of one member. There may be other files beside them.
+#[derive(Clone)]
 pub(crate) struct Folder {
     disk: Arc<dyn Disk>,
     dir: PathBuf,

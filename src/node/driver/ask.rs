@@ -7,11 +7,11 @@ impl Driver {
         self.hold_until = self.hold_until.max(now + self.shared.settings.heartbeat / 4);
     }
 
-    /// A request of the node's own, to be carried out however long that takes.
-    pub(super) fn insist(&mut self, command: Command) {
+    /// A request of the node's own, to be carried out however long that takes. Answers with its number.
+    pub(super) fn insist(&mut self, command: Command) -> u64 {
         let story = Story::begin(&command, self.shared.now());
         let (deadline, reply) = (None, ReplyTo::Nobody);
-        self.proposals.add(Write { command, deadline, bytes: 0, reply, story });
+        self.proposals.add(Write { command, deadline, bytes: 0, reply, story })
     }
 
     /// Hands this node's requests to the leader, if that is another node.
@@ -53,7 +53,7 @@ impl Driver {
                 self.send(leader, PeerMessage::LeaseAsk { round, incarnation, renew, look });
             }
         }
-        if let Some((round, leases)) = self.sessions.due(now) {
+        while let Some((round, leases)) = self.sessions.due(now) {
             if leader == me {
                 self.rounds.join(Asker::Renewal { node: me, incarnation, round, leases });
             } else {

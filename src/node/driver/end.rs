@@ -30,6 +30,7 @@ impl Driver {
         self.shared.status.send_modify(|status| status.role = Role::Stopped);
         self.log.close();
         self.snapshot_queue.close();
+        self.backups.close();
         self.warm.abandon();
     }
 
@@ -60,6 +61,7 @@ impl Driver {
         }
         self.log.close();
         self.snapshot_queue.close();
+        self.backups.close();
         Next::Stopped
     }
 }

@@ -23,6 +23,7 @@ impl Driver {
                 }
             }
             Input::Disconnected(peer) => {
+                self.spoken.remove(&peer);
                 if let Stage::Running(consensus) = &mut self.stage {
                     consensus.unreachable(peer);
                 }
@@ -66,7 +67,7 @@ impl Driver {
             }
             Input::Backup { path, reply } => {
                 let image = self.machine.image();
-                self.snapshot_queue.push(Job::Backup { image, path, reply });
+                self.backups.add(Backup { image, path, reply });
             }
             #[cfg(any(test, feature = "sim"))]
             Input::Rot { key, reply } => reply.send(Ok(self.machine.rot(&key))),

@@ -28,6 +28,7 @@ impl Driver {
                     forwarded: Vec::new(),
                     in_log: BTreeSet::new(),
                     lessor: None,
+                    revoked: BTreeMap::new(),
                     renewals: BTreeMap::new(),
                     flights: VecDeque::new(),
                     step: None,
@@ -61,6 +62,9 @@ impl Driver {
 
     pub(super) fn stop_leading(&mut self) {
         let Some(leading) = self.leading.take() else { return };
+        if let Some(seq) = self.raising.take() {
+            self.proposals.withdraw(seq);
+        }
         self.unsettled = self.unsettled.take().map(|_| Unsettled::ToPropose);
         for proposal in &leading.forwarded {
             self.refuse(proposal, ProposeRefusal::NotLeader(self.known_leader.1));
@@ -169,9 +173,12 @@ impl Driver {
                     let Item::Proposal(Proposal { node, incarnation, requests, .. }) = item else {
                         continue;
                     };
-                    for (seq, _) in requests {
+                    for (seq, command) in requests {
                         tracing::trace!(%node, request = seq, %index, "in an entry");
                         leading.in_log.insert(RequestId { node, incarnation, seq });
+                        if let Command::Revoke(lease) = command {
+                            leading.revoked.insert(lease, index);
+                        }
                     }
                 }
             }
@@ -327,13 +334,15 @@ impl Driver {
 
     /// As the leader: proposes the end of leases whose time is up.
     pub(super) fn end_leases(&mut self, now: Moment) {
-        let term = self.known_leader.0;
+        let (term, applied) = (self.known_leader.0, self.machine.applied());
         loop {
-            let Some(leading) = &mut self.leading else { return };
-            let Some(lessor) = &mut leading.lessor else { return };
+            let Some(Leading { lessor: Some(lessor), revoked, .. }) = &mut self.leading else {
+                return;
+            };
             lessor.advance(now);
+            revoked.retain(|_, index| *index > applied);
             let room = LEASES_ENDING_MAX - lessor.expiring().min(LEASES_ENDING_MAX);
-            let leases = lessor.due(room.min(LEASES_AN_ENTRY));
+            let leases = lessor.due(room.min(LEASES_AN_ENTRY), |id| !revoked.contains_key(&id));
             if leases.is_empty() {
                 return;
             }

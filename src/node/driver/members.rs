@@ -293,9 +293,10 @@ impl Driver {
     }
 
     /// As the leader: what every member understands may be used from now on. Never lowered, so a member
-    /// that goes back to an older build stops with a sentence.
+    /// that goes back to an older build stops with a sentence. Whoever does not lead any more takes back what
+    /// it has proposed: one may have gone back meanwhile, and the next leader would not know.
     pub(super) fn raise_version(&mut self) {
-        if self.leading.is_none() {
+        if self.leading.is_none() || self.raising.is_some_and(|seq| self.proposals.is_open(seq)) {
             return;
         }
         let me = self.shared.settings.node;
@@ -303,16 +304,15 @@ impl Driver {
             true => Some(self.shared.settings.speaks),
             false => self.spoken.get(id).copied(),
         };
-        // One that has not been met since this node started has said nothing.
+        // One that is not connected has said nothing: it may come back as another build.
         let rows = self.machine.members().rows().iter();
         let here = rows.filter(|(_, member)| member.is_taken()).map(|(id, _)| id);
         let all: Option<Vec<_>> = here.map(speaks).collect();
         let least = all.and_then(|all| all.into_iter().min());
-        let known = self.machine.version().max(self.raised);
+        let known = self.machine.version();
         if let Some(version) = least.filter(|version| *version > known) {
             tracing::info!(%version, "all members understand it: the cluster's version is raised");
-            self.raised = version;
-            self.insist(Command::Raise(version));
+            self.raising = Some(self.insist(Command::Raise(version)));
         }
     }
 

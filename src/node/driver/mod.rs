@@ -58,6 +58,7 @@ use crate::transport::{JoinReply, Refused};
 use crate::{wal, warm};
 
 use crate::node::answer::{CallError, CallResult, ReplyTo, StopReason};
+use crate::node::backups::{Backup, Backups};
 use crate::node::digests::{Digests, Verdict};
 use crate::node::founding::Founding;
 use crate::node::health::RecentSyncs;
@@ -148,11 +149,12 @@ pub(crate) struct Driver {
     /// While this node leads: how much history it keeps, and in which term it began to look.
     retention: Option<(Term, Retention)>,
     roster: Roster,
-    /// The newest cluster version that each member understands, as it has said itself.
+    /// The newest cluster version that each member understands that is connected, as it has said itself.
     spoken: BTreeMap<NodeId, ClusterVersion>,
     steps: Steps,
     snapshots: Snapshots,
     snapshot_queue: Arc<SnapshotQueue>,
+    backups: Backups,
     warm: Arc<warm::Post>,
     /// A snapshot that the leader offers, while it is being fetched.
     offer: Option<Offer>,
@@ -166,8 +168,8 @@ pub(crate) struct Driver {
     has_announced: bool,
     /// Set while a quorum may not have written down yet that the last change of the members is committed.
     unsettled: Option<Unsettled>,
-    /// The newest cluster version that this node has proposed.
-    raised: ClusterVersion,
+    /// The request of this node, as the leader, that raises the cluster's version.
+    raising: Option<u64>,
     at_least: BTreeMap<Revision, Vec<Asking>>,
     /// Set while this node leads.
     leading: Option<Leading>,
@@ -226,6 +228,9 @@ struct Leading {
     in_log: BTreeSet<RequestId>,
     /// Counts leases, from the first applied entry of the term on.
     lessor: Option<Lessor>,
+    /// The leases whose end somebody wishes, in entries that are not applied yet, with the last of those. An
+    /// expiry names a lease by its id: behind such an entry the same id may be another's.
+    revoked: BTreeMap<LeaseId, LogIndex>,
     /// Confirmed renewals, to be judged when the index is applied.
     renewals: BTreeMap<LogIndex, Vec<Asker>>,
     /// When the entries were proposed that are not committed yet; the consensus bounds how many.
@@ -254,6 +259,7 @@ pub(crate) struct Parts {
     /// Set if the state that the log begins with is lost: what it must cover.
     pub(crate) state_lost: Option<LogIndex>,
     pub(crate) snapshot_queue: Arc<SnapshotQueue>,
+    pub(crate) backups: Backups,
     pub(crate) warm: Arc<warm::Post>,
     /// The newest snapshot that is here, with the members as of it.
     pub(crate) newest_snapshot: Option<(SnapshotId, Members)>,
@@ -278,6 +284,7 @@ impl Driver {
             founded,
             state_lost,
             snapshot_queue,
+            backups,
             warm,
             newest_snapshot,
             log_bytes,
@@ -309,6 +316,7 @@ impl Driver {
                 now,
             ),
             snapshot_queue,
+            backups,
             warm,
             offer: None,
             loaded: None,
@@ -316,7 +324,7 @@ impl Driver {
             installing: None,
             has_announced: false,
             unsettled: None,
-            raised: ClusterVersion::FIRST,
+            raising: None,
             stage: Stage::Founding(Founding::new(
                 node,
                 identity.disk(),

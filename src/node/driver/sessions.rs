@@ -25,7 +25,8 @@ impl Driver {
             Err(error) => return opening.reply.send(Err(error)),
         };
         if opening.reply.is_gone() || self.stopping.is_some() {
-            return self.insist(Command::Revoke(lease));
+            self.insist(Command::Revoke(lease));
+            return;
         }
         let state = self.sessions.opened(lease, opening.terms(), opening.asked);
         if self.shared.reader.lease(lease).is_none() {

@@ -24,7 +24,7 @@ impl Driver {
 
     fn begin_snapshot(&mut self) {
         self.snapshots.begun();
-        self.snapshot_queue.push(Job::Take(self.machine.image()));
+        self.snapshot_queue.push(Job::Take(Box::new(self.machine.image())));
     }
 
     /// Goes on with what is being fetched.

@@ -10,6 +10,7 @@ mod quota;
 mod sessions;
 mod slow;
 mod snapshots;
+mod versions;
 
 use std::collections::BTreeMap;
 use std::future::Future;

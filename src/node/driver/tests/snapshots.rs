@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::metrics::Metrics;
+use crate::model::SnapshotId;
 
 fn often(_: usize, settings: &mut Settings) {
     settings.log_segment_bytes = 2 << 10;
@@ -29,4 +30,54 @@ fn a_snapshot_that_consensus_has_taken_waits_for_the_log_however_slow_the_disk_i
     three.until("it never catches up", |three| revision(three, 2) == revision(three, 0));
     let metrics = Metrics::new("m2", Arc::clone(&three.shared(2).meters)).snapshot();
     assert_eq!(metrics.snapshots_installed_total, 1);
+}
+
+type Backup = Pin<Box<dyn Future<Output = CallResult<SnapshotId>>>>;
+
+/// A backup of the first node is asked for.
+fn backup(three: &Three) -> (Backup, Poll<CallResult<SnapshotId>>) {
+    let shared = Arc::clone(three.shared(0));
+    let mut backup: Backup = Box::pin(async move { shared.backup("/data/backup".into()).await });
+    let first = look(&mut backup);
+    (backup, first)
+}
+
+fn look(backup: &mut Backup) -> Poll<CallResult<SnapshotId>> {
+    backup.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+}
+
+#[test]
+fn backups_that_hang_hold_up_no_snapshot_and_are_not_without_number() {
+    let mut three = Three::led_by(0, often);
+    // Nobody writes them: that is what a disk looks like that does not answer.
+    let mut backups: Vec<Backup> = (0..5).map(|_| backup(&three).0).collect();
+    three.pass(100);
+    let results: Vec<_> = backups.iter_mut().map(look).collect();
+    assert!(results[..4].iter().all(Poll::is_pending), "{results:?}");
+    assert_eq!(results[4], Poll::Ready(Err(CallError::Busy)));
+    let taken = |three: &Three| {
+        Metrics::new("m1", Arc::clone(&three.shared(0).meters)).snapshot().snapshots_taken_total
+    };
+    let before = taken(&three);
+    for i in 0..200 {
+        three.put(0, &format!("k{i}"), 100).unwrap();
+    }
+    three.pass(1_000);
+    assert!(taken(&three) > before + 1, "{} snapshots since", taken(&three) - before);
+    // It answers again, and one after the other comes to its end.
+    let Assembled { backup_worker, driver, .. } = three.nodes.remove(0);
+    let worker = std::thread::spawn(move || backup_worker.run());
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    for mut backup in backups.into_iter().take(4) {
+        let result = loop {
+            if let Poll::Ready(result) = look(&mut backup) {
+                break result;
+            }
+            assert!(std::time::Instant::now() < deadline, "it is not written");
+            std::thread::yield_now();
+        };
+        result.unwrap();
+    }
+    drop(driver);
+    worker.join().unwrap();
 }

@@ -1,0 +1,65 @@
+//! The cluster's version is raised when all members understand it, and only then: who was replaced by an older build
+//! meanwhile would have to stop.
+
+use super::*;
+use crate::model::{ClusterVersion, Hello};
+
+/// Builds of the next version pass for it; there is only one so far.
+const NEXT: ClusterVersion = ClusterVersion(2);
+
+/// Three nodes, led by the first. The second understands nothing but the first version.
+fn with_an_older_one() -> Three {
+    let mut three = Three::led_by(0, |node, settings| {
+        settings.speaks = if node == 1 { ClusterVersion::FIRST } else { NEXT };
+    });
+    three.pass(500);
+    three
+}
+
+/// A node connects to the first one, as a build that understands this version.
+fn connects(three: &Three, node: usize, speaks: ClusterVersion) {
+    let hello = three.nodes[node].driver.identity.hello(id(0));
+    three.push(0, Input::Connected(id(node), Hello { speaks, ..hello }));
+}
+
+fn version(three: &Three) -> ClusterVersion {
+    three.shared(0).status.borrow().version
+}
+
+fn nobody_has_stopped(three: &Three) -> bool {
+    (0..3).all(|node| three.shared(node).stop_reason().is_none())
+}
+
+#[test]
+fn who_is_not_connected_understands_nothing() {
+    let mut three = with_an_older_one();
+    three.push(0, Input::Disconnected(id(2)));
+    three.pass(50);
+    connects(&three, 1, NEXT);
+    three.pass(1_500);
+    assert_eq!(version(&three), ClusterVersion::FIRST);
+    assert!(nobody_has_stopped(&three));
+    connects(&three, 2, NEXT);
+    three.pass(500);
+    assert_eq!(version(&three), NEXT);
+}
+
+#[test]
+fn what_was_proposed_is_not_proposed_again_after_another_has_led() {
+    let mut three = with_an_older_one();
+    for other in [1, 2] {
+        three.hub.cut(id(0), id(other));
+        three.hub.cut(id(other), id(0));
+    }
+    connects(&three, 1, NEXT);
+    three.until("nobody else leads", |three| {
+        (1..3).any(|node| three.shared(node).status.borrow().role == Role::Leader)
+    });
+    // The second one has gone back to the older build.
+    connects(&three, 1, ClusterVersion::FIRST);
+    three.hub.heal_all();
+    three.leader();
+    three.pass(2_000);
+    assert!(nobody_has_stopped(&three));
+    assert_eq!(version(&three), ClusterVersion::FIRST);
+}

@@ -1,0 +1,66 @@
+//! A state on its way into a file, one small step at a time, so that whoever writes it can do something else between any
+//! two.
+
+use crate::machine::Image;
+use crate::model::{SnapshotId, StateHead};
+use crate::snapshot::{Check, SnapshotError, Writer};
+
+/// How much of a state is written, or sent, at a time.
+pub(crate) const PART_BYTES: usize = 256 << 10;
+
+/// See the module.
+pub(super) enum Writing {
+    /// Its file is not there yet.
+    Waiting(Image),
+    /// Its rows are being written.
+    Rows {
+        /// What is left.
+        image: Image,
+        /// Where.
+        writer: Writer,
+    },
+    /// It is being read back.
+    Checking(Check),
+}
+
+/// What a step came to.
+#[allow(clippy::large_enum_variant, reason = "there is one, which moves once a part")]
+pub(super) enum Written {
+    /// There is more to do.
+    On(Writing),
+    /// It is whole, sound and durable.
+    Done(SnapshotId),
+}
+
+impl Writing {
+    /// Does a step. `begin` makes its file.
+    ///
+    /// # Errors
+    /// Why it cannot be written, in words.
+    pub(super) fn step(
+        self,
+        begin: impl FnOnce(&StateHead) -> Result<Writer, SnapshotError>,
+    ) -> Result<Written, String> {
+        let words = |error: SnapshotError| error.to_string();
+        let next = match self {
+            Writing::Waiting(image) => {
+                let writer = begin(image.head()).map_err(words)?;
+                Writing::Rows { image, writer }
+            }
+            Writing::Rows { mut image, mut writer } => {
+                match image.next(PART_BYTES).map_err(|error| error.to_string())? {
+                    Some(piece) => {
+                        writer.write(&piece).map_err(words)?;
+                        Writing::Rows { image, writer }
+                    }
+                    None => Writing::Checking(writer.seal().map_err(words)?),
+                }
+            }
+            Writing::Checking(mut check) => match check.step().map_err(words)? {
+                None => Writing::Checking(check),
+                Some(id) => return Ok(Written::Done(id)),
+            },
+        };
+        Ok(Written::On(next))
+    }
+}
