@@ -3,6 +3,10 @@
 mod loopback;
 mod stage;
 
+use std::future::{Future, IntoFuture};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use bowline::backup::{self, RestoreOptions};
@@ -14,8 +18,8 @@ use bowline::{
 
 use stage::{
     Begun, LONG, Outside, SOON, STEADY, another_leader, another_session, lasting, let_pass, mortal,
-    places, roles, session, session_ended, stand_in_line, until_deleted, until_places, with,
-    with_clocks,
+    places, roles, session, session_ended, stand_in_line, until_deleted, until_places, until_true,
+    with, with_clocks,
 };
 
 #[test]
@@ -431,4 +435,44 @@ fn what_was_released_under_an_open_transaction_is_free_when_its_session_is_left(
     cluster.heal();
     assert!(session(&cluster, two).mutex("lock").lock().wait().unwrap().is_held());
     drop(open);
+}
+
+/// An executor that has gone to pieces.
+struct Falls(AtomicU64);
+
+impl Wake for Falls {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        panic!("the executor has fallen");
+    }
+}
+
+#[test]
+fn an_executor_that_panics_when_it_is_woken_costs_the_node_nothing() {
+    let cluster = lasting(1);
+    let node = cluster.node(0);
+    let held = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let other = another_session(&cluster, 0, "other");
+    let falls = Arc::new(Falls(AtomicU64::new(0)));
+    let waker = Waker::from(Arc::clone(&falls));
+    let client = node.client();
+    // What the driver answers, what a lock is granted by, and the end of a session.
+    let mut put = Box::pin(client.put("key", "value").into_future());
+    let mut wish = Box::pin(other.mutex("lock").lock().into_future());
+    let mut ended = Box::pin(other.ended());
+    let mut context = Context::from_waker(&waker);
+    assert!(put.as_mut().poll(&mut context).is_pending());
+    assert!(wish.as_mut().poll(&mut context).is_pending());
+    assert!(ended.as_mut().poll(&mut context).is_pending());
+    let woken = |times| {
+        until_true(node, "nobody is woken", || falls.0.load(Ordering::SeqCst) >= times);
+    };
+    woken(1);
+    until_places(node, "lock", 2);
+    held.release().wait().unwrap();
+    woken(2);
+    node.client().revoke(other.lease()).wait().unwrap();
+    woken(3);
+    assert_eq!(node.stop_reason(), None);
+    node.client().put("key", "after").wait().unwrap();
 }

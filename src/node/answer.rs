@@ -6,6 +6,7 @@ use thiserror::Error;
 use tokio::sync::oneshot;
 
 use crate::model::{MemberRefusal, Refusal, Revision};
+use crate::watch::waking;
 
 use super::session::ResumeRefusal;
 
@@ -118,7 +119,7 @@ impl<T> ReplyTo<T> {
     pub(crate) fn send(self, result: CallResult<T>) {
         match self {
             // A receiver that was dropped is a caller that went away: nobody to tell.
-            ReplyTo::Waiting(sender) => drop(sender.send(result)),
+            ReplyTo::Waiting(sender) => waking(|| drop(sender.send(result))),
             ReplyTo::Call(call) => call(result),
             ReplyTo::Nobody => {}
         }

@@ -21,6 +21,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::model::{LeaseId, Moment, NodeId};
+use crate::watch::waking;
 
 use super::inbox::Input;
 use super::settings::Drift;
@@ -239,13 +240,15 @@ impl SessionState {
     }
 
     fn tell(&self, news: Told) {
-        self.told.send_if_modified(|told| {
-            // The end is told once, and nothing after it.
-            let is_news = *told != news && !matches!(told, Told::Ended(_));
-            if is_news {
-                *told = news;
-            }
-            is_news
+        waking(|| {
+            self.told.send_if_modified(|told| {
+                // The end is told once, and nothing after it.
+                let is_news = *told != news && !matches!(told, Told::Ended(_));
+                if is_news {
+                    *told = news;
+                }
+                is_news
+            });
         });
     }
 

@@ -25,6 +25,7 @@ use crate::mutant::{self, Mutant};
 use crate::node::{
     CallError, CallResult, Follower, ReplyTo, SessionEnd, SessionState, Shared, StopReason,
 };
+use crate::watch::waking;
 
 use super::book::{Book, end_place, no_more};
 use super::error::{LockError, Loss};
@@ -252,7 +253,7 @@ impl Lines {
                         turn.hand(at);
                     }
                 }
-                Act::Wake(waker) => waker.wake(),
+                Act::Wake(waker) => waking(|| waker.wake()),
                 Act::Passed(reply) => reply.send(Ok(passed())),
                 Act::Part { place, parting, reply } => self.part(&place, &parting, reply),
                 Act::EnterAnew { place, parting } => self.enter_anew(&place, parting.as_ref()),

@@ -1,6 +1,5 @@
 //! The hub: where the driver publishes and watchers come and go.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
@@ -9,6 +8,7 @@ use super::history::History;
 use super::inbox::{Inbox, Published, Push};
 use super::index::{Index, WatcherId};
 use super::request::{WatchLimits, WatchRequest};
+use super::wake::waking;
 use super::watcher::Watcher;
 use crate::machine::Change;
 use crate::model::{Event, Revision};
@@ -238,7 +238,6 @@ fn event_bytes(event: &Event) -> usize {
 /// Wakes consumers. To be called with no lock held.
 fn wake(wakers: Vec<Waker>) {
     for waker in wakers {
-        // It may run code of the host's executor, whose panic is not the driver's.
-        let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+        waking(|| waker.wake());
     }
 }

@@ -50,6 +50,7 @@ mod hub;
 mod inbox;
 mod index;
 mod request;
+mod wake;
 mod watcher;
 
 #[cfg(test)]
@@ -58,4 +59,5 @@ mod tests;
 pub use history::{Compacted, History};
 pub use hub::Hub;
 pub use request::{Filter, WatchBatch, WatchError, WatchLimits, WatchRequest};
+pub(crate) use wake::waking;
 pub use watcher::Watcher;
