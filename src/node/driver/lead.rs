@@ -176,6 +176,10 @@ impl Driver {
                     for (seq, command) in requests {
                         tracing::trace!(%node, request = seq, %index, "in an entry");
                         leading.in_log.insert(RequestId { node, incarnation, seq });
+                        let command = match command {
+                            Command::As(_, command) => *command,
+                            command => command,
+                        };
                         if let Command::Revoke(lease) = command {
                             leading.revoked.insert(lease, index);
                         }
