@@ -7,11 +7,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 
+use super::execute::STRUCTURE;
 use super::shared::Snapshot;
 use super::*;
 use crate::model::{
-    AckWindow, Compare, EventKind, KeyRange, KeyValue, Range, RangeEnd, RangeReply, RevisionBounds,
-    Sort, SortOrder, SortTarget,
+    AckWindow, Command, Compare, Delete, DeleteReply, EventKind, Introduction, KeyRange, KeyValue,
+    Op, Put, PutLease, PutValue, Range, RangeEnd, RangeReply, Refusal, Reply, RevisionBounds,
+    RevokeReply, Sort, SortOrder, SortTarget, Txn, TxnReply, TxnResult,
 };
 
 mod access;

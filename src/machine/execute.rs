@@ -1,0 +1,364 @@
+//! What each command does, once it is known to be new.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::read::resolve;
+use super::row::{Row, RowRef};
+use super::shared::{Hold, Published, Replaced, Scan};
+use super::store::Mutation;
+use super::txn::{Path, Unfit, check_put, is_wide};
+use super::{Applied, LeaseChange, Machine, access};
+use crate::model::{
+    Access, Alarms, ClusterVersion, Command, Delete, DeleteReply, Fault, GrantReply, Incarnation,
+    Introduction, LeaseId, Limits, Members, NodeId, Op, Put, PutLease, PutReply, PutValue, Refusal,
+    Reply, RequestId, Revision, RevokeReply, SessionInfo, Txn, TxnReply, TxnResult,
+};
+use crate::mutant::{self, Mutant};
+
+/// What every command must satisfy to be executed, whatever limits the members are configured with:
+/// keys are not empty, no key is written twice, and nesting ends before the stack does. The sizes
+/// are beyond what an entry can hold, and small enough to be added up.
+pub(super) const STRUCTURE: Limits = Limits {
+    key_bytes_max: usize::MAX / 4,
+    value_bytes_max: usize::MAX / 4,
+    request_bytes_max: usize::MAX / 2,
+    txn_ops_max: 1 << 14,
+    txn_depth_max: Limits::TXN_DEPTH_CEILING,
+};
+
+/// One entry on its way through the machine.
+pub(super) struct Turn<'a> {
+    pub(super) hold: Hold<'a>,
+    pub(super) done: Applied,
+}
+
+/// Why a command was not executed to its end.
+pub(super) enum Stop {
+    /// It had no effect.
+    Refused(Refusal),
+    /// The node must stop.
+    Fault(Fault),
+}
+
+impl From<Refusal> for Stop {
+    fn from(refusal: Refusal) -> Self {
+        Stop::Refused(refusal)
+    }
+}
+
+impl From<Unfit> for Stop {
+    fn from(unfit: Unfit) -> Self {
+        match unfit {
+            Unfit::Refused(refusal) => Stop::Refused(refusal),
+            Unfit::Replaced => Replaced.into(),
+        }
+    }
+}
+
+impl From<Replaced> for Stop {
+    fn from(_: Replaced) -> Self {
+        unreachable!("the writer's content is replaced by the writer, between two entries")
+    }
+}
+
+impl From<Fault> for Stop {
+    fn from(fault: Fault) -> Self {
+        Stop::Fault(fault)
+    }
+}
+
+impl Machine {
+    /// Carries a command out, or refuses it without any effect.
+    pub(super) fn execute(
+        &mut self,
+        by: RequestId,
+        command: Command,
+        turn: &mut Turn<'_>,
+    ) -> Result<Reply, Stop> {
+        STRUCTURE.check(&command)?;
+        let (command, is_acting) = match command {
+            Command::As(caller, command) => {
+                let leases = self.store.shared().leases();
+                access::judge(&self.access, &caller, &command, &leases).map_err(Refusal::from)?;
+                (*command, true)
+            }
+            command => (command, false),
+        };
+        self.alarms.judge(&command, is_acting)?;
+        turn.hold.begin(is_wide(&command));
+        let newest = self.newest();
+        match command {
+            Command::Put(put) => {
+                check_put(&put, &turn.hold.snapshot(newest.revision))?;
+                let mut mutation = self.store.begin();
+                let reply = self.put(turn, &mut mutation, &put)?;
+                self.commit(turn, mutation);
+                Ok(Reply::Put(reply))
+            }
+            Command::Delete(delete) => {
+                let mut mutation = self.store.begin();
+                let reply = self.delete(turn, &mut mutation, &delete)?;
+                self.commit(turn, mutation);
+                Ok(Reply::Delete(reply))
+            }
+            Command::Txn(txn) => {
+                let before = turn.hold.snapshot(newest.revision);
+                let path = Path::judge(&txn, &before)?;
+                path.check(&txn, &before, newest)?;
+                let mut mutation = self.store.begin();
+                let operations = turn.done.tally.operations();
+                let reply = self.txn(turn, &mut mutation, &txn, &path)?;
+                let operations = turn.done.tally.operations() - operations;
+                turn.done.tally.txns += u64::from(operations > 1);
+                self.commit(turn, mutation);
+                Ok(Reply::Txn(reply))
+            }
+            Command::Compact(at) => self.compact(at, turn),
+            Command::Grant { id, ttl, session } => {
+                let session = session.map(|info| (by.node, by.incarnation, info));
+                self.grant(id, ttl, session, turn)
+            }
+            Command::Revoke(id) => {
+                let Some(deleted) = self.end_lease(id, turn)? else {
+                    return Err(Refusal::LeaseNotFound(id).into());
+                };
+                Ok(Reply::Revoke(RevokeReply { revision: self.store.revision(), deleted }))
+            }
+            Command::Announce(introduction) => self.announce(by.node, &introduction, turn),
+            Command::Raise(version) => self.raise(version),
+            Command::Access(change) => {
+                let mut access = Access::clone(&self.access);
+                access.apply(change).map_err(Refusal::from)?;
+                self.set_access(Arc::new(access));
+                Ok(Reply::Noted { revision: self.store.revision() })
+            }
+            Command::Alarm(change) => {
+                let mut alarms = Alarms::clone(&self.alarms);
+                let answer = alarms.apply(&change)?;
+                if alarms != *self.alarms {
+                    self.set_alarms(Arc::new(alarms));
+                }
+                Ok(Reply::Alarms { revision: self.store.revision(), alarms: answer })
+            }
+            Command::As(..) => unreachable!("no caller's caller is decoded, and none is proposed"),
+        }
+    }
+
+    /// The node that asks is called so, and is there.
+    fn announce(
+        &mut self,
+        node: NodeId,
+        introduction: &Introduction,
+        turn: &mut Turn<'_>,
+    ) -> Result<Reply, Stop> {
+        let mut members = Members::clone(&self.members);
+        if !members.announce(node, introduction) {
+            return Err(Refusal::NotMember(node).into());
+        }
+        if members != *self.members {
+            self.set_members(members);
+            turn.done.members = Some(Arc::clone(&self.members));
+        }
+        Ok(Reply::Noted { revision: self.store.revision() })
+    }
+
+    /// What all members understand rises to `version`, if it is not there yet.
+    fn raise(&mut self, version: ClusterVersion) -> Result<Reply, Stop> {
+        let known = self.options.known;
+        if version > known {
+            return Err(Fault::Outgrown { version, known }.into());
+        }
+        self.version = self.version.max(version);
+        self.set_configuration();
+        Ok(Reply::Noted { revision: self.store.revision() })
+    }
+
+    /// What a read in the log may ask for: published or not makes no difference there.
+    pub(super) fn newest(&self) -> Published {
+        Published { revision: self.store.revision(), compacted: self.store.compacted() }
+    }
+
+    fn commit(&mut self, turn: &mut Turn<'_>, mutation: Mutation) {
+        turn.done.changes.extend(self.store.commit(&mut turn.hold, mutation));
+    }
+
+    /// A put that has been checked.
+    fn put(
+        &mut self,
+        turn: &mut Turn<'_>,
+        mutation: &mut Mutation,
+        put: &Put,
+    ) -> Result<PutReply, Stop> {
+        let before = match (&put.value, put.lease) {
+            (PutValue::Set(_), PutLease::None | PutLease::Attach(_)) => None,
+            (PutValue::Keep, _) | (_, PutLease::Keep) => {
+                turn.hold.snapshot(mutation.revision()).get(&put.key)?
+            }
+        };
+        let before = before.as_ref().map(Row::view);
+        let value = match &put.value {
+            PutValue::Set(value) => value.clone(),
+            PutValue::Keep => before.map(RowRef::shared_value).unwrap_or_default(),
+        };
+        let lease = match put.lease {
+            PutLease::None => None,
+            PutLease::Attach(lease) => Some(lease),
+            PutLease::Keep => before.and_then(|row| row.meta().lease),
+        };
+        let event = self.store.put(&mut turn.hold, mutation, &put.key, &value, lease)?;
+        let prev = event.prev.as_ref();
+        let lease_before = prev.and_then(|kv| kv.lease);
+        let reply = PutReply {
+            revision: event.revision(),
+            prev: if put.prev_kv { prev.cloned() } else { None },
+        };
+        self.attach(&put.key, lease_before, lease);
+        turn.done.tally.puts += 1;
+        turn.done.tally.put_bytes += (put.key.len() + value.len()) as u64;
+        Ok(reply)
+    }
+
+    fn delete(
+        &mut self,
+        turn: &mut Turn<'_>,
+        mutation: &mut Mutation,
+        delete: &Delete,
+    ) -> Result<DeleteReply, Stop> {
+        turn.done.tally.deletes += 1;
+        let mut keys = Vec::new();
+        turn.hold.snapshot(mutation.revision()).scan(&delete.range, |row| {
+            keys.push(row.to_row());
+            Scan::On
+        })?;
+        let mut prev_kvs = Vec::new();
+        let mut deleted = 0;
+        for row in &keys {
+            let key = row.view().key();
+            let event = self
+                .store
+                .delete(&mut turn.hold, mutation, key)?
+                .expect("a row that was just seen");
+            let prev = event.prev.as_ref().expect("a deletion of something");
+            let lease = prev.lease;
+            if delete.prev_kv {
+                prev_kvs.push(prev.clone());
+            }
+            deleted += 1;
+            self.attach(key, lease, None);
+        }
+        Ok(DeleteReply { revision: self.store.revision_in(mutation), deleted, prev_kvs })
+    }
+
+    fn attach(&mut self, key: &[u8], before: Option<LeaseId>, now: Option<LeaseId>) {
+        if before != now {
+            self.store.shared().leases_mut().attach(key, before, now);
+        }
+    }
+
+    /// A transaction that has been checked along its path.
+    fn txn(
+        &mut self,
+        turn: &mut Turn<'_>,
+        mutation: &mut Mutation,
+        txn: &Txn,
+        path: &Path,
+    ) -> Result<TxnReply, Stop> {
+        let mut nested = path.nested.iter();
+        let mut results = Vec::new();
+        for op in path.branch(txn) {
+            results.push(match op {
+                Op::Range(range) => {
+                    let revision = self.store.revision_in(mutation);
+                    let mut snapshot = turn.hold.snapshot(mutation.revision());
+                    if range.revision.is_some_and(|asked| asked > Revision(0)) {
+                        snapshot = snapshot.at(resolve(range.revision, self.newest())?);
+                    }
+                    turn.done.tally.ranges += 1;
+                    TxnResult::Range(snapshot.range(range, revision)?)
+                }
+                Op::Put(put) => TxnResult::Put(self.put(turn, mutation, put)?),
+                Op::Delete(delete) => TxnResult::Delete(self.delete(turn, mutation, delete)?),
+                Op::Txn(txn) => {
+                    let path = nested.next().expect("a path for each nested transaction");
+                    TxnResult::Txn(self.txn(turn, mutation, txn, path)?)
+                }
+            });
+        }
+        let revision = self.store.revision_in(mutation);
+        Ok(TxnReply { revision, succeeded: path.succeeded, results })
+    }
+
+    fn compact(&mut self, at: Revision, turn: &mut Turn<'_>) -> Result<Reply, Stop> {
+        let newest = self.store.revision();
+        if at > newest {
+            return Err(Refusal::Future { asked: at, newest }.into());
+        }
+        if let Some(compacted) = self.store.compacted()
+            && at <= compacted
+        {
+            return Err(Refusal::Compacted { asked: at, compacted }.into());
+        }
+        self.store.compact(at);
+        turn.done.compacted = Some(at);
+        Ok(Reply::Compacted { revision: newest })
+    }
+
+    fn grant(
+        &mut self,
+        id: Option<LeaseId>,
+        ttl: Duration,
+        session: Option<(NodeId, Incarnation, SessionInfo)>,
+        turn: &mut Turn<'_>,
+    ) -> Result<Reply, Stop> {
+        let shared = Arc::clone(self.store.shared());
+        if let Some(id) = id
+            && shared.leases().contains(id)
+        {
+            return Err(Refusal::LeaseExists(id).into());
+        }
+        if let Some((node, incarnation, SessionInfo { own: true, .. })) = session {
+            let ghosts = shared.leases().left_behind(node, incarnation);
+            for ghost in ghosts {
+                self.end_lease(ghost, turn)?;
+            }
+        }
+        let mut leases = shared.leases_mut();
+        let id = match id {
+            Some(id) => {
+                leases.choose(id);
+                id
+            }
+            None => leases.mint(),
+        };
+        leases.grant(id, ttl, session.clone());
+        turn.done.leases.push(LeaseChange::Granted { id, ttl, session });
+        Ok(Reply::Grant(GrantReply { revision: self.store.revision(), id, ttl }))
+    }
+
+    /// Ends a lease and deletes its keys, in key order, in one revision. Tells how many keys, or
+    /// that there was no such lease.
+    pub(super) fn end_lease(
+        &mut self,
+        id: LeaseId,
+        turn: &mut Turn<'_>,
+    ) -> Result<Option<u64>, Fault> {
+        let ended = self.store.shared().leases_mut().end(id);
+        let Some(keys) = ended else { return Ok(None) };
+        let mut mutation = self.store.begin();
+        let mut deleted = 0;
+        for key in &keys {
+            let event = self.store.delete(&mut turn.hold, &mut mutation, key)?;
+            let prev = event.and_then(|event| event.prev.as_ref());
+            assert!(prev.is_some_and(|kv| kv.lease == Some(id)), "lease {id} held a foreign key");
+            deleted += 1;
+        }
+        turn.done.tally.deletes += deleted;
+        self.commit(turn, mutation);
+        if mutant::is(Mutant::M28) {
+            turn.done.changes.pop();
+        }
+        turn.done.leases.push(LeaseChange::Ended { id });
+        Ok(Some(deleted))
+    }
+}
