@@ -13,7 +13,8 @@ use crate::model::{KeyRange, Op, Put, PutLease, PutValue};
 
 use super::call::pause;
 use super::error::LockError;
-use super::hold::{GuardError, Hold, Released};
+use super::guard_txn::GuardError;
+use super::hold::{Hold, Released};
 use super::line::prefix_of;
 use super::lock_call::deadline_of;
 use super::observe::{self, Candidate, Leader, Observe};

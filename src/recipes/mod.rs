@@ -14,7 +14,7 @@
 //! ```text
 //!   mutex, rw_lock, ...       what a program asks for                 LockCall, Guard
 //!   election, leading         a mutex with a value; work that runs while it leads
-//!   wish, hold                the future, and what every guard has
+//!   wish, hold, guard_txn     the future, what every guard has, and transactions under it
 //!   place                     a key in a line, and the tasks of this process that share it
 //!   line, book                all lines of this node; follows the replica
 //!   head_count                how many hold and wait, for the metrics
@@ -36,6 +36,7 @@
 //! ```
 
 mod guard;
+mod guard_txn;
 mod lock_call;
 
 mod multi_lock;
@@ -100,7 +101,8 @@ pub use election::{Campaign, Election, Leadership};
 pub use error::{LockError, Loss, WaitsFor};
 pub use fence::{Fence, Stale};
 pub use group::{Group, GroupError, GroupEvent, GroupMember, GroupWatch, Membership};
-pub use hold::{GuardError, GuardTxn, Hold, LockState, Released};
+pub use guard_txn::{GuardError, GuardTxn};
+pub use hold::{Hold, LockState, Released};
 pub use latch::{Latch, LatchError};
 pub use leading::{LeadError, Leading};
 pub use lock_call::LockCall;

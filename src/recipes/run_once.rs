@@ -16,7 +16,7 @@ use crate::mutant::{self, Mutant};
 
 use super::call::{Call, Until};
 use super::error::{LockError, Loss};
-use super::hold::GuardError;
+use super::guard_txn::GuardError;
 use super::look::look_until;
 use super::mutex::Guard;
 

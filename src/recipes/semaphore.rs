@@ -15,7 +15,7 @@ use crate::mutant::{self, Mutant};
 use super::call::{Call, Until};
 use super::error::LockError;
 use super::guard::guard;
-use super::hold::GuardError;
+use super::guard_txn::GuardError;
 use super::line::{is_place, lock_of, prefix_of};
 use super::lock_call::LockCall;
 use super::rule::{LockKind, Rule};
