@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 
 use crate::api::{Error, Session};
 use crate::model::{Command, KeyValue, LeaseId, NodeId, Op, Put, PutLease, PutValue, Reply, Txn};
+use crate::mutant::{self, Mutant};
 use crate::node::{CallError, CallResult, ReplyTo, SessionState, Shared, StopReason};
 
 use super::book::{Book, Standing};
@@ -163,7 +164,10 @@ async fn resume<G: From<Hold> + 'static>(
     if parent(key) != Some(&prefix_of(name)) {
         return Err(ResumeError::AnotherLock { key: key.clone() });
     }
-    let row = session.client().get(key.clone()).await?;
+    let row = match mutant::is(Mutant::B51) {
+        false => session.client().get(key.clone()).await?,
+        true => shared.reader.get(key).0,
+    };
     let is_left = |row: &KeyValue| row.create_revision == *since && row.lease == Some(*lease);
     let row = row.filter(is_left).ok_or(ResumeError::Over)?;
     if !fits(&row) {

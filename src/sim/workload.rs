@@ -6,7 +6,7 @@
 //! put it.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +27,7 @@ use crate::model::{
     Command, Compare, Delete, KeyRange, KeyValue, LeaseId, NodeId, Op, Put, PutLease, PutValue,
     Reply, Revision, Txn,
 };
+use crate::recipes::Ticket;
 
 /// How many keys the clients fight over.
 const KEYS: usize = 8;
@@ -52,6 +53,8 @@ pub(crate) struct Scene {
     pub(crate) putting: Presence,
     /// Leases of sessions that were opened with their lock delays, for those who want to take one up.
     pub(crate) known_leases: Rc<RefCell<VecDeque<(LeaseId, Duration)>>>,
+    /// What programs have saved of their holds, by node and lock, as if on its disk.
+    pub(crate) tickets: Rc<RefCell<BTreeMap<(NodeId, &'static str), Ticket>>>,
     unique: Rc<Cell<u64>>,
 }
 
@@ -64,7 +67,7 @@ impl Scene {
         think_max: Duration,
         session_ttl: Duration,
     ) -> Self {
-        let (closing, putting, unique, known_leases) = Default::default();
+        let (closing, putting, unique, known_leases, tickets) = Default::default();
         Self {
             judge,
             timers,
@@ -75,6 +78,7 @@ impl Scene {
             closing,
             putting,
             known_leases,
+            tickets,
             unique,
         }
     }

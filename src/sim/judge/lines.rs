@@ -54,6 +54,8 @@ pub(super) struct Lines {
     lines: BTreeMap<Bytes, Line>,
     /// The keys of those who stand in several lines, by each of them and the revision that made them.
     together: BTreeMap<(Bytes, Revision), Vec<Bytes>>,
+    /// Who takes up which place that an earlier session has left.
+    pub(super) takers: BTreeSet<(Bytes, Revision, LeaseId)>,
 }
 
 impl Share {
@@ -215,7 +217,8 @@ impl Lines {
         }
     }
 
-    /// Whoever has a place that was another's had one of its own in that line until now.
+    /// Whoever has a place that was another's had one of its own in that line until now, or takes up what an
+    /// earlier session of its node has left.
     fn handed(&self, events: &[&Event]) -> Result<(), String> {
         for event in events.iter().filter(|event| event.kind == EventKind::Put) {
             let (key, prefix) = (&event.kv.key, prefix_of(&event.kv.key));
@@ -230,7 +233,9 @@ impl Lines {
                     && place.map(|place| place.lease) == event.kv.lease
             };
             let heir = event.kv.lease.filter(|lease| *lease != before.lease);
-            if let Some(heir) = heir.filter(|_| !events.iter().any(is_left)) {
+            let takes_up = |heir: LeaseId| self.takers.contains(&(key.clone(), before.since, heir));
+            if let Some(heir) = heir.filter(|heir| !events.iter().any(is_left) && !takes_up(*heir))
+            {
                 return Err(format!("{key:?} of {before:?} goes to {heir:?}, who does not wait"));
             }
         }

@@ -321,11 +321,27 @@ impl Judge {
 
     /// A release was acknowledged: the key that `since` made is gone, or another session's.
     pub(crate) fn left_the_line(&mut self, key: &Bytes, since: Revision, lease: LeaseId) {
-        let row = self.truth.row_at(key, self.truth.newest()).cloned();
-        let is_its = |row: &KeyValue| row.create_revision == since && row.lease == Some(lease);
-        if row.as_ref().is_some_and(is_its) {
+        if let Some(row) = self.stands_still(key, since, lease) {
             self.broken("K-LEAK", || format!("{key:?} was released and is still there: {row:?}"));
         }
+    }
+
+    /// This session is about to take up a hold that an earlier one has left.
+    pub(crate) fn takes_up(&mut self, key: &Bytes, since: Revision, by: LeaseId) {
+        self.locks.lines.takers.insert((key.clone(), since, by));
+    }
+
+    /// Who wanted to take this hold up again was told that it is over.
+    pub(crate) fn is_over(&mut self, key: &Bytes, since: Revision, lease: LeaseId) {
+        if let Some(row) = self.stands_still(key, since, lease) {
+            self.broken("K-RESUME", || format!("{key:?} is said to be over, and there is {row:?}"));
+        }
+    }
+
+    /// The row of a place, if it is there, and the same session's.
+    fn stands_still(&self, key: &Bytes, since: Revision, lease: LeaseId) -> Option<KeyValue> {
+        let row = self.truth.row_at(key, self.truth.newest());
+        row.filter(|row| row.create_revision == since && row.lease == Some(lease)).cloned()
     }
 
     /// Somebody who only tried was told that the lock is taken; it began when the store was at

@@ -11,6 +11,7 @@ mod owners;
 mod permits;
 mod queue;
 mod reading;
+mod resuming;
 mod toolbox;
 
 mod program;

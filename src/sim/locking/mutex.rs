@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{GaveUp, PATIENCE, Player};
+use super::{GaveUp, Holding, PATIENCE, Player, resuming};
 use crate::api::Session;
 use crate::model::LeaseId;
 use crate::recipes::{Guard, LockError};
@@ -24,16 +24,29 @@ async fn live(player: Player, lock: &'static str) {
     while !player.is_closing() {
         player.think().await;
         let Some(session) = player.session().await else { continue };
-        // What a session has let go may still be there for a while: only its first wish is its only one.
-        let mut lonely = Some(session.lease());
-        while session.end().is_none() && !player.is_closing() {
-            turn(&player, &session, lock, lonely.take()).await;
+        let (mut left, mut lonely) = (Left::Free, None);
+        match resuming::saved(&player, lock) {
+            Some(ticket) => {
+                if let Some(holding) = resuming::take_up(&player, &session, lock, ticket).await {
+                    left = hold(&player, holding).await;
+                }
+            }
+            // What a session has let go may still be there for a while: only its first wish is its only one.
+            None => lonely = Some(session.lease()),
+        }
+        while session.end().is_none() && left == Left::Free && !player.is_closing() {
+            if let Some((what, guard)) = take(&player, &session, lock, lonely.take()).await {
+                left = hold(&player, player.believe(what, lock, guard)).await;
+            }
             player.think().await;
             if one_in(&player.rng, 10) {
                 break;
             }
         }
-        drop(session.close().await);
+        match left {
+            Left::Free => drop(session.close().await),
+            Left::ToTheNext => drop(session.orphan()),
+        }
     }
 }
 
@@ -47,14 +60,27 @@ pub(super) async fn once(player: &Player, session: &Session, lock: &'static str)
     true
 }
 
-async fn turn(player: &Player, session: &Session, lock: &'static str, lonely: Option<LeaseId>) {
-    let Some((what, guard)) = take(player, session, lock, lonely).await else {
-        return;
-    };
-    let holding = player.believe(what, lock, guard);
+/// How a hold was let go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Left {
+    /// For whoever is next in line.
+    Free,
+    /// For the program's next session.
+    ToTheNext,
+}
+
+async fn hold(player: &Player, holding: Holding<Guard>) -> Left {
+    let lock = holding.lock();
+    resuming::save(player, &holding);
     player.scene.timers.sleep(player.while_held()).await;
     player.update_at_last(&holding).await;
+    if one_in(&player.rng, 10) {
+        resuming::leave(player, holding);
+        return Left::ToTheNext;
+    }
+    resuming::forget(player, lock);
     player.let_go(holding).await;
+    Left::Free
 }
 
 /// Waits for the lock, or tries it. `lonely` is the lease, if nothing else was wished for with it.

@@ -141,6 +141,8 @@ fn leadership_is_handed_to_the_longest_log_that_was_heard_of() {
     world.propose(node(1), b"A");
     world.settle_without(|flying| flying.to == node(2));
     assert_eq!(world.at(1).best_transferee(), Some(node(3)));
+    world.at(1).not_sent(node(3));
+    assert_eq!(world.at(1).best_transferee(), Some(node(3)), "who gets too much is there");
     world.at(1).unreachable(node(3));
     assert_eq!(world.at(1).best_transferee(), Some(node(2)), "unreachable");
     world.propose(node(1), b"B");

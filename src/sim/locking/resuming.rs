@@ -1,0 +1,79 @@
+//! A hold that is taken up again: by the next life of its program, or by another session of this one to which it was left.
+//! What a program saves of its hold outlives its process.
+
+use std::cell::Cell;
+
+use super::super::plan::one_in;
+use super::{Holding, Player};
+use crate::api::Session;
+use crate::recipes::{Guard, LockError, ResumeError, Ticket};
+
+/// Saves what names the hold, as a program does before it begins what must be gone on with after a crash.
+pub(super) fn save(player: &Player, holding: &Holding<Guard>) {
+    let saved = (player.node, holding.lock());
+    player.scene.tickets.borrow_mut().insert(saved, holding.held.ticket());
+}
+
+/// Forgets it again; now and then does not, and finds out that it is over.
+pub(super) fn forget(player: &Player, lock: &'static str) {
+    if !one_in(&player.rng, 4) {
+        player.scene.tickets.borrow_mut().remove(&(player.node, lock));
+    }
+}
+
+/// Leaves the hold to the next session: its key stays, and nobody believes in it. Something may still be under way.
+pub(super) fn leave(player: &Player, holding: Holding<Guard>) {
+    let lock = holding.lock();
+    let ticket = player.stop_believing(holding).leak();
+    player.scene.tickets.borrow_mut().insert((player.node, lock), ticket);
+    player.scene.judge.borrow_mut().count("hold left to the next");
+}
+
+/// What was saved on this node.
+pub(super) fn saved(player: &Player, lock: &'static str) -> Option<Ticket> {
+    player.scene.tickets.borrow_mut().remove(&(player.node, lock))
+}
+
+/// Takes it up.
+pub(super) async fn take_up(
+    player: &Player,
+    session: &Session,
+    lock: &'static str,
+    ticket: Ticket,
+) -> Option<Holding<Guard>> {
+    player.scene.judge.borrow_mut().takes_up(ticket.key(), ticket.since(), session.lease());
+    let (mutex, refused) = (session.mutex(lock), Cell::new(None));
+    let wish = async {
+        mutex.resume(&ticket).await.map_err(|why| match why {
+            ResumeError::NotTaken(why) => why,
+            why => {
+                refused.set(Some(why));
+                LockError::Unavailable
+            }
+        })
+    };
+    if let Ok(guard) = player.wait(lock, Box::pin(wish)).await {
+        return Some(player.believe("hold taken up", lock, guard));
+    }
+    told(player, lock, ticket, refused.into_inner());
+    None
+}
+
+fn told(player: &Player, lock: &'static str, ticket: Ticket, why: Option<ResumeError>) {
+    let mut judge = player.scene.judge.borrow_mut();
+    match why {
+        Some(ResumeError::Over) => {
+            judge.is_over(ticket.key(), ticket.since(), ticket.lease());
+            judge.count("hold over when it was to be taken up");
+        }
+        // It may be tried again.
+        Some(ResumeError::Store(_)) => {
+            player.scene.tickets.borrow_mut().insert((player.node, lock), ticket);
+        }
+        Some(why @ (ResumeError::AnotherNode { .. } | ResumeError::AnotherLock { .. })) => {
+            judge.expect(false, "K-RESUME", || format!("{ticket} of {lock}: {why}"));
+        }
+        // Its session believes in its lease still; or it was given up, or its own session has ended.
+        Some(_) | None => {}
+    }
+}
