@@ -153,6 +153,29 @@ fn an_item_that_is_taken_is_nobody_elses_until_it_is_given_back() {
 }
 
 #[test]
+fn what_an_orphaned_session_has_taken_is_given_back_when_it_is_dropped() {
+    let cluster = quick(1);
+    let node = cluster.node(0);
+    let session = node.open_session().wait().unwrap();
+    let taker = session.queue("jobs");
+    taker.put("a").wait().unwrap();
+    let delivery = taker.take().wait().unwrap();
+    // Another one waits, and so stands in the line of those who do.
+    let waits = poll_at_most(1, taker.take());
+    assert!(waits.is_none());
+    let mut idle = Box::pin(taker.take().into_future());
+    assert!(idle.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    until_count(&node.client(), "jobs/idle/", 1);
+    let lease = session.orphan();
+    drop((idle, delivery, taker));
+    let _kept = node.resume_session(lease).wait().unwrap();
+    let other = self::taker(&cluster, 0, "jobs");
+    let again = other.take().deadline(Duration::from_secs(60)).wait().unwrap();
+    assert_eq!((text(&again).as_str(), again.attempt()), ("a", 2));
+    until_count(&node.client(), "jobs/idle/", 0);
+}
+
+#[test]
 fn what_was_given_back_stands_where_it_stood() {
     let cluster = quick(1);
     let taker = taker(&cluster, 0, "jobs");

@@ -14,8 +14,8 @@ use bytes::Bytes;
 
 use super::{CodecError, Decode, Decoder, Encode, Encoder, Sink};
 use crate::model::{
-    DiskId, Introduction, LogIndex, Member, MemberAnswer, MemberChange, MemberRefusal, MemberRole,
-    MemberWish, Members, NodeId, SnapshotId, Term,
+    DiskId, Introduction, JoinAsk, LogIndex, Member, MemberAnswer, MemberChange, MemberRefusal,
+    MemberRole, MemberWish, Members, NodeId, SnapshotId, Term,
 };
 
 /// The format of changes that this build writes, and the newest that it reads.
@@ -142,17 +142,27 @@ impl Decode for MemberWish {
         Ok(match from.byte()? {
             1 => MemberWish::Add {
                 disk: DiskId(from.fixed_u128()?),
-                name: from.text()?,
-                address: from.text()?,
+                name: wished(from)?,
+                address: wished(from)?,
                 replaces: take_optional(from)?,
             },
             2 => MemberWish::Promote(NodeId::decode(from)?),
             3 => MemberWish::Remove(NodeId::decode(from)?),
-            4 => {
-                MemberWish::Keep { address: from.text()?, votes: from.flags("kept place", 1)? == 1 }
-            }
+            4 => MemberWish::Keep {
+                address: wished(from)?,
+                votes: from.flags("kept place", 1)? == 1,
+            },
             found => return Err(CodecError::Newer { what: "member wish", found: found.into() }),
         })
+    }
+}
+
+/// A name or an address that somebody wishes to have: what becomes a change must not be more than its readers take.
+fn wished(from: &mut Decoder) -> Result<String, CodecError> {
+    let text = from.text()?;
+    match text.len() <= JoinAsk::TEXT_BYTES_MAX {
+        true => Ok(text),
+        false => Err(from.malformed("a name or an address is too long")),
     }
 }
 

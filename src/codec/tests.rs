@@ -527,3 +527,16 @@ fn changes_of_the_members_read_back_as_they_were_written() {
         }
     }
 }
+
+#[test]
+fn nobody_wishes_for_more_than_a_change_of_the_members_may_say() {
+    let long = || "x".repeat(JoinAsk::TEXT_BYTES_MAX + 1);
+    let (disk, replaces) = (DiskId(9), None);
+    let add = |name, address| MemberWish::Add { disk, name, address, replaces };
+    let keep = MemberWish::Keep { address: long(), votes: false };
+    for wish in [add(long(), String::new()), add(String::new(), long()), keep] {
+        let message = PeerMessage::MemberAsk { round: 1, incarnation: Incarnation(1), wish };
+        let error = decode_message(message_bytes(&message)).unwrap_err();
+        assert!(error.to_string().contains("too long"), "{error}");
+    }
+}

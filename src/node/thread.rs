@@ -79,7 +79,7 @@ impl Running {
     /// Starts the threads.
     ///
     /// # Errors
-    /// The operating system gives no thread.
+    /// The operating system gives no thread. Those that it gave end, and let go of the directory.
     pub(crate) fn start(node: Assembled) -> io::Result<Self> {
         let Assembled {
             mut driver,
@@ -91,19 +91,25 @@ impl Running {
         } = node;
         let threads = Arc::new(Threads::default());
         let running = Self { shared: Arc::clone(&shared), threads: Arc::clone(&threads) };
-        running.spawn(LOG, {
+        // First, since it ends the others.
+        running.spawn(DRIVER, {
             let shared = Arc::clone(&shared);
-            move || run_log(&mut log_worker, &shared)
+            move || run_driver(&mut driver, &shared, &threads)
         })?;
-        running.spawn(SNAPSHOTS, {
-            let shared = Arc::clone(&shared);
-            move || run_snapshots(&mut snapshot_worker, &shared)
-        })?;
-        running.spawn(BACKUPS, move || run_backups(&backup_worker))?;
-        if let Some(mut worker) = warm_worker {
-            running.spawn(WARM, move || run_warm(&mut worker))?;
+        let others = || {
+            let of_log = Arc::clone(&shared);
+            running.spawn(LOG, move || run_log(&mut log_worker, &of_log))?;
+            running.spawn(SNAPSHOTS, move || run_snapshots(&mut snapshot_worker, &shared))?;
+            running.spawn(BACKUPS, move || run_backups(&backup_worker))?;
+            match warm_worker {
+                Some(mut worker) => running.spawn(WARM, move || run_warm(&mut worker)),
+                None => Ok(()),
+            }
+        };
+        if let Err(error) = others() {
+            running.abort();
+            return Err(error);
         }
-        running.spawn(DRIVER, move || run_driver(&mut driver, &shared, &threads))?;
         Ok(running)
     }
 
@@ -115,7 +121,6 @@ impl Running {
     }
 
     /// Stops the node as a crash would: nothing is handed over, nothing is said.
-    #[cfg_attr(not(any(test, feature = "testing")), allow(dead_code, reason = "for `testing`"))]
     pub(crate) fn abort(&self) {
         drop(self.shared.inbox.push(Input::Abort));
         self.resume();

@@ -385,7 +385,7 @@ fn members_that_go_and_come_again_decide_nothing_by_what_they_remember() {
     story.members_change = true;
     story
         .holds(&["joined", "member removed", "machine lost"])
-        .falls(Mutant::M30, &["R-CONF", "R-QUORUM", "L-CONVERGE", "C-STOP", "R-LEARNER"])
+        .falls(Mutant::M30, &["R-CONF", "R-QUORUM", "L-CONVERGE", "C-STOP", "R-LEARNER", "S-SIZE"])
         .falls(Mutant::M35, &["R-QUORUM"]);
 }
 

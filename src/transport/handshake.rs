@@ -174,6 +174,13 @@ pub(crate) fn judge(mine: &Hello, theirs: &Hello, known: &Known) -> Result<(), H
     if mine.to != them {
         return Err(HelloRefusal::WrongAnswer { me, meant: mine.to, them });
     }
+    // This member's own log says who founded with what: another's word does not make its disk a lost one, nor a
+    // member a removed one. It makes two foundings.
+    if let (Standing::Founded(mine), Standing::Founded(theirs)) = (&mine.standing, &theirs.standing)
+        && mine != theirs
+    {
+        return Err(HelloRefusal::OtherFounding { me, them });
+    }
     match known {
         Known::Founders(founders) => {
             if !founders.contains(&them) {
@@ -183,11 +190,6 @@ pub(crate) fn judge(mine: &Hello, theirs: &Hello, known: &Known) -> Result<(), H
         Known::Members(members) => judge_member(theirs, me, members)?,
     }
     match (&mine.standing, &theirs.standing) {
-        // This member's own log says who founded with what: another's word does not make its disk a
-        // lost one, it makes two foundings.
-        (Standing::Founded(mine), Standing::Founded(theirs)) if mine != theirs => {
-            Err(HelloRefusal::OtherFounding { me, them })
-        }
         (Standing::Blank, Standing::Founded(founding)) => match founding.get(&me) {
             Some(disk) => judge_disk(me, *disk, mine.disk),
             None => Err(HelloRefusal::OtherFounding { me, them }),
@@ -426,6 +428,11 @@ mod tests {
         let gone = Err(HelloRefusal::Removed { member: node(2) });
         assert_eq!(told(&all, &founded(2, 1)), gone);
         assert_eq!(told(&all, &Hello { since: LogIndex(999), ..founded(2, 1) }), gone);
+        // Of another cluster with the same names, whose second member is none of those that went.
+        let other = [(node(1), disk(71)), (node(2), disk(72))].into();
+        let stranger = Hello { standing: Standing::Founded(other), ..founded(2, 1) };
+        let refused = told(&all, &stranger);
+        assert!(matches!(refused, Err(HelloRefusal::OtherFounding { .. })), "{refused:?}");
         let refused = Refused::from(HelloRefusal::Removed { member: node(2) });
         assert_eq!((refused.removed, refused.disk_lost), (Some(node(2)), None));
     }

@@ -335,9 +335,10 @@ impl Driver {
                 Some(id) => Some(id),
                 None => {
                     let why = format!("there is no member called {old:?} to be replaced");
-                    // One that has not said yet what it is called may be it.
+                    // One that has not said yet what it is called may be it, or one that this member has not heard of: it
+                    // may be behind. The leader is not.
                     let nameless = members.rows().values().any(|member| member.name.is_empty());
-                    return reply.send(match nameless {
+                    return reply.send(match nameless || self.leading.is_none() {
                         true => JoinAnswer::Later(why),
                         false => JoinAnswer::Refused(why),
                     });
@@ -382,7 +383,10 @@ fn not_let_in(refusal: &MemberRefusal) -> JoinAnswer {
             JoinAnswer::Later("another change of the members is under way".to_owned())
         }
         // Whose place it takes is known here by its name, and this member may be behind: another one has that name now.
-        MemberRefusal::Unknown(_) => JoinAnswer::Later(refusal.to_string()),
+        // And who is needed for a quorum may be back in a moment.
+        MemberRefusal::Unknown(_) | MemberRefusal::LosesQuorum { .. } => {
+            JoinAnswer::Later(refusal.to_string())
+        }
         _ => JoinAnswer::Refused(refusal.to_string()),
     }
 }

@@ -313,7 +313,8 @@ impl Board {
     /// What to propose, if anything.
     fn decide(&self, state: &mut State, work: &mut Work) {
         if let Some(end) = self.session.end() {
-            state.stands = false;
+            // An orphan's lease lives on, and so does its row, until the board goes.
+            state.stands &= end == SessionEnd::Orphaned;
             let error = QueueError::ended(end, self.session.shared());
             return state.fail_all(&error, work);
         }
@@ -446,7 +447,8 @@ impl State {
 impl Drop for Board {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if state.stands && self.session.end().is_none() {
+        // That of a session that was lost goes with its lease; an orphan's would stay in the line.
+        if state.stands && self.session.end() != Some(SessionEnd::NotRenewed) {
             let leave = Command::Delete(crate::model::Delete::new(self.idle_key()));
             self.session.shared().insist(leave, ReplyTo::Nobody);
         }

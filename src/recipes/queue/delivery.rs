@@ -346,8 +346,8 @@ impl Delivery {
 
 impl Drop for Delivery {
     fn drop(&mut self) {
-        // The end of the session gives it back, if it has ended.
-        if self.open && self.claim.session.end().is_none() {
+        // The lease of a session that was lost gives it back, after the lock delay.
+        if self.open && self.claim.session.end() != Some(SessionEnd::NotRenewed) {
             self.claim.give_back(ReplyTo::Nobody);
         }
     }
