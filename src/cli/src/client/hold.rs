@@ -213,12 +213,12 @@ async fn run(
             biased;
             status = child.wait() => return Ok(exit_code(status?)),
             why = &mut lost => {
-                crate::complain(&format!("lost, the command is killed: {why}"));
+                // Before anything is said: nobody may be there to read it.
                 child.kill().await;
+                crate::complain(&format!("lost, the command was killed: {why}"));
                 return Ok(EXIT_LOST);
             }
             () = end.before(session.ttl / 5).come() => {
-                crate::complain(&"no server confirms the hold: the command is ended");
                 child.ask_to_end();
                 tokio::select! {
                     // Its descendants may go on.
@@ -226,6 +226,7 @@ async fn run(
                     () = end.before(session.ttl / 20).come() => {}
                 }
                 child.kill().await;
+                crate::complain(&"no server confirms the hold: the command was ended");
                 return Ok(EXIT_LOST);
             }
             signal = signals.next() => child.pass_on(signal),

@@ -183,18 +183,22 @@ impl Place {
     }
 
     /// Waits until it is gone, which it should not be.
-    pub(crate) async fn loss(&self, client: &Client, from: i64) -> String {
+    pub(crate) async fn loss(&self, client: &Client, mut from: i64) -> String {
         loop {
             until_deleted(client, [(self.key.clone(), Bytes::new())], from).await;
             let request = pb::RangeRequest { key: self.key.clone(), ..Default::default() };
             let row =
                 insist(client, async |link: Link| link.kv().range(request.clone()).await).await;
-            let is_there = |row: pb::RangeResponse| {
-                row.kvs.first().is_some_and(|row| row.create_revision == self.created)
+            let Ok(pb::RangeResponse { header, kvs, .. }) = row else {
+                // Refused, which says nothing of the key. That the lease is renewed is somebody else's to see.
+                tokio::time::sleep(AGAIN).await;
+                continue;
             };
-            if !row.is_ok_and(is_there) {
+            if kvs.first().is_none_or(|row| row.create_revision != self.created) {
                 return "somebody has deleted its key".to_owned();
             }
+            // What was before may be compacted by now: it is not asked for again.
+            from = header.map_or(from, |header| header.revision + 1);
         }
     }
 

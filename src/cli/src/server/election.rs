@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use bowline::{Compare, EventKind, KeyRange, KeyValue, Op, Put, Revision};
+use bowline::{Compare, EventKind, KeyRange, KeyValue, Op, Put, PutLease, Revision};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
@@ -63,9 +63,8 @@ impl Election for ElectionService {
         let leader = named(leader)?;
         let held = still_leads(&leader)?;
         let mut put = Put::new(leader.key, value);
-        if let Some(lease) = lease_id(leader.lease) {
-            put = put.lease(lease);
-        }
+        // Who names none keeps that of its campaign: without a lease the key would be no candidate's any more.
+        put.lease = lease_id(leader.lease).map_or(PutLease::Keep, PutLease::Attach);
         let txn = self.0.acting(&who)?.txn().when(held).then(put);
         let reply = txn.commit().await.map_err(refused)?;
         if !reply.succeeded {

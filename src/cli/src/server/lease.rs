@@ -47,7 +47,8 @@ impl LeaseService {
         let ttl = match lease_id(request.id) {
             None => 0,
             Some(lease) => match member.acting_still(who).renew(lease).await {
-                Ok(ttl) => ttl.as_secs() as i64,
+                // None is what is said of one that has ended.
+                Ok(ttl) => ttl.as_secs().max(1) as i64,
                 Err(Error::Refused(Refusal::LeaseNotFound(_))) => 0,
                 Err(error) => return Err(refused(error)),
             },

@@ -163,10 +163,12 @@ async fn an_election_has_one_leader_that_proclaims_and_resigns() {
         leader: Some(leader.clone()),
         value: "a2".into(),
     };
-    elections.proclaim(proclaim(&leader)).await.unwrap();
+    // Whoever names no lease keeps the one of its campaign.
+    let unleased = v3electionpb::LeaderKey { lease: 0, ..leader.clone() };
+    elections.proclaim(proclaim(&unleased)).await.unwrap();
     sees("a2").await;
-    let now = elections.leader(asked()).await.unwrap().into_inner();
-    assert_eq!(now.kv.unwrap().value, "a2");
+    let now = elections.leader(asked()).await.unwrap().into_inner().kv.unwrap();
+    assert_eq!((&now.value[..], now.lease), (&b"a2"[..], one));
 
     let resign = v3electionpb::ResignRequest { leader: Some(leader.clone()) };
     elections.resign(resign.clone()).await.unwrap();
