@@ -6,18 +6,19 @@
 //! any thread, each page in a hold of its own, while entries are applied and compactions go on.
 //!
 //! What it costs the writer is the copy, and memory: while an image lives, what is compacted after it
-//! was taken is not given back. A worker reads it to its end or drops it.
+//! was taken is not given back. A worker reads it to its end or drops it; of one whose reader hangs
+//! somebody else lets go ([`ImageRelease`]).
 
 use std::collections::VecDeque;
 use std::ops::Bound;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, RwLockReadGuard, Weak};
 
 use thiserror::Error;
 
 use super::answers::AnswerRow;
 use super::lease::Held;
 use super::row::{Row, RowRef};
-use super::shared::{Registration, Replaced, Shared};
+use super::shared::{Registration, Replaced, Shared, State};
 use super::store::expect_sound;
 use crate::model::{EventKind, Fault, KeyValue, LifeRow, Piece, Revision, RowChange, StateHead};
 
@@ -33,11 +34,26 @@ pub struct Image {
     head: StateHead,
     shared: Arc<Shared>,
     generation: u64,
-    kept: Option<Registration>,
+    kept: Option<Kept>,
     next: Next,
     leases: VecDeque<Held>,
     lives: VecDeque<LifeRow>,
     answers: VecDeque<AnswerRow>,
+}
+
+/// What an image keeps from the sweep, until it is dropped or somebody lets go of it.
+type Kept = Arc<Mutex<Option<Registration>>>;
+
+/// Lets go of what an image keeps, from another thread than the one that reads it.
+pub struct ImageRelease(Weak<Mutex<Option<Registration>>>);
+
+impl ImageRelease {
+    /// The image cannot be read on, and keeps nothing from the sweep any more.
+    pub fn let_go(&self) {
+        if let Some(kept) = self.0.upgrade() {
+            kept.lock().unwrap_or_else(PoisonError::into_inner).take();
+        }
+    }
 }
 
 /// What the next piece begins with.
@@ -56,6 +72,9 @@ pub enum ImageError {
     /// The state was replaced by a later one: take another image.
     #[error("the state was replaced by an installed snapshot while it was being copied")]
     Replaced,
+    /// It took too long, and nothing is kept for it any more: take another image.
+    #[error("the copy of the state took too long, and is not kept any more")]
+    LetGo,
     /// The state is damaged, and would be damaged where it goes.
     #[error(transparent)]
     Fault(#[from] Fault),
@@ -83,7 +102,13 @@ impl Image {
             None => first_change(None),
         };
         let shared = Arc::clone(shared);
-        Self { head, shared, generation, kept: Some(kept), next, leases, lives, answers }
+        let kept = Some(Arc::new(Mutex::new(Some(kept))));
+        Self { head, shared, generation, kept, next, leases, lives, answers }
+    }
+
+    /// For who must be able to let go of it while another thread hangs.
+    pub fn release(&self) -> ImageRelease {
+        ImageRelease(self.kept.as_ref().map(Arc::downgrade).unwrap_or_default())
     }
 
     /// What is known beforehand.
@@ -140,8 +165,7 @@ impl Image {
         while bytes < bytes_max.max(1)
             && let Next::Row { after, at } = &mut self.next
         {
-            let state = self.shared.state();
-            state.expect(self.generation)?;
+            let state = image_state(&self.shared, self.generation, self.kept.as_ref())?;
             let from = after.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
             let mut rows: Vec<Row> = Vec::with_capacity(HOLD_ROWS);
             let (mut last, mut looked) = (None, 0);
@@ -176,8 +200,7 @@ impl Image {
         while bytes < bytes_max.max(1)
             && let Next::Change { revision, number } = &mut self.next
         {
-            let state = self.shared.state();
-            state.expect(self.generation)?;
+            let state = image_state(&self.shared, self.generation, self.kept.as_ref())?;
             let mut rows: Vec<Row> = Vec::with_capacity(HOLD_ROWS);
             while *revision <= self.head.revision && rows.len() < HOLD_ROWS && bytes < bytes_max {
                 let changes = state.history.get(*revision).expect("kept from the sweep");
@@ -202,6 +225,18 @@ impl Image {
         }
         Ok(found)
     }
+}
+
+/// The state of an image, if it is still there. While it is held nothing is swept.
+fn image_state<'a>(
+    shared: &'a Shared,
+    generation: u64,
+    kept: Option<&Kept>,
+) -> Result<RwLockReadGuard<'a, State>, ImageError> {
+    let state = shared.state();
+    state.expect(generation)?;
+    let is_kept = |kept: &Kept| kept.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+    kept.is_some_and(is_kept).then_some(state).ok_or(ImageError::LetGo)
 }
 
 /// Nothing happened at revision 1.

@@ -66,7 +66,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use follow::{ChangesPage, RowsPage};
-pub use image::{Image, ImageError};
+pub use image::{Image, ImageError, ImageRelease};
 pub use lease::{LeaseInfo, SessionOf};
 pub use reader::{HistoryPage, Reader};
 pub use reseed::{RESEEDED_AT, REVISION_JUMP, Reseed};

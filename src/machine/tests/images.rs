@@ -114,6 +114,30 @@ fn a_state_that_is_not_what_its_digest_says_is_not_restored() {
 }
 
 #[test]
+fn an_image_that_was_let_go_keeps_nothing_and_says_so() {
+    let mut world = World::new();
+    for _ in 0..50 {
+        world.put("k", "v");
+    }
+    let mut image = world.machine.image();
+    let release = image.release();
+    for _ in 0..50 {
+        world.put("k", "v");
+    }
+    world.run(Command::Compact(world.machine.revision())).unwrap();
+    let swept = |world: &mut World| {
+        while world.machine.sweep(1000) {}
+        world.machine.is_swept()
+    };
+    assert!(!swept(&mut world), "the image is not read yet");
+    release.let_go();
+    assert!(swept(&mut world));
+    assert_eq!(image.next(100), Err(ImageError::LetGo));
+    drop(image);
+    release.let_go();
+}
+
+#[test]
 fn an_image_of_a_state_that_was_replaced_says_so() {
     let mut world = founded();
     world.put("a", "1");

@@ -30,7 +30,7 @@ impl Driver {
         self.shared.status.send_modify(|status| status.role = Role::Stopped);
         self.log.close();
         self.snapshot_queue.close();
-        self.backups.close();
+        self.backups.close(&StopReason::failed("its driver fell"));
         self.warm.abandon();
     }
 
@@ -61,7 +61,7 @@ impl Driver {
         }
         self.log.close();
         self.snapshot_queue.close();
-        self.backups.close();
+        self.backups.close(&reason);
         Next::Stopped
     }
 }

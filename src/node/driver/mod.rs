@@ -437,6 +437,7 @@ impl Driver {
         let unconfirmed = self.reads.expire(now);
         self.shared.meters.reads_unconfirmed_total.add(unconfirmed);
         self.lease_calls.expire(now);
+        self.backups.look(now);
         self.digests.tick();
         self.compare_again();
         self.rounds.start_again(now);

@@ -65,7 +65,7 @@ fn backups_that_hang_hold_up_no_snapshot_and_are_not_without_number() {
     three.pass(1_000);
     assert!(taken(&three) > before + 1, "{} snapshots since", taken(&three) - before);
     // It answers again, and one after the other comes to its end.
-    let Assembled { backup_worker, driver, .. } = three.nodes.remove(0);
+    let Assembled { backup_worker, mut driver, .. } = three.nodes.remove(0);
     let worker = std::thread::spawn(move || backup_worker.run());
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
     for mut backup in backups.into_iter().take(4) {
@@ -78,6 +78,6 @@ fn backups_that_hang_hold_up_no_snapshot_and_are_not_without_number() {
         };
         result.unwrap();
     }
-    drop(driver);
+    driver.abandon();
     worker.join().unwrap();
 }
