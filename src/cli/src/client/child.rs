@@ -1,8 +1,9 @@
 //! A command that runs while something is held, and that is gone before the hold can be another's.
 //!
 //! It is started through this program itself, which asks the system to kill it when its parent ends, whatever ends
-//! that. It has a process group of its own unless it shares the terminal. What it starts is ended with it: this
-//! process adopts what its children leave behind, so that nothing of them escapes.
+//! that. It has a process group of its own unless it shares the terminal. When this process ends it, what it has started
+//! is ended with it: this process adopts what its children leave behind, so that nothing of them escapes. Where this
+//! process is killed itself nobody does that: the command goes, what it has started does not.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
