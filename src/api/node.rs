@@ -354,10 +354,12 @@ impl Node {
     /// Writes a copy of this node's state to a file, while everything goes on: the store at one
     /// revision, read back and checked before the file has its name. What is there is replaced. The
     /// state is that of this replica, which may lag: for a copy of the newest, read something
-    /// linearizably first. A node that has no state of its cluster yet makes none.
+    /// linearizably first. A node that has no state of its cluster yet makes none. One is written at a time, and four
+    /// may wait.
     ///
     /// # Errors
-    /// [`Error::Backup`]; [`Error::Stopped`].
+    /// [`Error::Backup`], also if the disk does not answer for 30 seconds: until it does, all others are refused, too;
+    /// [`Error::Busy`]; [`Error::Stopped`].
     pub async fn backup(&self, file: impl Into<PathBuf>) -> Result<SnapshotId, Error> {
         Ok(self.shared.backup(file.into()).await?)
     }
