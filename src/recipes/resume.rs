@@ -164,11 +164,12 @@ async fn resume<G: From<Hold> + 'static>(
     if parent(key) != Some(&prefix_of(name)) {
         return Err(ResumeError::AnotherLock { key: key.clone() });
     }
-    let row = match mutant::is(Mutant::B51) {
-        false => session.client().get(key.clone()).await?,
-        true => shared.reader.get(key).0,
+    let row = session.client().get(key.clone()).await?;
+    let made = |row: &KeyValue| match mutant::is(Mutant::B51) {
+        false => row.create_revision,
+        true => row.mod_revision,
     };
-    let is_left = |row: &KeyValue| row.create_revision == *since && row.lease == Some(*lease);
+    let is_left = |row: &KeyValue| made(row) == *since && row.lease == Some(*lease);
     let row = row.filter(is_left).ok_or(ResumeError::Over)?;
     if !fits(&row) {
         return Err(ResumeError::AnotherLock { key: key.clone() });
