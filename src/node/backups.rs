@@ -25,13 +25,12 @@ const PAUSE_MAX: Duration = Duration::from_millis(100);
 const STEP_MAX: Duration = Duration::from_secs(30);
 
 /// A state to write down.
-pub(crate) struct Backup {
-    /// What.
-    pub(crate) image: Image,
+struct Backup {
+    image: Image,
     /// Where; what is there is replaced once the new one is whole.
-    pub(crate) path: PathBuf,
+    path: PathBuf,
     /// Who wants to know what was written.
-    pub(crate) reply: ReplyTo<SnapshotId>,
+    reply: ReplyTo<SnapshotId>,
 }
 
 /// The driver's side.
@@ -56,7 +55,8 @@ struct Desk {
 struct State {
     waiting: VecDeque<Backup>,
     running: Option<Running>,
-    is_closed: bool,
+    /// Why no more are written.
+    over: Option<CallError>,
 }
 
 /// The one that is being written.
@@ -65,13 +65,31 @@ struct Running {
     release: ImageRelease,
     /// When its last step began.
     step_began: Moment,
-    /// Taken when it is answered before its end: it hangs, or the node has stopped.
+    /// Taken when it is answered before its end: it hangs, or it is all over.
     reply: Option<ReplyTo<SnapshotId>>,
 }
 
 impl Desk {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// No more are written, and everybody is told why.
+    fn end(&self, why: &CallError) {
+        let mut state = self.lock();
+        state.over = Some(why.clone());
+        let replies = state.replies();
+        drop(state);
+        self.changed.notify_all();
+        replies.into_iter().for_each(|reply| reply.send(Err(why.clone())));
+    }
+}
+
+impl State {
+    /// Of the one that is being written, and of those that wait for it: they are given up.
+    fn replies(&mut self) -> Vec<ReplyTo<SnapshotId>> {
+        let running = self.running.as_mut().and_then(|running| running.reply.take());
+        running.into_iter().chain(self.waiting.drain(..).map(|backup| backup.reply)).collect()
     }
 }
 
@@ -86,53 +104,47 @@ impl Backups {
         (Backups(Arc::clone(&desk)), BackupWorker { desk, folder, disk, clock })
     }
 
-    /// Has a backup written, if there are not too many already and none hangs.
-    pub(crate) fn add(&self, backup: Backup) {
+    /// Has an image written to a path, if there are not too many already and none hangs: only then is it taken.
+    pub(crate) fn add(
+        &self,
+        path: PathBuf,
+        reply: ReplyTo<SnapshotId>,
+        image: impl FnOnce() -> Image,
+    ) {
         let mut state = self.0.lock();
-        if let Some(Running { path, reply: None, .. }) = &state.running {
-            let why = hangs(path);
-            drop(state);
-            return backup.reply.send(Err(why));
-        }
-        if state.waiting.len() >= BACKUPS_MAX {
-            drop(state);
-            return backup.reply.send(Err(CallError::Busy));
-        }
-        state.waiting.push_back(backup);
+        let refusal = match (&state.over, &state.running) {
+            (Some(why), _) => why.clone(),
+            (None, Some(Running { path, reply: None, .. })) => hangs(path),
+            _ if state.waiting.len() >= BACKUPS_MAX => CallError::Busy,
+            _ => {
+                state.waiting.push_back(Backup { image: image(), path, reply });
+                drop(state);
+                return self.0.changed.notify_all();
+            }
+        };
         drop(state);
-        self.0.changed.notify_all();
+        reply.send(Err(refusal));
     }
 
-    /// Lets go of what hangs.
+    /// Lets go of what hangs, and of what waits for it.
     pub(crate) fn look(&self, now: Moment) {
         let mut state = self.0.lock();
-        let Some(running) = &mut state.running else { return };
-        if now.since(running.step_began) < STEP_MAX {
+        let Some(running) = &state.running else { return };
+        if now.since(running.step_began) < STEP_MAX || running.reply.is_none() {
             return;
         }
-        let Some(reply) = running.reply.take() else { return };
         running.release.let_go();
         let why = hangs(&running.path);
-        let waiting = std::mem::take(&mut state.waiting);
+        let replies = state.replies();
         drop(state);
         tracing::error!(%why, "a backup is given up");
-        for reply in std::iter::once(reply).chain(waiting.into_iter().map(|backup| backup.reply)) {
-            reply.send(Err(why.clone()));
-        }
+        replies.into_iter().for_each(|reply| reply.send(Err(why.clone())));
     }
 
-    /// The worker ends after the step that it is at. What is not whole by then is left as it is.
+    /// The node stops: the worker ends after the step that it is at. What is not whole by then is left as it is.
     pub(crate) fn close(&self, reason: &StopReason) {
-        let mut state = self.0.lock();
-        state.is_closed = true;
-        let running = state.running.as_mut().and_then(|running| running.reply.take());
-        let waiting = std::mem::take(&mut state.waiting);
-        drop(state);
-        self.0.changed.notify_all();
-        for reply in running.into_iter().chain(waiting.into_iter().map(|backup| backup.reply)) {
-            let reason = reason.clone();
-            reply.send(Err(CallError::Stopped { reason, maybe_applied: false }));
-        }
+        let reason = reason.clone();
+        self.0.end(&CallError::Stopped { reason, maybe_applied: false });
     }
 }
 
@@ -143,7 +155,13 @@ fn hangs(path: &std::path::Path) -> CallError {
 }
 
 impl BackupWorker {
-    /// Works until it is closed.
+    /// The worker has fallen, and does not run again.
+    pub(crate) fn fell(&self) {
+        let why = "the thread that writes them has fallen, and the log of this node says why; start it anew";
+        self.desk.end(&CallError::Backup(why.into()));
+    }
+
+    /// Works until it is all over.
     pub(crate) fn run(&self) {
         while let Some((writing, path)) = self.next() {
             let result = self.write(writing, &path);
@@ -155,9 +173,9 @@ impl BackupWorker {
         }
     }
 
-    /// The next one; `None` when it is closed.
+    /// The next one; `None` when it is all over.
     fn next(&self) -> Option<(Writing, PathBuf)> {
-        let idle = |state: &mut State| state.waiting.is_empty() && !state.is_closed;
+        let idle = |state: &mut State| state.waiting.is_empty() && state.over.is_none();
         let state = self.desk.changed.wait_while(self.desk.lock(), idle);
         let mut state = state.unwrap_or_else(PoisonError::into_inner);
         let Backup { image, path, reply } = state.waiting.pop_front()?;
@@ -187,7 +205,7 @@ impl BackupWorker {
 
     /// Waits that long before a step, and says when that begins; `None` if nobody waits for it any more.
     fn pause(&self, time: Duration) -> Option<Moment> {
-        let open = |state: &mut State| !state.is_closed;
+        let open = |state: &mut State| state.over.is_none();
         let waited = self.desk.changed.wait_timeout_while(self.desk.lock(), time, open);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
         let (running, now) = (state.running.as_mut()?, self.clock.now());
@@ -199,18 +217,17 @@ impl BackupWorker {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
     use std::path::Path;
     use std::time::Instant;
 
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::env::{Disk, DiskLock, File, OpenMode};
+    use crate::env::Disk;
     use crate::machine::{Machine, MachineOptions};
     use crate::model::ClusterId;
     use crate::node::CallResult;
-    use crate::sim::SimDisk;
+    use crate::sim::{HookedDisk, SimDisk};
 
     /// A clock that stands still.
     struct Still;
@@ -225,49 +242,12 @@ mod tests {
         Moment::since_boot(Duration::from_secs(seconds))
     }
 
-    /// A disk of which one directory is away: whoever wants something of it waits.
-    struct Away {
-        disk: Arc<SimDisk>,
-        is_back: (Mutex<bool>, Condvar),
-    }
-
-    impl Disk for Away {
-        fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Box<dyn File>> {
-            if path.starts_with("/away") {
-                let (is_back, comes) = &self.is_back;
-                drop(comes.wait_while(is_back.lock().unwrap(), |is_back| !*is_back).unwrap());
-            }
-            self.disk.open(path, mode)
-        }
-        fn create_dir(&self, dir: &Path) -> io::Result<()> {
-            self.disk.create_dir(dir)
-        }
-        fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
-            self.disk.list(dir)
-        }
-        fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-            self.disk.rename(from, to)
-        }
-        fn remove(&self, path: &Path) -> io::Result<()> {
-            self.disk.remove(path)
-        }
-        fn remove_dir(&self, dir: &Path) -> io::Result<()> {
-            self.disk.remove_dir(dir)
-        }
-        fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-            self.disk.sync_dir(dir)
-        }
-        fn lock(&self, path: &Path) -> io::Result<DiskLock> {
-            self.disk.lock(path)
-        }
-    }
-
     type Answer = oneshot::Receiver<CallResult<SnapshotId>>;
 
     fn ask(backups: &Backups, path: &str) -> Answer {
         let (sender, answer) = oneshot::channel();
-        let image = Machine::new(MachineOptions::default()).image();
-        backups.add(Backup { image, path: path.into(), reply: ReplyTo::Waiting(sender) });
+        let image = || Machine::new(MachineOptions::default()).image();
+        backups.add(path.into(), ReplyTo::Waiting(sender), image);
         answer
     }
 
@@ -289,9 +269,16 @@ mod tests {
         for dir in ["/data", "/away"] {
             disk.create_dir(Path::new(dir)).unwrap();
         }
-        let away = Arc::new(Away { disk, is_back: Default::default() });
-        let as_disk: Arc<dyn Disk> = away.clone();
-        let folder = Folder::open(&as_disk, Path::new("/data"), ClusterId(7)).unwrap();
+        // One directory is away: whoever wants something of it waits.
+        let is_back = Arc::new((Mutex::new(false), Condvar::new()));
+        let back = Arc::clone(&is_back);
+        let away: Arc<dyn Disk> = Arc::new(HookedDisk::new(disk, move |path, _| {
+            if path.starts_with("/away") {
+                let (is_back, comes) = &*back;
+                drop(comes.wait_while(is_back.lock().unwrap(), |is_back| !*is_back).unwrap());
+            }
+        }));
+        let folder = Folder::open(&away, Path::new("/data"), ClusterId(7)).unwrap();
         let (backups, worker) = Backups::new(folder, DiskId(9), Arc::new(Still));
         let desk = Arc::clone(&backups.0);
         let runs = std::thread::spawn(move || worker.run());
@@ -307,14 +294,32 @@ mod tests {
             assert!(why.contains("/away/one: the disk has not answered for 30 s"), "{why}");
         }
         // It is back: nothing is left of what was given up, and the next is written.
-        *away.is_back.0.lock().unwrap() = true;
-        away.is_back.1.notify_all();
+        *is_back.0.lock().unwrap() = true;
+        is_back.1.notify_all();
         until("it goes on for ever", || desk.lock().running.is_none().then_some(()));
         assert_eq!(away.list(Path::new("/away")).unwrap(), [""; 0]);
         let mut next = ask(&backups, "/data/four");
         until("it is not written", || next.try_recv().ok()).unwrap();
-        let reason = StopReason::Shutdown;
-        backups.close(&reason);
+        backups.close(&StopReason::Shutdown);
         runs.join().unwrap();
+        let late = ask(&backups, "/data/five").try_recv().unwrap();
+        assert!(matches!(late, Err(CallError::Stopped { .. })), "{late:?}");
+    }
+
+    #[test]
+    fn a_worker_that_has_fallen_is_waited_for_by_nobody() {
+        let disk: Arc<dyn Disk> = Arc::new(SimDisk::new(7));
+        disk.create_dir(Path::new("/data")).unwrap();
+        let folder = Folder::open(&disk, Path::new("/data"), ClusterId(7)).unwrap();
+        let (backups, worker) = Backups::new(folder, DiskId(9), Arc::new(Still));
+        let (one, two) = (ask(&backups, "/data/one"), ask(&backups, "/data/two"));
+        // As it is when it falls: in the middle of the first.
+        worker.next().unwrap();
+        worker.fell();
+        for mut answer in [one, two, ask(&backups, "/data/three")] {
+            let why = format!("{:?}", answer.try_recv().unwrap().unwrap_err());
+            assert!(why.contains("has fallen"), "{why}");
+        }
+        backups.look(at(60));
     }
 }

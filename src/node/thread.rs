@@ -205,6 +205,7 @@ fn run_backups(worker: &BackupWorker) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| worker.run())) {
         // The node goes on: it never needs its backups.
         tracing::error!(why = words_of(&*panic), "no backups are written any more");
+        worker.fell();
     }
 }
 

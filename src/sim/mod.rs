@@ -41,6 +41,8 @@ mod world;
 mod clock;
 mod disk;
 mod executor;
+#[cfg(test)]
+mod hooked;
 mod net;
 mod point;
 mod quota;
@@ -49,6 +51,8 @@ mod rot;
 
 pub use cancellation::{Break, Cancellation, Endings, WishKind, run_cancellation};
 pub use disk::SimDisk;
+#[cfg(test)]
+pub(crate) use hooked::HookedDisk;
 pub use minimise::minimise;
 pub use quota::QuotaDisk;
 pub use rng::Rng;

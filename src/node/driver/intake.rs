@@ -66,8 +66,7 @@ impl Driver {
                 reply.send(Err(CallError::Backup(NO_STATE.into())));
             }
             Input::Backup { path, reply } => {
-                let image = self.machine.image();
-                self.backups.add(Backup { image, path, reply });
+                self.backups.add(path, reply, || self.machine.image());
             }
             #[cfg(any(test, feature = "sim"))]
             Input::Rot { key, reply } => reply.send(Ok(self.machine.rot(&key))),

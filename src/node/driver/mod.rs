@@ -58,7 +58,7 @@ use crate::transport::{JoinReply, Refused};
 use crate::{wal, warm};
 
 use crate::node::answer::{CallError, CallResult, ReplyTo, StopReason};
-use crate::node::backups::{Backup, Backups};
+use crate::node::backups::Backups;
 use crate::node::digests::{Digests, Verdict};
 use crate::node::founding::Founding;
 use crate::node::health::RecentSyncs;

@@ -1,11 +1,11 @@
 //! Cutting the front off, and bases.
 
-use std::io;
 use std::sync::Mutex;
 
 use super::model::read_all;
 use super::*;
-use crate::env::{DiskLock, File, OpenMode};
+use crate::env::OpenMode;
+use crate::sim::HookedDisk;
 
 /// A log of a dozen segments with 100 entries of 150 bytes, all of them committed; its entries.
 fn long(disk: &Arc<SimDisk>) -> (Opened, Vec<Entry>) {
@@ -188,66 +188,36 @@ fn a_base_below_the_one_that_the_log_has_changes_nothing_and_one_that_contradict
     assert!(error.to_string().contains("contradicts entries that are committed"), "{error}");
 }
 
-/// Cuts the log off when a reader has begun and comes to the next segment.
-struct CutOnOpen {
-    disk: Arc<SimDisk>,
-    /// What cuts, after how many openings.
-    writer: Mutex<(u32, Option<Writer>)>,
-}
-
-impl Disk for CutOnOpen {
-    fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Box<dyn File>> {
-        if mode == OpenMode::Read {
-            let mut writer = self.writer.lock().unwrap();
-            if writer.0 == 0
-                && let Some(mut writer) = writer.1.take()
-            {
-                writer.cut(LogIndex(60)).unwrap();
-            }
-            writer.0 = writer.0.saturating_sub(1);
-        }
-        self.disk.open(path, mode)
-    }
-    fn create_dir(&self, dir: &Path) -> io::Result<()> {
-        self.disk.create_dir(dir)
-    }
-    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
-        self.disk.list(dir)
-    }
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.disk.rename(from, to)
-    }
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        self.disk.remove(path)
-    }
-    fn remove_dir(&self, dir: &Path) -> io::Result<()> {
-        self.disk.remove_dir(dir)
-    }
-    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        self.disk.sync_dir(dir)
-    }
-    fn lock(&self, path: &Path) -> io::Result<DiskLock> {
-        self.disk.lock(path)
-    }
-}
-
 #[test]
 fn a_reader_is_told_of_what_was_cut_off_while_it_read() {
     let disk = Arc::new(SimDisk::new(1));
     drop(long(&disk));
-    for opened_before in 0..4 {
-        let disk = Arc::new(disk.copy());
-        let cutter = Arc::new(CutOnOpen { disk, writer: Mutex::new((opened_before, None)) });
+    for opened_before in 0..4_u32 {
+        // Cuts the log off when a reader has begun and comes to the next segment: after how many openings, and what.
+        let cutter = Arc::new(Mutex::new((opened_before, None::<Writer>)));
+        let cuts = Arc::clone(&cutter);
+        let disk = HookedDisk::new(Arc::new(disk.copy()), move |_, mode| {
+            let (openings, writer) = &mut *cuts.lock().unwrap();
+            if mode != OpenMode::Read {
+                return;
+            }
+            if *openings == 0
+                && let Some(mut writer) = writer.take()
+            {
+                writer.cut(LogIndex(60)).unwrap();
+            }
+            *openings = openings.saturating_sub(1);
+        });
         let env = Env {
             clock: Arc::new(BootClock),
             entropy: Arc::new(Rng::new(42)),
-            disk: Arc::clone(&cutter) as Arc<dyn Disk>,
+            disk: Arc::new(disk),
             points: Arc::new(NoPoints),
         };
         let options = LogOptions { segment_bytes: 2048, reserve_bytes: 0, disk: None };
         let opened = open(&env, Path::new(DIR), identity(), options).unwrap();
         let reader = opened.reader;
-        cutter.writer.lock().unwrap().1 = Some(opened.writer);
+        cutter.lock().unwrap().1 = Some(opened.writer);
         let result = reader.entries(LogIndex(2), LogIndex(102), usize::MAX);
         assert!(reader.first() > LogIndex(50), "nothing was cut off");
         let Err(LogError::OutOfRange { first, .. }) = result else { panic!("{result:?}") };
