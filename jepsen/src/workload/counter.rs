@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use bowline::check::{History, Outcome};
+use bowline::check::{At, History, Outcome};
 use serde::Serialize;
 
 use super::{Client, Exhibit, Kind, Workload};
@@ -82,47 +82,71 @@ impl Workload for Counter {
     }
 }
 
+/// What cannot be. Every number up to the last was made by one adding: by the one that was told it, or, where nobody
+/// was, by one of which nobody knows what became of it.
 fn complaints(history: &History<CounterCall, i64>, last: i64) -> Vec<String> {
-    let (mut complaints, mut sums) = (Vec::new(), BTreeMap::new());
-    let (mut acknowledged, mut unknown) = (0, 0);
+    let (mut complaints, mut sums, mut unknown) = (Vec::new(), BTreeMap::new(), Vec::new());
     // With what it saw, an operation stands at one place of the order.
     let mut places = Vec::new();
     for (index, operation) in history.iter().enumerate() {
         let is_add = matches!(operation.call, CounterCall::Add);
         match &operation.outcome {
             Outcome::Ok { at, reply } => {
-                if is_add {
-                    acknowledged += 1;
-                    if let Some(other) = sums.insert(*reply, index) {
-                        complaints.push(format!("{other} and {index} both made it {reply}"));
-                    }
+                if is_add && let Some(other) = sums.insert(*reply, index) {
+                    complaints.push(format!("{other} and {index} both made it {reply}"));
+                }
+                if !(i64::from(is_add)..=last).contains(reply) {
+                    complaints.push(format!("{index} sees {reply}, and in the end it is {last}"));
                 }
                 places.push((operation.invoked, *at, *reply, is_add, index));
             }
-            Outcome::Unknown { .. } if is_add => unknown += 1,
+            Outcome::Unknown { .. } if is_add => unknown.push(operation.invoked),
             _ => {}
         }
     }
-    if !(acknowledged..=acknowledged + unknown).contains(&last) {
-        complaints.push(format!(
-            "it stands at {last}, but {acknowledged} addings were acknowledged and {unknown} are unknown"
-        ));
-    }
-    places.sort_unstable_by_key(|place| place.0);
-    let mut by_end: Vec<_> = places.iter().collect();
-    by_end.sort_unstable_by_key(|place| place.1);
-    let (mut ended, mut highest) = (by_end.into_iter().peekable(), None);
-    for (invoked, _, seen, is_add, index) in &places {
-        while let Some(before) = ended.next_if(|before| before.1 < *invoked) {
-            highest = highest.max(Some((before.2, before.4)));
-        }
-        if let Some((high, before)) = highest
-            && (*seen < high || (*is_add && *seen == high))
+    // The highest number that anybody had seen, by the end of each operation, and who had.
+    places.sort_unstable_by_key(|place| place.1);
+    let seen: Vec<(At, (i64, usize))> = places
+        .iter()
+        .scan((i64::MIN, 0), |highest, place| {
+            *highest = (*highest).max((place.2, place.4));
+            Some((place.1, *highest))
+        })
+        .collect();
+    let seen_before = |called: At| {
+        let ended = seen.partition_point(|(at, _)| *at < called);
+        seen[..ended].last().map(|(_, highest)| *highest)
+    };
+    for (invoked, _, number, is_add, index) in &places {
+        if let Some((high, before)) = seen_before(*invoked)
+            && (*number < high || (*is_add && *number == high))
         {
-            complaints.push(format!("{index} sees {seen}, though {before} had seen {high} before"));
+            complaints
+                .push(format!("{index} sees {number}, though {before} had seen {high} before"));
         }
     }
+    let above = |called| seen_before(called).map_or(0, |(high, _)| high);
+    let mut above: Vec<i64> = unknown.into_iter().map(above).collect();
+    above.sort_unstable();
+    complaints.extend(nobodys(&sums, &above, last));
     complaints
+}
+
+/// The first number that nobody was told and nobody can have made. An adding that is unknown makes one number at most,
+/// which is above what had been seen before it was called: that is what `above` says of each, in order. So whichever
+/// may have made a number may have made any higher one, and who takes the lower numbers first leaves the others most.
+fn nobodys(sums: &BTreeMap<i64, usize>, above: &[i64], last: i64) -> Option<String> {
+    let untold = (1..=last).filter(|number| !sums.contains_key(number));
+    for (taken, number) in untold.enumerate() {
+        let able = above.partition_point(|seen| *seen < number);
+        if able <= taken {
+            return Some(format!(
+                "it came to {number}, which nobody was told: {able} addings that are unknown were called in time \
+                 for it, and {taken} lower numbers need one each"
+            ));
+        }
+    }
+    None
 }
 
 #[cfg(test)]
@@ -131,16 +155,59 @@ mod tests {
 
     use super::*;
 
+    fn add(at: u64, sum: i64) -> Operation<CounterCall, i64> {
+        Operation::ok(at, at + 1, CounterCall::Add, sum)
+    }
+
+    fn read(at: u64, seen: i64) -> Operation<CounterCall, i64> {
+        Operation::ok(at, at + 1, CounterCall::Read, seen)
+    }
+
+    fn unknown(at: u64) -> Operation<CounterCall, i64> {
+        Operation::unknown(at, CounterCall::Add)
+    }
+
     #[test]
     fn an_adding_that_is_lost_or_counted_twice_or_seen_too_late_is_found() {
-        let add = |at, sum| Operation::ok(at, at + 1, CounterCall::Add, sum);
-        let read = |at, seen| Operation::ok(at, at + 1, CounterCall::Read, seen);
-        let unknown = || Operation::unknown(1, CounterCall::Add);
-        assert!(complaints(&vec![add(1, 1), unknown(), read(5, 1)], 1).is_empty());
-        assert!(complaints(&vec![add(1, 1), unknown(), read(5, 2)], 2).is_empty());
-        assert_eq!(complaints(&vec![add(1, 1), unknown(), read(5, 3)], 3).len(), 1);
-        assert_eq!(complaints(&vec![add(1, 1), add(1, 2), read(5, 1)], 2).len(), 1);
-        assert_eq!(complaints(&vec![add(1, 1), add(1, 1), read(5, 2)], 2).len(), 1);
-        assert_eq!(complaints(&vec![add(1, 2), add(5, 1), read(7, 2)], 2).len(), 1);
+        let fine = |history: &[Operation<_, _>], last| {
+            let found = complaints(&history.to_vec(), last);
+            assert!(found.is_empty(), "{found:?}");
+        };
+        let wrong = |history: &[Operation<_, _>], last, words: &str| {
+            let found = complaints(&history.to_vec(), last).join("; ");
+            assert!(found.contains(words), "{found:?}");
+        };
+        fine(&[add(1, 1), unknown(1), read(5, 1)], 1);
+        fine(&[add(1, 1), unknown(1), read(5, 2)], 2);
+        wrong(&[add(1, 1), unknown(1), read(5, 3)], 3, "it came to 3, which nobody was told: 1");
+        wrong(&[add(1, 1), add(1, 2), read(5, 1)], 2, "2 sees 1, though 1 had seen 2 before");
+        wrong(&[add(1, 1), add(1, 2), read(5, 1)], 1, "1 sees 2, and in the end it is 1");
+        wrong(&[add(1, 1), add(1, 1), read(5, 2)], 2, "0 and 1 both made it 1");
+        wrong(&[add(1, 2), add(5, 1), read(7, 2)], 2, "1 sees 1, though 0 had seen 2 before");
+        wrong(&[add(1, 0), read(5, 0)], 0, "0 sees 0, and in the end it is 0");
+    }
+
+    #[test]
+    fn an_adding_that_never_happened_hides_none_that_was_counted_twice() {
+        let fine = |history: &[Operation<_, _>], last| {
+            let found = complaints(&history.to_vec(), last);
+            assert!(found.is_empty(), "{found:?}");
+        };
+        let wrong = |history: &[Operation<_, _>], last, number: &str| {
+            let found = complaints(&history.to_vec(), last);
+            assert_eq!(found.len(), 1, "{found:?}");
+            assert!(found[0].starts_with(&format!("it came to {number}, ")), "{found:?}");
+        };
+        // Called when 2 was there already, and when it was just about to be.
+        wrong(&[add(1, 1), add(10, 3), unknown(20), read(30, 3)], 3, "2");
+        wrong(&[add(1, 1), read(10, 2), unknown(20), read(30, 2)], 2, "2");
+        fine(&[add(1, 1), add(10, 3), unknown(10), read(30, 3)], 3);
+        fine(&[add(1, 1), add(10, 3), unknown(11), read(30, 3)], 3);
+        wrong(&[add(1, 1), add(10, 3), unknown(12), read(30, 3)], 3, "2");
+        // One each, of which an early one may have made a late number, and not the other way round.
+        fine(&[unknown(1), add(10, 2), unknown(20), add(30, 4), read(40, 4)], 4);
+        fine(&[unknown(1), unknown(2), add(10, 2), add(30, 4), read(40, 4)], 4);
+        wrong(&[unknown(1), add(10, 3), unknown(20), add(30, 4), read(40, 4)], 4, "2");
+        wrong(&[add(10, 2), unknown(20), unknown(21), add(30, 3), read(40, 3)], 3, "1");
     }
 }
