@@ -153,6 +153,15 @@ impl<'a> Caller<'a> {
         kind: &'static str,
         work: impl FnOnce(&mut Self) -> Result<R, Miss>,
     ) -> Timed<R> {
+        self.timed_as(|_| kind, work)
+    }
+
+    /// The same, of a kind that shows by what came of it.
+    pub fn timed_as<R>(
+        &mut self,
+        kind: impl FnOnce(&Result<R, Miss>) -> &'static str,
+        work: impl FnOnce(&mut Self) -> Result<R, Miss>,
+    ) -> Timed<R> {
         let (invoked, member, client) = (self.now(), self.member, self.client);
         let result = work(self);
         let ended = self.now();
@@ -161,7 +170,7 @@ impl<'a> Caller<'a> {
             Err(Miss::Failed(why)) => (End::Failed, Some(why)),
             Err(Miss::Unknown(why)) => (End::Unknown, Some(why)),
         };
-        let why = why.map(|why| Arc::from(why.as_str()));
+        let (why, kind) = (why.map(|why| Arc::from(why.as_str())), kind(&result));
         self.ledger.enter(Entry { client, member, kind, invoked, ended, end, why });
         Timed { result, invoked, ended }
     }

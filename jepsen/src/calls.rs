@@ -242,8 +242,8 @@ pub enum Reply {
     Held(bool),
     /// What the leader says.
     Leader(Option<String>),
-    /// An item, if there was one.
-    Item(Option<String>),
+    /// An item, if there was one, and the token of its taking: the revision, and the hop.
+    Item(Option<(String, (u64, u64))>),
     /// What happened, oldest first.
     Events {
         /// They.

@@ -147,7 +147,7 @@ fn reply(node: &Node, slots: &Slots, call: Call) -> Result<Reply, Miss> {
             let taker = slots.taker(&session(node)?, &queue);
             match taker.take().deadline(Duration::from_millis(wait_ms)).wait() {
                 Ok(delivery) => {
-                    let item = text(delivery.value());
+                    let item = (text(delivery.value()), numbers(delivery.token()));
                     slots.put(slot, Holding::Item(delivery));
                     Ok(Reply::Item(Some(item)))
                 }
@@ -318,7 +318,11 @@ fn empty(slot: &str) -> Miss {
 }
 
 fn granted(token: Token) -> Reply {
-    Reply::Granted { token: (token.revision().get(), token.hop()) }
+    Reply::Granted { token: numbers(token) }
+}
+
+fn numbers(token: Token) -> (u64, u64) {
+    (token.revision().get(), token.hop())
 }
 
 fn swapped(reply: &TxnReply) -> Reply {

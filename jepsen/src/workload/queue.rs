@@ -1,21 +1,29 @@
 //! A queue: what was put is taken by somebody, and counts once: acknowledged together with a row that says by whom.
+//!
+//! It is judged twice: by what takers were told and the rows that are there in the end ([`complaints`]), and by who believed to
+//! have which item when ([`intervals::holds`]): from the answer to a take until the last moment at which the item was known to
+//! be this taker's, nobody else has it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use bowline::check::{History, Outcome};
+use bowline::check::intervals::{self, HoldCall, HoldKind, HoldReply, Holds};
+use bowline::check::{At, History, Outcome};
 use serde::Serialize;
 
+use super::lock::token_number;
 use super::{Client, Exhibit, Kind, Workload};
-use crate::caller::{Caller, Miss};
+use crate::caller::{Caller, Miss, Timed, outcome};
 use crate::calls::{Call, Reply};
 use crate::ledger::Book;
+use crate::progress::NOTHING_TAKEN;
 
 pub(super) const KIND: Kind = Kind {
     name: "queue",
-    about: "every item that was put is acknowledged exactly once, with its effect",
+    about: "every item that was put is acknowledged exactly once, with its effect, and is with one taker at a time",
     least: &[("put", 60), ("take", 60), ("ack", 60)],
     clients: 2,
     control: None,
@@ -25,8 +33,12 @@ pub(super) const KIND: Kind = Kind {
 const QUEUE: &str = "q/work";
 const DONE: &str = "q-done/";
 const WAIT_MS: u64 = 500;
+/// How long an item is held between two looks at it, at most.
+const HOLD_MS: u64 = 12;
 /// In the end the queue must get emptier within so long, again and again.
 const EMPTIER_WITHIN: Duration = Duration::from_secs(30);
+/// What stands for an item that is none of ours.
+const STRANGE: u64 = u64::MAX;
 
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -40,12 +52,40 @@ enum ItemCall {
 /// See the module.
 #[derive(Default)]
 struct Items {
-    /// A take answers with the item, an acknowledgement with 1 if it counted and 0 if not.
+    /// A take answers with the item, an acknowledgement with 1.
     book: Book<ItemCall, Option<u64>>,
+    /// Who believed to have which item, from when to when.
+    holds: Book<HoldCall, HoldReply>,
     next: AtomicU64,
     takes: AtomicU64,
-    /// Which items have their row, and by whom.
-    done: Mutex<BTreeMap<u64, String>>,
+    done: Mutex<Vec<Done>>,
+}
+
+/// A row that says that an item has had its effect, and by whom. Each has a row of its own: none hides another.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Done {
+    item: u64,
+    by: String,
+}
+
+impl Done {
+    fn key(&self) -> String {
+        format!("{DONE}{:06}/{}", self.item, self.by)
+    }
+
+    fn of(key: &str) -> Self {
+        let (item, by) =
+            key.strip_prefix(DONE).and_then(|rest| rest.split_once('/')).unwrap_or(("", key));
+        Self { item: item.parse().unwrap_or(STRANGE), by: by.to_owned() }
+    }
+}
+
+/// An item that was taken.
+struct Taken {
+    item: u64,
+    token: u64,
+    /// When that was known.
+    since: u64,
 }
 
 impl Items {
@@ -56,38 +96,96 @@ impl Items {
         drop(caller.operation(&self.book, "put", QUEUE, ItemCall::Put(item), put));
     }
 
-    /// Takes one and acknowledges it; whether there was one.
+    /// Takes one and acknowledges it, or gives it back; whether there was one.
     fn take(&self, caller: &mut Caller<'_>) -> Result<bool, Miss> {
         let who = format!("{}.{}", caller.client, self.takes.fetch_add(1, Ordering::Relaxed));
-        let call = Call::Take { slot: who.clone(), queue: QUEUE.to_owned(), wait_ms: WAIT_MS };
-        let taken = caller.operation(&self.book, "take", QUEUE, ItemCall::Take, |caller| {
-            match caller.call(&call)? {
-                Reply::Item(item) => Ok(item.map(|item| item.parse().unwrap_or(u64::MAX))),
-                reply => Err(Miss::nonsense(&reply)),
+        let Some(taken) = self.try_take(caller, &who)? else { return Ok(false) };
+        let mut seen = taken.since;
+        for _ in 0..caller.dice.below(3) {
+            thread::sleep(Duration::from_millis(caller.dice.below(HOLD_MS)));
+            let call = Call::Look { slot: who.clone() };
+            let Timed { result, invoked, .. } = caller.timed("look", |caller| caller.call(&call));
+            if result != Ok(Reply::Held(true)) {
+                break;
             }
-        });
-        if matches!(taken, Err(Miss::Unknown(_))) {
-            // It may come yet.
-            caller.forget(who.clone());
+            seen = invoked;
         }
-        let Some(item) = taken? else { return Ok(false) };
-        if caller.dice.below(10) == 0 {
-            // It is given back, for somebody else.
-            caller.call(&Call::Release { slot: who })?;
-            return Ok(true);
-        }
-        let call = Call::Acknowledge {
-            slot: who.clone(),
-            key: format!("{DONE}{item:06}"),
-            value: who.clone(),
+        // One of ten is given back, for somebody else.
+        let (invoked, end) = match caller.dice.below(10) {
+            0 => self.give_back(caller, &who),
+            _ => self.acknowledge(caller, &who, taken.item),
         };
-        let ack = ItemCall::Ack(item, who.clone());
-        caller.operation(&self.book, "ack", QUEUE, ack, |caller| match caller.call(&call)? {
-            Reply::Held(true) => Ok(Some(1)),
-            Reply::Held(false) => Err(Miss::Failed("it is another's".to_owned())),
-            reply => Err(Miss::nonsense(&reply)),
-        })?;
-        Ok(true)
+        // What ended well was this taker's when that was asked for.
+        self.had(
+            caller.client,
+            &who,
+            &taken,
+            if end.is_ok() { invoked } else { seen },
+            end.is_err(),
+        );
+        end.map(|()| true)
+    }
+
+    fn try_take(&self, caller: &mut Caller<'_>, who: &str) -> Result<Option<Taken>, Miss> {
+        let call = Call::Take { slot: who.to_owned(), queue: QUEUE.to_owned(), wait_ms: WAIT_MS };
+        let index = self.book.begin(caller.client, QUEUE, caller.now(), ItemCall::Take);
+        let Timed { result, ended, .. } =
+            caller.timed_as(kind_of, |caller| match caller.call(&call)? {
+                Reply::Item(item) => Ok(item
+                    .map(|(item, token)| (item.parse().unwrap_or(STRANGE), token_number(token)))),
+                reply => Err(Miss::nonsense(&reply)),
+            });
+        let item = result.clone().map(|taken| taken.map(|(item, _)| item));
+        self.book.end(index, outcome(&item, ended));
+        if matches!(result, Err(Miss::Unknown(_))) {
+            // It may come yet.
+            caller.forget(who.to_owned());
+        }
+        Ok(result?.map(|(item, token)| Taken { item, token, since: ended }))
+    }
+
+    fn give_back(&self, caller: &mut Caller<'_>, who: &str) -> (u64, Result<(), Miss>) {
+        let call = Call::Release { slot: who.to_owned() };
+        let timed = caller.timed("give back", |caller| was_ours(caller.call(&call)?));
+        (timed.invoked, timed.result)
+    }
+
+    fn acknowledge(
+        &self,
+        caller: &mut Caller<'_>,
+        who: &str,
+        item: u64,
+    ) -> (u64, Result<(), Miss>) {
+        let done = Done { item, by: who.to_owned() };
+        let call =
+            Call::Acknowledge { slot: who.to_owned(), key: done.key(), value: String::new() };
+        let ack = ItemCall::Ack(item, who.to_owned());
+        let index = self.book.begin(caller.client, QUEUE, caller.now(), ack);
+        let Timed { result, invoked, ended } =
+            caller.timed("ack", |caller| was_ours(caller.call(&call)?));
+        self.book.end(index, outcome(&result.clone().map(|()| Some(1)), ended));
+        (invoked, result)
+    }
+
+    /// Takes down from when to when its taker believed to have an item.
+    fn had(&self, client: u64, who: &str, taken: &Taken, until: u64, lost: bool) {
+        let call =
+            HoldCall::Hold { owner: who.into(), kind: HoldKind::Write, token: Some(taken.token) };
+        let index = self.holds.begin(client, &format!("item {}", taken.item), taken.since, call);
+        self.holds.end(index, Outcome::Ok { at: At(until), reply: HoldReply { lost } });
+    }
+}
+
+/// What a take is entered as. One that has found nothing may have asked nobody.
+fn kind_of<T>(taken: &Result<Option<T>, Miss>) -> &'static str {
+    if matches!(taken, Ok(None)) { NOTHING_TAKEN } else { "take" }
+}
+
+fn was_ours(reply: Reply) -> Result<(), Miss> {
+    match reply {
+        Reply::Held(true) => Ok(()),
+        Reply::Held(false) => Err(Miss::Failed("it is another's".to_owned())),
+        reply => Err(Miss::nonsense(&reply)),
     }
 }
 
@@ -127,8 +225,7 @@ impl Workload for Items {
         }
         match caller.call(&Call::List { prefix: DONE.to_owned() })? {
             Reply::Rows { rows, .. } => {
-                let item = |key: &str| key[DONE.len()..].parse().unwrap_or(u64::MAX);
-                let done = rows.into_iter().map(|row| (item(&row.key), row.value)).collect();
+                let done = rows.into_iter().map(|row| Done::of(&row.key)).collect();
                 *self.done.lock().unwrap_or_else(PoisonError::into_inner) = done;
                 Ok(())
             }
@@ -139,40 +236,183 @@ impl Workload for Items {
     fn exhibits(&self) -> Vec<Exhibit> {
         let done = self.done.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let judge = move |history: &History<_, _>| complaints(history, &done);
-        vec![Exhibit::of_our_own("items", self.book.history(), judge)]
+        let holds = |history: &History<_, _>| intervals::holds(&Holds::default(), history);
+        vec![
+            Exhibit::of_our_own("items", self.book.history(), judge),
+            Exhibit::new("takers", "--model holds", self.holds.history(), holds),
+        ]
     }
 }
 
-fn complaints(
-    history: &History<ItemCall, Option<u64>>,
-    done: &BTreeMap<u64, String>,
-) -> Vec<String> {
+/// What each taker was told, and what the rows say that are there in the end.
+fn complaints(history: &History<ItemCall, Option<u64>>, done: &[Done]) -> Vec<String> {
     let mut complaints = Vec::new();
-    let (mut put, mut refused) = (BTreeSet::new(), BTreeSet::new());
-    let mut acknowledged: BTreeMap<u64, &str> = BTreeMap::new();
+    let mut rows: BTreeMap<u64, Vec<&str>> = BTreeMap::new();
+    for Done { item, by } in done {
+        rows.entry(*item).or_default().push(by);
+    }
+    let is_done = |item: &u64, who: &str| rows.get(item).is_some_and(|by| by.contains(&who));
+    // What is known of puts and acknowledgements must be, before takes are looked at: a history is in the order of calls.
+    let (mut put, mut called) = (BTreeMap::new(), BTreeSet::new());
+    let mut acknowledged: BTreeMap<u64, (At, &str)> = BTreeMap::new();
     for (index, operation) in history.iter().enumerate() {
         match (&operation.call, &operation.outcome) {
-            (ItemCall::Put(item), Outcome::Ok { .. }) => drop(put.insert(*item)),
-            (ItemCall::Put(item), Outcome::Failed { .. }) => drop(refused.insert(*item)),
-            (ItemCall::Ack(item, who), Outcome::Ok { .. }) => {
-                if let Some(other) = acknowledged.insert(*item, who) {
-                    complaints.push(format!("{item} was acknowledged by {other} and {who}"));
+            (ItemCall::Put(item), outcome) => drop(put.insert(*item, (operation.invoked, outcome))),
+            (ItemCall::Ack(item, who), outcome) => {
+                called.insert((*item, who.as_str()));
+                match outcome {
+                    Outcome::Ok { at, .. } => {
+                        if let Some((_, other)) = acknowledged.insert(*item, (*at, who)) {
+                            complaints
+                                .push(format!("{item} was acknowledged by {other} and {who}"));
+                        }
+                        if !is_done(item, who) {
+                            let by = rows.get(item);
+                            complaints
+                                .push(format!("{item} was acknowledged by {who}, done by {by:?}"));
+                        }
+                    }
+                    Outcome::Failed { .. } if is_done(item, who) => {
+                        complaints
+                            .push(format!("{item} was done by {who}, who was refused ({index})"));
+                    }
+                    _ => {}
                 }
-                if done.get(item) != Some(who) {
-                    let by = done.get(item);
-                    complaints.push(format!("{item} was acknowledged by {who}, done by {by:?}"));
-                }
             }
-            (ItemCall::Ack(item, who), Outcome::Failed { .. }) if done.get(item) == Some(who) => {
-                complaints.push(format!("{item} was done by {who}, who was refused ({index})"));
-            }
-            (ItemCall::Take, Outcome::Ok { reply: Some(item), .. }) if refused.contains(item) => {
-                complaints.push(format!("{item} was taken ({index}) and never put"));
-            }
-            _ => {}
+            (ItemCall::Take, _) => {}
         }
     }
-    let lost = put.iter().filter(|item| !done.contains_key(item));
-    complaints.extend(lost.map(|item| format!("{item} was put, and is never done")));
+    for (index, operation) in history.iter().enumerate() {
+        let (ItemCall::Take, Outcome::Ok { at, reply: Some(item) }) =
+            (&operation.call, &operation.outcome)
+        else {
+            continue;
+        };
+        match put.get(item) {
+            None | Some((_, Outcome::Failed { .. })) => {
+                complaints.push(format!("{item} was taken ({index}) and never put"));
+            }
+            Some((invoked, _)) if at < invoked => {
+                complaints.push(format!("{item} was taken ({index}) before it was put"));
+            }
+            Some(_) => {}
+        }
+        if let Some((_, who)) = acknowledged.get(item).filter(|(at, _)| *at < operation.invoked) {
+            complaints.push(format!("{item} was taken ({index}) after {who} had acknowledged it"));
+        }
+    }
+    for (item, by) in &rows {
+        if by.len() > 1 {
+            complaints.push(format!("{item} was done {} times: by {}", by.len(), by.join(", ")));
+        }
+        for who in by.iter().filter(|who| !called.contains(&(*item, **who))) {
+            complaints.push(format!("{item} was done by {who}, who never had it"));
+        }
+    }
+    let is_put = |(_, outcome): &(At, &Outcome<_>)| matches!(outcome, Outcome::Ok { .. });
+    let lost = put.iter().filter(|(item, put)| is_put(put) && !rows.contains_key(item));
+    complaints.extend(lost.map(|(item, _)| format!("{item} was put, and is never done")));
     complaints
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::progress;
+    use crate::workload::Judgement;
+    use bowline::check::Operation;
+
+    type Item = Operation<ItemCall, Option<u64>>;
+
+    fn put(item: u64) -> Item {
+        Operation::ok(1, 2, ItemCall::Put(item), None)
+    }
+
+    fn take(invoked: u64, item: u64) -> Item {
+        Operation::ok(invoked, invoked + 2, ItemCall::Take, Some(item))
+    }
+
+    fn ack(invoked: u64, item: u64, who: &str) -> Item {
+        Operation::ok(invoked, invoked + 2, ItemCall::Ack(item, who.to_owned()), Some(1))
+    }
+
+    fn done(item: u64, by: &str) -> Done {
+        Done { item, by: by.to_owned() }
+    }
+
+    fn told(history: Vec<Item>, done: &[Done]) -> Vec<String> {
+        complaints(&history, done)
+    }
+
+    #[test]
+    fn what_is_put_taken_and_done_once_is_well() {
+        let again = vec![put(7), take(3, 7), take(6, 7), ack(9, 7, "b")];
+        assert_eq!(told(again, &[done(7, "b")]), [""; 0]);
+        // The delivery was under way when the acknowledgement was: somebody else gave it back before.
+        let at_once = vec![put(7), take(3, 7), take(8, 7), ack(6, 7, "a")];
+        assert_eq!(told(at_once, &[done(7, "a")]), [""; 0]);
+        let unknown = ItemCall::Ack(7, "a".to_owned());
+        let unknown = vec![put(7), take(3, 7), Operation::unknown(6, unknown)];
+        assert_eq!(told(unknown, &[done(7, "a")]), [""; 0]);
+        let unsure = vec![Operation::unknown(1, ItemCall::Put(7)), take(3, 7), ack(6, 7, "a")];
+        assert_eq!(told(unsure, &[done(7, "a")]), [""; 0]);
+    }
+
+    #[test]
+    fn what_is_done_twice_is_seen_though_nobody_was_told_of_both() {
+        let call = |who: &str| Operation::unknown(5, ItemCall::Ack(7, who.to_owned()));
+        let history = vec![put(7), take(3, 7), take(3, 7), ack(6, 7, "a"), call("b")];
+        let rows = ["q-done/000007/a", "q-done/000007/b"].map(Done::of);
+        assert_eq!(told(history, &rows), ["7 was done 2 times: by a, b"]);
+    }
+
+    #[test]
+    fn nothing_is_taken_after_it_was_acknowledged() {
+        let history = vec![put(7), take(3, 7), ack(6, 7, "a"), take(9, 7)];
+        let said = told(history, &[done(7, "a")]);
+        assert_eq!(said, ["7 was taken (3) after a had acknowledged it"]);
+    }
+
+    #[test]
+    fn only_what_was_put_is_taken() {
+        let never = vec![put(7), take(3, 7), ack(6, 7, "a"), take(3, STRANGE)];
+        let said = told(never, &[done(7, "a")]);
+        assert_eq!(said, [format!("{STRANGE} was taken (3) and never put")]);
+        let refused = vec![Operation::failed(1, ItemCall::Put(7)), take(3, 7)];
+        assert_eq!(told(refused, &[]), ["7 was taken (1) and never put"]);
+        let early = vec![Operation::unknown(9, ItemCall::Put(7)), take(3, 7)];
+        assert_eq!(told(early, &[]), ["7 was taken (1) before it was put"]);
+    }
+
+    #[test]
+    fn rows_are_of_those_who_were_told_so() {
+        let lost = vec![put(7), take(3, 7), ack(6, 7, "a")];
+        let said = ["7 was acknowledged by a, done by None", "7 was put, and is never done"];
+        assert_eq!(told(lost, &[]), said);
+        let strange = vec![put(7), take(3, 7), ack(6, 7, "a")];
+        let said = told(strange, &[done(7, "a"), Done::of("q-done/nonsense")]);
+        assert_eq!(said, [format!("{STRANGE} was done by q-done/nonsense, who never had it")]);
+        let refused = Operation::failed(6, ItemCall::Ack(7, "a".to_owned()));
+        let said = told(vec![put(7), take(3, 7), refused], &[done(7, "a")]);
+        assert_eq!(said, ["7 was done by a, who was refused (2)"]);
+    }
+
+    #[test]
+    fn two_who_have_one_item_are_seen_and_two_with_two_are_not() {
+        let verdict = |other: u64| {
+            let items = Items::default();
+            items.had(1, "a", &Taken { item: 7, token: 5, since: 10 }, 20, false);
+            items.had(2, "b", &Taken { item: other, token: 6, since: 19 }, 30, true);
+            items.exhibits().remove(1).judge().judgement
+        };
+        assert!(matches!(verdict(7), Judgement::Violation(_)), "{:?}", verdict(7));
+        assert!(matches!(verdict(8), Judgement::Ok(_)), "{:?}", verdict(8));
+    }
+
+    #[test]
+    fn a_take_that_found_nothing_is_no_progress() {
+        assert!(!progress::needs_a_quorum(kind_of::<u64>(&Ok(None))));
+        assert!(progress::needs_a_quorum(kind_of(&Ok(Some(7)))));
+        assert!(progress::needs_a_quorum(kind_of::<u64>(&Err(Miss::Failed(String::new())))));
+    }
 }
