@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 use std::net::TcpListener;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 
 use clap::Args;
@@ -149,10 +149,8 @@ impl UpOptions {
 
     /// Starts a server that ends when this process does, whatever ends it.
     fn start(&self, node: u16) -> io::Result<Child> {
-        let own = std::env::current_exe()?;
-        let mut command = Command::new(&own);
-        command.arg(client::HELD_CHILD).arg(std::process::id().to_string()).arg("--");
-        command.arg(own).arg("serve").args(self.flags(node));
+        let mut command = client::bound()?;
+        command.arg(std::env::current_exe()?).arg("serve").args(self.flags(node));
         for (name, _) in std::env::vars_os() {
             // Meant for one server, they would be wrong for the others.
             if name.to_string_lossy().starts_with("ETCD_") {

@@ -16,9 +16,10 @@ use bytes::Bytes;
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::child::{Child, ended_by, exit_code};
+use super::child::Child;
 use super::connect::Client;
 use super::failure::Failure;
+use super::keeper::ended_by;
 use super::line::{self, Held, Misfortune, Place};
 use super::print::Output;
 use super::session::Session;
@@ -211,7 +212,7 @@ async fn run(
         tokio::select! {
             // What has ended by itself needs no ending.
             biased;
-            status = child.wait() => return Ok(exit_code(status?)),
+            code = child.wait() => return code,
             why = &mut lost => {
                 // Before anything is said: nobody may be there to read it.
                 child.kill().await;

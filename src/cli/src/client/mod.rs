@@ -25,11 +25,13 @@ mod compact;
 mod connect;
 mod defrag;
 mod del;
+mod descendants;
 mod elect;
 mod endpoint;
 mod failure;
 mod get;
 mod hold;
+mod keeper;
 mod lease;
 mod line;
 mod lock;
@@ -54,7 +56,7 @@ mod txn;
 mod user;
 mod watch;
 
-pub(crate) use child::{COMMAND as HELD_CHILD, HeldChild};
+pub(crate) use keeper::{HeldChild, bound};
 pub(crate) use options::Globals;
 pub(crate) use perf::PerfOptions;
 

@@ -157,6 +157,60 @@ const STUBBORN: &str = "trap '' TERM; sh -c \"trap '' TERM; echo \\$\\$; exec sl
                         setsid sh -c 'echo $$; exec sleep 1000' & sleep 0.1; echo $$; \
                         while :; do sleep 0.02; done";
 
+/// Waits until none of them runs.
+fn are_gone(pids: &[String]) {
+    assert!(pids.iter().all(|pid| !pid.is_empty()), "{pids:?}");
+    let begun = Instant::now();
+    while pids.iter().any(|pid| runs(pid)) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{pids:?} run on");
+    }
+}
+
+/// The process between the one that holds and its command.
+fn keeper_of(going: &Going) -> Pid {
+    let id = going.child.id();
+    let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
+    Pid::from_raw(children.trim().parse().unwrap()).unwrap()
+}
+
+#[test]
+fn whatever_is_killed_nothing_that_the_command_has_started_survives() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let stubborn = ["m", "--ttl", "60", "--", "sh", "-c", STUBBORN];
+    for kills_keeper in [false, true] {
+        let mut killed = Going::start(lock(&server, &stubborn));
+        let pids = [killed.line(), killed.line(), killed.line()];
+        if kills_keeper {
+            kill_process(keeper_of(&killed), Signal::KILL).unwrap();
+            assert_eq!(code(&mut killed), 137);
+            assert!(!pids.iter().any(|pid| runs(pid)), "{pids:?}");
+        } else {
+            signal(&killed, Signal::KILL);
+            are_gone(&pids);
+            // Its lease is left.
+            let key = ask(&server, &["get", "m/", "--prefix", "--keys-only"]).done();
+            ask(&server, &["del", key.trim()]).done();
+        }
+    }
+}
+
+#[test]
+fn what_a_command_leaves_behind_and_ends_is_waited_for() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let leaves = "sh -c 'sleep 0.1 & echo $!'; echo $$; exec sleep 1000";
+    let mut holds = Going::start(lock(&server, &["m", "--ttl", "60", "--", "sh", "-c", leaves]));
+    let (orphan, command) = (holds.line(), holds.line());
+    let begun = Instant::now();
+    while std::fs::exists(format!("/proc/{}", orphan.trim())).unwrap() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{orphan} is a zombie");
+    }
+    assert!(runs(&command));
+    signal(&holds, Signal::TERM);
+    assert_eq!(code(&mut holds), 143);
+}
+
 #[test]
 fn the_command_is_gone_before_the_hold_ends_while_its_server_stands_still() {
     let dir = tempdir().unwrap();

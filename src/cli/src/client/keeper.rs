@@ -1,0 +1,212 @@
+//! The process between the one that holds and the command that runs meanwhile.
+//!
+//! ```text
+//!   bowline lock ── its keeper ── the command ── what it has started
+//!         ended? ──────► kills all of that
+//!                       ended? ──► killed by the system; the rest is adopted, and killed, by whoever holds
+//! ```
+//!
+//! It passes signals on, waits for what the command leaves behind, and ends when the command does, with its exit
+//! code.
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+
+use clap::Args;
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
+use rustix::process::{kill_process, kill_process_group, wait};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::descendants;
+
+/// As shells say it.
+const EXIT_NOT_EXECUTABLE: u8 = 126;
+const EXIT_NOT_FOUND: u8 = 127;
+const EXIT_SIGNALLED: u8 = 128;
+
+/// The name of the hidden command.
+const COMMAND: &str = "held-child";
+
+/// Tells a keeper to kill all that it keeps: the system sends it when the one that holds has ended.
+pub(crate) const END: Signal = Signal::USR1;
+
+/// Keeps the command that runs while a lock is held
+#[derive(Args, Debug)]
+#[command(hide = true)]
+pub(crate) struct HeldChild {
+    /// Become the command
+    #[arg(long)]
+    becomes: bool,
+
+    /// Whose child this is
+    parent: u32,
+
+    /// The command
+    #[arg(last = true)]
+    command: Vec<OsString>,
+}
+
+/// This program, to be started as a keeper of a command.
+pub(crate) fn keeper_of(command: &[OsString]) -> io::Result<Command> {
+    let mut keeper = own(&[])?;
+    keeper.args(command);
+    set_group(&mut keeper);
+    Ok(keeper)
+}
+
+/// This program, to be started as one that becomes the command which is added, and ends when this process does.
+pub(crate) fn bound() -> io::Result<Command> {
+    own(&["--becomes"])
+}
+
+fn own(flags: &[&str]) -> io::Result<Command> {
+    #[cfg(target_os = "linux")]
+    let own = std::path::PathBuf::from("/proc/self/exe");
+    #[cfg(not(target_os = "linux"))]
+    let own = std::env::current_exe()?;
+    let mut start = Command::new(own);
+    start.arg(COMMAND).args(flags).arg(std::process::id().to_string()).arg("--");
+    Ok(start)
+}
+
+/// A group of its own; at a terminal it must stay in the one that may read from it.
+fn set_group(command: &mut Command) {
+    if !has_terminal() {
+        command.process_group(0);
+    }
+}
+
+/// Whether the one that holds, the keeper and the command share a terminal, and with it a process group.
+fn has_terminal() -> bool {
+    io::stdin().is_terminal()
+}
+
+impl HeldChild {
+    /// Keeps the command, or becomes it.
+    pub(crate) fn main(&self) -> ExitCode {
+        let done = if self.becomes { self.become_it() } else { self.keep() };
+        done.unwrap_or_else(|error| {
+            crate::complain(&format!("the command could not be started: {error}"));
+            ExitCode::from(EXIT_NOT_EXECUTABLE)
+        })
+    }
+
+    /// Asks the system for a signal at its parent's end, whatever ends that.
+    fn bind(&self, at_its_end: Signal) -> io::Result<()> {
+        #[cfg(target_os = "linux")]
+        rustix::process::set_parent_process_death_signal(Some(at_its_end))?;
+        #[cfg(not(target_os = "linux"))]
+        let _ = at_its_end;
+        if std::os::unix::process::parent_id() == self.parent {
+            return Ok(());
+        }
+        Err(io::Error::other("whoever holds was gone before"))
+    }
+
+    fn become_it(&self) -> io::Result<ExitCode> {
+        self.bind(Signal::KILL)?;
+        let Some((program, arguments)) = self.command.split_first() else {
+            return Ok(ExitCode::from(crate::EXIT_USAGE));
+        };
+        let error = Command::new(program).args(arguments).exec();
+        crate::complain(&format!("{}: {error}", program.to_string_lossy()));
+        Ok(ExitCode::from(match error.kind() {
+            io::ErrorKind::NotFound => EXIT_NOT_FOUND,
+            _ => EXIT_NOT_EXECUTABLE,
+        }))
+    }
+
+    fn keep(&self) -> io::Result<ExitCode> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            let numbers =
+                [Signal::TERM, Signal::HUP, Signal::INT, Signal::QUIT, END, Signal::CHILD];
+            let [mut term, mut hup, mut int, mut quit, mut end, mut child] = {
+                let listen = |number: Signal| signal(SignalKind::from_raw(number.as_raw()));
+                let [a, b, c, d, e, f] = numbers.map(listen);
+                [a?, b?, c?, d?, e?, f?]
+            };
+            descendants::adopt()?;
+            self.bind(END)?;
+            let command = Kept::start(&self.command)?;
+            loop {
+                tokio::select! {
+                    _ = term.recv() => command.pass_on(Signal::TERM),
+                    _ = hup.recv() => command.pass_on(Signal::HUP),
+                    _ = int.recv() => command.pass_on(Signal::INT),
+                    _ = quit.recv() => command.pass_on(Signal::QUIT),
+                    _ = child.recv() => if let Some(code) = command.reap()? {
+                        return Ok(ExitCode::from(code));
+                    },
+                    _ = end.recv() => {
+                        command.kill().await;
+                        return Ok(ExitCode::from(ended_by(Signal::KILL)));
+                    }
+                }
+            }
+        })
+    }
+}
+
+/// The command, seen by its keeper.
+struct Kept {
+    pid: Pid,
+    has_group: bool,
+}
+
+impl Kept {
+    fn start(command: &[OsString]) -> io::Result<Self> {
+        let mut start = bound()?;
+        start.args(command);
+        set_group(&mut start);
+        let child = start.spawn()?;
+        Ok(Self { pid: Pid::from_child(&child), has_group: !has_terminal() })
+    }
+
+    /// What the terminal sends to all who share it is not sent twice.
+    fn pass_on(&self, signal: Signal) {
+        if self.has_group {
+            // Who is gone needs no signal.
+            kill_process_group(self.pid, signal).ok();
+        } else if ![Signal::INT, Signal::QUIT].contains(&signal) {
+            kill_process(self.pid, signal).ok();
+        }
+    }
+
+    /// Waits for all children that have ended, also those that the command has left behind. Says the command's exit
+    /// code, if it is among them.
+    fn reap(&self) -> io::Result<Option<u8>> {
+        let mut code = None;
+        while code.is_none()
+            && let Some((pid, status)) = wait(WaitOptions::NOHANG)?
+        {
+            code = (pid == self.pid).then(|| exit_code(status));
+        }
+        Ok(code)
+    }
+
+    async fn kill(&self) {
+        if self.has_group {
+            kill_process_group(self.pid, Signal::KILL).ok();
+        } else {
+            kill_process(self.pid, Signal::KILL).ok();
+        }
+        descendants::kill().await;
+    }
+}
+
+/// The exit code of a command, as shells say it.
+fn exit_code(status: WaitStatus) -> u8 {
+    let code = status.exit_status().or_else(|| {
+        let signal = status.terminating_signal()?;
+        Some(i32::from(EXIT_SIGNALLED) | signal)
+    });
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
+}
+
+/// The exit code of who was ended by a signal.
+pub(crate) fn ended_by(signal: Signal) -> u8 {
+    u8::try_from(signal.as_raw()).map_or(u8::MAX, |signal| EXIT_SIGNALLED | signal)
+}
