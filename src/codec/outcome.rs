@@ -265,6 +265,7 @@ mod refusal {
     pub(super) const ACCESS: u8 = 16;
     pub(super) const ALARM: u8 = 17;
     pub(super) const TOO_MANY_ALARMS: u8 = 18;
+    pub(super) const TOO_MANY_KEYS: u8 = 19;
 }
 
 impl Encode for Refusal {
@@ -289,6 +290,7 @@ impl Encode for Refusal {
             }
             Refusal::TooManyOps { count, max } => (refusal::TOO_MANY_OPS, sizes([*count, *max])),
             Refusal::TooDeep { max } => (refusal::TOO_DEEP, sizes([*max])),
+            Refusal::TooManyKeys { max } => (refusal::TOO_MANY_KEYS, sizes([*max])),
             Refusal::KeyTooLarge { bytes, max } => (refusal::KEY_TOO_LARGE, sizes([*bytes, *max])),
             Refusal::ValueTooLarge { bytes, max } => {
                 (refusal::VALUE_TOO_LARGE, sizes([*bytes, *max]))
@@ -338,6 +340,7 @@ impl Decode for Refusal {
             refusal::DUPLICATE_KEY => Refusal::DuplicateKey(Bytes::copy_from_slice(&from.bytes()?)),
             refusal::TOO_MANY_OPS => Refusal::TooManyOps { count: size(from)?, max: size(from)? },
             refusal::TOO_DEEP => Refusal::TooDeep { max: size(from)? },
+            refusal::TOO_MANY_KEYS => Refusal::TooManyKeys { max: size(from)? },
             refusal::KEY_TOO_LARGE => Refusal::KeyTooLarge { bytes: size(from)?, max: size(from)? },
             refusal::VALUE_TOO_LARGE => {
                 Refusal::ValueTooLarge { bytes: size(from)?, max: size(from)? }

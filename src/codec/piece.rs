@@ -501,6 +501,10 @@ mod tests {
             ("refusals", numbered(refusals.into_iter().map(Err).collect())),
             ("refusals of access", numbered(of_access)),
             ("answers to changes of alarms, and refusals for them", numbered(of_alarms)),
+            (
+                "a refusal for too many keys",
+                numbered(vec![Err(Refusal::TooManyKeys { max: 262_144 })]),
+            ),
         ]
     }
 

@@ -360,9 +360,10 @@ impl Sample {
 
     fn refusal(&mut self) -> Refusal {
         let size = |sample: &mut Self| sample.number() as usize;
-        match self.below(18) {
+        match self.below(19) {
             16 => Refusal::Alarm(self.alarm().kind),
             17 => Refusal::TooManyAlarms { max: size(self) },
+            18 => Refusal::TooManyKeys { max: size(self) },
             0 => Refusal::EmptyKey,
             1 => Refusal::KeyNotFound,
             2 => Refusal::Compacted { asked: self.revision(), compacted: self.revision() },

@@ -76,6 +76,8 @@ impl Fingerprint {
     pub(super) fn members(self, members: &Members) -> Self {
         let rows = members.rows();
         let print = rows.iter().fold(self.number(rows.len() as u64), |print, (id, member)| {
+            let print =
+                member.endpoints.iter().fold(print, |print, url| print.bytes(url.as_bytes()));
             print
                 .number(id.get())
                 .number(member.disk.0 as u64)
@@ -233,6 +235,10 @@ mod tests {
                 "too many operations in txn request: 9, at most 8",
             ),
             (Refusal::TooDeep { max: 8 }, "transactions nested deeper than 8"),
+            (
+                Refusal::TooManyKeys { max: 8 },
+                "the ranges of the transaction pass over more than 8 keys: name fewer, or make several of it",
+            ),
             (Refusal::KeyTooLarge { bytes: 9, max: 8 }, "key of 9 bytes, at most 8"),
             (Refusal::ValueTooLarge { bytes: 9, max: 8 }, "value of 9 bytes, at most 8"),
         ] {

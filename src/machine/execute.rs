@@ -25,6 +25,7 @@ pub(super) const STRUCTURE: Limits = Limits {
     request_bytes_max: usize::MAX / 2,
     txn_ops_max: 1 << 14,
     txn_depth_max: Limits::TXN_DEPTH_CEILING,
+    txn_keys_max: usize::MAX,
 };
 
 /// One entry on its way through the machine.

@@ -257,13 +257,12 @@ fn fate<T>(pages: &[T], at: usize, len: impl Fn(&T) -> usize) -> Fate {
 mod tests {
     use super::*;
     use crate::machine::row::Meta;
-    use bytes::Bytes;
     use std::collections::BTreeSet;
 
     fn row(key: &[u8], revision: u64) -> Row {
         let revision = Revision(revision);
         let meta = Meta { create: revision, modified: revision, version: 1, lease: None };
-        Row::new(&mut Vec::new(), key, &Bytes::new(), meta)
+        Row::new(&mut Vec::new(), key, b"", meta)
     }
 
     fn check(index: &Index, want: &BTreeSet<Vec<u8>>) {

@@ -23,6 +23,12 @@ const MINT_REACH: u64 = 1 << 32;
 /// The greatest id that is minted: etcd's clients read ids as signed numbers.
 const MINT_MAX: u64 = i64::MAX as u64;
 
+/// What a lease counts for beside its label, in bytes; a bound on what it takes, here and where its time is counted.
+pub const LEASE_BYTES: u64 = 256;
+
+/// What a key that is bound to a lease counts for beside its bytes, which the table has once more.
+pub const BOUND_KEY_BYTES: u64 = 64;
+
 /// What can be known of a lease.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LeaseInfo {
@@ -46,6 +52,19 @@ struct Lease {
     /// Shared with images, which copy all leases at once.
     session: Option<Arc<SessionOf>>,
     keys: BTreeSet<Box<[u8]>>,
+}
+
+impl Lease {
+    /// What it counts for without its keys.
+    fn bytes(&self) -> u64 {
+        let label = self.session.as_deref().map_or(0, |(_, _, info)| info.label.len());
+        LEASE_BYTES + label as u64
+    }
+}
+
+/// What a key counts for that is bound to a lease.
+fn bound(key: &[u8]) -> u64 {
+    BOUND_KEY_BYTES + key.len() as u64
 }
 
 /// A lease as an image holds it, without its keys.
@@ -72,11 +91,13 @@ pub(super) struct LeaseTable {
     next: u64,
     /// The sum of the fingerprints of all leases and attachments.
     sum: u64,
+    /// What all of it counts for.
+    bytes: u64,
 }
 
 impl Default for LeaseTable {
     fn default() -> Self {
-        Self { leases: BTreeMap::new(), own: BTreeSet::new(), next: 1, sum: 0 }
+        Self { leases: BTreeMap::new(), own: BTreeSet::new(), next: 1, sum: 0, bytes: 0 }
     }
 }
 
@@ -103,6 +124,11 @@ impl LeaseTable {
     /// How many there are.
     pub(super) fn len(&self) -> usize {
         self.leases.len()
+    }
+
+    /// What all of them count for, in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     pub(super) fn contains(&self, id: LeaseId) -> bool {
@@ -140,6 +166,7 @@ impl LeaseTable {
         }
         let lease = Lease { ttl, session: session.map(Arc::new), keys: BTreeSet::new() };
         self.sum = self.sum.wrapping_add(fingerprint(id, &lease));
+        self.bytes += lease.bytes();
         let before = self.leases.insert(id, lease);
         assert!(before.is_none(), "lease {id} granted twice");
     }
@@ -158,8 +185,10 @@ impl LeaseTable {
             self.own.remove(&(*node, *incarnation, id));
         }
         self.sum = self.sum.wrapping_sub(fingerprint(id, &lease));
+        self.bytes -= lease.bytes();
         for key in &lease.keys {
             self.sum = self.sum.wrapping_sub(attachment(id, key));
+            self.bytes -= bound(key);
         }
         Some(lease.keys)
     }
@@ -174,11 +203,13 @@ impl LeaseTable {
             && lease.keys.remove(key)
         {
             self.sum = self.sum.wrapping_sub(attachment(id, key));
+            self.bytes -= bound(key);
         }
         if let Some(id) = now {
             let lease = self.leases.get_mut(&id).expect("judged before the put");
             if lease.keys.insert(key.into()) {
                 self.sum = self.sum.wrapping_add(attachment(id, key));
+                self.bytes += bound(key);
             }
         }
     }
@@ -293,18 +324,21 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_table_has_the_digest_of_an_empty_table() {
+    fn an_empty_table_has_the_digest_of_an_empty_table_and_counts_for_nothing() {
         let mut table = LeaseTable::default();
         let empty = table.sum;
         table.grant(id(1), TTL, None);
-        table.grant(id(2), TTL, None);
+        let labelled = SessionInfo { label: "label".to_owned(), own: false };
+        table.grant(id(2), TTL, Some((node(1), Incarnation(1), labelled)));
+        assert_eq!(table.bytes(), 2 * LEASE_BYTES + 5);
         table.attach(b"k", None, Some(id(1)));
         table.attach(b"k", Some(id(1)), Some(id(2)));
-        table.attach(b"l", None, Some(id(1)));
+        table.attach(b"long", None, Some(id(1)));
+        assert_eq!(table.bytes(), 2 * (LEASE_BYTES + BOUND_KEY_BYTES + 5));
         assert_eq!(table.end(id(1)).unwrap().len(), 1);
         table.attach(b"k", Some(id(2)), None);
         assert!(table.end(id(2)).unwrap().is_empty());
         assert!(table.end(id(2)).is_none());
-        assert_eq!(table.sum, empty);
+        assert_eq!((table.sum, table.bytes()), (empty, 0));
     }
 }

@@ -67,7 +67,7 @@ use std::time::Duration;
 
 pub use follow::{ChangesPage, RowsPage};
 pub use image::{Image, ImageError, ImageRelease};
-pub use lease::{LeaseInfo, SessionOf};
+pub use lease::{BOUND_KEY_BYTES, LEASE_BYTES, LeaseInfo, SessionOf};
 pub use reader::{HistoryPage, Reader};
 pub use reseed::{RESEEDED_AT, REVISION_JUMP, Reseed};
 pub use restore::{Restore, RestoreError};

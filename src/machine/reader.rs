@@ -13,7 +13,7 @@ use super::lease::{LeaseInfo, SessionOf};
 use super::read::{Collector, resolve};
 use super::row::{Row, RowRef};
 use super::shared::{HOLD_KEYS, Published, Replaced, Shared, Snapshot};
-use super::txn::{Path, Unfit, only_reads};
+use super::txn::{Path, Unfit, only_reads, ranges};
 use super::{Change, access};
 use crate::model::{
     Access, AccessRefusal, Alarms, Caller, Command, KeyRange, KeyValue, LeaseId, Members, Op,
@@ -143,6 +143,21 @@ impl Reader {
         read_path(txn, &path, now, published)
     }
 
+    /// Over how many keys the ranges of a transaction pass, whichever branches it takes, counted up to `max`: what
+    /// it costs to carry it out. Keys that are dead and not swept count.
+    pub fn passed_over(&self, txn: &Txn, max: usize) -> usize {
+        let mut passed = 0;
+        for range in ranges(txn) {
+            if range.as_single().is_none() {
+                passed += self.shared.width(range, max - passed);
+            }
+            if passed >= max {
+                break;
+            }
+        }
+        passed
+    }
+
     /// What changed the keys of `range`, from revision `from` on, as far as one page goes: about
     /// `bytes_max` of rows, but at least one revision, and revisions always whole. The rows before
     /// the changes come along and count, except at the compacted revision itself, where they are gone.
@@ -250,10 +265,11 @@ impl Reader {
         self.shared.leases().ids().collect()
     }
 
-    /// What the kept versions of all keys take in memory, in bytes. On disk they take about
+    /// What the kept versions of all keys, and the leases, take in memory, in bytes. On disk they take about
     /// as much. What is compacted counts until it is swept.
     pub fn bytes(&self) -> u64 {
-        self.shared.state().bytes
+        let rows = self.shared.state().bytes;
+        rows + self.shared.leases().bytes()
     }
 
     /// As [`Reader::bytes`], for those versions that only history needs.

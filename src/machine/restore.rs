@@ -6,7 +6,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use thiserror::Error;
 
 use super::answers::Answers;
@@ -219,9 +218,7 @@ impl Restore {
         }
         let (create, modified) = (*create_revision, *mod_revision);
         let meta = Meta { create, modified, version: *version, lease: *lease };
-        // In memory of its own: it must not keep its whole piece alive.
-        let value = Bytes::copy_from_slice(value);
-        Ok(Row::new(&mut self.scratch, key, &value, meta))
+        Ok(Row::new(&mut self.scratch, key, value, meta))
     }
 
     fn push(&mut self, row: Row) {

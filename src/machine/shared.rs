@@ -22,7 +22,7 @@ use std::sync::{
 use super::history::History;
 use super::index::Index;
 use super::lease::LeaseTable;
-use super::row::{Row, RowRef};
+use super::row::{Row, RowRef, Rows};
 use crate::model::{Access, Alarms, KeyRange, LeaseId, Members, RangeEnd, Revision};
 
 /// How many keys a reader, or the sweep, passes in one hold of the lock.
@@ -185,6 +185,24 @@ impl Shared {
         *self.alarms.write().unwrap_or_else(PoisonError::into_inner) = alarms;
     }
 
+    /// How many keys a look at all of `range` passes over, also dead ones that are not swept yet, counted up to `max`.
+    pub(super) fn width(&self, range: &KeyRange, max: usize) -> usize {
+        let (mut passed, mut last) = (0, None::<Vec<u8>>);
+        loop {
+            let state = self.state();
+            let want = HOLD_KEYS.min(max - passed);
+            let (mut some, mut key) = (0, None);
+            for rows in state.keys(range, last.as_deref()).take(want) {
+                (some, key) = (some + 1, Some(rows.newest().key()));
+            }
+            passed += some;
+            match key {
+                Some(key) if some == HOLD_KEYS => last = Some(key.to_vec()),
+                _ => return passed,
+            }
+        }
+    }
+
     /// Changes content with `other`, of which there are no readers. What is swapped in is published.
     pub(super) fn swap(&self, other: &Shared) {
         let (mut ours, mut theirs) = (self.state_mut(), other.state_mut());
@@ -231,6 +249,20 @@ impl State {
     /// Which content this is: rises with each install.
     pub(super) fn generation(&self) -> u64 {
         self.generation
+    }
+
+    /// All keys of `range` behind `last` that are there or were, in order.
+    fn keys<'s>(
+        &'s self,
+        range: &'s KeyRange,
+        last: Option<&'s [u8]>,
+    ) -> impl Iterator<Item = &'s Rows> {
+        let from = last.map_or(Bound::Included(&range.start()[..]), Bound::Excluded);
+        let is_in = |rows: &&Rows| match range.end() {
+            RangeEnd::Before(end) => rows.newest().key() < &end[..],
+            RangeEnd::Single | RangeEnd::Unbounded => true,
+        };
+        self.index.iter_from(from).take_while(is_in)
     }
 
     /// Sees to it that this is still the content that the caller began to read.
@@ -344,22 +376,14 @@ impl<'a> Snapshot<'a> {
             }
             return None;
         }
-        let from = match &last {
-            None => Bound::Included(&range.start()[..]),
-            Some(key) => Bound::Excluded(&key[..]),
-        };
-        for (number, rows) in state.index.iter_from(from).enumerate() {
-            let key = rows.newest().key();
-            if matches!(range.end(), RangeEnd::Before(end) if key >= &end[..]) {
-                return None;
-            }
+        for (number, rows) in state.keys(range, last.as_deref()).enumerate() {
             if let Some(row) = rows.live(self.at)
                 && visit(row) == Scan::Enough
             {
                 return None;
             }
             if number + 1 == keys {
-                return Some(key.to_vec());
+                return Some(rows.newest().key().to_vec());
             }
         }
         None

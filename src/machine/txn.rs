@@ -112,21 +112,27 @@ fn check_kept(put: &Put, before: &Snapshot<'_>) -> Result<(), Unfit> {
     }
 }
 
+/// All ranges that a transaction may look at, whichever branches it takes; of a put, none.
+pub(super) fn ranges(txn: &Txn) -> impl Iterator<Item = &KeyRange> {
+    let compared = txn.compares.iter().map(|compare| &compare.range);
+    let ops = txn.success.iter().chain(&txn.failure).flat_map(|op| {
+        let (own, nested): (Option<&KeyRange>, Option<Box<dyn Iterator<Item = &KeyRange>>>) =
+            match op {
+                Op::Range(range) => (Some(&range.range), None),
+                Op::Delete(delete) => (Some(&delete.range), None),
+                Op::Put(_) => (None, None),
+                Op::Txn(nested) => (None, Some(Box::new(ranges(nested)))),
+            };
+        own.into_iter().chain(nested.into_iter().flatten())
+    });
+    compared.chain(ops)
+}
+
 /// Whether a command looks at ranges of keys, not only at single ones.
 pub(super) fn is_wide(command: &Command) -> bool {
-    fn wide(txn: &Txn) -> bool {
-        let is_range = |range: &KeyRange| range.as_single().is_none();
-        txn.compares.iter().any(|compare| is_range(&compare.range))
-            || txn.success.iter().chain(&txn.failure).any(|op| match op {
-                Op::Range(range) => is_range(&range.range),
-                Op::Delete(delete) => is_range(&delete.range),
-                Op::Put(_) => false,
-                Op::Txn(nested) => wide(nested),
-            })
-    }
     match command.deed() {
         Command::Delete(delete) => delete.range.as_single().is_none(),
-        Command::Txn(txn) => wide(txn),
+        Command::Txn(txn) => ranges(txn).any(|range| range.as_single().is_none()),
         Command::Put(_)
         | Command::Compact(_)
         | Command::Grant { .. }

@@ -318,7 +318,7 @@ catalogue! {
     compacted_revision: Gauge => u64, "gauge";
     /// Keys that exist.
     keys: Gauge => u64, "gauge";
-    /// Bytes of all versions that are kept: what the quota bounds.
+    /// Bytes of all versions that are kept, and of the leases: what the quota bounds.
     state_bytes: Gauge => u64, "gauge";
     /// Bytes of those versions that only history needs.
     history_bytes: Gauge => u64, "gauge";

@@ -21,6 +21,10 @@ pub struct Limits {
     pub txn_ops_max: usize,
     /// How deep transactions may be nested, at most [`Limits::TXN_DEPTH_CEILING`]. Default 8.
     pub txn_depth_max: usize,
+    /// The most keys that the ranges of one transaction may pass over, those of its compares, of both branches and of
+    /// what is nested in them added up; twice as many as there are keys, if that is more. Every replica carries a
+    /// transaction out, and does nothing else meanwhile. Default 262,144.
+    pub txn_keys_max: usize,
 }
 
 impl Default for Limits {
@@ -31,6 +35,7 @@ impl Default for Limits {
             request_bytes_max: 1_572_864,
             txn_ops_max: 128,
             txn_depth_max: 8,
+            txn_keys_max: 1 << 18,
         }
     }
 }
@@ -186,6 +191,7 @@ mod tests {
             request_bytes_max: 200,
             txn_ops_max: 3,
             txn_depth_max: 2,
+            ..Limits::default()
         }
     }
 

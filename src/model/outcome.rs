@@ -215,6 +215,14 @@ pub enum Refusal {
         /// The limit.
         max: usize,
     },
+    /// The ranges of a transaction pass over more keys than the [limit](super::Limits::txn_keys_max).
+    #[error(
+        "the ranges of the transaction pass over more than {max} keys: name fewer, or make several of it"
+    )]
+    TooManyKeys {
+        /// The limit.
+        max: usize,
+    },
     /// A key longer than the limit.
     #[error("key of {bytes} bytes, at most {max}")]
     KeyTooLarge {

@@ -1,13 +1,11 @@
 //! How much a command may make the state grow. What may grow it is refused where the quota is reached or
 //! a disk is full; what cannot, and what makes it smaller, always goes on, so that there is a way back.
 
-use crate::model::{Command, Op, Put, PutValue, Txn};
+use crate::machine::{BOUND_KEY_BYTES, LEASE_BYTES};
+use crate::model::{Command, Op, Put, PutLease, PutValue, Txn};
 
 /// What a row counts for beside its key and its value, in bytes.
 const ROW_BYTES: u64 = 128;
-
-/// What a lease counts for beside its label, in bytes.
-const LEASE_BYTES: u64 = 256;
 
 /// By how many bytes a command may make the state grow, about; `None` if it is none of those that are
 /// there to make it grow. A deletion leaves its mark in history, and yet it is the way back.
@@ -35,7 +33,12 @@ fn of_put(put: &Put) -> u64 {
         // As long as it was: a guess is as good as a search.
         PutValue::Keep => 0,
     };
-    ROW_BYTES + put.key.len() as u64 + value
+    let key = put.key.len() as u64;
+    let bound = match put.lease {
+        PutLease::Attach(_) => BOUND_KEY_BYTES + key,
+        PutLease::None | PutLease::Keep => 0,
+    };
+    ROW_BYTES + key + value + bound
 }
 
 /// The branch that grows more; which one it will be is not known yet.
@@ -65,8 +68,11 @@ mod tests {
         let nested = || Op::Txn(Txn { success: vec![Op::put("kk", "vv")], ..Txn::default() });
         let session = SessionInfo { label: "abc".to_owned(), own: true };
         let grant = |session| Command::Grant { id: None, ttl: Duration::from_secs(1), session };
+        let mut bound = Put::new("k", "value");
+        bound.lease = PutLease::Attach(LeaseId::new(7).unwrap());
         let cases = [
             (Command::Put(Put::new("k", "value")), Some(ROW_BYTES + 6)),
+            (Command::Put(bound), Some(ROW_BYTES + BOUND_KEY_BYTES + 7)),
             (Command::Delete(Delete::new("k")), None),
             (Command::Compact(Revision(7)), None),
             (Command::Revoke(LeaseId::new(7).unwrap()), None),

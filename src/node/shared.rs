@@ -307,6 +307,9 @@ impl Shared {
 
     /// As [`Shared::let_in`], for one that is within the limits.
     fn find_room(&self, command: &Command) -> CallResult<usize> {
+        if let Command::Txn(txn) = command.deed() {
+            self.may_pass_over(txn)?;
+        }
         if let Some(more) = growth(command) {
             self.may_grow(more)?;
         }
@@ -326,6 +329,17 @@ impl Shared {
             return Err(CallError::QuotaExceeded { bytes, quota });
         }
         Ok(())
+    }
+
+    /// Whether a transaction may look at as many keys as its ranges name.
+    fn may_pass_over(&self, txn: &Txn) -> Result<(), Refusal> {
+        let max = self.settings.limits.txn_keys_max;
+        let is_more_than = |max: usize| self.reader.passed_over(txn, max.saturating_add(1)) > max;
+        if !is_more_than(max) {
+            return Ok(());
+        }
+        let max = max.max(usize::try_from(2 * self.reader.keys()).unwrap_or(usize::MAX));
+        if is_more_than(max) { Err(Refusal::TooManyKeys { max }) } else { Ok(()) }
     }
 
     /// Whether this node's disk is full.
@@ -467,6 +481,7 @@ impl Shared {
 
     /// Reads what a transaction reads that writes nothing.
     pub(crate) fn read_txn(&self, txn: &Txn) -> Result<TxnReply, Refusal> {
+        self.may_pass_over(txn)?;
         let reply = self.reader.read_txn(txn)?;
         let ranges = reply.ranges();
         self.meters.ranges_total.add(ranges);

@@ -95,13 +95,14 @@ fn one_that_is_being_replaced_is_heard_until_it_is_gone() {
 #[test]
 fn a_node_says_what_it_is_called_and_where_it_is() {
     let mut world = founded();
-    let announce = |address: &str| {
+    let served_at = |address: &str, endpoint: &str| {
         Command::Announce(Introduction {
             name: "b".to_owned(),
             address: address.to_owned(),
-            endpoints: vec![format!("http://{address}")],
+            endpoints: vec![endpoint.to_owned()],
         })
     };
+    let announce = |address: &str| served_at(address, &format!("http://{address}"));
     let before = world.machine.digest();
     let noted = Ok(Reply::Noted { revision: Revision(1) });
     assert_eq!(world.ask(2, 1, announce("h:1")), noted);
@@ -115,6 +116,10 @@ fn a_node_says_what_it_is_called_and_where_it_is() {
     assert_eq!(done.members.as_ref(), Some(world.machine.members()));
     let again = proposal(2, 1, window, vec![(4, announce("h:2"))]);
     assert_eq!(world.entry(vec![Item::Proposal(again)]).members, None, "nothing has changed");
+    let before = world.machine.digest();
+    let elsewhere = proposal(2, 1, window, vec![(5, served_at("h:2", "http://elsewhere"))]);
+    assert!(world.entry(vec![Item::Proposal(elsewhere)]).members.is_some());
+    assert_ne!(world.machine.digest(), before, "where it serves clients is part of the state");
     assert_eq!(world.ask(9, 1, announce("h:9")), Err(Refusal::NotMember(node(9))));
 }
 

@@ -251,3 +251,35 @@ fn a_long_range_is_read_at_one_revision_while_the_writer_goes_on() {
         look.join().unwrap();
     });
 }
+
+#[test]
+fn what_a_transaction_passes_over_is_counted_before_it_is_carried_out() {
+    let mut world = World::new();
+    for key in 0..1200 {
+        world.put(&format!("k{key:04}"), "v");
+    }
+    world.run(Command::Delete(Delete::new("k0007"))).unwrap();
+    let range = |range: KeyRange| Op::Range(Range::new(range));
+    let txn = |success: Vec<Op>| Txn { success, ..Txn::default() };
+    let tens = || range(KeyRange::prefix("k000"));
+    let cases = [
+        (txn(vec![range("k0001".into()), Op::put("k0002", ""), Op::delete("k0003")]), 0),
+        (txn(vec![range(KeyRange::prefix("absent"))]), 0),
+        // With the dead one, which is there until it is swept.
+        (txn(vec![tens()]), 10),
+        (txn(vec![range(KeyRange::all())]), 1200),
+        (txn(vec![range(KeyRange::between("k0100", "k0612"))]), 512),
+        (Txn { compares: vec![Compare::exists(KeyRange::all())], ..txn(vec![tens()]) }, 1210),
+        (
+            Txn { failure: vec![Op::delete(KeyRange::from("k1190")), tens()], ..txn(vec![tens()]) },
+            30,
+        ),
+        (txn(vec![Op::Txn(txn(vec![tens(), Op::Txn(txn(vec![tens()]))])), tens()]), 30),
+    ];
+    for (txn, expected) in cases {
+        assert_eq!(world.reader.passed_over(&txn, usize::MAX), expected, "{txn:?}");
+        for max in [0, 1, 9, 30, 512, 1024] {
+            assert_eq!(world.reader.passed_over(&txn, max), expected.min(max), "{max}: {txn:?}");
+        }
+    }
+}

@@ -62,6 +62,8 @@ impl Driver {
         self.committed(last, came);
         self.log_times.forget(last);
         self.machine.publish();
+        // Before whoever has compacted is told.
+        self.shared.meters.compacted_revision.set(self.shared.reader.compacted().get());
         let times = BatchTimes { came, visible: self.shared.now() };
         self.shared.meters.apply_entries.add(count);
         self.shared.meters.watch_changes_total.add(changes.len() as u64);

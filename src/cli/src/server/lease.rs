@@ -158,7 +158,9 @@ impl Lease for LeaseService {
         // Looked at before and after: one that came or went meanwhile hides nothing.
         let all = self.0.client().leases();
         let leases = client.leases().map_err(refused)?;
-        let hidden = |lease: &LeaseId| all.contains(lease) && leases.binary_search(lease).is_err();
+        let hidden = |lease: &LeaseId| {
+            all.binary_search(lease).is_ok() && leases.binary_search(lease).is_err()
+        };
         if leases.len() < all.len() && self.0.client().leases().iter().any(hidden) {
             return Err(access_refused(AccessRefusal::Denied));
         }

@@ -11,10 +11,12 @@
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 use tonic::Status;
+use tracing::Instrument;
 
 use super::driven::Answers;
 use super::member::{CLUSTER_VERSION, Member};
@@ -32,11 +34,16 @@ const ALIGN_BYTES: u64 = 512;
 const NAME: &str = "snap-sent.writing";
 
 /// A copy of this member's state, and how long it is. The file has no name any more, so that it goes away with whoever
-/// reads it.
+/// reads it; also if nobody does, who has gone while it was written.
 ///
 /// # Errors
 /// As the library's backup; the file cannot be read.
-pub(super) async fn taken(member: &Member) -> Result<(File, u64), Status> {
+pub(super) async fn taken(member: Arc<Member>) -> Result<(File, u64), Status> {
+    let taken = tokio::spawn(async move { take(&member).await }.in_current_span());
+    taken.await.map_err(|error| Status::internal(format!("bowline: {error}")))?
+}
+
+async fn take(member: &Member) -> Result<(File, u64), Status> {
     // One at a time: they have the same name.
     let _turn = member.takes_snapshot().await;
     let path: PathBuf = member.options().data_dir.join(NAME);

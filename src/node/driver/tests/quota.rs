@@ -1,7 +1,8 @@
-//! The quota: what grows the state is refused, what shrinks it is not.
+//! What is refused before it is proposed: at the quota what grows the state, not what shrinks it; and what looks at too
+//! much.
 
 use super::*;
-use crate::model::{Op, Revision, Txn};
+use crate::model::{KeyRange, Op, Range, Refusal, Revision, Txn};
 
 fn txn(ops: Vec<Op>) -> Command {
     Command::Txn(Txn { success: ops, ..Txn::default() })
@@ -99,6 +100,24 @@ fn what_an_earlier_attempt_may_have_brought_into_a_log_is_not_called_unapplied()
 }
 
 #[test]
+fn leases_count_as_what_is_stored_does() {
+    let mut three = Three::new(|_, settings| settings.quota_bytes = 64 << 10);
+    let mut granted = Vec::new();
+    let refused = loop {
+        match three.write(granted.len() % 3, grant()) {
+            Ok(Reply::Grant(grant)) => granted.push(grant.id),
+            other => break other,
+        }
+    };
+    assert!(is_quota(&refused), "{refused:?}");
+    assert!((200..=256).contains(&granted.len()), "{} leases", granted.len());
+    for id in granted.drain(..100) {
+        three.write(0, Command::Revoke(id)).unwrap();
+    }
+    three.write(0, grant()).unwrap();
+}
+
+#[test]
 fn history_beyond_its_share_makes_room_for_what_is_written_again_and_again() {
     let mut three = Three::new(|_, settings| {
         settings.quota_bytes = 4 << 20;
@@ -112,4 +131,39 @@ fn history_beyond_its_share_makes_room_for_what_is_written_again_and_again() {
         assert!(bytes < 3 << 20, "{bytes} bytes after {round} rounds");
     }
     assert_eq!(last, Revision(201));
+}
+
+/// Every replica carries it out, and at each start once more, so that it is refused before it is in the log.
+#[test]
+fn a_transaction_that_looks_at_more_than_it_may_is_never_proposed() {
+    let mut three = Three::new(|_, settings| settings.limits.txn_keys_max = 100);
+    for key in 0..40 {
+        three.put(0, &format!("k{key:02}"), 1).unwrap();
+    }
+    let looks = |times| Txn {
+        success: vec![Op::Range(Range::new(KeyRange::all())); times],
+        failure: vec![Op::delete("x")],
+        ..Txn::default()
+    };
+    let nested = Txn { success: vec![Op::Txn(looks(1)); 3], ..Txn::default() };
+    three.write(0, Command::Txn(looks(2))).unwrap();
+    for txn in [looks(3), nested] {
+        let refused = three.write(1, Command::Txn(txn.clone()));
+        let limit = Err(CallError::Refused(Refusal::TooManyKeys { max: 100 }));
+        assert_eq!(refused, limit);
+        let reads = Txn { failure: vec![], ..txn };
+        if crate::machine::only_reads(&reads) {
+            assert_eq!(
+                three.shared(1).read_txn(&reads).unwrap_err(),
+                Refusal::TooManyKeys { max: 100 }
+            );
+        }
+    }
+    // Twice all that there is may always be looked at.
+    for key in 40..80 {
+        three.put(0, &format!("k{key:02}"), 1).unwrap();
+    }
+    three.write(1, Command::Txn(looks(2))).unwrap();
+    let refused = three.write(1, Command::Txn(looks(3)));
+    assert_eq!(refused, Err(CallError::Refused(Refusal::TooManyKeys { max: 160 })));
 }

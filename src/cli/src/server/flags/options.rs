@@ -187,6 +187,7 @@ impl Options {
             request_bytes_max: (self.request_bytes_max + self.request_bytes_max / 8).min(3 << 20),
             txn_ops_max: self.txn_ops_max,
             txn_depth_max: Limits::TXN_DEPTH_CEILING,
+            ..Limits::default()
         };
         let config = Config::new(&self.data_dir, &self.name)
             .listen(listen)

@@ -139,6 +139,7 @@ pub(crate) fn refused(error: Error) -> Status {
     match &error {
         Error::Refused(Refusal::Access(why)) => access_refused(*why),
         Error::Refused(Refusal::TooManyAlarms { .. }) => ours(Code::ResourceExhausted, &error),
+        Error::Refused(Refusal::TooManyKeys { .. }) => ours(Code::InvalidArgument, &error),
         Error::Refused(refusal) => {
             reason_of(refusal).map_or_else(|| ours(Code::Unavailable, &error), Status::from)
         }
