@@ -5,7 +5,7 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
@@ -60,6 +60,8 @@ pub(crate) struct Link {
     stamp: Stamp,
     /// Which of the endpoints it is.
     at: usize,
+    /// Which connection of its client.
+    number: u64,
 }
 
 impl Link {
@@ -114,6 +116,8 @@ pub(crate) enum Effect {
 pub(crate) struct Client {
     pub(crate) settings: Settings,
     state: Mutex<State>,
+    /// Rises with each connection that is made or left: the number of the one that is used, if one is.
+    number: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -128,7 +132,7 @@ struct State {
 impl Client {
     /// One that is not connected yet.
     pub(crate) fn new(settings: Settings) -> Arc<Self> {
-        Arc::new(Self { settings, state: Mutex::default() })
+        Arc::new(Self { settings, state: Mutex::default(), number: watch::Sender::new(0) })
     }
 
     /// One that asks a single server, by the same settings.
@@ -161,7 +165,8 @@ impl Client {
                 }
                 Err(failure) => return Err(failure),
             };
-            let mut link = Link { channel, stamp: Stamp::default(), at };
+            let number = *self.number.borrow() + 1;
+            let mut link = Link { channel, stamp: Stamp::default(), at, number };
             match self.log_in(&link, &mut state).await {
                 Ok(token) => link.stamp.token = token,
                 Err(status) if outcome(&status) == Outcome::Refused => {
@@ -174,6 +179,7 @@ impl Client {
             }
             state.preferred = at;
             state.link = Some(link.clone());
+            self.number.send_replace(number);
             return Ok(link);
         }
         Err(Failure::Unreachable(tried))
@@ -245,7 +251,15 @@ impl Client {
         if state.link.as_ref().is_some_and(|now| now.at == link.at) {
             state.link = None;
             state.preferred = (link.at + 1) % self.settings.endpoints.len();
+            self.number.send_modify(|number| *number += 1);
         }
+    }
+
+    /// Waits until a connection was left, by whoever has found first that it is of no use: what only waits at the
+    /// other end hears nothing of that.
+    pub(crate) async fn left(&self, link: &Link) {
+        // The sender is this client's own.
+        drop(self.number.subscribe().wait_for(|number| *number > link.number).await);
     }
 
     /// Asks, at one endpoint after the other where that is allowed, for as long as the command's timeout says.

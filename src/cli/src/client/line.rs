@@ -15,8 +15,8 @@ use super::failure::Failure;
 use super::range::prefix_end;
 use super::stance::{Rule, Stance};
 use crate::generated::etcdserverpb as pb;
-use crate::generated::mvccpb::KeyValue;
 use crate::generated::mvccpb::event::EventType;
+use crate::generated::mvccpb::{Event, KeyValue};
 use pb::compare::{CompareResult, CompareTarget, TargetUnion};
 use pb::request_op::Request;
 use pb::watch_create_request::FilterType;
@@ -157,14 +157,17 @@ impl Place {
             let Some(at) = own.filter(|at| line[*at].create_revision == self.created) else {
                 return Err(Misfortune::Gone);
             };
-            let before: Vec<_> =
-                line[..at].iter().map(|row| Stance::parse(&row.value).rule).collect();
-            if self.rule.holds_behind(&before) {
+            let rule_of = |row: &KeyValue| Stance::parse(&row.value).rule;
+            let before: Vec<_> = line[..at].iter().map(rule_of).collect();
+            // What it says by now: a resize rewrites the rows of those who wait, too.
+            let rule = rule_of(&line[at]);
+            if rule.holds_behind(&before) {
                 return Ok(Held { header: answer.header, row: line.swap_remove(at) });
             }
             if let Some(head) = before.first()
-                && self.rule != Rule::Alone
-                && !self.rule.goes_with(*head)
+                && rule != Rule::Alone
+                // A resize may have come to one of the two only.
+                && ![rule, self.rule].iter().any(|rule| rule.goes_with(*head))
             {
                 return Err(Misfortune::Misfit(*head));
             }
@@ -172,20 +175,26 @@ impl Place {
                 return Err(Misfortune::Taken);
             }
             let from = answer.header.map(|header| header.revision + 1).unwrap_or_default();
-            // Who stands alone waits for the last before it; otherwise any of them may make room.
-            let awaited = match self.rule {
-                Rule::Alone | Rule::Write => vec![(line[at - 1].key.clone(), Bytes::new())],
-                _ => vec![(first.clone(), end.clone())],
-            };
+            // Who stands alone waits for the last before it; otherwise any of them may make room, also by a change of
+            // its row: a writer that becomes a reader, another limit.
             let own = (self.key.clone(), Bytes::new());
-            until_deleted(client, awaited.into_iter().chain([own]), from).await;
+            match rule {
+                Rule::Alone | Rule::Write => {
+                    let last = (line[at - 1].key.clone(), Bytes::new());
+                    until_deleted(client, &[last, own], from).await;
+                }
+                _ => {
+                    let is_news = |event: &Event| is_deletion(event) || self.is_change(event);
+                    until(client, &[(first.clone(), end.clone())], &[], from, is_news).await;
+                }
+            }
         }
     }
 
     /// Waits until it is gone, which it should not be.
     pub(crate) async fn loss(&self, client: &Client, mut from: i64) -> String {
         loop {
-            until_deleted(client, [(self.key.clone(), Bytes::new())], from).await;
+            until_deleted(client, &[(self.key.clone(), Bytes::new())], from).await;
             let request = pb::RangeRequest { key: self.key.clone(), ..Default::default() };
             let row =
                 insist(client, async |link: Link| link.kv().range(request.clone()).await).await;
@@ -202,6 +211,12 @@ impl Place {
         }
     }
 
+    /// Whether somebody's row has changed who does not stand behind this place.
+    fn is_change(&self, event: &Event) -> bool {
+        let row = event.kv.as_ref();
+        row.is_some_and(|row| row.version > 1 && row.create_revision <= self.created)
+    }
+
     fn keys(&self) -> (Bytes, Bytes) {
         let prefix = [&self.name, &b"/"[..]].concat();
         let end = prefix_end(&prefix);
@@ -211,20 +226,30 @@ impl Place {
 
 /// Waits until something is deleted in one of these ranges, at a revision or later; or until that cannot be told: then
 /// the line is to be looked at again.
-async fn until_deleted(
+async fn until_deleted(client: &Client, ranges: &[(Bytes, Bytes)], from: i64) {
+    until(client, ranges, &[FilterType::Noput], from, is_deletion).await;
+}
+
+fn is_deletion(event: &Event) -> bool {
+    event.r#type == i32::from(EventType::Delete)
+}
+
+/// As `until_deleted`, for other news.
+async fn until(
     client: &Client,
-    ranges: impl IntoIterator<Item = (Bytes, Bytes)>,
+    ranges: &[(Bytes, Bytes)],
+    filters: &[FilterType],
     from: i64,
+    is_news: impl Fn(&Event) -> bool,
 ) {
-    let ranges: Vec<_> = ranges.into_iter().collect();
     let open = async |link: Link| {
         let (requests, stream) = mpsc::channel(ranges.len().max(1));
-        for (key, range_end) in &ranges {
+        for (key, range_end) in ranges {
             let create = pb::WatchCreateRequest {
                 key: key.clone(),
                 range_end: range_end.clone(),
                 start_revision: from,
-                filters: vec![FilterType::Noput.into()],
+                filters: filters.iter().map(|filter| i32::from(*filter)).collect(),
                 ..Default::default()
             };
             let union = Some(RequestUnion::CreateRequest(create));
@@ -237,12 +262,14 @@ async fn until_deleted(
     let Ok((_requests, mut answers, link)) = client.ask(Effect::Repeatable, open).await else {
         return tokio::time::sleep(AGAIN).await;
     };
-    let is_end = |answer: &pb::WatchResponse| {
-        let delete = i32::from(EventType::Delete);
-        answer.canceled || answer.events.iter().any(|event| event.r#type == delete)
-    };
+    let is_end = |answer: &pb::WatchResponse| answer.canceled || answer.events.iter().any(&is_news);
     loop {
-        match answers.message().await {
+        let answer = tokio::select! {
+            answer = answers.message() => answer,
+            // By a renewal, most likely: this server stands still.
+            () = client.left(&link) => return,
+        };
+        match answer {
             Ok(Some(answer)) if is_end(&answer) => return,
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => {

@@ -342,3 +342,54 @@ fn one_leads_and_who_listens_is_told() {
     assert_eq!(code(&mut second), 9);
     assert_eq!(ask(&server, &["elect", "e"]).code, 2);
 }
+
+#[test]
+fn who_waits_hears_that_a_writer_has_become_a_reader_and_that_the_limit_is_another() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let granted = ask(&server, &["lease", "grant", "600"]).done();
+    let lease = granted.split_whitespace().nth(1).unwrap().to_owned();
+    let stands = |name: &str, rule: &str| {
+        let (key, value) = (format!("{name}/{lease}"), format!("bowline:1 {rule}\nhere\n\n"));
+        ask(&server, &["put", "--lease", &lease, &key, &value]).done();
+    };
+    stands("rw", "write");
+    let mut reader = Going::start(lock(&server, &["rw", "--shared"]));
+    waits_in_line(&server, "rw", 2);
+    stands("rw", "read");
+    assert!(reader.line().starts_with("rw/"));
+
+    stands("s", "semaphore 1 1");
+    let mut semaphore = command(&server);
+    semaphore.args(["semaphore", "s", "1"]);
+    let mut waits = Going::start(semaphore);
+    waits_in_line(&server, "s", 2);
+    let keys = ask(&server, &["get", "s/", "--prefix", "--keys-only"]).done();
+    let own = keys.split_whitespace().find(|key| !key.ends_with(&lease)).unwrap();
+    // Its own row first: by then the two speak of different limits.
+    ask(&server, &["put", "--ignore-lease", own, "bowline:1 semaphore 2 1\nhere\n\n"]).done();
+    stands("s", "semaphore 2 1");
+    assert!(waits.line().starts_with("s/"));
+}
+
+#[test]
+fn who_holds_hears_of_the_end_through_another_server_while_its_first_one_stands_still() {
+    let dirs = [tempdir().unwrap(), tempdir().unwrap(), tempdir().unwrap()];
+    let servers = Server::three(&dirs);
+    let all: Vec<_> = servers.iter().map(|server| server.address.clone()).collect();
+    let mut lock = command_at(&all.join(","));
+    lock.env_remove("BOWLINE_COMMAND_TIMEOUT").env_remove("BOWLINE_DIAL_TIMEOUT");
+    // Its connection is not found dead by itself: only a renewal finds that it is.
+    lock.args(["--keepalive-time", "600s", "lock", "m", "--ttl", "9", "--", "sh", "-c"]);
+    lock.arg("echo $BOWLINE_KEY; sleep 100; echo 'not told'");
+    let mut holds = Going::start(lock);
+    let key = holds.line();
+    assert!(key.starts_with("m/"), "{key}");
+    servers[0].pause();
+    let others = all[1..].join(",");
+    let mut delete = command_at(&others);
+    delete.args(["del", key.trim()]);
+    assert_eq!(run(delete, b"").done(), "1\n");
+    assert_eq!((holds.line(), code(&mut holds)), (String::new(), 123));
+    servers[0].go_on();
+}
