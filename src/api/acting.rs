@@ -6,7 +6,8 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::model::{
-    Access, AccessChange, AccessRefusal, Caller, Command, KeyRange, LeaseId, Refusal, Revision,
+    Access, AccessChange, AccessRefusal, Caller, Command, KeyRange, LeaseId, OpenKeys, Refusal,
+    Revision, Right,
 };
 use crate::watch::WatchError;
 
@@ -204,10 +205,13 @@ impl ActingClient {
     pub async fn lease(&self, lease: LeaseId) -> Result<Option<LeaseStatus>, Error> {
         self.0.may(Access::is_user)?;
         let status = self.0.lease(lease).await?;
-        if let Some(status) = &status {
-            self.may_see(status)?;
+        let open = self.readable()?;
+        match &status {
+            Some(status) if !status.keys.iter().all(|key| open.has(key)) => {
+                Err(Refusal::from(AccessRefusal::Denied).into())
+            }
+            _ => Ok(status),
         }
-        Ok(status)
     }
 
     /// As [`Client::leases`]: those with no keys but the caller's to read.
@@ -217,10 +221,11 @@ impl ActingClient {
     pub fn leases(&self) -> Result<Vec<LeaseId>, Error> {
         self.0.may(Access::is_user)?;
         let mut leases = self.0.leases();
-        if self.0.may(Access::is_root).is_err() {
+        let open = self.readable()?;
+        if open != OpenKeys::All {
             leases.retain(|&lease| {
                 let info = self.0.shared.reader.lease(lease);
-                info.is_some_and(|info| self.may_see(&LeaseStatus::new(lease, info)).is_ok())
+                info.is_some_and(|info| info.keys.iter().all(|key| open.has(key)))
             });
         }
         Ok(leases)
@@ -234,7 +239,8 @@ impl ActingClient {
         self.0.change_access(change).await
     }
 
-    fn may_see(&self, status: &LeaseStatus) -> Result<(), Refusal> {
-        status.keys.iter().try_for_each(|key| self.0.may_read(&KeyRange::key(key.clone())))
+    fn readable(&self) -> Result<OpenKeys, Refusal> {
+        let Some(caller) = &self.0.caller else { return Ok(OpenKeys::All) };
+        Ok(self.0.access().open(caller, Right::Read)?)
     }
 }

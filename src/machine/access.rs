@@ -5,12 +5,13 @@
 //! judgement must not tell what the compares found. A row that is answered with is read; a lease that is attached or
 //! ended lends its end to whoever may do so, so that all keys of it must be theirs to write.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeSet;
 
 use super::lease::LeaseTable;
 use crate::model::{
-    Access, AccessRefusal, Caller, Command, Delete, KeyRange, LeaseId, Op, Put, PutLease, Txn,
+    Access, AccessRefusal, Caller, Command, Delete, KeyRange, LeaseId, Op, OpenKeys, Put, PutLease,
+    Right, Txn,
 };
 
 /// Whether the caller may have this executed.
@@ -23,7 +24,14 @@ pub(super) fn judge(
     if access.is_root(caller).is_ok() {
         return Ok(());
     }
-    let judge = Judge { access, caller, leases, judged: RefCell::default() };
+    let judge = Judge {
+        access,
+        caller,
+        leases,
+        readable: OnceCell::new(),
+        writable: OnceCell::new(),
+        judged: RefCell::default(),
+    };
     match command {
         Command::Put(put) => judge.put(put),
         Command::Delete(delete) => judge.delete(delete),
@@ -43,23 +51,36 @@ struct Judge<'a> {
     access: &'a Access,
     caller: &'a Caller,
     leases: &'a LeaseTable,
+    /// What the caller may read and write, put together when it is asked for first.
+    readable: OnceCell<Result<OpenKeys, AccessRefusal>>,
+    writable: OnceCell<Result<OpenKeys, AccessRefusal>>,
     /// Those whose keys are all the caller's to write: each is looked at once, however many puts attach it.
     judged: RefCell<BTreeSet<LeaseId>>,
 }
 
 impl Judge<'_> {
+    fn open(&self, right: Right) -> Result<&OpenKeys, AccessRefusal> {
+        let open = match right {
+            Right::Read => &self.readable,
+            Right::Write => &self.writable,
+        };
+        open.get_or_init(|| self.access.open(self.caller, right)).as_ref().map_err(|why| *why)
+    }
+
     fn read(&self, keys: &KeyRange) -> Result<(), AccessRefusal> {
-        self.access.may_read(self.caller, keys)
+        if self.open(Right::Read)?.hold(keys) { Ok(()) } else { Err(AccessRefusal::Denied) }
     }
 
     fn write(&self, keys: &KeyRange) -> Result<(), AccessRefusal> {
-        self.access.may_write(self.caller, keys)
+        if self.open(Right::Write)?.hold(keys) { Ok(()) } else { Err(AccessRefusal::Denied) }
     }
 
     /// Whoever binds a key to a lease, or ends it, decides about all of its keys.
     fn lease(&self, lease: LeaseId) -> Result<(), AccessRefusal> {
-        if self.judged.borrow_mut().insert(lease) {
-            self.access.may_write_each(self.caller, self.leases.keys(lease))?;
+        let open = self.open(Right::Write)?;
+        let is_new = self.judged.borrow_mut().insert(lease);
+        if is_new && !self.leases.keys(lease).all(|key| open.has(key)) {
+            return Err(AccessRefusal::Denied);
         }
         Ok(())
     }

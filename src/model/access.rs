@@ -18,6 +18,7 @@ use std::fmt;
 use bytes::Bytes;
 use thiserror::Error;
 
+use super::open::OpenKeys;
 use super::{KeyRange, RangeEnd};
 
 /// The user, and the role, that may do everything.
@@ -245,7 +246,7 @@ pub enum AccessRefusal {
 
 /// What a caller wants with keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Right {
+pub(crate) enum Right {
     Read,
     Write,
 }
@@ -331,19 +332,6 @@ impl Access {
         self.may(caller, Right::Write, keys)
     }
 
-    /// Whether a caller may write each of these keys.
-    pub(crate) fn may_write_each<'k>(
-        &self,
-        caller: &Caller,
-        mut keys: impl Iterator<Item = &'k [u8]>,
-    ) -> Result<(), AccessRefusal> {
-        let Some(open) = self.open(caller, Right::Write)? else { return Ok(()) };
-        match keys.all(|key| open.iter().any(|range| range.contains(key))) {
-            true => Ok(()),
-            false => Err(AccessRefusal::Denied),
-        }
-    }
-
     /// Whether a caller is a user at all.
     ///
     /// # Errors
@@ -376,16 +364,15 @@ impl Access {
     }
 
     fn may(&self, caller: &Caller, right: Right, keys: &KeyRange) -> Result<(), AccessRefusal> {
-        let Some(open) = self.open(caller, right)? else { return Ok(()) };
-        if covers(&open, keys) { Ok(()) } else { Err(AccessRefusal::Denied) }
+        if self.open(caller, right)?.hold(keys) { Ok(()) } else { Err(AccessRefusal::Denied) }
     }
 
-    /// The ranges to which a caller has a right; `None` if that is everything.
-    fn open(&self, caller: &Caller, right: Right) -> Result<Option<Vec<&KeyRange>>, AccessRefusal> {
-        let Powers::Of(user) = self.powers(caller)? else { return Ok(None) };
+    /// The keys to which a caller has a right: for who asks more than once.
+    pub(crate) fn open(&self, caller: &Caller, right: Right) -> Result<OpenKeys, AccessRefusal> {
+        let Powers::Of(user) = self.powers(caller)? else { return Ok(OpenKeys::All) };
         let roles = user.roles.iter().filter_map(|role| self.roles.get(role));
         let grants = roles.flatten().filter(|grant| grant.rights.include(right));
-        Ok(Some(grants.map(|grant| &grant.range).collect()))
+        Ok(OpenKeys::of(grants.map(|grant| &grant.range)))
     }
 
     /// Makes a change. A refused one changes nothing.
@@ -541,47 +528,6 @@ fn is_empty(range: &KeyRange) -> bool {
         RangeEnd::Single | RangeEnd::Unbounded => range.start().is_empty(),
         RangeEnd::Before(end) => range.start().is_empty() || end <= range.start(),
     }
-}
-
-/// Where a range ends: the first key behind it, `None` if there is none.
-fn behind(range: &KeyRange) -> Option<Vec<u8>> {
-    match range.end() {
-        RangeEnd::Single => Some([range.start(), &b"\0"[..]].concat()),
-        RangeEnd::Before(end) => Some(end.to_vec()),
-        RangeEnd::Unbounded => None,
-    }
-}
-
-/// Whether these ranges together hold all keys of another one. One without keys counts as its start.
-fn covers(open: &[&KeyRange], wanted: &KeyRange) -> bool {
-    if let Some(key) = wanted.as_single() {
-        return open.iter().any(|range| range.contains(key));
-    }
-    if open.contains(&wanted) {
-        return true;
-    }
-    let start = &wanted.start()[..];
-    let end = match wanted.end() {
-        RangeEnd::Before(end) if end <= wanted.start() => {
-            behind(&KeyRange::key(wanted.start().clone()))
-        }
-        _ => behind(wanted),
-    };
-    let mut spans: Vec<(&[u8], Option<Vec<u8>>)> =
-        open.iter().map(|range| (&range.start()[..], behind(range))).collect();
-    spans.sort();
-    // Everything from the start to here is open.
-    let mut here = start.to_vec();
-    for (from, to) in spans {
-        if from > &here[..] {
-            break;
-        }
-        match to {
-            None => return true,
-            Some(to) => here = here.max(to),
-        }
-    }
-    end.is_some_and(|end| here >= end)
 }
 
 #[cfg(test)]

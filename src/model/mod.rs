@@ -14,12 +14,14 @@ mod limits;
 mod member;
 mod message;
 mod moment;
+mod open;
 mod outcome;
 mod piece;
 mod range;
 mod request;
 mod written;
 
+pub(crate) use access::Right;
 pub use access::{
     Access, AccessChange, AccessGrant, AccessRefusal, Caller, ROOT, Rights, Role as AccessRole,
     Secret, User,
@@ -37,6 +39,7 @@ pub use member::{
 };
 pub use message::{Hello, Lane, LeaseLife, MemberAnswer, PeerMessage, ProposeRefusal, Standing};
 pub use moment::Moment;
+pub(crate) use open::OpenKeys;
 pub use outcome::{
     DeleteReply, Fault, GrantReply, Outcome, PutReply, RangeReply, Refusal, Reply, RevokeReply,
     TxnReply, TxnResult,

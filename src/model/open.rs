@@ -1,0 +1,131 @@
+//! To which keys somebody has a right: what was granted, put together once, to be asked often.
+
+use bytes::Bytes;
+
+use super::{KeyRange, RangeEnd};
+
+/// The keys that some ranges hold together.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum OpenKeys {
+    /// All there are or will be.
+    All,
+    /// These spans, in order. They do not touch.
+    Spans(Vec<Span>),
+}
+
+/// From a key up to another one, which does not belong to it; or to the end.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Span {
+    start: Bytes,
+    end: Option<Bytes>,
+}
+
+impl OpenKeys {
+    /// What these ranges hold. Those that lie side by side become one.
+    pub(crate) fn of<'r>(ranges: impl Iterator<Item = &'r KeyRange>) -> Self {
+        let mut spans: Vec<Span> = ranges.map(Span::of).collect();
+        spans.sort_unstable();
+        spans.dedup_by(|next, here| {
+            let touches = here.end.as_ref().is_none_or(|end| next.start <= *end);
+            if touches && here.end.as_ref().is_some_and(|end| next.reaches_beyond(end)) {
+                here.end = next.end.take();
+            }
+            touches
+        });
+        Self::Spans(spans)
+    }
+
+    /// Whether a key is among them.
+    pub(crate) fn has(&self, key: &[u8]) -> bool {
+        self.around(key).is_none_or(|span| span.is_some_and(|span| span.reaches_beyond(key)))
+    }
+
+    /// Whether all keys of a range are. One without keys counts as its start.
+    pub(crate) fn hold(&self, range: &KeyRange) -> bool {
+        let start = &range.start()[..];
+        match range.end() {
+            RangeEnd::Before(end) if &end[..] > start => self.around(start).is_none_or(|span| {
+                span.is_some_and(|span| span.end.as_ref().is_none_or(|to| to >= end))
+            }),
+            RangeEnd::Single | RangeEnd::Before(_) => self.has(start),
+            RangeEnd::Unbounded => {
+                self.around(start).is_none_or(|span| span.is_some_and(|span| span.end.is_none()))
+            }
+        }
+    }
+
+    /// The last span that begins at a key or before it; `None` where everything is open.
+    fn around(&self, key: &[u8]) -> Option<Option<&Span>> {
+        let Self::Spans(spans) = self else { return None };
+        let behind = spans.partition_point(|span| &span.start[..] <= key);
+        Some(spans[..behind].last())
+    }
+}
+
+impl Span {
+    fn of(range: &KeyRange) -> Self {
+        let end = match range.end() {
+            RangeEnd::Single => Some([range.start(), &b"\0"[..]].concat().into()),
+            RangeEnd::Before(end) => Some(end.clone()),
+            RangeEnd::Unbounded => None,
+        };
+        Self { start: range.start().clone(), end }
+    }
+
+    fn reaches_beyond(&self, key: &[u8]) -> bool {
+        self.end.as_ref().is_none_or(|end| &end[..] > key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every range over a few short keys.
+    fn ranges() -> Vec<KeyRange> {
+        let keys = ["a", "a\0", "b", "c"];
+        let pairs = keys.iter().flat_map(|from| keys.iter().map(move |to| (*from, *to)));
+        let between = pairs.map(|(from, to)| KeyRange::between(from, to));
+        let single = keys.iter().map(|key| KeyRange::key(*key));
+        let behind = keys.iter().map(|key| KeyRange::from(*key));
+        between.chain(single).chain(behind).collect()
+    }
+
+    #[test]
+    fn they_hold_what_one_of_the_ranges_has_and_no_other_key() {
+        // Between any two of these, and behind them, there are no further ones that a range could tell apart.
+        let keys = ["a", "a\0", "a\0\0", "a1", "b", "b\0", "b1", "c", "c\0", "d"];
+        let held = |range: &KeyRange| -> Vec<&str> {
+            keys.into_iter().filter(|key| range.contains(key.as_bytes())).collect()
+        };
+        let ranges = ranges();
+        for (number, one) in ranges.iter().enumerate() {
+            for other in &ranges[number..] {
+                let granted = [one, other];
+                // Nobody is granted an empty one.
+                if granted.iter().any(|range| held(range).is_empty()) {
+                    continue;
+                }
+                let open = OpenKeys::of(granted.into_iter());
+                let is_open =
+                    |key: &str| granted.iter().any(|range| range.contains(key.as_bytes()));
+                for key in keys {
+                    assert_eq!(open.has(key.as_bytes()), is_open(key), "{granted:?}: {key:?}");
+                }
+                for wanted in &ranges {
+                    let mut asked = held(wanted);
+                    if asked.is_empty() {
+                        asked.push(std::str::from_utf8(wanted.start()).unwrap());
+                    }
+                    let is_all = asked.iter().all(|key| is_open(key))
+                        && (wanted.end() != &RangeEnd::Unbounded
+                            || granted.iter().any(|range| range.end() == &RangeEnd::Unbounded));
+                    assert_eq!(open.hold(wanted), is_all, "{granted:?}: {wanted:?}");
+                }
+            }
+        }
+        assert!(OpenKeys::All.hold(&KeyRange::all()) && OpenKeys::All.has(b"k"));
+        let none = OpenKeys::of([].into_iter());
+        assert!(!none.hold(&KeyRange::key("a")) && !none.has(b"a"));
+    }
+}
