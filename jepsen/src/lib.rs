@@ -68,6 +68,7 @@ pub mod progress;
 pub mod report;
 pub mod run;
 pub mod series;
+mod verdict;
 pub mod workload;
 
 pub mod dice;

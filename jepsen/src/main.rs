@@ -5,7 +5,7 @@
 //! | 0 | every run was ok, or skipped aloud |
 //! | 1 | a violation |
 //! | 2 | the arguments are wrong |
-//! | 3 | a run is undecided or invalid |
+//! | 3 | a run is undecided or invalid; with `sum`, and nobody has run it again and found it ok |
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -22,6 +22,9 @@ use clap::{Args, Parser, Subcommand};
 const EXIT_VIOLATION: u8 = 1;
 const EXIT_USAGE: u8 = 2;
 const EXIT_NO_VERDICT: u8 = 3;
+
+/// The variable that names a promise for nodes to break.
+const MUTANT: &str = "BOWLINE_MUTANT";
 
 /// Runs real Bowline processes, breaks them, and judges what their clients saw
 #[derive(Parser, Debug)]
@@ -99,7 +102,7 @@ struct MatrixOptions {
     /// No more than so many runs, spread over all of them
     #[arg(long)]
     runs: Option<usize>,
-    /// Leave out what was ok before, by what --out knows of earlier runs
+    /// Leave out what was ok before with these very programs, as long, at this pace and rate, by what --out knows
     #[arg(long)]
     resume: bool,
     #[command(flatten)]
@@ -160,7 +163,7 @@ fn main() -> ExitCode {
         Command::Sum { dirs } => match series::remembered_in(&dirs) {
             Ok(summaries) => {
                 say(&report::tally(&summaries));
-                ExitCode::SUCCESS
+                exit_for(report::left(&summaries))
             }
             Err(trouble) => complain(&trouble.to_string()),
         },
@@ -206,12 +209,16 @@ fn run_matrix(options: &MatrixOptions) -> ExitCode {
             && chosen(&options.nemeses, cell.nemesis.name)
     });
     if cells.is_empty() {
-        return complain("nothing of this can be done over the server: docs/testing.md says why");
+        return complain("nothing of this can be done over the server: docs/harness.md says why");
     }
     let mut plans = plans(&cells, &options.common, false);
     if options.resume {
+        let programs = match programs(&options.common) {
+            Ok(programs) => programs,
+            Err(why) => return complain(&why),
+        };
         match series::remembered(&options.common.out) {
-            Ok(summaries) => plans = series::not_done(plans, &summaries),
+            Ok(summaries) => plans = series::not_done(plans, &programs, &summaries),
             Err(trouble) => return complain(&trouble.to_string()),
         }
     }
@@ -249,19 +256,17 @@ fn plan(common: &Common, cell: Cell, quick: bool) -> Plan {
 }
 
 fn execute(plans: &[Plan], common: &Common, at_once: usize) -> ExitCode {
-    let Ok(path) = std::env::current_exe() else {
-        return complain("this program does not know where it is");
+    let programs = match programs(common) {
+        Ok(programs) => programs,
+        Err(why) => return complain(&why),
     };
-    let programs = Programs::beside(&path, common.server.as_deref());
     // A single one that was asked for is not skipped.
     if let ([plan, ..], true) = (plans, plans.iter().all(|plan| plan.over == Over::Server))
         && let Err(why) = programs.of(plan.over)
     {
         return complain(&why);
     }
-    if std::env::var_os("BOWLINE_MUTANT").is_some()
-        && plans.iter().all(|plan| plan.over == Over::Server)
-    {
+    if programs.mutant.is_some() && plans.iter().all(|plan| plan.over == Over::Server) {
         return complain(
             "BOWLINE_MUTANT is for --over embedded: no mutants are built into servers",
         );
@@ -287,14 +292,30 @@ fn execute(plans: &[Plan], common: &Common, at_once: usize) -> ExitCode {
         say(&report::sum(&summaries, begun.elapsed()));
         say(&format!("pages: {}", common.out.display()));
     }
-    let some = |verdict| summaries.iter().any(|summary| summary.verdict == verdict);
-    if some("violation") {
-        ExitCode::from(EXIT_VIOLATION)
-    } else if some("undecided") || some("invalid") {
-        ExitCode::from(EXIT_NO_VERDICT)
-    } else {
-        ExitCode::SUCCESS
+    let some = |verdict: &&str| summaries.iter().any(|summary| summary.verdict == *verdict);
+    exit_for(["violation", "undecided", "invalid"].into_iter().find(some))
+}
+
+/// By the worst of all verdicts.
+fn exit_for(worst: Option<&str>) -> ExitCode {
+    match worst {
+        Some("violation") => ExitCode::from(EXIT_VIOLATION),
+        Some(_) => ExitCode::from(EXIT_NO_VERDICT),
+        None => ExitCode::SUCCESS,
     }
+}
+
+/// What members are processes of, and the promise that they break on purpose.
+fn programs(common: &Common) -> Result<Programs, String> {
+    let path = std::env::current_exe()
+        .map_err(|error| format!("this program does not know where it is: {error}"))?;
+    let mutant = std::env::var_os(MUTANT).map(|name| name.to_string_lossy().into_owned());
+    if mutant.is_some() && !cfg!(feature = "mutants") {
+        return Err(format!(
+            "{MUTANT} is set, and this harness breaks no promise: build it with --features mutants, or unset it"
+        ));
+    }
+    Ok(Programs::beside(&path, common.server.as_deref()).with_mutant(mutant))
 }
 
 fn list() -> ExitCode {

@@ -1,6 +1,9 @@
 //! How clients reach members: inside the members' processes, as the library is meant to be used, or over the API of servers
 //! (`bowline serve`), as clients of etcd's do. And what can be done one way only.
 
+use std::collections::BTreeMap;
+use std::fs;
+use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
@@ -82,13 +85,57 @@ pub struct Programs {
     pub node: Program,
     /// A server; or why there is none.
     pub server: Result<Program, String>,
+    /// The promise that nodes break on purpose.
+    pub mutant: Option<String>,
+    built: BTreeMap<Over, String>,
+}
+
+/// What a run was made with: what another build, or a mutant, did says nothing of this one.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Default, Debug, Serialize, Deserialize)]
+pub struct Build {
+    /// The programs' bytes, in a word that no other build has; none in the lines of a harness that did not write it down.
+    #[serde(default)]
+    pub build: Option<String>,
+    /// The promise that its nodes broke on purpose.
+    #[serde(default)]
+    pub mutant: Option<String>,
 }
 
 impl Programs {
     /// Those of a harness: itself, and the server at this path, or the one beside it.
     pub fn beside(harness: &Path, server: Option<&Path>) -> Self {
         let node = Program { path: harness.to_owned(), words: vec!["node".to_owned()] };
-        Self { node, server: server_at(harness, server) }
+        Self { node, server: server_at(harness, server), mutant: None, built: BTreeMap::new() }
+            .looked_at()
+    }
+
+    /// The same, whose nodes break a promise on purpose.
+    #[must_use]
+    pub fn with_mutant(self, mutant: Option<String>) -> Self {
+        Self { mutant, ..self }
+    }
+
+    /// Reads the programs once. Who judges is part of what a run was made with, also where members are servers.
+    fn looked_at(mut self) -> Self {
+        let hash_of = |program: &Program| {
+            let mut hasher = DefaultHasher::new();
+            hasher.write(&fs::read(&program.path).ok()?);
+            Some(hasher.finish())
+        };
+        if let Some(harness) = hash_of(&self.node) {
+            self.built.insert(Over::Embedded, format!("{harness:016x}"));
+            let server = self.server.as_ref().ok().and_then(hash_of);
+            self.built.extend(
+                server.map(|server| (Over::Server, format!("{harness:016x}-{server:016x}"))),
+            );
+        }
+        self
+    }
+
+    /// What a run with them is made with.
+    pub fn build(&self, over: Over) -> Build {
+        let mutant = self.mutant.clone().filter(|_| over == Over::Embedded);
+        Build { build: self.built.get(&over).cloned(), mutant }
     }
 
     /// The one for a plan; or why there is none.
@@ -149,5 +196,29 @@ mod tests {
         std::fs::write(dir.path().join("bowline"), "").unwrap();
         let programs = Programs::beside(&harness, None);
         assert_eq!(programs.of(Over::Server).unwrap().words, ["serve"]);
+    }
+
+    #[test]
+    fn another_program_or_a_mutant_is_another_build() {
+        let dir = tempfile::tempdir().unwrap();
+        let harness = dir.path().join("bowline-jepsen");
+        let built = |harness_bytes: &str, server_bytes: &str, mutant: Option<&str>| {
+            fs::write(&harness, harness_bytes).unwrap();
+            fs::write(dir.path().join("bowline"), server_bytes).unwrap();
+            let programs = Programs::beside(&harness, None).with_mutant(mutant.map(str::to_owned));
+            [Over::Embedded, Over::Server].map(|over| programs.build(over))
+        };
+        let before = built("a", "s", None);
+        assert!(before.iter().all(|build| build.build.is_some() && build.mutant.is_none()));
+        assert_eq!(built("a", "s", None), before);
+        let another = built("b", "s", None);
+        assert!(another[0] != before[0] && another[1] != before[1], "who judges is another");
+        let server = built("a", "t", None);
+        assert!(server[0] == before[0] && server[1] != before[1]);
+        let mutant = built("a", "s", Some("M06"));
+        assert!(
+            mutant[0] != before[0] && mutant[1] == before[1],
+            "no mutants are built into servers"
+        );
     }
 }

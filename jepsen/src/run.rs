@@ -22,8 +22,11 @@ use crate::nemesis::{self, Nemesis, Pace};
 use crate::over::Over;
 use crate::process::{LIMIT, Trouble};
 use crate::progress::{self, Window};
+use crate::verdict::{judge, without_end};
 use crate::wire::{Answer, Order};
-use crate::workload::{self, Client, Control, Exhibit, Finding, Judgement, Workload};
+use crate::workload::{self, Client, Control, Exhibit, Workload};
+
+pub use crate::verdict::Verdict;
 
 /// What is to be run.
 #[derive(Clone)]
@@ -115,54 +118,6 @@ impl Evidence {
     }
 }
 
-/// What is said of a run.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Verdict {
-    /// All is well.
-    Ok(String),
-    /// Bowline did what it must not.
-    Violation(String),
-    /// The checker's budget ended.
-    Undecided(String),
-    /// It says nothing: too little happened, or the harness could not go on.
-    Invalid(String),
-    /// This machine cannot do it.
-    Skipped(String),
-}
-
-impl Verdict {
-    /// In one word.
-    pub fn word(&self) -> &'static str {
-        match self {
-            Verdict::Ok(_) => "ok",
-            Verdict::Violation(_) => "violation",
-            Verdict::Undecided(_) => "undecided",
-            Verdict::Invalid(_) => "invalid",
-            Verdict::Skipped(_) => "skipped",
-        }
-    }
-
-    /// In a few.
-    pub fn why(&self) -> &str {
-        let (Verdict::Ok(why)
-        | Verdict::Violation(why)
-        | Verdict::Undecided(why)
-        | Verdict::Invalid(why)
-        | Verdict::Skipped(why)) = self;
-        why
-    }
-}
-
-impl From<Judgement> for Verdict {
-    fn from(judgement: Judgement) -> Self {
-        match judgement {
-            Judgement::Ok(why) => Verdict::Ok(why),
-            Judgement::Violation(why) => Verdict::Violation(why),
-            Judgement::Undecided(why) => Verdict::Undecided(why),
-        }
-    }
-}
-
 /// How long everybody works before the first fault.
 const WARM: Duration = Duration::from_millis(1500);
 /// How long a client waits after something went wrong.
@@ -190,11 +145,11 @@ struct Stage<'a> {
     leader_changes: Mutex<Vec<u64>>,
 }
 
-/// What comes of a plan that cannot be run here.
-pub fn skipped(plan: &Plan, why: String) -> Ran {
+/// What is left of a plan that was not run, or whose run left nothing else.
+pub fn without(plan: &Plan, verdict: Verdict) -> Ran {
     Ran {
         plan: plan.clone(),
-        verdict: Verdict::Skipped(why),
+        verdict,
         entries: Vec::new(),
         windows: Vec::new(),
         leader_changes: 0,
@@ -207,7 +162,7 @@ pub fn skipped(plan: &Plan, why: String) -> Ran {
 /// Runs a plan. Each member is a process of `program`.
 pub fn run(plan: &Plan, program: &Program) -> Ran {
     if let Some(why) = plan.over.refuses(plan.workload, plan.nemesis) {
-        return skipped(plan, why);
+        return without(plan, Verdict::Skipped(why));
     }
     let begun = Instant::now();
     let ledger = Ledger::default();
@@ -215,22 +170,30 @@ pub fn run(plan: &Plan, program: &Program) -> Ran {
     let mut windows = Vec::new();
     let mut load = (0, 0);
     let (mut changes, mut pages) = (Vec::new(), Vec::new());
+    let control = plan.workload.control;
     let verdict = match (plan.nemesis.possible)() {
         Err(why) => Verdict::Skipped(why),
         Ok(()) if plan.members < plan.nemesis.wants.members_min => {
             let least = plan.nemesis.wants.members_min;
             Verdict::Skipped(format!("{} wants {least} members", plan.nemesis.name))
         }
-        Ok(()) => act(plan, program, &*workload, &ledger, &mut windows, &mut load, &mut changes)
-            .map_or_else(
-                |trouble| verdict_of(&trouble),
-                |early| early.unwrap_or_else(|| judge(plan, &*workload, &mut pages)),
-            ),
+        Ok(()) => {
+            match act(plan, program, &*workload, &ledger, &mut windows, &mut load, &mut changes) {
+                Ok(End::Whole) => judge(&workload.exhibits(), control, &mut pages),
+                Ok(End::Early(verdict)) => {
+                    without_end(verdict, &workload.exhibits(), control, &mut pages)
+                }
+                Err(trouble) => {
+                    let verdict = Verdict::from(&trouble);
+                    without_end(verdict, &workload.exhibits(), control, &mut pages)
+                }
+            }
+        }
     };
     let entries = ledger.entries();
     let verdict = match (verdict, plan.workload.control) {
         (violation @ Verdict::Violation(_), Some(Control { may_stop: true, .. })) => {
-            of_control(violation)
+            violation.of_control()
         }
         // A control has failed if it is ok, so that it did enough.
         (Verdict::Ok(well), None) => {
@@ -269,37 +232,15 @@ pub fn run(plan: &Plan, program: &Program) -> Ran {
     }
 }
 
-/// What the judges say of what was seen. Keeps the pages of violations, by the names of their exhibits.
-fn judge(plan: &Plan, workload: &dyn Workload, pages: &mut Vec<(&'static str, String)>) -> Verdict {
-    let judged = workload.exhibits().into_iter().map(|exhibit| {
-        let Finding { judgement, page } = exhibit.judge();
-        pages.extend(page.map(|page| (exhibit.name, page)));
-        judgement
-    });
-    let verdict = judged.reduce(Judgement::and).map_or(Verdict::Ok(String::new()), Verdict::from);
-    if plan.workload.control.is_some() { of_control(verdict) } else { verdict }
+/// How far a run came.
+enum End {
+    /// With its last reads.
+    Whole,
+    /// It came to this before.
+    Early(Verdict),
 }
 
-/// What the verdict of a control comes to: it must fail.
-fn of_control(verdict: Verdict) -> Verdict {
-    match verdict {
-        Verdict::Ok(why) => Verdict::Invalid(format!("the control has not failed: {why}")),
-        Verdict::Violation(why) => Verdict::Ok(format!("it has failed, as it must: {why}")),
-        verdict => verdict,
-    }
-}
-
-/// A member that stops by itself, or dies, is Bowline's fault; everything else is the harness's or the machine's.
-fn verdict_of(trouble: &Trouble) -> Verdict {
-    match trouble {
-        Trouble::Stopped(_) | Trouble::Ended(_) | Trouble::NotBack(_) | Trouble::Backup(_) => {
-            Verdict::Violation(trouble.to_string())
-        }
-        _ => Verdict::Invalid(trouble.to_string()),
-    }
-}
-
-/// Everything up to the last reads. A verdict is early: there is nothing more to judge.
+/// Everything up to the last reads.
 fn act(
     plan: &Plan,
     program: &Program,
@@ -308,7 +249,7 @@ fn act(
     windows: &mut Vec<Window>,
     load: &mut (u64, u64),
     changes: &mut Vec<u64>,
-) -> Result<Option<Verdict>, Trouble> {
+) -> Result<End, Trouble> {
     let mut setup = Setup { over: plan.over, ..Setup::of(plan.members) };
     let mut nemesis = (plan.nemesis.make)();
     workload.prepare(&mut setup);
@@ -317,7 +258,7 @@ fn act(
     fleet.start()?;
     let mut first = Caller::new(fleet, ledger, u64::MAX, 0, plan.seed);
     if let Err(miss) = patiently(&mut first, |caller| workload.begin(caller)) {
-        return Ok(Some(Verdict::Invalid(format!("it does not begin: {miss:?}"))));
+        return Ok(End::Early(Verdict::Invalid(format!("it does not begin: {miss:?}"))));
     }
     let stage = &Stage {
         fleet,
@@ -350,21 +291,24 @@ fn act(
         healed
     });
     changes.clone_from(&stage.leader_changes.lock().unwrap_or_else(PoisonError::into_inner));
-    healed?;
+    // Who has seen what no member may do has seen it, whatever else went wrong.
     if let Some(why) = fleet.wrongs().into_iter().next() {
-        return Ok(Some(Verdict::Violation(why)));
+        return Ok(End::Early(Verdict::Violation(why)));
     }
+    healed?;
     if let Some((member, why)) = fleet.stopped().into_iter().next() {
-        return Ok(Some(Verdict::Violation(format!("m{member} has stopped by itself: {why}"))));
+        let why = format!("m{member} has stopped by itself: {why}");
+        return Ok(End::Early(Verdict::Violation(why)));
     }
     let mut last = Caller::new(fleet, ledger, u64::MAX, 0, plan.seed);
     if let Err(miss) = patiently(&mut last, |caller| workload.conclude(caller)) {
-        return Ok(Some(Verdict::Violation(format!("healed, it does not answer: {miss:?}"))));
+        let why = format!("healed, it does not answer: {miss:?}");
+        return Ok(End::Early(Verdict::Violation(why)));
     }
     if let Err(why) = members_agree(fleet) {
-        return Ok(Some(Verdict::Violation(why)));
+        return Ok(End::Early(Verdict::Violation(why)));
     }
-    Ok(None)
+    Ok(End::Whole)
 }
 
 /// Tries at one member after the other until it is done.

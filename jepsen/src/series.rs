@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
@@ -12,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use crate::over::Programs;
 use crate::process::Trouble;
-use crate::report::{self, Summary};
-use crate::run::{self, Plan};
+use crate::report::{self, Summary, millis};
+use crate::run::{self, Plan, Ran, Verdict};
+use crate::workload::words_of;
 
 /// Where a directory of reports says what came of its runs: a [`Summary`] as JSON in each line.
 pub const RUNS: &str = "runs.jsonl";
@@ -51,10 +53,10 @@ pub fn run(
             scope.spawn(move || {
                 while let Some(plan) = take() {
                     let ran = match programs.of(plan.over) {
-                        Ok(program) => run::run(plan, program),
-                        Err(why) => run::skipped(plan, why),
+                        Ok(program) => whole(plan, || run::run(plan, program)),
+                        Err(why) => run::without(plan, Verdict::Skipped(why)),
                     };
-                    let written = report::write(&ran, out);
+                    let written = report::write(&ran, programs.build(plan.over), out);
                     if sender.send((plan, written)).is_err() {
                         return;
                     }
@@ -82,6 +84,14 @@ pub fn run(
             );
         }
         Ok(summaries)
+    })
+}
+
+/// A run. One in which the harness itself fails says nothing, but it was there: it has its line like all others.
+fn whole(plan: &Plan, run: impl FnOnce() -> Ran) -> Ran {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let why = format!("the harness has failed: {}", words_of(&*panic));
+        run::without(plan, Verdict::Invalid(why))
     })
 }
 
@@ -119,14 +129,109 @@ pub fn remembered_in(dirs: &[PathBuf]) -> Result<Vec<Summary>, Trouble> {
     Ok(all.into_iter().flatten().collect())
 }
 
-/// The plans that have not been run yet, at least as long and well, by these summaries.
-pub fn not_done(plans: Vec<Plan>, summaries: &[Summary]) -> Vec<Plan> {
+/// The plans that have not been run yet, at least as long and well and with the same programs, by these summaries.
+pub fn not_done(plans: Vec<Plan>, programs: &Programs, summaries: &[Summary]) -> Vec<Plan> {
     let is_of = |summary: &Summary, plan: &Plan| {
+        let made = programs.build(plan.over);
         (summary.workload.as_str(), summary.nemesis.as_str())
             == (plan.workload.name, plan.nemesis.name)
             && (summary.members, summary.over, summary.seed) == (plan.members, plan.over, plan.seed)
             && summary.load_seconds >= plan.load.as_secs()
+            && summary.rate >= plan.rate
+            && (summary.window_ms, summary.rest_ms)
+                == (millis(plan.pace.window), millis(plan.pace.rest))
+            // What nobody knows the build of is of another one.
+            && made.build.is_some()
+            && summary.made == made
             && summary.verdict == "ok"
     };
     plans.into_iter().filter(|plan| !summaries.iter().any(|one| is_of(one, plan))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nemesis::{self, Pace};
+    use crate::over::{Build, Over};
+    use crate::workload;
+
+    fn plan() -> Plan {
+        Plan {
+            workload: workload::named("register").unwrap(),
+            nemesis: nemesis::named("kill").unwrap(),
+            members: 3,
+            over: Over::Embedded,
+            load: Duration::from_secs(60),
+            seed: 1,
+            pace: Pace::default(),
+            rate: 300,
+        }
+    }
+
+    /// A harness of these bytes in a directory of its own.
+    fn programs(bytes: &str) -> Programs {
+        let dir = tempfile::tempdir().unwrap();
+        let harness = dir.path().join("harness");
+        fs::write(&harness, bytes).unwrap();
+        Programs::beside(&harness, None)
+    }
+
+    fn summary(programs: &Programs) -> Summary {
+        let ran = run::without(&plan(), Verdict::Ok("all is well".to_owned()));
+        Summary::of(&ran, programs.build(Over::Embedded))
+    }
+
+    #[test]
+    fn what_was_ok_is_done_by_these_programs_at_this_pace_and_by_no_others() {
+        let programs_of_now = programs("of now");
+        let left = |change: fn(&mut Summary)| {
+            let mut summary = summary(&programs_of_now);
+            change(&mut summary);
+            not_done(vec![plan()], &programs_of_now, &[summary]).len()
+        };
+        assert_eq!(left(|_| {}), 0);
+        assert_eq!(left(|summary| summary.load_seconds = 120), 0);
+        assert_eq!(left(|summary| summary.rate = 3000), 0);
+        let changes: &[fn(&mut Summary)] = &[
+            |summary| summary.verdict = "invalid".to_owned(),
+            |summary| summary.seed = 2,
+            |summary| summary.load_seconds = 10,
+            |summary| summary.rate = 100,
+            |summary| summary.window_ms = 100,
+            |summary| summary.rest_ms = 60_000,
+            |summary| summary.made.mutant = Some("M06".to_owned()),
+            |summary| summary.made.build = None,
+            |summary| summary.made = programs("of yesterday").build(Over::Embedded),
+        ];
+        for (place, change) in changes.iter().enumerate() {
+            assert_eq!(left(*change), 1, "change {place}");
+        }
+        let mutant = programs_of_now.clone().with_mutant(Some("M06".to_owned()));
+        assert_eq!(not_done(vec![plan()], &mutant, &[summary(&programs_of_now)]).len(), 1);
+    }
+
+    #[test]
+    fn lines_of_older_harnesses_are_read() {
+        let line = r#"{"workload":"register","nemesis":"kill","members":3,"seed":1,"verdict":"ok","why":"",
+            "operations":{"ok":9,"failed":0,"unknown":0},"kinds":{},"ok_per_second":1.0,"latency_ms_median":1.0,
+            "latency_ms_p99":1.0,"faults":2,"leader_changes":1,"load_seconds":60,"seconds":70.0,"page":null,
+            "evidence":[],"judge_again":[],"command":""}"#;
+        let old: Summary = serde_json::from_str(line).unwrap();
+        assert_eq!((old.rate, old.window_ms, old.rest_ms), (0, 0, 0));
+        assert_eq!(old.made, Build::default());
+        let new = summary(&programs("of now"));
+        let again: Summary = serde_json::from_str(&serde_json::to_string(&new).unwrap()).unwrap();
+        assert_eq!((again.made, again.rate, again.window_ms), (new.made, 300, 4000));
+    }
+
+    #[test]
+    fn a_run_in_which_the_harness_fails_has_its_line() {
+        let ran = whole(&plan(), || panic!("of a surprise"));
+        let dir = tempfile::tempdir().unwrap();
+        let summary = report::write(&ran, Build::default(), dir.path()).unwrap();
+        remember(&summary, dir.path()).unwrap();
+        let remembered = remembered(dir.path()).unwrap();
+        assert_eq!((remembered.len(), remembered[0].verdict.as_str()), (1, "invalid"));
+        assert!(remembered[0].why.contains("of a surprise"), "{}", remembered[0].why);
+    }
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use bowline_jepsen::calls::{Call, Kind, Reply};
 use bowline_jepsen::fleet::{Fleet, Setup};
 use bowline_jepsen::nemesis::{self, Pace};
+use bowline_jepsen::over::Build;
 use bowline_jepsen::run::{self, Plan, Ran, Verdict};
 use bowline_jepsen::{Answer, Order, Over, report, workload};
 
@@ -45,7 +46,7 @@ fn a_run_with_kills_is_green_and_says_how_it_was_done() {
     assert!(matches!(ran.verdict, Verdict::Ok(_)), "{:?}", ran.verdict);
     assert!(ran.leader_changes > 0 && !ran.windows.is_empty());
     let dir = tempfile::tempdir().unwrap();
-    let summary = report::write(&ran, dir.path()).unwrap();
+    let summary = report::write(&ran, Build::default(), dir.path()).unwrap();
     let page = std::fs::read_to_string(summary.page.unwrap()).unwrap();
     for part in ["register under kill, 3 members, over the server", "--over server", "kills m"] {
         assert!(page.contains(part), "{part}");

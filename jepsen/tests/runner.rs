@@ -8,6 +8,7 @@ use std::time::Duration;
 use bowline_jepsen::caller::Caller;
 use bowline_jepsen::fleet::Program;
 use bowline_jepsen::nemesis::{self, Pace};
+use bowline_jepsen::over::Build;
 use bowline_jepsen::run::{self, Plan, Ran, Verdict};
 use bowline_jepsen::workload::{self, Client, Exhibit, Workload};
 use bowline_jepsen::{Over, report};
@@ -51,7 +52,7 @@ fn a_run_with_kills_is_green_and_leaves_a_page() {
     assert!(matches!(ran.verdict, Verdict::Ok(_)), "{:?}", ran.verdict);
     assert!(ran.leader_changes > 0 && !ran.windows.is_empty());
     let dir = tempfile::tempdir().unwrap();
-    let summary = report::write(&ran, dir.path()).unwrap();
+    let summary = report::write(&ran, Build::default(), dir.path()).unwrap();
     assert_eq!((summary.verdict.as_str(), summary.evidence.len()), ("ok", 0));
     let page = std::fs::read_to_string(summary.page.unwrap()).unwrap();
     for part in ["register under kill, 3 members", "<svg", "class=\"fault\"", "kills m", "--seed 1"]
@@ -66,7 +67,7 @@ fn a_lost_write_is_red_and_leaves_its_history() {
         let ran = judged(named(workload), &THIEF, 1);
         assert!(matches!(ran.verdict, Verdict::Violation(_)), "{workload}: {:?}", ran.verdict);
         let dir = tempfile::tempdir().unwrap();
-        let summary = report::write(&ran, dir.path()).unwrap();
+        let summary = report::write(&ran, Build::default(), dir.path()).unwrap();
         assert_eq!(summary.verdict, "violation");
         let history = std::fs::read_to_string(&summary.evidence[0]).unwrap();
         assert!(history.lines().count() > 10, "{history}");
@@ -101,7 +102,8 @@ impl Workload for Idle {
     }
 
     fn exhibits(&self) -> Vec<Exhibit> {
-        Vec::new()
+        // In which nothing stands.
+        (named("register").make)().exhibits()
     }
 }
 
@@ -138,7 +140,7 @@ fn the_command_line_says_how_it_went_by_its_exit_code() {
     let dir = tempfile::tempdir().unwrap();
     let run = |seconds: &str| {
         let words = ["run", "--nodes", "1", "--workload", "counter", "--json", "--window", "3"];
-        harness(&[&words[..], &["--seconds", seconds]].concat(), dir.path())
+        harness(&[&words[..], &["--seconds", seconds, "--seed", seconds]].concat(), dir.path())
     };
     let said =
         |output: &Output| -> serde_json::Value { serde_json::from_slice(&output.stdout).unwrap() };
@@ -155,6 +157,14 @@ fn the_command_line_says_how_it_went_by_its_exit_code() {
     let invalid = run("1");
     assert_eq!(invalid.status.code(), Some(3), "{invalid:?}");
     assert_eq!(said(&invalid)["verdict"], "invalid");
+    // All in all the runs are no better than the worst of them.
+    let sum = || Command::new(HARNESS).arg("sum").arg(dir.path()).output().unwrap();
+    assert_eq!(sum().status.code(), Some(3), "{:?}", sum());
+    let runs = dir.path().join("runs.jsonl");
+    let lines = std::fs::read_to_string(&runs).unwrap();
+    std::fs::write(&runs, lines.replace(r#""verdict":"invalid""#, r#""verdict":"violation""#))
+        .unwrap();
+    assert_eq!(sum().status.code(), Some(1), "{:?}", sum());
     let unknown = harness(&["run", "--workload", "tightrope"], dir.path());
     assert_eq!(unknown.status.code(), Some(2), "{unknown:?}");
     let list = Command::new(HARNESS).arg("list").output().unwrap();

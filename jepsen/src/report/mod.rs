@@ -6,17 +6,18 @@ mod table;
 mod tally;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::ledger::End;
-use crate::over::Over;
+use crate::over::{Build, Over};
 use crate::process::Trouble;
 use crate::progress::{self, Count};
 use crate::run::{Evidence, Ran, Verdict};
 
 pub use table::{heading, progress, row, sum};
-pub use tally::tally;
+pub use tally::{left, tally};
 
 /// A run in numbers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -32,6 +33,18 @@ pub struct Summary {
     pub over: Over,
     /// Its seed.
     pub seed: u64,
+    /// What it was made with.
+    #[serde(flatten)]
+    pub made: Build,
+    /// How many steps of clients a second there were at most; 0 in lines of a harness that did not write it down.
+    #[serde(default)]
+    pub rate: u64,
+    /// How long its faults were meant to last, in milliseconds, and 0 likewise.
+    #[serde(default)]
+    pub window_ms: u64,
+    /// How long the rests between them.
+    #[serde(default)]
+    pub rest_ms: u64,
     /// `ok`, `violation`, `undecided`, `invalid` or `skipped`.
     pub verdict: String,
     /// Why, in a few words.
@@ -65,8 +78,8 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Of a run.
-    pub fn of(ran: &Ran) -> Self {
+    /// Of a run that was made with this.
+    pub fn of(ran: &Ran, made: Build) -> Self {
         let kinds = progress::counts(&ran.entries);
         let mut operations = Count::default();
         for count in kinds.values() {
@@ -90,6 +103,10 @@ impl Summary {
             members: ran.plan.members,
             over: ran.plan.over,
             seed: ran.plan.seed,
+            made,
+            rate: ran.plan.rate,
+            window_ms: millis(ran.plan.pace.window),
+            rest_ms: millis(ran.plan.pace.rest),
             verdict: ran.verdict.word().to_owned(),
             why: ran.verdict.why().to_owned(),
             operations,
@@ -109,13 +126,18 @@ impl Summary {
     }
 }
 
+/// As a line says it.
+pub(crate) fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// Writes the page of a run into a directory, and if it went wrong what clients saw. Says how it went.
 ///
 /// # Errors
 /// The file system's.
-pub fn write(ran: &Ran, dir: &Path) -> Result<Summary, Trouble> {
+pub fn write(ran: &Ran, made: Build, dir: &Path) -> Result<Summary, Trouble> {
     let system = |source| Trouble::System { what: "writing a report", source };
-    let mut summary = Summary::of(ran);
+    let mut summary = Summary::of(ran, made);
     if matches!(ran.verdict, Verdict::Skipped(_)) {
         return Ok(summary);
     }

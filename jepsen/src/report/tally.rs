@@ -1,6 +1,6 @@
 //! Many runs added up, perhaps those of several series, as Markdown.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use super::Summary;
@@ -40,9 +40,11 @@ fn handoffs(summary: &Summary) -> u64 {
     summary.kinds.iter().filter(|(kind, _)| is_one(kind)).map(|(_, count)| count.ok).sum()
 }
 
-/// Totals, one table by workloads and one by nemeses, and every run that was not ok with the command that runs it again.
+/// Totals, one table by workloads and one by nemeses, every run that was not ok with the command that runs it again, and what
+/// was skipped and why. Runs whose nodes broke a promise on purpose are told apart.
 pub fn tally(summaries: &[Summary]) -> String {
-    let ran: Vec<&Summary> = summaries.iter().filter(|one| one.verdict != "skipped").collect();
+    let (skipped, ran): (Vec<&Summary>, Vec<&Summary>) =
+        ordinary(summaries).partition(|one| one.verdict == "skipped");
     let mut all = Row::default();
     ran.iter().for_each(|summary| all.add(summary));
     let crashes: usize = (ran.iter())
@@ -51,29 +53,97 @@ pub fn tally(summaries: &[Summary]) -> String {
         .sum();
     let minutes = ran.iter().filter(|one| one.load_seconds >= 60).count();
     let mut page = format!(
-        "{} runs, {minutes} of them of 60 s or more; {} ok, {} not; {} operations, {} times a lock or lead changed \
-         hands, {} faults, {crashes} of them kills and losses of power; {:.1} hours\n",
+        "{} runs, {minutes} of them of 60 s or more; {} ok, {} not, {} more skipped; {} operations, {} times a lock or \
+         lead changed hands, {} faults, {crashes} of them kills and losses of power; {:.1} hours\n",
         all.runs,
         all.ok,
         all.runs - all.ok,
+        skipped.len(),
         all.operations,
         all.handoffs,
         all.faults,
         all.seconds / 3600.0,
     );
-    table(&mut page, "workload", &ran, |one| &one.workload);
-    table(&mut page, "nemesis", &ran, |one| &one.nemesis);
-    table(&mut page, "clients", &ran, |one| one.over.word());
-    for bad in ran.iter().filter(|one| one.verdict != "ok") {
-        let Summary { workload, nemesis, members, over, verdict, why, command, .. } = bad;
-        let over = over.word();
-        write!(
+    let nobody_knows = |one: &&&Summary| one.made.build.is_none();
+    let builds: BTreeSet<&str> = ran.iter().filter_map(|one| one.made.build.as_deref()).collect();
+    if builds.len() > 1 || ran.iter().any(|one| nobody_knows(&one)) {
+        writeln!(
             page,
-            "\n{verdict}: {workload}, {nemesis}, {members} members, {over}: {why}\n    {command}\n"
+            "They are of {} builds, and {} of them of builds that nobody wrote down",
+            builds.len(),
+            ran.iter().filter(nobody_knows).count()
         )
         .expect("a String takes everything");
     }
+    table(&mut page, "workload", &ran, |one| &one.workload);
+    table(&mut page, "nemesis", &ran, |one| &one.nemesis);
+    table(&mut page, "clients", &ran, |one| one.over.word());
+    let left = of_verdicts(summaries);
+    let is_left = |one: &&&Summary| left.iter().any(|other| std::ptr::eq(**one, *other));
+    for bad in ran.iter().filter(|one| one.verdict != "ok") {
+        let Summary { workload, nemesis, members, over, verdict, why, command, .. } = bad;
+        let (over, again) =
+            (over.word(), if is_left(&bad) { "" } else { " (it was run again, and was ok)" });
+        write!(
+            page,
+            "\n{verdict}{again}: {workload}, {nemesis}, {members} members, {over}: {why}\n    {command}\n"
+        )
+        .expect("a String takes everything");
+    }
+    let mut reasons: BTreeMap<(&str, &str, &str), u64> = BTreeMap::new();
+    for one in skipped {
+        *reasons.entry((&one.workload, &one.nemesis, &one.why)).or_default() += 1;
+    }
+    for ((workload, nemesis, why), times) in reasons {
+        writeln!(page, "\nskipped {times} times: {workload}, {nemesis}: {why}")
+            .expect("a String takes everything");
+    }
+    of_mutants(&mut page, summaries);
     page
+}
+
+/// Runs whose nodes broke no promise on purpose.
+fn ordinary(summaries: &[Summary]) -> impl Iterator<Item = &Summary> {
+    summaries.iter().filter(|one| one.made.mutant.is_none())
+}
+
+/// What mutants came to.
+fn of_mutants(page: &mut String, summaries: &[Summary]) {
+    let mut seen: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+    for one in summaries {
+        let Some(mutant) = &one.made.mutant else { continue };
+        let (runs, violations) = seen.entry(mutant).or_default();
+        *runs += 1;
+        *violations += u64::from(one.verdict == "violation");
+    }
+    for (mutant, (runs, violations)) in seen {
+        writeln!(page, "\nwith {mutant}, beside all these: {runs} runs, {violations} violations")
+            .expect("a String takes everything");
+    }
+}
+
+/// What is wrong with them, all in all: `violation` if there is one, else `undecided` or `invalid` if one is left that nobody
+/// has run again, well.
+pub fn left(summaries: &[Summary]) -> Option<&'static str> {
+    let left = of_verdicts(summaries);
+    ["violation", "undecided", "invalid"]
+        .into_iter()
+        .find(|verdict| left.iter().any(|one| one.verdict == *verdict))
+}
+
+/// Those that were not ok. What says nothing is made good by the same run, said again; a violation is by nothing.
+fn of_verdicts(summaries: &[Summary]) -> Vec<&Summary> {
+    let is_same = |one: &Summary, other: &Summary| {
+        (&one.workload, &one.nemesis, one.members, one.over, one.seed)
+            == (&other.workload, &other.nemesis, other.members, other.over, other.seed)
+            && other.load_seconds >= one.load_seconds
+    };
+    let is_good = |one: &Summary| {
+        one.verdict == "ok"
+            || ["undecided", "invalid"].contains(&one.verdict.as_str())
+                && ordinary(summaries).any(|other| other.verdict == "ok" && is_same(one, other))
+    };
+    ordinary(summaries).filter(|one| one.verdict != "skipped" && !is_good(one)).collect()
 }
 
 /// The runs by one of their names.
@@ -87,5 +157,81 @@ fn table(page: &mut String, title: &str, ran: &[&Summary], name: impl Fn(&Summar
     for (name, row) in rows {
         let Row { runs, ok, operations, handoffs, faults, .. } = row;
         say(format!("| {name} | {runs} | {ok} | {operations} | {handoffs} | {faults} |"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nemesis::{self, Pace};
+    use crate::over::{Build, Over};
+    use crate::run::{self, Plan, Verdict};
+    use crate::workload;
+    use std::time::Duration;
+
+    fn summary(seed: u64, verdict: Verdict) -> Summary {
+        let plan = Plan {
+            workload: workload::named("register").unwrap(),
+            nemesis: nemesis::named("kill").unwrap(),
+            members: 3,
+            over: Over::Embedded,
+            load: Duration::from_secs(60),
+            seed,
+            pace: Pace::default(),
+            rate: 300,
+        };
+        Summary::of(&run::without(&plan, verdict), Build::default())
+    }
+
+    fn ok(seed: u64) -> Summary {
+        summary(seed, Verdict::Ok("well".to_owned()))
+    }
+
+    #[test]
+    fn a_sum_is_as_bad_as_the_worst_that_nobody_made_good() {
+        let violation = |seed| summary(seed, Verdict::Violation("lost".to_owned()));
+        let invalid = |seed| summary(seed, Verdict::Invalid("nothing happened".to_owned()));
+        let skipped = summary(1, Verdict::Skipped("no root".to_owned()));
+        assert_eq!(left(&[ok(1), skipped]), None);
+        assert_eq!(left(&[ok(1), violation(2), invalid(3)]), Some("violation"));
+        assert_eq!(left(&[violation(1), ok(1)]), Some("violation"), "it stays one");
+        assert_eq!(left(&[ok(1), invalid(2)]), Some("invalid"));
+        assert_eq!(left(&[invalid(1), ok(1)]), None, "it was run again");
+        let mut shorter = ok(1);
+        shorter.load_seconds = 10;
+        assert_eq!(left(&[invalid(1), shorter]), Some("invalid"));
+        let undecided = summary(2, Verdict::Undecided("steps".to_owned()));
+        assert_eq!(left(&[undecided, invalid(3)]), Some("undecided"));
+    }
+
+    #[test]
+    fn what_was_skipped_is_told_and_mutants_are_no_ordinary_runs() {
+        let mutant = |verdict| {
+            let mut summary = summary(7, verdict);
+            summary.made.mutant = Some("M06".to_owned());
+            summary
+        };
+        let caught = mutant(Verdict::Violation("seen".to_owned()));
+        let all = [
+            ok(1),
+            summary(2, Verdict::Skipped("no root".to_owned())),
+            summary(3, Verdict::Skipped("no root".to_owned())),
+            caught,
+            mutant(Verdict::Ok("not seen".to_owned())),
+        ];
+        assert_eq!(
+            left(&all),
+            None,
+            "who breaks a promise on purpose says nothing of who does not"
+        );
+        let page = tally(&all);
+        for part in [
+            "1 runs, 1 of them of 60 s or more; 1 ok, 0 not, 2 more skipped;",
+            "skipped 2 times: register, kill: no root",
+            "with M06, beside all these: 2 runs, 1 violations",
+        ] {
+            assert!(page.contains(part), "{part} in {page}");
+        }
+        assert!(!page.contains("violation:"), "{page}");
     }
 }

@@ -1,6 +1,8 @@
 //! A history, and who judges it. A run has one or several; each that does not fit leaves its lines, in the format that
 //! `bowline check` reads, and the checker's page.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
 use bowline::check::lines::{self, Written};
@@ -31,7 +33,7 @@ pub struct Finding {
 
 impl Exhibit {
     /// A history that a public checker judges.
-    pub(super) fn new<C>(
+    pub(crate) fn new<C>(
         name: &'static str,
         check: &'static str,
         history: History<C, C::Reply>,
@@ -74,7 +76,7 @@ impl Exhibit {
     }
 
     /// What else a workload complains of, beside what the checker of another exhibit does.
-    pub(super) fn complaints(name: &'static str, complaints: Vec<String>) -> Self {
+    pub(crate) fn complaints(name: &'static str, complaints: Vec<String>) -> Self {
         let said =
             complaints.iter().map(|complaint| format!("# {complaint}\n")).collect::<String>();
         let judge = move || {
@@ -84,13 +86,27 @@ impl Exhibit {
         Self { name, check: None, judge: Box::new(judge), lines: Box::new(move || said.clone()) }
     }
 
-    /// Judges it.
+    /// Judges it. A judge that panics has not decided.
     pub fn judge(&self) -> Finding {
-        (self.judge)()
+        catch_unwind(AssertUnwindSafe(|| (self.judge)())).unwrap_or_else(|panic| {
+            let said = format!("the judge of {} has failed: {}", self.name, words_of(&*panic));
+            Finding { judgement: Judgement::Undecided(said), page: None }
+        })
+    }
+
+    /// Whether it is judged by what was seen until some moment, whatever comes behind it: as every public checker does.
+    pub(crate) fn is_judged_without_an_end(&self) -> bool {
+        self.check.is_some()
     }
 
     /// It as JSON lines.
     pub fn lines(&self) -> String {
         (self.lines)()
     }
+}
+
+/// What a panic says.
+pub(crate) fn words_of(panic: &(dyn Any + Send)) -> &str {
+    let owned = panic.downcast_ref::<String>().map(String::as_str);
+    owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("nobody knows why")
 }

@@ -26,6 +26,7 @@ use bowline::check::{Budget, Verdict};
 use crate::caller::{Caller, Miss};
 use crate::fleet::Setup;
 
+pub(crate) use exhibit::words_of;
 pub use exhibit::{Exhibit, Finding};
 
 /// What a workload says of its run.
@@ -163,7 +164,7 @@ pub const ALL: &[Kind] = &[
 const STEPS_MAX: u64 = 10_000_000;
 
 /// See [`STEPS_MAX`].
-fn budget() -> Budget<'static> {
+pub(crate) fn budget() -> Budget<'static> {
     Budget { steps: STEPS_MAX, ..Budget::default() }
 }
 
