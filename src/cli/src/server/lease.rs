@@ -2,12 +2,15 @@
 
 use std::collections::HashSet;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bowline::{AccessRefusal, Error, LeaseId, Refusal};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
+use tracing::Instrument;
 
 use super::driven::Driven;
 use super::identity::Identity;
@@ -28,6 +31,13 @@ pub(super) struct LeaseService(pub(super) Arc<Member>);
 /// What no lease lives.
 const NO_TTL: i64 = -1;
 
+/// How many renewals of a stream are under way at a time. Each takes a round through the cluster: one after the other,
+/// the leases of a client far away would end.
+const IN_HAND: usize = 128;
+
+/// How many leases a stream remembers that it has renewed; then it begins anew.
+const KEPT_MAX: usize = 1 << 14;
+
 impl LeaseService {
     /// The shortest life of a lease: it must outlive an election. In whole seconds, as the protocol counts.
     fn least_ttl(&self) -> Duration {
@@ -37,23 +47,72 @@ impl LeaseService {
         Duration::from_secs(u64::try_from(nanos.div_ceil(1_000_000_000)).unwrap_or(u64::MAX))
     }
 
-    async fn keep_alive(
-        member: &Member,
-        who: &Identity,
-        request: LeaseKeepAliveRequest,
-    ) -> Result<LeaseKeepAliveResponse, Status> {
-        // Filled before the renewal: what is renewed lived at this revision.
-        let header = member.header_now();
-        let ttl = match lease_id(request.id) {
-            None => 0,
-            Some(lease) => match member.acting_still(who).renew(lease).await {
-                // None is what is said of one that has ended.
-                Ok(ttl) => ttl.as_secs().max(1) as i64,
-                Err(Error::Refused(Refusal::LeaseNotFound(_))) => 0,
-                Err(error) => return Err(refused(error)),
-            },
-        };
-        Ok(LeaseKeepAliveResponse { header, id: request.id, ttl })
+    /// Begins to answer what comes, as far as there is room for more answers, which are given in the order of what
+    /// came.
+    async fn renew(
+        member: Arc<Member>,
+        mut who: Identity,
+        mut requests: Streaming<LeaseKeepAliveRequest>,
+        kept: &Kept,
+        begun: mpsc::Sender<Result<Renewal, Status>>,
+    ) -> Result<(), Status> {
+        while let Some(LeaseKeepAliveRequest { id }) = requests.message().await? {
+            if !kept.has(id) {
+                who = member.again(&who)?;
+            }
+            // Filled before the renewal: what is renewed lived at this revision.
+            let header = member.header_now();
+            let (member, who) = (Arc::clone(&member), who.clone());
+            let renewal = async move {
+                let ttl = Self::keep_alive(&member, &who, id).await?;
+                Ok(LeaseKeepAliveResponse { header, id, ttl })
+            };
+            if begun.send(Ok(tokio::spawn(renewal.in_current_span()))).await.is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// How long it lives from now on, in seconds; 0 if it has ended.
+    async fn keep_alive(member: &Member, who: &Identity, id: i64) -> Result<i64, Status> {
+        let Some(lease) = lease_id(id) else { return Ok(0) };
+        match member.acting_still(who).renew(lease).await {
+            // None is what is said of one that has ended.
+            Ok(ttl) => Ok(ttl.as_secs().max(1) as i64),
+            Err(Error::Refused(Refusal::LeaseNotFound(_))) => Ok(0),
+            Err(error) => Err(refused(error)),
+        }
+    }
+}
+
+/// A renewal that is under way.
+type Renewal = JoinHandle<Result<LeaseKeepAliveResponse, Status>>;
+
+/// The leases that a stream keeps alive: they go on for as long as their user may, like watches that are open; for
+/// another one the stream may be old, and who opened it nobody any more.
+#[derive(Default)]
+struct Kept(Mutex<HashSet<i64>>);
+
+impl Kept {
+    fn has(&self, id: i64) -> bool {
+        self.lock().contains(&id)
+    }
+
+    fn note(&self, LeaseKeepAliveResponse { id, ttl, .. }: &LeaseKeepAliveResponse) {
+        let mut kept = self.lock();
+        if *ttl <= 0 {
+            kept.remove(id);
+            return;
+        }
+        if kept.len() >= KEPT_MAX {
+            kept.clear();
+        }
+        kept.insert(*id);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashSet<i64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -95,30 +154,38 @@ impl Lease for LeaseService {
     ) -> Result<Response<Self::LeaseKeepAliveStream>, Status> {
         self.0.not_for_learners()?;
         let needs_leader = request.metadata().get("hasleader").is_some_and(|value| value == "true");
-        let (member, mut who) = (Arc::clone(&self.0), Identity::in_request(&request));
-        let mut requests = request.into_inner();
+        let (member, who) = (Arc::clone(&self.0), Identity::in_request(&request));
+        let requests = request.into_inner();
         Ok(Response::new(Driven::by(move |answers| {
             let lost = Arc::clone(&member);
             let answer = async move {
-                // Those that are kept alive here go on for as long as their user may, like watches that are open; for
-                // another one the stream may be old, and who opened it nobody any more.
-                let mut kept = HashSet::new();
-                while let Some(request) = requests.message().await? {
-                    let id = request.id;
-                    if !kept.contains(&id) {
-                        who = member.again(&who)?;
+                let kept = Kept::default();
+                let (begun, mut in_order) = mpsc::channel(IN_HAND);
+                let read = async {
+                    if let Err(status) =
+                        Self::renew(member, who, requests, &kept, begun.clone()).await
+                    {
+                        // What came before it is answered before it.
+                        drop(begun.send(Err(status)).await);
                     }
-                    let response = Self::keep_alive(&member, &who, request).await?;
-                    if response.ttl > 0 {
-                        kept.insert(id)
-                    } else {
-                        kept.remove(&id)
-                    };
-                    if answers.send(Ok(response)).await.is_err() {
-                        break;
+                    drop(begun);
+                    std::future::pending().await
+                };
+                let answer = async {
+                    while let Some(renewal) = in_order.recv().await {
+                        let failed = |error| Status::internal(format!("bowline: {error}"));
+                        let response = renewal?.await.map_err(failed)??;
+                        kept.note(&response);
+                        if answers.send(Ok(response)).await.is_err() {
+                            break;
+                        }
                     }
+                    Ok(())
+                };
+                tokio::select! {
+                    ended = answer => ended,
+                    () = read => Ok(()),
                 }
-                Ok(())
             };
             async move {
                 tokio::select! {

@@ -88,6 +88,42 @@ async fn leases_are_granted_as_they_are_asked_for_or_a_little_longer() {
     }
 }
 
+#[tokio::test]
+async fn a_stream_of_renewals_is_answered_in_its_order() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let mut lease = LeaseClient::new(server.channel().await);
+    let mut ids = Vec::new();
+    for _ in 0..100 {
+        ids.push(grant(&mut lease, 100, 0).await.id);
+    }
+    let (sender, requests) = mpsc::channel(1);
+    let mut answers =
+        lease.lease_keep_alive(ReceiverStream::new(requests)).await.unwrap().into_inner();
+    // More than are under way at a time; and some that do not exist.
+    let asked: Vec<_> = ids.iter().cycle().take(1000).chain(&[7, 0, -9]).copied().collect();
+    let ask = asked.clone();
+    let asks = tokio::spawn(async move {
+        for id in ask {
+            sender.send(pb::LeaseKeepAliveRequest { id }).await.unwrap();
+        }
+        sender
+    });
+    let (mut told, mut revision) = (Vec::new(), 0);
+    while told.len() < asked.len() {
+        let answer = answers.message().await.unwrap().unwrap();
+        assert_eq!(answer.ttl, if ids.contains(&answer.id) { 100 } else { 0 });
+        let newest = answer.header.unwrap().revision;
+        assert!(newest >= revision, "{newest} after {revision}");
+        told.push(answer.id);
+        revision = newest;
+    }
+    assert_eq!(told, asked);
+    // It ends when nothing more comes.
+    drop(asks.await.unwrap());
+    assert!(answers.message().await.unwrap().is_none());
+}
+
 /// What the short leases live.
 const TTL: Duration = Duration::from_secs(2);
 
