@@ -10,6 +10,7 @@ use super::acceptor::Incoming;
 use super::exchange::Broken;
 use super::handshake::Admission;
 use super::join::Joiners;
+use super::names::Names;
 use super::peers::Peers;
 use super::security::Security;
 use super::tcp::TcpSettings;
@@ -31,6 +32,7 @@ pub(super) enum Side {
 pub(super) struct Context {
     pub(super) env: Env,
     pub(super) settings: TcpSettings,
+    pub(super) names: Names,
     pub(super) security: Security,
     pub(super) admission: Admission,
     pub(super) receiver: Arc<dyn Receiver>,
@@ -57,6 +59,7 @@ impl Context {
         Self {
             env,
             settings,
+            names: Names::default(),
             security,
             admission,
             presence: Presence { connections: Mutex::default(), receiver: receiver.clone() },

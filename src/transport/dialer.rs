@@ -6,7 +6,7 @@
 //!    └── pause ◄─┴────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! The name is resolved again at each connect. The pause grows to its maximum while connects or
+//! The name is resolved again at each connect (`names`). The pause grows to its maximum while connects or
 //! handshakes fail and begins small again after a connection that was not refused; it ends early when
 //! the peer itself dials, for it has come back, and when the peer moves to another address. A
 //! connection to the address that it has left is given up.
@@ -15,7 +15,6 @@
 //! was for a while: see [`Pipe::wanted`].
 
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -24,6 +23,7 @@ use tokio::time::MissedTickBehavior;
 use super::context::{Context, Side};
 use super::exchange::{self, Broken};
 use super::frame::{self, FrameKind, FrameReader};
+use super::names::Names;
 use super::peers::Peer;
 use super::pipe::{Batch, Pipe, is_passing};
 use super::tcp::{ALIVE_PER_IDLE, TcpSettings, is_loopback};
@@ -90,19 +90,19 @@ async fn connect(
     lane: Lane,
     address: &str,
 ) -> Result<(Wire, Hello), Broken> {
-    let tcp = open(address, &context.settings).await?;
+    let tcp = open(address, &context.names, &context.settings).await?;
     let mut stream = context.security.dial(tcp).await?;
     let hello = exchange::dial(&mut stream, peer, lane, &context.admission).await?;
     Ok((stream, hello))
 }
 
 /// Connects to the first address of the name that answers.
-pub(super) async fn open(address: &str, settings: &TcpSettings) -> io::Result<TcpStream> {
-    // An address needs no name service, and no thread that could hang in it.
-    let addresses = match address.parse::<SocketAddr>() {
-        Ok(address) => vec![address],
-        Err(_) => tokio::net::lookup_host(address).await?.collect(),
-    };
+pub(super) async fn open(
+    address: &str,
+    names: &Names,
+    settings: &TcpSettings,
+) -> io::Result<TcpStream> {
+    let addresses = names.addresses(address, settings.handshake_timeout / 4).await?;
     let mut error = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     // An address that swallows packets must not use up the time of the next.
     let limit = settings.handshake_timeout / u32::try_from(addresses.len()).unwrap_or(1).max(1);

@@ -31,6 +31,7 @@ use super::context::{Context, Side};
 use super::dialer;
 use super::exchange::{self, Broken, JOIN_LANE, Preface};
 use super::frame::{self, Frame, FrameKind, JOIN_ANSWER_BODY_BYTES_MAX, JOIN_ASK_BODY_BYTES_MAX};
+use super::names::Names;
 use super::runtime::NetRuntime;
 use super::security::Security;
 use super::tcp::{TcpSettings, check_address};
@@ -214,6 +215,7 @@ pub(crate) fn join(
     let asking = Asking {
         security,
         settings: settings.clone(),
+        names: Names::default(),
         ask: ask.clone(),
         last: Mutex::new("nobody was asked".to_owned()),
     };
@@ -236,6 +238,7 @@ pub(crate) fn join(
 struct Asking {
     security: Security,
     settings: TcpSettings,
+    names: Names,
     ask: JoinAsk,
     /// What went wrong last, for people.
     last: Mutex<String>,
@@ -292,7 +295,7 @@ impl Asking {
 
     /// Puts the question.
     async fn put(&self, address: &str) -> Result<Wire, Broken> {
-        let tcp = dialer::open(address, &self.settings).await?;
+        let tcp = dialer::open(address, &self.names, &self.settings).await?;
         let mut stream = self.security.dial(tcp).await?;
         stream.write_all(&Preface::new(JOIN_LANE).bytes()).await?;
         match Preface::read_answer(&mut stream).await {

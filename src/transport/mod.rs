@@ -56,6 +56,7 @@ pub(crate) mod fuzz;
 mod handshake;
 mod join;
 mod memory;
+mod names;
 mod peers;
 mod pipe;
 mod runtime;

@@ -9,8 +9,8 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 /// The name of each of the threads.
 pub(super) const THREAD_NAME: &str = "bowline-net";
-/// Threads that may wait for the name service, or for files with certificates, at a time.
-const WAITING_THREADS_MAX: usize = 4;
+/// Threads that may wait for the name service, one a name, or for files with certificates, at a time.
+const WAITING_THREADS_MAX: usize = 32;
 /// How long the end waits for a thread that hangs there.
 const SHUTDOWN_WAIT_MAX: Duration = Duration::from_millis(500);
 
