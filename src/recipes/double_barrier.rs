@@ -22,7 +22,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use thiserror::Error as ThisError;
 
-use crate::api::{Client, Error, Session};
+use crate::api::{Client, Effect, Error, Session};
 use crate::model::{Command, Compare, KeyRange, KeyValue, Op, Revision, Txn};
 use crate::mutant::{self, Mutant};
 use crate::node::{ReplyTo, SessionEnd};
@@ -108,7 +108,8 @@ impl DoubleBarrier {
     /// Two commits for each participant, one to come and one to leave, and one for all.
     ///
     /// # Errors
-    /// See [`DoubleBarrierError`]: whatever it is, this participant leaves again.
+    /// See [`DoubleBarrierError`]: whatever it is, this participant leaves again. After [`Error::Deadline`] with
+    /// [`Effect::Unknown`](crate::Effect::Unknown) the others may have begun, and have counted it.
     pub fn enter(&self) -> Call<'static, Inside, DoubleBarrierError> {
         let barrier = self.clone();
         let client = barrier.client();
@@ -118,7 +119,7 @@ impl DoubleBarrier {
             let passing = barrier.pass(&client, &entry, &until);
             let passed = tokio::select! {
                 biased;
-                passed = passing => passed,
+                passed = passing => passed.map_err(perhaps_counted),
                 end = session.ended() => Err(Error::ended(end, session.shared()).into()),
             };
             match passed {
@@ -139,7 +140,7 @@ impl DoubleBarrier {
     ///
     /// # Errors
     /// See [`DoubleBarrierError`]. After [`Error::Deadline`] with
-    /// [`Effect::Unknown`](crate::Effect::Unknown) all have come.
+    /// [`Effect::Unknown`](crate::Effect::Unknown) all may have come.
     pub fn meet(&self) -> Call<'static, (), DoubleBarrierError> {
         let barrier = self.clone();
         let client = barrier.client();
@@ -148,7 +149,7 @@ impl DoubleBarrier {
             let session = entry.session().clone();
             tokio::select! {
                 biased;
-                passed = barrier.pass(&client, &entry, &until) => passed?,
+                passed = barrier.pass(&client, &entry, &until) => passed.map_err(perhaps_counted)?,
                 end = session.ended() => {
                     return Err(Error::ended(end, session.shared()).into());
                 }
@@ -261,6 +262,18 @@ impl Inside {
             }
             Ok(())
         })
+    }
+}
+
+/// Why somebody did not pass whose place is there: until that is gone, the others may begin with it.
+fn perhaps_counted(error: DoubleBarrierError) -> DoubleBarrierError {
+    let effect = Effect::Unknown;
+    match error {
+        DoubleBarrierError::Store(Error::Deadline { .. }) => Error::Deadline { effect }.into(),
+        DoubleBarrierError::Store(Error::Stopped { reason, .. }) => {
+            Error::Stopped { reason, effect }.into()
+        }
+        error => error,
     }
 }
 
