@@ -162,11 +162,6 @@ pub enum Call {
     },
     /// Hand the leadership to another member. Answered by [`Reply::Done`].
     Transfer,
-    /// Forget the history up to so many revisions ago. Answered by [`Reply::Done`].
-    Compact {
-        /// How many revisions are kept.
-        keep: u64,
-    },
     /// Write a copy of this node's state to a file. Answered by [`Reply::Done`].
     Backup {
         /// Which.
@@ -239,7 +234,13 @@ pub enum Reply {
         token: (u64, u64),
     },
     /// Whether it is held, or was until now.
-    Held(bool),
+    Held {
+        /// Whether.
+        held: bool,
+        /// A moment at which it was held, as its holder believes, by the machine's clock ([`moment`](crate::moment)): taken
+        /// before the holder was asked.
+        at: Option<u64>,
+    },
     /// What the leader says.
     Leader(Option<String>),
     /// An item, if there was one, and the token of its taking: the revision, and the hop.

@@ -9,6 +9,7 @@ use bowline::{
 };
 
 use crate::calls::{Call, Change, Kind, Reply, Row};
+use crate::moment;
 use crate::patience;
 use crate::slots::{Holding, Slots};
 use crate::wire::Answer;
@@ -130,7 +131,7 @@ fn reply(node: &Node, slots: &Slots, call: Call) -> Result<Reply, Miss> {
         }
         Call::Forget { slot } => {
             slots.forget(slot);
-            Ok(Reply::Held(false))
+            Ok(Reply::Held { held: false, at: None })
         }
         Call::Look { slot } => look(slots, slot),
         Call::Release { slot } => release(slots, &slot),
@@ -156,10 +157,12 @@ fn reply(node: &Node, slots: &Slots, call: Call) -> Result<Reply, Miss> {
             }
         }
         Call::Acknowledge { slot, key, value } => {
-            let Some(Holding::Item(delivery)) = slots.take(&slot) else { return Err(empty(&slot)) };
+            let Some(holding) = slots.take(&slot) else { return Err(empty(&slot)) };
+            let at = held_at(&holding);
+            let Holding::Item(delivery) = holding else { return Err(empty(&slot)) };
             match delivery.ack_with([Op::put(key, value)]).wait() {
-                Ok(_) => Ok(Reply::Held(true)),
-                Err(QueueError::NotOurs) => Ok(Reply::Held(false)),
+                Ok(_) => Ok(Reply::Held { held: true, at }),
+                Err(QueueError::NotOurs) => Ok(Reply::Held { held: false, at }),
                 Err(error) => Err(error.into()),
             }
         }
@@ -173,10 +176,6 @@ fn reply(node: &Node, slots: &Slots, call: Call) -> Result<Reply, Miss> {
         Call::Transfer => {
             node.transfer_leadership(None).wait()?;
             Ok(Reply::Done { revision: 0 })
-        }
-        Call::Compact { keep } => {
-            let to = kv.revision().get().saturating_sub(keep);
-            Ok(Reply::Done { revision: kv.compact(Revision(to)).wait()?.get() })
         }
         Call::Backup { file } => {
             node.backup(file).wait()?;
@@ -233,35 +232,45 @@ fn acquire(
     Ok((guard.token(), Holding::Lock(guard)))
 }
 
-fn look(slots: &Slots, slot: String) -> Result<Reply, Miss> {
-    let Some(holding) = slots.take(&slot) else { return Err(empty(&slot)) };
-    let held = match &holding {
+/// A moment at which it was held, as its holder believes. The moment is taken first: whatever pause there is between the two,
+/// whoever says that it holds something after it says so of this moment.
+fn held_at(holding: &Holding) -> Option<u64> {
+    let at = moment::now();
+    let is_held = match holding {
         Holding::Lock(guard) => guard.is_held(),
         Holding::Permit(permit) => permit.is_held(),
         Holding::Leadership(leadership) => leadership.is_leader(),
         Holding::Item(delivery) => delivery.is_ours(),
         Holding::Watch(_) => true,
+        Holding::Over(_) => false,
     };
+    is_held.then_some(at)
+}
+
+fn look(slots: &Slots, slot: String) -> Result<Reply, Miss> {
+    let Some(holding) = slots.take(&slot) else { return Err(empty(&slot)) };
+    let at = held_at(&holding);
     slots.put(slot, holding);
-    Ok(Reply::Held(held))
+    Ok(Reply::Held { held: at.is_some(), at })
 }
 
 fn release(slots: &Slots, slot: &str) -> Result<Reply, Miss> {
-    let released = match slots.take(slot) {
-        Some(Holding::Lock(guard)) => guard.release().wait()?,
-        Some(Holding::Permit(permit)) => permit.release().wait()?,
-        Some(Holding::Leadership(leadership)) => leadership.resign().wait()?,
-        Some(Holding::Item(delivery)) => {
+    let Some(holding) = slots.take(slot) else { return Err(empty(slot)) };
+    let at = held_at(&holding);
+    let released = match holding {
+        Holding::Lock(guard) => guard.release().wait()?,
+        Holding::Permit(permit) => permit.release().wait()?,
+        Holding::Leadership(leadership) => leadership.resign().wait()?,
+        Holding::Item(delivery) => {
             return match delivery.nack().wait() {
-                Ok(()) => Ok(Reply::Held(true)),
-                Err(QueueError::NotOurs) => Ok(Reply::Held(false)),
+                Ok(()) => Ok(Reply::Held { held: true, at }),
+                Err(QueueError::NotOurs) => Ok(Reply::Held { held: false, at }),
                 Err(error) => Err(error.into()),
             };
         }
-        Some(Holding::Watch(_)) => return Ok(Reply::Held(true)),
-        None => return Err(empty(slot)),
+        Holding::Watch(_) | Holding::Over(_) => return Ok(Reply::Held { held: at.is_some(), at }),
     };
-    Ok(Reply::Held(!matches!(released, Released::WasLost(_))))
+    Ok(Reply::Held { held: !matches!(released, Released::WasLost(_)), at })
 }
 
 fn add_under_lock(node: &Node, kv: &Client, call: Call) -> Result<Reply, Miss> {
@@ -287,7 +296,11 @@ fn add_under_lock(node: &Node, kv: &Client, call: Call) -> Result<Reply, Miss> {
 }
 
 fn events(slots: &Slots, slot: String, wait: Duration) -> Result<Reply, Miss> {
-    let Some(Holding::Watch(mut watch)) = slots.take(&slot) else { return Err(empty(&slot)) };
+    let mut watch = match slots.take(&slot) {
+        Some(Holding::Watch(watch)) => watch,
+        Some(Holding::Over(why)) => return Err(Miss::Refused(why)),
+        _ => return Err(empty(&slot)),
+    };
     let mut batches = Vec::new();
     let ended = patience::within(wait, async {
         while batches.len() < BATCHES_MAX {
@@ -299,10 +312,9 @@ fn events(slots: &Slots, slot: String, wait: Duration) -> Result<Reply, Miss> {
         }
         None
     });
-    if let Some(Some(why)) = ended {
-        return Err(Miss::Refused(why));
-    }
-    slots.put(slot, Holding::Watch(watch));
+    let (batches, end) = told(batches, ended.flatten());
+    let batches = batches.map_err(Miss::Refused)?;
+    slots.put(slot, end.map_or(Holding::Watch(watch), Holding::Over));
     let until = batches.last().map_or(0, |batch| batch.revision.get());
     let change = |event: bowline::Event| Change {
         key: text(&event.kv.key),
@@ -311,6 +323,14 @@ fn events(slots: &Slots, slot: String, wait: Duration) -> Result<Reply, Miss> {
     };
     let events = batches.into_iter().flat_map(|batch| batch.events).map(change).collect();
     Ok(Reply::Events { events, until })
+}
+
+/// What came before an end is told, and of the end the next time; at once if nothing came.
+fn told<B>(batches: Vec<B>, end: Option<String>) -> (Result<Vec<B>, String>, Option<String>) {
+    match end {
+        Some(why) if batches.is_empty() => (Err(why), None),
+        end => (Ok(batches), end),
+    }
 }
 
 fn empty(slot: &str) -> Miss {
@@ -340,4 +360,52 @@ fn rows(rows: &[KeyValue]) -> Vec<Row> {
 
 fn text(bytes: &Bytes) -> String {
     String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bowline::Config;
+
+    #[test]
+    fn a_holder_is_asked_after_the_moment_of_which_it_says_that_it_held() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+        let (slots, slot) = (Slots::default(), || "s".to_owned());
+        let kind = Kind::Mutex;
+        let acquire = Call::Acquire { slot: slot(), lock: "l".to_owned(), kind, wait_ms: 5000 };
+        assert!(matches!(reply(&node, &slots, acquire), Ok(Reply::Granted { .. })));
+        for call in [Call::Look { slot: slot() }, Call::Release { slot: slot() }] {
+            let before = moment::now();
+            let (held, at) = match reply(&node, &slots, call) {
+                Ok(Reply::Held { held, at }) => (held, at),
+                _ => panic!("it was told nothing of what it holds"),
+            };
+            assert!(held && at.is_some_and(|at| (before..=moment::now()).contains(&at)));
+        }
+        let stands = Call::Campaign {
+            slot: slot(),
+            name: "e".to_owned(),
+            value: "v".to_owned(),
+            wait_ms: 5000,
+        };
+        assert!(matches!(reply(&node, &slots, stands), Ok(Reply::Granted { .. })));
+        // What is held ends with its node.
+        drop(node.shutdown().wait());
+        let look = look(&slots, slot());
+        assert!(matches!(look, Ok(Reply::Held { held: false, at: None })));
+    }
+
+    #[test]
+    fn what_a_watch_has_told_before_its_end_is_told_and_the_end_is_told_next() {
+        let over = || Some("it is over".to_owned());
+        assert_eq!(told(vec![1, 2], over()), (Ok(vec![1, 2]), over()));
+        assert_eq!(told(vec![1, 2], None), (Ok(vec![1, 2]), None));
+        assert_eq!(told::<u64>(vec![], over()), (Err("it is over".to_owned()), None));
+        let slots = Slots::default();
+        slots.put("s".to_owned(), Holding::Over("it is over".to_owned()));
+        let ask = || events(&slots, "s".to_owned(), Duration::ZERO);
+        assert!(matches!(ask(), Err(Miss::Refused(why)) if why == "it is over"));
+        assert!(matches!(ask(), Err(Miss::Refused(why)) if why.contains("nothing is held")));
+    }
 }

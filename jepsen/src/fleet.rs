@@ -12,7 +12,9 @@ use bowline::env::Point;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
+use crate::calls::{Call, Reply};
 use crate::links::Links;
+use crate::moment;
 use crate::over::Over;
 use crate::ports::free_addresses;
 use crate::process::{Death, LIMIT, Process, Trouble};
@@ -89,6 +91,15 @@ impl Setup {
     }
 }
 
+/// Somebody was told to forget what was before a revision.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Compaction {
+    /// When that was called, by the machine's clock; of a workload's run, by the run's.
+    pub called: u64,
+    /// The revision.
+    pub revision: u64,
+}
+
 /// How a member is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Being {
@@ -144,6 +155,8 @@ pub struct Fleet {
     volumes: Option<Mutex<Volumes>>,
     /// What members did that no member may, as those have found who cannot say so otherwise.
     wrongs: Mutex<Vec<String>>,
+    /// What members were told to forget.
+    compactions: Mutex<Vec<Compaction>>,
     _door: Option<crate::proxy::Proxy>,
     _dir: TempDir,
 }
@@ -197,8 +210,18 @@ impl Fleet {
             })
             .collect();
         let volumes = volumes.map(Mutex::new);
-        let wrongs = Mutex::default();
-        Ok(Self { program, setup, places, links, volumes, wrongs, _door: door, _dir: dir })
+        let (wrongs, compactions) = (Mutex::default(), Mutex::default());
+        Ok(Self {
+            program,
+            setup,
+            places,
+            links,
+            volumes,
+            wrongs,
+            compactions,
+            _door: door,
+            _dir: dir,
+        })
     }
 
     /// What its members are processes of.
@@ -473,6 +496,25 @@ impl Fleet {
     /// What was seen so.
     pub fn wrongs(&self) -> Vec<String> {
         self.wrongs.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Tells a member to forget all but so many of the last revisions that it knows of. Whether it says that it was done: it
+    /// may be, or may come to be, also if not.
+    pub fn compact(&self, member: usize, keep: u64, limit: Duration) -> bool {
+        let look = Call::Get { key: "status".to_owned(), local: true };
+        let look = self.ask(member, &Order::Call(Box::new(look)), limit);
+        let Some(Answer::Came(reply)) = look else { return false };
+        let Reply::Rows { revision, .. } = *reply else { return false };
+        let revision = revision.saturating_sub(keep);
+        let compaction = Compaction { called: moment::now(), revision };
+        self.compactions.lock().unwrap_or_else(PoisonError::into_inner).push(compaction);
+        let done = self.ask(member, &Order::Compact(revision), limit);
+        matches!(done, Some(Answer::Done(_)))
+    }
+
+    /// What members were told to forget until now.
+    pub fn compactions(&self) -> Vec<Compaction> {
+        self.compactions.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Stops a member in good order.

@@ -2,10 +2,12 @@
 //! minimum progress read it; what was asked and answered stands in the workload's own [`Book`].
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use bowline::check::{At, History, Index, Operation, Outcome, Process};
 use serde::Serialize;
+
+use crate::calls::Reply;
+use crate::moment;
 
 /// How an operation ended.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
@@ -41,20 +43,34 @@ pub struct Entry {
 /// See the module.
 #[derive(Debug)]
 pub struct Ledger {
-    begun: Instant,
+    /// By the machine's clock.
+    begun: u64,
     entries: Mutex<Vec<Entry>>,
 }
 
 impl Default for Ledger {
     fn default() -> Self {
-        Self { begun: Instant::now(), entries: Mutex::default() }
+        Self { begun: moment::now(), entries: Mutex::default() }
     }
 }
 
 impl Ledger {
     /// The moment, in microseconds since the run began.
     pub fn now(&self) -> u64 {
-        u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX)
+        self.of(moment::now())
+    }
+
+    /// A moment of the machine's clock, as one of the run's.
+    pub(crate) fn of(&self, moment: u64) -> u64 {
+        moment.saturating_sub(self.begun)
+    }
+
+    /// The last moment at which something was held, as far as its holder says so.
+    pub fn seen(&self, said: &Reply) -> Option<u64> {
+        match said {
+            Reply::Held { at: Some(at), .. } => Some(self.of(*at)),
+            _ => None,
+        }
     }
 
     /// Takes down an operation that has ended.

@@ -43,6 +43,7 @@ pub mod driver;
 pub mod slots;
 
 pub mod calls;
+pub mod moment;
 pub mod ports;
 pub mod process;
 pub mod wire;

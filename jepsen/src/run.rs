@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use crate::caller::{Caller, Miss};
 use crate::calls::{Call, Reply};
 use crate::dice::Dice;
-use crate::fleet::{self, Fleet, Program, Setup};
+use crate::fleet::{self, Compaction, Fleet, Program, Setup};
 use crate::ledger::{Entry, Ledger};
 use crate::nemesis::{self, Nemesis, Pace};
 use crate::over::Over;
@@ -291,6 +291,8 @@ fn act(
         healed
     });
     changes.clone_from(&stage.leader_changes.lock().unwrap_or_else(PoisonError::into_inner));
+    let at = |of: Compaction| Compaction { called: ledger.of(of.called), ..of };
+    workload.hears_of(fleet.compactions().into_iter().map(at).collect());
     // Who has seen what no member may do has seen it, whatever else went wrong.
     if let Some(why) = fleet.wrongs().into_iter().next() {
         return Ok(End::Early(Verdict::Violation(why)));

@@ -18,6 +18,8 @@ pub enum Holding {
     Item(Delivery),
     /// A watch.
     Watch(Box<Watch>),
+    /// One that tells nothing more, and why: nobody has heard that yet.
+    Over(String),
 }
 
 /// Things by their slots.

@@ -83,7 +83,8 @@ fn acquire(fleet: &Fleet, member: usize, slot: &str, wait: Duration) -> Result<R
 }
 
 fn is_held(fleet: &Fleet, member: usize, slot: &str) -> bool {
-    call(fleet, member, Call::Look { slot: slot.to_owned() }) == Ok(Reply::Held(true))
+    let look = call(fleet, member, Call::Look { slot: slot.to_owned() });
+    matches!(look, Ok(Reply::Held { held: true, .. }))
 }
 
 #[test]
@@ -96,7 +97,7 @@ fn a_lock_passes_on_when_it_is_released_or_forgotten_or_its_server_stands_still(
     let refused = acquire(&fleet, 1, "b", short).unwrap_err();
     assert!(refused.contains("Refused") && refused.contains("not its turn"), "{refused}");
     let released = call(&fleet, 0, Call::Release { slot: "a".to_owned() });
-    assert_eq!(released, Ok(Reply::Held(true)));
+    assert!(matches!(released, Ok(Reply::Held { held: true, .. })), "{released:?}");
 
     // Whose wait has ended stands in nobody's way.
     let Ok(Reply::Granted { token: first }) = acquire(&fleet, 1, "c", LIMIT) else { panic!() };
@@ -114,7 +115,7 @@ fn a_lock_passes_on_when_it_is_released_or_forgotten_or_its_server_stands_still(
     acquire(&fleet, 0, "e", LIMIT).unwrap();
     fleet.resume(2).unwrap();
     let released = call(&fleet, 2, Call::Release { slot: "d".to_owned() });
-    assert_eq!(released, Ok(Reply::Held(false)));
+    assert!(matches!(released, Ok(Reply::Held { held: false, .. })), "{released:?}");
     assert!(is_held(&fleet, 0, "e"), "what was lost released nothing of another's");
 }
 

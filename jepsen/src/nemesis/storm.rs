@@ -96,7 +96,8 @@ impl Nemesis for Compaction {
     fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, Trouble> {
         if let Some(member) = Whom::One.draw(fleet, dice).pop() {
             let keep = dice.below(3);
-            drop(fleet.ask(member, &Order::Call(Box::new(Call::Compact { keep })), CALL_LIMIT));
+            // It may be down, or have nobody to ask.
+            let _is_done = fleet.compact(member, keep, CALL_LIMIT);
         }
         Ok(up_to(dice, COMPACT_EVERY_MS))
     }

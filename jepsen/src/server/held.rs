@@ -16,6 +16,7 @@ use crate::generated::v3electionpb::election_client::ElectionClient;
 use crate::generated::v3electionpb::{CampaignRequest, LeaderKey, LeaderRequest, ResignRequest};
 use crate::generated::v3lockpb::lock_client::LockClient;
 use crate::generated::v3lockpb::{LockRequest, UnlockRequest};
+use crate::moment;
 
 /// Something held.
 pub(super) enum Holding {
@@ -25,6 +26,8 @@ pub(super) enum Holding {
     Leadership(Session, LeaderKey),
     /// A watch.
     Watch(Box<Watching>),
+    /// One that tells nothing more, and why: nobody has heard that yet.
+    Over(Miss),
 }
 
 /// The key of a place in a lock's line.
@@ -116,24 +119,29 @@ impl Clients {
     /// Whether what is in a slot is held, as far as its holder may believe.
     pub(super) fn look(&self, slot: String) -> Result<Reply, Miss> {
         let holding = self.slots.take(&slot).ok_or_else(|| empty(&slot))?;
+        // The moment first: as inside a member.
+        let at = moment::now();
         let held = match &holding {
             Holding::Lock(session, _) | Holding::Leadership(session, _) => session.is_believed(),
             Holding::Watch(_) => true,
+            Holding::Over(_) => false,
         };
         self.slots.put(slot, holding);
-        Ok(Reply::Held(held))
+        Ok(Reply::Held { held, at: held.then_some(at) })
     }
 
     /// Gives up what is in a slot. Whether it was held when that was asked for: the server does not say it, but the lease does.
     pub(super) async fn release(&self, slot: &str) -> Result<Reply, Miss> {
         let holding = self.slots.take(slot).ok_or_else(|| empty(slot))?;
+        let at = Some(moment::now());
         let session = match holding {
-            Holding::Watch(_) => return Ok(Reply::Held(true)),
+            Holding::Watch(_) => return Ok(Reply::Held { held: true, at }),
+            Holding::Over(_) => return Ok(Reply::Held { held: false, at: None }),
             // Dropped, it is revoked.
             Holding::Lock(session, _) | Holding::Leadership(session, _)
                 if !session.is_believed() =>
             {
-                return Ok(Reply::Held(false));
+                return Ok(Reply::Held { held: false, at: None });
             }
             Holding::Lock(session, key) => {
                 self.unlock(key).await?;
@@ -146,7 +154,7 @@ impl Clients {
             }
         };
         self.is_idle(session);
-        Ok(Reply::Held(true))
+        Ok(Reply::Held { held: true, at })
     }
 
     /// Takes a lock, reads a set, thinks, writes it with one more element, and lets go. If it is `guarded`, by a transaction on

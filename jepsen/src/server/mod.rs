@@ -159,7 +159,7 @@ impl Clients {
             Call::Release { slot } => self.release(&slot).await,
             Call::Forget { slot } => {
                 self.slots.forget(slot);
-                Ok(Reply::Held(false))
+                Ok(Reply::Held { held: false, at: None })
             }
             Call::AddUnderLock { lock, key, element, think_ms, guarded, wait_ms } => {
                 let wait = Duration::from_millis(wait_ms);
@@ -172,11 +172,6 @@ impl Clients {
                 self.events(slot, Duration::from_millis(wait_ms)).await
             }
             Call::Transfer => self.transfer().await,
-            Call::Compact { keep } => {
-                let now = kv::revision_of(self.range("status", true).await?.header);
-                let revision = self.compact(now.saturating_sub(keep)).await?;
-                Ok(Reply::Done { revision })
-            }
             Call::Backup { file } => self.back_up(&file).await,
             Call::Members => self.members().await,
             Call::Offer { .. }

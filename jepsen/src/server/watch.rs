@@ -56,22 +56,30 @@ impl Clients {
         Ok(Reply::Done { revision: 0 })
     }
 
-    /// What a watch has told since it was asked last. If it ends, what it has told is told again to the next one.
+    /// What a watch has told since it was asked last. That it has ended is told when nothing else is.
     pub(super) async fn events(&self, slot: String, wait: Duration) -> Result<Reply, Miss> {
-        let Some(Holding::Watch(mut watching)) = self.slots.take(&slot) else {
-            return Err(empty(&slot));
+        let mut watching = match self.slots.take(&slot) {
+            Some(Holding::Watch(watching)) => watching,
+            Some(Holding::Over(why)) => return Err(why),
+            _ => return Err(empty(&slot)),
         };
         let end = Instant::now() + wait;
-        let (mut events, mut until) = (Vec::new(), 0);
+        let (mut events, mut until, mut over) = (Vec::new(), 0, None);
         for _ in 0..ANSWERS_MAX {
             let Ok(answer) = timeout_at(end, watching.answers.message()).await else { break };
-            let answer = answer.map_err(|status| Miss::from(status).harmless())?;
-            let Some(answer) = answer else {
-                return Err(Miss::Refused("the stream is over".to_owned()));
+            let answer = match answer {
+                Ok(Some(answer)) if answer.canceled => Err(ended(&answer, watching.from)),
+                Ok(Some(answer)) => Ok(answer),
+                Ok(None) => Err(Miss::Refused("the stream is over".to_owned())),
+                Err(status) => Err(Miss::from(status).harmless()),
             };
-            if answer.canceled {
-                return Err(ended(&answer, watching.from));
-            }
+            let answer = match answer {
+                Ok(answer) => answer,
+                Err(why) => {
+                    over = Some(why);
+                    break;
+                }
+            };
             if answer.events.is_empty() {
                 until = until.max(revision_of(answer.header));
             }
@@ -84,7 +92,12 @@ impl Clients {
                 events.push(Change { key: text(&row.key), value, revision });
             }
         }
-        self.slots.put(slot, Holding::Watch(watching));
+        match over {
+            Some(why) if until == 0 => return Err(why),
+            // What came before the end is told, and of the end the next time.
+            Some(why) => self.slots.put(slot, Holding::Over(why)),
+            None => self.slots.put(slot, Holding::Watch(watching)),
+        }
         Ok(Reply::Events { events, until })
     }
 }

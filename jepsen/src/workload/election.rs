@@ -109,21 +109,22 @@ impl Elections {
             }
             thread::sleep(Duration::from_millis(caller.dice.below(LEADS_MS)));
             let look = Call::Look { slot: slot.clone() };
-            let Timed { result, invoked, .. } = caller.timed("look", |caller| caller.call(&look));
-            if result != Ok(Reply::Held(true)) {
-                break;
-            }
-            seen = invoked;
+            let said = caller.timed("look", |caller| caller.call(&look)).result;
+            // Of the moment at which it was asked where it is, which may be long after it was asked here.
+            let Some(at) = said.ok().and_then(|said| caller.ledger.seen(&said)) else { break };
+            seen = seen.max(at);
         }
         let release = Call::Release { slot: slot.clone() };
         let Timed { result, invoked, ended } =
             caller.timed("resign", |caller| caller.call(&release));
-        let has_resigned = result == Ok(Reply::Held(true));
+        let has_resigned = matches!(result, Ok(Reply::Held { held: true, .. }));
+        let at = result.ok().and_then(|said| caller.ledger.seen(&said));
+        seen = at.map_or(seen, |at| seen.max(at));
         if has_resigned {
+            seen = seen.max(invoked);
             let resign = ElectionCall::Resign { candidate: candidate() };
-            let index = self.book.begin(client, &name, invoked, resign);
+            let index = self.book.begin(client, &name, seen, resign);
             self.book.end(index, Outcome::Ok { at: At(ended), reply: ElectionReply::Done });
-            seen = invoked;
         } else {
             // It was lost, at any moment since it was last seen.
             caller.forget(slot.clone());

@@ -2,8 +2,9 @@
 //!
 //! They are judged twice. By their calls ([`linear`]): a hold that is lost (its session has ended, its process was killed) is
 //! given to the model as a release whose outcome is unknown, called when its holder was last seen to hold it: from then on
-//! others may have it. And by what holders believed ([`intervals::holds`]): from the answer to the last look that said
-//! "held", nobody else does.
+//! others may have it. And by what holders believed ([`intervals::holds`]): until the last moment of which its holder says that
+//! it held it, nobody else does. That moment is taken where the holder is, just before it is asked: one that stood still and
+//! says "held" when it goes on says so of then, not of when it was asked.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -18,7 +19,7 @@ use bowline::check::{
 use super::{Client, Exhibit, Kind, Workload, budget};
 use crate::caller::{CLINGS_FOR, Caller, Miss, Timed, outcome};
 use crate::calls::{self, Call, Reply};
-use crate::ledger::Book;
+use crate::ledger::{Book, Ledger};
 
 pub(super) const MUTEX: Kind = Kind {
     name: "lock",
@@ -142,29 +143,34 @@ impl Hold<'_> {
     fn look(&mut self, caller: &mut Caller<'_>) -> bool {
         thread::sleep(Duration::from_millis(caller.dice.below(HOLD_MS)));
         let call = Call::Look { slot: self.slot.clone() };
-        let Timed { result, invoked, .. } = caller.timed("look", |caller| caller.call(&call));
-        let is_held = result == Ok(Reply::Held(true));
-        if is_held {
-            self.seen = invoked;
-        }
-        is_held
+        let said = caller.timed("look", |caller| caller.call(&call)).result;
+        said.is_ok_and(|said| self.note(caller.ledger, &said))
     }
 
-    fn release(self, caller: &mut Caller<'_>) {
+    /// Notes when it was held, as its holder says; whether it says so.
+    fn note(&mut self, ledger: &Ledger, said: &Reply) -> bool {
+        let seen = ledger.seen(said);
+        self.seen = seen.map_or(self.seen, |seen| self.seen.max(seen));
+        seen.is_some()
+    }
+
+    fn release(mut self, caller: &mut Caller<'_>) {
         let call = Call::Release { slot: self.slot.clone() };
-        let timed = caller.timed("release", |caller| match caller.call(&call)? {
-            Reply::Held(true) => Ok(0),
-            Reply::Held(false) => Err(Miss::Unknown("it was lost".to_owned())),
-            reply => Err(Miss::nonsense(&reply)),
+        let timed = caller.timed("release", |caller| {
+            let said = caller.call(&call)?;
+            self.note(caller.ledger, &said);
+            match said {
+                Reply::Held { held: true, .. } => Ok(0),
+                Reply::Held { held: false, .. } => Err(Miss::Unknown("it was lost".to_owned())),
+                reply => Err(Miss::nonsense(&reply)),
+            }
         });
         let Timed { result, invoked, ended } = timed;
-        self.believed(
-            caller.client,
-            if result.is_ok() { invoked } else { self.seen },
-            result.is_err(),
-        );
+        // What is released was held when that was asked for, or later.
+        let until = if result.is_ok() { self.seen.max(invoked) } else { self.seen };
+        self.believed(caller.client, until, result.is_err());
         if result.is_ok() {
-            self.enter(caller.client, false, invoked, ended, result);
+            self.enter(caller.client, false, until, ended, result);
         } else {
             caller.forget(self.slot.clone());
             self.lost(caller.client, ended);
@@ -307,5 +313,42 @@ impl Workload for Locks {
             }
         };
         vec![calls, Exhibit::new("holds", "--model holds --permits 3", self.holds.history(), holds)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::moment;
+    use crate::workload::Judgement;
+
+    fn hold<'a>(locks: &'a Locks, who: &str, granted: (u64, u64)) -> Hold<'a> {
+        let (lock, slot, owner) = ("l".to_owned(), who.to_owned(), who.to_owned());
+        Hold { locks, lock, slot, owner, want: 1, granted: Some(granted), seen: 0 }
+    }
+
+    /// Somebody is asked whether it holds a lock, stands still, and says this when it goes on: another one has it by then.
+    fn after_a_pause(says: impl Fn(u64) -> Option<u64>) -> Judgement {
+        let (ledger, locks) = (Ledger::default(), Locks::new(Sort::Mutex));
+        let mut first = hold(&locks, "a", (0, 5));
+        let asked = ledger.now();
+        thread::sleep(Duration::from_millis(2));
+        hold(&locks, "b", (ledger.now(), 6)).believed(2, ledger.now() + 1_000_000, false);
+        thread::sleep(Duration::from_millis(2));
+        let at = says(moment::now());
+        let is_held = first.note(&ledger, &Reply::Held { held: at.is_some(), at });
+        assert_eq!(is_held, at.is_some());
+        assert!(first.seen == 0 || first.seen > asked);
+        first.believed(1, first.seen, true);
+        let holds = locks.exhibits().pop().unwrap();
+        holds.judge().judgement
+    }
+
+    #[test]
+    fn who_says_after_a_pause_that_it_holds_what_another_has_is_seen() {
+        let wrong = after_a_pause(Some);
+        assert!(matches!(wrong, Judgement::Violation(_)), "{wrong:?}");
+        let right = after_a_pause(|_| None);
+        assert!(matches!(right, Judgement::Ok(_)), "{right:?}");
     }
 }

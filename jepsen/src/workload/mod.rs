@@ -24,7 +24,7 @@ mod watch;
 use bowline::check::{Budget, Verdict};
 
 use crate::caller::{Caller, Miss};
-use crate::fleet::Setup;
+use crate::fleet::{Compaction, Setup};
 
 pub(crate) use exhibit::words_of;
 pub use exhibit::{Exhibit, Finding};
@@ -108,6 +108,9 @@ pub trait Workload: Send + Sync {
     fn conclude(&self, _caller: &mut Caller<'_>) -> Result<(), Miss> {
         Ok(())
     }
+
+    /// What members were told to forget during the load, by whom else. Said before anything is judged; moments are the run's.
+    fn hears_of(&self, _compactions: Vec<Compaction>) {}
 
     /// What was seen, and who judges whether it can be.
     fn exhibits(&self) -> Vec<Exhibit>;

@@ -104,11 +104,9 @@ impl Items {
         for _ in 0..caller.dice.below(3) {
             thread::sleep(Duration::from_millis(caller.dice.below(HOLD_MS)));
             let call = Call::Look { slot: who.clone() };
-            let Timed { result, invoked, .. } = caller.timed("look", |caller| caller.call(&call));
-            if result != Ok(Reply::Held(true)) {
-                break;
-            }
-            seen = invoked;
+            let said = caller.timed("look", |caller| caller.call(&call)).result;
+            let Some(at) = said.ok().and_then(|said| caller.ledger.seen(&said)) else { break };
+            seen = seen.max(at);
         }
         // One of ten is given back, for somebody else.
         let (invoked, end) = match caller.dice.below(10) {
@@ -120,7 +118,7 @@ impl Items {
             caller.client,
             &who,
             &taken,
-            if end.is_ok() { invoked } else { seen },
+            if end.is_ok() { seen.max(invoked) } else { seen },
             end.is_err(),
         );
         end.map(|()| true)
@@ -183,8 +181,8 @@ fn kind_of<T>(taken: &Result<Option<T>, Miss>) -> &'static str {
 
 fn was_ours(reply: Reply) -> Result<(), Miss> {
     match reply {
-        Reply::Held(true) => Ok(()),
-        Reply::Held(false) => Err(Miss::Failed("it is another's".to_owned())),
+        Reply::Held { held: true, .. } => Ok(()),
+        Reply::Held { held: false, .. } => Err(Miss::Failed("it is another's".to_owned())),
         reply => Err(Miss::nonsense(&reply)),
     }
 }

@@ -6,11 +6,12 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use bowline::check::watch::{self, Event, Keys, Received, WatchCall, WatchReply};
-use bowline::check::{At, History, Outcome, Value};
+use bowline::check::{At, History, Operation, Outcome, Value};
 
 use super::{Client, Exhibit, Kind, Workload};
 use crate::caller::{Caller, Miss};
 use crate::calls::{Call, Change, Reply};
+use crate::fleet::Compaction;
 use crate::ledger::Book;
 use crate::run::BACK_WITHIN;
 
@@ -28,6 +29,8 @@ const PREFIX: &str = "w/";
 const PREFIX_END: &str = "w0";
 const KEYS: u64 = 5;
 const WAIT_MS: u64 = 300;
+/// Who compacts, for people.
+const NEMESIS: u64 = u64::MAX;
 /// What a watch says before the oldest revision that is left, if it asked for an older one.
 const COMPACTED: &str = "has been compacted; the oldest left is";
 
@@ -38,9 +41,14 @@ struct Watches {
     next: AtomicU64,
     /// Streams that did not come far enough.
     late: Mutex<Vec<String>>,
+    compactions: Mutex<Vec<Compaction>>,
 }
 
 impl Watches {
+    fn complain(&self, why: String) {
+        self.late.lock().unwrap_or_else(PoisonError::into_inner).push(why);
+    }
+
     fn write(&self, caller: &mut Caller<'_>) {
         let value = format!("v{}", self.next.fetch_add(1, Ordering::Relaxed));
         let first = caller.dice.below(KEYS);
@@ -87,13 +95,19 @@ impl Hand<'_> {
         let keys = Keys::Range(PREFIX.into(), Some(PREFIX_END.into()));
         let stream = slot.as_str().into();
         let watch = WatchCall::Watch { stream, keys, start: Some(start), only: None };
-        let begin = |caller: &mut Caller<'_>| caller.call(&call);
+        let mut gone = None;
         let begun = caller.operation(&self.watches.book, "watch", "", watch, |caller| {
-            begin(caller).map(|_| WatchReply::Watching { at: None })
+            if let Err(miss) = caller.call(&call) {
+                // That is a stream, too, whose first and last message it is.
+                gone = oldest_left(&miss);
+                gone.ok_or(miss)?;
+            }
+            Ok(WatchReply::Watching { at: None })
         });
-        match begun {
-            Ok(_) => self.slot = Some(slot),
-            Err(miss) => self.broken(caller, slot, &miss),
+        match (begun, gone) {
+            (Ok(_), None) => self.slot = Some(slot),
+            (Ok(_), Some(oldest)) => self.compacted(caller, slot, oldest),
+            (Err(_), _) => self.broken(caller, slot),
         }
     }
 
@@ -117,8 +131,11 @@ impl Hand<'_> {
                 }
                 self.until = self.until.max(until);
             }
-            Ok(reply) => self.broken(caller, slot, &Miss::nonsense(&reply)),
-            Err(miss) => self.broken(caller, slot, &miss),
+            Ok(_) => self.broken(caller, slot),
+            Err(miss) => match oldest_left(&miss) {
+                Some(oldest) => self.compacted(caller, slot, oldest),
+                None => self.broken(caller, slot),
+            },
         }
     }
 
@@ -130,16 +147,23 @@ impl Hand<'_> {
     }
 
     /// What was yielded and did not arrive is yielded again to the next watch.
-    fn broken(&mut self, caller: &mut Caller<'_>, slot: String, miss: &Miss) {
+    fn broken(&mut self, caller: &mut Caller<'_>, slot: String) {
         caller.forget(slot);
         self.slot = None;
-        let (Miss::Failed(why) | Miss::Unknown(why)) = miss;
-        let oldest = why.split_once(COMPACTED).map(|(_, oldest)| oldest.trim().parse::<u64>());
-        if let Some(Ok(oldest)) = oldest {
-            // It could not go on; the next stream begins behind that.
-            self.until = self.until.max(oldest - 1);
-        }
     }
+
+    /// It could not go on; the next stream begins behind that.
+    fn compacted(&mut self, caller: &mut Caller<'_>, slot: String, oldest: u64) {
+        self.received(caller, &slot, Received::Compacted(oldest));
+        self.broken(caller, slot);
+        self.until = self.until.max(oldest.saturating_sub(1));
+    }
+}
+
+/// The oldest revision that is left, where a watch says that it asked for an older one.
+fn oldest_left(miss: &Miss) -> Option<u64> {
+    let (Miss::Failed(why) | Miss::Unknown(why)) = miss;
+    why.split_once(COMPACTED)?.1.trim().parse().ok()
 }
 
 impl Client for Hand<'_> {
@@ -158,24 +182,37 @@ impl Client for Hand<'_> {
         // Everything up to what is there now must come, as soon as the member is back.
         let home = caller.member;
         let list = Call::List { prefix: PREFIX.to_owned() };
-        let rows = match caller.insist(&list, BACK_WITHIN) {
-            Ok(Reply::Rows { rows, .. }) => rows,
-            _ => Vec::new(),
-        };
+        let there = caller.insist(&list, BACK_WITHIN);
         caller.member = home;
-        let last = rows.iter().map(|row| row.modified).max().unwrap_or(0);
+        let last = match last_of(&there) {
+            Ok(last) => last,
+            Err(why) => return self.watches.complain(format!("of the watch on m{home}: {why}")),
+        };
         let begun = Instant::now();
         while self.until < last && begun.elapsed() < BACK_WITHIN {
             self.watch(caller);
         }
         if self.until < last {
-            let late = format!("the watch on m{home} ends at {} instead of {last}", self.until);
-            self.watches.late.lock().unwrap_or_else(PoisonError::into_inner).push(late);
+            let until = self.until;
+            self.watches
+                .complain(format!("the watch on m{home} ends at {until} instead of {last}"));
         }
     }
 }
 
+/// The revision of the last change of what is there: so far each watch must come.
+fn last_of(there: &Result<Reply, Miss>) -> Result<u64, String> {
+    match there {
+        Ok(Reply::Rows { rows, .. }) => Ok(rows.iter().map(|row| row.modified).max().unwrap_or(0)),
+        other => Err(format!("healed, nobody says what there is to be told: {other:?}")),
+    }
+}
+
 impl Workload for Watches {
+    fn hears_of(&self, compactions: Vec<Compaction>) {
+        *self.compactions.lock().unwrap_or_else(PoisonError::into_inner) = compactions;
+    }
+
     fn client<'a>(&'a self, number: u64) -> Box<dyn Client + 'a> {
         Box::new(Hand {
             watches: self,
@@ -189,9 +226,64 @@ impl Workload for Watches {
     fn exhibits(&self) -> Vec<Exhibit> {
         let late = self.late.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let judge = |history: &History<_, _>| watch::check(&watch::Watch::default(), history);
+        // Whether it was done or not: from the call on it may be.
+        let compactions = self.compactions.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let compaction = |Compaction { called, revision }| {
+            Operation::unknown(called, WatchCall::Compact { revision }).by(NEMESIS)
+        };
+        let mut history: History<_, _> = compactions.into_iter().map(compaction).collect();
+        history.extend(self.book.history());
         vec![
-            Exhibit::new("watches", "--model watch", self.book.history(), judge),
+            Exhibit::new("watches", "--model watch", history, judge),
             Exhibit::complaints("ends of watches", late),
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::Judgement;
+
+    /// A stream from 1 on that was told at 20 that everything before 5 is gone, where somebody was told to forget this.
+    fn told(compactions: &[(u64, u64)]) -> Judgement {
+        let watches = Watches::default();
+        let to =
+            |(called, revision): &(u64, u64)| Compaction { called: *called, revision: *revision };
+        watches.hears_of(compactions.iter().map(to).collect());
+        let keys = Keys::Range(PREFIX.into(), Some(PREFIX_END.into()));
+        let watch = WatchCall::Watch { stream: "s".into(), keys, start: Some(1), only: None };
+        let index = watches.book.begin(1, "", 10, watch);
+        let reply = WatchReply::Watching { at: None };
+        watches.book.end(index, Outcome::Ok { at: At(11), reply });
+        let index = watches.book.begin(1, "", 20, WatchCall::Receive { stream: "s".into() });
+        let reply = WatchReply::Received(Received::Compacted(5));
+        watches.book.end(index, Outcome::Ok { at: At(20), reply });
+        watches.exhibits().remove(0).judge().judgement
+    }
+
+    #[test]
+    fn history_is_gone_only_where_somebody_was_told_to_forget_it() {
+        assert!(matches!(told(&[(15, 5)]), Judgement::Ok(_)), "{:?}", told(&[(15, 5)]));
+        assert!(matches!(told(&[(12, 7)]), Judgement::Ok(_)));
+        for compactions in [&[][..], &[(15, 4)], &[(21, 5)]] {
+            let said = told(compactions);
+            assert!(matches!(said, Judgement::Violation(_)), "{compactions:?}: {said:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_gone_is_read_from_the_words_of_a_watch() {
+        let said = "required revision 3 has been compacted; the oldest left is 17";
+        assert_eq!(oldest_left(&Miss::Failed(said.to_owned())), Some(17));
+        assert_eq!(oldest_left(&Miss::Failed("the watch is over".to_owned())), None);
+    }
+
+    #[test]
+    fn who_cannot_say_how_far_watches_must_come_does_not_say_that_they_came() {
+        let rows = Reply::Rows { revision: 9, rows: Vec::new() };
+        assert_eq!(last_of(&Ok(rows)), Ok(0));
+        assert!(last_of(&Err(Miss::Failed("no quorum".to_owned()))).is_err());
+        assert!(last_of(&Ok(Reply::Number(1))).is_err());
     }
 }
