@@ -8,11 +8,11 @@
 //! ```
 //!
 //! A snapshot was sound when it was written. Whoever asks for one from its beginning waits until it was read
-//! through once more: what has rotted meanwhile is not sent, and this node hears of it as long as it has the
-//! state in memory.
+//! through once more, unless that was just done: what has rotted meanwhile is not sent, and this node hears of it
+//! as long as it has the state in memory.
 //!
-//! What others wait for goes first; a snapshot of this node's own is written in between, at half of a
-//! core at most. What is received twice, or out of order, is asked for again by whoever gave it.
+//! What is received goes first; then what is read through and what is written of this node's own take turns, at half
+//! of a core at most. What is received twice, or out of order, is asked for again by whoever gave it.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,6 +33,10 @@ use super::writing::{PART_BYTES, Writing, Written};
 /// dropped, and asked for again. As many as peers have under way at once, several times over.
 const READS_MAX: usize = 128;
 const APPEND_BYTES_MAX: usize = 16 << 20;
+
+/// How long a snapshot that was read through counts as sound: whoever asks again, or comes late, does not have it read
+/// again. Whoever receives it looks for itself.
+const PROVEN_FOR: Duration = Duration::from_secs(10);
 
 /// Something to do.
 pub(crate) enum Job {
@@ -171,6 +175,10 @@ pub(crate) struct SnapshotWorker {
     writing: Option<Own>,
     receiving: Option<Receiving>,
     proving: Option<Proving>,
+    /// The last one that was read through, and when.
+    proven: Option<(SnapshotId, Moment)>,
+    /// Whether it is the turn of what is written.
+    writes_next: bool,
 }
 
 /// A snapshot of this node's own on its way to the disk.
@@ -219,8 +227,18 @@ impl SnapshotWorker {
         queue: Arc<SnapshotQueue>,
         inbox: Arc<Inbox>,
     ) -> Self {
-        let (writing, receiving, proving) = (None, None, None);
-        Self { env, folder, options, queue, inbox, writing, receiving, proving }
+        Self {
+            env,
+            folder,
+            options,
+            queue,
+            inbox,
+            writing: None,
+            receiving: None,
+            proving: None,
+            proven: None,
+            writes_next: false,
+        }
     }
 
     /// Works until the queue is closed.
@@ -252,7 +270,12 @@ impl SnapshotWorker {
         for job in jobs {
             self.take(job);
         }
-        let worked = self.receive_on() || self.prove_on() || self.write_on();
+        self.writes_next = !self.writes_next;
+        let worked = self.receive_on()
+            || match self.writes_next {
+                true => self.write_on() || self.prove_on(),
+                false => self.prove_on() || self.write_on(),
+            };
         if worked { SnapshotTurn::Worked } else { SnapshotTurn::Idle }
     }
 
@@ -299,6 +322,9 @@ impl SnapshotWorker {
 
     /// A part for a peer: at once, unless that peer begins with this snapshot.
     fn read(&mut self, to: NodeId, id: SnapshotId, offset: u64) {
+        let now = self.env.clock.now();
+        let is_proven =
+            self.proven.is_some_and(|(same, at)| same == id && now.since(at) < PROVEN_FOR);
         match &mut self.proving {
             Some(Proving { id: same, asks, .. }) if *same == id => {
                 let waits = asks.range((to, 0)..=(to, u64::MAX)).next().is_some();
@@ -310,6 +336,7 @@ impl SnapshotWorker {
                     return;
                 }
             }
+            _ if is_proven => {}
             // Another one first. It is asked for again.
             Some(_) if offset == 0 => return,
             None if offset == 0 => match self.folder.open_id(id) {
@@ -350,7 +377,10 @@ impl SnapshotWorker {
             Err(error) => Err(error),
         };
         match whole {
-            Ok(()) => asks.into_iter().for_each(|(to, offset)| self.send(to, id, offset)),
+            Ok(()) => {
+                self.proven = Some((id, self.env.clock.now()));
+                asks.into_iter().for_each(|(to, offset)| self.send(to, id, offset));
+            }
             Err(error) => self.cannot_send(asks, id, &error),
         }
         true
@@ -461,8 +491,71 @@ impl SnapshotWorker {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
     use super::*;
-    use crate::model::{LogIndex, Term};
+    use crate::env::{Clock, Disk, NoPoints, OsEntropy};
+    use crate::metrics::Meters;
+    use crate::model::{ClusterId, LogIndex, Term};
+    use crate::sim::{HookedDisk, SimDisk};
+
+    /// A clock that a test moves, in seconds.
+    #[derive(Default)]
+    struct HeldClock(AtomicU64);
+
+    impl Clock for HeldClock {
+        fn now(&self) -> Moment {
+            Moment::since_boot(Duration::from_secs(self.0.load(Ordering::Relaxed)))
+        }
+    }
+
+    #[test]
+    fn who_asks_late_does_not_have_a_snapshot_read_through_again_but_later_it_is() {
+        let (opened, clock) = (Arc::new(AtomicUsize::new(0)), Arc::new(HeldClock::default()));
+        let disk = Arc::new(SimDisk::new(7));
+        disk.create_dir(Path::new("/data")).unwrap();
+        let count = Arc::clone(&opened);
+        let disk: Arc<dyn Disk> = Arc::new(HookedDisk::new(disk, move |_, _| {
+            count.fetch_add(1, Ordering::Relaxed);
+        }));
+        let env = Env {
+            clock: clock.clone(),
+            entropy: Arc::new(OsEntropy),
+            disk: Arc::clone(&disk),
+            points: Arc::new(NoPoints),
+        };
+        let folder = Folder::open(&disk, Path::new("/data"), ClusterId(7)).unwrap();
+        let queue = Arc::new(SnapshotQueue::new(Box::new(|| {})));
+        let inbox = Arc::new(Inbox::new(1 << 20, Arc::new(Meters::default()), Box::new(|| {})));
+        let options = MachineOptions::default();
+        let news = Arc::clone(&inbox);
+        let mut worker = SnapshotWorker::new(env, folder, options, Arc::clone(&queue), inbox);
+        // How often a file was opened for a job, and what came of it.
+        let mut does = |job| {
+            let before = opened.load(Ordering::Relaxed);
+            queue.push(job);
+            while worker.turn() == SnapshotTurn::Worked {}
+            let news = news.take().into_iter().filter_map(|input| match input {
+                Input::Snapshot(news) => Some(news),
+                _ => None,
+            });
+            (opened.load(Ordering::Relaxed) - before, news.collect::<Vec<_>>())
+        };
+        let image = Machine::new(MachineOptions::default()).image();
+        let (_, taken) = does(Job::Take(Box::new(image)));
+        let [News::Taken { id, .. }] = taken[..] else { panic!("it is not written") };
+        let to = NodeId::new(2).unwrap();
+        let mut asks = |at: u64| {
+            clock.0.store(at, Ordering::Relaxed);
+            let (opened, parts) = does(Job::Read { to, id, offset: 0 });
+            assert!(matches!(&parts[..], [News::Part { offset: 0, data: Ok(_), .. }]));
+            opened
+        };
+        let (once, twice) = (1, 2);
+        assert_eq!([0, 1, 9].map(&mut asks), [twice, once, once], "read through, and sent");
+        assert_eq!([10, 15, 30].map(asks), [twice, once, twice]);
+    }
 
     #[test]
     fn peers_cannot_fill_the_queue() {
