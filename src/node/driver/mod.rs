@@ -3,7 +3,8 @@
 //! A turn takes everything that has happened since the last one, and carries all of it as far as it
 //! will go: messages and proposals into the consensus; out of it messages to peers, groups to the
 //! log, and committed entries into the state machine; then what became visible to watchers, to the
-//! recipes and at last to the callers. A turn never waits: not for the disk, not for a peer. A real
+//! recipes and at last to the callers. A turn never waits for a peer, nor for anything that is written;
+//! what it reads from the disk is old entries, for a follower that is far behind. A real
 //! node runs turns on a thread of its own; the simulated world runs them when it likes.
 //!
 //! ```text
