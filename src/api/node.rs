@@ -167,6 +167,10 @@ impl Node {
     /// it until they have applied that. Who hands a session over should [orphan](Session::orphan) it
     /// first. A second handle on one node is a handle on the same session.
     ///
+    /// All that hangs on the lease stays: also what an earlier life has taken from a queue and not acknowledged, which
+    /// nobody else gets then as long as this session lives, since another node may work on it. Whoever resumes
+    /// sessions takes from queues with one that it does not resume.
+    ///
     /// # Errors
     /// [`Refusal::LeaseNotFound`](crate::Refusal::LeaseNotFound) if there is no such lease, or none any
     /// more. [`Error::NotResumed`] says what else is in the way. [`Error::Deadline`] if no renewal was
