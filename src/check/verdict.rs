@@ -41,6 +41,8 @@ pub enum Undecided {
     Repeated(Index, Index),
     /// Several operations of unknown outcome may have done the same, and what was tried first led nowhere.
     Ambiguous,
+    /// No operation was answered: there is nothing that could be wrong.
+    Nothing,
 }
 
 /// A few operations that contradict each other.
@@ -162,6 +164,7 @@ impl fmt::Display for Undecided {
                 )
             }
             Self::Ambiguous => write!(f, "operations of unknown outcome explain too much"),
+            Self::Nothing => write!(f, "no operation was answered"),
         }
     }
 }

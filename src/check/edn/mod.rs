@@ -8,8 +8,9 @@
 //! ```
 //!
 //! The maps stand one after the other, or in one vector or list; their order is that of the moments. `:ok` took effect, `:fail`
-//! never does, `:info`, or no end, means that nobody knows. What is no process' with a number (the
-//! nemesis) says nothing, nor does any other key of a map.
+//! never does, `:info`, or no end, means that nobody knows. What is `:process :nemesis` says nothing, nor does any
+//! other key of a map. Every other process is a number: a map without one is an error, so that no operation is passed
+//! over.
 //!
 //! | dialect | `:f` | `:value` |
 //! |---|---|---|
@@ -137,7 +138,15 @@ fn take(
     if !matches!(form, Form::Map(_)) {
         return Err(format!("{} is no map", shown(&form)));
     }
-    let Some(Form::Number(process)) = form.get("process") else { return Ok(()) };
+    let process = match form.get("process") {
+        Some(Form::Number(process)) => process,
+        Some(Form::Keyword(name)) if name == "nemesis" => return Ok(()),
+        Some(other) => {
+            let other = shown(other);
+            return Err(format!(":process is {other}, neither a number nor :nemesis"));
+        }
+        None => return Err(":process is missing".to_owned()),
+    };
     let word = |name: &str| match form.get(name) {
         Some(Form::Keyword(word)) => Ok(word.clone()),
         Some(other) => Err(format!(":{name} is {}, not a keyword", shown(other))),

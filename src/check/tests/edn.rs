@@ -159,6 +159,19 @@ fn what_is_no_history_is_refused_with_its_line() {
         ("{:type :invoke, :f}", "line 1: a map has a key without a value"),
         ("7", "line 1: 7 is no map"),
         ("{:type :invoke, :process 0}", "line 1: :f is missing"),
+        ("{:type :invoke, :f :read}", "line 1: :process is missing"),
+        (
+            "{:type :info, :f :start, :process :nemesis}\n{:type :invoke, :f :read, :process \"0\"}",
+            "line 2: :process is \"0\", neither a number nor :nemesis",
+        ),
+        (
+            "{:type :invoke, :f :read, :process :client}",
+            "line 1: :process is :client, neither a number nor :nemesis",
+        ),
+        (
+            "{:type :invoke, :f :read, :process nil}",
+            "line 1: :process is nil, neither a number nor :nemesis",
+        ),
         ("{:type \"ok\", :f :read, :process 0}", "line 1: :type is \"ok\", not a keyword"),
         ("{:type :ok, :f :read, :process 0}", "line 1: process 0 ends what it has not called"),
         (

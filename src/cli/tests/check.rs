@@ -216,6 +216,52 @@ fn a_budget_that_ends_is_undecided_and_no_pass() {
 }
 
 #[test]
+fn a_history_that_says_nothing_is_undecided_and_no_pass() {
+    let place = Place::new("nothing")
+        .with("empty.jsonl", "")
+        .with("words.jsonl", "# nobody called anything\n\n")
+        .with(
+            "lost.jsonl",
+            "{\"invoke\":1,\"outcome\":\"unknown\",\"call\":\"write\",\"value\":7}\n",
+        )
+        .with("empty.edn", "")
+        .with("nemesis.edn", "[{:type :info, :f :start, :process :nemesis}]");
+    let cases = [
+        ("empty.jsonl --model register", 0),
+        ("empty.jsonl --model holds", 0),
+        ("words.jsonl --model revisions", 0),
+        ("lost.jsonl --model register", 1),
+        ("empty.edn --model set", 0),
+        ("nemesis.edn --model register", 0),
+    ];
+    for (arguments, operations) in cases {
+        let output = place.run(arguments);
+        let (code, said, _) = parts(&output);
+        assert_eq!(code, Some(3), "{arguments}: {said}");
+        let words = format!("undecided {operations} operations, and no operation was answered");
+        assert!(said.contains(&words) && said.contains("it is no pass"), "{arguments}: {said}");
+        let output = place.run(&format!("{arguments} --json"));
+        assert_eq!(output.status.code(), Some(3), "{arguments}");
+        let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(
+            (&said["verdict"], &said["operations"]),
+            (&"undecided".into(), &operations.into())
+        );
+        assert_eq!(said["why"], "no operation was answered");
+    }
+}
+
+#[test]
+fn a_map_without_its_process_is_an_error_and_not_passed_over() {
+    let said = "{:type :invoke, :f :write, :value 1, :client 0}\n{:type :ok, :f :write, :value 1, :client 0}";
+    let place = Place::new("process").with("h.edn", said);
+    let output = place.run("h.edn --model register");
+    let (code, _, complaint) = parts(&output);
+    assert_eq!(code, Some(2));
+    assert!(complaint.contains("line 1: :process is missing"), "{complaint}");
+}
+
+#[test]
 fn transactions_are_judged_at_the_level_that_is_asked_for() {
     let skew = r#"{"invoke":1,"complete":9,"outcome":"ok","call":"txn","steps":[["read","x"],["append","y",1]],"results":[[]]}
 {"invoke":1,"complete":9,"outcome":"ok","call":"txn","steps":[["read","y"],["append","x",1]],"results":[[]]}

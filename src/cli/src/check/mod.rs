@@ -13,8 +13,8 @@ use bowline::check::lines::{self, LineError, LineFault, Lines, Written};
 use bowline::check::page::Page;
 use bowline::check::watch::{self, Watch, WatchCall};
 use bowline::check::{
-    Budget, Election, History, Kv, KvCall, Level, ListTxn, Model, Mutex, Queue, Register,
-    RegisterTxn, Semaphore, Total, Value, Verdict, cycles, linear, total,
+    Budget, Election, History, Kv, KvCall, Level, ListTxn, Model, Mutex, Operation, Outcome, Queue,
+    Register, RegisterTxn, Semaphore, Total, Undecided, Value, Verdict, cycles, linear, total,
 };
 use clap::{Args, ValueEnum};
 use thiserror::Error;
@@ -24,7 +24,7 @@ mod report;
 /// There is no explanation.
 const EXIT_VIOLATION: u8 = 1;
 
-/// The budget ended before there was an answer.
+/// The budget ended before there was an answer, or there was nothing to judge.
 const EXIT_UNDECIDED: u8 = 3;
 
 /// What is checked, and how.
@@ -329,7 +329,10 @@ fn judge<C: Written>(
         file: name_of(&options.file),
         error,
     })?;
-    let verdict = check(&lines.history);
+    let verdict = match check(&lines.history) {
+        Verdict::Ok if !lines.history.iter().any(is_answered) => nothing_said(),
+        verdict => verdict,
+    };
     if let (Some(page), Some(why)) = (&options.page, verdict.violation()) {
         let title = name_of(&options.file);
         let html = Page::new(&title).lines(&lines.numbers).of(&lines.history, why);
@@ -349,6 +352,15 @@ fn judge<C: Written>(
         Verdict::Violation(_) => ExitCode::from(EXIT_VIOLATION),
         Verdict::Undecided { .. } => ExitCode::from(EXIT_UNDECIDED),
     })
+}
+
+fn is_answered<C, R>(operation: &Operation<C, R>) -> bool {
+    matches!(operation.outcome, Outcome::Ok { .. })
+}
+
+/// Any object could have answered so: whoever takes that for a pass tests nothing.
+fn nothing_said() -> Verdict {
+    Verdict::Undecided { object: String::new(), why: Undecided::Nothing, explored: 0 }
 }
 
 /// What to do about a line that cannot be read.

@@ -15,6 +15,9 @@ fn more(why: Undecided) -> &'static str {
         }
         Undecided::Stopped => "it is no pass: try again with more --seconds",
         Undecided::Repeated(..) => "it is no pass: let each transaction write values of its own",
+        Undecided::Nothing => {
+            "it is no pass: see whether the test called anything, and whether this is the file that it wrote"
+        }
         _ => "it is no pass",
     }
 }
@@ -37,6 +40,10 @@ pub(super) fn said<C: Written>(
                 .chain(page)
                 .collect()
         }
+        Verdict::Undecided { why: Undecided::Nothing, .. } => vec![
+            ("undecided", format!("{count} operations, and {}", Undecided::Nothing)),
+            ("do", more(Undecided::Nothing).to_owned()),
+        ],
         Verdict::Undecided { object, why, explored } => vec![
             ("undecided", format!("object {object:?}: {why} (after {explored} steps)")),
             ("do", more(*why).to_owned()),
