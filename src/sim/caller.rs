@@ -123,8 +123,17 @@ impl Caller {
         Some(Session::new(claim))
     }
 
-    pub(crate) fn watch(&self, range: KeyRange, from: Revision) -> Watcher {
-        let request = WatchRequest { from: Some(from), ..WatchRequest::new(range) };
+    /// Renews a lease once: how long it lives.
+    ///
+    /// # Errors
+    /// What became of it instead.
+    pub(crate) async fn renew(&self, lease: LeaseId) -> Result<Duration, Fate> {
+        Ok(self.client.renew(lease).await?)
+    }
+
+    /// Watches a range from a revision on; with the rows before the changes, or without.
+    pub(crate) fn watch(&self, range: KeyRange, from: Revision, prev_kv: bool) -> Watcher {
+        let request = WatchRequest { from: Some(from), prev_kv, ..WatchRequest::new(range) };
         self.client.shared.hub.watch(request)
     }
 }

@@ -254,7 +254,7 @@ impl Run {
     fn calm(&mut self) -> Result<(), Violation> {
         if !self.world.is_recoverable() {
             self.recoverable = false;
-            return Ok(());
+            return self.nobody_to_ask("too many machines are lost for the others to decide");
         }
         let mut core = self.world.members();
         if !self.plan.members_change && one_in(&self.rng, 3) {
@@ -344,6 +344,9 @@ impl Run {
         scenario: &Scenario,
         callers: &[(usize, NodeId, Caller)],
     ) -> Result<(), Violation> {
+        if callers.is_empty() {
+            self.nobody_to_ask("no node of the core runs")?;
+        }
         for (at, node, caller) in callers {
             let Some(finally) = &scenario.finally else { break };
             let host = Host::new(self.scene.clone(), caller.clone(), *node, Rng::new(node.get()));
@@ -362,6 +365,14 @@ impl Run {
             }
         }
         self.world.compare_rest()
+    }
+
+    /// What must come true in the end cannot be looked at: a run that wants that proves nothing.
+    fn nobody_to_ask(&self, why: &str) -> Result<(), Violation> {
+        let wants = self.foreign.as_ref().is_some_and(|scenario| scenario.finally.is_some());
+        let words =
+            format!("nobody could be asked what came true in the end: {why}; take another seed");
+        if wants { Violation::found("FINALLY", words) } else { Ok(()) }
     }
 
     fn report(&self) -> Report {
@@ -397,5 +408,25 @@ impl Run {
     fn failure(&self, violation: Violation) -> Failure {
         let at = self.world.timeline().now();
         Failure { seed: self.seed, at, violation, trace: self.world.trace().to_string() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_in_whose_end_nobody_can_be_asked_proves_nothing_to_who_wants_to_ask() {
+        let asks_nothing = Scenario::new(|_| async {}).nodes(3);
+        let asks = asks_nothing.clone().finally(|_| async { Ok(()) });
+        let run = |scenario: &Scenario| Run::new(1, &[], false, Some(scenario));
+        assert_eq!(run(&asks_nothing).nobody_to_ask("all are gone"), Ok(()));
+        let said = run(&asks).nobody_to_ask("all are gone").unwrap_err();
+        assert_eq!(said.invariant, "FINALLY");
+        assert!(
+            said.detail.contains("nobody could be asked") && said.detail.contains("all are gone")
+        );
+        let said = run(&asks).last_words(&asks, &[]).unwrap_err();
+        assert!(said.detail.contains("no node of the core runs"), "{said}");
     }
 }

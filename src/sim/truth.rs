@@ -22,6 +22,8 @@ pub(crate) struct Truth {
     put_at: BTreeMap<Bytes, Revision>,
     /// Values of requests whose callers were told that nothing was applied.
     refused: BTreeSet<Bytes>,
+    /// Keys that nobody has asked to delete any more, and the promise that is broken if one is deleted.
+    stay: BTreeMap<Bytes, &'static str>,
     /// Whether values may be put more than once, by a program that is not ours.
     repeats: bool,
     /// Leases that have ended, and at which revision at the latest.
@@ -93,9 +95,6 @@ impl Truth {
                 format!("{revision:?} has an event of another: {event:?}"),
             );
         }
-        if event.prev.is_some() && event.prev != before {
-            return Violation::found("W-PREV", format!("{event:?}, but it was {before:?}"));
-        }
         let after = match event.kind {
             EventKind::Put => {
                 self.fold_put(revision, event, before.as_ref())?;
@@ -104,7 +103,13 @@ impl Truth {
             EventKind::Delete if before.is_none() => {
                 return Violation::found("M-KEY", format!("deleted and not there: {event:?}"));
             }
-            EventKind::Delete => None,
+            EventKind::Delete => {
+                if let Some(invariant) = self.stay.get(&event.kv.key) {
+                    let why = format!("nobody asks for this deletion any more: {event:?}");
+                    return Violation::found(invariant, why);
+                }
+                None
+            }
         };
         let key = &event.kv.key;
         match &after {
@@ -160,6 +165,20 @@ impl Truth {
         }
     }
 
+    /// An event, wherever it is told, tells the row that was there before it. It may tell none where there was one only
+    /// if that is older than what was `compacted` last, at the most: then it may be gone.
+    pub(crate) fn check_prev(&self, event: &Event, compacted: Revision) -> Result<(), Violation> {
+        let at = Revision(event.revision().get().saturating_sub(1));
+        let before = self.row_at(&event.kv.key, at);
+        if event.prev.as_ref() == before || (event.prev.is_none() && at < compacted) {
+            return Ok(());
+        }
+        Violation::found(
+            "W-PREV",
+            format!("{event:?}, but it was {before:?}; {compacted:?} was compacted at the most"),
+        )
+    }
+
     /// A caller was told that its request was not applied; this value must never appear.
     pub(crate) fn refuse(&mut self, value: &Bytes) -> Result<(), Violation> {
         self.refused.insert(value.clone());
@@ -173,6 +192,30 @@ impl Truth {
             }
             None => Ok(()),
         }
+    }
+
+    /// A caller was told that its deletion of this key, which was there, was not applied, and nobody else deletes it:
+    /// it stays for ever.
+    pub(crate) fn refuse_deletion(&mut self, key: &Bytes) -> Result<(), Violation> {
+        self.stay.insert(key.clone(), "X-UNKNOWN");
+        let gone = self.changes(key).iter().find(|(_, row)| row.is_none());
+        match gone {
+            Some((at, _)) => {
+                let key = key.escape_ascii();
+                Violation::found(
+                    "X-UNKNOWN",
+                    format!(
+                        "its deletion was told as not applied, but it is gone at {at:?}: {key}"
+                    ),
+                )
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The one deletion of a key that anybody asks for was made: when it is put again it stays.
+    pub(crate) fn deleted_once(&mut self, key: &Bytes) {
+        self.stay.insert(key.clone(), "X-ONCE");
     }
 
     /// A lease ended, no later than at `revision`: no row has it there or later.
@@ -285,6 +328,25 @@ mod tests {
     }
 
     #[test]
+    fn an_event_tells_the_row_before_it_unless_that_may_be_gone() {
+        let mut truth = Truth::default();
+        let (first, second) = (put("a", "#1", 2, 2, 1), put("a", "#2", 2, 3, 2));
+        for event in [&first, &second] {
+            learn(&mut truth, event.clone()).unwrap();
+        }
+        let told = |event: &Event, prev: Option<&Event>, compacted| {
+            let event = Event { prev: prev.map(|prev| prev.kv.clone()), ..event.clone() };
+            truth.check_prev(&event, Revision(compacted))
+        };
+        assert_eq!(told(&first, None, 0), Ok(()));
+        assert_eq!(told(&second, Some(&first), 0), Ok(()));
+        assert_eq!(told(&second, None, 3), Ok(()));
+        assert_eq!(invariant(told(&second, None, 2)), "W-PREV");
+        assert_eq!(invariant(told(&second, Some(&second), 3)), "W-PREV");
+        assert_eq!(invariant(told(&first, Some(&first), 3)), "W-PREV");
+    }
+
+    #[test]
     fn each_kind_of_wrong_history_is_named() {
         let base = || {
             let mut truth = Truth::default();
@@ -300,6 +362,18 @@ mod tests {
         let mut truth = base();
         truth.refuse(&"#2".into()).unwrap();
         assert_eq!(invariant(learn(&mut truth, put("a", "#2", 2, 3, 2))), "X-UNKNOWN");
+        assert_eq!(base().refuse_deletion(&"a".into()), Ok(()));
+        let mut truth = base();
+        truth.refuse_deletion(&"a".into()).unwrap();
+        assert_eq!(invariant(learn(&mut truth, delete("a", 3))), "X-UNKNOWN");
+        let mut truth = base();
+        learn(&mut truth, delete("a", 3)).unwrap();
+        assert_eq!(invariant(truth.refuse_deletion(&"a".into())), "X-UNKNOWN");
+        let mut truth = base();
+        learn(&mut truth, delete("a", 3)).unwrap();
+        truth.deleted_once(&"a".into());
+        learn(&mut truth, put("a", "#2", 4, 4, 1)).unwrap();
+        assert_eq!(invariant(learn(&mut truth, delete("a", 5))), "X-ONCE");
         let lease = LeaseId::new(7).unwrap();
         assert_eq!(invariant(base().lease_ended(lease, Revision(2))), "L-REVOKE");
         let mut truth = base();

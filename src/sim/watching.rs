@@ -24,11 +24,12 @@ pub(crate) async fn live(
     let mut seen = if one_in(&rng, 2) { newest } else { Revision(newest.get() / 2) };
     let id = scene.judge.borrow_mut().watch_begins(node, range.clone(), seen);
     loop {
-        let mut watcher = caller.watch(range.clone(), seen.next());
+        let tells_rows_before = one_in(&rng, 2);
+        let mut watcher = caller.watch(range.clone(), seen.next(), tells_rows_before);
         loop {
             match watcher.recv().await {
                 Some(Ok(batch)) => {
-                    seen = judge_batch(&scene, &range, seen, &batch);
+                    seen = judge_batch(&scene, &range, seen, tells_rows_before, &batch);
                     scene.judge.borrow_mut().watched(id, seen, batch.events.len());
                 }
                 Some(Err(WatchError::Compacted { compacted, .. })) => {
@@ -60,8 +61,14 @@ pub(crate) async fn live(
     }
 }
 
-/// A batch is exactly what happened after `seen`, up to its revision.
-fn judge_batch(scene: &Scene, range: &KeyRange, seen: Revision, batch: &WatchBatch) -> Revision {
+/// A batch is exactly what happened after `seen`, up to its revision; with the rows before if these were asked for.
+fn judge_batch(
+    scene: &Scene,
+    range: &KeyRange,
+    seen: Revision,
+    tells_rows_before: bool,
+    batch: &WatchBatch,
+) -> Revision {
     let mut judge = scene.judge.borrow_mut();
     judge.expect(batch.revision > seen, "W-ORDER", || format!("after {seen:?} comes {batch:?}"));
     let newest = judge.truth().newest();
@@ -74,6 +81,16 @@ fn judge_batch(scene: &Scene, range: &KeyRange, seen: Revision, batch: &WatchBat
     judge.expect(same, "W-RELIABLE", || {
         format!("after {seen:?} in {range:?} comes {expected:?}, and a watch yields {batch:?}")
     });
+    for event in &batch.events {
+        match &event.prev {
+            _ if tells_rows_before => judge.told_before(event),
+            Some(_) => judge.expect(false, "W-PREV", || format!("nobody asked for it: {event:?}")),
+            None => {}
+        }
+        if event.prev.is_some() {
+            judge.count("row before told by a watch");
+        }
+    }
     batch.revision.max(seen)
 }
 
@@ -81,8 +98,9 @@ fn judge_batch(scene: &Scene, range: &KeyRange, seen: Revision, batch: &WatchBat
 fn judge_compaction(scene: &Scene, seen: Revision, compacted: Revision) -> Revision {
     let mut judge = scene.judge.borrow_mut();
     judge.count("watch told of a compaction");
+    judge.compaction_told(compacted);
     let asked = judge.compaction_asked();
-    judge.expect(compacted <= asked && seen.next() < compacted.next(), "W-COMPACT", || {
+    judge.expect(compacted <= asked && seen.next() < compacted, "W-COMPACT", || {
         format!(
             "a watch after {seen:?} is told that {compacted:?} is compacted; {asked:?} was asked"
         )

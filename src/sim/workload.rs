@@ -5,6 +5,9 @@
 //! Every value that is put is used once in the life of the world, so that a value says which request
 //! put it.
 
+mod leasing;
+mod owning;
+
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
@@ -16,7 +19,7 @@ use bytes::Bytes;
 use super::caller::{Caller, Fate};
 use super::clock::Timeline;
 use super::executor::{Spawner, Timers};
-use super::judge::Judge;
+use super::judge::{CallId, Judge, Sign};
 use super::keeping;
 use super::locking::{Player, Program};
 use super::plan::{between, index, one_in};
@@ -35,6 +38,9 @@ const KEYS: usize = 8;
 /// How many accounts there are, and how much money in each at the beginning.
 const ACCOUNTS: usize = 4;
 const BALANCE: i64 = 100;
+
+/// Where the ids of leases begin that clients choose.
+const LEASES_FROM: u64 = 0x4000_0000_0000_0000;
 
 /// What all tasks of a world share.
 #[derive(Clone)]
@@ -89,6 +95,12 @@ impl Scene {
         format!("#{}:{says}", self.unique.get()).into()
     }
 
+    /// The id of a lease that no other request asks for, and that is far from those that the store gives.
+    pub(crate) fn lease(&self) -> LeaseId {
+        self.unique.set(self.unique.get() + 1);
+        LeaseId::new(LEASES_FROM + self.unique.get()).expect("not zero")
+    }
+
     pub(crate) async fn think(&self, rng: &Rng) {
         self.timers.sleep(between(rng, Duration::from_millis(1), self.think_max)).await;
     }
@@ -132,6 +144,8 @@ pub(crate) struct Client {
     rng: Rng,
     /// The newest revision that this client has seen in its local reads and writes.
     seen: Revision,
+    /// A key that it has put and that nobody else touches, and at which revision.
+    own: Option<(Bytes, Revision)>,
 }
 
 /// Starts the tasks of a process.
@@ -151,6 +165,7 @@ pub(crate) fn start(
             node,
             rng: Rng::new(rng.next_u64()),
             seen: Revision(0),
+            own: None,
         };
         scene.spawner.spawn(Some(at), client.live());
     }
@@ -185,6 +200,7 @@ pub(crate) fn last_round(
             node: *node,
             rng: Rng::new(node.get()),
             seen: Revision(0),
+            own: None,
         };
         let player = Player {
             scene: scene.clone(),
@@ -214,14 +230,15 @@ impl Client {
     async fn live(mut self) {
         while !self.scene.closing.get() {
             match self.rng.below(100) {
-                0..30 => drop(self.put().await),
-                30..42 => self.compare_and_set().await,
-                42..54 => self.transfer().await,
-                54..72 => self.read().await,
-                72..76 => drop(self.read_all().await),
-                76..79 => self.read_the_past().await,
-                79..88 => self.local_read().await,
-                88..92 => self.delete().await,
+                0..28 => drop(self.put().await),
+                28..40 => self.compare_and_set().await,
+                40..52 => self.transfer().await,
+                52..70 => self.read().await,
+                70..74 => drop(self.read_all().await),
+                74..77 => self.read_the_past().await,
+                77..86 => self.local_read().await,
+                86..88 => drop(self.delete(self.key(), false).await),
+                88..92 => self.come_or_go().await,
                 92..98 => self.lease().await,
                 98 => self.compact().await,
                 _ => self.impossible().await,
@@ -234,58 +251,67 @@ impl Client {
         format!("kv/{}", index(&self.rng, KEYS)).into()
     }
 
-    /// Sends a command, with what it puts, and tells the judge what became of it. `None` if it was
-    /// not applied, or nobody knows.
+    /// Sends a command, with what would show that it was applied, and tells the judge what became of it. `None` if it
+    /// was not applied, or nobody knows.
     async fn change(
         &mut self,
         what: &'static str,
         command: Command,
-        puts: &[(Bytes, Bytes)],
+        sign: Sign<'_>,
     ) -> Option<Result<Reply, Fate>> {
         let call = self.scene.judge.borrow_mut().call(self.node, what, self.caller.deadline());
         let answer = self.caller.write(command).await;
-        let mut judge = self.scene.judge.borrow_mut();
         match answer {
             Ok(reply) => {
-                judge.returned(call);
+                self.scene.judge.borrow_mut().returned(call);
                 Some(Ok(reply))
             }
-            Err(Fate::Unknown) => {
-                judge.returned_in_vain(call);
-                judge.unknown();
-                None
+            Err(fate) => {
+                self.in_vain(call, sign, &fate);
+                matches!(fate, Fate::Refused(_)).then_some(Err(fate))
             }
-            Err(Fate::NotApplied) => {
-                judge.returned_in_vain(call);
-                judge.not_applied(puts);
-                None
-            }
-            Err(Fate::Refused(why)) => {
-                judge.returned(call);
-                judge.not_applied(puts);
-                Some(Err(Fate::Refused(why)))
-            }
+        }
+    }
+
+    /// A call has ended without what it was for.
+    fn in_vain(&self, call: CallId, sign: Sign<'_>, fate: &Fate) {
+        let mut judge = self.scene.judge.borrow_mut();
+        match fate {
+            Fate::Refused(_) => judge.returned(call),
+            Fate::NotApplied | Fate::Unknown => judge.returned_in_vain(call),
+        }
+        match fate {
+            Fate::Refused(_) | Fate::NotApplied => judge.left_no_sign(sign),
+            Fate::Unknown => judge.unknown(),
         }
     }
 
     /// Whether it came to an answer.
     async fn put(&mut self) -> bool {
-        let (key, value) = (self.key(), self.scene.value("put"));
-        let puts = [(key.clone(), value.clone())];
-        let floor = self.scene.judge.borrow().floor();
-        let answer = self.change("put", Command::Put(Put::new(key, value)), &puts).await;
-        let Some(Ok(reply)) = answer else { return false };
-        self.scene.judge.borrow_mut().wrote("put", floor, reply.revision(), &puts);
-        self.saw(reply.revision());
-        true
+        self.put_at(self.key()).await.is_some()
     }
 
-    async fn delete(&mut self) {
-        let key = self.key();
+    /// At which revision, if it came to an answer.
+    async fn put_at(&mut self, key: Bytes) -> Option<Revision> {
+        let value = self.scene.value("put");
+        let puts = [(key.clone(), value.clone())];
+        let floor = self.scene.judge.borrow().floor();
+        let command = Command::Put(Put::new(key, value));
+        let Some(Ok(reply)) = self.change("put", command, Sign::Puts(&puts)).await else {
+            return None;
+        };
+        self.scene.judge.borrow_mut().wrote("put", floor, reply.revision(), &puts);
+        self.saw(reply.revision());
+        Some(reply.revision())
+    }
+
+    /// Whether the deletion came to an answer. If nobody else deletes the key, it was there and is the client's own.
+    async fn delete(&mut self, key: Bytes, is_own: bool) -> bool {
         let floor = self.scene.judge.borrow().floor();
         let command = Command::Delete(Delete::new(KeyRange::key(key.clone())));
-        let Some(Ok(Reply::Delete(reply))) = self.change("delete", command, &[]).await else {
-            return;
+        let sign = if is_own { Sign::Deletes(&key) } else { Sign::Nothing };
+        let Some(Ok(Reply::Delete(reply))) = self.change("delete", command, sign).await else {
+            return false;
         };
         let mut judge = self.scene.judge.borrow_mut();
         if reply.deleted == 0 {
@@ -294,9 +320,12 @@ impl Client {
             judge.wrote("delete", floor, reply.revision, &[]);
         }
         let gone = judge.truth().row_at(&key, reply.revision).is_none();
-        judge.expect(gone, "X-LIN", || format!("{key:?} was deleted at {:?}", reply.revision));
+        judge.expect(gone && (reply.deleted > 0 || !is_own), "X-LIN", || {
+            format!("{key:?}, of this client alone: {is_own}, was deleted: {reply:?}")
+        });
         drop(judge);
         self.saw(reply.revision);
+        true
     }
 
     /// Puts a key if it is as it was when last read.
@@ -365,7 +394,7 @@ impl Client {
     async fn transact(&mut self, what: &'static str, txn: Txn, puts: &[(Bytes, Bytes)]) {
         let floor = self.scene.judge.borrow().floor();
         let compares = txn.compares.clone();
-        let answer = self.change(what, Command::Txn(txn), puts).await;
+        let answer = self.change(what, Command::Txn(txn), Sign::Puts(puts)).await;
         let Some(Ok(Reply::Txn(reply))) = answer else { return };
         let mut judge = self.scene.judge.borrow_mut();
         if reply.succeeded {
@@ -442,60 +471,16 @@ impl Client {
         self.seen = self.seen.max(revision);
     }
 
-    /// A lease with a key on it: left alone until it ends, or revoked.
-    async fn lease(&mut self) {
-        let ttl = between(&self.rng, Duration::from_millis(500), Duration::from_secs(4));
-        let ttl = Duration::from_millis(u64::try_from(ttl.as_millis()).expect("short"));
-        let floor = self.scene.judge.borrow().floor();
-        let sent = self.scene.timeline.now();
-        let command = Command::Grant { id: None, ttl, session: None };
-        let Some(Ok(Reply::Grant(granted))) = self.change("grant", command, &[]).await else {
-            return;
-        };
-        let value = self.scene.value("leased");
-        let key: Bytes = format!("lease/{}", granted.id).into();
-        {
-            let mut judge = self.scene.judge.borrow_mut();
-            judge.changed_nothing("grant", floor, granted.revision);
-            judge.lease_counts(granted.id, sent, ttl);
-        }
-        let puts = [(key.clone(), value.clone())];
-        let put = Put {
-            key,
-            value: PutValue::Set(value),
-            lease: PutLease::Attach(granted.id),
-            prev_kv: false,
-        };
-        let floor = self.scene.judge.borrow().floor();
-        match self.change("leased put", Command::Put(put), &puts).await {
-            Some(Ok(reply)) => {
-                self.scene.judge.borrow_mut().wrote("leased put", floor, reply.revision(), &puts);
-            }
-            Some(Err(Fate::Refused(why))) => {
-                self.scene.judge.borrow_mut().lease_refused(granted.id, &why);
-                return;
-            }
-            _ => return,
-        }
-        if one_in(&self.rng, 2) {
-            return;
-        }
-        self.scene.judge.borrow_mut().lease_may_end(granted.id);
-        let revoke = Command::Revoke(granted.id);
-        if let Some(Ok(Reply::Revoke(reply))) = self.change("revoke", revoke, &[]).await {
-            let mut judge = self.scene.judge.borrow_mut();
-            judge.changed_nothing("revoke", floor, reply.revision);
-            judge.revoked(granted.id, reply.revision);
-        }
-    }
-
     /// Forgets the older part of the history.
     async fn compact(&mut self) {
         let floor = self.scene.judge.borrow().floor();
         let keep = self.rng.below(60);
         let Some(at) = floor.get().checked_sub(keep).filter(|at| *at > 1) else { return };
-        self.scene.judge.borrow_mut().may_compact(Revision(at));
-        let answer = self.change("compact", Command::Compact(Revision(at)), &[]).await;
+        let at = Revision(at);
+        if !self.scene.judge.borrow_mut().may_compact(at) {
+            return;
+        }
+        let answer = self.change("compact", Command::Compact(at), Sign::Compacts(at)).await;
         if let Some(Ok(Reply::Compacted { revision })) = answer {
             self.scene.judge.borrow_mut().changed_nothing("compact", floor, revision);
         }
@@ -508,7 +493,9 @@ impl Client {
         let lease = LeaseId::new(0x7fff_ffff_ffff_fff0).expect("not zero");
         let lease = PutLease::Attach(lease);
         let put = Put { key, value: PutValue::Set(value), lease, prev_kv: false };
-        if let Some(Ok(reply)) = self.change("impossible", Command::Put(put), &puts).await {
+        if let Some(Ok(reply)) =
+            self.change("impossible", Command::Put(put), Sign::Puts(&puts)).await
+        {
             self.scene.judge.borrow_mut().expect(false, "M-TXN", || {
                 format!("a put with a lease that does not exist was answered {reply:?}")
             });

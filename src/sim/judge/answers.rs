@@ -2,6 +2,7 @@
 //! anything.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,7 +10,8 @@ use bytes::Bytes;
 use super::super::world::place;
 use super::Judge;
 use crate::model::{
-    Compare, CompareOp, CompareTarget, KeyRange, KeyValue, NodeId, Refusal, Revision,
+    Compare, CompareOp, CompareTarget, Event, KeyRange, KeyValue, LeaseId, NodeId, Refusal,
+    Revision,
 };
 
 /// How much later than its deadline a call may return, beside what clocks and pauses explain.
@@ -39,6 +41,34 @@ struct Watching {
     seen: Revision,
 }
 
+/// What is known of a compaction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Compaction {
+    /// It was asked for.
+    Asked,
+    /// Somebody was told that it was made.
+    Told,
+    /// Its caller was told that it was not.
+    Refused,
+}
+
+/// What would show that a request was applied, of which that is told by nothing else.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Sign<'a> {
+    /// Values, each put by nobody else.
+    Puts(&'a [(Bytes, Bytes)]),
+    /// The end of a key that was there and that nobody else deletes.
+    Deletes(&'a Bytes),
+    /// A lease of an id that nobody else asks for.
+    Grants(LeaseId),
+    /// The early end of a lease that nobody else revokes.
+    Revokes(LeaseId),
+    /// A compaction at a revision at which nobody else asks for one.
+    Compacts(Revision),
+    /// Nothing would: others ask for the same.
+    Nothing,
+}
+
 /// Who waits, who watches, and what they have been shown.
 pub(super) struct Callers {
     /// The newest revision that any linearizable answer has shown.
@@ -47,6 +77,8 @@ pub(super) struct Callers {
     watches: BTreeMap<WatchId, Watching>,
     /// The newest revision at which a compaction was ever asked for.
     compaction_asked: Revision,
+    /// Each revision at which one was asked for, once, and what is known of that.
+    compactions: BTreeMap<Revision, Compaction>,
     next_check: Duration,
 }
 
@@ -57,6 +89,7 @@ impl Default for Callers {
             calls: BTreeMap::new(),
             watches: BTreeMap::new(),
             compaction_asked: Revision(0),
+            compactions: BTreeMap::new(),
             next_check: Duration::ZERO,
         }
     }
@@ -188,6 +221,7 @@ impl Judge {
         let (compaction_asked, newest) = (self.callers.compaction_asked, self.truth.newest());
         let is_so = match why {
             Refusal::Compacted { compacted, .. } => {
+                self.compaction_told(*compacted);
                 asked < *compacted && *compacted <= compaction_asked
             }
             // This replica may be behind.
@@ -292,6 +326,42 @@ impl Judge {
         }
     }
 
+    /// The one deletion of a key that anybody asks for was acknowledged.
+    pub(crate) fn deleted_once(&mut self, key: &Bytes) {
+        self.truth.deleted_once(key);
+        self.count("own key deleted");
+    }
+
+    /// A caller was told that nothing was applied: what would show that it was must never appear.
+    pub(crate) fn left_no_sign(&mut self, sign: Sign<'_>) {
+        let what = match sign {
+            Sign::Puts(values) => return self.not_applied(values),
+            Sign::Deletes(key) => {
+                let found = self.truth.refuse_deletion(key);
+                self.note(found);
+                "deletion not applied"
+            }
+            Sign::Grants(lease) => {
+                self.lease_refused_to_be(lease);
+                "grant not applied"
+            }
+            Sign::Revokes(lease) => {
+                self.lease_may_not_end(lease);
+                "revocation not applied"
+            }
+            Sign::Compacts(at) => {
+                let told = self.callers.compactions.insert(at, Compaction::Refused);
+                self.expect(told == Some(Compaction::Asked), "X-UNKNOWN", || {
+                    format!("a compaction at {at:?} is told as not applied; it is {told:?}")
+                });
+                "compaction not applied"
+            }
+            Sign::Nothing => return self.not_applied(&[]),
+        };
+        self.not_applied(&[]);
+        self.count(what);
+    }
+
     /// A caller was told that nothing was applied: these values must never appear.
     pub(crate) fn not_applied(&mut self, values: &[(Bytes, Bytes)]) {
         self.tally.not_applied += 1;
@@ -306,9 +376,33 @@ impl Judge {
         self.tally.unknown += 1;
     }
 
-    /// A compaction will be asked for.
-    pub(crate) fn may_compact(&mut self, at: Revision) {
+    /// A compaction will be asked for, unless somebody has asked for one at that revision: the answer says whether.
+    pub(crate) fn may_compact(&mut self, at: Revision) -> bool {
         self.callers.compaction_asked = self.callers.compaction_asked.max(at);
+        match self.callers.compactions.entry(at) {
+            Entry::Vacant(free) => {
+                free.insert(Compaction::Asked);
+                true
+            }
+            Entry::Occupied(_) => false,
+        }
+    }
+
+    /// Somebody was told that there was a compaction at this revision.
+    pub(crate) fn compaction_told(&mut self, at: Revision) {
+        let known = self.callers.compactions.insert(at, Compaction::Told);
+        let invariant = match known {
+            Some(Compaction::Asked | Compaction::Told) => return,
+            Some(Compaction::Refused) => "X-UNKNOWN",
+            None => "M-COMPACT",
+        };
+        self.broken(invariant, || format!("compacted at {at:?} is told, which is {known:?}"));
+    }
+
+    /// The row before an event is told, or that there was none.
+    pub(crate) fn told_before(&mut self, event: &Event) {
+        let found = self.truth.check_prev(event, self.callers.compaction_asked);
+        self.note(found);
     }
 
     pub(crate) fn compaction_asked(&self) -> Revision {
@@ -357,5 +451,59 @@ fn relates<T: Ord>(op: CompareOp, left: &T, right: &T) -> bool {
         CompareOp::NotEqual => left != right,
         CompareOp::Greater => left > right,
         CompareOp::Less => left < right,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::super::clock::Timeline;
+    use super::*;
+
+    #[test]
+    fn a_compaction_that_was_refused_is_told_to_nobody() {
+        let told = |tell: fn(&mut Judge, Sign<'_>)| {
+            let mut judge = Judge::new(Arc::new(Timeline::default()), 1);
+            assert!(judge.may_compact(Revision(7)) && !judge.may_compact(Revision(7)));
+            tell(&mut judge, Sign::Compacts(Revision(7)));
+            judge.verdict().err().map(|violation| violation.invariant)
+        };
+        assert_eq!(told(|judge, _| judge.compaction_told(Revision(7))), None);
+        assert_eq!(told(|judge, sign| judge.left_no_sign(sign)), None);
+        let early = |judge: &mut Judge, sign: Sign<'_>| {
+            judge.compaction_told(Revision(7));
+            judge.left_no_sign(sign);
+        };
+        assert_eq!(told(early), Some("X-UNKNOWN"));
+        let late = |judge: &mut Judge, sign: Sign<'_>| {
+            judge.left_no_sign(sign);
+            judge.compaction_told(Revision(7));
+        };
+        assert_eq!(told(late), Some("X-UNKNOWN"));
+        assert_eq!(told(|judge, _| judge.compaction_told(Revision(8))), Some("M-COMPACT"));
+    }
+
+    #[test]
+    fn a_lease_whose_grant_or_revocation_was_refused_is_not_there_or_lives_for_its_time() {
+        let lease = LeaseId::new(9).unwrap();
+        let (timeline, second) = (Arc::new(Timeline::default()), Duration::from_secs(1));
+        let mut judge = Judge::new(timeline.clone(), 1);
+        judge.lease_counts(lease, Duration::ZERO, second * 2);
+        judge.lease_may_end(lease);
+        timeline.advance_to(second);
+        judge.lease_not_renewed(lease);
+        assert_eq!(judge.verdict(), Ok(()));
+        judge.left_no_sign(Sign::Revokes(lease));
+        assert_eq!(judge.verdict().unwrap_err().invariant, "X-UNKNOWN");
+        let mut judge = Judge::new(timeline.clone(), 1);
+        judge.lease_counts(lease, Duration::ZERO, second * 2);
+        judge.lease_may_end(lease);
+        judge.left_no_sign(Sign::Revokes(lease));
+        judge.lease_renewed(lease, second, second * 2);
+        assert_eq!(judge.verdict(), Ok(()));
+        timeline.advance_to(second * 5 / 2);
+        judge.lease_not_renewed(lease);
+        assert_eq!(judge.verdict().unwrap_err().invariant, "L-EARLY");
     }
 }

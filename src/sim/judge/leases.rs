@@ -14,7 +14,8 @@ struct CountedOn {
     from: Duration,
     good_for: Duration,
     may_end: bool,
-    has_ended: bool,
+    /// Since when it is known to have ended.
+    ended: Option<Duration>,
 }
 
 /// What the judge knows of leases.
@@ -26,6 +27,8 @@ pub(super) struct Leases {
     session_ttls: BTreeMap<LeaseId, Duration>,
     /// Which there are, in the newest state that any replica has come to, and which that is.
     table: (LogIndex, BTreeSet<LeaseId>),
+    /// Those that are never granted: who asked for one of these ids was told that nothing was applied.
+    refused: BTreeSet<LeaseId>,
     /// Since when nothing goes wrong.
     pub(super) quiet_since: Option<Duration>,
 }
@@ -52,7 +55,7 @@ impl Judge {
     fn lease_is_gone(&mut self, lease: LeaseId, what: &str) {
         let now = self.timeline.now();
         let Some(counted) = self.leases.counted.get_mut(&lease) else { return };
-        counted.has_ended = true;
+        counted.ended.get_or_insert(now);
         let (lived, good_for) = (now - counted.from, counted.good_for);
         if !counted.may_end && lived < good_for {
             self.broken("L-EARLY", || {
@@ -67,7 +70,7 @@ impl Judge {
         from: Duration,
         good_for: Duration,
     ) -> Option<CountedOn> {
-        let counted = CountedOn { from, good_for, may_end: false, has_ended: false };
+        let counted = CountedOn { from, good_for, may_end: false, ended: None };
         self.leases.counted.insert(lease, counted)
     }
 
@@ -84,7 +87,7 @@ impl Judge {
         // Its node may have been told to stop, before the program was told of its session.
         let may_end = self.leases.counted.get(&lease).is_some_and(|counted| counted.may_end);
         let may_end = may_end || self.locks.stopping.contains(&node);
-        let counted = CountedOn { from: sent, good_for: ttl, may_end, has_ended: false };
+        let counted = CountedOn { from: sent, good_for: ttl, may_end, ended: None };
         self.leases.counted.insert(lease, counted);
     }
 
@@ -95,8 +98,13 @@ impl Judge {
         }
         let there = process.leases();
         let before = std::mem::replace(&mut self.leases.table, (applied, there)).1;
+        let refused = self.leases.refused.intersection(&self.leases.table.1).next().copied();
+        self.expect(refused.is_none(), "X-UNKNOWN", || {
+            format!("the grant of {refused:?} was told as not applied, and it is there")
+        });
         for lease in before {
-            let ended = self.leases.counted.get(&lease).is_some_and(|counted| counted.has_ended);
+            let counted = self.leases.counted.get(&lease);
+            let ended = counted.is_some_and(|counted| counted.ended.is_some());
             if !ended && !self.leases.table.1.contains(&lease) {
                 self.lease_is_gone(lease, "has ended");
             }
@@ -150,7 +158,7 @@ impl Judge {
         if now + delay > counted.from + counted.good_for {
             (counted.from, counted.good_for) = (now, delay);
         }
-        if counted.has_ended && !counted.may_end {
+        if counted.ended.is_some() && !counted.may_end {
             self.broken("L-EARLY", || format!("{lease:?} has ended and is believed in"));
         }
         self.count("session believed in");
@@ -166,8 +174,49 @@ impl Judge {
     pub(crate) fn lease_may_end(&mut self, lease: LeaseId) {
         // Nobody need have believed in it before.
         let (from, good_for) = (self.timeline.now(), Duration::ZERO);
-        let unknown = CountedOn { from, good_for, may_end: false, has_ended: false };
+        let unknown = CountedOn { from, good_for, may_end: false, ended: None };
         self.leases.counted.entry(lease).or_insert(unknown).may_end = true;
+    }
+
+    /// Whoever was about to revoke it was told that it was not revoked: it has lived, and lives, for its time.
+    pub(super) fn lease_may_not_end(&mut self, lease: LeaseId) {
+        let Some(counted) = self.leases.counted.get_mut(&lease) else { return };
+        counted.may_end = false;
+        let (from, good_for) = (counted.from, counted.good_for);
+        let early = counted.ended.filter(|ended| *ended - from < good_for);
+        self.expect(early.is_none(), "X-UNKNOWN", || {
+            format!(
+                "the revocation of {lease:?} was told as not applied; it is gone since {early:?}"
+            )
+        });
+    }
+
+    /// Whoever asked for a lease of this id, as nobody else does, was told that it was not granted.
+    pub(super) fn lease_refused_to_be(&mut self, lease: LeaseId) {
+        self.leases.refused.insert(lease);
+        let is_there = self.leases.table.1.contains(&lease);
+        self.expect(!is_there, "X-UNKNOWN", || {
+            format!("the grant of {lease:?} was told as not applied, and it is there")
+        });
+    }
+
+    /// A lease was renewed, once, as was asked for at `sent`: it lives for that long from then on.
+    pub(crate) fn lease_renewed(&mut self, lease: LeaseId, sent: Duration, ttl: Duration) {
+        let Some(counted) = self.leases.counted.get_mut(&lease) else { return };
+        if sent + ttl > counted.from + counted.good_for {
+            (counted.from, counted.good_for) = (sent, ttl);
+        }
+        let early = counted.ended.filter(|ended| !counted.may_end && *ended < sent + ttl);
+        self.expect(early.is_none(), "L-EARLY", || {
+            format!("{lease:?}, renewed at {sent:?} for {ttl:?}, is gone since {early:?}")
+        });
+        self.count("lease renewed by its caller");
+    }
+
+    /// There is no such lease to renew.
+    pub(crate) fn lease_not_renewed(&mut self, lease: LeaseId) {
+        self.lease_is_gone(lease, "is not there to be renewed");
+        self.count("lease gone before it was renewed");
     }
 
     /// A lease was revoked, and the answer named this revision.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 mod answers;
+mod counter;
 mod diligence;
 mod leases;
 mod lines;
@@ -16,8 +17,10 @@ mod peers;
 mod queues;
 mod toolbox;
 
-pub(crate) use answers::CallId;
 use answers::Callers;
+pub(crate) use answers::{CallId, Sign};
+use counter::Counts;
+pub(crate) use counter::{Amount, COUNTER};
 use diligence::Diligence;
 use leases::Leases;
 pub(crate) use lines::Share;
@@ -118,6 +121,7 @@ pub(crate) struct Judge {
     locks: Locks,
     queues: Queues,
     toolbox: Toolbox,
+    counts: Counts,
     leases: Leases,
     diligence: Diligence,
     /// The number of the next that needs one to be named by.
@@ -143,6 +147,7 @@ impl Judge {
             locks: Locks::default(),
             queues: Queues::default(),
             toolbox: Toolbox::default(),
+            counts: Counts::default(),
             leases: Leases::default(),
             diligence: Diligence::default(),
             next: 0,
@@ -308,6 +313,7 @@ impl Judge {
         let news = revision > self.truth.newest();
         let learned = self.truth.learn(revision, events);
         self.note(learned);
+        events.iter().for_each(|event| self.told_before(event));
         if let Some(checks) = self.of_rows.clone() {
             if news {
                 self.check_rows_of_all(&checks);
@@ -332,6 +338,8 @@ impl Judge {
     /// of what our programs do with keys.
     pub(crate) fn judge_rows(&mut self, checks: Vec<(&'static str, RowsCheck)>) {
         self.truth.values_repeat();
+        // Nobody says what it compacts.
+        _ = self.may_compact(Revision(u64::MAX));
         self.of_rows = Some(checks);
     }
 

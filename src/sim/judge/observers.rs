@@ -104,7 +104,8 @@ mod tests {
                 lease: LeaseId::new(7).filter(|_| is_put),
             };
             let kind = if is_put { EventKind::Put } else { EventKind::Delete };
-            judge.learn(Revision(at), &[Event { kind, kv, prev: None }]);
+            let prev = judge.truth().row_at(&KEY, Revision(at - 1)).cloned();
+            judge.learn(Revision(at), &[Event { kind, kv, prev }]);
         }
         judge
     }

@@ -44,13 +44,13 @@ impl Toolbox {
 }
 
 /// The number that a row says; none says 0.
-fn number(row: Option<&KeyValue>) -> u64 {
+pub(super) fn number(row: Option<&KeyValue>) -> u64 {
     let text = row.map_or("0", |row| std::str::from_utf8(&row.value).unwrap_or_default());
     text.parse().unwrap_or(u64::MAX / 2)
 }
 
 impl Judge {
-    // ---- counters and latches --------------------------------------------------------------
+    // ---- latches ---------------------------------------------------------------------------
 
     /// A step of so much will be asked for.
     pub(crate) fn will_step(&mut self, key: &'static str, by: u64) {
@@ -102,7 +102,10 @@ impl Judge {
                 EventKind::Delete => 0,
             };
             let (what, by) = match &key[..] {
-                b"tool/counter" => ("tool/counter", after.wrapping_sub(before)),
+                b"tool/counter" => {
+                    self.follow_counter(event);
+                    continue;
+                }
                 // A round begins from nothing.
                 b"tool/latch" if event.kv.version == 1 => continue,
                 b"tool/latch" => ("tool/latch", before.wrapping_sub(after)),

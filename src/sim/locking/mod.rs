@@ -3,6 +3,7 @@
 //! what all of them do alike.
 
 mod contention;
+mod counting;
 mod election;
 mod multi;
 mod mutex;

@@ -1,4 +1,4 @@
-//! Programs that use the toolbox: they count, wait for latches and barriers, meet in pairs, swap a cell,
+//! Programs that use the toolbox: they count down, wait for latches and barriers, meet in pairs, swap a cell,
 //! join and follow a group, do things once, and look at a view that is kept.
 
 use std::collections::BTreeSet;
@@ -6,18 +6,17 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use super::super::judge::CallId;
 use super::super::plan::{between, index};
-use super::{Player, orders};
+use super::{Player, counting, orders};
 use crate::api::{Effect, Error, Session};
-use crate::env::Entropy;
 use crate::model::{KeyRange, KeyValue, Revision};
 use crate::node::SessionEnd;
-use crate::recipes::{CounterError, Expected, LatchError, Swap};
+use crate::recipes::{Expected, LatchError, Swap};
 
 /// The group that is joined and followed.
 pub(super) const GROUP: &str = "tool/group";
 
-const COUNTER: &str = "tool/counter";
 const LATCH: &str = "tool/latch";
 const BARRIER: &str = "tool/barrier";
 const CELL: &str = "tool/cell";
@@ -68,7 +67,7 @@ async fn live(player: Player) {
 
 async fn turn(player: &Player, session: &Session) {
     match index(&player.rng, 10) {
-        0 | 1 => add(player).await,
+        0 | 1 => counting::turn(player).await,
         2 | 3 => count_down(player).await,
         4 => wait_for_the_latch(player).await,
         5 => hold_or_wait(player, session).await,
@@ -80,27 +79,8 @@ async fn turn(player: &Player, session: &Session) {
 }
 
 /// What an error says of a request: whether it may have been applied.
-fn may_be(error: &Error) -> bool {
+pub(super) fn may_be(error: &Error) -> bool {
     error.effect() != Effect::NotApplied
-}
-
-async fn add(player: &Player) {
-    let by = 1 + player.rng.below(9);
-    let (floor, call) = begin(player, "add");
-    player.scene.judge.borrow_mut().will_step(COUNTER, by);
-    let counter = player.caller.client().counter(COUNTER);
-    let answer = counter.add(i64::try_from(by).expect("small")).await;
-    let mut judge = player.scene.judge.borrow_mut();
-    judge.returned(call);
-    match answer {
-        Ok(sum) => {
-            let sum = u64::try_from(sum).expect("nobody takes anything away");
-            judge.stepped(COUNTER, by, true);
-            judge.went(COUNTER, sum - by, sum, floor);
-        }
-        Err(CounterError::Store(error)) if may_be(&error) => judge.unknown(),
-        Err(_) => judge.stepped(COUNTER, by, false),
-    }
 }
 
 async fn count_down(player: &Player) {
@@ -316,7 +296,7 @@ async fn meet(player: &Player, session: &Session) {
 }
 
 /// Begins a call that ends at the deadline of calls.
-fn begin(player: &Player, what: &'static str) -> (Revision, super::super::judge::CallId) {
+pub(super) fn begin(player: &Player, what: &'static str) -> (Revision, CallId) {
     let mut judge = player.scene.judge.borrow_mut();
     (judge.floor(), judge.call(player.node, what, player.caller.deadline()))
 }

@@ -1,0 +1,106 @@
+//! What clients do with keys of their own: each is put, deleted, and perhaps put again, by one client alone and never by
+//! two requests at a time. So the key says whether each of these was done, and how often.
+
+use bytes::Bytes;
+
+use super::super::caller::Fate;
+use super::super::judge::{CallId, Sign};
+use super::super::plan::one_in;
+use super::Client;
+use crate::model::Revision;
+use crate::recipes::{Expected, Swap};
+
+impl Client {
+    /// A key of the client's own comes, or the one that is there goes, and may come again.
+    pub(super) async fn come_or_go(&mut self) {
+        match self.own.take() {
+            Some((key, put)) => self.go(key, put).await,
+            None => self.own = self.come().await,
+        }
+    }
+
+    async fn come(&mut self) -> Option<(Bytes, Revision)> {
+        let name = self.scene.value("own");
+        let key = Bytes::from([b"own/", &name[..]].concat());
+        let put = match one_in(&self.rng, 2) {
+            true => self.put_at(key.clone()).await,
+            false => self.put_if_absent(key.clone()).await,
+        };
+        Some((key, put?))
+    }
+
+    async fn go(&mut self, key: Bytes, put: Revision) {
+        let is_gone = match one_in(&self.rng, 2) {
+            true => self.delete(key.clone(), true).await,
+            false => self.delete_if_unchanged(key.clone(), put).await,
+        };
+        if is_gone {
+            self.scene.judge.borrow_mut().deleted_once(&key);
+            if one_in(&self.rng, 2) {
+                self.put_at(key).await;
+            }
+        }
+    }
+
+    /// There is no such key: if it is in the way of itself it was put twice.
+    async fn put_if_absent(&mut self, key: Bytes) -> Option<Revision> {
+        let puts = [(key.clone(), self.scene.value("put if absent"))];
+        let floor = self.scene.judge.borrow().floor();
+        let what = "put if absent";
+        let call = self.scene.judge.borrow_mut().call(self.node, what, self.caller.deadline());
+        let client = self.caller.client().clone();
+        let answer = client.put_if_absent(key, puts[0].1.clone()).await;
+        self.swapped(what, call, floor, Sign::Puts(&puts), &puts, answer.map_err(Fate::from))
+    }
+
+    /// The key is as this client has put it: if it is not it was deleted twice.
+    async fn delete_if_unchanged(&mut self, key: Bytes, put: Revision) -> bool {
+        let floor = self.scene.judge.borrow().floor();
+        let what = "compare and delete";
+        let call = self.scene.judge.borrow_mut().call(self.node, what, self.caller.deadline());
+        let client = self.caller.client().clone();
+        let answer = client.compare_and_delete(key.clone(), Expected::Revision(put)).await;
+        let answer = answer.map_err(Fate::from);
+        let gone = self.swapped(what, call, floor, Sign::Deletes(&key), &[], answer);
+        let Some(gone) = gone else { return false };
+        let mut judge = self.scene.judge.borrow_mut();
+        let changes = judge.truth().changes(&key);
+        let is_so = changes.last().is_some_and(|(at, row)| *at == gone && row.is_none());
+        judge.expect(is_so, "X-LIN", || format!("{key:?} is said to be deleted at {gone:?}"));
+        true
+    }
+
+    /// What came of a change whose condition holds, since nobody else touches the key.
+    fn swapped(
+        &mut self,
+        what: &'static str,
+        call: CallId,
+        floor: Revision,
+        sign: Sign<'_>,
+        puts: &[(Bytes, Bytes)],
+        answer: Result<Swap, Fate>,
+    ) -> Option<Revision> {
+        match answer {
+            Ok(Swap::Done { revision }) => {
+                let mut judge = self.scene.judge.borrow_mut();
+                judge.returned(call);
+                judge.wrote(what, floor, revision, puts);
+                drop(judge);
+                self.saw(revision);
+                Some(revision)
+            }
+            Ok(Swap::Lost { row }) => {
+                let mut judge = self.scene.judge.borrow_mut();
+                judge.returned(call);
+                judge.expect(false, "X-ONCE", || {
+                    format!("{what} of {sign:?} finds {row:?} in its way, which is nobody else's")
+                });
+                None
+            }
+            Err(fate) => {
+                self.in_vain(call, sign, &fate);
+                None
+            }
+        }
+    }
+}
