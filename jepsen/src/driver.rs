@@ -159,8 +159,11 @@ fn serve(node: &Node, trap: &Trap, doors: &Doors) {
                 }
                 Some((id, Order::Look)) => say(&format!("{id} {}", status(node).words())),
                 Some((id, Order::Door(words))) => {
-                    let answer =
-                        doors.order(&words).map_or_else(Answer::Refused, |()| Answer::Armed);
+                    let answer = match doors.order(&words) {
+                        Ok(None) => Answer::Armed,
+                        Ok(Some(number)) => Answer::Done(number),
+                        Err(why) => Answer::Refused(why),
+                    };
                     say(&format!("{id} {}", answer.words()));
                 }
                 Some((id, Order::Call(call))) => {

@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -571,9 +572,47 @@ impl Fleet {
     /// It does not understand, or does not answer in time.
     pub fn door(&self, member: usize, words: &str) -> Result<(), Trouble> {
         let order = Order::Door(words.to_owned());
-        match self.ask(member, &order, LIMIT) {
+        match self.told(member, &order, LIMIT)? {
             Some(Answer::Armed) | None => Ok(()),
             Some(answer) => Err(Trouble::Answered { order, answer }),
+        }
+    }
+
+    /// How many writes and syncs of a member's log have failed at its doors; `None` if its process is gone.
+    ///
+    /// # Errors
+    /// It does not understand, or does not answer in time.
+    pub fn disk_failures(&self, member: usize) -> Result<Option<u64>, Trouble> {
+        let order = Order::Door("failures".to_owned());
+        match self.told(member, &order, LIMIT)? {
+            Some(Answer::Done(failures)) => Ok(Some(failures)),
+            None => Ok(None),
+            Some(answer) => Err(Trouble::Answered { order, answer }),
+        }
+    }
+
+    /// What a member's process answers to an order that it carries out itself, whatever its node does. `None`: there is no
+    /// process, or it has ended; or it stands still, and carries it out when it goes on.
+    ///
+    /// # Errors
+    /// It does not answer in time.
+    fn told(
+        &self,
+        member: usize,
+        order: &Order,
+        limit: Duration,
+    ) -> Result<Option<Answer>, Trouble> {
+        let Some(process) = self.process(member) else { return Ok(None) };
+        let answer = process.ask(order);
+        if self.being(member) == Being::Paused {
+            return Ok(None);
+        }
+        match answer.recv_timeout(limit) {
+            Ok(answer) => Ok(Some(answer)),
+            Err(RecvTimeoutError::Disconnected) => Ok(None),
+            Err(RecvTimeoutError::Timeout) => {
+                Err(Trouble::TooLate(format!("m{member} has not answered to {order:?}")))
+            }
         }
     }
 
@@ -635,5 +674,36 @@ impl Fleet {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A member that is a shell, which is asked as a node is: it does this with the words of each `$order`, whose `$id` it
+    /// answers to.
+    pub(crate) fn shell(does: &str) -> Fleet {
+        let words = format!("echo ready; while read -r id order; do {does}; done");
+        let program = Program { path: "sh".into(), words: vec!["-c".to_owned(), words] };
+        let fleet = Fleet::new(program, Setup::of(1)).unwrap();
+        fleet.restart(0).unwrap();
+        fleet
+    }
+
+    #[test]
+    fn a_door_that_nobody_opens_is_no_open_door() {
+        let order = Order::Door("full".to_owned());
+        let soon = Duration::from_millis(100);
+        let fleet = shell("true");
+        assert!(matches!(fleet.told(0, &order, soon), Err(Trouble::TooLate(_))));
+        fleet.pause(0).unwrap();
+        assert_eq!(fleet.told(0, &order, LIMIT).unwrap(), None, "it will when it goes on");
+        fleet.kill(0).unwrap();
+        assert_eq!(fleet.told(0, &order, LIMIT).unwrap(), None, "nobody is there");
+        let fleet = shell("echo $id armed");
+        assert!(fleet.door(0, "full").is_ok());
+        let fleet = shell("exit 0");
+        assert_eq!(fleet.told(0, &order, LIMIT).unwrap(), None, "it has ended");
     }
 }

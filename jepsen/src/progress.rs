@@ -19,6 +19,8 @@ pub struct Window {
     pub end: u64,
     /// What it did.
     pub what: String,
+    /// How often it struck.
+    pub hits: u64,
 }
 
 /// How operations of one kind ended.
@@ -89,6 +91,8 @@ pub fn lacks(
     }
     if windows.is_empty() {
         lacks.push("no fault was begun".to_owned());
+    } else if windows.iter().all(|window| window.hits == 0) {
+        lacks.push("it struck nobody".to_owned());
     }
     if wants.progress_inside {
         let time = u64::try_from((election * GOES_ON_AFTER).as_micros()).unwrap_or(u64::MAX / 2);
@@ -125,7 +129,7 @@ mod tests {
     }
 
     fn window(begin: u64) -> Window {
-        Window { begin, struck: begin + 1, end: begin + 10, what: "kills m1".to_owned() }
+        Window { begin, struck: begin + 1, end: begin + 10, what: "kills m1".to_owned(), hits: 1 }
     }
 
     const LEAST: &[(&str, u64)] = &[("read", 2)];
@@ -164,6 +168,15 @@ mod tests {
         for local in LOCAL {
             assert_eq!(with(entry(local, 14, End::Ok)), 1, "{local}: its member asks nobody");
         }
+    }
+
+    #[test]
+    fn a_nemesis_that_struck_nobody_in_a_whole_run_does_not_count() {
+        let reads = [entry("read", 14, End::Ok), entry("read", 34, End::Ok)];
+        let nobody = |begin| Window { hits: 0, ..window(begin) };
+        let wants = Wants::QUORUM_STAYS;
+        assert_eq!(lacking(&reads, &[nobody(10), window(30)], &[], wants), 0);
+        assert_eq!(lacking(&reads, &[nobody(10), nobody(30)], &[], wants), 1);
     }
 
     #[test]

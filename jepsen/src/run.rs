@@ -387,13 +387,15 @@ fn break_it(
     let (begun, mut dice) = (Instant::now(), Dice::new(plan.seed));
     thread::sleep(WARM);
     while begun.elapsed() + plan.pace.window <= plan.load {
-        let begin = stage.ledger.now();
+        let (begin, before) = (stage.ledger.now(), nemesis.struck());
         let what = nemesis.begin(stage.fleet, &mut dice)?;
         let struck = stage.ledger.now();
         nemesis::pass(nemesis, stage.fleet, &mut dice, plan.pace.window)?;
         let end = stage.ledger.now();
-        windows.push(Window { begin, struck, end, what });
+        windows.push(Window { begin, struck, end, what, hits: 0 });
         nemesis.end(stage.fleet, &mut dice)?;
+        // Some know it only now.
+        windows.iter_mut().last().expect("it was just pushed").hits = nemesis.struck() - before;
         let left = plan.load.saturating_sub(begun.elapsed());
         thread::sleep(plan.pace.rest.min(left));
     }

@@ -76,7 +76,8 @@ fn a_lost_write_is_red_and_leaves_its_history() {
         let has_page =
             summary.evidence[1..].iter().any(|file| file.extension() == Some("html".as_ref()));
         assert_eq!(has_page, workload != "queue");
-        assert_eq!(summary.judge_again.is_empty(), workload == "queue");
+        // Of a queue there is what its takers held, which a public checker judges and finds right.
+        assert!(!summary.judge_again.is_empty());
     }
 }
 

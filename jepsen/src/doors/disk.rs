@@ -1,8 +1,10 @@
 //! The machine's disk, slower, full or failing.
 
+use std::collections::BTreeMap;
 use std::io;
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -29,6 +31,22 @@ pub(super) struct State {
 #[derive(Debug, Default)]
 pub(super) struct Faults {
     state: Mutex<State>,
+    /// How many writes and syncs of the log have failed because of that: no node may go on after one.
+    failed: AtomicU64,
+}
+
+/// What the files of a log are called, as soon as the log relies on them.
+const LOG: &str = "log";
+
+/// Under which name a file is found: it may be given another one while it is open.
+type Name = Mutex<PathBuf>;
+
+fn is_of_the_log(name: &Name) -> bool {
+    lock(name).extension().is_some_and(|extension| extension == LOG)
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Faults {
@@ -37,29 +55,40 @@ impl Faults {
     }
 
     pub(super) fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut lock(&self.state));
     }
 
     fn now(&self) -> State {
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.state)
+    }
+
+    /// See [`Faults`].
+    pub(super) fn failed(&self) -> u64 {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    /// Something fails, of a file of this name if it is one.
+    fn fails(&self, of: Option<&Name>, how: &'static str) -> io::Error {
+        self.failed.fetch_add(of.is_some_and(is_of_the_log).into(), Ordering::Relaxed);
+        io::Error::other(how)
     }
 
     /// A sync, of a file or of a directory.
-    fn sync(&self, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    fn sync(&self, of: Option<&Name>, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let State { sync_takes, syncs_lie, syncs_fail, .. } = self.now();
         thread::sleep(sync_takes);
         match (syncs_fail, syncs_lie) {
-            (true, _) => Err(io::Error::other("this disk fails to sync")),
+            (true, _) => Err(self.fails(of, "this disk fails to sync")),
             (false, true) => Ok(()),
             (false, false) => sync(),
         }
     }
 
     /// Before a write.
-    fn write(&self) -> io::Result<()> {
+    fn write(&self, of: &Name) -> io::Result<()> {
         let State { write_takes, writes_fail, .. } = self.now();
         thread::sleep(write_takes);
-        if writes_fail { Err(io::Error::other("this disk fails to write")) } else { Ok(()) }
+        if writes_fail { Err(self.fails(Some(of), "this disk fails to write")) } else { Ok(()) }
     }
 
     /// Before something needs room.
@@ -72,12 +101,14 @@ impl Faults {
 #[derive(Debug)]
 pub(super) struct BentDisk {
     faults: Arc<Faults>,
+    /// Of the files that are open.
+    names: Mutex<BTreeMap<PathBuf, Weak<Name>>>,
 }
 
 impl BentDisk {
     /// The machine's disk with these faults.
     pub(super) fn new(faults: Arc<Faults>) -> Self {
-        Self { faults }
+        Self { faults, names: Mutex::default() }
     }
 }
 
@@ -98,11 +129,25 @@ impl Disk for BentDisk {
             self.faults.room()?;
         }
         let file = RealDisk.open(path, mode)?;
-        Ok(Box::new(BentFile { file, faults: Arc::clone(&self.faults) }))
+        let name = Arc::new(Name::new(path.to_owned()));
+        let mut names = lock(&self.names);
+        names.retain(|_, name| name.strong_count() > 0);
+        if mode != OpenMode::Read {
+            names.insert(path.to_owned(), Arc::downgrade(&name));
+        }
+        Ok(Box::new(BentFile { file, faults: Arc::clone(&self.faults), name }))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        RealDisk.rename(from, to)
+        RealDisk.rename(from, to)?;
+        let mut names = lock(&self.names);
+        if let Some(name) = names.remove(from) {
+            if let Some(name) = name.upgrade() {
+                to.clone_into(&mut lock(&name));
+            }
+            names.insert(to.to_owned(), name);
+        }
+        Ok(())
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
@@ -114,7 +159,7 @@ impl Disk for BentDisk {
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        self.faults.sync(|| RealDisk.sync_dir(dir))
+        self.faults.sync(None, || RealDisk.sync_dir(dir))
     }
 
     fn lock(&self, path: &Path) -> io::Result<DiskLock> {
@@ -125,6 +170,7 @@ impl Disk for BentDisk {
 struct BentFile {
     file: Box<dyn File>,
     faults: Arc<Faults>,
+    name: Arc<Name>,
 }
 
 impl File for BentFile {
@@ -137,7 +183,7 @@ impl File for BentFile {
     }
 
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        self.faults.write()?;
+        self.faults.write(&self.name)?;
         if offset + bytes.len() as u64 > self.file.len()? {
             self.faults.room()?;
         }
@@ -145,7 +191,7 @@ impl File for BentFile {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.faults.sync(|| self.file.sync_data())
+        self.faults.sync(Some(&self.name), || self.file.sync_data())
     }
 }
 
@@ -182,5 +228,24 @@ mod tests {
         assert!(begun.elapsed() >= takes);
         faults.set(State::default());
         assert_eq!(std::fs::read(&path).unwrap(), b"1234abcdx");
+    }
+
+    #[test]
+    fn what_fails_of_the_log_is_counted_whatever_its_file_was_called_before() {
+        let (dir, faults) = (tempfile::tempdir().unwrap(), Arc::new(Faults::default()));
+        let disk = BentDisk::new(Arc::clone(&faults));
+        let open = |name: &str| disk.open(&dir.path().join(name), OpenMode::CreateNew).unwrap();
+        let (next, snapshot) = (open("next.tmp"), open("0000000001-1.snapshot"));
+        next.write_all_at(b"1234", 0).unwrap();
+        faults.set(State { syncs_fail: true, writes_fail: true, ..State::default() });
+        // Nothing relies on these yet, and nothing on that: a node may go on.
+        assert!(next.sync_data().is_err() && snapshot.sync_data().is_err());
+        assert!(disk.sync_dir(dir.path()).is_err());
+        assert_eq!(faults.failed(), 0);
+        disk.rename(&dir.path().join("next.tmp"), &dir.path().join("0000000002.log")).unwrap();
+        assert!(next.sync_data().is_err() && next.write_all_at(b"x", 0).is_err());
+        assert_eq!(faults.failed(), 2);
+        faults.set(State::default());
+        assert!(next.sync_data().is_ok() && faults.failed() == 2);
     }
 }

@@ -10,6 +10,7 @@
 //! | `no-sync` | every sync says that it was done, and was not |
 //! | `fail-sync` | every sync fails |
 //! | `fail-write` | every write fails |
+//! | `failures` | nothing; the answer is how many writes and syncs of the log have failed so |
 //! | `clock-rate 1080` | of a second of the machine, 1080 milliseconds pass |
 //! | `clock-jump 2000` | the clock jumps 2000 ms forward; it never goes back |
 //!
@@ -41,11 +42,11 @@ impl Doors {
         Env { points, disk, clock: Arc::clone(&self.clock) as _, ..Env::real() }
     }
 
-    /// Does what the harness wants.
+    /// Does what the harness wants, and says what it wants to know.
     ///
     /// # Errors
     /// It makes no sense.
-    pub fn order(&self, words: &str) -> Result<(), String> {
+    pub fn order(&self, words: &str) -> Result<Option<u64>, String> {
         let nonsense = || format!("there is no door for {words:?}");
         let (door, number) = match words.split(' ').collect::<Vec<_>>()[..] {
             [door] => (door, 0),
@@ -67,9 +68,10 @@ impl Doors {
             "fail-write" => self.disk.change(|state| state.writes_fail = true),
             "clock-rate" => self.clock.rate(u32::try_from(number).map_err(|_| nonsense())?),
             "clock-jump" => self.clock.jump(span),
+            "failures" => return Ok(Some(self.disk.failed())),
             _ => return Err(nonsense()),
         }
-        Ok(())
+        Ok(None)
     }
 }
 
@@ -90,8 +92,9 @@ mod tests {
             "clock-jump 5",
             "close",
         ] {
-            assert_eq!(doors.order(words), Ok(()), "{words}");
+            assert_eq!(doors.order(words), Ok(None), "{words}");
         }
+        assert_eq!(doors.order("failures"), Ok(Some(0)));
         for words in ["", "slow-sync x", "slow-sync 1 2", "clock-rate -1", "window"] {
             assert!(doors.order(words).is_err(), "{words}");
         }

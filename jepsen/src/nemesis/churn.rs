@@ -154,4 +154,8 @@ impl Nemesis for Churn {
         }
         Ok(())
     }
+
+    fn struck(&self) -> u64 {
+        self.steps
+    }
 }

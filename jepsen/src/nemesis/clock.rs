@@ -17,7 +17,7 @@ pub(super) const RATES: Kind = Kind {
     wants: Wants::QUORUM_STAYS,
     alone: false,
     possible: anywhere,
-    make: || Box::new(Rates { bent: Vec::new() }),
+    make: || Box::new(Rates { bent: Vec::new(), struck: 0 }),
 };
 
 pub(super) const JUMPS: Kind = Kind {
@@ -26,7 +26,7 @@ pub(super) const JUMPS: Kind = Kind {
     wants: Wants::QUORUM_STAYS,
     alone: false,
     possible: anywhere,
-    make: || Box::new(Jumps),
+    make: || Box::new(Jumps { struck: 0 }),
 };
 
 /// By how much a rate is off at most, in thousandths; the drift bound is 100.
@@ -34,6 +34,7 @@ const OFF_PERMILLE: u64 = 90;
 
 struct Rates {
     bent: Vec<usize>,
+    struck: u64,
 }
 
 impl Nemesis for Rates {
@@ -45,6 +46,7 @@ impl Nemesis for Rates {
             let off = [0, OFF_PERMILLE, dice.below(OFF_PERMILLE)][dice.one_of(3)];
             let rate = if dice.below(2) == 0 { 1000 + off } else { 1000 - off };
             fleet.door(*member, &format!("clock-rate {rate}"))?;
+            self.struck += u64::from(rate != 1000);
             said.push(format!("m{member} {rate}"));
         }
         Ok(format!("lets clocks run at other rates, in thousandths: {}", said.join(", ")))
@@ -52,6 +54,10 @@ impl Nemesis for Rates {
 
     fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
         self.bent.drain(..).try_for_each(|member| fleet.door(member, "clock-rate 1000"))
+    }
+
+    fn struck(&self) -> u64 {
+        self.struck
     }
 }
 
@@ -63,7 +69,9 @@ const JUMP_MS: u64 = 10_000;
 const JUMPS_APART_MS: u64 = 2000;
 const JUMPS_APART_MORE_MS: u64 = 1000;
 
-struct Jumps;
+struct Jumps {
+    struck: u64,
+}
 
 impl Nemesis for Jumps {
     fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, Trouble> {
@@ -74,11 +82,16 @@ impl Nemesis for Jumps {
         if let Some(member) = Whom::One.draw(fleet, dice).pop() {
             let by_ms = dice.below(JUMP_MS);
             fleet.door(member, &format!("clock-jump {by_ms}"))?;
+            self.struck += 1;
         }
         Ok(Duration::from_millis(JUMPS_APART_MS + dice.below(JUMPS_APART_MORE_MS)))
     }
 
     fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
         Ok(())
+    }
+
+    fn struck(&self) -> u64 {
+        self.struck
     }
 }

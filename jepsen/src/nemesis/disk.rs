@@ -8,6 +8,7 @@ use super::{Kind, Nemesis, Wants, anywhere};
 use crate::dice::Dice;
 use crate::fleet::Fleet;
 use crate::process::Trouble;
+use crate::wire::Order;
 
 pub(super) const SLOW: Kind = Kind {
     name: "disk-slow",
@@ -15,7 +16,7 @@ pub(super) const SLOW: Kind = Kind {
     wants: Wants::QUORUM_STAYS,
     alone: false,
     possible: anywhere,
-    make: || Box::new(Slow { slow: Vec::new() }),
+    make: || Box::new(Slow { slow: Vec::new(), struck: 0 }),
 };
 
 pub(super) const FULL: Kind = Kind {
@@ -24,7 +25,7 @@ pub(super) const FULL: Kind = Kind {
     wants: Wants::QUORUM_STAYS,
     alone: false,
     possible: anywhere,
-    make: || Box::new(Full { full: Vec::new() }),
+    make: || Box::new(Full { full: Vec::new(), struck: 0 }),
 };
 
 pub(super) const DEAD: Kind = Kind {
@@ -33,7 +34,7 @@ pub(super) const DEAD: Kind = Kind {
     wants: Wants::QUORUM_STAYS.and_leader_change(),
     alone: false,
     possible: anywhere,
-    make: || Box::new(Dead { down: None }),
+    make: || Box::new(Dead::new()),
 };
 
 /// What a slow sync takes at most, in milliseconds, and at least.
@@ -42,6 +43,7 @@ const SLOW_MS_MIN: u64 = 20;
 
 struct Slow {
     slow: Vec<usize>,
+    struck: u64,
 }
 
 impl Nemesis for Slow {
@@ -52,6 +54,7 @@ impl Nemesis for Slow {
         for member in &self.slow {
             fleet.door(*member, &format!("slow-sync {takes_ms}"))?;
         }
+        self.struck += self.slow.len() as u64;
         let whose = names(fleet, &self.slow);
         Ok(format!("makes the syncs of {whose} {takes_ms} ms slower"))
     }
@@ -59,10 +62,15 @@ impl Nemesis for Slow {
     fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
         self.slow.drain(..).try_for_each(|member| fleet.door(member, "slow-sync 0"))
     }
+
+    fn struck(&self) -> u64 {
+        self.struck
+    }
 }
 
 struct Full {
     full: Vec<usize>,
+    struck: u64,
 }
 
 impl Nemesis for Full {
@@ -70,16 +78,24 @@ impl Nemesis for Full {
         let whom = [Whom::One, Whom::Minority][dice.one_of(2)];
         self.full = whom.draw(fleet, dice);
         self.full.iter().try_for_each(|member| fleet.door(*member, "full"))?;
+        self.struck += self.full.len() as u64;
         Ok(format!("fills the disks of {}", names(fleet, &self.full)))
     }
 
     fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
         self.full.drain(..).try_for_each(|member| fleet.door(member, "room"))
     }
+
+    fn struck(&self) -> u64 {
+        self.struck
+    }
 }
 
-/// How long a node may go on whose disk fails: it finds out when it writes the next time.
-const FOUND_OUT_WITHIN: Duration = Duration::from_secs(3);
+/// How long is waited for a call of the disk that fails: a node that writes nothing finds nothing out.
+const FAILS_WITHIN: Duration = Duration::from_secs(3);
+
+/// How long a node may go on when one has failed: it stops at once, on a machine that has nothing else to do.
+const STOPS_WITHIN: Duration = Duration::from_secs(20);
 
 /// How often is looked.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -87,8 +103,68 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// What a node says that stops for its disk.
 const LAST_WORDS: &str = "the disk failed to";
 
+/// A row that the nemesis writes itself where nobody else does.
+const SCRAP: &str = "scrap/disk-dead";
+
 struct Dead {
     down: Option<usize>,
+    struck: u64,
+    fails_within: Duration,
+    stops_within: Duration,
+}
+
+impl Dead {
+    fn new() -> Self {
+        let (fails_within, stops_within) = (FAILS_WITHIN, STOPS_WITHIN);
+        Self { down: None, struck: 0, fails_within, stops_within }
+    }
+
+    /// Waits until a node whose disk is dead has stopped, if something has failed that it must stop for. How many calls have;
+    /// `None`: its process is gone.
+    fn await_its_stop(&self, fleet: &Fleet, member: usize) -> Result<Option<u64>, Trouble> {
+        let goes_on = || fleet.process(member).is_some_and(|process| !process.is_over());
+        for limit in [self.fails_within, self.stops_within] {
+            let begun = Instant::now();
+            while goes_on() && begun.elapsed() < limit {
+                thread::sleep(LOOK_EVERY);
+            }
+            if !goes_on() || fleet.disk_failures(member)? == Some(0) {
+                break;
+            }
+        }
+        fleet.disk_failures(member)
+    }
+
+    fn strike(
+        &mut self,
+        fleet: &Fleet,
+        member: usize,
+        door: &str,
+    ) -> Result<&'static str, Trouble> {
+        fleet.door(member, door)?;
+        self.down = Some(member);
+        let mut failed = self.await_its_stop(fleet, member)?;
+        if failed == Some(0) {
+            // Nobody has written anything: this is written, if the others can be reached.
+            drop(fleet.process(member).map(|process| process.ask(&Order::Put(SCRAP.to_owned()))));
+            failed = self.await_its_stop(fleet, member)?;
+        }
+        match (fleet.bury(member)?, failed) {
+            (Some(why), _) if !why.contains(LAST_WORDS) => {
+                Err(Trouble::Stopped(format!("m{member}, whose disk is dead: {why}")))
+            }
+            (Some(_), _) => {
+                self.struck += 1;
+                Ok("its node has stopped")
+            }
+            (None, Some(0)) => Ok("nothing was written"),
+            (None, failed) => Err(Trouble::Stopped(format!(
+                "m{member} only when it was killed, though its disk was dead ({door}) and {} calls of its log had \
+                 failed",
+                failed.map_or_else(|| "some".to_owned(), |failed| failed.to_string())
+            ))),
+        }
+    }
 }
 
 impl Nemesis for Dead {
@@ -98,23 +174,47 @@ impl Nemesis for Dead {
         };
         let whose = names(fleet, &[member]);
         let door = ["fail-sync", "fail-write"][dice.one_of(2)];
-        fleet.door(member, door)?;
-        let begun = Instant::now();
-        let goes_on = || fleet.process(member).is_some_and(|process| !process.is_over());
-        while goes_on() && begun.elapsed() < FOUND_OUT_WITHIN {
-            thread::sleep(LOOK_EVERY);
-        }
-        self.down = Some(member);
-        match fleet.bury_however(member)? {
-            Some(why) if !why.contains(LAST_WORDS) => {
-                Err(Trouble::Stopped(format!("m{member}, whose disk is dead: {why}")))
-            }
-            Some(_) => Ok(format!("lets the disk of {whose} die ({door}); its node has stopped")),
-            None => Ok(format!("lets the disk of {whose} die ({door}); nothing was written")),
-        }
+        let came = self.strike(fleet, member, door)?;
+        Ok(format!("lets the disk of {whose} die ({door}); {came}"))
     }
 
     fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
         self.down.take().map_or(Ok(()), |member| fleet.restart(member))
+    }
+
+    fn struck(&self) -> u64 {
+        self.struck
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::tests::shell;
+
+    /// What comes of the death of the disk of a member that says so many failures, and this when a door is opened.
+    fn dead(failures: u64, opened: &str) -> Result<&'static str, Trouble> {
+        let does = format!(
+            "case $order in 'door failures') echo $id done {failures};; door*) echo $id armed; {opened};; esac"
+        );
+        let short = Duration::from_millis(100);
+        let mut dead = Dead { fails_within: short, stops_within: short, ..Dead::new() };
+        dead.strike(&shell(&does), 0, "fail-sync")
+    }
+
+    #[test]
+    fn a_node_that_goes_on_though_its_disk_has_failed_is_seen() {
+        let goes_on = dead(3, "true");
+        assert!(
+            matches!(&goes_on, Err(Trouble::Stopped(why)) if why.contains("3 calls")),
+            "{goes_on:?}"
+        );
+        assert_eq!(dead(0, "true").unwrap(), "nothing was written");
+        let said = "echo stopped the disk failed to sync 0000000001.log";
+        assert_eq!(dead(3, said).unwrap(), "its node has stopped");
+        let otherwise = dead(3, "echo stopped of grief");
+        assert!(matches!(otherwise, Err(Trouble::Stopped(_))), "{otherwise:?}");
+        let without_a_word = dead(3, "exit 0");
+        assert!(matches!(without_a_word, Err(Trouble::Ended(_))), "{without_a_word:?}");
     }
 }

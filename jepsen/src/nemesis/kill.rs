@@ -45,11 +45,12 @@ pub(super) const ALL: Kind = Kind {
 struct Kill {
     whom: Whom,
     down: Vec<usize>,
+    struck: u64,
 }
 
 impl Kill {
     fn of(whom: Whom) -> Self {
-        Self { whom, down: Vec::new() }
+        Self { whom, down: Vec::new(), struck: 0 }
     }
 }
 
@@ -58,11 +59,16 @@ impl Nemesis for Kill {
         self.down = self.whom.draw(fleet, dice);
         let whom = names(fleet, &self.down);
         self.down.iter().try_for_each(|member| fleet.kill(*member))?;
+        self.struck += self.down.len() as u64;
         Ok(format!("kills {whom}"))
     }
 
     fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
         self.down.iter().try_for_each(|member| fleet.spawn(*member))?;
         self.down.drain(..).try_for_each(|member| fleet.await_ready(member))
+    }
+
+    fn struck(&self) -> u64 {
+        self.struck
     }
 }

@@ -93,4 +93,8 @@ impl Nemesis for Mixed {
         }
         Ok(())
     }
+
+    fn struck(&self) -> u64 {
+        self.parts.iter().map(|(_, part)| part.struck()).sum()
+    }
 }

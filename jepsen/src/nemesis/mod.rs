@@ -68,6 +68,10 @@ pub trait Nemesis: Send {
     /// # Errors
     /// As [`begin`](Self::begin).
     fn end(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<(), Trouble>;
+
+    /// How often it has struck until now: members, links, messages, whatever it does things to. What came to nothing does not
+    /// count; a run in which nothing was struck says nothing.
+    fn struck(&self) -> u64;
 }
 
 /// A nemesis in the list of all.

@@ -11,14 +11,22 @@ pub(super) const KIND: Kind = Kind {
     wants: Wants { leader_change: false, progress_inside: true, members_min: 1 },
     alone: true,
     possible: anywhere,
-    make: || Box::new(None),
+    make: || Box::new(Nothing { struck: 0 }),
 };
 
-struct None;
+struct Nothing {
+    /// It is what it says each time.
+    struck: u64,
+}
 
-impl Nemesis for None {
+impl Nemesis for Nothing {
     fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, Trouble> {
+        self.struck += 1;
         Ok("nothing".to_owned())
+    }
+
+    fn struck(&self) -> u64 {
+        self.struck
     }
 
     fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {

@@ -147,11 +147,12 @@ fn names(members: &[usize]) -> String {
 struct Partition {
     shape: Shape,
     cuts: Cuts,
+    struck: u64,
 }
 
 impl Partition {
     fn of(shape: Shape) -> Self {
-        Self { shape, cuts: Vec::new() }
+        Self { shape, cuts: Vec::new(), struck: 0 }
     }
 }
 
@@ -170,6 +171,7 @@ impl Nemesis for Partition {
         for (from, to) in &cuts {
             fleet.links().cut_so(*from, *to, how);
         }
+        self.struck += cuts.len() as u64;
         self.cuts = cuts;
         Ok(format!("cuts {said}, {how:?}"))
     }
@@ -180,6 +182,10 @@ impl Nemesis for Partition {
             fleet.links().set(from, to, Rule { cut: None, ..rule });
         }
         Ok(())
+    }
+
+    fn struck(&self) -> u64 {
+        self.struck
     }
 }
 

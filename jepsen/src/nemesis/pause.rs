@@ -33,17 +33,18 @@ pub(super) const SHORT: Kind = Kind {
     wants: Wants::QUORUM_STAYS,
     alone: false,
     possible: anywhere,
-    make: || Box::new(Short { paused: None }),
+    make: || Box::new(Short { paused: None, struck: 0 }),
 };
 
 struct Pause {
     whom: Whom,
     paused: Vec<usize>,
+    struck: u64,
 }
 
 impl Pause {
     fn of(whom: Whom) -> Self {
-        Self { whom, paused: Vec::new() }
+        Self { whom, paused: Vec::new(), struck: 0 }
     }
 }
 
@@ -52,11 +53,16 @@ impl Nemesis for Pause {
         self.paused = self.whom.draw(fleet, dice);
         let whom = names(fleet, &self.paused);
         self.paused.iter().try_for_each(|member| fleet.pause(*member))?;
+        self.struck += self.paused.len() as u64;
         Ok(format!("pauses {whom}"))
     }
 
     fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
         self.paused.drain(..).try_for_each(|member| fleet.resume(member))
+    }
+
+    fn struck(&self) -> u64 {
+        self.struck
     }
 }
 
@@ -65,6 +71,7 @@ const SHORT_MS: u64 = 900;
 
 struct Short {
     paused: Option<usize>,
+    struck: u64,
 }
 
 impl Nemesis for Short {
@@ -78,6 +85,7 @@ impl Nemesis for Short {
             None => {
                 self.paused = Whom::One.draw(fleet, dice).pop();
                 self.paused.map_or(Ok(()), |member| fleet.pause(member))?;
+                self.struck += u64::from(self.paused.is_some());
             }
         }
         Ok(Duration::from_millis(dice.below(SHORT_MS)))
@@ -85,5 +93,9 @@ impl Nemesis for Short {
 
     fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
         self.paused.take().map_or(Ok(()), |member| fleet.resume(member))
+    }
+
+    fn struck(&self) -> u64 {
+        self.struck
     }
 }

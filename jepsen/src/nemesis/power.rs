@@ -49,11 +49,12 @@ const LINGERS_MS: u64 = 200;
 struct Power {
     whom: Whom,
     down: Vec<usize>,
+    struck: u64,
 }
 
 impl Power {
     fn of(whom: Whom) -> Self {
-        Self { whom, down: Vec::new() }
+        Self { whom, down: Vec::new(), struck: 0 }
     }
 }
 
@@ -72,6 +73,7 @@ impl Nemesis for Power {
         for member in &self.down {
             // Whether it has noticed before its end is luck.
             fleet.bury_however(*member)?;
+            self.struck += 1;
         }
         Ok(format!("cuts the power of {whom}"))
     }
@@ -82,5 +84,9 @@ impl Nemesis for Power {
         }
         self.down.iter().try_for_each(|member| fleet.spawn(*member))?;
         self.down.drain(..).try_for_each(|member| fleet.await_ready(member))
+    }
+
+    fn struck(&self) -> u64 {
+        self.struck
     }
 }

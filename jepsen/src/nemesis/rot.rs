@@ -9,9 +9,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use super::whom::{Whom, names};
 use super::{Kind, Nemesis, Wants, anywhere};
+use crate::calls::Call;
 use crate::dice::Dice;
 use crate::fleet::{Fleet, Setup};
 use crate::process::{LIMIT, Trouble};
@@ -46,6 +48,12 @@ pub(super) const WARM: Kind = Kind {
 
 /// The variable in which a node's process is told to keep a warm copy.
 pub const WARM_COPY: &str = "JEPSEN_WARM_COPY";
+
+/// How long is waited for snapshots, and for one of the writes that make them due; and how many of these there are at once.
+const TAKEN_WITHIN: Duration = Duration::from_secs(8);
+const PUT_WITHIN: Duration = Duration::from_millis(800);
+const PUTS_AT_ONCE: usize = 4;
+const PUT_BYTES: usize = 8 << 10;
 
 /// How many bits flip at most.
 const BITS: u64 = 16;
@@ -95,6 +103,29 @@ impl What {
     }
 }
 
+/// Sees to it that each of these members has a snapshot, if that can be done in some seconds: clients that write little have
+/// none taken for long.
+fn have_snapshots_taken(fleet: &Fleet, members: &[usize]) {
+    let begun = Instant::now();
+    // One is due at a share of the state, to which small values add more than to the log.
+    let (key, value) = ("scrap/rot".to_owned(), "x".repeat(PUT_BYTES));
+    let put = Call::Put { key, value, lease: None };
+    let has_one = |member: &usize| {
+        let mut files = Vec::new();
+        // What comes and goes meanwhile is looked for again.
+        drop(find(fleet.dir(*member), &mut files));
+        files.iter().any(|file| What::Snapshot.is(file))
+    };
+    while !members.iter().all(has_one) && begun.elapsed() < TAKEN_WITHIN {
+        let leader = fleet.leader().and_then(|(leader, _)| fleet.process(leader));
+        let puts = (0..PUTS_AT_ONCE).filter_map(|_| {
+            leader.as_ref().map(|leader| leader.ask(&Order::Call(Box::new(put.clone()))))
+        });
+        // Whatever comes of them.
+        puts.collect::<Vec<_>>().into_iter().for_each(|put| drop(put.recv_timeout(PUT_WITHIN)));
+    }
+}
+
 /// All files below a directory.
 fn find(dir: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
     for entry in fs::read_dir(dir)? {
@@ -111,11 +142,12 @@ fn find(dir: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
 struct Rot {
     what: What,
     damaged: Vec<usize>,
+    struck: u64,
 }
 
 impl Rot {
     fn of(what: What) -> Self {
-        Self { what, damaged: Vec::new() }
+        Self { what, damaged: Vec::new(), struck: 0 }
     }
 }
 
@@ -129,6 +161,9 @@ impl Nemesis for Rot {
     fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
         self.damaged = Whom::Minority.draw(fleet, dice);
         let whose = names(fleet, &self.damaged);
+        if self.what == What::Snapshot {
+            have_snapshots_taken(fleet, &self.damaged);
+        }
         self.damaged.iter().try_for_each(|member| fleet.kill(*member))?;
         fleet.await_leader(LIMIT)?;
         let mut bits = 0;
@@ -136,6 +171,7 @@ impl Nemesis for Rot {
             bits += self.what.rot(fleet.dir(*member), dice)?;
             fleet.spawn(*member)?;
         }
+        self.struck += bits;
         Ok(format!("flips {bits} bits of {whose} ({:?})", self.what))
     }
 
@@ -162,6 +198,10 @@ impl Nemesis for Rot {
             }
         }
         Ok(())
+    }
+
+    fn struck(&self) -> u64 {
+        self.struck
     }
 }
 

@@ -12,7 +12,7 @@ use super::{Kind, Nemesis, Wants, anywhere};
 use crate::calls::Call;
 use crate::dice::Dice;
 use crate::fleet::{Fleet, Setup};
-use crate::links::{Cut, Rule};
+use crate::links::{Cut, Links, Rule};
 use crate::over::Over;
 use crate::process::Trouble;
 use crate::wire::{Answer, Order};
@@ -23,7 +23,7 @@ pub(super) const TRANSFER: Kind = Kind {
     wants: Wants::QUORUM_STAYS.and_leader_change(),
     alone: false,
     possible: anywhere,
-    make: || Box::new(Transfer),
+    make: || Box::new(Transfer { struck: 0 }),
 };
 
 pub(super) const COMPACTION: Kind = Kind {
@@ -32,7 +32,7 @@ pub(super) const COMPACTION: Kind = Kind {
     wants: Wants::QUORUM_STAYS,
     alone: false,
     possible: anywhere,
-    make: || Box::new(Compaction),
+    make: || Box::new(Compaction { struck: 0 }),
 };
 
 pub(super) const SNAPSHOTS: Kind = Kind {
@@ -41,7 +41,7 @@ pub(super) const SNAPSHOTS: Kind = Kind {
     wants: Wants::QUORUM_STAYS,
     alone: false,
     possible: anywhere,
-    make: || Box::new(Snapshots { cut_off: None }),
+    make: || Box::new(Snapshots::default()),
 };
 
 pub(super) const ROLLING: Kind = Kind {
@@ -50,7 +50,7 @@ pub(super) const ROLLING: Kind = Kind {
     wants: Wants::QUORUM_STAYS.and_leader_change(),
     alone: false,
     possible: anywhere,
-    make: || Box::new(Rolling { next: 0 }),
+    make: || Box::new(Rolling { next: 0, struck: 0 }),
 };
 
 /// How long a call of a nemesis may take: an answer that does not come is none of its business.
@@ -66,7 +66,9 @@ fn up_to(dice: &mut Dice, most_ms: u64) -> Duration {
     Duration::from_millis(1 + dice.below(most_ms))
 }
 
-struct Transfer;
+struct Transfer {
+    struck: u64,
+}
 
 impl Nemesis for Transfer {
     fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, Trouble> {
@@ -76,7 +78,9 @@ impl Nemesis for Transfer {
     fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, Trouble> {
         if let Some((leader, _)) = fleet.leader() {
             // It may refuse: nobody has caught up, or it leads no more.
-            drop(fleet.ask(leader, &Order::Call(Box::new(Call::Transfer)), CALL_LIMIT));
+            let order = Order::Call(Box::new(Call::Transfer));
+            let answer = fleet.ask(leader, &order, CALL_LIMIT);
+            self.struck += u64::from(matches!(answer, Some(Answer::Came(_))));
         }
         Ok(up_to(dice, TRANSFER_EVERY_MS))
     }
@@ -84,9 +88,15 @@ impl Nemesis for Transfer {
     fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
         Ok(())
     }
+
+    fn struck(&self) -> u64 {
+        self.struck
+    }
 }
 
-struct Compaction;
+struct Compaction {
+    struck: u64,
+}
 
 impl Nemesis for Compaction {
     fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, Trouble> {
@@ -97,7 +107,7 @@ impl Nemesis for Compaction {
         if let Some(member) = Whom::One.draw(fleet, dice).pop() {
             let keep = dice.below(3);
             // It may be down, or have nobody to ask.
-            let _is_done = fleet.compact(member, keep, CALL_LIMIT);
+            self.struck += u64::from(fleet.compact(member, keep, CALL_LIMIT));
         }
         Ok(up_to(dice, COMPACT_EVERY_MS))
     }
@@ -105,16 +115,40 @@ impl Nemesis for Compaction {
     fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
         Ok(())
     }
+
+    fn struck(&self) -> u64 {
+        self.struck
+    }
 }
 
+#[derive(Default)]
 struct Snapshots {
-    cut_off: Option<usize>,
+    /// The links that are cut now, by this.
+    cut: Vec<(usize, usize)>,
+    /// How often somebody was cut off.
+    lags: u64,
+    /// How many backups were taken and found sound.
+    backups: u64,
 }
 
 impl Snapshots {
-    fn join(&mut self, fleet: &Fleet) {
-        if let Some(member) = self.cut_off.take() {
-            set_cut(fleet, member, None);
+    /// Cuts a member off from all others, but for links that others have cut.
+    fn cut_off(&mut self, links: &Links, member: usize, places: usize) {
+        for other in (0..places).filter(|other| *other != member) {
+            for (from, to) in [(member, other), (other, member)] {
+                if links.rule(from, to).cut.is_none() {
+                    links.cut_so(from, to, Cut::Refused);
+                    self.cut.push((from, to));
+                }
+            }
+        }
+        self.lags += 1;
+    }
+
+    /// Joins what it has cut, and nothing else.
+    fn join(&mut self, links: &Links) {
+        for (from, to) in self.cut.drain(..) {
+            links.set(from, to, Rule { cut: None, ..links.rule(from, to) });
         }
     }
 }
@@ -125,51 +159,44 @@ impl Nemesis for Snapshots {
     }
 
     fn begin(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<String, Trouble> {
-        Ok("lets members lag behind the log, and takes backups".to_owned())
+        Ok(format!("lets members lag behind the log, and takes backups ({} so far)", self.backups))
     }
 
     fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, Trouble> {
-        if self.cut_off.is_some() {
-            self.join(fleet);
+        if !self.cut.is_empty() {
+            self.join(fleet.links());
         } else if let Some(member) = Whom::One.draw(fleet, dice).pop() {
-            set_cut(fleet, member, Some(Cut::Refused));
-            self.cut_off = Some(member);
+            self.cut_off(fleet.links(), member, fleet.places());
         }
         if let Some(member) = Whom::One.draw(fleet, dice).pop() {
-            back_up(fleet, member)?;
+            self.backups += u64::from(back_up(fleet, member)?);
         }
         Ok(up_to(dice, SNAPSHOT_EVERY_MS))
     }
 
     fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
-        self.join(fleet);
+        self.join(fleet.links());
         Ok(())
     }
-}
 
-/// Cuts a member off from all others, or joins it with them again.
-fn set_cut(fleet: &Fleet, member: usize, cut: Option<Cut>) {
-    for other in (0..fleet.places()).filter(|other| *other != member) {
-        for (from, to) in [(member, other), (other, member)] {
-            let rule = fleet.links().rule(from, to);
-            fleet.links().set(from, to, Rule { cut, ..rule });
-        }
+    /// Both, or it is not what it says.
+    fn struck(&self) -> u64 {
+        self.lags.min(self.backups)
     }
 }
 
-/// Takes a backup of a member that runs. What it says that it has written must be sound.
-fn back_up(fleet: &Fleet, member: usize) -> Result<(), Trouble> {
+/// Takes a backup of a member that runs. What it says that it has written must be sound. Whether it says so.
+fn back_up(fleet: &Fleet, member: usize) -> Result<bool, Trouble> {
     let file = fleet.dir(member).with_extension("backup");
     let call = Call::Backup { file: file.to_string_lossy().into_owned() };
     let answer = fleet.ask(member, &Order::Call(Box::new(call)), CALL_LIMIT);
-    if let Some(Answer::Came(_)) = answer {
-        let is_sound = match fleet.setup().over {
-            Over::Embedded => backup::verify(&file).map(drop).map_err(|why| why.to_string()),
-            Over::Server => is_sound(fleet, &file)?,
-        };
-        is_sound.map_err(|why| Trouble::Backup(format!("m{member}'s: {why}")))?;
-    }
-    Ok(())
+    let Some(Answer::Came(_)) = answer else { return Ok(false) };
+    let is_sound = match fleet.setup().over {
+        Over::Embedded => backup::verify(&file).map(drop).map_err(|why| why.to_string()),
+        Over::Server => is_sound(fleet, &file)?,
+    };
+    is_sound.map_err(|why| Trouble::Backup(format!("m{member}'s: {why}")))?;
+    Ok(true)
 }
 
 /// What the server's own program says of a snapshot, which ends with a hash as etcd's do.
@@ -184,6 +211,7 @@ fn is_sound(fleet: &Fleet, file: &Path) -> Result<Result<(), String>, Trouble> {
 
 struct Rolling {
     next: usize,
+    struck: u64,
 }
 
 impl Nemesis for Rolling {
@@ -197,11 +225,44 @@ impl Nemesis for Rolling {
             self.next += 1;
             fleet.stop(*member)?;
             fleet.restart(*member)?;
+            self.struck += 1;
         }
         Ok(up_to(dice, RESTART_EVERY_MS))
     }
 
     fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
         Ok(())
+    }
+
+    fn struck(&self) -> u64 {
+        self.struck
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_lags_is_joined_again_and_nobody_whom_others_have_cut_off() {
+        let (links, mut snapshots) = (Links::default(), Snapshots::default());
+        links.part(&[2], &[0, 1]);
+        snapshots.cut_off(&links, 0, 3);
+        let cut = |from, to| links.rule(from, to).cut;
+        assert_eq!((cut(0, 1), cut(1, 0)), (Some(Cut::Refused), Some(Cut::Refused)));
+        assert_eq!((cut(0, 2), cut(2, 0)), (Some(Cut::Silent), Some(Cut::Silent)));
+        snapshots.join(&links);
+        assert_eq!((cut(0, 1), cut(1, 0)), (None, None));
+        for (from, to) in [(0, 2), (2, 0), (1, 2), (2, 1)] {
+            assert_eq!(cut(from, to), Some(Cut::Silent), "{from} {to}");
+        }
+    }
+
+    #[test]
+    fn backups_that_all_fail_are_no_backups() {
+        let mut snapshots = Snapshots { lags: 5, ..Snapshots::default() };
+        assert_eq!(snapshots.struck(), 0);
+        snapshots.backups = 2;
+        assert_eq!(snapshots.struck(), 2);
     }
 }

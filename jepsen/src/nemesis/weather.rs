@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{Kind, Nemesis, Wants, anywhere};
 use crate::dice::Dice;
 use crate::fleet::{Fleet, Setup};
-use crate::links::Rule;
+use crate::links::{Rule, Traffic};
 use crate::process::Trouble;
 
 pub(super) const DELAY: Kind = Kind {
@@ -61,6 +61,8 @@ struct Badness {
     draw: fn(&mut Dice) -> Rule,
     /// Takes what it says from one rule into another.
     copy: fn(&mut Rule, &Rule),
+    /// What of the traffic has felt it.
+    felt: fn(&Traffic) -> u64,
 }
 
 const SLOW: Badness = Badness {
@@ -70,6 +72,7 @@ const SLOW: Badness = Badness {
         Rule { delay, jitter, ..Rule::default() }
     },
     copy: |to, from| (to.delay, to.jitter) = (from.delay, from.jitter),
+    felt: |traffic| traffic.frames,
 };
 
 const LOSSY: Badness = Badness {
@@ -85,12 +88,14 @@ const LOSSY: Badness = Badness {
         (to.lose_permille, to.break_permille) = (from.lose_permille, from.break_permille);
         (to.hold_permille, to.hold) = (from.hold_permille, from.hold);
     },
+    felt: |traffic| traffic.lost + traffic.broken,
 };
 
 const DOUBLING: Badness = Badness {
     what: "doubling",
     draw: |dice| Rule { double_permille: chance(dice, 500), ..Rule::default() },
     copy: |to, from| to.double_permille = from.double_permille,
+    felt: |traffic| traffic.doubled,
 };
 
 const DAMAGING: Badness = Badness {
@@ -103,6 +108,7 @@ const DAMAGING: Badness = Badness {
     copy: |to, from| {
         (to.flip_permille, to.stutter_permille) = (from.flip_permille, from.stutter_permille);
     },
+    felt: |traffic| traffic.spoiled,
 };
 
 const THIN: Badness = Badness {
@@ -112,6 +118,7 @@ const THIN: Badness = Badness {
         Rule { bytes_per_second: NonZeroU32::new(kib << 10), ..Rule::default() }
     },
     copy: |to, from| to.bytes_per_second = from.bytes_per_second,
+    felt: |traffic| traffic.frames,
 };
 
 /// At least a tenth of it, so that every window is one.
@@ -124,11 +131,20 @@ fn chance(dice: &mut Dice, most_permille: u16) -> u16 {
 struct Weather {
     badness: &'static Badness,
     links: Vec<(usize, usize)>,
+    /// What its links had felt of its kind when it began.
+    felt_before: u64,
+    struck: u64,
 }
 
 impl Weather {
     fn of(badness: &'static Badness) -> Self {
-        Self { badness, links: Vec::new() }
+        Self { badness, links: Vec::new(), felt_before: 0, struck: 0 }
+    }
+
+    fn felt(&self, fleet: &Fleet) -> u64 {
+        let felt =
+            |(from, to): &(usize, usize)| (self.badness.felt)(&fleet.links().traffic(*from, *to));
+        self.links.iter().map(felt).sum()
     }
 
     fn set(&self, fleet: &Fleet, said: &Rule) {
@@ -154,6 +170,7 @@ impl Nemesis for Weather {
         let pairs = (0..many).flat_map(|from| (0..many).map(move |to| (from, to)));
         self.links = pairs.filter(is_meant).collect();
         let rule = (self.badness.draw)(dice);
+        self.felt_before = self.felt(fleet);
         self.set(fleet, &rule);
         let whose = only.map_or("all links".to_owned(), |member| format!("m{member}'s links"));
         Ok(format!("makes {whose} {}", self.badness.what))
@@ -161,8 +178,13 @@ impl Nemesis for Weather {
 
     fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
         self.set(fleet, &Rule::default());
+        self.struck += self.felt(fleet).saturating_sub(self.felt_before);
         self.links.clear();
         Ok(())
+    }
+
+    fn struck(&self) -> u64 {
+        self.struck
     }
 }
 

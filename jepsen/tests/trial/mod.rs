@@ -26,7 +26,9 @@ pub(crate) fn until_judged(mut run: impl FnMut() -> Ran) -> Ran {
 }
 
 /// Deletes a row behind everybody's back.
-struct Thief;
+struct Thief {
+    struck: u64,
+}
 
 pub(crate) static THIEF: nemesis::Kind = nemesis::Kind {
     name: "thief",
@@ -34,7 +36,7 @@ pub(crate) static THIEF: nemesis::Kind = nemesis::Kind {
     wants: Wants { leader_change: false, progress_inside: true, members_min: 1 },
     alone: true,
     possible: nemesis::anywhere,
-    make: || Box::new(Thief),
+    make: || Box::new(Thief { struck: 0 }),
 };
 
 /// Rows of a queue that its takers delete themselves, perhaps just before the thief does: they are missed by nobody.
@@ -55,6 +57,7 @@ impl Nemesis for Thief {
             let key = &keys[dice.one_of(keys.len())];
             if let Some(answer @ Answer::Done(_)) = fleet.ask(0, &Order::Delete(key.clone()), LIMIT)
             {
+                self.struck += 1;
                 return Ok(format!("steals {key}: {answer:?}"));
             }
         }
@@ -63,5 +66,9 @@ impl Nemesis for Thief {
 
     fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
         Ok(())
+    }
+
+    fn struck(&self) -> u64 {
+        self.struck
     }
 }
