@@ -5,7 +5,7 @@
 //! judgement must not tell what the compares found. A row that is answered with is read; a lease that is attached or
 //! ended lends its end to whoever may do so, so that all keys of it must be theirs to write.
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeSet;
 
 use super::lease::LeaseTable;
@@ -28,6 +28,7 @@ pub(super) fn judge(
         access,
         caller,
         leases,
+        asked: Cell::new(0),
         readable: OnceCell::new(),
         writable: OnceCell::new(),
         judged: RefCell::default(),
@@ -47,11 +48,16 @@ pub(super) fn judge(
     }
 }
 
+/// How often is not yet often.
+const ASKED_FEW: u32 = 4;
+
 struct Judge<'a> {
     access: &'a Access,
     caller: &'a Caller,
     leases: &'a LeaseTable,
-    /// What the caller may read and write, put together when it is asked for first.
+    /// How often it was asked.
+    asked: Cell<u32>,
+    /// What the caller may read and write, put together when that is asked for often.
     readable: OnceCell<Result<OpenKeys, AccessRefusal>>,
     writable: OnceCell<Result<OpenKeys, AccessRefusal>>,
     /// Those whose keys are all the caller's to write: each is looked at once, however many puts attach it.
@@ -67,12 +73,21 @@ impl Judge<'_> {
         open.get_or_init(|| self.access.open(self.caller, right)).as_ref().map_err(|why| *why)
     }
 
+    fn may(&self, right: Right, keys: &KeyRange) -> Result<(), AccessRefusal> {
+        let asked = self.asked.replace(self.asked.get() + 1);
+        // To put everything together is worth it for whoever asks often.
+        if asked < ASKED_FEW {
+            return self.access.may(self.caller, right, keys);
+        }
+        if self.open(right)?.hold(keys) { Ok(()) } else { Err(AccessRefusal::Denied) }
+    }
+
     fn read(&self, keys: &KeyRange) -> Result<(), AccessRefusal> {
-        if self.open(Right::Read)?.hold(keys) { Ok(()) } else { Err(AccessRefusal::Denied) }
+        self.may(Right::Read, keys)
     }
 
     fn write(&self, keys: &KeyRange) -> Result<(), AccessRefusal> {
-        if self.open(Right::Write)?.hold(keys) { Ok(()) } else { Err(AccessRefusal::Denied) }
+        self.may(Right::Write, keys)
     }
 
     /// Whoever binds a key to a lease, or ends it, decides about all of its keys.

@@ -31,6 +31,8 @@ const PAGE_KEYS_FEW: usize = PAGE_KEYS / 8;
 #[derive(Debug, Default)]
 pub(super) struct Index {
     root: Page<Branch>,
+    /// How many keys there are.
+    len: usize,
 }
 
 #[derive(Debug)]
@@ -88,6 +90,7 @@ impl Index {
         let key = row.view().key();
         let Some(place) = self.place(key) else {
             let leaf = Leaf::of(Page::one(Rows::one(row)));
+            self.len += 1;
             self.root.insert(0, Branch { leaves: Page::one(leaf) });
             return;
         };
@@ -100,6 +103,7 @@ impl Index {
 
     /// Adds a key to a leaf.
     fn insert(&mut self, Place { branch, leaf }: Place, at: usize, row: Row) {
+        self.len += 1;
         let leaves = &mut self.root.item(branch).leaves;
         if row.view().key() < leaves.items()[leaf].key() {
             // The first leaf of all: any other has the keys from its fence on.
@@ -127,7 +131,8 @@ impl Index {
             return;
         }
         page.remove(at);
-        if page.len() < PAGE_KEYS_FEW {
+        self.len -= 1;
+        if self.leaf(place).rows.len() < PAGE_KEYS_FEW {
             self.join(place);
         }
     }
@@ -161,6 +166,11 @@ impl Index {
             // A branch has the fence of its first leaf.
             self.root.keys_have_changed();
         }
+    }
+
+    /// How many keys there are, those without a live version too.
+    pub(super) fn len(&self) -> usize {
+        self.len
     }
 
     /// The last key, with its versions.
@@ -270,6 +280,7 @@ mod tests {
             index.iter_from(from).map(|rows| rows.newest().key().to_vec()).collect()
         };
         assert_eq!(keys(Bound::Unbounded), want.iter().cloned().collect::<Vec<_>>());
+        assert_eq!(index.len(), want.len());
         for key in want.iter().step_by(97) {
             assert_eq!(keys(Bound::Included(key)).len(), want.range(key.clone()..).count());
             assert_eq!(keys(Bound::Excluded(key)).len(), want.range(key.clone()..).count() - 1);

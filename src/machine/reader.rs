@@ -289,6 +289,11 @@ impl Reader {
         self.shared.state().live.keys
     }
 
+    /// How many keys there are or were, and are not swept yet.
+    pub fn kept_keys(&self) -> usize {
+        self.shared.state().index.len()
+    }
+
     /// How many leases there are, as of the last entry applied.
     pub fn lease_count(&self) -> usize {
         self.shared.leases().len()

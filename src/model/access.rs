@@ -363,16 +363,37 @@ impl Access {
         Ok(if user.roles.contains(ROOT) { Powers::Everything } else { Powers::Of(user) })
     }
 
-    fn may(&self, caller: &Caller, right: Right, keys: &KeyRange) -> Result<(), AccessRefusal> {
-        if self.open(caller, right)?.hold(keys) { Ok(()) } else { Err(AccessRefusal::Denied) }
+    /// Whether a caller has a right to all of these keys.
+    pub(crate) fn may(
+        &self,
+        caller: &Caller,
+        right: Right,
+        keys: &KeyRange,
+    ) -> Result<(), AccessRefusal> {
+        let Powers::Of(user) = self.powers(caller)? else { return Ok(()) };
+        let mut grants = self.granted(user, right);
+        // One key, or a range as it was granted, needs nothing put together.
+        let may = match keys.as_single() {
+            Some(key) => grants.any(|range| range.contains(key)),
+            None => grants.any(|range| range == keys) || self.open_to(user, right).hold(keys),
+        };
+        if may { Ok(()) } else { Err(AccessRefusal::Denied) }
     }
 
     /// The keys to which a caller has a right: for who asks more than once.
     pub(crate) fn open(&self, caller: &Caller, right: Right) -> Result<OpenKeys, AccessRefusal> {
         let Powers::Of(user) = self.powers(caller)? else { return Ok(OpenKeys::All) };
+        Ok(self.open_to(user, right))
+    }
+
+    fn open_to(&self, user: &User, right: Right) -> OpenKeys {
+        OpenKeys::of(self.granted(user, right))
+    }
+
+    fn granted<'a>(&'a self, user: &'a User, right: Right) -> impl Iterator<Item = &'a KeyRange> {
         let roles = user.roles.iter().filter_map(|role| self.roles.get(role));
-        let grants = roles.flatten().filter(|grant| grant.rights.include(right));
-        Ok(OpenKeys::of(grants.map(|grant| &grant.range)))
+        let grants = roles.flatten().filter(move |grant| grant.rights.include(right));
+        grants.map(|grant| &grant.range)
     }
 
     /// Makes a change. A refused one changes nothing.

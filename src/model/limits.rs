@@ -22,8 +22,9 @@ pub struct Limits {
     /// How deep transactions may be nested, at most [`Limits::TXN_DEPTH_CEILING`]. Default 8.
     pub txn_depth_max: usize,
     /// The most keys that the ranges of one transaction may pass over, those of its compares, of both branches and of
-    /// what is nested in them added up; twice as many as there are keys, if that is more. Every replica carries a
-    /// transaction out, and does nothing else meanwhile. Default 262,144.
+    /// what is nested in them added up, keys included that are deleted and not compacted; four times as many as there
+    /// are such, if that is more. Every replica carries a transaction out, and does nothing else meanwhile. Default
+    /// 262,144.
     pub txn_keys_max: usize,
 }
 

@@ -308,7 +308,14 @@ impl Shared {
     /// As [`Shared::let_in`], for one that is within the limits.
     fn find_room(&self, command: &Command) -> CallResult<usize> {
         if let Command::Txn(txn) = command.deed() {
-            self.may_pass_over(txn)?;
+            let judged = match command {
+                Command::As(caller, command) => self.reader.judge(caller, command),
+                _ => Ok(()),
+            };
+            // Who may not look at keys is not told how many there are: it is refused where that is decided.
+            if judged.is_ok() {
+                self.may_pass_over(txn)?;
+            }
         }
         if let Some(more) = growth(command) {
             self.may_grow(more)?;
@@ -338,7 +345,7 @@ impl Shared {
         if !is_more_than(max) {
             return Ok(());
         }
-        let max = max.max(usize::try_from(2 * self.reader.keys()).unwrap_or(usize::MAX));
+        let max = max.max(self.reader.kept_keys().saturating_mul(4));
         if is_more_than(max) { Err(Refusal::TooManyKeys { max }) } else { Ok(()) }
     }
 

@@ -6,6 +6,7 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -46,18 +47,23 @@ impl Child {
         let status = self.keeper.wait().await;
         let status =
             status.map_err(|error| Failure::Local("the command is lost".to_owned(), error))?;
-        if let Some(code) = status.code() {
-            return Ok(u8::try_from(code).unwrap_or(u8::MAX));
+        match (status.code(), status.signal()) {
+            (Some(code), _) => Ok(u8::try_from(code).unwrap_or(u8::MAX)),
+            // The keeper was killed, or was told to end before it could pass that on: not the command.
+            (None, signal) => {
+                descendants::kill().await;
+                let signal = signal.and_then(Signal::from_named_raw).unwrap_or(Signal::KILL);
+                Ok(ended_by(signal))
+            }
         }
-        // The keeper was killed, not the command.
-        descendants::kill().await;
-        Ok(ended_by(Signal::KILL))
     }
 
     /// Passes a signal on.
     pub(crate) fn pass_on(&self, signal: Signal) {
-        // Who is gone needs no signal.
-        kill_process(self.pid, signal).ok();
+        // Who is gone needs no signal, and its number may be another's.
+        if self.keeper.id().is_some() {
+            kill_process(self.pid, signal).ok();
+        }
     }
 
     /// Asks it to end, and all that it has started.

@@ -248,7 +248,7 @@ impl Client {
     /// The connection is of no use any more: the next request goes to the next endpoint.
     pub(crate) async fn leave(&self, link: &Link) {
         let mut state = self.state.lock().await;
-        if state.link.as_ref().is_some_and(|now| now.at == link.at) {
+        if state.link.as_ref().is_some_and(|now| now.number == link.number) {
             state.link = None;
             state.preferred = (link.at + 1) % self.settings.endpoints.len();
             self.number.send_modify(|number| *number += 1);
@@ -287,7 +287,10 @@ impl Client {
             if attempt == count {
                 tokio::time::sleep(ROUND_PAUSE).await;
             }
-            let link = self.link().await?;
+            // Somebody else may be connecting, or logging in, for longer than that.
+            let link = tokio::time::timeout_at(end, self.link());
+            let Ok(link) = link.await else { return Err(last.unwrap_or(Failure::Timeout(limit))) };
+            let link = link?;
             let left = end.saturating_duration_since(tokio::time::Instant::now());
             // A server that hangs shall not take the whole time, if others can be asked the same.
             let patience = match effect {

@@ -99,20 +99,44 @@ impl Signals {
 
 /// Waits for the turn, holds, and lets go.
 pub(crate) async fn hold(client: &Arc<Client>, output: Output, wish: Wish) -> Result<(), Failure> {
-    let has_command = !wish.command.is_empty();
-    let not_held = |failure: Failure| match failure {
+    let mut signals = Signals::new()?;
+    let session = Session::open(client, wish.ttl).await.map_err(|why| not_held(&wish, why))?;
+    // Nothing of it asks the servers any more once it has ended, or keeps anybody from asking them.
+    let ended = until_over(client, output, &wish, &session, &mut signals).await;
+    let is_lost =
+        matches!(ended, Ok(EXIT_LOST)) && session.valid_until().borrow().left() < LOST_LEFT;
+    // Who does not hear the renewals does not hear this, most likely.
+    let limit = if is_lost { LOST_LEFT } else { client.settings.command_timeout };
+    let_go(&session, limit).await;
+    match ended? {
+        0 => Ok(()),
+        code => Err(Failure::Exit(code)),
+    }
+}
+
+/// Why the command was not started.
+fn not_held(wish: &Wish, failure: Failure) -> Failure {
+    match failure {
         Failure::Exit(_) => failure,
-        failure if has_command => {
+        failure if !wish.command.is_empty() => {
             failure.complain();
             Failure::Exit(EXIT_NOT_HELD)
         }
         failure => failure,
-    };
-    let mut signals = Signals::new()?;
-    let session = Session::open(client, wish.ttl).await.map_err(not_held)?;
+    }
+}
+
+/// Waits for the turn, and holds. Says the exit code.
+async fn until_over(
+    client: &Arc<Client>,
+    output: Output,
+    wish: &Wish,
+    session: &Session,
+    signals: &mut Signals,
+) -> Result<u8, Failure> {
     let mut keep = pin!(session.keep());
     let acquired = {
-        let acquire = acquire(client, &session, &wish);
+        let acquire = acquire(client, session, wish);
         let timeout = async {
             match wish.timeout {
                 Some(span) if !span.is_zero() => tokio::time::sleep(span).await,
@@ -123,17 +147,10 @@ pub(crate) async fn hold(client: &Arc<Client>, output: Output, wish: Wish) -> Re
             acquired = acquire => acquired,
             why = &mut keep => Err(Failure::Failed(format!("the place in the line was lost: {why}"))),
             signal = signals.next() => Err(Failure::Exit(ended_by(signal))),
-            () = timeout => Err(in_vain(&wish)),
+            () = timeout => Err(in_vain(wish)),
         }
     };
-    let (place, held) = match acquired {
-        Ok(acquired) => acquired,
-        Err(failure) => {
-            let failure = not_held(failure);
-            let_go(&session, client.settings.command_timeout).await;
-            return Err(failure);
-        }
-    };
+    let (place, held) = acquired.map_err(|why| not_held(wish, why))?;
     let mut loss = pin!(place.loss(client, held.token() + 1));
     let lost = async {
         tokio::select! {
@@ -141,31 +158,18 @@ pub(crate) async fn hold(client: &Arc<Client>, output: Output, wish: Wish) -> Re
             why = &mut loss => why,
         }
     };
-    let mut lost = pin!(lost);
-    let ended = if session.valid_until().borrow().before(session.ttl / 5).left().is_zero() {
+    let lost = pin!(lost);
+    if session.valid_until().borrow().before(session.ttl / 5).left().is_zero() {
         // This process stood still in between: somebody else may hold by now.
         crate::complain(&"lost: no server has confirmed the hold in time");
-        Ok(EXIT_LOST)
-    } else if has_command {
-        match Child::start(&wish.command, &variables(&wish, &place, &held, &session)) {
-            Ok(mut child) => run(&mut child, &session, &mut signals, lost.as_mut()).await,
-            Err(failure) => Err(not_held(failure)),
-        }
-    } else {
-        match output.show(&shown(&wish, &held)) {
-            Ok(()) => wait(&session, &mut signals, lost.as_mut()).await,
-            Err(failure) => Err(failure),
-        }
-    };
-    let is_lost =
-        matches!(ended, Ok(EXIT_LOST)) && session.valid_until().borrow().left() < LOST_LEFT;
-    // Who does not hear the renewals does not hear this, most likely.
-    let limit = if is_lost { LOST_LEFT } else { client.settings.command_timeout };
-    let_go(&session, limit).await;
-    match ended? {
-        0 => Ok(()),
-        code => Err(Failure::Exit(code)),
+        return Ok(EXIT_LOST);
     }
+    if wish.command.is_empty() {
+        output.show(&shown(wish, &held))?;
+        return wait(session, signals, lost).await;
+    }
+    let child = Child::start(&wish.command, &variables(wish, &place, &held, session));
+    run(&mut child.map_err(|why| not_held(wish, why))?, session, signals, lost).await
 }
 
 async fn acquire(
@@ -207,12 +211,18 @@ async fn run(
     mut lost: std::pin::Pin<&mut impl Future<Output = String>>,
 ) -> Result<u8, Failure> {
     let mut valid_until = session.valid_until();
+    let mut is_told = false;
     loop {
         let end = *valid_until.borrow_and_update();
         tokio::select! {
-            // What has ended by itself needs no ending.
             biased;
-            code = child.wait() => return code,
+            code = child.wait() => {
+                // What it has left behind when it ended by itself goes on; what was told to end ends.
+                if is_told {
+                    child.kill().await;
+                }
+                return code;
+            }
             why = &mut lost => {
                 // Before anything is said: nobody may be there to read it.
                 child.kill().await;
@@ -230,7 +240,11 @@ async fn run(
                 crate::complain(&"no server confirms the hold: the command was ended");
                 return Ok(EXIT_LOST);
             }
-            signal = signals.next() => child.pass_on(signal),
+            signal = signals.next() => {
+                // For others it may go on, as programs do that read their configuration again.
+                is_told |= [Signal::INT, Signal::TERM, Signal::QUIT].contains(&signal);
+                child.pass_on(signal);
+            }
             Ok(()) = valid_until.changed() => {}
         }
     }

@@ -13,6 +13,7 @@ use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
@@ -25,6 +26,9 @@ use super::descendants;
 const EXIT_NOT_EXECUTABLE: u8 = 126;
 const EXIT_NOT_FOUND: u8 = 127;
 const EXIT_SIGNALLED: u8 = 128;
+
+/// Signals of one kind that come within so long are one.
+const AT_ONCE: Duration = Duration::from_millis(200);
 
 /// The name of the hidden command.
 const COMMAND: &str = "held-child";
@@ -99,10 +103,14 @@ impl HeldChild {
         rustix::process::set_parent_process_death_signal(Some(at_its_end))?;
         #[cfg(not(target_os = "linux"))]
         let _ = at_its_end;
-        if std::os::unix::process::parent_id() == self.parent {
+        if self.has_parent() {
             return Ok(());
         }
         Err(io::Error::other("whoever holds was gone before"))
+    }
+
+    fn has_parent(&self) -> bool {
+        std::os::unix::process::parent_id() == self.parent
     }
 
     fn become_it(&self) -> io::Result<ExitCode> {
@@ -130,22 +138,25 @@ impl HeldChild {
             };
             descendants::adopt()?;
             self.bind(END)?;
-            let command = Kept::start(&self.command)?;
-            loop {
+            let mut command = Kept::start(&self.command)?;
+            let code = loop {
                 tokio::select! {
+                    biased;
+                    _ = end.recv() => break None,
+                    _ = child.recv() => if let Some(code) = command.reap()? {
+                        break Some(code);
+                    },
                     _ = term.recv() => command.pass_on(Signal::TERM),
                     _ = hup.recv() => command.pass_on(Signal::HUP),
                     _ = int.recv() => command.pass_on(Signal::INT),
                     _ = quit.recv() => command.pass_on(Signal::QUIT),
-                    _ = child.recv() => if let Some(code) = command.reap()? {
-                        return Ok(ExitCode::from(code));
-                    },
-                    _ = end.recv() => {
-                        command.kill().await;
-                        return Ok(ExitCode::from(ended_by(Signal::KILL)));
-                    }
                 }
+            };
+            // Both may have been killed at once.
+            if code.is_none() || !self.has_parent() {
+                command.kill().await;
             }
+            Ok(ExitCode::from(code.unwrap_or(ended_by(Signal::KILL))))
         })
     }
 }
@@ -154,6 +165,8 @@ impl HeldChild {
 struct Kept {
     pid: Pid,
     has_group: bool,
+    /// What was passed on last, and when.
+    passed: Option<(Signal, Instant)>,
 }
 
 impl Kept {
@@ -162,11 +175,19 @@ impl Kept {
         start.args(command);
         set_group(&mut start);
         let child = start.spawn()?;
-        Ok(Self { pid: Pid::from_child(&child), has_group: !has_terminal() })
+        Ok(Self { pid: Pid::from_child(&child), has_group: !has_terminal(), passed: None })
     }
 
-    /// What the terminal sends to all who share it is not sent twice.
-    fn pass_on(&self, signal: Signal) {
+    /// What the terminal sends to all who share it is not sent twice; nor what somebody sends to all of a service, which
+    /// comes from there and from the one that holds.
+    fn pass_on(&mut self, signal: Signal) {
+        let now = Instant::now();
+        let is_again =
+            |(passed, at): (Signal, Instant)| passed == signal && now.duration_since(at) < AT_ONCE;
+        if self.passed.is_some_and(is_again) {
+            return;
+        }
+        self.passed = Some((signal, now));
         if self.has_group {
             // Who is gone needs no signal.
             kill_process_group(self.pid, signal).ok();

@@ -28,7 +28,7 @@ Examples:
 /// Stands in one line with `etcdctl lock`, with programs that use etcd's concurrency package, and with those that
 /// embed Bowline. Signals are passed on to the command. It is ended before somebody else can get the lock: when no
 /// server confirms the lock any more, when its key is deleted, and when this process ends, whatever ends it; so is
-/// what the command has started.
+/// what the command has started, but for what it leaves behind when it ends by itself.
 #[derive(Args, Debug)]
 #[command(after_long_help = format!("{EXAMPLES}\n\n{ENVIRONMENT} ETCD_LOCK_KEY and ETCD_LOCK_REV are \
     etcdctl's names for the key and the token.\n\n{EXIT_CODES}"))]

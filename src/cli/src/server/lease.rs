@@ -33,7 +33,7 @@ const NO_TTL: i64 = -1;
 
 /// How many renewals of a stream are under way at a time. Each takes a round through the cluster: one after the other,
 /// the leases of a client far away would end.
-const IN_HAND: usize = 128;
+const IN_HAND: usize = 32;
 
 /// How many leases a stream remembers that it has renewed; then it begins anew.
 const KEPT_MAX: usize = 1 << 14;
@@ -67,7 +67,7 @@ impl LeaseService {
                 let ttl = Self::keep_alive(&member, &who, id).await?;
                 Ok(LeaseKeepAliveResponse { header, id, ttl })
             };
-            if begun.send(Ok(tokio::spawn(renewal.in_current_span()))).await.is_err() {
+            if begun.send(Ok(Renewal::begin(renewal))).await.is_err() {
                 break;
             }
         }
@@ -86,8 +86,27 @@ impl LeaseService {
     }
 }
 
-/// A renewal that is under way.
-type Renewal = JoinHandle<Result<LeaseKeepAliveResponse, Status>>;
+/// A renewal that is under way. It is given up when this is dropped, with its stream.
+struct Renewal(JoinHandle<Result<LeaseKeepAliveResponse, Status>>);
+
+impl Renewal {
+    fn begin(
+        renewal: impl Future<Output = Result<LeaseKeepAliveResponse, Status>> + Send + 'static,
+    ) -> Self {
+        Self(tokio::spawn(renewal.in_current_span()))
+    }
+
+    async fn answer(mut self) -> Result<LeaseKeepAliveResponse, Status> {
+        let ended = (&mut self.0).await;
+        ended.map_err(|error| Status::internal(format!("bowline: {error}")))?
+    }
+}
+
+impl Drop for Renewal {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
 
 /// The leases that a stream keeps alive: they go on for as long as their user may, like watches that are open; for
 /// another one the stream may be old, and who opened it nobody any more.
@@ -173,8 +192,7 @@ impl Lease for LeaseService {
                 };
                 let answer = async {
                     while let Some(renewal) = in_order.recv().await {
-                        let failed = |error| Status::internal(format!("bowline: {error}"));
-                        let response = renewal?.await.map_err(failed)??;
+                        let response = renewal?.answer().await?;
                         kept.note(&response);
                         if answers.send(Ok(response)).await.is_err() {
                             break;

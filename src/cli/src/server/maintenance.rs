@@ -155,12 +155,8 @@ impl Maintenance for MaintenanceService {
         &self,
         _: Request<pb::SnapshotRequest>,
     ) -> Result<Response<Self::SnapshotStream>, Status> {
-        let sending = self.0.may_send_snapshot().ok_or(Reason::TooManyRequests)?;
-        let (file, bytes) = taken(Arc::clone(&self.0)).await?;
-        Ok(Response::new(Driven::by(|answers| async move {
-            let _sending = sending;
-            send(file, bytes, &answers).await
-        })))
+        let taken = taken(Arc::clone(&self.0)).await?;
+        Ok(Response::new(Driven::by(|answers| async move { send(taken, &answers).await })))
     }
 
     async fn move_leader(

@@ -15,12 +15,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tonic::Status;
 use tracing::Instrument;
 
 use super::driven::Answers;
 use super::member::{CLUSTER_VERSION, Member};
-use super::wire::refused;
+use super::wire::{Reason, refused};
 use crate::generated::etcdserverpb::SnapshotResponse;
 
 /// How much is sent at a time, as in etcd.
@@ -37,15 +38,35 @@ const NAME: &str = "snap-sent.writing";
 /// reads it; also if nobody does, who has gone while it was written.
 ///
 /// # Errors
-/// As the library's backup; the file cannot be read.
-pub(super) async fn taken(member: Arc<Member>) -> Result<(File, u64), Status> {
-    let taken = tokio::spawn(async move { take(&member).await }.in_current_span());
-    taken.await.map_err(|error| Status::internal(format!("bowline: {error}")))?
+/// Too many are sent. As the library's backup; the file cannot be read.
+pub(super) async fn taken(member: Arc<Member>) -> Result<Sent, Status> {
+    let sending = member.may_send_snapshot().ok_or(Reason::TooManyRequests)?;
+    let (tell, taken) = oneshot::channel();
+    let take = async move {
+        let result = take(&member, &tell).await;
+        // Who has gone meanwhile needs nothing.
+        drop(tell.send(result.map(|(file, bytes)| Sent { file, bytes, _sending: sending })));
+    };
+    tokio::spawn(take.in_current_span());
+    taken.await.map_err(|_| Status::internal("bowline: no snapshot was taken"))?
 }
 
-async fn take(member: &Member) -> Result<(File, u64), Status> {
+/// A snapshot on its way to a client. It counts until it is there.
+pub(super) struct Sent {
+    file: File,
+    bytes: u64,
+    _sending: OwnedSemaphorePermit,
+}
+
+async fn take(
+    member: &Member,
+    waits: &oneshot::Sender<Result<Sent, Status>>,
+) -> Result<(File, u64), Status> {
     // One at a time: they have the same name.
     let _turn = member.takes_snapshot().await;
+    if waits.is_closed() {
+        return Err(Status::cancelled("nobody waits for it"));
+    }
     let path: PathBuf = member.options().data_dir.join(NAME);
     let id = member.node().backup(&path).await.map_err(refused)?;
     let file = blocking(move || {
@@ -61,8 +82,7 @@ async fn take(member: &Member) -> Result<(File, u64), Status> {
 /// # Errors
 /// The file cannot be read, or ends too early.
 pub(super) async fn send(
-    mut file: File,
-    bytes: u64,
+    Sent { mut file, bytes, _sending }: Sent,
     answers: &Answers<SnapshotResponse>,
 ) -> Result<(), Status> {
     let mut left = bytes.next_multiple_of(ALIGN_BYTES);

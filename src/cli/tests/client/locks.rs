@@ -1,9 +1,12 @@
 //! Locks, semaphores and elections: who holds, what runs meanwhile, and that it is gone before somebody else holds.
 
 use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::net;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::tempdir;
 
@@ -150,6 +153,45 @@ fn signals_are_passed_on_and_nothing_survives_who_holds() {
     let next = run(lock(&server, &["m", "echo", "next"]), b"").done();
     assert_eq!(next, "next\n");
     assert!(!runs(&pid));
+}
+
+#[test]
+fn what_is_left_behind_by_a_command_that_was_told_to_end_ends_with_it() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let leaves = "setsid sh -c 'echo $$; exec sleep 1000' & exec sleep 1000";
+    let mut told = Going::start(lock(&server, &["m", "--", "sh", "-c", leaves]));
+    let left = told.line();
+    signal(&told, Signal::TERM);
+    assert_eq!(code(&mut told), 143);
+    assert!(!runs(&left));
+}
+
+/// A port on which nobody answers, as of a machine that is gone: who asks for a connection is not refused either.
+fn silence(address: &str) -> (OwnedFd, Vec<TcpStream>) {
+    let at: SocketAddr = address.rsplit('/').next().unwrap().parse().unwrap();
+    let socket = net::socket(net::AddressFamily::INET, net::SocketType::STREAM, None).unwrap();
+    net::sockopt::set_socket_reuseaddr(&socket, true).unwrap();
+    net::bind(&socket, &at).unwrap();
+    net::listen(&socket, 0).unwrap();
+    let come = || TcpStream::connect_timeout(&at, Duration::from_millis(200)).ok();
+    let streams = std::iter::from_fn(come).take(100).collect();
+    (socket, streams)
+}
+
+#[test]
+fn who_holds_ends_in_time_where_servers_can_only_be_waited_for() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let address = server.address.clone();
+    let mut lock = lock(&server, &["m", "--ttl", "5", "--", "sh", "-c", "echo held; sleep 1000"]);
+    // Whoever waits for a connection does so for longer than this test takes.
+    lock.env("BOWLINE_DIAL_TIMEOUT", "1000s");
+    let mut holds = Going::start(lock);
+    assert_eq!(holds.line(), "held\n");
+    drop(server);
+    let _silence = silence(&address);
+    assert_eq!(code(&mut holds), 123);
 }
 
 /// What a stubborn command is, that also leaves something in the background. It says its processes' ids.

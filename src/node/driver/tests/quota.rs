@@ -137,7 +137,7 @@ fn history_beyond_its_share_makes_room_for_what_is_written_again_and_again() {
 #[test]
 fn a_transaction_that_looks_at_more_than_it_may_is_never_proposed() {
     let mut three = Three::new(|_, settings| settings.limits.txn_keys_max = 100);
-    for key in 0..40 {
+    for key in 0..25 {
         three.put(0, &format!("k{key:02}"), 1).unwrap();
     }
     let looks = |times| Txn {
@@ -145,9 +145,9 @@ fn a_transaction_that_looks_at_more_than_it_may_is_never_proposed() {
         failure: vec![Op::delete("x")],
         ..Txn::default()
     };
-    let nested = Txn { success: vec![Op::Txn(looks(1)); 3], ..Txn::default() };
-    three.write(0, Command::Txn(looks(2))).unwrap();
-    for txn in [looks(3), nested] {
+    let nested = Txn { success: vec![Op::Txn(looks(1)); 5], ..Txn::default() };
+    three.write(0, Command::Txn(looks(4))).unwrap();
+    for txn in [looks(5), nested] {
         let refused = three.write(1, Command::Txn(txn.clone()));
         let limit = Err(CallError::Refused(Refusal::TooManyKeys { max: 100 }));
         assert_eq!(refused, limit);
@@ -159,11 +159,14 @@ fn a_transaction_that_looks_at_more_than_it_may_is_never_proposed() {
             );
         }
     }
-    // Twice all that there is may always be looked at.
-    for key in 40..80 {
+    // Four times all that there is may always be looked at, also if most of it is deleted.
+    for key in 25..40 {
         three.put(0, &format!("k{key:02}"), 1).unwrap();
     }
-    three.write(1, Command::Txn(looks(2))).unwrap();
-    let refused = three.write(1, Command::Txn(looks(3)));
+    for key in 10..40 {
+        three.delete(0, &format!("k{key:02}")).unwrap();
+    }
+    three.write(1, Command::Txn(looks(4))).unwrap();
+    let refused = three.write(1, Command::Txn(looks(5)));
     assert_eq!(refused, Err(CallError::Refused(Refusal::TooManyKeys { max: 160 })));
 }
