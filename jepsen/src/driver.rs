@@ -128,6 +128,9 @@ const LONG: Duration = Duration::from_secs(3600);
 /// How often it is asked whether the node has stopped by itself.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
+/// What comes before the number of calls of the log that have failed, where a node says why it has stopped.
+pub(crate) const FAILURES: &str = "; calls of its log that have failed: ";
+
 /// Carries out orders until there are no more.
 fn serve(node: &Node, trap: &Trap, doors: &Doors) {
     let slots = &Slots::default();
@@ -146,7 +149,11 @@ fn serve(node: &Node, trap: &Trap, doors: &Doors) {
         scope.spawn(move || {
             while ended.recv_timeout(LOOK_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
                 if let Some(reason) = node.stop_reason() {
-                    return say(&format!("stopped {reason}"));
+                    let failures = match doors.order("failures") {
+                        Ok(Some(failures)) if failures > 0 => format!("{FAILURES}{failures}"),
+                        _ => String::new(),
+                    };
+                    return say(&format!("stopped {reason}{failures}"));
                 }
             }
         });

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::whom::{Whom, names};
 use super::{Kind, Nemesis, Wants, anywhere};
 use crate::dice::Dice;
+use crate::driver::FAILURES;
 use crate::fleet::Fleet;
 use crate::process::Trouble;
 use crate::wire::Order;
@@ -103,6 +104,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// What a node says that stops for its disk.
 const LAST_WORDS: &str = "the disk failed to";
 
+/// How many calls of its log may fail until a node has stopped: one, and one that is under way beside it.
+const FAILURES_MAX: u64 = 2;
+
 /// A row that the nemesis writes itself where nobody else does.
 const SCRAP: &str = "scrap/disk-dead";
 
@@ -153,7 +157,14 @@ impl Dead {
             (Some(why), _) if !why.contains(LAST_WORDS) => {
                 Err(Trouble::Stopped(format!("m{member}, whose disk is dead: {why}")))
             }
-            (Some(_), _) => {
+            (Some(why), _) => {
+                let failures = why.split_once(FAILURES).and_then(|(_, count)| count.parse().ok());
+                if failures.is_some_and(|failures: u64| failures > FAILURES_MAX) {
+                    let why = format!(
+                        "m{member} went on with a dead disk ({door}) before it stopped: {why}"
+                    );
+                    return Err(Trouble::Stopped(why));
+                }
                 self.struck += 1;
                 Ok("its node has stopped")
             }
@@ -212,6 +223,10 @@ mod tests {
         assert_eq!(dead(0, "true").unwrap(), "nothing was written");
         let said = "echo stopped the disk failed to sync 0000000001.log";
         assert_eq!(dead(3, said).unwrap(), "its node has stopped");
+        let after = |failures: u64| dead(failures, &format!("{said}\"{FAILURES}{failures}\""));
+        assert_eq!(after(FAILURES_MAX).unwrap(), "its node has stopped");
+        let later = after(FAILURES_MAX + 1);
+        assert!(matches!(later, Err(Trouble::Stopped(_))), "{later:?}");
         let otherwise = dead(3, "echo stopped of grief");
         assert!(matches!(otherwise, Err(Trouble::Stopped(_))), "{otherwise:?}");
         let without_a_word = dead(3, "exit 0");
