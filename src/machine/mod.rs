@@ -71,7 +71,7 @@ pub use lease::{BOUND_KEY_BYTES, LEASE_BYTES, LeaseInfo, SessionOf};
 pub use reader::{HistoryPage, Reader};
 pub use reseed::{RESEEDED_AT, REVISION_JUMP, Reseed};
 pub use restore::{Restore, RestoreError};
-pub use txn::only_reads;
+pub use txn::{is_wide, only_reads};
 
 use answers::{Answers, Verdict};
 use digest::Fingerprint;

@@ -129,7 +129,7 @@ pub(super) fn ranges(txn: &Txn) -> impl Iterator<Item = &KeyRange> {
 }
 
 /// Whether a command looks at ranges of keys, not only at single ones.
-pub(super) fn is_wide(command: &Command) -> bool {
+pub fn is_wide(command: &Command) -> bool {
     match command.deed() {
         Command::Delete(delete) => delete.range.as_single().is_none(),
         Command::Txn(txn) => ranges(txn).any(|range| range.as_single().is_none()),

@@ -11,7 +11,7 @@ use tracing::{Instrument as _, Span};
 
 use crate::codec::encoded_len_hint;
 use crate::env::Env;
-use crate::machine::{Change, Reader};
+use crate::machine::{Change, Reader, is_wide};
 use crate::metrics::{Meters, RequestKind};
 use crate::model::{
     Command, LeaseId, Limits, MemberWish, Moment, NodeId, Op, Range, RangeReply, Refusal, Reply,
@@ -307,16 +307,7 @@ impl Shared {
 
     /// As [`Shared::let_in`], for one that is within the limits.
     fn find_room(&self, command: &Command) -> CallResult<usize> {
-        if let Command::Txn(txn) = command.deed() {
-            let judged = match command {
-                Command::As(caller, command) => self.reader.judge(caller, command),
-                _ => Ok(()),
-            };
-            // Who may not look at keys is not told how many there are: it is refused where that is decided.
-            if judged.is_ok() {
-                self.may_pass_over(txn)?;
-            }
-        }
+        self.may_look(command)?;
         if let Some(more) = growth(command) {
             self.may_grow(more)?;
         }
@@ -336,6 +327,17 @@ impl Shared {
             return Err(CallError::QuotaExceeded { bytes, quota });
         }
         Ok(())
+    }
+
+    /// Whether a command may look at as many keys as it names. Who has no right to them is not told how many there
+    /// are: it is refused where that is decided.
+    fn may_look(&self, command: &Command) -> Result<(), Refusal> {
+        let Command::Txn(txn) = command.deed() else { return Ok(()) };
+        match command {
+            _ if !is_wide(command) => Ok(()),
+            Command::As(caller, deed) if self.reader.judge(caller, deed).is_err() => Ok(()),
+            _ => self.may_pass_over(txn),
+        }
     }
 
     /// Whether a transaction may look at as many keys as its ranges name.

@@ -167,12 +167,13 @@ mod tests {
         Operation::unknown(at, CounterCall::Add)
     }
 
+    fn fine(history: &[Operation<CounterCall, i64>], last: i64) {
+        let found = complaints(&history.to_vec(), last);
+        assert!(found.is_empty(), "{found:?}");
+    }
+
     #[test]
     fn an_adding_that_is_lost_or_counted_twice_or_seen_too_late_is_found() {
-        let fine = |history: &[Operation<_, _>], last| {
-            let found = complaints(&history.to_vec(), last);
-            assert!(found.is_empty(), "{found:?}");
-        };
         let wrong = |history: &[Operation<_, _>], last, words: &str| {
             let found = complaints(&history.to_vec(), last).join("; ");
             assert!(found.contains(words), "{found:?}");
@@ -189,10 +190,6 @@ mod tests {
 
     #[test]
     fn an_adding_that_never_happened_hides_none_that_was_counted_twice() {
-        let fine = |history: &[Operation<_, _>], last| {
-            let found = complaints(&history.to_vec(), last);
-            assert!(found.is_empty(), "{found:?}");
-        };
         let wrong = |history: &[Operation<_, _>], last, number: &str| {
             let found = complaints(&history.to_vec(), last);
             assert_eq!(found.len(), 1, "{found:?}");
