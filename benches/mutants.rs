@@ -69,7 +69,7 @@ Not among them, of the breaks that are usual for such systems:
   has proven. The gate is tested with forged messages in `consensus/tests/hostile.rs`.
 - M41, a queue of proposals without a bound: the world has no memory to run out of. `tests/observability.rs` fills the
   queues of a node.
-- M42, a log thread that runs on after the shutdown: the world has no threads. The tests in `tests/disks` ask each
+- M42, a log thread that runs on after the shutdown: the world has no threads. The tests in `tests/nodes/disks` ask each
   shutdown which threads hang.
 - M44, a clock that stands still while the machine sleeps: the clock of the world is the boot-time clock. It is named
   in one place, `env/clock.rs`.

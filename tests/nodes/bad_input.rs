@@ -1,0 +1,442 @@
+//! Bad input is met everywhere: each is refused in clear words, and a write and a read afterwards show
+//! that it did no damage.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::time::Duration;
+
+use bowline::testing::{self, Cluster, ClusterOptions};
+use bowline::{
+    Client, Compare, Config, Effect, Error, KeyRange, LeaseId, Node, Op, Refusal, Revision, Role,
+    StartError, StopReason, Wait, WatchError,
+};
+
+use crate::loopback;
+
+fn quick(members: usize) -> Cluster {
+    ClusterOptions::new(members)
+        .configure(|config| {
+            config
+                .heartbeat(Duration::from_millis(20))
+                .election_timeout(Duration::from_millis(150))
+                .call_deadline(Duration::from_secs(20))
+        })
+        .start()
+        .wait()
+        .expect("the cluster starts")
+}
+
+/// A start that is refused, in these words.
+fn refused(config: Config, words: &str) -> StartError {
+    let error = Node::start(config).wait().expect_err(words);
+    assert!(error.to_string().contains(words), "{error} lacks {words:?}");
+    error
+}
+
+fn works(kv: &Client) {
+    let put = kv.put("proof", "of no damage").wait().unwrap();
+    let row = kv.get("proof").wait().unwrap().unwrap();
+    assert_eq!((row.value.as_ref(), row.mod_revision), (&b"of no damage"[..], put.revision));
+}
+
+/// Where the members of a cluster are that is never started.
+fn three() -> [(&'static str, &'static str); 3] {
+    [("a", "127.0.0.1:1"), ("b", "127.0.0.1:2"), ("c", "127.0.0.1:3")]
+}
+
+#[test]
+fn a_configuration_that_makes_no_sense_touches_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let config = |name: &str| Config::new(&data, name);
+    let twice = [("a", "127.0.0.1:1"), ("a", "127.0.0.1:2")];
+    refused(
+        config("a").members(twice),
+        "two members are called \"a\": each needs a name of its own",
+    );
+    refused(config("z").members(three()), "this node is called \"z\", and the members are [");
+    let same = [("a", "127.0.0.1:1"), ("b", "127.0.0.1:1")];
+    refused(config("a").members(same), "members \"a\" and \"b\" have the same address");
+    refused(config("a").members([("a", "nowhere")]), "is not of the form host:port");
+    refused(config(""), "a member's name is empty");
+    refused(config("a").heartbeat(Duration::ZERO), "heartbeat is 0ns, and must be 4 ms to 10 s");
+    assert!(!data.exists());
+}
+
+#[test]
+fn a_second_node_on_a_directory_is_refused_and_the_first_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    refused(Config::new(dir.path(), "solo"), "another node is running on");
+    works(&first.client());
+}
+
+#[test]
+fn the_directory_of_another_cluster_is_refused_and_keeps_its_data() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = || Config::new(dir.path(), "solo");
+    let node = Node::start(config()).wait().unwrap();
+    node.client().put("k", "v").wait().unwrap();
+    assert!(testing::shutdown(node).wait().hanging.is_empty());
+    refused(config().cluster_token("other"), "is of a cluster with another token");
+    // The same name, in a cluster of three.
+    let members = [("solo", "127.0.0.1:0"), ("b", "127.0.0.1:2"), ("c", "127.0.0.1:3")];
+    refused(config().members(members), "was founded by 1 member(s)");
+    let node = Node::start(config()).wait().unwrap();
+    assert_eq!(node.client().get("k").wait().unwrap().unwrap().value, "v");
+    works(&node.client());
+}
+
+#[test]
+fn the_directory_of_another_member_is_refused_and_swapped_back_it_works() {
+    let mut cluster = quick(3);
+    cluster.node(0).client().put("k", "v").wait().unwrap();
+    cluster.shutdown(1).wait();
+    cluster.shutdown(2).wait();
+    let swap = |cluster: &Cluster| {
+        let (one, two) = (cluster.data_dir(1), cluster.data_dir(2));
+        let aside = one.with_extension("aside");
+        fs::rename(&one, &aside).unwrap();
+        fs::rename(&two, &one).unwrap();
+        fs::rename(&aside, &two).unwrap();
+    };
+    swap(&cluster);
+    for member in [1, 2] {
+        let error = cluster.restart(member).wait().unwrap_err().to_string();
+        let words = format!("is that of member {}", 4 - member);
+        assert!(error.contains(&words), "{error} lacks {words:?}");
+    }
+    swap(&cluster);
+    for member in [1, 2] {
+        cluster.restart(member).wait().unwrap();
+        assert_eq!(cluster.node(member).client().get("k").wait().unwrap().unwrap().value, "v");
+        works(&cluster.node(member).client());
+    }
+}
+
+#[test]
+fn a_directory_that_is_a_file_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    fs::write(&path, "precious").unwrap();
+    refused(Config::new(&path, "solo"), "Not a directory");
+    assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+}
+
+fn wipe(dir: &Path) {
+    fs::remove_dir_all(dir).unwrap();
+}
+
+fn why_it_stopped(node: &Node) -> String {
+    let StopReason::Failed(why) = node.stopped().wait() else { panic!("nobody asked it to stop") };
+    why.to_string()
+}
+
+#[test]
+fn a_member_whose_disk_was_wiped_stops_and_the_other_two_go_on() {
+    let mut cluster = quick(3);
+    cluster.node(0).client().put("k", "v").wait().unwrap();
+    cluster.kill(1).wait();
+    wipe(&cluster.data_dir(1));
+    cluster.restart(1).wait().unwrap();
+    let why = why_it_stopped(cluster.node(1));
+    assert!(is_about_the_lost_disk(&why), "{why:?}");
+    for member in [0, 2] {
+        let kv = cluster.node(member).client();
+        assert_eq!(kv.get("k").wait().unwrap().unwrap().value, "v");
+        works(&kv);
+    }
+    // It does not get in by insisting.
+    cluster.kill(1).wait();
+    cluster.restart(1).wait().unwrap();
+    why_it_stopped(cluster.node(1));
+    works(&cluster.node(0).client());
+}
+
+/// Who has lost a disk is told by itself, or by whoever refuses it.
+fn is_about_the_lost_disk(why: &str) -> bool {
+    why.contains("must be replaced under a new id")
+        || why.contains("that lost its disk cannot come back")
+}
+
+#[test]
+fn two_wiped_disks_of_three_never_make_an_empty_quorum() {
+    let mut cluster = quick(3);
+    cluster.node(0).client().put("k", "v").wait().unwrap();
+    let all = cluster.node(0).client().revision();
+    cluster.all_at(all).wait().unwrap();
+    for member in [1, 2] {
+        cluster.kill(member).wait();
+        wipe(&cluster.data_dir(member));
+    }
+    for member in [1, 2] {
+        cluster.restart(member).wait().unwrap();
+    }
+    for member in [1, 2] {
+        // Nothing that looks like an empty store, ever.
+        let answer = cluster.node(member).client().get("k").wait();
+        assert!(matches!(answer, Err(Error::Stopped { .. })), "m{member} answers {answer:?}");
+        let why = why_it_stopped(cluster.node(member));
+        assert!(is_about_the_lost_disk(&why), "{why:?}");
+    }
+    let third = cluster.node(0);
+    assert_eq!(third.stop_reason(), None);
+    let kv = third.client();
+    let read = kv.get("k").deadline(Duration::from_millis(500)).wait();
+    assert_eq!(read, Err(Error::Deadline { effect: Effect::NotApplied }));
+    let put = kv.put("k", "w").deadline(Duration::from_millis(500)).wait();
+    // Whether it believed to lead when it was asked decides what it can say.
+    assert!(matches!(put, Err(Error::Deadline { .. })), "{put:?}");
+    assert_eq!(kv.get("k").local().wait().unwrap().unwrap().value, "v");
+}
+
+#[test]
+fn two_wiped_disks_wait_for_the_third_and_stop_when_it_comes() {
+    let mut cluster = quick(3);
+    cluster.node(0).client().put("k", "precious").wait().unwrap();
+    cluster.all_at(cluster.node(0).client().revision()).wait().unwrap();
+    for member in 0..3 {
+        cluster.kill(member).wait();
+    }
+    for member in [1, 2] {
+        wipe(&cluster.data_dir(member));
+        cluster.restart(member).wait().unwrap();
+    }
+    for member in [1, 2] {
+        let read = cluster.node(member).client().get("k").deadline(Duration::from_secs(1)).wait();
+        assert_eq!(read, Err(Error::Deadline { effect: Effect::NotApplied }));
+        let status = cluster.node(member).status();
+        assert_eq!(status.role, Role::Founding, "{status:?}");
+        assert_eq!(status.unmet.len(), 1, "{status:?}");
+    }
+    cluster.restart(0).wait().unwrap();
+    for member in [1, 2] {
+        let why = why_it_stopped(cluster.node(member));
+        assert!(is_about_the_lost_disk(&why), "{why:?}");
+    }
+    // Alone it cannot know how much of its log was committed; it has it all.
+    assert_eq!(cluster.node(0).stop_reason(), None);
+    let log = fs::read(cluster.data_dir(0).join("0000000001.log")).unwrap();
+    assert!(log.windows(8).any(|bytes| bytes == b"precious"));
+}
+
+#[test]
+fn addresses_beyond_this_machine_need_leave() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let config = |members: [(&str, &str); 2]| Config::new(&data, "a").members(members);
+    let outside = "is not on loopback, and connections between members are neither encrypted";
+    refused(config([("a", "0.0.0.0:7400"), ("b", "127.0.0.1:7401")]), outside);
+    let own = config([("a", "127.0.0.1:7400"), ("b", "127.0.0.1:7401")]);
+    refused(own.listen("0.0.0.0:7400"), outside);
+    assert!(!data.exists());
+}
+
+#[test]
+fn a_port_that_is_taken_is_named_and_the_data_is_left_alone() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let config = Config::new(&data, "a").members([("a", address.as_str()), ("b", "127.0.0.1:1")]);
+    let error = refused(config, &format!("network: cannot listen on {address}: "));
+    assert!(matches!(error, StartError::Network(_)));
+    assert!(!data.exists());
+}
+
+#[test]
+fn requests_beyond_the_limits_are_refused_by_name_and_figure() {
+    let cluster = quick(3);
+    for (_, node) in cluster.running() {
+        let kv = node.client();
+        let refusal = |error: Error| match error {
+            Error::Refused(refusal) => refusal.to_string(),
+            other => panic!("{other:?}"),
+        };
+        let before = kv.put("before", "").wait().unwrap().revision;
+        let words = [
+            refusal(kv.put("", "v").wait().unwrap_err()),
+            refusal(kv.get("").wait().unwrap_err()),
+            refusal(kv.put(vec![b'k'; 4097], "v").wait().unwrap_err()),
+            refusal(kv.get(vec![b'k'; 4097]).wait().unwrap_err()),
+            refusal(kv.delete(vec![b'k'; 4097]).wait().unwrap_err()),
+            refusal(kv.put("k", vec![0; (1 << 20) + 1]).wait().unwrap_err()),
+            refusal(txn(&kv, (0..2).map(|i| Op::put(format!("k{i}"), vec![0; 800_000])))),
+            refusal(txn(&kv, (0..129).map(|i| Op::put(format!("k{i}"), "v")))),
+            refusal(txn(&kv, ["k", "k"].map(|key| Op::put(key, "v")))),
+            refusal(txn(&kv, [Op::put("k", "v"), Op::delete(KeyRange::all())])),
+        ];
+        let expected = [
+            "key is not provided",
+            "key is not provided",
+            "key of 4097 bytes, at most 4096",
+            "key of 4097 bytes, at most 4096",
+            "key of 4097 bytes, at most 4096",
+            "value of 1048577 bytes, at most 1048576",
+            "request is too large: 1600036 bytes, at most 1572864",
+            "too many operations in txn request: 129, at most 128",
+            "duplicate key given in txn request: k",
+            "duplicate key given in txn request: k",
+        ];
+        assert_eq!(words, expected);
+        let compares = (0..129).fold(kv.txn(), |txn, _| txn.when(Compare::exists("k")));
+        let error = refusal(compares.commit().wait().unwrap_err());
+        assert_eq!(error, "too many operations in txn request: 129, at most 128");
+        // Nothing of all that took a revision. What is as large as may be is taken.
+        let put = kv.put(vec![b'k'; 4096], vec![0; 1 << 20]).wait().unwrap();
+        assert_eq!(put.revision, before.next());
+        kv.delete(vec![b'k'; 4096]).wait().unwrap();
+        works(&kv);
+    }
+}
+
+fn txn(kv: &Client, ops: impl IntoIterator<Item = Op>) -> Error {
+    ops.into_iter().fold(kv.txn(), |txn, op| txn.then(op)).commit().wait().unwrap_err()
+}
+
+#[test]
+fn revisions_that_are_gone_or_to_come_are_refused_on_every_member() {
+    let cluster = quick(3);
+    let first = cluster.node(0).client();
+    for i in 0..5 {
+        first.put("k", i.to_string()).wait().unwrap();
+    }
+    assert_eq!(first.compact(Revision(4)).wait(), Ok(Revision(6)));
+    for (_, node) in cluster.running() {
+        let kv = node.client();
+        let newest = kv.get("k").wait().unwrap().unwrap().mod_revision;
+        let asked = Revision(1_000_000);
+        let future = Error::Refused(Refusal::Future { asked, newest: Revision(6) });
+        let words = "required revision 1000000 is a future revision; the newest is 6";
+        assert_eq!((newest, future.to_string().as_str()), (Revision(6), words));
+        assert_eq!(kv.get("k").revision(asked).wait(), Err(future.clone()));
+        assert_eq!(kv.range(KeyRange::all()).revision(asked).wait(), Err(future.clone()));
+        assert_eq!(kv.compact(asked).wait(), Err(future));
+        let (asked, compacted) = (Revision(3), Revision(4));
+        let gone = Error::Refused(Refusal::Compacted { asked, compacted });
+        let words = "required revision 3 has been compacted; the oldest left is 4";
+        assert_eq!(gone.to_string(), words);
+        assert_eq!(kv.get("k").revision(asked).wait(), Err(gone.clone()));
+        assert_eq!(kv.range(KeyRange::all()).revision(asked).wait(), Err(gone.clone()));
+        assert_eq!(kv.compact(asked).wait(), Err(gone));
+        let again = kv.compact(compacted).wait().unwrap_err();
+        assert!(matches!(again, Error::Refused(Refusal::Compacted { .. })), "{again:?}");
+        assert_eq!(kv.get("k").revision(compacted).wait().unwrap().unwrap().value, "2");
+        let mut watch = kv.watch("k").from(asked).wait().unwrap();
+        let end = watch.next().wait().unwrap().unwrap_err();
+        assert_eq!(end, WatchError::Compacted { asked, compacted });
+        assert!(watch.next().wait().is_none());
+    }
+    // A watch may begin in the future, and begins there.
+    let mut watch = first.watch("k").from(Revision(8)).wait().unwrap();
+    for i in 5..8 {
+        first.put("k", i.to_string()).wait().unwrap();
+    }
+    let batch = watch.next().wait().unwrap().unwrap();
+    assert_eq!(batch.events[0].kv.mod_revision, Revision(8));
+    works(&first);
+}
+
+#[test]
+fn leases_that_have_ended_never_were_or_cannot_be_are_refused() {
+    let cluster = quick(3);
+    let kv = cluster.node(0).client();
+    let lease = kv.grant(Duration::from_secs(3)).wait().unwrap().id;
+    let put = kv.put("leased", "v").lease(lease).wait().unwrap();
+    let mut changes = kv.watch("leased").from(put.revision.next()).wait().unwrap();
+    let deleted = changes.next().wait().unwrap().unwrap();
+    assert_eq!(deleted.events[0].kind, bowline::EventKind::Delete);
+    for (_, node) in cluster.running() {
+        let kv = node.client();
+        for lease in [lease, LeaseId::new(4242).unwrap()] {
+            let gone = Error::Refused(Refusal::LeaseNotFound(lease));
+            assert_eq!(gone.to_string(), format!("requested lease not found: {lease}"));
+            assert_eq!(kv.put("leased", "v").lease(lease).wait(), Err(gone.clone()));
+            assert_eq!(kv.revoke(lease).wait(), Err(gone));
+            assert!(kv.lease(lease).wait().unwrap().is_none());
+        }
+        assert_eq!(kv.get("leased").wait().unwrap(), None);
+        for ttl in [Duration::ZERO, Duration::MAX] {
+            let error = kv.grant(ttl).wait().unwrap_err();
+            let Error::Refused(Refusal::LeaseTtl { asked, .. }) = error else {
+                panic!("{error:?}")
+            };
+            assert_eq!(asked, ttl);
+        }
+        let taken = kv.grant(Duration::from_secs(60)).wait().unwrap().id;
+        let again = kv.grant(Duration::from_secs(60)).id(taken).wait().unwrap_err();
+        assert_eq!(again, Error::Refused(Refusal::LeaseExists(taken)));
+        works(&kv);
+    }
+}
+
+/// Three nodes on sockets, in this process.
+fn on_sockets(dir: &Path) -> (Vec<Node>, Vec<SocketAddr>) {
+    let addresses: Vec<SocketAddr> = (0..3).map(|_| loopback::address().parse().unwrap()).collect();
+    let members = || addresses.iter().enumerate().map(|(i, at)| (format!("n{i}"), at.to_string()));
+    let node = |i: usize| {
+        let name = format!("n{i}");
+        let config = Config::new(dir.join(&name), &name).members(members());
+        Node::start(config.call_deadline(Duration::from_secs(20))).wait().unwrap()
+    };
+    ((0..3).map(node).collect(), addresses)
+}
+
+/// The first words of a member that speaks these versions.
+fn preface(least: u16, greatest: u16) -> Vec<u8> {
+    let mut bytes = b"bowline\0".to_vec();
+    bytes.extend_from_slice(&least.to_le_bytes());
+    bytes.extend_from_slice(&greatest.to_le_bytes());
+    bytes.extend_from_slice(&[0; 4]);
+    bytes
+}
+
+#[test]
+fn a_peer_port_that_is_fed_garbage_floods_or_silence_costs_the_cluster_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (nodes, addresses) = on_sockets(dir.path());
+    works(&nodes[0].client());
+    let oversized = [preface(1, 1), vec![0xff; 64]].concat();
+    let wrong_checksum = [preface(1, 1), vec![16, 0, 0, 0], vec![7; 20]].concat();
+    let noise: Vec<u8> =
+        (0..100_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let garbage = [
+        b"GET / HTTP/1.1\r\nHost: you\r\n\r\n".to_vec(),
+        noise,
+        preface(7, 9),
+        oversized,
+        wrong_checksum,
+        preface(1, 1)[..9].to_vec(),
+        vec![0; 1 << 20],
+    ];
+    // Silent ones stay for the whole of it, more than may be in their handshake at a time.
+    let silent: Vec<TcpStream> = addresses
+        .iter()
+        .flat_map(|at| (0..100).map(move |_| TcpStream::connect(at).unwrap()))
+        .collect();
+    for (i, bytes) in garbage.iter().cycle().take(5 * garbage.len()).enumerate() {
+        for (node, address) in nodes.iter().zip(&addresses) {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+            // It may be closed before all is written.
+            drop(stream.write_all(bytes));
+            drop(stream.shutdown(std::net::Shutdown::Write));
+            let mut answer = Vec::new();
+            drop(stream.read_to_end(&mut answer));
+            assert!(answer.len() < 2_000, "a stranger is told {} bytes", answer.len());
+            node.client().put(format!("k{i}"), "v").wait().unwrap();
+        }
+    }
+    drop(silent);
+    for node in &nodes {
+        assert_eq!(node.stop_reason(), None);
+        let rows = node.client().range(KeyRange::prefix("k")).wait().unwrap();
+        assert_eq!(rows.count, 5 * garbage.len() as u64);
+        works(&node.client());
+    }
+    for node in nodes {
+        assert!(testing::shutdown(node).wait().hanging.is_empty());
+    }
+}

@@ -1,0 +1,432 @@
+//! Real nodes in one process: what a program that embeds them sees, told by what it does.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bowline::testing::{self, ClusterOptions};
+use bowline::{
+    Compare, Config, Effect, Error, GuardError, KeyRange, LeaderEvent, LockError, LockState, Loss,
+    Node, Op, Refusal, Released, Revision, Role, SessionEnd, Wait,
+};
+
+use crate::stage::{
+    Begun, LONG, SOON, STEADY, another_leader, lasting, lasting_with, mortal, timed_out,
+    until_deleted, until_places,
+};
+
+#[test]
+fn what_is_written_on_one_member_is_read_on_all() {
+    let cluster = lasting(3);
+    for (i, node) in cluster.running() {
+        node.client().put(format!("k{i}"), format!("v{i}")).wait().unwrap();
+    }
+    for (_, node) in cluster.running() {
+        let rows = node.client().range(KeyRange::all()).wait().unwrap();
+        assert_eq!(rows.count, 3);
+        assert_eq!(rows.revision, Revision(4));
+    }
+}
+
+#[test]
+fn a_write_that_returned_is_seen_by_local_reads_on_the_same_node() {
+    let cluster = lasting(3);
+    for (_, node) in cluster.running() {
+        let kv = node.client();
+        for i in 0..50 {
+            let put = kv.put("k", i.to_string()).wait().unwrap();
+            let row = kv.get("k").local().wait().unwrap().unwrap();
+            assert!(row.mod_revision >= put.revision);
+        }
+    }
+}
+
+#[test]
+fn another_node_can_be_asked_to_have_reached_a_revision() {
+    let cluster = lasting(3);
+    let put = cluster.node(0).client().put("k", "v").wait().unwrap();
+    for (_, node) in cluster.running() {
+        let row = node.client().get("k").at_least(put.revision).wait().unwrap().unwrap();
+        assert_eq!(row.value, "v");
+    }
+    let never = cluster.node(1).client().get("k").at_least(Revision(1_000_000));
+    let error = never.deadline(Duration::from_millis(100)).wait().unwrap_err();
+    assert_eq!(error, Error::Deadline { effect: Effect::NotApplied });
+}
+
+#[test]
+fn a_minority_may_crash_and_come_back_and_nothing_is_lost() {
+    let mut cluster = lasting(3);
+    for round in 0..3 {
+        let leader = cluster.leader().wait().unwrap();
+        cluster.node(leader).client().put(format!("k{round}"), "v").wait().unwrap();
+        cluster.kill(leader).wait();
+        let next = cluster.leader().wait().unwrap();
+        cluster.node(next).client().put(format!("after{round}"), "v").wait().unwrap();
+        cluster.restart(leader).wait().unwrap();
+    }
+    let last = cluster.node(0).client().put("last", "v").wait().unwrap();
+    cluster.all_at(last.revision).wait().unwrap();
+    for (_, node) in cluster.running() {
+        assert_eq!(node.client().range(KeyRange::all()).local().wait().unwrap().count, 7);
+    }
+}
+
+#[test]
+fn all_may_crash_at_once_and_nothing_is_lost() {
+    let mut cluster = lasting(3);
+    for i in 0..20 {
+        cluster.node(i % 3).client().put(format!("k{i}"), "v").wait().unwrap();
+    }
+    for member in 0..3 {
+        cluster.kill(member).wait();
+    }
+    for member in 0..3 {
+        cluster.restart(member).wait().unwrap();
+    }
+    assert_eq!(cluster.node(0).client().range(KeyRange::all()).wait().unwrap().count, 20);
+}
+
+#[test]
+fn without_a_quorum_calls_end_at_their_deadlines_and_say_what_they_did() {
+    let cluster = lasting_with(3, |config| config.election_timeout(Duration::from_secs(1)));
+    let leader = cluster.leader().wait().unwrap();
+    let kv = cluster.node(leader).client();
+    // What comes while it stands still goes to its own log, before it can notice that nobody follows.
+    cluster.pause(leader);
+    cluster.partition(&[leader]);
+    let put = Begun::new(kv.put("k", "v").deadline(STEADY));
+    cluster.resume(leader);
+    assert_eq!(put.finish().unwrap_err(), Error::Deadline { effect: Effect::Unknown });
+    let get = kv.get("k").deadline(Duration::from_millis(300)).wait().unwrap_err();
+    assert_eq!(get, Error::Deadline { effect: Effect::NotApplied });
+    assert_eq!(kv.get("k").local().wait().unwrap(), None);
+    cluster.heal();
+    kv.put("k", "w").wait().unwrap();
+    assert_eq!(kv.get("k").wait().unwrap().unwrap().value, "w");
+}
+
+#[test]
+fn a_deposed_leader_answers_no_linearizable_read_from_the_past() {
+    let cluster = lasting(3);
+    let old = cluster.leader().wait().unwrap();
+    cluster.node(old).client().put("k", "old").wait().unwrap();
+    cluster.partition(&[old]);
+    let new = another_leader(&cluster, old);
+    cluster.node(new).client().put("k", "new").wait().unwrap();
+    let late = cluster.node(old).client().get("k").deadline(Duration::from_millis(300)).wait();
+    assert_eq!(late.unwrap_err(), Error::Deadline { effect: Effect::NotApplied });
+    cluster.heal();
+    assert_eq!(cluster.node(old).client().get("k").wait().unwrap().unwrap().value, "new");
+}
+
+#[test]
+fn leadership_moves_on_request_and_on_shutdown() {
+    let mut cluster = lasting(3);
+    let old = cluster.leader().wait().unwrap();
+    cluster.node(old).transfer_leadership(None).wait().unwrap();
+    let new = another_leader(&cluster, old);
+    cluster.shutdown(new).wait();
+    another_leader(&cluster, new);
+}
+
+#[test]
+fn two_sessions_exclude_each_other_and_are_served_in_the_order_of_their_coming() {
+    let cluster = Arc::new(lasting(3));
+    let inside = Arc::new(AtomicU64::new(0));
+    let threads: Vec<_> = (0..3)
+        .map(|member| {
+            let (cluster, inside) = (Arc::clone(&cluster), Arc::clone(&inside));
+            std::thread::spawn(move || {
+                let session = cluster.node(member).session().wait().unwrap();
+                let mut tokens = Vec::new();
+                for _ in 0..20 {
+                    let guard = session.mutex("lock").lock().wait().unwrap();
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+                    tokens.push(guard.token());
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    assert_eq!(guard.release().wait().unwrap(), Released::Now);
+                }
+                tokens
+            })
+        })
+        .collect();
+    let mut all: Vec<_> = threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
+    all.sort();
+    all.dedup();
+    assert_eq!(all.len(), 60, "every hold has a token of its own");
+    assert_eq!(cluster.node(0).client().range(KeyRange::prefix("lock/")).wait().unwrap().count, 0);
+}
+
+#[test]
+fn two_tasks_on_one_session_exclude_each_other() {
+    let cluster = lasting(1);
+    let session = cluster.node(0).session().wait().unwrap();
+    let first = session.mutex("lock").lock().wait().unwrap();
+    let second = session.mutex("lock").lock().deadline(Duration::from_millis(100)).wait();
+    assert_eq!(second.unwrap_err(), LockError::TimedOut { before: 1 });
+    let refused = session.mutex("lock").try_lock().wait().unwrap_err();
+    let LockError::WouldBlock { holder: Some(holder) } = refused else { panic!("{refused:?}") };
+    assert_eq!(&holder.key, first.key());
+    assert_eq!(holder.label.as_deref(), Some("m0"));
+    drop(first);
+    session.mutex("lock").lock().wait().unwrap().release().wait().unwrap();
+}
+
+#[test]
+fn a_lock_is_free_after_its_holder_has_crashed() {
+    let mut cluster = lasting(3);
+    let leader = cluster.leader().wait().unwrap();
+    let (holder, other) = ((leader + 1) % 3, (leader + 2) % 3);
+    let guard = mortal(&cluster, holder).mutex("lock").lock().wait().unwrap();
+    let token = guard.token();
+    cluster.kill(holder).wait();
+    assert!(matches!(guard.state(), LockState::Lost(_)));
+    let session = cluster.node(other).session().wait().unwrap();
+    let next = session.mutex("lock").lock().wait().unwrap();
+    assert!(next.token() > token);
+}
+
+#[test]
+fn a_member_that_comes_back_does_not_wait_for_its_own_ghost() {
+    // Sessions that would outlive the test.
+    let options = ClusterOptions::new(3)
+        .configure(|config| config.session_ttl(LONG))
+        .wait_limit(Duration::from_secs(20));
+    let mut cluster = options.start().wait().unwrap();
+    let session = cluster.node(1).session().wait().unwrap();
+    let guard = session.mutex("lock").lock().wait().unwrap();
+    cluster.kill(1).wait();
+    drop(guard);
+    cluster.restart(1).wait().unwrap();
+    let session = cluster.node(1).session().wait().unwrap();
+    let again = session.mutex("lock").lock().deadline(SOON).wait();
+    assert!(again.is_ok(), "{again:?}");
+}
+
+#[test]
+fn a_paused_holder_writes_nothing_late_and_knows_that_it_has_lost() {
+    let cluster = lasting(3);
+    let leader = cluster.leader().wait().unwrap();
+    let (holder, other) = ((leader + 1) % 3, (leader + 2) % 3);
+    let guard = mortal(&cluster, holder).mutex("lock").lock().wait().unwrap();
+    cluster.pause(holder);
+    let next = cluster.node(other).session().wait().unwrap().mutex("lock").lock().wait().unwrap();
+    next.txn().then(Op::put("data", "new")).commit().wait().unwrap();
+    cluster.resume(holder);
+    assert_eq!(guard.state(), LockState::Lost(Loss::SessionEnded(SessionEnd::NotRenewed)));
+    let late = guard.txn().then(Op::put("data", "late")).commit().wait();
+    assert_eq!(late.unwrap_err(), GuardError::NotHeld);
+    assert_eq!(cluster.node(holder).client().get("data").wait().unwrap().unwrap().value, "new");
+    assert!(next.token() > guard.token());
+    assert!(matches!(guard.release().wait().unwrap(), Released::WasLost(_)));
+}
+
+#[test]
+fn a_holder_that_is_cut_off_reports_the_loss_before_another_one_holds() {
+    let cluster = lasting(3);
+    let leader = cluster.leader().wait().unwrap();
+    let (holder, other) = ((leader + 1) % 3, (leader + 2) % 3);
+    let guard = mortal(&cluster, holder).mutex("lock").lock().wait().unwrap();
+    let next = cluster.node(other).session().wait().unwrap();
+    cluster.partition(&[holder]);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let next = next.mutex("lock").lock().wait().unwrap();
+            assert!(!guard.is_held(), "two hold");
+            assert!(next.token() > guard.token());
+        });
+        assert_eq!(guard.lost().wait(), Loss::SessionEnded(SessionEnd::NotRenewed));
+    });
+}
+
+#[test]
+fn a_wait_that_is_given_up_leaves_nothing_behind() {
+    let cluster = lasting(3);
+    let session = cluster.node(0).session().wait().unwrap();
+    let guard = session.mutex("lock").lock().wait().unwrap();
+    let other = cluster.node(1).session().wait().unwrap();
+    for _ in 0..5 {
+        let waited = other.mutex("lock").lock().deadline(Duration::from_millis(60)).wait();
+        let error = waited.unwrap_err();
+        assert!(timed_out(&error), "{error:?}");
+    }
+    let waiting = Begun::new(other.mutex("lock").lock().deadline(STEADY * 2));
+    until_places(cluster.node(1), "lock", 2);
+    assert_eq!(waiting.finish().unwrap_err(), LockError::TimedOut { before: 1 });
+    // One that was never polled has done nothing; one that is dropped midway leaves.
+    drop(other.mutex("lock").lock());
+    guard.release().wait().unwrap();
+    let kv = cluster.node(2).client();
+    let mut changes = kv.watch(KeyRange::prefix("lock/")).wait().unwrap();
+    while kv.range(KeyRange::prefix("lock/")).wait().unwrap().count > 0 {
+        changes.next().wait().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn a_lock_whose_key_is_deleted_by_somebody_else_is_lost_at_once() {
+    let cluster = lasting(1);
+    let guard = cluster.node(0).session().wait().unwrap().mutex("lock").lock().wait().unwrap();
+    cluster.node(0).client().delete(guard.key().clone()).wait().unwrap();
+    assert_eq!(guard.lost().wait(), Loss::KeyDeleted);
+    assert_eq!(guard.release().wait().unwrap(), Released::WasLost(Loss::KeyDeleted));
+}
+
+#[test]
+fn an_election_has_one_leader_and_its_observers_see_it_come_and_go() {
+    let cluster = lasting(3);
+    let election = cluster.node(0).session().wait().unwrap().election("jobs");
+    let mut seen = cluster.node(2).session().wait().unwrap().election("jobs").observe();
+    assert_eq!(seen.next().wait().unwrap().unwrap(), LeaderEvent::Vacant);
+    let leadership = election.campaign("a").wait().unwrap();
+    let LeaderEvent::Leads(leader) = seen.next().wait().unwrap().unwrap() else {
+        panic!("nobody leads")
+    };
+    assert_eq!(leader.value, "a");
+    leadership.proclaim("b").wait().unwrap();
+    let LeaderEvent::Leads(leader) = seen.next().wait().unwrap().unwrap() else {
+        panic!("nobody leads")
+    };
+    assert_eq!(leader.value, "b");
+    assert_eq!(election.leader().wait().unwrap().unwrap().value, "b");
+    leadership.resign().wait().unwrap();
+    assert_eq!(seen.next().wait().unwrap().unwrap(), LeaderEvent::Vacant);
+}
+
+#[test]
+fn keys_of_a_session_vanish_with_it() {
+    let cluster = lasting(3);
+    let session = cluster.node(0).session().wait().unwrap();
+    let kv = cluster.node(0).client();
+    kv.put("here", "v").lease(session.lease()).wait().unwrap();
+    session.close().wait().unwrap();
+    assert_eq!(session.end(), Some(SessionEnd::Closed));
+    assert_eq!(cluster.node(1).client().get("here").wait().unwrap(), None);
+    let late = kv.put("here", "v").lease(session.lease()).wait().unwrap_err();
+    assert_eq!(late, Error::Refused(Refusal::LeaseNotFound(session.lease())));
+}
+
+#[test]
+fn a_lease_that_nobody_renews_ends_and_one_of_a_session_lives_on() {
+    let cluster = lasting(3);
+    let kv = cluster.node(0).client();
+    let session = mortal(&cluster, 0);
+    let lease = kv.grant(STEADY).wait().unwrap();
+    kv.put("short", "v").lease(lease.id).wait().unwrap();
+    kv.put("long", "v").lease(session.lease()).wait().unwrap();
+    until_deleted(&kv, "short");
+    // It is renewed, again and again, and its key is still there when without that it would have ended.
+    let first = session.valid_until();
+    while session.valid_until() < first + STEADY {
+        kv.put("tick", "v").wait().unwrap();
+        assert_eq!(session.end(), None);
+    }
+    assert!(kv.get("long").wait().unwrap().is_some());
+}
+
+#[test]
+fn a_scoped_client_sees_and_changes_nothing_outside() {
+    let cluster = lasting(1);
+    let kv = cluster.node(0).client();
+    let app = kv.scoped("app/");
+    kv.put("other", "v").wait().unwrap();
+    app.put("k", "v").wait().unwrap();
+    let rows = app.range(KeyRange::all()).wait().unwrap();
+    assert_eq!(rows.kvs.len(), 1);
+    assert_eq!(rows.kvs[0].key, "k");
+    let done = app
+        .txn()
+        .when(Compare::exists("k"))
+        .then(Op::put("l", "w"))
+        .then(Op::range(KeyRange::all()))
+        .commit()
+        .wait()
+        .unwrap();
+    assert!(done.succeeded);
+    assert_eq!(app.delete(KeyRange::all()).wait().unwrap().deleted, 2);
+    assert_eq!(kv.range(KeyRange::all()).wait().unwrap().count, 1);
+}
+
+#[test]
+fn a_shutdown_leaves_no_thread_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    node.client().put("k", "v").wait().unwrap();
+    let client = node.client();
+    let report = testing::shutdown(node).wait();
+    assert!(report.hanging.is_empty(), "{report:?}");
+    let late = client.put("k", "v").wait().unwrap_err();
+    assert!(matches!(late, Error::Stopped { effect: Effect::NotApplied, .. }), "{late:?}");
+    // And the directory is free again.
+    let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    assert_eq!(node.client().get("k").wait().unwrap().unwrap().value, "v");
+}
+
+#[test]
+fn a_hanging_host_costs_the_node_neither_leadership_nor_leases() {
+    let cluster = lasting_with(3, |config| {
+        config.heartbeat(Duration::from_millis(50)).election_timeout(Duration::from_secs(2))
+    });
+    let leader = cluster.leader().wait().unwrap();
+    let guard = mortal(&cluster, leader).mutex("lock").lock().wait().unwrap();
+    let term = cluster.node(leader).status().term;
+    // Nothing of the host runs for longer than a TTL: this thread is all there is of it.
+    let (_hold, wait) = std::sync::mpsc::channel::<()>();
+    assert!(wait.recv_timeout(STEADY + STEADY / 2).is_err());
+    assert!(guard.is_held());
+    let status = cluster.node(leader).status();
+    assert_eq!((status.term, status.role), (term, Role::Leader));
+}
+
+#[test]
+fn a_guard_dropped_while_leadership_is_on_its_way_frees_the_lock_all_the_same() {
+    let cluster = lasting_with(3, |config| config.election_timeout(Duration::from_secs(2)));
+    let leader = cluster.leader().wait().unwrap();
+    let (other, third) = ((leader + 1) % 3, (leader + 2) % 3);
+    let guard = cluster.node(leader).session().wait().unwrap().mutex("l").lock().wait().unwrap();
+    // The transferee hears nothing of it: until the leader gives up, it takes no proposals.
+    cluster.cut(leader, third);
+    let node = cluster.node(leader);
+    let to = cluster.node(third).status().id;
+    let mut transfer = Box::pin(node.transfer_leadership(Some(to)));
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(transfer.as_mut().poll(&mut context).is_pending());
+    drop(guard);
+    node.client().put("k", "v").wait().unwrap();
+    let waiter = cluster.node(other).session().wait().unwrap();
+    // Its session lives on: only a release frees it.
+    assert!(waiter.mutex("l").lock().deadline(SOON).wait().unwrap().is_held());
+    cluster.heal();
+}
+
+#[test]
+fn a_member_that_is_held_still_can_be_stopped_and_started_again() {
+    let mut cluster = lasting(3);
+    cluster.leader().wait().unwrap();
+    cluster.pause(0);
+    cluster.shutdown(0).wait();
+    cluster.restart(0).wait().unwrap();
+}
+
+#[test]
+fn many_who_ask_for_the_nodes_session_without_a_quorum_wait_no_longer_than_one() {
+    let call = STEADY;
+    let options = ClusterOptions::new(3).configure(move |config| config.call_deadline(call));
+    let mut cluster = options.start().wait().unwrap();
+    cluster.leader().wait().unwrap();
+    cluster.kill(1).wait();
+    cluster.kill(2).wait();
+    let node = cluster.node(0);
+    let began = node.now();
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let error = node.session().wait().unwrap_err();
+                assert!(matches!(error, Error::Deadline { .. }), "{error:?}");
+            });
+        }
+    });
+    assert!(node.now().since(began) < 4 * call, "{:?}", node.now().since(began));
+}

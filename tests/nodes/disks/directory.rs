@@ -1,0 +1,271 @@
+//! Whole directories: deleted, those of others, and older copies.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bowline::testing::{self, Cluster};
+use bowline::{Config, Error, Node, NodeStatus, StartError, Wait};
+
+use super::files::{Files, SOON, config, count, has_everything, solo, three, three_with};
+
+/// A cluster of three that has some keys, and how many.
+fn with_keys(keys: &mut usize) -> Cluster {
+    let cluster = three();
+    has_everything(&cluster, 0..3, keys, "the beginning");
+    cluster
+}
+
+/// Removes everything that a member has, as a new disk would.
+fn wipe(cluster: &mut Cluster, member: usize) -> Files {
+    cluster.kill(member).wait();
+    let dir = cluster.data_dir(member);
+    let files = Files::of(&dir);
+    fs::remove_dir_all(&dir).unwrap();
+    files
+}
+
+fn start(config: Config) -> Node {
+    Node::start(config).wait().unwrap()
+}
+
+fn stop(node: Node) {
+    assert!(testing::shutdown(node).wait().hanging.is_empty());
+}
+
+/// What a member says when it has stopped.
+fn last_words(cluster: &Cluster, member: usize) -> String {
+    let begun = Instant::now();
+    loop {
+        if let Some(reason) = cluster.node(member).stop_reason() {
+            return reason.to_string();
+        }
+        assert!(begun.elapsed() < SOON, "m{member} goes on: {:?}", cluster.node(member).status());
+        thread::yield_now();
+    }
+}
+
+/// A member cannot get a write acknowledged.
+fn takes_nothing(cluster: &Cluster, member: usize, when: &str) {
+    // One that is there: should it be applied after all, later, nothing is more than before.
+    let put = cluster.node(member).client().put("k0000", "v").deadline(Duration::from_secs(1));
+    let error = put.wait().expect_err(when);
+    assert!(matches!(error, Error::Deadline { .. }), "m{member}, {when}: {error}");
+}
+
+#[test]
+fn a_directory_of_another_cluster_or_member_is_refused_and_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |name: &str, token: &str| {
+        let members = [("a", "127.0.0.1:1"), ("b", "127.0.0.1:2"), ("c", "127.0.0.1:3")];
+        Config::new(dir.path(), name).members(members).cluster_token(token).listen("127.0.0.1:0")
+    };
+    stop(start(of("a", "red")));
+    let files = Files::of(dir.path());
+    for (name, token) in [("b", "red"), ("a", "blue"), ("c", "blue")] {
+        match Node::start(of(name, token)).wait() {
+            Err(StartError::Data(why)) => {
+                for words in ["a directory of its own", dir.path().to_str().unwrap()] {
+                    assert!(why.contains(words), "{why:?} lacks {words:?}");
+                }
+            }
+            other => panic!("{name} of {token}: {other:?}"),
+        }
+        assert_eq!(Files::of(dir.path()), files, "{name} of {token} has changed something");
+    }
+    stop(start(of("a", "red")));
+}
+
+#[test]
+fn members_whose_directories_are_swapped_refuse_them_and_leave_them_alone() {
+    let mut keys = 0;
+    let mut cluster = with_keys(&mut keys);
+    let dirs = [1, 2].map(|member| cluster.data_dir(member));
+    for member in [1, 2] {
+        cluster.kill(member).wait();
+    }
+    let [one, two] = [&dirs[0], &dirs[1]].map(|dir| Files::of(dir));
+    two.put(&dirs[0]);
+    one.put(&dirs[1]);
+    for member in [1, 2] {
+        let error = cluster.restart(member).wait().expect_err("it is another's directory");
+        assert!(error.to_string().contains("a directory of its own"), "m{member}: {error}");
+    }
+    assert!(Files::of(&dirs[0]) == two && Files::of(&dirs[1]) == one, "something has changed");
+    one.put(&dirs[0]);
+    two.put(&dirs[1]);
+    for member in [1, 2] {
+        cluster.restart(member).wait().unwrap();
+    }
+    has_everything(&cluster, 0..3, &mut keys, "everybody has its own again");
+}
+
+#[test]
+fn a_directory_in_use_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = start(config(dir.path()));
+    let error = Node::start(config(dir.path())).wait().expect_err("it is in use");
+    assert!(error.to_string().contains("another node is running on"), "{error}");
+    assert_eq!(count(&node), 0);
+}
+
+#[test]
+fn a_wiped_member_of_three_does_not_come_back_under_its_old_id() {
+    let mut keys = 0;
+    let mut cluster = with_keys(&mut keys);
+    let files = wipe(&mut cluster, 1);
+    has_everything(&cluster, [0, 2].into_iter(), &mut keys, "one is wiped");
+    cluster.restart(1).wait().unwrap();
+    let why = last_words(&cluster, 1);
+    assert!(why.contains("a member that lost its disk cannot come back"), "{why:?}");
+    has_everything(&cluster, [0, 2].into_iter(), &mut keys, "it was refused");
+
+    // It is no quorum with one of the others either.
+    for (alone, gone) in [(0, 2), (2, 0)] {
+        for member in [1, gone] {
+            cluster.kill(member).wait();
+        }
+        cluster.restart(1).wait().unwrap();
+        takes_nothing(&cluster, alone, "its only company is a wiped disk");
+        assert!(last_words(&cluster, 1).contains("lost its disk"));
+        cluster.restart(gone).wait().unwrap();
+        has_everything(&cluster, [0, 2].into_iter(), &mut keys, "both are back");
+    }
+
+    cluster.kill(1).wait();
+    files.put(&cluster.data_dir(1));
+    cluster.restart(1).wait().unwrap();
+    has_everything(&cluster, 0..3, &mut keys, "it has its disk again");
+}
+
+#[test]
+fn a_wiped_member_of_three_comes_back_as_a_new_one_in_its_place() {
+    let mut keys = 0;
+    let mut cluster = with_keys(&mut keys);
+    let files = wipe(&mut cluster, 1);
+    let new = cluster.replace(1).wait().unwrap();
+    assert_eq!(new, 3, "a new member");
+    let now = [0, 2, new];
+    has_everything(&cluster, now.into_iter(), &mut keys, "a wiped one is replaced");
+    let replaced = |statuses: &[NodeStatus]| {
+        statuses.iter().all(|status| status.members.iter().all(|member| member.id.get() != 2))
+    };
+    cluster.wait_until("the wiped member is a member still", replaced).wait().unwrap();
+    let ids: Vec<u64> =
+        cluster.node(new).members().rows().keys().map(|member| member.get()).collect();
+    assert_eq!(ids, [1, 3, 4], "an id is never used again");
+
+    // Its old disk, should it turn up, is of no use: neither to vote with nor to come back.
+    files.put(&cluster.data_dir(1));
+    match cluster.restart(1).wait() {
+        Ok(()) => assert!(last_words(&cluster, 1).contains("removed"), "it must know"),
+        Err(error) => assert!(error.to_string().contains("removed"), "{error}"),
+    }
+    has_everything(&cluster, now.into_iter(), &mut keys, "the old disk has turned up");
+}
+
+#[test]
+fn two_wiped_members_of_three_never_make_a_cluster_of_their_own() {
+    let mut keys = 0;
+    let mut cluster = with_keys(&mut keys);
+    cluster.kill(0).wait();
+    for member in [1, 2] {
+        wipe(&mut cluster, member);
+    }
+    for member in [1, 2] {
+        cluster.restart(member).wait().unwrap();
+    }
+    for member in [1, 2] {
+        takes_nothing(&cluster, member, "nobody is there who knows the cluster");
+    }
+    // The one that has the data tells them; nothing that it has is touched.
+    cluster.restart(0).wait().unwrap();
+    for member in [1, 2] {
+        let why = last_words(&cluster, member);
+        assert!(why.contains("lost its disk"), "m{member}: {why:?}");
+    }
+    takes_nothing(&cluster, 0, "it has no quorum");
+    let rows = cluster.node(0).client().range(bowline::KeyRange::all()).local().wait().unwrap();
+    // Of the last write it may not know that it was committed.
+    assert!(rows.kvs.len() >= keys - 1, "{} of {keys}", rows.kvs.len());
+}
+
+#[test]
+fn a_member_of_three_without_its_log_is_a_wiped_one() {
+    let mut keys = 0;
+    let mut cluster = with_keys(&mut keys);
+    cluster.kill(2).wait();
+    let dir = cluster.data_dir(2);
+    let mut files = Files::of(&dir);
+    files.0.retain(|name, _| !name.ends_with(".log"));
+    files.put(&dir);
+    cluster.restart(2).wait().unwrap();
+    let why = last_words(&cluster, 2);
+    assert!(why.contains("lost its disk"), "{why:?}");
+    has_everything(&cluster, 0..2, &mut keys, "one has lost its log");
+}
+
+#[test]
+fn an_older_copy_of_a_members_directory_is_found_out_by_the_others() {
+    let mut keys = 0;
+    // Another leader would not know what the member had.
+    let mut cluster = three_with(|config| config.election_timeout(Duration::from_secs(3)));
+    has_everything(&cluster, 0..3, &mut keys, "the beginning");
+    // Of the present life: the leader knows what the member had.
+    let leader = cluster.leader().wait().unwrap();
+    let victim = (leader + 1) % 3;
+    let others = (0..3).filter(move |member| *member != victim);
+    let dir = cluster.data_dir(victim);
+    let copy = Files::of(&dir);
+    for _ in 0..20 {
+        has_everything(&cluster, 0..3, &mut keys, "the copy");
+    }
+    cluster.kill(victim).wait();
+    let present = Files::of(&dir);
+    copy.put(&dir);
+    cluster.restart(victim).wait().unwrap();
+    let why = last_words(&cluster, victim);
+    assert!(why.contains("synced entries are lost"), "{why:?}");
+    has_everything(&cluster, others.clone(), &mut keys, "a copy was found out");
+
+    // From before an earlier start: whoever has met the member since does not talk to it.
+    cluster.kill(victim).wait();
+    present.put(&dir);
+    for _ in 0..2 {
+        cluster.restart(victim).wait().unwrap();
+        has_everything(&cluster, 0..3, &mut keys, "it was started on its own directory");
+        cluster.kill(victim).wait();
+    }
+    let present = Files::of(&dir);
+    copy.put(&dir);
+    cluster.restart(victim).wait().unwrap();
+    takes_nothing(&cluster, victim, "nobody talks to it");
+    has_everything(&cluster, others, &mut keys, "an old copy is ignored");
+
+    cluster.kill(victim).wait();
+    present.put(&dir);
+    cluster.restart(victim).wait().unwrap();
+    has_everything(&cluster, 0..3, &mut keys, "it has its directory again");
+}
+
+#[test]
+fn a_single_node_knows_nothing_of_what_its_directory_has_never_held() {
+    let (dir, older) = solo(5, 40);
+    let node = start(config(dir.path()));
+    for i in 0..5 {
+        node.client().put(format!("more{i}"), "v").wait().unwrap();
+    }
+    assert_eq!(count(&node), 10);
+    stop(node);
+    // An older copy: what was written since is gone, and nothing says so. This is what is not promised.
+    older.put(dir.path());
+    let node = start(config(dir.path()));
+    assert_eq!(count(&node), 5);
+    stop(node);
+    // Nothing at all: another store, on another disk.
+    fs::remove_dir_all(dir.path()).unwrap();
+    let node = start(config(dir.path()));
+    assert_eq!(count(&node), 0);
+    stop(node);
+    fs::create_dir_all(dir.path()).unwrap();
+}

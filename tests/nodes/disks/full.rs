@@ -1,0 +1,217 @@
+//! Disks that are full, and have room again, a hundred times: what makes the state grow is refused and
+//! says why; reads, deletions, compaction and the end of leases go on; nothing has to be restarted, and
+//! nothing that was acknowledged is lost.
+//!
+//! The disk is the real one with a quota around it. `jepsen/tests/full.rs` does it to real file systems.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bowline::env::{Env, RealDisk};
+use bowline::sim::QuotaDisk;
+use bowline::testing;
+use bowline::{
+    Client, Config, Effect, Error, KeyRange, LeaseId, Node, NodeStatus, Revision, Role, Wait,
+};
+
+use super::files::{SEGMENT_BYTES, config, three_with};
+use super::say;
+
+/// How often a single disk is filled and freed, and all kinds of them in a cluster together.
+const CYCLES: usize = 100;
+
+/// What a disk has left when it begins to be filled.
+const ROOM: u64 = SEGMENT_BYTES as u64;
+
+/// So many values fill everything that is left, and what is kept ready for the log, many times.
+const VALUES_MAX: usize = 1_000;
+
+/// How long a disk that has room again may go unnoticed.
+const HEALED_WITHIN: Duration = Duration::from_secs(20);
+
+/// A disk that all members share, each within its own quota.
+fn quota() -> (QuotaDisk, Env) {
+    let disk = QuotaDisk::new(RealDisk);
+    let env = Env { disk: Arc::new(disk.clone()), ..Env::real() };
+    (disk, env)
+}
+
+fn fill_up(disk: &QuotaDisk, dir: &Path) {
+    disk.limit(dir, Some(disk.used(dir) + ROOM));
+}
+
+/// What is kept while there is room, to be given back while there is none.
+struct Ballast {
+    key: String,
+    lease: LeaseId,
+    revision: Revision,
+}
+
+/// The keys that were acknowledged, and what else was put.
+#[derive(Default)]
+struct Written {
+    keys: BTreeSet<String>,
+    next: usize,
+}
+
+impl Written {
+    /// One more; whether there was room for it.
+    fn one(&mut self, kv: &Client) -> bool {
+        self.next += 1;
+        let key = format!("k{:06}", self.next);
+        match kv.put(key.clone(), vec![b'v'; 2_000]).wait() {
+            Ok(_) => self.keys.insert(key),
+            Err(error @ Error::NoSpace) => {
+                assert!(error.to_string().contains("the disk is full"), "{error}");
+                assert_eq!(error.effect(), Effect::NotApplied);
+                false
+            }
+            Err(error) => panic!("{key}: {error}"),
+        }
+    }
+
+    /// Writes until there is no room; how many fitted.
+    fn until_full(&mut self, kv: &Client) -> usize {
+        let fitted = (0..VALUES_MAX).take_while(|_| self.one(kv)).count();
+        assert!(fitted < VALUES_MAX, "the disk is full, and takes whatever comes");
+        fitted
+    }
+
+    /// Writes until it is taken.
+    fn until_healed(&mut self, kv: &Client) {
+        let begun = Instant::now();
+        while !self.one(kv) {
+            assert!(begun.elapsed() < HEALED_WITHIN, "there is room, and nobody notices");
+        }
+    }
+
+    fn ballast(&mut self, kv: &Client, cycle: usize) -> Ballast {
+        let lease = kv.grant(Duration::from_secs(3600)).wait().unwrap();
+        let key = format!("ballast{cycle:04}");
+        kv.put(format!("leased{cycle:04}"), "v").lease(lease.id).wait().unwrap();
+        let revision = kv.put(key.clone(), "v").wait().unwrap().revision;
+        Ballast { key, lease: lease.id, revision }
+    }
+
+    /// Everything that must go on while the disk is full. Whether it was full to the end: a compaction
+    /// and the snapshot after it may have made room by themselves.
+    fn goes_on(&mut self, kv: &Client, ballast: &Ballast) -> bool {
+        assert_eq!(self.read(kv), self.keys.len() + 2, "a linearizable read");
+        assert_eq!(kv.delete(ballast.key.clone()).wait().expect("a deletion").deleted, 1);
+        assert_eq!(kv.revoke(ballast.lease).wait().expect("a revocation"), 1);
+        kv.compact(ballast.revision).wait().expect("a compaction");
+        assert_eq!(self.read(kv), self.keys.len(), "a linearizable read after it");
+        !self.one(kv)
+    }
+
+    fn read(&self, kv: &Client) -> usize {
+        let keys = kv.range(KeyRange::all()).keys_only().wait().unwrap();
+        let there: BTreeSet<&[u8]> = keys.kvs.iter().map(|row| &row.key[..]).collect();
+        for key in &self.keys {
+            assert!(there.contains(key.as_bytes()), "{key} was acknowledged, and is lost");
+        }
+        keys.kvs.len()
+    }
+
+    /// Keeps what there is to judge small.
+    fn forget(&mut self, kv: &Client) {
+        for key in std::mem::take(&mut self.keys) {
+            kv.delete(key).wait().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_single_node_whose_disk_is_filled_and_freed_a_hundred_times_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (disk, env) = quota();
+    let configured = || config(dir.path()).env(env.clone());
+    let mut node = Node::start(configured()).wait().unwrap();
+    let (mut written, mut fitted, mut full_to_the_end) = (Written::default(), 0, 0);
+    for cycle in 0..CYCLES {
+        let kv = node.client();
+        let ballast = written.ballast(&kv, cycle);
+        fill_up(&disk, dir.path());
+        fitted += written.until_full(&kv);
+        full_to_the_end += usize::from(written.goes_on(&kv, &ballast));
+        if cycle % 10 == 3 {
+            // It starts on a full disk too, and knows that it is full.
+            assert!(testing::shutdown(node).wait().hanging.is_empty());
+            node = Node::start(configured()).wait().expect("a start on a full disk");
+            let kv = node.client();
+            assert_eq!(written.read(&kv), written.keys.len());
+            written.until_full(&kv);
+        }
+        disk.limit(dir.path(), None);
+        let kv = node.client();
+        written.until_healed(&kv);
+        written.read(&kv);
+        written.forget(&kv);
+    }
+    say(&format!(
+        "{CYCLES} times full after {fitted} values, {full_to_the_end} of them to the end"
+    ));
+    assert!(full_to_the_end > CYCLES / 2);
+}
+
+#[test]
+fn a_cluster_whose_disks_are_filled_and_freed_goes_on_as_far_as_a_quorum_has_room() {
+    let (disk, env) = quota();
+    let mut cluster = three_with(move |config: Config| config.env(env.clone()));
+    let (mut written, mut handed_over, mut full_to_the_end) = (Written::default(), 0, 0);
+    for cycle in 0..CYCLES {
+        let leader = cluster.leader().wait().unwrap();
+        // The leader; a follower; a majority; everybody.
+        let full: Vec<usize> = match cycle % 4 {
+            0 => vec![leader],
+            1 => vec![(leader + 1) % 3],
+            2 => vec![leader, (leader + 1) % 3],
+            _ => vec![0, 1, 2],
+        };
+        let ballast = written.ballast(&cluster.node(leader).client(), cycle);
+        for member in &full {
+            fill_up(&disk, &cluster.data_dir(*member));
+        }
+        let (victim, other) = (full[0], (full[0] + 2) % 3);
+        let kv = cluster.node(victim).client();
+        written.until_full(&kv);
+        if full.len() == 1 {
+            // A member with room takes writes, under a leader with room.
+            let other = cluster.node(other).client();
+            for _ in 0..20 {
+                written.until_healed(&other);
+            }
+            handed_over += usize::from(victim == leader);
+            let name = format!("m{victim}");
+            let others = |all: &[NodeStatus]| {
+                let mut leaders = all.iter().filter(|status| status.role == Role::Leader);
+                leaders.next().is_some_and(|leader| leader.name != name) && leaders.next().is_none()
+            };
+            cluster.wait_until("a full member leads", others).wait().unwrap();
+        } else {
+            written.until_full(&cluster.node(other).client());
+        }
+        full_to_the_end += usize::from(written.goes_on(&kv, &ballast));
+        for member in &full {
+            disk.limit(&cluster.data_dir(*member), None);
+        }
+        for member in 0..3 {
+            written.until_healed(&cluster.node(member).client());
+        }
+        if cycle % 10 == 5 {
+            cluster.kill(victim).wait();
+            cluster.restart(victim).wait().unwrap();
+        }
+        for (_, node) in cluster.running() {
+            written.read(&node.client());
+        }
+        written.forget(&cluster.node(other).client());
+    }
+    say(&format!(
+        "{CYCLES} times full, {full_to_the_end} of them to the end; {handed_over} of them the leader \
+         alone, which handed over"
+    ));
+    assert!(full_to_the_end > CYCLES / 2);
+}

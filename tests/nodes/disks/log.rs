@@ -1,0 +1,197 @@
+//! Logs that are damaged at any byte. Of three members one may have any damage: it starts, or refuses
+//! with a clear message, and the cluster loses nothing. A single node refuses whatever had been vouched
+//! for, naming file and offset, and changes nothing; a torn tail is cut.
+
+use std::path::{Path, PathBuf};
+
+use bowline::testing;
+use bowline::{Node, StartError, Wait};
+
+use super::files::{
+    Files, HEADER_BYTES, Records, config, count, has_everything, name_of, solo, three,
+};
+use super::say;
+
+/// Starts a node on these files; says how many rows it has, or why it refuses.
+fn start_on(dir: &Path, files: &Files) -> Result<u64, String> {
+    files.put(dir);
+    match Node::start(config(dir)).wait() {
+        Ok(node) => {
+            let count = count(&node);
+            assert!(testing::shutdown(node).wait().hanging.is_empty());
+            Ok(count)
+        }
+        Err(error @ StartError::Data(_)) => {
+            assert_eq!(&Files::of(dir), files, "it has changed what it refused");
+            Err(error.to_string())
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Whether a refusal says everything that somebody at three in the morning needs.
+fn assert_clear(why: &str, segment: &Path) {
+    let file = segment.to_str().unwrap();
+    for words in ["the log is damaged at byte ", file, "Nothing was changed", "replace the member"]
+    {
+        assert!(why.contains(words), "{why:?} lacks {words:?}");
+    }
+}
+
+fn path_of(dir: &Path, segment: usize) -> PathBuf {
+    dir.join(name_of(segment))
+}
+
+#[test]
+fn a_single_node_refuses_damage_at_any_byte_that_was_vouched_for_and_cuts_what_was_not() {
+    let values = 12;
+    let (dir, files) = solo(values, 40);
+    let Records { end, vouched } = Records::of(1, files.segment(1));
+    assert!(vouched > HEADER_BYTES + values * 48 && vouched < end, "{vouched} of {end}");
+    let (mut refused, mut cut) = (0, 0);
+    for at in 0..end {
+        let damaged = files.with(1, |bytes| bytes[at] ^= 1 << (at % 8));
+        match start_on(dir.path(), &damaged) {
+            Err(why) => {
+                assert_clear(&why, &path_of(dir.path(), 1));
+                refused += 1;
+            }
+            Ok(rows) => {
+                assert!(at >= vouched, "byte {at} of {vouched} vouched for has changed unnoticed");
+                assert_eq!(rows, values as u64, "byte {at}: acknowledged data was cut off");
+                cut += 1;
+            }
+        }
+    }
+    assert!(refused >= vouched && cut > 0, "{refused} refused, {cut} cut");
+}
+
+#[test]
+fn what_a_crash_left_behind_the_end_is_cut_off() {
+    let values = 12;
+    let (dir, files) = solo(values, 40);
+    let Records { end, .. } = Records::of(1, files.segment(1));
+    // A part of a record: of one that stood there before, or of nothing at all.
+    let first = files.segment(1)[HEADER_BYTES..HEADER_BYTES + 60].to_vec();
+    for length in [1, 8, 47, 48, 60] {
+        for noise in [&first[..length], &vec![0xa5; length]] {
+            let torn = files.with(1, |bytes| bytes[end..end + length].copy_from_slice(noise));
+            assert_eq!(start_on(dir.path(), &torn), Ok(values as u64), "{length} bytes");
+        }
+    }
+}
+
+#[test]
+fn a_single_node_refuses_segments_that_are_cut_short_zeroed_missing_or_not_its_own() {
+    let values = 60;
+    let (dir, files) = solo(values, 3_000);
+    let last = files.last();
+    assert!(last >= 3, "{last} segments");
+    let refused = |files: &Files, segment: usize| match start_on(dir.path(), files) {
+        Ok(rows) => panic!("it starts, with {rows} rows, whatever happened to segment {segment}"),
+        Err(why) => assert_clear(&why, &path_of(dir.path(), segment)),
+    };
+    for segment in 1..=last {
+        let vouched = Records::of(segment, files.segment(segment)).vouched;
+        let length = files.segment(segment).len();
+        for bytes in [0, 40, HEADER_BYTES, length / 2, length - 1] {
+            refused(&files.with(segment, |file| file.truncate(bytes)), segment);
+        }
+        for at in [0, HEADER_BYTES, vouched / 2] {
+            let zeroed = files.with(segment, |file| file[at..at + 512].fill(0));
+            // Where the header is zero, the segment looks unused, and what is behind it tells.
+            refused(&zeroed, segment);
+        }
+        let mut missing = files.clone();
+        missing.0.remove(&name_of(segment));
+        if (segment, last) != (1, 1) {
+            refused(&missing, segment);
+        }
+        let mut swapped = files.clone();
+        let other = files.segment(1 + segment % last).to_vec();
+        swapped.0.insert(name_of(segment), other);
+        refused(&swapped, segment);
+    }
+    // An older copy of a segment that was filled since.
+    let full = Records::of(2, files.segment(2)).end;
+    for at in [HEADER_BYTES, full / 2] {
+        let start = at - at % 8;
+        refused(&files.with(2, |file| file[start..].fill(0)), 2);
+    }
+    // A segment of a log of the same member that was made on another disk.
+    let (_other, others) = solo(values, 3_000);
+    let foreign = files.with(2, |file| *file = others.segment(2).to_vec());
+    refused(&foreign, 2);
+    assert_eq!(start_on(dir.path(), &files), Ok(values as u64), "without any of it, it starts");
+}
+
+/// A damage to a file.
+type Damage = fn(&mut Vec<u8>, usize);
+
+const DAMAGES: [(&str, Damage); 3] = [
+    ("a flipped bit", |file, at| file[at] ^= 1 << (at % 8)),
+    ("zeros", |file, at| {
+        let until = file.len().min(at + 512);
+        file[at..until].fill(0);
+    }),
+    ("a cut", |file, at| file.truncate(at)),
+];
+
+#[test]
+fn a_cluster_of_three_loses_nothing_by_any_damage_to_the_log_of_one() {
+    let mut cluster = three();
+    let mut keys = 0;
+    for _ in 0..40 {
+        cluster.node(keys % 3).client().put(format!("k{keys:04}"), "v").wait().unwrap();
+        keys += 1;
+    }
+    let victim = 1;
+    let dir = cluster.data_dir(victim);
+    let (mut started, mut refused, mut told_by_others) = (0, 0, 0);
+    for sample in 0..8 {
+        for (what, damage) in DAMAGES {
+            cluster.kill(victim).wait();
+            let files = Files::of(&dir);
+            let end = Records::of(1, files.segment(1)).end;
+            // Every sample elsewhere, one at the very end, one behind it.
+            let at = match sample {
+                7 => end + 8,
+                6 => end - 4,
+                sample => end * sample / 6,
+            };
+            files.with(1, |file| damage(file, at)).put(&dir);
+            match cluster.restart(victim).wait() {
+                Ok(()) => started += 1,
+                Err(error) => {
+                    assert_clear(&error.to_string(), &path_of(&dir, 1));
+                    refused += 1;
+                }
+            }
+            let damage = format!("{what} at {at}");
+            let others = |member: &usize| *member != victim;
+            has_everything(&cluster, (0..3).filter(others), &mut keys, &damage);
+            // What was torn off had been acknowledged to the leader, if nothing vouched for it yet.
+            // Then it is the leader who finds out.
+            let victims = cluster.running().find(|(member, _)| *member == victim);
+            match victims.map(|(_, node)| node.client().get("k0000").wait()) {
+                None => {}
+                Some(Ok(row)) => assert!(row.is_some(), "m{victim} lost it, after {damage}"),
+                Some(Err(error)) => {
+                    let why = error.to_string();
+                    assert!(why.contains("synced entries are lost"), "{why:?}, after {damage}");
+                    cluster.kill(victim).wait();
+                    told_by_others += 1;
+                }
+            }
+            if cluster.running().all(|(member, _)| member != victim) {
+                files.put(&dir);
+                cluster.restart(victim).wait().unwrap();
+            }
+            has_everything(&cluster, 0..3, &mut keys, &format!("mending {damage}"));
+        }
+    }
+    say(&format!(
+        "{started} starts, {told_by_others} of them stopped by the leader; {refused} refusals"
+    ));
+    assert!(started >= 3 && refused >= 12, "{started} starts, {refused} refusals");
+}

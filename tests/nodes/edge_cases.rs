@@ -1,0 +1,476 @@
+//! What a lock answers at the edges: one test for each case that lock services get wrong.
+
+use std::future::{Future, IntoFuture};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Wake, Waker};
+use std::time::Duration;
+
+use bowline::backup::{self, RestoreOptions};
+use bowline::testing;
+use bowline::{
+    Compare, Config, Effect, Error, GuardError, KeyRange, LockError, LockKind, LockState, Loss,
+    Node, Op, Released, SessionEnd, Token, Wait,
+};
+
+use crate::loopback;
+use crate::stage::{
+    Begun, LONG, Outside, SOON, STEADY, another_leader, another_session, lasting, let_pass, mortal,
+    places, roles, session, session_ended, stand_in_line, until_deleted, until_places, until_true,
+    with, with_clocks,
+};
+
+#[test]
+fn a_session_that_expires_while_it_holds_frees_the_lock_and_tells_the_holder() {
+    let cluster = lasting(3);
+    let held = another_session(&cluster, 0, "holder");
+    let guard = held.mutex("lock").lock().wait().unwrap();
+    let other = session(&cluster, 1);
+    let waiting = stand_in_line(&other, cluster.node(1), "lock");
+    let believed = guard.valid_until();
+    // The end of a lease, however it comes about, is an entry of the log.
+    cluster.node(2).client().revoke(held.lease()).wait().unwrap();
+    assert_eq!(guard.lost().wait(), Loss::SessionEnded(SessionEnd::LeaseEnded));
+    assert!(cluster.node(0).now() < believed, "told at the apply, not when the belief runs out");
+    assert!(waiting.finish().unwrap().is_held());
+    let late = guard.txn().then(Op::put("data", "late")).commit().wait();
+    assert_eq!(late.unwrap_err(), GuardError::NotHeld);
+    let released = guard.release().wait().unwrap();
+    assert_eq!(released, Released::WasLost(Loss::SessionEnded(SessionEnd::LeaseEnded)));
+}
+
+#[test]
+fn a_session_that_expires_where_nobody_hears_of_it_is_lost_by_its_own_clock() {
+    let cluster = lasting(3);
+    let (_, one, _) = roles(&cluster);
+    let guard = mortal(&cluster, one).mutex("lock").lock().wait().unwrap();
+    cluster.partition(&[one]);
+    assert_eq!(guard.lost().wait(), Loss::SessionEnded(SessionEnd::NotRenewed));
+    assert!(cluster.node(one).now() >= guard.valid_until());
+}
+
+#[test]
+fn a_session_that_expires_while_it_waits_ends_the_wait_at_once_and_leaves_the_line() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let other = another_session(&cluster, 1, "waiter");
+    let waiting = stand_in_line(&other, cluster.node(1), "lock");
+    cluster.node(2).client().revoke(other.lease()).wait().unwrap();
+    let error = waiting.finish().unwrap_err();
+    assert!(session_ended(&error), "{error:?}");
+    assert_eq!(places(cluster.node(0), "lock"), 1);
+    assert!(guard.is_held());
+}
+
+#[test]
+fn a_release_by_who_does_not_hold_has_no_effect() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    // By name and token, never by the name alone.
+    let token = guard.token();
+    let gone = Released::WasLost(Loss::Released);
+    let another = session(&cluster, 1).mutex("lock");
+    assert_eq!(another.release(token).wait().unwrap(), gone);
+    let mine = session(&cluster, 0).mutex("lock");
+    let earlier: Token = format!("{}.0", token.revision().get() - 1).parse().unwrap();
+    assert_eq!(mine.release(earlier).wait().unwrap(), gone);
+    assert!(guard.is_held());
+    assert_eq!(guard.release().wait().unwrap(), Released::Now);
+}
+
+#[test]
+fn a_release_whose_answer_is_lost_is_carried_out_once() {
+    let cluster = with(3, |config| config.session_ttl(LONG).call_deadline(STEADY));
+    let (_, one, two) = roles(&cluster);
+    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let other = session(&cluster, two);
+    let first = stand_in_line(&other, cluster.node(two), "lock");
+    let third = another_session(&cluster, two, "third");
+    let mut second = stand_in_line(&third, cluster.node(two), "lock");
+    cluster.partition(&[one]);
+    let error = guard.release().wait().unwrap_err();
+    assert_eq!(error, Error::Deadline { effect: Effect::Unknown });
+    cluster.heal();
+    // The node goes on trying, and what it tries again takes nobody else's place.
+    let next = first.finish().unwrap();
+    cluster.node(one).client().put("k", "v").wait().unwrap();
+    assert!(next.is_held());
+    assert!(second.poll().is_none());
+    next.release().wait().unwrap();
+    assert!(second.finish().unwrap().is_held());
+}
+
+#[test]
+fn a_release_after_the_loss_does_no_harm_and_says_what_was_the_case() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    cluster.node(1).client().delete(guard.key().clone()).wait().unwrap();
+    assert_eq!(guard.lost().wait(), Loss::KeyDeleted);
+    let next = session(&cluster, 1).mutex("lock").lock().wait().unwrap();
+    assert_eq!(guard.release().wait().unwrap(), Released::WasLost(Loss::KeyDeleted));
+    assert!(next.is_held());
+}
+
+#[test]
+fn an_acquire_whose_answer_is_lost_takes_one_place() {
+    let cluster = lasting(3);
+    let (leader, one, two) = roles(&cluster);
+    let mine = session(&cluster, one);
+    // What it asks for arrives, and it hears of nothing. Paused, it cannot notice that before it has asked.
+    cluster.pause(one);
+    let mut call = Begun::new(mine.mutex("lock").lock());
+    cluster.cut(leader, one);
+    cluster.cut(two, one);
+    cluster.resume(one);
+    until_places(cluster.node(two), "lock", 1);
+    assert!(call.poll().is_none());
+    cluster.heal();
+    let guard = call.finish().unwrap();
+    assert_eq!(places(cluster.node(leader), "lock"), 1);
+    guard.txn().then(Op::put("data", "mine")).commit().wait().unwrap();
+    guard.release().wait().unwrap();
+    assert_eq!(places(cluster.node(leader), "lock"), 0);
+}
+
+#[test]
+fn an_acquire_dropped_while_it_waits_leaves_the_line() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let other = session(&cluster, 1);
+    drop(stand_in_line(&other, cluster.node(1), "lock"));
+    until_places(cluster.node(0), "lock", 1);
+    drop(guard);
+    until_places(cluster.node(0), "lock", 0);
+}
+
+#[test]
+fn an_acquire_dropped_when_it_was_granted_and_not_told_releases() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let other = session(&cluster, 1);
+    let granted = stand_in_line(&other, cluster.node(1), "lock");
+    guard.release().wait().unwrap();
+    let kv = cluster.node(0).client();
+    cluster.all_at(kv.range("any").wait().unwrap().revision).wait().unwrap();
+    drop(granted);
+    until_places(cluster.node(0), "lock", 0);
+}
+
+#[test]
+fn an_acquire_dropped_before_its_outcome_is_known_is_undone_when_it_is() {
+    let cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let mine = session(&cluster, one);
+    cluster.partition(&[one]);
+    drop(Begun::new(mine.mutex("lock").lock()));
+    cluster.heal();
+    // Whatever became of its entering: nobody waits for it.
+    let next = session(&cluster, two).mutex("lock").lock().wait().unwrap();
+    until_places(cluster.node(two), "lock", 1);
+    assert!(next.is_held());
+}
+
+#[test]
+fn a_pause_longer_than_the_ttl_is_noticed_by_the_holder_the_store_and_the_resource() {
+    let cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let guard = mortal(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let mut outside = Outside::default();
+    cluster.pause(one);
+    let next = session(&cluster, two).mutex("lock").lock().wait().unwrap();
+    outside.write(next.token(), "new").unwrap();
+    cluster.resume(one);
+    assert_eq!(guard.state(), LockState::Lost(Loss::SessionEnded(SessionEnd::NotRenewed)));
+    let late = guard.txn().then(Op::put("data", "late")).commit().wait();
+    assert_eq!(late.unwrap_err(), GuardError::NotHeld);
+    assert!(outside.write(guard.token(), "late").is_err());
+}
+
+#[test]
+fn a_lock_that_was_held_for_too_long_before_its_task_has_looked_is_not_taken() {
+    let cluster = lasting(1);
+    let [one, two] = ["one", "two"].map(|label| another_session(&cluster, 0, label));
+    // Paused, it has no answer for the first look.
+    cluster.pause(0);
+    let first = Begun::new(one.mutex("lock").lock().at_most(Duration::from_millis(50)));
+    cluster.resume(0);
+    until_places(cluster.node(0), "lock", 1);
+    // Its executor hangs: nobody looks at the first until another has the lock.
+    let second = two.mutex("lock").lock().deadline(SOON).wait().unwrap();
+    let missed = first.finish().unwrap_err();
+    assert_eq!(missed, LockError::Missed(Loss::HeldTooLong));
+    assert!(second.is_held());
+    until_places(cluster.node(0), "lock", 1);
+}
+
+#[test]
+fn a_change_of_leader_loses_no_lock_and_no_place() {
+    let mut cluster = lasting(3);
+    let (leader, one, two) = roles(&cluster);
+    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let waiters = [(two, "a"), (one, "b"), (two, "c")].map(|(member, label)| {
+        let session = another_session(&cluster, member, label);
+        let waiting = stand_in_line(&session, cluster.node(member), "lock");
+        (session, waiting)
+    });
+    cluster.kill(leader).wait();
+    another_leader(&cluster, leader);
+    assert!(guard.is_held());
+    until_places(cluster.node(one), "lock", 4);
+    let line = session(&cluster, one).mutex("lock").line().unwrap();
+    let labels: Vec<_> = line.into_iter().map(|row| row.label.unwrap()).collect();
+    assert_eq!(labels[1..], ["a", "b", "c"]);
+    let mut last = guard.token();
+    guard.release().wait().unwrap();
+    for (_, waiting) in waiters {
+        let guard = waiting.finish().unwrap();
+        assert!(guard.token() > last);
+        last = guard.token();
+        guard.release().wait().unwrap();
+    }
+}
+
+#[test]
+fn a_lease_gets_its_full_ttl_from_a_new_leader() {
+    let mut cluster = lasting(3);
+    // Nobody renews it.
+    let ttl = STEADY * 3;
+    let kv = cluster.node(0).client();
+    let lease = kv.grant(ttl).wait().unwrap().id;
+    kv.put("bound", "").lease(lease).wait().unwrap();
+    let_pass(cluster.node(0), ttl / 3, || {});
+    let (leader, one, _) = roles(&cluster);
+    let killed = cluster.node(one).now();
+    cluster.kill(leader).wait();
+    // Whoever leads now does so since then, and does not know how long it had lived.
+    until_deleted(&cluster.node(one).client(), "bound");
+    let ended = cluster.node(one).now();
+    assert!(ended >= killed + ttl, "it ended at {ended:?}, its leader at {killed:?}");
+}
+
+#[test]
+fn without_a_quorum_calls_say_what_they_did_and_a_held_lock_goes_from_unconfirmed_to_lost() {
+    let (mut cluster, clocks) = with_clocks(Duration::from_secs(60));
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    assert!(matches!(guard.state(), LockState::Held(_)));
+    cluster.kill(1).wait();
+    cluster.kill(2).wait();
+    // Of the sixty seconds it believes in 54, and two renewals are due within 36.
+    clocks[0].jump(Duration::from_secs(40));
+    assert!(matches!(guard.state(), LockState::Unconfirmed(_)), "{:?}", guard.state());
+    assert!(guard.is_held());
+    clocks[0].jump(Duration::from_secs(20));
+    assert_eq!(guard.state(), LockState::Lost(Loss::SessionEnded(SessionEnd::NotRenewed)));
+    assert!(cluster.node(0).now() >= guard.valid_until());
+    let moment = Duration::from_secs(1);
+    let write = cluster.node(0).client().put("k", "v").deadline(moment).wait().unwrap_err();
+    assert!(matches!(write, Error::Deadline { .. }), "{write:?}");
+    let opened = cluster.node(0).open_session().deadline(moment).wait().unwrap_err();
+    assert!(matches!(opened, Error::Deadline { .. }), "{opened:?}");
+}
+
+#[test]
+fn a_node_that_restarts_ends_its_old_session_at_once() {
+    let mut cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    let other = session(&cluster, two);
+    let waiting = stand_in_line(&other, cluster.node(two), "lock");
+    cluster.kill(one).wait();
+    cluster.restart(one).wait().unwrap();
+    // Its TTL is ten minutes.
+    let begun = cluster.node(two).now();
+    assert!(waiting.finish().unwrap().is_held());
+    assert!(cluster.node(two).now().since(begun) < SOON);
+    assert!(!guard.is_held());
+}
+
+#[test]
+fn a_clock_that_jumps_as_a_machine_that_wakes_from_sleep_ends_the_belief_at_the_first_look() {
+    let (cluster, clocks) = with_clocks(STEADY);
+    let (_, one, _) = roles(&cluster);
+    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    clocks[one].jump(Duration::from_secs(60));
+    assert_eq!(guard.state(), LockState::Lost(Loss::SessionEnded(SessionEnd::NotRenewed)));
+    assert!(!guard.is_held());
+}
+
+#[test]
+fn a_snapshot_without_the_holders_key_is_the_loss_of_the_lock() {
+    let cluster = with(3, |config| {
+        let config = config.snapshot_log_bytes(64 << 10).log_segment_bytes(64 << 10);
+        config.session_ttl(LONG)
+    });
+    let (leader, one, _) = roles(&cluster);
+    let kept = session(&cluster, one).mutex("kept").lock().wait().unwrap();
+    let lost = session(&cluster, one).mutex("lost").lock().wait().unwrap();
+    cluster.partition(&[one]);
+    let kv = cluster.node(leader).client();
+    let mut revision = kv.delete(lost.key().clone()).wait().unwrap().revision;
+    for i in 0..1_500 {
+        revision = kv.put(format!("key/{}", i % 50), vec![b'v'; 200]).wait().unwrap().revision;
+    }
+    cluster.heal();
+    cluster.all_at(revision).wait().unwrap();
+    assert_eq!(lost.lost().wait(), Loss::KeyDeleted);
+    assert!(kept.is_held());
+}
+
+#[test]
+fn after_a_restore_tokens_go_on_rising_and_all_sessions_have_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = Node::start(Config::new(dir.path().join("old"), "solo")).wait().unwrap();
+    let guard = node.session().wait().unwrap().mutex("lock").lock().wait().unwrap();
+    let (token, lease) = (guard.token(), guard.session().lease());
+    let file = dir.path().join("backup");
+    node.backup(&file).wait().unwrap();
+    // What the old cluster granted after the backup is below what the new one grants.
+    guard.release().wait().unwrap();
+    let newest = node.session().wait().unwrap().mutex("lock").lock().wait().unwrap().token();
+    assert!(newest > token);
+    assert!(testing::shutdown(node).wait().hanging.is_empty());
+
+    let members = [("solo", loopback::address())];
+    let config = Config::new(dir.path().join("new"), "solo").members(members);
+    let restored = backup::restore(&file, &config, &RestoreOptions::default()).unwrap();
+    assert_eq!(restored.leases_ended, 1);
+    let node = Node::start(config).wait().unwrap();
+    assert_eq!(node.client().lease(lease).wait().unwrap(), None);
+    let below = node.client().range(KeyRange::prefix("lock/")).wait().unwrap();
+    assert_eq!(below.count, 0);
+    let guard = node.session().wait().unwrap().mutex("lock").lock().wait().unwrap();
+    assert!(guard.token() > newest);
+    drop(guard);
+    assert!(testing::shutdown(node).wait().hanging.is_empty());
+}
+
+#[test]
+fn a_line_that_is_full_refuses_and_goes_on_serving() {
+    let cluster = with(1, |config| config.session_ttl(LONG).lock_waiters_max(2));
+    let session = session(&cluster, 0);
+    let guard = session.mutex("lock").lock().wait().unwrap();
+    let waiting = [0, 1].map(|_| Begun::new(session.mutex("lock").lock()));
+    let error = session.mutex("lock").lock().wait().unwrap_err();
+    assert_eq!(error, LockError::QueueFull { max: 2 });
+    guard.release().wait().unwrap();
+    for waiting in waiting {
+        waiting.finish().unwrap().release().wait().unwrap();
+    }
+    assert!(session.mutex("lock").lock().wait().is_ok());
+}
+
+#[test]
+fn a_session_that_is_resumed_after_a_restart_keeps_its_lock() {
+    let mut cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let kept = another_session(&cluster, one, "kept");
+    let lease = kept.lease();
+    let guard = kept.mutex("lock").lock().wait().unwrap();
+    cluster.kill(one).wait();
+    drop((guard, kept));
+    cluster.restart(one).wait().unwrap();
+    let kept = cluster.node(one).resume_session(lease).wait().unwrap();
+    assert!(session(&cluster, two).mutex("lock").try_lock().wait().is_err());
+    kept.close().wait().unwrap();
+    assert!(session(&cluster, two).mutex("lock").lock().wait().is_ok());
+}
+
+#[test]
+fn two_kinds_on_one_name_are_refused() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("name").lock().wait().unwrap();
+    let other = session(&cluster, 1);
+    let error = other.semaphore("name", 3).acquire().wait().unwrap_err();
+    assert_eq!(error, LockError::KindMismatch { stored: LockKind::Mutex });
+    until_places(cluster.node(1), "name", 1);
+    guard.release().wait().unwrap();
+    // The kind goes with the last who is there.
+    assert!(other.semaphore("name", 3).acquire().wait().is_ok());
+}
+
+#[test]
+fn a_disagreement_about_the_size_of_a_semaphore_is_refused() {
+    let cluster = lasting(3);
+    let permit = session(&cluster, 0).semaphore("name", 3).acquire().wait().unwrap();
+    let error = session(&cluster, 1).semaphore("name", 4).acquire().wait().unwrap_err();
+    assert_eq!(error, LockError::LimitMismatch { stored: 3, asked: 4 });
+    assert!(session(&cluster, 1).semaphore("name", 3).acquire().wait().is_ok());
+    drop(permit);
+}
+
+#[test]
+fn conditions_of_a_hold_that_was_passed_on_inside_the_node_are_not_those_of_the_next() {
+    let cluster = lasting(1);
+    let mutex = session(&cluster, 0).mutex("lock");
+    let first = mutex.lock().wait().unwrap();
+    let next = Begun::new(mutex.lock());
+    assert_eq!(mutex.release(first.token()).wait().unwrap(), Released::Now);
+    let next = next.finish().unwrap();
+    assert_eq!(next.key(), first.key());
+    let kv = cluster.node(0).client();
+    let commit = |conditions: Vec<Compare>| {
+        let txn = conditions.into_iter().fold(kv.txn(), |txn, condition| txn.when(condition));
+        txn.then(Op::put("done", "1")).commit().wait().unwrap().succeeded
+    };
+    assert!(!commit(first.still_held()));
+    assert!(commit(next.still_held()));
+}
+
+#[test]
+fn what_was_released_under_an_open_transaction_is_free_when_its_session_is_left() {
+    let cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let mine = another_session(&cluster, one, "leaves");
+    let guard = mine.mutex("lock").lock().wait().unwrap();
+    cluster.partition(&[one]);
+    let open = Begun::new(guard.txn().then(Op::put("done", "1")).commit());
+    let wish = Begun::new(mine.mutex("other").lock());
+    drop(guard);
+    mine.orphan();
+    // The node has seen that the session is over, before it knows what came of the transaction.
+    let over = LockError::SessionEnded(SessionEnd::Orphaned);
+    assert_eq!(wish.finish().unwrap_err(), over);
+    cluster.heal();
+    assert!(session(&cluster, two).mutex("lock").lock().wait().unwrap().is_held());
+    drop(open);
+}
+
+/// An executor that has gone to pieces.
+struct Falls(AtomicU64);
+
+impl Wake for Falls {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        panic!("the executor has fallen");
+    }
+}
+
+#[test]
+fn an_executor_that_panics_when_it_is_woken_costs_the_node_nothing() {
+    let cluster = lasting(1);
+    let node = cluster.node(0);
+    let held = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let other = another_session(&cluster, 0, "other");
+    let falls = Arc::new(Falls(AtomicU64::new(0)));
+    let waker = Waker::from(Arc::clone(&falls));
+    let client = node.client();
+    // What the driver answers, what a lock is granted by, and the end of a session.
+    let mut put = Box::pin(client.put("key", "value").into_future());
+    let mut wish = Box::pin(other.mutex("lock").lock().into_future());
+    let mut ended = Box::pin(other.ended());
+    let mut context = Context::from_waker(&waker);
+    assert!(put.as_mut().poll(&mut context).is_pending());
+    assert!(wish.as_mut().poll(&mut context).is_pending());
+    assert!(ended.as_mut().poll(&mut context).is_pending());
+    let woken = |times| {
+        until_true(node, "nobody is woken", || falls.0.load(Ordering::SeqCst) >= times);
+    };
+    woken(1);
+    until_places(node, "lock", 2);
+    held.release().wait().unwrap();
+    woken(2);
+    node.client().revoke(other.lease()).wait().unwrap();
+    woken(3);
+    assert_eq!(node.stop_reason(), None);
+    node.client().put("key", "after").wait().unwrap();
+}

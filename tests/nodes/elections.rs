@@ -1,0 +1,576 @@
+//! Elections: work that runs only while its node leads, over losses, kills and partitions; and holds that
+//! are taken up again in the program's next life.
+
+use std::future::pending;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+use bowline::env::{BootClock, Clock};
+use bowline::testing::Cluster;
+use bowline::{
+    GuardError, LeadError, LeaderEvent, Leadership, LockError, Loss, Moment, Node, Released,
+    ResumeError, Revision, Session, Ticket, Wait,
+};
+use tokio::sync::oneshot;
+
+use crate::stage::{
+    Begun, LONG, SOON, another_session, lasting, places, roles, session, stand_in_line, steady,
+    until_places, until_true,
+};
+
+/// Counts how often work has begun, and how often it has ended or was dropped.
+#[derive(Clone, Default)]
+struct Counted {
+    begun: Arc<AtomicU64>,
+    ended: Arc<AtomicU64>,
+}
+
+struct Inside(Counted);
+
+impl Counted {
+    fn enter(&self) -> Inside {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        Inside(self.clone())
+    }
+
+    fn begun(&self) -> u64 {
+        self.begun.load(Ordering::SeqCst)
+    }
+
+    fn ended(&self) -> u64 {
+        self.ended.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.ended.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Deletes the leader's key, as somebody else would who means no good.
+fn evict(node: &Node, election: &str) {
+    let election = node.session().wait().unwrap().election(election.to_owned());
+    let leader = election.leader().wait().unwrap().expect("somebody leads");
+    node.client().delete(leader.key).wait().unwrap();
+}
+
+/// Work that does not listen.
+async fn work_for_ever(session: Session, counted: Counted) -> Result<(), LeadError> {
+    let work = async |_| {
+        let _inside = counted.enter();
+        pending::<()>().await;
+    };
+    session.election("jobs").run_while_leader("a", work).await
+}
+
+#[test]
+fn the_result_is_given_when_another_may_lead() {
+    let cluster = lasting(3);
+    let election = session(&cluster, 0).election("jobs");
+    let other = session(&cluster, 1).election("jobs");
+    let work = async |leadership: Arc<Leadership>| {
+        assert!(leadership.is_leader());
+        let line = election.candidates().unwrap();
+        assert_eq!((line.len(), &line[0].why[..]), (1, &b"a"[..]));
+        assert!(line[0].holds && line[0].key == *leadership.key());
+        leadership.token()
+    };
+    let token = election.run_while_leader("a", work).wait().unwrap();
+    assert_eq!(other.leader().wait().unwrap(), None);
+    let next = other.campaign("b").wait().unwrap();
+    assert!(next.token() > token);
+}
+
+#[test]
+fn work_that_ignores_the_loss_is_dropped_at_the_loss_and_begun_anew() {
+    let cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let counted = Counted::default();
+    let running = Begun::new(work_for_ever(session(&cluster, one), counted.clone()));
+    let running = Mutex::new(running);
+    for term in 1..=3 {
+        until_true(cluster.node(one), "it leads", || {
+            assert!(running.lock().unwrap().poll().is_none());
+            counted.begun() == term
+        });
+        assert_eq!(counted.ended(), term - 1, "one at a time");
+        evict(cluster.node(two), "jobs");
+    }
+    drop(running);
+    assert_eq!(counted.begun(), counted.ended());
+    until_places(cluster.node(two), "jobs", 0);
+}
+
+#[test]
+fn work_that_listens_may_outlive_its_leadership_if_that_was_asked_for() {
+    let cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let election = session(&cluster, one).election("jobs");
+    let (kv, (sender, losses)) = (cluster.node(two).client(), mpsc::channel());
+    let terms = AtomicU64::new(0);
+    let work = async |leadership: Arc<Leadership>| {
+        if terms.fetch_add(1, Ordering::SeqCst) == 1 {
+            return "of the second term";
+        }
+        kv.delete(leadership.key().clone()).await.unwrap();
+        sender.send(leadership.lost().await).unwrap();
+        // It stands again only when this has ended.
+        assert_eq!(election.leader().await.unwrap(), None);
+        "of the first term"
+    };
+    let result = election.leading("a").finish_after_loss().run(work).wait();
+    assert_eq!(result, Ok("of the second term"));
+    assert_eq!(losses.try_iter().collect::<Vec<_>>(), [Loss::KeyDeleted]);
+}
+
+#[test]
+fn who_leads_once_hears_of_the_loss() {
+    let cluster = lasting(1);
+    let election = session(&cluster, 0).election("jobs");
+    let kv = cluster.node(0).client();
+    let work = async |leadership: Arc<Leadership>| {
+        kv.delete(leadership.key().clone()).await.unwrap();
+        pending::<()>().await;
+    };
+    let result = election.leading("a").once().run(work).wait();
+    assert_eq!(result, Err(LeadError::Lost(Loss::KeyDeleted)));
+    assert_eq!(election.leader().wait().unwrap(), None, "it does not stand any more");
+}
+
+#[test]
+fn it_ends_with_its_session_whether_it_leads_or_not() {
+    let cluster = lasting(3);
+    let counted = Counted::default();
+    let mut all = Vec::new();
+    for member in 0..2 {
+        let (session, seen) = (another_session(&cluster, member, "candidate"), counted.clone());
+        let election = session.election("jobs");
+        let running = Begun::new(async move {
+            let work = async |_: Arc<Leadership>| {
+                let _inside = seen.enter();
+                pending::<()>().await;
+            };
+            election.run_while_leader("x", work).await
+        });
+        until_places(cluster.node(0), "jobs", member as u64 + 1);
+        all.push((session, running));
+    }
+    // The second, which waits, first.
+    for (session, running) in all.into_iter().rev() {
+        session.close().wait().unwrap();
+        let error = running.finish().unwrap_err();
+        assert!(matches!(error, LeadError::NotElected(LockError::SessionEnded(_))), "{error:?}");
+    }
+    assert_eq!(counted.begun(), counted.ended());
+    assert!(counted.begun() <= 1, "who never led is told nothing");
+}
+
+/// Of Kubernetes' "release on cancel", which let the next one lead while the work still ran.
+#[test]
+fn nobody_else_leads_before_the_work_has_ended() {
+    let cluster = lasting(3);
+    let other = session(&cluster, 1).election("jobs");
+    let rival = Begun::asked(async move {
+        let leadership = other.campaign("b").await?;
+        Ok::<_, LockError>(leadership)
+    });
+    until_places(cluster.node(0), "jobs", 1);
+    drop(rival.finish().unwrap());
+
+    let other = session(&cluster, 1).election("jobs");
+    let election = session(&cluster, 0).election("jobs");
+    let ended = Arc::new(AtomicBool::new(false));
+    let at_the_end = Arc::clone(&ended);
+    let (stop, stopped) = oneshot::channel::<()>();
+    let (leads, is_leading) = mpsc::channel();
+    let running = std::thread::spawn(move || {
+        let work = async |leadership: Arc<Leadership>| {
+            leads.send(()).unwrap();
+            let request = leadership.asked_to_release().await;
+            assert!(leadership.is_leader() && !request.why.is_empty());
+            // It takes its time, and still leads.
+            leadership.proclaim("a, ending").await.unwrap();
+            at_the_end.store(true, Ordering::SeqCst);
+            "ended in order"
+        };
+        election.leading("a").run_until(stopped, LONG, work).wait()
+    });
+    is_leading.recv_timeout(SOON).unwrap();
+    let mut waits = Begun::new(other.campaign("b"));
+    until_places(cluster.node(0), "jobs", 2);
+    assert!(waits.poll().is_none());
+    stop.send(()).unwrap();
+    let next = waits.finish().unwrap();
+    assert!(ended.load(Ordering::SeqCst), "another leads before the work has ended");
+    assert_eq!(running.join().unwrap(), Ok(Some("ended in order")));
+    assert!(next.is_leader());
+}
+
+#[test]
+fn work_that_does_not_end_when_it_is_told_to_is_dropped_after_the_grace() {
+    let cluster = lasting(1);
+    let election = session(&cluster, 0).election("jobs");
+    let counted = Counted::default();
+    let grace = Duration::from_millis(200);
+    let begun = cluster.node(0).now();
+    let work = async |_: Arc<Leadership>| {
+        let _inside = counted.enter();
+        pending::<()>().await;
+    };
+    let stop = std::future::ready(());
+    // Told before it leads, it does not stand.
+    assert_eq!(election.leading("a").run_until(stop, grace, work).wait(), Ok(None));
+    assert_eq!(counted.begun(), 0);
+
+    let (stop, stopped) = oneshot::channel::<()>();
+    let stop = Mutex::new(Some(stop));
+    let work = async |_: Arc<Leadership>| {
+        let _inside = counted.enter();
+        stop.lock().unwrap().take().expect("one term").send(()).unwrap();
+        pending::<()>().await;
+    };
+    assert_eq!(election.leading("a").run_until(stopped, grace, work).wait(), Ok(None));
+    assert_eq!((counted.begun(), counted.ended()), (1, 1));
+    assert!(cluster.node(0).now().since(begun) >= grace);
+    assert_eq!(election.leader().wait().unwrap(), None);
+}
+
+#[test]
+fn dropped_or_panicking_it_ends_the_work_and_then_resigns() {
+    let cluster = lasting(3);
+    let election = session(&cluster, 0).election("jobs");
+    let counted = Counted::default();
+    let work = async |_: Arc<Leadership>| -> () {
+        let _inside = counted.enter();
+        panic!("a bug in the work");
+    };
+    let running = election.run_while_leader("a", work);
+    assert!(catch_unwind(AssertUnwindSafe(|| running.wait())).is_err());
+    assert_eq!((counted.begun(), counted.ended()), (1, 1));
+    until_places(cluster.node(1), "jobs", 0);
+}
+
+#[test]
+fn a_value_that_would_be_taken_for_another_kind_of_wish_is_refused() {
+    let cluster = lasting(1);
+    let election = session(&cluster, 0).election("jobs");
+    let refused = election.run_while_leader("bowline:1 read\n", async |_| ()).wait();
+    assert_eq!(refused, Err(LeadError::NotElected(LockError::ReservedValue)));
+    let leadership = election.campaign("a").wait().unwrap();
+    let refused = leadership.proclaim("bowline:1 read\n").wait();
+    assert_eq!(refused, Err(GuardError::ReservedValue));
+}
+
+/// From when to when work was inside and surely led, by the one clock of this machine.
+type Spells = Arc<Mutex<Vec<(Moment, Moment)>>>;
+
+/// Notes it when it is dropped.
+struct Spell {
+    begun: Moment,
+    /// The moment before it was last found to lead: the thread that ends the work may be late.
+    last: Option<Moment>,
+    spells: Spells,
+}
+
+impl Drop for Spell {
+    fn drop(&mut self) {
+        if let Some(last) = self.last {
+            self.spells.lock().unwrap().push((self.begun, last));
+        }
+    }
+}
+
+#[test]
+fn never_are_two_at_work_while_leaders_are_killed_and_cut_off() {
+    let mut cluster = steady(3);
+    let spells = Spells::default();
+    let (sender, begun) = mpsc::channel();
+    let stop = Arc::new(AtomicBool::new(false));
+    let candidate = |cluster: &Cluster, member: usize| {
+        let (session, sender) = (session(cluster, member), sender.clone());
+        let (spells, stop) = (Arc::clone(&spells), Arc::clone(&stop));
+        std::thread::spawn(move || {
+            let work = async |leadership: Arc<Leadership>| {
+                let (begun, spells) = (BootClock.now(), Arc::clone(&spells));
+                let mut spell = Spell { begun, last: None, spells };
+                while !stop.load(Ordering::SeqCst) {
+                    let now = BootClock.now();
+                    if leadership.is_leader() && spell.last.replace(now).is_none() {
+                        sender.send((member, leadership.token())).unwrap();
+                    }
+                    let said = leadership.proclaim(member.to_string()).await;
+                    if said == Err(GuardError::NotHeld) {
+                        // The loss is seen at the next await point.
+                        pending::<()>().await;
+                    }
+                }
+            };
+            session.election("jobs").run_while_leader(member.to_string(), work).wait()
+        })
+    };
+    let mut threads: Vec<_> = (0..3).map(|member| candidate(&cluster, member)).collect();
+    let mut tokens = Vec::new();
+    for round in 0..6 {
+        let (leads, token) = begun.recv_timeout(SOON).expect("somebody leads");
+        tokens.push(token);
+        if round % 2 == 0 {
+            cluster.kill(leads).wait();
+            assert!(threads.remove(leads).join().unwrap().is_err());
+            cluster.restart(leads).wait().unwrap();
+        } else {
+            cluster.partition(&[leads]);
+            assert!(threads.remove(leads).join().unwrap().is_err());
+            cluster.heal();
+        }
+        threads.insert(leads, candidate(&cluster, leads));
+    }
+    stop.store(true, Ordering::SeqCst);
+    for thread in threads {
+        match thread.join().unwrap() {
+            Ok(()) | Err(LeadError::NotElected(LockError::SessionEnded(_))) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+    let mut spells = spells.lock().unwrap().clone();
+    spells.sort();
+    for pair in spells.windows(2) {
+        assert!(pair[0].1 <= pair[1].0, "two at work at once: {pair:?}");
+    }
+    assert!(spells.len() >= 6);
+    let observed = session(&cluster, 0).election("jobs").observe().next().wait().unwrap().unwrap();
+    assert_eq!(observed, LeaderEvent::Vacant);
+}
+
+#[test]
+fn a_leadership_is_taken_up_again_over_a_restart_of_the_node() {
+    let mut cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let mine = another_session(&cluster, one, "scheduler");
+    let leadership = mine.election("jobs").campaign("a").wait().unwrap();
+    let (saved, token) = (leadership.ticket().to_string(), leadership.token());
+    cluster.kill(one).wait();
+    drop((leadership, mine));
+    let rival = Begun::new(session(&cluster, two).election("jobs").campaign("b"));
+    until_places(cluster.node(two), "jobs", 2);
+    cluster.restart(one).wait().unwrap();
+
+    let ticket: Ticket = saved.parse().unwrap();
+    let mine = session(&cluster, one);
+    let election = mine.election("jobs");
+    let leadership = election.resume(&ticket).wait().unwrap();
+    assert!(leadership.is_leader());
+    assert!(leadership.token() > token, "{} after {token}", leadership.token());
+    assert_eq!(leadership.since(), ticket.since());
+    leadership.proclaim("a again").wait().unwrap();
+    assert_eq!(election.leader().wait().unwrap().unwrap().value, "a again");
+    assert_eq!(election.resume(&ticket).wait().unwrap_err(), ResumeError::Over);
+    assert_ne!(leadership.ticket().lease(), ticket.lease());
+    leadership.resign().wait().unwrap();
+    assert!(rival.finish().unwrap().is_leader());
+    assert_eq!(election.resume(&ticket).wait().unwrap_err(), ResumeError::Over);
+}
+
+#[test]
+fn an_observer_whose_history_begins_at_the_end_of_a_leader_hears_of_the_next_one() {
+    /// As many as wait for who does not look.
+    const QUEUE: usize = 256;
+    let cluster = lasting(1);
+    let kv = cluster.node(0).client();
+    let lead = |label: &str| another_session(&cluster, 0, label).election("jobs");
+    let first = lead("first").campaign("a").wait().unwrap();
+    let second = Begun::new(lead("second").campaign("b"));
+    until_places(cluster.node(0), "jobs", 2);
+    let mut observer = lead("observer").observe();
+    let leads = observer.next().wait().unwrap().unwrap();
+    assert!(matches!(leads, LeaderEvent::Leads(leader) if leader.value == "a"));
+    for n in 0..QUEUE {
+        first.proclaim(format!("a{n}")).wait().unwrap();
+    }
+    // Nothing else fits, and of this only is left that it was deleted.
+    first.resign().wait().unwrap();
+    let gone = kv.get("jobs").wait().map(|_| kv.revision()).unwrap();
+    kv.compact(gone).wait().unwrap();
+    let second = second.finish().unwrap();
+    let (tell, told) = mpsc::channel();
+    let observing = std::thread::spawn(move || {
+        loop {
+            match observer.next().wait() {
+                Some(Ok(LeaderEvent::Leads(leader))) if leader.value == "b" => break,
+                Some(Ok(_)) => {}
+                ended => panic!("{ended:?}"),
+            }
+        }
+        tell.send(()).unwrap();
+    });
+    assert_eq!(told.recv_timeout(SOON), Ok(()), "it stays with a leader that has gone");
+    observing.join().unwrap();
+    assert!(second.is_leader());
+}
+
+#[test]
+fn a_lock_that_is_left_is_taken_up_again_by_another_session_of_its_node() {
+    let cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let mut mine = another_session(&cluster, one, "importer");
+    let guard = mine.mutex("import").lock().wait().unwrap();
+    let mut last = guard.token();
+    let ticket = guard.ticket();
+    let resume = |by: &Session, ticket: &Ticket| by.mutex("import").resume(ticket).wait();
+    assert_eq!(resume(&mine, &ticket).unwrap_err(), ResumeError::SameLease(mine.lease()));
+    assert_eq!(resume(&session(&cluster, one), &ticket).unwrap_err(), ResumeError::InUse);
+    // Whoever held it there may believe in it still, as long as its session lives.
+    let elsewhere = resume(&session(&cluster, two), &ticket).unwrap_err();
+    let own = cluster.node(two).status().id;
+    assert_eq!(elsewhere, ResumeError::AnotherNode { ticket: ticket.node(), own });
+    let mut guard = Some(guard);
+    for is_leaked in [false, true, false] {
+        let old = guard.take().unwrap();
+        let ticket = match is_leaked {
+            true => old.leak(),
+            false => {
+                let ticket = old.ticket();
+                assert_eq!(mine.clone().orphan(), ticket.lease());
+                drop(old);
+                ticket
+            }
+        };
+        mine.orphan();
+        mine = another_session(&cluster, one, "importer");
+        let next = resume(&mine, &ticket).unwrap();
+        assert!(next.is_held() && next.token() > last);
+        assert_eq!(resume(&session(&cluster, one), &ticket).unwrap_err(), ResumeError::Over);
+        last = next.token();
+        // A task of the same session waits behind it, with a key of its own.
+        let waits = stand_in_line(&mine, cluster.node(one), "import");
+        drop(waits);
+        until_places(cluster.node(one), "import", 1);
+        guard = Some(next);
+    }
+    // Long after its driver has looked, the guard stands.
+    let guard = guard.unwrap();
+    guard.txn().then(bowline::Op::put("imported", "1")).commit().wait().unwrap();
+    assert!(guard.is_held());
+    assert_eq!(guard.release().wait().unwrap(), Released::Now);
+    let other = session(&cluster, two).mutex("import").try_lock().wait();
+    assert!(other.is_ok());
+}
+
+#[test]
+fn what_is_taken_up_by_a_call_that_is_dropped_with_its_answer_unread_is_given_up() {
+    let cluster = lasting(1);
+    let (node, kv) = (cluster.node(0), cluster.node(0).client());
+    let mine = another_session(&cluster, 0, "importer");
+    let guard = mine.mutex("import").lock().wait().unwrap();
+    let (key, ticket) = (guard.key().clone(), guard.leak());
+    mine.orphan();
+    let next = session(&cluster, 0);
+    let (mutex, lease) = (next.mutex("import"), next.lease());
+    cluster.pause(0);
+    let mut resuming = Begun::new(async move { mutex.resume(&ticket).await });
+    cluster.resume(0);
+    let mut woken = 0;
+    loop {
+        let now = resuming.wakes();
+        let row = kv.get(key.clone()).wait().unwrap();
+        if row.is_some_and(|row| row.lease == Some(lease)) {
+            break;
+        }
+        if now > woken {
+            woken = now;
+            assert!(resuming.poll().is_none());
+        }
+    }
+    until_true(node, "the answer", || resuming.wakes() > woken);
+    drop(resuming);
+    until_places(node, "import", 0);
+}
+
+#[test]
+fn who_was_waiting_waits_again_and_what_is_unknown_is_refused() {
+    let mut cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let holder = session(&cluster, two).mutex("import").lock().wait().unwrap();
+    let mine = another_session(&cluster, one, "importer");
+    let waits = stand_in_line(&mine, cluster.node(one), "import");
+    let line = mine.mutex("import").line().unwrap();
+    let (lease, second) = (mine.lease(), line[1].clone());
+    let (since, key) = (second.since, String::from_utf8(second.key.to_vec()).unwrap());
+    cluster.kill(one).wait();
+    assert!(waits.finish().is_err());
+    cluster.restart(one).wait().unwrap();
+    let mine = session(&cluster, one);
+    let mutex = mine.mutex("import");
+    let node = cluster.node(one).status().id;
+    let ticket = |lease: &str, since, key: &str| -> Ticket {
+        format!("{node}/{lease}@{since}:{key}").parse().unwrap()
+    };
+    let good = ticket(&lease.to_string(), since, &key);
+    let over = ticket(&lease.to_string(), Revision(1), &key);
+    assert_eq!(mutex.resume(&over).wait().unwrap_err(), ResumeError::Over);
+    let over = ticket("1234", since, &key);
+    assert_eq!(mutex.resume(&over).wait().unwrap_err(), ResumeError::Over);
+    let other = mine.mutex("export").resume(&good).wait().unwrap_err();
+    assert!(matches!(other, ResumeError::AnotherLock { .. }), "{other:?}");
+    let other = mine.election("import").resume(&good).wait().unwrap_err();
+    assert!(matches!(other, ResumeError::AnotherLock { .. }), "{other:?}");
+
+    let resuming = std::thread::spawn(move || mutex.resume(&good).wait());
+    let behind = another_session(&cluster, two, "behind");
+    let behind = stand_in_line(&behind, cluster.node(two), "import");
+    holder.release().wait().unwrap();
+    let guard = resuming.join().unwrap().unwrap();
+    assert_eq!(guard.since(), since);
+    guard.release().wait().unwrap();
+    assert!(behind.finish().unwrap().is_held());
+}
+
+#[test]
+fn what_the_earlier_life_has_under_way_does_not_fit_what_was_resumed() {
+    let cluster = lasting(3);
+    let (_, one, _) = roles(&cluster);
+    let mine = another_session(&cluster, one, "importer");
+    let guard = mine.mutex("import").lock().wait().unwrap();
+    let reader = mine.rw_lock("table").read().wait().unwrap();
+    let (stale, table) = (guard.still_held(), reader.ticket());
+    let (ticket, kv) = (guard.leak(), cluster.node(one).client());
+    let lease = mine.orphan();
+    let next = session(&cluster, one);
+    let guard = next.mutex("import").resume(&ticket).wait().unwrap();
+    let late = stale.into_iter().fold(kv.txn(), |txn, condition| txn.when(condition));
+    assert!(!late.then(bowline::Op::put("imported", "late")).commit().wait().unwrap().succeeded);
+    // A reader's place is no mutex's.
+    let other = next.mutex("table").resume(&table).wait().unwrap_err();
+    assert!(matches!(other, ResumeError::AnotherLock { .. }), "{other:?}");
+    kv.revoke(lease).wait().unwrap();
+    assert_eq!(places(cluster.node(one), "table"), 0);
+    assert!(guard.is_held());
+    guard.txn().then(bowline::Op::put("imported", "1")).commit().wait().unwrap();
+    drop(reader);
+    assert_eq!(guard.release().wait().unwrap(), Released::Now);
+}
+
+#[test]
+fn a_break_frees_what_was_left_and_a_request_waits_for_who_takes_it_up() {
+    let cluster = lasting(3);
+    let (_, one, _) = roles(&cluster);
+    let locks = cluster.node(one).locks();
+    for is_broken in [true, false] {
+        let mine = another_session(&cluster, one, "importer");
+        let ticket = mine.mutex("import").lock().wait().unwrap().leak();
+        mine.orphan();
+        let place = locks.of("import").unwrap().line.remove(0);
+        let next = session(&cluster, one).mutex("import");
+        if is_broken {
+            locks.break_lock(&place, "nobody has it").wait().unwrap();
+            assert_eq!(next.resume(&ticket).wait().unwrap_err(), ResumeError::Over);
+        } else {
+            locks.ask(&place, "soon, please").wait().unwrap();
+            let guard = next.resume(&ticket).wait().unwrap();
+            assert_eq!(guard.asked_to_release().wait().why, "soon, please");
+        }
+    }
+}

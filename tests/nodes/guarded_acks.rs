@@ -1,0 +1,276 @@
+//! Items of a queue that are worked off under a lock: the result, the acknowledgement and the release are
+//! one step, or none of it is done.
+
+use std::time::Duration;
+
+use bowline::{
+    Compare, Delivery, Effect, Error, Guard, GuardError, Node, Op, Session, TxnResult, Wait,
+};
+
+use crate::stage::{
+    Begun, SOON, another_leader, lasting, places, roles, session, stand_in_line, until_places,
+    until_true,
+};
+
+/// An item in its taker's hands, and the lock that it needs.
+fn begin(session: &Session) -> (Delivery, Guard) {
+    let jobs = session.queue("jobs");
+    jobs.put("x").wait().unwrap();
+    let job = jobs.take().wait().unwrap();
+    (job, session.mutex("lock").lock().wait().unwrap())
+}
+
+fn result() -> Op {
+    Op::put("result", "done")
+}
+
+fn is_there(node: &Node, key: &'static str) -> bool {
+    node.client().get(key).wait().unwrap().is_some()
+}
+
+/// The item is free again, where it stood; takes it off.
+fn was_given_back(session: &Session) {
+    let again = session.queue("jobs").take().deadline(SOON).wait().unwrap();
+    assert_eq!((again.value(), again.attempt()), (&"x".into(), 2));
+    again.ack().wait().unwrap();
+}
+
+#[test]
+fn the_result_the_acknowledgement_and_the_release_are_one_step() {
+    let cluster = lasting(3);
+    let (_, taker, other) = roles(&cluster);
+    let session = session(&cluster, taker);
+    let (job, guard) = begin(&session);
+    let waiter =
+        stand_in_line(&crate::stage::session(&cluster, other), cluster.node(other), "lock");
+    let before = session.client().revision();
+    let txn = guard.txn().ack(job).then(Op::get("nothing")).then(result());
+    let reply = txn.commit_and_release(guard).wait().unwrap();
+    assert!(reply.succeeded);
+    assert!(
+        matches!(&reply.results[..2], [TxnResult::Range(none), TxnResult::Put(_)] if none.count == 0),
+        "the caller's own operations come first: {reply:?}"
+    );
+    // One revision for all of it.
+    let kv = cluster.node(taker).client();
+    let mut changes = kv.watch(bowline::KeyRange::all()).from(before.next()).wait().unwrap();
+    let batch = changes.next().wait().unwrap().unwrap();
+    let step = batch.events.iter().filter(|event| event.revision() == reply.revision);
+    let keys: Vec<String> =
+        step.map(|event| String::from_utf8_lossy(&event.kv.key).into_owned()).collect();
+    assert_eq!(keys.len(), 4, "{keys:?}");
+    for part in ["jobs/item/", "jobs/claim/", "lock/", "result"] {
+        assert!(keys.iter().any(|key| key.starts_with(part)), "{part} is not among {keys:?}");
+    }
+    waiter.finish().unwrap().release().wait().unwrap();
+    until_places(cluster.node(taker), "jobs/item", 0);
+}
+
+#[test]
+fn while_the_lock_is_kept_many_items_may_be_acknowledged_under_it() {
+    let cluster = lasting(1);
+    let session = session(&cluster, 0);
+    let (first, guard) = begin(&session);
+    let jobs = session.queue("jobs");
+    jobs.put("y").wait().unwrap();
+    let second = jobs.take().wait().unwrap();
+    let reply = guard.txn().then(result()).ack(first).ack(second).commit().wait().unwrap();
+    assert!(reply.succeeded && guard.is_held());
+    assert!(jobs.is_empty().wait().unwrap());
+    assert!(guard.txn().then(result()).commit().wait().unwrap().succeeded, "it goes on");
+}
+
+#[test]
+fn an_item_that_is_another_takers_takes_the_result_with_it_and_frees_the_lock_all_the_same() {
+    let cluster = lasting(1);
+    let (node, session) = (cluster.node(0), session(&cluster, 0));
+    let kv = node.client();
+    for releases in [false, true] {
+        let (job, guard) = begin(&session);
+        kv.delete(bowline::KeyRange::prefix("jobs/claim/")).wait().unwrap();
+        let theirs = session.queue("jobs").take().deadline(SOON).wait().unwrap();
+        let txn = guard.txn().when(Compare::missing("result")).then(result());
+        let txn = txn.or_else(Op::put("other", "")).ack(job);
+        if releases {
+            assert_eq!(txn.commit_and_release(guard).wait(), Err(GuardError::NotOurs));
+            assert_eq!(places(node, "lock"), 0, "released in the same entry");
+        } else {
+            assert_eq!(txn.commit().wait(), Err(GuardError::NotOurs));
+            assert!(guard.is_held());
+            guard.release().wait().unwrap();
+        }
+        assert!(!is_there(node, "result") && !is_there(node, "other"));
+        assert!(theirs.is_ours(), "whoever has it now keeps it");
+        theirs.ack().wait().unwrap();
+    }
+}
+
+#[test]
+fn a_lock_that_was_lost_takes_the_result_with_it_and_the_item_is_given_back() {
+    let cluster = lasting(1);
+    let (node, session) = (cluster.node(0), session(&cluster, 0));
+    for releases in [false, true] {
+        let (job, guard) = begin(&session);
+        node.client().delete(guard.key().clone()).wait().unwrap();
+        let txn = guard.txn().then(result()).ack(job);
+        let refused =
+            if releases { txn.commit_and_release(guard).wait() } else { txn.commit().wait() };
+        assert_eq!(refused, Err(GuardError::NotHeld));
+        assert!(!is_there(node, "result"));
+        was_given_back(&session);
+    }
+}
+
+#[test]
+fn what_is_not_carried_out_gives_the_item_back() {
+    let cluster = lasting(1);
+    let (node, session) = (cluster.node(0), session(&cluster, 0));
+    // A condition of the caller's does not hold.
+    let (job, guard) = begin(&session);
+    let txn = guard.txn().when(Compare::exists("nothing")).then(result());
+    let reply = txn.or_else(Op::put("other", "")).ack(job).commit_and_release(guard).wait();
+    assert!(!reply.unwrap().succeeded && is_there(node, "other"));
+    was_given_back(&session);
+    // The store refuses it.
+    let (job, guard) = begin(&session);
+    let large = Op::put("result", vec![0; 64 << 20]);
+    let refused = guard.txn().then(large).ack(job).commit_and_release(guard).wait();
+    assert!(matches!(&refused, Err(GuardError::Store(Error::Refused(_)))), "{refused:?}");
+    was_given_back(&session);
+    // It is never begun.
+    let (job, guard) = begin(&session);
+    drop(guard.txn().then(result()).ack(job));
+    was_given_back(&session);
+    drop(guard);
+    assert!(!is_there(node, "result"));
+    until_places(node, "lock", 0);
+    until_places(node, "jobs", 0);
+}
+
+#[test]
+fn a_call_that_is_dropped_acknowledges_with_the_result_or_gives_back_without_it() {
+    let cluster = lasting(3);
+    let (_, taker, _) = roles(&cluster);
+    let (node, session) = (cluster.node(taker), session(&cluster, taker));
+    let kv = node.client();
+    for wakes in 0..3 {
+        for releases in [false, true] {
+            let (job, guard) = begin(&session);
+            let txn = guard.txn().then(result()).ack(job);
+            let mut kept = None;
+            if releases {
+                let call = Begun::asked(async move { txn.commit_and_release(guard).await });
+                poll_on(node, wakes, call);
+            } else {
+                let call = Begun::asked(async move { txn.commit().await });
+                kept = Some(guard);
+                poll_on(node, wakes, call);
+            }
+            until_places(node, "jobs/claim", 0);
+            let left = session.queue("jobs").len().wait().unwrap();
+            assert_eq!(is_there(node, "result"), left == 0, "both, or nothing");
+            drop(kept);
+            until_places(node, "lock", 0);
+            kv.delete("result").wait().unwrap();
+            kv.delete(bowline::KeyRange::prefix("jobs/")).wait().unwrap();
+        }
+    }
+}
+
+/// Polls so often, each time when it was asked for, or until there is an answer; then drops the call.
+fn poll_on<T>(node: &Node, wakes: u64, mut call: Begun<T>) {
+    for wake in 1..=wakes {
+        until_true(node, "a wake-up", || call.wakes() >= wake);
+        if call.poll().is_some() {
+            return;
+        }
+    }
+}
+
+#[test]
+fn after_an_unknown_outcome_the_item_is_either_acknowledged_with_its_result_or_free_without() {
+    let cluster = lasting(3);
+    for round in 0..4 {
+        let leader = cluster.leader().wait().unwrap();
+        let session = session(&cluster, leader);
+        let (job, guard) = begin(&session);
+        // Its own log has it, and nobody says so: the others stand still, or do not hear of it and elect another. What
+        // comes while it stands still itself goes to its log before it can notice.
+        let others = [(leader + 1) % 3, (leader + 2) % 3];
+        cluster.pause(leader);
+        if round > 1 {
+            cluster.partition(&[leader]);
+        } else {
+            others.into_iter().for_each(|member| cluster.pause(member));
+        }
+        let txn = guard.txn().then(result()).ack(job).deadline(Duration::from_secs(2));
+        let error = if round % 2 == 0 {
+            let commit = Begun::new(txn.commit_and_release(guard));
+            cluster.resume(leader);
+            commit.finish().unwrap_err()
+        } else {
+            let commit = Begun::new(txn.commit());
+            cluster.resume(leader);
+            let error = commit.finish().unwrap_err();
+            drop(guard);
+            error
+        };
+        let GuardError::Store(error) = error else { panic!("{error}") };
+        assert_eq!(error.effect(), Effect::Unknown);
+        if round > 1 {
+            another_leader(&cluster, leader);
+        }
+        cluster.heal();
+        others.into_iter().for_each(|member| cluster.resume(member));
+        let node = cluster.node(leader);
+        // The session goes on, and nobody looks after the item but this.
+        until_places(node, "jobs/claim", 0);
+        let left = session.queue("jobs").len().wait().unwrap();
+        assert_eq!(is_there(node, "result"), left == 0, "both, or nothing");
+        if left == 1 {
+            was_given_back(&session);
+        }
+        until_places(node, "lock", 0);
+        node.client().delete("result").wait().unwrap();
+    }
+}
+
+#[test]
+fn tasks_of_one_session_that_write_and_release_in_one_step_take_turns() {
+    const EACH: u64 = 25;
+    for members in [1, 3] {
+        let cluster = lasting(members);
+        let session = session(&cluster, 0);
+        let tasks: Vec<_> = (0..4)
+            .map(|_| {
+                let session = session.clone();
+                std::thread::spawn(move || {
+                    for _ in 0..EACH {
+                        let guard = session.mutex("lock").lock().wait().unwrap();
+                        let write = guard.txn().then(Op::put("count", ""));
+                        assert!(write.commit_and_release(guard).wait().unwrap().succeeded);
+                    }
+                })
+            })
+            .collect();
+        tasks.into_iter().for_each(|task| task.join().unwrap());
+        let row = session.client().get("count").wait().unwrap().unwrap();
+        assert_eq!(row.version, 4 * EACH);
+        until_places(cluster.node(0), "lock", 0);
+    }
+}
+
+#[test]
+fn a_task_behind_a_holder_whose_key_is_deleted_steps_into_line_again() {
+    let cluster = lasting(1);
+    let session = session(&cluster, 0);
+    let guard = session.mutex("lock").lock().wait().unwrap();
+    let mut behind = Begun::new(session.mutex("lock").lock());
+    assert!(behind.poll().is_none(), "it waits");
+    let kv = session.client();
+    assert_eq!(kv.delete(bowline::KeyRange::prefix("lock/")).wait().unwrap().deleted, 1);
+    let next = behind.finish().unwrap();
+    assert!(next.token() > guard.token());
+    until_true(cluster.node(0), "it is told", || !guard.is_held());
+    next.release().wait().unwrap();
+}

@@ -1,0 +1,98 @@
+//! Keys that live exactly as long as a hold: what is refused binds nothing and ends nothing, and what goes with a
+//! hold goes with it, however much that is.
+
+use bowline::{Client, Compare, Error, Guard, GuardError, KeyRange, Op, Refusal, Session, Wait};
+
+use crate::stage::{lasting, roles, session};
+
+/// More than one of them fits into no request.
+const LARGE: usize = 5 << 20;
+
+fn lock(session: &Session) -> Guard {
+    session.mutex("lock").lock().wait().unwrap()
+}
+
+fn bind(guard: &Guard, key: &str, bytes: usize) -> Result<(), GuardError> {
+    guard.txn().then_while_held(key.to_owned(), vec![b'v'; bytes]).commit().wait().map(drop)
+}
+
+fn keys(kv: &Client) -> u64 {
+    kv.range(KeyRange::prefix("desk")).count_only().wait().unwrap().count
+}
+
+fn is_too_large(result: &Result<(), GuardError>) -> bool {
+    let too_large = |refusal: &Refusal| {
+        matches!(refusal, Refusal::ValueTooLarge { .. } | Refusal::RequestTooLarge { .. })
+    };
+    matches!(result, Err(GuardError::Store(Error::Refused(refusal))) if too_large(refusal))
+}
+
+#[test]
+fn what_is_too_large_is_refused_and_the_lock_is_released_all_the_same() {
+    let cluster = lasting(3);
+    let (leader, follower, other) = roles(&cluster);
+    for member in [leader, follower] {
+        let mine = session(&cluster, member);
+        let guard = lock(&mine);
+        assert!(is_too_large(&bind(&guard, "desk", LARGE)));
+        drop(guard);
+        drop(lock(&session(&cluster, other)));
+        assert_eq!(cluster.node(member).stop_reason(), None);
+    }
+}
+
+#[test]
+fn a_second_value_that_is_refused_leaves_the_first_to_go_with_the_hold() {
+    let cluster = lasting(1);
+    let mine = session(&cluster, 0);
+    let guard = lock(&mine);
+    bind(&guard, "desk", 1).unwrap();
+    assert!(is_too_large(&bind(&guard, "desk", LARGE)));
+    assert_eq!(keys(&mine.client()), 1);
+    guard.release().wait().unwrap();
+    assert_eq!(keys(&mine.client()), 0);
+}
+
+/// Binds keys of 4,000 bytes, fifty in a transaction, until that is refused. How many there are.
+fn bind_all(guard: &Guard) -> u64 {
+    for round in 0.. {
+        let all = (0..50).map(|n| format!("desk/{round:03}{n:03}{}", "x".repeat(3_980)));
+        let txn = all.fold(guard.txn(), |txn, key| txn.then_while_held(key, "v"));
+        let result = txn.commit().wait().map(drop);
+        if is_too_large(&result) {
+            return round * 50;
+        }
+        result.unwrap();
+    }
+    unreachable!("no more fits, and it is taken")
+}
+
+#[test]
+fn as_much_goes_with_a_hold_as_fits_into_an_entry_and_more_is_refused() {
+    let cluster = lasting(3);
+    let (_, follower, other) = roles(&cluster);
+    let mine = session(&cluster, follower);
+    let guard = lock(&mine);
+    let bound = bind_all(&guard);
+    assert!(bound >= 100, "{bound}");
+    assert_eq!(keys(&mine.client()), bound);
+    drop(guard);
+    let next = lock(&session(&cluster, other));
+    assert_eq!(keys(&cluster.node(other).client()), 0);
+    drop(next);
+}
+
+#[test]
+fn work_is_committed_and_the_lock_released_however_much_goes_with_it() {
+    let cluster = lasting(1);
+    let mine = session(&cluster, 0);
+    let kv = mine.client();
+    for holds in [true, false] {
+        let guard = lock(&mine);
+        assert!(bind_all(&guard) > 128 / 2, "more than a request may delete");
+        let work = guard.txn().when(Compare::missing("done")).then(Op::put("done", "yes"));
+        assert_eq!(work.commit_and_release(guard).wait().unwrap().succeeded, holds);
+        assert_eq!(keys(&kv), 0);
+        drop(mine.mutex("lock").try_lock().wait().unwrap());
+    }
+}

@@ -1,0 +1,278 @@
+//! Owners: holding again, and waiting for oneself, through locks of all kinds and across nodes.
+
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use bowline::{DowngradeError, LockError, Node, Owner, Released, Session, Wait, WaitsFor};
+
+use crate::stage::{Begun, lasting, places, session, timed_out, until, until_places};
+
+/// Begins a call that waits, and returns when it stands in the line of this name.
+fn begin<T, C>(node: &Node, name: &str, call: C) -> Begun<T>
+where
+    C: IntoFuture<Output = T>,
+    C::IntoFuture: Send + 'static,
+{
+    let before = places(node, name);
+    let begun = Begun::new(call);
+    until(node, name, "one more", |count| count > before);
+    begun
+}
+
+fn owners(sessions: &[Session]) -> Vec<Owner> {
+    let names = ["ann", "bob", "cy"];
+    sessions.iter().zip(names).map(|(session, name)| session.owner(name)).collect()
+}
+
+/// The circle of a deadlock, as words.
+#[track_caller]
+fn circle(error: &LockError) -> Vec<(String, String)> {
+    let LockError::Deadlock { cycle } = error else { panic!("{error:?}") };
+    let words =
+        |step: &WaitsFor| (step.owner.clone(), String::from_utf8(step.lock.to_vec()).unwrap());
+    cycle.iter().map(words).collect()
+}
+
+fn steps(words: &[(&str, &str)]) -> Vec<(String, String)> {
+    words.iter().map(|(owner, lock)| ((*owner).to_owned(), (*lock).to_owned())).collect()
+}
+
+#[test]
+fn an_owner_reads_again_and_reads_what_it_writes() {
+    let cluster = lasting(1);
+    let mine = session(&cluster, 0);
+    let (owner, lock) = (mine.owner("ann"), mine.rw_lock("lock"));
+    let one = lock.read().owner(&owner).wait().unwrap();
+    let two = lock.read().owner(&owner).wait().unwrap();
+    assert_eq!(one.token(), two.token());
+    assert_eq!(one.release().wait().unwrap(), Released::StillHeld { times: 1 });
+    assert_eq!(two.release().wait().unwrap(), Released::Now);
+
+    let writer = lock.write().owner(&owner).wait().unwrap();
+    let again = lock.write().owner(&owner).wait().unwrap();
+    let reader = lock.read().owner(&owner).wait().unwrap();
+    assert_eq!(places(cluster.node(0), "lock"), 1);
+    drop((writer, again));
+    assert!(lock.try_read().wait().is_err(), "what was taken for writing writes until its end");
+    // And can be written again.
+    let writer = reader.upgrade().wait().unwrap();
+    assert_eq!(writer.release().wait().unwrap(), Released::Now);
+    until_places(cluster.node(0), "lock", 0);
+}
+
+#[test]
+fn an_owner_that_has_upgraded_writes_again_and_one_that_has_downgraded_does_not() {
+    let cluster = lasting(1);
+    let mine = session(&cluster, 0);
+    let (owner, lock) = (mine.owner("ann"), mine.rw_lock("lock"));
+    let reader = lock.read().owner(&owner).wait().unwrap();
+    let writer = reader.upgrade().wait().unwrap();
+    let again = lock.write().owner(&owner).wait().unwrap();
+    assert_eq!(again.token(), writer.token());
+    let DowngradeError::HeldAgain(writer) = writer.downgrade().wait().unwrap_err() else {
+        panic!("it is held twice");
+    };
+    drop(again);
+    let reader = writer.downgrade().wait().unwrap();
+    let error = lock.write().owner(&owner).wait().unwrap_err();
+    assert_eq!(circle(&error), steps(&[("ann", "lock")]));
+    assert!(lock.read().owner(&owner).wait().unwrap().is_held());
+    assert!(lock.try_read().wait().unwrap().is_held());
+    drop(reader);
+    until_places(cluster.node(0), "lock", 0);
+}
+
+#[test]
+fn an_owner_that_reads_and_asks_to_write_waits_for_itself() {
+    let cluster = lasting(1);
+    let mine = session(&cluster, 0);
+    let (owner, lock) = (mine.owner("ann"), mine.rw_lock("lock"));
+    let reader = lock.read().owner(&owner).wait().unwrap();
+    let error = lock.write().owner(&owner).wait().unwrap_err();
+    assert_eq!(circle(&error), steps(&[("ann", "lock")]));
+    until_places(cluster.node(0), "lock", 1);
+    assert!(reader.upgrade().wait().unwrap().is_held());
+}
+
+#[test]
+fn an_owner_holds_several_again_as_one_or_each() {
+    let cluster = lasting(1);
+    let mine = session(&cluster, 0);
+    let owner = mine.owner("ann");
+    let all = mine.lock_all(["a", "b"]).owner(&owner).wait().unwrap();
+    let again = mine.lock_all(["b", "a"]).owner(&owner).wait().unwrap();
+    let each = mine.mutex("b").lock().owner(&owner).wait().unwrap();
+    assert_eq!(all.token(), again.token());
+    assert_eq!(all.token(), each.token());
+    let error = mine.lock_all(["b", "c"]).owner(&owner).wait().unwrap_err();
+    assert_eq!(circle(&error), steps(&[("ann", "b")]));
+    drop((all, again));
+    assert!(mine.mutex("a").try_lock().wait().is_err());
+    assert_eq!(each.release().wait().unwrap(), Released::Now);
+    for name in ["a", "b", "c"] {
+        until_places(cluster.node(0), name, 0);
+    }
+}
+
+#[test]
+fn a_circle_of_mutexes_over_three_nodes_is_named() {
+    let cluster = lasting(3);
+    let sessions = [0, 1, 2].map(|member| session(&cluster, member));
+    let owners = owners(&sessions);
+    let lock = |member: usize, name: &'static str| {
+        sessions[member].mutex(name).lock().owner(&owners[member])
+    };
+    let held = [lock(0, "a"), lock(1, "b"), lock(2, "c")].map(|call| call.wait().unwrap());
+    let ann = begin(cluster.node(0), "b", lock(0, "b"));
+    let bob = begin(cluster.node(1), "c", lock(1, "c"));
+    let error = lock(2, "a").wait().unwrap_err();
+    assert_eq!(circle(&error), steps(&[("cy", "a"), ("ann", "b"), ("bob", "c")]));
+    let [_a, b, c] = held;
+    drop(c);
+    assert!(bob.finish().unwrap().is_held());
+    drop(b);
+    assert!(ann.finish().unwrap().is_held());
+}
+
+#[test]
+fn a_circle_through_readers_and_writers_is_named() {
+    let cluster = lasting(3);
+    let sessions = [0, 1].map(|member| session(&cluster, member));
+    let owners = owners(&sessions);
+    let reader = sessions[0].rw_lock("lock").read().owner(&owners[0]).wait().unwrap();
+    let mutex = sessions[1].mutex("door").lock().owner(&owners[1]).wait().unwrap();
+    let write = sessions[1].rw_lock("lock").write().owner(&owners[1]);
+    let waiting = begin(cluster.node(1), "lock", write);
+    let error = sessions[0].mutex("door").lock().owner(&owners[0]).wait().unwrap_err();
+    assert_eq!(circle(&error), steps(&[("ann", "door"), ("bob", "lock")]));
+    drop(reader);
+    assert!(waiting.finish().unwrap().is_held() && mutex.is_held());
+}
+
+#[test]
+fn a_reader_that_waits_behind_a_writer_closes_a_circle_too() {
+    let cluster = lasting(3);
+    let sessions = [0, 1, 2].map(|member| session(&cluster, member));
+    let owners = owners(&sessions);
+    // Ann reads; bob wants to write and has the door; cy reads behind bob, and ann wants the door.
+    let ann = sessions[0].rw_lock("lock").read().owner(&owners[0]).wait().unwrap();
+    let cys = sessions[2].mutex("window").lock().owner(&owners[2]).wait().unwrap();
+    let write = sessions[1].rw_lock("lock").write().owner(&owners[1]);
+    let bob = begin(cluster.node(1), "lock", write);
+    let read = sessions[2].rw_lock("lock").read().owner(&owners[2]);
+    let cy = begin(cluster.node(2), "lock", read);
+    let error = sessions[0].mutex("window").lock().owner(&owners[0]).wait().unwrap_err();
+    assert_eq!(circle(&error), steps(&[("ann", "window"), ("cy", "lock"), ("bob", "lock")]));
+    drop(ann);
+    drop(bob.finish().unwrap());
+    assert!(cy.finish().unwrap().is_held() && cys.is_held());
+}
+
+#[test]
+fn a_circle_through_several_locks_at_once_is_named() {
+    let cluster = lasting(3);
+    let sessions = [0, 1].map(|member| session(&cluster, member));
+    let owners = owners(&sessions);
+    let held = sessions[0].mutex("c").lock().owner(&owners[0]).wait().unwrap();
+    let call = sessions[1].lock_all(["a", "b", "c"]).owner(&owners[1]);
+    let all = begin(cluster.node(1), "a", call);
+    // Bob holds nothing, but stands before ann in the line of b.
+    let error = sessions[0].mutex("b").lock().owner(&owners[0]).wait().unwrap_err();
+    assert_eq!(circle(&error), steps(&[("ann", "b"), ("bob", "c")]));
+    drop(held);
+    assert!(all.finish().unwrap().is_held());
+}
+
+#[test]
+fn a_circle_through_an_upgrade_is_named() {
+    let cluster = lasting(3);
+    let sessions = [0, 1].map(|member| session(&cluster, member));
+    let owners = owners(&sessions);
+    let ann = sessions[0].rw_lock("lock").read().owner(&owners[0]).wait().unwrap();
+    let bob = sessions[1].rw_lock("lock").read().owner(&owners[1]).wait().unwrap();
+    let door = sessions[0].mutex("door").lock().owner(&owners[0]).wait().unwrap();
+    let upgrade = begin(cluster.node(0), "lock", ann.upgrade());
+    let error = sessions[1].mutex("door").lock().owner(&owners[1]).wait().unwrap_err();
+    assert_eq!(circle(&error), steps(&[("bob", "door"), ("ann", "lock")]));
+    drop(bob);
+    assert!(upgrade.finish().unwrap().is_held());
+    drop(door);
+
+    // The other way around: the upgrade is what closes it.
+    let reads = |at: usize| sessions[at].rw_lock("other").read().owner(&owners[at]).wait().unwrap();
+    let (ann, _bob) = (reads(0), reads(1));
+    let door = sessions[0].mutex("door").lock().owner(&owners[0]).wait().unwrap();
+    let call = sessions[1].mutex("door").lock().owner(&owners[1]);
+    let waiting = begin(cluster.node(1), "door", call);
+    let error = ann.upgrade().wait().unwrap_err();
+    assert_eq!(circle(&error.why), steps(&[("ann", "other"), ("bob", "door")]));
+    assert!(error.guard.is_held());
+    drop(door);
+    assert!(waiting.finish().unwrap().is_held());
+}
+
+#[test]
+fn two_readers_of_one_lock_that_upgrade_are_told_which_one_may() {
+    let cluster = lasting(3);
+    let sessions = [0, 1].map(|member| session(&cluster, member));
+    let owners = owners(&sessions);
+    let reads = |at: usize| sessions[at].rw_lock("lock").read().owner(&owners[at]).wait().unwrap();
+    let (ann, bob) = (reads(0), reads(1));
+    let upgrade = begin(cluster.node(0), "lock", ann.upgrade());
+    let error = bob.upgrade().wait().unwrap_err();
+    assert_eq!(error.why, LockError::UpgradeTaken);
+    drop(error.guard);
+    assert!(upgrade.finish().unwrap().is_held());
+}
+
+#[test]
+fn no_circle_is_seen_in_semaphores_nor_where_all_take_the_same_order() {
+    let cluster = lasting(3);
+    let sessions = [0, 1].map(|member| session(&cluster, member));
+    let owners = owners(&sessions);
+    let acquire = |at: usize, name: &'static str| {
+        sessions[at].semaphore(name, 2).acquire().owner(&owners[at])
+    };
+    // Each holds one of two permits of both, and a third party the others: it may be that one's that
+    // come free.
+    let others = ["a", "b"].map(|name| sessions[0].semaphore(name, 2).acquire().wait().unwrap());
+    let (a, b) = (acquire(0, "a").wait().unwrap(), acquire(1, "b").wait().unwrap());
+    let ann = begin(cluster.node(0), "b", acquire(0, "b"));
+    let mut bob = begin(cluster.node(1), "a", acquire(1, "a"));
+    assert!(bob.poll().is_none());
+    drop(others);
+    assert!(ann.finish().unwrap().is_held() && bob.finish().unwrap().is_held());
+    drop((a, b));
+
+    std::thread::scope(|scope| {
+        for at in 0..2 {
+            let (session, owner) = (&sessions[at], &owners[at]);
+            scope.spawn(move || {
+                for _ in 0..20 {
+                    let read = session.rw_lock("1").read().owner(owner).wait().unwrap();
+                    let door = session.mutex("2").lock().owner(owner).wait().unwrap();
+                    let all = session.lock_all(["3", "4"]).owner(owner).wait().unwrap();
+                    let write = session.rw_lock("5").write().owner(owner).wait().unwrap();
+                    drop((read, door, all, write));
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn an_owner_with_many_tasks_in_a_line_is_searched_for_circles_in_no_time() {
+    let cluster = lasting(1);
+    let (node, mine) = (cluster.node(0), session(&cluster, 0));
+    let (ann, bob) = (mine.owner("ann"), mine.owner("bob"));
+    let lock = || mine.mutex("lock").lock();
+    let held = lock().wait().unwrap();
+    let begin_for = |owner: &Owner| begin(node, "lock", lock().owner(owner));
+    let mut waiting: Vec<_> = (0..40).map(|_| begin_for(&ann)).collect();
+    waiting.push(begin_for(&bob));
+    // Whoever searched every way from task to task had a million million of them.
+    let last = lock().owner(&ann).deadline(Duration::from_millis(200)).wait();
+    assert!(last.as_ref().is_err_and(timed_out), "{last:?}");
+    drop((waiting, held));
+    until_places(node, "lock", 0);
+}

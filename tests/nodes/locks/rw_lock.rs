@@ -1,0 +1,490 @@
+//! Read/write locks.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Wake, Waker};
+
+use bowline::{
+    DowngradeError, LockError, LockKind, Loss, Node, ReadGuard, Released, Session, SessionEnd,
+    Upgrade, UpgradeError, Wait, WriteGuard,
+};
+
+use crate::stage::{
+    Begun, SHORT, SOON, another_session, lasting, mortal, places, roles, session, until,
+    until_places, until_true,
+};
+
+const LOCK: &str = "lock";
+
+type Reads = Begun<Result<ReadGuard, LockError>>;
+type Writes = Begun<Result<WriteGuard, LockError>>;
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+fn read(session: &Session) -> ReadGuard {
+    session.rw_lock(LOCK).read().wait().unwrap()
+}
+
+/// Begins to wait, and returns when one more stands in line.
+fn reads(session: &Session, node: &Node) -> Reads {
+    let before = places(node, LOCK);
+    let begun = Begun::new(session.rw_lock(LOCK).read());
+    until(node, LOCK, "one more", |count| count > before);
+    begun
+}
+
+fn writes(session: &Session, node: &Node) -> Writes {
+    let before = places(node, LOCK);
+    let begun = Begun::new(session.rw_lock(LOCK).write());
+    until(node, LOCK, "one more", |count| count > before);
+    begun
+}
+
+fn upgrades(guard: ReadGuard, node: &Node) -> Begun<Result<WriteGuard, UpgradeError>> {
+    let before = places(node, LOCK);
+    let begun = Begun::new(guard.upgrade());
+    until(node, LOCK, "one more", |count| count > before);
+    begun
+}
+
+#[test]
+fn readers_hold_together_and_a_writer_holds_alone() {
+    let cluster = lasting(3);
+    let sessions = [0, 1, 2].map(|member| session(&cluster, member));
+    let readers = sessions.each_ref().map(read);
+    assert!(readers.iter().all(|guard| guard.is_held()));
+    let refused = sessions[0].rw_lock(LOCK).try_write().wait().unwrap_err();
+    assert!(matches!(refused, LockError::WouldBlock { .. }), "{refused:?}");
+    until_places(cluster.node(0), LOCK, 3);
+    let mut writer = writes(&sessions[1], cluster.node(1));
+    let newest = readers.iter().map(|guard| guard.token()).max().unwrap();
+    let [one, two, three] = readers;
+    assert_eq!(one.release().wait().unwrap(), Released::Now);
+    assert_eq!(two.release().wait().unwrap(), Released::Now);
+    assert!(writer.poll().is_none(), "one reader is left");
+    drop(three);
+    let writer = writer.finish().unwrap();
+    assert!(writer.token() > newest);
+    let refused = sessions[2].rw_lock(LOCK).try_read().wait().unwrap_err();
+    assert!(matches!(refused, LockError::WouldBlock { .. }), "{refused:?}");
+    assert_eq!(writer.release().wait().unwrap(), Released::Now);
+    until_places(cluster.node(0), LOCK, 0);
+}
+
+#[test]
+fn no_reader_passes_a_writer_that_waits() {
+    let cluster = lasting(3);
+    let sessions = [0, 1, 2].map(|member| session(&cluster, member));
+    let first = read(&sessions[0]);
+    let writer = writes(&sessions[1], cluster.node(1));
+    let mut late = reads(&sessions[2], cluster.node(2));
+    let refused = sessions[0].rw_lock(LOCK).try_read().wait().unwrap_err();
+    assert!(matches!(refused, LockError::WouldBlock { .. }), "{refused:?}");
+    assert!(late.poll().is_none());
+    first.release().wait().unwrap();
+    let writer = writer.finish().unwrap();
+    assert!(late.poll().is_none());
+    writer.release().wait().unwrap();
+    assert!(late.finish().unwrap().is_held());
+}
+
+#[test]
+fn when_a_writer_that_waits_gives_up_the_readers_behind_it_come_in() {
+    let cluster = lasting(3);
+    let sessions = [0, 1, 2].map(|member| session(&cluster, member));
+    let first = read(&sessions[0]);
+    let writer = writes(&sessions[1], cluster.node(1));
+    let late = reads(&sessions[2], cluster.node(2));
+    drop(writer);
+    assert!(late.finish().unwrap().is_held());
+    assert!(first.is_held());
+}
+
+#[test]
+fn a_downgrade_lets_readers_in_and_keeps_the_place_and_the_token() {
+    let cluster = lasting(3);
+    let sessions = [0, 1, 2].map(|member| session(&cluster, member));
+    let writer = sessions[0].rw_lock(LOCK).write().wait().unwrap();
+    let (key, since, token) = (writer.key().clone(), writer.since(), writer.token());
+    let behind = reads(&sessions[1], cluster.node(1));
+    let reader = writer.downgrade().wait().unwrap();
+    assert_eq!((reader.key(), reader.since(), reader.token()), (&key, since, token));
+    assert!(behind.finish().unwrap().is_held());
+    assert!(reader.is_held());
+    assert!(sessions[2].rw_lock(LOCK).try_write().wait().is_err());
+    reader.release().wait().unwrap();
+    assert!(sessions[2].rw_lock(LOCK).write().wait().unwrap().is_held());
+}
+
+#[test]
+fn a_downgrade_of_what_is_lost_says_so() {
+    let cluster = lasting(1);
+    let mine = session(&cluster, 0);
+    let writer = mine.rw_lock(LOCK).write().wait().unwrap();
+    mine.client().delete(writer.key().clone()).wait().unwrap();
+    let error = writer.downgrade().wait().unwrap_err();
+    assert!(matches!(error, DowngradeError::Lost(Loss::KeyDeleted)), "{error:?}");
+    until_places(cluster.node(0), LOCK, 0);
+}
+
+#[test]
+fn a_downgrade_that_is_dropped_releases() {
+    let cluster = lasting(3);
+    let (_, one, _) = roles(&cluster);
+    let writer = session(&cluster, one).rw_lock(LOCK).write().wait().unwrap();
+    cluster.partition(&[one]);
+    drop(Begun::new(writer.downgrade()));
+    cluster.heal();
+    until_places(cluster.node(one), LOCK, 0);
+}
+
+#[test]
+fn an_upgrade_waits_for_the_other_readers_and_for_no_writer() {
+    let cluster = lasting(3);
+    let sessions = [0, 1, 2].map(|member| session(&cluster, member));
+    let (mine, other) = (read(&sessions[0]), read(&sessions[1]));
+    let (key, token) = (mine.key().clone(), other.token());
+    let mut writer = writes(&sessions[2], cluster.node(2));
+    let mut late = reads(&sessions[1], cluster.node(1));
+    let mut upgrade = upgrades(mine, cluster.node(0));
+    assert!(upgrade.poll().is_none());
+    other.release().wait().unwrap();
+    let upgraded = upgrade.finish().unwrap();
+    assert!(upgraded.token() > token);
+    assert_eq!(upgraded.key(), &key);
+    // One row each: the writer that holds, the one that waits, the reader that waits.
+    assert_eq!(places(cluster.node(0), LOCK), 3);
+    assert!(writer.poll().is_none() && late.poll().is_none());
+    let line = sessions[0].rw_lock(LOCK).line().unwrap();
+    assert_eq!(line.iter().map(|place| place.holds).collect::<Vec<_>>(), [true, false, false]);
+    assert_eq!(upgraded.release().wait().unwrap(), Released::Now);
+    writer.finish().unwrap().release().wait().unwrap();
+    assert!(late.finish().unwrap().is_held());
+}
+
+#[test]
+fn an_upgrade_and_a_reader_that_comes_after_it_do_not_wait_for_each_other() {
+    let cluster = lasting(3);
+    let sessions = [0, 1, 2].map(|member| session(&cluster, member));
+    let (mine, other) = (read(&sessions[0]), read(&sessions[1]));
+    let mut upgrade = upgrades(mine, cluster.node(0));
+    let mut late = reads(&sessions[2], cluster.node(2));
+    assert!(upgrade.poll().is_none());
+    other.release().wait().unwrap();
+    let writer = upgrade.finish().unwrap();
+    assert!(late.poll().is_none());
+    drop(writer);
+    assert!(late.finish().unwrap().is_held());
+}
+
+#[test]
+fn a_second_upgrade_is_refused_at_once_and_goes_on_reading() {
+    let cluster = lasting(3);
+    let sessions = [0, 1].map(|member| session(&cluster, member));
+    let (one, two) = (read(&sessions[0]), read(&sessions[1]));
+    let first = upgrades(one, cluster.node(0));
+    let UpgradeError { guard, why, .. } = two.upgrade().wait().unwrap_err();
+    assert_eq!(why, LockError::UpgradeTaken);
+    assert!(guard.is_held());
+    guard.release().wait().unwrap();
+    assert!(first.finish().unwrap().is_held());
+}
+
+#[test]
+fn an_upgrade_that_only_tries_gives_the_reader_back() {
+    let cluster = lasting(3);
+    let sessions = [0, 1].map(|member| session(&cluster, member));
+    let (one, two) = (read(&sessions[0]), read(&sessions[1]));
+    let error = one.try_upgrade().wait().unwrap_err();
+    assert!(matches!(error.why, LockError::WouldBlock { .. }), "{error:?}");
+    two.release().wait().unwrap();
+    until_places(cluster.node(0), LOCK, 1);
+    let writer = error.guard.try_upgrade().wait().unwrap();
+    assert!(writer.is_held());
+    writer.downgrade().wait().unwrap().release().wait().unwrap();
+    until_places(cluster.node(0), LOCK, 0);
+}
+
+#[test]
+fn an_upgrade_that_takes_too_long_gives_the_reader_back() {
+    let cluster = lasting(1);
+    let mine = session(&cluster, 0);
+    let (one, _two) = (read(&mine), read(&mine));
+    let error = one.upgrade().deadline(SHORT).wait().unwrap_err();
+    assert!(matches!(error.why, LockError::TimedOut { .. }), "{error:?}");
+    assert!(error.guard.is_held());
+    until_places(cluster.node(0), LOCK, 2);
+}
+
+#[test]
+fn an_upgrade_that_is_given_up_stays_a_reader_and_one_that_is_dropped_leaves_nothing() {
+    let cluster = lasting(1);
+    let mine = session(&cluster, 0);
+    let (one, two) = (read(&mine), read(&mine));
+    let mut upgrade = one.upgrade();
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(Pin::new(&mut upgrade).poll(&mut context).is_pending());
+    until_places(cluster.node(0), LOCK, 3);
+    let one = upgrade.give_up().unwrap();
+    assert!(one.is_held());
+    until_places(cluster.node(0), LOCK, 2);
+    drop(upgrades(one, cluster.node(0)));
+    until_places(cluster.node(0), LOCK, 1);
+    drop(two);
+    until_places(cluster.node(0), LOCK, 0);
+}
+
+#[test]
+fn an_upgrade_given_up_while_its_entry_is_under_way_reads_in_the_end() {
+    let cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let (mine, other) = (session(&cluster, one), session(&cluster, two));
+    let (reader, last) = (read(&mine), read(&other));
+    let mut upgrade = reader.upgrade();
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    let poll = |upgrade: &mut Upgrade| {
+        let polled = Pin::new(upgrade).poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending(), "{polled:?}");
+    };
+    poll(&mut upgrade);
+    until_places(cluster.node(one), LOCK, 3);
+    last.release().wait().unwrap();
+    until_true(cluster.node(one), "the only reader", || woken.0.load(Ordering::SeqCst));
+    // Now it would write, and cannot say so to anybody.
+    cluster.partition(&[one]);
+    poll(&mut upgrade);
+    let reader = upgrade.give_up().unwrap();
+    cluster.heal();
+    assert!(other.rw_lock(LOCK).read().wait().unwrap().is_held());
+    assert!(reader.is_held());
+    drop(reader);
+    until_places(cluster.node(two), LOCK, 0);
+}
+
+#[test]
+fn an_upgrade_that_was_taken_back_is_not_taken_for_the_writer_by_the_next_one() {
+    let cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let (mine, other) = (session(&cluster, one), session(&cluster, two));
+    let (reader, last) = (read(&mine), read(&other));
+    let mut upgrade = reader.upgrade();
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    let poll = |upgrade: &mut Upgrade| {
+        let polled = Pin::new(upgrade).poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending(), "{polled:?}");
+    };
+    poll(&mut upgrade);
+    until_places(cluster.node(one), LOCK, 2 + 1);
+    last.release().wait().unwrap();
+    until_true(cluster.node(one), "the only reader", || woken.0.load(Ordering::SeqCst));
+    // Paused, its node has no answer for the first look.
+    cluster.pause(one);
+    poll(&mut upgrade);
+    cluster.resume(one);
+    // It writes, and does not know it yet.
+    until_places(cluster.node(one), LOCK, 1);
+    cluster.pause(one);
+    let reader = upgrade.give_up().unwrap();
+    let mut again = reader.upgrade();
+    let polled = Pin::new(&mut again).poll(&mut Context::from_waker(&waker));
+    assert!(polled.is_pending(), "its row is about to say that it reads: {polled:?}");
+    cluster.resume(one);
+    let writer = again.wait().unwrap();
+    let row = cluster.node(two).locks().of(LOCK).unwrap().line.remove(0);
+    assert!(writer.is_held() && row.holds);
+    let mut late = reads(&other, cluster.node(two));
+    assert!(late.poll().is_none());
+    drop(writer);
+    assert!(late.finish().unwrap().is_held());
+}
+
+#[test]
+fn an_upgrade_dropped_with_its_answer_unread_leaves_its_owner_a_reader() {
+    let cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let (mine, other) = (session(&cluster, one), session(&cluster, two));
+    let owner = mine.owner("two guards");
+    let [first, second] = [(); 2].map(|()| mine.rw_lock(LOCK).read().owner(&owner).wait().unwrap());
+    let mut upgrade = Begun::new(first.upgrade());
+    until_true(cluster.node(one), "the only reader", || upgrade.wakes() > 0);
+    let woken = upgrade.wakes();
+    // Paused, its node has no answer for the first look.
+    cluster.pause(one);
+    assert!(upgrade.poll().is_none(), "its entry is on its way");
+    cluster.resume(one);
+    until_true(cluster.node(one), "the answer", || upgrade.wakes() > woken);
+    drop(upgrade);
+    assert!(second.is_held());
+    let read = other.rw_lock(LOCK).read().deadline(SOON).wait();
+    assert!(read.unwrap().is_held(), "a reader whose row says that it writes keeps others out");
+    let writer = second.upgrade().deadline(SOON).wait().unwrap();
+    assert!(writer.is_held());
+}
+
+#[test]
+fn an_upgrade_whose_entry_is_cut_off_ends_by_its_deadline_and_leaves_a_reader() {
+    let cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let (mine, other) = (session(&cluster, one), session(&cluster, two));
+    let reader = read(&mine);
+    let last = read(&other);
+    // It enters the line when it is asked for the first time, and comes no further: another one reads.
+    let mut upgrade = Begun::new(reader.upgrade().deadline(SOON / 4));
+    until_places(cluster.node(one), LOCK, 2 + 1);
+    last.release().wait().unwrap();
+    until_true(cluster.node(one), "the only reader", || upgrade.wakes() > 0);
+    cluster.partition(&[one]);
+    assert!(upgrade.poll().is_none(), "its entry cannot be answered");
+    let begun = cluster.node(one).now();
+    let refused = upgrade.finish().unwrap_err();
+    assert!(matches!(refused.why, LockError::Unavailable), "{refused:?}");
+    assert!(cluster.node(one).now().since(begun) < SOON / 2);
+    // Whatever became of the entry: it reads, and others may.
+    cluster.heal();
+    assert!(refused.guard.is_held());
+    assert!(read(&other).is_held());
+}
+
+#[test]
+fn a_reader_whom_only_a_writer_kept_out_is_not_overrun_by_an_upgrade() {
+    let cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let (mine, other) = (session(&cluster, one), session(&cluster, two));
+    let reader = read(&mine);
+    let writer = writes(&other, cluster.node(two));
+    let late = reads(&other, cluster.node(two));
+    // It enters the line when it is asked for the first time, and comes no further: the line does not answer yet.
+    cluster.partition(&[one]);
+    let mut upgrade = Begun::new(reader.upgrade());
+    cluster.heal();
+    until_places(cluster.node(two), LOCK, 3 + 1);
+    // Only the writer that waits keeps the second reader out. The upgrade is about to be made...
+    until_true(cluster.node(one), "the only reader", || upgrade.wakes() > 0);
+    cluster.partition(&[one]);
+    assert!(upgrade.poll().is_none());
+    // ...when that writer goes.
+    drop(writer);
+    let late = late.finish().unwrap();
+    cluster.heal();
+    let kv = cluster.node(two).client();
+    cluster.all_at(kv.put("any", "").wait().unwrap().revision).wait().unwrap();
+    assert!(upgrade.poll().is_none(), "two hold that exclude each other");
+    assert!(late.is_held());
+    late.release().wait().unwrap();
+    let upgraded = upgrade.finish().unwrap();
+    assert!(upgraded.is_held());
+    upgraded.release().wait().unwrap();
+    until_places(cluster.node(two), LOCK, 0);
+}
+
+#[test]
+fn a_read_that_is_lost_while_it_is_upgraded_fails_the_upgrade() {
+    let cluster = lasting(3);
+    let sessions = [0, 1].map(|member| session(&cluster, member));
+    let (mine, other) = (read(&sessions[0]), read(&sessions[1]));
+    let key = mine.key().clone();
+    let upgrade = upgrades(mine, cluster.node(0));
+    cluster.node(1).client().delete(key).wait().unwrap();
+    let error = upgrade.finish().unwrap_err();
+    assert_eq!(error.why, LockError::Lost(Loss::KeyDeleted));
+    assert!(!error.guard.is_held());
+    until_places(cluster.node(1), LOCK, 1);
+    assert!(other.is_held());
+}
+
+#[test]
+fn an_upgrade_whose_own_key_is_deleted_gives_the_reader_back() {
+    let cluster = lasting(3);
+    let sessions = [0, 1].map(|member| session(&cluster, member));
+    let (mine, _other) = (read(&sessions[0]), read(&sessions[1]));
+    let upgrade = upgrades(mine, cluster.node(0));
+    let second = sessions[0].rw_lock(LOCK).line().unwrap().pop().unwrap();
+    cluster.node(1).client().delete(second.key).wait().unwrap();
+    let error = upgrade.finish().unwrap_err();
+    assert_eq!(error.why, LockError::Evicted);
+    assert!(error.guard.is_held());
+}
+
+#[test]
+fn the_end_of_a_session_ends_its_reads_and_its_upgrade() {
+    let cluster = lasting(3);
+    let mine = another_session(&cluster, 0, "mine");
+    let other = session(&cluster, 1);
+    let (one, _two) = (read(&mine), read(&other));
+    let upgrade = upgrades(one, cluster.node(0));
+    cluster.node(2).client().revoke(mine.lease()).wait().unwrap();
+    let error = upgrade.finish().unwrap_err();
+    let ended = SessionEnd::LeaseEnded;
+    assert!(
+        [LockError::SessionEnded(ended), LockError::Lost(Loss::SessionEnded(ended))]
+            .contains(&error.why),
+        "{error:?}"
+    );
+    assert!(!error.guard.is_held());
+    until_places(cluster.node(1), LOCK, 1);
+}
+
+#[test]
+fn a_writer_that_is_cut_off_has_lost_before_the_readers_come_in() {
+    let cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let writer = mortal(&cluster, one).rw_lock(LOCK).write().wait().unwrap();
+    let behind = reads(&session(&cluster, two), cluster.node(two));
+    cluster.partition(&[one]);
+    let behind = behind.finish().unwrap();
+    assert!(!writer.is_held());
+    assert!(behind.is_held());
+}
+
+#[test]
+fn a_node_that_restarts_leaves_no_reader_behind() {
+    let mut cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let reader = read(&session(&cluster, one));
+    let writer = writes(&session(&cluster, two), cluster.node(two));
+    cluster.kill(one).wait();
+    cluster.restart(one).wait().unwrap();
+    let writing = writer.finish().unwrap();
+    assert!(writing.is_held() && !reader.is_held());
+    until_places(cluster.node(two), LOCK, 1);
+}
+
+#[test]
+fn a_reader_whose_key_is_deleted_by_hand_loses_alone() {
+    let cluster = lasting(3);
+    let sessions = [0, 1].map(|member| session(&cluster, member));
+    let (one, two) = (read(&sessions[0]), read(&sessions[1]));
+    cluster.node(1).client().delete(one.key().clone()).wait().unwrap();
+    assert_eq!(one.lost().wait(), Loss::KeyDeleted);
+    assert!(two.is_held());
+    let waiting = writes(&sessions[0], cluster.node(0));
+    let row = sessions[0].rw_lock(LOCK).line().unwrap().pop().unwrap();
+    cluster.node(1).client().delete(row.key).wait().unwrap();
+    assert_eq!(waiting.finish().unwrap_err(), LockError::Evicted);
+}
+
+#[test]
+fn a_name_that_is_in_use_for_another_kind_is_refused() {
+    let cluster = lasting(1);
+    let mine = session(&cluster, 0);
+    let reader = read(&mine);
+    let stored = LockKind::ReadWrite;
+    let error = mine.mutex(LOCK).lock().wait().unwrap_err();
+    assert_eq!(error, LockError::KindMismatch { stored });
+    let error = mine.semaphore(LOCK, 3).acquire().wait().unwrap_err();
+    assert_eq!(error, LockError::KindMismatch { stored });
+    reader.release().wait().unwrap();
+    assert!(mine.mutex(LOCK).lock().wait().unwrap().is_held());
+    until_true(cluster.node(0), "released", || places(cluster.node(0), LOCK) == 0);
+}

@@ -1,0 +1,386 @@
+//! Members come and go: learners that are full citizens, voters that are replaced one by one under
+//! load, and those that were removed.
+
+use std::future::{Future, IntoFuture};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bowline::testing::{self, Cluster, ClusterOptions};
+use bowline::{
+    Client, Config, Error, KeyRange, MemberRefusal, MemberRole, Node, NodeId, StopReason, Wait,
+};
+
+use crate::loopback;
+
+/// No wait of a test is longer, unless something is broken.
+const SOON: Duration = Duration::from_secs(20);
+
+fn id(cluster: &Cluster, member: usize) -> NodeId {
+    cluster.node(member).status().id
+}
+
+async fn three() -> Cluster {
+    ClusterOptions::new(3)
+        .configure(|config| {
+            let config = config.snapshot_log_bytes(64 << 10).log_segment_bytes(64 << 10);
+            config.call_deadline(SOON)
+        })
+        .start()
+        .await
+        .unwrap()
+}
+
+/// Removes a member as soon as the leader knows who is there.
+async fn remove(node: &Node, gone: NodeId) {
+    let begun = Instant::now();
+    while let Err(error) = node.remove_member(gone).await {
+        let early = matches!(error, Error::Members(MemberRefusal::LosesQuorum { .. }));
+        assert!(early && begun.elapsed() < SOON, "{error}");
+    }
+}
+
+/// Promotes a learner as soon as it has caught up.
+async fn promote(cluster: &Cluster, member: usize) {
+    let node = cluster.node(member);
+    loop {
+        match node.promote(node.status().id).await {
+            Ok(()) => return,
+            Err(Error::Members(MemberRefusal::NotCaughtUp(_) | MemberRefusal::Pending)) => {}
+            Err(error) => panic!("{error}"),
+        }
+        let applied = node.status().applied;
+        node.client().put("nudge", "").await.unwrap();
+        node.wait_for(|status| status.applied > applied).await;
+    }
+}
+
+#[test]
+fn a_learner_reads_writes_watches_and_holds_locks_and_does_not_vote() {
+    async {
+        let mut cluster = three().await;
+        let leader = cluster.leader().await.unwrap();
+        cluster.node(leader).client().put("before", "1").await.unwrap();
+        let learner = cluster.join().await.unwrap();
+        let node = cluster.node(learner);
+        let client = node.client();
+        assert_eq!(client.get("before").await.unwrap().unwrap().value, "1");
+        let mut watch = client.watch(KeyRange::prefix("w/")).await.unwrap();
+        let put = client.put("w/1", "x").await.unwrap();
+        let batch = watch.next().await.unwrap().unwrap();
+        assert_eq!(batch.events[0].kv.mod_revision, put.revision);
+        assert_eq!(client.get("w/1").local().await.unwrap().unwrap().value, "x");
+        let session = node.session().await.unwrap();
+        let guard = session.mutex("door").lock().await.unwrap();
+        let other = cluster.node(leader).session().await.unwrap();
+        assert!(other.mutex("door").try_lock().await.is_err());
+        guard.release().await.unwrap();
+        let members = node.members();
+        let me = members.get(id(&cluster, learner)).unwrap();
+        assert_eq!((me.role, &*me.name), (MemberRole::Learner, "m3"));
+        assert_eq!(members.voters().count(), 3);
+    }
+    .wait();
+}
+
+#[test]
+fn a_promoted_member_makes_a_quorum_and_a_removed_one_stops() {
+    async {
+        let mut cluster = three().await;
+        let leader = cluster.leader().await.unwrap();
+        let joined = cluster.join().await.unwrap();
+        promote(&cluster, joined).await;
+        let gone = (leader + 1) % 3;
+        let gone_id = id(&cluster, gone);
+        remove(cluster.node(leader), gone_id).await;
+        assert_eq!(cluster.node(gone).stopped().await, StopReason::Removed);
+        cluster.kill(gone).await;
+        // Twice is once.
+        cluster.node(leader).remove_member(gone_id).await.unwrap();
+        let other = 3 - leader - gone;
+        cluster.kill(other).await;
+        let leads = cluster.leader().await.unwrap();
+        cluster.node(leads).client().put("k", "v").await.unwrap();
+        // One of the two voters that are left cannot go: nobody would be there to agree.
+        let refused = cluster.node(leads).remove_member(id(&cluster, leads)).await;
+        assert!(refused.is_err());
+        let back = cluster.restart(gone).await;
+        if back.is_ok() {
+            assert_eq!(cluster.node(gone).stopped().await, StopReason::Removed);
+        }
+    }
+    .wait();
+}
+
+#[test]
+fn a_leader_that_is_removed_hands_over_and_goes() {
+    async {
+        let cluster = three().await;
+        let leader = cluster.leader().await.unwrap();
+        let from = (leader + 1) % 3;
+        remove(cluster.node(from), id(&cluster, leader)).await;
+        assert_eq!(cluster.node(leader).stopped().await, StopReason::Removed);
+        cluster.node(from).client().put("k", "v").await.unwrap();
+        assert_eq!(cluster.node(from).members().voters().count(), 2);
+    }
+    .wait();
+}
+
+#[test]
+fn the_only_voter_is_not_replaced_but_can_go_when_another_one_votes() {
+    async {
+        let mut cluster = ClusterOptions::new(1).start().await.unwrap();
+        // Nobody could lead while its place is taken: it would wait for ever.
+        let refused = cluster.replace(0).await.unwrap_err().to_string();
+        assert!(refused.contains("the last voter"), "{refused}");
+        let joined = cluster.join().await.unwrap();
+        promote(&cluster, joined).await;
+        cluster.node(joined).remove_member(id(&cluster, 0)).await.unwrap();
+        assert_eq!(cluster.node(0).stopped().await, StopReason::Removed);
+        cluster.node(joined).client().put("k", "v").await.unwrap();
+    }
+    .wait();
+}
+
+#[test]
+fn a_removal_that_was_answered_outlives_a_restart_of_those_who_stay() {
+    async {
+        let mut cluster = ClusterOptions::new(1).start().await.unwrap();
+        let joined = cluster.join().await.unwrap();
+        promote(&cluster, joined).await;
+        let gone = id(&cluster, joined);
+        cluster.node(0).remove_member(gone).await.unwrap();
+        // Nothing is written meanwhile that would carry the news to the disk, and the other's directory is deleted.
+        cluster.kill(joined).await;
+        cluster.kill(0).await;
+        cluster.restart(0).await.unwrap();
+        let client = cluster.node(0).client();
+        client.put("k", "v").deadline(Duration::from_secs(20)).await.expect("one of one leads");
+        assert!(cluster.node(0).members().is_removed(gone));
+    }
+    .wait();
+}
+
+#[test]
+fn two_wishes_for_another_leader_are_told_apart() {
+    async {
+        let cluster = three().await;
+        let leader = cluster.leader().await.unwrap();
+        let (one, two) = ((leader + 1) % 3, (leader + 2) % 3);
+        let to = |member| cluster.node(leader).transfer_leadership(Some(id(&cluster, member)));
+        let (first, second) = tokio::join!(to(one), to(two));
+        let now = cluster.leader().await.unwrap();
+        let told = [(one, &first), (two, &second)];
+        for (member, told) in told.into_iter().filter(|(_, told)| told.is_ok()) {
+            assert_eq!(member, now, "{told:?}: {first:?} and {second:?}");
+        }
+    }
+    .wait();
+}
+
+#[test]
+fn a_member_that_has_not_met_the_others_has_no_state_to_give() {
+    async {
+        let mut cluster = three().await;
+        for member in 0..3 {
+            cluster.kill(member).await;
+            std::fs::remove_dir_all(cluster.data_dir(member)).unwrap();
+        }
+        cluster.restart(0).await.unwrap();
+        let (node, moment) = (cluster.node(0), Duration::from_millis(100));
+        let read = node.client().get("k").local().deadline(moment).await;
+        assert!(matches!(read, Err(Error::Deadline { .. })), "nothing is not an answer: {read:?}");
+        // What is new there cannot be told from what is old.
+        let mut watch = Box::pin(node.client().watch("k").into_future());
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(watch.as_mut().poll(&mut context).is_pending());
+        drop(watch);
+        let file = cluster.data_dir(0).with_extension("backup");
+        let backup = node.backup(&file).await.unwrap_err().to_string();
+        assert!(backup.contains("no state of its cluster yet"), "{backup}");
+        assert!(!file.exists());
+        // Two that wait for the third have little to say to each other.
+        cluster.restart(1).await.unwrap();
+        let turns = |cluster: &Cluster| cluster.node(0).metrics().snapshot().turn_seconds.count();
+        let before = turns(&cluster);
+        let _ = cluster.node(0).client().get("k").local().deadline(moment * 10).await;
+        let turns = turns(&cluster) - before;
+        assert!(turns < 1_000, "{turns} turns in a second");
+        // Founded anew by all three, it is read.
+        cluster.restart(2).await.unwrap();
+        assert_eq!(cluster.node(0).client().get("k").local().await.unwrap(), None);
+        cluster.node(0).backup(&file).await.unwrap();
+    }
+    .wait();
+}
+
+#[test]
+fn what_would_lose_the_quorum_is_refused() {
+    async {
+        let mut cluster = three().await;
+        let leader = cluster.leader().await.unwrap();
+        let (one, two) = ((leader + 1) % 3, (leader + 2) % 3);
+        let alive = id(&cluster, two);
+        cluster.kill(one).await;
+        let refused = cluster.node(leader).remove_member(alive).await;
+        assert!(
+            matches!(refused, Err(Error::Members(MemberRefusal::LosesQuorum { active: 1, .. }))),
+            "{refused:?}"
+        );
+        // The dead one can go: two of two are there.
+        remove(cluster.node(leader), NodeId::new(one as u64 + 1).unwrap()).await;
+    }
+    .wait();
+}
+
+/// Counts up a key by compare-and-set until it is told to stop.
+fn count_up(client: Client, key: String, stop: Arc<AtomicBool>, done: Arc<AtomicU64>) {
+    use bowline::{Compare, Op};
+    let mut next = 1u64;
+    while !stop.load(Ordering::Relaxed) {
+        let (before, value) = ((next - 1).to_string(), next.to_string());
+        let is_first = next == 1;
+        let compare = match is_first {
+            true => Compare::missing(key.clone()),
+            false => Compare::value(key.clone()).eq(before),
+        };
+        let txn = client.txn().when(compare).then(Op::put(key.clone(), value));
+        match txn.commit().wait() {
+            Ok(reply) => {
+                assert!(reply.succeeded, "{key} was not at {}", next - 1);
+                done.store(next, Ordering::Relaxed);
+                next += 1;
+            }
+            Err(Error::Stopped { .. }) => return,
+            // It may have been applied: the store says.
+            Err(_) => match client.get(key.clone()).wait() {
+                Ok(row) => {
+                    let now = row.map_or(0, |row| {
+                        std::str::from_utf8(&row.value).unwrap().parse::<u64>().unwrap()
+                    });
+                    assert!(now == next || now == next - 1, "{key} at {now}, expected {next}");
+                    next = now + 1;
+                    done.store(now, Ordering::Relaxed);
+                }
+                Err(Error::Stopped { .. }) => return,
+                Err(_) => {}
+            },
+        }
+    }
+}
+
+#[test]
+fn all_members_are_replaced_under_load_and_nothing_is_lost() {
+    async {
+        let mut cluster = three().await;
+        cluster.leader().await.unwrap();
+        let observer = cluster.join().await.unwrap();
+        let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let counting = {
+            let (client, stop, done) =
+                (cluster.node(observer).client(), Arc::clone(&stop), Arc::clone(&done));
+            std::thread::spawn(move || count_up(client, "count".to_owned(), stop, done))
+        };
+        for old in 0..3 {
+            let old_id = id(&cluster, old);
+            let new = cluster.replace(old).await.unwrap();
+            let new_id = id(&cluster, new);
+            let seen = |cluster: &Cluster| {
+                let members = cluster.node(observer).members();
+                members.get(old_id).is_none()
+                    && !members.is_joint()
+                    && members.get(new_id).is_some_and(|m| m.role == MemberRole::Voter)
+            };
+            while !seen(&cluster) {
+                let applied = cluster.node(observer).status().applied;
+                cluster.node(observer).wait_for(|status| status.applied > applied).await;
+            }
+            assert_eq!(cluster.node(old).stopped().await, StopReason::Removed);
+            cluster.kill(old).await;
+        }
+        let before = done.load(Ordering::Relaxed);
+        while done.load(Ordering::Relaxed) < before + 20 {
+            let applied = cluster.node(observer).status().applied;
+            cluster.node(observer).wait_for(|status| status.applied > applied).await;
+        }
+        stop.store(true, Ordering::Relaxed);
+        counting.join().unwrap();
+        let leader = cluster.leader().await.unwrap();
+        let value = cluster.node(leader).client().get("count").await.unwrap().unwrap().value;
+        assert_eq!(value, done.load(Ordering::Relaxed).to_string());
+        assert!(cluster.node(leader).members().voters().all(|id| id.get() > 4));
+    }
+    .wait();
+}
+
+#[test]
+fn twenty_learners_join_lag_catch_up_and_hold_locks() {
+    async {
+        let mut cluster = three().await;
+        let leader = cluster.leader().await.unwrap();
+        let mut learners = Vec::new();
+        for _ in 0..20 {
+            learners.push(cluster.join().await.unwrap());
+        }
+        // Ten of them are cut off for longer than the log is kept.
+        let (away, here) = learners.split_at(10);
+        cluster.partition(away);
+        let client = cluster.node(leader).client();
+        let mut revision = bowline::Revision::FIRST;
+        for n in 0..600 {
+            let put = client.put(format!("key/{}", n % 20), vec![b'v'; 1000]);
+            revision = put.await.unwrap().revision;
+        }
+        for learner in here {
+            let session = cluster.node(*learner).session().await.unwrap();
+            session.mutex("one").lock().await.unwrap().release().await.unwrap();
+        }
+        cluster.heal();
+        cluster.all_at(revision).await.unwrap();
+        for learner in away {
+            let session =
+                cluster.node(*learner).open_session().ttl(Duration::from_secs(20)).await.unwrap();
+            let guard = session.mutex("one").lock().await.unwrap();
+            guard
+                .txn()
+                .then(bowline::Op::put("held by", learner.to_string()))
+                .commit()
+                .await
+                .unwrap();
+            guard.release().await.unwrap();
+        }
+        assert_eq!(cluster.node(leader).members().learners().count(), 20);
+    }
+    .wait();
+}
+
+#[test]
+fn a_member_that_moves_to_another_address_is_found_there() {
+    async {
+        let dir = tempfile::tempdir().unwrap();
+        let at: Vec<_> = (0..4).map(|_| loopback::address()).collect();
+        let names = ["a", "b", "c"];
+        let config = |n: usize| {
+            let members = names.into_iter().zip(at.iter().cloned());
+            Config::new(dir.path().join(names[n]), names[n]).members(members)
+        };
+        let mut nodes = Vec::new();
+        for n in 0..3 {
+            nodes.push(Node::start(config(n)).await.unwrap());
+        }
+        nodes[0].client().put("k", "1").await.unwrap();
+        let leaving = nodes.remove(2);
+        let moved = leaving.status().id;
+        assert!(testing::shutdown(leaving).await.hanging.is_empty());
+        let node = Node::start(config(2).advertise(at[3].clone())).await.unwrap();
+        node.client().put("k", "2").await.unwrap();
+        let knows = |node: &Node| node.members().get(moved).is_some_and(|m| m.address == at[3]);
+        while !nodes.iter().all(knows) {
+            nodes[0].client().put("k", "3").await.unwrap();
+        }
+        // It counts for a quorum again.
+        assert!(testing::shutdown(nodes.remove(1)).await.hanging.is_empty());
+        nodes[0].client().put("k", "4").await.unwrap();
+    }
+    .wait();
+}

@@ -1,0 +1,463 @@
+//! What operators can see of locks, and do about them.
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use bowline::{
+    Alarm, AlarmChange, AlarmKind, Contender, Error, KeyRange, Leadership, LockError, LockState,
+    Loss, Node, Op, OrderError, ReadGuard, Refusal, Released, Wait, WriteGuard,
+};
+
+use crate::stage::{
+    Begun, SOON, another_session, lasting, mortal, places, roles, session, stand_in_line,
+    until_places, until_true,
+};
+
+/// The place at this position of a lock's line, as a member sees it.
+fn place(node: &Node, name: &str, at: usize) -> Contender {
+    node.locks().of(name.to_owned()).unwrap().line[at].clone()
+}
+
+#[test]
+fn everybody_sees_who_holds_what_and_why_and_what_should_not_be_there() {
+    let cluster = lasting(3);
+    let holder = another_session(&cluster, 0, "billing");
+    let _guard = holder.mutex("jobs/nightly").lock().why("closing the books").wait().unwrap();
+    let waiting = stand_in_line(&session(&cluster, 1), cluster.node(1), "jobs/nightly");
+    let kv = cluster.node(2).client();
+    kv.put("jobs/nightly/readme", "not a place").wait().unwrap();
+    kv.put("jobs/other", "no lock").wait().unwrap();
+    until_places(cluster.node(2), "jobs/nightly", 3);
+
+    let all = cluster.node(2).locks().list("jobs/").unwrap();
+    assert_eq!(all.len(), 1, "{all:?}");
+    let [first, second] = &all[0].line[..] else { panic!("{all:?}") };
+    assert!(first.holds && !second.holds);
+    assert_eq!(first.label.as_deref(), Some("billing"));
+    assert_eq!(first.why, "closing the books");
+    assert!(first.site.contains("tests/nodes/operators.rs:"), "{first:?}");
+    assert_eq!(second.label.as_deref(), Some("m1"));
+    assert_eq!(all[0].strays, ["jobs/nightly/readme"]);
+    assert!(first.to_string().starts_with("billing, "), "{first}");
+    drop(waiting);
+    until_places(cluster.node(2), "jobs/nightly", 2);
+}
+
+#[test]
+fn a_holder_hears_that_somebody_asks_for_its_lock() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    assert_eq!(guard.request(), None);
+    until_places(cluster.node(1), "lock", 1);
+    let holder = place(cluster.node(1), "lock", 0);
+    cluster.node(1).locks().ask(&holder, "a release goes out").wait().unwrap();
+    let request = guard.asked_to_release().wait();
+    assert_eq!((request.by.as_str(), request.why.as_str()), ("m1", "a release goes out"));
+    assert!(guard.is_held());
+    assert_eq!(guard.release().wait().unwrap(), Released::Now);
+    until_places(cluster.node(1), "lock", 0);
+    let late = cluster.node(1).locks().ask(&holder, "too late").wait();
+    assert_eq!(late.unwrap_err(), OrderError::Gone);
+    assert_eq!(places(cluster.node(0), "lock"), 0);
+}
+
+/// One more entry: what is sent with it says that all before it is committed.
+fn known_as_committed(node: &Node) {
+    node.client().put("later", "").wait().unwrap();
+}
+
+#[test]
+fn an_order_reaches_whoever_comes_to_hold_in_the_same_step_of_its_node() {
+    for hand_over in [false, true] {
+        let cluster = lasting(3);
+        let (leader, one, two) = roles(&cluster);
+        let first = session(&cluster, leader).mutex("lock").lock().wait().unwrap();
+        let second = stand_in_line(&session(&cluster, one), cluster.node(one), "lock");
+        let third = stand_in_line(&session(&cluster, two), cluster.node(two), "lock");
+        // The second holds, and is ordered, and its node hears of both together.
+        cluster.pause(one);
+        first.release().wait().unwrap();
+        until_places(cluster.node(leader), "lock", 2);
+        let line = cluster.node(leader).locks().of("lock").unwrap().line;
+        assert!(line[0].holds && line[0].lease == session(&cluster, one).lease());
+        let locks = cluster.node(leader).locks();
+        if hand_over {
+            let order = Begun::new(async move { locks.hand_over(&line[0], &line[1], "").await });
+            until_places(cluster.node(leader), "lock", 3);
+            known_as_committed(cluster.node(leader));
+            cluster.resume(one);
+            assert!(third.finish().unwrap().is_held());
+            order.finish().unwrap();
+            assert_eq!(second.finish().unwrap_err(), LockError::Evicted);
+        } else {
+            locks.ask(&line[0], "it is due").wait().unwrap();
+            known_as_committed(cluster.node(leader));
+            cluster.resume(one);
+            let second = second.finish().unwrap();
+            let node = cluster.node(one);
+            until_true(node, "the holder is asked", || second.request().is_some());
+        }
+    }
+}
+
+#[test]
+fn an_order_reaches_who_was_handed_the_hold_before_its_node_knew_of_its_place() {
+    let cluster = lasting(3);
+    let (leader, one, two) = roles(&cluster);
+    let first = session(&cluster, leader).mutex("lock").lock().wait().unwrap();
+    let mine = session(&cluster, one);
+    // What it asks for arrives, and it hears of nothing. Paused, it cannot notice that before it has asked.
+    cluster.pause(one);
+    let heir = Begun::new(mine.mutex("lock").lock());
+    cluster.cut(leader, one);
+    cluster.cut(two, one);
+    cluster.resume(one);
+    until_places(cluster.node(leader), "lock", 2);
+    first.hand_over(&place(cluster.node(leader), "lock", 1)).wait().unwrap();
+    let holder = place(cluster.node(leader), "lock", 0);
+    assert!(holder.holds && holder.lease == mine.lease());
+    cluster.node(leader).locks().ask(&holder, "it is due").wait().unwrap();
+    cluster.heal();
+    let heir = heir.finish().unwrap();
+    until_true(cluster.node(one), "the heir is asked", || heir.request().is_some());
+    heir.release().wait().unwrap();
+    until_places(cluster.node(leader), "lock", 0);
+}
+
+#[test]
+fn an_order_that_comes_with_the_end_of_its_place_is_not_left_behind() {
+    let cluster = lasting(3);
+    let (leader, one, two) = roles(&cluster);
+    let guard = session(&cluster, one).mutex("lock").lock().wait().unwrap();
+    until_places(cluster.node(leader), "lock", 1);
+    let (holder, locks) = (place(cluster.node(leader), "lock", 0), cluster.node(leader).locks());
+    // Its node hears of both together.
+    cluster.pause(one);
+    locks.ask(&holder, "it is due").wait().unwrap();
+    cluster.node(leader).client().delete(holder.key).wait().unwrap();
+    known_as_committed(cluster.node(leader));
+    cluster.resume(one);
+    assert_eq!(guard.lost().wait(), Loss::KeyDeleted);
+    until_places(cluster.node(two), "lock", 0);
+}
+
+#[test]
+fn a_broken_lock_is_lost_before_the_next_one_has_it_and_its_holder_is_told_by_whom() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    until_places(cluster.node(1), "lock", 1);
+    let next = stand_in_line(&session(&cluster, 2), cluster.node(2), "lock");
+    let holder = place(cluster.node(1), "lock", 0);
+    cluster.node(1).locks().break_lock(&holder, "it hangs").wait().unwrap();
+    let next = next.finish().unwrap();
+    let Loss::Broken { by, why } = guard.lost().wait() else { panic!("{:?}", guard.state()) };
+    assert_eq!((by.as_str(), why.as_str()), ("m1", "it hangs"));
+    assert!(next.token() > guard.token());
+    let late = guard.txn().then(Op::put("k", "late")).commit().wait();
+    assert!(late.is_err());
+    assert!(matches!(guard.release().wait().unwrap(), Released::WasLost(Loss::Broken { .. })));
+    next.release().wait().unwrap();
+    until_places(cluster.node(1), "lock", 0);
+}
+
+#[test]
+fn tasks_behind_a_broken_hold_stand_in_line_again() {
+    let cluster = lasting(1);
+    let session = session(&cluster, 0);
+    let guard = session.mutex("lock").lock().wait().unwrap();
+    let behind = session.mutex("lock").lock().enter().unwrap();
+    assert_eq!(behind.before(), Some(1));
+    cluster.node(0).locks().break_lock(&place(cluster.node(0), "lock", 0), "").wait().unwrap();
+    let next = behind.wait().unwrap();
+    assert!(matches!(guard.state(), LockState::Lost(Loss::Broken { .. })));
+    assert!(next.token() > guard.token());
+}
+
+#[test]
+fn who_waits_can_be_evicted() {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let waiting = stand_in_line(&session(&cluster, 1), cluster.node(1), "lock");
+    until_places(cluster.node(2), "lock", 2);
+    let waiter = place(cluster.node(2), "lock", 1);
+    cluster.node(2).locks().break_lock(&waiter, "not you").wait().unwrap();
+    assert_eq!(waiting.finish().unwrap_err(), LockError::Evicted);
+    assert!(guard.is_held());
+    assert_eq!(places(cluster.node(2), "lock"), 1);
+}
+
+#[test]
+fn whoever_has_broken_a_lock_waits_in_peace_though_the_history_since_its_order_is_forgotten() {
+    let cluster = lasting(3);
+    let (leader, cut, _) = roles(&cluster);
+    let node = cluster.node(leader);
+    let guard = session(&cluster, cut).mutex("lock").lock().wait().unwrap();
+    until_places(node, "lock", 1);
+    let holder = place(node, "lock", 0);
+    cluster.partition(&[cut]);
+    let locks = node.locks();
+    let mut order = Begun::new(async move { locks.break_lock(&holder, "it hangs").await });
+    // The order stands below the place, and is older than the history before anybody looks again.
+    until_places(node, "lock", 2);
+    let later = node.client().put("later", "").wait().unwrap().revision;
+    node.client().compact(later).wait().unwrap();
+    let (tell, told) = mpsc::channel();
+    let waiting = thread::spawn(move || {
+        tell.send(order.poll().is_none()).unwrap();
+        order.finish()
+    });
+    assert_eq!(told.recv_timeout(SOON), Ok(true), "one poll goes round and round");
+    cluster.heal();
+    waiting.join().unwrap().unwrap();
+    assert!(matches!(guard.state(), LockState::Lost(Loss::Broken { .. })));
+}
+
+#[test]
+fn a_holder_that_cannot_be_reached_keeps_its_lock_until_its_session_ends_unless_it_must_be_now() {
+    let cluster = lasting(3);
+    let (leader, cut, other) = roles(&cluster);
+    let guard = mortal(&cluster, cut).mutex("lock").lock().wait().unwrap();
+    until_places(cluster.node(leader), "lock", 1);
+    let holder = place(cluster.node(leader), "lock", 0);
+    cluster.partition(&[cut]);
+    cluster.node(leader).locks().break_lock(&holder, "gone").wait().unwrap();
+    assert!(!guard.is_held(), "the other may have the lock by now");
+    let next = session(&cluster, other).mutex("lock").lock().wait().unwrap();
+    cluster.heal();
+    drop(next);
+
+    let again = session(&cluster, leader).mutex("now").lock().wait().unwrap();
+    let holder = place(cluster.node(leader), "now", 0);
+    cluster.node(leader).locks().break_lock_now(&holder, "at once").wait().unwrap();
+    assert_eq!(places(cluster.node(leader), "now"), 0);
+    assert!(!again.is_held());
+}
+
+#[test]
+fn a_lock_of_a_client_that_is_not_ours_is_only_broken_at_once() {
+    let cluster = lasting(1);
+    let (node, kv) = (cluster.node(0), cluster.node(0).client());
+    let lease = kv.grant(Duration::from_secs(600)).wait().unwrap().id;
+    kv.put(format!("lock/{lease}"), "").lease(lease).wait().unwrap();
+    let foreign = place(node, "lock", 0);
+    let refused = node.locks().break_lock(&foreign, "").wait().unwrap_err();
+    assert_eq!(refused, OrderError::Foreign { key: foreign.key.clone() });
+    node.locks().break_lock_now(&foreign, "").wait().unwrap();
+    assert_eq!(places(node, "lock"), 0);
+}
+
+#[test]
+fn a_lock_is_handed_past_others_to_one_who_gets_a_token_of_its_own() {
+    for same_node in [false, true] {
+        let cluster = lasting(3);
+        let heirs = if same_node { 0 } else { 2 };
+        let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+        let between = stand_in_line(&session(&cluster, 1), cluster.node(1), "lock");
+        let heir = another_session(&cluster, heirs, "heir");
+        let waiting = stand_in_line(&heir, cluster.node(heirs), "lock");
+        until_places(cluster.node(0), "lock", 3);
+        let token = guard.token();
+        let stale = guard.txn().then(Op::put("k", "stale"));
+        guard.hand_over(&place(cluster.node(0), "lock", 2)).wait().unwrap();
+        let got = waiting.finish().unwrap();
+        assert!(got.token() > token);
+        assert!(stale.commit().wait().is_err());
+        assert!(got.txn().then(Op::put("k", "mine")).commit().wait().unwrap().succeeded);
+        assert_eq!(places(cluster.node(0), "lock"), 2);
+        assert_eq!(got.release().wait().unwrap(), Released::Now);
+        let last = between.finish().unwrap();
+        last.release().wait().unwrap();
+        until_places(cluster.node(0), "lock", 0);
+    }
+}
+
+#[test]
+fn a_hold_that_becomes_a_reader_before_it_is_handed_over_is_not_made_a_writer() {
+    let cluster = lasting(3);
+    let (leader, one, two) = roles(&cluster);
+    let name = "lock";
+    let writer = session(&cluster, one).rw_lock(name).write().wait().unwrap();
+    until_places(cluster.node(two), name, 1);
+    let read = session(&cluster, two).rw_lock(name).read().deadline(SOON);
+    let reader: Begun<Result<ReadGuard, LockError>> = Begun::new(read);
+    until_places(cluster.node(leader), name, 2);
+    let write = session(&cluster, leader).rw_lock(name).write().deadline(SOON);
+    let mut heir: Begun<Result<WriteGuard, LockError>> = Begun::new(write);
+    until_places(cluster.node(leader), name, 3);
+    let line = cluster.node(leader).locks().of(name).unwrap().line;
+    // The order is in the log, and its node knows nothing of it when its program downgrades.
+    cluster.pause(one);
+    let locks = cluster.node(leader).locks();
+    let order = Begun::new(async move { locks.hand_over(&line[0], &line[2], "").await });
+    until_places(cluster.node(leader), name, 4);
+    let downgrade = Begun::new(writer.downgrade());
+    cluster.resume(one);
+    let reader = reader.finish().unwrap();
+    order.finish().unwrap();
+    drop(downgrade);
+    let kv = cluster.node(leader).client();
+    cluster.all_at(kv.put("any", "").wait().unwrap().revision).wait().unwrap();
+    assert!(reader.is_held());
+    assert!(heir.poll().is_none(), "a writer holds beside a reader");
+    reader.release().wait().unwrap();
+    heir.finish().unwrap().release().wait().unwrap();
+    until_places(cluster.node(leader), name, 0);
+}
+
+#[test]
+fn what_was_conditional_on_a_hold_is_not_done_under_a_later_one_of_the_same_session() {
+    let cluster = lasting(3);
+    let (mine, other) = (session(&cluster, 0), session(&cluster, 1));
+    let first = mine.mutex("lock").lock().wait().unwrap();
+    let between = stand_in_line(&other, cluster.node(1), "lock");
+    until_places(cluster.node(0), "lock", 2);
+    let conditions = first.still_held();
+    let heir = place(cluster.node(0), "lock", 1);
+    first.hand_over(&heir).wait().unwrap();
+    let second = between.finish().unwrap();
+    // And back, to another task of the session that has taken the conditions.
+    let again = Begun::new(mine.mutex("lock").lock().why("another task"));
+    until_places(cluster.node(1), "lock", 2);
+    second.hand_over(&place(cluster.node(1), "lock", 1)).wait().unwrap();
+    let third = again.finish().unwrap();
+    assert!(third.is_held());
+    let kv = cluster.node(2).client();
+    let late = conditions.into_iter().fold(kv.txn(), bowline::TxnCall::when);
+    let late = late.then(Op::put("k", "late")).commit().wait().unwrap();
+    assert!(!late.succeeded, "a hold that is over is still held");
+    assert!(third.txn().then(Op::put("k", "mine")).commit().wait().unwrap().succeeded);
+    third.release().wait().unwrap();
+    until_places(cluster.node(0), "lock", 0);
+}
+
+#[test]
+fn a_reader_that_has_come_to_hold_does_not_lose_that_to_a_hand_over() {
+    let cluster = lasting(3);
+    let (leader, one, two) = roles(&cluster);
+    let name = "lock";
+    let first = session(&cluster, one).rw_lock(name).read().wait().unwrap();
+    until_places(cluster.node(leader), name, 1);
+    let between = Begun::new(session(&cluster, leader).rw_lock(name).write());
+    until_places(cluster.node(leader), name, 2);
+    let read = session(&cluster, two).rw_lock(name).read().deadline(SOON);
+    let heir: Begun<Result<ReadGuard, LockError>> = Begun::new(read);
+    until_places(cluster.node(leader), name, 3);
+    let line = cluster.node(leader).locks().of(name).unwrap().line;
+    // By the time at which the order comes to the holder's node nothing keeps the heir waiting.
+    cluster.pause(one);
+    let locks = cluster.node(leader).locks();
+    let order = Begun::new(async move { locks.hand_over(&line[0], &line[2], "").await });
+    until_places(cluster.node(leader), name, 4);
+    drop(between);
+    let heir = heir.finish().unwrap();
+    known_as_committed(cluster.node(leader));
+    cluster.resume(one);
+    order.finish().unwrap();
+    assert_eq!(first.lost().wait(), Loss::HandedOver);
+    let kv = cluster.node(leader).client();
+    cluster.all_at(kv.put("any", "").wait().unwrap().revision).wait().unwrap();
+    assert!(heir.is_held(), "{:?}", heir.state());
+    heir.release().wait().unwrap();
+    until_places(cluster.node(leader), name, 0);
+}
+
+#[test]
+fn an_operator_hands_leadership_to_a_named_candidate() {
+    let cluster = lasting(3);
+    let lead = |member: usize| session(&cluster, member).election("jobs");
+    let first = lead(0).campaign("a").wait().unwrap();
+    let _second = stand_in_line(&session(&cluster, 1), cluster.node(1), "jobs");
+    let third = Begun::new(lead(2).campaign("c"));
+    until_places(cluster.node(1), "jobs", 3);
+    let line = cluster.node(1).locks().of("jobs").unwrap().line;
+    cluster.node(1).locks().hand_over(&line[0], &line[2], "upgrade").wait().unwrap();
+    let third: Leadership = third.finish().unwrap();
+    assert_eq!(first.lost().wait(), Loss::HandedOver);
+    assert_eq!(lead(1).leader().wait().unwrap().unwrap().value, "c");
+    third.proclaim("c2").wait().unwrap();
+    assert!(third.token() > first.token());
+}
+
+#[test]
+fn nothing_is_handed_past_a_client_that_is_not_ours_or_to_one_who_does_not_wait() {
+    let cluster = lasting(1);
+    let (node, kv) = (cluster.node(0), cluster.node(0).client());
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let heir = another_session(&cluster, 0, "heir");
+    let waiting = stand_in_line(&heir, node, "lock");
+    let known = place(node, "lock", 1);
+    drop(waiting);
+    until_places(node, "lock", 1);
+    // The heir has gone: it is a release.
+    guard.hand_over(&known).wait().unwrap();
+    until_places(node, "lock", 0);
+
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let lease = kv.grant(Duration::from_secs(600)).wait().unwrap().id;
+    kv.put(format!("lock/{lease}"), "").lease(lease).wait().unwrap();
+    let waiting = stand_in_line(&heir, node, "lock");
+    let line = node.locks().of("lock").unwrap().line;
+    let refused = node.locks().hand_over(&line[0], &line[2], "").wait().unwrap_err();
+    assert_eq!(refused, OrderError::Foreign { key: line[1].key.clone() });
+    assert!(guard.is_held());
+    drop(waiting);
+    let below = kv.range(KeyRange::prefix("lock/")).wait().unwrap();
+    assert!(below.count >= 2);
+}
+
+#[test]
+fn a_reader_that_has_come_to_hold_is_not_made_to_hold_by_a_key_that_goes() {
+    let cluster = lasting(3);
+    let [a, b, c] = [0, 1, 2].map(|member| session(&cluster, member).rw_lock("lock"));
+    let first = a.read().wait().unwrap();
+    until_places(cluster.node(1), "lock", 1);
+    let second = b.read().wait().unwrap();
+    until_places(cluster.node(0), "lock", 2);
+    let heir = place(cluster.node(0), "lock", 1);
+    // As an operator's hand-over would that was under way when the heir came to hold.
+    let (from, to) = (first.key().clone(), second.session().lease());
+    let kv = cluster.node(0).client();
+    let row = kv.get(from.clone()).wait().unwrap().unwrap();
+    let put = bowline::Put {
+        key: from,
+        value: bowline::PutValue::Set(row.value),
+        lease: bowline::PutLease::Attach(to),
+        prev_kv: false,
+    };
+    kv.txn().then(Op::Put(put)).then(Op::delete(heir.key)).commit().wait().unwrap();
+    assert_eq!(first.lost().wait(), Loss::KeyDeleted);
+    assert_eq!(second.lost().wait(), Loss::KeyDeleted);
+    let writer = c.write().wait().unwrap();
+    assert!(writer.is_held() && !second.is_held() && !first.is_held());
+}
+
+#[test]
+fn under_an_alarm_locks_are_given_back_and_broken_and_who_hands_one_over_hears_that_it_could_not_be()
+ {
+    let cluster = lasting(3);
+    let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+    let [near, far] = [1, 2].map(|member| {
+        let waiting = stand_in_line(&session(&cluster, member), cluster.node(member), "lock");
+        until_places(cluster.node(0), "lock", member as u64 + 1);
+        waiting
+    });
+    let full = Alarm { member: None, kind: AlarmKind::NoSpace };
+    cluster.node(0).client().change_alarms(AlarmChange::Raise(full)).wait().unwrap();
+
+    let heir = place(cluster.node(0), "lock", 2);
+    let refused = Error::Refused(Refusal::Alarm(AlarmKind::NoSpace));
+    assert_eq!(guard.hand_over(&heir).wait().unwrap_err(), OrderError::Store(refused));
+    let guard = near.finish().unwrap();
+    until_places(cluster.node(2), "lock", 2);
+
+    let (locks, holder) = (cluster.node(2).locks(), place(cluster.node(2), "lock", 0));
+    assert!(
+        matches!(locks.break_lock(&holder, "").wait(), Err(OrderError::Store(_))),
+        "an order is a put"
+    );
+    locks.break_lock_now(&holder, "its machine hangs").wait().unwrap();
+    far.finish().unwrap().release().wait().unwrap();
+    assert_eq!(guard.lost().wait(), Loss::KeyDeleted);
+    until_places(cluster.node(0), "lock", 0);
+}

@@ -1,0 +1,306 @@
+//! What the tests of locks stand on: small clusters with short times, waits for conditions, and a
+//! resource outside the store that looks at tokens.
+
+use std::future::{Future, IntoFuture};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use bowline::env::{BootClock, BootId, Clock, Env};
+use bowline::testing::{Cluster, ClusterOptions};
+use bowline::{
+    Client, Config, EventKind, Fence, KeyRange, LockError, Moment, Node, NodeStatus, Revision,
+    Role, Session, SessionEnd, Token, Wait,
+};
+
+/// No wait of a test is longer, unless something is broken.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// A time for which a test can wait. As a TTL it is too short for a busy machine.
+pub(crate) const SHORT: Duration = Duration::from_millis(900);
+
+/// The TTL of sessions that a test sees renewed, on a machine with more to do than it can, too, or for whose end it
+/// waits.
+pub(crate) const STEADY: Duration = Duration::from_secs(3);
+
+/// The TTL of sessions that outlive any test.
+pub(crate) const LONG: Duration = Duration::from_secs(600);
+
+fn timing(config: Config, ttl: Duration) -> Config {
+    config
+        .heartbeat(Duration::from_millis(20))
+        .election_timeout(Duration::from_millis(150))
+        .session_ttl(ttl)
+        .call_deadline(SOON)
+}
+
+/// A cluster whose sessions are renewed in time, and end in a time for which a test can wait.
+pub(crate) fn steady(members: usize) -> Cluster {
+    with(members, |config| timing(config, STEADY))
+}
+
+/// A cluster whose sessions do not end by themselves. Who is to lose one has it [opened](mortal) for that.
+pub(crate) fn lasting(members: usize) -> Cluster {
+    with(members, |config| timing(config, LONG))
+}
+
+/// A cluster of so many members, each configured so.
+pub(crate) fn with(
+    members: usize,
+    configure: impl Fn(Config) -> Config + Send + Sync + 'static,
+) -> Cluster {
+    let options = ClusterOptions::new(members).configure(configure);
+    options.start().wait().expect("the cluster starts")
+}
+
+/// As [`lasting`], with more said about each member.
+pub(crate) fn lasting_with(
+    members: usize,
+    configure: impl Fn(Config) -> Config + Send + Sync + 'static,
+) -> Cluster {
+    with(members, move |config| configure(timing(config, LONG)))
+}
+
+/// Lets this time go by, with something to do.
+pub(crate) fn let_pass(node: &Node, time: Duration, mut look: impl FnMut()) {
+    let begun = node.now();
+    while node.now().since(begun) < time {
+        node.client().put("tick", "").wait().unwrap();
+        look();
+    }
+}
+
+/// A member that leads, and two that do not.
+pub(crate) fn roles(cluster: &Cluster) -> (usize, usize, usize) {
+    let leader = cluster.leader().wait().unwrap();
+    (leader, (leader + 1) % 3, (leader + 2) % 3)
+}
+
+/// Waits for a leader that is not `old`: whoever is cut off goes on believing in it for a while.
+pub(crate) fn another_leader(cluster: &Cluster, old: usize) -> usize {
+    let is_new =
+        |status: &NodeStatus| status.role == Role::Leader && status.name != format!("m{old}");
+    let mut found = None;
+    let seen = |all: &[NodeStatus]| {
+        found = all.iter().find(|status| is_new(status)).map(|status| status.id);
+        found.is_some()
+    };
+    cluster.wait_until("nobody else leads", seen).wait().unwrap();
+    // It may have lost the leadership meanwhile: what counts is who was seen.
+    let mut members = cluster.running();
+    members.find(|(_, node)| Some(node.status().id) == found).expect("nobody was stopped").0
+}
+
+/// The node's own session.
+pub(crate) fn session(cluster: &Cluster, member: usize) -> Session {
+    cluster.node(member).session().wait().unwrap()
+}
+
+/// A session beside the node's own.
+pub(crate) fn another_session(cluster: &Cluster, member: usize, label: &str) -> Session {
+    cluster.node(member).open_session().label(label).wait().unwrap()
+}
+
+/// A session beside the node's own that ends soon when nobody renews it: for whoever is to crash, to be cut off or to
+/// stand still.
+pub(crate) fn mortal(cluster: &Cluster, member: usize) -> Session {
+    cluster.node(member).open_session().ttl(STEADY).wait().unwrap()
+}
+
+/// How many keys there are below `name/`.
+pub(crate) fn places(node: &Node, name: &str) -> u64 {
+    let below = KeyRange::prefix(format!("{name}/"));
+    node.client().range(below).count_only().wait().unwrap().count
+}
+
+/// Waits until so many keys stand below `name/`.
+pub(crate) fn until_places(node: &Node, name: &str, wanted: u64) {
+    until(node, name, &format!("{wanted} places"), |count| count == wanted);
+}
+
+/// Waits until the number of keys below `name/` is as it should be.
+pub(crate) fn until(node: &Node, name: &str, what: &str, fits: impl Fn(u64) -> bool) {
+    let kv = node.client();
+    let below = KeyRange::prefix(format!("{name}/"));
+    let begun = node.now();
+    loop {
+        let reply = kv.range(below.clone()).count_only().wait().unwrap();
+        if fits(reply.count) {
+            return;
+        }
+        assert!(node.now().since(begun) < SOON, "{name}: {} keys, not {what}", reply.count);
+        std::thread::yield_now();
+    }
+}
+
+/// Looks again and again until something is the case that nobody announces.
+pub(crate) fn until_true(node: &Node, what: &str, is_so: impl Fn() -> bool) {
+    let begun = node.now();
+    while !is_so() {
+        assert!(node.now().since(begun) < SOON, "not in time: {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Waits until a key is deleted, and says at which revision. It must have been there.
+pub(crate) fn until_deleted(kv: &Client, key: &str) -> Revision {
+    let mut changes = kv.watch(key.to_owned()).from(Revision(1)).wait().unwrap();
+    loop {
+        // What is past comes together: the deletion may be anywhere in it.
+        let batch = changes.next().wait().unwrap().unwrap();
+        if let Some(end) = batch.events.iter().find(|event| event.kind == EventKind::Delete) {
+            return end.kv.mod_revision;
+        }
+    }
+}
+
+/// Whether a wait ended because its time was up. On a busy machine the time may be up before the wish
+/// has come to the log.
+pub(crate) fn timed_out(error: &LockError) -> bool {
+    matches!(error, LockError::TimedOut { .. } | LockError::Unavailable)
+}
+
+/// Whether a wait ended because the lease of its session did.
+pub(crate) fn session_ended(error: &LockError) -> bool {
+    *error == LockError::SessionEnded(SessionEnd::LeaseEnded)
+}
+
+/// A call that was begun and is polled by hand, and how often it was woken.
+pub(crate) struct Begun<T> {
+    answer: Option<T>,
+    future: Pin<Box<dyn Future<Output = T> + Send>>,
+    wakes: Arc<Wakes>,
+}
+
+#[derive(Default)]
+struct Wakes(AtomicU64);
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Polls a call once and drops it, most likely before it has an answer.
+pub(crate) fn give_up(call: impl IntoFuture) {
+    let polled = pin!(call.into_future()).poll(&mut Context::from_waker(Waker::noop()));
+    drop(polled);
+}
+
+impl<T> Begun<T> {
+    /// Begins a call that waits, for others or for a node that is paused or cut off: polls it once. It is pending.
+    pub(crate) fn new<C>(call: C) -> Self
+    where
+        C: IntoFuture<Output = T>,
+        C::IntoFuture: Send + 'static,
+    {
+        let begun = Self::asked(call);
+        assert!(begun.answer.is_none(), "it has an answer at once");
+        begun
+    }
+
+    /// Begins a call that nothing keeps waiting: polls it once. On a busy machine it may have its answer by then.
+    pub(crate) fn asked<C>(call: C) -> Self
+    where
+        C: IntoFuture<Output = T>,
+        C::IntoFuture: Send + 'static,
+    {
+        let future = Box::pin(call.into_future());
+        let mut begun = Self { answer: None, future, wakes: Arc::default() };
+        begun.answer = begun.poll();
+        begun
+    }
+
+    /// Its answer, if it is there.
+    pub(crate) fn poll(&mut self) -> Option<T> {
+        if self.answer.is_some() {
+            return self.answer.take();
+        }
+        let waker = Waker::from(Arc::clone(&self.wakes));
+        match self.future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(answer) => Some(answer),
+            Poll::Pending => None,
+        }
+    }
+
+    /// Its answer, when it is there.
+    pub(crate) fn finish(self) -> T {
+        self.answer.unwrap_or_else(|| self.future.wait())
+    }
+
+    /// How often it was woken.
+    pub(crate) fn wakes(&self) -> u64 {
+        self.wakes.0.load(Ordering::SeqCst)
+    }
+}
+
+/// Begins a wait for a lock, and returns when it stands in line.
+pub(crate) fn stand_in_line(
+    session: &Session,
+    node: &Node,
+    name: &str,
+) -> Begun<Result<bowline::Guard, LockError>> {
+    let kv = node.client();
+    let below = KeyRange::prefix(format!("{name}/"));
+    let before = kv.range(below.clone()).count_only().wait().unwrap().revision;
+    let begun = Begun::new(session.mutex(name.to_owned()).lock());
+    // Others may leave meanwhile: what counts is a new key of this session.
+    let mut changes = kv.watch(below).from(Revision(before.get() + 1)).wait().unwrap();
+    loop {
+        let batch = changes.next().wait().unwrap().unwrap();
+        let mut puts = batch.events.iter().filter(|event| event.kind == EventKind::Put);
+        if puts.any(|event| event.kv.lease == Some(session.lease())) {
+            return begun;
+        }
+    }
+}
+
+/// A store of somebody else's that knows nothing of locks but their tokens: it refuses whoever comes
+/// with a lower one than the highest it has seen.
+#[derive(Default)]
+pub(crate) struct Outside {
+    fence: Fence,
+    pub(crate) written: Vec<String>,
+}
+
+impl Outside {
+    pub(crate) fn write(&mut self, token: Token, what: &str) -> Result<(), Token> {
+        self.fence.admit(token).map_err(|stale| stale.highest)?;
+        self.written.push(what.to_owned());
+        Ok(())
+    }
+}
+
+/// A clock that a test can move forward.
+#[derive(Default)]
+pub(crate) struct Jumping(AtomicU64);
+
+impl Jumping {
+    /// Moves it.
+    pub(crate) fn jump(&self, by: Duration) {
+        self.0.fetch_add(by.as_secs(), Ordering::SeqCst);
+    }
+}
+
+impl Clock for Jumping {
+    fn now(&self) -> Moment {
+        BootClock.now() + Duration::from_secs(self.0.load(Ordering::SeqCst))
+    }
+
+    fn boot(&self) -> Option<BootId> {
+        BootClock.boot()
+    }
+}
+
+/// Three members, each with a clock of its own, whose sessions have this TTL.
+pub(crate) fn with_clocks(ttl: Duration) -> (Cluster, [Arc<Jumping>; 3]) {
+    let clocks: [Arc<Jumping>; 3] = Default::default();
+    let (given, next) = (clocks.clone(), AtomicUsize::new(0));
+    let cluster = with(3, move |config| {
+        let clock = Arc::clone(&given[next.fetch_add(1, Ordering::SeqCst) % 3]);
+        timing(config, ttl).env(Env { clock, ..Env::real() })
+    });
+    (cluster, clocks)
+}

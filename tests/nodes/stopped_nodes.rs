@@ -1,0 +1,119 @@
+//! Whoever uses a node that has stopped hears the same of it, whatever he was about.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bowline::testing::Cluster;
+use bowline::{
+    Delivery, Error, Guard, GuardError, LeadError, Leadership, LockError, LockState, Loss, Node,
+    QueueError, QueueTaker, Released, Session, SessionEnd, StopReason, Wait,
+};
+
+use crate::stage::{Begun, lasting, roles, stand_in_line, until_places};
+
+/// What somebody has, and what he waits for.
+struct Desk {
+    session: Session,
+    guard: Guard,
+    waits: Begun<Result<Guard, LockError>>,
+    leads: Begun<Result<(), LeadError>>,
+    stands: Begun<Result<(), LeadError>>,
+    jobs: QueueTaker,
+    job: Delivery,
+    takes: Begun<Result<Delivery, QueueError>>,
+}
+
+fn lead(session: &Session) -> Begun<Result<(), LeadError>> {
+    let election = session.election("leader");
+    let work = async |_: Arc<Leadership>| std::future::pending::<()>().await;
+    Begun::new(async move { election.run_while_leader("x", work).await })
+}
+
+fn sit_down(node: &Node) -> Desk {
+    let session = node.session().wait().unwrap();
+    let guard = session.mutex("lock").lock().wait().unwrap();
+    let other = node.open_session().wait().unwrap();
+    let waits = stand_in_line(&other, node, "lock");
+    let leads = lead(&session);
+    until_places(node, "leader", 1);
+    let stands = lead(&other);
+    until_places(node, "leader", 2);
+    let jobs = session.queue("jobs");
+    jobs.put("x").wait().unwrap();
+    let job = jobs.take().wait().unwrap();
+    let takes = Begun::new(jobs.take());
+    until_places(node, "jobs/idle", 1);
+    Desk { session, guard, waits, leads, stands, jobs, job, takes }
+}
+
+fn assert_all_say(desk: Desk, why: &StopReason) {
+    let Desk { session, guard, waits, leads, stands, jobs, job, takes } = desk;
+    let loss = Loss::NodeStopped(why.clone());
+    let not_taken = LockError::NodeStopped(why.clone());
+    let is_stop = |error: &Error| matches!(error, Error::Stopped { reason, .. } if reason == why);
+    let is_taken_no_more =
+        |error: &QueueError| matches!(error, QueueError::Store(error) if is_stop(error));
+
+    assert_eq!(session.end(), Some(SessionEnd::NodeStopped));
+    assert_eq!(guard.state(), LockState::Lost(loss.clone()));
+    assert_eq!(guard.lost().wait(), loss);
+    let refused = guard.txn().then(bowline::Op::put("k", "v")).commit().wait().unwrap_err();
+    assert_eq!(refused, GuardError::NotHeld);
+    assert_eq!(guard.release().wait().unwrap(), Released::WasLost(loss.clone()));
+    assert_eq!(waits.finish().unwrap_err(), not_taken);
+    assert_eq!(session.mutex("lock").lock().wait().unwrap_err(), not_taken);
+    assert_eq!(session.mutex("lock").try_lock().wait().unwrap_err(), not_taken);
+    for leading in [leads, stands] {
+        let error = leading.finish().unwrap_err();
+        assert_eq!(error, LeadError::NotElected(not_taken.clone()));
+        assert_eq!(
+            error.to_string(),
+            format!("can be elected no more: the node has stopped: {why}")
+        );
+    }
+    assert_eq!(job.lost().wait(), loss);
+    assert!(is_taken_no_more(&job.ack().wait().unwrap_err()));
+    assert!(is_taken_no_more(&takes.finish().unwrap_err()));
+    assert!(is_taken_no_more(&jobs.take().wait().unwrap_err()));
+    assert!(is_taken_no_more(&jobs.try_take().wait().unwrap_err()));
+    assert!(is_taken_no_more(&jobs.put("y").wait().unwrap_err()));
+    assert!(is_stop(&session.group("group").join("me").wait().unwrap_err()));
+    assert!(is_stop(&session.client().put("k", "v").wait().unwrap_err()));
+    assert!(is_stop(&session.client().get("k").wait().unwrap_err()));
+}
+
+#[test]
+fn a_node_that_is_shut_down_is_said_to_be_by_all_that_it_has_made() {
+    let mut cluster = lasting(1);
+    let desk = sit_down(cluster.node(0));
+    cluster.shutdown(0).wait();
+    assert_all_say(desk, &StopReason::Shutdown);
+}
+
+#[test]
+fn a_node_that_a_test_has_killed_is_not_said_to_be_shut_down() {
+    let mut cluster = lasting(1);
+    let desk = sit_down(cluster.node(0));
+    cluster.kill(0).wait();
+    assert_all_say(desk, &StopReason::Killed);
+    assert!(!StopReason::Killed.to_string().contains("shut down"));
+}
+
+#[test]
+fn while_a_node_is_being_shut_down_its_locks_are_lost_by_that_already() {
+    let mut cluster: Cluster = lasting(3);
+    let (_, one, _) = roles(&cluster);
+    let node = cluster.node(one);
+    let guard = node.session().wait().unwrap().mutex("lock").lock().wait().unwrap();
+    let mut lost = Begun::new(async move { guard.lost().await });
+    let mut stopping = Begun::asked(async move { cluster.shutdown(one).await });
+    let mut first = None;
+    let limit = std::time::Instant::now() + Duration::from_secs(20);
+    while stopping.poll().is_none() {
+        first = first.or_else(|| lost.poll());
+        assert!(std::time::Instant::now() < limit);
+        std::thread::yield_now();
+    }
+    let heard = first.unwrap_or_else(|| lost.finish());
+    assert_eq!(heard, Loss::NodeStopped(StopReason::Shutdown));
+}
