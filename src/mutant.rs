@@ -139,6 +139,7 @@ mutants! {
     B49 "rounds that raft has forgotten are not begun anew",
     B50 "a replica to which nothing happens is not looked through",
     B51 "a hold that was taken up once is over for who would take it up again",
+    B52 "who was removed goes while the others may need it still",
     N01 "programs write under a lock without a condition",
     N02 "programs take what their own replica has for the newest",
     N03 "disks do not sync",

@@ -25,6 +25,11 @@ pub(crate) fn encode_items(items: &[Item]) -> Vec<u8> {
     bytes
 }
 
+/// Whether these are no items, written down: what [`encode_items`] makes of none.
+pub(crate) fn are_no_items(entry: &[u8]) -> bool {
+    entry == [VERSION, 0]
+}
+
 /// How many bytes a proposal takes in a log entry, its window too.
 pub(crate) fn proposal_len(proposal: &Proposal) -> usize {
     const KIND_BYTES: usize = 1;

@@ -61,7 +61,7 @@ pub(crate) use command::encoded_len_hint;
 pub(crate) use decoder::{Decode, Decoder};
 pub(crate) use encoder::{Encode, Encoder, Length, Sink};
 pub(crate) use error::CodecError;
-pub(crate) use item::{decode_items, encode_items, proposal_len};
+pub(crate) use item::{are_no_items, decode_items, encode_items, proposal_len};
 pub(crate) use join::{decode_join_answer, decode_join_ask, encode_join_answer, encode_join_ask};
 pub(crate) use member::{decode_member_change, encode_member_change};
 pub(crate) use message::{decode_message, encode_message, message_len};

@@ -318,6 +318,11 @@ impl Members {
         id.get() < self.next && !self.rows.contains_key(&id) && !self.outgoing.contains(&id)
     }
 
+    /// Whether any that was a member is none any more.
+    pub fn has_removed(&self) -> bool {
+        (1..self.next).any(|id| self.is_removed(NodeId::new(id).expect("ids begin with 1")))
+    }
+
     /// Whether a step may be taken. Says nothing of quorums.
     ///
     /// # Errors

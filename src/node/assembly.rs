@@ -268,7 +268,8 @@ impl Assembly {
             recovered.incarnation,
             recovered.founding.clone(),
         ));
-        identity.knows(Arc::clone(loaded.machine.members()));
+        let members = loaded.machine.members();
+        identity.knows(Arc::clone(members), members.has_removed());
         let meters = Arc::new(Meters::default());
         let Bells { driver, log, snapshots } = bells;
         let inbox = Arc::new(Inbox::new(PEER_BYTES_MAX, Arc::clone(&meters), driver));

@@ -29,6 +29,8 @@ pub(crate) struct Identity {
 struct Known {
     standing: Standing,
     members: Arc<Members>,
+    /// Whether the others may still need who was removed.
+    unsettled: bool,
 }
 
 impl Identity {
@@ -48,7 +50,7 @@ impl Identity {
             address: settings.contact.address.clone(),
             speaks: settings.speaks,
             founders: settings.members.clone(),
-            known: Mutex::new(Known { standing, members: Arc::default() }),
+            known: Mutex::new(Known { standing, members: Arc::default(), unsettled: false }),
         }
     }
 
@@ -79,9 +81,10 @@ impl Identity {
         }
     }
 
-    /// Its replica has applied a change of the members.
-    pub(crate) fn knows(&self, members: Arc<Members>) {
-        self.known().members = members;
+    /// Its replica has applied a change of the members, or knows that enough of them know of it.
+    pub(crate) fn knows(&self, members: Arc<Members>, unsettled: bool) {
+        let mut known = self.known();
+        (known.members, known.unsettled) = (members, unsettled);
     }
 
     /// What it says to another member before anything else.
@@ -113,6 +116,9 @@ impl Introducer for Identity {
             // Nothing has been applied yet.
             Standing::Founded(founders) if known.members.rows().is_empty() => {
                 transport::Known::Members(Arc::new(Members::founded(founders)))
+            }
+            Standing::Founded(_) if known.unsettled => {
+                transport::Known::Unsettled(Arc::clone(&known.members))
             }
             Standing::Founded(_) => transport::Known::Members(Arc::clone(&known.members)),
         }

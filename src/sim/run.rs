@@ -263,7 +263,8 @@ impl Run {
                 core.remove(super::plan::index(&self.rng, core.len()));
             }
         }
-        self.world.heal(&core)?;
+        // Whoever may be needed still is there, too.
+        self.world.heal(&[&core[..], &self.world.leaving()].concat())?;
         let end = self.world.timeline().now() + CALM;
         self.world.run_until(end - CALM * 4 / 5)?;
         self.world.judge().borrow_mut().calm();

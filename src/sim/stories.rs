@@ -165,7 +165,8 @@ fn a_leader_that_was_cut_off_serves_no_read_that_is_stale() {
 
 #[test]
 fn a_lease_that_a_leader_reads_by_is_no_proof_that_it_leads() {
-    failovers(&[]).falls(Mutant::M08, &["X-LIN", "L-EARLY"]);
+    let still = Fault::Stupor { who: Who::Leader, still: ms(1_000), alone: ms(2_000) };
+    failovers(&[]).every(4.2, 16.0, 3.5, still).falls(Mutant::M08, &["X-LIN", "L-EARLY"]);
 }
 
 #[test]
@@ -385,8 +386,24 @@ fn members_that_go_and_come_again_decide_nothing_by_what_they_remember() {
     story.members_change = true;
     story
         .holds(&["joined", "member removed", "machine lost"])
-        .falls(Mutant::M30, &["R-CONF", "R-QUORUM", "L-CONVERGE", "C-STOP", "R-LEARNER", "S-SIZE"])
+        .falls(
+            Mutant::M30,
+            &["R-CONF", "R-QUORUM", "L-CONVERGE", "L-SERVE", "C-STOP", "R-LEARNER", "S-SIZE"],
+        )
         .falls(Mutant::M35, &["R-QUORUM"]);
+}
+
+#[test]
+fn who_was_removed_stays_until_the_others_can_do_without() {
+    let slow = Fault::SlowDisk { who: Who::Any, extra: ms(60), time: ms(2_000) };
+    let mut story = Story::of(2, &[Program::Mutex])
+        .every(3.0, 16.0, 0.7, slow)
+        .every(3.2, 16.0, 1.0, Fault::Replace { lost: false })
+        .every(3.5, 16.0, 1.7, Fault::Blackout { down: ms(150) });
+    story.members_change = true;
+    story
+        .holds(&["member replaced", "stopped as removed"])
+        .falls(Mutant::B52, &["L-CONVERGE", "L-SERVE"]);
 }
 
 #[test]

@@ -188,6 +188,8 @@ pub(crate) fn judge(mine: &Hello, theirs: &Hello, known: &Known) -> Result<(), H
             }
         }
         Known::Members(members) => judge_member(theirs, me, members)?,
+        Known::Unsettled(members) if members.is_removed(them) => {}
+        Known::Unsettled(members) => judge_member(theirs, me, members)?,
     }
     match (&mine.standing, &theirs.standing) {
         (Standing::Blank, Standing::Founded(founding)) => match founding.get(&me) {
@@ -428,6 +430,8 @@ mod tests {
         let gone = Err(HelloRefusal::Removed { member: node(2) });
         assert_eq!(told(&all, &founded(2, 1)), gone);
         assert_eq!(told(&all, &Hello { since: LogIndex(999), ..founded(2, 1) }), gone);
+        let unsettled = Known::Unsettled(Arc::new(all.clone()));
+        assert_eq!(judge(&founded(1, 2), &founded(2, 1), &unsettled), Ok(()), "may be needed");
         // Of another cluster with the same names, whose second member is none of those that went.
         let other = [(node(1), disk(71)), (node(2), disk(72))].into();
         let stranger = Hello { standing: Standing::Founded(other), ..founded(2, 1) };

@@ -34,7 +34,8 @@
 //! **Who belongs.** Members come, go and move while the transport runs:
 //! [`set_peers`](crate::env::Network::set_peers) says whom to dial and where, an [`Introducer`] says at
 //! each handshake whom this member knows. When either changes, everyone who is connected is judged again;
-//! one that was removed is told that it was, in a frame of its own kind, so that it stops.
+//! one that was removed is told that it was, in a frame of its own kind, so that it stops, as soon as the others can do
+//! without it.
 //!
 //! **Who comes.** Somebody who is no member yet knows one address and the cluster's token: [`join()`].
 //!
@@ -171,6 +172,9 @@ pub(crate) enum Known {
     Founders(BTreeSet<NodeId>),
     /// The members of a cluster.
     Members(Arc<Members>),
+    /// The same, of whom not enough may know yet who was removed: the others may need its vote still, as if it were
+    /// one of them.
+    Unsettled(Arc<Members>),
 }
 
 impl Known {
@@ -178,7 +182,7 @@ impl Known {
     pub(crate) fn knows(&self, id: NodeId) -> bool {
         match self {
             Known::Founders(founders) => founders.contains(&id),
-            Known::Members(members) => members.get(id).is_some(),
+            Known::Members(members) | Known::Unsettled(members) => members.get(id).is_some(),
         }
     }
 }

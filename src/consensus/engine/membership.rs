@@ -29,10 +29,11 @@ impl Consensus {
         if !self.is_leader() {
             return Err(ProposeRefusal::NotLeader(self.leader()));
         }
-        let is_quiet = self.is_ready_to_lead()
-            && !self.raw.raft.has_pending_conf()
-            && !self.configuration.is_joint();
-        if !is_quiet || self.is_transferring() || self.fault.is_some() {
+        if !self.is_ready_to_lead()
+            || self.is_changing()
+            || self.is_transferring()
+            || self.fault.is_some()
+        {
             return Err(ProposeRefusal::Busy);
         }
         if !self.configuration.after(change).voters.contains(&self.config.id) {
@@ -52,6 +53,12 @@ impl Consensus {
             // An empty entry stands in its place, and does nothing.
             _ => Err(ProposeRefusal::Busy),
         }
+    }
+
+    /// As a leader: whether the log may have a change of the members that is not applied here, or a replacement is under
+    /// way.
+    pub(crate) fn is_changing(&self) -> bool {
+        self.raw.raft.has_pending_conf() || self.configuration.is_joint()
     }
 
     /// The machine has applied an entry that changes the members, and these are the members now. Told

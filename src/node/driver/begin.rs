@@ -49,7 +49,7 @@ impl Driver {
     }
 
     pub(super) fn start_consensus(&mut self, hard_state: wal::HardState) -> Result<(), Fatal> {
-        self.members_changed();
+        self.found_members();
         let settings = &self.shared.settings;
         let config = ConsensusConfig {
             uncommitted_bytes_max: settings.uncommitted_bytes_max(),

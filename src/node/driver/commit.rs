@@ -16,6 +16,8 @@ impl Driver {
         for entry in entries {
             let (index, term) = (entry.index, entry.term);
             let membership = (entry.kind == wal::EntryKind::Membership).then(|| entry.clone());
+            let is_without_requests =
+                entry.kind == wal::EntryKind::Data && codec::are_no_items(&entry.data);
             self.snapshots.applied(entry.data.len());
             let entry = match mutant::is(Mutant::M29) && self.shared.settings.node.get() > 1 {
                 false => entry,
@@ -26,10 +28,12 @@ impl Driver {
                 self.follow_membership(&entry)?;
             }
             if applied.members.is_some() {
-                self.members_changed();
                 self.unsettled = Some(Unsettled::ToPropose);
+                self.members_changed();
             }
-            self.settled(term, index);
+            if is_without_requests {
+                self.settled(index);
+            }
             self.settle_step(index, term, applied.members.is_some());
             let in_log = self.log_times.of(index);
             for (id, outcome) in applied.outcomes {
@@ -162,7 +166,7 @@ impl Driver {
     pub(super) fn compare_again(&mut self) {
         if self.leading.is_some() && self.digests.wants_another() {
             // Refused while leadership moves: there is another tick.
-            let _ = self.propose_anyway(&[]);
+            let _ = self.propose_nothing();
         }
     }
 

@@ -200,23 +200,28 @@ impl Driver {
     }
 
     pub(super) fn propose_items(&mut self, items: &[Item]) -> Result<LogIndex, ProposeRefusal> {
-        if self.digests.is_undecided() {
-            return Err(ProposeRefusal::Diverged);
+        match self.digests.is_undecided() {
+            true => Err(ProposeRefusal::Diverged),
+            false => self.propose_entry_of(items),
         }
-        self.propose_anyway(items).map(|(_, index)| index)
     }
 
-    /// Also where replicas differ: for entries that change nothing.
-    pub(super) fn propose_anyway(
-        &mut self,
-        items: &[Item],
-    ) -> Result<(Term, LogIndex), ProposeRefusal> {
+    /// Proposes an entry that changes nothing, also where replicas differ. Whoever applies it knows that its proposer had
+    /// applied all changes of the members before it.
+    pub(super) fn propose_nothing(&mut self) -> Result<LogIndex, ProposeRefusal> {
+        match &self.stage {
+            Stage::Running(consensus) if consensus.is_changing() => Err(ProposeRefusal::Busy),
+            _ => self.propose_entry_of(&[]),
+        }
+    }
+
+    fn propose_entry_of(&mut self, items: &[Item]) -> Result<LogIndex, ProposeRefusal> {
         let Stage::Running(consensus) = &mut self.stage else {
             return Err(ProposeRefusal::NotLeader(None));
         };
         let (term, index) = consensus.propose(codec::encode_items(items))?;
         self.proposed(term, index);
-        Ok((term, index))
+        Ok(index)
     }
 
     /// This node's own requests could not be proposed here.

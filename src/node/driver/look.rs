@@ -20,6 +20,8 @@ pub(crate) struct Look {
     pub(crate) applied: LogIndex,
     /// The revision that its readers see.
     pub(crate) revision: Revision,
+    /// Whether the last change of the members that it has applied is known to a quorum, whatever stops.
+    pub(crate) settled: bool,
     /// How many ticks it has counted, in this life.
     pub(crate) ticks: u64,
 }
@@ -43,6 +45,7 @@ impl Driver {
             commit,
             applied,
             revision: self.shared.reader.revision(),
+            settled: self.unsettled.is_none(),
             ticks,
         }
     }

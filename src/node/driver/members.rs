@@ -24,15 +24,16 @@ pub(super) enum StepAsker {
 /// A change of the members that is applied here, and not known to be settled.
 ///
 /// That it is committed is written down with the next entry, not by itself. If all stopped before that, they would come
-/// up with the members of before, and might need the vote of one whose directory was deleted, since it was removed. So
-/// nobody is told that a change is made before an entry is committed that was proposed when it had been applied: with
-/// that entry a quorum of the new members has written down that the change is committed.
+/// up with the members of before, and might need the vote of one that was removed. So nobody is told that a change is
+/// made, and nobody that it was removed, before an entry is committed that was proposed when the change had been applied:
+/// with that entry a quorum of the new members has written down that the change is committed. Such an entry has no
+/// requests: one without any is proposed only by a leader that has applied all changes before it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unsettled {
     /// Whoever leads has to propose that entry.
     ToPropose,
-    /// It is under way: this one.
-    Proposed(Term, LogIndex),
+    /// This node has proposed it.
+    Proposed,
 }
 
 impl Driver {
@@ -40,18 +41,18 @@ impl Driver {
     pub(super) fn settle_members(&mut self) {
         if self.unsettled == Some(Unsettled::ToPropose) && self.leading.is_some() {
             // Refused while leadership moves, or the log is full: there is another turn.
-            if let Ok((term, index)) = self.propose_anyway(&[]) {
-                self.unsettled = Some(Unsettled::Proposed(term, index));
+            if self.propose_nothing().is_ok() {
+                self.unsettled = Some(Unsettled::Proposed);
             }
         }
     }
 
-    /// An entry is applied: it may be the one that settles the last change.
-    pub(super) fn settled(&mut self, term: Term, index: LogIndex) {
-        if self.unsettled != Some(Unsettled::Proposed(term, index)) {
+    /// An entry without requests is applied: it settles the last change.
+    pub(super) fn settled(&mut self, index: LogIndex) {
+        if self.unsettled.take().is_none() {
             return;
         }
-        self.unsettled = None;
+        self.introduce();
         let waiting = self.leading.as_mut().map(|leading| std::mem::take(&mut leading.untold));
         for (asker, id) in waiting.into_iter().flatten() {
             self.answer_step(asker, MemberAnswer::Done { id, index });
@@ -260,19 +261,23 @@ impl Driver {
     pub(super) fn members_changed(&mut self) {
         let members = self.machine.members();
         self.roster.update(members);
-        self.identity.knows(Arc::clone(self.roster.members()));
         self.digests.set_voters(members.voters());
-        self.network.set_peers(&self.roster.contacts());
+        self.introduce();
     }
 
-    /// Whether this node, which was a member and is none any more, can go: the others have heard of it,
-    /// or had time to. It may be the only one that can tell them that its going is committed.
-    pub(super) fn is_over(&mut self, now: Moment) -> bool {
-        if self.machine.members().is_removed(self.shared.settings.node) {
-            let since = *self.removed_since.get_or_insert(now);
-            self.removed |= now.since(since) > self.shared.settings.election_timeout * 4;
-        }
-        self.removed
+    /// The members of a state that this node has not made itself. Whether their last change is settled nobody knows: if
+    /// any has been removed ever, an entry says so.
+    pub(super) fn found_members(&mut self) {
+        let has_removed = self.machine.members().has_removed();
+        self.unsettled = has_removed.then_some(Unsettled::ToPropose);
+        self.members_changed();
+    }
+
+    /// Everybody who is connected, or wants to be, is judged by what this node knows of the members now.
+    fn introduce(&mut self) {
+        let settling = self.unsettled.is_some() && !mutant::is(Mutant::B52);
+        self.identity.knows(Arc::clone(self.roster.members()), settling);
+        self.network.set_peers(&self.roster.contacts());
     }
 
     /// Tells the others what this node is called and where it is, if they do not know.

@@ -187,10 +187,9 @@ pub(crate) struct Driver {
     /// Transfers that callers wait for, and to whom.
     transfers: Vec<(Moment, Option<NodeId>, ReplyTo<()>)>,
     stopping: Option<Stopping>,
-    /// Others say that it is no member any more.
+    /// Another one says that it is no member any more, and that the others can do without it. Its own replica may have
+    /// said the first before; only those who stay know the second.
     removed: bool,
-    /// Since when its own replica says so.
-    removed_since: Option<Moment>,
     /// Stop at once, without a word.
     aborted: bool,
     stopped: bool,
@@ -342,7 +341,6 @@ impl Driver {
             transfers: Vec::new(),
             stopping: None,
             removed: false,
-            removed_since: None,
             aborted: false,
             stopped: false,
             shared,
@@ -372,7 +370,7 @@ impl Driver {
         match worked {
             Ok(()) if self.aborted => self.stop(StopReason::Killed),
             Ok(()) if self.is_done(now) => self.stop(StopReason::Shutdown),
-            Ok(()) if self.is_over(now) => self.stop(StopReason::Removed),
+            Ok(()) if self.removed => self.stop(StopReason::Removed),
             Ok(()) => Next::At(self.next_turn(now)),
             Err(why) => {
                 tracing::error!(node = self.my_name(), %why, "the node stops");

@@ -257,7 +257,7 @@ impl Driver {
         let before = self.shared.reader.revision();
         let old = self.machine.install(machine).map_err(|fault| fault.to_string())?;
         self.snapshot_queue.push(Job::Forget(Box::new(old)));
-        self.members_changed();
+        self.found_members();
         let visible = self.shared.reader.revision();
         if visible > before {
             self.shared.hub.installed(visible);

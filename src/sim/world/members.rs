@@ -14,8 +14,10 @@ impl World {
         let enough =
             |voters: &[NodeId]| voters.iter().filter(|id| sound(id)).count() > voters.len() / 2;
         let voters: Vec<NodeId> = members.voters().collect();
-        // What is proposed and not yet applied may need those that are left.
-        let pending = self.processes().any(|(_, process)| process.changes_pending() > 0);
+        // What is proposed and not yet settled may need those that are left.
+        let pending = self
+            .processes()
+            .any(|(_, process)| process.changes_pending() > 0 || !process.look().settled);
         !members.is_joint() && !pending && enough(&voters)
     }
 
@@ -45,6 +47,12 @@ impl World {
         }
         let all = members.rows().keys().copied().filter(|id| self.is_there(*id));
         all.map(place).collect()
+    }
+
+    /// Where those are who were removed, as far as anybody knows, and have not heard that the others can do without them.
+    pub(crate) fn leaving(&self) -> Vec<usize> {
+        let is_leaving = |at: &usize| self.is_removed(*at) && self.is_there(self.nodes[*at].id);
+        (0..self.nodes.len()).filter(is_leaving).collect()
     }
 
     /// Whether no replacement is under way whose machine is there.
