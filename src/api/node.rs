@@ -14,7 +14,7 @@ use crate::model::{
 };
 use crate::node::{
     Assembly, Bells, Contact, Health, Joined, NodeStatus, Origin, Role, Running, Settings, Shared,
-    StopReason, disk_to_join, is_joining, whose,
+    StopReason, contacts, disk_to_join, is_joining, told_of, was_told, whose,
 };
 use crate::transport::{self, JoinError, MemoryHub, TcpBound, TcpHandle};
 
@@ -442,7 +442,11 @@ fn begin(
         && !is_joining(env, checked.dir())
     {
         let why = |why| StartError::Data(format!("{} {why}", checked.dir().display()));
-        return Ok((checked.belongs(node, cluster).map_err(why)?, None));
+        let mut settings = checked.belongs(node, cluster).map_err(why)?;
+        for (id, contact) in told_of(env, checked.dir(), (node, cluster)) {
+            settings.members.entry(id).or_insert(contact);
+        }
+        return Ok((settings, None));
     }
     let (addresses, replaces) = match checked.beginning() {
         Beginning::Found { node, cluster, members } => {
@@ -450,17 +454,14 @@ fn begin(
         }
         Beginning::Join { addresses, replaces } => (addresses, replaces.clone()),
     };
-    let disk = disk_to_join(env, checked.dir())
-        .map_err(|error| StartError::Data(format!("{}: {error}", checked.dir().display())))?;
+    let of_disk = |error| StartError::Data(format!("{}: {error}", checked.dir().display()));
+    let disk = disk_to_join(env, checked.dir()).map_err(of_disk)?;
     let Contact { name, address } = checked.contact().clone();
     let ask = JoinAsk { disk, name, address, replaces };
-    let model::Joined { cluster, node, founding, members } = ask_around(addresses, &ask)?;
-    let hints = members.rows().iter().map(|(id, member)| {
-        let (name, address) = (member.name.clone(), member.address.clone());
-        (*id, Contact { name, address })
-    });
-    let settings = checked.settings(node, cluster, hints.collect());
-    Ok((settings, Some(Joined { disk, founders: founding })))
+    let told = ask_around(addresses, &ask)?;
+    was_told(env, checked.dir(), &told).map_err(of_disk)?;
+    let settings = checked.settings(told.node, told.cluster, contacts(&told));
+    Ok((settings, Some(Joined { disk, founders: told.founding })))
 }
 
 /// Runs what waits for the disk on a thread of its own, so that no executor waits for it.

@@ -1,13 +1,12 @@
 //! Puts a node together: opens its log, replays what is committed, and hands out the parts that run.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::env::{Env, Network, OpenMode};
+use crate::env::{Env, Network};
 use crate::machine::{Machine, MachineOptions, Restore};
 use crate::metrics::Meters;
 use crate::model::{ClusterId, DiskId, Fault, LogIndex, Members, NodeId, SnapshotId, Term};
@@ -21,6 +20,7 @@ use super::backups::{BackupWorker, Backups};
 use super::driver::{Driver, Parts, apply_entry};
 use super::identity::Identity;
 use super::inbox::Inbox;
+use super::joining;
 use super::log_worker::{LogQueue, LogWorker};
 use super::roster::Roster;
 use super::settings::{Contact, Settings};
@@ -153,51 +153,6 @@ pub(crate) fn whose(env: &Env, dir: &Path) -> Result<Option<(NodeId, ClusterId)>
     Ok(found.map(|(identity, _)| (identity.node, identity.cluster)))
 }
 
-/// The file with the disk's id of a node that has asked to join and has no log yet.
-const JOINING: &str = "JOINING";
-const JOINING_UNFINISHED: &str = "JOINING.tmp";
-
-/// The disk's id of a node that is about to join, drawn once: a node that asks again after a crash
-/// becomes one member, not two.
-///
-/// # Errors
-/// What the disk says.
-pub(crate) fn disk_to_join(env: &Env, dir: &Path) -> io::Result<DiskId> {
-    let (path, unfinished) = (dir.join(JOINING), dir.join(JOINING_UNFINISHED));
-    env.disk.create_dir(dir)?;
-    match env.disk.open(&path, OpenMode::Read) {
-        Ok(file) if file.len()? == 16 => {
-            let mut bytes = [0; 16];
-            file.read_exact_at(&mut bytes, 0)?;
-            return Ok(DiskId(u128::from_le_bytes(bytes)));
-        }
-        Ok(_) => {
-            let why = format!("{} is damaged: remove the directory", path.display());
-            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error),
-    }
-    let disk = DiskId(env.entropy.next_u128());
-    // What a crash has left of it was never asked with.
-    match env.disk.remove(&unfinished) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let file = env.disk.open(&unfinished, OpenMode::CreateNew)?;
-    file.write_all_at(&disk.0.to_le_bytes(), 0)?;
-    file.sync_data()?;
-    env.disk.rename(&unfinished, &path)?;
-    env.disk.sync_dir(dir)?;
-    Ok(disk)
-}
-
-/// Whether a node was about to join from this directory and did not come to its end: it asks again,
-/// with the disk's id that it has, and is told the same.
-pub(crate) fn is_joining(env: &Env, dir: &Path) -> bool {
-    env.disk.open(&dir.join(JOINING), OpenMode::Read).is_ok()
-}
-
 impl Assembly {
     /// Opens the log and the newest snapshot, and replays what is committed. `joined` is set for a
     /// member that has just joined.
@@ -231,11 +186,7 @@ impl Assembly {
             return Err(StartError::OtherFounders { dir: settings.dir });
         }
         if opened.recovered.founding.is_some() {
-            // The log has the disk's id and the founders now. Should the file stay, the node asks once
-            // more when it starts.
-            if env.disk.remove(&settings.dir.join(JOINING)).is_ok() {
-                drop(env.disk.sync_dir(&settings.dir));
-            }
+            joining::has_log(&env, &settings.dir);
         }
         let folder = Folder::open(&env.disk, &settings.dir, settings.cluster)?;
         let mut warm = settings.warm_copy.as_ref().map(|copy| {
@@ -248,6 +199,9 @@ impl Assembly {
         let founders = members.rows().values().filter(|member| member.since == LogIndex(1)).count();
         let unchanged = founders as u64 + 1 == members.next();
         let is_founder = members.get(settings.node).is_some();
+        if is_founder {
+            joining::has_state(&env, &settings.dir);
+        }
         if unchanged && is_founder && !settings.founds && !settings.members.is_empty() {
             return Err(StartError::OtherCluster { dir: settings.dir.clone(), founders });
         }

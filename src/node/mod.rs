@@ -5,7 +5,7 @@
 //! read, and the leader's rounds), `sessions` and `lessor` (the two sides of a lease's life; `session`
 //! is what its holders see), `founding` (how a cluster begins), `lease_calls` (leases that callers keep), `digests` (whether replicas still agree), `log_times` and `story` (where the time of a
 //! request went). `inbox` is the way in; `shared` is
-//! what handles hold; `log_worker`, `snapshot_worker` and `backups` are the threads of the disk; `assembly` puts a node together out of them,
+//! what handles hold; `log_worker`, `snapshot_worker` and `backups` are the threads of the disk; `assembly` puts a node together out of them (`joining`: what one that joins has before it has a state),
 //! and `thread` runs it for real.
 
 mod answer;
@@ -18,6 +18,7 @@ mod founding;
 mod health;
 mod identity;
 mod inbox;
+mod joining;
 mod lease_calls;
 mod lessor;
 mod log_times;
@@ -46,10 +47,11 @@ mod writing;
 
 pub use answer::StopReason;
 pub(crate) use answer::{CallError, CallResult, ReplyTo};
-pub(crate) use assembly::{Assembly, Bells, Joined, StartError, disk_to_join, is_joining, whose};
+pub(crate) use assembly::{Assembly, Bells, Joined, StartError, whose};
 pub use digests::EVERY as DIGEST_EVERY;
 pub use health::{Health, Verdict};
 pub(crate) use inbox::Input;
+pub(crate) use joining::{contacts, disk_to_join, is_joining, told_of, was_told};
 pub(crate) use lease_calls::LeaseWish;
 pub(crate) use offline::{Offline, OfflineError, Stopped, load_file};
 pub(crate) use origin::{Origin, OriginError, RESTORING};

@@ -38,6 +38,11 @@ pub(crate) enum OfflineError {
     /// An entry cannot be applied.
     #[error("{0}")]
     Entry(String),
+    /// It has joined, and nothing has come.
+    #[error(
+        "the member has joined its cluster and stopped before it had the cluster's state: there is nothing in it"
+    )]
+    NoStateYet,
     /// There is no member that ever took part.
     #[error("the member has not founded or joined a cluster: there is nothing in it")]
     NotFounded,
@@ -146,6 +151,13 @@ impl Offline {
         if self.log.reader.term(begin) == Some(machine.term()) || machine.applied() > begin {
             self.apply(&mut machine, *last, (begin, *last), observe)?;
             machine.publish();
+        }
+        let (node, members) = (self.identity().node, machine.members());
+        if members.get(node).is_none()
+            && !members.is_removed(node)
+            && !members.outgoing().contains(&node)
+        {
+            return Err(OfflineError::NoStateYet);
         }
         Ok(Stopped { machine, committed })
     }

@@ -48,6 +48,8 @@ pub(crate) enum Job {
     Receive(SnapshotId),
     /// A part of it has come.
     Append { id: SnapshotId, offset: u64, data: Bytes },
+    /// Nobody needs it any more, however much of it is here.
+    Discard(SnapshotId),
     /// This one is sound and durable: what is older can go.
     Keep {
         /// Which.
@@ -293,6 +295,12 @@ impl SnapshotWorker {
             Job::Read { to, id, offset } => self.read(to, id, offset),
             Job::Receive(id) => self.receive(id),
             Job::Append { id, offset, data } => self.append(id, offset, &data),
+            Job::Discard(id) => {
+                let of_it = self.receiving.take_if(|receiving| receiving.id == id);
+                if let Some(Receiving { stage: ReceivingStage::Parts(partial), .. }) = of_it {
+                    partial.discard();
+                }
+            }
             Job::Keep { newest, served } => {
                 if let Err(error) = self.folder.remove_older(newest, &served) {
                     tracing::warn!(%error, "an older snapshot cannot be removed now");

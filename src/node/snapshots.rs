@@ -252,6 +252,13 @@ impl Snapshots {
         self.fetch.take_if(|fetch| !whole && now.since(fetch.grew) > patience * 4);
     }
 
+    /// Gives up a fetch of what the replica has by now, unless all of it is here.
+    pub(crate) fn end_overtaken_fetch(&mut self, applied: LogIndex) -> Option<SnapshotId> {
+        let whole = self.has_whole();
+        let overtaken = self.fetch.take_if(|fetch| !whole && fetch.id.index <= applied);
+        overtaken.map(|fetch| fetch.id)
+    }
+
     /// It is not fetched any more: it is here, or cannot be had.
     pub(crate) fn end_fetch(&mut self, id: SnapshotId) {
         self.fetch.take_if(|fetch| fetch.id == id);

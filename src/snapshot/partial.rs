@@ -57,6 +57,11 @@ impl Partial {
         Ok(Self { temporary, path, file, cluster, id, length, synced: length })
     }
 
+    /// Removes what is here of it.
+    pub(crate) fn discard(mut self) {
+        self.temporary.armed = true;
+    }
+
     /// How many bytes are here: where the next part begins.
     pub(crate) fn length(&self) -> u64 {
         self.length

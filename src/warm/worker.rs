@@ -290,6 +290,8 @@ impl Worker {
         self.image = None;
         if self.copy.take().is_some() || self.mark.copy.is_some() {
             self.forget();
+            // Also where there is no room for a mark: what it names is not there then, and is not looked for.
+            self.mark.copy = None;
             self.litter = true;
         }
         while self.litter {

@@ -441,6 +441,24 @@ fn one_of_three_that_is_left_gives_everything_that_it_has() {
 }
 
 #[test]
+fn a_joiner_without_a_state_has_nothing_to_recover() {
+    let dir = tempfile::tempdir().unwrap();
+    let [founder, nowhere, somewhere] = [(); 3].map(|()| loopback::address());
+    let config = Config::new(dir.path().join("a"), "a").members([("a", &*founder)]);
+    let a = Node::start(config).wait().unwrap();
+    a.client().put("k", "v").wait().unwrap();
+    let joins = Config::new(dir.path().join("b"), "b").join([&founder]).advertise(nowhere);
+    let b = Node::start(joins.listen(somewhere)).wait().unwrap();
+    assert!(testing::shutdown(b).wait().hanging.is_empty());
+    let file = dir.path().join("recovered");
+    let error = backup::recover(dir.path().join("b"), &file).unwrap_err();
+    assert!(error.to_string().contains("before it had the cluster's state"), "{error}");
+    assert!(!file.exists());
+    let info = backup::inspect(dir.path().join("b")).unwrap();
+    assert_eq!(info.revision, None);
+}
+
+#[test]
 fn what_was_never_agreed_on_is_recovered_and_named() {
     let place = Place::new();
     let file = place.path("recovered");

@@ -384,3 +384,35 @@ fn a_member_that_moves_to_another_address_is_found_there() {
     }
     .wait();
 }
+
+/// It knows nobody but those whom it has asked to join, and nobody knows where it is.
+#[test]
+fn a_joiner_that_stops_before_its_first_state_is_found_at_another_address() {
+    async {
+        let dir = tempfile::tempdir().unwrap();
+        let [founder, nowhere, somewhere] = [(); 3].map(|()| loopback::address());
+        let config = Config::new(dir.path().join("a"), "a").members([("a", &*founder)]);
+        let founder_node = Node::start(config).await.unwrap();
+        founder_node.client().put("k", "1").await.unwrap();
+        // Nobody reaches it there, so it has no state when it stops.
+        let joins =
+            |at: &str| Config::new(dir.path().join("b"), "b").join([&founder]).advertise(at);
+        let joiner = Node::start(joins(&nowhere).listen(&*somewhere)).await.unwrap();
+        let joined = joiner.status().id;
+        assert!(
+            joiner.client().get("k").local().deadline(Duration::from_millis(300)).await.is_err(),
+            "it has a state"
+        );
+        assert!(testing::shutdown(joiner).await.hanging.is_empty());
+        let joiner = Node::start(joins(&somewhere)).await.unwrap();
+        assert_eq!(joiner.status().id, joined);
+        assert_eq!(joiner.client().get("k").await.unwrap().unwrap().value, "1");
+        joiner.client().put("k", "2").await.unwrap();
+        assert!(testing::shutdown(joiner).await.hanging.is_empty());
+        // From now on it knows the others by itself.
+        let joiner = Node::start(joins(&somewhere)).await.unwrap();
+        assert!(!dir.path().join("b").join("JOINED").exists());
+        assert_eq!(joiner.client().get("k").await.unwrap().unwrap().value, "2");
+    }
+    .wait();
+}

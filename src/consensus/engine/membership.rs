@@ -43,7 +43,10 @@ impl Consensus {
             return Err(ProposeRefusal::Busy);
         }
         let change = changes::to_raft(change);
+        let pending = self.raw.raft.pending_conf_index;
         if let Err(error) = self.with_raft(|raw| raw.propose_conf_change(Vec::new(), change)) {
+            // raft counts on it before it has made room for it.
+            self.raw.raft.pending_conf_index = pending;
             tracing::debug!(%error, "a change of the members was not taken");
             return Err(ProposeRefusal::Busy);
         }

@@ -17,7 +17,9 @@ impl Driver {
             Input::Connected(peer, hello) => {
                 tracing::debug!(%peer, "connected");
                 self.hear(&hello)?;
-                self.spoken.insert(peer, hello.speaks);
+                if self.spoken.insert(peer, hello.speaks).is_none() {
+                    self.settle_for_peer();
+                }
                 if self.roster.hear(peer, &hello.address) {
                     self.network.set_peers(&self.roster.contacts());
                 }

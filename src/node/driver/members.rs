@@ -47,6 +47,15 @@ impl Driver {
         }
     }
 
+    /// As the leader: a peer that is here again may have started anew, and cannot tell who was removed before it knows
+    /// that it is settled. Whoever was removed may know nobody else.
+    pub(super) fn settle_for_peer(&mut self) {
+        if self.leading.is_some() && self.machine.members().has_removed() {
+            // Refused while a change is under way: that is settled in any case.
+            let _ = self.propose_nothing();
+        }
+    }
+
     /// An entry without requests is applied: it settles the last change.
     pub(super) fn settled(&mut self, index: LogIndex) {
         if self.unsettled.take().is_none() {

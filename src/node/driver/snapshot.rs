@@ -32,8 +32,16 @@ impl Driver {
         if let Some((from, id)) = self.snapshots.tick(now) {
             self.send(from, PeerMessage::SnapshotAsk { id, offset: id.bytes });
         }
-        if matches!(self.stage, Stage::Restoring { .. }) {
-            self.snapshots.give_up_stalled(now);
+        match &self.stage {
+            Stage::Restoring { .. } => self.snapshots.give_up_stalled(now),
+            // Whoever leads by now had the entries still.
+            Stage::Running(_) => {
+                if let Some(id) = self.snapshots.end_overtaken_fetch(self.machine.applied()) {
+                    self.offer.take_if(|offer| offer.id == id);
+                    self.snapshot_queue.push(Job::Discard(id));
+                }
+            }
+            Stage::Founding(_) | Stage::Recording(_) => {}
         }
         self.ask_for_parts();
     }
@@ -167,7 +175,7 @@ impl Driver {
         }
     }
 
-    fn fetch(&mut self, from: NodeId, id: SnapshotId, now: Moment) {
+    pub(super) fn fetch(&mut self, from: NodeId, id: SnapshotId, now: Moment) {
         if self.snapshots.fetch(from, id, now) {
             tracing::info!(peer = self.roster.name_of(from), index = %id.index, bytes = id.bytes, "fetches a snapshot");
             self.snapshot_queue.push(Job::Receive(id));

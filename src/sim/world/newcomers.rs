@@ -11,7 +11,7 @@ use std::path::Path;
 
 use super::*;
 use crate::model::JoinAsk;
-use crate::node::{disk_to_join, is_joining, whose};
+use crate::node::{contacts, disk_to_join, is_joining, told_of, was_told, whose};
 use crate::transport::JoinReply;
 
 /// As many ids are minted in a world, at most: whoever comes later is not let in.
@@ -138,36 +138,39 @@ impl World {
         let Newcomer { contact, disk, entropy, .. } = newcomer;
         self.note(32, &[joined.node.get()], || format!("{} is {:?}", contact.name, joined.node));
         self.judge.borrow_mut().count("joined");
-        let hints = joined.members.rows().iter().map(|(id, member)| {
-            let (name, address) = (member.name.clone(), member.address.clone());
-            (*id, Contact { name, address })
-        });
+        let members = contacts(&joined);
         let node = &mut self.nodes[at];
         node.origin = Origin::Newcomer(contact.clone());
         node.disk = disk.clone();
         node.entropy = entropy;
-        let own = crate::node::Joined { disk: self.disk_of(at), founders: joined.founding };
-        let (members, joined) = (hints.collect(), Some(own));
+        let disk = self.disk_of(at);
+        was_told(&self.env_at(at), Path::new(DIR), &joined).expect("its disk is sound");
+        let joined = Some(crate::node::Joined { disk, founders: joined.founding });
         self.start_as(at, Beginning::Newcomer { contact, members, joined })
     }
 
     /// The id of a newcomer's disk.
     fn disk_of(&self, at: usize) -> crate::model::DiskId {
+        disk_to_join(&self.env_at(at), Path::new(DIR)).expect("its disk is sound")
+    }
+
+    fn env_at(&self, at: usize) -> Env {
         let node = &self.nodes[at];
-        let env = self.env_of(&node.disk, &node.entropy, node.clock.clone(), Arc::default());
-        disk_to_join(&env, Path::new(DIR)).expect("its disk is sound")
+        self.env_of(&node.disk, &node.entropy, node.clock.clone(), Arc::default())
     }
 
     /// How a node begins that was let in before; `None` if it has to ask once more, and does.
     pub(super) fn begin_again(&mut self, at: usize, contact: &Contact) -> Option<Beginning> {
-        let node = &self.nodes[at];
-        let env = self.env_of(&node.disk, &node.entropy, node.clock.clone(), Arc::default());
+        let env = self.env_at(at);
         // What cannot be read is found out again, by name, by whoever opens it.
-        let is_known = !matches!(whose(&env, Path::new(DIR)), Ok(None));
-        if is_known && !is_joining(&env, Path::new(DIR)) {
-            let (members, joined) = (BTreeMap::new(), None);
+        let known = whose(&env, Path::new(DIR));
+        if !matches!(known, Ok(None)) && !is_joining(&env, Path::new(DIR)) {
+            let told = |known| told_of(&env, Path::new(DIR), known);
+            let members = known.ok().flatten().map(told).unwrap_or_default();
+            let joined = None;
             return Some(Beginning::Newcomer { contact: contact.clone(), members, joined });
         }
+        let node = &self.nodes[at];
         let (disk, entropy) = (node.disk.clone(), node.entropy.clone());
         let contact = contact.clone();
         self.expect_newcomer(Newcomer { contact, disk, entropy, replaces: None });

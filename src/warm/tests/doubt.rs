@@ -250,6 +250,21 @@ fn where_there_is_no_room_the_copy_goes_until_there_is() {
 }
 
 #[test]
+fn a_copy_goes_also_where_not_even_its_mark_can_be_written() {
+    let (mut world, _) = World::new();
+    let disk = Arc::new(SimDisk::new(1));
+    world.disk = Arc::clone(&disk) as Arc<dyn Disk>;
+    world.start();
+    world.put("k", "v");
+    world.settle();
+    assert_eq!(world.copies().len(), 1);
+    disk.fail_writes();
+    world.process().post.set_scarce(true);
+    world.settle();
+    assert!(world.copies().is_empty());
+}
+
+#[test]
 fn without_a_mark_there_is_no_copy_and_the_node_runs() {
     let (mut world, _) = World::new();
     let disk = SimDisk::new(1);

@@ -1,8 +1,9 @@
 //! Snapshots on their way from one node to another, turn by turn.
 
 use super::*;
+use crate::env::Disk;
 use crate::metrics::Metrics;
-use crate::model::SnapshotId;
+use crate::model::{LogIndex, SnapshotId, Term};
 
 fn often(_: usize, settings: &mut Settings) {
     settings.log_segment_bytes = 2 << 10;
@@ -30,6 +31,30 @@ fn a_snapshot_that_consensus_has_taken_waits_for_the_log_however_slow_the_disk_i
     three.until("it never catches up", |three| revision(three, 2) == revision(three, 0));
     let metrics = Metrics::new("m2", Arc::clone(&three.shared(2).meters)).snapshot();
     assert_eq!(metrics.snapshots_installed_total, 1);
+}
+
+#[test]
+fn a_fetch_that_the_log_has_overtaken_is_given_up_with_its_file() {
+    let mut three = Three::led_by(0, often);
+    let applied = three.shared(2).status.borrow().applied;
+    let later = LogIndex(applied.get() + 20);
+    let id_of_it = SnapshotId { index: later, term: Term(1), bytes: 1 << 20, checksum: 7 };
+    // Whoever offers it is not heard of again, and another one leads.
+    three.hub.cut(id(2), id(1));
+    let now = three.clock.now();
+    three.nodes[2].driver.fetch(id(1), id_of_it, now);
+    let partials = |three: &Three| {
+        let names = three.disks[2].list(std::path::Path::new("/data")).unwrap();
+        names.iter().filter(|name| name.ends_with(".partial")).count()
+    };
+    three.pass(300);
+    let fetches = |three: &Three| three.nodes[2].driver.snapshots.fetching().is_some();
+    assert!(fetches(&three) && partials(&three) == 1);
+    for i in 0..30 {
+        three.put(0, &format!("k{i}"), 10).unwrap();
+    }
+    three.until("it fetches on", |three| !fetches(three) && partials(three) == 0);
+    assert!(three.shared(2).status.borrow().applied >= later);
 }
 
 type Backup = Pin<Box<dyn Future<Output = CallResult<SnapshotId>>>>;

@@ -1,0 +1,129 @@
+//! What a node that joins a cluster has in its directory before it has a state: first the id of its disk, with which it
+//! asks; then what it was told, which is all that it knows of the others until it has a state of its own.
+//!
+//! ```text
+//! JOINING = disk u128, little endian
+//! JOINED  = CRC-32 of the rest u32, little endian | join answer
+//! ```
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+use crate::codec;
+use crate::env::{Env, OpenMode};
+use crate::model::{self, ClusterId, DiskId, JoinAnswer, NodeId};
+
+use super::settings::Contact;
+
+/// The id of the disk of a node that has asked, and has no log yet.
+const JOINING: &str = "JOINING";
+
+/// What a node was told that has a log, and no state yet.
+const JOINED: &str = "JOINED";
+
+/// The disk's id of a node that is about to join, drawn once: a node that asks again after a crash
+/// becomes one member, not two.
+///
+/// # Errors
+/// What the disk says.
+pub(crate) fn disk_to_join(env: &Env, dir: &Path) -> io::Result<DiskId> {
+    env.disk.create_dir(dir)?;
+    if let Some(bytes) = read(env, dir, JOINING)? {
+        let id = bytes.try_into().map_err(|_| {
+            let why = format!("{} is damaged: remove the directory", dir.join(JOINING).display());
+            io::Error::new(io::ErrorKind::InvalidData, why)
+        })?;
+        return Ok(DiskId(u128::from_le_bytes(id)));
+    }
+    let disk = DiskId(env.entropy.next_u128());
+    write(env, dir, JOINING, &disk.0.to_le_bytes())?;
+    Ok(disk)
+}
+
+/// Whether a node was about to join from this directory and did not come to its end: it asks again,
+/// with the disk's id that it has, and is told the same.
+pub(crate) fn is_joining(env: &Env, dir: &Path) -> bool {
+    env.disk.open(&dir.join(JOINING), OpenMode::Read).is_ok()
+}
+
+/// The log has the disk's id and the founders now. Should the file stay, the node asks once more when it starts.
+pub(super) fn has_log(env: &Env, dir: &Path) {
+    remove(env, dir, JOINING);
+}
+
+/// Writes down what the node was told, before it has a log. Durable when it returns.
+///
+/// # Errors
+/// What the disk says.
+pub(crate) fn was_told(env: &Env, dir: &Path, told: &model::Joined) -> io::Result<()> {
+    let mut answer = Vec::new();
+    codec::encode_join_answer(&JoinAnswer::Joined(told.clone()), &mut answer);
+    let bytes = [&crc32fast::hash(&answer).to_le_bytes()[..], &answer].concat();
+    write(env, dir, JOINED, &bytes)
+}
+
+/// Whom the answer named, if there was one that let in this member, and it is still needed. What cannot be read is not
+/// there: then the others have to find it.
+pub(crate) fn told_of(
+    env: &Env,
+    dir: &Path,
+    (node, cluster): (NodeId, ClusterId),
+) -> BTreeMap<NodeId, Contact> {
+    let Ok(Some(bytes)) = read(env, dir, JOINED) else { return BTreeMap::new() };
+    let Some((checksum, answer)) = bytes.split_at_checked(4) else { return BTreeMap::new() };
+    if crc32fast::hash(answer).to_le_bytes() != checksum {
+        return BTreeMap::new();
+    }
+    match codec::decode_join_answer(answer.to_vec().into()) {
+        Ok(JoinAnswer::Joined(told)) if (told.node, told.cluster) == (node, cluster) => {
+            contacts(&told)
+        }
+        _ => BTreeMap::new(),
+    }
+}
+
+/// Where those are whom an answer names.
+pub(crate) fn contacts(told: &model::Joined) -> BTreeMap<NodeId, Contact> {
+    let contact = |member: &model::Member| Contact {
+        name: member.name.clone(),
+        address: member.address.clone(),
+    };
+    told.members.rows().iter().map(|(id, member)| (*id, contact(member))).collect()
+}
+
+/// The node has started with a state of its own.
+pub(super) fn has_state(env: &Env, dir: &Path) {
+    remove(env, dir, JOINED);
+}
+
+fn read(env: &Env, dir: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
+    let file = match env.disk.open(&dir.join(name), OpenMode::Read) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut bytes = vec![0; file.len()? as usize];
+    file.read_exact_at(&mut bytes, 0)?;
+    Ok(Some(bytes))
+}
+
+fn write(env: &Env, dir: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let unfinished = dir.join(format!("{name}.tmp"));
+    // What a crash has left of it was never used.
+    match env.disk.remove(&unfinished) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let file = env.disk.open(&unfinished, OpenMode::CreateNew)?;
+    file.write_all_at(bytes, 0)?;
+    file.sync_data()?;
+    env.disk.rename(&unfinished, &dir.join(name))?;
+    env.disk.sync_dir(dir)
+}
+
+fn remove(env: &Env, dir: &Path, name: &str) {
+    if env.disk.remove(&dir.join(name)).is_ok() {
+        drop(env.disk.sync_dir(dir));
+    }
+}
