@@ -144,8 +144,9 @@ pub(crate) fn open(env: &Env, copy: &WarmCopy, data: &Path, origin: Origin) -> O
             None
         }
     };
-    // Whatever happens to the copy from here on is no orderly stop.
-    let mark = Mark { origin, boot, copy: trusted.map(|(number, _)| number), stop: None };
+    // Whatever happens to the copy from here on is no orderly stop; and a process that dies of loading it, for want of
+    // memory, does so once.
+    let mark = Mark { origin, boot, copy: None, stop: None };
     let written: io::Result<()> = mark.write(&*env.disk, &dir);
     if let Err(error) = &written {
         tracing::warn!(%error, "there is no warm copy of the state in this life");
@@ -189,14 +190,21 @@ impl Opened {
         };
         match result {
             Ok(Loaded { machine, store, head }) => {
-                self.loaded = Some((number, Copy::resume(store, self.sizes, &head)));
+                let mark = self.mark.as_mut()?;
+                let marked = Mark { copy: Some(number), ..mark.clone() };
+                match marked.write(&*self.env.disk, &self.dir) {
+                    Ok(()) => {
+                        *mark = marked;
+                        self.loaded = Some((number, Copy::resume(store, self.sizes, &head)));
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "the mark of the warm copy could not be written");
+                    }
+                }
                 Some(machine)
             }
             Err(why) => {
                 tracing::warn!(why, "the warm copy of the state is set aside");
-                if let Some(mark) = &mut self.mark {
-                    mark.copy = None;
-                }
                 None
             }
         }

@@ -250,6 +250,17 @@ fn where_there_is_no_room_the_copy_goes_until_there_is() {
 }
 
 #[test]
+fn a_process_that_dies_of_loading_a_copy_does_so_once() {
+    let (mut world, _) = killed();
+    let copy = WarmCopy::OnShelf(Arc::clone(&world.shelf));
+    drop(open(&world.env(), &copy, &world.data, world.origin));
+    assert_eq!(world.start(), None);
+    world.settle();
+    world.kill();
+    assert!(world.start().is_some());
+}
+
+#[test]
 fn a_copy_goes_also_where_not_even_its_mark_can_be_written() {
     let (mut world, _) = World::new();
     let disk = Arc::new(SimDisk::new(1));
