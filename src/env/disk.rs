@@ -64,6 +64,22 @@ pub trait Disk: Send + Sync + 'static {
     fn lock(&self, path: &Path) -> io::Result<DiskLock>;
 }
 
+/// Puts a small file at `path`, or in the place of the one that is there: whole, or not at all. Durable when it returns.
+pub(crate) fn replace(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let draft = path.with_extension("new");
+    // What a crash has left of one was never read.
+    match disk.remove(&draft) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let file = disk.open(&draft, OpenMode::CreateNew)?;
+    file.write_all_at(bytes, 0)?;
+    file.sync_data()?;
+    drop(file);
+    disk.rename(&draft, path)?;
+    disk.sync_dir(path.parent().expect("it is a file in a directory"))
+}
+
 /// How to open a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OpenMode {

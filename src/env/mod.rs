@@ -14,6 +14,7 @@ mod point;
 use std::sync::Arc;
 
 pub use clock::{BootClock, BootId, Clock};
+pub(crate) use disk::replace;
 pub use disk::{Disk, DiskLock, File, OpenMode, RealDisk};
 pub use entropy::{Entropy, OsEntropy};
 pub use network::{Network, SendOutcome};

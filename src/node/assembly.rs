@@ -198,11 +198,11 @@ impl Assembly {
         let members = loaded.machine.members();
         let founders = members.rows().values().filter(|member| member.since == LogIndex(1)).count();
         let unchanged = founders as u64 + 1 == members.next();
-        let is_founder = members.get(settings.node).is_some();
-        if is_founder {
+        let is_member = members.get(settings.node).is_some();
+        if is_member {
             joining::has_state(&env, &settings.dir);
         }
-        if unchanged && is_founder && !settings.founds && !settings.members.is_empty() {
+        if unchanged && is_member && !settings.founds && !settings.members.is_empty() {
             return Err(StartError::OtherCluster { dir: settings.dir.clone(), founders });
         }
         if let Some(own) = loaded.machine.members().get(settings.node)

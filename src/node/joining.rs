@@ -11,7 +11,7 @@ use std::io;
 use std::path::Path;
 
 use crate::codec;
-use crate::env::{Env, OpenMode};
+use crate::env::{Env, OpenMode, replace};
 use crate::model::{self, ClusterId, DiskId, JoinAnswer, NodeId};
 
 use super::settings::Contact;
@@ -37,7 +37,7 @@ pub(crate) fn disk_to_join(env: &Env, dir: &Path) -> io::Result<DiskId> {
         return Ok(DiskId(u128::from_le_bytes(id)));
     }
     let disk = DiskId(env.entropy.next_u128());
-    write(env, dir, JOINING, &disk.0.to_le_bytes())?;
+    replace(&*env.disk, &dir.join(JOINING), &disk.0.to_le_bytes())?;
     Ok(disk)
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn was_told(env: &Env, dir: &Path, told: &model::Joined) -> io::Resul
     let mut answer = Vec::new();
     codec::encode_join_answer(&JoinAnswer::Joined(told.clone()), &mut answer);
     let bytes = [&crc32fast::hash(&answer).to_le_bytes()[..], &answer].concat();
-    write(env, dir, JOINED, &bytes)
+    replace(&*env.disk, &dir.join(JOINED), &bytes)
 }
 
 /// Whom the answer named, if there was one that let in this member, and it is still needed. What cannot be read is not
@@ -108,22 +108,44 @@ fn read(env: &Env, dir: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-fn write(env: &Env, dir: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
-    let unfinished = dir.join(format!("{name}.tmp"));
-    // What a crash has left of it was never used.
-    match env.disk.remove(&unfinished) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let file = env.disk.open(&unfinished, OpenMode::CreateNew)?;
-    file.write_all_at(bytes, 0)?;
-    file.sync_data()?;
-    env.disk.rename(&unfinished, &dir.join(name))?;
-    env.disk.sync_dir(dir)
-}
-
 fn remove(env: &Env, dir: &Path, name: &str) {
     if env.disk.remove(&dir.join(name)).is_ok() {
         drop(env.disk.sync_dir(dir));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::model::Members;
+    use crate::sim::SimDisk;
+
+    #[test]
+    fn what_was_told_is_there_for_whom_it_was_meant_and_only_as_it_was_written() {
+        let env = Env { disk: Arc::new(SimDisk::new(1)), ..Env::real() };
+        let (dir, node) = (Path::new("/data"), |id| NodeId::new(id).unwrap());
+        env.disk.create_dir(dir).unwrap();
+        let founding = [(node(1), DiskId(7))].into();
+        let members = Members::founded(&founding);
+        let told = model::Joined { cluster: ClusterId(9), node: node(2), founding, members };
+        let whom = |node| told_of(&env, dir, (node, ClusterId(9))).into_keys().collect::<Vec<_>>();
+        assert_eq!(whom(node(2)), []);
+        was_told(&env, dir, &told).unwrap();
+        assert_eq!((whom(node(2)), whom(node(3))), (vec![node(1)], vec![]));
+        let whole = read(&env, dir, JOINED).unwrap().unwrap();
+        for at in 0..whole.len() {
+            let mut flipped = whole.clone();
+            flipped[at] ^= 1;
+            for damaged in [&whole[..at], &flipped] {
+                replace(&*env.disk, &dir.join(JOINED), damaged).unwrap();
+                assert_eq!(whom(node(2)), [], "damaged at {at}");
+            }
+        }
+        was_told(&env, dir, &told).unwrap();
+        has_state(&env, dir);
+        assert_eq!(whom(node(2)), []);
     }
 }

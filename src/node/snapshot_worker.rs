@@ -295,12 +295,7 @@ impl SnapshotWorker {
             Job::Read { to, id, offset } => self.read(to, id, offset),
             Job::Receive(id) => self.receive(id),
             Job::Append { id, offset, data } => self.append(id, offset, &data),
-            Job::Discard(id) => {
-                let of_it = self.receiving.take_if(|receiving| receiving.id == id);
-                if let Some(Receiving { stage: ReceivingStage::Parts(partial), .. }) = of_it {
-                    partial.discard();
-                }
-            }
+            Job::Discard(id) => self.discard(id),
             Job::Keep { newest, served } => {
                 if let Err(error) = self.folder.remove_older(newest, &served) {
                     tracing::warn!(%error, "an older snapshot cannot be removed now");
@@ -427,6 +422,13 @@ impl SnapshotWorker {
                 self.receiving = Some(Receiving { id, stage: ReceivingStage::Parts(partial) });
             }
             Err(error) => self.not_received(id, &error),
+        }
+    }
+
+    fn discard(&mut self, id: SnapshotId) {
+        let receiving = self.receiving.take_if(|receiving| receiving.id == id);
+        if let Some(Receiving { stage: ReceivingStage::Parts(partial), .. }) = receiving {
+            partial.discard();
         }
     }
 

@@ -17,7 +17,7 @@ use bytes::Bytes;
 
 use super::layout::Origin;
 use crate::codec::{CodecError, Decode, Decoder, Encode, Encoder};
-use crate::env::{BootId, Disk, Env, OpenMode};
+use crate::env::{BootId, Disk, Env, OpenMode, replace};
 use crate::model::LogIndex;
 
 const VERSION: u8 = 1;
@@ -64,17 +64,7 @@ impl Mark {
 
     /// Writes the mark to `dir`, durably.
     pub(super) fn write(&self, disk: &dyn Disk, dir: &Path) -> io::Result<()> {
-        let draft = dir.join("mark.new");
-        match disk.remove(&draft) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let file = disk.open(&draft, OpenMode::CreateNew)?;
-        file.write_all_at(&self.encode(), 0)?;
-        file.sync_data()?;
-        drop(file);
-        disk.rename(&draft, &path(dir))?;
-        disk.sync_dir(dir)
+        replace(disk, &path(dir), &self.encode())
     }
 
     /// Whether the copy holds what was written to it: if not, why not.
