@@ -7,25 +7,21 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
-use bowline::testing::{self, Cluster, ClusterOptions};
+use bowline::testing::{self, Cluster};
 use bowline::{
     Client, Compare, Config, Effect, Error, KeyRange, LeaseId, Node, Op, Refusal, Revision, Role,
     StartError, StopReason, Wait, WatchError,
 };
 
-use crate::loopback;
+use crate::{loopback, stage};
 
 fn quick(members: usize) -> Cluster {
-    ClusterOptions::new(members)
-        .configure(|config| {
-            config
-                .heartbeat(Duration::from_millis(20))
-                .election_timeout(Duration::from_millis(150))
-                .call_deadline(Duration::from_secs(20))
-        })
-        .start()
-        .wait()
-        .expect("the cluster starts")
+    stage::with(members, |config| {
+        config
+            .heartbeat(Duration::from_millis(20))
+            .election_timeout(Duration::from_millis(150))
+            .call_deadline(Duration::from_secs(20))
+    })
 }
 
 /// A start that is refused, in these words.

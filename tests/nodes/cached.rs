@@ -7,21 +7,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use bowline::testing::{Cluster, ClusterOptions};
+use bowline::testing::Cluster;
 use bowline::{Cached, Compare, Config, Error, KeyRange, Node, Op, Revision, Wait};
 
+use crate::stage;
+
 fn quick(members: usize) -> Cluster {
-    ClusterOptions::new(members)
-        .configure(|config| {
-            config
-                .heartbeat(Duration::from_millis(20))
-                .election_timeout(Duration::from_millis(150))
-                .session_ttl(Duration::from_millis(900))
-                .call_deadline(Duration::from_secs(20))
-        })
-        .start()
-        .wait()
-        .expect("the cluster starts")
+    stage::with(members, |config| {
+        config
+            .heartbeat(Duration::from_millis(20))
+            .election_timeout(Duration::from_millis(150))
+            .session_ttl(Duration::from_millis(900))
+            .call_deadline(Duration::from_secs(20))
+    })
 }
 
 fn values(cached: &Cached) -> Vec<(String, String)> {

@@ -8,25 +8,23 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bowline::testing::{Cluster, ClusterOptions};
+use bowline::testing::Cluster;
 use bowline::{
     Alarm, AlarmChange, AlarmKind, Client, Compare, Delivery, Effect, Error, ItemState, KeyRange,
     Loss, Op, Queue, QueueError, QueueTaker, Refusal, Revision, Wait,
 };
 
+use crate::stage;
+
 /// Short times, so that what takes a few of them takes little; sessions that outlive a busy machine.
 fn quick(members: usize) -> Cluster {
-    ClusterOptions::new(members)
-        .configure(|config| {
-            config
-                .heartbeat(Duration::from_millis(20))
-                .election_timeout(Duration::from_millis(250))
-                .session_ttl(Duration::from_secs(4))
-                .call_deadline(Duration::from_secs(20))
-        })
-        .start()
-        .wait()
-        .expect("the cluster starts")
+    stage::with(members, |config| {
+        config
+            .heartbeat(Duration::from_millis(20))
+            .election_timeout(Duration::from_millis(250))
+            .session_ttl(Duration::from_secs(4))
+            .call_deadline(Duration::from_secs(20))
+    })
 }
 
 /// For so long a node that was woken for an item has it for itself, as `src/recipes/queue/board.rs` has it.

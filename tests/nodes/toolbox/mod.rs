@@ -14,25 +14,23 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-use bowline::testing::{Cluster, ClusterOptions};
+use bowline::testing::Cluster;
 use bowline::{Effect, Error, KeyRange, Node, Wait};
+
+use crate::stage;
 
 /// Longer than anything here takes.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
 /// Elections take little; sessions are long enough for a busy machine.
 pub(crate) fn quick(members: usize) -> Cluster {
-    ClusterOptions::new(members)
-        .configure(|config| {
-            config
-                .heartbeat(Duration::from_millis(20))
-                .election_timeout(Duration::from_millis(150))
-                .session_ttl(Duration::from_secs(3))
-                .call_deadline(LONG)
-        })
-        .start()
-        .wait()
-        .expect("the cluster starts")
+    stage::with(members, |config| {
+        config
+            .heartbeat(Duration::from_millis(20))
+            .election_timeout(Duration::from_millis(150))
+            .session_ttl(Duration::from_secs(3))
+            .call_deadline(LONG)
+    })
 }
 
 pub(crate) fn deadline<T>(effect: Effect) -> Result<T, Error> {
