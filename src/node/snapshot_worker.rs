@@ -416,13 +416,17 @@ impl SnapshotWorker {
             return;
         };
         match partial.append(offset, data) {
-            Ok(Appended::Written) => self.parts(id, partial),
+            Ok(Appended::Written) => return self.parts(id, partial),
             // Doubled or too early: whoever asks knows how far it is.
-            Ok(Appended::Elsewhere) => {
-                self.receiving = Some(Receiving { id, stage: ReceivingStage::Parts(partial) });
-            }
-            Err(error) => self.not_received(id, &error),
+            Ok(Appended::Elsewhere) => {}
+            // Asked for again after a while. What is here stays, and is not read through anew.
+            Ok(Appended::NoRoom) => tracing::warn!(
+                index = %id.index,
+                "there is no room on the disk for the rest of a snapshot; it is tried again"
+            ),
+            Err(error) => return self.not_received(id, &error),
         }
+        self.receiving = Some(Receiving { id, stage: ReceivingStage::Parts(partial) });
     }
 
     fn discard(&mut self, id: SnapshotId) {
@@ -520,45 +524,83 @@ mod tests {
         }
     }
 
-    #[test]
-    fn who_asks_late_does_not_have_a_snapshot_read_through_again_but_later_it_is() {
-        let (opened, clock) = (Arc::new(AtomicUsize::new(0)), Arc::new(HeldClock::default()));
-        let disk = Arc::new(SimDisk::new(7));
-        disk.create_dir(Path::new("/data")).unwrap();
-        let count = Arc::clone(&opened);
-        let disk: Arc<dyn Disk> = Arc::new(HookedDisk::new(disk, move |_, _| {
-            count.fetch_add(1, Ordering::Relaxed);
-        }));
-        let env = Env {
-            clock: clock.clone(),
-            entropy: Arc::new(OsEntropy),
-            disk: Arc::clone(&disk),
-            points: Arc::new(NoPoints),
-        };
-        let folder = Folder::open(&disk, Path::new("/data"), ClusterId(7)).unwrap();
-        let queue = Arc::new(SnapshotQueue::new(Box::new(|| {})));
-        let inbox = Arc::new(Inbox::new(1 << 20, Arc::new(Meters::default()), Box::new(|| {})));
-        let options = MachineOptions::default();
-        let news = Arc::clone(&inbox);
-        let mut worker = SnapshotWorker::new(env, folder, options, Arc::clone(&queue), inbox);
-        // How often a file was opened for a job, and what came of it.
-        let mut does = |job| {
-            let before = opened.load(Ordering::Relaxed);
-            queue.push(job);
-            while worker.turn() == SnapshotTurn::Worked {}
-            let news = news.take().into_iter().filter_map(|input| match input {
+    /// A worker that a test runs by hand, on a disk that counts how often a file is opened.
+    struct Bench {
+        disk: Arc<SimDisk>,
+        clock: Arc<HeldClock>,
+        opened: Arc<AtomicUsize>,
+        worker: SnapshotWorker,
+        queue: Arc<SnapshotQueue>,
+        inbox: Arc<Inbox>,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let (opened, clock) = (Arc::new(AtomicUsize::new(0)), Arc::new(HeldClock::default()));
+            let disk = Arc::new(SimDisk::new(7));
+            disk.create_dir(Path::new("/data")).unwrap();
+            let count = Arc::clone(&opened);
+            let hooked: Arc<dyn Disk> = Arc::new(HookedDisk::new(disk.clone(), move |_, _| {
+                count.fetch_add(1, Ordering::Relaxed);
+            }));
+            let env = Env {
+                clock: clock.clone(),
+                entropy: Arc::new(OsEntropy),
+                disk: Arc::clone(&hooked),
+                points: Arc::new(NoPoints),
+            };
+            let folder = Folder::open(&hooked, Path::new("/data"), ClusterId(7)).unwrap();
+            let queue = Arc::new(SnapshotQueue::new(Box::new(|| {})));
+            let inbox = Arc::new(Inbox::new(1 << 20, Arc::new(Meters::default()), Box::new(|| {})));
+            let (jobs, news) = (Arc::clone(&queue), Arc::clone(&inbox));
+            let worker = SnapshotWorker::new(env, folder, MachineOptions::default(), jobs, news);
+            Self { disk, clock, opened, worker, queue, inbox }
+        }
+
+        /// How often a file was opened for a job, and what came of it.
+        fn does(&mut self, job: Job) -> (usize, Vec<News>) {
+            let before = self.opened.load(Ordering::Relaxed);
+            self.queue.push(job);
+            while self.worker.turn() == SnapshotTurn::Worked {}
+            let news = self.inbox.take().into_iter().filter_map(|input| match input {
                 Input::Snapshot(news) => Some(news),
                 _ => None,
             });
-            (opened.load(Ordering::Relaxed) - before, news.collect::<Vec<_>>())
-        };
+            (self.opened.load(Ordering::Relaxed) - before, news.collect())
+        }
+    }
+
+    #[test]
+    fn a_transfer_waits_for_room_on_the_disk_without_beginning_anew() {
+        let (mut source, mut bench) = (Bench::new(), Bench::new());
         let image = Machine::new(MachineOptions::default()).image();
-        let (_, taken) = does(Job::Take(Box::new(image)));
+        let (_, taken) = source.does(Job::Take(Box::new(image)));
+        let [News::Taken { id, .. }] = taken[..] else { panic!("it is not written") };
+        let bytes = source.worker.folder.source(id).unwrap().part(0, PART_BYTES).unwrap();
+        assert!(bytes.len() as u64 == id.bytes, "it is one part");
+        let (_, began) = bench.does(Job::Receive(id));
+        assert!(matches!(began[..], [News::Received { bytes: 0, .. }]));
+        bench.disk.limit(Some(bench.disk.used() + 10));
+        let part = || Job::Append { id, offset: 0, data: bytes.clone() };
+        for _ in 0..3 {
+            let (opened, news) = bench.does(part());
+            assert!(opened == 0 && news.is_empty(), "it is neither read through nor given up");
+        }
+        bench.disk.limit(None);
+        let (_, news) = bench.does(part());
+        assert!(matches!(&news[..], [News::Received { .. }, News::Loaded { .. }]));
+    }
+
+    #[test]
+    fn who_asks_late_does_not_have_a_snapshot_read_through_again_but_later_it_is() {
+        let mut bench = Bench::new();
+        let image = Machine::new(MachineOptions::default()).image();
+        let (_, taken) = bench.does(Job::Take(Box::new(image)));
         let [News::Taken { id, .. }] = taken[..] else { panic!("it is not written") };
         let to = NodeId::new(2).unwrap();
         let mut asks = |at: u64| {
-            clock.0.store(at, Ordering::Relaxed);
-            let (opened, parts) = does(Job::Read { to, id, offset: 0 });
+            bench.clock.0.store(at, Ordering::Relaxed);
+            let (opened, parts) = bench.does(Job::Read { to, id, offset: 0 });
             assert!(matches!(&parts[..], [News::Part { offset: 0, data: Ok(_), .. }]));
             opened
         };

@@ -33,6 +33,8 @@ pub(crate) enum Appended {
     /// It does not begin where the file ends, or goes beyond the snapshot's end: ask for what comes
     /// at [`Partial::length`].
     Elsewhere,
+    /// The disk is full. It does not count; the same may be tried again when there is room.
+    NoRoom,
 }
 
 impl Partial {
@@ -75,8 +77,7 @@ impl Partial {
     /// Appends a part.
     ///
     /// # Errors
-    /// The disk is full: what was written of the part does not count, and the same may be tried
-    /// again later. Or the disk refuses: drop the file, and receive it anew.
+    /// The disk refuses: drop the file, and receive it anew.
     pub(crate) fn append(&mut self, offset: u64, data: &[u8]) -> Result<Appended, SnapshotError> {
         let end = offset.checked_add(data.len() as u64);
         let fits = end.is_some_and(|end| end <= self.id.bytes);
@@ -85,10 +86,14 @@ impl Partial {
         }
         let path = &self.temporary.path;
         let written = self.file.write_all_at(data, offset);
-        if let Err(error) = written.map_err(SnapshotError::io("write", path)) {
-            // Where it cannot be written, another file may find a better place.
-            self.temporary.armed = !matches!(error, SnapshotError::NoSpace { .. });
-            return Err(error);
+        match written.map_err(SnapshotError::io("write", path)) {
+            Ok(()) => {}
+            Err(SnapshotError::NoSpace { .. }) => return Ok(Appended::NoRoom),
+            Err(error) => {
+                // Where it cannot be written, another file may find a better place.
+                self.temporary.armed = true;
+                return Err(error);
+            }
         }
         self.length += data.len() as u64;
         if self.length - self.synced >= SYNC_BYTES {
