@@ -140,6 +140,7 @@ mutants! {
     B50 "a replica to which nothing happens is not looked through",
     B51 "a hold that was taken up once is over for who would take it up again",
     B52 "who was removed goes while the others may need it still",
+    B53 "who was the only member asks nobody before a read when there are others",
     N01 "programs write under a lock without a condition",
     N02 "programs take what their own replica has for the newest",
     N03 "disks do not sync",

@@ -6,6 +6,9 @@
 //! this node's own replica. [`Rounds`] is the answering side, on the leader: questions of all nodes,
 //! its own too, share one round of the consensus. A round that brings no answer in time is started
 //! anew under a new number: a number that is used twice could be confirmed by an answer to the past.
+//!
+//! Where a cluster has one member, readers ask nobody after their first question, as long as that is so
+//! (`Shared::alone`).
 
 use std::collections::BTreeMap;
 use std::time::Duration;

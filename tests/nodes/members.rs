@@ -84,6 +84,37 @@ fn a_learner_reads_writes_watches_and_holds_locks_and_does_not_vote() {
 }
 
 #[test]
+fn the_only_member_reads_without_a_question_as_long_as_it_is_the_only_one() {
+    async {
+        let mut cluster = ClusterOptions::new(1).start().await.unwrap();
+        cluster.node(0).client().put("k", "0").await.unwrap();
+        // Ten reads of the one there, each of them after a put of whoever is there last.
+        let rounds = async |cluster: &Cluster, last: usize| {
+            let (node, other) = (cluster.node(0), cluster.node(last).client());
+            let before = node.metrics().snapshot().read_rounds_total;
+            for value in 0..10 {
+                other.put("k", value.to_string()).await.unwrap();
+                let read = node.client().get("k").await.unwrap().unwrap();
+                assert_eq!(read.value, value.to_string());
+            }
+            node.metrics().snapshot().read_rounds_total - before
+        };
+        assert!(rounds(&cluster, 0).await <= 1);
+        assert_eq!(rounds(&cluster, 0).await, 0);
+        let learner = cluster.join().await.unwrap();
+        assert!(
+            rounds(&cluster, learner).await >= 10,
+            "the learner tells its callers of what it has applied"
+        );
+        let gone = id(&cluster, learner);
+        remove(cluster.node(0), gone).await;
+        assert!(rounds(&cluster, 0).await <= 1);
+        assert_eq!(rounds(&cluster, 0).await, 0);
+    }
+    .wait();
+}
+
+#[test]
 fn a_promoted_member_makes_a_quorum_and_a_removed_one_stops() {
     async {
         let mut cluster = three().await;

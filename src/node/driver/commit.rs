@@ -8,6 +8,8 @@ impl Driver {
     /// Applies committed entries, and tells everybody what became of them, in the order in which it
     /// may be told: readers see it first, then watchers and recipes hear of it, then callers.
     pub(super) fn apply(&mut self, entries: Vec<wal::Entry>) -> Result<(), Fatal> {
+        // Until all of it is seen everywhere: leases are, before their keys.
+        self.shared.in_company();
         self.shared.env.points.reach(Point::DriverBeforeApply);
         let came = self.shared.now();
         let mine = (self.shared.settings.node, self.identity.incarnation());
@@ -78,6 +80,9 @@ impl Driver {
         }
         if let Stage::Running(consensus) = &mut self.stage {
             consensus.applied(last);
+        }
+        if self.is_alone() {
+            self.shared.alone();
         }
         self.shared.env.points.reach(Point::DriverBeforeReply);
         self.reads.applied(last);

@@ -62,6 +62,7 @@ impl Driver {
 
     pub(super) fn stop_leading(&mut self) {
         let Some(leading) = self.leading.take() else { return };
+        self.shared.in_company();
         if let Some(seq) = self.raising.take() {
             self.proposals.withdraw(seq);
         }

@@ -268,10 +268,24 @@ impl Driver {
 
     /// The members are others than before: whom this node talks to, and whose word counts.
     pub(super) fn members_changed(&mut self) {
+        self.shared.in_company();
         let members = self.machine.members();
         self.roster.update(members);
         self.digests.set_voters(members.voters());
         self.introduce();
+    }
+
+    /// Whether this node leads, nobody else is a member, learners and those whose place is kept included, and nobody
+    /// who was one can have applied what this replica has not.
+    pub(super) fn is_alone(&self) -> bool {
+        let Stage::Running(consensus) = &self.stage else { return false };
+        let (members, me) = (self.machine.members(), self.shared.settings.node);
+        let is_only =
+            members.is_voter(me) && members.rows().len() == 1 && members.outgoing().is_empty();
+        is_only
+            && self.leading.is_some()
+            && consensus.is_ready_to_lead()
+            && consensus.known_commit() == self.machine.applied()
     }
 
     /// The members of a state that this node has not made itself. Whether their last change is settled nobody knows: if

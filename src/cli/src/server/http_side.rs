@@ -77,6 +77,8 @@ impl HttpSide {
             Some(format!("ALARM {kind}"))
         } else if !says("serializable=true") && !self.member.has_leader() {
             Some("RAFT NO LEADER".to_owned())
+        } else if !self.member.node().health().is_alive() {
+            Some(self.member.node().health().to_string())
         } else {
             let read = self.member.client().range(KeyRange::key("health")).limit(1);
             let read = if says("serializable=true") { read.local() } else { read };

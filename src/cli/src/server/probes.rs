@@ -59,6 +59,8 @@ impl Check {
                 ails.then(|| "alarm activated: CORRUPT".to_owned())
             }
             Check::SerializableRead => read.local().await.err().map(|error| error.to_string()),
+            // The only member reads without its driver.
+            Check::LinearizableRead if !health.is_alive() => Some(health.to_string()),
             Check::LinearizableRead => read.await.err().map(|error| error.to_string()),
             Check::NonLearner => {
                 member.is_learner().then(|| "the member does not vote yet".to_owned())

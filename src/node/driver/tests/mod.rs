@@ -1,5 +1,6 @@
 //! Three nodes whose turns and clock a test holds in its hand: what a driver does about limits.
 
+mod alone;
 mod forgetting;
 mod full_disks;
 mod health;

@@ -1,0 +1,84 @@
+//! The only member of a cluster, whose readers ask nobody while nobody has seen more than they would.
+
+use std::panic::catch_unwind;
+use std::sync::{Mutex, OnceLock};
+
+use super::*;
+use crate::env::{Point, Points};
+use crate::mutant::Mutant;
+
+/// Whether somebody who reads now is kept waiting, at each point that a node comes to.
+#[derive(Default)]
+struct Reading {
+    shared: OnceLock<Arc<Shared>>,
+    waits: Mutex<Vec<(Point, bool)>>,
+}
+
+impl Points for Reading {
+    fn reach(&self, point: Point) {
+        if let Some(shared) = self.shared.get() {
+            self.waits.lock().unwrap().push((point, waits(shared)));
+        }
+    }
+}
+
+/// Whether somebody who reads now is kept waiting.
+fn waits(shared: &Arc<Shared>) -> bool {
+    let deadline = shared.now() + Duration::from_secs(5);
+    let mut read = Box::pin(shared.read_barrier(deadline));
+    read.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
+}
+
+#[test]
+fn whoever_reads_asks_nobody_except_while_something_is_being_applied() {
+    let reading = Arc::new(Reading::default());
+    let clock = Arc::new(HeldClock::default());
+    let env = Env {
+        clock: clock.clone(),
+        entropy: Arc::new(OsEntropy),
+        disk: Arc::new(SimDisk::new(1)),
+        points: reading.clone(),
+    };
+    let mut alone = settings(0);
+    alone.members.retain(|node, _| *node == id(0));
+    let assembly = Assembly::open(alone, env, Bells::silent(), None).unwrap();
+    let network = MemoryHub::default().join(id(0), assembly.introducer(), assembly.receiver());
+    let mut node = assembly.finish(Box::new(network)).unwrap();
+    let shared = Arc::clone(&node.shared);
+    let mut step = || {
+        clock.0.fetch_add(5, Ordering::Relaxed);
+        node.driver.turn();
+        node.log_worker.turn();
+    };
+    assert!(waits(&shared), "it has not been elected");
+    (0..1_000).for_each(|_| step());
+    assert!(!waits(&shared));
+    assert!(reading.shared.set(Arc::clone(&shared)).is_ok());
+    for row in 0..10 {
+        let (writer, deadline) = (Arc::clone(&shared), shared.now() + Duration::from_secs(5));
+        let command = put(&format!("row/{row}"), 10);
+        let mut call: Call = Box::pin(async move { writer.write(command, deadline).await });
+        while poll(&mut call).is_pending() {
+            step();
+        }
+    }
+    let waits = reading.waits.lock().unwrap();
+    let at =
+        |at: Point| waits.iter().filter(move |(point, _)| *point == at).map(|(_, waits)| *waits);
+    assert!(at(Point::DriverBeforeApply).count() >= 10);
+    assert!(at(Point::DriverBeforeApply).all(|waits| waits), "leases are seen before their keys");
+    assert!(at(Point::DriverBeforeReply).all(|waits| !waits), "everybody has seen what there is");
+    shared.stop(crate::node::StopReason::Killed);
+    let ended = Box::pin(shared.read_barrier(shared.now()))
+        .as_mut()
+        .poll(&mut Context::from_waker(Waker::noop()));
+    assert!(matches!(ended, Poll::Ready(Err(CallError::Stopped { .. }))));
+}
+
+#[test]
+fn that_test_falls_where_it_believes_to_be_alone_for_ever() {
+    let _planted = Mutant::B53.plant();
+    assert!(
+        catch_unwind(whoever_reads_asks_nobody_except_while_something_is_being_applied).is_err()
+    );
+}
