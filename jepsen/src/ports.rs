@@ -1,6 +1,6 @@
 //! Ports for members.
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, TcpStream};
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::process::Trouble;
@@ -22,7 +22,8 @@ pub fn free_addresses(many: usize) -> Result<Vec<String>, Trouble> {
     for _ in 0..span {
         let step = NEXT.fetch_add(1, Ordering::Relaxed);
         let port = PORTS.start + (begin + step % span) % span;
-        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+        // Not by listening: a process that is begun just then would listen too, until it is its own program.
+        if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
             found.push(format!("127.0.0.1:{port}"));
         }
         if found.len() == many {

@@ -16,6 +16,11 @@ mod generated;
 mod server;
 mod up;
 
+/// A server makes and drops many small messages on many threads: with it a request takes less of a processor than with the
+/// system's allocator (`docs/performance.md`).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// The arguments are wrong, or the machine does not allow it.
 const EXIT_USAGE: u8 = 2;
 

@@ -40,6 +40,7 @@ mod lease;
 mod line;
 mod listen;
 mod lock;
+mod log;
 mod maintenance;
 mod member;
 mod metrics;
@@ -66,7 +67,7 @@ use thiserror::Error;
 use tokio::signal::unix::{SignalKind, signal};
 
 use dispatch::Dispatch;
-use flags::{FlagError, LogOutput, Options, Values};
+use flags::{FlagError, Options, Values};
 use listen::Doors;
 use member::{Member, VERSION};
 use tls::{Tls, TlsError};
@@ -142,7 +143,7 @@ fn run(options: &ServeOptions) -> Result<(), ServeError> {
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     let values = Values::read(&options.flags, environment)?;
     let options = Options::new(&values)?;
-    begin_log(&options);
+    log::begin(&options);
     for (name, why) in values.idle() {
         tracing::info!("--{name} changes nothing: {why}");
     }
@@ -158,14 +159,6 @@ fn run(options: &ServeOptions) -> Result<(), ServeError> {
     // What hangs in the disk, or in a password's hash, is not waited for.
     runtime.shutdown_timeout(HANGING_MAX);
     ended
-}
-
-fn begin_log(options: &Options) {
-    let log = tracing_subscriber::fmt().with_max_level(options.log_level).with_ansi(false);
-    match options.log_output {
-        LogOutput::Stderr => log.with_writer(io::stderr).init(),
-        LogOutput::Stdout => log.with_writer(io::stdout).init(),
-    }
 }
 
 async fn serve(options: Options) -> Result<(), ServeError> {
@@ -207,7 +200,7 @@ async fn serve(options: Options) -> Result<(), ServeError> {
     let (stop, stopping) = tokio::sync::watch::channel(false);
     let dispatch = Dispatch::new(&member);
     let open = doors.open(&dispatch, &options, tls, stopping);
-    say_ready(&options);
+    log::say_ready(&options);
     let signalled = async {
         tokio::select! {
             _ = terminate.recv() => {}
@@ -243,16 +236,4 @@ async fn end(node: Node) -> Result<(), ServeError> {
     }
     tracing::info!("the member has stopped in good order");
     Ok(())
-}
-
-/// Says that clients are served, whatever the log's level: who starts a server waits for this line.
-fn say_ready(options: &Options) {
-    let urls = options.advertise_clients.join(",");
-    let listens: Vec<_> = options.listen_clients.iter().map(ToString::to_string).collect();
-    let line = format!(
-        "bowline: member {:?} is ready to serve client requests on {} (clients are told {urls})\n",
-        options.name,
-        listens.join(","),
-    );
-    drop(io::stderr().lock().write_all(line.as_bytes()));
 }

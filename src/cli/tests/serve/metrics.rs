@@ -169,21 +169,29 @@ fn the_process_and_its_health_are_measured_too() {
     assert!((-2.0..600.0).contains(&age), "{age} seconds old");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_log_level_debug_a_slow_request_is_told_within_the_call_that_made_it() {
+/// A server that calls every request slow is asked until it says so of a put, and stopped. What it has said.
+async fn told_of_a_slow_put(more: &[&str]) -> String {
     let dir = tempdir().unwrap();
-    let slow = "--warning-unary-request-duration=1ns";
-    let server = Server::alone(&dir, &["--log-level=debug", slow]);
+    let flags = [&["--log-level=debug", "--warning-unary-request-duration=1ns"], more].concat();
+    let server = Server::alone(&dir, &flags);
     let mut kv = KvClient::new(server.channel().await);
     // There is a line a second at most, and the member itself may have asked for something slow.
-    let (begun, told) = (std::time::Instant::now(), "a slow request (put): it took");
-    while !server.has_said(told) {
+    let begun = std::time::Instant::now();
+    while !server.has_said(SLOW_PUT) {
         assert!(begun.elapsed() < std::time::Duration::from_secs(60), "none of them is slow");
         kv.put(put("k")).await.unwrap();
     }
     let (status, said) = server.stop();
     assert!(status.success());
-    let line = said.lines().find(|line| line.contains(told));
+    said
+}
+
+const SLOW_PUT: &str = "a slow request (put): it took";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_log_level_debug_a_slow_request_is_told_within_the_call_that_made_it() {
+    let said = told_of_a_slow_put(&[]).await;
+    let line = said.lines().find(|line| line.contains(SLOW_PUT));
     let line = line.unwrap_or_else(|| panic!("no line: {said}"));
     for words in [
         "request{method=\"/etcdserverpb.KV/Put\" id=",
@@ -194,4 +202,27 @@ async fn with_log_level_debug_a_slow_request_is_told_within_the_call_that_made_i
     ] {
         assert!(line.contains(words), "{words} in {line}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn for_programs_every_line_of_the_log_is_an_object() {
+    let said = told_of_a_slow_put(&["--log-format=json"]).await;
+    let of = |line: &str| -> serde_json::Value {
+        serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
+    };
+    let lines: Vec<_> = said.lines().map(of).collect();
+    for line in &lines {
+        for field in ["level", "ts", "caller", "msg"] {
+            assert!(line[field].as_str().is_some_and(|text| !text.is_empty()), "{field} of {line}");
+        }
+    }
+    let says = |words: &str| {
+        let found = lines.iter().find(|line| line["msg"].as_str().unwrap().contains(words));
+        found.unwrap_or_else(|| panic!("no line with {words:?}: {said}"))
+    };
+    assert_eq!(says("is ready to serve client requests")["level"], "info");
+    let slow = says(SLOW_PUT);
+    assert_eq!((&slow["level"], &slow["outcome"]), (&"warn".into(), &"done".into()));
+    let method = slow["spans"][0].as_str().unwrap();
+    assert!(method.starts_with("request{method=\"/etcdserverpb.KV/Put\""), "{slow}");
 }

@@ -1,6 +1,6 @@
 //! Ports for servers of tests.
 
-use std::net::TcpListener;
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 /// Where they are looked for: below those that systems hand out to whoever connects, which would take a server's port while
@@ -19,7 +19,8 @@ pub(crate) fn lasting_ports(count: usize) -> Vec<u16> {
         let step = TAKEN.fetch_add(1, Ordering::Relaxed);
         assert!(step < COUNT, "there are free ports");
         let port = FIRST + (some + step) % COUNT;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+        // Not by listening: a process that another test begins just then would listen too, until it is that program.
+        if TcpStream::connect(("127.0.0.1", port)).is_err() {
             ports.push(port);
         }
     }

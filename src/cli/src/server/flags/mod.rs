@@ -11,7 +11,7 @@ mod tokens;
 mod urls;
 mod values;
 
-pub(super) use options::{LogOutput, Options};
+pub(super) use options::{LogFormat, LogOutput, Options};
 pub(super) use secure::{ClientTls, Shown, server_name};
 pub(super) use tokens::{Algorithm, JwtOptions, TokenKind};
 pub(super) use urls::{Door, Offer};

@@ -209,7 +209,7 @@ pub(super) const FLAGS: &[Flag] = &[
     ignored("logger", "there is one logger"),
     used("log-outputs", "'stderr', 'stdout' or 'default', which is stderr ['default']"),
     used("log-level", "'debug', 'info', 'warn' or 'error' ['info']"),
-    used("log-format", "'console'; there is no other ['console']"),
+    used("log-format", "'console', lines for people, or 'json', an object a line ['console']"),
     refused_switch(
         "enable-log-rotation",
         "the log goes to standard error: rotate it where it is kept",

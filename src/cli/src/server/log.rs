@@ -1,0 +1,147 @@
+//! The log of a server: lines for people, or, where programs read them, a JSON object each, whose fields have the names
+//! that etcd's log has (`level`, `ts`, `caller`, `msg`).
+
+use std::fmt;
+use std::io::{self, Write};
+
+use serde_json::{Map, Value, json};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields};
+use tracing_subscriber::registry::LookupSpan;
+
+use super::flags::{LogFormat, LogOutput, Options};
+
+/// From here on everything that happens is written down, as far as `--log-level` wants it.
+pub(super) fn begin(options: &Options) {
+    let log = tracing_subscriber::fmt().with_max_level(options.log_level).with_ansi(false);
+    match (options.log_output, options.log_format) {
+        (LogOutput::Stderr, LogFormat::Console) => log.with_writer(io::stderr).init(),
+        (LogOutput::Stdout, LogFormat::Console) => log.with_writer(io::stdout).init(),
+        (LogOutput::Stderr, LogFormat::Json) => {
+            log.with_writer(io::stderr).event_format(Json).init();
+        }
+        (LogOutput::Stdout, LogFormat::Json) => {
+            log.with_writer(io::stdout).event_format(Json).init();
+        }
+    }
+}
+
+/// The line that programs wait for which start a server, whatever the level of the log is.
+pub(super) fn say_ready(options: &Options) {
+    let listens: Vec<_> = options.listen_clients.iter().map(ToString::to_string).collect();
+    let words = format!(
+        "member {:?} is ready to serve client requests on {} (clients are told {})",
+        options.name,
+        listens.join(","),
+        options.advertise_clients.join(","),
+    );
+    let line = match options.log_format {
+        LogFormat::Console => format!("bowline: {words}\n"),
+        LogFormat::Json => {
+            let fields = Map::from_iter([("msg".to_owned(), Value::from(words))]);
+            format!("{}\n", whole(fields, Level::INFO, concat!(module_path!(), ":", line!())))
+        }
+    };
+    drop(io::stderr().lock().write_all(line.as_bytes()));
+}
+
+/// An object with what every line has.
+fn whole(mut fields: Map<String, Value>, level: Level, caller: &str) -> Value {
+    let level = match level {
+        Level::ERROR => "error",
+        Level::WARN => "warn",
+        Level::INFO => "info",
+        Level::DEBUG | Level::TRACE => "debug",
+    };
+    let mut now = String::new();
+    // Writing to memory does not fail.
+    drop(SystemTime.format_time(&mut Writer::new(&mut now)));
+    fields.extend([
+        ("level".to_owned(), json!(level)),
+        ("ts".to_owned(), json!(now)),
+        ("caller".to_owned(), json!(caller)),
+    ]);
+    Value::Object(fields)
+}
+
+/// A JSON object a line.
+struct Json;
+
+impl<S, N> FormatEvent<S, N> for Json
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        let spans = context.event_scope().into_iter().flat_map(|scope| scope.from_root());
+        let spans: Vec<Value> = spans
+            .map(|span| match span.extensions().get::<FormattedFields<N>>() {
+                Some(of) if !of.is_empty() => json!(format!("{}{{{of}}}", span.name())),
+                _ => json!(span.name()),
+            })
+            .collect();
+        if !spans.is_empty() {
+            fields.0.insert("spans".to_owned(), Value::Array(spans));
+        }
+        let of = event.metadata();
+        let caller = match of.line() {
+            Some(line) => format!("{}:{line}", of.target()),
+            None => of.target().to_owned(),
+        };
+        writeln!(writer, "{}", whole(fields.0, *of.level(), &caller))
+    }
+}
+
+/// What an event says.
+#[derive(Default)]
+struct Fields(Map<String, Value>);
+
+impl Fields {
+    fn add(&mut self, field: &Field, value: Value) {
+        let name = match field.name() {
+            "message" => "msg",
+            name => name,
+        };
+        self.0.insert(name.to_owned(), value);
+    }
+}
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.add(field, format!("{value:?}").into());
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.add(field, value.into());
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.add(field, value.into());
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.add(field, value.into());
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.add(field, value.into());
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.add(field, value.into());
+    }
+
+    fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
+        self.add(field, value.to_string().into());
+    }
+}
