@@ -57,8 +57,7 @@ fn whole(mut fields: Map<String, Value>, level: Level, caller: &str) -> Value {
         Level::DEBUG | Level::TRACE => "debug",
     };
     let mut now = String::new();
-    // Writing to memory does not fail.
-    drop(SystemTime.format_time(&mut Writer::new(&mut now)));
+    SystemTime.format_time(&mut Writer::new(&mut now)).expect("memory takes what is written");
     fields.extend([
         ("level".to_owned(), json!(level)),
         ("ts".to_owned(), json!(now)),
