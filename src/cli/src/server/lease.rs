@@ -1,18 +1,17 @@
 //! `etcdserverpb.Lease`: grants, revocations, keep-alives, and how long leases live.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
+use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use bowline::{AccessRefusal, Error, LeaseId, Refusal};
-use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
-use tracing::Instrument;
 
-use super::driven::Driven;
+use super::driven::{Answers, Driven};
 use super::identity::Identity;
 use super::member::Member;
 use super::watch::leader_lost;
@@ -47,33 +46,6 @@ impl LeaseService {
         Duration::from_secs(u64::try_from(nanos.div_ceil(1_000_000_000)).unwrap_or(u64::MAX))
     }
 
-    /// Begins to answer what comes, as far as there is room for more answers, which are given in the order of what
-    /// came.
-    async fn renew(
-        member: Arc<Member>,
-        mut who: Identity,
-        mut requests: Streaming<LeaseKeepAliveRequest>,
-        kept: &Kept,
-        begun: mpsc::Sender<Result<Renewal, Status>>,
-    ) -> Result<(), Status> {
-        while let Some(LeaseKeepAliveRequest { id }) = requests.message().await? {
-            if !kept.has(id) {
-                who = member.again(&who)?;
-            }
-            // Filled before the renewal: what is renewed lived at this revision.
-            let header = member.header_now();
-            let (member, who) = (Arc::clone(&member), who.clone());
-            let renewal = async move {
-                let ttl = Self::keep_alive(&member, &who, id).await?;
-                Ok(LeaseKeepAliveResponse { header, id, ttl })
-            };
-            if begun.send(Ok(Renewal::begin(renewal))).await.is_err() {
-                break;
-            }
-        }
-        Ok(())
-    }
-
     /// How long it lives from now on, in seconds; 0 if it has ended.
     async fn keep_alive(member: &Member, who: &Identity, id: i64) -> Result<i64, Status> {
         let Some(lease) = lease_id(id) else { return Ok(0) };
@@ -86,52 +58,109 @@ impl LeaseService {
     }
 }
 
-/// A renewal that is under way. It is given up when this is dropped, with its stream.
-struct Renewal(JoinHandle<Result<LeaseKeepAliveResponse, Status>>);
+/// Futures that run side by side, within the task of whoever waits for the first of them.
+struct InOrder<F: Future>(VecDeque<Run<F>>);
 
-impl Renewal {
-    fn begin(
-        renewal: impl Future<Output = Result<LeaseKeepAliveResponse, Status>> + Send + 'static,
-    ) -> Self {
-        Self(tokio::spawn(renewal.in_current_span()))
+enum Run<F: Future> {
+    On(Pin<Box<F>>),
+    Done(F::Output),
+}
+
+impl<F: Future> InOrder<F> {
+    /// Begins one, behind the others.
+    async fn begin(&mut self, future: F) {
+        let mut future = Box::pin(future);
+        let first = poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await;
+        self.0.push_back(match first {
+            Poll::Ready(output) => Run::Done(output),
+            Poll::Pending => Run::On(future),
+        });
     }
 
-    async fn answer(mut self) -> Result<LeaseKeepAliveResponse, Status> {
-        let ended = (&mut self.0).await;
-        ended.map_err(|error| Status::internal(format!("bowline: {error}")))?
+    /// What the first has come to; while there is none, it waits. The others wake the same task, and are looked at when
+    /// it is their turn.
+    async fn next(&mut self) -> F::Output {
+        poll_fn(|context| match self.0.pop_front() {
+            None => Poll::Pending,
+            Some(Run::Done(output)) => Poll::Ready(output),
+            Some(Run::On(mut future)) => {
+                let polled = future.as_mut().poll(context);
+                if polled.is_pending() {
+                    self.0.push_front(Run::On(future));
+                }
+                polled
+            }
+        })
+        .await
     }
 }
 
-impl Drop for Renewal {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
+/// A stream that keeps leases alive.
+struct KeepingAlive {
+    member: Arc<Member>,
+    who: Identity,
+    /// Those that it has renewed. They go on for as long as their user may, like watches that are open; for another one
+    /// the stream may be old, and who opened it nobody any more.
+    kept: HashSet<i64>,
 }
 
-/// The leases that a stream keeps alive: they go on for as long as their user may, like watches that are open; for
-/// another one the stream may be old, and who opened it nobody any more.
-#[derive(Default)]
-struct Kept(Mutex<HashSet<i64>>);
-
-impl Kept {
-    fn has(&self, id: i64) -> bool {
-        self.lock().contains(&id)
+impl KeepingAlive {
+    /// Answers what comes, in the order in which it came.
+    async fn run(
+        mut self,
+        mut requests: Streaming<LeaseKeepAliveRequest>,
+        answers: Answers<LeaseKeepAliveResponse>,
+    ) -> Result<(), Status> {
+        let mut under_way = InOrder(VecDeque::new());
+        // How it ends, once no more is to be read: what came before is answered before.
+        let mut end = None;
+        while end.is_none() || !under_way.0.is_empty() {
+            tokio::select! {
+                answer = under_way.next() => {
+                    let answer = answer?;
+                    self.note(&answer);
+                    if answers.send(Ok(answer)).await.is_err() {
+                        return Ok(());
+                    }
+                }
+                request = requests.message(), if end.is_none() && under_way.0.len() < IN_HAND => {
+                    match request.and_then(|request| request.map(|it| self.renew(it.id)).transpose()) {
+                        Ok(Some(renewal)) => under_way.begin(renewal).await,
+                        Ok(None) => end = Some(Ok(())),
+                        Err(status) => end = Some(Err(status)),
+                    }
+                }
+            }
+        }
+        end.unwrap_or(Ok(()))
     }
 
-    fn note(&self, LeaseKeepAliveResponse { id, ttl, .. }: &LeaseKeepAliveResponse) {
-        let mut kept = self.lock();
+    /// The renewal of a lease, which begins when it is looked at first.
+    fn renew(
+        &mut self,
+        id: i64,
+    ) -> Result<impl Future<Output = Result<LeaseKeepAliveResponse, Status>> + use<>, Status> {
+        if !self.kept.contains(&id) {
+            self.who = self.member.again(&self.who)?;
+        }
+        // Filled before the renewal: what is renewed lived at this revision.
+        let header = self.member.header_now();
+        let (member, who) = (Arc::clone(&self.member), self.who.clone());
+        Ok(async move {
+            let ttl = LeaseService::keep_alive(&member, &who, id).await?;
+            Ok(LeaseKeepAliveResponse { header, id, ttl })
+        })
+    }
+
+    fn note(&mut self, LeaseKeepAliveResponse { id, ttl, .. }: &LeaseKeepAliveResponse) {
         if *ttl <= 0 {
-            kept.remove(id);
+            self.kept.remove(id);
             return;
         }
-        if kept.len() >= KEPT_MAX {
-            kept.clear();
+        if self.kept.len() >= KEPT_MAX {
+            self.kept.clear();
         }
-        kept.insert(*id);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashSet<i64>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.insert(*id);
     }
 }
 
@@ -177,37 +206,10 @@ impl Lease for LeaseService {
         let requests = request.into_inner();
         Ok(Response::new(Driven::by(move |answers| {
             let lost = Arc::clone(&member);
-            let answer = async move {
-                let kept = Kept::default();
-                let (begun, mut in_order) = mpsc::channel(IN_HAND);
-                let read = async {
-                    if let Err(status) =
-                        Self::renew(member, who, requests, &kept, begun.clone()).await
-                    {
-                        // What came before it is answered before it.
-                        drop(begun.send(Err(status)).await);
-                    }
-                    drop(begun);
-                    std::future::pending().await
-                };
-                let answer = async {
-                    while let Some(renewal) = in_order.recv().await {
-                        let response = renewal?.answer().await?;
-                        kept.note(&response);
-                        if answers.send(Ok(response)).await.is_err() {
-                            break;
-                        }
-                    }
-                    Ok(())
-                };
-                tokio::select! {
-                    ended = answer => ended,
-                    () = read => Ok(()),
-                }
-            };
+            let keeping = KeepingAlive { member, who, kept: HashSet::new() };
             async move {
                 tokio::select! {
-                    ended = answer => ended,
+                    ended = keeping.run(requests, answers) => ended,
                     status = leader_lost(&lost), if needs_leader => Err(status),
                 }
             }
