@@ -11,7 +11,8 @@
 //!
 //! Rows keep the revisions at which they were created and modified, and their versions. All leases
 //! end, since their holders counted on another leader, and their keys are deleted, at the first
-//! revision of the new cluster; their ids are not minted again. Users and roles stay. Alarms end: they
+//! revision of the new cluster; their ids are not minted again. Users and roles stay, and what
+//! was handed out to users is void: it may be of a time after the backup. Alarms end: they
 //! are about the members and the disks of the old cluster. The answers are dropped: whoever waits for one waits at a member
 //! of the old cluster.
 
@@ -100,7 +101,7 @@ impl Machine {
             configuration: 0,
         };
         machine.set_members(how.members);
-        machine.set_access(self.access);
+        machine.set_access(Arc::new(self.access.reseeded(how.revision_jump)));
         Ok(machine)
     }
 }

@@ -291,6 +291,16 @@ impl Access {
         sound.then_some(Self { enabled, revision, secret, users, roles })
     }
 
+    /// The same users and roles, as another cluster begins with them: whatever was handed out for them is void.
+    pub(crate) fn reseeded(&self, revision_jump: u64) -> Self {
+        let mut access = self.clone();
+        access.revision = self.revision.saturating_add(revision_jump);
+        for user in access.users.values_mut() {
+            user.since = access.revision;
+        }
+        access
+    }
+
     /// Whether callers are judged.
     pub fn is_enabled(&self) -> bool {
         self.enabled

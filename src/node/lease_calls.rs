@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::model::{LeaseId, LeaseLife, Moment, Refusal};
 
 use super::answer::{CallError, ReplyTo, StopReason};
+use super::shared::OpenRead;
 
 /// What a caller wants of a lease.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -28,6 +29,8 @@ pub(crate) struct LeaseCall {
     pub(crate) wish: LeaseWish,
     /// When to give up.
     pub(crate) deadline: Moment,
+    /// What admission counts, as long as this is here.
+    pub(crate) _open: OpenRead,
     /// Who wants to know how long it lives now.
     pub(crate) reply: ReplyTo<Duration>,
 }
@@ -183,7 +186,13 @@ mod tests {
     fn call(calls: &mut LeaseCalls, id: u64, wish: LeaseWish) -> Answer {
         let (sender, answer) = oneshot::channel();
         let (deadline, reply) = (at(5000), ReplyTo::Waiting(sender));
-        calls.add(LeaseCall { lease: lease(id), wish, deadline, reply });
+        calls.add(LeaseCall {
+            lease: lease(id),
+            wish,
+            deadline,
+            _open: OpenRead::default(),
+            reply,
+        });
         answer
     }
 

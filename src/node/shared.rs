@@ -50,10 +50,11 @@ pub(crate) trait Follower: Any + Send + Sync {
     fn stopped(self: Arc<Self>, reason: &StopReason);
 }
 
-/// A read that admission has counted.
-struct OpenRead<'a>(&'a AtomicUsize);
+/// A read that admission has counted, until this is dropped.
+#[derive(Default)]
+pub(crate) struct OpenRead(Arc<AtomicUsize>);
 
-impl Drop for OpenRead<'_> {
+impl Drop for OpenRead {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -122,7 +123,7 @@ pub(crate) struct Shared {
     pulse: Mutex<Pulse>,
     open_writes: AtomicUsize,
     open_bytes: AtomicUsize,
-    open_reads: AtomicUsize,
+    open_reads: Arc<AtomicUsize>,
     /// This node's disk is full.
     low: AtomicBool,
     /// This replica holds a state of its cluster.
@@ -157,7 +158,7 @@ impl Shared {
             stopped: watch::Sender::new(None),
             open_writes: AtomicUsize::new(0),
             open_bytes: AtomicUsize::new(0),
-            open_reads: AtomicUsize::new(0),
+            open_reads: Arc::default(),
             low: AtomicBool::new(false),
             has_state: AtomicBool::new(false),
             alone: AtomicBool::new(false),
@@ -593,10 +594,11 @@ impl Shared {
         wish: LeaseWish,
         deadline: Moment,
     ) -> CallResult<Duration> {
-        let _open = self.admit_read()?;
+        // Until it is answered, and no longer: whoever keeps many leases alive looks at one answer after the other.
+        let open = self.admit_read()?;
         let (sender, receiver) = oneshot::channel();
         let reply = ReplyTo::Waiting(sender);
-        self.push(Input::Lease(LeaseCall { lease, wish, deadline, reply }));
+        self.push(Input::Lease(LeaseCall { lease, wish, deadline, _open: open, reply }));
         self.answer(receiver, wish == LeaseWish::Renew).await
     }
 
@@ -642,9 +644,9 @@ impl Shared {
     }
 
     /// Counts a read until what is returned is dropped.
-    fn admit_read(&self) -> CallResult<OpenRead<'_>> {
+    fn admit_read(&self) -> CallResult<OpenRead> {
         let reads = self.open_reads.fetch_add(1, Ordering::Relaxed) + 1;
-        let open = OpenRead(&self.open_reads);
+        let open = OpenRead(Arc::clone(&self.open_reads));
         if reads > self.settings.open_reads_max { Err(CallError::Busy) } else { Ok(open) }
     }
 

@@ -266,3 +266,19 @@ fn users_are_in_the_digest_and_travel_with_the_state() {
     assert_ne!(other.machine.digest(), world.machine.digest());
     assert_eq!(*World::new().reader.access(), Access::default());
 }
+
+#[test]
+fn what_was_handed_out_to_users_is_void_where_a_backup_begins_another_cluster() {
+    let (world, ..) = guarded();
+    let before = world.reader.access();
+    let how = Reseed { members: Members::default(), revision_jump: 1_000 };
+    let machine = restored(&world.machine).reseed(how).unwrap();
+    let after = machine.reader().access();
+    assert_eq!(after.revision(), before.revision() + 1_000);
+    for (name, user) in after.users() {
+        assert_eq!(user.since, after.revision(), "{name}");
+        assert_eq!(user.roles, before.users()[name].roles);
+    }
+    assert_eq!((after.is_enabled(), after.roles()), (true, before.roles()));
+    assert_eq!(restored(&machine).digest(), machine.digest());
+}

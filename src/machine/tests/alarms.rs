@@ -19,12 +19,6 @@ fn corrupt() -> Alarm {
     Alarm { member: Some(node(9)), kind: AlarmKind::Corrupt }
 }
 
-fn restored(machine: &Machine) -> Machine {
-    let mut image = machine.image();
-    let pieces: Vec<_> = std::iter::from_fn(|| image.next(100).unwrap()).collect();
-    Machine::restore(MachineOptions::default(), image.head().clone(), pieces).unwrap()
-}
-
 #[test]
 fn the_digest_tells_of_each_alarm_and_nothing_of_those_that_were() {
     let (mut world, mut other) = (World::new(), World::new());

@@ -12,11 +12,6 @@ fn pieces(mut image: Image, bytes_max: usize) -> (StateHead, Vec<Piece>) {
     (image.head().clone(), pieces)
 }
 
-fn restored(machine: &Machine) -> Machine {
-    let (head, pieces) = pieces(machine.image(), 100);
-    Machine::restore(MachineOptions::default(), head, pieces).unwrap()
-}
-
 fn founded() -> World {
     let mut world = World::new();
     world.machine.found(Members::founded(&(1..=3).map(|n| (node(n), DiskId(n.into()))).collect()));

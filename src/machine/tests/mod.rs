@@ -108,6 +108,13 @@ fn proposal(
     Proposal { node: node(from), incarnation: Incarnation(life), window, requests }
 }
 
+/// What becomes of a state that travels.
+fn restored(machine: &Machine) -> Machine {
+    let mut image = machine.image();
+    let pieces: Vec<_> = std::iter::from_fn(|| image.next(100).unwrap()).collect();
+    Machine::restore(MachineOptions::default(), image.head().clone(), pieces).unwrap()
+}
+
 fn put(key: &str, value: &str) -> Command {
     Command::Put(Put::new(key.to_owned(), value.to_owned()))
 }

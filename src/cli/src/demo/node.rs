@@ -53,7 +53,11 @@ pub(crate) fn main() -> ExitCode {
         return ExitCode::from(crate::EXIT_USAGE);
     }
     die_with_the_parent();
-    tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(false).init();
+    tracing_subscriber::fmt()
+        .log_internal_errors(false)
+        .with_writer(io::stderr)
+        .with_ansi(false)
+        .init();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let ended = match runtime {

@@ -58,7 +58,7 @@ pub(super) struct Calls {
 pub(super) type Samples = Vec<(String, u64)>;
 
 /// The counts of one method.
-pub(super) struct Method {
+struct Method {
     /// What tells it from the others, as labels.
     labels: String,
     /// Whether there are streams in it, in either direction.
@@ -115,21 +115,21 @@ impl Calls {
     }
 
     /// A method is called; `None` if there is none at this path.
-    pub(super) fn begins(&self, path: &str) -> Option<Arc<Method>> {
+    pub(super) fn begins(&self, path: &str) -> Option<Call> {
         let method = self.methods.get(path)?;
         method.begun.fetch_add(1, Ordering::Relaxed);
-        Some(Arc::clone(method))
+        Some(Call(Some(Arc::clone(method))))
     }
 
     /// Somebody calls whose headers say what its client is.
-    pub(super) fn comes_from(&self, headers: &HeaderMap, method: Option<&Method>) {
+    pub(super) fn comes_from(&self, headers: &HeaderMap, call: Option<&Call>) {
         let is_version = |word: &&str| {
             word.len() <= VERSION_BYTES_MAX
                 && word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
         };
         let says = headers.get("client-api-version").and_then(|value| value.to_str().ok());
         let version = says.filter(is_version).unwrap_or(UNKNOWN);
-        let kind = usize::from(method.is_some_and(|method| method.is_stream));
+        let kind = usize::from(call.is_some_and(Call::is_stream));
         let mut clients = self.clients[kind].lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = clients.get_mut(version) {
             *count += 1;
@@ -153,8 +153,8 @@ impl Calls {
 
     /// A call has ended before anything of it was read.
     pub(super) fn refused(&self, path: &str, status: &Status) {
-        if let Some(method) = self.begins(path) {
-            method.ends(status.code());
+        if let Some(mut call) = self.begins(path) {
+            call.ends(status.code());
         }
     }
 
@@ -174,41 +174,45 @@ impl Calls {
     }
 }
 
-impl Method {
-    fn ends(&self, code: Code) {
-        self.ended[code as usize].fetch_add(1, Ordering::Relaxed);
+/// A call that has begun, until its end is counted. Dropped before that it was broken off.
+pub(super) struct Call(Option<Arc<Method>>);
+
+impl Call {
+    fn is_stream(&self) -> bool {
+        self.0.as_ref().is_some_and(|method| method.is_stream)
     }
 
-    /// Counts how a call ends: now, or what streams when its last word is said.
-    pub(super) fn follow(self: Arc<Self>, response: Response<Body>) -> Response<Body> {
-        match Status::from_header_map(response.headers()) {
-            Some(status) => self.ends(status.code()),
-            None if !self.streams => self.ends(Code::Ok),
-            None => {
-                return response.map(|body| Body::new(Followed { body, method: Some(self) }));
-            }
-        }
-        response
-    }
-}
-
-/// An answer that streams.
-struct Followed {
-    body: Body,
-    /// Until its end is counted.
-    method: Option<Arc<Method>>,
-}
-
-impl Followed {
     fn ends(&mut self, code: Code) {
-        if let Some(method) = self.method.take() {
-            method.ends(code);
+        if let Some(method) = self.0.take() {
+            method.ended[code as usize].fetch_add(1, Ordering::Relaxed);
         }
     }
 
     fn ends_with(&mut self, trailers: &HeaderMap) {
         self.ends(Status::from_header_map(trailers).map_or(Code::Ok, |status| status.code()));
     }
+
+    /// Counts how it ends: now, or what streams when its last word is said.
+    pub(super) fn follow(mut self, response: Response<Body>) -> Response<Body> {
+        match Status::from_header_map(response.headers()) {
+            Some(status) => self.ends(status.code()),
+            None if !self.0.as_ref().is_some_and(|method| method.streams) => self.ends(Code::Ok),
+            None => return response.map(|body| Body::new(Followed { body, call: self })),
+        }
+        response
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.ends(Code::Cancelled);
+    }
+}
+
+/// An answer that streams.
+struct Followed {
+    body: Body,
+    call: Call,
 }
 
 impl HttpBody for Followed {
@@ -223,11 +227,11 @@ impl HttpBody for Followed {
         match &frame {
             Some(Ok(frame)) => {
                 if let Some(trailers) = frame.trailers_ref() {
-                    self.ends_with(trailers);
+                    self.call.ends_with(trailers);
                 }
             }
-            Some(Err(status)) => self.ends(status.code()),
-            None => self.ends(Code::Ok),
+            Some(Err(status)) => self.call.ends(status.code()),
+            None => self.call.ends(Code::Ok),
         }
         Poll::Ready(frame)
     }
@@ -238,13 +242,6 @@ impl HttpBody for Followed {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
-    }
-}
-
-/// Whose answer is not read to its end has gone away.
-impl Drop for Followed {
-    fn drop(&mut self) {
-        self.ends(Code::Cancelled);
     }
 }
 
@@ -273,5 +270,22 @@ mod tests {
         assert_eq!(of("3.6.9"), Some(2));
         assert_eq!(of(UNKNOWN), Some(1_000 - (CLIENTS_MAX as u64 - 1) + 1));
         assert_eq!(said.len(), CLIENTS_MAX + 1);
+    }
+
+    #[test]
+    fn a_call_that_is_broken_off_is_counted_as_one_that_was_cancelled() {
+        let calls = Calls::new();
+        let path = "/v3lockpb.Lock/Lock";
+        drop(calls.begins(path).unwrap());
+        drop(calls.begins(path).unwrap().follow(Response::new(Body::empty())));
+        let (begun, ended) = calls.samples();
+        let of = |samples: &Samples, word: &str| -> u64 {
+            let is_it = |label: &&(String, u64)| {
+                label.0.contains("grpc_method=\"Lock\"") && label.0.contains(word)
+            };
+            samples.iter().filter(is_it).map(|(_, count)| count).sum()
+        };
+        assert_eq!(of(&begun, ""), 2);
+        assert_eq!((of(&ended, "\"Canceled\""), of(&ended, "\"OK\"")), (1, 1));
     }
 }

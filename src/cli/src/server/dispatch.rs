@@ -135,6 +135,17 @@ const STREAMS: [&str; 2] = ["/etcdserverpb.Watch/Watch", "/etcdserverpb.Lease/Le
 
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
+/// A body that holds this room until its last word.
+fn holding(body: Body, held: Option<OwnedSemaphorePermit>) -> Body {
+    match held {
+        None => body,
+        Some(held) => Body::new(body.map_frame(move |frame| {
+            let _held = &held;
+            frame
+        })),
+    }
+}
+
 impl Dispatch {
     pub(super) fn new(member: &Arc<Member>) -> Self {
         let bytes_max = member.options().request_bytes_max + MESSAGE_SLACK_BYTES;
@@ -212,8 +223,13 @@ impl Dispatch {
             let dispatch = self.clone().with_certificate(None);
             return Box::pin(async move { Ok(gateway::answer(dispatch, request).await) });
         }
+        // Whoever asks here shows nothing.
+        let is_nobody = self.member.client().access().is_enabled();
+        let Ok(held) = is_nobody.then(|| self.hold_of_nobody()).transpose() else {
+            return Box::pin(async { Ok(http_side::too_many()) });
+        };
         let http = self.http.clone();
-        Box::pin(async move { Ok(http.answer(request).await) })
+        Box::pin(async move { Ok(http.answer(request).await.map(|body| holding(body, held))) })
     }
 
     /// Answers a request of gRPC, wherever it comes from.
@@ -225,7 +241,7 @@ impl Dispatch {
     {
         let path = request.uri().path().to_owned();
         let call = self.member.calls().begins(&path);
-        self.member.calls().comes_from(request.headers(), call.as_deref());
+        self.member.calls().comes_from(request.headers(), call.as_ref());
         let traffic = Arc::clone(self.member.calls().traffic());
         let span = traffic.span(&path);
         let counted = move |response| match call {
@@ -275,24 +291,22 @@ impl Dispatch {
                 member.no_space().refused(member.state_bytes());
             }
             let sent = |body| Body::new(Counted::new(body, &traffic, Way::Out, &span));
-            // Until the last word of the answer.
-            let holding = |body: Body| match held {
-                None => body,
-                Some(held) => Body::new(body.map_frame(move |frame| {
-                    let _held = &held;
-                    frame
-                })),
-            };
-            Ok(counted(response.map(sent).map(holding)))
+            Ok(counted(response.map(sent).map(|body| holding(body, held))))
         };
         Box::pin(answer.instrument(within))
     }
 
     /// Whether a request may be read at all: nobody keeps what somebody sends who may not ask. It is judged once more when
-    /// it is read.
-    pub(super) fn may_be_read(&self, headers: &HeaderMap, path: &str) -> Result<(), Status> {
-        let judged = self.admit(headers, path);
-        judged.map(drop).inspect_err(|status| self.member.calls().refused(path, status))
+    /// it is read; until then what is returned holds its room.
+    pub(super) fn may_be_read(
+        &self,
+        headers: &HeaderMap,
+        path: &str,
+    ) -> Result<Option<OwnedSemaphorePermit>, Status> {
+        let judged = self.admit(headers, path).and_then(|who| {
+            self.is_nobody(Needs::of(path), &who).then(|| self.hold_of_nobody()).transpose()
+        });
+        judged.inspect_err(|status| self.member.calls().refused(path, status))
     }
 
     /// Whether a call that was let in is nobody's, while users are asked for.

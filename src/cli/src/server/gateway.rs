@@ -55,10 +55,14 @@ pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -
     }
     let metadata = metadata(&head.headers);
     let path = format!("/{}/{}", method.parent_service().full_name(), method.name());
-    if let Err(status) = dispatch.may_be_read(&metadata, &path) {
-        forget(body).await;
-        return refusal(&status);
-    }
+    let streams = method.is_server_streaming();
+    let held = match dispatch.may_be_read(&metadata, &path) {
+        Ok(held) => held,
+        Err(status) => {
+            forget(body).await;
+            return refusal_of(streams, &status);
+        }
+    };
     let body = if method.is_client_streaming() {
         Body::new(Requests::new(body, method.input()))
     } else {
@@ -76,13 +80,14 @@ pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -
         Err(_) => return refusal(&Status::internal("bowline: a method without a path")),
     }
     *request.headers_mut() = metadata;
+    drop(held);
     // It answers everything, also what it refuses.
     let Ok(response) = dispatch.grpc(request).await;
     if let Some(status) = failed(response.headers()) {
-        return refusal(&status);
+        return refusal_of(streams, &status);
     }
     let body = response.into_body();
-    if method.is_server_streaming() {
+    if streams {
         return answer_with(StatusCode::OK, Body::new(Lines::new(body, method.output())));
     }
     match single(&method, body).await {
@@ -163,6 +168,15 @@ fn answer_with(status: StatusCode, body: Body) -> Response<Body> {
 
 fn refusal(status: &Status) -> Response<Body> {
     refusal_as(http_code(status.code()), status)
+}
+
+/// The refusal of a method. One that streams says it as a stream that has failed.
+fn refusal_of(streams: bool, status: &Status) -> Response<Body> {
+    if !streams {
+        return refusal(status);
+    }
+    let body = last_words(status).to_string();
+    answer_with(http_code(status.code()), Body::new(Full::new(body.into())))
 }
 
 /// `error` is the same as `message`: older servers say it so, and clients read either.

@@ -26,6 +26,12 @@ impl HttpSide {
     }
 
     pub(super) async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
+        let is_head = request.method() == Method::HEAD;
+        let response = self.answer_whole(request).await;
+        if is_head { response.map(|_| Body::empty()) } else { response }
+    }
+
+    async fn answer_whole(&self, request: Request<Incoming>) -> Response<Body> {
         let path = request.uri().path();
         let query = request.uri().query().unwrap_or_default();
         let asks = [Method::GET, Method::HEAD].contains(request.method());
@@ -97,6 +103,11 @@ impl HttpSide {
 /// Whether a path asks how the member is.
 pub(super) fn is_health(path: &str) -> bool {
     ["/health", "/metrics"].contains(&path) || probes::is_probe(path)
+}
+
+/// The answer where too many ask at once.
+pub(super) fn too_many() -> Response<Body> {
+    text(StatusCode::TOO_MANY_REQUESTS, "too many requests\n".into())
 }
 
 /// The answer where there is nothing.

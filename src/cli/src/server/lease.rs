@@ -157,7 +157,7 @@ impl KeepingAlive {
             self.kept.remove(id);
             return;
         }
-        if self.kept.len() >= KEPT_MAX {
+        if self.kept.len() >= KEPT_MAX && !self.kept.contains(id) {
             self.kept.clear();
         }
         self.kept.insert(*id);

@@ -16,7 +16,10 @@ use super::flags::{LogFormat, LogOutput, Options};
 
 /// From here on everything that happens is written down, as far as `--log-level` wants it.
 pub(super) fn begin(options: &Options) {
-    let log = tracing_subscriber::fmt().with_max_level(options.log_level).with_ansi(false);
+    // What cannot be written down is lost, and nothing else: on a full disk, or into a pipe that nobody reads, a panic
+    // would take the member with it.
+    let log = tracing_subscriber::fmt().log_internal_errors(false);
+    let log = log.with_max_level(options.log_level).with_ansi(false);
     match (options.log_output, options.log_format) {
         (LogOutput::Stderr, LogFormat::Console) => log.with_writer(io::stderr).init(),
         (LogOutput::Stdout, LogFormat::Console) => log.with_writer(io::stdout).init(),
@@ -26,6 +29,14 @@ pub(super) fn begin(options: &Options) {
         (LogOutput::Stdout, LogFormat::Json) => {
             log.with_writer(io::stdout).event_format(Json).init();
         }
+    }
+}
+
+/// The last line, of a server that has failed.
+pub(super) fn complain(format: LogFormat, error: &impl fmt::Display) {
+    match format {
+        LogFormat::Console => crate::complain(error),
+        LogFormat::Json => tracing::error!("{error}"),
     }
 }
 

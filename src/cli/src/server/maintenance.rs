@@ -153,9 +153,11 @@ impl Maintenance for MaintenanceService {
 
     async fn snapshot(
         &self,
-        _: Request<pb::SnapshotRequest>,
+        request: Request<pb::SnapshotRequest>,
     ) -> Result<Response<Self::SnapshotStream>, Status> {
         let taken = taken(Arc::clone(&self.0)).await?;
+        // The state may be newer than what the right to it was judged by.
+        self.0.again_root(&Identity::in_request(&request))?;
         Ok(Response::new(Driven::by(|answers| async move { send(taken, &answers).await })))
     }
 

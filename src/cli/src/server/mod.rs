@@ -67,7 +67,7 @@ use thiserror::Error;
 use tokio::signal::unix::{SignalKind, signal};
 
 use dispatch::Dispatch;
-use flags::{FlagError, Options, Values};
+use flags::{Options, Values};
 use listen::Doors;
 use member::{Member, VERSION};
 use tls::{Tls, TlsError};
@@ -92,8 +92,6 @@ pub(crate) struct ServeOptions {
 /// Why the server does not run.
 #[derive(Debug, Error)]
 enum ServeError {
-    #[error("{0}")]
-    Flags(#[from] FlagError),
     #[error("no runtime: {0}")]
     Runtime(#[source] io::Error),
     #[error("cannot listen for clients on {0}: {1}")]
@@ -126,24 +124,29 @@ pub(crate) fn serve_main(options: &ServeOptions) -> ExitCode {
         drop(writeln!(io::stdout().lock(), "etcd Version: {VERSION}\nBowline Version: {own}"));
         return ExitCode::SUCCESS;
     }
-    match run(options) {
-        Ok(()) => ExitCode::SUCCESS,
+    let environment = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let read = Values::read(&options.flags, environment)
+        .and_then(|values| Options::new(&values).map(|options| (values, options)));
+    let (values, options) = match read {
+        Ok(read) => read,
         Err(error) => {
             super::complain(&error);
-            match error {
-                ServeError::Flags(_) => ExitCode::from(super::EXIT_USAGE),
-                _ => ExitCode::FAILURE,
-            }
+            return ExitCode::from(super::EXIT_USAGE);
+        }
+    };
+    log::begin(&options);
+    let format = options.log_format;
+    match run(&values, options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log::complain(format, &error);
+            ExitCode::FAILURE
         }
     }
 }
 
-fn run(options: &ServeOptions) -> Result<(), ServeError> {
-    let environment = std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-    let values = Values::read(&options.flags, environment)?;
-    let options = Options::new(&values)?;
-    log::begin(&options);
+fn run(values: &Values, options: Options) -> Result<(), ServeError> {
     for (name, why) in values.idle() {
         tracing::info!("--{name} changes nothing: {why}");
     }
@@ -221,7 +224,15 @@ async fn serve(options: Options) -> Result<(), ServeError> {
     match Arc::try_unwrap(member) {
         Ok(member) => end(member.into_node()).await,
         // Dropped with the last of them, the node stops all the same.
-        Err(_) => Ok(()),
+        Err(member) => {
+            if let Some(reason) = member.node().stop_reason() {
+                return Err(ServeError::Stopped(reason.to_string()));
+            }
+            tracing::warn!(
+                "work for a client goes on, and is broken off: the member stops as in a crash"
+            );
+            Ok(())
+        }
     }
 }
 

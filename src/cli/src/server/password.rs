@@ -9,8 +9,9 @@ use tonic::Status;
 
 use super::wire::Reason;
 
-/// How many may wait for their turn.
-const WAITING_MAX: usize = 64;
+/// How many logins may wait for their turn, and how many passwords that are to be set.
+const LOGINS_WAITING_MAX: usize = 64;
+const NEW_WAITING_MAX: usize = 16;
 
 /// What a hash that somebody else has made may cost more than those made here: each login pays it, also one whose password
 /// is wrong.
@@ -25,6 +26,13 @@ const PASSWORD_BYTES_MAX: usize = 72;
 /// Hashes and checks passwords.
 pub(super) struct Passwords {
     cost: u32,
+    logins: Turns,
+    /// Whoever may set passwords is not kept from it by logins, which anybody can try.
+    new: Turns,
+}
+
+/// A few at a time, and a few more who wait.
+struct Turns {
     turns: Arc<Semaphore>,
     places: Arc<Semaphore>,
 }
@@ -33,10 +41,8 @@ impl Passwords {
     /// With bcrypt's cost: each one more takes twice the time.
     pub(super) fn new(cost: u32) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let turns = (processors / 2).max(1);
-        let (turns, places) =
-            (Arc::new(Semaphore::new(turns)), Arc::new(Semaphore::new(turns + WAITING_MAX)));
-        Self { cost, turns, places }
+        let logins = Turns::new((processors / 2).max(1), LOGINS_WAITING_MAX);
+        Self { cost, logins, new: Turns::new(1, NEW_WAITING_MAX) }
     }
 
     /// The hash of a password.
@@ -48,7 +54,7 @@ impl Passwords {
             )));
         }
         let cost = self.cost;
-        let hash = self.in_turn(move || bcrypt::hash(password, cost)).await?;
+        let hash = self.new.run(move || bcrypt::hash(password, cost)).await?;
         let hash = hash.map_err(|error| Status::internal(format!("bowline: {error}")))?;
         Ok(Secret::new(hash))
     }
@@ -76,7 +82,7 @@ impl Passwords {
         let hash = hash.filter(|hash| !hash.reveal().is_empty());
         let hash = hash.and_then(|hash| String::from_utf8(hash.reveal().to_vec()).ok());
         let cost = self.cost;
-        let right = self.in_turn(move || match hash {
+        let right = self.logins.run(move || match hash {
             Some(hash) => bcrypt::verify(password, &hash).unwrap_or(false),
             None => {
                 drop(bcrypt::hash(password, cost));
@@ -85,8 +91,15 @@ impl Passwords {
         });
         right.await
     }
+}
 
-    async fn in_turn<T: Send + 'static>(
+impl Turns {
+    fn new(turns: usize, waiting_max: usize) -> Self {
+        let (turns, places) = (Semaphore::new(turns), Semaphore::new(turns + waiting_max));
+        Self { turns: Arc::new(turns), places: Arc::new(places) }
+    }
+
+    async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Status> {
@@ -141,10 +154,10 @@ mod tests {
     #[tokio::test]
     async fn whoever_comes_when_too_many_wait_is_sent_away() {
         let passwords = Passwords::new(CHEAP);
-        let turns = passwords.turns.available_permits() as u32;
-        let busy = Arc::clone(&passwords.turns).acquire_many_owned(turns).await.unwrap();
+        let turns = passwords.logins.turns.available_permits() as u32;
+        let busy = Arc::clone(&passwords.logins.turns).acquire_many_owned(turns).await.unwrap();
         let wait = |_| Box::pin(passwords.is_right("one".to_owned(), None));
-        let mut waiting: Vec<_> = (0..WAITING_MAX + turns as usize).map(wait).collect();
+        let mut waiting: Vec<_> = (0..LOGINS_WAITING_MAX + turns as usize).map(wait).collect();
         for each in &mut waiting {
             assert!(
                 std::future::poll_fn(|context| {
@@ -155,6 +168,7 @@ mod tests {
         }
         let refused = passwords.is_right("one".to_owned(), None).await.unwrap_err();
         assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+        passwords.hash("two".to_owned()).await.expect("who may set passwords is not kept from it");
         drop(busy);
         for each in waiting {
             assert!(!each.await.unwrap());

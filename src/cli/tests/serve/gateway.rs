@@ -542,4 +542,9 @@ fn an_empty_password_opens_nothing_in_json_either() {
         assert!(code == 400 && answer.contains("authentication failed"), "{body}: {code} {answer}");
     }
     assert_eq!(ask("authenticate", r#"{"name":"root","password":"root's"}"#).0, 200);
+    // What streams is refused as a stream that fails, under the code of HTTP all the same, as in etcd.
+    let (code, answer) = server.http("POST", "/v3/election/observe", r#"{"name":"YQ=="}"#);
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    let said = (&answer["error"]["code"], &answer["error"]["message"]);
+    assert_eq!((code, said), (400, (&json!(3), &json!("etcdserver: user name is empty"))));
 }

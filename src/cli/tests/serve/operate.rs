@@ -1,5 +1,6 @@
 //! Members, maintenance, health, and what is not offered.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use tempfile::tempdir;
@@ -276,4 +277,25 @@ async fn a_server_that_hashes_a_password_stops_when_it_is_told() {
     assert!(status.success(), "{status}: {said}");
     assert!(told.elapsed() < STOPS_WITHIN, "it took {:?}", told.elapsed());
     adds.await.unwrap().unwrap_err();
+}
+
+/// A full disk, or a pipe whose reader has gone.
+#[test]
+fn a_log_that_cannot_be_written_is_lost_and_nothing_else() {
+    let dir = tempdir().unwrap();
+    let [peer, client] = free_ports();
+    let mut command = Command::new("sh");
+    command.args(["-c", "exec \"$0\" serve \"$@\" 2>/dev/full", env!("CARGO_BIN_EXE_bowline")]);
+    command.args(flags(0, &[peer], client, dir.path())).arg("--log-level=debug");
+    let server = Server::run(command, client);
+    let begun = Instant::now();
+    while std::net::TcpStream::connect(&server.address).is_err() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it does not listen");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    server.until_well("/readyz");
+    let (code, body) = server.http("POST", "/v3/kv/put", r#"{"key":"aw==","value":"dg=="}"#);
+    assert_eq!(code, 200, "{body}");
+    let (status, _) = server.stop();
+    assert!(status.success(), "{status}");
 }
