@@ -229,7 +229,7 @@ async fn serve(options: Options) -> Result<(), ServeError> {
                 return Err(ServeError::Stopped(reason.to_string()));
             }
             tracing::warn!(
-                "work for a client goes on, and is broken off: the member stops as in a crash"
+                "work for a client goes on: it is broken off, and leadership not handed over"
             );
             Ok(())
         }
