@@ -206,8 +206,6 @@ impl Shared {
     /// Changes content with `other`, of which there are no readers. What is swapped in is published.
     pub(super) fn swap(&self, other: &Shared) {
         let (mut ours, mut theirs) = (self.state_mut(), other.state_mut());
-        // In the order in which the writer takes them.
-        std::mem::swap(&mut *self.leases_mut(), &mut *other.leases_mut());
         let members = self.members();
         self.set_members(other.members());
         other.set_members(members);
@@ -217,6 +215,8 @@ impl Shared {
         let alarms = self.alarms();
         self.set_alarms(other.alarms());
         other.set_alarms(alarms);
+        // Behind the users: whoever asks for a lease's keys is judged by what is of the same time, or later.
+        std::mem::swap(&mut *self.leases_mut(), &mut *other.leases_mut());
         std::mem::swap(&mut *ours, &mut *theirs);
         ours.generation = theirs.generation + 1;
         self.revision.store(ours.published.revision.get(), Ordering::Release);
