@@ -76,13 +76,18 @@ Not among them, of the breaks that are usual for such systems:
 ";
 
 /// Breaks that are not looked for in seeds, with the test of the library that falls with each. What the first of them
-/// leave undone, something else does a little later, or nobody in the world needs; the last is one in twenty thousand.
-const ONLY_IN_TESTS: [(Mutant, &str); 5] = [
+/// leave undone, something else does a little later, or nobody in the world needs; the last two want a cluster of one or two
+/// that changes in the right moment, which seeds seldom have.
+const ONLY_IN_TESTS: [(Mutant, &str); 6] = [
     (Mutant::B47, LEADING),
     (Mutant::B48, LEADING),
     (Mutant::B49, LEADING),
     (Mutant::B50, LEADING),
     (Mutant::B52, "`sim/stories.rs`: who_was_removed_stays_until_the_others_can_do_without"),
+    (
+        Mutant::B53,
+        "`sim/stories.rs`: who_was_the_only_member_reads_nothing_old_when_others_have_come",
+    ),
 ];
 
 const LEADING: &str = "`node/driver/tests/leading.rs`: each_of_these_tests_falls_with_its_break";

@@ -407,6 +407,19 @@ fn who_was_removed_stays_until_the_others_can_do_without() {
 }
 
 #[test]
+fn who_was_the_only_member_reads_nothing_old_when_others_have_come() {
+    let mut story = Story::of(1, &[Program::Mutex])
+        .every(3.0, 18.0, 3.0, Fault::Join)
+        .every(4.0, 18.0, 1.5, Fault::Promote)
+        .every(6.0, 18.0, 2.0, part(Split::Isolate(Who::Leader), 1_500))
+        .every(9.0, 18.0, 2.5, Fault::Remove);
+    story.members_change = true;
+    story
+        .holds(&["joined", "member promoted", "member removed"])
+        .falls(Mutant::B53, &["X-LIN", "X-RYW"]);
+}
+
+#[test]
 fn a_watch_that_goes_on_after_an_end_leaves_nothing_out() {
     failovers(&[]).falls(Mutant::M11, &["W-RELIABLE"]);
 }
