@@ -7,7 +7,7 @@
 //! its own too, share one round of the consensus. A round that brings no answer in time is started
 //! anew under a new number: a number that is used twice could be confirmed by an answer to the past.
 //!
-//! Where a cluster has one member, readers ask nobody after their first question, as long as that is so
+//! Where a cluster has one member, readers ask nobody, as long as that is so and nothing is being applied
 //! (`Shared::alone`).
 
 use std::collections::BTreeMap;
