@@ -335,6 +335,24 @@ mod tests {
     }
 
     #[test]
+    fn what_panics_again_when_it_is_dropped_does_not_hide_why() {
+        struct InUse;
+        impl Drop for InUse {
+            fn drop(&mut self) {
+                assert!(std::thread::panicking(), "it is in use");
+            }
+        }
+        let scenario = Scenario::new(|host| async move {
+            let _in_use = InUse;
+            host.sleep(Duration::from_secs(host.id().get())).await;
+            assert!(host.id().get() < 2, "no way out");
+            std::future::pending().await
+        });
+        let failure = scenario.nodes(3).run(1).unwrap_err();
+        assert_eq!(failure.violation.detail, "no way out");
+    }
+
+    #[test]
     #[should_panic(expected = "\"sold\" was counted 0 times in 1 seeds, not 1")]
     fn seeds_in_which_too_little_happens_prove_nothing() {
         let idle = Scenario::new(|host| async move { host.sleep(Duration::from_secs(1)).await });
