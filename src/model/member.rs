@@ -313,9 +313,14 @@ impl Members {
         self.next
     }
 
+    /// Whether it is a member, or was one.
+    pub fn has_minted(&self, id: NodeId) -> bool {
+        id.get() < self.next
+    }
+
     /// Whether it was a member and is none any more. One that is going still counts.
     pub fn is_removed(&self, id: NodeId) -> bool {
-        id.get() < self.next && !self.rows.contains_key(&id) && !self.outgoing.contains(&id)
+        self.has_minted(id) && !self.rows.contains_key(&id) && !self.outgoing.contains(&id)
     }
 
     /// Whether any that was a member is none any more.

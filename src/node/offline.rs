@@ -152,11 +152,7 @@ impl Offline {
             self.apply(&mut machine, *last, (begin, *last), observe)?;
             machine.publish();
         }
-        let (node, members) = (self.identity().node, machine.members());
-        if members.get(node).is_none()
-            && !members.is_removed(node)
-            && !members.outgoing().contains(&node)
-        {
+        if !machine.members().has_minted(self.identity().node) {
             return Err(OfflineError::NoStateYet);
         }
         Ok(Stopped { machine, committed })

@@ -138,9 +138,7 @@ impl Driver {
         if !self.shared.has_state() {
             // Whoever holds a state of its cluster finds itself in it, or that it was in it. A newcomer begins with the
             // founders alone.
-            let (members, me) = (self.machine.members(), self.shared.settings.node);
-            let belongs = members.get(me).is_some() || members.outgoing().contains(&me);
-            if !belongs && !members.is_removed(me) {
+            if !self.machine.members().has_minted(self.shared.settings.node) {
                 return;
             }
             self.shared.set_has_state();

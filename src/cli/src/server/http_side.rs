@@ -79,12 +79,13 @@ impl HttpSide {
         let alarm = [AlarmKind::Corrupt, AlarmKind::NoSpace]
             .into_iter()
             .find(|kind| !says(&format!("exclude={kind}")) && alarms::ails(&self.member, *kind));
+        let own = self.member.node().health();
         let reason = if let Some(kind) = alarm {
             Some(format!("ALARM {kind}"))
         } else if !says("serializable=true") && !self.member.has_leader() {
             Some("RAFT NO LEADER".to_owned())
-        } else if !self.member.node().health().is_alive() {
-            Some(self.member.node().health().to_string())
+        } else if !own.is_alive() {
+            Some(own.to_string())
         } else {
             let read = self.member.client().range(KeyRange::key("health")).limit(1);
             let read = if says("serializable=true") { read.local() } else { read };

@@ -9,6 +9,7 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields};
 use tracing_subscriber::registry::LookupSpan;
 
@@ -19,16 +20,15 @@ pub(super) fn begin(options: &Options) {
     // What cannot be written down is lost, and nothing else: on a full disk, or into a pipe that nobody reads, a panic
     // would take the member with it.
     let log = tracing_subscriber::fmt().log_internal_errors(false);
-    let log = log.with_max_level(options.log_level).with_ansi(false);
-    match (options.log_output, options.log_format) {
-        (LogOutput::Stderr, LogFormat::Console) => log.with_writer(io::stderr).init(),
-        (LogOutput::Stdout, LogFormat::Console) => log.with_writer(io::stdout).init(),
-        (LogOutput::Stderr, LogFormat::Json) => {
-            log.with_writer(io::stderr).event_format(Json).init();
-        }
-        (LogOutput::Stdout, LogFormat::Json) => {
-            log.with_writer(io::stdout).event_format(Json).init();
-        }
+    let log = log.with_max_level(options.log_level).with_ansi(false).with_writer(
+        match options.log_output {
+            LogOutput::Stderr => BoxMakeWriter::new(io::stderr),
+            LogOutput::Stdout => BoxMakeWriter::new(io::stdout),
+        },
+    );
+    match options.log_format {
+        LogFormat::Console => log.init(),
+        LogFormat::Json => log.event_format(Json).init(),
     }
 }
 
