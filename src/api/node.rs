@@ -9,8 +9,8 @@ use tokio::sync::{Mutex, oneshot};
 use crate::env::Env;
 use crate::metrics::Metrics;
 use crate::model::{
-    self, ClusterId, JoinAsk, LeaseId, MemberRole, MemberWish, Members, Moment, NodeId, SnapshotId,
-    Term,
+    self, ClusterId, Command, JoinAsk, LeaseId, MemberRefusal, MemberRole, MemberWish, Members,
+    Moment, NodeId, Reply, SnapshotId, Term, is_address,
 };
 use crate::node::{
     Assembly, Bells, Contact, Health, Joined, NodeStatus, Origin, Role, Running, Settings, Shared,
@@ -77,6 +77,10 @@ impl Node {
                 transport::join(&env, &config.tcp_settings(), addresses, ask, limit)
             };
             let (settings, joined) = begin(&env, &checked, ask)?;
+            // What others say later of where somebody is must not keep this node from starting.
+            for (id, contact) in settings.members.iter().filter(|(_, at)| !at.address.is_empty()) {
+                config.tcp_settings().check_peer(*id, &contact.address)?;
+            }
             let assembly = Assembly::open(settings, env.clone(), Bells::silent(), joined)?;
             let (network, handle) = bound.start(
                 &env,
@@ -329,6 +333,42 @@ impl Node {
         let (address, votes) = (address.into(), role == MemberRole::Voter);
         let wish = MemberWish::Keep { address, votes };
         Ok(self.shared.step(wish, self.shared.deadline(None)).await?)
+    }
+
+    /// Says where a member is going to be (`host:port`), before it is there: the others look for it in both places, until
+    /// it has been started with the new address. A member that is moved alone needs none of this, for it announces itself
+    /// where it comes up; but when most of a cluster moves at once, nobody would be found who could hear of it. For a
+    /// [place that is kept](Self::keep_place), that is where it is from now on. With the address that it has, it is to stay
+    /// after all. Answers when this node has applied it.
+    ///
+    /// # Errors
+    /// [`Error::Members`] if that is no address; [`Refusal::NotMember`](crate::Refusal::NotMember);
+    /// [`Refusal::AddressTaken`](crate::Refusal::AddressTaken); see [`Error`] for the rest.
+    ///
+    /// ```
+    /// use bowline::{Config, MemberRole, Node, Wait};
+    /// # let place = tempfile::tempdir().unwrap();
+    /// let node = Node::start(Config::new(place.path().join("data"), "one")).wait()?;
+    /// node.move_member(node.id(), "10.0.0.7:7700").wait()?;
+    /// let members = node.members();
+    /// assert_eq!(members.get(node.id()).unwrap().moves_to.as_deref(), Some("10.0.0.7:7700"));
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub async fn move_member(
+        &self,
+        member: NodeId,
+        address: impl Into<String>,
+    ) -> Result<(), Error> {
+        let address = address.into();
+        if !is_address(&address) {
+            return Err(Error::Members(MemberRefusal::BadAddress(address)));
+        }
+        let change = Command::Move { member, address };
+        match self.client().propose(change, None).await? {
+            Reply::Noted { .. } => Ok(()),
+            other => unreachable!("a move is answered by {other:?}"),
+        }
     }
 
     /// Makes a learner vote. It must have caught up, and enough of the voters must be there. Answers

@@ -5,6 +5,7 @@
 //!         | 7 name bytes, address bytes (announce) | 8 cluster version (raise)
 //!         | 9 change of access | 10 caller, command (one of the others)
 //!         | 11 name bytes, address bytes, list of bytes (announce, with endpoints) | 12 change of alarms
+//!         | 13 id, address bytes (move)
 //! op      = 1 put | 2 delete | 3 txn | 4 range
 //! put     = flags | key bytes | [value bytes] | [lease]
 //! delete  = flags | keys
@@ -21,7 +22,7 @@ use super::member::{put_endpoints, take_endpoints};
 use super::{CodecError, Decode, Decoder, Encode, Encoder, Length, Sink};
 use crate::model::{
     AccessChange, AlarmChange, Caller, ClusterVersion, Command, Compare, CompareOp, CompareTarget,
-    Delete, Introduction, KeyRange, LeaseId, Op, Put, PutLease, PutValue, Range, RangeEnd,
+    Delete, Introduction, KeyRange, LeaseId, NodeId, Op, Put, PutLease, PutValue, Range, RangeEnd,
     Revision, RevisionBounds, SessionInfo, Sort, SortOrder, SortTarget, Txn,
 };
 
@@ -46,6 +47,7 @@ mod kind {
     /// [`ANNOUNCE`], with endpoints.
     pub(super) const ANNOUNCE_ENDPOINTS: u8 = 11;
     pub(super) const ALARM: u8 = 12;
+    pub(super) const MOVE: u8 = 13;
     /// Only inside a transaction.
     pub(super) const RANGE: u8 = 4;
 }
@@ -85,6 +87,11 @@ impl Encode for Command {
                 if has_endpoints {
                     put_endpoints(endpoints, to);
                 }
+            }
+            Command::Move { member, address } => {
+                to.byte(kind::MOVE);
+                to.number(member.get());
+                to.bytes(address.as_bytes());
             }
             Command::Raise(version) => {
                 to.byte(kind::RAISE);
@@ -144,7 +151,7 @@ fn decode_deed(kind: u8, from: &mut Decoder) -> Result<Command, CodecError> {
         kind::RAISE => Command::Raise(ClusterVersion(from.number()?)),
         kind::ACCESS => Command::Access(AccessChange::decode(from)?),
         kind::ALARM => Command::Alarm(AlarmChange::decode(from)?),
-
+        kind::MOVE => Command::Move { member: NodeId::decode(from)?, address: from.text()? },
         kind::AS => return Err(from.malformed("a caller of a caller")),
         found => return Err(CodecError::Newer { what: "command", found: found.into() }),
     })

@@ -5,7 +5,8 @@
 //! change     = 1 id, disk u128, name bytes, address bytes, id or 0 | 2 id | 3 id | 4 old, new | 5
 //!            | 6 id, disk u128, name bytes, address bytes
 //! members    = next | list of (id, member) | list of id
-//! member     = disk u128 | name bytes | address bytes | role u8 | id or 0 | since
+//! member     = disk u128 | name bytes | address bytes | kind u8 | id or 0 | since
+//!            | [list of bytes: endpoints] | [address bytes: where it moves to]
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -337,16 +338,15 @@ impl Encode for Member {
         to.bytes(self.name.as_bytes());
         to.bytes(self.address.as_bytes());
         let has_endpoints = !self.endpoints.is_empty();
-        to.byte(match (self.role, has_endpoints) {
-            (MemberRole::Voter, false) => 1,
-            (MemberRole::Learner, false) => 2,
-            (MemberRole::Voter, true) => 3,
-            (MemberRole::Learner, true) => 4,
-        });
+        let learns = u8::from(self.role == MemberRole::Learner);
+        to.byte(1 + learns + 2 * u8::from(has_endpoints) + 4 * u8::from(self.moves_to.is_some()));
         put_optional(self.replaces, to);
         to.number(self.since.get());
         if has_endpoints {
             put_endpoints(&self.endpoints, to);
+        }
+        if let Some(address) = &self.moves_to {
+            to.bytes(address.as_bytes());
         }
     }
 }
@@ -356,16 +356,16 @@ impl Decode for Member {
 
     fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
         let (disk, name, address) = (DiskId(from.fixed_u128()?), from.text()?, from.text()?);
-        let (role, has_endpoints) = match from.byte()? {
-            1 => (MemberRole::Voter, false),
-            2 => (MemberRole::Learner, false),
-            3 => (MemberRole::Voter, true),
-            4 => (MemberRole::Learner, true),
-            found => return Err(CodecError::Newer { what: "role", found: found.into() }),
+        let kind = match from.byte()? {
+            kind @ 1..=8 => kind - 1,
+            found => return Err(CodecError::Newer { what: "kind of member", found: found.into() }),
         };
+        let role = if kind & 1 == 0 { MemberRole::Voter } else { MemberRole::Learner };
+        let (has_endpoints, moves) = (kind & 2 != 0, kind & 4 != 0);
         let (replaces, since) = (take_optional(from)?, LogIndex(from.number()?));
         let endpoints = if has_endpoints { take_endpoints(from)? } else { Vec::new() };
-        Ok(Member { disk, name, address, endpoints, role, replaces, since })
+        let moves_to = if moves { Some(from.text()?) } else { None };
+        Ok(Member { disk, name, address, moves_to, endpoints, role, replaces, since })
     }
 }
 

@@ -266,6 +266,7 @@ mod refusal {
     pub(super) const ALARM: u8 = 17;
     pub(super) const TOO_MANY_ALARMS: u8 = 18;
     pub(super) const TOO_MANY_KEYS: u8 = 19;
+    pub(super) const ADDRESS_TAKEN: u8 = 20;
 }
 
 impl Encode for Refusal {
@@ -300,6 +301,7 @@ impl Encode for Refusal {
             }
             Refusal::Closed => (refusal::CLOSED, vec![]),
             Refusal::NotMember(node) => (refusal::NOT_MEMBER, vec![node.get()]),
+            Refusal::AddressTaken(node) => (refusal::ADDRESS_TAKEN, vec![node.get()]),
             Refusal::Access(why) => {
                 to.byte(refusal::ACCESS);
                 return why.encode(to);
@@ -350,6 +352,7 @@ impl Decode for Refusal {
             }
             refusal::CLOSED => Refusal::Closed,
             refusal::NOT_MEMBER => Refusal::NotMember(NodeId::decode(from)?),
+            refusal::ADDRESS_TAKEN => Refusal::AddressTaken(NodeId::decode(from)?),
             refusal::ACCESS => Refusal::Access(AccessRefusal::decode(from)?),
             refusal::ALARM => Refusal::Alarm(AlarmKind::decode(from)?),
             refusal::TOO_MANY_ALARMS => Refusal::TooManyAlarms { max: size(from)? },

@@ -338,6 +338,7 @@ mod tests {
             disk: crate::model::DiskId(0xaabb),
             name: "a".to_owned(),
             address: "h:1".to_owned(),
+            moves_to: None,
             endpoints: Vec::new(),
             role: MemberRole::Voter,
             replaces: None,
@@ -363,6 +364,14 @@ mod tests {
         let rows = later.members.rows().iter().map(|(id, member)| (*id, serving(member))).collect();
         let members = Members::from_parts(rows, [].into(), 5).expect("minted");
         let serving = StateHead { members, ..first.clone() };
+        let moving =
+            |member: &Member| Member { moves_to: Some("g:2".to_owned()), ..member.clone() };
+        let rows = [&later, &serving].into_iter().zip([0, 4]).flat_map(|(head, past)| {
+            let rows = head.members.rows().iter();
+            rows.map(move |(id, member)| (node(id.get() + past), moving(member)))
+        });
+        let members = Members::from_parts(rows.collect(), [].into(), 9).expect("minted");
+        let moving = StateHead { members, ..first.clone() };
         let guarded = StateHead { access: guarded(), ..first.clone() };
         let with_alarms = StateHead { alarms: alarmed(), ..first.clone() };
         let both = StateHead { alarms: alarmed(), ..guarded.clone() };
@@ -373,6 +382,7 @@ mod tests {
             ("the head of a state whose members have endpoints", serving),
             ("the head of a state with alarms", with_alarms),
             ("the head of a state with users, roles and alarms", both),
+            ("the head of a state whose members are to move", moving),
         ]
     }
 
@@ -504,6 +514,10 @@ mod tests {
             (
                 "a refusal for too many keys",
                 numbered(vec![Err(Refusal::TooManyKeys { max: 262_144 })]),
+            ),
+            (
+                "a refusal for an address that is another's",
+                numbered(vec![Err(Refusal::AddressTaken(node(2)))]),
             ),
         ]
     }

@@ -165,8 +165,9 @@ impl Sample {
     }
 
     pub(crate) fn command(&mut self) -> Command {
-        match self.below(11) {
+        match self.below(12) {
             10 => Command::Alarm(self.alarm_change()),
+            11 => Command::Move { member: self.node(), address: self.text() },
             8 => Command::Access(self.access_change()),
             9 => {
                 let user = self.maybe(Self::text);
@@ -360,7 +361,8 @@ impl Sample {
 
     fn refusal(&mut self) -> Refusal {
         let size = |sample: &mut Self| sample.number() as usize;
-        match self.below(19) {
+        match self.below(20) {
+            19 => Refusal::AddressTaken(self.node()),
             16 => Refusal::Alarm(self.alarm().kind),
             17 => Refusal::TooManyAlarms { max: size(self) },
             18 => Refusal::TooManyKeys { max: size(self) },
@@ -404,6 +406,7 @@ impl Sample {
             disk: sample.disk(),
             name: sample.text(),
             address: sample.text(),
+            moves_to: sample.maybe(Self::text),
             endpoints: sample.list(2, Self::text),
             role: if sample.flip() { MemberRole::Voter } else { MemberRole::Learner },
             replaces: sample.maybe(Self::node),

@@ -144,6 +144,7 @@ fn golden_entries() -> Vec<(&'static str, Vec<Item>)> {
         ("an introduction", entry(announce(&[]))),
         ("an introduction with endpoints", entry(announce(&["http://a:1", "b"]))),
         ("changes of alarms", alarm_changes()),
+        ("a move", entry(Command::Move { member: node(300), address: "h:1".to_owned() })),
     ]
 }
 

@@ -17,10 +17,9 @@ pub trait Network: Send + 'static {
         0
     }
 
-    /// Says to whom connections are to be kept, and where each is: `host:port`, or nothing while that
-    /// is not known. To be called again whenever somebody belongs to the cluster or not any more:
+    /// Says to whom connections are to be kept, and where each is looked for, in turn: `host:port`. To be called again whenever somebody belongs to the cluster or not any more:
     /// everyone who is connected is judged anew. Who is not named here may still connect by itself.
-    fn set_peers(&mut self, peers: &BTreeMap<NodeId, String>);
+    fn set_peers(&mut self, peers: &BTreeMap<NodeId, Vec<String>>);
 }
 
 /// What became of a message as far as the sender's side can say.

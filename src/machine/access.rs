@@ -41,6 +41,7 @@ pub(super) fn judge(
         Command::Revoke(lease) => access.is_user(caller).and_then(|()| judge.lease(*lease)),
         Command::Compact(_)
         | Command::Announce(_)
+        | Command::Move { .. }
         | Command::Raise(_)
         | Command::Access(_)
         | Command::Alarm(_)

@@ -78,6 +78,10 @@ impl Fingerprint {
         let print = rows.iter().fold(self.number(rows.len() as u64), |print, (id, member)| {
             let print =
                 member.endpoints.iter().fold(print, |print, url| print.bytes(url.as_bytes()));
+            let print = member
+                .moves_to
+                .iter()
+                .fold(print, |print, address| print.number(u64::MAX).bytes(address.as_bytes()));
             print
                 .number(id.get())
                 .number(member.disk.0 as u64)

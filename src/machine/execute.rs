@@ -11,8 +11,8 @@ use super::txn::{Path, Unfit, check_put, is_wide};
 use super::{Applied, LeaseChange, Machine, access};
 use crate::model::{
     Access, Alarms, ClusterVersion, Command, Delete, DeleteReply, Fault, GrantReply, Incarnation,
-    Introduction, LeaseId, Limits, Members, NodeId, Op, Put, PutLease, PutReply, PutValue, Refusal,
-    Reply, RequestId, Revision, RevokeReply, SessionInfo, Txn, TxnReply, TxnResult,
+    LeaseId, Limits, Members, NodeId, Op, Put, PutLease, PutReply, PutValue, Refusal, Reply,
+    RequestId, Revision, RevokeReply, SessionInfo, Txn, TxnReply, TxnResult,
 };
 use crate::mutant::{self, Mutant};
 
@@ -126,7 +126,13 @@ impl Machine {
                 };
                 Ok(Reply::Revoke(RevokeReply { revision: self.store.revision(), deleted }))
             }
-            Command::Announce(introduction) => self.announce(by.node, &introduction, turn),
+            Command::Announce(introduction) => self.change_members(turn, |members| {
+                let is_member = members.announce(by.node, &introduction);
+                is_member.then_some(()).ok_or(Refusal::NotMember(by.node))
+            }),
+            Command::Move { member, address } => {
+                self.change_members(turn, |members| members.move_to(member, &address))
+            }
             Command::Raise(version) => self.raise(version),
             Command::Access(change) => {
                 let mut access = Access::clone(&self.access);
@@ -146,17 +152,14 @@ impl Machine {
         }
     }
 
-    /// The node that asks is called so, and is there.
-    fn announce(
+    /// What is said of a member is changed, and nothing of who belongs to the cluster.
+    fn change_members(
         &mut self,
-        node: NodeId,
-        introduction: &Introduction,
         turn: &mut Turn<'_>,
+        change: impl FnOnce(&mut Members) -> Result<(), Refusal>,
     ) -> Result<Reply, Stop> {
         let mut members = Members::clone(&self.members);
-        if !members.announce(node, introduction) {
-            return Err(Refusal::NotMember(node).into());
-        }
+        change(&mut members)?;
         if members != *self.members {
             self.set_members(members);
             turn.done.members = Some(Arc::clone(&self.members));

@@ -138,6 +138,7 @@ pub fn is_wide(command: &Command) -> bool {
         | Command::Grant { .. }
         | Command::Revoke(_)
         | Command::Announce(_)
+        | Command::Move { .. }
         | Command::Raise(_)
         | Command::Access(_)
         | Command::Alarm(_)

@@ -41,7 +41,7 @@ label! {
         Access = "access",
         /// Raise an alarm, or end some.
         Alarm = "alarm",
-        /// What members ask for themselves.
+        /// What members ask for themselves, and where they are to be.
         Member = "member",
         /// A linearizable read: until it may look at this replica.
         Read = "read",
@@ -58,7 +58,7 @@ impl RequestKind {
             Command::Compact(_) => Self::Compact,
             Command::Grant { .. } => Self::Grant,
             Command::Revoke(_) => Self::Revoke,
-            Command::Announce(_) | Command::Raise(_) => Self::Member,
+            Command::Announce(_) | Command::Move { .. } | Command::Raise(_) => Self::Member,
             Command::Alarm(_) => Self::Alarm,
             Command::Access(_) | Command::As(..) => Self::Access,
         }

@@ -183,6 +183,7 @@ impl Drift {
             Command::Txn(txn) => Self::of_txn(txn),
             Command::Delete(_) | Command::Compact(_) | Command::Revoke(_) => Self::Shrinks,
             Command::Announce(_)
+            | Command::Move { .. }
             | Command::Raise(_)
             | Command::Access(_)
             | Command::Alarm(_)

@@ -32,6 +32,13 @@ pub enum Command {
     Revoke(LeaseId),
     /// What the node that makes the request is called, and where it is reached.
     Announce(Introduction),
+    /// A member is going to be reached elsewhere: see [`Member::moves_to`](super::Member::moves_to).
+    Move {
+        /// Which.
+        member: NodeId,
+        /// Where, `host:port`.
+        address: String,
+    },
     /// Every member understands this version: what it brings may be used from now on.
     Raise(ClusterVersion),
     /// Change who may do what.

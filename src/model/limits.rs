@@ -83,6 +83,7 @@ impl Limits {
             Command::Announce(Introduction { name, address, endpoints }) => {
                 name.len() + address.len() + endpoints.iter().map(String::len).sum::<usize>()
             }
+            Command::Move { address, .. } => address.len(),
             Command::Compact(_) | Command::Revoke(_) | Command::Raise(_) | Command::Alarm(_) => 0,
             Command::Access(change) => change.bytes(),
             Command::As(caller, command) => {

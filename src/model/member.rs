@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use thiserror::Error;
 
-use super::{DiskId, LogIndex, NodeId, Term};
+use super::{DiskId, JoinAsk, LogIndex, NodeId, Refusal, Term};
 
 /// A member's part in the consensus.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -42,6 +42,9 @@ pub struct Member {
     pub name: String,
     /// Where the others reach it, `host:port`; empty until it has announced itself.
     pub address: String,
+    /// Where it is going to be, `host:port`, as somebody [has said](crate::Node::move_member): the others look for it in
+    /// both places, until it announces itself from another one than `address`.
+    pub moves_to: Option<String>,
     /// Where its host serves clients of its own, in the host's words: see [`Config::endpoints`](crate::Config::endpoints).
     pub endpoints: Vec<String>,
     /// Its part.
@@ -58,6 +61,18 @@ impl Member {
     pub fn is_taken(&self) -> bool {
         self.disk != DiskId::NONE
     }
+
+    /// Where it is to be found from now on: where it moves to, if it does.
+    pub fn destination(&self) -> &str {
+        self.moves_to.as_ref().unwrap_or(&self.address)
+    }
+}
+
+/// Whether somebody may be looked for there.
+pub(crate) fn is_address(address: &str) -> bool {
+    let parts = address.rsplit_once(':');
+    address.len() <= JoinAsk::TEXT_BYTES_MAX
+        && parts.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
 }
 
 /// What a member says of itself.
@@ -233,6 +248,7 @@ impl Members {
                     disk: *disk,
                     name: String::new(),
                     address: String::new(),
+                    moves_to: None,
                     endpoints: Vec::new(),
                     role: MemberRole::Voter,
                     replaces: None,
@@ -408,9 +424,16 @@ impl Members {
         assert_eq!(self.judge(change), Ok(()), "a step was taken that may not be");
         match change.clone() {
             MemberChange::Add { id, disk, name, address, replaces } => {
-                let (role, endpoints) = (MemberRole::Learner, Vec::new());
-                let member =
-                    Member { disk, name, address, endpoints, role, replaces, since: index };
+                let member = Member {
+                    disk,
+                    name,
+                    address,
+                    moves_to: None,
+                    endpoints: Vec::new(),
+                    role: MemberRole::Learner,
+                    replaces,
+                    since: index,
+                };
                 self.rows.insert(id, member);
                 self.next = id.get() + 1;
             }
@@ -444,8 +467,30 @@ impl Members {
     pub fn announce(&mut self, id: NodeId, introduction: &Introduction) -> bool {
         let Some(member) = self.rows.get_mut(&id) else { return false };
         let Introduction { name, address, endpoints } = introduction.clone();
-        *member = Member { name, address, endpoints, ..member.clone() };
+        // Until it speaks from elsewhere it has not moved.
+        let moves_to = member.moves_to.take().filter(|_| address == member.address);
+        *member = Member { name, address, moves_to, endpoints, ..member.clone() };
         true
+    }
+
+    /// Somebody says where a member is going to be. For a place that is kept, that is where it is.
+    ///
+    /// # Errors
+    /// There is no such member, or another one is there, or is to be.
+    pub fn move_to(&mut self, id: NodeId, address: &str) -> Result<(), Refusal> {
+        let is_there =
+            |member: &Member| member.address == address || member.destination() == address;
+        let other = self.rows.iter().find(|(other, member)| **other != id && is_there(member));
+        let other = other.map(|(other, _)| *other);
+        let member = self.rows.get_mut(&id).ok_or(Refusal::NotMember(id))?;
+        if let Some(other) = other {
+            return Err(Refusal::AddressTaken(other));
+        }
+        if !member.is_taken() {
+            address.clone_into(&mut member.address);
+        }
+        member.moves_to = (member.address != address).then(|| address.to_owned());
+        Ok(())
     }
 }
 
@@ -549,6 +594,40 @@ mod tests {
         );
         members.apply(LogIndex(11), &MemberChange::Remove(id(5)));
         assert!(members.is_removed(id(5)) && members.kept_at("h:5").is_none());
+    }
+
+    #[test]
+    fn who_is_to_move_is_in_both_places_until_it_speaks_from_another() {
+        let mut members = three();
+        for number in 1..=3 {
+            members.announce(id(number), &introduction("", &format!("h:{number}")));
+        }
+        let moves_to = |members: &Members| members.get(id(1)).unwrap().moves_to.clone();
+        assert_eq!(members.move_to(id(9), "h:9"), Err(Refusal::NotMember(id(9))));
+        assert_eq!(members.move_to(id(1), "h:2"), Err(Refusal::AddressTaken(id(2))));
+        members.move_to(id(1), "h:9").unwrap();
+        assert_eq!(members.move_to(id(2), "h:9"), Err(Refusal::AddressTaken(id(1))));
+        assert_eq!(members.move_to(id(2), "h:1"), Err(Refusal::AddressTaken(id(1))));
+        let row = members.get(id(1)).unwrap();
+        assert_eq!((row.address.as_str(), row.destination()), ("h:1", "h:9"));
+        members.announce(id(1), &introduction("a", "h:1"));
+        assert_eq!(moves_to(&members).as_deref(), Some("h:9"), "it has a name now, and stays");
+        members.announce(id(1), &introduction("a", "h:8"));
+        assert_eq!((moves_to(&members), members.get(id(1)).unwrap().destination()), (None, "h:8"));
+        members.move_to(id(1), "h:9").unwrap();
+        members.move_to(id(1), "h:8").unwrap();
+        assert_eq!(moves_to(&members), None, "it is to stay after all");
+        let keep = MemberChange::Add {
+            id: id(4),
+            disk: DiskId::NONE,
+            name: String::new(),
+            address: "h:4".to_owned(),
+            replaces: None,
+        };
+        members.apply(LogIndex(9), &keep);
+        members.move_to(id(4), "h:5").unwrap();
+        assert_eq!((members.kept_at("h:4"), members.kept_at("h:5")), (None, Some(id(4))));
+        assert_eq!(members.get(id(4)).unwrap().moves_to, None);
     }
 
     #[test]

@@ -34,6 +34,7 @@ pub use id::{
 pub use join::{JoinAnswer, JoinAsk, Joined};
 pub use kv::{Event, EventKind, KeyValue};
 pub use limits::Limits;
+pub(crate) use member::is_address;
 pub use member::{
     Introduction, Member, MemberChange, MemberRefusal, MemberRole, MemberWish, Members, SnapshotId,
 };

@@ -267,6 +267,9 @@ pub enum Refusal {
     /// The node that asks is not a member of the cluster any more.
     #[error("node {0} is not a member of the cluster")]
     NotMember(NodeId),
+    /// Two members cannot be in one place.
+    #[error("member {0} is at this address, or is to be: choose another")]
+    AddressTaken(NodeId),
 }
 
 /// The state machine or its input is broken: this node must stop. The host process lives.

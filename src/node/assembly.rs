@@ -237,7 +237,7 @@ impl Assembly {
     }
 
     /// Whom it keeps connections to, to begin with.
-    pub(crate) fn contacts(&self) -> BTreeMap<NodeId, String> {
+    pub(crate) fn contacts(&self) -> BTreeMap<NodeId, Vec<String>> {
         let mut roster = Roster::new(self.settings.node, self.settings.members.clone());
         roster.update(self.loaded.machine.members());
         roster.contacts()

@@ -20,6 +20,7 @@ pub(crate) fn growth(command: &Command) -> Option<u64> {
         | Command::Compact(_)
         | Command::Revoke(_)
         | Command::Announce(_)
+        | Command::Move { .. }
         | Command::Raise(_)
         | Command::Access(_)
         | Command::Alarm(_)

@@ -86,9 +86,17 @@ impl Roster {
         self.greeted.get(&id).map(String::as_str).or(known).filter(|address| !address.is_empty())
     }
 
-    /// Whom this node keeps connections to, and where they are. Learners talk to voters only, and to
+    /// Where a member is, and where it is going to be.
+    fn places_of(&self, id: NodeId) -> Vec<String> {
+        let moves_to = self.members.get(id).and_then(|member| member.moves_to.as_deref());
+        let known = self.address_of(id);
+        let moves_to = moves_to.filter(|address| Some(*address) != known);
+        known.into_iter().chain(moves_to).map(str::to_owned).collect()
+    }
+
+    /// Whom this node keeps connections to, and where they are looked for, in turn. Learners talk to voters only, and to
     /// strangers that have talked to them: a leader whose joining they have not applied yet.
-    pub(crate) fn contacts(&self) -> BTreeMap<NodeId, String> {
+    pub(crate) fn contacts(&self) -> BTreeMap<NodeId, Vec<String>> {
         let learns = self.members.get(self.me).is_some() && !self.members.is_voter(self.me);
         let stranger = |id: &NodeId| self.members.get(*id).is_none();
         let wanted = |id: &NodeId| !learns || self.members.is_voter(*id) || stranger(id);
@@ -96,7 +104,8 @@ impl Roster {
         ids.extend(self.hints.keys().copied().filter(|id| *id != self.me && stranger(id)));
         ids.into_iter()
             .filter(wanted)
-            .filter_map(|id| Some((id, self.address_of(id)?.to_owned())))
+            .map(|id| (id, self.places_of(id)))
+            .filter(|(_, places)| !places.is_empty())
             .collect()
     }
 }
@@ -136,7 +145,7 @@ mod tests {
         roster.update(&members);
         assert_eq!((roster.name_of(id(2)), roster.name_of(id(3))), ("bee".into(), "c".into()));
         let contacts: BTreeMap<_, _> =
-            [(id(2), "bee:2".to_owned()), (id(3), "c:1".to_owned())].into();
+            [(id(2), vec!["bee:2".to_owned()]), (id(3), vec!["c:1".to_owned()])].into();
         assert_eq!(roster.contacts(), contacts);
         assert!(!roster.hear(id(2), "bee:2") && roster.hear(id(3), "sea:3"));
         assert_eq!(roster.address_of(id(3)), Some("sea:3"));
@@ -145,6 +154,11 @@ mod tests {
         members.announce(id(2), &introduction("bee", "again:2"));
         roster.update(&members);
         assert_eq!(roster.address_of(id(2)), Some("again:2"));
+        members.move_to(id(2), "far:2").unwrap();
+        roster.update(&members);
+        assert_eq!(roster.contacts()[&id(2)], ["again:2", "far:2"]);
+        roster.hear(id(2), "far:2");
+        assert_eq!(roster.contacts()[&id(2)], ["far:2"], "it is there");
     }
 
     #[test]

@@ -362,7 +362,7 @@ impl Network for SimNetwork {
         self.net.state().send(now, self.from, to, lane, &message)
     }
 
-    fn set_peers(&mut self, peers: &BTreeMap<NodeId, String>) {
+    fn set_peers(&mut self, peers: &BTreeMap<NodeId, Vec<String>>) {
         self.net.state().wanted.insert(self.from, peers.keys().copied().collect());
     }
 }

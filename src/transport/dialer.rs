@@ -6,7 +6,8 @@
 //!    └── pause ◄─┴────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! The name is resolved again at each connect (`names`). The pause grows to its maximum while connects or
+//! One that is going to move is looked for where it is and where it will be, in turn. The name is resolved again at each
+//! connect (`names`). The pause grows to its maximum while connects or
 //! handshakes fail and begins small again after a connection that was not refused; it ends early when
 //! the peer itself dials, for it has come back, and when the peer moves to another address. A
 //! connection to the address that it has left is given up.
@@ -18,6 +19,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use super::context::{Context, Side};
@@ -36,15 +38,22 @@ pub(super) async fn keep(context: Arc<Context>, peer: Arc<Peer>, lane: Lane) {
     let pipe = peer.pipe(lane);
     let mut target = peer.target();
     let mut pause = Pause::new(context.settings.pause_min, context.settings.pause_max);
+    let mut turn = 0;
     loop {
-        let Some(address) = target.borrow_and_update().clone() else { return };
+        let address = match target.borrow_and_update().as_deref() {
+            Some(places) => places[turn % places.len()].clone(),
+            None => return,
+        };
         tokio::select! {
             biased;
-            _ = target.changed() => {
+            () = left(&mut target, &address) => {
                 pause.restart();
+                turn = 0;
                 continue;
             }
-            () = once(&context, &peer, lane, &address, &mut pause) => {}
+            was_there = once(&context, &peer, lane, &address, &mut pause) => {
+                turn += usize::from(!was_there);
+            }
         }
         tokio::select! {
             biased;
@@ -55,8 +64,21 @@ pub(super) async fn keep(context: Arc<Context>, peer: Arc<Peer>, lane: Lane) {
     }
 }
 
-/// One connection, from the first try to its end.
-async fn once(context: &Context, peer: &Peer, lane: Lane, address: &str, pause: &mut Pause) {
+/// Until a peer is not looked for at an address any more.
+async fn left(target: &mut watch::Receiver<Option<Vec<String>>>, address: &String) {
+    let is_left =
+        |places: &Option<Vec<String>>| !places.iter().flatten().any(|place| place == address);
+    target.wait_for(is_left).await.expect("the peer is there, and its target with it");
+}
+
+/// One connection, from the first try to its end. Whether the peer was there.
+async fn once(
+    context: &Context,
+    peer: &Peer,
+    lane: Lane,
+    address: &str,
+    pause: &mut Pause,
+) -> bool {
     let (id, pipe) = (peer.id, peer.pipe(lane));
     let dialing = pipe.wanted().await;
     let limit = context.settings.handshake_timeout;
@@ -76,14 +98,20 @@ async fn once(context: &Context, peer: &Peer, lane: Lane, address: &str, pause: 
             } else {
                 pause.restart();
             }
+            true
         }
-        Ok(Err(broken)) => context.report(Side::Dialer, Some(id), &broken),
+        Ok(Err(broken)) => {
+            context.report(Side::Dialer, Some(id), &broken);
+            false
+        }
         Err(_) => {
             let silent = Broken::Socket(io::ErrorKind::TimedOut.into());
             context.report(Side::Dialer, Some(id), &silent);
+            false
         }
     }
 }
+
 async fn connect(
     context: &Context,
     peer: NodeId,

@@ -267,7 +267,7 @@ impl Network for MemoryNetwork {
         SendOutcome::Queued
     }
 
-    fn set_peers(&mut self, peers: &BTreeMap<NodeId, String>) {
+    fn set_peers(&mut self, peers: &BTreeMap<NodeId, Vec<String>>) {
         let mut state = self.hub.state();
         if !self.is_seated(&state) {
             return;

@@ -23,18 +23,18 @@ pub(super) struct Peer {
     control: Pipe,
     bulk: Pipe,
     snapshot: Pipe,
-    /// Its `host:port`; `None` once it is not to be dialed any more.
-    target: watch::Sender<Option<String>>,
+    /// Where it is looked for, in turn: at least one `host:port`; `None` once it is not to be dialed any more.
+    target: watch::Sender<Option<Vec<String>>>,
 }
 
 impl Peer {
-    fn new(id: NodeId, address: String, settings: &TcpSettings) -> Self {
+    fn new(id: NodeId, places: Vec<String>, settings: &TcpSettings) -> Self {
         Self {
             id,
             control: Pipe::new(settings.control_queue),
             bulk: Pipe::new(settings.bulk_queue),
             snapshot: Pipe::on_demand(settings.snapshot_queue),
-            target: watch::Sender::new(Some(address)),
+            target: watch::Sender::new(Some(places)),
         }
     }
 
@@ -48,7 +48,7 @@ impl Peer {
     }
 
     /// Where it is, and where it goes.
-    pub(super) fn target(&self) -> watch::Receiver<Option<String>> {
+    pub(super) fn target(&self) -> watch::Receiver<Option<Vec<String>>> {
         self.target.subscribe()
     }
 }
@@ -68,7 +68,7 @@ impl Peers {
     /// others' end. Returns those that are new, whose dialers must be started, and all.
     pub(super) fn set(
         &self,
-        targets: &BTreeMap<NodeId, String>,
+        targets: &BTreeMap<NodeId, Vec<String>>,
         settings: &TcpSettings,
     ) -> (Vec<Arc<Peer>>, BTreeMap<NodeId, Arc<Peer>>) {
         let mut peers = self.peers();
@@ -80,15 +80,15 @@ impl Peers {
             stays
         });
         let mut new = Vec::new();
-        for (id, address) in targets {
+        for (id, places) in targets {
             if let Some(peer) = peers.get(id) {
                 peer.target.send_if_modified(|target| {
-                    let moved = target.as_ref() != Some(address);
-                    *target = Some(address.clone());
+                    let moved = target.as_ref() != Some(places);
+                    *target = Some(places.clone());
                     moved
                 });
             } else {
-                let peer = Arc::new(Peer::new(*id, address.clone(), settings));
+                let peer = Arc::new(Peer::new(*id, places.clone(), settings));
                 peers.insert(*id, peer.clone());
                 new.push(peer);
             }

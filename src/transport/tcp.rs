@@ -124,7 +124,10 @@ impl TcpSettings {
     }
 
     /// Whether a peer may be dialed at `address`, as far as its looks say.
-    fn check_peer(&self, peer: NodeId, address: &str) -> Result<(), TransportError> {
+    ///
+    /// # Errors
+    /// It is off loopback without leave, or no address.
+    pub(crate) fn check_peer(&self, peer: NodeId, address: &str) -> Result<(), TransportError> {
         let what = format!("address of member {peer}");
         check_address(&what, address)?;
         if !self.may_leave_loopback() && !says_loopback(address) {
@@ -171,22 +174,18 @@ impl TcpBound {
         self.address
     }
 
-    /// Starts member `me`, which dials `peers`, each at its `host:port`, until
-    /// [`set_peers`](Network::set_peers) names others.
+    /// Starts member `me`, which dials `peers` until [`set_peers`](Network::set_peers) names others.
     ///
     /// # Errors
-    /// If a peer's address is off loopback without leave or not an address, or there are no threads.
+    /// If there are no threads.
     pub(crate) fn start(
         self,
         env: &Env,
         me: NodeId,
-        peers: &BTreeMap<NodeId, String>,
+        peers: &BTreeMap<NodeId, Vec<String>>,
         introducer: Arc<dyn Introducer>,
         receiver: Arc<dyn Receiver>,
     ) -> Result<(TcpNetwork, TcpHandle), TransportError> {
-        for (peer, address) in peers {
-            self.settings.check_peer(*peer, address)?;
-        }
         let name = introducer.name(me);
         let security = self.settings.security(env, name.as_deref())?;
         let runtime = self.runtime;
@@ -261,21 +260,23 @@ impl Network for TcpNetwork {
             .map_or(0, |peer| lanes.into_iter().map(|lane| peer.pipe(lane).queued_bytes()).sum())
     }
 
-    fn set_peers(&mut self, peers: &BTreeMap<NodeId, String>) {
+    fn set_peers(&mut self, peers: &BTreeMap<NodeId, Vec<String>>) {
         // Only a task holds it for long, so nothing here keeps the transport from stopping.
         let Some(context) = self.context.upgrade() else { return };
-        let targets = peers
-            .iter()
-            .filter(|(peer, address)| **peer != self.me && !address.is_empty())
-            .filter(|(peer, address)| {
-                let checked = context.settings.check_peer(**peer, address);
-                if let Err(error) = &checked {
-                    tracing::warn!(me = %self.me, %peer, "cannot be dialed: {error}");
-                }
-                checked.is_ok()
-            })
-            .map(|(peer, address)| (*peer, address.clone()))
-            .collect();
+        let may_be_dialed = |peer: NodeId, address: &str| {
+            let checked = context.settings.check_peer(peer, address);
+            if let Err(error) = &checked {
+                tracing::warn!(me = %self.me, %peer, "cannot be dialed: {error}");
+            }
+            checked.is_ok()
+        };
+        let others = peers.iter().filter(|(peer, _)| **peer != self.me);
+        let targets = others.filter_map(|(peer, places)| {
+            let places = places.iter().filter(|address| may_be_dialed(*peer, address));
+            let places: Vec<String> = places.cloned().collect();
+            (!places.is_empty()).then_some((*peer, places))
+        });
+        let targets = targets.collect();
         let (new, all) = context.peers.set(&targets, &context.settings);
         for peer in new {
             for lane in LANES {

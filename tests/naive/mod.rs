@@ -154,6 +154,7 @@ impl Naive {
                 Ok(Reply::Compacted { revision: self.now_revision() })
             }
             Command::Announce { .. } => Err(Refusal::NotMember(proposal.node)),
+            Command::Move { member, .. } => Err(Refusal::NotMember(*member)),
             Command::Access(_) | Command::As(..) => unreachable!("histories have no users"),
             Command::Alarm(change) => {
                 let all = || self.alarms.iter().copied();

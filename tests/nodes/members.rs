@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use bowline::testing::{self, Cluster, ClusterOptions};
 use bowline::{
-    Client, Config, Error, KeyRange, MemberRefusal, MemberRole, Node, NodeId, StopReason, Wait,
+    Client, Config, Error, KeyRange, MemberRefusal, MemberRole, Node, NodeId, Refusal, StopReason,
+    Wait,
 };
 
 use crate::loopback;
@@ -412,6 +413,66 @@ fn a_member_that_moves_to_another_address_is_found_there() {
         // It counts for a quorum again.
         assert!(testing::shutdown(nodes.remove(1)).await.hanging.is_empty());
         nodes[0].client().put("k", "4").await.unwrap();
+    }
+    .wait();
+}
+
+/// Each comes up where nobody has been, and could announce itself to nobody.
+#[test]
+fn all_members_move_at_once_when_it_was_said_before_where_to() {
+    async {
+        let dir = tempfile::tempdir().unwrap();
+        let [old, new] = [(); 2].map(|()| (0..3).map(|_| loopback::address()).collect::<Vec<_>>());
+        let names = ["a", "b", "c"];
+        let start = async |n: usize, at: &str| {
+            let members = names.into_iter().zip(old.iter().cloned());
+            let config = Config::new(dir.path().join(names[n]), names[n]).members(members);
+            Node::start(config.advertise(at)).await.unwrap()
+        };
+        let mut nodes = Vec::new();
+        for (n, at) in old.iter().enumerate() {
+            nodes.push(start(n, at).await);
+        }
+        let client = nodes[0].client();
+        client.put("k", "1").await.unwrap();
+        let ids: Vec<NodeId> = nodes.iter().map(|node| node.status().id).collect();
+        let move_to = async |id: NodeId, at: &str| nodes[0].move_member(id, at).await;
+        let nobody = NodeId::new(9).unwrap();
+        let refused = move_to(nobody, &new[0]).await.unwrap_err();
+        assert_eq!(refused, Error::Refused(Refusal::NotMember(nobody)));
+        let refused = move_to(ids[0], &old[1]).await.unwrap_err();
+        assert_eq!(refused, Error::Refused(Refusal::AddressTaken(ids[1])));
+        let refused = move_to(ids[0], "nowhere").await.unwrap_err();
+        assert_eq!(refused, Error::Members(MemberRefusal::BadAddress("nowhere".to_owned())));
+        for (id, at) in ids.iter().zip(&new) {
+            move_to(*id, at).await.unwrap();
+        }
+        // All are told, and reach each other where they are.
+        let told = |node: &Node| node.members().rows().values().all(|row| row.moves_to.is_some());
+        while !nodes.iter().all(told) {
+            client.put("k", "2").await.unwrap();
+        }
+        // Where nobody here may dial: that keeps nobody from starting.
+        nodes[0].keep_place("192.0.2.1:7400", MemberRole::Learner).await.unwrap();
+        for node in nodes.drain(..) {
+            assert!(testing::shutdown(node).await.hanging.is_empty());
+        }
+        for (n, at) in new.iter().enumerate() {
+            nodes.push(start(n, at).await);
+        }
+        nodes[1].client().put("k", "3").await.unwrap();
+        let is_there = |node: &Node| {
+            let rows = node.members();
+            rows.rows().values().zip(&new).all(|(row, at)| {
+                row.address == *at && row.moves_to.is_none() && row.destination() == at
+            })
+        };
+        while !nodes.iter().all(is_there) {
+            nodes[0].client().put("k", "4").await.unwrap();
+        }
+        for node in nodes {
+            assert!(testing::shutdown(node).await.hanging.is_empty());
+        }
     }
     .wait();
 }

@@ -124,6 +124,27 @@ fn a_node_says_what_it_is_called_and_where_it_is() {
 }
 
 #[test]
+fn somebody_says_where_a_member_is_going_to_be() {
+    let mut world = founded();
+    let move_to =
+        |number: u64, at: &str| Command::Move { member: node(number), address: at.to_owned() };
+    let noted = Ok(Reply::Noted { revision: Revision(1) });
+    let before = world.machine.digest();
+    assert_eq!(world.ask(1, 1, move_to(2, "h:2")), noted);
+    assert_ne!(world.machine.digest(), before);
+    assert_eq!(world.reader.members().get(node(2)).unwrap().destination(), "h:2");
+    let again = proposal(1, 1, (2, &[]), vec![(2, move_to(2, "h:3"))]);
+    let done = world.entry(vec![Item::Proposal(again)]);
+    assert_eq!(
+        done.members.as_ref(),
+        Some(world.machine.members()),
+        "the others are to look there"
+    );
+    assert_eq!(world.ask(1, 3, move_to(9, "h:9")), Err(Refusal::NotMember(node(9))));
+    assert_eq!(world.ask(1, 4, move_to(1, "h:3")), Err(Refusal::AddressTaken(node(2))));
+}
+
+#[test]
 fn the_version_of_the_cluster_rises_and_never_falls() {
     let mut world = founded();
     assert_eq!(world.machine.version(), ClusterVersion::FIRST);

@@ -397,13 +397,6 @@ impl Driver {
     }
 }
 
-/// Whether somebody may be looked for there.
-fn is_address(address: &str) -> bool {
-    let parts = address.rsplit_once(':');
-    address.len() <= JoinAsk::TEXT_BYTES_MAX
-        && parts.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
-}
-
 /// What somebody is told whom the cluster does not let in.
 fn not_let_in(refusal: &MemberRefusal) -> JoinAnswer {
     match refusal {

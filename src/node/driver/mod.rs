@@ -52,7 +52,7 @@ use crate::model::{
     ClusterVersion, Command, DiskId, Fault, Incarnation, Introduction, Item, JoinAnswer, JoinAsk,
     Joined, Lane, LeaseId, LeaseLife, LogIndex, MemberAnswer, MemberChange, MemberRefusal,
     MemberRole, MemberWish, Members, Moment, NodeId, PeerMessage, Proposal, ProposeRefusal,
-    Refusal, Reply, RequestId, Revision, SnapshotId, Term,
+    Refusal, Reply, RequestId, Revision, SnapshotId, Term, is_address,
 };
 use crate::mutant::{self, Mutant};
 use crate::transport::{JoinReply, Refused};

@@ -98,7 +98,7 @@ fn start(id: u64, settings: TcpSettings, peers: &[(u64, SocketAddr)]) -> Member 
 fn pair(one: TcpSettings, two: TcpSettings) -> [Member; 2] {
     let mut one = start(1, one, &[]);
     let two = start(2, two, &[(1, one.handle.address())]);
-    one.network.set_peers(&[(node(2), two.handle.address().to_string())].into());
+    one.network.set_peers(&[(node(2), vec![two.handle.address().to_string()])].into());
     [one, two]
 }
 
@@ -282,7 +282,7 @@ fn new_certificates_need_no_restart() {
     std::thread::sleep(Duration::from_millis(100));
     talk(&mut one, &mut two, 2);
     two.network.set_peers(&BTreeMap::new());
-    two.network.set_peers(&[(node(1), one.handle.address().to_string())].into());
+    two.network.set_peers(&[(node(1), vec![one.handle.address().to_string()])].into());
     talk(&mut one, &mut two, 3);
     // Nor does another member's, whoever dials.
     let other = office.right(3);
@@ -292,7 +292,7 @@ fn new_certificates_need_no_restart() {
     let at = [one.handle.address(), two.handle.address()];
     for (member, other, address) in [(&mut one, 2, at[1]), (&mut two, 1, at[0])] {
         member.network.set_peers(&BTreeMap::new());
-        member.network.set_peers(&[(node(other), address.to_string())].into());
+        member.network.set_peers(&[(node(other), vec![address.to_string()])].into());
     }
     talk(&mut one, &mut two, 4);
 }

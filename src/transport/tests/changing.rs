@@ -2,8 +2,9 @@
 
 use super::*;
 
-fn targets(peers: &[(u64, &Member)]) -> BTreeMap<NodeId, String> {
-    peers.iter().map(|(id, member)| (node(*id), member.handle.address().to_string())).collect()
+fn targets(peers: &[(u64, &Member)]) -> BTreeMap<NodeId, Vec<String>> {
+    let place = |member: &Member| vec![member.handle.address().to_string()];
+    peers.iter().map(|(id, member)| (node(*id), place(member))).collect()
 }
 
 fn founded(from: u64, to: u64) -> Hello {
@@ -43,10 +44,9 @@ fn a_peer_is_dialed_from_when_it_is_named_until_it_is_named_no_more() {
 fn a_peer_without_an_address_or_with_a_wrong_one_is_not_dialed() {
     let (mut one, two) = (lonely(1), lonely(2));
     let mut peers = targets(&[(2, &two)]);
-    peers.insert(node(1), "127.0.0.1:1".to_owned());
-    peers.insert(node(3), String::new());
-    peers.insert(node(4), "192.0.2.1:7400".to_owned());
-    peers.insert(node(5), "nonsense".to_owned());
+    for (peer, place) in [(1, "127.0.0.1:1"), (3, ""), (4, "192.0.2.1:7400"), (5, "nonsense")] {
+        peers.insert(node(peer), vec![place.to_owned()]);
+    }
     one.network.set_peers(&peers);
     one.send(2, Lane::Control, &ping(1));
     for nowhere in [1, 3, 4, 5] {
@@ -73,6 +73,26 @@ fn a_peer_that_moves_is_found_at_its_new_address() {
     assert_eq!(one.network.send(node(2), Lane::Control, ping(3)), SendOutcome::Queued);
     new.inbox.wait_for_message(node(1), &ping(3));
     assert!(!new.inbox.has(|heard| matches!(heard, Heard::Disconnected(_))));
+}
+
+#[test]
+fn a_peer_that_is_going_to_move_is_looked_for_in_both_places() {
+    let mut one = lonely(1);
+    let [old, new] = [lonely(2), lonely(2)];
+    one.network.set_peers(&targets(&[(2, &old)]));
+    one.send(2, Lane::Control, &ping(1));
+    old.inbox.wait_for_message(node(1), &ping(1));
+    let place = |member: &Member| member.handle.address().to_string();
+    let both = vec![place(&old), place(&new)];
+    one.network.set_peers(&[(node(2), both)].into());
+    // Where it is it is left in peace.
+    one.send(2, Lane::Control, &ping(2));
+    old.inbox.wait_for_message(node(1), &ping(2));
+    assert!(!old.inbox.has(|heard| matches!(heard, Heard::Disconnected(_))));
+    drop(old);
+    new.inbox.wait_for_connection(node(1));
+    one.send(2, Lane::Control, &ping(3));
+    new.inbox.wait_for_message(node(1), &ping(3));
 }
 
 #[test]
@@ -158,9 +178,9 @@ fn twenty_learners_and_three_voters_meet() {
     };
     let mut voters: Vec<Member> = (1..=3).map(start).collect();
     let mut learners: Vec<Member> = learners.into_iter().map(start).collect();
-    let at = |all: &[Member], first: u64| -> Vec<(NodeId, String)> {
+    let at = |all: &[Member], first: u64| -> Vec<(NodeId, Vec<String>)> {
         let ids = (first..).map(node);
-        ids.zip(all.iter().map(|member| member.handle.address().to_string())).collect()
+        ids.zip(all.iter().map(|member| vec![member.handle.address().to_string()])).collect()
     };
     let (all_voters, all_learners) = (at(&voters, 1), at(&learners, 4));
     let all = all_voters.iter().chain(&all_learners).cloned().collect();

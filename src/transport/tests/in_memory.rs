@@ -118,7 +118,7 @@ fn members_keep_to_those_whom_they_name_and_part_from_those_that_were_removed() 
     let hub = MemoryHub::default();
     let of = |from| Hello { standing: founding(), ..hello(from, 1) };
     let (mut one, mut two, mut three) = (join(&hub, of(1)), join(&hub, of(2)), join(&hub, of(3)));
-    let named = |peers: &[u64]| peers.iter().map(|id| (node(*id), String::new())).collect();
+    let named = |peers: &[u64]| peers.iter().map(|id| (node(*id), Vec::new())).collect();
     two.network.set_peers(&named(&[1]));
     assert_eq!(two.send(3, 1), SendOutcome::Queued, "the other wants it");
     three.network.set_peers(&named(&[1]));

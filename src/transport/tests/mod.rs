@@ -263,8 +263,8 @@ impl Member {
         let me = of.from;
         let mut spoken = Spoken::new(of);
         Arc::get_mut(&mut spoken).expect("nobody else has it").called = called;
-        let peers: BTreeMap<NodeId, String> =
-            peers.iter().map(|(id, address)| (node(*id), address.to_string())).collect();
+        let peers: BTreeMap<NodeId, Vec<String>> =
+            peers.iter().map(|(id, address)| (node(*id), vec![address.to_string()])).collect();
         let (network, handle) = bound
             .start(&Env::real(), me, &peers, spoken.clone(), inbox.clone())
             .expect("a transport on loopback");

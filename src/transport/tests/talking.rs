@@ -68,7 +68,7 @@ fn a_peer_is_found_by_its_name() {
     let mut members = bound.into_iter().zip([hello(1, 2), hello(2, 1)]).zip(ports).map(
         |((bound, of), (peer, port))| {
             let mut member = Member::start(bound, of, &[], &Arc::default());
-            member.network.set_peers(&[(node(peer), format!("localhost:{port}"))].into());
+            member.network.set_peers(&[(node(peer), vec![format!("localhost:{port}")])].into());
             member
         },
     );
@@ -304,17 +304,7 @@ fn leaving_loopback_needs_leave() {
     let open = TcpSettings { insecure_peers: true, ..settings() };
     assert!(TcpBound::bind("0.0.0.0:0", open.clone()).is_ok());
     for address in ["192.0.2.1:7400", "n2.example:7400"] {
-        let peers: BTreeMap<_, _> = [(node(2), address.to_owned())].into();
-        let start = |settings| {
-            bind(settings).start(
-                &Env::real(),
-                node(1),
-                &peers,
-                Spoken::new(hello(1, 2)),
-                Arc::new(Inbox::default()),
-            )
-        };
-        let error = start(settings()).err().expect("refused").to_string();
+        let error = settings().check_peer(node(2), address).unwrap_err().to_string();
         assert!(error.contains("insecure_peers") && error.contains("member 2"), "{error}");
     }
     let taken = bind(settings());

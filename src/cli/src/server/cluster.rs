@@ -22,7 +22,7 @@ impl ClusterService {
         let members = members.rows().iter().map(|(id, member)| pb::Member {
             id: id.get(),
             client_ur_ls: member.endpoints.clone(),
-            peer_ur_ls: vec![format!("{scheme}{}", member.address)],
+            peer_ur_ls: vec![format!("{scheme}{}", member.destination())],
             is_learner: member.role == MemberRole::Learner,
             name: member.name.clone(),
         });
@@ -69,7 +69,9 @@ impl Cluster for ClusterService {
         self.0.administered_by(&request).await?;
         let pb::MemberAddRequest { peer_ur_ls: urls, is_learner } = request.into_inner();
         let address = address(&urls)?;
-        if self.0.node().members().rows().values().any(|member| member.address == address) {
+        let taken =
+            |member: &bowline::Member| [&*member.address, member.destination()].contains(&address);
+        if self.0.node().members().rows().values().any(taken) {
             return Err(Reason::UrlsTaken.into());
         }
         let role = if is_learner { MemberRole::Learner } else { MemberRole::Voter };
@@ -95,7 +97,7 @@ impl Cluster for ClusterService {
         Ok(Response::new(pb::MemberRemoveResponse { header, members }))
     }
 
-    /// A member that is there already is updated, and any other says itself where it is.
+    /// Where a member is going to be: it is looked for there too.
     async fn member_update(
         &self,
         request: Request<pb::MemberUpdateRequest>,
@@ -103,14 +105,9 @@ impl Cluster for ClusterService {
         self.0.administered_by(&request).await?;
         let pb::MemberUpdateRequest { id, peer_ur_ls: urls } = request.into_inner();
         let (id, address) = (known(id)?, address(&urls)?);
-        let members = self.0.node().members();
-        if members.get(id).ok_or(Reason::MemberNotFound)?.address == address {
-            let (header, members) = (self.header(), self.members());
-            return Ok(Response::new(pb::MemberUpdateResponse { header, members }));
-        }
-        Err(Status::unimplemented(
-            "bowline: a member tells its address itself: restart it with another --initial-advertise-peer-urls",
-        ))
+        self.0.node().move_member(id, address).await.map_err(refused)?;
+        let (header, members) = (self.header(), self.members());
+        Ok(Response::new(pb::MemberUpdateResponse { header, members }))
     }
 
     async fn member_promote(

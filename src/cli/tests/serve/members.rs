@@ -111,9 +111,18 @@ async fn a_member_is_announced_then_started_and_votes_when_it_has_caught_up() {
     }
     let same = pb::MemberUpdateRequest { id: third.id, peer_ur_ls: third.peer_ur_ls.clone() };
     assert_eq!(cluster.member_update(same).await.unwrap().into_inner().members.len(), 3);
-    let elsewhere = vec!["http://127.0.0.1:1".to_owned()];
-    let moved = pb::MemberUpdateRequest { id: third.id, peer_ur_ls: elsewhere };
-    assert_eq!(cluster.member_update(moved).await.unwrap_err().code(), Code::Unimplemented);
+    let elsewhere = || vec!["http://127.0.0.1:1".to_owned()];
+    let moved = |id: u64| pb::MemberUpdateRequest { id, peer_ur_ls: elsewhere() };
+    let updated = cluster.member_update(moved(third.id)).await.unwrap().into_inner();
+    let row = |member: &&pb::Member| member.id == third.id;
+    assert_eq!(updated.members.iter().find(row).unwrap().peer_ur_ls, elsewhere());
+    for (id, said) in
+        [(second.id, "etcdserver: Peer URLs already exists"), (99, "etcdserver: member not found")]
+    {
+        assert_eq!(cluster.member_update(moved(id)).await.unwrap_err().message(), said);
+    }
+    // It is where it was all the same, and counts.
+    put(&last.channel().await).await;
     // Each knows where clients reach the others.
     for server in [&first, &other, &last] {
         let mut cluster = ClusterClient::new(server.channel().await);

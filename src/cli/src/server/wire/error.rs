@@ -167,6 +167,8 @@ fn ours(code: Code, error: &Error) -> Status {
 fn reason_of(refusal: &Refusal) -> Option<Reason> {
     Some(match refusal {
         Refusal::EmptyKey => Reason::EmptyKey,
+        Refusal::NotMember(_) => Reason::MemberNotFound,
+        Refusal::AddressTaken(_) => Reason::UrlsTaken,
         Refusal::KeyNotFound => Reason::KeyNotFound,
         Refusal::Compacted { .. } => Reason::Compacted,
         Refusal::Future { .. } => Reason::FutureRevision,
