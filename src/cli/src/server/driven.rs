@@ -28,12 +28,22 @@ impl<T> Answers<T> {
         self.0.send(vec![answer]).await
     }
 
-    /// The pieces of one answer: whoever else has something to say says it before all of them, or after.
+    /// Room for the pieces of an answer: whoever else has something to say says it before all of them, or after.
     ///
     /// # Errors
     /// Nobody listens any more.
-    pub(super) async fn send_pieces(&self, pieces: Vec<T>) -> Result<(), SendError<Row<T>>> {
-        self.0.send(pieces.into_iter().map(Ok).collect()).await
+    pub(super) async fn room(&self) -> Result<Room<'_, T>, SendError<()>> {
+        self.0.reserve().await.map(Room)
+    }
+}
+
+/// A place for one row, kept.
+pub(super) struct Room<'a, T>(mpsc::Permit<'a, Row<T>>);
+
+impl<T> Room<'_, T> {
+    /// Puts it in.
+    pub(super) fn send(self, row: Vec<Result<T, Status>>) {
+        self.0.send(row);
     }
 }
 
@@ -111,7 +121,8 @@ mod tests {
             let driven = Driven::with_room(rows_max, |answers| async move {
                 let rows = async {
                     for first in [10, 20, 30] {
-                        answers.send_pieces(vec![first, first + 1, first + 2]).await.unwrap();
+                        let pieces = vec![Ok(first), Ok(first + 1), Ok(first + 2)];
+                        answers.room().await.unwrap().send(pieces);
                     }
                 };
                 let others = async {

@@ -11,6 +11,7 @@ use super::driven::{Answers, Driven};
 use super::identity::Identity;
 use super::line::{first, keys_of, take_place};
 use super::member::Member;
+use super::watch::{leader_lost, needs_leader};
 use super::wire::{Reason, key_value, lease_id, refused};
 use crate::generated::v3electionpb::election_server::Election;
 use crate::generated::v3electionpb::{
@@ -95,11 +96,18 @@ impl Election for ElectionService {
         request: Request<LeaderRequest>,
     ) -> Result<Response<Self::ObserveStream>, Status> {
         self.0.not_for_learners()?;
+        let needs_leader = needs_leader(&request);
         let (member, who) = (Arc::clone(&self.0), Identity::in_request(&request));
         let name = request.into_inner().name;
-        Ok(Response::new(Driven::by(|answers| async move {
-            loop {
-                follow(&member, &who, &name, &answers).await?;
+        Ok(Response::new(Driven::by(move |answers| async move {
+            let observing = async {
+                loop {
+                    follow(&member, &who, &name, &answers).await?;
+                }
+            };
+            tokio::select! {
+                ended = observing => ended,
+                status = leader_lost(&member), if needs_leader => Err(status),
             }
         })))
     }

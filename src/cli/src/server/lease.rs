@@ -14,7 +14,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::driven::{Answers, Driven};
 use super::identity::Identity;
 use super::member::Member;
-use super::watch::leader_lost;
+use super::watch::{leader_lost, needs_leader};
 use super::wire::{Reason, access_refused, lease_id, refused};
 use crate::generated::etcdserverpb::lease_server::Lease;
 use crate::generated::etcdserverpb::{
@@ -33,6 +33,10 @@ const NO_TTL: i64 = -1;
 /// How many renewals of a stream are under way at a time. Each takes a round through the cluster: one after the other,
 /// the leases of a client far away would end.
 const IN_HAND: usize = 32;
+
+/// How many more a stream may have asked for: what is left unread costs a client its connection when it is as many small
+/// messages as a few thousand.
+const WAITING_MAX: usize = 1 << 15;
 
 /// How many leases a stream remembers that it has renewed; then it begins anew.
 const KEPT_MAX: usize = 1 << 14;
@@ -111,10 +115,21 @@ impl KeepingAlive {
         mut requests: Streaming<LeaseKeepAliveRequest>,
         answers: Answers<LeaseKeepAliveResponse>,
     ) -> Result<(), Status> {
-        let mut under_way = InOrder(VecDeque::new());
+        let (mut under_way, mut waiting) = (InOrder(VecDeque::new()), VecDeque::new());
         // How it ends, once no more is to be read: what came before is answered before.
         let mut end = None;
         while end.is_none() || !under_way.0.is_empty() {
+            while under_way.0.len() < IN_HAND
+                && let Some(id) = waiting.pop_front()
+            {
+                match self.renew(id) {
+                    Ok(renewal) => under_way.begin(renewal).await,
+                    Err(status) => {
+                        waiting.clear();
+                        end = Some(Err(status));
+                    }
+                }
+            }
             tokio::select! {
                 answer = under_way.next() => {
                     let answer = answer?;
@@ -123,9 +138,9 @@ impl KeepingAlive {
                         return Ok(());
                     }
                 }
-                request = requests.message(), if end.is_none() && under_way.0.len() < IN_HAND => {
-                    match request.and_then(|request| request.map(|it| self.renew(it.id)).transpose()) {
-                        Ok(Some(renewal)) => under_way.begin(renewal).await,
+                request = requests.message(), if end.is_none() && waiting.len() < WAITING_MAX => {
+                    match request {
+                        Ok(Some(request)) => waiting.push_back(request.id),
                         Ok(None) => end = Some(Ok(())),
                         Err(status) => end = Some(Err(status)),
                     }
@@ -201,7 +216,7 @@ impl Lease for LeaseService {
         request: Request<Streaming<LeaseKeepAliveRequest>>,
     ) -> Result<Response<Self::LeaseKeepAliveStream>, Status> {
         self.0.not_for_learners()?;
-        let needs_leader = request.metadata().get("hasleader").is_some_and(|value| value == "true");
+        let needs_leader = needs_leader(&request);
         let (member, who) = (Arc::clone(&self.0), Identity::in_request(&request));
         let requests = request.into_inner();
         Ok(Response::new(Driven::by(move |answers| {

@@ -135,6 +135,12 @@ struct Entered {
     is_first: bool,
 }
 
+/// As etcd's clients write it in their keys: a signed number.
+fn hexadecimal(lease: LeaseId) -> String {
+    let id = lease.get() as i64;
+    format!("{}{:x}", if id < 0 { "-" } else { "" }, id.unsigned_abs())
+}
+
 async fn enter(
     member: &Member,
     who: &Identity,
@@ -146,7 +152,7 @@ async fn enter(
         Some(lease) => lease,
         None => member.grant(who, LENT_TTL, None).await?.id,
     };
-    let key = Bytes::from([name, b"/", lease.to_string().as_bytes()].concat());
+    let key = Bytes::from([name, b"/", hexadecimal(lease).as_bytes()].concat());
     let txn = member.acting(who)?.txn().when(Compare::create_revision(key.clone()).eq(0u64));
     let put = Put::new(key.clone(), value.clone()).lease(lease);
     // Who is first is said in the same breath: where nobody waits, entering is all that there is to do.

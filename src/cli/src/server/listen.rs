@@ -43,6 +43,10 @@ const DESCRIPTORS_KEPT: usize = 512;
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 4 << 20;
 
+/// How many calls of a connection may be given up before anybody has looked at them. With more it is ended, and all else that
+/// is under way on it: who stood still for longer than its clients wait finds many, and their clients mean no harm.
+const UNSEEN_RESETS_MAX: usize = 4096;
+
 /// The sockets that clients connect to.
 pub(super) struct Doors {
     listeners: Vec<(TcpListener, Manner)>,
@@ -141,6 +145,7 @@ fn builder(options: &Options) -> Builder<TokioExecutor> {
         .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(options.streams_max)
+        .max_pending_accept_reset_streams(UNSEEN_RESETS_MAX)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .keep_alive_interval(options.ping_after)

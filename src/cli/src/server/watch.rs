@@ -10,6 +10,7 @@
 //! the history when there is room.
 
 mod batch;
+mod course;
 mod progress;
 mod task;
 
@@ -32,6 +33,7 @@ use super::wire::{Reason, key_range, refused, revision};
 use crate::generated::etcdserverpb as pb;
 use crate::generated::etcdserverpb::watch_server::Watch;
 use batch::filter;
+use course::Course;
 use pb::watch_request::RequestUnion;
 use progress::{Progress, Serial};
 use task::{Command, Task};
@@ -58,7 +60,7 @@ impl Watch for WatchService {
         request: Request<Streaming<pb::WatchRequest>>,
     ) -> Result<Response<Self::WatchStream>, Status> {
         self.0.not_for_learners()?;
-        let needs_leader = request.metadata().get("hasleader").is_some_and(|value| value == "true");
+        let needs_leader = needs_leader(&request);
         let (member, who) = (Arc::clone(&self.0), Identity::in_request(&request));
         let requests = request.into_inner();
         Ok(Response::new(Driven::by(move |answers| {
@@ -71,6 +73,11 @@ impl Watch for WatchService {
             }
         })))
     }
+}
+
+/// Whether a stream is to end when there is no leader.
+pub(super) fn needs_leader<T>(request: &Request<T>) -> bool {
+    request.metadata().get("hasleader").is_some_and(|value| value == "true")
 }
 
 /// Ends when there was no leader for too long.
@@ -98,6 +105,7 @@ struct Desk {
     /// What the watches let the stream know: each that it has ended, and between two questions one answer.
     told: (mpsc::UnboundedSender<task::Told>, mpsc::UnboundedReceiver<task::Told>),
     progress: Progress,
+    course: Arc<Course>,
 }
 
 /// A watch that has begun.
@@ -116,9 +124,9 @@ impl Drop for Begun {
 
 impl Desk {
     fn new(member: Arc<Member>, who: Identity, answers: Answers<pb::WatchResponse>) -> Self {
-        let (watches, progress) = (HashMap::new(), Progress::default());
+        let (watches, progress, course) = (HashMap::new(), Progress::default(), Arc::default());
         let (next_id, next_serial, told) = (0, Serial::default(), mpsc::unbounded_channel());
-        Self { member, who, answers, watches, next_id, next_serial, told, progress }
+        Self { member, who, answers, watches, next_id, next_serial, told, progress, course }
     }
 
     /// Serves until the client is gone. One that only listens from now on stays.
@@ -213,6 +221,7 @@ impl Desk {
         let header = self.member.header(watch.created_at());
         let created =
             pb::WatchResponse { header, watch_id: id, created: true, ..Default::default() };
+        self.course.begin(watch.created_at());
         self.say(created).await;
         let (commands, orders) = mpsc::unbounded_channel();
         let serial = self.next_serial.take();
@@ -220,7 +229,7 @@ impl Desk {
             Arc::clone(&self.member),
             (serial, id),
             &request,
-            self.answers.clone(),
+            (self.answers.clone(), Arc::clone(&self.course)),
             self.told.0.clone(),
         );
         let task = tokio::spawn(task.run(watch, orders).in_current_span());
@@ -272,6 +281,10 @@ impl Desk {
     async fn hear(&mut self, told: task::Told) {
         let reached = match told {
             task::Told::UpTo { serial, revision } => self.progress.told(serial, revision),
+            task::Told::NotYet { serial } => {
+                self.progress.has_no_answer(serial);
+                None
+            }
             task::Told::Ended { serial, id } => {
                 if self.watches.get(&id).is_some_and(|begun| begun.serial == serial) {
                     self.watches.remove(&id);
@@ -285,9 +298,16 @@ impl Desk {
     /// Answers the question if all have, and asks the next one if there is one.
     async fn answer(&mut self, reached: Option<Revision>) {
         if let Some(revision) = reached {
-            let header = self.member.header(revision);
-            let watch_id = NO_WATCH;
-            self.say(pb::WatchResponse { header, watch_id, ..Default::default() }).await;
+            let (header, watch_id) = (self.member.header(revision), NO_WATCH);
+            let bookmark = pb::WatchResponse { header, watch_id, ..Default::default() };
+            // If nobody listens any more the stream is dropped soon, and this with it.
+            let Ok(room) = self.answers.room().await else { return };
+            if !self.course.bookmark(room, revision, bookmark) {
+                self.ask();
+            }
+        }
+        if !self.progress.is_open() {
+            self.course.go_on();
         }
         if self.progress.wants_again() {
             self.ask();

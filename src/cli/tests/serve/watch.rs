@@ -412,3 +412,71 @@ async fn a_server_that_stops_ends_its_streams() {
     let ended = ended.expect("the stream goes on");
     assert!(!matches!(ended, Ok(Some(_))), "{ended:?}");
 }
+
+/// etcd's client in Go goes on from the newest word of progress, whichever watch it has told more.
+#[tokio::test]
+async fn no_word_of_progress_comes_behind_what_it_does_not_cover() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &["--watch-progress-notify-interval=20ms"]);
+    let channel = server.channel().await;
+    let mut writers = tokio::task::JoinSet::new();
+    for _ in 0..16 {
+        let mut kv = KvClient::new(channel.clone());
+        writers.spawn(async move {
+            loop {
+                put(&mut kv, "busy", "v").await;
+            }
+        });
+    }
+    let mut stream = Stream::open(channel, false).await;
+    for key in ["busy", "busy", "idle", "quiet"] {
+        stream.create(pb::WatchCreateRequest { progress_notify: true, ..on(key, "") }).await;
+    }
+    let (mut newest, mut bookmark, mut bookmarks, mut told) = (0, 0, 0, 0);
+    // However much is written, they are said.
+    stream.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
+    while bookmarks < 200 || told < 2000 {
+        let response = stream.next().await;
+        let revision = response.header.unwrap().revision;
+        for (_, event) in kinds(&response) {
+            assert!(event > bookmark, "{event} comes behind the word that {bookmark} was reached");
+        }
+        told += response.events.len();
+        if response.watch_id == -1 {
+            assert!(revision >= newest, "{revision} is said to be reached, and {newest} was told");
+            (bookmark, bookmarks) = (revision, bookmarks + 1);
+            stream.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
+        }
+        newest = newest.max(revision);
+    }
+}
+
+#[tokio::test]
+async fn a_watch_that_is_to_begin_later_says_nothing_until_then() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &["--watch-progress-notify-interval=20ms"]);
+    let channel = server.channel().await;
+    let mut kv = KvClient::new(channel.clone());
+    let mut stream = Stream::open(channel, false).await;
+    let start = put(&mut kv, "other", "v").await + 5;
+    let later = |key| pb::WatchCreateRequest {
+        start_revision: start,
+        progress_notify: true,
+        ..on(key, "")
+    };
+    stream.create(later("k")).await;
+    for _ in 0..4 {
+        stream.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
+        put(&mut kv, "k", "too early").await;
+        tokio::time::sleep(Duration::from_millis(30)).await;
+    }
+    assert_eq!(put(&mut kv, "other", "v").await, start);
+    stream.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
+    loop {
+        let response = stream.next().await;
+        assert!(response.events.is_empty() && response.header.unwrap().revision >= start);
+        if response.watch_id == -1 {
+            break;
+        }
+    }
+}

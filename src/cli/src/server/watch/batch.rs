@@ -1,6 +1,6 @@
 //! What a watch tells: events in the protocol's words, and in pieces where one would be too large.
 
-use bowline::{Event, EventKind, Filter};
+use bowline::{Event, EventKind, Filter, Revision};
 use prost::Message;
 
 use super::super::wire::event;
@@ -25,6 +25,21 @@ pub(super) fn translate(events: Vec<Event>, no_puts: bool, no_deletes: bool) -> 
         EventKind::Delete => !no_deletes,
     };
     events.into_iter().filter(|event| wanted(event.kind)).map(event).collect()
+}
+
+/// What is told up to a revision, and what comes after it.
+pub(super) fn split(
+    whole: pb::WatchResponse,
+    revision: Revision,
+) -> (pb::WatchResponse, pb::WatchResponse) {
+    let is_before = |event: &mvccpb::Event| {
+        event.kv.as_ref().is_none_or(|kv| kv.mod_revision <= revision.get() as i64)
+    };
+    let mut events = whole.events;
+    let frame = pb::WatchResponse { events: Vec::new(), ..whole };
+    let later = events.split_off(events.partition_point(is_before));
+    let with = |events| pb::WatchResponse { events, ..frame.clone() };
+    (with(events), with(later))
 }
 
 /// A response in pieces that are smaller than `bytes_max`, unless a single event is larger. All but the last say
@@ -57,6 +72,25 @@ mod tests {
     fn event_of(bytes: usize) -> mvccpb::Event {
         let kv = mvccpb::KeyValue { value: vec![0; bytes].into(), ..Default::default() };
         mvccpb::Event { kv: Some(kv), ..Default::default() }
+    }
+
+    #[test]
+    fn a_response_is_split_between_two_revisions() {
+        let at = |mod_revision| mvccpb::Event {
+            kv: Some(mvccpb::KeyValue { mod_revision, ..Default::default() }),
+            ..Default::default()
+        };
+        let whole = pb::WatchResponse {
+            watch_id: 7,
+            events: [4, 4, 5, 8].map(at).into(),
+            ..Default::default()
+        };
+        for (revision, before) in [(3, 0), (4, 2), (5, 3), (7, 3), (8, 4)] {
+            let (first, rest) = split(whole.clone(), Revision(revision));
+            assert_eq!((first.watch_id, rest.watch_id), (7, 7));
+            assert_eq!(first.events, whole.events[..before]);
+            assert_eq!(rest.events, whole.events[before..]);
+        }
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! asks, and however long a watch takes, each watch has one question to answer, and nothing piles up.
 //!
 //! A client takes the answer for a bookmark of all its watches. So one that begins while a question is open is part of
-//! it: it may have much to tell of the past.
+//! it: it may have much to tell of the past. And where one waits for a revision that is still to come, there is no answer, as
+//! in etcd: the client would take it for that watch's as well, and later go on from there.
 
 use std::collections::HashSet;
 
@@ -76,6 +77,16 @@ impl Progress {
         self.conclude()
     }
 
+    /// A watch waits for a revision that is still to come: nothing can be said of all.
+    pub(super) fn has_no_answer(&mut self, serial: Serial) {
+        self.open.take_if(|question| question.left.contains(&serial));
+    }
+
+    /// Whether some have not answered yet.
+    pub(super) fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
     /// Whether a client has asked while the last question was open, which it is not any more; said once.
     pub(super) fn wants_again(&mut self) -> bool {
         self.open.is_none() && std::mem::take(&mut self.again)
@@ -129,6 +140,17 @@ mod tests {
         let mut progress = asked(&[A]);
         assert_eq!(progress.ended(A), None, "there is nobody left to speak of");
         assert!(!progress.wants_again());
+    }
+
+    #[test]
+    fn there_is_no_answer_while_one_waits_for_what_is_still_to_come() {
+        let mut progress = asked(&[A, B]);
+        progress.has_no_answer(C);
+        assert!(progress.is_open(), "it was not asked");
+        assert!(!progress.ask([A, B].into_iter()));
+        progress.has_no_answer(B);
+        assert!(!progress.is_open() && progress.wants_again());
+        assert_eq!(progress.told(A, Revision(7)), None);
     }
 
     #[test]

@@ -6,11 +6,13 @@ use std::time::Duration;
 use bowline::{Revision, Watch, WatchBatch, WatchError};
 use tokio::sync::mpsc;
 use tokio::time::{Interval, MissedTickBehavior, interval_at};
+use tonic::Status;
 
 use super::super::driven::Answers;
 use super::super::member::Member;
-use super::super::wire::Reason;
-use super::batch::{pieces, translate};
+use super::super::wire::{Reason, revision};
+use super::batch::{pieces, split, translate};
+use super::course::Course;
 use super::progress::Serial;
 use crate::generated::etcdserverpb as pb;
 
@@ -31,6 +33,11 @@ pub(super) enum Told {
         /// The revision.
         revision: Revision,
     },
+    /// It waits for a revision that is still to come: another answer.
+    NotYet {
+        /// Which watch.
+        serial: Serial,
+    },
     /// It has ended by itself.
     Ended {
         /// Which watch.
@@ -46,7 +53,12 @@ pub(super) struct Task {
     serial: Serial,
     id: i64,
     answers: Answers<pb::WatchResponse>,
+    course: Arc<Course>,
     told: mpsc::UnboundedSender<Told>,
+    /// The first revision asked for; 0 if it is what comes next.
+    start: Revision,
+    /// What is to be told when all that is before it was, by all.
+    held: Option<Held>,
     /// Whether to say now and then how far it is.
     notifies: bool,
     no_puts: bool,
@@ -61,6 +73,15 @@ pub(super) struct Task {
     silent: bool,
 }
 
+/// What was held back.
+struct Held {
+    /// Everything up to here has been told.
+    told: Revision,
+    /// What comes next, up to this revision.
+    up_to: Revision,
+    rest: pb::WatchResponse,
+}
+
 /// Whether the watch goes on.
 enum Next {
     On,
@@ -72,7 +93,7 @@ impl Task {
         member: Arc<Member>,
         (serial, id): (Serial, i64),
         request: &pb::WatchCreateRequest,
-        answers: Answers<pb::WatchResponse>,
+        (answers, course): (Answers<pb::WatchResponse>, Arc<Course>),
         told: mpsc::UnboundedSender<Told>,
     ) -> Self {
         use pb::watch_create_request::FilterType::{Nodelete, Noput};
@@ -88,7 +109,10 @@ impl Task {
             serial,
             id,
             answers,
+            course,
             told,
+            start: revision(request.start_revision).unwrap_or_default(),
+            held: None,
             asked: false,
             due: false,
             silent: true,
@@ -105,8 +129,7 @@ impl Task {
             let next = tokio::select! {
                 order = orders.recv() => match order {
                     Some(Command::Tell) => {
-                        self.asked = true;
-                        watch.request_progress();
+                        self.be_asked(&mut watch).await;
                         Next::On
                     }
                     Some(Command::Cancel) => {
@@ -116,7 +139,11 @@ impl Task {
                     }
                     None => return,
                 },
-                batch = watch.next() => match batch {
+                () = self.may_go_on(), if self.held.is_some() => {
+                    self.tell_held().await;
+                    Next::On
+                }
+                batch = watch.next(), if self.held.is_none() => match batch {
                     Some(Ok(batch)) => self.tell(batch).await,
                     Some(Err(error)) => self.end(error).await,
                     None => Next::Ended,
@@ -140,13 +167,7 @@ impl Task {
     async fn tell(&mut self, batch: WatchBatch) -> Next {
         let revision = batch.revision;
         if batch.events.is_empty() {
-            if std::mem::take(&mut self.asked) {
-                drop(self.told.send(Told::UpTo { serial: self.serial, revision }));
-            }
-            if std::mem::take(&mut self.due) {
-                let header = self.member.header(revision);
-                self.say(pb::WatchResponse { header, ..self.response() }).await;
-            }
+            self.say_how_far(revision).await;
             return Next::On;
         }
         let events = translate(batch.events, self.no_puts, self.no_deletes);
@@ -154,16 +175,81 @@ impl Task {
             return Next::On;
         }
         self.silent = false;
-        let header = self.member.header(revision);
-        let whole = pb::WatchResponse { header, events, ..self.response() };
-        match self.piece_bytes_max {
-            None => self.say(whole).await,
-            Some(bytes_max) => {
-                // In one row: clients lose those before an answer of another watch, or of the stream.
-                drop(self.answers.send_pieces(pieces(whole, bytes_max)).await);
-            }
-        }
+        self.say_up_to(revision, pb::WatchResponse { events, ..self.response() }).await;
         Next::On
+    }
+
+    /// The stream asks how far this watch is.
+    async fn be_asked(&mut self, watch: &mut Watch) {
+        self.tell_held().await;
+        self.asked = true;
+        match &self.held {
+            Some(held) => self.be_heard(held.told),
+            None => watch.request_progress(),
+        }
+    }
+
+    /// Everything up to a revision has been told: the stream hears it, if it has asked. It hears of nothing that is before
+    /// the start: a client would go on from there.
+    fn be_heard(&mut self, revision: Revision) {
+        let serial = self.serial;
+        if std::mem::take(&mut self.asked) {
+            drop(self.told.send(match self.start <= revision {
+                true => Told::UpTo { serial, revision },
+                false => Told::NotYet { serial },
+            }));
+        }
+    }
+
+    /// Everything up to a revision has been told: whoever has asked hears it.
+    async fn say_how_far(&mut self, revision: Revision) {
+        self.be_heard(revision);
+        if std::mem::take(&mut self.due) && self.start <= revision {
+            self.say_up_to(revision, self.response()).await;
+        }
+    }
+
+    /// Until what is held back may be told, or a part of it.
+    async fn may_go_on(&self) {
+        if let Some(held) = &self.held {
+            self.course.leads_beyond(held.told).await;
+        }
+    }
+
+    async fn tell_held(&mut self) {
+        if let Some(Held { up_to, rest, .. }) = self.held.take() {
+            self.say_up_to(up_to, rest).await;
+        }
+    }
+
+    /// Tells everything up to a revision, or as much as may be told now, and keeps the rest.
+    async fn say_up_to(&mut self, revision: Revision, whole: pb::WatchResponse) {
+        // If nobody listens any more the stream is dropped soon, and this with it.
+        let Ok(room) = self.answers.room().await else { return };
+        let row = |whole| self.row(revision, whole);
+        let Err((told, whole)) = self.course.tell(room, revision, whole, row) else { return };
+        let (first, rest) = split(whole, told);
+        self.held = Some(Held { told, up_to: revision, rest });
+        if !first.events.is_empty()
+            && let Ok(room) = self.answers.room().await
+        {
+            let row = |first| self.row(told, first);
+            self.course.tell(room, told, first, row).expect("no stop is before another");
+        }
+        self.be_heard(told);
+    }
+
+    /// What is told at once. In one row: clients lose pieces before an answer of another watch, or of the stream.
+    fn row(
+        &self,
+        revision: Revision,
+        whole: pb::WatchResponse,
+    ) -> Vec<Result<pb::WatchResponse, Status>> {
+        let whole = pb::WatchResponse { header: self.member.header(revision), ..whole };
+        match self.piece_bytes_max {
+            None => vec![Ok(whole)],
+            Some(bytes_max) => pieces(whole, bytes_max).into_iter().map(Ok).collect(),
+        }
     }
 
     async fn end(&mut self, error: WatchError) -> Next {
