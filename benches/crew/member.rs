@@ -201,8 +201,6 @@ pub(crate) trait Trade: Send + Sync + Sized + 'static {
 
     fn node(&self) -> &Node;
 
-    fn into_node(self) -> Node;
-
     /// Does what it is told, and answers with a line.
     fn obey(self: Arc<Self>, order: String) -> impl Future<Output = String> + Send;
 }
@@ -229,8 +227,7 @@ pub(crate) fn live<T: Trade>(plan: &Plan, orders: impl BufRead, mut answers: imp
             break;
         }
     }
-    let Ok(trade) = Arc::try_unwrap(trade).map_err(drop) else { return };
-    let _ = runtime.block_on(trade.into_node().shutdown());
+    let _ = runtime.block_on(trade.node().shutdown());
 }
 
 fn standing(node: &Node) -> String {

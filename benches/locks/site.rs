@@ -31,10 +31,6 @@ impl Trade for Site {
         &self.node
     }
 
-    fn into_node(self) -> Node {
-        self.node
-    }
-
     async fn obey(self: Arc<Self>, order: String) -> String {
         let words: Vec<&str> = order.split(' ').collect();
         match words[..] {

@@ -420,8 +420,9 @@ impl Node {
     }
 
     /// Stops the node: its sessions end, so that its locks are free at once, leadership is handed over,
-    /// its threads end. Takes no longer than about a second, whatever the disk and the peers do.
-    pub async fn shutdown(self) -> Shutdown {
+    /// its threads end. Takes no longer than about a second, whatever the disk and the peers do. Whoever calls it after that
+    /// is answered [`Error::Stopped`]; a second shutdown finds nothing to do.
+    pub async fn shutdown(&self) -> Shutdown {
         self.running.stop();
         let report = self.running.ended().await;
         self.link.stop();

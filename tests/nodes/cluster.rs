@@ -121,6 +121,31 @@ fn a_deposed_leader_answers_no_linearizable_read_from_the_past() {
     assert_eq!(cluster.node(old).client().get("k").wait().unwrap().unwrap().value, "new");
 }
 
+/// Whatever else of a program still has it in its hands.
+#[test]
+fn a_node_is_stopped_in_good_order_while_others_use_it() {
+    async {
+        let dir = tempfile::tempdir().unwrap();
+        let start = async || Arc::new(Node::start(Config::new(dir.path(), "solo")).await.unwrap());
+        let node = start().await;
+        let uses = std::thread::spawn({
+            let node = Arc::clone(&node);
+            move || while node.client().put("k", "v").wait().is_ok() {}
+        });
+        node.client().put("k", "v").await.unwrap();
+        assert!(node.shutdown().await.hanging.is_empty());
+        assert!(matches!(node.client().get("k").await, Err(Error::Stopped { .. })));
+        assert!(node.shutdown().await.hanging.is_empty(), "a second time there is nothing to do");
+        uses.join().unwrap();
+        // Its directory is free, though it is still there.
+        let again = start().await;
+        assert_eq!(again.client().get("k").await.unwrap().unwrap().value, "v");
+        assert!(again.shutdown().await.hanging.is_empty());
+        drop(node);
+    }
+    .wait();
+}
+
 #[test]
 fn leadership_moves_on_request_and_on_shutdown() {
     let mut cluster = lasting(3);

@@ -162,10 +162,6 @@ impl Member {
         &self.options
     }
 
-    pub(super) fn into_node(self) -> Node {
-        self.node
-    }
-
     /// What every answer begins with; `revision` is the store's when the answer was made.
     pub(super) fn header(&self, revision: Revision) -> Option<ResponseHeader> {
         let Term(raft_term) = self.node.term();

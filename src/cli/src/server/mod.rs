@@ -73,10 +73,6 @@ use member::{Member, VERSION};
 use tls::{Tls, TlsError};
 use token::{TokenError, Tokens};
 
-/// How long to wait at most, and how often to look, for what still uses the node when it is to stop.
-const LET_GO_PAUSE: Duration = Duration::from_millis(5);
-const LET_GO_LOOKS: usize = 200;
-
 /// How long to wait at most for work of the process that has begun, once the member has stopped.
 const HANGING_MAX: Duration = Duration::from_millis(200);
 
@@ -197,7 +193,7 @@ async fn serve(options: Options) -> Result<(), ServeError> {
         _ = interrupt.recv() => true,
     };
     if stopped {
-        return end(node).await;
+        return end(&node).await;
     }
     let member = Member::new(node, options.clone(), tokens);
     let (stop, stopping) = tokio::sync::watch::channel(false);
@@ -214,30 +210,11 @@ async fn serve(options: Options) -> Result<(), ServeError> {
     };
     tokio::join!(open, signalled);
     drop(dispatch);
-    // The tasks of streams that were cut off are about to end.
-    for _ in 0..LET_GO_LOOKS {
-        if Arc::strong_count(&member) == 1 {
-            break;
-        }
-        tokio::time::sleep(LET_GO_PAUSE).await;
-    }
-    match Arc::try_unwrap(member) {
-        Ok(member) => end(member.into_node()).await,
-        // Dropped with the last of them, the node stops all the same.
-        Err(member) => {
-            if let Some(reason) = member.node().stop_reason() {
-                return Err(ServeError::Stopped(reason.to_string()));
-            }
-            tracing::warn!(
-                "work for a client goes on: it is broken off, and leadership not handed over"
-            );
-            Ok(())
-        }
-    }
+    end(member.node()).await
 }
 
 /// Stops the node in good order, unless it has stopped by itself, which is a failure.
-async fn end(node: Node) -> Result<(), ServeError> {
+async fn end(node: &Node) -> Result<(), ServeError> {
     if let Some(reason) = node.stop_reason() {
         return Err(ServeError::Stopped(reason.to_string()));
     }

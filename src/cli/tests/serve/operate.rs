@@ -274,7 +274,7 @@ async fn a_server_that_hashes_a_password_stops_when_it_is_told() {
     until_begun(&server, "UserAdd", 1).await;
     let told = Instant::now();
     let (status, said) = server.stop();
-    assert!(status.success(), "{status}: {said}");
+    assert!(status.success() && said.contains("stopped in good order"), "{status}: {said}");
     assert!(told.elapsed() < STOPS_WITHIN, "it took {:?}", told.elapsed());
     adds.await.unwrap().unwrap_err();
 }
