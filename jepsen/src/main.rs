@@ -5,7 +5,7 @@
 //! | 0 | every run was ok, or skipped aloud |
 //! | 1 | a violation |
 //! | 2 | the arguments are wrong |
-//! | 3 | a run is undecided or invalid; with `sum`, and nobody has run it again and found it ok |
+//! | 3 | a run is undecided; or invalid, with `sum`: and nobody has run it again and found it ok |
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -44,7 +44,7 @@ enum Command {
     Matrix(MatrixOptions),
     /// Adds up what earlier runs came to, as Markdown
     Sum {
-        /// Directories of reports
+        /// Directories of reports, the oldest first
         #[arg(default_value = "target/jepsen")]
         dirs: Vec<PathBuf>,
     },

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::over::Programs;
 use crate::process::Trouble;
-use crate::report::{self, Summary, millis};
+use crate::report::{self, Summary};
 use crate::run::{self, Plan, Ran, Verdict};
 use crate::workload::words_of;
 
@@ -131,21 +131,12 @@ pub fn remembered_in(dirs: &[PathBuf]) -> Result<Vec<Summary>, Trouble> {
 
 /// The plans that have not been run yet, at least as long and well and with the same programs, by these summaries.
 pub fn not_done(plans: Vec<Plan>, programs: &Programs, summaries: &[Summary]) -> Vec<Plan> {
-    let is_of = |summary: &Summary, plan: &Plan| {
-        let made = programs.build(plan.over);
-        (summary.workload.as_str(), summary.nemesis.as_str())
-            == (plan.workload.name, plan.nemesis.name)
-            && (summary.members, summary.over, summary.seed) == (plan.members, plan.over, plan.seed)
-            && summary.load_seconds >= plan.load.as_secs()
-            && summary.rate >= plan.rate
-            && (summary.window_ms, summary.rest_ms)
-                == (millis(plan.pace.window), millis(plan.pace.rest))
-            // What nobody knows the build of is of another one.
-            && made.build.is_some()
-            && summary.made == made
-            && summary.verdict == "ok"
+    let is_done = |plan: &Plan| {
+        let wanted = run::without(plan, Verdict::Ok(String::new()));
+        let wanted = Summary::of(&wanted, programs.build(plan.over));
+        summaries.iter().any(|one| one.verdict == "ok" && one.stands_for(&wanted))
     };
-    plans.into_iter().filter(|plan| !summaries.iter().any(|one| is_of(one, plan))).collect()
+    plans.into_iter().filter(|plan| !is_done(plan)).collect()
 }
 
 #[cfg(test)]

@@ -124,10 +124,23 @@ impl Summary {
             command: ran.plan.command(),
         }
     }
+
+    /// Whether it is the same run as another, at least as long, at this pace and no lower rate, by the very same programs: so
+    /// that what it says is what the other was to say.
+    pub(crate) fn stands_for(&self, other: &Self) -> bool {
+        (&self.workload, &self.nemesis, self.members, self.over, self.seed)
+            == (&other.workload, &other.nemesis, other.members, other.over, other.seed)
+            && (self.window_ms, self.rest_ms) == (other.window_ms, other.rest_ms)
+            && self.load_seconds >= other.load_seconds
+            && self.rate >= other.rate
+            // What nobody knows the build of is of another one.
+            && self.made.build.is_some()
+            && self.made == other.made
+    }
 }
 
 /// As a line says it.
-pub(crate) fn millis(span: Duration) -> u64 {
+fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 

@@ -44,7 +44,7 @@ fn handoffs(summary: &Summary) -> u64 {
 /// was skipped and why. Runs whose nodes broke a promise on purpose are told apart.
 pub fn tally(summaries: &[Summary]) -> String {
     let (skipped, ran): (Vec<&Summary>, Vec<&Summary>) =
-        ordinary(summaries).partition(|one| one.verdict == "skipped");
+        summaries.iter().filter(|one| is_ordinary(one)).partition(|one| one.verdict == "skipped");
     let mut all = Row::default();
     ran.iter().for_each(|summary| all.add(summary));
     let crashes: usize = (ran.iter())
@@ -102,9 +102,9 @@ pub fn tally(summaries: &[Summary]) -> String {
     page
 }
 
-/// Runs whose nodes broke no promise on purpose.
-fn ordinary(summaries: &[Summary]) -> impl Iterator<Item = &Summary> {
-    summaries.iter().filter(|one| one.made.mutant.is_none())
+/// Whether its nodes broke no promise on purpose.
+fn is_ordinary(one: &Summary) -> bool {
+    one.made.mutant.is_none()
 }
 
 /// What mutants came to.
@@ -122,8 +122,8 @@ fn of_mutants(page: &mut String, summaries: &[Summary]) {
     }
 }
 
-/// What is wrong with them, all in all: `violation` if there is one, else `undecided` or `invalid` if one is left that nobody
-/// has run again, well.
+/// What is wrong with them, the oldest first, all in all: `violation` if there is one, else `undecided`, else `invalid` if one
+/// is left that nobody has run again, well.
 pub fn left(summaries: &[Summary]) -> Option<&'static str> {
     let left = of_verdicts(summaries);
     ["violation", "undecided", "invalid"]
@@ -131,19 +131,18 @@ pub fn left(summaries: &[Summary]) -> Option<&'static str> {
         .find(|verdict| left.iter().any(|one| one.verdict == *verdict))
 }
 
-/// Those that were not ok. What says nothing is made good by the same run, said again; a violation is by nothing.
+/// Those that were not ok. What says nothing is made good by a later run that stands for it. A violation is made good by
+/// nothing, and neither is what nobody could decide: processes are not replayed, so that another run has another history.
 fn of_verdicts(summaries: &[Summary]) -> Vec<&Summary> {
-    let is_same = |one: &Summary, other: &Summary| {
-        (&one.workload, &one.nemesis, one.members, one.over, one.seed)
-            == (&other.workload, &other.nemesis, other.members, other.over, other.seed)
-            && other.load_seconds >= one.load_seconds
+    let is_left = |(place, one): &(usize, &Summary)| match one.verdict.as_str() {
+        "ok" | "skipped" => false,
+        "invalid" => {
+            !summaries[*place..].iter().any(|later| later.verdict == "ok" && later.stands_for(one))
+        }
+        _ => true,
     };
-    let is_good = |one: &Summary| {
-        one.verdict == "ok"
-            || ["undecided", "invalid"].contains(&one.verdict.as_str())
-                && ordinary(summaries).any(|other| other.verdict == "ok" && is_same(one, other))
-    };
-    ordinary(summaries).filter(|one| one.verdict != "skipped" && !is_good(one)).collect()
+    let ordinary = summaries.iter().enumerate().filter(|(_, one)| is_ordinary(one));
+    ordinary.filter(is_left).map(|(_, one)| one).collect()
 }
 
 /// The runs by one of their names.
@@ -180,7 +179,8 @@ mod tests {
             pace: Pace::default(),
             rate: 300,
         };
-        Summary::of(&run::without(&plan, verdict), Build::default())
+        let made = Build { build: Some("b".to_owned()), mutant: None };
+        Summary::of(&run::without(&plan, verdict), made)
     }
 
     fn ok(seed: u64) -> Summary {
@@ -197,11 +197,34 @@ mod tests {
         assert_eq!(left(&[violation(1), ok(1)]), Some("violation"), "it stays one");
         assert_eq!(left(&[ok(1), invalid(2)]), Some("invalid"));
         assert_eq!(left(&[invalid(1), ok(1)]), None, "it was run again");
-        let mut shorter = ok(1);
-        shorter.load_seconds = 10;
-        assert_eq!(left(&[invalid(1), shorter]), Some("invalid"));
-        let undecided = summary(2, Verdict::Undecided("steps".to_owned()));
-        assert_eq!(left(&[undecided, invalid(3)]), Some("undecided"));
+        assert_eq!(left(&[ok(1), invalid(1)]), Some("invalid"), "it was not run again since");
+        let undecided = || summary(2, Verdict::Undecided("steps".to_owned()));
+        assert_eq!(left(&[undecided(), invalid(3)]), Some("undecided"));
+        assert_eq!(left(&[undecided(), ok(2)]), Some("undecided"), "that is another history");
+    }
+
+    #[test]
+    fn another_run_makes_none_good_that_said_nothing() {
+        let changes: &[fn(&mut Summary)] = &[
+            |other| other.load_seconds = 10,
+            |other| other.rate = 100,
+            |other| other.window_ms = 100,
+            |other| other.rest_ms = 60_000,
+            |other| other.made.build = Some("a".to_owned()),
+            |other| other.made.mutant = Some("M06".to_owned()),
+        ];
+        for (place, change) in changes.iter().enumerate() {
+            let mut other = ok(1);
+            change(&mut other);
+            let invalid = summary(1, Verdict::Invalid("nothing happened".to_owned()));
+            assert_eq!(left(&[invalid, other]), Some("invalid"), "change {place}");
+        }
+        let nobodys = |mut of: Summary| {
+            of.made.build = None;
+            of
+        };
+        let invalid = summary(1, Verdict::Invalid("nothing happened".to_owned()));
+        assert_eq!(left(&[nobodys(invalid), nobodys(ok(1))]), Some("invalid"));
     }
 
     #[test]
