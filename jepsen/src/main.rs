@@ -5,7 +5,7 @@
 //! | 0 | every run was ok, or skipped aloud |
 //! | 1 | a violation |
 //! | 2 | the arguments are wrong |
-//! | 3 | a run is undecided; or invalid, with `sum`: and nobody has run it again and found it ok |
+//! | 3 | a run is undecided; or invalid, with `sum`: and nobody has run it again and found it ok; or there is none to sum up |
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -16,6 +16,7 @@ use bowline_jepsen::matrix::{self, Cell};
 use bowline_jepsen::nemesis::{self, Pace};
 use bowline_jepsen::run::Plan;
 use bowline_jepsen::{Over, Programs, driver, report, series, workload};
+use clap::builder::RangedU64ValueParser;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 
@@ -73,7 +74,7 @@ struct RunOptions {
     #[arg(long, value_enum, default_value_t)]
     over: Over,
     /// How often it is run, each time with the next seed
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     times: u64,
     #[command(flatten)]
     common: Common,
@@ -100,7 +101,7 @@ struct MatrixOptions {
     #[arg(long, value_enum, default_value_t)]
     over: Over,
     /// No more than so many runs, spread over all of them
-    #[arg(long)]
+    #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     runs: Option<usize>,
     /// Leave out what was ok before with these very programs, as long, at this pace and rate, by what --out knows
     #[arg(long)]
@@ -160,13 +161,7 @@ fn main() -> ExitCode {
             execute(&plans, &options.common, processors)
         }
         Command::Matrix(options) => run_matrix(&options),
-        Command::Sum { dirs } => match series::remembered_in(&dirs) {
-            Ok(summaries) => {
-                say(&report::tally(&summaries));
-                exit_for(report::left(&summaries))
-            }
-            Err(trouble) => complain(&trouble.to_string()),
-        },
+        Command::Sum { dirs } => sum(&dirs),
         Command::List => list(),
         Command::Node { words } => match driver::main(&words) {
             Ok(()) => ExitCode::SUCCESS,
@@ -224,6 +219,21 @@ fn run_matrix(options: &MatrixOptions) -> ExitCode {
     }
     plans.truncate(options.runs.unwrap_or(usize::MAX));
     execute(&plans, &options.common, 1)
+}
+
+fn sum(dirs: &[PathBuf]) -> ExitCode {
+    let remembered: Result<Vec<_>, _> = dirs.iter().map(|dir| series::remembered(dir)).collect();
+    let by_dir = match remembered {
+        Ok(by_dir) => by_dir,
+        Err(trouble) => return complain(&trouble.to_string()),
+    };
+    let empty = dirs.iter().zip(&by_dir).find(|(_, summaries)| summaries.is_empty());
+    if let Some((dir, _)) = empty {
+        drop(writeln!(io::stderr().lock(), "error: {} knows of no runs", dir.display()));
+    }
+    let summaries = by_dir.concat();
+    say(&report::tally(&summaries));
+    exit_for(report::left(&summaries).or(empty.map(|_| "invalid")))
 }
 
 fn plans(cells: &[Cell], common: &Common, quick: bool) -> Vec<Plan> {
@@ -342,4 +352,22 @@ fn say(line: &str) {
 fn complain(why: &str) -> ExitCode {
     drop(writeln!(io::stderr().lock(), "error: {why}"));
     ExitCode::from(EXIT_USAGE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_at_all_is_not_asked_for_and_not_well() {
+        let is_asked = |words: &[&str]| {
+            Arguments::try_parse_from([&["bowline-jepsen"], words].concat()).is_ok()
+        };
+        for (times, may_be) in [("0", false), ("1", true)] {
+            assert_eq!(is_asked(&["run", "--workload", "set", "--times", times]), may_be);
+            assert_eq!(is_asked(&["matrix", "--runs", times]), may_be);
+        }
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(sum(&[dir.path().to_owned()]), ExitCode::from(EXIT_NO_VERDICT));
+    }
 }

@@ -6,7 +6,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -118,15 +118,6 @@ pub fn remembered(dir: &Path) -> Result<Vec<Summary>, Trouble> {
         line.and_then(|line| serde_json::from_str(&line).map_err(Into::into)).map_err(system)
     };
     BufReader::new(file).lines().map(read).collect()
-}
-
-/// What several directories know of their runs.
-///
-/// # Errors
-/// Those of [`remembered`].
-pub fn remembered_in(dirs: &[PathBuf]) -> Result<Vec<Summary>, Trouble> {
-    let all = dirs.iter().map(|dir| remembered(dir)).collect::<Result<Vec<_>, _>>()?;
-    Ok(all.into_iter().flatten().collect())
 }
 
 /// The plans that have not been run yet, at least as long and well and with the same programs, by these summaries.

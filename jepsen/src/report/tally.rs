@@ -123,8 +123,11 @@ fn of_mutants(page: &mut String, summaries: &[Summary]) {
 }
 
 /// What is wrong with them, the oldest first, all in all: `violation` if there is one, else `undecided`, else `invalid` if one
-/// is left that nobody has run again, well.
+/// is left that nobody has run again, well; or if there is none at all.
 pub fn left(summaries: &[Summary]) -> Option<&'static str> {
+    if !summaries.iter().any(is_ordinary) {
+        return Some("invalid");
+    }
     let left = of_verdicts(summaries);
     ["violation", "undecided", "invalid"]
         .into_iter()
@@ -193,6 +196,7 @@ mod tests {
         let invalid = |seed| summary(seed, Verdict::Invalid("nothing happened".to_owned()));
         let skipped = summary(1, Verdict::Skipped("no root".to_owned()));
         assert_eq!(left(&[ok(1), skipped]), None);
+        assert_eq!(left(&[]), Some("invalid"), "nothing at all is not well");
         assert_eq!(left(&[ok(1), violation(2), invalid(3)]), Some("violation"));
         assert_eq!(left(&[violation(1), ok(1)]), Some("violation"), "it stays one");
         assert_eq!(left(&[ok(1), invalid(2)]), Some("invalid"));
@@ -247,6 +251,7 @@ mod tests {
             None,
             "who breaks a promise on purpose says nothing of who does not"
         );
+        assert_eq!(left(&all[3..]), Some("invalid"), "not even that all is well");
         let page = tally(&all);
         for part in [
             "1 runs, 1 of them of 60 s or more; 1 ok, 0 not, 2 more skipped;",
