@@ -456,10 +456,29 @@ impl Fleet {
     /// It does not die of it; it had stopped before, and not because it was removed, or not let in.
     pub fn bury_newcomer(&self, member: usize) -> Result<(), Trouble> {
         match self.bury(member)? {
-            None => Ok(()),
-            Some(why) if why.contains(REMOVED) => Ok(()),
-            Some(why) if NOT_LET_IN.iter().any(|words| why.contains(words)) => Ok(()),
-            Some(why) => Err(Trouble::Stopped(format!("m{member}, that came later: {why}"))),
+            Some(why) if !self.may_stop(member, &why) => {
+                Err(Trouble::Stopped(format!("m{member}, that came later: {why}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a member may have stopped by itself and said this: who came later may, if it was removed, or not let in.
+    fn may_stop(&self, member: usize, why: &str) -> bool {
+        let may = |words: &str| why.contains(words);
+        member >= self.members() && (may(REMOVED) || NOT_LET_IN.into_iter().any(may))
+    }
+
+    /// Asks a member that is about to lose everything whether its node runs still: afterwards nobody can tell.
+    ///
+    /// # Errors
+    /// It had stopped by itself, which it may not.
+    pub fn must_run(&self, member: usize) -> Result<(), Trouble> {
+        match self.process(member).and_then(|process| process.why_stopped()) {
+            Some(why) if !self.may_stop(member, &why) => {
+                Err(Trouble::Stopped(format!("m{member}: {why}")))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -521,14 +540,18 @@ impl Fleet {
     /// Stops a member in good order.
     ///
     /// # Errors
-    /// It does not end, or not well.
+    /// It does not end, or not well; or it had stopped by itself, which it may not.
     pub fn stop(&self, member: usize) -> Result<(), Trouble> {
         let process = self.process(member);
         let stopped = process.map_or(Ok(()), |process| process.stop());
         let mut now = self.places[member].now();
         now.being = Being::Down;
         now.process = None;
-        stopped
+        match stopped {
+            Err(Trouble::Stopped(why)) if self.may_stop(member, &why) => Ok(()),
+            Err(Trouble::Stopped(why)) => Err(Trouble::Stopped(format!("m{member}: {why}"))),
+            stopped => stopped,
+        }
     }
 
     /// Lets a member stand still.
@@ -684,11 +707,34 @@ pub(crate) mod tests {
     /// A member that is a shell, which is asked as a node is: it does this with the words of each `$order`, whose `$id` it
     /// answers to.
     pub(crate) fn shell(does: &str) -> Fleet {
-        let words = format!("echo ready; while read -r id order; do {does}; done");
-        let program = Program { path: "sh".into(), words: vec!["-c".to_owned(), words] };
-        let fleet = Fleet::new(program, Setup::of(1)).unwrap();
+        let fleet = shells(&format!("while read -r id order; do {does}; done"), 1, 0);
         fleet.restart(0).unwrap();
         fleet
+    }
+
+    /// Members that are shells, and do this once they are ready; none is started.
+    pub(crate) fn shells(do_this: &str, members: usize, spare: usize) -> Fleet {
+        let words = vec!["-c".to_owned(), format!("echo ready; {do_this}")];
+        let program = Program { path: "sh".into(), words };
+        Fleet::new(program, Setup { spare, ..Setup::of(members) }).unwrap()
+    }
+
+    /// Says so, as a node does, and waits for its end.
+    pub(crate) fn stops(why: &str) -> String {
+        format!("echo 'stopped {why}'; cat > /dev/null")
+    }
+
+    #[test]
+    fn only_who_came_later_and_was_removed_may_have_stopped_when_it_is_told_to() {
+        let stopped = |why: &str, member: usize| {
+            let fleet = shells(&stops(why), 1, 1);
+            fleet.restart(member).unwrap();
+            fleet.stop(member)
+        };
+        assert!(matches!(stopped("of grief", 0), Err(Trouble::Stopped(_))));
+        assert!(matches!(stopped("of grief", 1), Err(Trouble::Stopped(_))));
+        assert!(matches!(stopped("it was removed", 0), Err(Trouble::Stopped(_))));
+        assert!(stopped("it was removed", 1).is_ok());
     }
 
     #[test]

@@ -332,7 +332,7 @@ impl Process {
     /// Stops it in good order: what it was asked for is still answered, its node hands over and stops.
     ///
     /// # Errors
-    /// It does not end, or not well.
+    /// It does not end, or not well; its node had stopped by itself.
     pub fn stop(&self) -> Result<(), Trouble> {
         self.heard.lock().ending = true;
         match &self.ears {
@@ -341,9 +341,15 @@ impl Process {
             }
             Ears::Port(_) => self.signal(Signal::TERM)?,
         }
-        drop(self.heard.wait_while("a process lives that was told to stop", |s| !s.over)?);
+        let state = self.heard.wait_while("a process lives that was told to stop", |s| !s.over)?;
+        let stopped = state.stopped.clone();
+        drop(state);
         let status = self.wait()?;
-        if status.success() { Ok(()) } else { Err(Trouble::Ended(status.to_string())) }
+        match stopped {
+            Some(why) => Err(Trouble::Stopped(why)),
+            None if status.success() => Ok(()),
+            None => Err(Trouble::Ended(status.to_string())),
+        }
     }
 
     fn wait(&self) -> Result<ExitStatus, Trouble> {
@@ -458,5 +464,15 @@ mod tests {
         }
         let said = end_of("echo stopped it was full; exit 1", true);
         assert_eq!(said.unwrap().as_deref(), Some("it was full"));
+    }
+
+    #[test]
+    fn who_had_stopped_by_itself_is_not_stopped_in_good_order() {
+        let stop_of =
+            |words: &str| Process::spawn(Command::new("sh").args(["-c", words])).unwrap().stop();
+        assert!(stop_of("cat > /dev/null").is_ok());
+        let said = stop_of("echo stopped of grief; cat > /dev/null");
+        assert!(matches!(&said, Err(Trouble::Stopped(why)) if why == "of grief"), "{said:?}");
+        assert!(matches!(stop_of("cat > /dev/null; exit 3"), Err(Trouble::Ended(_))));
     }
 }

@@ -145,6 +145,7 @@ impl Dead {
         member: usize,
         door: &str,
     ) -> Result<&'static str, Trouble> {
+        fleet.must_run(member)?;
         fleet.door(member, door)?;
         self.down = Some(member);
         let mut failed = self.await_its_stop(fleet, member)?;

@@ -66,6 +66,8 @@ impl Nemesis for Power {
     fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
         self.down = self.whom.draw(fleet, dice);
         let whom = names(fleet, &self.down);
+        // Who stops from here on may have noticed; who did so before may not have.
+        self.down.iter().try_for_each(|member| fleet.must_run(*member))?;
         if let Some(volumes) = fleet.volumes() {
             volumes.switch(&self.down)?.cut()?;
         }
@@ -88,5 +90,20 @@ impl Nemesis for Power {
 
     fn struck(&self) -> u64 {
         self.struck
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::tests::shell;
+
+    #[test]
+    fn who_had_stopped_before_its_power_failed_is_seen() {
+        // Who is asked who leads answers nothing; or says that it has stopped.
+        let cut = |does: &str| Power::of(Whom::All).begin(&shell(does), &mut Dice::new(1));
+        assert!(cut("true").is_ok());
+        let stopped = cut("echo stopped of grief");
+        assert!(matches!(stopped, Err(Trouble::Stopped(_))), "{stopped:?}");
     }
 }
