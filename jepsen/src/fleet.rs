@@ -405,7 +405,7 @@ impl Fleet {
     pub fn await_ready(&self, member: usize) -> Result<(), Trouble> {
         let process = self.process(member);
         if let Some(process) = &process
-            && process.ready()?
+            && process.ready().map_err(|trouble| trouble.of(member))?
         {
             return Ok(());
         }
@@ -487,11 +487,8 @@ impl Fleet {
     /// # Errors
     /// It does not die of it; or it had ended before, or ends of something else, without a word.
     pub fn bury(&self, member: usize) -> Result<Option<String>, Trouble> {
-        let said = |trouble| match trouble {
-            Trouble::Ended(how) => Trouble::Ended(format!("m{member}: {how}")),
-            trouble => trouble,
-        };
-        self.take(member).map_or(Ok(None), |process| process.end().map_err(said))
+        let end = |process: Arc<Process>| process.end().map_err(|trouble| trouble.of(member));
+        self.take(member).map_or(Ok(None), end)
     }
 
     /// The same of one whose disk is dead or has no power: whatever it ended of.
@@ -549,8 +546,7 @@ impl Fleet {
         now.process = None;
         match stopped {
             Err(Trouble::Stopped(why)) if self.may_stop(member, &why) => Ok(()),
-            Err(Trouble::Stopped(why)) => Err(Trouble::Stopped(format!("m{member}: {why}"))),
-            stopped => stopped,
+            stopped => stopped.map_err(|trouble| trouble.of(member)),
         }
     }
 
@@ -665,7 +661,7 @@ impl Fleet {
             }
             std::thread::sleep(LOOK_EVERY);
         }
-        Err(Trouble::TooLate("nobody leads".to_owned()))
+        Err(Trouble::Hangs("nobody leads".to_owned()))
     }
 
     /// Members whose node has stopped by itself, and why; but for those that came later and were removed.
@@ -735,6 +731,12 @@ pub(crate) mod tests {
         assert!(matches!(stopped("of grief", 1), Err(Trouble::Stopped(_))));
         assert!(matches!(stopped("it was removed", 0), Err(Trouble::Stopped(_))));
         assert!(stopped("it was removed", 1).is_ok());
+    }
+
+    #[test]
+    fn a_quorum_that_elects_nobody_hangs() {
+        let nobody = shell("true").await_leader(Duration::from_millis(1));
+        assert!(matches!(nobody, Err(Trouble::Hangs(_))), "{nobody:?}");
     }
 
     #[test]

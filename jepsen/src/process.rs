@@ -45,9 +45,12 @@ pub enum Trouble {
         /// What it said.
         said: String,
     },
-    /// Something that must happen has not.
+    /// A door or a tool of the machine, or the harness itself, has not done what it must.
     #[error("{0}, within {LIMIT:?}")]
     TooLate(String),
+    /// Members have not done what they must: one neither starts nor ends, or nobody leads though a quorum could elect.
+    #[error("it hangs: {0}, within {LIMIT:?}")]
+    Hangs(String),
     /// A node has stopped that should run.
     #[error("a node has stopped: {0}")]
     Stopped(String),
@@ -75,7 +78,19 @@ impl Trouble {
     #[must_use]
     pub fn when_healed(self) -> Self {
         match self {
-            Trouble::TooLate(what) => Trouble::NotBack(what),
+            Trouble::TooLate(what) | Trouble::Hangs(what) => Trouble::NotBack(what),
+            other => other,
+        }
+    }
+
+    /// The same, with whose it is, where it is a member's.
+    #[must_use]
+    pub(crate) fn of(self, member: usize) -> Self {
+        let of = |what| format!("m{member}: {what}");
+        match self {
+            Trouble::Hangs(what) => Trouble::Hangs(of(what)),
+            Trouble::Stopped(why) => Trouble::Stopped(of(why)),
+            Trouble::Ended(how) => Trouble::Ended(of(how)),
             other => other,
         }
     }
@@ -129,16 +144,19 @@ impl Heard {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Waits, for so long, and says `otherwise` if that was not enough.
     fn wait_while(
         &self,
+        limit: Duration,
+        otherwise: fn(String) -> Trouble,
         what: &str,
         mut condition: impl FnMut(&State) -> bool,
     ) -> Result<MutexGuard<'_, State>, Trouble> {
         let (state, late) = self
             .changed
-            .wait_timeout_while(self.lock(), LIMIT, |state| condition(state))
+            .wait_timeout_while(self.lock(), limit, |state| condition(state))
             .unwrap_or_else(PoisonError::into_inner);
-        if late.timed_out() { Err(Trouble::TooLate(what.to_owned())) } else { Ok(state) }
+        if late.timed_out() { Err(otherwise(what.to_owned())) } else { Ok(state) }
     }
 
     fn listen(&self, output: impl Read, hear: fn(&mut State, &str)) {
@@ -240,8 +258,13 @@ impl Process {
     /// # Errors
     /// Neither happens.
     pub fn ready(&self) -> Result<bool, Trouble> {
-        let state = self.heard.wait_while("a node does not start", |s| !s.ready && !s.over)?;
-        Ok(state.ready)
+        self.ready_within(LIMIT)
+    }
+
+    fn ready_within(&self, limit: Duration) -> Result<bool, Trouble> {
+        let starts = |state: &State| !state.ready && !state.over;
+        let what = "a node does not start";
+        Ok(self.heard.wait_while(limit, Trouble::Hangs, what, starts)?.ready)
     }
 
     /// Asks for something. If the process ends before it answers, the receiver is told so.
@@ -283,7 +306,7 @@ impl Process {
             Ok(answer) => Ok(Some(answer)),
             Err(mpsc::RecvTimeoutError::Disconnected) => Ok(None),
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                Err(Trouble::TooLate(format!("no answer to {order:?}")))
+                Err(Trouble::Hangs(format!("no answer to {order:?}")))
             }
         }
     }
@@ -304,9 +327,9 @@ impl Process {
     /// # Errors
     /// It goes on, or the process ends without a word.
     pub fn stopped(&self) -> Result<String, Trouble> {
-        let state = self
-            .heard
-            .wait_while("a node goes on that should stop", |s| !s.over && s.stopped.is_none())?;
+        let goes_on = |state: &State| !state.over && state.stopped.is_none();
+        let what = "a node goes on that should stop";
+        let state = self.heard.wait_while(LIMIT, Trouble::Hangs, what, goes_on)?;
         let without_a_word = || Trouble::Ended("a process, without a word".to_owned());
         state.stopped.clone().ok_or_else(without_a_word)
     }
@@ -334,6 +357,10 @@ impl Process {
     /// # Errors
     /// It does not end, or not well; its node had stopped by itself.
     pub fn stop(&self) -> Result<(), Trouble> {
+        self.stop_within(LIMIT)
+    }
+
+    fn stop_within(&self, limit: Duration) -> Result<(), Trouble> {
         self.heard.lock().ending = true;
         match &self.ears {
             Ears::Input(input) => {
@@ -341,7 +368,8 @@ impl Process {
             }
             Ears::Port(_) => self.signal(Signal::TERM)?,
         }
-        let state = self.heard.wait_while("a process lives that was told to stop", |s| !s.over)?;
+        let what = "a process lives that was told to stop";
+        let state = self.heard.wait_while(limit, Trouble::Hangs, what, |s| !s.over)?;
         let stopped = state.stopped.clone();
         drop(state);
         let status = self.wait()?;
@@ -396,7 +424,9 @@ impl Process {
             }
             ended.is_some()
         };
-        let state = self.heard.wait_while("a process lives that was killed", |s| !s.over)?;
+        // No process can keep the operating system from that.
+        let what = "a process lives that was killed";
+        let state = self.heard.wait_while(LIMIT, Trouble::TooLate, what, |s| !s.over)?;
         let stopped = state.stopped.clone();
         drop(state);
         Ok((was_over, self.wait()?, stopped))
@@ -407,9 +437,9 @@ impl Process {
     /// # Errors
     /// It lives on, its node has stopped by itself, or it has ended in another way.
     pub fn died(&self) -> Result<Death, Trouble> {
-        let state = self
-            .heard
-            .wait_while("a process lives that should die", |s| !s.over && s.stopped.is_none())?;
+        let lives = |state: &State| !state.over && state.stopped.is_none();
+        let what = "a process lives that should die";
+        let state = self.heard.wait_while(LIMIT, Trouble::TooLate, what, lives)?;
         let (dies, stopped) = (state.dies, state.stopped.clone());
         drop(state);
         if let Some(why) = stopped {
@@ -451,7 +481,8 @@ mod tests {
     /// What comes of the end of a process that does this, once `is_over` says whether it has ended by itself.
     fn end_of(words: &str, is_over: bool) -> Result<Option<String>, Trouble> {
         let process = Process::spawn(Command::new("sh").args(["-c", words])).unwrap();
-        drop(process.heard.wait_while("it does not end", |state| is_over && !state.over).unwrap());
+        let lives = |state: &State| is_over && !state.over;
+        drop(process.heard.wait_while(LIMIT, Trouble::TooLate, "it does not end", lives).unwrap());
         process.end()
     }
 
@@ -474,5 +505,13 @@ mod tests {
         let said = stop_of("echo stopped of grief; cat > /dev/null");
         assert!(matches!(&said, Err(Trouble::Stopped(why)) if why == "of grief"), "{said:?}");
         assert!(matches!(stop_of("cat > /dev/null; exit 3"), Err(Trouble::Ended(_))));
+    }
+
+    #[test]
+    fn who_neither_starts_nor_ends_hangs() {
+        let process = Process::spawn(Command::new("sleep").arg("60")).unwrap();
+        let soon = Duration::from_millis(50);
+        assert!(matches!(process.ready_within(soon), Err(Trouble::Hangs(_))));
+        assert!(matches!(process.stop_within(soon), Err(Trouble::Hangs(_))));
     }
 }

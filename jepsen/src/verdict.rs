@@ -61,14 +61,19 @@ impl From<Judgement> for Verdict {
     }
 }
 
-/// A member that stops by itself, or dies, is Bowline's fault; everything else is the harness's or the machine's.
+/// A member that stops by itself, dies or hangs is Bowline's fault; everything else is the harness's or the machine's.
 impl From<&Trouble> for Verdict {
     fn from(trouble: &Trouble) -> Self {
         match trouble {
-            Trouble::Stopped(_) | Trouble::Ended(_) | Trouble::NotBack(_) | Trouble::Backup(_) => {
-                Verdict::Violation(trouble.to_string())
-            }
-            _ => Verdict::Invalid(trouble.to_string()),
+            Trouble::Hangs(_)
+            | Trouble::Stopped(_)
+            | Trouble::Ended(_)
+            | Trouble::NotBack(_)
+            | Trouble::Backup(_) => Verdict::Violation(trouble.to_string()),
+            Trouble::TooLate(_)
+            | Trouble::System { .. }
+            | Trouble::Tool { .. }
+            | Trouble::Answered { .. } => Verdict::Invalid(trouble.to_string()),
         }
     }
 }
@@ -137,7 +142,7 @@ mod tests {
 
     fn broken_off(exhibits: &[Exhibit], control: Option<Control>) -> (Verdict, usize) {
         let mut pages = Pages::new();
-        let trouble = Verdict::from(&Trouble::TooLate("nobody leads".to_owned()));
+        let trouble = Verdict::from(&Trouble::TooLate("no door opens".to_owned()));
         (without_end(trouble, exhibits, control, &mut pages), pages.len())
     }
 
@@ -145,10 +150,19 @@ mod tests {
     fn what_was_seen_before_the_trouble_is_judged() {
         let (verdict, pages) = broken_off(&[last_reads_missing(), register(8)], None);
         assert!(
-            matches!(&verdict, Verdict::Violation(why) if why.contains("nobody leads")),
+            matches!(&verdict, Verdict::Violation(why) if why.contains("no door opens")),
             "{verdict:?}"
         );
         assert_eq!(pages, 1);
+    }
+
+    #[test]
+    fn a_member_that_hangs_is_wrong_and_a_door_that_does_not_open_is_not() {
+        let said = |trouble: fn(String) -> Trouble| Verdict::from(&trouble("late".to_owned()));
+        assert!(matches!(said(Trouble::Hangs), Verdict::Violation(_)));
+        assert!(matches!(said(Trouble::TooLate), Verdict::Invalid(_)));
+        let healed = Trouble::Hangs("late".to_owned()).when_healed();
+        assert!(matches!(healed, Trouble::NotBack(_)));
     }
 
     #[test]
@@ -156,7 +170,7 @@ mod tests {
         for (exhibit, control) in [(register(7), None), (register(8), Some(CONTROL))] {
             let (verdict, _) = broken_off(&[last_reads_missing(), exhibit], control);
             assert!(
-                matches!(&verdict, Verdict::Invalid(why) if why.contains("nobody leads")),
+                matches!(&verdict, Verdict::Invalid(why) if why.contains("no door opens")),
                 "{verdict:?}"
             );
         }

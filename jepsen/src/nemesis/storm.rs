@@ -224,8 +224,12 @@ impl Nemesis for Rolling {
         if let Some(member) = up.get(self.next % up.len().max(1)) {
             self.next += 1;
             fleet.stop(*member)?;
-            fleet.restart(*member)?;
+            fleet.spawn(*member)?;
             self.struck += 1;
+            // Who is joining is let in by a quorum, that another fault may have taken away.
+            if *member < fleet.members() {
+                fleet.await_ready(*member)?;
+            }
         }
         Ok(up_to(dice, RESTART_EVERY_MS))
     }
