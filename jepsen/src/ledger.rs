@@ -99,6 +99,12 @@ impl<C, R> Default for Book<C, R> {
 }
 
 impl<C, R> Book<C, R> {
+    /// One in which this stands already.
+    #[cfg(test)]
+    pub(crate) fn of(history: History<C, R>) -> Self {
+        Self(Mutex::new(history))
+    }
+
     /// An operation that is about to be sent. Until it is ended it is unknown.
     pub fn begin(&self, client: u64, object: &str, invoked: u64, call: C) -> Index {
         let mut history = self.lock();

@@ -89,8 +89,8 @@ pub(crate) fn judge(exhibits: &[Exhibit], control: Option<Control>, pages: &mut 
     if control.is_some() { verdict.of_control() } else { verdict }
 }
 
-/// The same of one that did not, and came to `verdict`: what was seen until then may be a violation all the same. Only those
-/// judge who need no last reads. What a control shows before its end says nothing.
+/// The same of one that did not, and came to `verdict`: what was seen until then may be a violation all the same. What a
+/// control shows before its end says nothing.
 pub(crate) fn without_end(
     verdict: Verdict,
     exhibits: &[Exhibit],
@@ -101,8 +101,7 @@ pub(crate) fn without_end(
     if control.is_some() {
         return Verdict::Invalid(why);
     }
-    let able = exhibits.iter().filter(|exhibit| exhibit.is_judged_without_an_end());
-    match able.map(|exhibit| said_of(exhibit, pages)).reduce(Judgement::and) {
+    match exhibits.iter().map(|exhibit| said_of(exhibit, pages)).reduce(Judgement::and) {
         Some(Judgement::Violation(seen)) => {
             Verdict::Violation(format!("{seen} (and the run did not come to its end: {why})"))
         }
@@ -136,8 +135,8 @@ mod tests {
         Exhibit::new("register", "--model register", history, judge)
     }
 
-    fn last_reads_missing() -> Exhibit {
-        Exhibit::complaints("last reads", vec!["all of it is lost".to_owned()])
+    fn complaint() -> Exhibit {
+        Exhibit::complaints("sums", vec!["#3 sees 801 in all".to_owned()])
     }
 
     fn broken_off(exhibits: &[Exhibit], control: Option<Control>) -> (Verdict, usize) {
@@ -148,12 +147,15 @@ mod tests {
 
     #[test]
     fn what_was_seen_before_the_trouble_is_judged() {
-        let (verdict, pages) = broken_off(&[last_reads_missing(), register(8)], None);
-        assert!(
-            matches!(&verdict, Verdict::Violation(why) if why.contains("no door opens")),
-            "{verdict:?}"
-        );
-        assert_eq!(pages, 1);
+        for (exhibits, pages) in [([register(7), register(8)], 1), ([register(7), complaint()], 0)]
+        {
+            let (verdict, left) = broken_off(&exhibits, None);
+            assert!(
+                matches!(&verdict, Verdict::Violation(why) if why.contains("no door opens")),
+                "{verdict:?}"
+            );
+            assert_eq!(left, pages);
+        }
     }
 
     #[test]
@@ -166,9 +168,9 @@ mod tests {
     }
 
     #[test]
-    fn who_needs_last_reads_does_not_judge_without_them() {
+    fn what_was_right_before_the_trouble_and_what_a_control_did_says_nothing() {
         for (exhibit, control) in [(register(7), None), (register(8), Some(CONTROL))] {
-            let (verdict, _) = broken_off(&[last_reads_missing(), exhibit], control);
+            let (verdict, _) = broken_off(&[exhibit], control);
             assert!(
                 matches!(&verdict, Verdict::Invalid(why) if why.contains("no door opens")),
                 "{verdict:?}"

@@ -94,11 +94,6 @@ impl Exhibit {
         })
     }
 
-    /// Whether it is judged by what was seen until some moment, whatever comes behind it: as every public checker does.
-    pub(crate) fn is_judged_without_an_end(&self) -> bool {
-        self.check.is_some()
-    }
-
     /// It as JSON lines.
     pub fn lines(&self) -> String {
         (self.lines)()

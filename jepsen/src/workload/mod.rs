@@ -112,7 +112,8 @@ pub trait Workload: Send + Sync {
     /// What members were told to forget during the load, by whom else. Said before anything is judged; moments are the run's.
     fn hears_of(&self, _compactions: Vec<Compaction>) {}
 
-    /// What was seen, and who judges whether it can be.
+    /// What was seen, and who judges whether it can be. A run that breaks off is judged by what was seen until then: what
+    /// [`conclude`](Self::conclude) has not read does not lack anything, but what was wrong already stays so.
     fn exhibits(&self) -> Vec<Exhibit>;
 }
 

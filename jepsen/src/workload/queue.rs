@@ -58,7 +58,8 @@ struct Items {
     holds: Book<HoldCall, HoldReply>,
     next: AtomicU64,
     takes: AtomicU64,
-    done: Mutex<Vec<Done>>,
+    /// The rows that were there in the end; `None` if nobody has read them.
+    done: Mutex<Option<Vec<Done>>>,
 }
 
 /// A row that says that an item has had its effect, and by whom. Each has a row of its own: none hides another.
@@ -224,7 +225,7 @@ impl Workload for Items {
         match caller.call(&Call::List { prefix: DONE.to_owned() })? {
             Reply::Rows { rows, .. } => {
                 let done = rows.into_iter().map(|row| Done::of(&row.key)).collect();
-                *self.done.lock().unwrap_or_else(PoisonError::into_inner) = done;
+                *self.done.lock().unwrap_or_else(PoisonError::into_inner) = Some(done);
                 Ok(())
             }
             reply => Err(Miss::nonsense(&reply)),
@@ -233,7 +234,7 @@ impl Workload for Items {
 
     fn exhibits(&self) -> Vec<Exhibit> {
         let done = self.done.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let judge = move |history: &History<_, _>| complaints(history, &done);
+        let judge = move |history: &History<_, _>| complaints(history, done.as_deref());
         let holds = |history: &History<_, _>| intervals::holds(&Holds::default(), history);
         vec![
             Exhibit::of_our_own("items", self.book.history(), judge),
@@ -242,11 +243,11 @@ impl Workload for Items {
     }
 }
 
-/// What each taker was told, and what the rows say that are there in the end.
-fn complaints(history: &History<ItemCall, Option<u64>>, done: &[Done]) -> Vec<String> {
+/// What each taker was told, and what the rows say that are there in the end, if anybody has read them.
+fn complaints(history: &History<ItemCall, Option<u64>>, done: Option<&[Done]>) -> Vec<String> {
     let mut complaints = Vec::new();
     let mut rows: BTreeMap<u64, Vec<&str>> = BTreeMap::new();
-    for Done { item, by } in done {
+    for Done { item, by } in done.unwrap_or_default() {
         rows.entry(*item).or_default().push(by);
     }
     let is_done = |item: &u64, who: &str| rows.get(item).is_some_and(|by| by.contains(&who));
@@ -264,7 +265,7 @@ fn complaints(history: &History<ItemCall, Option<u64>>, done: &[Done]) -> Vec<St
                             complaints
                                 .push(format!("{item} was acknowledged by {other} and {who}"));
                         }
-                        if !is_done(item, who) {
+                        if done.is_some() && !is_done(item, who) {
                             let by = rows.get(item);
                             complaints
                                 .push(format!("{item} was acknowledged by {who}, done by {by:?}"));
@@ -307,9 +308,11 @@ fn complaints(history: &History<ItemCall, Option<u64>>, done: &[Done]) -> Vec<St
             complaints.push(format!("{item} was done by {who}, who never had it"));
         }
     }
-    let is_put = |(_, outcome): &(At, &Outcome<_>)| matches!(outcome, Outcome::Ok { .. });
-    let lost = put.iter().filter(|(item, put)| is_put(put) && !rows.contains_key(item));
-    complaints.extend(lost.map(|(item, _)| format!("{item} was put, and is never done")));
+    if done.is_some() {
+        let is_put = |(_, outcome): &(At, &Outcome<_>)| matches!(outcome, Outcome::Ok { .. });
+        let lost = put.iter().filter(|(item, put)| is_put(put) && !rows.contains_key(item));
+        complaints.extend(lost.map(|(item, _)| format!("{item} was put, and is never done")));
+    }
     complaints
 }
 
@@ -339,7 +342,7 @@ mod tests {
     }
 
     fn told(history: Vec<Item>, done: &[Done]) -> Vec<String> {
-        complaints(&history, done)
+        complaints(&history, Some(done))
     }
 
     #[test]
@@ -369,6 +372,25 @@ mod tests {
         let history = vec![put(7), take(3, 7), ack(6, 7, "a"), take(9, 7)];
         let said = told(history, &[done(7, "a")]);
         assert_eq!(said, ["7 was taken (3) after a had acknowledged it"]);
+    }
+
+    #[test]
+    fn what_takers_were_told_is_judged_though_nobody_has_read_the_rows() {
+        let judged = |history: Vec<Item>| {
+            let items = Items { book: Book::of(history), ..Items::default() };
+            items.exhibits().remove(0).judge().judgement
+        };
+        assert!(matches!(
+            judged(vec![put(7), put(8), take(3, 7), ack(6, 7, "a")]),
+            Judgement::Ok(_)
+        ));
+        for wrong in [
+            vec![put(7), take(3, 7), ack(6, 7, "a"), take(9, 7)],
+            vec![put(7), take(3, 7), ack(6, 7, "a"), ack(6, 7, "b")],
+            vec![put(7), take(3, 8)],
+        ] {
+            assert!(matches!(judged(wrong), Judgement::Violation(_)));
+        }
     }
 
     #[test]
