@@ -314,7 +314,7 @@ fn act(
 }
 
 /// Tries at one member after the other until it is done.
-fn patiently(
+pub(crate) fn patiently(
     caller: &mut Caller<'_>,
     mut what: impl FnMut(&mut Caller<'_>) -> Result<(), Miss>,
 ) -> Result<(), Miss> {

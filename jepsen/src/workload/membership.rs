@@ -119,6 +119,10 @@ impl Workload for Membership {
         }
     }
 
+    fn conclude(&self, caller: &mut Caller<'_>) -> Result<(), Miss> {
+        self.registers.conclude(caller)
+    }
+
     fn exhibits(&self) -> Vec<Exhibit> {
         self.registers.exhibits()
     }

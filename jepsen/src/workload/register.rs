@@ -8,6 +8,7 @@ use super::{Client, Control, Exhibit, Kind, Workload, budget};
 use crate::caller::{Caller, Miss};
 use crate::calls::{Call, Reply};
 use crate::ledger::Book;
+use crate::run::patiently;
 
 pub(super) const KIND: Kind = Kind {
     name: "register",
@@ -41,25 +42,38 @@ pub(super) struct Registers {
     values: AtomicI64,
 }
 
+/// How manieth keys an operation uses.
+fn generation(operation: u64) -> u64 {
+    operation / (KEYS * KEY_OPERATIONS)
+}
+
+fn key(generation: u64, number: u64) -> String {
+    format!("r/{generation}/{number}")
+}
+
 impl Registers {
+    fn read(&self, key: &str, local: bool, caller: &mut Caller<'_>) -> Result<RegisterReply, Miss> {
+        let get = Call::Get { key: key.to_owned(), local };
+        let read = |caller: &mut Caller<'_>| match caller.call(&get)? {
+            Reply::Rows { rows, .. } => {
+                let value = rows.first().and_then(|row| row.value.parse().ok());
+                Ok(RegisterReply::Read(value.map(|value: i64| value.into())))
+            }
+            reply => Err(Miss::nonsense(&reply)),
+        };
+        caller.operation(&self.book, "read", key, RegisterCall::Read, read)
+    }
+
     fn step(&self, seen: &mut Option<(String, i64)>, caller: &mut Caller<'_>) {
         let number = self.operations.fetch_add(1, Ordering::Relaxed);
-        let key = format!("r/{}/{}", number / (KEYS * KEY_OPERATIONS), caller.dice.below(KEYS));
+        let key = key(generation(number), caller.dice.below(KEYS));
         let value = self.values.fetch_add(1, Ordering::Relaxed);
         let held = |value: i64| Some(Value::from(value));
         // Whoever has seen a value tries to change just that one.
         let expect = seen.take().filter(|(of, _)| *of == key).map(|(_, value)| value);
         match (caller.dice.below(5), expect) {
             (0 | 1, _) | (4, None) => {
-                let get = Call::Get { key: key.clone(), local: self.reads_locally };
-                let read = |caller: &mut Caller<'_>| match caller.call(&get)? {
-                    Reply::Rows { rows, .. } => {
-                        let value = rows.first().and_then(|row| row.value.parse().ok());
-                        Ok(RegisterReply::Read(value.map(|value: i64| value.into())))
-                    }
-                    reply => Err(Miss::nonsense(&reply)),
-                };
-                let reply = caller.operation(&self.book, "read", &key, RegisterCall::Read, read);
+                let reply = self.read(&key, self.reads_locally, caller);
                 if let Ok(RegisterReply::Read(Some(Value::Number(value)))) = reply {
                     *seen = Some((key, value));
                 }
@@ -107,9 +121,55 @@ impl Workload for Registers {
         Box::new(Hand { registers: self, seen: None })
     }
 
+    /// Of a key that nobody has read since it was written nobody would know that it is lost. A control has to fail before.
+    fn conclude(&self, caller: &mut Caller<'_>) -> Result<(), Miss> {
+        let last = generation(self.operations.load(Ordering::Relaxed));
+        let mut keys = (0..=last).flat_map(|of| (0..KEYS).map(move |number| key(of, number)));
+        keys.try_for_each(|key| {
+            patiently(caller, |caller| self.read(&key, false, caller).map(drop))
+        })
+    }
+
     fn exhibits(&self) -> Vec<Exhibit> {
         let judge =
             |history: &History<_, _>| linear::check(&Register::default(), history, budget());
         vec![Exhibit::new("registers", "--model register", self.book.history(), judge)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::tests::shell;
+    use crate::ledger::Ledger;
+    use crate::workload::Judgement;
+    use bowline::check::Operation;
+
+    /// What comes of a run whose last write was this one, if in the end there is nothing left.
+    fn emptied(number: u64, operations: u64) -> Judgement {
+        let write = RegisterCall::Write(Some(7.into()));
+        let write = Operation::ok(1, 2, write, RegisterReply::Written);
+        let written = write.on(&key(generation(number), 1));
+        let registers = Registers {
+            book: Book::of(vec![written]),
+            operations: AtomicU64::new(operations),
+            ..Registers::default()
+        };
+        let fleet = shell(r#"echo $id came '{"rows":{"revision":9,"rows":[]}}'"#);
+        let ledger = Ledger::default();
+        while ledger.now() < 10 {}
+        registers.conclude(&mut Caller::new(&fleet, &ledger, 1, 0, 1)).unwrap();
+        registers.exhibits().remove(0).judge().judgement
+    }
+
+    #[test]
+    fn what_was_written_last_is_read_whenever_that_was() {
+        let generation = KEYS * KEY_OPERATIONS;
+        for (number, operations) in
+            [(0, 1), (0, 3 * generation), (2 * generation, 2 * generation + 1)]
+        {
+            let judged = emptied(number, operations);
+            assert!(matches!(judged, Judgement::Violation(_)), "{number}: {judged:?}");
+        }
     }
 }
