@@ -9,6 +9,7 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use bowline::StopReason;
 use bowline::env::Point;
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -42,8 +43,6 @@ pub const DOORS: &str = "JEPSEN_DOORS";
 /// The election timeout of members, if nobody says otherwise.
 pub const ELECTION: Duration = Duration::from_millis(400);
 
-/// What a member says that finds out that it was removed.
-pub const REMOVED: &str = "removed";
 /// What a process says that wanted to join, and has not: nobody was there, or somebody of its name was.
 pub const NOT_LET_IN: [&str; 2] = ["it did not start: joining:", "it did not start: network:"];
 
@@ -130,6 +129,9 @@ struct Now {
     joins: bool,
     /// It took the place of whoever was here before, whose disk was lost.
     replaces: bool,
+    /// Somebody has asked that a member of its name be removed. Never taken back: that may be carried out late, on the next
+    /// of this name.
+    goes: bool,
 }
 
 impl Place {
@@ -207,6 +209,7 @@ impl Fleet {
                     being: Being::Down,
                     joins: false,
                     replaces: false,
+                    goes: false,
                 }),
             })
             .collect();
@@ -465,8 +468,24 @@ impl Fleet {
 
     /// Whether a member may have stopped by itself and said this: who came later may, if it was removed, or not let in.
     fn may_stop(&self, member: usize, why: &str) -> bool {
-        let may = |words: &str| why.contains(words);
-        member >= self.members() && (may(REMOVED) || NOT_LET_IN.into_iter().any(may))
+        let was_let_in = !NOT_LET_IN.iter().any(|words| why.contains(words));
+        member >= self.members() && (!was_let_in || self.may_have_gone(member, why))
+    }
+
+    /// Whether a member may say that it was removed, and does.
+    fn may_have_gone(&self, member: usize, why: &str) -> bool {
+        member >= self.members() && self.places[member].now().goes && was_removed(why)
+    }
+
+    /// From now on one that came later may say that it was removed: somebody is about to ask for that.
+    ///
+    /// # Errors
+    /// It has said so before anybody has asked.
+    pub fn lets_go(&self, member: usize) -> Result<(), Trouble> {
+        let why = self.process(member).and_then(|process| process.why_stopped());
+        let went = why.filter(|why| was_removed(why) && !self.may_have_gone(member, why));
+        self.places[member].now().goes = true;
+        went.map_or(Ok(()), |why| Err(Trouble::Stopped(why).of(member)))
     }
 
     /// Asks a member that is about to lose everything whether its node runs still: afterwards nobody can tell.
@@ -541,9 +560,7 @@ impl Fleet {
     pub fn stop(&self, member: usize) -> Result<(), Trouble> {
         let process = self.process(member);
         let stopped = process.map_or(Ok(()), |process| process.stop());
-        let mut now = self.places[member].now();
-        now.being = Being::Down;
-        now.process = None;
+        drop(self.take(member));
         match stopped {
             Err(Trouble::Stopped(why)) if self.may_stop(member, &why) => Ok(()),
             stopped => stopped.map_err(|trouble| trouble.of(member)),
@@ -667,9 +684,8 @@ impl Fleet {
     /// Members whose node has stopped by itself, and why; but for those that came later and were removed.
     pub fn stopped(&self) -> Vec<(usize, String)> {
         let why = |member| Some((member, self.process(member)?.why_stopped()?));
-        let may = |member, why: &str| member >= self.members() && why.contains(REMOVED);
         let all = (0..self.places()).filter_map(why);
-        all.filter(|(member, why)| !may(*member, why)).collect()
+        all.filter(|(member, why)| !self.may_have_gone(*member, why)).collect()
     }
 
     /// Heals what every nemesis may leave: lets go on who stands still, joins all links, closes all doors, starts who
@@ -694,6 +710,11 @@ impl Fleet {
         }
         Ok(())
     }
+}
+
+/// Whether a node says so that it was removed: in these words, and whatever its process adds.
+fn was_removed(why: &str) -> bool {
+    why.starts_with(&StopReason::Removed.to_string())
 }
 
 #[cfg(test)]
@@ -722,15 +743,34 @@ pub(crate) mod tests {
 
     #[test]
     fn only_who_came_later_and_was_removed_may_have_stopped_when_it_is_told_to() {
+        let removed = StopReason::Removed.to_string();
         let stopped = |why: &str, member: usize| {
             let fleet = shells(&stops(why), 1, 1);
+            fleet.lets_go(member).unwrap();
             fleet.restart(member).unwrap();
             fleet.stop(member)
         };
-        assert!(matches!(stopped("of grief", 0), Err(Trouble::Stopped(_))));
-        assert!(matches!(stopped("of grief", 1), Err(Trouble::Stopped(_))));
-        assert!(matches!(stopped("it was removed", 0), Err(Trouble::Stopped(_))));
-        assert!(stopped("it was removed", 1).is_ok());
+        for (why, member) in [("of grief", 0), ("of grief", 1), ("a file was removed", 1)] {
+            assert!(matches!(stopped(why, member), Err(Trouble::Stopped(_))), "{why}, m{member}");
+        }
+        assert!(matches!(stopped(&removed, 0), Err(Trouble::Stopped(_))));
+        assert!(stopped(&removed, 1).is_ok());
+    }
+
+    #[test]
+    fn nobody_was_removed_before_that_was_asked_for() {
+        let removed = || {
+            let fleet = shells(&stops(&StopReason::Removed.to_string()), 1, 1);
+            fleet.restart(1).unwrap();
+            fleet.process(1).unwrap().stopped().unwrap();
+            fleet
+        };
+        assert_eq!(removed().stopped().len(), 1);
+        assert!(matches!(removed().bury_newcomer(1), Err(Trouble::Stopped(_))));
+        let fleet = removed();
+        assert!(matches!(fleet.lets_go(1), Err(Trouble::Stopped(_))), "it has gone before");
+        assert!(fleet.lets_go(1).is_ok() && fleet.stopped().is_empty(), "it was told once");
+        assert!(fleet.bury_newcomer(1).is_ok());
     }
 
     #[test]

@@ -80,6 +80,7 @@ impl Churn {
                 }
             }
             Stage::Voter | Stage::Leaving => {
+                fleet.lets_go(place)?;
                 ask_somebody(fleet, Call::Remove { member: name.clone() });
                 match members(fleet) {
                     Some((voters, learners))

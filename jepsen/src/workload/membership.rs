@@ -88,6 +88,9 @@ impl Client for Operator {
             );
             thread::sleep(STAYS);
         }
+        if let Err(trouble) = caller.fleet.lets_go(place) {
+            caller.fleet.is_wrong(trouble.to_string());
+        }
         let remove = Call::Remove { member: name.clone() };
         let is_out = Self::insist(caller, "remove", &remove, |members| {
             matches!(members, Reply::Members { voters, learners }
