@@ -140,8 +140,20 @@ impl<'a> Caller<'a> {
         call: C,
         work: impl FnOnce(&mut Self) -> Result<R, Miss>,
     ) -> Result<R, Miss> {
+        self.operation_as(book, |_| kind, object, call, work)
+    }
+
+    /// The same, of a kind that shows by what came of it.
+    pub fn operation_as<C, R: Clone>(
+        &mut self,
+        book: &Book<C, R>,
+        kind: impl FnOnce(&Result<R, Miss>) -> &'static str,
+        object: &str,
+        call: C,
+        work: impl FnOnce(&mut Self) -> Result<R, Miss>,
+    ) -> Result<R, Miss> {
         let index = book.begin(self.client, object, self.now(), call);
-        let Timed { result, ended, .. } = self.timed(kind, work);
+        let Timed { result, ended, .. } = self.timed_as(kind, work);
         book.end(index, outcome(&result, ended));
         result
     }

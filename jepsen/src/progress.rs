@@ -51,8 +51,30 @@ pub fn counts(entries: &[Entry]) -> BTreeMap<&'static str, Count> {
 /// A take from a queue in which there was nothing to be taken, or whose member heard of nothing.
 pub(crate) const NOTHING_TAKEN: &str = "nothing taken";
 
-/// What a member may answer without hearing from any other.
-const LOCAL: [&str; 4] = ["events", "look", NOTHING_TAKEN, "watch"];
+/// A lock, or a lead, that another client of the same member has let go of.
+pub(crate) const PASSED_ON: &str = "passed on";
+
+/// A lock that its owner had.
+pub(crate) const HAD_ALREADY: &str = "had already";
+
+/// The removal of a member that had not got in.
+pub(crate) const NOBODY_REMOVED: &str = "nobody removed";
+
+/// What a member may answer without hearing from any other. Whoever releases or resigns may have lost it, or its member gives
+/// it to the next of its own clients. What becomes of members is read from what one of them knows, which may be old.
+const LOCAL: [&str; 11] = [
+    "events",
+    HAD_ALREADY,
+    "look",
+    NOBODY_REMOVED,
+    NOTHING_TAKEN,
+    PASSED_ON,
+    "promote",
+    "release",
+    "remove",
+    "resign",
+    "watch",
+];
 
 /// Whether operations of this kind end well only where a member has heard from a quorum.
 pub(crate) fn needs_a_quorum(kind: &str) -> bool {
@@ -165,6 +187,9 @@ mod tests {
         let before = Entry { ended: 15, ..entry("read", 10, End::Ok) };
         assert_eq!(with(before), 1, "it was asked for before the strike");
         assert_eq!(with(entry("read", 20, End::Ok)), 1, "it ended when all was over");
+        for kind in ["release", "resign", "remove", "promote"] {
+            assert!(LOCAL.contains(&kind), "{kind}");
+        }
         for local in LOCAL {
             assert_eq!(with(entry(local, 14, End::Ok)), 1, "{local}: its member asks nobody");
         }

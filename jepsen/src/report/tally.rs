@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use super::Summary;
+use crate::progress::PASSED_ON;
 
 /// Kinds of operations in which something passes from one holder to the next.
-const HANDOFFS: &[&str] = &["acquire", "campaign"];
+const HANDOFFS: &[&str] = &["acquire", "campaign", PASSED_ON];
 /// Workloads each of whose addings takes a lock.
 const ADDS_UNDER_LOCK: &str = "locked-set";
 /// Nemeses each of whose windows takes members away without a warning, by how they begin.

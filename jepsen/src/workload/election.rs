@@ -16,11 +16,12 @@ use bowline::check::{
     At, Election, ElectionCall, ElectionReply, History, Operation, Outcome, Value, linear,
 };
 
-use super::lock::token_number;
+use super::lock::{token_number, was_passed_on};
 use super::{Client, Exhibit, Kind, Workload, budget};
 use crate::caller::{CLINGS_FOR, Caller, Miss, Timed};
 use crate::calls::{Call, Reply};
 use crate::ledger::Book;
+use crate::progress::PASSED_ON;
 
 pub(super) const KIND: Kind = Kind {
     name: "election",
@@ -48,6 +49,14 @@ struct Elections {
 
 fn name(number: u64, caller: &mut Caller<'_>) -> String {
     format!("e/{:04}/{}", number / TERMS, caller.dice.below(ELECTIONS))
+}
+
+/// What a campaign is entered as.
+fn kind_of(stood: &Result<ElectionReply, Miss>) -> &'static str {
+    match stood {
+        Ok(ElectionReply::Elected { token: Some(token) }) if was_passed_on(*token) => PASSED_ON,
+        _ => "campaign",
+    }
 }
 
 impl Elections {
@@ -81,7 +90,7 @@ impl Elections {
         };
         let stand = ElectionCall::Campaign { candidate: candidate(), value: candidate() };
         let mut seen = caller.now();
-        let stood = caller.operation(&self.book, "campaign", &name, stand, |caller| {
+        let stood = caller.operation_as(&self.book, kind_of, &name, stand, |caller| {
             match caller.call(&campaign)? {
                 Reply::Granted { token } => {
                     Ok(ElectionReply::Elected { token: Some(token_number(token)) })
@@ -199,6 +208,7 @@ fn with_those_who_gave_up(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::progress;
 
     #[test]
     fn who_gave_up_may_be_seen_to_lead_and_who_never_stood_may_not() {
@@ -221,5 +231,14 @@ mod tests {
         };
         assert!(sees("a").is_ok(), "{}", sees("a"));
         assert!(sees("c").violation().is_some());
+    }
+
+    #[test]
+    fn a_lead_that_its_member_passed_on_is_no_progress() {
+        let needs_a_quorum = |hop| {
+            let token = Some(token_number((9, hop)));
+            progress::needs_a_quorum(kind_of(&Ok(ElectionReply::Elected { token })))
+        };
+        assert!(needs_a_quorum(0) && !needs_a_quorum(1));
     }
 }

@@ -20,6 +20,7 @@ use super::{Client, Exhibit, Kind, Workload, budget};
 use crate::caller::{CLINGS_FOR, Caller, Miss, Timed, outcome};
 use crate::calls::{self, Call, Reply};
 use crate::ledger::{Book, Ledger};
+use crate::progress::{HAD_ALREADY, PASSED_ON};
 
 pub(super) const MUTEX: Kind = Kind {
     name: "lock",
@@ -89,10 +90,16 @@ struct Locks {
     acquisitions: AtomicU64,
 }
 
+const HOPS: u64 = 1 << 20;
+
 /// A revision and a hop in one number that is ordered as they are.
 pub(super) fn token_number((revision, hop): (u64, u64)) -> u64 {
-    const HOPS: u64 = 1 << 20;
     revision * HOPS + hop.min(HOPS - 1)
+}
+
+/// Whether what is held by such a token was passed on inside its member, which asks nobody for that.
+pub(super) fn was_passed_on(token: u64) -> bool {
+    !token.is_multiple_of(HOPS)
 }
 
 /// One hold, or one try for it.
@@ -101,6 +108,8 @@ struct Hold<'a> {
     lock: String,
     slot: String,
     owner: String,
+    /// Its owner has it already.
+    again: bool,
     want: u32,
     /// When it was granted, as its holder knows, and by which token.
     granted: Option<(u64, u64)>,
@@ -122,7 +131,12 @@ impl Hold<'_> {
             kind,
             wait_ms: WAIT_MS,
         };
-        let timed = caller.timed("acquire", |caller| match caller.call(&call)? {
+        let kind_of = |token: &Result<u64, Miss>| match token {
+            Ok(_) if self.again => HAD_ALREADY,
+            Ok(token) if was_passed_on(*token) => PASSED_ON,
+            _ => "acquire",
+        };
+        let timed = caller.timed_as(kind_of, |caller| match caller.call(&call)? {
             Reply::Granted { token } => Ok(token_number(token)),
             reply => Err(Miss::nonsense(&reply)),
         });
@@ -263,7 +277,8 @@ impl Client for &Locks {
         for time in 0..=again {
             let (slot, seen, granted) = (format!("{owner}.{time}"), 0, None);
             let (lock, owner) = (lock.clone(), owner.clone());
-            let mut hold = Hold { locks: self, lock, slot, owner, want, granted, seen };
+            let again = time > 0;
+            let mut hold = Hold { locks: self, lock, slot, owner, again, want, granted, seen };
             if !hold.acquire(caller) {
                 break;
             }
@@ -319,12 +334,30 @@ impl Workload for Locks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::moment;
+    use crate::fleet::tests::shell;
     use crate::workload::Judgement;
+    use crate::{moment, progress};
 
     fn hold<'a>(locks: &'a Locks, who: &str, granted: (u64, u64)) -> Hold<'a> {
         let (lock, slot, owner) = ("l".to_owned(), who.to_owned(), who.to_owned());
-        Hold { locks, lock, slot, owner, want: 1, granted: Some(granted), seen: 0 }
+        let again = false;
+        Hold { locks, lock, slot, owner, again, want: 1, granted: Some(granted), seen: 0 }
+    }
+
+    /// What an acquisition is entered as that is granted with this hop.
+    fn entered(hop: u64, again: bool) -> &'static str {
+        let fleet = shell(&format!(r#"echo $id came '{{"granted":{{"token":[9,{hop}]}}}}'"#));
+        let (ledger, locks) = (Ledger::default(), Locks::new(Sort::Again));
+        let mut hold = Hold { again, ..hold(&locks, "a", (0, 5)) };
+        assert!(hold.acquire(&mut Caller::new(&fleet, &ledger, 1, 0, 1)));
+        ledger.entries()[0].kind
+    }
+
+    #[test]
+    fn what_its_owner_had_or_its_member_passed_on_is_no_progress() {
+        assert!(progress::needs_a_quorum(entered(0, false)));
+        assert!(!progress::needs_a_quorum(entered(1, false)));
+        assert!(!progress::needs_a_quorum(entered(0, true)));
     }
 
     /// Somebody is asked whether it holds a lock, stands still, and says this when it goes on: another one has it by then.

@@ -9,6 +9,7 @@ use crate::caller::{Caller, Miss};
 use crate::calls::{Call, Reply};
 use crate::fleet::Setup;
 use crate::process::Trouble;
+use crate::progress::NOBODY_REMOVED;
 
 pub(super) const KIND: Kind = Kind {
     name: "membership",
@@ -92,7 +93,8 @@ impl Client for Operator {
             caller.fleet.is_wrong(trouble.to_string());
         }
         let remove = Call::Remove { member: name.clone() };
-        let is_out = Self::insist(caller, "remove", &remove, |members| {
+        let kind = if joined.result.is_ok() { "remove" } else { NOBODY_REMOVED };
+        let is_out = Self::insist(caller, kind, &remove, |members| {
             matches!(members, Reply::Members { voters, learners }
                 if !voters.contains(&name) && !learners.contains(&name))
         });
