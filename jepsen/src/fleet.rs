@@ -602,16 +602,26 @@ impl Fleet {
         self.process(member)?.ask(order).recv_timeout(limit).ok()
     }
 
-    /// Opens or closes a door to the world inside a member's process: see `crate::doors`.
+    /// Opens or closes a door to the world inside a member's process: see `crate::doors`. Whether that was done: nobody may be
+    /// there, or stand still.
     ///
     /// # Errors
     /// It does not understand, or does not answer in time.
-    pub fn door(&self, member: usize, words: &str) -> Result<(), Trouble> {
+    pub fn door(&self, member: usize, words: &str) -> Result<bool, Trouble> {
         let order = Order::Door(words.to_owned());
         match self.told(member, &order, LIMIT)? {
-            Some(Answer::Armed) | None => Ok(()),
+            Some(Answer::Armed) => Ok(true),
+            None => Ok(false),
             Some(answer) => Err(Trouble::Answered { order, answer }),
         }
+    }
+
+    /// The same at several members. At how many that was done.
+    ///
+    /// # Errors
+    /// Those of [`door`](Self::door).
+    pub fn doors(&self, members: &[usize], words: &str) -> Result<u64, Trouble> {
+        members.iter().try_fold(0, |done, member| Ok(done + u64::from(self.door(*member, words)?)))
     }
 
     /// How many writes and syncs of a member's log have failed at its doors; `None` if its process is gone.
@@ -790,7 +800,10 @@ pub(crate) mod tests {
         fleet.kill(0).unwrap();
         assert_eq!(fleet.told(0, &order, LIMIT).unwrap(), None, "nobody is there");
         let fleet = shell("echo $id armed");
-        assert!(fleet.door(0, "full").is_ok());
+        assert!(fleet.door(0, "full").unwrap());
+        assert_eq!(fleet.doors(&[0], "full").unwrap(), 1);
+        fleet.kill(0).unwrap();
+        assert_eq!(fleet.doors(&[0], "full").unwrap(), 0);
         let fleet = shell("exit 0");
         assert_eq!(fleet.told(0, &order, LIMIT).unwrap(), None, "it has ended");
     }

@@ -45,15 +45,15 @@ impl Nemesis for Rates {
             // The ends of the bound are where it hurts.
             let off = [0, OFF_PERMILLE, dice.below(OFF_PERMILLE)][dice.one_of(3)];
             let rate = if dice.below(2) == 0 { 1000 + off } else { 1000 - off };
-            fleet.door(*member, &format!("clock-rate {rate}"))?;
-            self.struck += u64::from(rate != 1000);
+            let is_set = fleet.door(*member, &format!("clock-rate {rate}"))?;
+            self.struck += u64::from(is_set && rate != 1000);
             said.push(format!("m{member} {rate}"));
         }
         Ok(format!("lets clocks run at other rates, in thousandths: {}", said.join(", ")))
     }
 
     fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
-        self.bent.drain(..).try_for_each(|member| fleet.door(member, "clock-rate 1000"))
+        fleet.doors(&std::mem::take(&mut self.bent), "clock-rate 1000").map(drop)
     }
 
     fn struck(&self) -> u64 {
@@ -81,8 +81,8 @@ impl Nemesis for Jumps {
     fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, Trouble> {
         if let Some(member) = Whom::One.draw(fleet, dice).pop() {
             let by_ms = dice.below(JUMP_MS);
-            fleet.door(member, &format!("clock-jump {by_ms}"))?;
-            self.struck += 1;
+            let has_jumped = fleet.door(member, &format!("clock-jump {by_ms}"))?;
+            self.struck += u64::from(has_jumped);
         }
         Ok(Duration::from_millis(JUMPS_APART_MS + dice.below(JUMPS_APART_MORE_MS)))
     }

@@ -52,16 +52,13 @@ impl Nemesis for Slow {
         let whom = [Whom::One, Whom::Minority, Whom::All][dice.one_of(3)];
         self.slow = whom.draw(fleet, dice);
         let takes_ms = SLOW_MS_MIN + dice.below(SLOW_MS - SLOW_MS_MIN);
-        for member in &self.slow {
-            fleet.door(*member, &format!("slow-sync {takes_ms}"))?;
-        }
-        self.struck += self.slow.len() as u64;
+        self.struck += fleet.doors(&self.slow, &format!("slow-sync {takes_ms}"))?;
         let whose = names(fleet, &self.slow);
         Ok(format!("makes the syncs of {whose} {takes_ms} ms slower"))
     }
 
     fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
-        self.slow.drain(..).try_for_each(|member| fleet.door(member, "slow-sync 0"))
+        fleet.doors(&std::mem::take(&mut self.slow), "slow-sync 0").map(drop)
     }
 
     fn struck(&self) -> u64 {
@@ -78,13 +75,12 @@ impl Nemesis for Full {
     fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, Trouble> {
         let whom = [Whom::One, Whom::Minority][dice.one_of(2)];
         self.full = whom.draw(fleet, dice);
-        self.full.iter().try_for_each(|member| fleet.door(*member, "full"))?;
-        self.struck += self.full.len() as u64;
+        self.struck += fleet.doors(&self.full, "full")?;
         Ok(format!("fills the disks of {}", names(fleet, &self.full)))
     }
 
     fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), Trouble> {
-        self.full.drain(..).try_for_each(|member| fleet.door(member, "room"))
+        fleet.doors(&std::mem::take(&mut self.full), "room").map(drop)
     }
 
     fn struck(&self) -> u64 {

@@ -13,7 +13,7 @@
 use super::whom::shuffle;
 use super::{Kind, Nemesis, Wants, anywhere};
 use crate::dice::Dice;
-use crate::fleet::{Fleet, Setup};
+use crate::fleet::{Being, Fleet, Setup};
 use crate::links::{Cut, Rule};
 use crate::process::Trouble;
 
@@ -171,7 +171,10 @@ impl Nemesis for Partition {
         for (from, to) in &cuts {
             fleet.links().cut_so(*from, *to, how);
         }
-        self.struck += cuts.len() as u64;
+        // Between these something would have passed.
+        let is_there = |member: usize| fleet.being(member) != Being::Down;
+        let struck = cuts.iter().filter(|(from, to)| is_there(*from) && is_there(*to));
+        self.struck += struck.count() as u64;
         self.cuts = cuts;
         Ok(format!("cuts {said}, {how:?}"))
     }
@@ -192,6 +195,7 @@ impl Nemesis for Partition {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fleet::tests::shells;
     use std::collections::BTreeSet;
 
     /// Whom each of so many members reaches in both directions, itself among them.
@@ -233,5 +237,20 @@ mod tests {
         }
         let expected = [BTreeSet::from([(0, 1), (2, 1)]), BTreeSet::from([(1, 0), (1, 2)])];
         assert_eq!(ways, expected.into());
+    }
+
+    #[test]
+    fn who_is_not_there_is_not_cut_off() {
+        let fleet = shells("while read -r id order; do echo $id status other 1 0; done", 3, 1);
+        (0..3).for_each(|member| fleet.restart(member).unwrap());
+        let mut is_alone = BTreeSet::new();
+        for seed in 0..30 {
+            let mut partition = Partition::of(Shape::Minority);
+            partition.begin(&fleet, &mut Dice::new(seed)).unwrap();
+            let empty = partition.cuts.iter().filter(|(from, _)| *from == 3).count();
+            assert_eq!(partition.struck, if empty == 3 { 0 } else { 4 }, "{:?}", partition.cuts);
+            is_alone.insert(empty == 3);
+        }
+        assert_eq!(is_alone.len(), 2, "it is cut off in some of them");
     }
 }
