@@ -24,7 +24,7 @@ use crate::process::{LIMIT, Trouble};
 use crate::progress::{self, Window};
 use crate::verdict::{judge, without_end};
 use crate::wire::{Answer, Order};
-use crate::workload::{self, Client, Control, Exhibit, Workload};
+use crate::workload::{self, Client, Control, Exhibit, Span, Workload};
 
 pub use crate::verdict::Verdict;
 
@@ -141,8 +141,8 @@ struct Stage<'a> {
     healed: AtomicBool,
     /// It cannot be.
     broken: AtomicBool,
-    /// When the leader changed.
-    leader_changes: Mutex<Vec<u64>>,
+    /// From when to when the leader has changed: from the last look that has seen another one on.
+    leader_changes: Mutex<Vec<Span>>,
 }
 
 /// What is left of a plan that was not run, or whose run left nothing else.
@@ -290,7 +290,13 @@ fn act(
         stage.healed.store(true, Ordering::Release);
         healed
     });
-    changes.clone_from(&stage.leader_changes.lock().unwrap_or_else(PoisonError::into_inner));
+    let leaders = stage.leader_changes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    changes.extend(leaders.iter().map(|(_, until)| *until));
+    workload.was_disturbed(match healed {
+        Ok(_) => disturbances(plan, windows, leaders, load.1),
+        // Nobody knows of what, or for how long.
+        Err(_) => vec![(0, u64::MAX)],
+    });
     let at = |of: Compaction| Compaction { called: ledger.of(of.called), ..of };
     workload.hears_of(fleet.compactions().into_iter().map(at).collect());
     // Who has seen what no member may do has seen it, whatever else went wrong.
@@ -311,6 +317,15 @@ fn act(
         return Ok(End::Early(Verdict::Violation(why)));
     }
     Ok(End::Whole)
+}
+
+/// Faults and changes of the leader; and everything behind the load, when nobody looks who leads.
+fn disturbances(plan: &Plan, windows: &[Window], leaders: Vec<Span>, load_end: u64) -> Vec<Span> {
+    let faults = windows.iter().filter(|_| plan.nemesis.disturbs());
+    let mut spans: Vec<Span> = faults.map(|window| (window.begin, window.end)).collect();
+    spans.extend(leaders);
+    spans.push((load_end, u64::MAX));
+    spans
 }
 
 /// Tries at one member after the other until it is done.
@@ -364,14 +379,15 @@ fn steps(
 
 /// Counts who leads after whom.
 fn follow_the_leader(stage: &Stage<'_>) {
-    let mut last = None;
+    let mut last: Option<(u64, u64)> = None;
     while !stage.ending.load(Ordering::Relaxed) {
+        let looked = stage.ledger.now();
         if let Some((_, term)) = stage.fleet.leader() {
-            if last.is_some_and(|last| last < term) {
-                let now = stage.ledger.now();
-                stage.leader_changes.lock().unwrap_or_else(PoisonError::into_inner).push(now);
+            if let Some((_, seen)) = last.filter(|(before, _)| *before < term) {
+                let span = (seen, stage.ledger.now());
+                stage.leader_changes.lock().unwrap_or_else(PoisonError::into_inner).push(span);
             }
-            last = last.max(Some(term));
+            last = last.max(Some((term, looked)));
         }
         thread::sleep(LOOK_EVERY);
     }

@@ -90,6 +90,13 @@ pub struct Kind {
     pub make: fn() -> Box<dyn Nemesis>,
 }
 
+impl Kind {
+    /// Whether its windows are any different from the rests.
+    pub fn disturbs(&self) -> bool {
+        self.name != none::KIND.name
+    }
+}
+
 /// What a run with a nemesis must show, or it is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Wants {

@@ -1,15 +1,17 @@
 //! Leases that nobody renews: they never end early, their keys go with them, all at once and for good, and they do end.
 //!
-//! Whether a lease lives is seen by its keys.
+//! Whether a lease lives is seen by its keys. That it ends in time is judged where nothing is broken and nobody else comes to
+//! lead, who would give it all of its time anew: whoever leads has counted it to the end ([`late`]), and ends it soon.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bowline::check::intervals::{self, LeaseCall, LeaseReply, leases};
-use bowline::check::{At, History, Outcome, Value};
+use bowline::check::{At, History, Operation, Outcome, Value};
 
-use super::{Client, Exhibit, Kind, Workload};
+use super::{Client, Exhibit, Kind, Span, Workload};
 use crate::caller::{Caller, Miss};
 use crate::calls::{Call, Reply};
 use crate::ledger::Book;
@@ -33,8 +35,14 @@ const TTL_MS_MIN: u64 = 1000;
 const TTL_MS_MAX: u64 = 2000;
 /// How long between two looks.
 const LOOK_MS: u64 = 60;
-/// How many looks a client has patience for.
-const LOOKS_MAX: usize = 200;
+/// For how long a client looks: longer than it takes to see that one is late, unless fault comes after fault.
+const LOOKS_FOR: Duration = Duration::from_secs(30);
+/// How much more than a lease's time its leader waits, in percent: for the drift of clocks.
+const DRIFT_PERCENT: u64 = 10;
+/// The most that a leader counts between two of its turns, in microseconds: what is more it takes for a stall.
+const STEP_MAX: u64 = 100_000;
+/// How long a leader may take until a lease has ended whose time it has counted, in microseconds: a disk may be busy.
+const LATE: u64 = 12_000_000;
 /// How long after the last fault all leases must have ended: a few of the longest, and elections between them.
 const GONE_WITHIN: Duration = Duration::from_secs(30);
 
@@ -43,6 +51,7 @@ const GONE_WITHIN: Duration = Duration::from_secs(30);
 struct Leases {
     book: Book<LeaseCall, LeaseReply>,
     complaints: Mutex<Vec<String>>,
+    disturbed: Mutex<Vec<Span>>,
 }
 
 impl Leases {
@@ -83,7 +92,8 @@ impl Leases {
             }
             return Err(miss.clone());
         }
-        for _ in 0..LOOKS_MAX {
+        let begun = Instant::now();
+        while begun.elapsed() < LOOKS_FOR {
             thread::sleep(Duration::from_millis(caller.dice.below(LOOK_MS)));
             let list = Call::List { prefix: name.to_owned() };
             let mut keys = 0;
@@ -146,12 +156,87 @@ impl Workload for Leases {
         }
     }
 
+    fn was_disturbed(&self, spans: Vec<Span>) {
+        *self.disturbed.lock().unwrap_or_else(PoisonError::into_inner) = spans;
+    }
+
     fn exhibits(&self) -> Vec<Exhibit> {
-        let complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let judge = |history: &History<_, _>| leases(&intervals::Leases::default(), history);
+        let history = self.book.history();
+        let disturbed = self.disturbed.lock().unwrap_or_else(PoisonError::into_inner);
+        complaints.extend(late(&history, &disturbed));
         vec![
-            Exhibit::new("leases", "--model leases", self.book.history(), judge),
+            Exhibit::new("leases", "--model leases", history, judge),
             Exhibit::complaints("keys of leases", complaints),
         ]
+    }
+}
+
+/// How far a lease is known to have been counted.
+struct Counted {
+    ttl: u64,
+    /// So much of it, at least, since it was granted or something was broken.
+    counted: u64,
+    /// When it was seen last.
+    seen: u64,
+}
+
+/// Leases that are there still when their leader has surely counted their time, and more. Each look is a read that a leader
+/// has answered for: between two of them it has counted the time that lies between them, or as much as it does at once. So
+/// no machine that is too busy makes a lease late.
+fn late(history: &History<LeaseCall, LeaseReply>, disturbed: &[Span]) -> Vec<String> {
+    let (mut complaints, mut all) = (Vec::new(), BTreeMap::new());
+    for Operation { invoked, call, outcome, .. } in history {
+        let Outcome::Ok { at, reply: LeaseReply { there: true, .. } } = outcome else { continue };
+        if let LeaseCall::Grant { lease, ttl } = call {
+            all.insert(lease, Counted { ttl: *ttl, counted: 0, seen: at.0 });
+            continue;
+        }
+        let Some(of) = all.get_mut(call.lease()) else { continue };
+        let is_disturbed = disturbed.iter().any(|(from, to)| *from <= at.0 && of.seen <= *to);
+        let counted = of.counted + invoked.0.saturating_sub(of.seen).min(STEP_MAX);
+        (of.counted, of.seen) = (if is_disturbed { 0 } else { counted }, at.0);
+        if of.counted > of.ttl + of.ttl / 100 * DRIFT_PERCENT + LATE {
+            let (lease, Counted { ttl, counted, seen }) = (call.lease(), of);
+            complaints.push(format!(
+                "lease {lease} of {ttl} us is there at {seen}, counted for {counted}"
+            ));
+            all.remove(lease);
+        }
+    }
+    complaints
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::Judgement;
+
+    const SECOND: u64 = 1_000_000;
+
+    /// What is said of a lease of a second that is seen again and again for so long.
+    fn seen_for(seconds: u64, every_ms: u64, disturbed: &[Span]) -> Judgement {
+        let there = LeaseReply { there: true, ttl: None };
+        let lease = || Value::from("t/1.1/");
+        let grant = LeaseCall::Grant { lease: lease(), ttl: SECOND };
+        let looks = (1..seconds * 1000 / every_ms).map(|look| look * every_ms * 1000);
+        let look = |at| Operation::ok(at, at + 1000, LeaseCall::Look { lease: lease() }, there);
+        let granted = Operation::ok(0, 1000, grant, there);
+        let book = Book::of([granted].into_iter().chain(looks.map(look)).collect());
+        let leases = Leases { book, ..Leases::default() };
+        leases.was_disturbed(disturbed.to_vec());
+        leases.exhibits().pop().unwrap().judge().judgement
+    }
+
+    #[test]
+    fn a_lease_that_does_not_end_though_nothing_is_broken_is_seen() {
+        let is_late = |said: Judgement| matches!(said, Judgement::Violation(_));
+        assert!(is_late(seen_for(15, 60, &[])));
+        assert!(is_late(seen_for(25, 60, &[(5 * SECOND, 6 * SECOND)])));
+        assert!(!is_late(seen_for(12, 60, &[])));
+        assert!(!is_late(seen_for(15, 60, &[(5 * SECOND, 6 * SECOND)])), "a fault was there");
+        assert!(!is_late(seen_for(15, 60, &[(5 * SECOND, u64::MAX)])));
+        assert!(!is_late(seen_for(60, 1000, &[])), "its leader may have stood still between looks");
     }
 }

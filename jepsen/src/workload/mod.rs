@@ -85,6 +85,9 @@ pub trait Client: Send {
     fn end(&mut self, _caller: &mut Caller<'_>) {}
 }
 
+/// From this moment of a run to that.
+pub type Span = (u64, u64);
+
 /// See the module.
 pub trait Workload: Send + Sync {
     /// What it needs of the members, before they are started.
@@ -111,6 +114,10 @@ pub trait Workload: Send + Sync {
 
     /// What members were told to forget during the load, by whom else. Said before anything is judged; moments are the run's.
     fn hears_of(&self, _compactions: Vec<Compaction>) {}
+
+    /// When something was broken during the load, or another member came to lead; from when to when, in the run's moments. Said
+    /// before anything is judged.
+    fn was_disturbed(&self, _spans: Vec<Span>) {}
 
     /// What was seen, and who judges whether it can be. A run that breaks off is judged by what was seen until then: what
     /// [`conclude`](Self::conclude) has not read does not lack anything, but what was wrong already stays so.
