@@ -120,6 +120,8 @@ struct Place {
     /// Where clients reach it, if it is a server.
     client: String,
     now: Mutex<Now>,
+    /// Had by whoever starts or ends it where another may at the same time.
+    hands: Mutex<()>,
 }
 
 struct Now {
@@ -211,6 +213,7 @@ impl Fleet {
                     replaces: false,
                     goes: false,
                 }),
+                hands: Mutex::default(),
             })
             .collect();
         let volumes = volumes.map(Mutex::new);
@@ -590,6 +593,17 @@ impl Fleet {
             now.being = to;
         }
         Ok(())
+    }
+
+    /// Keeps a place for whoever starts or ends a member there, until that is done: who takes no part in it would judge the end
+    /// of a process that another has ended.
+    pub fn hold(&self, member: usize) -> MutexGuard<'_, ()> {
+        self.places[member].hands.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same, if nobody has it.
+    pub fn try_hold(&self, member: usize) -> Option<MutexGuard<'_, ()>> {
+        self.places[member].hands.try_lock().ok()
     }
 
     /// The process that lives at a place, if one does.

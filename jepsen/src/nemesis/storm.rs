@@ -11,7 +11,7 @@ use super::whom::Whom;
 use super::{Kind, Nemesis, Wants, anywhere};
 use crate::calls::Call;
 use crate::dice::Dice;
-use crate::fleet::{Fleet, Setup};
+use crate::fleet::{Being, Fleet, Setup};
 use crate::links::{Cut, Links, Rule};
 use crate::over::Over;
 use crate::process::Trouble;
@@ -223,6 +223,9 @@ impl Nemesis for Rolling {
         let up = fleet.up();
         if let Some(member) = up.get(self.next % up.len().max(1)) {
             self.next += 1;
+            // An operator may be about to end who came later, or just have done so.
+            let held = fleet.try_hold(*member).filter(|_| fleet.being(*member) == Being::Up);
+            let Some(_held) = held else { return Ok(up_to(dice, RESTART_EVERY_MS)) };
             fleet.stop(*member)?;
             fleet.spawn(*member)?;
             self.struck += 1;
@@ -246,6 +249,7 @@ impl Nemesis for Rolling {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fleet::tests::shells;
 
     #[test]
     fn who_lags_is_joined_again_and_nobody_whom_others_have_cut_off() {
@@ -268,5 +272,18 @@ mod tests {
         assert_eq!(snapshots.struck(), 0);
         snapshots.backups = 2;
         assert_eq!(snapshots.struck(), 2);
+    }
+
+    #[test]
+    fn whom_another_is_about_to_end_is_not_restarted() {
+        let fleet = shells("while read -r id order; do echo $id status other 1 0; done", 1, 0);
+        fleet.restart(0).unwrap();
+        let (mut rolling, mut dice) = (Rolling { next: 0, struck: 0 }, Dice::new(1));
+        let held = fleet.hold(0);
+        rolling.step(&fleet, &mut dice).unwrap();
+        assert_eq!(rolling.struck(), 0);
+        drop(held);
+        rolling.step(&fleet, &mut dice).unwrap();
+        assert_eq!(rolling.struck(), 1);
     }
 }

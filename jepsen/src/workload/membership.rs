@@ -75,6 +75,7 @@ impl Client for Operator {
         let name = format!("m{place}");
         let joined = caller.timed("join", |caller| {
             let failed = |trouble: Trouble| Miss::Failed(trouble.to_string());
+            let _held = caller.fleet.hold(place);
             caller.fleet.spawn_joining(place).map_err(failed)?;
             caller.fleet.await_ready(place).map_err(failed)
         });
@@ -101,6 +102,7 @@ impl Client for Operator {
         if !is_out {
             return;
         }
+        let _held = caller.fleet.hold(place);
         match caller.fleet.clear(place) {
             Ok(()) => {}
             Err(trouble @ (Trouble::Stopped(_) | Trouble::Ended(_))) => {
