@@ -81,10 +81,26 @@ impl Consensus {
             }
             _ => {}
         }
+        let is_bare =
+            message.get_msg_type() == MessageType::MsgAppend && message.entries.is_empty();
+        let commit = self.commit();
         if let Err(error) = self.with_raft(|raw| raw.step(message)) {
             tracing::debug!(%from, %error, "raft did not take a message");
         }
+        if is_bare && self.commit() > commit {
+            self.withhold_answer();
+        }
         Ok(Stepped::Done)
+    }
+
+    /// A leader that says what is committed, and sends nothing, learns nothing from the answer: what this member has it was
+    /// told when it had sent that, or, where that was lost, asks for with its next heartbeat.
+    fn withhold_answer(&mut self) {
+        let messages = &mut self.raw.raft.msgs;
+        let says_so = |answer: &mut Message| {
+            answer.get_msg_type() == MessageType::MsgAppendResponse && !answer.reject
+        };
+        drop(messages.pop_if(says_so));
     }
 
     /// Votes pass a commit index on. Without it a cluster can be stuck: the leader of two members is

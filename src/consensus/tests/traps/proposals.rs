@@ -1,5 +1,7 @@
 //! Proposals: where they end up, and how they travel.
 
+use std::cell::Cell;
+
 use super::*;
 
 #[test]
@@ -119,4 +121,41 @@ fn entries_travel_in_bulk_and_everything_else_does_not_wait_behind_them() {
         let message = wire::decode(&bytes).unwrap();
         assert_eq!(outbound.lane == Lane::Bulk, !message.entries.is_empty());
     }
+}
+
+#[test]
+fn a_leader_that_says_what_is_committed_is_not_answered() {
+    let mut world = World::new(3, 1, 1);
+    world.elect(1);
+    let answers = Cell::new(0);
+    for put in 1..=5 {
+        world.propose(node(1), b"A");
+        world.settle_without(|flying| {
+            answers.set(answers.get() + u32::from(flying.kind() == MessageType::MsgAppendResponse));
+            false
+        });
+        assert_eq!(answers.get(), 3 * put, "one of each follower");
+    }
+    let commit = world.at(1).commit();
+    assert!((2..=4).all(|follower| world.at(follower).commit() == commit));
+}
+
+#[test]
+fn an_answer_that_was_lost_is_given_with_the_next_heartbeat() {
+    let mut world = World::new(3, 0, 1);
+    world.elect(1);
+    let (_, index) = world.propose(node(1), b"A").unwrap();
+    let of_three =
+        |flying: &Flying| flying.from == node(3) && flying.kind() == MessageType::MsgAppendResponse;
+    world.settle_without(of_three);
+    let matched = |world: &mut World| {
+        let peers = world.at(1).peers();
+        peers.into_iter().find(|peer| peer.id == node(3)).unwrap().matched
+    };
+    assert!(matched(&mut world) < index && world.at(3).commit() == index);
+    for _ in 0..ELECTION {
+        world.tick(node(1));
+        world.settle();
+    }
+    assert_eq!(matched(&mut world), index);
 }
