@@ -270,13 +270,22 @@ impl Hold {
         Txn { compares, success: vec![Op::Put(put)], failure }
     }
 
-    /// Its row says another rule now; what holds more than before has a token of its own.
-    pub(crate) fn has_become(&mut self, rule: Rule, more_since: Option<Revision>) {
-        let value = self.restated(rule);
-        self.place.lock().value = value;
-        if let Some(revision) = more_since.filter(|_| !mutant::is(Mutant::B03)) {
+    /// Its row says that it writes, since this revision: it holds more than before, and has a token of its own.
+    pub(crate) fn writes_since(&mut self, revision: Revision) {
+        self.grant.value = self.restated(Rule::Write);
+        if !mutant::is(Mutant::B03) {
             self.grant.token = Token { revision, hop: 0 };
         }
+    }
+
+    /// It holds by the same grant as another guard of its owner.
+    pub(crate) fn holds_by(&mut self, grant: Grant) {
+        self.grant = grant;
+    }
+
+    /// It only reads from now on, whatever its row says yet.
+    pub(crate) fn only_reads(&mut self) {
+        self.grant.value = self.restated(Rule::Read);
     }
 
     /// The conditions that this still is the holder, for a transaction whose effect is the hold's own.
@@ -395,10 +404,16 @@ impl std::fmt::Debug for Hold {
 }
 
 impl Grant {
-    /// The conditions that who was granted this still holds.
+    /// The conditions that who was granted this still holds. A writer that has become a reader has its key and
+    /// its lease still, and does not hold what it held.
     pub(super) fn still_held(&self, place: &Place) -> Vec<Compare> {
         let lease = place.session.lease;
-        self.keys.iter().flat_map(|key| still_mine(key, self.since, lease)).collect()
+        let is_still = |key: &Bytes| {
+            let writes = Stance::rule_of(key, &self.value) == Rule::Write;
+            let says = writes.then(|| Compare::value(key.clone()).eq(self.value.clone()));
+            still_mine(key, self.since, lease).into_iter().chain(says)
+        };
+        self.keys.iter().flat_map(is_still).collect()
     }
 }
 

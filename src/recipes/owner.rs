@@ -195,18 +195,20 @@ impl Owner {
         }
     }
 
-    /// Whether it has this hold for writing too.
-    pub(crate) fn writes(&self, name: &Bytes, hold: &Hold) -> bool {
+    /// What it has this hold by for writing too, if it has.
+    pub(crate) fn writes(&self, name: &Bytes, hold: &Hold) -> Option<Grant> {
         let turn = Arc::downgrade(hold.parts().2);
         let holds = self.lock();
-        holds.get(&(name.clone(), Mode::Write)).is_some_and(|kept| kept.turn.ptr_eq(&turn))
+        let kept = holds.get(&(name.clone(), Mode::Write)).filter(|kept| kept.turn.ptr_eq(&turn));
+        kept.map(|kept| kept.grant.clone())
     }
 
     /// It will only read what it holds for writing; false if it has other guards for that.
-    pub(crate) fn only_read(&self, name: &Bytes, hold: &Hold) -> bool {
+    pub(crate) fn only_read(&self, name: &Bytes, hold: &mut Hold) -> bool {
         let mut holds = self.lock();
         let is_only = hold.parts().2.is_single();
         if is_only {
+            hold.only_reads();
             holds.remove(&(name.clone(), Mode::Write));
             holds.insert((name.clone(), Mode::Read), Kept::of(hold));
         }

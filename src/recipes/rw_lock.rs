@@ -153,6 +153,9 @@ impl WriteGuard {
     /// Its key, and so its place in the line, and its token stay. Waits until the readers may come in;
     /// dropping the future releases the lock.
     ///
+    /// What this has begun as the writer, by [`Hold::txn`](crate::Hold::txn) or on the conditions of
+    /// [`Hold::still_held`](crate::Hold::still_held), is done before the readers come in, or not at all.
+    ///
     /// # Errors
     /// See [`DowngradeError`].
     pub async fn downgrade(self) -> Result<ReadGuard, DowngradeError> {
@@ -160,9 +163,11 @@ impl WriteGuard {
         if let Some(loss) = hold.is_lost() {
             return Err(DowngradeError::Lost(loss));
         }
-        let is_only = hold.owner().is_none_or(|owner| owner.only_read(&lock_of(hold.key()), &hold));
-        if !is_only {
-            return Err(DowngradeError::HeldAgain(WriteGuard(hold)));
+        let name = lock_of(hold.key());
+        match hold.owner().cloned() {
+            None => hold.only_reads(),
+            Some(owner) if owner.only_read(&name, &mut hold) => {}
+            Some(_) => return Err(DowngradeError::HeldAgain(WriteGuard(hold))),
         }
         let (sender, receiver) = oneshot::channel();
         let command = Command::Txn(hold.restating(Rule::Read));
@@ -171,10 +176,7 @@ impl WriteGuard {
             Ok(Reply::Txn(reply)) if !reply.succeeded => {
                 Err(DowngradeError::Lost(hold.is_lost().unwrap_or(Loss::KeyDeleted)))
             }
-            Ok(_) => {
-                hold.has_become(Rule::Read, None);
-                Ok(ReadGuard(hold))
-            }
+            Ok(_) => Ok(ReadGuard(hold)),
             Err(error) => Err(DowngradeError::Unconfirmed { guard: ReadGuard(hold), error }),
         }
     }

@@ -197,7 +197,8 @@ impl Upgrade {
                 }
                 // What the row says may be about to be taken back: an owner knows what it holds.
                 let name = lock_of(read.key());
-                if read.owner().is_some_and(|owner| owner.writes(&name, read)) {
+                if let Some(grant) = read.owner().and_then(|owner| owner.writes(&name, read)) {
+                    read.holds_by(grant);
                     return Poll::Ready(Some(Ok(())));
                 }
                 self.step = Step::Waits(match self.wish(read) {
@@ -236,7 +237,7 @@ impl Upgrade {
                     Ok(None) => Poll::Ready(None),
                     Ok(Some(_)) if read.is_lost().is_some() => Poll::Ready(None),
                     Ok(Some(revision)) => {
-                        read.has_become(Rule::Write, Some(revision));
+                        read.writes_since(revision);
                         Poll::Ready(Some(Ok(())))
                     }
                 }

@@ -92,7 +92,8 @@ impl Inner {
         let Some((_, turn)) = self.turns.pop_first() else { return false };
         self.phase = Phase::Held { since, granted };
         let token = Token { revision: granted, hop: self.hop };
-        let grant = Grant { keys: Arc::clone(&self.keys), since, token };
+        let (keys, value) = (Arc::clone(&self.keys), self.value.clone());
+        let grant = Grant { keys, since, token, value };
         if turn.has_waited() {
             acts.0.push(Act::Handed(Arc::clone(&turn)));
         }

@@ -23,6 +23,8 @@ pub(crate) struct Grant {
     /// The revision that made them.
     pub(crate) since: Revision,
     pub(crate) token: Token,
+    /// What their rows say of what it may do.
+    pub(crate) value: Bytes,
 }
 
 /// How far a turn has come.

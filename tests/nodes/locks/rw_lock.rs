@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
 
 use bowline::{
-    DowngradeError, LockError, LockKind, Loss, Node, ReadGuard, Released, Session, SessionEnd,
-    Upgrade, UpgradeError, Wait, WriteGuard,
+    Compare, DowngradeError, GuardError, GuardTxn, LockError, LockKind, Loss, Node, Op, ReadGuard,
+    Released, Session, SessionEnd, Upgrade, UpgradeError, Wait, WriteGuard,
 };
 
 use crate::stage::{
@@ -123,6 +123,62 @@ fn a_downgrade_lets_readers_in_and_keeps_the_place_and_the_token() {
     assert!(sessions[2].rw_lock(LOCK).try_write().wait().is_err());
     reader.release().wait().unwrap();
     assert!(sessions[2].rw_lock(LOCK).write().wait().unwrap().is_held());
+}
+
+#[test]
+fn what_a_writer_has_begun_is_not_done_when_it_has_become_a_reader() {
+    let cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let kv = cluster.node(two).client();
+    let is_done = |conditions: Vec<Compare>| {
+        let txn = conditions.into_iter().fold(kv.txn(), |txn, condition| txn.when(condition));
+        txn.then(Op::put("row", "late")).commit().wait().unwrap().succeeded
+    };
+    let write = |txn: GuardTxn| txn.then(Op::put("row", "written")).commit().wait();
+    let writer = session(&cluster, one).rw_lock(LOCK).write().wait().unwrap();
+    let (late, conditions) = (writer.txn(), writer.still_held());
+    let reader = writer.downgrade().wait().unwrap();
+    let other = read(&session(&cluster, two));
+    assert_eq!(write(late), Err(GuardError::NotHeld));
+    assert!(!is_done(conditions));
+    assert!(other.is_held());
+    // As a reader it goes on.
+    write(reader.txn()).unwrap();
+    drop(other);
+    let (early, conditions) = (reader.txn(), reader.still_held());
+    let writer = reader.upgrade().wait().unwrap();
+    write(writer.txn()).unwrap();
+    write(early).unwrap();
+    assert!(is_done(conditions) && is_done(writer.still_held()));
+}
+
+#[test]
+fn a_writer_writes_however_it_has_become_one_and_however_often_it_is_held() {
+    let cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let write = |txn: GuardTxn| txn.then(Op::put("row", "written")).commit().wait();
+    let writer = session(&cluster, one).rw_lock(LOCK).write().why("first").wait().unwrap();
+    let heir = writes(&session(&cluster, two), cluster.node(two));
+    until_places(cluster.node(one), LOCK, 2);
+    let (locks, line) = (cluster.node(one).locks(), writer.session().rw_lock(LOCK).line().unwrap());
+    locks.hand_over(&line[0], &line[1], "").wait().unwrap();
+    let handed = heir.finish().unwrap();
+    write(handed.txn()).unwrap();
+    drop(handed);
+    let mine = session(&cluster, one);
+    let (owner, lock) = (mine.owner("ann"), mine.rw_lock(LOCK));
+    let [first, second] = [(); 2].map(|()| lock.read().owner(&owner).wait().unwrap());
+    let first = first.upgrade().wait().unwrap();
+    write(second.txn()).unwrap();
+    let second = second.upgrade().wait().unwrap();
+    assert_eq!(first.token(), second.token());
+    let late = [first.txn(), second.txn()];
+    write(first.txn()).and(write(second.txn())).unwrap();
+    drop(first);
+    let reader = second.downgrade().wait().unwrap();
+    assert_eq!(late.map(write), [(); 2].map(|()| Err(GuardError::NotHeld)));
+    let again = lock.read().owner(&owner).wait().unwrap();
+    write(again.txn()).and(write(reader.txn())).unwrap();
 }
 
 #[test]
