@@ -108,7 +108,8 @@ impl fmt::Display for StopReason {
 pub(crate) enum ReplyTo<T> {
     /// To a future that waits for it.
     Waiting(oneshot::Sender<CallResult<T>>),
-    /// To a closure, called by the driver: it must be quick and must not wait.
+    /// To a closure, called by the driver: it must be quick and must not wait, and if it panics the node stops: what
+    /// it wakes is [woken](waking) with care.
     Call(Box<dyn FnOnce(CallResult<T>) + Send>),
     /// Nobody cares.
     Nobody,
@@ -119,7 +120,7 @@ impl<T> ReplyTo<T> {
     pub(crate) fn send(self, result: CallResult<T>) {
         match self {
             // A receiver that was dropped is a caller that went away: nobody to tell.
-            ReplyTo::Waiting(sender) => waking(|| drop(sender.send(result))),
+            ReplyTo::Waiting(sender) => _ = waking(|| drop(sender.send(result))),
             ReplyTo::Call(call) => call(result),
             ReplyTo::Nobody => {}
         }

@@ -18,7 +18,7 @@ use crate::model::{
     Revision, SessionInfo, SnapshotId, Txn, TxnReply,
 };
 use crate::mutant::{self, Mutant};
-use crate::watch::Hub;
+use crate::watch::{Hub, waking};
 
 use super::answer::{CallError, CallResult, ReplyTo, StopReason};
 use super::health::{Health, Pulse};
@@ -200,10 +200,12 @@ impl Shared {
     pub(crate) fn stop(&self, reason: StopReason) {
         self.in_company();
         let mut first = false;
-        self.stopped.send_if_modified(|stopped| {
-            first = stopped.is_none();
-            stopped.get_or_insert_with(|| reason.clone());
-            first
+        waking(|| {
+            self.stopped.send_if_modified(|stopped| {
+                first = stopped.is_none();
+                stopped.get_or_insert_with(|| reason.clone());
+                first
+            })
         });
         if first {
             super::inbox::refuse_all(self.inbox.close(), &reason);
@@ -240,7 +242,7 @@ impl Shared {
         let hook = Hook(Some(hook));
         let reply = ReplyTo::Call(Box::new(move |outcome: CallResult<Reply>| {
             hook.ring(&outcome);
-            drop(sender.send(outcome));
+            waking(|| drop(sender.send(outcome)));
         }));
         let span = match self.begin_write(Command::Txn(txn), leaving, Some(deadline), reply) {
             Ok(span) => span,

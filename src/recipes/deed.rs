@@ -18,6 +18,7 @@ use crate::api::{Effect, Error, Session};
 use crate::model::{Command, Compare, Op, Put, PutLease, PutValue, Refusal, Reply, Revision, Txn};
 use crate::mutant::{self, Mutant};
 use crate::node::{CallResult, ReplyTo, SessionEnd, Shared};
+use crate::watch::waking;
 
 use super::call::Until;
 
@@ -37,7 +38,7 @@ pub(crate) async fn carry_out(
     let (sender, receiver) = oneshot::channel();
     let (weak, undone) = (Arc::downgrade(shared), Arc::clone(&undo));
     let reply = ReplyTo::Call(Box::new(move |outcome| {
-        if let Err(outcome) = sender.send(outcome) {
+        if let Some(Err(outcome)) = waking(|| sender.send(outcome)) {
             take_back(&weak, &*undone, outcome);
         }
     }));

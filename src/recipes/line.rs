@@ -253,11 +253,11 @@ impl Lines {
                         turn.hand(at);
                     }
                 }
-                Act::Wake(waker) => waking(|| waker.wake()),
+                Act::Wake(waker) => _ = waking(|| waker.wake()),
                 Act::Passed(reply) => reply.send(Ok(passed())),
                 Act::Part { place, parting, reply } => self.part(&place, &parting, reply),
                 Act::EnterAnew { place, parting } => self.enter_anew(&place, parting.as_ref()),
-                Act::Notify(turn) => turn.changed.notify_waiters(),
+                Act::Notify(turn) => _ = waking(|| turn.changed.notify_waiters()),
                 Act::Tidy { bound, lease } => {
                     if let Some(shared) = self.shared.upgrade() {
                         let success = unbinding(lease, &bound);

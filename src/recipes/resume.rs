@@ -20,6 +20,7 @@ use crate::api::{Error, Session};
 use crate::model::{Command, KeyValue, LeaseId, NodeId, Op, Put, PutLease, PutValue, Reply, Txn};
 use crate::mutant::{self, Mutant};
 use crate::node::{CallError, CallResult, ReplyTo, SessionState, Shared, StopReason};
+use crate::watch::waking;
 
 use super::book::{Book, Standing};
 use super::election::{Election, Leadership};
@@ -192,7 +193,7 @@ async fn resume<G: From<Hold> + 'static>(
         // A wish that nobody waits for, or has waited for, gives itself up as it is dropped.
         let adopted = taken.taken(&by, &ticket, outcome);
         let wish = adopted.map(|(place, turn)| Wish::<G>::of(&taker, taken, place, turn));
-        drop(sender.send(wish));
+        waking(|| drop(sender.send(wish)));
     }));
     shared.insist_admitted(command, reply).map_err(Error::from)?;
     let stopped = || LockError::NodeStopped(shared.stop_reason().unwrap_or(StopReason::Shutdown));

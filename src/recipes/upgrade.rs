@@ -26,6 +26,7 @@ use tokio::sync::oneshot;
 use crate::model::{Command, Compare, KeyValue, Moment, Op, Reply, Revision, Txn};
 use crate::mutant::{self, Mutant};
 use crate::node::{CallError, CallResult, ReplyTo, Shared};
+use crate::watch::waking;
 
 use super::error::LockError;
 use super::hold::Hold;
@@ -144,7 +145,9 @@ impl Upgrade {
         let shared = read.session().shared();
         let weak = std::sync::Arc::downgrade(shared);
         let reply = ReplyTo::Call(Box::new(move |outcome: CallResult<Reply>| {
-            if let (Err(outcome), Some(shared)) = (sender.send(outcome), weak.upgrade()) {
+            if let Some(Err(outcome)) = waking(|| sender.send(outcome))
+                && let Some(shared) = weak.upgrade()
+            {
                 // It was given up.
                 turn_back(&shared, back, &outcome);
             }

@@ -1,6 +1,7 @@
 //! What a lock answers at the edges: one test for each case that lock services get wrong.
 
 use std::future::{Future, IntoFuture};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Wake, Waker};
@@ -473,4 +474,50 @@ fn an_executor_that_panics_when_it_is_woken_costs_the_node_nothing() {
     woken(3);
     assert_eq!(node.stop_reason(), None);
     node.client().put("key", "after").wait().unwrap();
+}
+
+#[test]
+fn recipes_wake_an_executor_that_panics_as_the_node_does() {
+    let cluster = lasting(1);
+    let (node, mine) = (cluster.node(0), session(&cluster, 0));
+    let guard = mine.mutex("lock").lock().wait().unwrap();
+    let (jobs, group) = (mine.queue("jobs"), mine.group("group"));
+    let falls = Arc::new(Falls(AtomicU64::new(0)));
+    let waker = Waker::from(Arc::clone(&falls));
+    let mut waits: Vec<Pin<Box<dyn Future<Output = ()>>>> = Vec::new();
+    let mut begin = |call: Pin<Box<dyn Future<Output = ()>>>| {
+        waits.push(call);
+        let call = waits.last_mut().expect("it was just put there");
+        assert!(call.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    };
+    let woken = |times| {
+        until_true(node, "nobody is woken", || falls.0.load(Ordering::SeqCst) >= times);
+        assert_eq!(node.stop_reason(), None);
+    };
+    begin(Box::pin(async { drop(guard.txn().then(Op::put("key", "")).commit().await) }));
+    woken(1);
+    begin(Box::pin(async { drop(group.join("").await) }));
+    woken(2);
+    begin(Box::pin(async { drop(jobs.take().await) }));
+    node.client().queue("jobs").put("item").wait().unwrap();
+    woken(3);
+    begin(Box::pin(async { drop(guard.lost().await) }));
+    node.client().delete(guard.key().clone()).wait().unwrap();
+    woken(4);
+    begin(Box::pin(async { drop(node.wait_for(|_| false).await) }));
+    node.client().put("key", "after").wait().unwrap();
+    woken(5);
+    node.client().put("key", "after all").wait().unwrap();
+}
+
+#[test]
+fn a_lock_is_free_though_whoever_waits_for_its_loss_panics_when_it_is_woken() {
+    let cluster = lasting(2);
+    let mutex = session(&cluster, 0).mutex("lock");
+    let guard = mutex.lock().wait().unwrap();
+    let waker = Waker::from(Arc::new(Falls(AtomicU64::new(0))));
+    let mut lost = Box::pin(guard.lost());
+    assert!(lost.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    assert_eq!(mutex.release(guard.token()).wait().unwrap(), Released::Now);
+    assert!(session(&cluster, 1).mutex("lock").lock().wait().unwrap().is_held());
 }

@@ -26,8 +26,8 @@ impl Driver {
     pub(crate) fn abandon(&mut self) {
         self.stopped = true;
         // Who wants to resume hears of it when its reply is dropped.
-        drop(self.sessions.stop(self.shared.now()));
-        self.shared.status.send_modify(|status| status.role = Role::Stopped);
+        waking(|| drop(self.sessions.stop(self.shared.now())));
+        waking(|| self.shared.status.send_modify(|status| status.role = Role::Stopped));
         self.log.close();
         self.snapshot_queue.close();
         self.backups.close(&StopReason::failed("its driver fell"));

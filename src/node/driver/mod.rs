@@ -56,6 +56,7 @@ use crate::model::{
 };
 use crate::mutant::{self, Mutant};
 use crate::transport::{JoinReply, Refused};
+use crate::watch::waking;
 use crate::{wal, warm};
 
 use crate::node::answer::{CallError, CallResult, ReplyTo, StopReason};
@@ -560,10 +561,12 @@ impl Driver {
             diverged: self.digests.is_undecided(),
             digest: (self.machine.applied(), self.machine.digest()),
         };
-        self.shared.status.send_if_modified(|old| {
-            let news = *old != status;
-            *old = status;
-            news
+        waking(|| {
+            self.shared.status.send_if_modified(|old| {
+                let news = *old != status;
+                *old = status;
+                news
+            })
         });
     }
 }

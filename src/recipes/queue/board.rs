@@ -25,6 +25,7 @@ use crate::model::{
 };
 use crate::mutant::{self, Mutant};
 use crate::node::{CallError, CallResult, Input, ReplyTo, SessionEnd};
+use crate::watch::waking;
 
 use super::delivery::{Claim, Delivery};
 use super::index::{Chooser, Index};
@@ -162,7 +163,7 @@ impl Board {
             drop(work.unwanted);
             for (reply, taken) in work.replies {
                 // Who went away gives its item back by dropping it.
-                drop(reply.send(taken));
+                waking(|| drop(reply.send(taken)));
             }
             if let Some((txn, proposed)) = work.proposal {
                 self.propose(txn, proposed);

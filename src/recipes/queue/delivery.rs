@@ -10,7 +10,7 @@ use crate::model::{Command, Compare, KeyValue, Op, Reply, Revision, Txn, TxnRepl
 use crate::mutant::{self, Mutant};
 use crate::node::{CallError, CallResult, ReplyTo, SessionEnd};
 use crate::recipes::{Loss, Token};
-use crate::watch::WatchError;
+use crate::watch::{WatchError, waking};
 
 use super::{ItemId, Keys, Part, QueueError};
 
@@ -321,7 +321,7 @@ impl Delivery {
                 claim.give_back(ReplyTo::Nobody);
             }
             // A receiver that was dropped is a caller that went away.
-            drop(sender.send(outcome));
+            waking(|| drop(sender.send(outcome)));
         }))
     }
 
