@@ -17,14 +17,16 @@ use thiserror::Error as ThisError;
 use tokio::sync::oneshot;
 
 use crate::api::{Error, Session};
-use crate::model::{Command, KeyValue, LeaseId, NodeId, Op, Put, PutLease, PutValue, Reply, Txn};
+use crate::model::{
+    Command, KeyValue, LeaseId, NodeId, Op, Put, PutLease, PutValue, Reply, Revision, Txn,
+};
 use crate::mutant::{self, Mutant};
 use crate::node::{CallError, CallResult, ReplyTo, SessionState, Shared, StopReason};
 use crate::watch::waking;
 
 use super::book::{Book, Standing};
 use super::election::{Election, Leadership};
-use super::error::LockError;
+use super::error::{LockError, Loss};
 use super::hold::Hold;
 use super::line::{Lines, parent, prefix_of, still_mine};
 use super::mutex::{Guard, Mutex};
@@ -74,11 +76,18 @@ pub enum ResumeError {
 
 impl Hold {
     /// What to save, to take this up again in the program's next life on this node. Of several locks that
-    /// are held at once, it names the first.
+    /// are held at once, it names the first. From now on the lock is not passed on inside the node, but given
+    /// back to the cluster: the ticket is of this hold alone. That of a hold which is over takes up nothing.
     pub fn ticket(&self) -> Ticket {
         let node = self.session().shared().status.borrow().id;
-        let (lease, since) = (self.session().lease(), self.since());
-        Ticket { node, lease, since, key: self.key().clone() }
+        let (_, place, turn, _) = self.parts();
+        place.spend(turn);
+        let since = match turn.loss() {
+            // Another task of this process may hold by the same key.
+            Some(Loss::Released | Loss::HeldTooLong) => Revision(0),
+            _ => self.since(),
+        };
+        Ticket { node, lease: self.session().lease(), since, key: self.key().clone() }
     }
 }
 

@@ -460,6 +460,31 @@ fn a_lock_that_is_left_is_taken_up_again_by_another_session_of_its_node() {
 }
 
 #[test]
+fn a_ticket_is_of_one_hold_though_the_lock_is_passed_on_inside_the_node() {
+    let cluster = lasting(1);
+    let mine = another_session(&cluster, 0, "importer");
+    let mutex = mine.mutex("import");
+    let first = mutex.lock().wait().unwrap();
+    let second = Begun::new(mutex.lock());
+    assert_eq!(mutex.release(first.token()).wait().unwrap(), Released::Now);
+    let second = second.finish().unwrap();
+    assert_eq!(second.key(), first.key());
+    let over = first.ticket();
+    let third = Begun::new(mutex.lock());
+    let ticket = second.ticket();
+    second.release().wait().unwrap();
+    let third = third.finish().unwrap();
+    assert!(over != ticket && ticket != third.ticket());
+    let left = third.leak();
+    mine.orphan();
+    let next = session(&cluster, 0).mutex("import");
+    for over in [over, ticket] {
+        assert_eq!(next.resume(&over).wait().unwrap_err(), ResumeError::Over);
+    }
+    assert!(next.resume(&left).wait().unwrap().is_held());
+}
+
+#[test]
 fn what_is_taken_up_by_a_call_that_is_dropped_with_its_answer_unread_is_given_up() {
     let cluster = lasting(1);
     let (node, kv) = (cluster.node(0), cluster.node(0).client());
