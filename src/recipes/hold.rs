@@ -9,7 +9,7 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use crate::api::{Client, Effect, Error, Session};
-use crate::model::{Compare, Moment, Op, Put, PutLease, PutValue, Reply, Revision, Txn};
+use crate::model::{Compare, KeyValue, Moment, Op, Put, PutLease, PutValue, Reply, Revision, Txn};
 use crate::mutant::{self, Mutant};
 use crate::node::{CallResult, ReplyTo, Shared, Standing};
 
@@ -281,6 +281,16 @@ impl Hold {
     /// It holds by the same grant as another guard of its owner.
     pub(crate) fn holds_by(&mut self, grant: Grant) {
         self.grant = grant;
+    }
+
+    /// What makes the row of a writer say that it reads: of several that are under way at most one is applied, so
+    /// that none comes behind an upgrade.
+    pub(crate) fn downgrading(&self) -> Txn {
+        let mut txn = self.restating(Rule::Read);
+        let (row, _) = self.session.shared().reader.get(self.key());
+        let as_it_is = |row: KeyValue| Compare::mod_revision(row.key).eq(row.mod_revision);
+        txn.compares.extend(row.map(as_it_is));
+        txn
     }
 
     /// It only reads from now on, whatever its row says yet.

@@ -170,7 +170,7 @@ impl WriteGuard {
             Some(_) => return Err(DowngradeError::HeldAgain(WriteGuard(hold))),
         }
         let (sender, receiver) = oneshot::channel();
-        let command = Command::Txn(hold.restating(Rule::Read));
+        let command = Command::Txn(hold.downgrading());
         hold.session().shared().insist(command, ReplyTo::Waiting(sender));
         match confirmed(hold.session().shared(), receiver).await {
             Ok(Reply::Txn(reply)) if !reply.succeeded => {

@@ -57,6 +57,9 @@ pub struct Upgrade {
 
 enum Step {
     Begins,
+    /// Its row says that it writes, so that in line it would wait for itself: the entry by which it reads is on its
+    /// way.
+    Reads(Pin<Box<dyn Future<Output = Result<(), LockError>> + Send>>),
     /// In line.
     Waits(Wish<Hold>),
     /// The only reader: the entry that makes it the writer is on its way. The second row is held until
@@ -153,14 +156,24 @@ impl Upgrade {
             }
         }));
         shared.insist(Command::Txn(txn), reply);
-        let shared = Arc::clone(shared);
-        let late = Box::pin(async move {
-            match until {
-                Some(until) => shared.sleep_until(until).await,
-                None => std::future::pending().await,
-            }
-        });
+        let late = Box::pin(late(Arc::clone(shared), until));
         Some(Step::Turns { answer, late, _second: second })
+    }
+
+    /// Makes the row of a reader say that it reads.
+    fn restate(read: &Hold, until: Option<Moment>) -> Step {
+        let (sender, answer) = oneshot::channel();
+        let session = read.session().clone();
+        let shared = Arc::clone(session.shared());
+        shared.insist(Command::Txn(read.downgrading()), ReplyTo::Waiting(sender));
+        Step::Reads(Box::pin(async move {
+            tokio::select! {
+                biased;
+                answer = answer => applied(answer.ok()).map(drop),
+                end = session.ended() => Err(LockError::SessionEnded(end)),
+                () = late(shared, until) => Err(LockError::Unavailable),
+            }
+        }))
     }
 
     /// What came of the entry: since when it writes; `Ok(None)` if the line had changed.
@@ -168,10 +181,10 @@ impl Upgrade {
         read: &Hold,
         outcome: Option<CallResult<Reply>>,
     ) -> Result<Option<Revision>, LockError> {
-        match outcome {
-            Some(Ok(Reply::Txn(reply))) if reply.succeeded => Ok(Some(reply.revision)),
+        match applied(outcome)? {
+            Reply::Txn(reply) if reply.succeeded => Ok(Some(reply.revision)),
             // It was applied while this node was cut off, and a later state says what came of it.
-            Some(Ok(Reply::AppliedBefore { revision })) => {
+            Reply::AppliedBefore { revision } => {
                 let (row, _) = read.session().shared().reader.get(read.key());
                 let writes = row.is_some_and(|row| {
                     row.mod_revision == revision
@@ -179,10 +192,7 @@ impl Upgrade {
                 });
                 Ok(writes.then_some(revision))
             }
-            Some(Ok(_)) => Ok(None),
-            Some(Err(CallError::Stopped { reason, .. })) => Err(LockError::NodeStopped(reason)),
-            Some(Err(error)) => Err(LockError::Refused(error.into())),
-            None => Err(LockError::Unavailable),
+            _ => Ok(None),
         }
     }
 
@@ -204,11 +214,22 @@ impl Upgrade {
                     read.holds_by(grant);
                     return Poll::Ready(Some(Ok(())));
                 }
+                // What made it a reader was refused, or is under way still. By another guard of its owner it might be
+                // a writer that has not looked yet.
+                if read.rule() == Rule::Write && read.parts().2.is_single() {
+                    self.step = Self::restate(read, self.until);
+                    return Poll::Ready(None);
+                }
                 self.step = Step::Waits(match self.wish(read) {
                     Ok(wish) => wish,
                     Err(why) => return Poll::Ready(Some(Err(why))),
                 });
                 Poll::Ready(None)
+            }
+            Step::Reads(reading) => {
+                let answer = ready!(reading.as_mut().poll(context));
+                self.step = Step::Begins;
+                Poll::Ready(answer.err().map(|why| Err(lost(read).unwrap_or(why))))
             }
             Step::Waits(wish) => {
                 let answer = ready!(Pin::new(wish).poll(context));
@@ -246,6 +267,24 @@ impl Upgrade {
                 }
             }
         }
+    }
+}
+
+/// Ends when nobody waits for it any longer.
+async fn late(shared: Arc<Shared>, until: Option<Moment>) {
+    match until {
+        Some(until) => shared.sleep_until(until).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The answer to an entry, if there is one.
+fn applied(outcome: Option<CallResult<Reply>>) -> Result<Reply, LockError> {
+    match outcome {
+        Some(Ok(reply)) => Ok(reply),
+        Some(Err(CallError::Stopped { reason, .. })) => Err(LockError::NodeStopped(reason)),
+        Some(Err(error)) => Err(LockError::Refused(error.into())),
+        None => Err(LockError::Unavailable),
     }
 }
 

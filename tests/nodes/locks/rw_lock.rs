@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
 
 use bowline::{
-    Compare, DowngradeError, GuardError, GuardTxn, LockError, LockKind, Loss, Node, Op, ReadGuard,
-    Released, Session, SessionEnd, Upgrade, UpgradeError, Wait, WriteGuard,
+    Alarm, AlarmChange, AlarmKind, Compare, DowngradeError, Error, GuardError, GuardTxn, LockError,
+    LockKind, Loss, Node, Op, ReadGuard, Refusal, Released, Session, SessionEnd, Upgrade,
+    UpgradeError, Wait, WriteGuard,
 };
 
 use crate::stage::{
@@ -179,6 +180,28 @@ fn a_writer_writes_however_it_has_become_one_and_however_often_it_is_held() {
     assert_eq!(late.map(write), [(); 2].map(|()| Err(GuardError::NotHeld)));
     let again = lock.read().owner(&owner).wait().unwrap();
     write(again.txn()).and(write(reader.txn())).unwrap();
+}
+
+#[test]
+fn who_was_refused_to_become_a_reader_is_refused_to_become_the_writer_and_does_not_wait_for_itself()
+{
+    let cluster = lasting(1);
+    let kv = cluster.node(0).client();
+    let writer = session(&cluster, 0).rw_lock(LOCK).write().wait().unwrap();
+    let full = Alarm { member: None, kind: AlarmKind::NoSpace };
+    let refusal = Error::Refused(Refusal::Alarm(AlarmKind::NoSpace));
+    kv.change_alarms(AlarmChange::Raise(full)).wait().unwrap();
+    let DowngradeError::Unconfirmed { guard, error } = writer.downgrade().wait().unwrap_err()
+    else {
+        panic!("what puts something is refused");
+    };
+    assert_eq!(error, refusal);
+    let refused = guard.upgrade().deadline(SOON).wait().unwrap_err();
+    assert_eq!(refused.why, LockError::Refused(refusal));
+    kv.change_alarms(AlarmChange::End(full)).wait().unwrap();
+    let writer = refused.guard.upgrade().deadline(SOON).wait().unwrap();
+    writer.txn().then(Op::put("row", "written")).commit().wait().unwrap();
+    assert!(session(&cluster, 0).rw_lock(LOCK).try_read().wait().is_err());
 }
 
 #[test]
