@@ -1,14 +1,15 @@
 //! Sessions of real nodes: how they end, who takes them up again, and how long their keys outlive them.
 
 use std::future::{Future, IntoFuture};
+use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
-    Client, Error, GuardError, LeaseId, Limits, Loss, Op, OrderError, QueueError, Refusal,
-    Released, ResumeRefusal, Session, SessionEnd, Standing, Wait,
+    Alarm, AlarmChange, AlarmKind, Client, Error, GuardError, KeyRange, LeaseId, Limits, Loss, Op,
+    OrderError, QueueError, Refusal, Released, ResumeRefusal, Session, SessionEnd, Standing, Wait,
 };
 
 /// Long enough to be renewed on a busy machine, short enough to wait for its end.
@@ -272,6 +273,34 @@ fn what_lives_with_a_session_that_was_lost_outlives_it_by_the_lock_delay() {
     let mut keys = client.lease(session.lease()).wait().unwrap().unwrap().keys;
     keys.retain(|key| !key.starts_with(b"jobs/idle/"));
     assert_eq!(keys.len(), 2 + 2 + 2, "{keys:?}");
+    client.revoke(session.lease()).wait().unwrap();
+}
+
+/// Nor by a call that was under way, and is refused.
+#[test]
+fn an_item_of_a_session_that_was_lost_is_not_given_back_by_a_refused_acknowledgement() {
+    let cluster = quick(3);
+    let (holder, other) = followers(&cluster);
+    let delay = Limits::LOCK_DELAY_MAX;
+    let session = cluster.node(holder).open_session().lock_delay(delay).wait().unwrap();
+    let jobs = session.queue("jobs");
+    jobs.put("1").wait().unwrap();
+    let job = jobs.take().wait().unwrap();
+    cluster.partition(&[holder]);
+    let client = cluster.node(other).client();
+    let full = Alarm { member: None, kind: AlarmKind::NoSpace };
+    client.change_alarms(AlarmChange::Raise(full)).wait().unwrap();
+    let mut acknowledging = pin!(job.ack_with([Op::put("effect", "v")]));
+    let polled = acknowledging.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    assert!(polled.is_pending());
+    assert_eq!(session.ended().wait(), SessionEnd::NotRenewed);
+    cluster.heal();
+    let refused = Error::Refused(Refusal::Alarm(AlarmKind::NoSpace));
+    assert_eq!(acknowledging.wait().unwrap_err(), QueueError::Store(refused));
+    // What its node had to say after that has been said.
+    cluster.node(holder).client().delete("after").wait().unwrap();
+    let claims = client.range(KeyRange::prefix("jobs/claim/")).wait().unwrap();
+    assert_eq!(claims.count, 1);
     client.revoke(session.lease()).wait().unwrap();
 }
 

@@ -42,6 +42,11 @@ impl Claim {
         Compare::create_revision(self.key()).eq(self.since)
     }
 
+    /// Whether its session was lost: then the lease gives it back, after the lock delay, and nobody else.
+    fn is_left_to_its_lease(&self) -> bool {
+        self.session.end() == Some(SessionEnd::NotRenewed)
+    }
+
     /// Lets go of the item, for as long as it takes.
     pub(super) fn give_back(&self, reply: ReplyTo<Reply>) {
         let compares = vec![self.is_ours()];
@@ -291,8 +296,7 @@ impl Delivery {
     /// [`QueueError::NotOurs`], which does no harm; [`Error::Deadline`] in [`QueueError::Store`]: the
     /// node goes on trying.
     pub async fn nack(mut self) -> Result<(), QueueError> {
-        if self.claim.session.end() == Some(SessionEnd::NotRenewed) {
-            // Its lease gives it back, after the lock delay.
+        if self.claim.is_left_to_its_lease() {
             self.open = false;
             return Err(QueueError::NotOurs);
         }
@@ -317,6 +321,7 @@ impl Delivery {
         ReplyTo::Call(Box::new(move |outcome| {
             if let Err(error) = &outcome
                 && Error::from(error.clone()).effect() == Effect::NotApplied
+                && !claim.is_left_to_its_lease()
             {
                 claim.give_back(ReplyTo::Nobody);
             }
@@ -346,8 +351,7 @@ impl Delivery {
 
 impl Drop for Delivery {
     fn drop(&mut self) {
-        // The lease of a session that was lost gives it back, after the lock delay.
-        if self.open && self.claim.session.end() != Some(SessionEnd::NotRenewed) {
+        if self.open && !self.claim.is_left_to_its_lease() {
             self.claim.give_back(ReplyTo::Nobody);
         }
     }
