@@ -342,9 +342,9 @@ impl Round {
         mine: Revision,
         participants: usize,
     ) -> Result<Option<Verdict>, DoubleBarrierError> {
-        let Some(at) = self.places.iter().position(|(since, _)| *since == mine) else {
+        if !self.places.iter().any(|(since, _)| *since == mine) {
             return Err(DoubleBarrierError::KeyDeleted);
-        };
+        }
         if mine <= self.last {
             return Ok(Some(Verdict::Passed(self.last)));
         }
@@ -353,13 +353,15 @@ impl Round {
             let stored = String::from_utf8_lossy(said).into_owned();
             return Err(DoubleBarrierError::SizeMismatch { stored });
         }
-        if at >= participants {
+        // Whoever says another number is about to leave, and counts for nothing.
+        let counted = || self.places.iter().filter(|(_, other)| other == said);
+        if counted().filter(|(since, _)| *since < mine).count() >= participants {
             return Err(DoubleBarrierError::Full { participants });
         }
         // Every place of the round before has a lower revision than this one's first.
         let is_over = self.places[0].0 > self.last;
         let enough = participants - usize::from(mutant::is(Mutant::B15) && participants > 1);
-        let last = self.places.get(enough - 1).map(|(since, _)| *since);
+        let last = counted().nth(enough - 1).map(|(since, _)| *since);
         Ok(last.filter(|_| is_over).map(|last| {
             let (ready, last_before) = (self.ready, self.last);
             Verdict::Opens(Opening { ready, last_before, last })
@@ -446,6 +448,16 @@ mod tests {
         let stored = Err(DoubleBarrierError::SizeMismatch { stored: "3".to_owned() });
         assert_eq!(round(0, &[4, 5]).judge(Revision(5), 2), stored);
         assert_eq!(round(7, &[5, 9]).judge(Revision(9), 4), stored);
+    }
+
+    #[test]
+    fn who_says_another_number_counts_for_nothing_while_it_leaves() {
+        let mut three = round(0, &[4, 5, 7, 9]);
+        three.places[1].1 = Bytes::from_static(b"2");
+        assert_eq!(three.judge(Revision(9), 3), Ok(opens(0, 0, 9)), "it is not one too many");
+        assert_eq!(three.judge(Revision(7), 3), Ok(opens(0, 0, 9)));
+        three.places.pop();
+        assert_eq!(three.judge(Revision(7), 3), Ok(None), "one is missing");
     }
 
     #[test]
