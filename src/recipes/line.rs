@@ -32,7 +32,7 @@ use super::error::{LockError, Loss};
 use super::head_count::Part;
 use super::order::Request;
 use super::place::{Act, Acts, Bound, Load, Parting, Place, Turn, unbinding};
-use super::rule::{Queue, Rule};
+use super::rule::{Queue, Rank, Rule};
 use super::stance::Stance;
 use super::token::Token;
 use super::view;
@@ -218,6 +218,12 @@ impl Lines {
         let mut acts = Acts::default();
         place.end_txn(binds, is_known, bound, &mut acts);
         self.perform(acts);
+    }
+
+    /// Whether what a task of this node had there was given up, though its key is in the line still.
+    pub(super) fn is_given_up(&self, (since, key): &Rank) -> bool {
+        let book = self.lock();
+        book.local(key).is_some_and(|place| place.lock().is_given_up(*since))
     }
 
     /// How many are before a turn: in the line, as the replica has it, and in this node's own queue.

@@ -354,6 +354,7 @@ impl Search<'_> {
         if queue.may_hold(rank) {
             return Vec::new();
         }
+        let lines = Lines::of(self.shared);
         let blocks = |other: &Rank, stance: &Stance| match &rule {
             // It may be another's permit that comes free first.
             Rule::Permits { .. } => false,
@@ -367,6 +368,7 @@ impl Search<'_> {
         places
             .iter()
             .filter(|(other, stance, _)| other < rank && blocks(other, stance))
+            .filter(|(other, ..)| !lines.is_given_up(other))
             .map(|(rank, stance, lease)| {
                 let holds = queue.may_hold(rank);
                 Blocker { rank: rank.clone(), stance: stance.clone(), lease: *lease, holds }
@@ -386,7 +388,9 @@ impl Search<'_> {
             let Some(row) = row.filter(|row| row.create_revision <= self.until) else { continue };
             let is_owners = Stance::parse(&row.key, &row.value).is_some_and(|s| s.owner == owner);
             let rank = (row.create_revision, row.key);
-            if is_owners && !self.line(&prefix).queue.may_hold(&rank) {
+            let waits_on = !self.line(&prefix).queue.may_hold(&rank)
+                && !Lines::of(self.shared).is_given_up(&rank);
+            if is_owners && waits_on {
                 waits.push((prefix, rank));
             }
         }

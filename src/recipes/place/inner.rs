@@ -87,6 +87,15 @@ impl Inner {
         self.holder.as_ref().is_some_and(|holder| Arc::ptr_eq(holder, turn))
     }
 
+    /// Whether nobody has, or will have, what stands by its key of this revision.
+    pub(crate) fn is_given_up(&self, since: Revision) -> bool {
+        match self.phase {
+            Phase::Entering | Phase::Waiting { .. } => self.turns.is_empty(),
+            Phase::Held { since: held, .. } => held == since && self.holder.is_none(),
+            Phase::Gone => true,
+        }
+    }
+
     /// Hands it to the first who waits; false if nobody does.
     pub(crate) fn give(&mut self, since: Revision, granted: Revision, acts: &mut Acts) -> bool {
         let Some((_, turn)) = self.turns.pop_first() else { return false };

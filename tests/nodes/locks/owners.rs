@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bowline::{DowngradeError, LockError, Node, Owner, Released, Session, Wait, WaitsFor};
 
-use crate::stage::{Begun, lasting, places, session, timed_out, until, until_places};
+use crate::stage::{Begun, lasting, places, session, timed_out, until, until_places, until_true};
 
 /// Begins a call that waits, and returns when it stands in the line of this name.
 fn begin<T, C>(node: &Node, name: &str, call: C) -> Begun<T>
@@ -92,6 +92,33 @@ fn an_owner_that_reads_and_asks_to_write_waits_for_itself() {
     assert_eq!(circle(&error), steps(&[("ann", "lock")]));
     until_places(cluster.node(0), "lock", 1);
     assert!(reader.upgrade().wait().unwrap().is_held());
+}
+
+#[test]
+fn what_an_owner_has_given_up_closes_no_circle_while_its_key_is_there() {
+    for gives_up_a_wish in [false, true] {
+        let cluster = lasting(1);
+        let (node, mine) = (cluster.node(0), session(&cluster, 0));
+        let (ann, bob) = (mine.owner("ann"), mine.owner("bob"));
+        let (a, b) = (mine.mutex("a"), mine.mutex("b"));
+        let mut held = Some(a.lock().owner(&ann).wait().unwrap());
+        let others = b.lock().owner(&bob).wait().unwrap();
+        let mut waits = Some(begin(node, "a", a.lock().owner(&bob)));
+        let mut wish = Begun::new(b.lock().owner(&ann));
+        until_true(node, "it must wait", || wish.wakes() > 0);
+        // What is given up now cannot be said to anybody.
+        cluster.pause(0);
+        match gives_up_a_wish {
+            true => drop(waits.take()),
+            false => drop(held.take()),
+        }
+        assert!(wish.poll().is_none(), "nobody waits for what is given up");
+        cluster.resume(0);
+        drop(others);
+        assert!(wish.finish().unwrap().is_held());
+        drop(held);
+        assert!(waits.is_none_or(|waits| waits.finish().unwrap().is_held()));
+    }
 }
 
 #[test]
