@@ -150,6 +150,10 @@ impl Locks {
     /// after that; a node that does not answer keeps the lock until its session has expired. Answers
     /// when the place is gone. Giving up the waiting does not take the order back.
     ///
+    /// Nobody carries it out where nobody knows of the hold, whose key somebody's lease keeps all the same: what a
+    /// program held before a crash, after which it has [resumed](crate::Node::resume_session) its session, and what
+    /// was lost with a session that had a lock delay. [`Locks::break_lock_now`] frees both.
+    ///
     /// # Errors
     /// See [`OrderError`].
     pub async fn break_lock(

@@ -11,13 +11,13 @@ use bowline::env::{BootClock, Clock};
 use bowline::testing::Cluster;
 use bowline::{
     GuardError, LeadError, LeaderEvent, Leadership, LockError, Loss, Moment, Node, Released,
-    ResumeError, Revision, Session, Ticket, Wait,
+    ResumeError, Revision, Session, SessionEnd, Ticket, Wait,
 };
 use tokio::sync::oneshot;
 
 use crate::stage::{
     Begun, LONG, SOON, another_session, lasting, places, roles, session, stand_in_line, steady,
-    until_places, until_true,
+    until_places, until_true, with_clocks,
 };
 
 /// Counts how often work has begun, and how often it has ended or was dropped.
@@ -598,4 +598,25 @@ fn a_break_frees_what_was_left_and_a_request_waits_for_who_takes_it_up() {
             assert_eq!(guard.asked_to_release().wait().why, "soon, please");
         }
     }
+}
+
+#[test]
+fn a_break_frees_what_was_lost_with_a_session_whose_lease_was_resumed() {
+    let (cluster, clocks) = with_clocks(LONG);
+    let (_, one, two) = roles(&cluster);
+    let node = cluster.node(one);
+    let mine = node.open_session().ttl(LONG).wait().unwrap();
+    let guard = mine.mutex("import").lock().wait().unwrap();
+    // By its own clock the session is over; by the leader's, its lease has just begun.
+    clocks[one].jump(2 * LONG);
+    assert_eq!(guard.lost().wait(), Loss::SessionEnded(SessionEnd::NotRenewed));
+    let kept = node.resume_session(mine.lease()).wait().unwrap();
+    until_places(cluster.node(two), "import", 1);
+    let locks = cluster.node(two).locks();
+    let place = locks.of("import").unwrap().line.remove(0);
+    let mut broken = Begun::new(async move { locks.break_lock(&place, "nobody has it").await });
+    until_places(cluster.node(two), "import", 0);
+    until_true(node, "the answer", || broken.wakes() > 0);
+    assert!(broken.poll().is_none_or(|answer| answer.is_ok()));
+    assert!(kept.mutex("import").try_lock().wait().unwrap().is_held());
 }

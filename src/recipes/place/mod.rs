@@ -308,10 +308,11 @@ impl Place {
                 // Its revision is not known yet; who orders has seen it.
                 Phase::Entering => order.since > inner.left,
                 // The key may be there still, for whoever takes it up: nobody has it.
-                Phase::Gone if self.is_left() => {
+                Phase::Gone if self.is_nobodys() => {
                     if matches!(order.what, What::Break) {
                         let keys: Arc<[Bytes]> = Arc::new([Bytes::copy_from_slice(key)]);
-                        let parting = no_more(&keys, order.since);
+                        let bound = vec![Bound::of_key(row.clone())];
+                        let parting = Parting { bound, ..no_more(&keys, order.since) };
                         let (place, reply) = (Arc::clone(self), ReplyTo::Nobody);
                         acts.0.push(Act::Part { place, parting, reply });
                     }
@@ -393,6 +394,13 @@ impl Place {
     /// Whether its session was orphaned: what it holds is left for the program's next life.
     fn is_left(&self) -> bool {
         self.session.ended() == Some(SessionEnd::Orphaned)
+    }
+
+    /// Whether nobody has what it held, though the key may live on with a lease that somebody resumed: its session was
+    /// left or lost, and had asked for no lock delay.
+    fn is_nobodys(&self) -> bool {
+        let is_lost = self.session.ended() == Some(SessionEnd::NotRenewed);
+        self.is_left() || (is_lost && self.session.delay.is_zero())
     }
 
     /// Whether the session was lost. It may have been told nobody yet; but what it held is its lease's from then on, which
