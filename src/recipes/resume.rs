@@ -31,7 +31,7 @@ use super::hold::Hold;
 use super::line::{Lines, parent, prefix_of, still_mine};
 use super::mutex::{Guard, Mutex};
 use super::order::{self, Order};
-use super::place::{Acts, Place};
+use super::place::{Acts, Phase, Place};
 use super::rule::Rule;
 use super::stance::{MARK, Stance};
 use super::ticket::Ticket;
@@ -263,6 +263,13 @@ impl Book {
         let (row, _) = shared.reader.get(key);
         let row = row.filter(is_mine).ok_or(ResumeError::Over)?;
         let prefix = parent(key).map(Bytes::copy_from_slice).ok_or(ResumeError::Over)?;
+        let is_taken = |place: &Arc<Place>| {
+            place.session.lease == session.lease && place.lock().phase != Phase::Gone
+        };
+        if self.local(key).is_some_and(is_taken) {
+            // It was taken for what somebody has handed to another task of this session.
+            return Err(ResumeError::InUse);
+        }
         let keys: Arc<[Bytes]> = [key.clone()].into();
         let (id, session) = (self.number(), Arc::clone(session));
         let (known, count) = (Arc::clone(&keys), Arc::clone(self.head_count()));
@@ -280,5 +287,27 @@ impl Book {
             }
         }
         Ok((place, turn))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Config, Node, Wait};
+
+    #[test]
+    fn a_key_that_another_task_was_found_to_have_been_handed_is_not_taken_up_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+        let session = node.session().wait().unwrap();
+        let guard = session.mutex("import").lock().wait().unwrap();
+        let (lines, ticket) = (Lines::of(session.shared()), guard.ticket());
+        let adopt = || {
+            let mut acts = Acts::default();
+            lines.lock().adopt(session.shared(), session.state(), &ticket, &mut acts)
+        };
+        assert_eq!(adopt().err(), Some(ResumeError::InUse));
+        assert!(guard.is_held());
+        drop(node.shutdown().wait());
     }
 }
