@@ -84,6 +84,16 @@ pub(crate) enum TurnEnd {
     Stopped(Option<StopReason>),
 }
 
+/// What a process has in its log, durably. It outlives the process: who is down has what it had, and gains nothing.
+pub(crate) struct Durable(LogReader);
+
+impl Durable {
+    /// Whether it has this entry, or a snapshot that covers it.
+    pub(crate) fn has(&self, index: LogIndex, term: Term) -> bool {
+        self.0.first() > index.next() || self.0.term(index) == Some(term)
+    }
+}
+
 /// See the module.
 pub(crate) struct Process {
     node: Assembled,
@@ -323,9 +333,14 @@ impl Process {
         self.log_reader.last()
     }
 
+    /// What it has in its log, now and whenever that is asked.
+    pub(crate) fn durable(&self) -> Durable {
+        Durable(self.log_reader.clone())
+    }
+
     /// Whether it has this entry, or a snapshot that covers it.
     pub(crate) fn has(&self, index: LogIndex, term: Term) -> bool {
-        self.log_reader.first() > index.next() || self.term_of(index) == Some(term)
+        self.durable().has(index, term)
     }
 
     /// The term of an entry in its log.

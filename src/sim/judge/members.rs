@@ -159,15 +159,15 @@ impl Judge {
     }
 
     /// An entry that a leader says is committed is in the logs of most of those that decide about it;
-    /// `before` is how far the leader was before its turn. `knows` says whether a node has the entry;
-    /// those that do not run get the benefit of the doubt.
+    /// `before` is how far the leader was before its turn. `has` says whether a node has the entry, or had it when it
+    /// was last seen.
     pub(crate) fn check_quorum(
         &mut self,
         id: NodeId,
         before: Before,
         look: &Look,
         term: Term,
-        knows: impl Fn(NodeId) -> Option<bool>,
+        has: impl Fn(NodeId) -> bool,
     ) {
         let index = look.commit;
         // From its disk, or with the votes that it was given, it may know what was committed before.
@@ -191,8 +191,7 @@ impl Judge {
         let first =
             self.roll.deciders.range(..=since).next_back().map_or(LogIndex(0), |(at, _)| *at);
         let mut in_force = self.roll.deciders.range(first..=index).map(|(_, deciders)| deciders);
-        let has = |id: NodeId| knows(id).unwrap_or(true);
-        if self.roll.deciders.is_empty() || in_force.any(|deciders| deciders.agree(has)) {
+        if self.roll.deciders.is_empty() || in_force.any(|deciders| deciders.agree(&has)) {
             return;
         }
         let deciders =
@@ -200,7 +199,10 @@ impl Judge {
         let with_it: Vec<NodeId> =
             (1..=self.seen.len() as u64).filter_map(NodeId::new).filter(|id| has(*id)).collect();
         self.broken("R-QUORUM", || {
-            format!("{index:?} is committed by {deciders:?}; only {with_it:?} may have it")
+            format!(
+                "{index:?} is committed by {deciders:?}; only {with_it:?} have it, or had it when \
+                 they ended"
+            )
         });
     }
 }

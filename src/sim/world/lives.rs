@@ -112,6 +112,7 @@ impl World {
         let node = &mut self.nodes[at];
         let Some(process) = node.process.take() else { return };
         let id = node.id;
+        node.left = Some(process.durable());
         node.life += 1;
         node.paused = false;
         node.stopping = None;

@@ -38,13 +38,13 @@ use super::judge::{Before, CallId, Judge};
 use super::net::{Arrival, Flight, NetConditions, SimNet};
 use super::plan::{DRIFT_PPM_MAX, Fault, Split, Who, between, index, one_in};
 use super::point::{CutOff, SimPoints};
-use super::process::{Beginning, Process, ProcessParts, TurnEnd, Wakes};
+use super::process::{Beginning, Durable, Process, ProcessParts, TurnEnd, Wakes};
 use super::rng::Rng;
 use super::rot::Rot;
 use super::trace::Trace;
 use super::violation::Violation;
 use crate::env::{Entropy, Env};
-use crate::model::{JoinAnswer, Joined, LeaseId, MemberRole, MemberWish, NodeId};
+use crate::model::{JoinAnswer, Joined, LeaseId, LogIndex, MemberRole, MemberWish, NodeId, Term};
 use crate::node::{CallResult, Contact, Look, StartError, StopReason};
 use crate::wal::LogError;
 
@@ -146,6 +146,8 @@ struct SimNode {
     points: Arc<SimPoints>,
     wakes: Arc<Wakes>,
     process: Option<Process>,
+    /// What its last process had in its log when it ended.
+    left: Option<Durable>,
     /// Counts the ends of processes: what was scheduled for an earlier one is void.
     life: u64,
     paused: bool,
@@ -557,6 +559,7 @@ fn new_node(id: u64, origin: Origin, timeline: &Arc<Timeline>, rng: &Rng) -> Sim
         points: Arc::default(),
         wakes: Arc::default(),
         process: None,
+        left: None,
         life: 0,
         paused: false,
         driver_due: None,

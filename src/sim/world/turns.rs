@@ -169,10 +169,73 @@ impl World {
         let mut judge = self.judge.borrow_mut();
         judge.check_complete(self.nodes[leader].id, process, look.term);
         let Some(term) = process.term_of(look.commit) else { return };
-        let knows = |id: NodeId| {
-            let node = self.nodes.get(place(id))?;
-            Some(node.running()?.has(look.commit, term))
-        };
-        judge.check_quorum(self.nodes[leader].id, before, look, term, knows);
+        let has = |id| self.has(id, look.commit, term);
+        judge.check_quorum(self.nodes[leader].id, before, look, term, has);
+    }
+
+    /// Whether a node has an entry, or had it when its process ended: who does not run has told of that entry before, or
+    /// never will. What has burned since counts, too, where somebody was told of it before that.
+    fn has(&self, id: NodeId, index: LogIndex, term: Term) -> bool {
+        let Some(node) = self.nodes.get(place(id)) else { return false };
+        match (&node.process, &node.left) {
+            (Some(process), _) => process.has(index, term),
+            (None, Some(left)) => left.has(index, term),
+            (None, None) => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Command, Put};
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// A world in which a leader has appended an entry since the others are down, one of them for ever; and that leader.
+    fn a_leader_that_is_left_alone() -> (World, usize) {
+        let net = NetConditions::default();
+        let options =
+            WorldOptions { nodes: 3, net, sync_min: MS, sync_max: MS * 2, verbose: false };
+        let mut world = World::new(1, options);
+        world.start_all().unwrap();
+        world.run_until(MS * 3_000).unwrap();
+        let leader = world.find(Who::Leader).unwrap();
+        world.lose((leader + 1) % 3);
+        world.crash((leader + 2) % 3, Ending::PowerLost);
+        let caller = world.nodes[leader].running().unwrap().caller();
+        world.spawner().spawn(Some(leader), async move {
+            drop(caller.write(Command::Put(Put::new("a", "#1"))).await);
+        });
+        world.run_until(MS * 3_100).unwrap();
+        (world, leader)
+    }
+
+    #[test]
+    fn who_is_down_counts_for_what_it_had_and_for_nothing_that_came_later() {
+        let (world, leader) = a_leader_that_is_left_alone();
+        let process = world.nodes[leader].running().unwrap();
+        let look = process.look();
+        assert!(look.leads && look.commit < process.last());
+        // It and the others have all that is committed.
+        let Look { commit, applied, .. } = look;
+        let before = Before { commit: LogIndex(commit.get() - 1), applied };
+        world.check_leader(leader, before, &look);
+        assert_eq!(world.judge.borrow_mut().verdict(), Ok(()));
+        let look = Look { commit: process.last(), ..look };
+        world.check_leader(leader, Before { commit, applied }, &look);
+        assert_eq!(world.judge.borrow_mut().verdict().unwrap_err().invariant, "R-QUORUM");
+    }
+
+    #[test]
+    fn who_has_never_run_has_nothing() {
+        let (mut world, leader) = a_leader_that_is_left_alone();
+        let process = world.nodes[leader].running().unwrap();
+        let (index, id) = (process.look().commit, world.nodes[leader].id);
+        let term = process.term_of(index).unwrap();
+        let nobody = new_node(4, Origin::Nobody, &world.timeline, &world.rng);
+        world.nodes.push(nobody);
+        let has = |id| world.has(NodeId::new(id).unwrap(), index, term);
+        assert!(has(id.get()) && !has(4) && !has(5));
     }
 }
