@@ -53,6 +53,24 @@ impl Deciders {
     }
 }
 
+/// A step that somebody wants, and what is known of it.
+struct Wanted {
+    change: MemberChange,
+    /// How often it was asked for, by anybody.
+    askings: u32,
+    /// It was found in the log, and was not void.
+    is_taken: bool,
+    /// Somebody was told that it was not taken, and will not be.
+    is_refused: bool,
+}
+
+impl Wanted {
+    /// Whether it was denied and taken all the same. Of several askings another may have been the one that was granted.
+    fn is_wrong(&self) -> bool {
+        self.askings == 1 && self.is_taken && self.is_refused
+    }
+}
+
 /// See the module.
 #[derive(Default)]
 pub(super) struct Roll {
@@ -67,6 +85,16 @@ pub(super) struct Roll {
     committed: (LogIndex, Term, Term),
     /// The last term in which each process was seen to lead.
     led: BTreeMap<NodeId, Term>,
+    wanted: Vec<Wanted>,
+}
+
+/// The step that a wish comes to, where the log shows whose it was: places and ids of newcomers are the leader's to give.
+fn step_of(wish: &MemberWish) -> Option<MemberChange> {
+    match wish {
+        MemberWish::Promote(id) => Some(MemberChange::Promote(*id)),
+        MemberWish::Remove(id) => Some(MemberChange::Remove(*id)),
+        MemberWish::Add { .. } | MemberWish::Keep { .. } => None,
+    }
 }
 
 impl Judge {
@@ -80,6 +108,40 @@ impl Judge {
     pub(super) fn members_ended(&mut self, id: NodeId) {
         self.roll.of.remove(&id);
         self.roll.led.remove(&id);
+    }
+
+    /// A caller will ask for a step.
+    pub(crate) fn wants_step(&mut self, wish: &MemberWish) {
+        let Some(change) = step_of(wish) else { return };
+        let wanted = &mut self.roll.wanted;
+        match wanted.iter_mut().find(|wanted| wanted.change == change) {
+            Some(wanted) => wanted.askings += 1,
+            None => {
+                wanted.push(Wanted { change, askings: 1, is_taken: false, is_refused: false });
+            }
+        }
+    }
+
+    /// A caller was told that a step was not taken: it never is, unless somebody else asks for it.
+    pub(crate) fn step_not_applied(&mut self, wish: &MemberWish) {
+        let change = step_of(wish);
+        self.learn_of_step(change.as_ref(), |wanted| wanted.is_refused = true);
+        self.count("step not applied");
+    }
+
+    /// A step is in the log, and has changed the members.
+    fn step_taken(&mut self, change: &MemberChange) {
+        self.learn_of_step(Some(change), |wanted| wanted.is_taken = true);
+    }
+
+    fn learn_of_step(&mut self, change: Option<&MemberChange>, learn: impl FnOnce(&mut Wanted)) {
+        let of = |wanted: &&mut Wanted| Some(&wanted.change) == change;
+        let Some(wanted) = self.roll.wanted.iter_mut().find(of) else { return };
+        learn(wanted);
+        if wanted.is_wrong() {
+            let detail = format!("{:?} is told as not taken, and is in the log", wanted.change);
+            self.broken("X-UNKNOWN", || detail);
+        }
     }
 
     /// A caller was told that a step was taken.
@@ -118,6 +180,7 @@ impl Judge {
                 continue;
             }
             rows.apply(index, &change);
+            self.step_taken(&change);
             match deciders.after(&change) {
                 Some(next) => deciders = next,
                 None => self.broken("R-CONF", || {
@@ -204,5 +267,39 @@ impl Judge {
                  they ended"
             )
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::clock::Timeline;
+    use super::*;
+
+    const ID: NodeId = NodeId::new(4).unwrap();
+
+    /// What is broken by a step of node 4 that is wanted so often, denied once, and taken before that or after it.
+    fn denied(askings: u32, taken: MemberChange, is_early: bool) -> Option<&'static str> {
+        let mut judge = Judge::new(Arc::new(Timeline::default()), 4);
+        let wish = MemberWish::Remove(ID);
+        (0..askings).for_each(|_| judge.wants_step(&wish));
+        if is_early {
+            judge.step_taken(&taken);
+        }
+        judge.step_not_applied(&wish);
+        judge.step_taken(&taken);
+        judge.verdict().err().map(|violation| violation.invariant)
+    }
+
+    #[test]
+    fn a_step_that_was_denied_to_the_only_one_who_wanted_it_is_never_taken() {
+        for is_early in [false, true] {
+            assert_eq!(denied(1, MemberChange::Remove(ID), is_early), Some("X-UNKNOWN"));
+            assert_eq!(
+                denied(2, MemberChange::Remove(ID), is_early),
+                None,
+                "it may be the other's"
+            );
+            assert_eq!(denied(1, MemberChange::Promote(ID), is_early), None, "another step");
+        }
     }
 }

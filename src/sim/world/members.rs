@@ -4,6 +4,7 @@
 //! fewer than half are ever lost or damaged at a time ([`World::can_lose`]).
 
 use super::*;
+use crate::api::{Effect, Error};
 
 impl World {
     /// Whether a voter's disk may be lost, and the cluster still go on.
@@ -121,6 +122,7 @@ impl World {
         let (caller, judge, asker) = (process.caller(), self.judge.clone(), self.nodes[at].id);
         self.note(34, &[asker.get()], || format!("{asker:?} wants {wish:?}"));
         self.executor.spawner().spawn(Some(at), async move {
+            judge.borrow_mut().wants_step(&wish);
             let call = judge.borrow_mut().call(asker, what, caller.deadline());
             let answer = caller.step(wish.clone()).await;
             let mut judge = judge.borrow_mut();
@@ -130,7 +132,12 @@ impl World {
                     judge.members_stepped(&wish);
                     judge.count(what);
                 }
-                Err(_) => judge.count("step refused"),
+                Err(error) => {
+                    if Error::from(error).effect() == Effect::NotApplied {
+                        judge.step_not_applied(&wish);
+                    }
+                    judge.count("step refused");
+                }
             }
         });
     }
