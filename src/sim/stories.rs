@@ -434,6 +434,14 @@ fn an_item_of_a_queue_is_neither_lost_nor_with_two() {
 }
 
 #[test]
+fn who_takes_alone_from_a_queue_takes_what_comes_first() {
+    Story::of(1, &[Program::Queue])
+        .every(4.0, 16.0, 4.0, kill(Who::Any))
+        .holds(&["item taken alone"])
+        .falls(Mutant::B54, &["Q-ORDER"]);
+}
+
+#[test]
 fn a_token_rises_with_every_holder() {
     stalled_holders().falls(Mutant::M25, &["K-FIFO", "K-TOKEN"]);
 }

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 
 use crate::model::{Event, EventKind, KeyValue, LeaseId, Revision};
+use crate::mutant::{self, Mutant};
 
 use super::{Keys, Part};
 
@@ -164,6 +165,9 @@ impl Index {
     ///   claims share out the rest by what their names come to.
     pub(super) fn choose(&self, takers: usize, chooser: Chooser<'_>) -> Vec<Bytes> {
         let ids = self.free.iter().map(|(_, _, id)| id);
+        if mutant::is(Mutant::B54) {
+            return ids.rev().take(takers).cloned().collect();
+        }
         if chooser.impatient {
             return ids.take(takers).cloned().collect();
         }

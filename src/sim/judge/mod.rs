@@ -15,6 +15,7 @@ mod members;
 mod observers;
 mod peers;
 mod queues;
+mod standing;
 mod toolbox;
 
 use answers::Callers;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::Judge;
+use super::standing::{Change, Standing};
 use crate::model::{Event, EventKind, NodeId, Revision};
 
 /// In the calm, whoever takes again and again gets something within this time, if there is something all the while: an
@@ -27,6 +28,14 @@ pub(crate) struct Taken {
     pub(crate) taken_at: Revision,
     /// Whether it is the taker's still.
     pub(crate) is_ours: Box<dyn Fn() -> bool>,
+}
+
+/// How something is put.
+#[derive(Clone, Copy)]
+struct Put {
+    /// It is not to be taken before.
+    not_before: Duration,
+    priority: i16,
 }
 
 /// Names somebody's wish for an item.
@@ -51,8 +60,10 @@ pub(super) struct Queues {
     waiting: usize,
     /// What was told as not put.
     refused: BTreeSet<Bytes>,
-    /// Before when what was put must not be taken.
-    not_before: BTreeMap<Bytes, Duration>,
+    /// How each value is put.
+    puts: BTreeMap<Bytes, Put>,
+    /// What stands in each queue.
+    standing: BTreeMap<Bytes, Standing>,
     /// By which takings items were acknowledged, or may have been: by item and the taking's revision.
     acknowledged: BTreeSet<(Bytes, Revision)>,
     /// The last taking of each item, and its attempt.
@@ -71,10 +82,10 @@ impl Queues {
 }
 
 impl Judge {
-    /// An item will be put, not to be taken before this long has passed.
-    pub(crate) fn puts_item(&mut self, value: &Bytes, delay: Duration) {
+    /// An item will be put with a priority, not to be taken before this long has passed.
+    pub(crate) fn puts_item(&mut self, value: &Bytes, priority: i16, delay: Duration) {
         let not_before = self.timeline.now() + delay;
-        self.queues.not_before.insert(value.clone(), not_before);
+        self.queues.puts.insert(value.clone(), Put { not_before, priority });
     }
 
     /// How many items there are, in all queues, as of the newest revision.
@@ -138,7 +149,7 @@ impl Judge {
         let id = DeliveryId(self.next);
         self.next += 1;
         let now = self.timeline.now();
-        let not_before = self.queues.not_before.get(&taken.value).copied();
+        let not_before = self.queues.puts.get(&taken.value).map(|put| put.not_before);
         self.expect(not_before.is_some_and(|at| at <= now), "Q-DELAY", || {
             format!("{:?} is taken; it was not to be before {not_before:?}", taken.value)
         });
@@ -212,6 +223,7 @@ impl Judge {
     /// Follows what happens below `queue/`: nothing comes twice, and nothing goes but by
     /// acknowledgement.
     pub(super) fn follow_queues(&mut self, revision: Revision, events: &[Event]) {
+        self.follow_standing(revision, events);
         for event in events.iter().filter(|event| event.kv.key.starts_with(b"queue/")) {
             let key = &event.kv.key;
             self.follow_claims(event);
@@ -221,7 +233,8 @@ impl Judge {
             if is_new {
                 self.queues.waiting += 1;
                 let value = event.kv.value.clone();
-                if self.queues.not_before.get(&value).is_some_and(|at| *at <= self.timeline.now()) {
+                let put = self.queues.puts.get(&value);
+                if put.is_some_and(|put| put.not_before <= self.timeline.now()) {
                     self.queues.free.insert(key.clone(), self.timeline.now());
                 }
                 let before = self.queues.keys.insert(value.clone(), key.clone());
@@ -243,6 +256,24 @@ impl Judge {
                         "{key:?} is gone at {revision:?}; nobody acknowledged it since {since:?}"
                     )
                 });
+            }
+        }
+    }
+
+    /// Follows what stands where: who takes alone takes what comes first.
+    fn follow_standing(&mut self, revision: Revision, events: &[Event]) {
+        let mut changes: BTreeMap<Bytes, Vec<Change<'_>>> = BTreeMap::new();
+        for event in events.iter().filter(|event| event.kv.key.starts_with(b"queue/")) {
+            let priority = self.queues.puts.get(&event.kv.value).map_or(0, |put| put.priority);
+            if let Some((queue, change)) = Change::of(event, priority) {
+                changes.entry(queue).or_default().push(change);
+            }
+        }
+        for (queue, changes) in changes {
+            match self.queues.standing.entry(queue).or_default().follow(&changes) {
+                Ok(true) => self.count("item taken alone"),
+                Ok(false) => {}
+                Err(what) => self.broken("Q-ORDER", || format!("at {revision:?} {what}")),
             }
         }
     }

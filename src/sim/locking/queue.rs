@@ -53,7 +53,7 @@ async fn put(player: &Player, queue: &'static str) {
         false => Duration::ZERO,
     };
     let priority = i16::try_from(player.rng.below(3)).expect("few") - 1;
-    player.scene.judge.borrow_mut().puts_item(&value, delay);
+    player.scene.judge.borrow_mut().puts_item(&value, priority, delay);
     let may_take = player.caller.deadline();
     let call = player.scene.judge.borrow_mut().call(player.node, "put item", may_take);
     let put = player.caller.client().queue(queue).put(value.clone());
