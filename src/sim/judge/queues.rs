@@ -184,23 +184,48 @@ impl Judge {
         self.queues.acknowledged.insert((taken.item, taken.taken_at));
     }
 
+    /// It was told that nothing came of the acknowledgement, and nothing will: by this taking the item does not go.
+    pub(crate) fn not_acknowledged(&mut self, queue: &str, item: &Bytes, taken_at: Revision) {
+        self.queues.acknowledged.remove(&(item.clone(), taken_at));
+        let gone = self.gone_with(queue, item);
+        let was_its = gone.is_some_and(|(_, claimed)| claimed == taken_at);
+        self.expect(!was_its, "X-UNKNOWN", || {
+            format!(
+                "the taking of {item:?} at {taken_at:?} is told as not acknowledged; it went: {gone:?}"
+            )
+        });
+        self.count("acknowledgement not applied");
+    }
+
     /// The taker gives it back.
     pub(crate) fn gives_back(&mut self, id: DeliveryId) {
         self.queues.deliveries.remove(&id);
         self.count("item given back");
     }
 
+    /// It was told that it has given it back.
+    pub(crate) fn was_given_back(&mut self, queue: &str, item: &[u8], taken_at: Revision) {
+        let claim = [queue.as_bytes(), b"/claim/", item].concat();
+        let row = self.truth.row_at(&claim, self.truth.newest()).cloned();
+        let is_gone = row.as_ref().is_none_or(|row| row.create_revision != taken_at);
+        self.expect(is_gone, "Q-ACK", || {
+            format!("the taking at {taken_at:?} is told as given back, and there is {row:?}")
+        });
+        self.count("item back");
+    }
+
     /// An acknowledgement was answered: whether it was carried out, and then with what row.
     pub(crate) fn was_acknowledged(
         &mut self,
         queue: &str,
-        item: &[u8],
+        item: &Bytes,
         taken_at: Revision,
         done: Result<Option<Revision>, ()>,
     ) {
-        let key = [queue.as_bytes(), b"/item/", item].concat();
-        let claim = [queue.as_bytes(), b"/claim/", item].concat();
-        let gone = self.gone_with(&key, &claim);
+        if done.is_err() {
+            self.queues.acknowledged.remove(&(item.clone(), taken_at));
+        }
+        let gone = self.gone_with(queue, item);
         let was_its = gone.is_some_and(|(_, claimed)| claimed == taken_at);
         self.expect(was_its == done.is_ok(), "Q-ACK", || {
             format!("of the taking at {taken_at:?} is told {done:?}; the item went: {gone:?}")
@@ -213,10 +238,12 @@ impl Judge {
         self.count(if done.is_ok() { "acknowledged" } else { "acknowledged too late" });
     }
 
-    /// At which revision a key was deleted, and since when its claim was there then.
-    fn gone_with(&self, key: &[u8], claim: &[u8]) -> Option<(Revision, Revision)> {
-        let (went, _) = self.truth.changes(key).last().filter(|(_, row)| row.is_none())?;
-        let claimed = self.truth.row_at(claim, Revision(went.get() - 1))?;
+    /// At which revision an item was deleted, and since when its claim was there then.
+    fn gone_with(&self, queue: &str, item: &[u8]) -> Option<(Revision, Revision)> {
+        let key = |part: &[u8]| [queue.as_bytes(), part, item].concat();
+        let changes = self.truth.changes(&key(b"/item/"));
+        let (went, _) = changes.last().filter(|(_, row)| row.is_none())?;
+        let claimed = self.truth.row_at(&key(b"/claim/"), Revision(went.get() - 1))?;
         Some((*went, claimed.create_revision))
     }
 
@@ -291,5 +318,100 @@ impl Judge {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::super::clock::Timeline;
+    use super::*;
+    use crate::model::KeyValue;
+
+    const QUEUE: &str = "queue/q";
+    const ITEM: Bytes = Bytes::from_static(b"8000.1.0");
+    const TAKEN_AT: Revision = Revision(3);
+
+    /// The item is put at 2, claimed at 3, and acknowledged by whoever claimed it then, perhaps.
+    fn judge() -> Judge {
+        let mut judge = Judge::new(Arc::new(Timeline::default()), 1);
+        judge.puts_item(&"item #1".into(), 0, Duration::ZERO);
+        change(&mut judge, &["item"], "item #1");
+        change(&mut judge, &["claim"], "x");
+        judge.queues.acknowledged.insert((ITEM, TAKEN_AT));
+        judge
+    }
+
+    /// Rows of the item come, or go if they come to nothing.
+    fn change(judge: &mut Judge, parts: &[&str], value: &'static str) {
+        let revision = judge.truth.newest().next();
+        let event = |part: &&str| {
+            let key = Bytes::from([QUEUE.as_bytes(), b"/", part.as_bytes(), b"/", &ITEM].concat());
+            let prev = judge.truth.row_at(&key, judge.truth.newest()).cloned();
+            let is_put = !value.is_empty();
+            let kv = KeyValue {
+                key,
+                value: value.into(),
+                create_revision: if is_put { revision } else { Revision(0) },
+                mod_revision: revision,
+                version: is_put.into(),
+                lease: None,
+            };
+            let kind = if is_put { EventKind::Put } else { EventKind::Delete };
+            Event { kind, kv, prev }
+        };
+        let events: Vec<Event> = parts.iter().map(event).collect();
+        judge.learn(revision, &events);
+    }
+
+    fn goes(judge: &mut Judge) {
+        change(judge, &["item", "claim"], "");
+    }
+
+    fn broken(judge: &mut Judge) -> Option<&'static str> {
+        judge.verdict().err().map(|violation| violation.invariant)
+    }
+
+    #[test]
+    fn an_acknowledgement_that_was_denied_is_never_made() {
+        let mut early = judge();
+        goes(&mut early);
+        assert_eq!(broken(&mut early), None);
+        early.not_acknowledged(QUEUE, &ITEM, TAKEN_AT);
+        assert_eq!(broken(&mut early), Some("X-UNKNOWN"));
+        let mut late = judge();
+        late.not_acknowledged(QUEUE, &ITEM, TAKEN_AT);
+        assert_eq!(broken(&mut late), None);
+        goes(&mut late);
+        assert_eq!(broken(&mut late), Some("Q-LOST"));
+        let mut too_late = judge();
+        too_late.was_acknowledged(QUEUE, &ITEM, TAKEN_AT, Err(()));
+        assert_eq!(broken(&mut too_late), None);
+        goes(&mut too_late);
+        assert_eq!(broken(&mut too_late), Some("Q-LOST"));
+    }
+
+    #[test]
+    fn another_may_acknowledge_what_was_denied_to_the_one_before() {
+        let mut judge = judge();
+        change(&mut judge, &["claim"], "");
+        change(&mut judge, &["claim"], "y");
+        judge.queues.acknowledged.insert((ITEM, Revision(5)));
+        goes(&mut judge);
+        judge.not_acknowledged(QUEUE, &ITEM, TAKEN_AT);
+        assert_eq!(broken(&mut judge), None);
+    }
+
+    #[test]
+    fn what_was_given_back_is_with_its_taker_no_more() {
+        let mut judge = judge();
+        change(&mut judge, &["claim"], "");
+        judge.was_given_back(QUEUE, &ITEM, TAKEN_AT);
+        change(&mut judge, &["claim"], "y");
+        judge.was_given_back(QUEUE, &ITEM, TAKEN_AT);
+        assert_eq!(broken(&mut judge), None);
+        judge.was_given_back(QUEUE, &ITEM, Revision(5));
+        assert_eq!(broken(&mut judge), Some("Q-ACK"));
     }
 }

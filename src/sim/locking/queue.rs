@@ -163,8 +163,13 @@ async fn work(player: &Player, queue: &'static str, delivery: Delivery) {
             player.scene.judge.borrow_mut().gives_back(id);
             let may_take = player.caller.deadline();
             let call = player.scene.judge.borrow_mut().call(player.node, "give back", may_take);
-            drop(delivery.nack().await);
-            player.scene.judge.borrow_mut().returned(call);
+            let (item, taken_at) = (delivery.id().as_bytes().clone(), delivery.taken_at());
+            let answer = delivery.nack().await;
+            let mut judge = player.scene.judge.borrow_mut();
+            judge.returned(call);
+            if answer.is_ok() {
+                judge.was_given_back(queue, &item, taken_at);
+            }
         }
         _ => acknowledge(player, queue, id, delivery).await,
     }
@@ -198,11 +203,11 @@ async fn acknowledge(player: &Player, queue: &'static str, id: DeliveryId, deliv
             judge.not_applied(&puts);
             judge.was_acknowledged(queue, &item, taken_at, Err(()));
         }
-        Err(QueueError::Store(error)) => match error.effect() {
-            Effect::NotApplied => judge.not_applied(&puts),
-            Effect::Unknown | Effect::Applied => judge.unknown(),
-        },
-        Err(_) => judge.not_applied(&puts),
+        Err(QueueError::Store(error)) if error.effect() != Effect::NotApplied => judge.unknown(),
+        Err(_) => {
+            judge.not_applied(&puts);
+            judge.not_acknowledged(queue, &item, taken_at);
+        }
     }
 }
 
