@@ -66,7 +66,6 @@ const OFTEN: &[(&str, u64)] = &[
     ("acknowledged too late", 20),
     ("item given back", 15),
     ("item taken alone", 15),
-    ("acknowledgement not applied", 50),
     ("tool/counter", 15),
     ("counter set", 15),
     ("tool/latch", 15),

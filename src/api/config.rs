@@ -7,7 +7,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::env::Env;
-use crate::model::{ClusterVersion, Introduction, Limits, NodeId};
+use crate::model::{ClusterVersion, Introduction, Limits, NodeId, is_address};
 use crate::node::{Contact, History};
 #[cfg(feature = "tls")]
 use crate::transport::PeerTls;
@@ -456,7 +456,7 @@ impl Config {
         let Some(address) = self.advertise.clone() else {
             return Err(ConfigError::NoAddress(self.name.clone()));
         };
-        if let Some(address) = self.join.iter().find(|address| !is_host_and_port(address)) {
+        if let Some(address) = self.join.iter().find(|address| !is_address(address)) {
             let (name, address) = ("to join".to_owned(), address.clone());
             return Err(ConfigError::BadAddress { name, address });
         }
@@ -469,10 +469,15 @@ impl Config {
         if name.is_empty() {
             return Err(ConfigError::EmptyName);
         }
-        if !address.is_empty() && !is_host_and_port(&address) {
+        if !address.is_empty() && !is_address(&address) {
             return Err(ConfigError::BadAddress { name, address });
         }
         Ok(Contact { name, address })
+    }
+
+    /// Whether it says that a member is at this address.
+    pub(super) fn names(&self, address: &str) -> bool {
+        self.members.iter().any(|(_, at)| at == address)
     }
 
     /// How to talk to the other members.
@@ -535,7 +540,7 @@ impl Config {
             if name.is_empty() {
                 return Err(ConfigError::EmptyName);
             }
-            if !alone && !is_host_and_port(address) {
+            if !alone && !is_address(address) {
                 let (name, address) = (name.clone(), address.clone());
                 return Err(ConfigError::BadAddress { name, address });
             }
@@ -547,12 +552,6 @@ impl Config {
         let ids = (1..).filter_map(NodeId::new);
         Ok(ids.zip(members).collect())
     }
-}
-
-fn is_host_and_port(address: &str) -> bool {
-    address
-        .rsplit_once(':')
-        .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
 }
 
 fn within<T: PartialOrd + std::fmt::Debug>(

@@ -77,15 +77,18 @@ impl Node {
                 transport::join(&env, &config.tcp_settings(), addresses, ask, limit)
             };
             let (settings, joined) = begin(&env, &checked, ask)?;
-            // What others say later of where somebody is must not keep this node from starting.
-            for (id, contact) in settings.members.iter().filter(|(_, at)| !at.address.is_empty()) {
-                config.tcp_settings().check_peer(*id, &contact.address)?;
-            }
             let assembly = Assembly::open(settings, env.clone(), Bells::silent(), joined)?;
+            let contacts = assembly.contacts();
+            for (id, places) in &contacts {
+                // What others say of where somebody is keeps no node from starting.
+                for place in places.iter().filter(|place| config.names(place)) {
+                    config.tcp_settings().check_peer(*id, place)?;
+                }
+            }
             let (network, handle) = bound.start(
                 &env,
                 assembly.node(),
-                &assembly.contacts(),
+                &contacts,
                 assembly.introducer(),
                 assembly.receiver(),
             )?;

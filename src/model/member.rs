@@ -19,6 +19,7 @@
 //! Ids are minted upwards, so an id below the next one that has no row was removed, for ever.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 
 use thiserror::Error;
 
@@ -68,11 +69,13 @@ impl Member {
     }
 }
 
-/// Whether somebody may be looked for there.
+/// Whether somebody may be looked for there: a number with its port, or a name with one.
 pub(crate) fn is_address(address: &str) -> bool {
-    let parts = address.rsplit_once(':');
+    let is_name = |(host, port): (&str, &str)| {
+        !host.is_empty() && !host.contains(':') && port.parse::<u16>().is_ok()
+    };
     address.len() <= JoinAsk::TEXT_BYTES_MAX
-        && parts.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+        && (address.parse::<SocketAddr>().is_ok() || address.rsplit_once(':').is_some_and(is_name))
 }
 
 /// What a member says of itself.

@@ -19,7 +19,7 @@ use super::security::Security;
 use super::{Introducer, Receiver, TransportError, acceptor, dialer};
 use crate::codec;
 use crate::env::{Env, Network, SendOutcome};
-use crate::model::{Lane, NodeId, PeerMessage};
+use crate::model::{Lane, NodeId, PeerMessage, is_address};
 
 /// How often the dialer says in one idle timeout that it lives.
 pub(super) const ALIVE_PER_IDLE: u32 = 3;
@@ -370,11 +370,7 @@ fn says_loopback(address: &str) -> bool {
 }
 
 pub(super) fn check_address(what: &str, address: &str) -> Result<(), TransportError> {
-    let right = address.parse::<SocketAddr>().is_ok()
-        || address.rsplit_once(':').is_some_and(|(host, port)| {
-            !host.is_empty() && !host.contains(':') && port.parse::<u16>().is_ok()
-        });
-    if right {
+    if is_address(address) {
         return Ok(());
     }
     Err(TransportError::Address { what: what.to_owned(), address: address.to_owned() })

@@ -417,6 +417,16 @@ fn a_member_that_moves_to_another_address_is_found_there() {
     .wait();
 }
 
+#[test]
+fn a_node_may_be_called_by_any_name_that_leads_to_its_own_machine() {
+    let dir = tempfile::tempdir().unwrap();
+    // As a name, since it is no number that anybody prints.
+    let at = loopback::address().replacen("127.", "0x7f.", 1);
+    let node = Node::start(Config::new(dir.path(), "a").members([("a", at)])).wait().unwrap();
+    node.client().put("k", "v").wait().unwrap();
+    assert!(testing::shutdown(node).wait().hanging.is_empty());
+}
+
 /// Each comes up where nobody has been, and could announce itself to nobody.
 #[test]
 fn all_members_move_at_once_when_it_was_said_before_where_to() {
@@ -470,6 +480,9 @@ fn all_members_move_at_once_when_it_was_said_before_where_to() {
         while !nodes.iter().all(is_there) {
             nodes[0].client().put("k", "4").await.unwrap();
         }
+        let joins = Config::new(dir.path().join("d"), "d").join([&*new[0]]);
+        nodes.push(Node::start(joins.advertise(loopback::address())).await.unwrap());
+        nodes[3].client().put("k", "5").await.unwrap();
         for node in nodes {
             assert!(testing::shutdown(node).await.hanging.is_empty());
         }

@@ -233,10 +233,17 @@ impl Desk {
             self.told.0.clone(),
         );
         let task = tokio::spawn(task.run(watch, orders).in_current_span());
-        if self.progress.begun(serial) {
+        let is_asked = self.progress.begun(serial);
+        let others_stop = is_asked && self.course.go_on();
+        if is_asked && !others_stop {
             drop(commands.send(Command::Tell));
         }
         self.watches.insert(id, Begun { serial, commands, task });
+        if others_stop {
+            // It may have much to tell of the past, for which they are not to stand still.
+            self.progress.withdraw();
+            self.ask();
+        }
         Ok(())
     }
 

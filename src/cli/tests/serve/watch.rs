@@ -419,6 +419,13 @@ async fn no_word_of_progress_comes_behind_what_it_does_not_cover() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &["--watch-progress-notify-interval=20ms"]);
     let channel = server.channel().await;
+    let mut stream = Stream::open(channel.clone(), false).await;
+    for key in ["busy", "busy", "idle", "quiet"] {
+        let notified = pb::WatchCreateRequest { progress_notify: true, ..on(key, "") };
+        stream.ask(RequestUnion::CreateRequest(notified)).await;
+        // Another one may say how far it is meanwhile.
+        while !stream.next().await.created {}
+    }
     let mut writers = tokio::task::JoinSet::new();
     for _ in 0..16 {
         let mut kv = KvClient::new(channel.clone());
@@ -427,10 +434,6 @@ async fn no_word_of_progress_comes_behind_what_it_does_not_cover() {
                 put(&mut kv, "busy", "v").await;
             }
         });
-    }
-    let mut stream = Stream::open(channel, false).await;
-    for key in ["busy", "busy", "idle", "quiet"] {
-        stream.create(pb::WatchCreateRequest { progress_notify: true, ..on(key, "") }).await;
     }
     let (mut newest, mut bookmark, mut bookmarks, mut told) = (0, 0, 0, 0);
     // However much is written, they are said.

@@ -85,9 +85,9 @@ impl Course {
         is_said
     }
 
-    /// Nobody is waited for any more.
-    pub(super) fn go_on(&self) {
-        self.0.send_if_modified(|state| state.stop.take().is_some());
+    /// Nobody is waited for any more. Whether anybody was.
+    pub(super) fn go_on(&self) -> bool {
+        self.0.send_if_modified(|state| state.stop.take().is_some())
     }
 
     /// Waits until more may be told than what is up to `told`.
@@ -137,7 +137,7 @@ mod tests {
             assert!(said);
             assert_eq!(tell(11).await, Ok(()));
             assert!(!bookmark(10).await);
-            course.go_on();
+            assert!(course.go_on() && !course.go_on());
             assert_eq!(tell(12).await, Ok(()), "nobody waits for a bookmark any more");
             Ok(())
         })

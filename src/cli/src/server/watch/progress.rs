@@ -82,6 +82,11 @@ impl Progress {
         self.open.take_if(|question| question.left.contains(&serial));
     }
 
+    /// The question is not open any more, to be asked anew.
+    pub(super) fn withdraw(&mut self) {
+        self.open = None;
+    }
+
     /// Whether some have not answered yet.
     pub(super) fn is_open(&self) -> bool {
         self.open.is_some()
