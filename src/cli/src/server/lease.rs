@@ -118,7 +118,7 @@ impl KeepingAlive {
         let (mut under_way, mut waiting) = (InOrder(VecDeque::new()), VecDeque::new());
         // How it ends, once no more is to be read: what came before is answered before.
         let mut end = None;
-        while end.is_none() || !under_way.0.is_empty() {
+        loop {
             while under_way.0.len() < IN_HAND
                 && let Some(id) = waiting.pop_front()
             {
@@ -129,6 +129,11 @@ impl KeepingAlive {
                         end = Some(Err(status));
                     }
                 }
+            }
+            if under_way.0.is_empty()
+                && let Some(end) = end.take()
+            {
+                return end;
             }
             tokio::select! {
                 answer = under_way.next() => {
@@ -147,7 +152,6 @@ impl KeepingAlive {
                 }
             }
         }
-        end.unwrap_or(Ok(()))
     }
 
     /// The renewal of a lease, which begins when it is looked at first.

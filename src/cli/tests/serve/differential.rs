@@ -191,6 +191,8 @@ struct Pair {
     compacted: i64,
     /// The watches that go on, but for the one of everything.
     open: Vec<i64>,
+    /// The greatest revision from which one of them was to begin.
+    begins: i64,
     /// Whether this etcd is older than 3.6.
     is_old: bool,
 }
@@ -220,7 +222,13 @@ impl Pair {
     }
 
     /// Compares what the watches were told.
-    async fn look(&mut self, newest: i64) {
+    async fn look(&mut self, mut newest: i64) {
+        // Neither says how far all are while one waits for what is still to come.
+        while newest < self.begins {
+            let more = pb::PutRequest { key: "more".into(), ..Default::default() };
+            self.ask(Ask::Put(more)).await;
+            newest += 1;
+        }
         self.ours.watches.told_all(newest).await;
         let theirs = self.theirs.watches.told_like(&self.ours.watches).await;
         let ours = self.ours.watches.take();
@@ -259,7 +267,10 @@ impl Pair {
             );
             self.same(&request, &theirs, &ours);
             let (_, id) = ours;
-            self.open.extend((id >= 0).then_some(id));
+            if id >= 0 {
+                self.open.push(id);
+                self.begins = self.begins.max(request.start_revision);
+            }
         } else {
             self.look(newest).await;
             if self.open.is_empty() {
@@ -299,11 +310,11 @@ async fn etcd_and_bowline_answer_the_same() {
     let mut chance = Chance(seed);
     let theirs = Side::connect(&etcd.address).await;
     let ours = Side::connect(&server.address).await;
-    let (made, answered, compacted, open) = (0, 0, 0, Vec::new());
+    let (made, answered, compacted, begins, open) = (0, 0, 0, 0, Vec::new());
     let version = http(&etcd.address, "GET", "/version", "").1.text();
     let is_old =
         ["3.4.", "3.5."].iter().any(|old| version.contains(&format!(r#""etcdserver":"{old}"#)));
-    let mut pair = Pair { theirs, ours, seed, made, answered, compacted, open, is_old };
+    let mut pair = Pair { theirs, ours, seed, made, answered, compacted, open, begins, is_old };
     while pair.made < requests {
         let newest = pair.theirs.newest().await;
         let ask = Ask::any(&mut chance, newest);
