@@ -352,9 +352,10 @@ impl Node {
     /// use bowline::{Config, MemberRole, Node, Wait};
     /// # let place = tempfile::tempdir().unwrap();
     /// let node = Node::start(Config::new(place.path().join("data"), "one")).wait()?;
-    /// node.move_member(node.id(), "10.0.0.7:7700").wait()?;
+    /// let id = node.status().id;
+    /// node.move_member(id, "10.0.0.7:7700").wait()?;
     /// let members = node.members();
-    /// assert_eq!(members.get(node.id()).unwrap().moves_to.as_deref(), Some("10.0.0.7:7700"));
+    /// assert_eq!(members.get(id).unwrap().moves_to.as_deref(), Some("10.0.0.7:7700"));
     /// # node.shutdown().wait();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
