@@ -349,7 +349,7 @@ impl Node {
     /// [`Refusal::AddressTaken`](crate::Refusal::AddressTaken); see [`Error`] for the rest.
     ///
     /// ```
-    /// use bowline::{Config, MemberRole, Node, Wait};
+    /// use bowline::{Config, Node, Wait};
     /// # let place = tempfile::tempdir().unwrap();
     /// let node = Node::start(Config::new(place.path().join("data"), "one")).wait()?;
     /// let id = node.status().id;
