@@ -71,10 +71,10 @@ impl Node {
                 return Self::open_in_memory(&checked, env, &MemoryHub::default());
             };
             // The port is taken first: a second node on it must not touch the data.
-            let bound = TcpBound::bind(&listen, config.tcp_settings())?;
+            let tcp = config.tcp_settings();
+            let bound = TcpBound::bind(&listen, tcp.clone())?;
             let ask = |addresses: &[String], ask: &JoinAsk| {
-                let limit = checked.join_deadline();
-                transport::join(&env, &config.tcp_settings(), addresses, ask, limit)
+                transport::join(&env, &tcp, addresses, ask, checked.join_deadline())
             };
             let (settings, joined) = begin(&env, &checked, ask)?;
             let assembly = Assembly::open(settings, env.clone(), Bells::silent(), joined)?;
@@ -82,7 +82,7 @@ impl Node {
             for (id, places) in &contacts {
                 // What others say of where somebody is keeps no node from starting.
                 for place in places.iter().filter(|place| config.names(place)) {
-                    config.tcp_settings().check_peer(*id, place)?;
+                    tcp.check_peer(*id, place)?;
                 }
             }
             let (network, handle) = bound.start(

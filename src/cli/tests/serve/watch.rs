@@ -460,18 +460,17 @@ async fn a_watch_that_is_to_begin_later_says_nothing_until_then() {
     let server = Server::alone(&dir, &["--watch-progress-notify-interval=20ms"]);
     let channel = server.channel().await;
     let mut kv = KvClient::new(channel.clone());
-    let mut stream = Stream::open(channel, false).await;
+    let mut stream = Stream::open(channel.clone(), false).await;
     let start = put(&mut kv, "other", "v").await + 5;
-    let later = |key| pb::WatchCreateRequest {
-        start_revision: start,
-        progress_notify: true,
-        ..on(key, "")
-    };
-    stream.create(later("k")).await;
+    let notified = |key| pb::WatchCreateRequest { progress_notify: true, ..on(key, "") };
+    stream.create(pb::WatchCreateRequest { start_revision: start, ..notified("k") }).await;
+    // One that has begun says how far it is, again and again.
+    let mut begun = Stream::open(channel, false).await;
+    begun.create(notified("idle")).await;
     for _ in 0..4 {
         stream.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
-        put(&mut kv, "k", "too early").await;
-        tokio::time::sleep(Duration::from_millis(30)).await;
+        let reached = put(&mut kv, "k", "too early").await;
+        while begun.next().await.header.unwrap().revision < reached {}
     }
     assert_eq!(put(&mut kv, "other", "v").await, start);
     stream.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
