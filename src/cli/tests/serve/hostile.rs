@@ -565,6 +565,38 @@ fn who_goes_away_in_the_middle_of_a_request_leaves_nothing() {
     is_well(server);
 }
 
+/// Who stood still for longer than its clients wait finds calls that were given up before it could look at them: no reason
+/// to end their connection, and what else is under way on it.
+#[test]
+fn calls_that_are_given_up_unseen_end_no_connection() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let mut words = HTTP2.to_vec();
+    for call in 0..500u32 {
+        let stream = (2 * call + 1).to_be_bytes();
+        // The head of `GET /`, in the short words of HTTP/2, and its end.
+        words.extend([&[0, 0, 3, 1, 4], &stream[..], &[0x82, 0x86, 0x84]].concat());
+        words.extend([&[0, 0, 4, 3, 0], &stream[..], &8u32.to_be_bytes()].concat());
+    }
+    words.extend(b"\0\0\x08\x06\0\0\0\0\0are you?");
+    let mut stream = TcpStream::connect(&server.address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream.write_all(&words).unwrap();
+    let answer = loop {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).expect("it goes on");
+        let mut frame = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+        stream.read_exact(&mut frame).unwrap();
+        assert_ne!(head[3], 7, "it is told to go away: {}", String::from_utf8_lossy(&frame));
+        if head[3] == 6 {
+            break frame;
+        }
+    };
+    assert_eq!(answer, b"are you?");
+    drop(stream);
+    is_well(server);
+}
+
 /// A server that may have 256 descriptors, of which clients get half.
 fn with_few_descriptors(dir: &TempDir) -> Server {
     let [peer, client] = free_ports();

@@ -124,6 +124,37 @@ async fn a_stream_of_renewals_is_answered_in_its_order() {
     assert!(answers.message().await.unwrap().is_none());
 }
 
+/// The HTTP/2 library ends a connection, with all that is under way on it, on which some thousands of small messages lie
+/// unread: a client that renews while nobody can answer would take all others of its connection with it.
+#[tokio::test]
+async fn renewals_that_nobody_can_answer_are_read_all_the_same() {
+    let dirs = [(); 3].map(|()| tempdir().unwrap());
+    let mut servers = Server::three(&dirs);
+    let mut lease = LeaseClient::new(servers[0].channel().await);
+    let id = grant(&mut lease, 600, 0).await.id;
+    servers.truncate(1);
+    // One at a time, on one thread: each is a message of its own on the wire.
+    let (sender, requests) = mpsc::channel(1);
+    let mut answers =
+        lease.lease_keep_alive(ReceiverStream::new(requests)).await.unwrap().into_inner();
+    let asks = tokio::spawn(async move {
+        let mut asked = 0;
+        while asked < 20_000 && sender.send(pb::LeaseKeepAliveRequest { id }).await.is_ok() {
+            asked += 1;
+        }
+        (asked, sender)
+    });
+    let ended = loop {
+        match answers.message().await {
+            Ok(answer) => assert!(answer.is_some(), "it does not end as if all were well"),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(ended.code(), Code::Unavailable, "{ended:?}");
+    assert!(ended.message().starts_with("etcdserver: "), "{ended:?}");
+    assert_eq!(asks.await.unwrap().0, 20_000);
+}
+
 /// What the short leases live.
 const TTL: Duration = Duration::from_secs(2);
 

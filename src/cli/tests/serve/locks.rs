@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tempfile::tempdir;
+use tonic::Code;
 use tonic::transport::Channel;
 
 use crate::generated::{etcdserverpb as pb, v3electionpb, v3lockpb};
@@ -180,6 +181,48 @@ async fn an_election_has_one_leader_that_proclaims_and_resigns() {
     elections.resign(resign).await.expect("who has resigned may say so again");
     let nobody = elections.resign(v3electionpb::ResignRequest { leader: None }).await.unwrap_err();
     assert_eq!(nobody.message(), "\"leader\" field must be provided");
+}
+
+/// etcd's clients write the number of a lease as Go does, with its sign: both must mean one place in the line.
+#[tokio::test]
+async fn a_lease_below_zero_stands_where_etcds_clients_put_it() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let grant = pb::LeaseGrantRequest { ttl: 60, id: -26 };
+    LeaseClient::new(channel.clone()).lease_grant(grant).await.unwrap();
+    let held = LockClient::new(channel.clone()).lock(lock("m", -26)).await.unwrap().into_inner();
+    assert_eq!(held.key, "m/-1a");
+    let campaign =
+        v3electionpb::CampaignRequest { name: "e".into(), lease: -26, value: "v".into() };
+    let won = ElectionClient::new(channel).campaign(campaign).await.unwrap().into_inner();
+    assert_eq!(won.leader.unwrap().key, "e/-1a");
+}
+
+/// Who asks for it is told that nothing can be believed any more; whoever does not goes on waiting.
+#[tokio::test]
+async fn who_observes_and_wants_a_leader_is_told_when_there_is_none() {
+    let dirs = [(); 3].map(|()| tempdir().unwrap());
+    let mut servers = Server::three(&dirs);
+    let channel = servers[0].channel().await;
+    let mut elections = ElectionClient::new(channel.clone());
+    let lease = grant(&channel).await;
+    let campaign = v3electionpb::CampaignRequest { name: "e".into(), lease, value: "v".into() };
+    elections.campaign(campaign).await.unwrap();
+    let asked = || tonic::Request::new(v3electionpb::LeaderRequest { name: "e".into() });
+    let mut wants = asked();
+    wants.metadata_mut().insert("hasleader", "true".parse().unwrap());
+    let mut wants = elections.observe(wants).await.unwrap().into_inner();
+    let mut waits = elections.observe(asked()).await.unwrap().into_inner();
+    for observed in [&mut wants, &mut waits] {
+        assert_eq!(observed.message().await.unwrap().unwrap().kv.unwrap().value, "v");
+    }
+    servers.truncate(1);
+    let told = tokio::time::timeout(Duration::from_secs(60), wants.message());
+    let lost = told.await.expect("it is told").unwrap_err();
+    assert_eq!((lost.code(), lost.message()), (Code::Unavailable, "etcdserver: no leader"));
+    let goes_on = tokio::time::timeout(Duration::ZERO, waits.message()).await;
+    assert!(goes_on.is_err(), "{goes_on:?}");
 }
 
 /// As in etcd: no key has been created at such a revision, and one that is not there neither.
