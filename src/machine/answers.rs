@@ -184,15 +184,12 @@ impl Answers {
 
     /// What the table adds to the digest.
     pub(super) fn fingerprint(&self) -> u64 {
-        let mut print = Fingerprint::default();
-        for (node, life) in &self.nodes {
-            print = print.number(node.get()).number(life.incarnation.get()).number(life.sum);
-            print = print.number(life.open.frontier());
-            for span in life.open.open() {
-                print = print.number(span.start).number(span.end);
-            }
-        }
-        print.finish()
+        let begin = Fingerprint::default();
+        let lives = self.nodes.iter().fold(begin, |print, (&node, life)| {
+            let (incarnation, open) = (life.incarnation, &life.open);
+            print.life(node, incarnation, life.sum, (open.frontier(), open.open()))
+        });
+        lives.finish()
     }
 }
 
@@ -255,7 +252,8 @@ impl Life {
     }
 }
 
-fn fingerprint(seq: u64, outcome: &Outcome) -> u64 {
+/// What an answer adds to the sum of its life.
+pub(super) fn fingerprint(seq: u64, outcome: &Outcome) -> u64 {
     Fingerprint::default().number(seq).outcome(outcome).finish()
 }
 

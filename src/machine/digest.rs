@@ -6,10 +6,48 @@
 //! chains every change ever applied. `past` is what makes the digest speak of the whole history
 //! without depending on how far a replica has come with forgetting it.
 
+use std::ops::Range as Span;
+
 use crate::model::{
-    Access, Alarm, AlarmKind, Alarms, KeyRange, KeyValue, MemberRole, Members, NodeId, Outcome,
-    RangeEnd, RangeReply, Refusal, Reply, TxnReply, TxnResult,
+    Access, Alarm, AlarmKind, Alarms, ClusterVersion, Incarnation, KeyRange, KeyValue, LogIndex,
+    MemberRole, Members, NodeId, Outcome, RangeEnd, RangeReply, Refusal, Reply, Revision, TxnReply,
+    TxnResult,
 };
+
+/// What is compared.
+pub(super) struct Parts {
+    pub(super) applied: LogIndex,
+    /// `live` and `past`.
+    pub(super) rows: [u64; 2],
+    pub(super) revision: Revision,
+    pub(super) compacted: Option<Revision>,
+    /// The sum of the leases and of what is bound to them; and the number of the next one.
+    pub(super) leases: [u64; 2],
+    pub(super) answers: u64,
+    pub(super) configuration: u64,
+}
+
+impl Parts {
+    pub(super) fn digest(self) -> u64 {
+        let compacted = self.compacted.map_or(u64::MAX, Revision::get);
+        let print = Fingerprint::default().number(self.applied.get());
+        let print = self.rows.into_iter().fold(print, Fingerprint::number);
+        let print = print.number(self.revision.get()).number(compacted);
+        let print = self.leases.into_iter().fold(print, Fingerprint::number);
+        print.number(self.answers).number(self.configuration).finish()
+    }
+}
+
+/// What members, users, alarms and version add to the digest.
+pub(super) fn configuration(
+    members: &Members,
+    access: &Access,
+    alarms: &Alarms,
+    version: ClusterVersion,
+) -> u64 {
+    let print = Fingerprint::default().members(members).access(access).alarms(alarms);
+    print.number(version.get()).finish()
+}
 
 /// Spreads a number over 64 bits (the finalizer of splitmix64).
 pub(super) const fn mix(number: u64) -> u64 {
@@ -159,6 +197,19 @@ impl Fingerprint {
             RangeEnd::Before(end) => print.number(1).bytes(end),
             RangeEnd::Unbounded => print.number(2),
         }
+    }
+
+    /// The requests of a life of a node: the sum of the answers, and which requests may still come, below which number.
+    #[must_use]
+    pub(super) fn life(
+        self,
+        node: NodeId,
+        incarnation: Incarnation,
+        sum: u64,
+        (frontier, open): (u64, &[Span<u64>]),
+    ) -> Self {
+        let print = self.number(node.get()).number(incarnation.get()).number(sum).number(frontier);
+        open.iter().fold(print, |print, span| print.number(span.start).number(span.end))
     }
 
     /// An answer, as the table of answers keeps it.

@@ -17,6 +17,7 @@ use thiserror::Error;
 
 use super::answers::AnswerRow;
 use super::lease::Held;
+use super::recount::Recount;
 use super::row::{Row, RowRef};
 use super::shared::{Registration, Replaced, Shared, State};
 use super::store::expect_sound;
@@ -39,6 +40,8 @@ pub struct Image {
     leases: VecDeque<Held>,
     lives: VecDeque<LifeRow>,
     answers: VecDeque<AnswerRow>,
+    /// `None` where not all of it is read.
+    recount: Option<Recount>,
 }
 
 /// What an image keeps from the sweep, until it is dropped or somebody lets go of it.
@@ -97,13 +100,12 @@ impl Image {
         let kept = shared.register(&state, head.compacted.unwrap_or(Revision::FIRST));
         let generation = state.generation();
         drop(state);
-        let next = match head.compacted {
-            Some(at) => Next::Row { after: None, at },
-            None => first_change(None),
-        };
+        // Where nothing was compacted nothing is handed out of the rows; they are counted all the same.
+        let next = Next::Row { after: None, at: head.compacted.unwrap_or_default() };
         let shared = Arc::clone(shared);
         let kept = Some(Arc::new(Mutex::new(Some(kept))));
-        Self { head, shared, generation, kept, next, leases, lives, answers }
+        let recount = Some(Recount::default());
+        Self { head, shared, generation, kept, next, leases, lives, answers, recount }
     }
 
     /// For who must be able to let go of it while another thread hangs.
@@ -120,14 +122,15 @@ impl Image {
     #[must_use]
     pub fn without_rows(mut self) -> Self {
         self.next = Next::Rest;
-        self.kept = None;
+        (self.kept, self.recount) = (None, None);
         self
     }
 
-    /// The next piece, of about `bytes_max` but at least one row; `None` after the last.
+    /// The next piece, of about `bytes_max` but at least one row; `None` after the last, if all of them together are
+    /// what the digest says.
     ///
     /// # Errors
-    /// The state is not there any more, or a row of it has changed in memory.
+    /// The state is not there any more, or has changed in memory.
     pub fn next(&mut self, bytes_max: usize) -> Result<Option<Piece>, ImageError> {
         if let Next::Row { .. } = self.next {
             let rows = self.rows(bytes_max)?;
@@ -144,20 +147,37 @@ impl Image {
         let parts = (bytes_max / PART_BYTES).max(1);
         if !self.leases.is_empty() {
             let some = self.leases.drain(..parts.min(self.leases.len()));
-            return Ok(Some(Piece::Leases(some.map(Held::into_row).collect())));
+            let counted =
+                some.inspect(|lease| self.recount.iter_mut().for_each(|r| r.lease(lease)));
+            return Ok(Some(Piece::Leases(counted.map(Held::into_row).collect())));
         }
         if !self.lives.is_empty() {
             let some = self.lives.drain(..parts.min(self.lives.len()));
-            return Ok(Some(Piece::Lives(some.collect())));
+            let counted = some.inspect(|life| self.recount.iter_mut().for_each(|r| r.life(life)));
+            return Ok(Some(Piece::Lives(counted.collect())));
         }
         let (mut some, mut bytes) = (Vec::new(), 0);
         while bytes < bytes_max.max(1)
             && let Some(answer) = self.answers.pop_front()
         {
+            self.recount.iter_mut().for_each(|recount| recount.answer(&answer));
             bytes += PART_BYTES + answer.bytes;
             some.push((answer.id, answer.outcome));
         }
-        Ok((!some.is_empty()).then_some(Piece::Answers(some)))
+        if some.is_empty() {
+            self.expect_sound()?;
+            return Ok(None);
+        }
+        Ok(Some(Piece::Answers(some)))
+    }
+
+    /// Sees to it that all that was handed out is what the digest says.
+    fn expect_sound(&self) -> Result<(), Fault> {
+        let expected = self.head.digest;
+        match self.recount.as_ref().map(|recount| recount.digest(&self.head)) {
+            Some(found) if found != expected => Err(Fault::Drifted { expected, found }),
+            _ => Ok(()),
+        }
     }
 
     fn rows(&mut self, bytes_max: usize) -> Result<Vec<KeyValue>, ImageError> {
@@ -172,6 +192,11 @@ impl Image {
             for versions in state.index.iter_from(from).take(HOLD_ROWS) {
                 looked += 1;
                 last = Some(versions.newest());
+                if let (Some(recount), Some(row)) =
+                    (&mut self.recount, versions.live(self.head.revision))
+                {
+                    recount.row(row);
+                }
                 if let Some(row) = versions.live(*at) {
                     bytes += row.key().len() + row.value().len() + PART_BYTES;
                     rows.push(row.to_row());
@@ -185,7 +210,7 @@ impl Image {
             drop(state);
             self.next = match last {
                 Some(_) if more => Next::Row { after: last, at: *at },
-                _ => first_change(Some(*at)),
+                _ => first_change(*at),
             };
             for row in rows {
                 expect_sound(row.view())?;
@@ -240,8 +265,8 @@ fn image_state<'a>(
 }
 
 /// Nothing happened at revision 1.
-fn first_change(compacted: Option<Revision>) -> Next {
-    let revision = compacted.unwrap_or_default().max(Revision::FIRST.next());
+fn first_change(compacted: Revision) -> Next {
+    let revision = compacted.max(Revision::FIRST.next());
     Next::Change { revision, number: 0 }
 }
 

@@ -60,6 +60,10 @@ impl Lease {
         let label = self.session.as_deref().map_or(0, |(_, _, info)| info.label.len());
         LEASE_BYTES + label as u64
     }
+
+    fn fingerprint(&self, id: LeaseId) -> u64 {
+        fingerprint(id, self.ttl, self.session.as_deref())
+    }
 }
 
 /// What a key counts for that is bound to a lease.
@@ -75,6 +79,11 @@ pub(super) struct Held {
 }
 
 impl Held {
+    /// What it adds to the digest, without its keys.
+    pub(super) fn fingerprint(&self) -> u64 {
+        fingerprint(self.id, self.ttl, self.session.as_deref())
+    }
+
     pub(super) fn into_row(self) -> LeaseRow {
         let session = self.session.map(|session| SessionOf::clone(&session));
         LeaseRow { id: self.id, ttl: self.ttl, session }
@@ -165,7 +174,7 @@ impl LeaseTable {
             self.own.insert((node, incarnation, id));
         }
         let lease = Lease { ttl, session: session.map(Arc::new), keys: BTreeSet::new() };
-        self.sum = self.sum.wrapping_add(fingerprint(id, &lease));
+        self.sum = self.sum.wrapping_add(lease.fingerprint(id));
         self.bytes += lease.bytes();
         let before = self.leases.insert(id, lease);
         assert!(before.is_none(), "lease {id} granted twice");
@@ -184,7 +193,7 @@ impl LeaseTable {
         if let Some((node, incarnation, SessionInfo { own: true, .. })) = lease.session.as_deref() {
             self.own.remove(&(*node, *incarnation, id));
         }
-        self.sum = self.sum.wrapping_sub(fingerprint(id, &lease));
+        self.sum = self.sum.wrapping_sub(lease.fingerprint(id));
         self.bytes -= lease.bytes();
         for key in &lease.keys {
             self.sum = self.sum.wrapping_sub(attachment(id, key));
@@ -245,14 +254,21 @@ impl LeaseTable {
     pub(super) fn fingerprint(&self) -> [u64; 2] {
         [self.sum, self.next]
     }
+
+    /// Flips a bit of a lease. True if there is one.
+    #[cfg(test)]
+    pub(super) fn rot(&mut self) -> bool {
+        let lease = self.leases.values_mut().next();
+        lease.map(|lease| lease.ttl += Duration::from_secs(1 << 10)).is_some()
+    }
 }
 
-fn fingerprint(id: LeaseId, lease: &Lease) -> u64 {
+fn fingerprint(id: LeaseId, ttl: Duration, session: Option<&SessionOf>) -> u64 {
     let print = Fingerprint::default()
         .number(id.get())
-        .number(lease.ttl.as_secs())
-        .number(u64::from(lease.ttl.subsec_nanos()));
-    match lease.session.as_deref() {
+        .number(ttl.as_secs())
+        .number(u64::from(ttl.subsec_nanos()));
+    match session {
         None => print,
         Some((node, incarnation, info)) => print
             .number(node.get())
@@ -263,7 +279,8 @@ fn fingerprint(id: LeaseId, lease: &Lease) -> u64 {
     .finish()
 }
 
-fn attachment(id: LeaseId, key: &[u8]) -> u64 {
+/// What a key that is bound to a lease adds to the digest.
+pub(super) fn attachment(id: LeaseId, key: &[u8]) -> u64 {
     Fingerprint::default().number(id.get()).bytes(key).finish()
 }
 

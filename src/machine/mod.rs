@@ -55,6 +55,7 @@ mod page;
 mod range_set;
 mod read;
 mod reader;
+mod recount;
 mod reseed;
 mod restore;
 mod row;
@@ -74,7 +75,7 @@ pub use restore::{Restore, RestoreError};
 pub use txn::{is_wide, only_reads};
 
 use answers::{Answers, Verdict};
-use digest::Fingerprint;
+use digest::Parts;
 use execute::{Stop, Turn};
 use shared::Hold;
 use store::Store;
@@ -311,9 +312,8 @@ impl Machine {
     }
 
     fn set_configuration(&mut self) {
-        let print = Fingerprint::default().members(&self.members).access(&self.access);
-        let print = print.alarms(&self.alarms);
-        self.configuration = print.number(self.version.get()).finish();
+        self.configuration =
+            digest::configuration(&self.members, &self.access, &self.alarms, self.version);
     }
 
     fn apply_proposal(&mut self, proposal: Proposal, turn: &mut Turn<'_>) -> Result<(), Fault> {
@@ -351,11 +351,22 @@ impl Machine {
     /// One number for everything applied: equal on all replicas that have applied the same entries,
     /// whatever each has swept. Costs the same however large the state is.
     pub fn digest(&self) -> u64 {
-        let print = Fingerprint::default().number(self.applied.get());
-        let print = self.store.fingerprint().into_iter().fold(print, Fingerprint::number);
-        let leases = self.store.shared().leases().fingerprint();
-        let print = leases.into_iter().fold(print, Fingerprint::number);
-        print.number(self.answers.fingerprint()).number(self.configuration).finish()
+        let parts = Parts {
+            applied: self.applied,
+            rows: self.store.fingerprint(),
+            revision: self.store.revision(),
+            compacted: self.store.compacted(),
+            leases: self.store.shared().leases().fingerprint(),
+            answers: self.answers.fingerprint(),
+            configuration: self.configuration,
+        };
+        parts.digest()
+    }
+
+    /// Changes a lease in memory, and nothing that would tell.
+    #[cfg(test)]
+    pub(crate) fn rot_lease(&mut self) {
+        assert!(self.store.shared().leases_mut().rot(), "there is a lease");
     }
 
     /// The whole state as of the last entry applied, to be read later, from any thread. What has

@@ -294,6 +294,17 @@ pub enum Fault {
         /// Which version of it.
         revision: Revision,
     },
+    /// What is in memory beside the rows is not what was applied.
+    #[error(
+        "the state has changed in memory: it amounts to {found:016x}, what was applied to {expected:016x}; \
+         the log has what was applied, start again, on another machine if it happens again"
+    )]
+    Drifted {
+        /// The digest of what was applied.
+        expected: u64,
+        /// The digest of what is there.
+        found: u64,
+    },
     /// The cluster has begun to use what only a newer build understands.
     #[error(
         "the cluster has been raised to version {version}, this program knows versions up to {known}: \

@@ -292,6 +292,7 @@ impl Assembly {
         let snapshot_queue = Arc::new(SnapshotQueue::new(bells.snapshots));
         let (backups, backup_worker) =
             Backups::new(folder.clone(), recovered.disk, Arc::clone(&env.clock));
+        let unfinished_snapshot = folder.unfinished()?;
         let snapshot_worker = SnapshotWorker::new(
             env.clone(),
             folder,
@@ -321,6 +322,7 @@ impl Assembly {
             backups,
             warm: warm_post,
             newest_snapshot: newest,
+            unfinished_snapshot,
             log_bytes,
         })
         .map_err(StartError::Replay)?;

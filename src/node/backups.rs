@@ -151,14 +151,14 @@ impl Backups {
 fn hangs(path: &std::path::Path) -> CallError {
     let (path, most) = (path.display(), STEP_MAX.as_secs());
     let why = format!("{path}: the disk has not answered for {most} s; look whether it is there");
-    CallError::Backup(why.into())
+    CallError::Backup(why.to_string().into())
 }
 
 impl BackupWorker {
     /// The worker has fallen, and does not run again.
     pub(crate) fn fell(&self) {
         let why = "the thread that writes them has fallen, and the log of this node says why; start it anew";
-        self.desk.end(&CallError::Backup(why.into()));
+        self.desk.end(&CallError::Backup(why.to_string().into()));
     }
 
     /// Works until it is all over.
@@ -196,7 +196,7 @@ impl BackupWorker {
             match writing.step(|head| self.folder.begin_at(path, self.disk, head)) {
                 Ok(Written::On(next)) => writing = next,
                 Ok(Written::Done(id)) => return Some(Ok(id)),
-                Err(why) => return Some(Err(CallError::Backup(why.into()))),
+                Err(why) => return Some(Err(CallError::Backup(why.to_string().into()))),
             }
             // As long as it has worked: there is no hurry.
             pause = self.clock.now().since(began).min(PAUSE_MAX);

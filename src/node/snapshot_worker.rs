@@ -3,13 +3,16 @@
 //!
 //! ```text
 //!   Take     image ──▶ write ... write ──▶ check ... check ──▶ Taken
-//!   Receive  ──▶ Received ──▶ Append ──▶ Received ──▶ ... ──▶ check ... ──▶ load ... ──▶ Loaded
+//!   Receive  ──▶ Received ──▶ Append ──▶ Received ──▶ ... ──▶ load ... load ──▶ Loaded
 //!   Read     ──▶ (from its beginning: read through ... read through) ──▶ Part
 //! ```
 //!
 //! A snapshot was sound when it was written. Whoever asks for one from its beginning waits until it was read
 //! through once more, unless that was just done: what has rotted meanwhile is not sent, and this node hears of it
 //! as long as it has the state in memory.
+//!
+//! What is received gets its name once a machine was made of it: a process that dies on the way, for want of memory as
+//! a rule, leaves one file behind, which it takes up again, however often that happens.
 //!
 //! What is received goes first; then what is read through and what is written of this node's own take turns, at half
 //! of a core at most. What is received twice, or out of order, is asked for again by whoever gave it.
@@ -19,15 +22,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use thiserror::Error;
 
 use crate::env::Env;
-use crate::machine::{Image, Machine, MachineOptions, Restore};
+use crate::machine::{Image, Machine, MachineOptions, Restore, RestoreError};
 use crate::model::{Members, Moment, NodeId, SnapshotId};
 use crate::snapshot::{Appended, Check, Folder, Partial, Reader, SnapshotError};
 
 use super::bell::{Bell, Sleeper};
 use super::inbox::{Inbox, Input};
-use super::writing::{PART_BYTES, Writing, Written};
+use super::writing::{PART_BYTES, WriteError, Writing, Written};
 
 /// How many parts may be waited for by peers, and how many bytes of parts may wait to be written; more are
 /// dropped, and asked for again. As many as peers have under way at once, several times over.
@@ -66,7 +70,7 @@ pub(crate) enum News {
     /// A snapshot was written, and is durable.
     Taken { id: SnapshotId, members: Members, took: Duration },
     /// It was not; what is there stays.
-    NotTaken { why: String },
+    NotTaken { why: WriteError },
     /// A part for a peer; or why that snapshot cannot be sent.
     Part { to: NodeId, id: SnapshotId, offset: u64, data: Result<Bytes, String> },
     /// So many bytes of a snapshot are here.
@@ -74,7 +78,26 @@ pub(crate) enum News {
     /// All of it is here, durable, and this is what it holds.
     Loaded { id: SnapshotId, machine: Box<Machine> },
     /// It cannot be received now.
-    NotReceived { id: SnapshotId, why: String },
+    NotReceived { id: SnapshotId, why: ReceiveError },
+}
+
+/// Why a snapshot cannot be received.
+#[derive(Debug, Error)]
+pub(crate) enum ReceiveError {
+    /// The file.
+    #[error(transparent)]
+    File(#[from] SnapshotError),
+    /// No machine can be made of what it holds.
+    #[error(transparent)]
+    State(#[from] RestoreError),
+}
+
+impl ReceiveError {
+    /// Whether only a newer build can read it: to fetch it again is of no use.
+    pub(crate) fn needs_upgrade(&self) -> bool {
+        matches!(self, Self::File(SnapshotError::Newer { .. }))
+            || matches!(self, Self::State(RestoreError::Outgrown(_)))
+    }
 }
 
 /// Jobs on their way to the worker.
@@ -199,8 +222,7 @@ struct Receiving {
 #[allow(clippy::large_enum_variant, reason = "there is one, which moves once a part")]
 enum ReceivingStage {
     Parts(Partial),
-    Checking(Check),
-    Loading { reader: Reader, restore: Restore },
+    Loading { check: Check, restore: Restore },
 }
 
 /// A snapshot that is read through before it is sent.
@@ -403,7 +425,7 @@ impl SnapshotWorker {
         }
         match self.folder.receive(id) {
             Ok(partial) => self.parts(id, partial),
-            Err(error) => self.not_received(id, &error),
+            Err(error) => self.not_received(id, error),
         }
     }
 
@@ -424,24 +446,30 @@ impl SnapshotWorker {
                 index = %id.index,
                 "there is no room on the disk for the rest of a snapshot; it is tried again"
             ),
-            Err(error) => return self.not_received(id, &error),
+            Err(error) => return self.not_received(id, error),
         }
         self.receiving = Some(Receiving { id, stage: ReceivingStage::Parts(partial) });
     }
 
     fn discard(&mut self, id: SnapshotId) {
-        let receiving = self.receiving.take_if(|receiving| receiving.id == id);
-        if let Some(Receiving { stage: ReceivingStage::Parts(partial), .. }) = receiving {
-            partial.discard();
+        match self.receiving.take_if(|receiving| receiving.id == id) {
+            Some(Receiving { stage: ReceivingStage::Parts(partial), .. }) => partial.discard(),
+            // What is being loaded goes with it.
+            Some(_) => {}
+            None => {
+                if let Err(error) = self.folder.forget(id) {
+                    tracing::warn!(%error, "what was received of a snapshot cannot be removed now");
+                }
+            }
         }
     }
 
     fn parts(&mut self, id: SnapshotId, partial: Partial) {
         let bytes = partial.length();
         let stage = if partial.is_complete() {
-            match partial.seal() {
-                Ok(check) => ReceivingStage::Checking(check),
-                Err(error) => return self.not_received(id, &error),
+            match self.load(partial) {
+                Ok(stage) => stage,
+                Err(why) => return self.not_received(id, why),
             }
         } else {
             ReceivingStage::Parts(partial)
@@ -450,9 +478,16 @@ impl SnapshotWorker {
         self.tell(News::Received { id, bytes });
     }
 
-    fn not_received(&mut self, id: SnapshotId, error: &dyn std::fmt::Display) {
+    /// Begins to make a machine of what is here.
+    fn load(&self, partial: Partial) -> Result<ReceivingStage, ReceiveError> {
+        let check = partial.seal()?;
+        let restore = Restore::new(self.options.clone(), check.head().clone())?;
+        Ok(ReceivingStage::Loading { check, restore })
+    }
+
+    fn not_received(&mut self, id: SnapshotId, why: impl Into<ReceiveError>) {
         self.receiving = None;
-        self.tell(News::NotReceived { id, why: error.to_string() });
+        self.tell(News::NotReceived { id, why: why.into() });
     }
 
     /// A step of what is being received and needs no further part. Whether there was anything to do.
@@ -463,41 +498,27 @@ impl SnapshotWorker {
                 self.receiving = Some(Receiving { id, stage });
                 return false;
             }
-            ReceivingStage::Checking(check) => self.check_step(id, check),
-            ReceivingStage::Loading { reader, restore } => self.load_step(id, reader, restore),
+            ReceivingStage::Loading { check, restore } => self.load_step(id, check, restore),
         };
         match stage {
             Ok(stage) => self.receiving = stage.map(|stage| Receiving { id, stage }),
-            Err(why) => self.not_received(id, &why),
+            Err(why) => self.not_received(id, why),
         }
         true
-    }
-
-    fn check_step(
-        &self,
-        id: SnapshotId,
-        mut check: Check,
-    ) -> Result<Option<ReceivingStage>, String> {
-        if check.step().map_err(|error| error.to_string())?.is_none() {
-            return Ok(Some(ReceivingStage::Checking(check)));
-        }
-        let reader = self.folder.open_id(id).map_err(|error| error.to_string())?;
-        let restore = Restore::new(self.options.clone(), reader.head().clone())
-            .map_err(|error| error.to_string())?;
-        Ok(Some(ReceivingStage::Loading { reader, restore }))
     }
 
     fn load_step(
         &self,
         id: SnapshotId,
-        mut reader: Reader,
+        mut check: Check,
         mut restore: Restore,
-    ) -> Result<Option<ReceivingStage>, String> {
-        if let Some(piece) = reader.next().map_err(|error| error.to_string())? {
-            restore.add(piece).map_err(|error| error.to_string())?;
-            return Ok(Some(ReceivingStage::Loading { reader, restore }));
+    ) -> Result<Option<ReceivingStage>, ReceiveError> {
+        if let Some(piece) = check.next()? {
+            restore.add(piece)?;
+            return Ok(Some(ReceivingStage::Loading { check, restore }));
         }
-        let machine = Box::new(restore.finish().map_err(|error| error.to_string())?);
+        let machine = Box::new(restore.finish()?);
+        check.publish()?;
         self.tell(News::Loaded { id, machine });
         Ok(None)
     }
@@ -589,6 +610,40 @@ mod tests {
         bench.disk.limit(None);
         let (_, news) = bench.does(part());
         assert!(matches!(&news[..], [News::Received { .. }, News::Loaded { .. }]));
+    }
+
+    #[test]
+    fn what_is_received_has_its_name_when_a_machine_was_made_of_it_and_leaves_nothing_else() {
+        for is_sound in [true, false] {
+            let (source, mut bench) = (Bench::new(), Bench::new());
+            let mut image = Machine::new(MachineOptions::default()).image();
+            let mut head = image.head().clone();
+            head.digest ^= u64::from(!is_sound);
+            let mut writer = source.worker.folder.begin(&head).unwrap();
+            while let Some(piece) = image.next(PART_BYTES).unwrap() {
+                writer.write(&piece).unwrap();
+            }
+            let mut check = writer.seal().unwrap();
+            let id = loop {
+                if let Some(id) = check.step().unwrap() {
+                    break id;
+                }
+            };
+            let data = source.worker.folder.source(id).unwrap().part(0, PART_BYTES).unwrap();
+            bench.queue.push(Job::Receive(id));
+            bench.queue.push(Job::Append { id, offset: 0, data });
+            let named = |bench: &Bench| bench.worker.folder.list().unwrap().len();
+            let mut told = Vec::new();
+            while told.len() < 3 {
+                bench.worker.turn();
+                told.extend(bench.inbox.take());
+                assert_eq!(named(&bench), usize::from(is_sound && told.len() == 3));
+            }
+            let Some(Input::Snapshot(last)) = told.pop() else { panic!("news") };
+            let failed = matches!(last, News::NotReceived { why: ReceiveError::State(_), .. });
+            assert!(failed != is_sound && matches!(last, News::Loaded { .. }) == is_sound);
+            assert_eq!(bench.worker.folder.unfinished().unwrap(), None);
+        }
     }
 
     #[test]

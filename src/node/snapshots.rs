@@ -13,8 +13,13 @@ use super::writing::PART_BYTES;
 /// How many parts of a snapshot are asked for ahead.
 const WINDOW_BYTES: u64 = 4 * PART_BYTES as u64;
 
-/// A snapshot that could not be written is tried again after so long.
+/// A snapshot that could not be written is tried again after so long; where the disk has no room for it after twice as
+/// long each time, at most so long: each attempt takes all the room that there is, for a while.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
+const TRY_AGAIN_AFTER_MAX: Duration = Duration::from_secs(64);
+
+/// What could not be received is fetched again after twice as long each time, at most so long.
+const FETCH_AGAIN_AFTER_MAX: Duration = Duration::from_secs(64);
 
 /// How much of the log a lagging or fetching member may hold, as a multiple of what makes a snapshot
 /// due. Beyond that it gets a newer snapshot.
@@ -33,11 +38,17 @@ pub(crate) struct Snapshots {
     newest: Option<(SnapshotId, Members)>,
     is_taking: bool,
     not_before: Moment,
+    /// How long to wait when the next one finds no room.
+    no_room_pause: Duration,
     /// Bytes of entries applied since the newest snapshot.
     log_bytes: u64,
     /// Bytes of entries applied since the one that is being taken was begun.
     log_bytes_while_taking: u64,
     fetch: Option<Fetch>,
+    /// What is not fetched any more, and may have left a part of a file behind.
+    left: Option<SnapshotId>,
+    /// What could not be received: how often in a row, and from when on it is worth another attempt.
+    failed: Option<(SnapshotId, u32, Moment)>,
     /// Peers that fetch a snapshot of this node, and until when they are believed to.
     serving: BTreeMap<NodeId, (SnapshotId, Moment)>,
 }
@@ -58,11 +69,12 @@ struct Fetch {
 }
 
 impl Snapshots {
-    /// A node that has `newest`, and has applied so many bytes of entries since.
+    /// A node that has `newest`, and has applied so many bytes of entries since; and a part of `left`.
     pub(crate) fn new(
         log_bytes_min: u64,
         patience: Duration,
         newest: Option<(SnapshotId, Members)>,
+        left: Option<SnapshotId>,
         log_bytes: u64,
         now: Moment,
     ) -> Self {
@@ -72,9 +84,12 @@ impl Snapshots {
             newest,
             is_taking: false,
             not_before: now,
+            no_room_pause: TRY_AGAIN_AFTER,
             log_bytes,
             log_bytes_while_taking: 0,
             fetch: None,
+            left,
+            failed: None,
             serving: BTreeMap::new(),
         }
     }
@@ -120,13 +135,18 @@ impl Snapshots {
     pub(crate) fn taken(&mut self, id: SnapshotId, members: Members) {
         self.is_taking = false;
         self.log_bytes = self.log_bytes_while_taking;
+        self.no_room_pause = TRY_AGAIN_AFTER;
         self.has(id, members);
     }
 
-    /// It has failed.
-    pub(crate) fn not_taken(&mut self, now: Moment) {
+    /// It has failed; whether because the disk has no room for it.
+    pub(crate) fn not_taken(&mut self, for_want_of_room: bool, now: Moment) {
         self.is_taking = false;
         self.not_before = now + TRY_AGAIN_AFTER;
+        if for_want_of_room {
+            self.not_before = now + self.no_room_pause;
+            self.no_room_pause = (self.no_room_pause * 2).min(TRY_AGAIN_AFTER_MAX);
+        }
     }
 
     /// This one is durable here, and sound.
@@ -185,6 +205,11 @@ impl Snapshots {
 
     // ---- fetching ---------------------------------------------------------------------------------
 
+    /// Whether one is worth an attempt: it was not found to be of no use just now.
+    pub(crate) fn may_fetch(&self, id: SnapshotId, now: Moment) -> bool {
+        self.failed.is_none_or(|(failed, _, until)| failed != id || now >= until)
+    }
+
     /// A peer has one that this node needs. False if it is being fetched already.
     pub(crate) fn fetch(&mut self, from: NodeId, id: SnapshotId, now: Moment) -> bool {
         if let Some(fetch) = &mut self.fetch
@@ -194,6 +219,8 @@ impl Snapshots {
             return false;
         }
         self.fetch = Some(Fetch { from, id, received: 0, asked: u64::MAX, heard: now, grew: now });
+        // Whoever receives it removes what is here of others.
+        self.left = None;
         true
     }
 
@@ -249,18 +276,38 @@ impl Snapshots {
     /// Gives up a fetch of which nothing has come for long: its source may be gone.
     pub(crate) fn give_up_stalled(&mut self, now: Moment) {
         let (patience, whole) = (self.patience, self.has_whole());
-        self.fetch.take_if(|fetch| !whole && now.since(fetch.grew) > patience * 4);
+        let stalled = |fetch: &mut Fetch| !whole && now.since(fetch.grew) > patience * 4;
+        if let Some(fetch) = self.fetch.take_if(stalled) {
+            self.left = Some(fetch.id);
+        }
     }
 
-    /// Gives up a fetch of what the replica has by now, unless all of it is here.
+    /// Gives up a fetch of what the replica has by now, unless all of it is here; or what an earlier one has left.
     pub(crate) fn end_overtaken_fetch(&mut self, applied: LogIndex) -> Option<SnapshotId> {
         let whole = self.has_whole();
         let overtaken = self.fetch.take_if(|fetch| !whole && fetch.id.index <= applied);
-        overtaken.map(|fetch| fetch.id)
+        let left = self.left.take_if(|left| left.index <= applied);
+        overtaken.map(|fetch| fetch.id).or(left)
     }
 
-    /// It is not fetched any more: it is here, or cannot be had.
+    /// It cannot be had from whom it was asked of. What is here of it stays: another may have the rest.
     pub(crate) fn end_fetch(&mut self, id: SnapshotId) {
+        if self.fetch.take_if(|fetch| fetch.id == id).is_some() {
+            self.left = Some(id);
+        }
+    }
+
+    /// It cannot be received, or is of no use.
+    pub(crate) fn not_received(&mut self, id: SnapshotId, now: Moment) {
+        self.end_fetch(id);
+        let before = self.failed.filter(|(failed, ..)| *failed == id);
+        let times = before.map_or(1, |(_, times, _)| times.saturating_add(1));
+        let pause = self.patience.saturating_mul(1 << times.min(16)).min(FETCH_AGAIN_AFTER_MAX);
+        self.failed = Some((id, times, now + pause));
+    }
+
+    /// It is here, and in memory.
+    pub(crate) fn fetched(&mut self, id: SnapshotId) {
         self.fetch.take_if(|fetch| fetch.id == id);
     }
 
@@ -289,7 +336,7 @@ mod tests {
     }
 
     fn snapshots() -> Snapshots {
-        Snapshots::new(1000, Duration::from_millis(500), None, 0, at(0))
+        Snapshots::new(1000, Duration::from_millis(500), None, None, 0, at(0))
     }
 
     #[test]
@@ -304,13 +351,45 @@ mod tests {
         snapshots.begun();
         snapshots.applied(5000);
         assert!(!snapshots.is_due(|| 0, true, at(0)));
-        snapshots.not_taken(at(0));
+        snapshots.not_taken(false, at(0));
         assert!(!snapshots.is_due(|| 0, true, at(999)) && snapshots.is_due(|| 0, false, at(1000)));
         snapshots.begun();
         snapshots.applied(1000);
         snapshots.taken(id(7), Members::default());
         assert!(snapshots.is_due(|| 0, false, at(1000)), "what was applied meanwhile counts");
         assert_eq!(snapshots.newest().unwrap().0, id(7));
+    }
+
+    #[test]
+    fn what_finds_no_room_is_tried_ever_more_rarely_until_it_does() {
+        let mut snapshots = snapshots();
+        let (mut now, mut pauses) = (0, Vec::new());
+        for _ in 0..9 {
+            snapshots.begun();
+            snapshots.not_taken(true, at(now));
+            let due = (now..).step_by(500).find(|ms| snapshots.is_due(|| 0, true, at(*ms)));
+            pauses.push((due.unwrap() - now) / 1000);
+            now = due.unwrap();
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 64, 64]);
+        snapshots.taken(id(7), Members::default());
+        snapshots.not_taken(true, at(now));
+        assert!(snapshots.is_due(|| 0, true, at(now + 1000)));
+    }
+
+    #[test]
+    fn what_could_not_be_received_is_fetched_ever_more_rarely_and_another_at_once() {
+        let mut snapshots = snapshots();
+        let (mut now, mut pauses) = (0, Vec::new());
+        for _ in 0..8 {
+            assert!(snapshots.fetch(node(2), id(9), at(now)));
+            snapshots.not_received(id(9), at(now));
+            assert!(snapshots.fetching().is_none() && snapshots.may_fetch(id(10), at(now)));
+            let due = (now..).step_by(500).find(|ms| snapshots.may_fetch(id(9), at(*ms)));
+            pauses.push((due.unwrap() - now) / 1000);
+            now = due.unwrap();
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 64]);
     }
 
     #[test]

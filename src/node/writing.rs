@@ -1,7 +1,9 @@
 //! A state on its way into a file, one small step at a time, so that whoever writes it can do something else between any
 //! two.
 
-use crate::machine::Image;
+use thiserror::Error;
+
+use crate::machine::{Image, ImageError};
 use crate::model::{SnapshotId, StateHead};
 use crate::snapshot::{Check, SnapshotError, Writer};
 
@@ -32,31 +34,39 @@ pub(super) enum Written {
     Done(SnapshotId),
 }
 
+/// Why a state cannot be written down.
+#[derive(Debug, Error)]
+pub(crate) enum WriteError {
+    /// It is not there any more, or is not what was applied.
+    #[error(transparent)]
+    State(#[from] ImageError),
+    /// The file.
+    #[error(transparent)]
+    File(#[from] SnapshotError),
+}
+
 impl Writing {
     /// Does a step. `begin` makes its file.
     ///
     /// # Errors
-    /// Why it cannot be written, in words.
+    /// Why it cannot be written.
     pub(super) fn step(
         self,
         begin: impl FnOnce(&StateHead) -> Result<Writer, SnapshotError>,
-    ) -> Result<Written, String> {
-        let words = |error: SnapshotError| error.to_string();
+    ) -> Result<Written, WriteError> {
         let next = match self {
             Writing::Waiting(image) => {
-                let writer = begin(image.head()).map_err(words)?;
+                let writer = begin(image.head())?;
                 Writing::Rows { image, writer }
             }
-            Writing::Rows { mut image, mut writer } => {
-                match image.next(PART_BYTES).map_err(|error| error.to_string())? {
-                    Some(piece) => {
-                        writer.write(&piece).map_err(words)?;
-                        Writing::Rows { image, writer }
-                    }
-                    None => Writing::Checking(writer.seal().map_err(words)?),
+            Writing::Rows { mut image, mut writer } => match image.next(PART_BYTES)? {
+                Some(piece) => {
+                    writer.write(&piece)?;
+                    Writing::Rows { image, writer }
                 }
-            }
-            Writing::Checking(mut check) => match check.step().map_err(words)? {
+                None => Writing::Checking(writer.seal()?),
+            },
+            Writing::Checking(mut check) => match check.step()? {
                 None => Writing::Checking(check),
                 Some(id) => return Ok(Written::Done(id)),
             },

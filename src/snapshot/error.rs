@@ -55,7 +55,6 @@ impl SnapshotError {
     }
 
     /// Whether the same may succeed later, once there is room on the disk.
-    #[cfg(test)]
     pub(crate) fn is_no_space(&self) -> bool {
         matches!(self, Self::NoSpace { .. })
     }

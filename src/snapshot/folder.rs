@@ -159,6 +159,26 @@ impl Folder {
         Partial::open(&self.disk, self.dir.join(ours), path, self.cluster, id)
     }
 
+    /// Which one was being received when the process ended, if any.
+    ///
+    /// # Errors
+    /// The disk refuses.
+    pub(crate) fn unfinished(&self) -> Result<Option<SnapshotId>, SnapshotError> {
+        Ok(self.names()?.iter().find_map(|name| parse_partial(name)))
+    }
+
+    /// Removes what is here of one that nobody receives any more.
+    ///
+    /// # Errors
+    /// The disk refuses.
+    pub(crate) fn forget(&self, id: SnapshotId) -> Result<(), SnapshotError> {
+        let ours = partial_name(id);
+        match self.names()?.contains(&ours) {
+            true => self.remove(&ours),
+            false => Ok(()),
+        }
+    }
+
     /// Opens one to be sent. It can be sent to its end even if it is removed meanwhile.
     ///
     /// # Errors
@@ -189,7 +209,8 @@ impl Folder {
         let served: Vec<_> = served.iter().map(|id| (id.index, id.term)).collect();
         let mut removed = 0;
         for name in self.names()? {
-            let partial = parse_partial(&name).filter(|id| *id <= kept);
+            let partial = parse_partial(&name).map(|id| (id.index, id.term));
+            let partial = partial.filter(|id| *id <= kept);
             let older = parse(&name).filter(|id| *id < kept && !served.contains(id));
             if partial.or(older).is_some() {
                 self.remove(&name)?;
@@ -269,10 +290,12 @@ fn parse(name: &str) -> Option<(LogIndex, Term)> {
     Some((LogIndex(hex(index)?), Term(hex(term)?)))
 }
 
-fn parse_partial(name: &str) -> Option<(LogIndex, Term)> {
+fn parse_partial(name: &str) -> Option<SnapshotId> {
     let mut parts = name.strip_prefix(PREFIX)?.strip_suffix(".partial")?.split('-');
     let (index, term) = (hex(parts.next()?)?, hex(parts.next()?)?);
-    (parts.count() == 2).then_some((LogIndex(index), Term(term)))
+    let (bytes, checksum) = (hex(parts.next()?)?, hex(parts.next()?)?);
+    let id = SnapshotId { index: LogIndex(index), term: Term(term), bytes, checksum };
+    parts.next().is_none().then_some(id)
 }
 
 fn hex(text: &str) -> Option<u64> {

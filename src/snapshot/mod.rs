@@ -8,7 +8,9 @@
 //!                                                           v
 //!    machine <---pieces---------------------------------- Reader
 //!
-//!    parts of another member's --> Partial --seal--> Check --done--> snap-<index>-<term>.snapshot
+//!    parts of another member's --> Partial --seal--> Check --pieces--> machine, then
+//!                                                      |
+//!                                                      +--done--> snap-<index>-<term>.snapshot
 //! ```
 //!
 //! # The file
@@ -34,8 +36,8 @@
 //! which nothing here looks at.
 //!
 //! # Durable
-//! A file with the final name is whole: it was synced, read back and verified before it was renamed, and
-//! whoever cuts the log waits for the directory's sync after that. The older one is removed only then.
+//! A file with the final name is whole: it was synced, read back and verified before it was renamed, one that was
+//! received by making a machine of it, and whoever cuts the log waits for the directory's sync after that. The older one is removed only then.
 //! Everything else in the folder is a leftover: of a writer, removed at the next start, or of a
 //! transfer, taken up again as far as its chunks are whole.
 //!

@@ -264,6 +264,8 @@ fn next_chunk(
 
 /// A file that is complete and synced, on its way to its name: read back, one chunk a call, then
 /// renamed, and the renaming made durable. Dropped before, or found damaged, the file is removed.
+/// One that was written here is [passed over](Self::step), of one that was received a state is
+/// [made](Self::next) before it gets its name: with that name it is one that can be loaded.
 pub(crate) struct Check {
     temporary: Temporary,
     path: PathBuf,
@@ -295,6 +297,32 @@ impl Check {
             return Ok(None);
         }
         self.reader.expect_id(self.expected)?;
+        self.publish().map(Some)
+    }
+
+    /// The head of the state.
+    pub(crate) fn head(&self) -> &StateHead {
+        self.reader.head()
+    }
+
+    /// The next piece; `None` once everything was read and is what was expected.
+    ///
+    /// # Errors
+    /// The disk refuses, or the file is damaged.
+    pub(crate) fn next(&mut self) -> Result<Option<Piece>, SnapshotError> {
+        let piece = self.reader.next()?;
+        if piece.is_none() {
+            self.reader.expect_id(self.expected)?;
+        }
+        Ok(piece)
+    }
+
+    /// Gives the file its name, durably, once it was read to its end.
+    ///
+    /// # Errors
+    /// The disk refuses.
+    pub(crate) fn publish(&mut self) -> Result<SnapshotId, SnapshotError> {
+        debug_assert!(self.reader.id().is_some(), "it was read to its end");
         let Temporary { disk, path, armed } = &mut self.temporary;
         disk.rename(path, &self.path).map_err(SnapshotError::io("rename", path))?;
         *armed = false;
@@ -302,6 +330,6 @@ impl Check {
         let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let dir = parent.unwrap_or(Path::new("."));
         disk.sync_dir(dir).map_err(SnapshotError::io("sync", dir))?;
-        Ok(Some(self.expected))
+        Ok(self.expected)
     }
 }

@@ -96,6 +96,26 @@ fn a_row_that_has_rotten_is_not_copied() {
 }
 
 #[test]
+fn what_has_changed_in_memory_beside_the_rows_is_not_copied() {
+    type Change = fn(&mut World);
+    let lease: Change = |world| world.machine.rot_lease();
+    let member: Change = |world| world.machine.members = Arc::default();
+    let version: Change = |world| world.machine.version = ClusterVersion(7);
+    let nothing: Change = |_| {};
+    for (is_seen, change) in [(true, lease), (true, member), (true, version), (false, nothing)] {
+        let mut world = founded();
+        world.put("a", "1");
+        let ttl = Duration::from_secs(9);
+        world.run(Command::Grant { id: None, ttl, session: None }).unwrap();
+        change(&mut world);
+        let mut image = world.machine.image();
+        let error = std::iter::from_fn(|| image.next(1).transpose()).find_map(Result::err);
+        let drifted = matches!(error, Some(ImageError::Fault(Fault::Drifted { .. })));
+        assert_eq!(drifted, is_seen, "{error:?}");
+    }
+}
+
+#[test]
 fn a_state_that_is_not_what_its_digest_says_is_not_restored() {
     let mut world = founded();
     world.put("a", "1");

@@ -47,7 +47,7 @@ use crate::consensus::{
     self, Consensus, ConsensusConfig, Offer, Outbound, RoundId, Stepped, Taken,
 };
 use crate::env::{Network, Point, SendOutcome};
-use crate::machine::{Applied, LeaseChange, Machine};
+use crate::machine::{Applied, ImageError, LeaseChange, Machine};
 use crate::model::{
     ClusterVersion, Command, DiskId, Fault, Incarnation, Introduction, Item, JoinAnswer, JoinAsk,
     Joined, Lane, LeaseId, LeaseLife, LogIndex, MemberAnswer, MemberChange, MemberRefusal,
@@ -85,6 +85,7 @@ use crate::node::space::SpaceTable;
 use crate::node::status::{NodeStatus, Role};
 use crate::node::steps::Steps;
 use crate::node::story::{BatchTimes, Story};
+use crate::node::writing::WriteError;
 
 /// How large an entry of several requests grows, in bytes. A single large request is an entry alone.
 const ENTRY_BYTES: usize = 256 << 10;
@@ -264,6 +265,8 @@ pub(crate) struct Parts {
     pub(crate) warm: Arc<warm::Post>,
     /// The newest snapshot that is here, with the members as of it.
     pub(crate) newest_snapshot: Option<(SnapshotId, Members)>,
+    /// Of which one a part is here.
+    pub(crate) unfinished_snapshot: Option<SnapshotId>,
     /// Bytes of entries applied since.
     pub(crate) log_bytes: u64,
 }
@@ -288,6 +291,7 @@ impl Driver {
             backups,
             warm,
             newest_snapshot,
+            unfinished_snapshot,
             log_bytes,
         } = parts;
         let settings = &shared.settings;
@@ -313,6 +317,7 @@ impl Driver {
                 settings.snapshot_log_bytes,
                 settings.election_timeout,
                 newest_snapshot,
+                unfinished_snapshot,
                 log_bytes,
                 now,
             ),

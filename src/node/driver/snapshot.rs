@@ -66,9 +66,14 @@ impl Driver {
                 self.snapshots.taken(id, members);
                 self.offer_newest(now);
             }
+            // With the log as it is the next start has everything.
+            News::NotTaken { why: WriteError::State(ImageError::Fault(fault)) } => {
+                return Err(fault.to_string());
+            }
             News::NotTaken { why } => {
                 tracing::warn!(%why, "a snapshot could not be taken; it is tried again");
-                self.snapshots.not_taken(now);
+                let no_room = matches!(&why, WriteError::File(error) if error.is_no_space());
+                self.snapshots.not_taken(no_room, now);
             }
             News::Part { to, id, offset, data } => {
                 let message = match data {
@@ -93,9 +98,10 @@ impl Driver {
                 self.ask_for_parts();
             }
             News::Loaded { id, machine } => self.loaded(id, machine, now)?,
+            News::NotReceived { why, .. } if why.needs_upgrade() => return Err(why.to_string()),
             News::NotReceived { id, why } => {
                 tracing::warn!(index = %id.index, %why, "a snapshot could not be received");
-                self.snapshots.end_fetch(id);
+                self.snapshots.not_received(id, now);
                 self.offer.take_if(|offer| offer.id == id);
             }
         }
@@ -162,6 +168,9 @@ impl Driver {
             return;
         }
         let (from, id) = (offer.from, offer.id);
+        if !self.snapshots.may_fetch(id, now) {
+            return;
+        }
         self.offer = Some(offer);
         self.fetch(from, id, now);
     }
@@ -170,6 +179,7 @@ impl Driver {
     pub(super) fn found_state(&mut self, from: NodeId, id: SnapshotId, now: Moment) {
         if matches!(&self.stage, Stage::Restoring { least, .. } if id.index >= *least)
             && self.snapshots.fetching().is_none()
+            && self.snapshots.may_fetch(id, now)
         {
             self.fetch(from, id, now);
         }
@@ -206,7 +216,7 @@ impl Driver {
 
     /// A snapshot is here, durable, and in memory.
     fn loaded(&mut self, id: SnapshotId, machine: Box<Machine>, now: Moment) -> Result<(), Fatal> {
-        self.snapshots.end_fetch(id);
+        self.snapshots.fetched(id);
         if let Stage::Restoring { .. } = self.stage {
             return self.restored(id, machine, now);
         }

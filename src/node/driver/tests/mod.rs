@@ -100,22 +100,38 @@ impl Three {
         for node in 0..3 {
             let mut settings = settings(node);
             configure(node, &mut settings);
-            let disk = Arc::new(SimDisk::new(node as u64));
-            three.disks.push(Arc::clone(&disk));
-            let env = Env {
-                clock: three.clock.clone(),
-                entropy: Arc::new(OsEntropy),
-                disk,
-                points: Arc::new(NoPoints),
-            };
-            let assembly = Assembly::open(settings, env, Bells::silent(), None).unwrap();
-            let receiver = assembly.receiver();
-            let network = three.hub.join(id(node), assembly.introducer(), assembly.receiver());
-            three.nodes.push(assembly.finish(Box::new(network)).unwrap());
+            three.disks.push(Arc::new(SimDisk::new(node as u64)));
+            let (assembled, receiver) = three.begin(node, settings);
+            three.nodes.push(assembled);
             three.receivers.push(receiver);
         }
         three.until("nobody leads", |three| three.leader_now().is_some());
         three
+    }
+
+    /// A node that starts from what is on its disk.
+    fn begin(&self, node: usize, settings: Settings) -> (Assembled, Arc<dyn Receiver>) {
+        let env = Env {
+            clock: self.clock.clone(),
+            entropy: Arc::new(OsEntropy),
+            disk: Arc::clone(&self.disks[node]) as _,
+            points: Arc::new(NoPoints),
+        };
+        let assembly = Assembly::open(settings, env, Bells::silent(), None).unwrap();
+        let receiver = assembly.receiver();
+        let network = self.hub.join(id(node), assembly.introducer(), assembly.receiver());
+        (assembly.finish(Box::new(network)).unwrap(), receiver)
+    }
+
+    /// A process dies, and another one takes its place.
+    fn restart(&mut self, node: usize) {
+        let settings = self.shared(node).settings.clone();
+        self.nodes[node].driver.abandon();
+        let Assembled { driver, log_worker, snapshot_worker, .. } = self.nodes.remove(node);
+        drop((driver, log_worker, snapshot_worker));
+        let (assembled, receiver) = self.begin(node, settings);
+        self.nodes.insert(node, assembled);
+        self.receivers[node] = receiver;
     }
 
     /// As [`Three::new`], and this node leads.

@@ -2,8 +2,10 @@
 
 use super::*;
 use crate::env::Disk;
+use crate::machine::RestoreError;
 use crate::metrics::Metrics;
-use crate::model::{LogIndex, SnapshotId, Term};
+use crate::model::{ClusterVersion, Fault, LogIndex, SnapshotId, Term};
+use crate::node::snapshot_worker::News;
 
 fn often(_: usize, settings: &mut Settings) {
     settings.log_segment_bytes = 2 << 10;
@@ -35,26 +37,63 @@ fn a_snapshot_that_consensus_has_taken_waits_for_the_log_however_slow_the_disk_i
 
 #[test]
 fn a_fetch_that_the_log_has_overtaken_is_given_up_with_its_file() {
-    let mut three = Three::led_by(0, often);
-    let applied = three.shared(2).status.borrow().applied;
-    let later = LogIndex(applied.get() + 20);
-    let id_of_it = SnapshotId { index: later, term: Term(1), bytes: 1 << 20, checksum: 7 };
-    // Whoever offers it is not heard of again, and another one leads.
-    three.hub.cut(id(2), id(1));
-    let now = three.clock.now();
-    three.nodes[2].driver.fetch(id(1), id_of_it, now);
-    let partials = |three: &Three| {
-        let names = three.disks[2].list(std::path::Path::new("/data")).unwrap();
-        names.iter().filter(|name| name.ends_with(".partial")).count()
-    };
-    three.pass(300);
-    let fetches = |three: &Three| three.nodes[2].driver.snapshots.fetching().is_some();
-    assert!(fetches(&three) && partials(&three) == 1);
-    for i in 0..30 {
-        three.put(0, &format!("k{i}"), 10).unwrap();
+    let gone = |three: &mut Three, id_of_it| three.nodes[2].driver.part_is_gone(id(1), id_of_it);
+    let ends: [fn(&mut Three, SnapshotId); 3] = [|_, _| {}, gone, |three, _| three.restart(2)];
+    for ends in ends {
+        let mut three = Three::led_by(0, often);
+        let applied = three.shared(2).status.borrow().applied;
+        let later = LogIndex(applied.get() + 20);
+        let id_of_it = SnapshotId { index: later, term: Term(1), bytes: 1 << 20, checksum: 7 };
+        // Whoever offers it is not heard of again, and another one leads.
+        three.hub.cut(id(2), id(1));
+        let now = three.clock.now();
+        three.nodes[2].driver.fetch(id(1), id_of_it, now);
+        let partials = |three: &Three| {
+            let names = three.disks[2].list(std::path::Path::new("/data")).unwrap();
+            names.iter().filter(|name| name.ends_with(".partial")).count()
+        };
+        three.pass(300);
+        let fetches = |three: &Three| three.nodes[2].driver.snapshots.fetching().is_some();
+        assert!(fetches(&three) && partials(&three) == 1);
+        ends(&mut three, id_of_it);
+        for i in 0..30 {
+            three.put(0, &format!("k{i}"), 10).unwrap();
+        }
+        three.until("it fetches on", |three| !fetches(three) && partials(three) == 0);
+        assert!(three.shared(2).status.borrow().applied >= later);
     }
-    three.until("it fetches on", |three| !fetches(three) && partials(three) == 0);
-    assert!(three.shared(2).status.borrow().applied >= later);
+}
+
+#[test]
+fn a_state_that_only_a_newer_build_can_read_stops_the_node_with_these_words() {
+    let mut three = Three::led_by(0, often);
+    let snapshot = SnapshotId { index: LogIndex(99), term: Term(1), bytes: 1 << 20, checksum: 7 };
+    let (version, known) = (ClusterVersion(9), ClusterVersion(1));
+    let why = RestoreError::Outgrown(Fault::Outgrown { version, known }).into();
+    three.push(2, Input::Snapshot(News::NotReceived { id: snapshot, why }));
+    three.pass(50);
+    let why = three.shared(2).stop_reason().expect("it is not fetched for ever").to_string();
+    assert!(why.ends_with("upgrade me"), "{why}");
+}
+
+#[test]
+fn what_has_changed_in_memory_beside_the_rows_stops_the_node_while_the_log_has_everything() {
+    let mut three = Three::led_by(0, often);
+    let grant = Command::Grant { id: None, ttl: Duration::from_secs(600), session: None };
+    three.write(2, grant).unwrap();
+    let revision = |three: &Three, node: usize| three.shared(node).status.borrow().revision;
+    three.nodes[2].driver.machine.rot_lease();
+    for i in 0..100 {
+        three.put(0, &format!("k{i}"), 100).unwrap();
+    }
+    three.until("its copies are taken for sound", |three| three.shared(2).stop_reason().is_some());
+    let why = three.shared(2).stop_reason().unwrap().to_string();
+    assert!(why.contains("has changed in memory"), "{why}");
+    three.restart(2);
+    three.until("it has lost something", |three| revision(three, 2) == revision(three, 0));
+    let digest = |three: &Three, node: usize| three.nodes[node].driver.machine.digest();
+    three.pass(1_000);
+    assert_eq!(digest(&three, 2), digest(&three, 0));
 }
 
 type Backup = Pin<Box<dyn Future<Output = CallResult<SnapshotId>>>>;
