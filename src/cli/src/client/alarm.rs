@@ -41,7 +41,7 @@ pub(crate) async fn run(
     if let AlarmCommand::Disarm = options.command {
         let mut ended = Vec::new();
         for alarm in &listed.alarms {
-            let answer = ask(Effect::Repeatable, AlarmAction::Deactivate, alarm).await?;
+            let answer = ask(Effect::Settled, AlarmAction::Deactivate, alarm).await?;
             listed.header = answer.header;
             ended.extend(answer.alarms);
         }

@@ -40,10 +40,10 @@ pub(crate) async fn run(
     match options.command {
         AuthCommand::Enable => {
             let enable = async |link: Link| link.auth().auth_enable(pb::AuthEnableRequest {}).await;
-            match client.ask(Effect::Repeatable, enable).await {
+            match client.ask(Effect::Settled, enable).await {
                 Err(Failure::Refused(status)) if lacks_role(&status) => {
                     give_root(client).await?;
-                    client.ask(Effect::Repeatable, enable).await?
+                    client.ask(Effect::Settled, enable).await?
                 }
                 answer => answer?,
             };
@@ -51,7 +51,7 @@ pub(crate) async fn run(
         }
         AuthCommand::Disable => {
             let call = async |link: Link| link.auth().auth_disable(pb::AuthDisableRequest {}).await;
-            client.ask(Effect::Repeatable, call).await?;
+            client.ask(Effect::Settled, call).await?;
             output.say("Authentication Disabled")
         }
         AuthCommand::Status => {
@@ -69,11 +69,11 @@ fn lacks_role(status: &tonic::Status) -> bool {
 async fn give_root(client: &Client) -> Result<(), Failure> {
     let role = pb::AuthRoleAddRequest { name: ROOT.to_owned() };
     let call = async |link: Link| link.auth().role_add(role.clone()).await;
-    match client.ask(Effect::Repeatable, call).await {
+    match client.ask(Effect::Settled, call).await {
         Err(Failure::Refused(status)) if status.message().contains("already exists") => {}
         answer => drop(answer?),
     }
     let grant = pb::AuthUserGrantRoleRequest { user: ROOT.to_owned(), role: ROOT.to_owned() };
     let call = async |link: Link| link.auth().user_grant_role(grant.clone()).await;
-    client.ask(Effect::Repeatable, call).await.map(drop)
+    client.ask(Effect::Settled, call).await.map(drop)
 }

@@ -3,9 +3,11 @@
 
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Mutex, watch};
+use tokio::time::Instant;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
@@ -25,6 +27,9 @@ use pb::watch_client::WatchClient;
 
 /// How large an answer may be: a range of everything is one.
 const ANSWER_BYTES_MAX: usize = i32::MAX as usize;
+
+/// For what takes the time it takes. A server that is gone is found out by its connection.
+pub(crate) const NO_LIMIT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// How often each endpoint is asked at most, for one request.
 const ROUNDS: usize = 2;
@@ -105,8 +110,11 @@ impl Link {
 /// What a request does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Effect {
-    /// Nothing, or the same however often it is made.
+    /// Nothing, or nothing that anybody misses or minds.
     Repeatable,
+    /// A change that is the same however often it is made. Once it may have been made, whoever gets no further does not
+    /// say that it was not.
+    Settled,
     /// It changes something each time.
     Change,
 }
@@ -116,6 +124,8 @@ pub(crate) enum Effect {
 pub(crate) struct Client {
     pub(crate) settings: Settings,
     state: Mutex<State>,
+    /// Whether something was changed: by this client, or by those that were made of it.
+    has_changed: Arc<AtomicBool>,
     /// Rises with each connection that is made or left: the number of the one that is used, if one is.
     number: watch::Sender<u64>,
 }
@@ -132,22 +142,37 @@ struct State {
 impl Client {
     /// One that is not connected yet.
     pub(crate) fn new(settings: Settings) -> Arc<Self> {
-        Arc::new(Self { settings, state: Mutex::default(), number: watch::Sender::new(0) })
+        Self::after(settings, Arc::default())
+    }
+
+    fn after(settings: Settings, has_changed: Arc<AtomicBool>) -> Arc<Self> {
+        let (state, number) = (Mutex::default(), watch::Sender::new(0));
+        Arc::new(Self { settings, state, has_changed, number })
+    }
+
+    /// Whether something was changed.
+    pub(crate) fn has_changed(&self) -> bool {
+        self.has_changed.load(Ordering::Relaxed)
     }
 
     /// One that asks a single server, by the same settings.
     pub(crate) fn of_one(&self, endpoint: &str) -> Arc<Self> {
         let settings = Settings { endpoints: vec![endpoint.to_owned()], ..self.settings.clone() };
-        Client::new(settings)
+        Client::after(settings, Arc::clone(&self.has_changed))
     }
 
     /// One more, with connections of its own.
     pub(crate) fn another(&self) -> Arc<Self> {
-        Client::new(self.settings.clone())
+        Client::after(self.settings.clone(), Arc::clone(&self.has_changed))
     }
 
     /// A connection: the one of before, or to the first endpoint that can be reached.
     pub(crate) async fn link(&self) -> Result<Link, Failure> {
+        self.link_until(Instant::now() + NO_LIMIT).await
+    }
+
+    /// As `link`. Who says nothing takes no more of the time until then than is its share.
+    async fn link_until(&self, end: Instant) -> Result<Link, Failure> {
         let mut state = self.state.lock().await;
         if let Some(link) = &state.link {
             return Ok(link.clone());
@@ -155,9 +180,13 @@ impl Client {
         let count = self.settings.endpoints.len();
         let mut tried = Vec::new();
         for step in 0..count {
-            let at = (state.preferred + step) % count;
+            let at = state.preferred;
             let name = &self.settings.endpoints[at];
-            let channel = match self.connect(name).await {
+            // Whoever comes next does not wait for the same, if this one does not wait to the end.
+            state.preferred = (at + 1) % count;
+            let left = end.saturating_duration_since(Instant::now());
+            let share = left / u32::try_from(count - step).unwrap_or(u32::MAX);
+            let channel = match self.connect(name, share).await {
                 Ok(channel) => channel,
                 Err(Failure::Unreachable(why)) => {
                     tried.extend(why);
@@ -185,14 +214,14 @@ impl Client {
         Err(Failure::Unreachable(tried))
     }
 
-    async fn connect(&self, name: &str) -> Result<Channel, Failure> {
+    async fn connect(&self, name: &str, share: Duration) -> Result<Channel, Failure> {
         let endpoint = self.endpoint(name)?;
         let unreachable = |why: String| Failure::Unreachable(vec![(name.to_owned(), why)]);
-        let limit = self.settings.dial_timeout;
+        let limit = self.settings.dial_timeout.min(share);
         match tokio::time::timeout(limit, endpoint.connect()).await {
             Ok(Ok(channel)) => Ok(channel),
             Ok(Err(error)) => Err(unreachable(root_cause(&error))),
-            Err(_) => Err(unreachable(format!("no connection within {limit:?}"))),
+            Err(_) => Err(unreachable(format!("no connection within {}ms", limit.as_millis()))),
         }
     }
 
@@ -278,7 +307,26 @@ impl Client {
         effect: Effect,
         call: impl AsyncFn(Link) -> Result<Response<T>, Status>,
     ) -> Result<T, Failure> {
-        let end = tokio::time::Instant::now() + limit;
+        let mut may_be_made = false;
+        let asked = self.ask_each(limit, effect, &mut may_be_made, call).await;
+        if asked.is_ok() && effect != Effect::Repeatable {
+            self.has_changed.store(true, Ordering::Relaxed);
+        }
+        asked.map_err(|failure| match effect {
+            Effect::Settled if may_be_made => Failure::Unknown(failure.to_string()),
+            _ => failure,
+        })
+    }
+
+    /// Says, too, whether an attempt was made of which nobody knows what came.
+    async fn ask_each<T>(
+        &self,
+        limit: Duration,
+        effect: Effect,
+        may_be_made: &mut bool,
+        call: impl AsyncFn(Link) -> Result<Response<T>, Status>,
+    ) -> Result<T, Failure> {
+        let end = Instant::now() + limit;
         let count = self.settings.endpoints.len();
         let tries = count * ROUNDS;
         let mut has_logged_in_again = false;
@@ -288,19 +336,22 @@ impl Client {
                 tokio::time::sleep(ROUND_PAUSE).await;
             }
             // Somebody else may be connecting, or logging in, for longer than that.
-            let link = tokio::time::timeout_at(end, self.link());
+            let link = tokio::time::timeout_at(end, self.link_until(end));
             let Ok(link) = link.await else { return Err(last.unwrap_or(Failure::Timeout(limit))) };
             let link = link?;
-            let left = end.saturating_duration_since(tokio::time::Instant::now());
+            let left = end.saturating_duration_since(Instant::now());
             // A server that hangs shall not take the whole time, if others can be asked the same.
             let patience = match effect {
-                Effect::Repeatable if attempt + 1 < count => left / (count - attempt) as u32,
+                Effect::Repeatable | Effect::Settled if attempt + 1 < count => {
+                    left / (count - attempt) as u32
+                }
                 _ => left,
             };
             let status = match tokio::time::timeout(patience, call(link.clone())).await {
                 Ok(Ok(answer)) => return Ok(answer.into_inner()),
                 Ok(Err(status)) => status,
                 Err(_) => {
+                    *may_be_made = true;
                     self.leave(&link).await;
                     if effect == Effect::Change {
                         return Err(Failure::Unknown(format!("no answer came within {limit:?}")));
@@ -316,7 +367,9 @@ impl Client {
                 last = Some(Failure::Refused(status));
                 continue;
             }
-            match (outcome(&status), effect) {
+            let outcome = outcome(&status);
+            *may_be_made |= outcome == Outcome::Unknown;
+            match (outcome, effect) {
                 (Outcome::Refused, _) => return Err(Failure::of_status(status)),
                 (Outcome::Unknown, Effect::Change) => {
                     return Err(Failure::Unknown(words(&status)));

@@ -28,7 +28,7 @@ pub(crate) async fn run(
     let mut failed = Ok(());
     for endpoint in endpoints(client, options.cluster).await? {
         let call = async |link: Link| link.maintenance().defragment(DefragmentRequest {}).await;
-        match client.of_one(&endpoint).ask(Effect::Repeatable, call).await {
+        match client.of_one(&endpoint).ask(Effect::Settled, call).await {
             Ok(_) => output.say(format!("Finished defragmenting etcd member[{endpoint}]"))?,
             Err(failure) => {
                 crate::complain(&format!("{endpoint} was not defragmented: {failure}"));

@@ -9,10 +9,10 @@ use bytes::Bytes;
 use clap::Args;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Response;
+use tonic::{Code, Response, Status};
 
 use super::connect::{Client, Effect, Link};
-use super::failure::{Failure, Outcome, outcome};
+use super::failure::{Failure, passes};
 use super::hold::{ENVIRONMENT, EXIT_CODES, Wish, hold};
 use super::line::places;
 use super::options::duration;
@@ -97,18 +97,21 @@ async fn listen(client: &Client, output: Output, name: &Bytes) -> Result<(), Fai
     let end = prefix_end(&prefix);
     // The last row that was printed.
     let mut told: Option<KeyValue> = None;
+    let mut has_heard = false;
     loop {
         let request =
             pb::RangeRequest { key: prefix.clone(), range_end: end.clone(), ..Default::default() };
         let call = async |link: Link| link.kv().range(request.clone()).await;
         let answer = match client.ask(Effect::Repeatable, call).await {
             Ok(answer) => answer,
-            Err(Failure::Unreachable(_) | Failure::Timeout(_)) if told.is_some() => {
+            // However long it takes: it goes on until it is interrupted.
+            Err(failure) if has_heard && passes(&failure) => {
                 tokio::time::sleep(AGAIN).await;
                 continue;
             }
             Err(failure) => return Err(failure),
         };
+        has_heard = true;
         let revision = answer.header.map(|header| header.revision).unwrap_or_default();
         let leader = places(name, answer.kvs).into_iter().next();
         if let Some(row) = &leader
@@ -152,7 +155,7 @@ async fn follow(
     };
     let (_requests, mut answers, link) = match client.ask(Effect::Repeatable, open).await {
         Ok(open) => open,
-        Err(Failure::Unreachable(_) | Failure::Timeout(_)) => {
+        Err(failure) if passes(&failure) => {
             tokio::time::sleep(AGAIN).await;
             return Ok(());
         }
@@ -161,9 +164,7 @@ async fn follow(
     loop {
         let answer = match answers.message().await {
             Ok(Some(answer)) if !answer.canceled => answer,
-            Err(status) if outcome(&status) == Outcome::Refused => {
-                return Err(Failure::Refused(status));
-            }
+            Err(status) if is_final(&status) => return Err(Failure::Refused(status)),
             // Compacted, or the server has gone: who leads is looked up again.
             Ok(_) | Err(_) => {
                 client.leave(&link).await;
@@ -186,4 +187,9 @@ async fn follow(
             })?;
         }
     }
+}
+
+/// Whether it is of no use to ask again: not where a token has ended, for the next login gives another.
+fn is_final(status: &Status) -> bool {
+    status.code() != Code::Unauthenticated && !passes(&Failure::Refused(status.clone()))
 }

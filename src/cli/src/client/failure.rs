@@ -18,8 +18,8 @@ pub(crate) const EXIT_UNREACHABLE: u8 = 4;
 
 /// What stands below the help of every command that asks a server.
 pub(crate) const EXIT_CODES: &str = "Exit codes: 0 done; 1 refused or failed, nothing was changed; 2 wrong \
-     arguments; 3 nobody knows whether the change was made: look before you repeat it; 4 no server could be \
-     reached, nothing was changed.";
+     arguments; 3 nobody knows whether the change was made, or it was, and then something failed: look before you \
+     repeat it; 4 no server could be reached, nothing was changed.";
 
 /// Why a command failed.
 #[derive(Debug, Error)]
@@ -36,6 +36,9 @@ pub(crate) enum Failure {
     /// It was sent, and the answer was lost.
     #[error("it is not known whether this was done: {0}")]
     Unknown(String),
+    /// Something was changed, and then this came.
+    #[error("something was changed, and then: {0}")]
+    Late(Box<Failure>),
     /// No endpoint could be reached.
     #[error("no server could be reached{}", listed(.0))]
     Unreachable(Vec<(String, String)>),
@@ -60,12 +63,25 @@ impl Failure {
     pub(crate) fn code(&self) -> u8 {
         match self {
             Failure::Usage(_) => crate::EXIT_USAGE,
-            Failure::Unknown(_) => EXIT_UNKNOWN,
+            Failure::Unknown(_) | Failure::Late(_) => EXIT_UNKNOWN,
             Failure::Unreachable(_) => EXIT_UNREACHABLE,
             Failure::Exit(code) => *code,
             Failure::Refused(_) | Failure::Timeout(_) | Failure::Local(..) | Failure::Failed(_) => {
                 EXIT_FAILED
             }
+        }
+    }
+
+    /// The same, where something was changed before: its code no longer says that nothing was.
+    pub(crate) fn after_a_change(self) -> Failure {
+        match self {
+            Failure::Exit(code) if code == EXIT_FAILED || code == EXIT_UNREACHABLE => {
+                Failure::Exit(EXIT_UNKNOWN)
+            }
+            failure if [EXIT_FAILED, EXIT_UNREACHABLE].contains(&failure.code()) => {
+                Failure::Late(Box::new(failure))
+            }
+            failure => failure,
         }
     }
 
@@ -80,6 +96,7 @@ impl Failure {
                  --command-timeout gives them more time",
             ),
             Failure::Unknown(_) => Some("look whether it was done before you repeat it"),
+            Failure::Late(_) => Some("look what was done before you repeat it"),
             Failure::Refused(status) => hint_of(status.message()),
             _ => None,
         }

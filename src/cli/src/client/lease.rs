@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use tokio::time::Instant;
 use tonic::{Response, Status};
 
 use super::connect::{Client, Effect, Link};
-use super::failure::{EXIT_CODES, Failure};
+use super::failure::{EXIT_CODES, Failure, passes};
 use super::options::Format;
 use super::print::Output;
 use super::print::leases::{Life, Revoked};
@@ -14,6 +15,9 @@ use crate::generated::etcdserverpb as pb;
 
 /// How long a renewal waits at most before the next server is tried, in parts of what is left of the lease.
 const PATIENCE: u32 = 3;
+
+/// How long to wait before a renewal that failed is tried again.
+const AGAIN: Duration = Duration::from_millis(200);
 
 /// Work with leases: keys hang on them, and are gone when they end
 #[derive(Args, Debug)]
@@ -119,9 +123,19 @@ pub(crate) fn renewal(
 }
 
 async fn keep_alive(client: &Client, output: Output, id: i64) -> Result<(), Failure> {
-    let mut limit = client.settings.command_timeout;
+    // Until when it lives, by the last renewal that was confirmed.
+    let mut until: Option<Instant> = None;
     loop {
-        let answer = client.ask_for(limit, Effect::Repeatable, renewal(id)).await?;
+        let sent = Instant::now();
+        let limit = until.map_or(client.settings.command_timeout, |until| until - sent);
+        let answer = match client.ask_for(limit, Effect::Repeatable, renewal(id)).await {
+            Ok(answer) => answer,
+            Err(failure) if passes(&failure) && until.is_some_and(|until| sent + AGAIN < until) => {
+                tokio::time::sleep(AGAIN).await;
+                continue;
+            }
+            Err(failure) => return Err(failure),
+        };
         let Some(ttl) = u64::try_from(answer.ttl).ok().filter(|ttl| *ttl > 0) else {
             return match output.format {
                 Format::Simple => output.say(format!("lease {id:016x} expired or revoked.")),
@@ -130,8 +144,8 @@ async fn keep_alive(client: &Client, output: Output, id: i64) -> Result<(), Fail
         };
         output.show(&answer)?;
         let ttl = Duration::from_secs(ttl);
+        until = Some(sent + ttl);
         tokio::time::sleep(ttl / PATIENCE).await;
-        limit = ttl - ttl / PATIENCE;
     }
 }
 

@@ -116,6 +116,19 @@ impl Command {
         )
     }
 
+    /// Whether its exit codes say what was changed. What others have, which have a meaning of their own, their help says.
+    fn tells_changes(&self) -> bool {
+        !matches!(
+            self,
+            Command::Lock(_)
+                | Command::Semaphore(_)
+                | Command::Elect(_)
+                | Command::Import(_)
+                | Command::MakeMirror(_)
+                | Command::CheckPerf(_)
+        )
+    }
+
     /// Whether what it prints can be a table.
     fn has_table(&self) -> bool {
         match self {
@@ -160,7 +173,11 @@ fn run(command: Command, globals: &Globals) -> Result<ExitCode, Failure> {
     let output = Output::new(&settings);
     let client = Client::new(settings);
     let tasks = tokio::task::LocalSet::new();
-    let result = runtime.block_on(tasks.run_until(dispatch(command, client, output)));
+    let tells_changes = command.tells_changes();
+    let work = dispatch(command, Arc::clone(&client), output);
+    let result = runtime.block_on(tasks.run_until(work)).map_err(|failure| {
+        if tells_changes && client.has_changed() { failure.after_a_change() } else { failure }
+    });
     // Threads that read standard input are not waited for.
     runtime.shutdown_background();
     result.map(|()| ExitCode::SUCCESS)

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use tempfile::tempdir;
 
 use crate::ask::{Going, ask, command, command_at, run};
+use crate::locks::silence;
 use crate::process::{Server, flags, free_ports};
 
 /// Where nobody listens, and nobody is going to.
@@ -70,7 +71,7 @@ fn a_change_whose_outcome_is_unknown_is_not_made_again_elsewhere() {
 }
 
 /// Takes so many connections at an address, and hangs up each time.
-fn hang_up(address: &str, count: usize) {
+pub(crate) fn hang_up(address: &str, count: usize) {
     let listener = TcpListener::bind(address).unwrap();
     listener.set_nonblocking(true).unwrap();
     let begun = Instant::now();
@@ -80,6 +81,69 @@ fn hang_up(address: &str, count: usize) {
             thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+#[test]
+fn who_says_nothing_does_not_keep_anybody_from_the_next() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let [port] = free_ports();
+    let silent = format!("127.0.0.1:{port}");
+    let _silence = silence(&silent);
+    let mut put = command_at(&format!("{silent},{}", server.address));
+    // Nothing else ends the wait for the first.
+    put.env("BOWLINE_DIAL_TIMEOUT", "1000s");
+    put.args(["put", "k", "v", "--command-timeout", "10s"]);
+    assert_eq!(run(put, b"").done(), "OK\n");
+}
+
+#[test]
+fn a_change_that_may_be_repeated_is_not_said_to_be_none() {
+    let unsure = format!("{},{CLOSED}", broken(true));
+    for arguments in [["auth", "enable"], ["auth", "disable"]] {
+        let mut change = command_at(&unsure);
+        change.args(arguments);
+        let change = run(change, b"");
+        assert_eq!(change.code, 3, "{change:?}");
+        assert!(change.err.contains("not known whether"), "{change:?}");
+    }
+}
+
+#[test]
+fn a_change_whose_answer_cannot_be_printed_is_not_said_to_be_none() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let into_full = |arguments: &[&str]| {
+        let mut command = command(&server);
+        let full = std::fs::File::create("/dev/full").unwrap();
+        command.args(arguments).stdout(full).status().unwrap().code()
+    };
+    assert_eq!(into_full(&["put", "k", "v"]), Some(3));
+    assert_eq!(into_full(&["get", "k"]), Some(1));
+    assert_eq!(ask(&server, &["get", "k"]).done(), "k\nv\n");
+}
+
+#[test]
+fn a_lease_is_kept_alive_whatever_befalls_its_server() {
+    let dir = tempdir().unwrap();
+    let [peer, client] = free_ports();
+    let flags = flags(0, &[peer], client, dir.path());
+    let start = || Server::start(&flags, client, &[]).ready();
+    let server = start();
+    let granted = ask(&server, &["lease", "grant", "15"]).done();
+    let lease = granted.split_whitespace().nth(1).unwrap().to_owned();
+    let mut keeps = command(&server);
+    keeps.args(["lease", "keep-alive", &lease]);
+    let mut keeps = Going::start(keeps);
+    let renewed = format!("lease {lease} keepalived with TTL(15)\n");
+    assert_eq!(keeps.line(), renewed);
+    let address = server.address.clone();
+    server.stop();
+    hang_up(&address, 6);
+    let server = start();
+    assert_eq!(keeps.line(), renewed);
+    ask(&server, &["lease", "revoke", &lease]).done();
+    assert_eq!(keeps.line(), format!("lease {lease} expired or revoked.\n"));
 }
 
 #[test]

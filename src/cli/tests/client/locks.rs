@@ -11,7 +11,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::tempdir;
 
 use crate::ask::{Going, ask, command, command_at, run};
-use crate::process::Server;
+use crate::failover::hang_up;
+use crate::process::{Server, flags, free_ports};
 
 fn signal(going: &Going, signal: Signal) {
     kill_process(Pid::from_child(&going.child), signal).unwrap();
@@ -168,7 +169,7 @@ fn what_is_left_behind_by_a_command_that_was_told_to_end_ends_with_it() {
 }
 
 /// A port on which nobody answers, as of a machine that is gone: who asks for a connection is not refused either.
-fn silence(address: &str) -> (OwnedFd, Vec<TcpStream>) {
+pub(crate) fn silence(address: &str) -> (OwnedFd, Vec<TcpStream>) {
     let at: SocketAddr = address.rsplit('/').next().unwrap().parse().unwrap();
     let socket = net::socket(net::AddressFamily::INET, net::SocketType::STREAM, None).unwrap();
     net::sockopt::set_socket_reuseaddr(&socket, true).unwrap();
@@ -383,6 +384,30 @@ fn one_leads_and_who_listens_is_told() {
     drop(second.child.stdin.take());
     assert_eq!(code(&mut second), 9);
     assert_eq!(ask(&server, &["elect", "e"]).code, 2);
+}
+
+#[test]
+fn who_listens_goes_on_when_the_server_hangs_up_and_comes_again() {
+    let dir = tempdir().unwrap();
+    let [peer, client] = free_ports();
+    let flags = flags(0, &[peer], client, dir.path());
+    let start = || Server::start(&flags, client, &[]).ready();
+    let server = start();
+    let granted = ask(&server, &["lease", "grant", "600"]).done();
+    let lease = granted.split_whitespace().nth(1).unwrap().to_owned();
+    let key = format!("e/{lease}");
+    ask(&server, &["put", "--lease", &lease, &key, "one"]).done();
+    let mut elect = command(&server);
+    elect.args(["elect", "-l", "e"]);
+    let mut listens = Going::start(elect);
+    assert_eq!(listens.lines(2), format!("{key}\none\n"));
+    let address = server.address.clone();
+    server.stop();
+    // More than once in all the attempts of one request.
+    hang_up(&address, 6);
+    let server = start();
+    ask(&server, &["put", "--lease", &lease, &key, "two"]).done();
+    assert_eq!(listens.lines(2), format!("{key}\ntwo\n"));
 }
 
 #[test]
