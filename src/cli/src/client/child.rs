@@ -2,7 +2,8 @@
 //!
 //! It is started through a keeper, which is this program, too: whatever ends this process, its keeper kills the
 //! command and all that it has started. Whatever ends the keeper, the system kills the command, and this process
-//! adopts and kills the rest. Only if both are killed at once what the command has started may go on.
+//! adopts and kills the rest. Only if both are killed at once what the command has started may go on. The keeper knows
+//! until when the command may run, so that it ends in time while this process stands still.
 
 use std::ffi::OsString;
 use std::io;
@@ -14,6 +15,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::descendants::{self, descendants};
 use super::failure::Failure;
 use super::keeper::{self, ended_by};
+use super::lifeline::Lifeline;
+use super::session::Moment;
 
 /// How long a keeper may take to do what it was told.
 const KEEPER_MAX: Duration = Duration::from_secs(2);
@@ -23,23 +26,33 @@ const KEEPER_MAX: Duration = Duration::from_secs(2);
 pub(crate) struct Child {
     keeper: tokio::process::Child,
     pid: Pid,
+    lifeline: Lifeline,
 }
 
 impl Child {
-    /// Starts it, with more variables in its environment. To be called on the main thread, whose end is the end of
-    /// the process.
+    /// Starts it, with more variables in its environment; it may run until then. To be called on the main thread, whose
+    /// end is the end of the process.
     pub(crate) fn start(
         command: &[OsString],
-        variables: &[(&str, String)],
+        variables: &[(&str, OsString)],
+        until: Moment,
     ) -> Result<Self, Failure> {
         let failed = |error| Failure::Local("the command could not be started".to_owned(), error);
         descendants::adopt().map_err(failed)?;
         let mut start = keeper::keeper_of(command).map_err(failed)?;
         start.envs(variables.iter().map(|(name, value)| (name, value)));
+        let (lifeline, keepers) = Lifeline::new().map_err(failed)?;
+        lifeline.begin(until).map_err(failed)?;
+        start.stdin(keepers);
         let keeper = tokio::process::Command::from(start).spawn().map_err(failed)?;
         let pid = keeper.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
         let pid = pid.ok_or_else(|| failed(io::Error::other("it has no id")))?;
-        Ok(Self { keeper, pid })
+        Ok(Self { keeper, pid, lifeline })
+    }
+
+    /// It may run until then.
+    pub(crate) fn extend(&self, until: Moment) {
+        self.lifeline.extend(until);
     }
 
     /// Waits for its end, and says its exit code. May be dropped, and called again.
@@ -76,6 +89,8 @@ impl Child {
         }
         for pid in asked {
             kill_process(pid, Signal::TERM).ok();
+            // Who was stopped hears nothing before it goes on.
+            kill_process(pid, Signal::CONT).ok();
         }
     }
 

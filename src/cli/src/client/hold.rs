@@ -8,13 +8,13 @@
 //! ```
 
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use rustix::process::Signal;
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::child::Child;
 use super::connect::Client;
@@ -22,7 +22,8 @@ use super::failure::Failure;
 use super::keeper::ended_by;
 use super::line::{self, Held, Misfortune, Place};
 use super::print::Output;
-use super::session::Session;
+use super::session::{Moment, Session};
+use super::signals::Signals;
 use super::stance::Rule;
 use crate::generated::etcdserverpb as pb;
 
@@ -48,7 +49,7 @@ Without a command: 0 let go after SIGINT or SIGTERM; 123 and 124 as above; 1, 3 
 
 /// What a command finds in its environment.
 pub(crate) const ENVIRONMENT: &str = "\
-The command's environment has BOWLINE_NAME, BOWLINE_KEY (the key in the line), BOWLINE_LEASE (in hexadecimal) and \
+The command's environment has BOWLINE_NAME, BOWLINE_LOCK_KEY (the key in the line), BOWLINE_LEASE (in hexadecimal) and \
 BOWLINE_TOKEN, the fencing token: it rises with each holder of that name. Whatever the command writes to should \
 refuse a lower token than it has seen: no lock can stop a machine that sleeps and wakes.";
 
@@ -70,36 +71,10 @@ pub(crate) struct Wish {
     pub(crate) shows_value: bool,
 }
 
-/// Signals that end what waits, and are passed on to what runs.
-struct Signals([(tokio::signal::unix::Signal, Signal); 4]);
-
-impl Signals {
-    fn new() -> Result<Self, Failure> {
-        let kinds = [
-            (SignalKind::interrupt(), Signal::INT),
-            (SignalKind::terminate(), Signal::TERM),
-            (SignalKind::hangup(), Signal::HUP),
-            (SignalKind::quit(), Signal::QUIT),
-        ];
-        let failed = |error| Failure::Local("no signals".to_owned(), error);
-        let [a, b, c, d] = kinds.map(|(kind, number)| signal(kind).map(|stream| (stream, number)));
-        Ok(Self([a.map_err(failed)?, b.map_err(failed)?, c.map_err(failed)?, d.map_err(failed)?]))
-    }
-
-    async fn next(&mut self) -> Signal {
-        let [a, b, c, d] = &mut self.0;
-        tokio::select! {
-            _ = a.0.recv() => a.1,
-            _ = b.0.recv() => b.1,
-            _ = c.0.recv() => c.1,
-            _ = d.0.recv() => d.1,
-        }
-    }
-}
-
 /// Waits for the turn, holds, and lets go.
 pub(crate) async fn hold(client: &Arc<Client>, output: Output, wish: Wish) -> Result<(), Failure> {
-    let mut signals = Signals::new()?;
+    let signals = Signals::new();
+    let mut signals = signals.map_err(|error| Failure::Local("no signals".to_owned(), error))?;
     let session = Session::open(client, wish.ttl).await.map_err(|why| not_held(&wish, why))?;
     // Nothing of it asks the servers any more once it has ended, or keeps anybody from asking them.
     let ended = until_over(client, output, &wish, &session, &mut signals).await;
@@ -168,7 +143,8 @@ async fn until_over(
         output.show(&shown(wish, &held))?;
         return wait(session, signals, lost).await;
     }
-    let child = Child::start(&wish.command, &variables(wish, &place, &held, session));
+    let until = killed_at(session, *session.valid_until().borrow());
+    let child = Child::start(&wish.command, &variables(wish, &place, &held, session), until);
     run(&mut child.map_err(|why| not_held(wish, why))?, session, signals, lost).await
 }
 
@@ -203,6 +179,11 @@ fn in_vain(wish: &Wish) -> Failure {
     Failure::Exit(EXIT_TIMEOUT)
 }
 
+/// When the command is killed, whoever does it, if no renewal comes any more.
+fn killed_at(session: &Session, valid_until: Moment) -> Moment {
+    valid_until.before(session.ttl / 20)
+}
+
 /// Runs the command to its end, or ends it in time. Says the exit code.
 async fn run(
     child: &mut Child,
@@ -214,9 +195,16 @@ async fn run(
     let mut is_told = false;
     loop {
         let end = *valid_until.borrow_and_update();
+        let last = killed_at(session, end);
+        child.extend(last);
         tokio::select! {
             biased;
             code = child.wait() => {
+                let was_killed = matches!(code, Ok(code) if code == ended_by(Signal::KILL));
+                if was_killed && last.left().is_zero() {
+                    crate::complain(&"this process stood still: the command was killed meanwhile");
+                    return Ok(EXIT_LOST);
+                }
                 // What it has left behind when it ended by itself goes on; what was told to end ends.
                 if is_told {
                     child.kill().await;
@@ -234,7 +222,7 @@ async fn run(
                 tokio::select! {
                     // Its descendants may go on.
                     _ = child.wait() => {}
-                    () = end.before(session.ttl / 20).come() => {}
+                    () = last.come() => {}
                 }
                 child.kill().await;
                 crate::complain(&"no server confirms the hold: the command was ended");
@@ -289,17 +277,19 @@ fn variables(
     place: &Place,
     held: &Held,
     session: &Session,
-) -> Vec<(&'static str, String)> {
-    let text = |bytes: &Bytes| String::from_utf8_lossy(bytes).into_owned();
+) -> Vec<(&'static str, OsString)> {
+    let text = |bytes: &Bytes| OsString::from_vec(bytes.to_vec());
+    let token = OsString::from(held.token().to_string());
     let mut variables = vec![
         ("BOWLINE_NAME", text(&wish.name)),
-        ("BOWLINE_KEY", text(&place.key)),
-        ("BOWLINE_LEASE", format!("{:x}", session.lease)),
-        ("BOWLINE_TOKEN", held.token().to_string()),
+        // Not BOWLINE_KEY, which is an option of ours: --key.
+        ("BOWLINE_LOCK_KEY", text(&place.key)),
+        ("BOWLINE_LEASE", format!("{:x}", session.lease).into()),
+        ("BOWLINE_TOKEN", token.clone()),
     ];
     if wish.is_lock {
         variables.push(("ETCD_LOCK_KEY", text(&place.key)));
-        variables.push(("ETCD_LOCK_REV", held.token().to_string()));
+        variables.push(("ETCD_LOCK_REV", token));
     }
     variables
 }

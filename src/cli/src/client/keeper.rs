@@ -7,10 +7,11 @@
 //! ```
 //!
 //! It passes signals on, waits for what the command leaves behind, and ends when the command does, with its exit
-//! code.
+//! code. It kills the command, too, when the time has passed that it was given, where the one that holds stands still.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -21,6 +22,8 @@ use rustix::process::{kill_process, kill_process_group, wait};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::descendants;
+use super::lifeline::Deadline;
+use super::signals::Signals;
 
 /// As shells say it.
 const EXIT_NOT_EXECUTABLE: u8 = 126;
@@ -56,7 +59,7 @@ pub(crate) struct HeldChild {
 pub(crate) fn keeper_of(command: &[OsString]) -> io::Result<Command> {
     let mut keeper = own(&[])?;
     keeper.args(command);
-    set_group(&mut keeper);
+    set_group(&mut keeper, io::stdin().is_terminal());
     Ok(keeper)
 }
 
@@ -75,16 +78,12 @@ fn own(flags: &[&str]) -> io::Result<Command> {
     Ok(start)
 }
 
-/// A group of its own; at a terminal it must stay in the one that may read from it.
-fn set_group(command: &mut Command) {
-    if !has_terminal() {
+/// A group of its own; at a terminal, which it shares with the one that holds, it must stay in the one that may read from
+/// it.
+fn set_group(command: &mut Command, has_terminal: bool) {
+    if !has_terminal {
         command.process_group(0);
     }
-}
-
-/// Whether the one that holds, the keeper and the command share a terminal, and with it a process group.
-fn has_terminal() -> bool {
-    io::stdin().is_terminal()
 }
 
 impl HeldChild {
@@ -129,16 +128,13 @@ impl HeldChild {
     fn keep(&self) -> io::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
-            let numbers =
-                [Signal::TERM, Signal::HUP, Signal::INT, Signal::QUIT, END, Signal::CHILD];
-            let [mut term, mut hup, mut int, mut quit, mut end, mut child] = {
-                let listen = |number: Signal| signal(SignalKind::from_raw(number.as_raw()));
-                let [a, b, c, d, e, f] = numbers.map(listen);
-                [a?, b?, c?, d?, e?, f?]
-            };
+            let mut signals = Signals::new()?;
+            let mut end = signal(SignalKind::from_raw(END.as_raw()))?;
+            let mut child = signal(SignalKind::child())?;
             descendants::adopt()?;
             self.bind(END)?;
-            let mut command = Kept::start(&self.command)?;
+            let (mut deadline, stdin) = Deadline::hear()?;
+            let mut command = Kept::start(&self.command, stdin)?;
             let code = loop {
                 tokio::select! {
                     biased;
@@ -146,10 +142,8 @@ impl HeldChild {
                     _ = child.recv() => if let Some(code) = command.reap()? {
                         break Some(code);
                     },
-                    _ = term.recv() => command.pass_on(Signal::TERM),
-                    _ = hup.recv() => command.pass_on(Signal::HUP),
-                    _ = int.recv() => command.pass_on(Signal::INT),
-                    _ = quit.recv() => command.pass_on(Signal::QUIT),
+                    signal = signals.next() => command.pass_on(signal),
+                    () = deadline.pass() => break None,
                 }
             };
             // Both may have been killed at once.
@@ -170,12 +164,13 @@ struct Kept {
 }
 
 impl Kept {
-    fn start(command: &[OsString]) -> io::Result<Self> {
+    fn start(command: &[OsString], stdin: OwnedFd) -> io::Result<Self> {
         let mut start = bound()?;
-        start.args(command);
-        set_group(&mut start);
+        let has_terminal = stdin.is_terminal();
+        start.args(command).stdin(stdin);
+        set_group(&mut start, has_terminal);
         let child = start.spawn()?;
-        Ok(Self { pid: Pid::from_child(&child), has_group: !has_terminal(), passed: None })
+        Ok(Self { pid: Pid::from_child(&child), has_group: !has_terminal, passed: None })
     }
 
     /// What the terminal sends to all who share it is not sent twice; nor what somebody sends to all of a service, which
@@ -188,11 +183,15 @@ impl Kept {
             return;
         }
         self.passed = Some((signal, now));
+        // Who was stopped hears nothing before it goes on. Who is gone needs no signal.
         if self.has_group {
-            // Who is gone needs no signal.
             kill_process_group(self.pid, signal).ok();
-        } else if ![Signal::INT, Signal::QUIT].contains(&signal) {
-            kill_process(self.pid, signal).ok();
+            kill_process_group(self.pid, Signal::CONT).ok();
+        } else {
+            if ![Signal::INT, Signal::QUIT].contains(&signal) {
+                kill_process(self.pid, signal).ok();
+            }
+            kill_process(self.pid, Signal::CONT).ok();
         }
     }
 

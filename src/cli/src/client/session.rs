@@ -49,6 +49,16 @@ impl Moment {
         Self(Duration::new(u64::try_from(now.tv_sec).unwrap_or_default(), nanos))
     }
 
+    /// As another process of this machine reads it.
+    pub(crate) fn to_bytes(self) -> [u8; 8] {
+        u64::try_from(self.0.as_nanos()).unwrap_or(u64::MAX).to_be_bytes()
+    }
+
+    /// What another process of this machine means.
+    pub(crate) fn from_bytes(bytes: [u8; 8]) -> Self {
+        Self(Duration::from_nanos(u64::from_be_bytes(bytes)))
+    }
+
     /// So much later.
     pub(crate) fn after(self, span: Duration) -> Self {
         Self(self.0 + span)

@@ -1,8 +1,10 @@
 //! Locks, semaphores and elections: who holds, what runs meanwhile, and that it is gone before somebody else holds.
 
-use std::io;
+use std::ffi::OsStr;
+use std::io::{self, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -52,8 +54,7 @@ fn waits_in_line(server: &Server, name: &str, count: usize) {
 fn a_command_runs_while_the_lock_is_held_and_its_exit_code_is_passed_on() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
-    let echo =
-        "echo $ETCD_LOCK_KEY $BOWLINE_KEY $BOWLINE_LEASE $BOWLINE_TOKEN $ETCD_LOCK_REV; exit 7";
+    let echo = "echo $ETCD_LOCK_KEY $BOWLINE_LOCK_KEY $BOWLINE_LEASE $BOWLINE_TOKEN $ETCD_LOCK_REV; exit 7";
     let said = run(lock(&server, &["m", "--", "sh", "-c", echo]), b"");
     assert_eq!(said.code, 7, "{said:?}");
     let words: Vec<_> = said.text().split_whitespace().collect();
@@ -76,6 +77,38 @@ fn a_command_runs_while_the_lock_is_held_and_its_exit_code_is_passed_on() {
     }
     let input = run(lock(&server, &["m", "cat"]), b"what comes in").done();
     assert_eq!(input, "what comes in");
+}
+
+#[test]
+fn what_a_command_finds_in_its_environment_is_no_option_of_ours() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let own = env!("CARGO_BIN_EXE_bowline");
+    let mut elect = command(&server);
+    elect.args(["elect", "e", "me", "--", own, "--endpoints", &server.address, "put", "k", "v"]);
+    let mut semaphore = command(&server);
+    semaphore.args([
+        "semaphore",
+        "s",
+        "1",
+        "--",
+        own,
+        "--endpoints",
+        &server.address,
+        "put",
+        "k",
+        "v",
+    ]);
+    let lock = lock(&server, &["m", "--", own, "--endpoints", &server.address, "put", "k", "v"]);
+    for hold in [lock, semaphore, elect] {
+        assert_eq!(run(hold, b"").done(), "OK\n");
+    }
+    // Names are bytes.
+    let mut odd = command(&server);
+    odd.arg("lock").arg(OsStr::from_bytes(b"m\xff"));
+    odd.args(["--", "sh", "-c", "printf '%s' \"$BOWLINE_NAME $BOWLINE_LOCK_KEY\""]);
+    let odd = run(odd, b"");
+    assert!(odd.out.starts_with(b"m\xff m\xff/"), "{}", odd.out.escape_ascii());
 }
 
 #[test]
@@ -110,7 +143,7 @@ fn etcdctl_and_bowline_stand_in_one_line() {
         command
     };
     if Command::new("etcdctl").arg("version").output().is_err() {
-        drop(io::Write::write_all(&mut io::stderr(), b"SKIPPED: etcdctl is not installed\n"));
+        drop(Write::write_all(&mut io::stderr(), b"SKIPPED: etcdctl is not installed\n"));
         return;
     }
     let mut first = Going::start(etcdctl());
@@ -154,6 +187,67 @@ fn signals_are_passed_on_and_nothing_survives_who_holds() {
     let next = run(lock(&server, &["m", "echo", "next"]), b"").done();
     assert_eq!(next, "next\n");
     assert!(!runs(&pid));
+}
+
+#[test]
+fn a_command_that_stands_still_ends_when_it_is_told_to() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let stops = ["m", "--", "sh", "-c", "echo $$; kill -STOP $$; exec sleep 1000"];
+    let mut told = Going::start(lock(&server, &stops));
+    let pid = told.line();
+    stands_still(&pid);
+    signal(&told, Signal::TERM);
+    assert_eq!(code(&mut told), 143);
+    assert!(!runs(&pid));
+}
+
+/// Waits until a process was stopped.
+fn stands_still(pid: &str) {
+    let begun = Instant::now();
+    let stat = || std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap();
+    while !stat().rsplit_once(") ").unwrap().1.starts_with('T') {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{pid} runs on");
+    }
+}
+
+#[test]
+fn the_command_is_gone_before_the_hold_ends_while_the_one_that_holds_stands_still() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let ttl = Duration::from_secs(10);
+    let mut holds = Going::start(lock(&server, &["m", "--ttl", "10", "--", "sh", "-c", STUBBORN]));
+    let pids = [holds.line(), holds.line(), holds.line()];
+    assert!(pids.iter().all(|pid| !pid.is_empty()), "{pids:?}");
+    signal(&holds, Signal::STOP);
+    let stopped = Instant::now();
+    while pids.iter().any(|pid| runs(pid)) {
+        assert!(stopped.elapsed() < ttl, "{pids:?} run on");
+    }
+    signal(&holds, Signal::CONT);
+    assert_eq!(code(&mut holds), 123);
+}
+
+#[test]
+fn who_was_started_to_outlive_a_logout_does() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let nohup = |more: &[&str]| {
+        let mut nohup = Command::new("sh");
+        nohup.args(["-c", "trap '' HUP; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_bowline")]);
+        nohup.args(["--endpoints", &server.address, "lock", "m", "--ttl", "60"]).args(more);
+        nohup
+    };
+    let mut holds = Going::start(nohup(&[]));
+    assert!(holds.line().starts_with("m/"));
+    signal(&holds, Signal::HUP);
+    assert_eq!(run(lock(&server, &["m", "--timeout", "0", "true"]), b"").code, 124);
+    signal(&holds, Signal::TERM);
+    assert_eq!(code(&mut holds), 0);
+    // So does its command.
+    let ignores = run(nohup(&["--", "grep", "SigIgn", "/proc/self/status"]), b"").done();
+    let mask = ignores.trim().strip_prefix("SigIgn:\t").unwrap();
+    assert_eq!(u64::from_str_radix(mask, 16).unwrap() & 1, 1, "{mask}");
 }
 
 #[test]
@@ -277,7 +371,7 @@ fn the_command_is_gone_before_the_hold_ends_while_its_server_stands_still() {
 fn the_command_is_killed_when_its_key_is_deleted_and_when_its_lease_is_revoked() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
-    let echo = format!("echo $BOWLINE_KEY; echo $BOWLINE_LEASE; {STUBBORN}");
+    let echo = format!("echo $BOWLINE_LOCK_KEY; echo $BOWLINE_LEASE; {STUBBORN}");
     for delete in [true, false] {
         let arguments = ["m", "--ttl", "60", "--", "sh", "-c", &echo];
         let mut holds = Going::start(lock(&server, &arguments));
@@ -448,7 +542,7 @@ fn who_holds_hears_of_the_end_through_another_server_while_its_first_one_stands_
     lock.env_remove("BOWLINE_COMMAND_TIMEOUT").env_remove("BOWLINE_DIAL_TIMEOUT");
     // Its connection is not found dead by itself: only a renewal finds that it is.
     lock.args(["--keepalive-time", "600s", "lock", "m", "--ttl", "9", "--", "sh", "-c"]);
-    lock.arg("echo $BOWLINE_KEY; sleep 100; echo 'not told'");
+    lock.arg("echo $BOWLINE_LOCK_KEY; sleep 100; echo 'not told'");
     let mut holds = Going::start(lock);
     let key = holds.line();
     assert!(key.starts_with("m/"), "{key}");
