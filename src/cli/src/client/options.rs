@@ -108,6 +108,8 @@ pub(crate) struct Settings {
     pub(crate) hex: bool,
     pub(crate) dial_timeout: Duration,
     pub(crate) command_timeout: Duration,
+    /// The same, if somebody has said it: for what otherwise takes the time it takes.
+    pub(crate) said_timeout: Option<Duration>,
     pub(crate) keepalive_time: Duration,
     pub(crate) keepalive_timeout: Duration,
     pub(crate) login: Option<Login>,
@@ -196,6 +198,7 @@ impl Globals {
         if tls.cert.is_some() != tls.key.is_some() {
             return Err(Failure::Usage("--cert and --key belong together".to_owned()));
         }
+        let said_timeout = span(self.command_timeout, "COMMAND_TIMEOUT")?;
         let user = self.user.clone().or_else(|| given("USER"));
         let password = self.password.clone().or_else(|| given("PASSWORD"));
         Ok(Settings {
@@ -203,8 +206,8 @@ impl Globals {
             format,
             hex: flag(self.hex.then_some(true), "HEX")?.unwrap_or(false),
             dial_timeout: span(self.dial_timeout, "DIAL_TIMEOUT")?.unwrap_or(DIAL_TIMEOUT_DEFAULT),
-            command_timeout: span(self.command_timeout, "COMMAND_TIMEOUT")?
-                .unwrap_or(COMMAND_TIMEOUT_DEFAULT),
+            command_timeout: said_timeout.unwrap_or(COMMAND_TIMEOUT_DEFAULT),
+            said_timeout,
             keepalive_time: keepalive.unwrap_or(KEEPALIVE_TIME_LEAST).max(KEEPALIVE_TIME_LEAST),
             keepalive_timeout: span(self.keepalive_timeout, "KEEPALIVE_TIMEOUT")?
                 .unwrap_or(KEEPALIVE_TIMEOUT_DEFAULT),

@@ -2,18 +2,21 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Subcommand};
 use sha2::{Digest, Sha256};
 use tonic::Streaming;
 
-use super::connect::{Client, Effect, Link};
+use super::connect::{Client, Effect, Link, NO_LIMIT};
 use super::failure::{EXIT_CODES, Failure};
+use super::keeper::ended_by;
 use super::options::Format;
 use super::print::Output;
+use super::signals::Signals;
 use crate::data::{self, Bar};
 use crate::generated::etcdserverpb::{SnapshotRequest, SnapshotResponse};
 
@@ -45,8 +48,11 @@ pub(crate) struct SnapshotOptions {
 enum SnapshotCommand {
     /// Save what a server has to a file
     ///
-    /// The file is there when all of it is, and what came is what was sent. What was saved from etcd is etcd's own
-    /// format, which `etcdutl` reads.
+    /// The file is there when all of it is, and what came is what was sent; only who saves it may read it. What was
+    /// saved from etcd is etcd's own format, which `etcdutl` reads.
+    ///
+    /// Of several --endpoints the first that answers is asked. It takes the time it takes, unless --command-timeout
+    /// says how long that may be.
     #[command(after_long_help = EXIT_CODES)]
     Save {
         /// The file that is made, or written anew
@@ -76,29 +82,62 @@ pub(crate) async fn run(
     options: SnapshotOptions,
 ) -> Result<(), Failure> {
     let SnapshotCommand::Save { file } = options.command else { return Ok(()) };
-    let mut part = file.clone().into_os_string();
-    part.push(".part");
-    let part = PathBuf::from(part);
-    let call = async |link: Link| link.maintenance().snapshot(SnapshotRequest {}).await;
-    let answers = client.ask(Effect::Repeatable, call).await?;
-    let received = receive(answers, &part).await;
-    let version = match received {
-        Ok(version) => version,
-        Err(failure) => {
-            // Half a file is of no use.
-            drop(fs::remove_file(&part));
-            return Err(failure);
+    let signals = Signals::new();
+    let mut signals = signals.map_err(|error| Failure::Local("no signals".to_owned(), error))?;
+    let limit = client.settings.said_timeout.unwrap_or(NO_LIMIT);
+    let version = tokio::select! {
+        saved = tokio::time::timeout(limit, save(client, &file)) => {
+            saved.map_err(|_| Failure::Timeout(limit))??
         }
+        signal = signals.next() => return Err(Failure::Exit(ended_by(signal))),
     };
-    publish(&part, &file).map_err(|error| Failure::Local(file.display().to_string(), error))?;
     output.say(format!("Snapshot saved at {}", file.display()))?;
     if version.is_empty() { Ok(()) } else { output.say(format!("Server version {version}")) }
 }
 
+/// Says the server's version.
+async fn save(client: &Client, file: &Path) -> Result<String, Failure> {
+    let part = Part::beside(file)?;
+    let call = async |link: Link| link.maintenance().snapshot(SnapshotRequest {}).await;
+    // However long it takes until the server has one: another would begin from the beginning.
+    let answers = client.ask_for(NO_LIMIT, Effect::Repeatable, call).await?;
+    let version = receive(answers, &part).await?;
+    publish(&part.path, file).map_err(|error| Failure::Local(file.display().to_string(), error))?;
+    Ok(version)
+}
+
+/// A file while it is written, beside its name. Whatever ends before it has that name, nothing is left of it: half a file
+/// is of no use.
+struct Part {
+    file: File,
+    path: PathBuf,
+}
+
+impl Part {
+    /// One that nobody else has, and nobody else may read.
+    fn beside(file: &Path) -> Result<Self, Failure> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let mut path = file.as_os_str().to_owned();
+        path.push(format!(".part.{}.{}", std::process::id(), now.as_nanos()));
+        let path = PathBuf::from(path);
+        match File::options().write(true).create_new(true).mode(0o600).open(&path) {
+            Ok(file) => Ok(Self { file, path }),
+            Err(error) => Err(Failure::Local(path.display().to_string(), error)),
+        }
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        // Unless it has its name by now.
+        drop(fs::remove_file(&self.path));
+    }
+}
+
 /// Writes what comes into a file, and judges it by its hash. Says the server's version.
-async fn receive(mut answers: Streaming<SnapshotResponse>, path: &Path) -> Result<String, Failure> {
-    let local = |error| Failure::Local(path.display().to_string(), error);
-    let mut file = File::create(path).map_err(local)?;
+async fn receive(mut answers: Streaming<SnapshotResponse>, part: &Part) -> Result<String, Failure> {
+    let local = |error| Failure::Local(part.path.display().to_string(), error);
+    let mut file = &part.file;
     let bar = Bar::begin("saves", false);
     let (mut bytes, mut version) = (0, String::new());
     // All but the last bytes, which may be the hash, are hashed.

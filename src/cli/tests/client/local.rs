@@ -1,6 +1,7 @@
 //! What works on files and processes of this machine: snapshots, a cluster for trying things out, completions.
 
 use std::fs;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::tempdir;
@@ -32,6 +33,52 @@ fn a_snapshot_is_saved_looked_into_and_made_a_cluster_of() {
     bytes[100] ^= 1;
     fs::write(&file, bytes).unwrap();
     assert_eq!(ask(&server, &["snapshot", "status", path]).code, 1);
+}
+
+#[test]
+fn a_snapshot_takes_the_time_it_takes_unless_a_limit_is_given() {
+    let (dir, place) = (tempdir().unwrap(), tempdir().unwrap());
+    let server = Server::alone(&dir, &[]);
+    let save = |more: &[&str]| {
+        // Where it asks elsewhere it asks in vain.
+        let mut save = command_at(&format!("{},127.0.0.1:1", server.address));
+        save.env_remove("BOWLINE_COMMAND_TIMEOUT").args(["snapshot", "save"]);
+        save.arg(place.path().join("a.snap")).args(more);
+        save
+    };
+    server.pause();
+    let limited = run(save(&["--command-timeout", "500ms"]), b"");
+    assert_eq!(limited.code, 1, "{limited:?}");
+    assert!(limited.err.contains("no answer came within 500ms"), "{limited:?}");
+    let mut interrupted = Going::start(save(&[]));
+    let mut patient = Going::start(save(&[]));
+    // Longer than other answers are waited for.
+    std::thread::sleep(Duration::from_secs(6));
+    kill_process(Pid::from_child(&interrupted.child), Signal::INT).unwrap();
+    assert_eq!(interrupted.child.wait().unwrap().code(), Some(130));
+    server.go_on();
+    assert!(patient.line().starts_with("Snapshot saved"));
+    let names = fs::read_dir(place.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(names.collect::<Vec<_>>(), ["a.snap"]);
+}
+
+#[test]
+fn a_snapshot_is_for_its_owner_and_touches_nothing_of_others() {
+    use std::os::unix::fs::PermissionsExt;
+    let (dir, place) = (tempdir().unwrap(), tempdir().unwrap());
+    let server = Server::alone(&dir, &[]);
+    let at = |name: &str| place.path().join(name);
+    // As somebody's who saves to the same name.
+    fs::write(at("a.snap.part"), "of another").unwrap();
+    ask(&server, &["snapshot", "save", at("a.snap").to_str().unwrap()]).done();
+    assert_eq!(fs::metadata(at("a.snap")).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(fs::read(at("a.snap.part")).unwrap(), b"of another");
+    fs::create_dir(at("b.snap")).unwrap();
+    assert_eq!(ask(&server, &["snapshot", "save", at("b.snap").to_str().unwrap()]).code, 1);
+    let names = fs::read_dir(place.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<_> = names.collect();
+    names.sort();
+    assert_eq!(names, ["a.snap", "a.snap.part", "b.snap"]);
 }
 
 /// The first of six ports in a row: two for each of three servers. Below those that the system hands out, which others
