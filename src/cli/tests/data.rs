@@ -109,7 +109,8 @@ fn the_commands_of_the_page_about_backups_do_what_it_says() {
     assert!(a["cluster"] == b["cluster"] && b["cluster"] == c["cluster"]);
     assert_eq!([&a["member"], &b["member"], &c["member"]], [1, 2, 3]);
     assert_ne!(of("second/a")["cluster"], a["cluster"]);
-    let node = Node::start(Config::new(place.at("look"), "look")).wait().unwrap();
+    let look = Config::new(place.at("look"), "look").cluster_token("etcd-cluster");
+    let node = Node::start(look).wait().unwrap();
     let rows = node.client().range(KeyRange::all()).wait().unwrap();
     assert_eq!(rows.kvs.len(), 10, "all but the leased one");
     assert!(rows.revision.get() > 1_000_000_000);
@@ -248,7 +249,17 @@ fn a_damaged_directory_is_told_as_far_as_it_can_be() {
     let place = Place::new("damaged").with_data();
     assert_eq!(
         place
-            .run(&["snapshot", "restore", "orders.backup", "--dir", "new", "--name", "a"])
+            .run(&[
+                "snapshot",
+                "restore",
+                "orders.backup",
+                "--dir",
+                "new",
+                "--name",
+                "a",
+                "--token",
+                ""
+            ])
             .status
             .code(),
         Some(0)

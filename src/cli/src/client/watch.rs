@@ -40,7 +40,8 @@ The command finds the change in ETCD_WATCH_REVISION, ETCD_WATCH_EVENT_TYPE (\"PU
 ETCD_WATCH_KEY and ETCD_WATCH_VALUE; all but the first are in quotes, as etcdctl's are. If it fails, the watch ends.
 
 With -i, lines are read from standard input: `watch [OPTIONS] KEY [RANGE_END] [-- COMMAND]` begins another watch,
-`progress` asks how far all of them have come.";
+`progress` asks how far all of them have come. What stands in double quotes there may be any bytes: with
+`watch KEY \"\\x00\"` the range has no end.";
 
 /// Watch what happens to keys
 ///
@@ -62,7 +63,7 @@ struct What {
     /// The key, or where the range begins
     key: Option<OsString>,
 
-    /// Where the range ends; \0 for all that follow
+    /// Where the range ends, which is the first key that is no part of it
     #[arg(conflicts_with = "prefix")]
     range_end: Option<OsString>,
 

@@ -58,8 +58,9 @@ pub(crate) struct RestoreArguments {
           value_parser = member)]
     members: Vec<(String, String)>,
 
-    /// The new cluster's token
-    #[arg(long, alias = "initial-cluster-token", default_value = "")]
+    /// The new cluster's token. That of `bowline serve` is the same, if nothing is said; a program that embeds Bowline has
+    /// an empty one, unless it names one
+    #[arg(long, alias = "initial-cluster-token", default_value = "etcd-cluster")]
     token: String,
 
     /// By how much revisions rise
@@ -121,8 +122,9 @@ struct Output {
 
 fn member(text: &str) -> Result<(String, String), String> {
     let (name, address) = text.split_once('=').ok_or("it is not NAME=HOST:PORT")?;
-    let address = address.strip_prefix("http://").unwrap_or(address);
-    Ok((name.to_owned(), address.to_owned()))
+    let schemes = ["http://", "https://"];
+    let bare = schemes.iter().find_map(|scheme| address.strip_prefix(scheme));
+    Ok((name.to_owned(), bare.unwrap_or(address).to_owned()))
 }
 
 /// `bowline snapshot status`.

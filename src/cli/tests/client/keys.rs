@@ -121,6 +121,9 @@ fn a_watch_that_reads_lines_watches_several_and_tells_how_far_it_has_come() {
     assert_eq!(watch.lines(3), "PUT\na\n1\n");
     input.write_all(b"progress\n").unwrap();
     assert_eq!(watch.line(), "progress notify: 2\n");
+    ask(&server, &["put", "z", "1"]).done();
+    input.write_all(b"watch b \"\\x00\" --rev 3\n").unwrap();
+    assert_eq!(watch.lines(3), "PUT\nz\n1\n");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::tempdir;
 
 use crate::ask::{Going, ask, command_at, run};
-use crate::process::{Server, bowline};
+use crate::process::{Server, bowline, flags, free_ports};
 
 #[test]
 fn a_snapshot_is_saved_looked_into_and_made_a_cluster_of() {
@@ -33,6 +33,27 @@ fn a_snapshot_is_saved_looked_into_and_made_a_cluster_of() {
     bytes[100] ^= 1;
     fs::write(&file, bytes).unwrap();
     assert_eq!(ask(&server, &["snapshot", "status", path]).code, 1);
+}
+
+#[test]
+fn what_was_restored_is_served_with_nothing_more_said() {
+    let (dir, place) = (tempdir().unwrap(), tempdir().unwrap());
+    let server = Server::alone(&dir, &[]);
+    ask(&server, &["put", "k", "v"]).done();
+    let file = place.path().join("a.snap");
+    let new = place.path().join("new");
+    let [file, data] = [&file, &new].map(|path| path.to_str().unwrap());
+    ask(&server, &["snapshot", "save", file]).done();
+    let [peer, client] = free_ports();
+    for scheme in ["", "http://", "https://"] {
+        drop(fs::remove_dir_all(&new));
+        let member = format!("m0={scheme}127.0.0.1:{peer}");
+        let restore =
+            ["snapshot", "restore", file, "--dir", data, "--name", "m0", "--member", &member];
+        ask(&server, &restore).done();
+        let restored = Server::start(&flags(0, &[peer], client, &new), client, &[]).ready();
+        assert_eq!(ask(&restored, &["get", "k"]).done(), "k\nv\n");
+    }
 }
 
 #[test]

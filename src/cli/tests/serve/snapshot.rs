@@ -68,10 +68,9 @@ async fn a_snapshot_arrives_in_blobs_with_its_hash_and_a_new_cluster_begins_with
     let data_text = data.to_str().unwrap();
     let [peer, client] = free_ports();
     let member = format!("m0=127.0.0.1:{peer}");
-    let token = ["--token", "etcd-cluster"];
     let restore =
         ["snapshot", "restore", file, "--dir", data_text, "--name", "m0", "--member", &member];
-    object(&[&restore[..], &token].concat());
+    object(&restore);
     let restored = Server::start(&flags(0, &[peer], client, &data), client, &[]).ready();
     let count = restored.http(
         "POST",
