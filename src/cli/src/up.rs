@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::Child;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::client;
 use certificates::Certificates;
@@ -179,19 +179,15 @@ async fn up(options: &UpOptions) -> io::Result<bool> {
         certificates.make(&names)?;
     }
     let (news, mut heard) = mpsc::channel(64);
-    let mut pids = Vec::new();
+    let orders = watch::Sender::new(None);
     for node in 0..options.nodes {
         let mut child = options.start(node)?;
-        pids.extend(child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?)));
+        let mut ordered = orders.subscribe();
         let (out, err) = (child.stdout.take(), child.stderr.take());
         let news = news.clone();
         tokio::spawn(async move {
             let (out, err) = (pass_on(node, out, &news), pass_on(node, err, &news));
-            tokio::join!(out, err);
-            let ended = match child.wait().await {
-                Ok(status) => status.to_string(),
-                Err(error) => error.to_string(),
-            };
+            let (ended, ..) = tokio::join!(end(&mut child, &mut ordered), out, err);
             // If nobody listens there is nobody to tell.
             drop(news.send((node, News::Ended(ended))).await);
         });
@@ -224,23 +220,35 @@ async fn up(options: &UpOptions) -> io::Result<bool> {
             _ = terminate.recv() => true,
             () = &mut killing => {
                 crate::complain(&"some servers do not stop: they are killed");
-                send(&pids, Signal::KILL);
+                orders.send_replace(Some(Signal::KILL));
                 killing = Box::pin(std::future::pending());
                 false
             }
         };
         if told && !is_stopping {
             is_stopping = true;
-            send(&pids, Signal::TERM);
+            orders.send_replace(Some(Signal::TERM));
             killing = Box::pin(tokio::time::sleep(STOP_PATIENCE));
         }
     }
 }
 
-fn send(pids: &[Pid], signal: Signal) {
-    for pid in pids {
-        // Who is gone needs no signal.
-        kill_process(*pid, signal).ok();
+/// Waits for a server's end, and passes on what it is told meanwhile. Says how it ended.
+async fn end(child: &mut Child, ordered: &mut watch::Receiver<Option<Signal>>) -> String {
+    loop {
+        // None once it was waited for: its number may be another's then.
+        let pid = child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        tokio::select! {
+            ended = child.wait() => {
+                return ended.map_or_else(|error| error.to_string(), |status| status.to_string());
+            }
+            Ok(()) = ordered.changed() => {
+                if let (Some(pid), Some(signal)) = (pid, *ordered.borrow_and_update()) {
+                    // Who is gone needs no signal.
+                    kill_process(pid, signal).ok();
+                }
+            }
+        }
     }
 }
 
