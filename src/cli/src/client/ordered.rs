@@ -1,5 +1,7 @@
 //! Whether a server's word about how far a watch has come can be believed.
 
+use tonic::Code;
+
 use super::connect::Link;
 use crate::generated::etcdserverpb as pb;
 
@@ -9,8 +11,16 @@ const ORDERED_SINCE: [u32; 3] = [3, 5, 10];
 
 /// Asks a server; one that does not say is not believed.
 pub(crate) async fn is_ordered(link: &Link) -> bool {
-    let status = link.maintenance().status(pb::StatusRequest {}).await;
-    status.is_ok_and(|status| is_ordered_version(&status.into_inner().version))
+    match link.maintenance().status(pb::StatusRequest {}).await {
+        Ok(status) => is_ordered_version(&status.into_inner().version),
+        // Bowline denies it to all but root, and new servers of etcd do. So did those before 3.3, which do not know this
+        // question.
+        Err(status) if status.code() == Code::PermissionDenied => {
+            let asked = link.auth().auth_status(pb::AuthStatusRequest {}).await;
+            asked.map_or_else(|status| status.code() != Code::Unimplemented, |_| true)
+        }
+        Err(_) => false,
+    }
 }
 
 fn is_ordered_version(version: &str) -> bool {

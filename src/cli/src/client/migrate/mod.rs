@@ -399,6 +399,9 @@ async fn plan(import: &Import, way: &Way, output: Output) -> Result<(), Failure>
 /// Asks both for the first time; from then on each may be away for a while.
 async fn meet(import: &Import, way: &Way, dry_run: bool) -> Result<(), Failure> {
     tell_apart(import, dry_run).await?;
+    if way.mirror {
+        import.source.may_be_watched().await?;
+    }
     import.may_be_away(Some(way.retry_for.unwrap_or(AWAY_DEFAULT)));
     Ok(())
 }
@@ -437,8 +440,8 @@ async fn bring(import: &Import, way: &Way, output: Output, stop: &mut Stop) -> R
             }
             Ok(End::Forgotten) => {
                 return Err(Failure::Failed(
-                    "the source has compacted what comes next. The same command with --overwrite --delete copies anew, \
-                     and deletes what has vanished; with these given from the beginning it does so by itself"
+                    "the source has compacted what comes next. `bowline import --mirror --overwrite --delete` copies anew, \
+                     and deletes what has vanished; begun so, it does that by itself"
                         .to_owned(),
                 ));
             }
@@ -514,9 +517,12 @@ async fn tell_apart(import: &Import, dry_run: bool) -> Result<(), Failure> {
     let found = import.source.side.ask(call).await;
     target.fence.take_down(&target.side, true).await?;
     if found.is_ok_and(|found| !found.kvs.is_empty()) {
-        let why = "the source and the target are one cluster, and the same keys are meant: --from says where keys come \
-                   from, --endpoints where they go to";
-        return Err(Failure::Usage(why.to_owned()));
+        let at = |side: &Side| side.client.settings.endpoints.join(",");
+        return Err(Failure::Usage(format!(
+            "the source, {}, and the target, {}, are one cluster, and the same keys are meant",
+            at(&import.source.side),
+            at(&target.side)
+        )));
     }
     Ok(())
 }

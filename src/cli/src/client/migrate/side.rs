@@ -106,8 +106,8 @@ impl Side {
             let now = header.revision;
             return Err(Failure::Failed(format!(
                 "{name} has gone back: it had revision {had}, and answers with {now}. It was restored from a backup, or \
-                 another cluster stands in its place. Nothing more is done: begin anew; --overwrite --delete makes the \
-                 target what the source is now"
+                 another cluster stands in its place. Nothing more is done: begin anew; `bowline import --overwrite \
+                 --delete` makes the target what the source is now"
             )));
         }
         self.has_reached(header.revision);

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Streaming;
+use tonic::{Code, Status, Streaming};
 
 use super::difference::Row;
 use super::parts::{Part, Span, around, next_key};
@@ -130,12 +130,46 @@ impl Source {
         Ok(Page { rows, until })
     }
 
+    /// What is to be watched at a server, and whether that is everything: what has happened elsewhere says how far the
+    /// watch has come, where the server's word cannot be believed.
+    async fn watched(&self, link: &Link) -> (Span, bool) {
+        let is_everything = self.parts.iter().any(Part::is_everything);
+        match is_everything || !is_ordered(link).await {
+            true => (EVERYTHING, true),
+            false => (around(&self.parts), false),
+        }
+    }
+
+    /// Sees, before anything is copied, whether all that is to be watched may be.
+    pub(crate) async fn may_be_watched(&self) -> Result<(), Failure> {
+        let read = async |link: Link| {
+            let (Span { first, end }, sees_all) = self.watched(&link).await;
+            let request = pb::RangeRequest {
+                key: first,
+                range_end: end,
+                limit: 1,
+                keys_only: true,
+                ..Default::default()
+            };
+            let read = link.kv().range(request).await;
+            read.map_err(|status| match (status.code(), sees_all, self.parts.len()) {
+                (Code::PermissionDenied, true, _) => {
+                    with_advice(&status, "of this source all keys are watched, so all must be readable")
+                }
+                (Code::PermissionDenied, false, 2..) => with_advice(
+                    &status,
+                    "what lies between the prefixes is watched, too: one mirror for each needs no more than its own",
+                ),
+                _ => status,
+            })
+        };
+        self.side.ask(read).await.map(drop)
+    }
+
     /// A watch of what happens from a revision on.
     pub(crate) async fn watch(&self, from: i64) -> Result<Watch, Failure> {
-        let is_everything = self.parts.iter().any(Part::is_everything);
         let open = async |link: Link| {
-            let sees_all = is_everything || !is_ordered(&link).await;
-            let range = if sees_all { EVERYTHING } else { around(&self.parts) };
+            let (range, sees_all) = self.watched(&link).await;
             let create = pb::WatchCreateRequest {
                 key: range.first,
                 range_end: range.end,
@@ -158,4 +192,8 @@ impl Source {
     pub(crate) fn rename(&self, key: &[u8]) -> Option<Bytes> {
         self.parts.iter().find(|part| part.has(key)).map(|part| part.rename(key))
     }
+}
+
+fn with_advice(status: &Status, advice: &str) -> Status {
+    Status::new(status.code(), format!("{}: {advice}", status.message()))
 }

@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::{PATIENCE, Place, assert_equal, delete, import, imported, pairs, put, until};
-use crate::ask::{Going, command_at};
+use crate::ask::{Going, command_at, run};
 use crate::generated::etcdserverpb as pb;
 use crate::generated::mvccpb::Event;
 use pb::request_op::Request;
@@ -358,4 +358,38 @@ fn etcdctls_own_word_for_it_is_known() {
     assert_eq!(target.get("a").as_deref(), Some("1"));
     assert_eq!(target.count(), 2);
     end(going);
+}
+
+#[test]
+fn who_may_read_no_more_than_a_prefix_mirrors_that_and_hears_before_the_copy_what_it_may_not() {
+    let (source, target) = (Place::ours(), Place::ours());
+    let own = |line: &str| {
+        let mut command = command_at(&source.address());
+        command.args(line.split(' '));
+        run(command, b"").done()
+    };
+    for line in ["put a/k v", "put b/k v", "put c/k v", "user add root:rp", "user add ann:ap"] {
+        own(line);
+    }
+    for line in ["role add r", "role grant-permission r read a/ --prefix"] {
+        own(line);
+    }
+    for line in ["role grant-permission r read c/ --prefix", "user grant-role ann r", "auth enable"]
+    {
+        own(line);
+    }
+    let as_ann = ["--from-user", "ann:ap", "--prefix", "a/"];
+    let refused =
+        imported(&source, &target, &[&as_ann[..], &["--mirror", "--prefix", "c/"]].concat());
+    assert_eq!(refused.code, 1, "{refused:?}");
+    assert!(refused.err.contains("permission denied: what lies between"), "{refused:?}");
+    assert_eq!(target.revision(), 1, "nothing was copied");
+    let mut mirror = mirror(&source, &target, &as_ann);
+    heard(&mut mirror, "in sync at revision ");
+    own("--user root:rp put a/k w");
+    heard(&mut mirror, "in sync at revision ");
+    let mut get = command_at(&target.address());
+    get.args(["get", "a/k", "--print-value-only"]);
+    assert_eq!(run(get, b"").done(), "w\n");
+    end(mirror);
 }
