@@ -1,7 +1,6 @@
 //! Connections to the servers, and the rule by which a request goes to the next of them: a question may be asked
 //! again; a change may only if it is proven that nothing was made of it. Otherwise it is said that nobody knows.
 
-use std::io::{self, BufRead, IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,7 +14,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Response, Status};
 
 use super::failure::{Failure, Outcome, outcome, root_cause};
-use super::options::{Login, Settings};
+use super::options::Settings;
 use super::tls;
 use crate::generated::etcdserverpb as pb;
 use pb::auth_client::AuthClient;
@@ -135,8 +134,6 @@ struct State {
     /// The endpoint that is asked first.
     preferred: usize,
     link: Option<Link>,
-    /// As the user has typed it.
-    password: Option<String>,
 }
 
 impl Client {
@@ -196,7 +193,7 @@ impl Client {
             };
             let number = *self.number.borrow() + 1;
             let mut link = Link { channel, stamp: Stamp::default(), at, number };
-            match self.log_in(&link, &mut state).await {
+            match self.log_in(&link).await {
                 Ok(token) => link.stamp.token = token,
                 Err(status) if outcome(&status) == Outcome::Refused => {
                     return Err(Failure::Refused(status));
@@ -245,21 +242,10 @@ impl Client {
     }
 
     /// The token of who asks; none where nobody is named, or the server does not care.
-    async fn log_in(
-        &self,
-        link: &Link,
-        state: &mut State,
-    ) -> Result<Option<MetadataValue<Ascii>>, Status> {
+    async fn log_in(&self, link: &Link) -> Result<Option<MetadataValue<Ascii>>, Status> {
         let Some(login) = &self.settings.login else { return Ok(None) };
-        if state.password.is_none() {
-            state.password = Some(match &login.password {
-                Some(password) => password.clone(),
-                None => ask_password(login).await.map_err(|error| {
-                    Status::unauthenticated(format!("the password could not be read: {error}"))
-                })?,
-            });
-        }
-        let password = state.password.clone().unwrap_or_default();
+        // It was asked for before, if it was not given.
+        let password = login.password.clone().unwrap_or_default();
         let request = pb::AuthenticateRequest { name: login.name.clone(), password };
         let limit = self.settings.command_timeout;
         let mut auth = link.auth();
@@ -395,26 +381,4 @@ fn words(status: &Status) -> String {
         Some(error) => format!("the connection broke: {}", root_cause(error)),
         None => status.message().to_owned(),
     }
-}
-
-/// Asks at the terminal; nothing is shown of what is typed. Who does not want to wait any more need not.
-async fn ask_password(login: &Login) -> io::Result<String> {
-    if !io::stdin().is_terminal() {
-        return Err(io::Error::other("give it with --password, or as BOWLINE_PASSWORD"));
-    }
-    write!(io::stderr().lock(), "Password of {}: ", login.name)?;
-    io::stderr().lock().flush()?;
-    let silence = super::terminal::Silence::begin()?;
-    let (tell, line) = tokio::sync::oneshot::channel();
-    // No task of the runtime, which would wait for it at its end.
-    std::thread::spawn(move || {
-        let mut line = String::new();
-        let read = io::stdin().lock().read_line(&mut line);
-        // Nobody may wait for it any more.
-        drop(tell.send(read.map(|_| line)));
-    });
-    let line = line.await.map_err(io::Error::other)??;
-    drop(silence);
-    writeln!(io::stderr().lock())?;
-    Ok(line.trim_end_matches(['\r', '\n']).to_owned())
 }

@@ -153,7 +153,7 @@ pub(crate) fn main(command: Command, globals: &Globals) -> ExitCode {
 }
 
 fn run(command: Command, globals: &Globals) -> Result<ExitCode, Failure> {
-    let settings = globals.settle()?;
+    let mut settings = globals.settle()?;
     if let Command::Snapshot(options) = &command
         && let Some(code) = options.local(settings.format)
     {
@@ -173,6 +173,7 @@ fn run(command: Command, globals: &Globals) -> Result<ExitCode, Failure> {
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.map_err(|error| Failure::Local("no runtime".to_owned(), error))?;
     let output = Output::new(&settings);
+    settings.login = terminal::known(settings.login, "BOWLINE_PASSWORD")?;
     let client = Client::new(settings);
     let tasks = tokio::task::LocalSet::new();
     let tells_changes = command.tells_changes();

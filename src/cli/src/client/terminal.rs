@@ -1,32 +1,101 @@
-//! The terminal, where there is one: typing that is not shown.
+//! The terminal, where there is one: what is typed there and not shown.
 
-use std::io;
+use std::io::{self, BufRead, IsTerminal, Write};
 
-use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+use rustix::process::Signal;
+use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios};
+use rustix::termios::{tcgetattr, tcsetattr};
 
-/// The terminal does not show what is typed, until this is dropped.
-pub(crate) struct Silence(Termios);
+use super::failure::Failure;
+use super::keeper::ended_by;
+use super::options::Login;
+
+/// The terminal shows nothing of what is typed, and gives each key as it is typed, until this is dropped. A key that means a
+/// signal is one of them: so it cannot end this process before the terminal is as it was.
+struct Silence {
+    before: Termios,
+}
 
 impl Silence {
     /// From now on.
-    pub(crate) fn begin() -> io::Result<Self> {
+    fn begin() -> io::Result<Self> {
         let before = tcgetattr(io::stdin())?;
         let mut silent = before.clone();
-        silent.local_modes.remove(LocalModes::ECHO);
+        silent.local_modes.remove(LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG);
+        silent.special_codes[SpecialCodeIndex::VMIN] = 1;
+        silent.special_codes[SpecialCodeIndex::VTIME] = 0;
         tcsetattr(io::stdin(), OptionalActions::Now, &silent)?;
-        Ok(Self(before))
+        Ok(Self { before })
+    }
+
+    /// A line that is typed, up to its end.
+    fn line(&self) -> Result<String, Failure> {
+        let failed = |error| Failure::Local("the password".to_owned(), error);
+        let means = |key: u8, what| key == self.before.special_codes[what];
+        let mut line = Vec::new();
+        loop {
+            let mut key = [0];
+            let count = rustix::io::read(io::stdin(), &mut key);
+            match (count.map_err(|error| failed(error.into()))?, key[0]) {
+                (0, _) => return Err(failed(io::ErrorKind::UnexpectedEof.into())),
+                (_, b'\n' | b'\r') => break,
+                (_, key) if means(key, SpecialCodeIndex::VINTR) => {
+                    return Err(Failure::Exit(ended_by(Signal::INT)));
+                }
+                (_, key) if means(key, SpecialCodeIndex::VQUIT) => {
+                    return Err(Failure::Exit(ended_by(Signal::QUIT)));
+                }
+                (_, key) if means(key, SpecialCodeIndex::VEOF) => {
+                    return Err(failed(io::ErrorKind::UnexpectedEof.into()));
+                }
+                (_, key) if means(key, SpecialCodeIndex::VKILL) => line.clear(),
+                (_, key) if means(key, SpecialCodeIndex::VERASE) => {
+                    // All bytes of the last character.
+                    while line.pop().is_some_and(|byte| byte & 0xc0 == 0x80) {}
+                }
+                (_, key) => line.push(key),
+            }
+        }
+        String::from_utf8(line).map_err(|error| failed(io::Error::other(error)))
     }
 }
 
 impl Drop for Silence {
     fn drop(&mut self) {
         // If the terminal has gone there is nothing to restore.
-        tcsetattr(io::stdin(), OptionalActions::Now, &self.0).ok();
+        tcsetattr(io::stdin(), OptionalActions::Now, &self.before).ok();
+        drop(io::stderr().lock().write_all(b"\n"));
     }
 }
 
-/// Does something while the terminal does not show what is typed.
-pub(crate) fn without_echo<T>(read: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-    let _silence = Silence::begin()?;
-    read()
+/// Who asks, with the password, which is asked for if it was not given: once, and before any time runs. `variable` is where
+/// else it could have been said.
+pub(crate) fn known(login: Option<Login>, variable: &str) -> Result<Option<Login>, Failure> {
+    let Some(Login { name, password: None }) = login else { return Ok(login) };
+    if !io::stdin().is_terminal() {
+        return Err(Failure::Usage(format!(
+            "the password of {name} is missing: {variable} says it"
+        )));
+    }
+    let password = Some(secret(&format!("Password of {name}: "))?);
+    Ok(Some(Login { name, password }))
+}
+
+/// What is typed at the prompt: at a terminal nothing is shown of it.
+pub(crate) fn secret(prompt: &str) -> Result<String, Failure> {
+    let failed = |error| Failure::Local("the password".to_owned(), error);
+    let silence = io::stdin().is_terminal().then(Silence::begin).transpose().map_err(failed)?;
+    let prompted = io::stderr().lock().write_all(prompt.as_bytes());
+    prompted.map_err(failed)?;
+    match silence {
+        Some(silence) => silence.line(),
+        None => read_line().map_err(failed),
+    }
+}
+
+/// A line of standard input; empty at its end.
+pub(crate) fn read_line() -> io::Result<String> {
+    let mut line = String::new();
+    io::stdin().lock().read_line(&mut line)?;
+    Ok(line.trim_end_matches(['\r', '\n']).to_owned())
 }

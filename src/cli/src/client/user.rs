@@ -1,14 +1,12 @@
 //! `bowline user`: who may ask.
 
-use std::io::{self, BufRead, IsTerminal, Write};
-
 use clap::{Args, Subcommand};
 
 use super::connect::{Client, Effect, Link};
 use super::failure::{EXIT_CODES, Failure};
 use super::print::Output;
 use super::print::users::{Done, Names, User};
-use super::terminal::without_echo;
+use super::terminal::{read_line, secret};
 use crate::generated::authpb::UserAddOptions;
 use crate::generated::etcdserverpb as pb;
 
@@ -107,6 +105,7 @@ pub(crate) async fn run(
                     (name, password)
                 }
             };
+            let password = if no_password { password } else { no_empty(password)? };
             if name.is_empty() {
                 return Err(Failure::Usage("empty user name is not allowed".to_owned()));
             }
@@ -172,28 +171,22 @@ async fn get(client: &Client, output: Output, name: String, detail: bool) -> Res
 
 /// A password for a user, typed twice, or read.
 fn new_password(name: &str, how: How) -> Result<String, Failure> {
-    let failed = |error| Failure::Local("the password".to_owned(), error);
-    let read = |prompt: String| {
-        if how.interactive {
-            write!(io::stderr().lock(), "{prompt}")?;
-            io::stderr().lock().flush()?;
-        }
-        let mut line = String::new();
-        let mut read = || io::stdin().lock().read_line(&mut line).map(drop);
-        if how.interactive && io::stdin().is_terminal() {
-            without_echo(read)?;
-            writeln!(io::stderr().lock())?;
-        } else {
-            read()?;
-        }
-        Ok(line.trim_end_matches(['\r', '\n']).to_owned())
-    };
-    let password = read(format!("Password of {name}: ")).map_err(failed)?;
-    if how.interactive {
-        let again = read(format!("Type password of {name} again for confirmation: "));
-        if again.map_err(failed)? != password {
-            return Err(Failure::Usage("given passwords are different".to_owned()));
-        }
+    if !how.interactive {
+        let line = read_line().map_err(|error| Failure::Local("the password".to_owned(), error));
+        return no_empty(line?);
+    }
+    let password = no_empty(secret(&format!("Password of {name}: "))?)?;
+    if secret(&format!("Type password of {name} again for confirmation: "))? != password {
+        return Err(Failure::Usage("given passwords are different".to_owned()));
     }
     Ok(password)
+}
+
+fn no_empty(password: String) -> Result<String, Failure> {
+    match password.is_empty() {
+        true => Err(Failure::Usage(
+            "an empty password is none: --no-password adds a user without".to_owned(),
+        )),
+        false => Ok(password),
+    }
 }

@@ -16,4 +16,5 @@ mod local;
 mod locks;
 mod migrate;
 mod operate;
+mod passwords;
 mod same;

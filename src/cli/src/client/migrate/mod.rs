@@ -29,6 +29,7 @@ use super::failure::Failure;
 use super::options::{Login, Settings, Tls, duration, endpoints, login, variable};
 use super::print::Output;
 use super::range::revision;
+use super::terminal::known;
 use crate::generated::etcdserverpb as pb;
 
 mod change;
@@ -272,7 +273,7 @@ pub(crate) async fn run(
 ) -> Result<(), Failure> {
     let who = options.who;
     let password = who.from_password.or_else(|| variable("FROM_PASSWORD"));
-    let login = who.from_user.map(|user| login(user, password));
+    let login = known(who.from_user.map(|user| login(user, password)), "BOWLINE_FROM_PASSWORD")?;
     let tls = Tls {
         cacert: who.from_cacert,
         cert: who.from_cert,
@@ -303,7 +304,8 @@ pub(crate) async fn run_make_mirror(
     options: MakeMirrorOptions,
 ) -> Result<(), Failure> {
     let password = options.dest_password.or_else(|| variable("DEST_PASSWORD"));
-    let login = options.dest_user.map(|user| login(user, password));
+    let login =
+        known(options.dest_user.map(|user| login(user, password)), "BOWLINE_DEST_PASSWORD")?;
     let tls = Tls {
         cacert: options.dest_cacert,
         cert: options.dest_cert,

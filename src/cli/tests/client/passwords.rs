@@ -1,0 +1,114 @@
+//! Passwords that are asked for: at a terminal, once, and never an empty one for a user.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
+use rustix::termios::{LocalModes, tcgetattr};
+use tempfile::tempdir;
+
+use crate::ask::{Going, ask, command, command_at, run};
+use crate::process::Server;
+
+/// A terminal: what is typed at it, and what a program has of it.
+fn terminal() -> (File, OwnedFd) {
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY;
+    let keys = openpt(flags).unwrap();
+    grantpt(&keys).unwrap();
+    unlockpt(&keys).unwrap();
+    let end = ioctl_tiocgptpeer(&keys, flags).unwrap();
+    (File::from(keys), end)
+}
+
+/// Starts a command at a terminal, and waits until it asks for something.
+fn asked(mut command: Command, end: &OwnedFd, words: &str) -> Going {
+    command.stdin(end.try_clone().unwrap()).stderr(Stdio::piped());
+    let mut going = Going::start(command);
+    let mut err = going.child.stderr.take().unwrap();
+    let mut said = String::new();
+    while !said.contains(words) {
+        let mut byte = [0];
+        assert_eq!(err.read(&mut byte).unwrap(), 1, "it has ended: {said}");
+        said.push(char::from(byte[0]));
+    }
+    // It goes on to be read, by nobody.
+    std::thread::spawn(move || std::io::copy(&mut err, &mut std::io::sink()));
+    going
+}
+
+fn shows(end: &OwnedFd) -> bool {
+    tcgetattr(end).unwrap().local_modes.contains(LocalModes::ECHO)
+}
+
+#[test]
+fn a_password_is_asked_for_before_any_time_runs_and_once() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    for line in [&["user", "add", "root:rp"][..], &["auth", "enable"]] {
+        ask(&server, line).done();
+    }
+    let (mut keys, end) = terminal();
+    let mut slow = command_at(&format!("127.0.0.1:1,{}", server.address));
+    slow.args(["--user", "root", "put", "k", "v", "--command-timeout", "2s"]);
+    let mut slow = asked(slow, &end, "Password of root: ");
+    // Whoever types takes longer than a server may.
+    std::thread::sleep(Duration::from_secs(3));
+    keys.write_all(b"rp\n").unwrap();
+    assert_eq!((slow.line(), slow.child.wait().unwrap().code()), ("OK\n".to_owned(), Some(0)));
+
+    let mut health = command_at(&format!("{0},{0}", server.address));
+    health.args(["--user", "root", "endpoint", "health"]);
+    let mut health = asked(health, &end, "Password of root: ");
+    keys.write_all(b"rp\n").unwrap();
+    let lines = health.lines(2);
+    assert_eq!(lines.matches("is healthy").count(), 2, "{lines}");
+    assert!(shows(&end));
+}
+
+#[test]
+fn who_does_not_want_to_type_a_password_has_the_terminal_back_as_it_was() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let (mut keys, end) = terminal();
+    for arguments in [&["--user", "root", "get", "k"][..], &["user", "add", "root"]] {
+        let mut asks = command(&server);
+        asks.args(arguments);
+        let mut asks = asked(asks, &end, "Password of root: ");
+        while shows(&end) {}
+        // As Ctrl-C does it.
+        keys.write_all(b"\x03").unwrap();
+        assert_eq!(asks.child.wait().unwrap().code(), Some(130));
+        assert!(shows(&end), "{arguments:?}");
+    }
+}
+
+#[test]
+fn an_empty_password_is_none() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    ask(&server, &["user", "add", "bob:bp"]).done();
+    let read = "--interactive=false";
+    let wrong: [(&[&str], &[u8]); 6] = [
+        (&["user", "add", "ann", read], b""),
+        (&["user", "add", "ann", read], b"\n"),
+        (&["user", "add", "ann"], b"\n\n"),
+        (&["user", "add", "ann:"], b""),
+        (&["user", "passwd", "bob", read], b""),
+        (&["user", "passwd", "bob", read], b"\n"),
+    ];
+    for (arguments, input) in wrong {
+        let mut command = command(&server);
+        command.args(arguments);
+        let said = run(command, input);
+        assert_eq!(said.code, 2, "{arguments:?}: {said:?}");
+        assert!(said.err.contains("empty password"), "{said:?}");
+    }
+    assert_eq!(ask(&server, &["user", "list"]).done(), "bob\n");
+    assert_eq!(ask(&server, &["user", "add", "ann", "--no-password"]).done(), "User ann created\n");
+    let nowhere = ask(&server, &["--user", "bob", "get", "k"]);
+    assert_eq!(nowhere.code, 2, "{nowhere:?}");
+    assert!(nowhere.err.contains("BOWLINE_PASSWORD"), "{nowhere:?}");
+}
