@@ -193,7 +193,7 @@ impl Client {
             };
             let number = *self.number.borrow() + 1;
             let mut link = Link { channel, stamp: Stamp::default(), at, number };
-            match self.log_in(&link).await {
+            match self.log_in(&link, share).await {
                 Ok(token) => link.stamp.token = token,
                 Err(status) if outcome(&status) == Outcome::Refused => {
                     return Err(Failure::Refused(status));
@@ -242,12 +242,16 @@ impl Client {
     }
 
     /// The token of who asks; none where nobody is named, or the server does not care.
-    async fn log_in(&self, link: &Link) -> Result<Option<MetadataValue<Ascii>>, Status> {
+    async fn log_in(
+        &self,
+        link: &Link,
+        share: Duration,
+    ) -> Result<Option<MetadataValue<Ascii>>, Status> {
         let Some(login) = &self.settings.login else { return Ok(None) };
         // It was asked for before, if it was not given.
         let password = login.password.clone().unwrap_or_default();
         let request = pb::AuthenticateRequest { name: login.name.clone(), password };
-        let limit = self.settings.command_timeout;
+        let limit = self.settings.command_timeout.min(share);
         let mut auth = link.auth();
         let asked = tokio::time::timeout(limit, auth.authenticate(request));
         match asked.await.map_err(|_| Status::deadline_exceeded("no answer to the login"))? {

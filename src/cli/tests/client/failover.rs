@@ -95,6 +95,10 @@ fn who_says_nothing_does_not_keep_anybody_from_the_next() {
     put.env("BOWLINE_DIAL_TIMEOUT", "1000s");
     put.args(["put", "k", "v", "--command-timeout", "10s"]);
     assert_eq!(run(put, b"").done(), "OK\n");
+    // Nor who takes a connection, and says nothing to a login.
+    let mut put = command_at(&format!("{},{}", broken(false), server.address));
+    put.args(["--user", "ann:x", "put", "k", "v", "--command-timeout", "10s"]);
+    assert_eq!(run(put, b"").done(), "OK\n");
 }
 
 #[test]
