@@ -97,12 +97,14 @@ impl Doors {
         Ok(Self { listeners })
     }
 
-    /// Lets clients in until `stop` says so; then ends their connections, and returns when none is left.
+    /// Lets clients in until `stop` says so; then ends their connections, and returns when none is left. Whoever asks only
+    /// how the member is comes in at once, all others once it is `ready`.
     pub(super) async fn open(
         self,
         dispatch: &Dispatch,
         options: &Options,
         tls: Option<Arc<Tls>>,
+        ready: impl Future<Output = ()>,
         stop: watch::Receiver<bool>,
     ) {
         let hall = Arc::new(Hall {
@@ -112,11 +114,20 @@ impl Doors {
             newcomers: Arc::default(),
             seats: Arc::new(Semaphore::new(seats().min(Semaphore::MAX_PERMITS))),
         });
+        let (first, others): (Vec<_>, Vec<_>) =
+            self.listeners.into_iter().partition(|(_, manner)| manner.offer == Offer::Health);
         let mut doors = JoinSet::new();
-        for (listener, manner) in self.listeners {
-            doors.spawn(accept(listener, manner, Arc::clone(&hall), stop.clone()));
-        }
+        let accept = |(listener, manner)| accept(listener, manner, Arc::clone(&hall), stop.clone());
+        first.into_iter().map(accept).for_each(|door| drop(doors.spawn(door)));
         let fresh = hall.tls.clone().map(|tls| tokio::spawn(tls.keep_fresh()));
+        let mut stopped = stop.clone();
+        let is_ready = tokio::select! {
+            () = ready => true,
+            () = told(&mut stopped) => false,
+        };
+        if is_ready {
+            others.into_iter().map(accept).for_each(|door| drop(doors.spawn(door)));
+        }
         while doors.join_next().await.is_some() {}
         if let Some(fresh) = fresh {
             fresh.abort();

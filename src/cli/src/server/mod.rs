@@ -180,26 +180,21 @@ async fn serve(options: Options) -> Result<(), ServeError> {
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
     };
+    let member = Member::new(node, options.clone(), tokens);
     // Whoever asks for the members is told where clients reach this one.
     let is_known = |status: &NodeStatus| {
         let own = status.members.iter().find(|member| member.id == status.id);
         own.is_some_and(|own| own.endpoints == options.advertise_clients)
     };
-    let stopped = tokio::select! {
-        status = node.wait_for(|status| status.leader.is_some() && is_known(status)) => {
-            status.role == Role::Stopped
+    let ready = async {
+        let is_ready = |status: &NodeStatus| status.leader.is_some() && is_known(status);
+        if member.node().wait_for(is_ready).await.role != Role::Stopped {
+            log::say_ready(&options);
         }
-        _ = terminate.recv() => true,
-        _ = interrupt.recv() => true,
     };
-    if stopped {
-        return end(&node).await;
-    }
-    let member = Member::new(node, options.clone(), tokens);
     let (stop, stopping) = tokio::sync::watch::channel(false);
     let dispatch = Dispatch::new(&member);
-    let open = doors.open(&dispatch, &options, tls, stopping);
-    log::say_ready(&options);
+    let open = doors.open(&dispatch, &options, tls, ready, stopping);
     let signalled = async {
         tokio::select! {
             _ = terminate.recv() => {}

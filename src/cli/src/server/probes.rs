@@ -3,7 +3,7 @@
 //! `?verbose` names them all, `?exclude=NAME` leaves one out, and each can be asked for alone, as in `/readyz/non_learner`.
 //! The names are etcd's, but for the first of each: what the member itself thinks of its health.
 
-use bowline::{AlarmKind, KeyRange};
+use bowline::{AlarmKind, KeyRange, Verdict};
 
 use super::alarms;
 use super::member::Member;
@@ -57,6 +57,12 @@ impl Check {
             Check::DataCorruption => {
                 let ails = alarms::ails(member, AlarmKind::Corrupt);
                 ails.then(|| "alarm activated: CORRUPT".to_owned())
+            }
+            // There is nothing to be read as yet, and a restart would not bring it.
+            Check::SerializableRead
+                if matches!(health.verdict, Verdict::Founding | Verdict::Restoring) =>
+            {
+                None
             }
             Check::SerializableRead => read.local().await.err().map(|error| error.to_string()),
             // The only member reads without its driver.

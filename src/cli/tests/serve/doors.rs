@@ -1,12 +1,16 @@
 //! Where clients come in: what is served at which port, and which may be shared.
 
+use std::io::Write as _;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
 use tempfile::tempdir;
 use tonic::Code;
 use tonic::transport::Channel;
 
 use crate::generated::etcdserverpb as pb;
 use crate::office::{GOOD, Office};
-use crate::process::{Server, bowline, flags, free_ports, http};
+use crate::process::{HttpBody, Server, bowline, flags, free_ports, http};
 use pb::kv_client::KvClient;
 
 async fn put_at(channel: Channel) -> Result<(), tonic::Status> {
@@ -68,6 +72,44 @@ async fn where_nothing_else_is_said_all_is_at_one_port_and_health_at_another_too
     let vars: serde_json::Value = serde_json::from_str(&vars.text()).unwrap();
     assert_eq!(vars["raft.status"]["raftState"], "StateLeader", "{vars}");
     assert!(vars["raft.status"]["applied"].as_u64().unwrap() > 0, "{vars}");
+}
+
+/// How long a member may take to say how it is.
+const LIMIT: Duration = Duration::from_secs(30);
+
+#[test]
+fn a_member_without_a_quorum_says_how_it_is() {
+    let dirs = [(); 3].map(|()| tempdir().unwrap());
+    let (peers, clients): ([u16; 3], [u16; 3]) = (free_ports(), free_ports());
+    let [health] = free_ports();
+    let metrics_urls = format!("--listen-metrics-urls=http://127.0.0.1:{health}");
+    let start = |at: usize, more: &[&str]| {
+        Server::start(&flags(at, &peers, clients[at], dirs[at].path()), clients[at], more)
+    };
+    // Whether there ever was one or not.
+    for has_met_the_others in [false, true] {
+        if has_met_the_others {
+            drop([0, 1, 2].map(|at| start(at, &[])).map(Server::ready));
+        }
+        let alone = start(0, &[&metrics_urls]);
+        let ask = |path: &str| {
+            let begun = Instant::now();
+            let mut stream = loop {
+                match TcpStream::connect(("127.0.0.1", health)) {
+                    Ok(stream) => break stream,
+                    Err(error) => assert!(begun.elapsed() < LIMIT, "{error}"),
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            };
+            stream.set_read_timeout(Some(LIMIT)).unwrap();
+            write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+            HttpBody::of(stream).0
+        };
+        let found = ["/livez", "/metrics", "/health", "/readyz/serving"].map(ask);
+        assert_eq!(found, [200, 200, 503, 503], "{has_met_the_others}");
+        assert!(!alone.has_said("ready to serve client requests"));
+        assert!(alone.stop().0.success());
+    }
 }
 
 #[tokio::test]
