@@ -153,7 +153,9 @@ impl TcpBound {
     pub(crate) fn bind(listen: &str, settings: TcpSettings) -> Result<Self, TransportError> {
         let bind = |source| TransportError::Bind { address: listen.to_owned(), source };
         check_address("listen address", listen)?;
-        let addresses: Vec<SocketAddr> = listen.to_socket_addrs().map_err(bind)?.collect();
+        let mut addresses: Vec<SocketAddr> = listen.to_socket_addrs().map_err(bind)?.collect();
+        // A name is first of all where those look for it that do not know of IPv6.
+        addresses.sort_by_key(SocketAddr::is_ipv6);
         if !settings.may_leave_loopback()
             && !addresses.iter().all(|address| is_loopback(address.ip()))
         {

@@ -4,6 +4,7 @@
 //! part of the process's descriptors is never given to clients, or the log would have none.
 
 use std::io;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -79,19 +80,16 @@ impl Doors {
         let mut listeners: Vec<(TcpListener, Manner)> = Vec::new();
         for Door { url, offer } in doors {
             let named = |error| (url.address.clone(), error);
-            // A name can stand for several; etcd listens on the first one.
-            let Some(at) = tokio::net::lookup_host(&url.address).await.map_err(named)?.next()
-            else {
-                continue;
-            };
+            let found = tokio::net::lookup_host(&url.address).await.map_err(named)?;
+            let found = in_turn(found);
             let own = Manner { tls: url.is_secure, plain: !url.is_secure, offer: *offer };
             let other = Manner { tls: own.plain, plain: own.tls, ..own };
             let shared = listeners.iter_mut().find(|(listener, manner)| {
-                *manner == other && listener.local_addr().is_ok_and(|taken| taken == at)
+                *manner == other && listener.local_addr().is_ok_and(|taken| found.contains(&taken))
             });
             match shared {
                 Some((_, manner)) => *manner = Manner { tls: true, plain: true, ..own },
-                None => listeners.push((TcpListener::bind(at).await.map_err(named)?, own)),
+                None => listeners.push((bind(&found).await.map_err(named)?, own)),
             }
         }
         Ok(Self { listeners })
@@ -133,6 +131,27 @@ impl Doors {
             fresh.abort();
         }
     }
+}
+
+/// Listens on the first of the addresses that this machine has.
+async fn bind(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
+    let mut error = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for address in addresses {
+        match TcpListener::bind(address).await {
+            Ok(listener) => return Ok(listener),
+            // Another server's: clients would find that one.
+            Err(taken) if taken.kind() == io::ErrorKind::AddrInUse => return Err(taken),
+            Err(refused) => error = refused,
+        }
+    }
+    Err(error)
+}
+
+/// A name's addresses in the order in which they are tried: as in Go, those of IPv4 first.
+fn in_turn(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
+    let mut addresses: Vec<_> = addresses.collect();
+    addresses.sort_by_key(SocketAddr::is_ipv6);
+    addresses
 }
 
 /// How many connections there may be: as many as there are descriptors, of which as many are asked for as may be, but
@@ -289,4 +308,21 @@ async fn serve(
 async fn told(stop: &mut watch::Receiver<bool>) {
     // Who could say it is gone: that says it too.
     drop(stop.wait_for(|stop| *stop).await);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_listened_on_where_clients_that_do_not_know_of_ipv6_look() {
+        let of = |addresses: &[&str]| in_turn(addresses.iter().map(|at| at.parse().unwrap()));
+        let said = |addresses: Vec<SocketAddr>| {
+            addresses.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let both = of(&["[::1]:2379", "127.0.0.1:2379", "[fe80::1]:2379", "10.0.0.1:2379"]);
+        let expected = ["127.0.0.1:2379", "10.0.0.1:2379", "[::1]:2379", "[fe80::1]:2379"];
+        assert_eq!(said(both), expected);
+        assert_eq!(said(of(&["[::1]:2379"])), ["[::1]:2379"]);
+    }
 }
