@@ -176,9 +176,10 @@ fn keys_that_cannot_be_used_are_refused_before_anything_is_touched() {
     ] {
         let mut command = bowline();
         command.arg("serve").arg(format!("--data-dir={}", data.display()));
-        let output =
-            command.args(["--listen-client-urls=http://127.0.0.1:0"]).args(&flags).output();
-        let output = output.unwrap();
+        command.args(
+            ["listen", "advertise"].map(|at| format!("--{at}-client-urls=http://127.0.0.1:0")),
+        );
+        let output = command.args(&flags).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains(words), "{words:?}: {said}");
         assert!(!data.exists(), "{words:?}: nothing was touched");

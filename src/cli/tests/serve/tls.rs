@@ -285,7 +285,10 @@ fn files_that_are_no_good_are_refused_before_anything_is_touched() {
     let data = dir.path().join("data");
     for ([cert, key], more, words) in cases {
         let mut command = bowline();
-        command.arg("serve").arg("--listen-client-urls=https://127.0.0.1:0");
+        command.arg("serve");
+        command.args(
+            ["listen", "advertise"].map(|at| format!("--{at}-client-urls=https://127.0.0.1:0")),
+        );
         command.arg(format!("--data-dir={}", text(&data)));
         command.arg(format!("--cert-file={}", text(cert)));
         command.arg(format!("--key-file={}", text(key)));

@@ -120,6 +120,14 @@ impl Options {
         let advertise = text("advertise-client-urls", "http://localhost:2379");
         let listen_clients = urls("listen-client-urls", &listen)?;
         urls("advertise-client-urls", &advertise)?;
+        // In a file, as in etcd, what is not said is what it always is.
+        let is_given = |name| values.get(name).is_some() && !values.is_of_file();
+        if is_given("listen-client-urls") && values.get("advertise-client-urls").is_none() {
+            return Err(FlagError::Together(
+                "--advertise-client-urls is required when --listen-client-urls is set explicitly"
+                    .into(),
+            ));
+        }
         let doors = doors(values, &listen_clients)?;
         let (client_tls, mut warnings) = ClientTls::new(values, &doors)?;
         warnings.extend(gates::idle(values)?);
@@ -448,6 +456,21 @@ mod tests {
             let found = go_duration(text).map(|duration| duration.as_millis());
             assert_eq!(found, millis, "{text:?}");
         }
+    }
+
+    #[test]
+    fn clients_are_told_where_they_reach_it_or_it_listens_where_they_look() {
+        let listen = "--listen-client-urls=http://10.0.0.1:2379";
+        let error = options(&[listen]).unwrap_err().to_string();
+        let words =
+            "--advertise-client-urls is required when --listen-client-urls is set explicitly";
+        assert_eq!(error, words);
+        assert!(options(&[listen, "--advertise-client-urls=http://h:2379"]).is_ok());
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("etcd.yaml");
+        std::fs::write(&path, "listen-client-urls: http://10.0.0.1:2379").unwrap();
+        let path = format!("--config-file={}", path.display());
+        assert_eq!(options(&[&path]).unwrap().advertise_clients, ["http://localhost:2379"]);
     }
 
     #[test]

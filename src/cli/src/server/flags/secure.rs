@@ -285,7 +285,8 @@ mod tests {
     use super::*;
 
     fn options(arguments: &[&str]) -> Result<Options, FlagError> {
-        let arguments: Vec<_> = arguments.iter().map(|&argument| argument.to_owned()).collect();
+        let mut arguments: Vec<_> = arguments.iter().map(|&argument| argument.to_owned()).collect();
+        arguments.push("--advertise-client-urls=https://h:1".to_owned());
         Options::new(&Values::read(&arguments, std::iter::empty())?)
     }
 

@@ -108,7 +108,10 @@ pub(super) const FLAGS: &[Flag] = &[
     ),
     used("initial-cluster-state", "'new' founds a cluster, 'existing' joins one ['new']"),
     used("initial-cluster-token", "tells clusters apart ['etcd-cluster']"),
-    used("advertise-client-urls", "where clients reach this member ['http://localhost:2379']"),
+    used(
+        "advertise-client-urls",
+        "where clients reach this member; needed with --listen-client-urls ['http://localhost:2379']",
+    ),
     refused("discovery", NO_DISCOVERY),
     refused("discovery-token", NO_DISCOVERY),
     refused("discovery-endpoints", NO_DISCOVERY),

@@ -14,6 +14,8 @@ pub(crate) struct Values {
     idle: Vec<(&'static str, &'static str)>,
     /// Variables of the environment that begin like ours and are none.
     strangers: Vec<String>,
+    /// Whether a file has said it all.
+    is_of_file: bool,
 }
 
 impl Values {
@@ -46,6 +48,11 @@ impl Values {
             "{name} is used, and not so in the table"
         );
         self.given.get(name).map(String::as_str)
+    }
+
+    /// Whether it was given in a file, as are all others then.
+    pub(crate) fn is_of_file(&self) -> bool {
+        self.is_of_file
     }
 
     /// What was given and does nothing: its name, and why.
@@ -106,7 +113,7 @@ impl Values {
 
     /// Reads a file: `name: value`, one a line. The sections of TLS hold flags under shorter names.
     fn read_file(path: &str, text: &str) -> Result<Self, FlagError> {
-        let mut values = Self::default();
+        let mut values = Self { is_of_file: true, ..Self::default() };
         let mut section = None;
         for (number, line) in whole_lines(text) {
             let line = line.as_str();
