@@ -20,18 +20,22 @@ pub(crate) struct Values {
 
 impl Values {
     /// Reads the arguments after `serve`, then the environment for what they do not say; or the file that
-    /// either names, and then nothing else, as etcd does.
+    /// either names, and then nothing else, as etcd does. A variable that is empty says nothing.
     pub(crate) fn read(
         arguments: &[String],
         environment: impl Iterator<Item = (String, String)>,
     ) -> Result<Self, FlagError> {
         let mut values = Self::default();
         values.read_arguments(arguments)?;
-        values.read_environment(environment)?;
-        match values.get("config-file") {
-            None | Some("") => Ok(values),
+        let environment: Vec<_> = environment.filter(|(_, value)| !value.is_empty()).collect();
+        let path = values.get("config-file").filter(|path| !path.is_empty()).map(str::to_owned);
+        let named = || {
+            let named = environment.iter().find(|(name, _)| name == "ETCD_CONFIG_FILE");
+            named.map(|(_, path)| path.clone())
+        };
+        match path.or_else(named) {
+            None => values.read_environment(environment).map(|()| values),
             Some(path) => {
-                let path = path.to_owned();
                 let text = fs::read_to_string(&path).map_err(|error| FlagError::Unreadable {
                     path: path.clone(),
                     why: error.to_string(),
@@ -96,10 +100,7 @@ impl Values {
         Ok(())
     }
 
-    fn read_environment(
-        &mut self,
-        environment: impl Iterator<Item = (String, String)>,
-    ) -> Result<(), FlagError> {
+    fn read_environment(&mut self, environment: Vec<(String, String)>) -> Result<(), FlagError> {
         for (name, value) in environment {
             let Some(word) = name.strip_prefix("ETCD_") else { continue };
             match find(&word.to_ascii_lowercase().replace('_', "-")) {
@@ -265,6 +266,28 @@ mod tests {
         let values = read(&["--name=a"], &environment).unwrap();
         assert_eq!((values.get("name"), values.get("data-dir")), (Some("a"), Some("e")));
         assert_eq!(values.strangers().collect::<Vec<_>>(), ["ETCD_MOOD"]);
+    }
+
+    #[test]
+    fn a_variable_that_is_empty_says_nothing() {
+        let empty = [("ETCD_NAME", ""), ("ETCD_QUOTA_BACKEND_BYTES", ""), ("ETCD_DISCOVERY", "")];
+        assert_eq!(read(&[], &empty).unwrap(), Values::default());
+        assert_eq!(read(&["--name="], &[("ETCD_NAME", "b")]).unwrap().get("name"), Some(""));
+    }
+
+    #[test]
+    fn beside_a_file_the_environment_says_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("etcd.yaml");
+        fs::write(&path, "name: a").unwrap();
+        let path = path.to_str().unwrap();
+        let more = [("ETCD_NAME", "b"), ("ETCD_DISCOVERY", "x"), ("ETCD_MOOD", "good")];
+        let by_flag = read(&["--config-file", path, "--name=c"], &more).unwrap();
+        let by_variable = read(&[], &[&more[..], &[("ETCD_CONFIG_FILE", path)]].concat()).unwrap();
+        for values in [by_flag, by_variable] {
+            assert_eq!(values.get("name"), Some("a"));
+            assert_eq!(values.strangers().count(), 0);
+        }
     }
 
     #[test]
