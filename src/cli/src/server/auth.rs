@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use bowline::{Access, AccessChange, AccessGrant, AccessRefusal, ROOT, RangeEnd, Rights, Secret};
+use bowline::{
+    Access, AccessChange, AccessGrant, AccessRefusal, ActingClient, ROOT, RangeEnd, Rights, Secret,
+};
 use tonic::{Request, Response, Status};
 
 use super::identity::Identity;
@@ -26,7 +28,11 @@ impl AuthService {
         who: &Identity,
         change: AccessChange,
     ) -> Result<Option<pb::ResponseHeader>, Status> {
-        self.0.acting(who)?.change_access(change).await.map_err(refused)?;
+        let ask = |client: ActingClient| {
+            let change = change.clone();
+            async move { client.change_access(change).await }
+        };
+        self.0.insisting(who, ask).await?;
         Ok(self.0.header_now())
     }
 
@@ -199,14 +205,21 @@ impl Auth for AuthService {
             request.into_inner();
         let who = self.0.again_root(&who)?;
         let password = self.secret(password, &hashed_password).await?;
-        // Who was made to have no password has none, as in etcd, and a certificate instead.
-        let access = self.0.client().read_access().await.map_err(refused)?;
-        let has_one = access.users().get(&user).is_none_or(|user| user.password.is_some());
-        let password = has_one.then_some(password);
         // It may have taken its time.
         let who = self.0.again_root(&who)?;
-        let header = self.change(&who, AccessChange::SetPassword { user, password }).await?;
-        Ok(Response::new(pb::AuthUserChangePasswordResponse { header }))
+        // Who was made to have no password has none, as in etcd, and a certificate instead: by a table that is no older than
+        // the one that the change is stamped with.
+        let ask = |client: ActingClient| {
+            let (user, password) = (user.clone(), password.clone());
+            async move {
+                let access = self.0.client().read_access().await?;
+                let has_one = access.users().get(&user).is_none_or(|user| user.password.is_some());
+                let password = has_one.then_some(password);
+                client.change_access(AccessChange::SetPassword { user, password }).await
+            }
+        };
+        self.0.insisting(&who, ask).await?;
+        Ok(Response::new(pb::AuthUserChangePasswordResponse { header: self.0.header_now() }))
     }
 
     async fn user_grant_role(

@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use bowline::{KeyRange, PutLease, PutValue, RangeCall, Revision};
+use bowline::{ActingClient, KeyRange, PutLease, PutValue, RangeCall, Revision};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
@@ -161,7 +161,8 @@ impl Kv for KvService {
         let CompactionRequest { revision, .. } = request.into_inner();
         // What is below zero has been compacted in any store; zero has not, in a new one.
         let at = Revision(u64::try_from(revision).map_err(|_| Reason::Compacted)?);
-        let reached = self.0.acting(&who)?.compact(at).await.map_err(refused)?;
+        let compact = |client: ActingClient| async move { client.compact(at).await };
+        let reached = self.0.insisting(&who, compact).await?;
         Ok(Response::new(CompactionResponse { header: self.0.header(reached) }))
     }
 }

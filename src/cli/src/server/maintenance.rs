@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use bowline::{Alarm, AlarmChange, Client, KeyRange, NodeId, Revision};
+use bowline::{ActingClient, Alarm, AlarmChange, Client, KeyRange, NodeId, Revision};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
@@ -37,7 +37,11 @@ impl MaintenanceService {
         change: AlarmChange,
     ) -> Result<Vec<pb::AlarmMember>, Status> {
         let who = self.0.again_root(who)?;
-        let changed = self.0.acting(&who)?.change_alarms(change).await.map_err(refused)?;
+        let ask = |client: ActingClient| {
+            let change = change.clone();
+            async move { client.change_alarms(change).await }
+        };
+        let changed = self.0.insisting(&who, ask).await?;
         Ok(changed.into_iter().map(alarms::said).collect())
     }
 }

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use bowline::{
-    ActingClient, Client, Error, Lease, LeaseId, MemberRole, Node, NodeId, Refusal, Revision, Term,
-    Verdict,
+    AccessRefusal, ActingClient, Client, Error, Lease, LeaseId, MemberRole, Node, NodeId, Refusal,
+    Revision, Term, Verdict,
 };
 use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit, Semaphore};
 use tonic::{Request, Status};
@@ -111,6 +111,29 @@ impl Member {
         Ok(self.client.acting_as(caller))
     }
 
+    /// Asks as a user for what etcd does not judge by the revision of users and roles: again where they have changed while
+    /// it was under way. What was refused has had no effect, and each time it is found out anew who asks.
+    ///
+    /// # Errors
+    /// A token that has ended since, and what the library says.
+    pub(super) async fn insisting<T, F>(
+        &self,
+        who: &Identity,
+        mut ask: impl FnMut(ActingClient) -> F,
+    ) -> Result<T, Status>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
+        let begun = Instant::now();
+        loop {
+            match ask(self.acting(who)?).await {
+                Err(Error::Refused(Refusal::Access(AccessRefusal::Outdated)))
+                    if begun.elapsed() < self.options.request_timeout() => {}
+                other => return other.map_err(refused),
+            }
+        }
+    }
+
     /// The same for what has begun, and goes on for as long as its user may, whatever has become of the token.
     pub(super) fn acting_still(&self, who: &Identity) -> ActingClient {
         self.client.acting_as(who.known_still(&self.client.access()))
@@ -210,16 +233,23 @@ impl Member {
         ttl: Duration,
         id: Option<LeaseId>,
     ) -> Result<Lease, Status> {
-        let client = self.acting(who)?;
+        let grant = |id| {
+            self.insisting(who, move |client| async move {
+                match client.grant(ttl).id(id).await {
+                    Err(refusal @ Error::Refused(Refusal::LeaseExists(_))) => Ok(Err(refusal)),
+                    granted => granted.map(Ok),
+                }
+            })
+        };
         if let Some(id) = id {
-            return client.grant(ttl).id(id).await.map_err(refused);
+            return grant(id).await?.map_err(refused);
         }
         loop {
             let next = self.next_lease.fetch_add(1, Ordering::Relaxed) & LEASE_ID_BITS;
             let Some(id) = LeaseId::new(next) else { continue };
-            match client.grant(ttl).id(id).await {
-                Err(Error::Refused(Refusal::LeaseExists(_))) => {}
-                other => return other.map_err(refused),
+            // One that exists is somebody's.
+            if let Ok(lease) = grant(id).await? {
+                return Ok(lease);
             }
         }
     }

@@ -4,6 +4,7 @@ use base64::prelude::{BASE64_STANDARD, Engine as _};
 use bytes::{Buf, BufMut, Bytes};
 use prost_reflect::DescriptorPool;
 use tempfile::{TempDir, tempdir};
+use tokio::task::JoinSet;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
@@ -420,6 +421,32 @@ async fn whose_password_is_empty_does_not_get_in() {
         auth.user_change_password(change(name, &format!("{name}'s"))).await.unwrap();
         login(&channel, name).await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn what_is_changed_at_once_is_all_changed_and_leases_are_granted_meanwhile() {
+    let (_dir, _server, channel) = alone().await;
+    let (root, bob) =
+        (login(&channel, "root").await.unwrap(), login(&channel, "bob").await.unwrap());
+    let mut asked = JoinSet::new();
+    for at in 0..32 {
+        let mut auth = AuthClient::new(channel.clone());
+        let add = by(&root, pb::AuthRoleAddRequest { name: format!("role-{at}") });
+        asked.spawn(async move { auth.role_add(add).await.map(drop) });
+        let mut leases = LeaseClient::new(channel.clone());
+        let grant = by(&bob, pb::LeaseGrantRequest { ttl: 100, id: 0 });
+        asked.spawn(async move { leases.lease_grant(grant).await.map(drop) });
+        let mut maintenance = MaintenanceClient::new(channel.clone());
+        let action = pb::alarm_request::AlarmAction::Deactivate.into();
+        let end = by(&root, pb::AlarmRequest { action, ..Default::default() });
+        asked.spawn(async move { maintenance.alarm(end).await.map(drop) });
+    }
+    let ended = asked.join_all().await;
+    let refused: Vec<_> = ended.into_iter().filter_map(Result::err).collect();
+    assert!(refused.is_empty(), "{} of them: {:?}", refused.len(), refused[0]);
+    let list = by(&root, pb::AuthRoleListRequest {});
+    let roles = AuthClient::new(channel).role_list(list).await.unwrap().into_inner().roles;
+    assert_eq!(roles.iter().filter(|role| role.starts_with("role-")).count(), 32);
 }
 
 #[tokio::test]
