@@ -132,6 +132,7 @@ impl Options {
         let (client_tls, mut warnings) = ClientTls::new(values, &doors)?;
         warnings.extend(gates::idle(values)?);
         let ping_after = duration(values, "grpc-keepalive-interval", Duration::from_secs(7200))?;
+        let ping_timeout = duration(values, "grpc-keepalive-timeout", Duration::from_secs(20))?;
         let data_dir = text("data-dir", "");
         let data_dir = if data_dir.is_empty() { format!("{name}.etcd") } else { data_dir };
         let data_dir = PathBuf::from(data_dir);
@@ -159,8 +160,9 @@ impl Options {
             )?
             .max(Duration::from_millis(100)),
             streams_max: number(values, "max-concurrent-streams", u32::MAX, 1, u32::MAX)?,
-            ping_after: (!ping_after.is_zero()).then_some(ping_after),
-            ping_timeout: duration(values, "grpc-keepalive-timeout", Duration::from_secs(20))?,
+            // As in etcd, none is asked where either is nothing.
+            ping_after: (!ping_after.is_zero() && !ping_timeout.is_zero()).then_some(ping_after),
+            ping_timeout,
             log_level: log_level(&text("log-level", "info"))?,
             log_output: log_output(unlisted(&text("log-outputs", "default")))?,
             log_format: log_format(&text("log-format", "console"))?,
@@ -328,14 +330,17 @@ pub(super) fn number<T: std::str::FromStr + PartialOrd>(
 
 fn duration(values: &Values, name: &'static str, default: Duration) -> Result<Duration, FlagError> {
     let Some(value) = values.get(name) else { return Ok(default) };
-    go_duration(value)
+    // In etcd's file they are whole nanoseconds.
+    let nanos = value.parse().ok().filter(|_| values.is_of_file()).map(Duration::from_nanos);
+    nanos
+        .or_else(|| go_duration(value))
         .ok_or_else(|| wrong(name, value, "a duration such as 300ms, 5s, 10m or 1h30m"))
 }
 
-/// A duration as Go writes it, or whole nanoseconds, as in etcd's file.
+/// A duration as Go writes it: nothing but 0 goes without a unit.
 pub(super) fn go_duration(text: &str) -> Option<Duration> {
-    if let Ok(nanos) = text.parse() {
-        return Some(Duration::from_nanos(nanos));
+    if text == "0" {
+        return Some(Duration::ZERO);
     }
     let mut rest = text;
     let mut total = Duration::ZERO;
@@ -444,10 +449,10 @@ mod tests {
             ("1h30m", Some(5_400_000)),
             ("1.5s", Some(1500)),
             ("250ms", Some(250)),
-            ("600000000000", Some(600_000)),
+            ("600000000000", None),
             ("0", Some(0)),
             ("", None),
-            ("5", Some(0)),
+            ("5", None),
             ("5 m", None),
             ("m", None),
             ("-1s", None),
@@ -455,6 +460,21 @@ mod tests {
         for (text, millis) in cases {
             let found = go_duration(text).map(|duration| duration.as_millis());
             assert_eq!(found, millis, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_file_says_durations_without_a_unit() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("etcd.yaml");
+        std::fs::write(&path, "grpc-keepalive-interval: 7200000000000").unwrap();
+        let path = format!("--config-file={}", path.display());
+        assert_eq!(options(&[&path]).unwrap().ping_after, Some(Duration::from_secs(7200)));
+        let error = options(&["--grpc-keepalive-interval=7200"]).unwrap_err().to_string();
+        assert!(error.contains("a duration such as 300ms"), "{error}");
+        // No interval, or no time to answer: none is asked for a sign of life.
+        for off in ["--grpc-keepalive-interval=0", "--grpc-keepalive-timeout=0"] {
+            assert_eq!(options(&[off]).unwrap().ping_after, None, "{off}");
         }
     }
 

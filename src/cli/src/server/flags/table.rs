@@ -88,7 +88,10 @@ pub(super) const FLAGS: &[Flag] = &[
         "grpc-keepalive-interval",
         "how long a silent connection is left alone; 0 is for ever ['2h']",
     ),
-    used("grpc-keepalive-timeout", "how long its answer to a ping is waited for ['20s']"),
+    used(
+        "grpc-keepalive-timeout",
+        "how long its answer to a ping is waited for; 0 is for ever ['20s']",
+    ),
     refused_switch("socket-reuse-port", "give each member an address of its own"),
     ignored_switch("socket-reuse-address", "it is always set"),
     ignored_switch(
