@@ -300,7 +300,7 @@ catalogue! {
     term: Gauge => u64, "gauge";
     /// Times that this node stood for election.
     elections_total: Counter => u64, "counter";
-    /// Times that this node learnt of another leader, or of none.
+    /// Times that this node learnt of a leader: of another one, or of the same after it had known of none.
     leader_changes_total: Counter => u64, "counter";
     /// As the leader: rounds begun to prove that it leads, for reads and renewals.
     read_rounds_total: Counter => u64, "counter";

@@ -15,7 +15,8 @@ impl Driver {
                 self.shared.meters.elections_total.add(u64::from(known.0 > self.stood_in));
                 self.stood_in = known.0;
             }
-            self.shared.meters.leader_changes_total.add(u64::from(known.1 != self.known_leader.1));
+            let has_another = known.1.is_some() && known.1 != self.known_leader.1;
+            self.shared.meters.leader_changes_total.add(u64::from(has_another));
             self.known_leader = known;
             if known.1.is_some() {
                 self.shared.slow.knows_leader(now);

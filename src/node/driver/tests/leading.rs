@@ -148,6 +148,23 @@ fn a_leader_whose_disk_hangs_gives_its_leadership_away_and_writes_go_on() {
 }
 
 #[test]
+fn a_leader_that_comes_back_is_one_change_and_that_it_was_missed_is_none() {
+    let mut three = led();
+    let changes = |three: &Three| {
+        let meters = Arc::clone(&three.shared(2).meters);
+        crate::metrics::Metrics::new("", meters).snapshot().leader_changes_total
+    };
+    let leader = |three: &Three| three.shared(2).status.borrow().leader;
+    let before = changes(&three);
+    isolate(&three, 2);
+    three.until("it is in touch with the leader still", |three| leader(three).is_none());
+    assert_eq!(changes(&three), before);
+    three.hub.heal_all();
+    three.until("it does not find the leader again", |three| leader(three).is_some());
+    assert_eq!(changes(&three), before + 1);
+}
+
+#[test]
 fn a_question_that_is_under_way_when_the_leader_changes_is_put_to_the_next_one_at_once() {
     let mut three = led();
     three.hub.cut(id(0), id(2));
