@@ -16,6 +16,7 @@ use tonic::body::Body;
 use tonic::codegen::Service;
 use tracing::Instrument as _;
 
+use super::aside::{Aside, Large};
 use super::auth::AuthService;
 use super::cluster::ClusterService;
 use super::election::ElectionService;
@@ -290,6 +291,9 @@ impl Dispatch {
             if is_for_space(&response) {
                 member.no_space().refused(member.state_bytes());
             }
+            let is_large = response.extensions().get::<Large>().is_some();
+            let response =
+                response.map(|body| if is_large { Body::new(Aside(body)) } else { body });
             let sent = |body| Body::new(Counted::new(body, &traffic, Way::Out, &span));
             Ok(counted(response.map(sent).map(|body| holding(body, held))))
         };

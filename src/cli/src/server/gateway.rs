@@ -148,7 +148,7 @@ async fn single(method: &MethodDescriptor, body: Body) -> Result<Vec<u8>, Status
     if let Some(status) = collected.trailers().and_then(failed) {
         return Err(status);
     }
-    let mut read = BytesMut::from(&collected.to_bytes()[..]);
+    let mut read = BytesMut::from(collected.to_bytes());
     json::written(&method.output(), json::unframed(&mut read).unwrap_or_default())
 }
 

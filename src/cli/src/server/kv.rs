@@ -4,15 +4,17 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use bowline::{ActingClient, KeyRange, PutLease, PutValue, RangeCall, Revision};
+use prost::Message;
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
+use super::aside::{LARGE_BYTES, Large, aside};
 use super::identity::Identity;
 use super::member::Member;
 use super::wire::{
     Reason, bounds, check_delete, check_put, check_range, check_size, check_txn, compare,
-    delete_response, is_local, key_range, op, put, put_response, range_response, refused, revision,
-    sort, txn_response,
+    delete_response, is_local, is_long, is_long_txn, key_range, op, put, put_response,
+    range_response, refused, revision, sort, txn_response,
 };
 use crate::generated::etcdserverpb::kv_server::Kv;
 use crate::generated::etcdserverpb::{
@@ -53,6 +55,24 @@ impl KvService {
     }
 }
 
+/// An answer that may take long to be made; then it may be large, too.
+async fn answer_aside<T: Message>(
+    is_long: bool,
+    answer: impl Future<Output = Result<T, Status>>,
+) -> Result<Response<T>, Status> {
+    let answer = async {
+        let answer = answer.await?;
+        let is_large = is_long && answer.encoded_len() >= LARGE_BYTES;
+        Ok::<_, Status>((answer, is_large))
+    };
+    let (answer, is_large) = aside(is_long, answer).await?;
+    let mut response = Response::new(answer);
+    if is_large {
+        response.extensions_mut().insert(Large);
+    }
+    Ok(response)
+}
+
 #[tonic::async_trait]
 impl Kv for KvService {
     async fn range(
@@ -62,14 +82,18 @@ impl Kv for KvService {
         let who = Identity::in_request(&request);
         let mut request = request.into_inner();
         check_range(&request)?;
+        let is_long = is_long(&request);
         if !request.serializable {
             self.0.not_for_learners()?;
         }
         let (key, end) = (std::mem::take(&mut request.key), std::mem::take(&mut request.range_end));
         let call = self.range_call(&who, key_range(key, end), &request)?;
-        let reply = call.await.map_err(refused)?;
-        let header = self.0.header(reply.revision);
-        Ok(Response::new(RangeResponse { header, ..range_response(reply) }))
+        let answer = async {
+            let reply = call.await.map_err(refused)?;
+            let header = self.0.header(reply.revision);
+            Ok(RangeResponse { header, ..range_response(reply) })
+        };
+        answer_aside(is_long, answer).await
     }
 
     type RangeStreamStream =
@@ -132,7 +156,7 @@ impl Kv for KvService {
         let request = request.into_inner();
         check_txn(&request, self.0.options().txn_ops_max)?;
         check_size(&request, self.0.options().request_bytes_max)?;
-        let local = is_local(&request);
+        let (local, is_long) = (is_local(&request), is_long_txn(&request));
         let mut call = self.0.acting(&who)?.txn();
         for condition in request.compare {
             call = call.when(compare(condition)?);
@@ -146,9 +170,12 @@ impl Kv for KvService {
         if local {
             call = call.local();
         }
-        let reply = call.commit().await.map_err(refused)?;
-        let header = self.0.header(reply.revision);
-        Ok(Response::new(TxnResponse { header, ..txn_response(reply) }))
+        let answer = async {
+            let reply = call.commit().await.map_err(refused)?;
+            let header = self.0.header(reply.revision);
+            Ok(TxnResponse { header, ..txn_response(reply) })
+        };
+        answer_aside(is_long, answer).await
     }
 
     /// Physical or not: what is compacted cannot be read any more when the answer comes, and its memory is
@@ -164,5 +191,24 @@ impl Kv for KvService {
         let compact = |client: ActingClient| async move { client.compact(at).await };
         let reached = self.0.insisting(&who, compact).await?;
         Ok(Response::new(CompactionResponse { header: self.0.header(reached) }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generated::mvccpb::KeyValue;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn only_a_large_answer_is_sent_aside() {
+        for (is_long, bytes, expected) in
+            [(true, LARGE_BYTES, true), (true, 1000, false), (false, LARGE_BYTES, false)]
+        {
+            let row = KeyValue { value: vec![0; bytes].into(), ..Default::default() };
+            let answer = RangeResponse { kvs: vec![row], ..Default::default() };
+            let answer = answer_aside(is_long, async { Ok(answer) }).await.unwrap();
+            let is_large = answer.extensions().get::<Large>().is_some();
+            assert_eq!(is_large, expected, "{is_long}, {bytes} bytes");
+        }
     }
 }

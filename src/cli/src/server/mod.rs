@@ -22,6 +22,7 @@
 //! all in the node. `docs/etcd-compatibility.md` says where it differs from etcd.
 
 mod alarms;
+mod aside;
 mod auth;
 mod calls;
 mod cluster;

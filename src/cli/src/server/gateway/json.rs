@@ -4,7 +4,10 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::Message;
 use prost_reflect::{DynamicMessage, Kind, MessageDescriptor, SerializeOptions};
 use serde_json::{Deserializer, Serializer, Value};
+use tokio::task::block_in_place;
 use tonic::Status;
+
+use super::super::aside::LARGE_BYTES;
 
 /// What comes before a message of gRPC: whether it is compressed, and its length.
 const PREFIX_BYTES: usize = 5;
@@ -66,6 +69,12 @@ pub(super) fn unframed(read: &mut BytesMut) -> Option<Bytes> {
 /// # Errors
 /// It is not of this kind.
 pub(super) fn written(of: &MessageDescriptor, message: Bytes) -> Result<Vec<u8>, Status> {
+    let is_large = message.len() >= LARGE_BYTES;
+    let write = || written_here(of, message);
+    if is_large { block_in_place(write) } else { write() }
+}
+
+fn written_here(of: &MessageDescriptor, message: Bytes) -> Result<Vec<u8>, Status> {
     let message = DynamicMessage::decode(of.clone(), message)
         .map_err(|error| Status::internal(format!("bowline: {error}")))?;
     let mut json = Serializer::new(Vec::new());

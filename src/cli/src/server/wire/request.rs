@@ -106,6 +106,23 @@ fn txn(request: pb::TxnRequest) -> Result<Txn, Status> {
     })
 }
 
+/// How many rows are read in no time.
+const FEW_ROWS: i64 = 1000;
+
+/// Whether a range may have many rows.
+pub(crate) fn is_long(request: &pb::RangeRequest) -> bool {
+    !request.range_end.is_empty() && !(1..=FEW_ROWS).contains(&request.limit)
+}
+
+/// Whether one of a transaction's ranges may.
+pub(crate) fn is_long_txn(request: &pb::TxnRequest) -> bool {
+    request.success.iter().chain(&request.failure).any(|op| match &op.request {
+        Some(Request::RequestRange(range)) => is_long(range),
+        Some(Request::RequestTxn(txn)) => is_long_txn(txn),
+        _ => false,
+    })
+}
+
 /// Whether a transaction is a local read: it only reads, every read of it asks for that, and there is one. One
 /// that only compares asks for nothing of the kind.
 pub(crate) fn is_local(request: &pb::TxnRequest) -> bool {
@@ -191,5 +208,36 @@ fn numeric<T>(
             builder(range).ne(number(u64::MAX))
         }
         (Err(_), CompareResult::Equal | CompareResult::Less) => builder(range).lt(number(0)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_and_a_few_rows_are_read_in_no_time() {
+        let range = |range_end: &'static str, limit| pb::RangeRequest {
+            key: "a".into(),
+            range_end: range_end.into(),
+            limit,
+            ..Default::default()
+        };
+        for (range, expected) in [
+            (range("", 0), false),
+            (range("b", 1), false),
+            (range("b", FEW_ROWS), false),
+            (range("b", FEW_ROWS + 1), true),
+            (range("b", 0), true),
+            (range("b", -1), true),
+        ] {
+            assert_eq!(is_long(&range), expected, "{range:?}");
+            let op = pb::RequestOp { request: Some(Request::RequestRange(range)) };
+            let within = pb::TxnRequest { failure: vec![op], ..Default::default() };
+            assert_eq!(is_long_txn(&within), expected);
+            let op = pb::RequestOp { request: Some(Request::RequestTxn(within)) };
+            let twice = pb::TxnRequest { success: vec![op], ..Default::default() };
+            assert_eq!(is_long_txn(&twice), expected);
+        }
     }
 }
