@@ -37,6 +37,10 @@ const PROBE_EVERY: Duration = Duration::from_secs(15);
 /// How long a client may take for its first word and, where there is TLS, for its handshake.
 const GREETING_MAX: Duration = Duration::from_secs(10);
 
+/// How long a connection of HTTP/1 may be without a request, or a request's head take: one that has shown itself is kept
+/// as those of gRPC are, but not for ever.
+const IDLE_MAX: Duration = Duration::from_secs(600);
+
 /// How many descriptors are kept for the log, snapshots and other members; half of them where there are few.
 const DESCRIPTORS_KEPT: usize = 512;
 
@@ -180,7 +184,7 @@ fn builder(options: &Options) -> Builder<TokioExecutor> {
         .initial_connection_window_size(CONNECTION_WINDOW)
         .keep_alive_interval(options.ping_after)
         .keep_alive_timeout(options.ping_timeout);
-    builder.http1().timer(TokioTimer::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_MAX);
     builder
 }
 

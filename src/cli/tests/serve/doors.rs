@@ -1,6 +1,6 @@
 //! Where clients come in: what is served at which port, and which may be shared.
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
@@ -142,6 +142,23 @@ async fn one_port_can_speak_with_tls_and_without() {
     assert!(!refused.status.success());
     let said = String::from_utf8(refused.stderr).unwrap();
     assert!(said.contains("cannot listen for clients on 127.0.0.1"), "{said}");
+}
+
+/// As pools of connections keep theirs: for longer than the 30 s that the library for HTTP would give it.
+#[test]
+fn a_connection_of_http_without_a_request_is_kept() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let mut stream = TcpStream::connect(&server.address).unwrap();
+    let asks = "GET /version HTTP/1.1\r\nHost: x\r\n\r\n";
+    stream.write_all(asks.as_bytes()).unwrap();
+    let mut answer = [0; 4096];
+    assert!(stream.read(&mut answer).unwrap() > 0);
+    stream.set_read_timeout(Some(Duration::from_secs(33))).unwrap();
+    let silent = stream.read(&mut answer).expect_err("it is closed");
+    assert_eq!(silent.kind(), std::io::ErrorKind::WouldBlock);
+    stream.write_all(asks.as_bytes()).unwrap();
+    assert!(stream.read(&mut answer).unwrap() > 0);
 }
 
 #[test]
