@@ -164,7 +164,7 @@ impl Options {
             ping_after: (!ping_after.is_zero() && !ping_timeout.is_zero()).then_some(ping_after),
             ping_timeout,
             log_level: log_level(&text("log-level", "info"))?,
-            log_output: log_output(unlisted(&text("log-outputs", "default")))?,
+            log_output: log_output(&text("log-outputs", "default"))?,
             log_format: log_format(&text("log-format", "console"))?,
             history: history(values)?,
             slow_request: duration(
@@ -296,11 +296,6 @@ fn doors(values: &Values, listen_clients: &[Url]) -> Result<Vec<Door>, FlagError
 
 pub(super) fn wrong(name: &'static str, value: &str, must: &'static str) -> FlagError {
     FlagError::Value { name, value: value.to_owned(), must }
-}
-
-/// What stands in a list of YAML's, which may be one in the file.
-pub(super) fn unlisted(list: &str) -> &str {
-    list.trim_start_matches('[').trim_end_matches(']').trim()
 }
 
 pub(super) fn split(list: &str) -> Vec<String> {

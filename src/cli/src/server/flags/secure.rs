@@ -10,8 +10,9 @@ use rustls::SupportedCipherSuite;
 use rustls::crypto::ring;
 use rustls::version::{TLS12, TLS13};
 
-use super::options::{number, split, unlisted, wrong};
+use super::options::{number, split, wrong};
 use super::urls::{Door, Offer, Url};
+use super::values::OFF;
 use super::{FlagError, Values};
 
 /// How clients are met at URLs that are `https://`.
@@ -52,7 +53,7 @@ fn switch(values: &Values, name: &'static str) -> Result<bool, FlagError> {
     match values.get(name) {
         None => Ok(false),
         Some("1" | "t" | "T" | "true" | "TRUE" | "True") => Ok(true),
-        Some("0" | "f" | "F" | "false" | "FALSE" | "False") => Ok(false),
+        Some(off) if OFF.contains(&off) => Ok(false),
         Some(other) => Err(wrong(name, other, "true or false")),
     }
 }
@@ -171,7 +172,7 @@ fn ciphers(values: &Values) -> Result<Ciphers, FlagError> {
     let versions: Vec<_> =
         versions.filter(|(v, _)| (least..=most).contains(v)).map(|(_, version)| version).collect();
     let wanted = values.get("cipher-suites").unwrap_or_default();
-    let wanted = split(unlisted(wanted));
+    let wanted = split(wanted);
     let all = ring::ALL_CIPHER_SUITES;
     if wanted.is_empty() {
         return Ok((versions, all.to_vec()));
@@ -185,7 +186,6 @@ fn ciphers(values: &Values) -> Result<Ciphers, FlagError> {
     // Those of TLS 1.3 are not chosen, in etcd as here.
     let mut suites: Vec<_> = all.iter().copied().filter(is_new).collect();
     for name in &wanted {
-        let name = name.trim_matches(['\'', '"']);
         // Go knows these by either name.
         let long = match name.strip_suffix("_POLY1305") {
             Some(_) => format!("{name}_SHA256"),
@@ -386,8 +386,8 @@ mod tests {
         assert_eq!(tls(&[]), (2, 9));
         assert_eq!(tls(&["--tls-min-version=TLS1.3"]), (1, 9));
         assert_eq!(tls(&["--tls-max-version=TLS1.2"]), (1, 9));
-        let chosen = "--cipher-suites=[TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305, \
-                      'TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256',TLS_AES_128_GCM_SHA256]";
+        let chosen = "--cipher-suites=TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305, \
+                      TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,TLS_AES_128_GCM_SHA256";
         assert_eq!(tls(&[chosen]), (2, 5));
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 
+use super::options::split;
 use super::table::{FLAGS, Flag};
 use super::{Fate, FlagError};
 
@@ -128,7 +129,7 @@ impl Values {
             let (name, value) = line
                 .split_once(':')
                 .ok_or_else(|| wrong(format!("{line:?} is not of the form name: value")))?;
-            let (name, value) = (name.trim(), unquoted(value.trim()));
+            let (name, value) = (name.trim(), listed(value.trim()));
             let long = match (is_nested, section) {
                 (true, None) => return Err(wrong(format!("{name:?} stands in no section"))),
                 (true, Some(section)) => in_section(section, name),
@@ -141,13 +142,18 @@ impl Values {
                 (false, _) => None,
             };
             if !is_nested && section.is_some() {
-                continue;
+                match value.as_str() {
+                    "" | "null" | "{}" => continue,
+                    _ => {
+                        return Err(wrong(format!(
+                            "write what stands in {name:?} below it, one a line"
+                        )));
+                    }
+                }
             }
             let flag = find(&long).ok_or_else(|| wrong(format!("there is no setting {name:?}")))?;
             // What asks for nothing is left alone: files are often written with all that there is.
-            let is_off = flag.is_switch && flag.fate == Fate::Refused && value == "false";
-            let asks = !is_off && !matches!(value.as_str(), "" | "null");
-            if asks {
+            if !matches!(value.as_str(), "" | "null") {
                 values.take(flag, value).map_err(|error| wrong(error.to_string()))?;
             }
         }
@@ -159,7 +165,7 @@ impl Values {
             Fate::Used => drop(self.given.insert(flag.name, value)),
             Fate::Ignored => self.idle.push((flag.name, flag.what)),
             // Not asked for.
-            Fate::Refused if flag.is_switch && value == "false" => {}
+            Fate::Refused if flag.is_switch && OFF.contains(&value.as_str()) => {}
             Fate::Refused => {
                 return Err(FlagError::Refused { name: flag.name, instead: flag.what });
             }
@@ -167,6 +173,9 @@ impl Values {
         Ok(())
     }
 }
+
+/// How Go reads that a switch is off.
+pub(super) const OFF: [&str; 6] = ["0", "f", "F", "false", "FALSE", "False"];
 
 /// The part of a file that is about TLS with clients, or among members.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -211,6 +220,15 @@ fn whole_lines(text: &str) -> Vec<(usize, String)> {
     for (number, line) in text.lines().enumerate() {
         let indent = &line[..line.len() - line.trim_start_matches([' ', '\t']).len()];
         let line = without_comment(line);
+        // One of a list with an item a line.
+        if let Some(item) = line.strip_prefix("- ")
+            && let Some((_, last)) = lines.iter_mut().rfind(|(_, line)| !line.trim().is_empty())
+            && (last.ends_with(':') || last.contains(": [") && last.ends_with(']'))
+        {
+            let begun = last.strip_suffix(']').map(|list| format!("{list},"));
+            *last = begun.unwrap_or_else(|| format!("{last} [")) + item.trim() + "]";
+            continue;
+        }
         let open =
             lines.last_mut().filter(|(_, last)| last.contains(": [") && !last.ends_with(']'));
         match open {
@@ -234,6 +252,15 @@ fn without_comment(line: &str) -> &str {
         }
     }
     line.trim()
+}
+
+/// A value without its quotes, and of a list what is in it, separated by commas.
+fn listed(value: &str) -> String {
+    let Some(list) = value.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) else {
+        return unquoted(value);
+    };
+    let items: Vec<_> = split(list).iter().map(|item| unquoted(item)).collect();
+    items.join(",")
 }
 
 fn unquoted(value: &str) -> String {
@@ -307,7 +334,11 @@ mod tests {
             let error = read(arguments, &[]).unwrap_err().to_string();
             assert!(error.contains(words), "{error:?} lacks {words:?}");
         }
-        assert!(read(&["--unsafe-no-fsync=false"], &[]).is_ok(), "it asks for nothing");
+        for off in ["false", "0", "f", "F", "FALSE", "False"] {
+            let flag = format!("--unsafe-no-fsync={off}");
+            assert!(read(&[&flag], &[]).is_ok(), "{off}: it asks for nothing");
+            assert!(Values::read_file("f", &format!("unsafe-no-fsync: {off}")).is_ok(), "{off}");
+        }
         assert!(read(&[both[1], both[1]], &[]).is_ok(), "the last counts");
         let error = read(&[], &[("ETCD_UNSAFE_NO_FSYNC", "true")]).unwrap_err().to_string();
         assert!(error.contains("--unsafe-no-fsync"), "{error}");
@@ -329,8 +360,30 @@ mod tests {
         ];
         assert_eq!(
             given.map(|name| values.get(name)),
-            [Some("c"), Some("true"), Some("h"), Some("p"), Some("a"), Some("[A, B]")]
+            [Some("c"), Some("true"), Some("h"), Some("p"), Some("a"), Some("A,B")]
         );
+    }
+
+    #[test]
+    fn lists_are_written_on_one_line_or_on_several() {
+        let values = |text: &str| {
+            let values = Values::read_file("f", text).unwrap();
+            ["cipher-suites", "log-outputs"].map(|name| values.get(name).map(str::to_owned))
+        };
+        let expected = [Some("A,B".to_owned()), Some("stderr".to_owned())];
+        for text in [
+            "cipher-suites: [A, B]\nlog-outputs: [stderr]",
+            "cipher-suites: ['A', \"B\"]\nlog-outputs: stderr",
+            "cipher-suites: [\n  'A', # one\n  B,\n]\nlog-outputs: ['stderr']",
+            "cipher-suites:\n  - A # one\n\n  - 'B'\nlog-outputs:\n- stderr",
+        ] {
+            assert_eq!(values(text), expected, "{text}");
+        }
+        let inside =
+            "client-transport-security:\n  allowed-hostname:\n    - h\n    - i\n  cert-file: c";
+        let values = Values::read_file("f", inside).unwrap();
+        let given = ["client-cert-allowed-hostname", "cert-file"].map(|name| values.get(name));
+        assert_eq!(given, [Some("h,i"), Some("c")]);
     }
 
     /// As etcd ships it, without its comments.
@@ -347,7 +400,7 @@ mod tests {
         let given = ["log-outputs", "cipher-suites", "tls-min-version", "initial-cluster"];
         assert_eq!(
             given.map(|name| values.get(name)),
-            [Some("[stderr]"), Some("[A_B,C_D]"), Some("TLS1.2"), None]
+            [Some("stderr"), Some("A_B,C_D"), Some("TLS1.2"), None]
         );
     }
 
@@ -372,6 +425,11 @@ mod tests {
             ("peer-transport-security:\n  name: x", "line 2: there is no setting \"name\""),
             ("client-transport-security:\n  allowed-cn: x", "no setting \"allowed-cn\""),
             ("client-transport-security:\n  data-dir: x", "no setting \"data-dir\""),
+            (
+                "client-transport-security: {cert-file: c}",
+                "line 1: write what stands in \"client-transport-security\" below it",
+            ),
+            ("peer-transport-security: p", "write what stands in \"peer-transport-security\""),
             ("  x: y", "stands in no section"),
             ("discovery: x", "there is no discovery"),
         ] {
