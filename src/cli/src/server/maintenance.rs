@@ -10,7 +10,7 @@ use tonic::{Request, Response, Status};
 use super::alarms;
 use super::driven::Driven;
 use super::identity::Identity;
-use super::member::{CLUSTER_VERSION, Member, VERSION};
+use super::member::{CLUSTER_VERSION, CLUSTER_VERSION_SHORT, Member, VERSION};
 use super::snapshot::{send, taken};
 use super::wire::{Reason, refused, revision};
 use crate::generated::etcdserverpb as pb;
@@ -194,7 +194,11 @@ impl Maintenance for MaintenanceService {
             (2..=3).contains(&parts.len()) && parts.iter().all(|part| part.parse::<u32>().is_ok())
         };
         match DowngradeAction::try_from(request.action) {
-            Ok(DowngradeAction::Cancel) => Err(Reason::NoDowngrade.into()),
+            // As in etcd it is no error that none is under way.
+            Ok(DowngradeAction::Cancel) => {
+                let version = CLUSTER_VERSION_SHORT.to_owned();
+                Ok(Response::new(pb::DowngradeResponse { header: self.0.header_now(), version }))
+            }
             Ok(_) if !is_version => Err(Reason::DowngradeFormat.into()),
             Ok(_) => Err(Reason::DowngradeTarget.into()),
             Err(_) => {

@@ -27,6 +27,9 @@ pub(super) const VERSION: &str = "3.6.9";
 /// The same, for what asks for the cluster's.
 pub(super) const CLUSTER_VERSION: &str = "3.6.0";
 
+/// The same without the last of its three numbers, as etcd says it in some places.
+pub(super) const CLUSTER_VERSION_SHORT: &str = "3.6";
+
 /// Ids of leases are positive in the protocol.
 const LEASE_ID_BITS: u64 = u64::MAX >> 1;
 

@@ -8,7 +8,7 @@ use bowline::{Ending, MetricsSnapshot, NodeStatus, RequestKind};
 
 use super::alarms;
 use super::calls::Calls;
-use super::member::{CLUSTER_VERSION, Member, VERSION};
+use super::member::{CLUSTER_VERSION_SHORT, Member, VERSION};
 use super::process::Process;
 use crate::generated::etcdserverpb as pb;
 
@@ -58,10 +58,7 @@ impl Families {
         let version = labelled("server_version", VERSION);
         let help = "The version of etcd whose behaviour this is.";
         self.labelled("etcd_server_version", "gauge", help, &version);
-        // Without the last of its three numbers, as there.
-        let cluster_version =
-            CLUSTER_VERSION.rsplit_once('.').map_or(CLUSTER_VERSION, |(two, _)| two);
-        let version = labelled("cluster_version", cluster_version);
+        let version = labelled("cluster_version", CLUSTER_VERSION_SHORT);
         self.labelled("etcd_cluster_version", "gauge", "The same, of the cluster.", &version);
         let gauges = [
             ("has_leader", "Whether it knows of a leader.", metrics.has_leader),

@@ -54,7 +54,6 @@ pub(crate) enum Reason {
     RoleNotFound,
     RoleNotGranted,
     NotGranted,
-    NoDowngrade,
     DowngradeFormat,
     DowngradeTarget,
 }
@@ -73,7 +72,6 @@ impl Reason {
             Reason::RequestTooLarge => (InvalidArgument, "request is too large"),
             Reason::DowngradeFormat => (InvalidArgument, "wrong downgrade target version format"),
             Reason::DowngradeTarget => (InvalidArgument, "invalid downgrade target version"),
-            Reason::NoDowngrade => (FailedPrecondition, "no inflight downgrade job"),
             Reason::Compacted => (OutOfRange, "mvcc: required revision has been compacted"),
             Reason::FutureRevision => (OutOfRange, "mvcc: required revision is a future revision"),
             Reason::LeaseTtlTooLarge => (OutOfRange, "too large lease TTL"),
