@@ -5,7 +5,7 @@ use std::error::Error as _;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use bowline::{Access, Error};
+use bowline::{Access, AccessRefusal, Error};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body_util::BodyExt as _;
@@ -121,7 +121,15 @@ impl Needs {
         let judged = match self {
             Self::Nobody | Self::Watch => Ok(()),
             Self::User => access.is_user(&who.caller()),
-            Self::Root => access.is_root(&who.caller()),
+            Self::Root => match access.is_root(&who.caller()) {
+                // Of a certificate: who has a token is there. In etcd's words.
+                Err(AccessRefusal::Denied)
+                    if who.user().is_some_and(|user| !access.users().contains_key(user)) =>
+                {
+                    return Err(Reason::UserNotFound.into());
+                }
+                judged => judged,
+            },
         };
         judged.map_err(access_refused)
     }

@@ -52,6 +52,8 @@ impl Shown {
             Self::Certificate(user) => Ok(Some(user.to_string())),
             Self::Token(token) => {
                 let token = token.to_str().map_err(|_| Reason::InvalidToken)?;
+                // Who writes it as one of OAuth's means the same, as in etcd from 3.6.13 on.
+                let token = token.strip_prefix("Bearer ").unwrap_or(token);
                 Ok(Some(tokens.user(token, access)?))
             }
         }

@@ -17,6 +17,7 @@ use crate::office::{Card, GOOD, Office, Says, put};
 use crate::process::{Server, bowline, flags, free_ports};
 use crate::tools::etcdctl;
 use pb::kv_client::KvClient;
+use pb::maintenance_client::MaintenanceClient;
 
 const BOTH: [&rustls::SupportedProtocolVersion; 2] = [&TLS12, &TLS13];
 
@@ -345,6 +346,9 @@ async fn who_shows_no_token_is_the_user_that_the_certificate_names() {
     assert_eq!(refused(put_key(&as_ann, "secret").await), denied);
     let as_eve = office.channel(&address, Some(&eve)).await;
     assert_eq!(refused(put_key(&as_eve, "app/a").await), denied, "there is no such user");
+    let not_found = (Code::FailedPrecondition, "etcdserver: user name not found".to_owned());
+    let status = MaintenanceClient::new(as_eve).status(pb::StatusRequest {}).await.map(drop);
+    assert_eq!(refused(status), not_found, "where etcd looks for it");
     let as_nobody = office.channel(&address, Some(&nobody)).await;
     assert_eq!(refused(put_key(&as_nobody, "app/a").await), no_user);
     // A token goes before the certificate, for more and for less, and one that is none is not passed over.
@@ -361,8 +365,14 @@ async fn who_shows_no_token_is_the_user_that_the_certificate_names() {
     };
     let mut kv = KvClient::new(as_root.clone());
     assert_eq!(refused(kv.put(by("token", &token)).await.map(drop)), denied);
+    let bearer = format!("Bearer {token}");
+    for name in ["token", "authorization"] {
+        assert_eq!(refused(kv.put(by(name, &bearer)).await.map(drop)), denied, "ann's");
+    }
     let void = (Code::Unauthenticated, "etcdserver: invalid auth token".to_owned());
-    assert_eq!(refused(kv.put(by("token", "x")).await.map(drop)), void);
+    for none in ["x", &bearer.to_lowercase()] {
+        assert_eq!(refused(kv.put(by("token", none)).await.map(drop)), void);
+    }
     // A gateway's certificate is not its clients', be it another's or our own.
     assert_eq!(refused(kv.put(by("grpcgateway-accept", "*/*")).await.map(drop)), no_user);
     let body = r#"{"key":"c2VjcmV0"}"#;

@@ -225,6 +225,7 @@ mod tests {
         forged.push(format!("{}.{}", part(0), part(1)));
         forged.push(format!("{good}.{}", part(2)));
         forged.push(format!("{good}="));
+        // That is no part of it.
         forged.push(format!("Bearer {good}"));
         forged.push(format!(
             "{}.{}.{}",
