@@ -89,7 +89,7 @@ impl HttpSide {
         } else {
             let read = self.member.client().range(KeyRange::key("health")).limit(1);
             let read = if says("serializable=true") { read.local() } else { read };
-            read.await.err().map(|error| format!("QGET ERROR: {error}"))
+            read.await.err().map(|error| format!("RANGE ERROR:{error}"))
         };
         self.member.calls().health_told(reason.is_none());
         let (status, health) = match &reason {
