@@ -313,8 +313,8 @@ impl Lock<'_, '_> {
     }
 
     fn delay(&self) -> Option<Counterexample> {
-        let delay = at_least(self.rules.lock_delay, self.rules.drift_percent);
-        let delay = delay.saturating_sub(self.rules.slack);
+        let Holds { slack, lock_delay, drift_percent, .. } = *self.rules;
+        let delay = at_least(lock_delay, drift_percent);
         let (mut writers, mut others) = (BestTwo::NONE, BestTwo::NONE);
         // What one owner holds several times is one hold, with one token, and lost as one.
         let is_same = |one: &Belief<'_>, other: &Belief<'_>| {
@@ -326,10 +326,10 @@ impl Lock<'_, '_> {
                 before[1] = others.but(belief, is_same);
             }
             for lost in before.into_iter().flatten() {
-                if belief.begin < lost.end.saturating_add(delay) {
+                if belief.begin.saturating_add(slack) < lost.end.saturating_add(delay) {
                     let why = format!(
-                        "#{} was lost after {}, and #{} began at {}, before the lock delay of {} was over",
-                        lost.index, lost.end, belief.index, belief.begin, self.rules.lock_delay
+                        "#{} was lost after {}, and #{} began at {}, before the lock delay of {lock_delay} was over",
+                        lost.index, lost.end, belief.index, belief.begin
                     );
                     let operations = [lost.index, belief.index];
                     return Some(Counterexample::new("lock delay", self.object, operations, why));

@@ -1,7 +1,7 @@
 //! Histories whose verdict is known, as `histories/*.txt` tells them: `## good: name`, or `## bad [operations]: name`
 //! with the smallest reason, and then JSON lines.
 
-use crate::check::intervals::{self, Holds, Leases};
+use crate::check::intervals::{self, HoldCall, Holds, Leases};
 use crate::check::lines::{self, LineError, Written};
 use crate::check::watch::{self, Watch};
 use crate::check::{
@@ -135,6 +135,19 @@ fn holds_that_are_shared_delayed_and_seen_by_bad_clocks() {
         ..Holds::default()
     };
     judge(HOLDS_SHARED, |history| intervals::holds(&rules, history));
+}
+
+#[test]
+fn a_lost_hold_keeps_its_tolerance_of_clocks() {
+    let overlapping = r#"{"invoke":10,"complete":20,"outcome":"ok","call":"hold","owner":1,"lost":true}
+{"invoke":19,"complete":30,"outcome":"ok","call":"hold","owner":2}"#;
+    let history = lines::read::<HoldCall>(overlapping.as_bytes()).unwrap().history;
+    let judged = |slack, lock_delay| {
+        intervals::holds(&Holds { slack, lock_delay, ..Holds::default() }, &history)
+    };
+    assert!(judged(2, 0).is_ok() && judged(2, 1).is_ok(), "{}", judged(2, 1));
+    assert_eq!(judged(2, 2).violation().map(|why| why.rule), Some("lock delay"));
+    assert_eq!(judged(0, 0).violation().map(|why| why.rule), Some("exclusion"));
 }
 
 #[test]

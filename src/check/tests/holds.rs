@@ -48,7 +48,7 @@ fn span(operation: &Operation<HoldCall, HoldReply>) -> Option<(i128, i128, bool)
 fn is_fine(rules: &Holds, history: &Beliefs) -> bool {
     let slack = i128::from(rules.slack);
     let delay = i128::from(rules.lock_delay) * i128::from(100 - rules.drift_percent) / 100;
-    let delay = (delay - slack).max(0);
+    let delay = delay - slack;
     for (index, first) in history.iter().enumerate() {
         for (other, second) in history.iter().enumerate() {
             let (Some(one), Some(two)) = (span(first), span(second)) else { continue };
@@ -136,6 +136,11 @@ fn reentrant_holds_are_judged_pair_by_pair() {
 #[test]
 fn holds_by_clocks_that_differ_are_judged_pair_by_pair() {
     judge(Holds { slack: 2, permits: 2, ..Holds::default() });
+}
+
+#[test]
+fn holds_that_were_lost_are_judged_pair_by_pair_by_clocks_that_differ() {
+    judge(Holds { slack: 3, lock_delay: 2, permits: 2, ..Holds::default() });
 }
 
 #[test]
