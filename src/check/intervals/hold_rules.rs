@@ -196,50 +196,58 @@ impl Lock<'_, '_> {
         Counterexample::new("exclusion", self.object, [first.index, second.index], why)
     }
 
+    /// Holds that overlap pair by pair, however the clocks differ, are held at one moment. So those that are held
+    /// with the first of them to end are those that had begun before it ended, and ended after it began.
     fn enough_permits(&self) -> Option<Counterexample> {
         let Holds { permits, slack, .. } = *self.rules;
         let held = |belief: &Belief<'_>| match belief.kind {
-            HoldKind::Permits(held) => held,
+            HoldKind::Permits(held) => u128::from(held),
             HoldKind::Write | HoldKind::Read => 0,
         };
-        // Half the slack goes from each side; what is shorter proves nothing.
-        let inner = |belief: &&Belief<'_>| {
-            held(belief) > 0 && belief.end.saturating_sub(belief.begin) > slack
-        };
-        let begin = |belief: &Belief<'_>| u128::from(belief.begin) * 2 + u128::from(slack);
-        let end = |belief: &Belief<'_>| u128::from(belief.end) * 2 - u128::from(slack);
-        let by_begin: Vec<&Belief<'_>> = self.beliefs.iter().filter(inner).collect();
-        let mut by_end = by_begin.clone();
-        by_end.sort_by_key(|belief| belief.end);
-        let mut ended = by_end.into_iter().peekable();
-        let mut now: HashMap<Index, &Belief<'_>> = HashMap::new();
+        let mut by_end: Vec<&Belief<'_>> =
+            self.beliefs.iter().filter(|one| held(one) > 0).collect();
+        by_end.sort_by_key(|belief| (belief.end, belief.index));
+        let mut begun = self.beliefs.iter().filter(|one| held(one) > 0).peekable();
+        // What had begun and has not ended, by its end, with how much that is.
+        let mut now: BTreeMap<(u64, Index), &Belief<'_>> = BTreeMap::new();
         let mut sum: u128 = 0;
-        for belief in by_begin {
-            while let Some(over) = ended.next_if(|over| end(over) <= begin(belief)) {
-                now.remove(&over.index);
-                sum -= u128::from(held(over));
+        for first in by_end {
+            while let Some(next) =
+                begun.next_if(|next| next.begin.saturating_add(slack) < first.end)
+            {
+                now.insert((next.end, next.index), next);
+                sum += held(next);
             }
-            now.insert(belief.index, belief);
-            sum += u128::from(held(belief));
-            if sum <= u128::from(permits) {
+            while let Some(over) =
+                now.first_entry().filter(|over| *over.key() <= (first.end, first.index))
+            {
+                sum -= held(over.remove());
+            }
+            // One that had begun may have ended before the first began for certain.
+            let ended = now.range(..=(first.begin.saturating_add(slack), Index::MAX));
+            let with_first = held(first) + sum - ended.map(|(_, over)| held(over)).sum::<u128>();
+            if with_first <= u128::from(permits) {
                 continue;
             }
-            let mut most: Vec<&Belief<'_>> = now.into_values().collect();
-            most.sort_by_key(|one| {
-                (one.index != belief.index, std::cmp::Reverse(held(one)), one.index)
-            });
+            let mut most: Vec<&Belief<'_>> = now
+                .into_values()
+                .filter(|one| one.end > first.begin.saturating_add(slack))
+                .collect();
+            most.push(first);
+            most.sort_by_key(|one| (std::cmp::Reverse(held(one)), one.index));
             let mut sum: u128 = 0;
             let enough = most.iter().take_while(|one| {
                 let is_short = sum <= u128::from(permits);
-                sum += u128::from(held(one));
+                sum += held(one);
                 is_short
             });
-            let mut enough: Vec<Index> = enough.map(|one| one.index).collect();
+            let enough: Vec<&Belief<'_>> = enough.copied().collect();
+            let at = enough.iter().map(|one| one.begin).max().unwrap_or(first.begin);
+            let mut enough: Vec<Index> = enough.iter().map(|one| one.index).collect();
             enough.sort_unstable();
             let names: Vec<String> = enough.iter().map(|index| format!("#{index}")).collect();
             let why = format!(
-                "at {} {} together believed to hold more than the {permits} permits there are",
-                belief.begin,
+                "at {at} {} together believed to hold more than the {permits} permits there are",
                 names.join(", ")
             );
             return Some(Counterexample::new("permits", self.object, enough, why));

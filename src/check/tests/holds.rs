@@ -84,17 +84,25 @@ fn is_fine(rules: &Holds, history: &Beliefs) -> bool {
             }
         }
     }
-    // Twice each moment, so that what lies between two is looked at.
-    (0..200).all(|at| {
-        let held = |operation: &Operation<HoldCall, HoldReply>| match operation.call {
-            HoldCall::Hold { kind: HoldKind::Permits(permits), .. } => span(operation)
-                .filter(|(begin, end, _)| {
-                    end - begin > slack && begin * 2 + slack <= at && at < end * 2 - slack
-                })
-                .map_or(0, |_| permits),
-            HoldCall::Hold { .. } => 0,
-        };
-        history.iter().map(held).sum::<u64>() <= rules.permits
+    // Some that overlap pair by pair, however the clocks differ, are held at one moment.
+    let permits = |index: &usize| match history[*index].call {
+        HoldCall::Hold { kind: HoldKind::Permits(permits), .. } => {
+            span(&history[*index]).map(|_| permits)
+        }
+        HoldCall::Hold { .. } => None,
+    };
+    let overlap = |one: &usize, other: &usize| {
+        let (one, other) = (span(&history[*one]), span(&history[*other]));
+        one.zip(other)
+            .is_some_and(|(one, other)| one.0 + slack < other.1 && other.0 + slack < one.1)
+    };
+    (0..1_u32 << history.len()).all(|some| {
+        let some: Vec<usize> = (0..history.len()).filter(|index| some & 1 << index > 0).collect();
+        let is_one_moment = some
+            .iter()
+            .enumerate()
+            .all(|(place, one)| some[place + 1..].iter().all(|other| overlap(one, other)));
+        !is_one_moment || some.iter().filter_map(permits).sum::<u64>() <= rules.permits
     })
 }
 
