@@ -35,7 +35,9 @@ pub(crate) fn histories(data: &[u8]) -> Came {
         5 => searched(&Kv::default(), text),
         6 => searched(&Election::default(), text),
         7 => judged(text, false, |history| total::check(&Total::default(), history)),
-        8 => judged(text, false, |history| watch::check(&Watch::default(), history)),
+        8 => judged_turned(text, false, backwards, |history| {
+            watch::check(&Watch::default(), history)
+        }),
         9 => judged(text, false, |history| intervals::holds(&Holds::default(), history)),
         10 => {
             let rules = Leases { late: Some(5), drift_percent: 10, slack: 1 };
@@ -201,6 +203,24 @@ fn judged<C: Written + Clone>(
 where
     C::Reply: Clone,
 {
+    judged_turned(text, stands_alone, |history| history.reverse(), check)
+}
+
+/// The latest first; what is of one moment stays in the order of its lines.
+fn backwards<C, R>(history: &mut History<C, R>) {
+    history.sort_by_key(|operation| std::cmp::Reverse(operation.invoked));
+}
+
+/// `turn` gives the lines an order that makes no difference.
+fn judged_turned<C: Written + Clone>(
+    text: &[u8],
+    stands_alone: bool,
+    turn: impl Fn(&mut History<C, C::Reply>),
+    check: impl Fn(&History<C, C::Reply>) -> Verdict,
+) -> Came
+where
+    C::Reply: Clone,
+{
     let Ok(lines) = lines::read::<C>(text) else { return Came::Refused };
     let mut history = lines.history;
     let said: Vec<String> = history.iter().map(lines::line).collect();
@@ -222,7 +242,7 @@ where
         }
     }
     let mut turned = history;
-    turned.reverse();
+    turn(&mut turned);
     let other = check(&turned);
     let is_decided = |verdict: &Verdict| verdict.is_ok() || verdict.violation().is_some();
     if is_decided(&verdict) && is_decided(&other) {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::small::Random;
+use crate::check::lines;
 use crate::check::watch::{self, Event, Keys, Kind, Received, Watch, WatchCall, WatchReply};
 use crate::check::{History, Operation, Outcome, Value};
 
@@ -205,4 +206,51 @@ fn a_run_passes_and_with_one_fault_it_does_not() {
         *spoilt.entry(fault).or_default() += 1;
     }
     assert!(spoilt.len() == 6 && spoilt.values().all(|count| *count > 10), "{spoilt:?}");
+}
+
+/// A stream of a store that others change as well.
+fn among_others(lines: &str) -> crate::check::Verdict {
+    let history = lines::read::<WatchCall>(lines.as_bytes()).unwrap().history;
+    watch::check(&Watch { others: true }, &history)
+}
+
+#[test]
+fn a_value_before_may_be_that_of_others_unless_the_stream_saw_what_was_there() {
+    let seen = |start: u64, told: &str, previous: &str| {
+        among_others(&format!(
+            r#"{{"invoke":1,"complete":2,"outcome":"ok","call":"change","rows":[{{"key":"a","value":5}}],"revision":8}}
+{{"invoke":1,"complete":2,"outcome":"ok","call":"watch","stream":"w","key":"a","start":{start}}}
+{{"invoke":3,"complete":4,"outcome":"ok","call":"change","rows":[{{"key":"a","value":1}}],"revision":10}}
+{{"invoke":9,"complete":9,"outcome":"ok","call":"receive","stream":"w","events":[{told}{{"revision":10,"key":"a","value":1,"previous":{previous}}}]}}"#
+        ))
+    };
+    let told = r#"{"revision":8,"key":"a","value":5},"#;
+    for previous in ["5", "7", "null"] {
+        let verdict = seen(9, "", previous);
+        assert!(verdict.is_ok(), "{previous}: {verdict}");
+    }
+    assert!(seen(8, told, "5").is_ok());
+    let verdict = seen(8, told, "7");
+    assert_eq!(verdict.violation().map(|why| why.rule), Some("previous"), "{verdict}");
+    // It tells itself that 7 was there.
+    let others = r#"{"revision":8,"key":"a","value":5},{"revision":9,"key":"a","value":7},"#;
+    assert!(seen(8, others, "7").is_ok());
+}
+
+#[test]
+fn a_deletion_of_what_others_may_have_deleted_is_owed_once_it_was_told() {
+    let deleted = |other: &str| {
+        among_others(&format!(
+            r#"{{"invoke":1,"complete":2,"outcome":"ok","call":"change","rows":[{{"key":"a","value":5}}],"revision":8}}
+{{"invoke":3,"complete":4,"outcome":"ok","call":"change","rows":[{{"key":"a","value":null}},{{"key":"b","value":1}}],"revision":10}}
+{{"invoke":1,"complete":2,"outcome":"ok","call":"watch","stream":"v","key":"a","end":null,"start":10}}
+{{"invoke":9,"complete":9,"outcome":"ok","call":"receive","stream":"v","events":[{other}{{"revision":10,"key":"b","value":1}}]}}
+{{"invoke":1,"complete":2,"outcome":"ok","call":"watch","stream":"w","key":"a","end":null,"start":10}}
+{{"invoke":9,"complete":9,"outcome":"ok","call":"receive","stream":"w","events":[{{"revision":10,"key":"b","value":1}}]}}"#
+        ))
+    };
+    let verdict = deleted("");
+    assert!(verdict.is_ok(), "{verdict}");
+    let verdict = deleted(r#"{"revision":10,"key":"a","value":null},"#);
+    assert_eq!(verdict.violation().map(|why| why.rule), Some("atomic"), "{verdict}");
 }

@@ -13,6 +13,9 @@
 //!
 //! A `receive` is at one moment, when it was received, so `invoke` and `complete` are equal. A `watch` with the name of
 //! an earlier stream ends that one and begins anew.
+//!
+//! Lines stand in any order where their moments differ. At one moment changes and compactions come first, and the first
+//! `watch` of each stream; then what is received, and streams that begin anew, in the order of their lines.
 
 use std::sync::Arc;
 

@@ -11,12 +11,20 @@
 //! | resumable | one that starts at a revision tells all from there on, and nothing earlier, be it in the future | W-RESUME, W-FUTURE |
 //! | bookmarkable | the progress to a revision is told when all up to it has been, and nothing of that comes later | W-BOOKMARK |
 //! | filters | no other rows than asked for, no other kinds of changes | W-FILTER |
-//! | previous | the value before is the value before; `created` is the revision since which the row is there | W-PREV |
+//! | previous | the value before is the value before, or missing where that is compacted; `created` is the revision since which the row is there | W-PREV |
 //! | durable | nothing is told that nobody did, or that was not yet called; all streams tell one story | W-DURABLE |
 //! | compacted | that history is gone is told only where it is, to one who needs it | W-COMPACT |
 //!
 //! What nobody knows of is learned from the streams: a change of unknown outcome took effect if one stream tells it,
-//! and from then on all others owe it, too.
+//! and from then on all others owe it, too. It has no revision that was over before it was called: one is over once it, or
+//! one above it, was answered or told.
+//!
+//! To delete what is not there makes no event. Where a row may have been missing, its deletion along with other changes is
+//! owed only if some stream tells it.
+//!
+//! A stream from now on, of which nobody said when that is, begins with its first message; but what was called after the
+//! watch had been answered it owes in any case. Nothing is concluded from what had ended before the watch was called:
+//! a store may watch on a replica that is behind.
 //!
 //! A stream that ends early, or tells nothing, breaks no rule: whether it came far enough is for the test to see, by
 //! asking for progress at the end.
@@ -25,9 +33,9 @@ mod calls;
 mod stream;
 mod truth;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::history::{History, Index};
+use super::history::{History, Index, Operation, Outcome};
 use super::verdict::Verdict;
 pub use calls::{Event, Keys, Kind, Received, WatchCall, WatchReply, change};
 use truth::Truth;
@@ -78,6 +86,16 @@ pub fn check(rules: &Watch, history: &History<WatchCall, WatchReply>) -> Verdict
     }
     for (object, mut members) in objects {
         members.sort_by_key(|index| (history[*index].invoked, *index));
+        let first = first_watches(history, &members);
+        // What is told at a moment is told after all else.
+        members.sort_by_key(|index| {
+            let is_told = match &history[*index].call {
+                WatchCall::Receive { .. } => true,
+                WatchCall::Watch { .. } => !first.contains(index),
+                WatchCall::Change { .. } | WatchCall::Compact { .. } => false,
+            };
+            (history[*index].invoked, is_told, *index)
+        });
         let judged = Truth::of(rules, history, object, &members)
             .and_then(|truth| stream::judge(&truth, &members));
         if let Err(reason) = judged {
@@ -85,4 +103,18 @@ pub fn check(rules: &Watch, history: &History<WatchCall, WatchReply>) -> Verdict
         }
     }
     Verdict::Ok
+}
+
+/// With which watch each stream begins for the first time.
+fn first_watches(history: &History<WatchCall, WatchReply>, members: &[Index]) -> BTreeSet<Index> {
+    let mut first: BTreeMap<&str, Index> = BTreeMap::new();
+    for &index in members {
+        let Operation { call, outcome, .. } = &history[index];
+        if let WatchCall::Watch { stream, .. } = call
+            && !matches!(outcome, Outcome::Failed { .. })
+        {
+            first.entry(stream).or_insert(index);
+        }
+    }
+    first.into_values().collect()
 }

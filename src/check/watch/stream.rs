@@ -28,8 +28,13 @@ pub(super) fn judge<'t>(truth: &'t Truth<'t>, members: &'t [Index]) -> Result<()
                     Some(WatchReply::Watching { at }) => *at,
                     _ => None,
                 };
-                let start = start.or(at.map(|at| at + 1));
-                let session = Session::new(truth, members, index, keys, *only, start);
+                let start = start.or(at.map(|at| at.saturating_add(1)));
+                let mut session = Session::new(truth, members, index, keys, *only);
+                match (start, &operation.outcome) {
+                    (Some(start), _) => session.begin(start),
+                    (None, Outcome::Ok { at, .. }) => session.latest = truth.first_after(*at),
+                    (None, _) => {}
+                }
                 streams.insert(stream, Some(session));
             }
             (WatchCall::Receive { stream }, Some(WatchReply::Received(received))) => {
@@ -43,9 +48,10 @@ pub(super) fn judge<'t>(truth: &'t Truth<'t>, members: &'t [Index]) -> Result<()
                     let why = format!("stream {stream:?} had ended, and #{index} goes on with it");
                     return Err(reason("compacted", truth.object, [index], why));
                 };
+                session.compacted = compacted;
                 session.receive(index, received)?;
                 if let Received::Compacted(revision) = received {
-                    session.is_compacted(index, *revision, compacted)?;
+                    session.is_compacted(index, *revision)?;
                     streams.insert(stream, None);
                 }
             }
@@ -63,12 +69,16 @@ struct Session<'t> {
     only: Option<Kind>,
     /// The first revision that may be told; unknown until the first message if nobody said.
     start: Option<u64>,
+    /// It begins here at the latest, if nobody said where: what was called after it had begun is owed.
+    latest: Option<u64>,
     /// The last that was told, which message told it, and whether another one goes on with it.
     last: Option<(u64, Index, bool)>,
     /// What was told of that revision.
     told: Vec<&'t str>,
     /// The highest progress that was told.
     progress: Option<u64>,
+    /// The highest compaction that was called so far.
+    compacted: Option<u64>,
     /// The first step that was not passed.
     cursor: usize,
 }
@@ -80,28 +90,26 @@ impl<'t> Session<'t> {
         watch: Index,
         keys: &'t Keys,
         only: Option<Kind>,
-        start: Option<u64>,
     ) -> Self {
-        let mut session = Self {
+        Self {
             truth,
             members,
             watch,
             keys,
             only,
             start: None,
+            latest: None,
             last: None,
             told: Vec::new(),
             progress: None,
+            compacted: None,
             cursor: 0,
-        };
-        if let Some(start) = start {
-            session.begin(start);
         }
-        session
     }
 
     fn begin(&mut self, start: u64) {
         if self.start.is_none() {
+            let start = self.latest.map_or(start, |latest| start.min(latest));
             self.start = Some(start);
             self.cursor = self.truth.steps.partition_point(|step| step.revision < start);
         }
@@ -132,10 +140,11 @@ impl<'t> Session<'t> {
                 self.reached(index)
             }
             Received::Progress(revision) => {
-                self.begin(revision + 1);
+                let next = revision.saturating_add(1);
+                self.begin(next);
                 self.truth.was_there(*revision, index)?;
                 self.progress = self.progress.max(Some(*revision));
-                self.pass(*revision + 1, index, "bookmarkable")
+                self.pass(next, index, "bookmarkable")
             }
             Received::Compacted(_) => Ok(()),
         }
@@ -146,7 +155,7 @@ impl<'t> Session<'t> {
         match self.last {
             Some((revision, _, false)) => {
                 self.truth.was_there(revision, index)?;
-                self.pass(revision + 1, index, "reliable")
+                self.pass(revision.saturating_add(1), index, "reliable")
             }
             _ => Ok(()),
         }
@@ -278,10 +287,13 @@ impl<'t> Session<'t> {
         };
         let besides = truth.besides.get(&**key).map_or(&[][..], |all| all);
         let before = step.before.map(|(value, _)| value);
+        let is_gone = truth.rules.others || self.compacted >= Some(*revision);
+        let is_others = truth.rules.others && !self.saw_since(step.since);
         if let Some(previous) = previous.as_ref().map(Option::as_ref)
             && previous != before
             && !besides.contains(&previous)
-            && !(truth.rules.others && previous.is_none())
+            && !(previous.is_none() && is_gone)
+            && !is_others
         {
             let why = format!(
                 "#{index} tells that row {key:?} held {} before revision {revision}, and it held {}",
@@ -307,23 +319,24 @@ impl<'t> Session<'t> {
         Ok(())
     }
 
-    fn is_compacted(
-        &self,
-        index: Index,
-        revision: u64,
-        compacted: Option<u64>,
-    ) -> Result<(), Reason> {
-        if !self.truth.rules.others && compacted.is_none_or(|compacted| compacted < revision) {
+    /// Whether the stream owes all that anybody did to its rows since a revision.
+    fn saw_since(&self, revision: u64) -> bool {
+        self.only.is_none() && self.start.is_some_and(|start| start <= revision)
+    }
+
+    fn is_compacted(&self, index: Index, revision: u64) -> Result<(), Reason> {
+        if !self.truth.rules.others && self.compacted < Some(revision) {
             let why = format!(
                 "#{index} tells that revision {revision} was compacted, and nobody had called for that"
             );
             return self.fails("compacted", [index], why);
         }
-        let told = self.last.map(|(last, _, open)| if open { last } else { last + 1 });
-        let passed = self.progress.map(|progress| progress + 1);
+        let told = self.last.map(|(last, _, open)| last.saturating_add(u64::from(!open)));
+        let passed = self.progress.map(|progress| progress.saturating_add(1));
         let next = self.start.max(told).max(passed);
+        // The compacted revision itself is still there.
         if let Some(next) = next
-            && next > revision
+            && next >= revision
         {
             let why = format!(
                 "#{index} ends the stream of #{} because revision {revision} was compacted, and {next} comes next",

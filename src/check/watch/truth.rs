@@ -31,6 +31,8 @@ pub(super) struct Step<'a> {
     pub(super) by: Index,
     /// What the row held before, and who changed it to that.
     pub(super) before: Option<(&'a Value, Index)>,
+    /// The last change of the row before, from which on it held that; 0: it is not known to have been changed.
+    pub(super) since: u64,
     /// Since when the row is there.
     pub(super) created: u64,
 }
@@ -49,10 +51,10 @@ pub(super) struct Truth<'a> {
 }
 
 /// What streams told of a revision that no operation is known to have made.
-struct Told<'a> {
-    rows: Vec<(Row<'a>, Index)>,
-    first: At,
-}
+type Told<'a> = Vec<(Row<'a>, Index)>;
+
+/// By revision: the first moment at which it was surely over, since it or a later one was there, and who says so.
+type Over = Vec<(u64, At, Index)>;
 
 /// A violation with its words.
 pub(super) fn reason(
@@ -127,8 +129,9 @@ impl<'a> Truth<'a> {
         for (revision, index) in &known {
             all.insert(*revision, rows(history, *index).map(|row| (row, *index)).collect());
         }
-        truth.learn(told, &unsure, &mut all)?;
-        truth.play(all);
+        let over = truth.over(members);
+        truth.learn(told, &unsure, &over, &mut all)?;
+        truth.play(all, members);
         Ok(truth)
     }
 
@@ -156,11 +159,10 @@ impl<'a> Truth<'a> {
                     );
                     return Err(reason("durable", self.object, [maker, index], why));
                 }
-                let first = history[index].invoked;
-                let told = told.entry(*revision).or_insert(Told { rows: Vec::new(), first });
-                match told.rows.iter().find(|((other, _), _)| *other == row.0) {
+                let told = told.entry(*revision).or_default();
+                match told.iter().find(|((other, _), _)| *other == row.0) {
                     Some(((_, same), _)) if *same == row.1 => {}
-                    None => told.rows.push((row, index)),
+                    None => told.push((row, index)),
                     Some(((_, other), by)) => {
                         let why = format!(
                             "#{by} tells that row {key:?} became {} at revision {revision}, #{index} that it became {}",
@@ -175,11 +177,35 @@ impl<'a> Truth<'a> {
         Ok(told)
     }
 
+    fn over(&self, members: &[Index]) -> Over {
+        let mut over: Over = Vec::new();
+        for &index in members {
+            let Outcome::Ok { at, reply } = &self.history[index].outcome else { continue };
+            let revision = match reply {
+                WatchReply::Changed { revision }
+                | WatchReply::Watching { at: Some(revision) }
+                | WatchReply::Received(Received::Progress(revision)) => Some(*revision),
+                _ => events(self.history, index).iter().map(|event| event.revision).max(),
+            };
+            over.extend(revision.map(|revision| (revision, *at, index)));
+        }
+        over.sort_unstable();
+        for place in (1..over.len()).rev() {
+            let (_, at, index) = over[place];
+            let before = &mut over[place - 1];
+            if (at, index) < (before.1, before.2) {
+                (before.1, before.2) = (at, index);
+            }
+        }
+        over
+    }
+
     /// Finds for each revision that was told the change of unknown outcome that made it.
     fn learn(
         &mut self,
         told: BTreeMap<u64, Told<'a>>,
         unsure: &[Index],
+        over: &Over,
         all: &mut BTreeMap<u64, Vec<(Row<'a>, Index)>>,
     ) -> Result<(), Reason> {
         let history = self.history;
@@ -189,30 +215,29 @@ impl<'a> Truth<'a> {
                 by_row.entry(row).or_default().push(*index);
             }
         }
-        let mut told: Vec<(u64, Told<'a>)> = told.into_iter().collect();
-        told.sort_by_key(|(revision, told)| (told.first, *revision));
         // Who was told of its effect.
         let mut used: HashMap<Index, Index, Fixed> = HashMap::default();
         for (revision, told) in told {
-            let some = by_row.get(&told.rows[0].0).map_or(&[][..], |some| some);
+            let some = by_row.get(&told[0].0).map_or(&[][..], |some| some);
             let did = |index: &Index| {
-                told.rows.iter().all(|(row, _)| rows(history, *index).any(|did| did == *row))
+                told.iter().all(|(row, _)| rows(history, *index).any(|did| did == *row))
             };
             let able: Vec<Index> = some.iter().copied().filter(did).collect();
-            let is_free = |index: &&Index| {
-                !used.contains_key(*index) && history[**index].invoked <= told.first
-            };
+            let place = over.partition_point(|(other, ..)| *other < revision);
+            let (_, end, ender) = over[place];
+            let is_free =
+                |index: &&Index| !used.contains_key(*index) && history[**index].invoked <= end;
             let free: Vec<Index> = able.iter().filter(is_free).copied().collect();
             let same = |index: &Index| history[*index].call == history[free[0]].call;
             if free.is_empty() && !self.rules.others {
-                return Err(self.nobody(revision, &told, &able, &used));
+                return Err(self.nobody(revision, &told, &able, &used, ender));
             }
             if !free.is_empty() && free.iter().all(same) {
-                let witness = told.rows[0].1;
+                let witness = told[0].1;
                 used.insert(free[0], witness);
                 all.insert(revision, rows(history, free[0]).map(|row| (row, witness)).collect());
             } else {
-                all.insert(revision, told.rows);
+                all.insert(revision, told);
             }
         }
         let unused: HashSet<Index, Fixed> =
@@ -230,13 +255,14 @@ impl<'a> Truth<'a> {
         told: &Told<'a>,
         able: &[Index],
         used: &HashMap<Index, Index, Fixed>,
+        ender: Index,
     ) -> Reason {
-        let mut tellers: Vec<Index> = told.rows.iter().map(|(_, by)| *by).collect();
+        let mut tellers: Vec<Index> = told.iter().map(|(_, by)| *by).collect();
         tellers.sort_unstable();
         tellers.dedup();
-        let (key, value) = told.rows[0].0;
+        let (key, value) = told[0].0;
         let what = format!("row {key:?} became {} at revision {revision}", shown(value));
-        let teller = told.rows[0].1;
+        let teller = told[0].1;
         let fails = |why: String, operations: Vec<Index>| {
             reason(
                 "durable",
@@ -253,8 +279,14 @@ impl<'a> Truth<'a> {
             return fails(why, if before == teller { vec![teller] } else { vec![before, teller] });
         }
         match able.first() {
-            Some(late) => {
+            Some(late) if ender == teller => {
                 fails(format!("before #{late} was called, which did so"), vec![teller, *late])
+            }
+            Some(late) => {
+                let why = format!(
+                    "which #{ender} shows to be over before #{late} was called, which did so"
+                );
+                fails(why, vec![teller, ender, *late])
             }
             None if tellers.len() > 1 => {
                 fails("and nobody did all that is told of it".into(), tellers)
@@ -263,9 +295,15 @@ impl<'a> Truth<'a> {
         }
     }
 
-    fn play(&mut self, all: BTreeMap<u64, Vec<(Row<'a>, Index)>>) {
+    fn play(&mut self, all: BTreeMap<u64, Vec<(Row<'a>, Index)>>, members: &[Index]) {
+        let history = self.history;
+        let told = members.iter().flat_map(|index| events(history, *index));
+        let told = told.map(|event| (event.revision, &*event.key));
+        let told: HashSet<(u64, &str), Fixed> = told.collect();
         let mut now: HashMap<&'a str, (&'a Value, Index, u64), Fixed> = HashMap::default();
+        let mut changed: HashMap<&'a str, u64, Fixed> = HashMap::default();
         for (revision, rows) in all {
+            let is_alone = rows.len() == 1;
             for ((key, value), by) in rows {
                 let before = now.get(key).copied();
                 let created = before.map_or(revision, |(_, _, created)| created);
@@ -273,10 +311,28 @@ impl<'a> Truth<'a> {
                     Some(value) => drop(now.insert(key, (value, by, created))),
                     None => drop(now.remove(key)),
                 }
+                let since = changed.insert(key, revision).unwrap_or(0);
+                // To delete what is not there makes no event. That it was there is certain if one was told, or if
+                // nothing else made the revision.
+                let may_lack = before.is_none() || self.may_be_deleted(key);
+                if value.is_none() && may_lack && !is_alone && !told.contains(&(revision, key)) {
+                    continue;
+                }
                 let before = before.map(|(value, by, _)| (value, by));
-                self.steps.push(Step { revision, key, value, by, before, created });
+                self.steps.push(Step { revision, key, value, by, before, since, created });
             }
         }
+    }
+
+    /// Whether a row may have been deleted, and no stream tells of it.
+    fn may_be_deleted(&self, key: &str) -> bool {
+        self.rules.others || self.besides.get(key).is_some_and(|all| all.contains(&None))
+    }
+
+    /// The first change that was called after a moment: what the store held at that moment is without it.
+    pub(super) fn first_after(&self, moment: At) -> Option<u64> {
+        let place = self.latest.partition_point(|(_, called, _)| *called <= moment);
+        self.latest.get(place).map(|(revision, ..)| *revision)
     }
 
     /// Nothing can be told of a revision before all changes up to it had been called.
