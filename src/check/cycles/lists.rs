@@ -3,6 +3,9 @@
 //! So the longest list of a key that anybody read is the order of its writes, and each other list must be a
 //! beginning of it. What is not in it was appended later. With that the order of all writes that matter is
 //! known, and "no cycle" means "there is an order that explains it".
+//!
+//! Where what is not committed may be read, a list may also tell what is taken back afterwards. There only what was
+//! acknowledged is compared, and stands in the order.
 
 use std::collections::BTreeMap;
 
@@ -55,13 +58,21 @@ pub(super) struct Lists<'b, 'a> {
 
 impl<'b, 'a> Lists<'b, 'a> {
     /// The orders of all keys.
-    fn orders(book: &'b Book<'a, Seen>) -> Result<Vec<Order<'a>>, Box<Counterexample>> {
+    fn orders(
+        book: &'b Book<'a, Seen>,
+        level: Level,
+    ) -> Result<Vec<Order<'a>>, Box<Counterexample>> {
+        // What was read and not committed may be taken back: it stands in no order.
+        let is_dirty = level < Level::ReadCommitted;
         let mut orders: Vec<Order<'a>> = book.keys.iter().map(|_| Order::default()).collect();
+        let mut longest = vec![(0, 0); orders.len()];
         for by in book.nodes() {
             for read in book.reads(by) {
-                let order = &mut orders[read.key as usize];
-                if read.seen.len() > order.values.len() {
-                    (order.values, order.read_by) = (read.seen, Some(by));
+                let sure = if is_dirty { committed(book, read.key, read.seen).count() } else { 0 };
+                let (length, key) = ((sure, read.seen.len()), read.key as usize);
+                if length > longest[key] {
+                    longest[key] = length;
+                    (orders[key].values, orders[key].read_by) = (read.seen, Some(by));
                 }
             }
         }
@@ -75,6 +86,7 @@ impl<'b, 'a> Lists<'b, 'a> {
                 order.by.push(match book.write(key, value) {
                     None => return Err(rules::from_nowhere(book, reader, key, value).into()),
                     Some(write) => match write.by {
+                        By::Txn(node) if is_dirty && book.one(node).seen.is_none() => None,
                         By::Txn(node) => Some(node),
                         By::Failed(_) => None,
                     },
@@ -87,21 +99,33 @@ impl<'b, 'a> Lists<'b, 'a> {
                 else {
                     continue;
                 };
-                if !values.starts_with(read.seen) {
-                    if let Some(twice) = repeated(read.seen) {
-                        return Err(rules::twice(book, by, read.key, twice).into());
-                    }
-                    let name = book.name(read.key);
-                    let why = format!(
-                        "#{} read {name} as {}, and #{} as {}: neither is the beginning of the other",
-                        book.index(by),
-                        shown(read.seen, read.seen.len()),
-                        book.index(*longest),
-                        shown(values, values.len()),
-                    );
-                    let operations = [book.index(by), book.index(*longest)];
-                    return Err(Counterexample::new(rules::TWO_ORDERS, "", operations, why).into());
+                if values.starts_with(read.seen) {
+                    continue;
                 }
+                if let Some(twice) = repeated(read.seen) {
+                    return Err(rules::twice(book, by, read.key, twice).into());
+                }
+                let both = [(by, read.seen.as_slice()), (*longest, *values)];
+                if is_dirty {
+                    let [one, other] = both.map(|(_, list)| committed(book, read.key, list));
+                    if one.zip(other).all(|(one, other)| one == other) {
+                        continue;
+                    }
+                } else if let Some((by, value)) =
+                    both.iter().find_map(|(by, list)| Some((*by, failed(book, read.key, list)?)))
+                {
+                    return Err(rules::aborted(book, by, read.key, value).into());
+                }
+                let name = book.name(read.key);
+                let why = format!(
+                    "#{} read {name} as {}, and #{} as {}: neither is the beginning of the other",
+                    book.index(by),
+                    shown(read.seen, read.seen.len()),
+                    book.index(*longest),
+                    shown(values, values.len()),
+                );
+                let operations = [book.index(by), book.index(*longest)];
+                return Err(Counterexample::new(rules::TWO_ORDERS, "", operations, why).into());
             }
         }
         Ok(orders)
@@ -187,6 +211,25 @@ fn is_own(book: &Book<'_, Seen>, by: Node, key: Key, value: &Value) -> bool {
     book.write(key, value).is_some_and(|write| write.by == By::Txn(by))
 }
 
+/// What is in a list, without what failed or may have.
+fn committed<'a>(
+    book: &Book<'a, Seen>,
+    key: Key,
+    list: &'a [Value],
+) -> impl Iterator<Item = &'a Value> {
+    list.iter().filter(move |value| match book.write(key, value).map(|write| write.by) {
+        Some(By::Txn(node)) => book.one(node).seen.is_some(),
+        Some(By::Failed(_)) => false,
+        None => true,
+    })
+}
+
+/// What is in a list of one who failed.
+fn failed<'a>(book: &Book<'a, Seen>, key: Key, list: &'a [Value]) -> Option<&'a Value> {
+    let by = |value: &Value| book.write(key, value).map(|write| write.by);
+    list.iter().find(|value| matches!(by(value), Some(By::Failed(_))))
+}
+
 /// A value that is in a list twice.
 fn repeated(list: &[Value]) -> Option<&Value> {
     let mut sorted: Vec<&Value> = list.iter().collect();
@@ -206,7 +249,7 @@ fn shown(list: &[Value], length: usize) -> String {
 
 impl<'b, 'a> Lists<'b, 'a> {
     fn new(book: &'b Book<'a, Seen>, level: Level) -> Result<Self, Box<Counterexample>> {
-        let orders = Self::orders(book)?;
+        let orders = Self::orders(book, level)?;
         let mut places = Places::default();
         for (key, order) in orders.iter().enumerate() {
             let values = order.values.iter().enumerate();
@@ -214,7 +257,8 @@ impl<'b, 'a> Lists<'b, 'a> {
         }
         let seen_by = vec![None; book.txns.len()];
         let mut lists = Self { book, orders, places, looks: Vec::new(), seen_by };
-        for by in book.nodes() {
+        // Of what is not committed nobody knows who read it before whom.
+        for by in book.nodes().filter(|_| level >= Level::ReadCommitted) {
             for read in book.reads(by) {
                 let others = others(&read);
                 let others = others.filter(|list| {

@@ -467,6 +467,45 @@ fn a_value_that_two_wrote_to_one_key_is_undecided() {
 }
 
 #[test]
+fn what_was_committed_has_one_order_also_where_what_failed_may_be_read() {
+    let append = |value| ListTxn(vec![appends("x", value)]);
+    let read = |values: &[i64]| {
+        let values = vec![list(values.iter().copied())];
+        Operation::ok(10, 11, ListTxn(vec![Step::read("x")]), values)
+    };
+    let history = |reads: &[&[i64]]| -> Lists {
+        let writes = [
+            Operation::failed(1, append(1)),
+            Operation::unknown(1, append(2)),
+            Operation::ok(1, 9, append(3), vec![]),
+            Operation::ok(1, 9, append(4), vec![]),
+        ];
+        writes.into_iter().chain(reads.iter().map(|values| read(values))).collect()
+    };
+    let rule = |reads: &[&[i64]], level| {
+        cycles::lists(&history(reads), level).violation().map(|why| why.rule)
+    };
+    let (dirty, clean) = (Level::ReadUncommitted, Level::ReadCommitted);
+    // 1 and 2 were there for a while.
+    let fine: &[&[i64]] = &[&[1, 3], &[2, 3], &[1, 2], &[3, 4], &[2, 1, 3, 4]];
+    assert_eq!(rule(fine, dirty), None);
+    assert_eq!(rule(fine, clean), Some("a read of what failed (G1a)"));
+    let without_failed: &[&[i64]] = &[&[2, 3], &[3, 4]];
+    assert_eq!(rule(without_failed, dirty), None);
+    assert_eq!(rule(without_failed, clean), Some("two orders of one list"));
+    for broken in [&[&[1, 3, 4][..], &[4, 3]], &[&[2, 4, 1], &[3, 2]], &[&[3, 4], &[1, 2, 4]]] {
+        assert_eq!(rule(broken, dirty), Some("two orders of one list"), "{broken:?}");
+        assert!(rule(broken, clean).is_some(), "{broken:?}");
+    }
+    for (broken, expected) in [
+        (&[&[1, 1][..], &[3]], "a value twice in a list"),
+        (&[&[1, 5], &[3]], "a read of what nobody wrote"),
+    ] {
+        assert_eq!(rule(broken, dirty), Some(expected), "{broken:?}");
+    }
+}
+
+#[test]
 fn objects_are_judged_by_themselves() {
     let read = ListTxn(vec![Step::read("x")]);
     let history: Lists = vec![
