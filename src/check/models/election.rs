@@ -2,7 +2,7 @@
 //!
 //! | call | its fields | fields of an `ok` reply |
 //! |---|---|---|
-//! | `campaign` | `candidate` and `value`: values | `elected`: true (if it is missing) or false: another one leads; `token`: a number, if there are tokens |
+//! | `campaign` | `candidate` and `value`: values | `elected`: true (if it is missing) or false: another one leads; `token`: a number, which must be there if there are tokens |
 //! | `proclaim` | `candidate`, `value` | `leads`: true (if it is missing) or false: the candidate does not lead |
 //! | `resign` | `candidate` | `leads`: as above |
 //! | `expire` | `candidate` | |
@@ -16,6 +16,7 @@
 //! have one order with it. Whether two *believed* to lead at one time is a question of moments, for
 //! [`intervals::holds`](crate::check::intervals::holds).
 
+use super::mutex;
 use crate::check::lines::{FieldError, Fields, Written};
 use crate::check::model::Model;
 use crate::check::value::Value;
@@ -23,7 +24,8 @@ use crate::check::value::Value;
 /// An election in which nobody leads at first. By default there are no tokens.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Election {
-    /// Whether each lead has a token, above those of all before it.
+    /// Whether each lead has a token, above those of all before it; to be told none is a violation. Without tokens,
+    /// those that are told say nothing.
     pub is_fenced: bool,
 }
 
@@ -90,18 +92,13 @@ pub struct Leading {
 pub struct ElectionState {
     /// Who leads.
     pub leading: Option<Leading>,
-    /// The highest token that anybody was told of the leads that were.
+    /// What the highest token of the leads that were is at least: nobody may have been told those of some.
     pub token_before: Option<u64>,
 }
 
 impl ElectionState {
     fn leads(&self, candidate: &Value) -> Option<&Leading> {
         self.leading.as_ref().filter(|leading| leading.candidate == *candidate)
-    }
-
-    fn ended(&self) -> Self {
-        let token = self.leading.as_ref().and_then(|leading| leading.token);
-        Self { leading: None, token_before: token.max(self.token_before) }
     }
 
     /// The state in which it leads by this token; `None` if it cannot be that one.
@@ -137,6 +134,12 @@ impl Election {
         let (candidate, value) = (candidate.clone(), value.clone());
         state.with_token(Leading { candidate, value, token }, told)
     }
+
+    /// The state in which it leads no longer.
+    fn ended(&self, leading: &Leading, state: &ElectionState) -> ElectionState {
+        let token = self.is_fenced.then(|| mutex::ended(leading.token, state.token_before));
+        ElectionState { leading: None, token_before: token }
+    }
 }
 
 impl Model for Election {
@@ -159,9 +162,8 @@ impl Model for Election {
         match call {
             ElectionCall::Campaign { candidate, value } => {
                 let told = match reply {
-                    Some(ElectionReply::Elected { token }) if token.is_some() == self.is_fenced => {
-                        *token
-                    }
+                    Some(ElectionReply::Elected { token: None }) if self.is_fenced => return,
+                    Some(ElectionReply::Elected { token }) => token.filter(|_| self.is_fenced),
                     None | Some(ElectionReply::Refused) => None,
                     Some(_) => return,
                 };
@@ -181,12 +183,16 @@ impl Model for Election {
                 _ => {}
             },
             ElectionCall::Resign { candidate } => match (state.leads(candidate), reply) {
-                (Some(_), None | Some(ElectionReply::Done)) => next.push(state.ended()),
+                (Some(leading), None | Some(ElectionReply::Done)) => {
+                    next.push(self.ended(leading, state));
+                }
                 (None, None | Some(ElectionReply::Refused)) => next.push(state.clone()),
                 _ => {}
             },
             ElectionCall::Expire { candidate } => match (state.leads(candidate), reply) {
-                (Some(_), None | Some(ElectionReply::Done)) => next.push(state.ended()),
+                (Some(leading), None | Some(ElectionReply::Done)) => {
+                    next.push(self.ended(leading, state));
+                }
                 (None, None) => next.push(state.clone()),
                 _ => {}
             },

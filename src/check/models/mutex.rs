@@ -2,7 +2,7 @@
 //!
 //! | call | its fields | fields of an `ok` reply |
 //! |---|---|---|
-//! | `acquire` | `owner`: a value | `acquired`: true (if it is missing) or false; `token`: a number, if there are tokens |
+//! | `acquire` | `owner`: a value | `acquired`: true (if it is missing) or false; `token`: a number, which must be there if there are tokens |
 //! | `release` | `owner`: a value | `released`: true (if it is missing) or false |
 //!
 //! A call that waited and gave up is `failed`. `acquired: false` is the answer of a call that does not wait, and
@@ -20,7 +20,7 @@ pub struct Mutex {
     /// How often its owner may hold it at once, from 1. What is more is refused.
     pub holds_max: u32,
     /// Whether each hold has a token, above those of all holds before it. An owner who comes again is told the
-    /// token that it has.
+    /// token that it has; to be told none is a violation. Without tokens, those that are told say nothing.
     pub is_fenced: bool,
 }
 
@@ -69,7 +69,7 @@ pub struct Held {
 pub struct MutexState {
     /// Its hold, if it is not free.
     pub held: Option<Held>,
-    /// The highest token that anybody was told of the holds that were.
+    /// What the highest token of the holds that were is at least: nobody may have been told those of some.
     pub token_before: Option<u64>,
 }
 
@@ -100,17 +100,23 @@ impl Mutex {
         }
         Some(MutexState { held: Some(held), token_before: state.token_before })
     }
+
+    /// The state in which `owner` holds it once less; `None` if that is refused.
+    fn released(&self, state: &MutexState, owner: &Value) -> Option<MutexState> {
+        let held = state.held.as_ref().filter(|held| held.owner == *owner)?;
+        Some(if held.times > 1 {
+            let held = Held { times: held.times - 1, ..held.clone() };
+            MutexState { held: Some(held), token_before: state.token_before }
+        } else {
+            let token = self.is_fenced.then(|| ended(held.token, state.token_before));
+            MutexState { held: None, token_before: token }
+        })
+    }
 }
 
-/// The state in which `owner` holds it once less; `None` if that is refused.
-fn released(state: &MutexState, owner: &Value) -> Option<MutexState> {
-    let held = state.held.as_ref().filter(|held| held.owner == *owner)?;
-    Some(if held.times > 1 {
-        let held = Held { times: held.times - 1, ..held.clone() };
-        MutexState { held: Some(held), token_before: state.token_before }
-    } else {
-        MutexState { held: None, token_before: held.token.max(state.token_before) }
-    })
+/// The lowest token that one may have had whose hold ended: its own, or else the next one.
+pub(super) fn ended(token: Option<u64>, before: Option<u64>) -> u64 {
+    token.unwrap_or(before.map_or(0, |before| before.saturating_add(1)))
 }
 
 impl Model for Mutex {
@@ -140,14 +146,14 @@ impl Model for Mutex {
                 (self.acquired(state, owner, told), self.acquired(state, owner, None).is_none())
             }
             MutexCall::Release { owner } => {
-                (released(state, owner), released(state, owner).is_none())
+                (self.released(state, owner), self.released(state, owner).is_none())
             }
         };
         let fits = match (call, reply) {
             (_, None) => true,
             (_, Some(MutexReply::Refused)) => is_refused,
             (MutexCall::Acquire { .. }, Some(MutexReply::Acquired { token })) => {
-                !is_refused && token.is_some() == self.is_fenced
+                !is_refused && (token.is_some() || !self.is_fenced)
             }
             (MutexCall::Release { .. }, Some(MutexReply::Released)) => !is_refused,
             (_, Some(_)) => false,

@@ -5,8 +5,8 @@ use crate::check::intervals::{self, HoldCall, Holds, Leases};
 use crate::check::lines::{self, LineError, Written};
 use crate::check::watch::{self, Watch};
 use crate::check::{
-    Budget, Election, History, Kv, KvCall, Model, Mutex, Queue, Register, RegisterCall, Semaphore,
-    Total, Verdict, linear, total,
+    Budget, Election, ElectionCall, History, Kv, KvCall, Model, Mutex, Queue, Register,
+    RegisterCall, Semaphore, Total, Verdict, linear, total,
 };
 
 const ELECTION: &str = include_str!("histories/election.txt");
@@ -95,6 +95,18 @@ fn queues() {
 #[test]
 fn elections() {
     searched(&Election { is_fenced: true }, ELECTION);
+}
+
+#[test]
+fn an_election_without_tokens_asks_for_none() {
+    let said = r#"{"invoke":1,"complete":2,"outcome":"ok","call":"campaign","candidate":"a","value":"A","token":5}
+{"invoke":3,"complete":4,"outcome":"ok","call":"resign","candidate":"a"}
+{"invoke":5,"complete":6,"outcome":"ok","call":"campaign","candidate":"b","value":"B","token":4}
+{"invoke":7,"complete":8,"outcome":"ok","call":"leader","candidate":"b","value":"B","token":9}"#;
+    let history = lines::read::<ElectionCall>(said.as_bytes()).unwrap().history;
+    let judged = |is_fenced| linear::check(&Election { is_fenced }, &history, Budget::default());
+    assert!(judged(false).is_ok(), "{}", judged(false));
+    assert!(judged(true).violation().is_some());
 }
 
 #[test]

@@ -280,6 +280,43 @@ fn transactions_are_judged_at_the_level_that_is_asked_for() {
     assert!(said.contains("let each transaction write values of its own"), "{said}");
 }
 
+#[test]
+fn a_hold_or_a_lead_without_a_token_is_an_error_where_there_are_tokens() {
+    let ok = r#""invoke":1,"complete":2,"outcome":"ok""#;
+    let acquired = format!("# a lock\n{{{ok},\"call\":\"acquire\",\"owner\":1}}\n");
+    let elected = format!("\n{{{ok},\"call\":\"campaign\",\"candidate\":1,\"value\":1}}\n");
+    let edn = "{:type :invoke, :f :acquire, :process 0}\n\n{:type :ok, :f :acquire, :process 0}\n\
+        {:type :invoke, :f :release, :process 0}\n{:type :ok, :f :release, :process 0}\n";
+    let place = Place::new("tokens")
+        .with("lock.jsonl", &acquired)
+        .with("election.jsonl", &elected)
+        .with("lock.edn", edn);
+    let table = [
+        ("lock.jsonl --model fenced", 2),
+        ("lock.jsonl --model mutex --fenced", 2),
+        ("lock.jsonl --model reentrant --fenced", 2),
+        ("election.jsonl --model election --fenced", 2),
+        ("lock.edn --model mutex --fenced", 1),
+    ];
+    for (arguments, line) in table {
+        let output = place.run(arguments);
+        let (code, said, complaint) = parts(&output);
+        assert_eq!((code, said), (Some(2), ""), "{arguments}: {complaint}");
+        let file = arguments.split(' ').next().unwrap();
+        let expected = format!(
+            "error: {file}: line {line}: the field `token` is missing\nwhere there are tokens each hold and each lead \
+             says its own; if there are none, judge it without: --model mutex, or no --fenced"
+        );
+        assert!(complaint.starts_with(&expected), "{arguments}: {complaint}");
+    }
+    for arguments in ["lock.jsonl --model mutex", "lock.edn --model mutex"] {
+        assert_eq!(place.run(arguments).status.code(), Some(0), "{arguments}");
+    }
+    // Who has none judges none.
+    let told = acquired.replace("\"owner\":1", "\"owner\":1,\"token\":7");
+    assert_eq!(place.run_with("- --model mutex", &told).status.code(), Some(0));
+}
+
 /// Each model reads a line of its own and judges it.
 #[test]
 fn each_model_judges_a_history_of_its_own() {
@@ -296,11 +333,11 @@ fn each_model_judges_a_history_of_its_own() {
         ("queue", r#""call":"take","result":null"#, r#""call":"take","result":1"#),
         ("mutex", r#""call":"acquire","owner":1"#, r#""call":"release","owner":1"#),
         ("reentrant --holds 2", r#""call":"acquire","owner":1"#, r#""call":"release","owner":1"#),
-        ("fenced", r#""call":"acquire","owner":1,"token":1"#, r#""call":"acquire","owner":1"#),
+        ("fenced", r#""call":"acquire","owner":1,"token":1"#, r#""call":"release","owner":1"#),
         (
             "reentrant --fenced",
             r#""call":"acquire","owner":1,"token":1"#,
-            r#""call":"acquire","owner":1"#,
+            r#""call":"release","owner":1"#,
         ),
         (
             "election",

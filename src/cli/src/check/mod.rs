@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 
 use bowline::check::edn::{self, Dialect};
 use bowline::check::intervals::{self, HoldCall, Holds, LeaseCall, Leases};
-use bowline::check::lines::{self, LineError, LineFault, Lines, Written};
+use bowline::check::lines::{self, FieldError, LineError, LineFault, Lines, Written};
 use bowline::check::page::Page;
 use bowline::check::watch::{self, Watch, WatchCall};
 use bowline::check::{
-    Budget, Election, History, Kv, KvCall, Level, ListTxn, Model, Mutex, Operation, Outcome, Queue,
-    Register, RegisterTxn, Semaphore, Total, Undecided, Value, Verdict, cycles, linear, total,
+    Budget, Election, ElectionReply, History, Kv, KvCall, Level, ListTxn, Model, Mutex, MutexReply,
+    Operation, Outcome, Queue, Register, RegisterTxn, Semaphore, Total, Undecided, Value,
+    Verdict, cycles, linear, total,
 };
 use clap::{Args, ValueEnum};
 use thiserror::Error;
@@ -237,21 +238,35 @@ pub(crate) fn check_main(options: &CheckOptions) -> ExitCode {
 fn check(options: &CheckOptions) -> Result<ExitCode, CheckError> {
     let from = opened(&options.file)?;
     match options.model {
-        ModelName::Register => by_order(options, from, &Register { first: options.first.clone() }),
-        ModelName::Kv => by_order(options, from, &Kv { first: options.first_revision }),
-        ModelName::Queue => by_order(options, from, &Queue),
-        ModelName::Mutex => by_order(options, from, &lock(1, options.fenced)),
-        ModelName::Fenced => by_order(options, from, &lock(1, true)),
-        ModelName::Reentrant => by_order(options, from, &lock(options.holds, options.fenced)),
-        ModelName::Semaphore => by_order(options, from, &Semaphore { permits: options.permits }),
-        ModelName::Election => by_order(options, from, &Election { is_fenced: options.fenced }),
+        ModelName::Register => {
+            by_order(options, read(options, from)?, &Register { first: options.first.clone() })
+        }
+        ModelName::Kv => {
+            by_order(options, read(options, from)?, &Kv { first: options.first_revision })
+        }
+        ModelName::Queue => by_order(options, read(options, from)?, &Queue),
+        ModelName::Mutex => locked(options, from, 1, options.fenced),
+        ModelName::Fenced => locked(options, from, 1, true),
+        ModelName::Reentrant => locked(options, from, options.holds, options.fenced),
+        ModelName::Semaphore => {
+            by_order(options, read(options, from)?, &Semaphore { permits: options.permits })
+        }
+        ModelName::Election => {
+            let lines = read(options, from)?;
+            if options.fenced {
+                each_has_a_token(options, &lines, &ElectionReply::Elected { token: None })?;
+            }
+            by_order(options, lines, &Election { is_fenced: options.fenced })
+        }
         ModelName::Revisions => {
             let rules = Total { first: options.first_revision, others: options.others };
-            judge::<KvCall>(options, from, |history| total::check(&rules, history))
+            judge::<KvCall>(options, &read(options, from)?, |history| total::check(&rules, history))
         }
         ModelName::Watch => {
             let rules = Watch { others: options.others };
-            judge::<WatchCall>(options, from, |history| watch::check(&rules, history))
+            judge::<WatchCall>(options, &read(options, from)?, |history| {
+                watch::check(&rules, history)
+            })
         }
         ModelName::Holds => {
             let rules = Holds {
@@ -261,24 +276,26 @@ fn check(options: &CheckOptions) -> Result<ExitCode, CheckError> {
                 lock_delay: options.lock_delay,
                 drift_percent: options.drift,
             };
-            judge::<HoldCall>(options, from, |history| intervals::holds(&rules, history))
+            judge::<HoldCall>(options, &read(options, from)?, |history| {
+                intervals::holds(&rules, history)
+            })
         }
         ModelName::Leases => {
             let rules =
                 Leases { drift_percent: options.drift, slack: options.slack, late: options.late };
-            judge::<LeaseCall>(options, from, |history| intervals::leases(&rules, history))
+            judge::<LeaseCall>(options, &read(options, from)?, |history| {
+                intervals::leases(&rules, history)
+            })
         }
-        ModelName::ListAppend => {
-            judge::<ListTxn>(options, from, |history| cycles::lists(history, options.level))
-        }
+        ModelName::ListAppend => judge::<ListTxn>(options, &read(options, from)?, |history| {
+            cycles::lists(history, options.level)
+        }),
         ModelName::WriteRead | ModelName::Set => {
-            judge::<RegisterTxn>(options, from, |history| cycles::registers(history, options.level))
+            judge::<RegisterTxn>(options, &read(options, from)?, |history| {
+                cycles::registers(history, options.level)
+            })
         }
     }
-}
-
-fn lock(holds_max: u32, is_fenced: bool) -> Mutex {
-    Mutex { holds_max, is_fenced }
 }
 
 fn name_of(file: &Path) -> String {
@@ -295,10 +312,46 @@ fn opened(file: &Path) -> Result<Box<dyn BufRead>, CheckError> {
     }
 }
 
+/// A lock.
+fn locked(
+    options: &CheckOptions,
+    from: impl BufRead,
+    holds_max: u32,
+    is_fenced: bool,
+) -> Result<ExitCode, CheckError> {
+    let lines = read(options, from)?;
+    if is_fenced {
+        each_has_a_token(options, &lines, &MutexReply::Acquired { token: None })?;
+    }
+    by_order(options, lines, &Mutex { holds_max, is_fenced })
+}
+
+/// A token that was not taken down is no fault of the lock's.
+fn each_has_a_token<C, R: PartialEq>(
+    options: &CheckOptions,
+    lines: &Lines<C, R>,
+    without: &R,
+) -> Result<(), CheckError> {
+    let is_without = |operation: &Operation<C, R>| match &operation.outcome {
+        Outcome::Ok { reply, .. } => reply == without,
+        Outcome::Failed { .. } | Outcome::Unknown { .. } => false,
+    };
+    match lines.history.iter().position(is_without) {
+        Some(place) => Err(missing(
+            options,
+            lines.numbers[place],
+            "token",
+            "where there are tokens each hold and each lead says its own; if there are none, judge it without: \
+             --model mutex, or no --fenced",
+        )),
+        None => Ok(()),
+    }
+}
+
 /// Judged by linearizability.
 fn by_order<M: Model>(
     options: &CheckOptions,
-    from: impl BufRead,
+    lines: Lines<M::Call, M::Reply>,
     model: &M,
 ) -> Result<ExitCode, CheckError>
 where
@@ -309,26 +362,43 @@ where
     let stop = || limit.is_some_and(|limit| begun.elapsed() >= limit);
     let budget =
         Budget { steps: options.steps, configurations: options.configurations, stop: Some(&stop) };
-    judge::<M::Call>(options, from, |history| linear::check(model, history, budget))
+    judge::<M::Call>(options, &lines, |history| linear::check(model, history, budget))
 }
 
-/// Reads a history, has it judged, and says what came of it.
-fn judge<C: Written>(
+fn read<C: Written>(
     options: &CheckOptions,
     from: impl BufRead,
-    check: impl FnOnce(&History<C, C::Reply>) -> Verdict,
-) -> Result<ExitCode, CheckError> {
+) -> Result<Lines<C, C::Reply>, CheckError> {
     let lines = match (options.is_edn(), options.model.dialect()) {
         (false, _) if options.model == ModelName::Set => return Err(CheckError::OnlyEdn),
         (false, _) => lines::read(from),
         (true, Some(dialect)) => edn::read(from, dialect),
         (true, None) => return Err(CheckError::NoEdn),
     };
-    let lines: Lines<C, C::Reply> = lines.map_err(|error| CheckError::Line {
+    lines.map_err(|error| CheckError::Line {
         help: help(options, &error.fault),
         file: name_of(&options.file),
         error,
-    })?;
+    })
+}
+
+/// A field that must be there with these options only.
+fn missing(
+    options: &CheckOptions,
+    line: usize,
+    field: &'static str,
+    help: &'static str,
+) -> CheckError {
+    let error = LineError { line, fault: FieldError::Missing(field).into() };
+    CheckError::Line { file: name_of(&options.file), error, help: help.to_owned() }
+}
+
+/// Has a history judged, and says what came of it.
+fn judge<C: Written>(
+    options: &CheckOptions,
+    lines: &Lines<C, C::Reply>,
+    check: impl FnOnce(&History<C, C::Reply>) -> Verdict,
+) -> Result<ExitCode, CheckError> {
     let verdict = match check(&lines.history) {
         Verdict::Ok if !lines.history.iter().any(is_answered) => nothing_said(),
         verdict => verdict,
@@ -340,9 +410,9 @@ fn judge<C: Written>(
     }
     let mut out = io::stdout().lock();
     if options.json {
-        writeln!(out, "{}", report::told(options, &lines, &verdict))?;
+        writeln!(out, "{}", report::told(options, lines, &verdict))?;
     } else {
-        for (what, words) in report::said(options, &lines, &verdict) {
+        for (what, words) in report::said(options, lines, &verdict) {
             writeln!(out, "{what:>12} {words}")?;
         }
     }
