@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct At(pub u64);
 
-/// Who calls: a client, a thread. For people; no verdict depends on it.
+/// Who calls: a client, a thread. For people; no verdict depends on it but that of
+/// [`Level::SessionSerializable`](super::Level::SessionSerializable), where it is a session.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Process(pub u64);
 

@@ -9,7 +9,7 @@
 //!
 //! | field | what it is | if it is missing |
 //! |---|---|---|
-//! | `process` | a number: who called | 0 |
+//! | `process` | a number: who called; only [`Level::SessionSerializable`](super::Level) asks for it | 0 |
 //! | `object` | a text: each object is judged by itself | `""` |
 //! | `invoke` | a number: the moment of the call, in any unit | an error |
 //! | `complete` | a number, not before `invoke`: when the caller knew the end | an error with `ok` |
@@ -361,6 +361,14 @@ pub struct Lines<C, R> {
     pub history: History<C, R>,
     /// The line of each operation, from 1.
     pub numbers: Vec<usize>,
+    /// The first line that does not say whose it is: its process is 0, and may be another one.
+    pub nameless: Option<usize>,
+}
+
+impl<C, R> Lines<C, R> {
+    pub(super) fn new() -> Self {
+        Self { history: Vec::new(), numbers: Vec::new(), nameless: None }
+    }
 }
 
 /// Reads a history, line by line, up to its end.
@@ -369,7 +377,7 @@ pub struct Lines<C, R> {
 ///
 /// The first line that cannot be read, or says nothing that the model knows.
 pub fn read<C: Written>(mut from: impl BufRead) -> Result<Lines<C, C::Reply>, LineError> {
-    let mut lines = Lines { history: Vec::new(), numbers: Vec::new() };
+    let mut lines = Lines::new();
     let mut bytes = Vec::new();
     for line in 1.. {
         bytes.clear();
@@ -388,17 +396,21 @@ pub fn read<C: Written>(mut from: impl BufRead) -> Result<Lines<C, C::Reply>, Li
         if said.is_empty() || said[0] == b'#' {
             continue;
         }
-        lines.history.push(operation::<C>(said).map_err(fault)?);
+        let map = object(said).map_err(fault)?;
+        if !map.contains_key("process") {
+            lines.nameless.get_or_insert(line);
+        }
+        lines.history.push(of_fields::<C>(map).map_err(fault)?);
         lines.numbers.push(line);
     }
     Ok(lines)
 }
 
-fn operation<C: Written>(line: &[u8]) -> Result<Operation<C, C::Reply>, LineFault> {
+fn object(line: &[u8]) -> Result<Map<String, Json>, LineFault> {
     let Json::Object(map) = serde_json::from_slice(line)? else {
         return Err(LineFault::NotAnObject);
     };
-    of_fields(map)
+    Ok(map)
 }
 
 /// The operation that the fields of a line say.

@@ -15,7 +15,8 @@ pub enum Level {
     SnapshotIsolation,
     /// And there is an order in which one transaction after the other would have said the same (no G2).
     Serializable,
-    /// And in it no transaction comes before one of the same process that had ended when it was called.
+    /// And in it no transaction comes before one of the same process that had ended when it was called. So here each
+    /// operation must say its process.
     SessionSerializable,
     /// And in it no transaction comes before any that had ended when it was called: linearizable, for
     /// transactions. It is what Bowline promises.

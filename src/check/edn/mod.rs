@@ -83,7 +83,7 @@ pub fn read<C: Written>(
         Dialect::Set => Sets::of(&operations)?,
         _ => Sets::default(),
     };
-    let mut lines = Lines { history: Vec::new(), numbers: Vec::new() };
+    let mut lines = Lines::new();
     for operation in operations {
         let fault = |fault| LineError { line: operation.line, fault };
         let fields =

@@ -317,6 +317,33 @@ fn a_hold_or_a_lead_without_a_token_is_an_error_where_there_are_tokens() {
     assert_eq!(place.run_with("- --model mutex", &told).status.code(), Some(0));
 }
 
+#[test]
+fn sessions_are_judged_where_each_line_says_whose_it_is() {
+    let said = r#"{"process":0,"invoke":1,"complete":2,"outcome":"ok","call":"txn","steps":[["append","x",1]]}
+{"invoke":3,"complete":4,"outcome":"ok","call":"txn","steps":[["read","x"]],"results":[[]]}
+"#;
+    let place = Place::new("sessions").with("h.jsonl", said);
+    let session = "h.jsonl --model list-append --level session-serializable";
+    let output = place.run(session);
+    let (code, said, complaint) = parts(&output);
+    assert_eq!((code, said), (Some(2), ""), "{complaint}");
+    let expected = "error: h.jsonl: line 2: the field `process` is missing\nsession-serializable is about what one \
+        process did after another: say in each line whose it is";
+    assert!(complaint.starts_with(expected), "{complaint}");
+    for (level, expected) in [("serializable", 0), ("strict-serializable", 1)] {
+        let output = place.run(&format!("h.jsonl --model list-append --level {level}"));
+        assert_eq!(output.status.code(), Some(expected), "{level}");
+    }
+    let other = fs::read_to_string(place.at("h.jsonl"))
+        .unwrap()
+        .replace("{\"invoke\"", "{\"process\":1,\"invoke\"");
+    let place = Place::new("two-sessions").with("h.jsonl", &other);
+    assert_eq!(place.run(session).status.code(), Some(0));
+    let own = other.replace("\"process\":1", "\"process\":0");
+    let place = Place::new("one-session").with("h.jsonl", &own);
+    assert_eq!(place.run(session).status.code(), Some(1));
+}
+
 /// Each model reads a line of its own and judges it.
 #[test]
 fn each_model_judges_a_history_of_its_own() {

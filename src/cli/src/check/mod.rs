@@ -287,11 +287,11 @@ fn check(options: &CheckOptions) -> Result<ExitCode, CheckError> {
                 intervals::leases(&rules, history)
             })
         }
-        ModelName::ListAppend => judge::<ListTxn>(options, &read(options, from)?, |history| {
+        ModelName::ListAppend => transactions::<ListTxn>(options, from, |history| {
             cycles::lists(history, options.level)
         }),
         ModelName::WriteRead | ModelName::Set => {
-            judge::<RegisterTxn>(options, &read(options, from)?, |history| {
+            transactions::<RegisterTxn>(options, from, |history| {
                 cycles::registers(history, options.level)
             })
         }
@@ -346,6 +346,20 @@ fn each_has_a_token<C, R: PartialEq>(
         )),
         None => Ok(()),
     }
+}
+
+/// Transactions.
+fn transactions<C: Written>(
+    options: &CheckOptions,
+    from: impl BufRead,
+    check: impl FnOnce(&History<C, C::Reply>) -> Verdict,
+) -> Result<ExitCode, CheckError> {
+    let lines = read::<C>(options, from)?;
+    if let (Level::SessionSerializable, Some(line)) = (options.level, lines.nameless) {
+        let help = "session-serializable is about what one process did after another: say in each line whose it is";
+        return Err(missing(options, line, "process", help));
+    }
+    judge(options, &lines, check)
 }
 
 /// Judged by linearizability.
