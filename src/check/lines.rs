@@ -16,13 +16,15 @@
 //! | `outcome` | `ok`, `failed` (it never takes effect) or `unknown` (it may, at any later moment) | an error |
 //! | `call` | one of the model's, with its fields | an error |
 //!
-//! What calls there are, and their fields, stands at each model. A field that nobody knows is an error, so
-//! that a slip of the pen never makes a history say less than was meant. Every error names its line.
+//! What calls there are, and their fields, stands at each model. A field that nobody knows is an error, and so is one that
+//! stands twice in an object, so that a slip of the pen never makes a history say less than was meant. Every
+//! error names its line.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io::{self, BufRead, Read as _, Write};
 
-use serde_json::{Map, Value as Json};
+use serde_json::{Deserializer, Map, Value as Json};
 use thiserror::Error;
 
 use super::history::{At, History, Operation, Outcome, Process};
@@ -124,6 +126,9 @@ pub enum LineFault {
     /// A field that nobody knows.
     #[error("nobody knows the field `{0}` here")]
     NoSuchField(String),
+    /// A field that is said twice.
+    #[error("the field `{0}` stands twice in one object")]
+    Repeated(String),
     /// It ended before it began.
     #[error("it completes at {completed}, before it is invoked at {invoked}")]
     Backwards {
@@ -410,7 +415,34 @@ fn object(line: &[u8]) -> Result<Map<String, Json>, LineFault> {
     let Json::Object(map) = serde_json::from_slice(line)? else {
         return Err(LineFault::NotAnObject);
     };
-    Ok(map)
+    match repeated(line) {
+        Some(name) => Err(LineFault::Repeated(name)),
+        None => Ok(map),
+    }
+}
+
+/// The first name that stands twice in one object of a line, which is JSON: of such fields the map has the last.
+fn repeated(line: &[u8]) -> Option<String> {
+    let mut rest = line;
+    let mut open: Vec<BTreeSet<String>> = Vec::new();
+    while let Some((first, after)) = rest.split_first() {
+        match first {
+            b'{' => open.push(BTreeSet::new()),
+            b'}' => drop(open.pop()),
+            b'"' => {
+                let mut texts = Deserializer::from_slice(rest).into_iter::<String>();
+                let text = texts.next()?.ok()?;
+                rest = rest[texts.byte_offset()..].trim_ascii_start();
+                if rest.starts_with(b":") && !open.last_mut()?.insert(text.clone()) {
+                    return Some(text);
+                }
+                continue;
+            }
+            _ => {}
+        }
+        rest = after;
+    }
+    None
 }
 
 /// The operation that the fields of a line say.

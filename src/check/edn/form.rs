@@ -107,12 +107,20 @@ impl<'a> Reader<'a> {
         self.skip_within(0)
     }
 
-    /// The next form.
+    /// The next form, or what is in it if it is a vector or a list; each with its line.
     ///
     /// # Errors
     /// What is wrong, at [`Reader::line`].
-    pub(super) fn form(&mut self) -> Result<Form, String> {
-        self.form_within(0)
+    pub(super) fn forms(&mut self) -> Result<Vec<(usize, Form)>, String> {
+        let line = self.line;
+        match self.rest.chars().next() {
+            Some('(') => self.list(1, ')', 0),
+            Some('[') => self.list(1, ']', 0),
+            _ => Ok(match self.form_within(0)? {
+                Form::List(forms) => forms.into_iter().map(|form| (line, form)).collect(),
+                form => vec![(line, form)],
+            }),
+        }
     }
 
     fn skip_within(&mut self, depth: usize) -> Result<bool, String> {
@@ -147,10 +155,10 @@ impl<'a> Reader<'a> {
         }
         let c = self.rest.chars().next().expect("not at its end");
         match c {
-            '(' => self.list(1, ')', depth).map(Form::List),
-            '[' => self.list(1, ']', depth).map(Form::List),
+            '(' => self.all(1, ')', depth).map(Form::List),
+            '[' => self.all(1, ']', depth).map(Form::List),
             '{' => {
-                let all = self.list(1, '}', depth)?;
+                let all = self.all(1, '}', depth)?;
                 if !all.len().is_multiple_of(2) {
                     return Err("a map has a key without a value".to_owned());
                 }
@@ -158,7 +166,7 @@ impl<'a> Reader<'a> {
                 let pairs = std::iter::from_fn(|| Some((all.next()?, all.next()?)));
                 Ok(Form::Map(pairs.collect()))
             }
-            '#' if self.rest.starts_with("#{") => self.list(2, '}', depth).map(Form::Set),
+            '#' if self.rest.starts_with("#{") => self.all(2, '}', depth).map(Form::Set),
             '#' => {
                 self.pass(c);
                 let tag = self.word();
@@ -185,15 +193,21 @@ impl<'a> Reader<'a> {
                     Some(name) => Form::Keyword(name.to_owned()),
                     None if word == "nil" => Form::Nil,
                     None => {
-                        word.parse().map_or_else(|_| Form::Other(word.to_owned()), Form::Number)
+                        // 7N is 7, as a number that may be of any size.
+                        let number = word.strip_suffix('N').unwrap_or(word).parse();
+                        number.map_or_else(|_| Form::Other(word.to_owned()), Form::Number)
                     }
                 })
             }
         }
     }
 
-    /// Everything up to `end`, behind so many bytes that open it.
-    fn list(&mut self, open: usize, end: char, depth: usize) -> Result<Vec<Form>, String> {
+    fn all(&mut self, open: usize, end: char, depth: usize) -> Result<Vec<Form>, String> {
+        Ok(self.list(open, end, depth)?.into_iter().map(|(_, form)| form).collect())
+    }
+
+    /// Everything up to `end`, behind so many bytes that open it; each with its line.
+    fn list(&mut self, open: usize, end: char, depth: usize) -> Result<Vec<(usize, Form)>, String> {
         let began = self.line;
         self.rest = &self.rest[open..];
         let mut all = Vec::new();
@@ -205,7 +219,7 @@ impl<'a> Reader<'a> {
                 self.pass(end);
                 return Ok(all);
             }
-            all.push(self.form_within(depth + 1)?);
+            all.push((self.line, self.form_within(depth + 1)?));
         }
     }
 

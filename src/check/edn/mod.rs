@@ -15,7 +15,7 @@
 //! | dialect | `:f` | `:value` |
 //! |---|---|---|
 //! | [`Dialect::Register`] | `:read`, `:write`, `:cas` | a value, or nil; of `:cas` `[old new]` |
-//! | [`Dialect::Set`] | `:add`, `:read` | an element, no two alike; what was there, in a set, a vector or a list |
+//! | [`Dialect::Set`] | `:add`, `:read` | an element, no two alike; what was there, in a set, a vector or a list, or nil for nothing |
 //! | [`Dialect::ListAppend`] | `:txn` | `[[:append k v] [:r k nil]]`, where `:ok` says `[:r k [v ...]]` |
 //! | [`Dialect::WriteRead`] | `:txn` | `[[:w k v] [:r k nil]]`, where `:ok` says `[:r k v]` |
 //! | [`Dialect::Queue`] | `:enqueue`, `:dequeue` | a value |
@@ -111,17 +111,11 @@ fn operations(text: &str) -> Result<Vec<Operation>, LineError> {
     let (mut all, mut open, mut now) = (Vec::new(), BTreeMap::new(), 0);
     loop {
         let fault = |line, why| LineError { line, fault: LineFault::NotEdn(why) };
-        let more = reader.skip();
-        let line = reader.line();
-        if !more.map_err(|why| fault(line, why))? {
+        let more = reader.skip().map_err(|why| fault(reader.line(), why))?;
+        if !more {
             return Ok(all);
         }
-        let form = reader.form().map_err(|why| fault(reader.line(), why))?;
-        let forms = match form {
-            Form::List(forms) => forms,
-            form => vec![form],
-        };
-        for form in forms {
+        for (line, form) in reader.forms().map_err(|why| fault(reader.line(), why))? {
             now += 1;
             take(form, line, now, &mut all, &mut open).map_err(|why| fault(line, why))?;
         }
@@ -330,8 +324,7 @@ impl Operation {
             "read" => {
                 if let Some(reply) = self.reply() {
                     let (set, found) = self.of_set(reply);
-                    let found: BTreeSet<String> =
-                        found.elements().unwrap_or_default().iter().map(word).collect();
+                    let found = found_in(found)?;
                     for element in sets.0.get(&set).into_iter().flatten() {
                         let key = Json::from(format!("{set} {element}").trim_start());
                         steps.push(Json::from(vec!["read".into(), key]));
@@ -361,21 +354,31 @@ impl Sets {
         let mut sets = Self::default();
         let mut added = BTreeSet::new();
         for operation in operations {
+            let fault = |why| LineError { line: operation.line, fault: LineFault::NotEdn(why) };
             if operation.name == "add" {
                 let (set, element) = operation.of_set(&operation.called);
                 let element = word(element);
                 if !added.insert((set.clone(), element.clone())) {
                     let why = format!("{element} is added twice, so nobody can say who added it");
-                    return Err(LineError { line: operation.line, fault: LineFault::NotEdn(why) });
+                    return Err(fault(why));
                 }
                 sets.0.entry(set).or_default().insert(element);
-            } else if let Some(reply) = operation.reply() {
+            } else if let ("read", Some(reply)) = (operation.name.as_str(), operation.reply()) {
                 let (set, found) = operation.of_set(reply);
-                let found = found.elements().unwrap_or_default();
-                sets.0.entry(set).or_default().extend(found.iter().map(word));
+                let found = found_in(found).map_err(fault)?;
+                sets.0.entry(set).or_default().extend(found);
             }
         }
         Ok(sets)
+    }
+}
+
+/// What was read of a set; nil is an empty one.
+fn found_in(read: &Form) -> Result<BTreeSet<String>, String> {
+    match (read, read.elements()) {
+        (_, Some(elements)) => Ok(elements.iter().map(word).collect()),
+        (Form::Nil, None) => Ok(BTreeSet::new()),
+        _ => Err(format!("what was read is {}, not a set, a vector or a list", shown(read))),
     }
 }
 

@@ -203,6 +203,52 @@ fn what_is_no_history_is_refused_with_its_line() {
 }
 
 #[test]
+fn a_whole_number_may_say_that_it_is_one_of_any_size() {
+    let good = "{:type :invoke, :f :write, :value 7N, :process 0N}
+        {:type :ok, :f :write, :value 7N, :process 0}
+        {:type :invoke, :f :cas, :value [7 -8N], :process 0}
+        {:type :ok, :f :cas, :value [7 -8N], :process 0}";
+    let bad = "{:type :invoke, :f :read, :value nil, :process 1}
+        {:type :ok, :f :read, :value \"-8N\", :process 1}";
+    judged(register, good, bad);
+}
+
+#[test]
+fn a_set_that_was_read_is_a_collection() {
+    for found in ["7", ":x", "\"#{1}\"", "{1 2}", "true"] {
+        let text = format!(
+            "{{:type :invoke, :f :read, :value nil, :process 0}}
+             {{:type :ok, :f :read, :value {found}, :process 0}}"
+        );
+        let read = edn::read::<RegisterTxn>(text.as_bytes(), Dialect::Set);
+        let expected = format!("line 1: what was read is {found}, not a set, a vector or a list");
+        assert_eq!(read.unwrap_err().to_string(), expected);
+    }
+    let keyed = "{:type :invoke, :f :read, :value [8 nil], :process 0}
+        {:type :ok, :f :read, :value [8 7], :process 0}";
+    assert!(edn::read::<RegisterTxn>(keyed.as_bytes(), Dialect::Set).is_err());
+}
+
+#[test]
+fn each_map_of_a_vector_has_its_own_line() {
+    let text = "; all in one
+        [{:type :invoke, :f :write, :value 7, :process 0}
+        {:type :ok, :f :write, :value 7, :process 0} #_ {:type
+        :gone}
+
+        {:type :invoke, :f :read, :value nil, :process 1}]";
+    let read =
+        |text: &str| edn::read::<crate::check::RegisterCall>(text.as_bytes(), Dialect::Register);
+    assert_eq!(read(text).unwrap().numbers, [2, 6]);
+    let listed = text.replace('[', "(").replace(']', ")");
+    assert_eq!(read(&listed).unwrap().numbers, [2, 6]);
+    let error = read(&text.replace(":read", ":fly")).unwrap_err();
+    assert_eq!(error.to_string(), "line 6: nobody knows :f :fly here");
+    let error = read(&text.replace(":process 1", ":client 1")).unwrap_err();
+    assert_eq!(error.to_string(), "line 6: :process is missing");
+}
+
+#[test]
 fn forms_that_a_history_does_not_need_are_passed_over() {
     let text = "#_{:type :bogus} {:type :invoke, :f :write, :value #inst \"2026\", :process 0,
         :extra #{1.5 \\c true 7/3 10000000000000000000N sym/bol #_ #_ 1 2}} ,,,

@@ -3,7 +3,7 @@
 
 use crate::check::intervals::{self, HoldCall, Holds, Leases};
 use crate::check::lines::{self, LineError, Written};
-use crate::check::watch::{self, Watch};
+use crate::check::watch::{self, Watch, WatchCall};
 use crate::check::{
     Budget, Election, ElectionCall, History, Kv, KvCall, Model, Mutex, Queue, Register,
     RegisterCall, Semaphore, Total, Verdict, linear, total,
@@ -239,6 +239,14 @@ fn a_bad_line_is_named_with_what_is_wrong_with_it() {
             "line 2: the field `complete` is missing",
         ),
         (
+            r#"{"invoke":1,"complete":2,"outcome":"ok","call":"read","result":1,"result":2}"#,
+            "line 2: the field `result` stands twice in one object",
+        ),
+        (
+            r#"{"invoke":1,"inv\u006fke":2}"#,
+            "line 2: the field `invoke` stands twice in one object",
+        ),
+        (
             r#"{"invoke":1,"complete":2,"outcome":"ok","call":"cas","expect":1,"value":2,"swapped":1}"#,
             "line 2: the field `swapped` is 1, not true or false",
         ),
@@ -246,6 +254,18 @@ fn a_bad_line_is_named_with_what_is_wrong_with_it() {
     for (line, expected) in table {
         assert_eq!(complaint::<RegisterCall>(line), expected);
     }
+}
+
+#[test]
+fn a_field_that_stands_twice_is_found_in_a_list_and_not_in_two_objects() {
+    let change = |rows: &str| {
+        format!(r#"{{"invoke":1,"outcome":"unknown","call":"change","rows":[{rows}]}}"#)
+    };
+    let said = change(r#"{"key":"a","value":"value"},{"key":"a","value":"\",\"key\":"}"#);
+    assert!(lines::read::<WatchCall>(said.as_bytes()).is_ok(), "{said}");
+    let said = change(r#"{"key":"a","value":1},{"key":"b","value":1, "value" :2}"#);
+    let expected = "line 2: the field `value` stands twice in one object";
+    assert_eq!(complaint::<WatchCall>(&said), expected);
 }
 
 #[test]
