@@ -43,6 +43,8 @@ pub enum Undecided {
     Ambiguous,
     /// No operation was answered: there is nothing that could be wrong.
     Nothing,
+    /// No read was answered, by which alone others are judged.
+    Unread,
 }
 
 /// A few operations that contradict each other.
@@ -165,6 +167,7 @@ impl fmt::Display for Undecided {
             }
             Self::Ambiguous => write!(f, "operations of unknown outcome explain too much"),
             Self::Nothing => write!(f, "no operation was answered"),
+            Self::Unread => write!(f, "no read was answered"),
         }
     }
 }

@@ -344,6 +344,41 @@ fn sessions_are_judged_where_each_line_says_whose_it_is() {
     assert_eq!(place.run(session).status.code(), Some(1));
 }
 
+#[test]
+fn transactions_of_which_none_read_are_undecided_and_no_pass() {
+    let added = "{:type :invoke, :f :add, :value 0, :process 0}\n{:type :ok, :f :add, :value 0, :process 0}\n\
+        {:type :invoke, :f :read, :value nil, :process 1}\n";
+    let appended =
+        r#"{"invoke":1,"complete":2,"outcome":"ok","call":"txn","steps":[["append","x",1]]}"#;
+    let place = Place::new("unread")
+        .with("set.edn", &format!("{added}{{:type :info, :f :read, :process 1}}"))
+        .with("read.edn", &format!("{added}{{:type :ok, :f :read, :value #{{0}}, :process 1}}"))
+        .with(
+            "none.edn",
+            "{:type :invoke, :f :read, :process 1}\n{:type :ok, :f :read, :process 1}",
+        )
+        .with("lists.jsonl", appended);
+    for (arguments, operations) in
+        [("set.edn --model set", 2), ("lists.jsonl --model list-append", 1)]
+    {
+        let output = place.run(arguments);
+        let (code, said, _) = parts(&output);
+        assert_eq!(code, Some(3), "{arguments}: {said}");
+        let words = format!("undecided {operations} operations, and no read was answered");
+        assert!(said.contains(&words) && said.contains("it is no pass"), "{arguments}: {said}");
+        let output = place.run(&format!("{arguments} --json"));
+        let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(
+            (&said["verdict"], &said["why"]),
+            (&"undecided".into(), &"no read was answered".into())
+        );
+    }
+    for arguments in ["read.edn --model set", "none.edn --model set"] {
+        let output = place.run(arguments);
+        assert_eq!(output.status.code(), Some(0), "{arguments}: {output:?}");
+    }
+}
+
 /// Each model reads a line of its own and judges it.
 #[test]
 fn each_model_judges_a_history_of_its_own() {

@@ -14,7 +14,7 @@ use bowline::check::page::Page;
 use bowline::check::watch::{self, Watch, WatchCall};
 use bowline::check::{
     Budget, Election, ElectionReply, History, Kv, KvCall, Level, ListTxn, Model, Mutex, MutexReply,
-    Operation, Outcome, Queue, Register, RegisterTxn, Semaphore, Total, Undecided, Value,
+    Operation, Outcome, Queue, Register, RegisterTxn, Semaphore, Step, Total, Undecided, Value,
     Verdict, cycles, linear, total,
 };
 use clap::{Args, ValueEnum};
@@ -287,14 +287,18 @@ fn check(options: &CheckOptions) -> Result<ExitCode, CheckError> {
                 intervals::leases(&rules, history)
             })
         }
-        ModelName::ListAppend => transactions::<ListTxn>(options, from, |history| {
-            cycles::lists(history, options.level)
-        }),
-        ModelName::WriteRead | ModelName::Set => {
-            transactions::<RegisterTxn>(options, from, |history| {
-                cycles::registers(history, options.level)
-            })
-        }
+        ModelName::ListAppend => transactions(
+            options,
+            from,
+            |txn: &ListTxn| &txn.0,
+            |history| cycles::lists(history, options.level),
+        ),
+        ModelName::WriteRead | ModelName::Set => transactions(
+            options,
+            from,
+            |txn: &RegisterTxn| &txn.0,
+            |history| cycles::registers(history, options.level),
+        ),
     }
 }
 
@@ -348,10 +352,11 @@ fn each_has_a_token<C, R: PartialEq>(
     }
 }
 
-/// Transactions.
+/// Transactions, judged by what they read.
 fn transactions<C: Written>(
     options: &CheckOptions,
     from: impl BufRead,
+    steps: impl Fn(&C) -> &[Step],
     check: impl FnOnce(&History<C, C::Reply>) -> Verdict,
 ) -> Result<ExitCode, CheckError> {
     let lines = read::<C>(options, from)?;
@@ -359,7 +364,17 @@ fn transactions<C: Written>(
         let help = "session-serializable is about what one process did after another: say in each line whose it is";
         return Err(missing(options, line, "process", help));
     }
-    judge(options, &lines, check)
+    // What reads a set that has no element has no step.
+    let is_read = |operation: &Operation<C, C::Reply>| {
+        let steps = steps(&operation.call);
+        steps.is_empty() || steps.iter().any(|step| matches!(step, Step::Read(_)))
+    };
+    judge(options, &lines, |history| match check(history) {
+        Verdict::Ok if !history.iter().any(|one| is_answered(one) && is_read(one)) => {
+            nothing_said(Undecided::Unread)
+        }
+        verdict => verdict,
+    })
 }
 
 /// Judged by linearizability.
@@ -414,7 +429,11 @@ fn judge<C: Written>(
     check: impl FnOnce(&History<C, C::Reply>) -> Verdict,
 ) -> Result<ExitCode, CheckError> {
     let verdict = match check(&lines.history) {
-        Verdict::Ok if !lines.history.iter().any(is_answered) => nothing_said(),
+        Verdict::Ok | Verdict::Undecided { why: Undecided::Unread, .. }
+            if !lines.history.iter().any(is_answered) =>
+        {
+            nothing_said(Undecided::Nothing)
+        }
         verdict => verdict,
     };
     if let (Some(page), Some(why)) = (&options.page, verdict.violation()) {
@@ -443,8 +462,8 @@ fn is_answered<C, R>(operation: &Operation<C, R>) -> bool {
 }
 
 /// Any object could have answered so: whoever takes that for a pass tests nothing.
-fn nothing_said() -> Verdict {
-    Verdict::Undecided { object: String::new(), why: Undecided::Nothing, explored: 0 }
+fn nothing_said(why: Undecided) -> Verdict {
+    Verdict::Undecided { object: String::new(), why, explored: 0 }
 }
 
 /// What to do about a line that cannot be read.

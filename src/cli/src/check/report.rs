@@ -15,7 +15,7 @@ fn more(why: Undecided) -> &'static str {
         }
         Undecided::Stopped => "it is no pass: try again with more --seconds",
         Undecided::Repeated(..) => "it is no pass: let each transaction write values of its own",
-        Undecided::Nothing => {
+        Undecided::Nothing | Undecided::Unread => {
             "it is no pass: see whether the test called anything, and whether this is the file that it wrote"
         }
         _ => "it is no pass",
@@ -40,10 +40,12 @@ pub(super) fn said<C: Written>(
                 .chain(page)
                 .collect()
         }
-        Verdict::Undecided { why: Undecided::Nothing, .. } => vec![
-            ("undecided", format!("{count} operations, and {}", Undecided::Nothing)),
-            ("do", more(Undecided::Nothing).to_owned()),
-        ],
+        Verdict::Undecided { why: why @ (Undecided::Nothing | Undecided::Unread), .. } => {
+            vec![
+                ("undecided", format!("{count} operations, and {why}")),
+                ("do", more(*why).to_owned()),
+            ]
+        }
         Verdict::Undecided { object, why, explored } => vec![
             ("undecided", format!("object {object:?}: {why} (after {explored} steps)")),
             ("do", more(*why).to_owned()),
