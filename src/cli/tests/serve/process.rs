@@ -4,12 +4,14 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use tokio::runtime::Builder;
+use tokio::signal::unix::{SignalKind, signal};
 use tonic::transport::Channel;
 
 use crate::ports::lasting_ports;
@@ -61,8 +63,27 @@ pub(crate) fn free_ports<const N: usize>() -> [u16; N] {
     lasting_ports(N).try_into().unwrap()
 }
 
+/// A program takes over from whoever starts it which signals it ignores, though not which that one listens to. Where these
+/// tests run in the background, and a shell has them ignore some, what they start is to hear those all the same.
+fn listen_to_what_is_ignored() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+        let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let _within = runtime.enter();
+        for kind in [SignalKind::interrupt(), SignalKind::hangup(), SignalKind::quit()] {
+            if mask >> (kind.as_raw_value() - 1) & 1 == 1 {
+                drop(signal(kind).unwrap());
+            }
+        }
+    });
+}
+
 /// The command, without variables that would change what it does.
 pub(crate) fn bowline() -> Command {
+    listen_to_what_is_ignored();
     let mut command = Command::new(env!("CARGO_BIN_EXE_bowline"));
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(|name| name.starts_with("ETCD_")) {
