@@ -67,7 +67,7 @@ pub(crate) fn free_ports<const N: usize>() -> [u16; N] {
 /// tests run in the background, and a shell has them ignore some, what they start is to hear those all the same.
 fn listen_to_what_is_ignored() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
+    let listen = || {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
         let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
@@ -78,7 +78,9 @@ fn listen_to_what_is_ignored() {
                 drop(signal(kind).unwrap());
             }
         }
-    });
+    };
+    // On a thread of its own: this one may have a runtime already.
+    ONCE.call_once(|| std::thread::spawn(listen).join().unwrap());
 }
 
 /// The command, without variables that would change what it does.
