@@ -1,8 +1,9 @@
 //! Leases that this node does not keep: callers have one renewed once, or want to know how long it still
 //! lives. Both are the leader's to say.
 //!
-//! Calls that come while the driver is away share one question. It is put again, under a new number, until all
-//! that it asks is answered: a lease whose end is proposed and undecided is in no answer.
+//! Calls that come while the driver is away share one question. It is put again until all that it asks is answered,
+//! under its number, since all who wait for it came before it was put first: a leader that is further away than the
+//! time between two askings can still be heard. A lease whose end is proposed and undecided is in no answer.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use crate::model::{LeaseId, LeaseLife, Moment, Refusal};
 
 use super::answer::{CallError, ReplyTo, StopReason};
+use super::sessions::ASKED_AT_ONCE;
 use super::shared::OpenRead;
 
 /// What a caller wants of a lease.
@@ -60,6 +62,16 @@ struct Asked {
     calls: BTreeMap<(LeaseId, LeaseWish), Vec<LeaseCall>>,
 }
 
+impl Asked {
+    fn question(&self, round: u64) -> LeaseQuestion {
+        let of = |wish| {
+            let leases = self.calls.keys().filter(move |(_, wished)| *wished == wish);
+            leases.map(|(lease, _)| *lease).collect()
+        };
+        LeaseQuestion { round, renew: of(LeaseWish::Renew), look: of(LeaseWish::Look) }
+    }
+}
+
 impl LeaseCalls {
     /// Nobody calls.
     pub(crate) fn new(ask_again: Duration) -> Self {
@@ -72,36 +84,23 @@ impl LeaseCalls {
         self.waiting.entry((call.lease, call.wish)).or_default().push(call);
     }
 
-    /// The question to put now, if there is one: of all that wait, and of what was asked in vain.
+    /// The next question to put now, if there is one: of those that wait, as many as a message holds, or what of
+    /// an earlier one nobody has answered for a while.
     pub(crate) fn ask(&mut self, now: Moment) -> Option<LeaseQuestion> {
-        let late = |asked: &Asked| now.since(asked.sent) >= self.ask_again;
-        let late: Vec<u64> =
-            self.asked.iter().filter(|(_, asked)| late(asked)).map(|(round, _)| *round).collect();
-        for round in late {
-            self.forget(round);
-        }
         if self.waiting.is_empty() {
-            return None;
+            let late = |asked: &Asked| now.since(asked.sent) >= self.ask_again;
+            let (round, asked) = self.asked.iter_mut().find(|(_, asked)| late(asked))?;
+            asked.sent = now;
+            return Some(asked.question(*round));
         }
-        let calls = std::mem::take(&mut self.waiting);
-        let of = |wish| {
-            let leases = calls.keys().filter(move |(_, wished)| *wished == wish);
-            leases.map(|(lease, _)| *lease).collect()
-        };
-        let round = self.next_round;
-        let question =
-            LeaseQuestion { round, renew: of(LeaseWish::Renew), look: of(LeaseWish::Look) };
+        let over = self.waiting.keys().nth(ASKED_AT_ONCE).copied();
+        let later = over.map_or_else(BTreeMap::new, |over| self.waiting.split_off(&over));
+        let calls = std::mem::replace(&mut self.waiting, later);
+        let (round, asked) = (self.next_round, Asked { sent: now, calls });
+        let question = asked.question(round);
         self.next_round += 1;
-        self.asked.insert(round, Asked { sent: now, calls });
+        self.asked.insert(round, asked);
         Some(question)
-    }
-
-    /// A question brings no answer any more: what it asked waits again.
-    fn forget(&mut self, round: u64) {
-        let Some(asked) = self.asked.remove(&round) else { return };
-        for (key, calls) in asked.calls {
-            self.waiting.entry(key).or_default().extend(calls);
-        }
     }
 
     /// The leader has answered: these live for so long, and those do not live any more. Of what it did not
@@ -128,10 +127,12 @@ impl LeaseCalls {
         }
     }
 
-    /// Another leader: it must be asked.
+    /// Another leader: it must be asked, under a new number.
     pub(crate) fn leader_changed(&mut self) {
-        while let Some((&round, _)) = self.asked.first_key_value() {
-            self.forget(round);
+        for (key, calls) in
+            std::mem::take(&mut self.asked).into_values().flat_map(|asked| asked.calls)
+        {
+            self.waiting.entry(key).or_default().extend(calls);
         }
     }
 
@@ -219,20 +220,47 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_judged_is_asked_again_and_an_old_answer_counts_for_nothing() {
+    fn what_is_not_judged_is_asked_again_and_an_answer_of_another_leader_counts_for_nothing() {
         let mut calls = none();
         let mut answer = call(&mut calls, 1, LeaseWish::Renew);
         let first = calls.ask(at(0)).unwrap();
         calls.answered(first.round, &[], &[]);
         assert_eq!(calls.ask(at(199)), None);
-        let second = calls.ask(at(200)).unwrap();
+        assert_eq!(calls.ask(at(200)), Some(first.clone()));
+        calls.leader_changed();
+        let second = calls.ask(at(201)).unwrap();
         assert_eq!(second.renew, first.renew);
         calls.answered(first.round, &[lives(1, 900)], &[]);
         assert_eq!(answer.try_recv(), Err(TryRecvError::Empty));
-        calls.leader_changed();
-        let third = calls.ask(at(201)).unwrap();
-        calls.answered(third.round, &[lives(1, 800)], &[]);
+        calls.answered(second.round, &[lives(1, 800)], &[]);
         assert_eq!(answer.try_recv().unwrap(), Ok(Duration::from_millis(800)));
+    }
+
+    #[test]
+    fn an_answer_that_takes_longer_than_a_repetition_of_the_question_still_counts() {
+        let mut calls = none();
+        let mut early = call(&mut calls, 1, LeaseWish::Renew);
+        let first = calls.ask(at(0)).unwrap();
+        // Who comes later asks for a renewal that is later, too.
+        let mut late = call(&mut calls, 1, LeaseWish::Renew);
+        let second = calls.ask(at(100)).unwrap();
+        assert_eq!(calls.ask(at(200)), Some(first.clone()));
+        calls.answered(first.round, &[lives(1, 900)], &[]);
+        assert_eq!(early.try_recv().unwrap(), Ok(Duration::from_millis(900)));
+        assert_eq!(late.try_recv(), Err(TryRecvError::Empty));
+        calls.answered(second.round, &[lives(1, 900)], &[]);
+        assert_eq!(late.try_recv().unwrap(), Ok(Duration::from_millis(900)));
+        assert_eq!(calls.ask(at(900)), None);
+    }
+
+    #[test]
+    fn no_question_is_larger_than_a_message_holds() {
+        let mut calls = none();
+        let count = 2 * ASKED_AT_ONCE as u64 + 7;
+        let _answers: Vec<Answer> =
+            (1..=count).map(|id| call(&mut calls, id, LeaseWish::Renew)).collect();
+        let asked = std::iter::from_fn(|| calls.ask(at(0))).map(|question| question.renew.len());
+        assert_eq!(asked.collect::<Vec<_>>(), [ASKED_AT_ONCE, ASKED_AT_ONCE, 7]);
     }
 
     #[test]

@@ -28,7 +28,7 @@ use super::settings::Drift;
 
 /// How many leases one asking renews at most: it and its answer, of ten bytes each at most, fit into the lane on which
 /// heartbeats go, and do not hold them up.
-const ASKED_AT_ONCE: usize = 16_384;
+pub(super) const ASKED_AT_ONCE: usize = 16_384;
 
 /// A wish for a session.
 pub(crate) struct SessionOpening {
@@ -89,6 +89,8 @@ pub(crate) struct Sessions {
     /// What was asked, when, by the number of the asking.
     asked: BTreeMap<u64, (Moment, Vec<LeaseId>)>,
     next_round: u64,
+    /// Nothing is to be renewed before.
+    quiet_until: Moment,
     meters: Arc<Meters>,
 }
 
@@ -113,8 +115,8 @@ struct Wanted {
 impl Sessions {
     /// No sessions.
     pub(crate) fn new(drift: Drift, ask_again: Duration, meters: Arc<Meters>) -> Self {
-        let (sessions, resuming, asked) = Default::default();
-        Self { drift, ask_again, sessions, resuming, asked, next_round: 1, meters }
+        let (sessions, resuming, asked, quiet_until) = Default::default();
+        Self { drift, ask_again, sessions, resuming, asked, next_round: 1, quiet_until, meters }
     }
 
     /// A lease was granted for an opening: keep it alive, for one claim.
@@ -137,7 +139,9 @@ impl Sessions {
         let (ttl, own) = (terms.ttl, terms.own);
         let valid_until = sent + self.drift.trust_for(ttl);
         let state = Arc::new(SessionState::new(lease, terms, valid_until));
-        let kept = Kept { state: Arc::clone(&state), claims, own, renew_at: sent + ttl / 3 };
+        let renew_at = sent + ttl / 3;
+        self.quiet_until = self.quiet_until.min(renew_at);
+        let kept = Kept { state: Arc::clone(&state), claims, own, renew_at };
         self.sessions.insert(lease, kept);
         state
     }
@@ -165,6 +169,7 @@ impl Sessions {
             Some(_) => drop(self.sessions.remove(&lease)),
             None => {}
         }
+        self.quiet_until = self.quiet_until.min(now);
         let wanted = self.resuming.entry(lease).or_insert_with(|| Wanted {
             lease_ttl,
             label,
@@ -242,6 +247,9 @@ impl Sessions {
 
     /// The leases to renew now, with the number of the asking; those that one asking does not hold come with the next.
     pub(crate) fn due(&mut self, now: Moment) -> Option<(u64, Vec<LeaseId>)> {
+        if now < self.quiet_until {
+            return None;
+        }
         let mut leases = Vec::new();
         let kept = self.sessions.iter_mut().map(|(lease, kept)| (lease, &mut kept.renew_at));
         let wanted = self.resuming.iter_mut().map(|(lease, wanted)| (lease, &mut wanted.ask_at));
@@ -251,6 +259,9 @@ impl Sessions {
             leases.push(*lease);
         }
         if leases.is_empty() {
+            let kept = self.sessions.values().map(|kept| kept.renew_at);
+            let next = kept.chain(self.resuming.values().map(|wanted| wanted.ask_at)).min();
+            self.quiet_until = next.unwrap_or(now + self.ask_again);
             return None;
         }
         let round = self.next_round;
@@ -264,8 +275,15 @@ impl Sessions {
         Some((round, leases))
     }
 
-    /// The leader has answered. Says what became of those that were to be resumed.
-    pub(crate) fn renewed(&mut self, round: u64, renewed: &[LeaseId], now: Moment) -> Vec<Resumed> {
+    /// The leader has answered: these are renewed, and those do not live any more. Says what became of those that
+    /// were to be resumed.
+    pub(crate) fn renewed(
+        &mut self,
+        round: u64,
+        renewed: &[LeaseId],
+        gone: &[LeaseId],
+        now: Moment,
+    ) -> Vec<Resumed> {
         let Some((sent, asked)) = self.asked.remove(&round) else { return Vec::new() };
         let sent = if mutant::is(Mutant::B21) { now } else { sent };
         let asked: BTreeSet<LeaseId> = asked.into_iter().collect();
@@ -280,6 +298,9 @@ impl Sessions {
             } else {
                 resumed.extend(self.confirmed(*lease, sent, now));
             }
+        }
+        for lease in gone.iter().filter(|lease| asked.contains(lease)) {
+            resumed.extend(self.lease_ended(*lease, now));
         }
         resumed
     }
@@ -416,7 +437,7 @@ mod tests {
         assert_eq!(state.valid_until(), at(2700));
         assert_eq!(sessions.due(at(999)), None);
         let (round, leases) = sessions.due(at(1000)).unwrap();
-        sessions.renewed(round, &leases, at(1100));
+        sessions.renewed(round, &leases, &[], at(1100));
         assert_eq!(state.valid_until(), at(3700));
         let margins = sessions.meters.session_margin_seconds.histogram();
         assert_eq!((margins.count(), margins.sum()), (1, 1.6), "it was believed in until 2700 ms");
@@ -427,7 +448,7 @@ mod tests {
         let (mut sessions, state) = one_with(60_000, false);
         assert_eq!(state.valid_until(), at(2700));
         let (round, leases) = sessions.due(at(1000)).unwrap();
-        sessions.renewed(round, &leases, at(1100));
+        sessions.renewed(round, &leases, &[], at(1100));
         assert_eq!(state.valid_until(), at(3700));
         assert_eq!(sessions.due(at(1999)), None);
         assert!(sessions.due(at(2000)).is_some(), "renewed by the ttl, not by the lease's");
@@ -456,7 +477,7 @@ mod tests {
         assert_eq!(sessions.due(at(1199)), None);
         let (second, _) = sessions.due(at(1200)).unwrap();
         assert_ne!(first, second);
-        sessions.renewed(first, &leases, at(1300));
+        sessions.renewed(first, &leases, &[], at(1300));
         assert_eq!(state.valid_until(), at(3700), "the first answer counts from the first asking");
     }
 
@@ -477,7 +498,7 @@ mod tests {
             codec::encode_message(&message, &mut bytes);
             assert!(bytes.len() < 256 << 10, "{} bytes", bytes.len());
             let PeerMessage::Renew { round, leases, .. } = message else { unreachable!() };
-            sessions.renewed(round, &leases, at(1100));
+            sessions.renewed(round, &leases, &[], at(1100));
         }
         assert!(states.iter().all(|state| state.valid_until() == at(1000) + ms(2700)));
     }
@@ -488,7 +509,7 @@ mod tests {
         let (round, leases) = sessions.due(at(1000)).unwrap();
         assert_eq!(state.end(at(2699)), None);
         assert_eq!(state.end(at(2700)), Some(SessionEnd::NotRenewed));
-        sessions.renewed(round, &leases, at(2700));
+        sessions.renewed(round, &leases, &[], at(2700));
         assert_eq!(state.valid_until(), at(2700));
         sessions.tick(at(2700));
         assert_eq!(sessions.len(), 0);
@@ -543,7 +564,7 @@ mod tests {
         let (_answer, now) = resume(&mut sessions, (3000, 0), 200);
         assert!(now.is_none(), "it is another session");
         let (round, leases) = sessions.due(at(200)).unwrap();
-        let second = only(sessions.renewed(round, &leases, at(210))).unwrap();
+        let second = only(sessions.renewed(round, &leases, &[], at(210))).unwrap();
         for parting in [Parting::Dropped, Parting::Declined, Parting::Orphaned] {
             assert_eq!(sessions.part(&state, parting, at(300)), None, "{parting:?}");
         }
@@ -557,10 +578,10 @@ mod tests {
         assert!(now.is_none());
         assert_eq!((sessions.len(), sessions.leases()), (0, vec![LEASE]));
         let (first, leases) = sessions.due(at(50)).unwrap();
-        assert!(sessions.renewed(first, &[], at(60)).is_empty(), "an expiry is under way");
+        assert!(sessions.renewed(first, &[], &[], at(60)).is_empty(), "an expiry is under way");
         assert_eq!(sessions.due(at(249)), None);
         let (second, _) = sessions.due(at(250)).unwrap();
-        let state = only(sessions.renewed(second, &leases, at(900))).unwrap();
+        let state = only(sessions.renewed(second, &leases, &[], at(900))).unwrap();
         assert_eq!(state.valid_until(), at(250) + ms(2700), "the delay is not believed in");
         assert_eq!((state.ttl, state.delay, &*state.label), (ms(3000), ms(7000), "old"));
     }
@@ -570,9 +591,9 @@ mod tests {
         let mut sessions = none();
         let (_answer, _) = resume(&mut sessions, (3000, 0), 0);
         let (first, leases) = sessions.due(at(0)).unwrap();
-        assert!(sessions.renewed(first, &leases, at(2700)).is_empty());
+        assert!(sessions.renewed(first, &leases, &[], at(2700)).is_empty());
         let (second, _) = sessions.due(at(2800)).unwrap();
-        let state = only(sessions.renewed(second, &leases, at(2810))).unwrap();
+        let state = only(sessions.renewed(second, &leases, &[], at(2810))).unwrap();
         assert_eq!(state.valid_until(), at(5500));
     }
 
@@ -589,7 +610,7 @@ mod tests {
         let (answer, _) = resume(&mut sessions, (3000, 0), 0);
         let (round, leases) = sessions.due(at(0)).unwrap();
         drop(answer);
-        assert!(sessions.renewed(round, &leases, at(10)).is_empty());
+        assert!(sessions.renewed(round, &leases, &[], at(10)).is_empty());
         assert_eq!((sessions.len(), sessions.leases()), (0, vec![]), "nobody keeps it");
         let (answer, _) = resume(&mut sessions, (3000, 0), 20);
         drop(answer);
@@ -602,7 +623,7 @@ mod tests {
         let mut sessions = none();
         let (_answer, _) = resume(&mut sessions, (3000, 0), 0);
         let (round, leases) = sessions.due(at(0)).unwrap();
-        let state = only(sessions.renewed(round, &leases, at(10))).unwrap();
+        let state = only(sessions.renewed(round, &leases, &[], at(10))).unwrap();
         assert_eq!(sessions.part(&state, Parting::Declined, at(20)), None);
         assert_eq!((state.end(at(20)), sessions.len()), (Some(SessionEnd::Orphaned), 0));
     }
@@ -618,7 +639,7 @@ mod tests {
         let (_one, _) = resume(&mut sessions, (3000, 1000), 0);
         let (_other, _) = resume(&mut sessions, (3000, 0), 0);
         let (round, leases) = sessions.due(at(0)).unwrap();
-        let resumed = sessions.renewed(round, &leases, at(10));
+        let resumed = sessions.renewed(round, &leases, &[], at(10));
         let results: Vec<_> = resumed.into_iter().map(|(_, result)| result).collect();
         assert_eq!(results[0].as_ref().unwrap().valid_until(), at(1800));
         let why = ResumeRefusal::KeptOtherwise { kept: ms(1000), delay: ms(0) };

@@ -45,7 +45,7 @@ impl Driver {
                 self.send(leader, PeerMessage::ReadAsk { round, incarnation });
             }
         }
-        if let Some(question) = self.lease_calls.ask(now) {
+        while let Some(question) = self.lease_calls.ask(now) {
             if leader == me {
                 self.rounds.join(Asker::Leases { node: me, incarnation, question });
             } else {

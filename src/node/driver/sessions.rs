@@ -26,7 +26,8 @@ impl Driver {
         };
         if opening.reply.is_gone() || self.stopping.is_some() {
             self.insist(Command::Revoke(lease));
-            return;
+            let (reason, maybe_applied) = (StopReason::Shutdown, true);
+            return opening.reply.send(Err(CallError::Stopped { reason, maybe_applied }));
         }
         let state = self.sessions.opened(lease, opening.terms(), opening.asked);
         if self.shared.reader.lease(lease).is_none() {
@@ -66,11 +67,8 @@ impl Driver {
 
     /// The leader has answered a renewal.
     pub(super) fn renewed(&mut self, round: u64, renewed: &[LeaseId], gone: &[LeaseId]) {
-        let resumed = self.sessions.renewed(round, renewed, self.shared.now());
+        let resumed = self.sessions.renewed(round, renewed, gone, self.shared.now());
         self.tell_resumed(resumed);
-        for lease in gone {
-            self.lease_ended(*lease);
-        }
     }
 
     pub(super) fn lease_ended(&mut self, lease: LeaseId) {
