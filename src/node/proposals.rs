@@ -216,11 +216,16 @@ impl Proposals {
         }
     }
 
-    /// The leader says that it did not take these: hand them over again, later.
+    /// The leader says that it did not take these: hand them over again, later. A refusal is the answer to one
+    /// attempt: if there was only this one, no log has them.
     pub(crate) fn refused(&mut self, seqs: &[u64]) {
         for seq in seqs {
-            if self.open.contains_key(seq) {
+            if let Some(open) = self.open.get_mut(seq) {
                 self.unsent.insert(*seq);
+                if open.attempts == 1 {
+                    (open.attempts, open.maybe_applied, open.sent) = (0, false, None);
+                    open.story.came_back();
+                }
             }
         }
     }
@@ -272,20 +277,27 @@ impl Proposals {
     }
 
     /// As [`Proposals::refuse`], for what would have made the state grow: nobody relies on its being
-    /// carried out. `None` if some log may have it: then it is tried on.
+    /// carried out. `None` if some log may have it: then it is tried on, up to its deadline.
     pub(crate) fn refuse_growth(&mut self, seq: u64, error: CallError) -> Option<Closed> {
-        if self.open.get(&seq)?.maybe_applied {
-            return None;
-        }
-        self.close(seq, |_| Err(error))
+        let nobody_has_it = !self.open.get(&seq)?.maybe_applied;
+        self.close_growth(seq, nobody_has_it, error)
     }
 
     /// Another node that leads, or did, refuses what would make the state grow. A refusal is the answer to
     /// one attempt: if there was only this one, nothing was proposed and nothing will be.
     pub(crate) fn refused_growth(&mut self, seq: u64, error: CallError) -> Option<Closed> {
-        let open = self.open.get_mut(&seq)?;
-        if open.attempts == 1 {
+        let nobody_has_it = self.open.get(&seq)?.attempts == 1;
+        self.close_growth(seq, nobody_has_it, error)
+    }
+
+    /// What has no deadline would be tried until there is room, with all that comes behind it waiting at last: it is
+    /// given up instead, and whoever wanted it makes room.
+    fn close_growth(&mut self, seq: u64, nobody_has_it: bool, error: CallError) -> Option<Closed> {
+        if nobody_has_it {
             return self.close(seq, |_| Err(error));
+        }
+        if self.open.get(&seq)?.deadline.is_none() {
+            return self.close(seq, |_| Err(CallError::Deadline { maybe_applied: true }));
         }
         self.unsent.insert(seq);
         None
@@ -498,6 +510,46 @@ mod tests {
         proposals.refuse(2, CallError::Diverged).unwrap().tell();
         assert_eq!(*results.lock().unwrap(), [Err(CallError::Diverged)]);
         assert_eq!(seqs(proposals.batch(at(1), 1 << 20)), [1]);
+    }
+
+    #[test]
+    fn what_grows_and_has_no_deadline_is_given_up_where_there_is_no_room() {
+        let (mut proposals, results) = (proposals(), Results::default());
+        proposals.add(write(&results, None));
+        proposals.batch(at(0), 1 << 20).unwrap();
+        proposals.refused(&[1]);
+        proposals.batch(at(1), 1 << 20).unwrap();
+        proposals.refused_growth(1, CallError::NoSpace).unwrap().tell();
+        // An attempt of which nothing was heard.
+        let many = [None, None, Some(at(10))];
+        many.map(|deadline| proposals.add(write(&results, deadline)));
+        proposals.batch(at(2), 1 << 20).unwrap();
+        proposals.leader_changed();
+        proposals.batch(at(3), 1 << 20).unwrap();
+        proposals.refused_growth(2, CallError::NoSpace).unwrap().tell();
+        proposals.put_back([3], &[]);
+        proposals.refuse_growth(3, CallError::NoSpace).unwrap().tell();
+        assert!(proposals.refused_growth(4, CallError::NoSpace).is_none());
+        let unknown = Err(CallError::Deadline { maybe_applied: true });
+        let told = [Err(CallError::NoSpace), unknown.clone(), unknown];
+        assert_eq!(*results.lock().unwrap(), told);
+        assert_eq!(seqs(proposals.batch(at(4), 1 << 20)), [4]);
+    }
+
+    #[test]
+    fn what_a_leader_did_not_take_is_in_no_log() {
+        let (mut proposals, results) = (proposals(), Results::default());
+        proposals.add(write(&results, Some(at(10))));
+        proposals.batch(at(0), 1 << 20).unwrap();
+        proposals.refused(&[1]);
+        assert_eq!(proposals.batch(at(1), 1 << 20).unwrap().fresh, [1]);
+        proposals.leader_changed();
+        proposals.batch(at(2), 1 << 20).unwrap();
+        // An answer to one of two attempts.
+        proposals.refused(&[1]);
+        proposals.expire(at(10)).into_iter().for_each(Closed::tell);
+        let expected = Err(CallError::Deadline { maybe_applied: true });
+        assert_eq!(*results.lock().unwrap(), [expected]);
     }
 
     #[test]

@@ -63,10 +63,14 @@ impl Driver {
     }
 
     /// The leader has refused requests of this node that would have made the state grow.
-    pub(super) fn growth_refused(&mut self, seqs: &[u64], why: Why) {
+    pub(super) fn growth_refused(&mut self, seqs: &[u64], why: Why, now: Moment) {
         for seq in seqs {
             let refused = self.proposals.refused_growth(*seq, self.growth_error(why));
             self.tell(refused.into_iter().collect());
+            // What is tried on comes again in a while; what is refused holds nothing else up.
+            if self.proposals.is_open(*seq) {
+                self.hold(now);
+            }
         }
     }
 

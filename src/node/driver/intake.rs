@@ -151,11 +151,13 @@ impl Driver {
             PeerMessage::ProposeRefused { incarnation, seqs, why } if incarnation == mine => {
                 match why {
                     ProposeRefusal::QuotaExceeded | ProposeRefusal::NoSpace => {
-                        self.growth_refused(&seqs, why);
+                        self.growth_refused(&seqs, why, now);
                     }
-                    _ => self.proposals.refused(&seqs),
+                    _ => {
+                        self.proposals.refused(&seqs);
+                        self.hold(now);
+                    }
                 }
-                self.hold(now);
             }
             PeerMessage::ReadAsk { round, incarnation } => {
                 if self.leading.is_some() {

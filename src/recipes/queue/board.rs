@@ -72,6 +72,8 @@ enum Note {
 struct Proposed {
     /// The items to be claimed, in the order of the operations.
     claims: Vec<Bytes>,
+    /// What this replica had then: whatever claim is older is not one of these.
+    known: Revision,
     /// How many operations stand before them.
     before: usize,
     /// Whether this board may stand in the line if it comes to nothing. Not of what does no more than
@@ -85,6 +87,9 @@ struct State {
     takers: BTreeMap<u64, Taker>,
     /// A proposal is under way.
     flying: bool,
+    /// Claims of which nobody knows whether they were made, and than what they would be younger: they are given back
+    /// before anything else is proposed.
+    doubtful: Vec<(Bytes, Revision)>,
     /// Whether this board stands in the line of those who wait, once its proposals are carried out.
     stands: bool,
     /// Patience is counted.
@@ -117,6 +122,7 @@ impl Board {
             watch: None,
             takers: BTreeMap::new(),
             flying: false,
+            doubtful: Vec::new(),
             stands: false,
             counting: false,
             impatient: false,
@@ -262,6 +268,10 @@ impl Board {
             Err(error) => {
                 // Nobody waits any more: if its row is there, that is what the next proposal is for.
                 state.stands = proposed.may_stand;
+                if matches!(error, CallError::Deadline { maybe_applied: true }) {
+                    let Proposed { claims, known, .. } = proposed;
+                    state.doubtful.extend(claims.into_iter().map(|id| (id, known)));
+                }
                 let error = match (self.session.end(), error) {
                     (Some(end), _) => QueueError::ended(end, self.session.shared()),
                     // All that was asked for is bound to it; the news of its end is on its way.
@@ -274,6 +284,7 @@ impl Board {
                 return state.fail_all(&error, work);
             }
         };
+        state.doubtful.clear();
         let revision = reply.revision();
         let results = match reply {
             Reply::Txn(reply) => reply.results,
@@ -318,6 +329,15 @@ impl Board {
             state.stands &= end == SessionEnd::Orphaned;
             let error = QueueError::ended(end, self.session.shared());
             return state.fail_all(&error, work);
+        }
+        let known = self.session.shared().reader.revision();
+        if !state.doubtful.is_empty() {
+            let back = state.doubtful.iter().map(|(id, known)| self.unclaim(id, *known).into());
+            let txn = Txn { success: back.collect(), ..Txn::default() };
+            let (claims, may_stand) = (Vec::new(), state.stands);
+            state.flying = true;
+            work.proposal = Some((txn, Proposed { claims, known, before: 0, may_stand }));
+            return;
         }
         let takers = state.takers.len().min(CLAIMS_MAX);
         let tries = state.takers.values().any(|taker| taker.only_try);
@@ -366,7 +386,7 @@ impl Board {
         state.stands = waits && (stood || claims.is_empty());
         state.flying = true;
         let may_stand = !state.takers.is_empty() && (stood || state.stands);
-        work.proposal = Some((txn, Proposed { claims, before, may_stand }));
+        work.proposal = Some((txn, Proposed { claims, known, before, may_stand }));
     }
 
     fn idle_key(&self) -> Bytes {
@@ -397,6 +417,16 @@ impl Board {
             compares.remove(1);
         }
         Txn { compares, success: vec![taken.into(), counted.into()], failure: vec![] }
+    }
+
+    /// Gives an item back, if this board has claimed it since then.
+    fn unclaim(&self, id: &[u8], known: Revision) -> Txn {
+        let claim = self.keys.key(Part::Claim, id);
+        let compares = vec![
+            Compare::value(claim.clone()).eq(self.idle.clone()),
+            Compare::create_revision(claim.clone()).gt(known),
+        ];
+        Txn { compares, success: vec![Op::delete(claim)], failure: vec![] }
     }
 
     /// Moves an item to the queue of those that were taken too often.
@@ -464,5 +494,39 @@ impl Wake for Ring {
         if let Some(board) = self.0.upgrade() {
             board.turn();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Config, KeyRange, Node, Wait};
+
+    /// As when a request has to be given up, or was passed over by this replica.
+    #[test]
+    fn a_claim_of_which_nobody_knows_is_given_back_and_an_older_one_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+        let (kv, session) = (node.client(), node.session().wait().unwrap());
+        for item in ["older", "lost"] {
+            kv.queue("jobs").put(item).wait().unwrap();
+        }
+        let board = Board::new(session.clone(), Keys { name: "jobs".into() }, None);
+        let take = |ticket| board.enter(ticket, false).wait().unwrap().unwrap().unwrap();
+        let older = take(1);
+        let rows = kv.range(KeyRange::prefix("jobs/item/")).wait().unwrap().kvs;
+        let claims: Vec<Bytes> =
+            rows.iter().map(|row| row.key.slice("jobs/item/".len()..)).collect();
+        let known = session.shared().reader.revision();
+        // It was made, and nobody has heard of it.
+        let claim = board.keys.key(Part::Claim, &claims[1]);
+        kv.put(claim, board.idle.clone()).lease(session.lease()).wait().unwrap();
+        let proposed = Proposed { claims, known, before: 0, may_stand: false };
+        let unknown = Err(CallError::Deadline { maybe_applied: true });
+        board.note(Note::Outcome(proposed, unknown));
+        let lost = take(2);
+        assert_eq!((&older.value()[..], &lost.value()[..]), (&b"older"[..], &b"lost"[..]));
+        older.ack().wait().unwrap();
+        lost.ack().wait().unwrap();
     }
 }

@@ -228,7 +228,7 @@ impl Delivery {
     /// # Errors
     /// [`QueueError::NotOurs`]: nothing was changed. [`QueueError::Store`]: [`Error::effect`] says what
     /// was; where nothing was changed the item is given back. After [`Error::Deadline`] the node goes on
-    /// trying.
+    /// trying, and gives the item back if that comes to nothing.
     pub async fn ack_with<O: Into<Op>>(
         mut self,
         ops: impl IntoIterator<Item = O>,
@@ -315,12 +315,12 @@ impl Delivery {
         (self.settling_into(sender), outcome)
     }
 
-    /// Hears of the end of an acknowledgement: if nothing was changed, nobody else will end the claim.
+    /// Hears of the end of an acknowledgement: if it was not carried out, nobody else will end the claim.
     fn settling_into(&self, sender: oneshot::Sender<CallResult<Reply>>) -> ReplyTo<Reply> {
         let claim = self.claim.clone();
         ReplyTo::Call(Box::new(move |outcome| {
             if let Err(error) = &outcome
-                && Error::from(error.clone()).effect() == Effect::NotApplied
+                && !matches!(error, CallError::Stopped { .. })
                 && !claim.is_left_to_its_lease()
             {
                 claim.give_back(ReplyTo::Nobody);

@@ -99,6 +99,28 @@ fn what_an_earlier_attempt_may_have_brought_into_a_log_is_not_called_unapplied()
     assert_eq!(result, Err(CallError::Deadline { maybe_applied: true }));
 }
 
+/// What a recipe insists on waits for no room: it would hold up what makes some.
+#[test]
+fn what_grows_and_has_no_deadline_is_given_up_where_there_is_no_room() {
+    let small = |node, settings: &mut Settings| {
+        settings.quota_bytes = if node == 0 { 1 << 20 } else { 1 << 30 };
+    };
+    let mut three = Three::led_by(0, small);
+    for round in 0..10 {
+        three.put(1, &format!("k{round}"), 100_000).unwrap();
+    }
+    three.hub.cut(id(1), id(0));
+    let (sender, mut told) = tokio::sync::oneshot::channel();
+    let handed = txn(vec![Op::delete("k1"), Op::put("more", vec![b'v'; 100_000])]);
+    three.shared(1).insist(handed, crate::node::ReplyTo::Waiting(sender));
+    three.pass(50);
+    three.hub.heal_all();
+    three.pass(2_000);
+    assert_eq!(told.try_recv(), Ok(Err(CallError::Deadline { maybe_applied: true })));
+    assert!(three.shared(1).reader.get(b"k1").0.is_some());
+    three.delete(1, "k1").unwrap();
+}
+
 #[test]
 fn leases_count_as_what_is_stored_does() {
     let mut three = Three::new(|_, settings| settings.quota_bytes = 64 << 10);
