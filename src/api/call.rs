@@ -162,8 +162,9 @@ impl GetCall {
         self
     }
 
-    /// Reads what this replica has, without asking anybody: it may be behind, but on one node it never
-    /// goes back in time. Waits while the replica has no state of its cluster yet.
+    /// Reads what this replica has, without asking anybody: it may be behind, but while a node runs it never
+    /// goes back in time. A node that was started anew may for a moment be behind what it had acknowledged; cut
+    /// off from the others, for as long as that lasts. Waits while the replica has no state of its cluster yet.
     pub fn local(mut self) -> Self {
         self.consistency = Consistency::Local;
         self
@@ -281,9 +282,9 @@ impl RangeCall {
         self
     }
 
-    /// Reads what this replica has, without asking anybody: it may be behind, but on one node it never
-    /// goes back in time. The answer's `revision` says how new it is. Waits while the replica has no state
-    /// of its cluster yet.
+    /// Reads what this replica has, without asking anybody: it may be behind, but while a node runs it never
+    /// goes back in time (see [`GetCall::local`]). The answer's `revision` says how new it is. Waits while the
+    /// replica has no state of its cluster yet.
     pub fn local(mut self) -> Self {
         self.consistency = Consistency::Local;
         self

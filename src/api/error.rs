@@ -61,7 +61,10 @@ pub enum Error {
     )]
     NoSpace,
     /// The time is up. There may be no leader, no quorum, or too much to do.
-    #[error("{}: the deadline has passed", words(*effect))]
+    #[error(
+        "{}: the deadline has passed; Node::health says whether there is a leader and a quorum",
+        words(*effect)
+    )]
     Deadline {
         /// Whether anything was changed.
         effect: Effect,
@@ -75,7 +78,7 @@ pub enum Error {
         effect: Effect,
     },
     /// The session has ended, and its node has not stopped. Nothing was changed by this call.
-    #[error("not applied: the session has ended: {0}")]
+    #[error("not applied: the session has ended: {0}; open another one")]
     SessionEnded(SessionEnd),
     /// A lock delay is longer than [`Limits::LOCK_DELAY_MAX`](crate::Limits::LOCK_DELAY_MAX). Nothing
     /// was changed.
@@ -102,8 +105,10 @@ pub enum Error {
     /// A backup could not be made, in words that say why. Nothing was changed.
     #[error("no backup was made: {0}")]
     Backup(String),
-    /// No other member could take the leadership.
-    #[error("no other member is connected and caught up: leadership stays where it is")]
+    /// Leadership was not moved to whom it should go.
+    #[error(
+        "leadership was not moved there: it takes a voter that is connected and has caught up, or another one came to lead; see Node::status"
+    )]
     NoTransferee,
 }
 

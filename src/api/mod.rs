@@ -2,8 +2,10 @@
 //! that reads, writes and watches through it, leases and [`Session`]s.
 //!
 //! A call is built, and does nothing until it is awaited (or until [`Wait::wait`] blocks on it):
-//! `kv.put("k", "v").prev_kv().await`. Every call has a deadline. Dropping a call's future gives up
-//! the waiting, not the change: a put whose future was dropped may still be applied, once.
+//! `kv.put("k", "v").prev_kv().await`. Every call has a deadline but a backup: its own, where
+//! it can be given one, or [`Config::call_deadline`]. Dropping a call's future gives up the waiting, not the change: a
+//! put whose future was dropped may still be applied, once. Of two changes that are under way at the same time either
+//! may come first, also on one client: await the one before the other begins, or put both into a transaction.
 
 mod acting;
 mod alarms;

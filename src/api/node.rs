@@ -260,12 +260,16 @@ impl Node {
     /// Waits until the node's status satisfies `condition`. Ends too when the node stops: its role says
     /// so.
     pub async fn wait_for(&self, mut condition: impl FnMut(&NodeStatus) -> bool) -> NodeStatus {
-        let mut status = self.shared.status.subscribe();
-        let satisfied =
-            status.wait_for(|status| status.role == Role::Stopped || condition(status)).await;
-        match satisfied {
-            Ok(status) => status.clone(),
-            Err(_) => self.status(),
+        let mut told = self.shared.status.subscribe();
+        loop {
+            // A copy: whoever judges may take his time, and ask this node.
+            let status = told.borrow_and_update().clone();
+            if status.role == Role::Stopped || condition(&status) {
+                return status;
+            }
+            if told.changed().await.is_err() {
+                return self.status();
+            }
         }
     }
 
@@ -536,6 +540,8 @@ mod tests {
     use crate::Wait;
     use crate::model::{Command, Put};
     use crate::node::ReplyTo;
+    use std::future::IntoFuture;
+    use std::time::Duration;
 
     #[test]
     fn who_waits_for_a_node_whose_driver_falls_hears_of_it() {
@@ -545,5 +551,55 @@ mod tests {
         node.shared.insist(Command::Put(Put::new("k", "v")), fall);
         assert_eq!(node.wait_for(|_| false).wait().role, Role::Stopped);
         assert!(node.stopped().wait().to_string().contains("a test's own panic"));
+    }
+
+    /// Ends in time, or says that it does not.
+    fn within<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let thread = thread::spawn(move || sender.send(work()));
+        let done = receiver.recv_timeout(Duration::from_secs(60)).expect("it hangs");
+        thread.join().unwrap().unwrap();
+        done
+    }
+
+    #[test]
+    fn who_judges_a_status_may_ask_the_node_and_keeps_it_from_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+        let kv = node.client();
+        let status = within(move || {
+            node.wait_for(|status| kv.put("k", "v").wait().is_ok() && status.term == node.term())
+                .wait()
+        });
+        assert_ne!(status.role, Role::Stopped);
+    }
+
+    struct Falls;
+
+    impl std::task::Wake for Falls {
+        fn wake(self: Arc<Self>) {
+            panic!("a test's own executor");
+        }
+    }
+
+    #[test]
+    fn executors_that_panic_do_not_take_the_process_with_them_when_a_driver_falls() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+        let kv = node.client();
+        kv.put("k", "v").wait().unwrap();
+        let far = || kv.get("k").at_least(crate::Revision(1_000_000));
+        let mut waiting = [far(), far()].map(|call| Box::pin(call.into_future()));
+        let waker = std::task::Waker::from(Arc::new(Falls));
+        for call in &mut waiting {
+            assert!(call.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
+        }
+        let fall = ReplyTo::Call(Box::new(|_| panic!("a test's own panic")));
+        node.shared.insist(Command::Put(Put::new("k", "v")), fall);
+        assert!(node.stopped().wait().to_string().contains("a test's own panic"));
+        assert!(node.shutdown().wait().hanging.is_empty());
+        for call in waiting {
+            assert!(matches!(call.wait(), Err(Error::Stopped { .. })));
+        }
     }
 }

@@ -11,7 +11,7 @@ use crate::node::{Claim, Input, Parting, SessionEnd, SessionState, Shared, Stand
 
 use super::Client;
 use super::call::Answer;
-use super::{Error, Node};
+use super::{Effect, Error, Node};
 
 /// A lease that this node keeps alive from a thread of its own, whatever the host program's executor
 /// does. Keys that are bound to [`Session::lease`] live as long as it does. Cheap to clone.
@@ -147,11 +147,17 @@ impl Session {
                 return Err(Error::SessionEnded(end));
             }
             Some(end @ SessionEnd::Orphaned) => return Err(Error::SessionEnded(end)),
+            // Whoever is granted a lease of that name now is somebody else.
+            Some(SessionEnd::LeaseEnded) => return Ok(()),
             Some(_) => {}
         }
+        let effect = Effect::Unknown;
         match self.client().propose(Command::Revoke(state.lease), None).await {
-            Err(Error::Refused(Refusal::LeaseNotFound(_))) => Ok(()),
-            result => result.map(drop),
+            Ok(_) | Err(Error::Refused(Refusal::LeaseNotFound(_))) => Ok(()),
+            // Whatever became of this request, the node has one of its own, and goes on trying.
+            Err(Error::Stopped { reason, .. }) => Err(Error::Stopped { reason, effect }),
+            Err(error) if error.effect() == Effect::NotApplied => Err(Error::Deadline { effect }),
+            Err(error) => Err(error),
         }
     }
 

@@ -65,8 +65,8 @@ pub(crate) enum CallError {
     /// A backup could not be made.
     #[error("{0}")]
     Backup(Arc<str>),
-    /// There is nobody that leadership could be moved to.
-    #[error("there is no other member that could lead now")]
+    /// Leadership was not moved to whom it should go.
+    #[error("leadership was not moved there")]
     NoTransferee,
 }
 

@@ -672,7 +672,8 @@ impl Shared {
             Ok(result) => result,
             // The driver went away with the call inside: it fell.
             Err(_) => {
-                let reason = self.stop_reason().unwrap_or_else(|| StopReason::failed("it fell"));
+                let reason =
+                    self.stop_reason().unwrap_or_else(|| StopReason::failed("its driver fell"));
                 Err(CallError::Stopped { reason, maybe_applied: changes })
             }
         }

@@ -182,8 +182,9 @@ fn run_driver(driver: &mut Driver, shared: &Shared, threads: &Threads) {
     }));
     if let Err(panic) = fell {
         // The driver is half-way through something: it must not run again.
-        shared.stop(StopReason::failed(format!("its driver fell: {}", words_of(&*panic))));
-        driver.abandon();
+        let reason = StopReason::failed(format!("its driver fell: {}", words_of(&*panic)));
+        shared.stop(reason.clone());
+        driver.abandon(&reason);
     }
 }
 

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use bowline::testing::{Cluster, ClusterOptions};
 use bowline::{
-    Alarm, AlarmChange, AlarmKind, Client, Error, GuardError, KeyRange, LeaseId, Limits, Loss, Op,
-    OrderError, QueueError, Refusal, Released, ResumeRefusal, Session, SessionEnd, Standing, Wait,
+    Alarm, AlarmChange, AlarmKind, Client, Effect, Error, GuardError, KeyRange, LeaseId, Limits,
+    Loss, Op, OrderError, QueueError, Refusal, Released, ResumeRefusal, Session, SessionEnd,
+    Standing, Wait,
 };
 
 /// Long enough to be renewed on a busy machine, short enough to wait for its end.
@@ -68,6 +69,20 @@ fn renewed(session: &Session, times: usize) {
             is_bound(&session.client(), "time passes");
         }
     }
+}
+
+/// The node has a revocation of its own, and goes on with it.
+#[test]
+fn a_session_that_is_closed_without_a_quorum_is_not_said_to_live_on() {
+    let mut cluster = quick(3);
+    let session = cluster.node(0).open_session().ttl(LONG).wait().unwrap();
+    bind(&session, "bound");
+    cluster.kill(1).wait();
+    cluster.kill(2).wait();
+    let error = session.close().wait().unwrap_err();
+    assert_eq!(error.effect(), Effect::Unknown, "{error}");
+    cluster.restart(1).wait().unwrap();
+    gone(&cluster.node(0).client(), "bound");
 }
 
 #[test]

@@ -176,11 +176,14 @@ impl Consensus {
     }
 
     /// Hands the leadership to another voter, if this member leads. Proposals are refused as busy
-    /// until that has happened, or an election timeout has passed.
-    pub(crate) fn transfer_to(&mut self, peer: NodeId) {
-        if self.is_leader() && peer != self.config.id && self.configuration.voters.contains(&peer) {
+    /// until that has happened, or an election timeout has passed. Whether that has begun.
+    pub(crate) fn transfer_to(&mut self, peer: NodeId) -> bool {
+        let can =
+            self.is_leader() && peer != self.config.id && self.configuration.voters.contains(&peer);
+        if can {
             self.with_raft(|raw| raw.transfer_leader(peer.get()));
         }
+        can
     }
 
     /// There is no connection with `peer`.

@@ -329,7 +329,7 @@ pub(crate) fn gate(data: &[u8]) -> Came {
                     let _ = it.consensus.propose_membership(&change);
                 }
             }
-            22 => it.consensus.transfer_to(peer(&mut feed)),
+            22 => _ = it.consensus.transfer_to(peer(&mut feed)),
             23 => match feed.byte() % 4 {
                 0 => it.consensus.unreachable(peer(&mut feed)),
                 1 => it.consensus.snapshot_progress(peer(&mut feed)),

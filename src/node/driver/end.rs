@@ -22,38 +22,48 @@ impl Driver {
         false
     }
 
-    /// The driver fell in the middle of a turn: lets go of what others wait for.
-    pub(crate) fn abandon(&mut self) {
+    /// The driver fell in the middle of a turn, for that reason: lets go of what others wait for.
+    pub(crate) fn abandon(&mut self, reason: &StopReason) {
         self.stopped = true;
-        // Who wants to resume hears of it when its reply is dropped.
-        waking(|| drop(self.sessions.stop(self.shared.now())));
+        // Each by itself: it was half-way through something, and may fall again.
+        waking(|| self.end_sessions(reason));
+        waking(|| self.end_calls(reason));
         waking(|| self.shared.status.send_modify(|status| status.role = Role::Stopped));
         self.log.close();
         self.snapshot_queue.close();
-        self.backups.close(&StopReason::failed("its driver fell"));
+        self.backups.close(reason);
         self.warm.abandon();
     }
 
-    pub(super) fn stop(&mut self, reason: StopReason) -> Next {
-        self.stopped = true;
-        self.publish_status();
-        let closed = self.proposals.stop(&reason);
+    /// Tells all who wait.
+    fn end_calls(&mut self, reason: &StopReason) {
+        let closed = self.proposals.stop(reason);
         self.tell(closed);
-        self.reads.stop(&reason);
-        self.lease_calls.stop(&reason);
-        self.steps.stop(&reason);
+        self.reads.stop(reason);
+        self.lease_calls.stop(reason);
+        self.steps.stop(reason);
         let waiting = std::mem::take(&mut self.at_least).into_values().flatten();
         let transfers = std::mem::take(&mut self.transfers).into_iter().map(|(.., reply)| reply);
         for reply in waiting.map(|asking| asking.reply).chain(transfers) {
             let reason = reason.clone();
             reply.send(Err(CallError::Stopped { reason, maybe_applied: false }));
         }
-        // Before the sessions: whose lock is lost by that hears of the stop, and not of a session.
-        self.shared.stop(reason.clone());
+    }
+
+    fn end_sessions(&mut self, reason: &StopReason) {
         for reply in self.sessions.stop(self.shared.now()) {
             let reason = reason.clone();
             reply.send(Err(CallError::Stopped { reason, maybe_applied: false }));
         }
+    }
+
+    pub(super) fn stop(&mut self, reason: StopReason) -> Next {
+        self.stopped = true;
+        self.publish_status();
+        self.end_calls(&reason);
+        // Before the sessions: whose lock is lost by that hears of the stop, and not of a session.
+        self.shared.stop(reason.clone());
+        self.end_sessions(&reason);
         if reason == StopReason::Shutdown {
             self.warm.stop(self.machine.image());
         } else {

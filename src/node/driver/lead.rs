@@ -95,11 +95,10 @@ impl Driver {
             return reply.send(Err(CallError::Busy));
         }
         match to.or_else(|| consensus.best_transferee()) {
-            Some(peer) => {
-                consensus.transfer_to(peer);
+            Some(peer) if consensus.transfer_to(peer) => {
                 self.transfers.push((deadline, to, reply));
             }
-            None => reply.send(Err(CallError::NoTransferee)),
+            _ => reply.send(Err(CallError::NoTransferee)),
         }
     }
 

@@ -298,3 +298,10 @@ fn each_of_these_tests_falls_with_its_break() {
         assert!(catch_unwind(test).is_err(), "{mutant:?}: {}", mutant.breaks());
     }
 }
+
+#[test]
+fn who_wants_a_leader_that_cannot_be_one_hears_so_at_once() {
+    let mut three = led();
+    let stranger = transfer(&three, 0, 7, 5_000);
+    assert_eq!(answered_after(&mut three, stranger), (5, Err(CallError::NoTransferee)));
+}

@@ -126,7 +126,7 @@ impl Three {
     /// A process dies, and another one takes its place.
     fn restart(&mut self, node: usize) {
         let settings = self.shared(node).settings.clone();
-        self.nodes[node].driver.abandon();
+        self.nodes[node].driver.abandon(&crate::node::StopReason::Killed);
         let Assembled { driver, log_worker, snapshot_worker, .. } = self.nodes.remove(node);
         drop((driver, log_worker, snapshot_worker));
         let (assembled, receiver) = self.begin(node, settings);

@@ -142,6 +142,6 @@ fn backups_that_hang_hold_up_no_snapshot_and_are_not_without_number() {
         };
         result.unwrap();
     }
-    driver.abandon();
+    driver.abandon(&crate::node::StopReason::Killed);
     worker.join().unwrap();
 }
