@@ -301,7 +301,8 @@ impl Config {
     }
 
     /// How many writes of this node's callers, and how many bytes of them, may be without an answer
-    /// before a call is refused with [`Error::Busy`](crate::Error::Busy). Default 16,384 and 64 MiB.
+    /// before a call is refused with [`Error::Busy`](crate::Error::Busy). Default 16,384 and 64 MiB. Each key that the
+    /// ranges of one pass over counts for 160 bytes, but all of them for no more than half of what is allowed.
     pub fn open_writes_max(mut self, writes: usize, bytes: usize) -> Self {
         self.open_writes_max = writes;
         self.open_bytes_max = bytes;

@@ -294,7 +294,8 @@ fn row_bytes(outcome: &Outcome) -> usize {
     }
 }
 
-fn without_rows(outcome: &Outcome) -> Outcome {
+/// What an answer says without its rows: that it was applied, and when.
+pub(super) fn without_rows(outcome: &Outcome) -> Outcome {
     outcome.as_ref().map_err(Refusal::clone).map(|reply| {
         let revision = reply.revision();
         Reply::AppliedBefore { revision }

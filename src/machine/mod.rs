@@ -119,12 +119,15 @@ pub struct Machine {
     version: ClusterVersion,
     /// What members, users, alarms and version add to the digest.
     configuration: u64,
+    /// Whose answers are wanted whole; everybody's if nobody was named. No part of the state.
+    asker: Option<(NodeId, Incarnation)>,
 }
 
 /// What came of one log entry.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Applied {
-    /// What became of each request in it, in order.
+    /// What became of each request in it, in order; of those that [others](Machine::answer_only) have made without
+    /// rows.
     pub outcomes: Vec<(RequestId, Outcome)>,
     /// What changed, by revision.
     pub changes: Vec<Change>,
@@ -203,6 +206,7 @@ impl Machine {
             alarms: Arc::default(),
             version: ClusterVersion::FIRST,
             configuration: 0,
+            asker: None,
         };
         machine.set_members(Members::default());
         machine
@@ -217,6 +221,13 @@ impl Machine {
         assert!(self.applied <= RESEEDED_AT.0, "members are found before the first entry");
         assert!(*self.members == Members::default(), "members are found once");
         self.set_members(members);
+    }
+
+    /// From now on only the requests of this life of a node are answered whole. Of what became of others' nobody here
+    /// is told more than that they were applied, and at which revision, so that the rows of many are not in memory at
+    /// once. What is applied and what is remembered is the same.
+    pub fn answer_only(&mut self, node: NodeId, incarnation: Incarnation) {
+        self.asker = Some((node, incarnation));
     }
 
     /// Applies the next log entry. An entry without items only counts as applied. Readers see
@@ -318,6 +329,7 @@ impl Machine {
 
     fn apply_proposal(&mut self, proposal: Proposal, turn: &mut Turn<'_>) -> Result<(), Fault> {
         let Proposal { node, incarnation, window, requests } = proposal;
+        let is_asked_here = self.asker.is_none_or(|asker| asker == (node, incarnation));
         // Of a removed member no answers are kept, so that none of its requests may be executed: it
         // could have been before.
         if !self.members.is_removed(node) {
@@ -338,7 +350,8 @@ impl Machine {
                     outcome
                 }
             };
-            turn.done.outcomes.push((id, outcome));
+            let told = if is_asked_here { outcome } else { answers::without_rows(&outcome) };
+            turn.done.outcomes.push((id, told));
         }
         Ok(())
     }

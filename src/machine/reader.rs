@@ -148,14 +148,17 @@ impl Reader {
     pub fn passed_over(&self, txn: &Txn, max: usize) -> usize {
         let mut passed = 0;
         for range in ranges(txn) {
-            if range.as_single().is_none() {
-                passed += self.shared.width(range, max - passed);
-            }
+            passed += self.passed_over_by(range, max - passed);
             if passed >= max {
                 break;
             }
         }
         passed
+    }
+
+    /// The same for one range; none, if that is a single key.
+    pub fn passed_over_by(&self, range: &KeyRange, max: usize) -> usize {
+        if range.as_single().is_some() { 0 } else { self.shared.width(range, max) }
     }
 
     /// What changed the keys of `range`, from revision `from` on, as far as one page goes: about

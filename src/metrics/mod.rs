@@ -216,7 +216,7 @@ catalogue! {
     open_requests: Gauge => u64, "gauge";
     /// Of these, those that are to be handed to a leader, again or for the first time.
     unsent_requests: Gauge => u64, "gauge";
-    /// Bytes of the writes that admission has let in and that have no answer yet.
+    /// What admission counts for the writes that it has let in and that have no answer yet.
     open_bytes: Gauge => u64, "gauge";
     /// Linearizable reads and waits that have no answer yet.
     open_reads: Gauge => u64, "gauge";

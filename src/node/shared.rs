@@ -83,6 +83,10 @@ impl<F: FnOnce(Option<&CallResult<Reply>>)> Drop for Hook<F> {
 /// and what a recipe may add to one.
 pub(super) const COMMAND_BYTES_MAX: usize = 7 << 19;
 
+/// What admission counts for each key that a command passes over, in bytes: what its row takes in an answer, without
+/// the value, which is shared.
+const LOOK_BYTES: usize = 160;
+
 /// Adds to a transaction what is to be done behind it, in the same entry. The limits of callers are not for that.
 fn follow_up(command: &mut Command, leaving: Vec<Op>) -> Result<(), Refusal> {
     let Command::Txn(txn) = &mut *command else { return Ok(()) };
@@ -314,13 +318,27 @@ impl Shared {
 
     /// As [`Shared::let_in`], for one that is within the limits.
     fn find_room(&self, command: &Command) -> CallResult<usize> {
-        self.may_look(command)?;
+        let is_wide = is_wide(command);
+        // Not to be counted first, where there is no room whatever it passes over.
+        if is_wide && self.open_bytes() >= self.settings.open_bytes_max {
+            return Err(CallError::Busy);
+        }
+        let keys = if is_wide { self.may_look(command)? } else { 0 };
         if let Some(more) = growth(command) {
             self.may_grow(more)?;
         }
         let bytes = encoded_len_hint(command);
+        // Where others are always open too, one that is as wide as it may be gets in.
+        let looked =
+            keys.saturating_mul(LOOK_BYTES).min(self.look_bytes_max().saturating_sub(bytes));
+        let bytes = bytes + looked;
         self.admit(bytes)?;
         Ok(bytes)
+    }
+
+    /// The most that admission counts for one command on account of what it looks at.
+    fn look_bytes_max(&self) -> usize {
+        self.settings.open_bytes_max / 2
     }
 
     /// Whether this replica may become so many bytes larger. What is under way at the same time is not
@@ -336,26 +354,36 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether a command may look at as many keys as it names. Who has no right to them is not told how many there
-    /// are: it is refused where that is decided.
-    fn may_look(&self, command: &Command) -> Result<(), Refusal> {
-        let Command::Txn(txn) = command.deed() else { return Ok(()) };
-        match command {
-            _ if !is_wide(command) => Ok(()),
-            Command::As(caller, deed) if self.reader.judge(caller, deed).is_err() => Ok(()),
-            _ => self.may_pass_over(txn),
+    /// Whether a command may look at as many keys as it names, and how many those are; of a deletion no more are
+    /// counted than make a difference. Who has no right to them is not told how many there are: it is refused where
+    /// that is decided.
+    fn may_look(&self, command: &Command) -> Result<usize, Refusal> {
+        if let Command::As(caller, deed) = command
+            && self.reader.judge(caller, deed).is_err()
+        {
+            return Ok(0);
+        }
+        match command.deed() {
+            Command::Txn(txn) => self.may_pass_over(txn),
+            Command::Delete(delete) => {
+                let max = self.look_bytes_max() / LOOK_BYTES + 1;
+                Ok(self.reader.passed_over_by(&delete.range, max))
+            }
+            _ => Ok(0),
         }
     }
 
-    /// Whether a transaction may look at as many keys as its ranges name.
-    fn may_pass_over(&self, txn: &Txn) -> Result<(), Refusal> {
+    /// Whether a transaction may look at as many keys as its ranges name, and how many those are.
+    fn may_pass_over(&self, txn: &Txn) -> Result<usize, Refusal> {
         let max = self.settings.limits.txn_keys_max;
-        let is_more_than = |max: usize| self.reader.passed_over(txn, max.saturating_add(1)) > max;
-        if !is_more_than(max) {
-            return Ok(());
+        let count = |max: usize| self.reader.passed_over(txn, max.saturating_add(1));
+        let keys = count(max);
+        if keys <= max {
+            return Ok(keys);
         }
         let max = max.max(self.reader.kept_keys().saturating_mul(4));
-        if is_more_than(max) { Err(Refusal::TooManyKeys { max }) } else { Ok(()) }
+        let keys = count(max);
+        if keys > max { Err(Refusal::TooManyKeys { max }) } else { Ok(keys) }
     }
 
     /// Whether this node's disk is full.
@@ -524,7 +552,7 @@ impl Shared {
         Ok(reply)
     }
 
-    /// The bytes of the writes that admission has let in and that have no answer yet.
+    /// What admission counts for the writes that it has let in and that have no answer yet, in bytes.
     pub(crate) fn open_bytes(&self) -> usize {
         self.open_bytes.load(Ordering::Relaxed)
     }

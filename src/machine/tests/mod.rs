@@ -405,3 +405,58 @@ fn whatever_an_entry_holds_is_refused_or_applied_and_never_a_panic() {
     }
     assert_eq!(*KeyRange::prefix([0xff; 9].to_vec()).end(), RangeEnd::Unbounded);
 }
+
+/// Or every replica would hold all answers to an entry at once, and again at each start.
+#[test]
+fn of_what_others_have_asked_no_rows_are_kept() {
+    let filled = || {
+        let mut world = World::new();
+        for key in 0..100 {
+            world.put(&format!("k{key:03}"), "v");
+        }
+        world
+    };
+    let (mut all, mut mine) = (filled(), filled());
+    mine.machine.answer_only(node(2), Incarnation(3));
+    let looks = || {
+        let success = vec![Op::Range(Range::new(KeyRange::all())), Op::put("x", "")];
+        Command::Txn(Txn { success, ..Txn::default() })
+    };
+    let few = || {
+        let success = vec![Op::get("k000"), Op::put("y", "")];
+        Command::Txn(Txn { success, ..Txn::default() })
+    };
+    let of = |from, life| {
+        let mut requests: Vec<_> = (1..=500).map(|seq| (seq, looks())).collect();
+        requests.push((501, few()));
+        requests.push((502, Command::Compact(Revision(1 << 40))));
+        Item::Proposal(proposal(from, life, (1, &[]), requests))
+    };
+    let rows = |applied: &Applied| -> usize {
+        let of = |outcome: &Outcome| match outcome {
+            Ok(Reply::Txn(reply)) => match &reply.results[0] {
+                TxnResult::Range(range) => range.kvs.len(),
+                other => panic!("{other:?}"),
+            },
+            _ => 0,
+        };
+        applied.outcomes.iter().map(|(_, outcome)| of(outcome)).sum()
+    };
+    // Another's, this node's in an earlier life, and this node's.
+    for (from, life, expected) in [(3, 3, 0), (2, 2, 0), (2, 3, 51_001)] {
+        let whole = all.entry(vec![of(from, life)]);
+        let told = mine.entry(vec![of(from, life)]);
+        assert_eq!(rows(&told), expected, "of {from}, in its life {life}");
+        for ((id, whole), (same, told)) in whole.outcomes.iter().zip(&told.outcomes) {
+            assert_eq!(id, same);
+            let revision = |outcome: &Outcome| outcome.clone().map(|reply| reply.revision());
+            assert_eq!(revision(whole), revision(told), "applied or not is told all the same");
+        }
+        // What is remembered, for who asks again, is the same.
+        assert_eq!(all.machine.digest(), mine.machine.digest());
+        for seq in 1..=502 {
+            let id = RequestId { node: node(from), incarnation: Incarnation(life), seq };
+            assert_eq!(all.machine.answer(id), mine.machine.answer(id));
+        }
+    }
+}

@@ -283,7 +283,7 @@ impl Driver {
             network,
             log,
             log_reader,
-            machine,
+            mut machine,
             hard_state,
             founded,
             state_lost,
@@ -296,6 +296,7 @@ impl Driver {
         } = parts;
         let settings = &shared.settings;
         let (node, incarnation) = (settings.node, identity.incarnation());
+        machine.answer_only(node, incarnation);
         let (heartbeat, now) = (settings.heartbeat, shared.now());
         let mut driver = Self {
             proposals: Proposals::new(node, incarnation, settings.election_timeout),

@@ -192,3 +192,51 @@ fn a_transaction_that_looks_at_more_than_it_may_is_never_proposed() {
     let refused = three.write(1, Command::Txn(looks(5)));
     assert_eq!(refused, Err(CallError::Refused(Refusal::TooManyKeys { max: 160 })));
 }
+
+/// So many keys, in as few calls as there can be.
+fn fill(three: &mut Three, keys: usize) {
+    let all: Vec<usize> = (0..keys).collect();
+    for some in all.chunks(100) {
+        let puts = some.iter().map(|key| Op::put(format!("k{key:05}"), "v")).collect();
+        three.write(0, txn(puts)).unwrap();
+    }
+}
+
+/// The answers to all that one entry holds are in memory at once: they are counted before they are made.
+#[test]
+fn what_looks_at_many_keys_counts_for_them_until_it_is_answered() {
+    let mut three = Three::led_by(0, |_, settings| settings.open_writes_max = 16_384);
+    fill(&mut three, 1_000);
+    let all = || Range::new(KeyRange::all());
+    let wide = [
+        txn(vec![Op::Range(all()), Op::put("x", "")]),
+        Command::Delete(Delete { range: KeyRange::prefix("j"), prev_kv: false }),
+        Command::Delete(Delete { range: KeyRange::prefix("k"), prev_kv: false }),
+    ];
+    for (command, let_in) in wide.into_iter().zip([400..450, 5_000..5_001, 400..450]) {
+        let calls: Vec<Call> = (0..5_000).map(|_| three.call(0, command.clone(), 5_000)).collect();
+        assert!(three.shared(0).open_bytes() <= 64 << 20);
+        let results: Vec<_> = calls.into_iter().map(|call| three.finish(call)).collect();
+        let done = results.iter().filter(|result| result.is_ok()).count();
+        assert!(let_in.contains(&done), "{done} of {command:?}");
+        let is_fine =
+            |result: &CallResult<Reply>| !matches!(result, Err(why) if *why != CallError::Busy);
+        assert!(results.iter().all(is_fine));
+        assert_eq!(three.shared(0).open_bytes(), 0, "everything is given back");
+    }
+}
+
+/// Where there are more keys than all that may be open counts for, one that looks at all of them is still let in, and
+/// with it what looks at none.
+#[test]
+fn what_looks_at_everything_is_let_in_beside_what_does_not() {
+    let mut three = Three::led_by(0, |_, settings| settings.open_bytes_max = 1 << 20);
+    fill(&mut three, 10_000);
+    let wide = || Command::Delete(Delete { range: KeyRange::all(), prev_kv: false });
+    let small = three.call(0, put("x", 100_000), 5_000);
+    let first = three.call(0, wide(), 5_000);
+    assert_eq!(three.write(0, wide()), Err(CallError::Busy));
+    three.finish(small).unwrap();
+    three.finish(first).unwrap();
+    three.write(0, wide()).unwrap();
+}
