@@ -68,6 +68,13 @@ impl Reader {
         (row.map(|row| row.view().key_value()), at)
     }
 
+    /// How long the newest value of a key is, in bytes; 0 if there is no such key.
+    pub fn value_len(&self, key: &[u8]) -> u64 {
+        let state = self.shared.state();
+        let row = state.index.get(key).and_then(|rows| rows.live(state.published.revision));
+        row.map_or(0, |row| row.value().len() as u64)
+    }
+
     /// Answers a range.
     ///
     /// # Errors

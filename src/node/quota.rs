@@ -1,18 +1,26 @@
 //! How much a command may make the state grow. What may grow it is refused where the quota is reached or
 //! a disk is full; what cannot, and what makes it smaller, always goes on, so that there is a way back.
 
+use std::collections::{BTreeMap, VecDeque};
+
+use bytes::Bytes;
+
 use crate::machine::{BOUND_KEY_BYTES, LEASE_BYTES};
-use crate::model::{Command, Op, Put, PutLease, PutValue, Txn};
+use crate::model::{Command, LogIndex, Op, Put, PutLease, PutValue, RequestId, Txn};
 
 /// What a row counts for beside its key and its value, in bytes.
 const ROW_BYTES: u64 = 128;
 
+/// What a value that is kept counts for at the least, in bytes: whether a shorter one is on its way is not looked for.
+const KEPT_BYTES_MIN: u64 = 128;
+
 /// By how many bytes a command may make the state grow, about; `None` if it is none of those that are
-/// there to make it grow. A deletion leaves its mark in history, and yet it is the way back.
-pub(crate) fn growth(command: &Command) -> Option<u64> {
+/// there to make it grow. A deletion leaves its mark in history, and yet it is the way back. `len_of` tells how long the
+/// value of a key is, or will be: a put that keeps it stores it once more.
+pub(crate) fn growth(command: &Command, len_of: &dyn Fn(&[u8]) -> u64) -> Option<u64> {
     match command.deed() {
-        Command::Put(put) => Some(of_put(put)),
-        Command::Txn(txn) => of_txn(txn),
+        Command::Put(put) => Some(of_put(put, len_of)),
+        Command::Txn(txn) => of_txn(txn, len_of),
         Command::Grant { session, .. } => {
             Some(LEASE_BYTES + session.as_ref().map_or(0, |session| session.label.len() as u64))
         }
@@ -28,11 +36,10 @@ pub(crate) fn growth(command: &Command) -> Option<u64> {
     }
 }
 
-fn of_put(put: &Put) -> u64 {
+fn of_put(put: &Put, len_of: &dyn Fn(&[u8]) -> u64) -> u64 {
     let value = match &put.value {
         PutValue::Set(value) => value.len() as u64,
-        // As long as it was: a guess is as good as a search.
-        PutValue::Keep => 0,
+        PutValue::Keep => len_of(&put.key).max(KEPT_BYTES_MIN),
     };
     let key = put.key.len() as u64;
     let bound = match put.lease {
@@ -43,16 +50,122 @@ fn of_put(put: &Put) -> u64 {
 }
 
 /// The branch that grows more; which one it will be is not known yet.
-fn of_txn(txn: &Txn) -> Option<u64> {
+fn of_txn(txn: &Txn, len_of: &dyn Fn(&[u8]) -> u64) -> Option<u64> {
     let branch = |ops: &[Op]| {
         let each = ops.iter().filter_map(|op| match op {
-            Op::Put(put) => Some(of_put(put)),
-            Op::Txn(nested) => of_txn(nested),
+            Op::Put(put) => Some(of_put(put, len_of)),
+            Op::Txn(nested) => of_txn(nested, len_of),
             Op::Range(_) | Op::Delete(_) => None,
         });
         each.fold(None, |sum: Option<u64>, more| Some(sum.unwrap_or(0).saturating_add(more)))
     };
     branch(&txn.success).max(branch(&txn.failure))
+}
+
+/// What a leader has proposed and not applied yet: the requests, and by how much they may make the state grow.
+#[derive(Default)]
+pub(crate) struct Proposed {
+    /// With the growth of each.
+    requests: BTreeMap<RequestId, u64>,
+    /// The sum of it.
+    growth: u64,
+    values: Values,
+}
+
+impl Proposed {
+    /// Whether this one is under way.
+    pub(crate) fn contains(&self, id: &RequestId) -> bool {
+        self.requests.contains_key(id)
+    }
+
+    /// By how many bytes all of them may make the state grow, about.
+    pub(crate) fn growth(&self) -> u64 {
+        self.growth
+    }
+
+    /// The values that they set.
+    pub(crate) fn values(&self) -> &Values {
+        &self.values
+    }
+
+    /// A request is in the entry `index`, which may make the state grow by so much.
+    pub(crate) fn proposed(
+        &mut self,
+        id: RequestId,
+        index: LogIndex,
+        command: &Command,
+        more: u64,
+    ) {
+        self.values.add(command, index);
+        let before = self.requests.insert(id, more).unwrap_or(0);
+        self.growth = self.growth - before + more;
+    }
+
+    /// It is decided.
+    pub(crate) fn decided(&mut self, id: &RequestId) {
+        self.growth -= self.requests.remove(id).unwrap_or(0);
+    }
+
+    /// All entries up to this one are applied.
+    pub(crate) fn applied(&mut self, index: LogIndex) {
+        self.values.applied(index);
+    }
+}
+
+/// How long the values are that entries set which are not applied yet; the short ones are left out.
+#[derive(Default)]
+pub(crate) struct Values {
+    /// The longest for each key, and the last entry that sets one.
+    longest: BTreeMap<Bytes, (LogIndex, u64)>,
+    order: VecDeque<(LogIndex, Bytes)>,
+}
+
+impl Values {
+    /// The longest value that is set for this key, in bytes; 0 if none is, or a short one.
+    pub(crate) fn len_of(&self, key: &[u8]) -> u64 {
+        self.longest.get(key).map_or(0, |(_, bytes)| *bytes)
+    }
+
+    /// Takes note of what a command sets, in whichever branch, in the entry `index`.
+    pub(crate) fn add(&mut self, command: &Command, index: LogIndex) {
+        match command.deed() {
+            Command::Put(put) => self.add_put(put, index),
+            Command::Txn(txn) => self.add_txn(txn, index),
+            _ => {}
+        }
+    }
+
+    fn add_txn(&mut self, txn: &Txn, index: LogIndex) {
+        for op in txn.success.iter().chain(&txn.failure) {
+            match op {
+                Op::Put(put) => self.add_put(put, index),
+                Op::Txn(nested) => self.add_txn(nested, index),
+                Op::Range(_) | Op::Delete(_) => {}
+            }
+        }
+    }
+
+    fn add_put(&mut self, put: &Put, index: LogIndex) {
+        let bytes = match &put.value {
+            PutValue::Set(value) => value.len() as u64,
+            PutValue::Keep => 0,
+        };
+        if bytes <= KEPT_BYTES_MIN {
+            return;
+        }
+        let (last, longest) = self.longest.entry(put.key.clone()).or_default();
+        (*last, *longest) = (index, bytes.max(*longest));
+        self.order.push_back((index, put.key.clone()));
+    }
+
+    fn applied(&mut self, index: LogIndex) {
+        while self.order.front().is_some_and(|(at, _)| *at <= index) {
+            let (at, key) = self.order.pop_front().expect("it was just seen");
+            if self.longest.get(&key).is_some_and(|(last, _)| *last == at) {
+                self.longest.remove(&key);
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -88,7 +201,48 @@ mod tests {
             ),
         ];
         for (command, expected) in cases {
-            assert_eq!(growth(&command), expected, "{command:?}");
+            assert_eq!(growth(&command, &|_| 0), expected, "{command:?}");
         }
+    }
+
+    #[test]
+    fn what_is_kept_counts_as_what_is_there() {
+        let keep = |key: &'static str| Put { value: PutValue::Keep, ..Put::new(key, "") };
+        let len_of = |key: &[u8]| if key == b"long" { 1_000 } else { 5 };
+        let puts = vec![Op::Put(keep("long")), Op::Put(keep("short"))];
+        let (long, short) = (ROW_BYTES + 4 + 1_000, ROW_BYTES + 5 + KEPT_BYTES_MIN);
+        assert_eq!(growth(&Command::Put(keep("long")), &len_of), Some(long));
+        let both = Command::Txn(Txn { failure: puts, ..Txn::default() });
+        assert_eq!(growth(&both, &len_of), Some(long + short));
+    }
+
+    #[test]
+    fn what_is_in_the_log_is_known_until_it_is_applied() {
+        let id = |seq| RequestId {
+            node: crate::model::NodeId::new(1).unwrap(),
+            incarnation: crate::model::Incarnation(1),
+            seq,
+        };
+        let put = |key: &'static str, bytes: usize| Command::Put(Put::new(key, vec![b'v'; bytes]));
+        let nested = Txn { failure: vec![Op::put("n", vec![b'v'; 700])], ..Txn::default() };
+        let nested = Txn { success: vec![Op::Txn(nested)], ..Txn::default() };
+        let mut in_log = Proposed::default();
+        in_log.proposed(id(1), LogIndex(5), &put("k", 900), 1_000);
+        in_log.proposed(id(2), LogIndex(5), &put("short", 128), 200);
+        in_log.proposed(id(3), LogIndex(6), &put("k", 500), 600);
+        in_log.proposed(id(4), LogIndex(6), &Command::Txn(nested), 800);
+        let known = |in_log: &Proposed| {
+            let len_of = |key: &str| in_log.values().len_of(key.as_bytes());
+            (in_log.growth(), len_of("k"), len_of("short"), len_of("n"))
+        };
+        assert_eq!(known(&in_log), (2_600, 900, 0, 700));
+        [1, 2].into_iter().for_each(|seq| in_log.decided(&id(seq)));
+        in_log.applied(LogIndex(5));
+        assert!(!in_log.contains(&id(1)) && in_log.contains(&id(3)));
+        assert_eq!(known(&in_log), (1_400, 900, 0, 700));
+        [3, 4, 4].into_iter().for_each(|seq| in_log.decided(&id(seq)));
+        in_log.applied(LogIndex(6));
+        assert_eq!(known(&in_log), (0, 0, 0, 0));
+        assert!(in_log.values.order.is_empty() && in_log.values.longest.is_empty());
     }
 }

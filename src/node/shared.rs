@@ -324,7 +324,7 @@ impl Shared {
             return Err(CallError::Busy);
         }
         let keys = if is_wide { self.may_look(command)? } else { 0 };
-        if let Some(more) = growth(command) {
+        if let Some(more) = growth(command, &|key| self.reader.value_len(key)) {
             self.may_grow(more)?;
         }
         let bytes = encoded_len_hint(command);

@@ -40,7 +40,7 @@ impl Driver {
             let in_log = self.log_times.of(index);
             for (id, outcome) in applied.outcomes {
                 if let Some(leading) = &mut self.leading {
-                    leading.in_log.remove(&id);
+                    leading.in_log.decided(&id);
                 }
                 if (id.node, id.incarnation) == mine {
                     // A node that is no member any more is answered nothing but that.
@@ -64,6 +64,9 @@ impl Driver {
             if Digests::is_due(index) {
                 self.tell_digest(index)?;
             }
+        }
+        if let Some(leading) = &mut self.leading {
+            leading.in_log.applied(last);
         }
         self.committed(last, came);
         self.log_times.forget(last);

@@ -1,13 +1,13 @@
 //! What may make the state grow, and when it may not: the quota, and disks that are full.
 //!
 //! A call is judged where it is made, before it is handed over (`Shared::write`). The leader judges once
-//! more, for nodes whose replica is behind or whose disk has room where the voters' have none. What
-//! cannot grow the state passes both, always.
+//! more, for nodes whose replica is behind or whose disk has room where the voters' have none, and counts
+//! what is in its log and not applied yet. What cannot grow the state passes both, always.
 
 use super::*;
 use crate::metrics;
 use crate::model::ProposeRefusal as Why;
-use crate::node::quota::growth;
+use crate::node::quota::{Values, growth};
 
 impl Driver {
     /// As the leader: takes out of what is to be proposed what may not grow the state now, and tells
@@ -15,26 +15,36 @@ impl Driver {
     pub(super) fn hold_back_growth(&mut self, waiting: &mut [Batch], now: Moment) {
         let no_space = self.no_space();
         let quota = self.shared.settings.quota_bytes;
-        let mut bytes = self.shared.reader.bytes();
+        let Some(leading) = &self.leading else { return };
+        let mut bytes = self.shared.reader.bytes().saturating_add(leading.in_log.growth());
+        let mut coming = Values::default();
         for batch in waiting {
             let Proposal { node, incarnation, .. } = batch.proposal;
             let mut refused: Vec<(u64, Why)> = Vec::new();
             batch.proposal.requests.retain(|(seq, command)| {
-                let Some(more) = growth(command) else { return true };
                 let id = RequestId { node, incarnation, seq: *seq };
+                let leading = self.leading.as_ref();
+                let in_log = leading.map(|leading| &leading.in_log);
+                // Counted when it was proposed; it is not proposed again.
+                if in_log.is_some_and(|in_log| in_log.contains(&id)) {
+                    return true;
+                }
+                let len_of = |key: &[u8]| {
+                    let proposed = in_log.map_or(0, |in_log| in_log.values().len_of(key));
+                    coming.len_of(key).max(proposed).max(self.shared.reader.value_len(key))
+                };
+                let Some(more) = growth(command, &len_of) else { return true };
                 let why =
                     self.refusals.why(id).or(no_space).or_else(|| {
                         (bytes.saturating_add(more) > quota).then_some(Why::QuotaExceeded)
                     });
                 let Some(why) = why else {
                     bytes = bytes.saturating_add(more);
+                    coming.add(command, LogIndex(0));
                     return true;
                 };
-                // What an entry holds already is on its way, or answered.
-                let leading = self.leading.as_ref();
-                let proposed = leading.is_some_and(|leading| leading.in_log.contains(&id))
-                    || self.machine.answer(id).is_some();
-                if !proposed {
+                // What an entry held is answered.
+                if self.machine.answer(id).is_none() {
                     refused.push((*seq, why));
                 }
                 false

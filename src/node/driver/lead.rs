@@ -3,6 +3,7 @@
 use super::*;
 use crate::metrics;
 use crate::mutant::{self, Mutant};
+use crate::node::quota::growth;
 
 impl Driver {
     /// Notices who leads, and what that means for those who wait.
@@ -27,7 +28,7 @@ impl Driver {
                 tracing::info!(node = self.my_name(), term = %known.0, "leads");
                 self.leading = Some(Leading {
                     forwarded: Vec::new(),
-                    in_log: BTreeSet::new(),
+                    in_log: Proposed::default(),
                     lessor: None,
                     revoked: BTreeMap::new(),
                     renewals: BTreeMap::new(),
@@ -176,7 +177,13 @@ impl Driver {
                     };
                     for (seq, command) in requests {
                         tracing::trace!(%node, request = seq, %index, "in an entry");
-                        leading.in_log.insert(RequestId { node, incarnation, seq });
+                        let len_of = |key: &[u8]| {
+                            let coming = leading.in_log.values().len_of(key);
+                            coming.max(self.shared.reader.value_len(key))
+                        };
+                        let more = growth(&command, &len_of).unwrap_or(0);
+                        let id = RequestId { node, incarnation, seq };
+                        leading.in_log.proposed(id, index, &command, more);
                         let command = match command {
                             Command::As(_, command) => *command,
                             command => command,

@@ -71,6 +71,7 @@ use crate::node::lessor::{Lessor, Renewal};
 use crate::node::log_times::LogTimes;
 use crate::node::log_worker::LogQueue;
 use crate::node::proposals::{Batch, Closed, Proposals};
+use crate::node::quota::Proposed;
 use crate::node::reads::{Asker, Asking, Reads, Rounds};
 use crate::node::refusals::Refusals;
 use crate::node::retain::Retention;
@@ -227,7 +228,7 @@ struct Leading {
     /// Proposals of other nodes that came this turn.
     forwarded: Vec<Proposal>,
     /// Requests proposed in this term and not applied yet: a repetition is not proposed again.
-    in_log: BTreeSet<RequestId>,
+    in_log: Proposed,
     /// Counts leases, from the first applied entry of the term on.
     lessor: Option<Lessor>,
     /// The leases whose end somebody wishes, in entries that are not applied yet, with the last of those. An

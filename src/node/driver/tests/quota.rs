@@ -240,3 +240,31 @@ fn what_looks_at_everything_is_let_in_beside_what_does_not() {
     three.finish(first).unwrap();
     three.write(0, wide()).unwrap();
 }
+
+/// A command of a few bytes that keeps a value stores it once more.
+#[test]
+fn what_is_kept_counts_and_so_does_what_is_not_applied_yet() {
+    for (caller, longest) in [(0, 100_000), (1, 100_000), (0, 1)] {
+        let mut three = Three::led_by(0, |_, settings| settings.quota_bytes = 1 << 20);
+        for key in 0..5 {
+            three.put(0, &format!("k{key}"), longest).unwrap();
+        }
+        // A value that is on its way when it is to be kept is as long as it will be.
+        let coming = three.call(caller, put("k0", 100_000), 5_000);
+        let keep = |key: usize| {
+            let value = crate::model::PutValue::Keep;
+            Command::Put(Put { value, ..Put::new(format!("k{}", key % 5), "") })
+        };
+        let only = if longest > 1 { 5 } else { 1 };
+        let keeps = |call: usize| keep(call % only);
+        let calls: Vec<Call> =
+            (0..200).map(|call| three.call(caller, keeps(call), 5_000)).collect();
+        three.finish(coming).unwrap();
+        let results: Vec<_> = calls.into_iter().map(|call| three.finish(call)).collect();
+        let done = results.iter().filter(|result| result.is_ok()).count();
+        assert!((3..=9).contains(&done), "{done} were done");
+        assert!(results.iter().all(|result| result.is_ok() || is_quota(result)));
+        let bytes = three.shared(0).reader.bytes();
+        assert!(bytes <= 1 << 20, "{bytes} bytes");
+    }
+}
