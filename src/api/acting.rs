@@ -224,8 +224,7 @@ impl ActingClient {
         let open = self.readable()?;
         if open != OpenKeys::All {
             leases.retain(|&lease| {
-                let info = self.0.shared.reader.lease(lease);
-                info.is_some_and(|info| info.keys.iter().all(|key| open.has(key)))
+                self.0.shared.reader.are_lease_keys(lease, |key| open.has(key)) == Some(true)
             });
         }
         Ok(leases)

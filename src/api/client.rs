@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::machine::{LeaseHead, LeaseInfo};
 use crate::model::{
     Caller, Command, KeyRange, LeaseId, Moment, Refusal, Reply, Revision, SessionInfo,
 };
@@ -177,6 +178,18 @@ impl Client {
     pub async fn lease(&self, lease: LeaseId) -> Result<Option<LeaseStatus>, Error> {
         self.be_current(Consistency::Linearizable, self.shared.deadline(None)).await?;
         Ok(self.shared.reader.lease(lease).map(|info| LeaseStatus::new(lease, info)))
+    }
+
+    /// As [`Client::lease`], and says no keys, of which a lease may have many: costs the same however many those are.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn lease_without_keys(&self, lease: LeaseId) -> Result<Option<LeaseStatus>, Error> {
+        self.be_current(Consistency::Linearizable, self.shared.deadline(None)).await?;
+        let status = |LeaseHead { ttl, session }| {
+            LeaseStatus::new(lease, LeaseInfo { ttl, keys: Vec::new(), session })
+        };
+        Ok(self.shared.reader.lease_head(lease).map(status))
     }
 
     /// All leases, as this replica knows them, by id. Local: perhaps not the newest.

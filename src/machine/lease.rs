@@ -8,6 +8,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+#[cfg(test)]
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -38,6 +40,15 @@ pub struct LeaseInfo {
     pub keys: Vec<Bytes>,
     /// Whose session it is, if it is one.
     pub session: Option<(NodeId, Incarnation, SessionInfo)>,
+}
+
+/// What can be known of a lease without its keys, of which there may be many.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LeaseHead {
+    /// How long it lives without renewal.
+    pub ttl: Duration,
+    /// Whose session it is, if it is one.
+    pub session: Option<SessionOf>,
 }
 
 /// The keys of a lease that ended, in order.
@@ -102,11 +113,22 @@ pub(super) struct LeaseTable {
     sum: u64,
     /// What all of it counts for.
     bytes: u64,
+    /// How many keys were copied for readers.
+    #[cfg(test)]
+    copied: AtomicUsize,
 }
 
 impl Default for LeaseTable {
     fn default() -> Self {
-        Self { leases: BTreeMap::new(), own: BTreeSet::new(), next: 1, sum: 0, bytes: 0 }
+        Self {
+            leases: BTreeMap::new(),
+            own: BTreeSet::new(),
+            next: 1,
+            sum: 0,
+            bytes: 0,
+            #[cfg(test)]
+            copied: AtomicUsize::new(0),
+        }
     }
 }
 
@@ -228,8 +250,21 @@ impl LeaseTable {
         self.leases.get(&id).into_iter().flat_map(|lease| &lease.keys).map(|key| &key[..])
     }
 
+    pub(super) fn head(&self, id: LeaseId) -> Option<LeaseHead> {
+        let lease = self.leases.get(&id)?;
+        Some(LeaseHead { ttl: lease.ttl, session: lease.session.as_deref().cloned() })
+    }
+
+    /// How many keys were copied for readers.
+    #[cfg(test)]
+    pub(super) fn copied(&self) -> usize {
+        self.copied.load(Ordering::Relaxed)
+    }
+
     pub(super) fn info(&self, id: LeaseId) -> Option<LeaseInfo> {
         let lease = self.leases.get(&id)?;
+        #[cfg(test)]
+        self.copied.fetch_add(lease.keys.len(), Ordering::Relaxed);
         Some(LeaseInfo {
             ttl: lease.ttl,
             keys: lease.keys.iter().map(|key| Bytes::copy_from_slice(key)).collect(),

@@ -68,7 +68,7 @@ use std::time::Duration;
 
 pub use follow::{ChangesPage, RowsPage};
 pub use image::{Image, ImageError, ImageRelease};
-pub use lease::{BOUND_KEY_BYTES, LEASE_BYTES, LeaseInfo, SessionOf};
+pub use lease::{BOUND_KEY_BYTES, LEASE_BYTES, LeaseHead, LeaseInfo, SessionOf};
 pub use reader::{HistoryPage, Reader};
 pub use reseed::{RESEEDED_AT, REVISION_JUMP, Reseed};
 pub use restore::{Restore, RestoreError};
@@ -506,6 +506,11 @@ impl Machine {
     /// Every lease with its time to live, by id.
     pub fn leases(&self) -> Vec<(LeaseId, Duration)> {
         self.store.shared().leases().ids().collect()
+    }
+
+    /// The leases of the own sessions that lives of `node` before `incarnation` have left behind.
+    pub fn left_behind(&self, node: NodeId, incarnation: Incarnation) -> Vec<LeaseId> {
+        self.store.shared().leases().left_behind(node, incarnation)
     }
 
     /// A reader of what is published.

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::lease::{LeaseInfo, SessionOf};
+use super::lease::{LeaseHead, LeaseInfo, SessionOf};
 use super::read::{Collector, resolve};
 use super::row::{Row, RowRef};
 use super::shared::{HOLD_KEYS, Published, Replaced, Shared, Snapshot};
@@ -265,7 +265,24 @@ impl Reader {
         Ok(rows.iter().map(before).collect())
     }
 
-    /// What is known of a lease, as of the last entry applied.
+    /// What is known of a lease, as of the last entry applied, without its keys: costs the same however many it has.
+    pub fn lease_head(&self, id: LeaseId) -> Option<LeaseHead> {
+        self.shared.leases().head(id)
+    }
+
+    /// Whether all keys of a lease are such ones; `None` if there is no such lease.
+    pub fn are_lease_keys(&self, id: LeaseId, is: impl Fn(&[u8]) -> bool) -> Option<bool> {
+        let leases = self.shared.leases();
+        leases.contains(id).then(|| leases.keys(id).all(is))
+    }
+
+    /// How many keys of leases were copied for readers.
+    #[cfg(test)]
+    pub(crate) fn lease_keys_copied(&self) -> usize {
+        self.shared.leases().copied()
+    }
+
+    /// What is known of a lease, as of the last entry applied. Copies its keys, while what is applied has to wait.
     pub fn lease(&self, id: LeaseId) -> Option<LeaseInfo> {
         self.shared.leases().info(id)
     }

@@ -280,7 +280,7 @@ fn perhaps_counted(error: DoubleBarrierError) -> DoubleBarrierError {
 /// Why the key of a participant is gone.
 fn has_left(session: &Session) -> DoubleBarrierError {
     // This node may have applied the end of the lease before it has heard of the session's.
-    let lease = session.shared().reader.lease(session.lease());
+    let lease = session.shared().reader.lease_head(session.lease());
     match session.end().or_else(|| lease.is_none().then_some(SessionEnd::LeaseEnded)) {
         Some(end) => Error::ended(end, session.shared()).into(),
         None => DoubleBarrierError::KeyDeleted,

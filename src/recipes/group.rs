@@ -162,7 +162,7 @@ pub(crate) fn place(prefix: &Bytes, session: &Session) -> Bytes {
 
 fn member(client: &Client, prefix: &Bytes, row: KeyValue) -> Option<GroupMember> {
     let lease = row.lease.filter(|_| is_place(&row, prefix))?;
-    let info = client.shared.reader.lease(lease);
+    let info = client.shared.reader.lease_head(lease);
     let label = info.and_then(|info| info.session.map(|(_, _, session)| session.label));
     Some(GroupMember { key: row.key, meta: row.value, since: row.create_revision, lease, label })
 }

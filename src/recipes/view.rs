@@ -90,7 +90,7 @@ fn contenders(shared: &Shared, rows: Vec<KeyValue>) -> Vec<Contender> {
     }
     let contender = |row: KeyValue| {
         let lease = row.lease?;
-        let session = shared.reader.lease(lease).and_then(|info| info.session);
+        let session = shared.reader.lease_head(lease).and_then(|info| info.session);
         let (node, label) = session.map(|(node, _, session)| (node, session.label)).unzip();
         let rank = (row.create_revision, row.key.clone());
         let kind = queue.rule(&rank)?.kind();

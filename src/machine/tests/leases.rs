@@ -85,3 +85,22 @@ fn the_own_session_of_a_new_life_ends_those_of_earlier_lives() {
     assert_eq!(applied.outcomes[0].1.as_ref().unwrap().revision(), Revision(7));
     assert_eq!(world.keys(KeyRange::all()), ["w"], "its other sessions live on");
 }
+
+#[test]
+fn what_is_known_of_a_lease_is_told_without_its_keys_too() {
+    let mut world = World::new();
+    let lease = world.grant(None);
+    for key in ["a", "b/1", "b/2"] {
+        world.put_with(key, lease);
+    }
+    let head = world.reader.lease_head(lease).unwrap();
+    assert_eq!(world.reader.are_lease_keys(lease, |key| key.len() < 4), Some(true));
+    assert_eq!(world.reader.are_lease_keys(lease, |key| key.starts_with(b"b")), Some(false));
+    assert_eq!(world.reader.lease_keys_copied(), 0);
+    let LeaseInfo { ttl, keys, session } = world.reader.lease(lease).unwrap();
+    assert_eq!((head.ttl, head.session, keys.len()), (ttl, session, 3));
+    assert_eq!(world.reader.lease_keys_copied(), 3);
+    world.run(Command::Revoke(lease)).unwrap();
+    assert_eq!(world.reader.lease_head(lease), None);
+    assert_eq!(world.reader.are_lease_keys(lease, |_| true), None);
+}

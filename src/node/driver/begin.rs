@@ -74,12 +74,8 @@ impl Driver {
     /// resumed.
     pub(super) fn end_own_past(&mut self) {
         let (node, incarnation) = (self.shared.settings.node, self.identity.incarnation());
-        for (lease, _) in self.machine.leases() {
-            let session = self.shared.reader.lease(lease).and_then(|info| info.session);
-            let is_past = |of, life| of == node && life < incarnation;
-            if session.is_some_and(|(of, life, info)| info.own && is_past(of, life)) {
-                self.insist(Command::Revoke(lease));
-            }
+        for lease in self.machine.left_behind(node, incarnation) {
+            self.insist(Command::Revoke(lease));
         }
     }
 }

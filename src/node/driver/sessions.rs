@@ -30,7 +30,7 @@ impl Driver {
             return opening.reply.send(Err(CallError::Stopped { reason, maybe_applied }));
         }
         let state = self.sessions.opened(lease, opening.terms(), opening.asked);
-        if self.shared.reader.lease(lease).is_none() {
+        if self.shared.reader.lease_head(lease).is_none() {
             self.lease_ended(lease);
         }
         opening.reply.send(Ok(Claim::opened(Arc::clone(&self.shared), state)));
@@ -43,7 +43,7 @@ impl Driver {
             return resuming.reply.send(Err(CallError::Stopped { reason, maybe_applied }));
         }
         let lease = resuming.lease;
-        let Some(info) = self.shared.reader.lease(lease) else {
+        let Some(info) = self.shared.reader.lease_head(lease) else {
             return resuming.reply.send(Err(Refusal::LeaseNotFound(lease).into()));
         };
         let label = match info.session {

@@ -284,7 +284,7 @@ impl Driver {
             Arc::clone(follower).installed(visible);
         }
         for lease in self.sessions.leases() {
-            if self.shared.reader.lease(lease).is_none() {
+            if self.shared.reader.lease_head(lease).is_none() {
                 self.lease_ended(lease);
             }
         }

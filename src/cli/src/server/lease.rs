@@ -244,7 +244,8 @@ impl Lease for LeaseService {
         let mut response = LeaseTimeToLiveResponse { id, ttl: NO_TTL, ..Default::default() };
         if let Some(lease) = lease_id(id)
             && let Some(left) = client.lease_left(lease).await.map_err(refused)?
-            && let Some(status) = self.0.client().lease(lease).await.map_err(refused)?
+            && let Some(status) =
+                self.0.client().lease_without_keys(lease).await.map_err(refused)?
         {
             response.ttl = left.as_secs() as i64;
             response.granted_ttl = status.ttl.as_secs() as i64;
