@@ -13,8 +13,8 @@ use super::identity::Identity;
 use super::member::Member;
 use super::wire::{
     Reason, bounds, check_delete, check_put, check_range, check_size, check_txn, compare,
-    delete_response, is_local, is_long, is_long_txn, key_range, op, put, put_response,
-    range_response, refused, revision, sort, txn_response,
+    delete_response, is_local, is_long, is_long_delete, is_long_txn, key_range, op, put,
+    put_response, range_response, refused, revision, sort, txn_response,
 };
 use crate::generated::etcdserverpb::kv_server::Kv;
 use crate::generated::etcdserverpb::{
@@ -142,13 +142,17 @@ impl Kv for KvService {
         let request = request.into_inner();
         check_delete(&request)?;
         check_size(&request, self.0.options().request_bytes_max)?;
+        let is_long = is_long_delete(&request);
         let mut call = self.0.acting(&who)?.delete(key_range(request.key, request.range_end));
         if request.prev_kv {
             call = call.prev_kv();
         }
-        let reply = call.await.map_err(refused)?;
-        let header = self.0.header(reply.revision);
-        Ok(Response::new(DeleteRangeResponse { header, ..delete_response(reply) }))
+        let answer = async {
+            let reply = call.await.map_err(refused)?;
+            let header = self.0.header(reply.revision);
+            Ok(DeleteRangeResponse { header, ..delete_response(reply) })
+        };
+        answer_aside(is_long, answer).await
     }
 
     async fn txn(&self, request: Request<TxnRequest>) -> Result<Response<TxnResponse>, Status> {

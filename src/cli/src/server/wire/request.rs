@@ -114,13 +114,22 @@ pub(crate) fn is_long(request: &pb::RangeRequest) -> bool {
     !request.range_end.is_empty() && !(1..=FEW_ROWS).contains(&request.limit)
 }
 
-/// Whether one of a transaction's ranges may.
+/// Whether a deletion may be of many keys, which admission counts.
+pub(crate) fn is_long_delete(request: &pb::DeleteRangeRequest) -> bool {
+    !request.range_end.is_empty()
+}
+
+/// Whether a transaction may look at many keys, in one of its ranges, compares or deletions.
 pub(crate) fn is_long_txn(request: &pb::TxnRequest) -> bool {
-    request.success.iter().chain(&request.failure).any(|op| match &op.request {
-        Some(Request::RequestRange(range)) => is_long(range),
-        Some(Request::RequestTxn(txn)) => is_long_txn(txn),
-        _ => false,
-    })
+    let is_compared = |compare: &pb::Compare| !compare.range_end.is_empty();
+    let mut ops = request.success.iter().chain(&request.failure);
+    request.compare.iter().any(is_compared)
+        || ops.any(|op| match &op.request {
+            Some(Request::RequestRange(range)) => is_long(range),
+            Some(Request::RequestDeleteRange(delete)) => is_long_delete(delete),
+            Some(Request::RequestTxn(txn)) => is_long_txn(txn),
+            Some(Request::RequestPut(_)) | None => false,
+        })
 }
 
 /// Whether a transaction is a local read: it only reads, every read of it asks for that, and there is one. One
@@ -234,10 +243,36 @@ mod tests {
             assert_eq!(is_long(&range), expected, "{range:?}");
             let op = pb::RequestOp { request: Some(Request::RequestRange(range)) };
             let within = pb::TxnRequest { failure: vec![op], ..Default::default() };
-            assert_eq!(is_long_txn(&within), expected);
-            let op = pb::RequestOp { request: Some(Request::RequestTxn(within)) };
-            let twice = pb::TxnRequest { success: vec![op], ..Default::default() };
-            assert_eq!(is_long_txn(&twice), expected);
+            is_long_anywhere(within, expected);
         }
+    }
+
+    fn is_long_anywhere(within: pb::TxnRequest, expected: bool) {
+        assert_eq!(is_long_txn(&within), expected, "{within:?}");
+        let op = pb::RequestOp { request: Some(Request::RequestTxn(within)) };
+        let twice = pb::TxnRequest { success: vec![op], ..Default::default() };
+        assert_eq!(is_long_txn(&twice), expected);
+    }
+
+    #[test]
+    fn what_is_compared_or_deleted_takes_as_long_as_what_is_read() {
+        for (range_end, expected) in [("", false), ("b", true)] {
+            let compare =
+                pb::Compare { key: "a".into(), range_end: range_end.into(), ..Default::default() };
+            let compares = pb::TxnRequest { compare: vec![compare], ..Default::default() };
+            is_long_anywhere(compares, expected);
+            let delete = pb::DeleteRangeRequest {
+                key: "a".into(),
+                range_end: range_end.into(),
+                ..Default::default()
+            };
+            assert_eq!(is_long_delete(&delete), expected);
+            let op = pb::RequestOp { request: Some(Request::RequestDeleteRange(delete)) };
+            let deletes = pb::TxnRequest { success: vec![op], ..Default::default() };
+            is_long_anywhere(deletes, expected);
+        }
+        let put = Some(Request::RequestPut(pb::PutRequest::default()));
+        let puts = vec![pb::RequestOp { request: put }, pb::RequestOp::default()];
+        is_long_anywhere(pb::TxnRequest { success: puts, ..Default::default() }, false);
     }
 }
