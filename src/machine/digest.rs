@@ -246,7 +246,8 @@ impl Fingerprint {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{PutReply, Revision};
+    use crate::model::{AccessRefusal, PutReply, Revision};
+    use std::time::Duration;
 
     #[test]
     fn answers_that_differ_have_different_fingerprints() {
@@ -265,39 +266,99 @@ mod tests {
     }
 
     /// Members of two versions compare their digests, and a state is opened by a later one: whoever words one of these
-    /// anew gives it a number first, as alarms have.
+    /// anew gives it a number first, as alarms have. `None` is what has one.
+    fn words(refusal: &Refusal) -> Option<&'static str> {
+        Some(match refusal {
+            Refusal::EmptyKey => "key is not provided",
+            Refusal::KeyNotFound => "key not found",
+            Refusal::Compacted { .. } => {
+                "required revision 7 has been compacted; the oldest left is 5"
+            }
+            Refusal::Future { .. } => "required revision 7 is a future revision; the newest is 5",
+            Refusal::LeaseNotFound(_) => "requested lease not found: 2a",
+            Refusal::LeaseExists(_) => "lease already exists: 2a",
+            Refusal::LeaseTtl { .. } => "lease TTL of 0ns is not between 1 ms and 9s",
+            Refusal::DuplicateKey(_) => "duplicate key given in txn request: k",
+            Refusal::TooManyOps { .. } => "too many operations in txn request: 9, at most 8",
+            Refusal::TooDeep { .. } => "transactions nested deeper than 8",
+            Refusal::TooManyKeys { .. } => {
+                "the ranges of the transaction pass over more than 8 keys: name fewer, or make several of it"
+            }
+            Refusal::KeyTooLarge { .. } => "key of 9 bytes, at most 8",
+            Refusal::ValueTooLarge { .. } => "value of 9 bytes, at most 8",
+            Refusal::RequestTooLarge { .. } => "request is too large: 9 bytes, at most 8",
+            Refusal::Closed => "request is closed: its node gave it up or has restarted",
+            Refusal::Access(refusal) => match refusal {
+                AccessRefusal::Denied => "permission denied",
+                AccessRefusal::Outdated => "revision of auth store is old",
+                AccessRefusal::NoUser => "user name is empty",
+                AccessRefusal::NoRoot => "root user does not exist",
+                AccessRefusal::RootWithoutRole => "root user does not have root role",
+                AccessRefusal::UserExists => "user name already exists",
+                AccessRefusal::UserNotFound => "user name not found",
+                AccessRefusal::RoleExists => "role name already exists",
+                AccessRefusal::RoleNotFound => "role name not found",
+                AccessRefusal::NoRole => "role name is empty",
+                AccessRefusal::RoleNotGranted => "role is not granted to the user",
+                AccessRefusal::NotGranted => "permission is not granted to the role",
+                AccessRefusal::Invalid => "invalid auth management",
+                AccessRefusal::TooMuch => {
+                    "users, roles and permissions take more than 262144 bytes, or a name more than 256"
+                }
+            },
+            Refusal::Alarm(_) | Refusal::TooManyAlarms { .. } => return None,
+            Refusal::NotMember(_) => "node 3 is not a member of the cluster",
+            Refusal::AddressTaken(_) => "member 3 is at this address, or is to be: choose another",
+        })
+    }
+
     #[test]
     fn refusals_say_what_they_have_always_said() {
         let (asked, newest) = (Revision(7), Revision(5));
         let lease = crate::model::LeaseId::new(0x2a).unwrap();
-        let key = || bytes::Bytes::from_static(b"k");
-        for (refusal, words) in [
-            (Refusal::EmptyKey, "key is not provided"),
-            (Refusal::KeyNotFound, "key not found"),
-            (
-                Refusal::Compacted { asked, compacted: newest },
-                "required revision 7 has been compacted; the oldest left is 5",
-            ),
-            (
-                Refusal::Future { asked, newest },
-                "required revision 7 is a future revision; the newest is 5",
-            ),
-            (Refusal::LeaseNotFound(lease), "requested lease not found: 2a"),
-            (Refusal::LeaseExists(lease), "lease already exists: 2a"),
-            (Refusal::DuplicateKey(key()), "duplicate key given in txn request: k"),
-            (
-                Refusal::TooManyOps { count: 9, max: 8 },
-                "too many operations in txn request: 9, at most 8",
-            ),
-            (Refusal::TooDeep { max: 8 }, "transactions nested deeper than 8"),
-            (
-                Refusal::TooManyKeys { max: 8 },
-                "the ranges of the transaction pass over more than 8 keys: name fewer, or make several of it",
-            ),
-            (Refusal::KeyTooLarge { bytes: 9, max: 8 }, "key of 9 bytes, at most 8"),
-            (Refusal::ValueTooLarge { bytes: 9, max: 8 }, "value of 9 bytes, at most 8"),
-        ] {
-            assert_eq!(refusal.to_string(), words);
+        let node = crate::model::NodeId::new(3).unwrap();
+        let (bytes, max) = (9, 8);
+        let mut refusals = vec![
+            Refusal::EmptyKey,
+            Refusal::KeyNotFound,
+            Refusal::Compacted { asked, compacted: newest },
+            Refusal::Future { asked, newest },
+            Refusal::LeaseNotFound(lease),
+            Refusal::LeaseExists(lease),
+            Refusal::LeaseTtl { asked: Duration::ZERO, max: Duration::from_secs(9) },
+            Refusal::DuplicateKey(bytes::Bytes::from_static(b"k")),
+            Refusal::TooManyOps { count: 9, max },
+            Refusal::TooDeep { max },
+            Refusal::TooManyKeys { max },
+            Refusal::KeyTooLarge { bytes, max },
+            Refusal::ValueTooLarge { bytes, max },
+            Refusal::RequestTooLarge { bytes, max },
+            Refusal::Closed,
+            Refusal::NotMember(node),
+            Refusal::AddressTaken(node),
+        ];
+        let access = [
+            AccessRefusal::Denied,
+            AccessRefusal::Outdated,
+            AccessRefusal::NoUser,
+            AccessRefusal::NoRoot,
+            AccessRefusal::RootWithoutRole,
+            AccessRefusal::UserExists,
+            AccessRefusal::UserNotFound,
+            AccessRefusal::RoleExists,
+            AccessRefusal::RoleNotFound,
+            AccessRefusal::NoRole,
+            AccessRefusal::RoleNotGranted,
+            AccessRefusal::NotGranted,
+            AccessRefusal::Invalid,
+            AccessRefusal::TooMuch,
+        ];
+        refusals.extend(access.map(Refusal::Access));
+        for refusal in &refusals {
+            assert_eq!(Some(&*refusal.to_string()), words(refusal));
         }
+        // Each has its own, and none is left out.
+        let all: std::collections::BTreeSet<_> = refusals.iter().map(words).collect();
+        assert_eq!((all.len(), refusals.len()), (31, 31));
     }
 }
