@@ -53,6 +53,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use crate::api::ConfigError;
+use crate::machine::RESEEDED_REVISION_MAX;
 use crate::node::{OfflineError, OriginError};
 
 pub use inspect::{DirectoryInfo, FromBackup, SnapshotFile, inspect, inspect_with};
@@ -81,8 +82,12 @@ pub enum BackupError {
          cluster, each with the same list of members"
     )]
     Joins,
-    /// Revisions have no room for the jump, or it is 0. Nothing was changed.
-    #[error("the revision of the backup is {revision}, and it cannot be raised by {jump}")]
+    /// The jump is 0, or leaves the new cluster too few revisions to write at: of the 2^63 that clients can read, half are
+    /// its own. Nothing was changed.
+    #[error(
+        "the revision of the backup is {revision}, and it cannot be raised by {jump}: by 1 or more, and to no more than \
+         {RESEEDED_REVISION_MAX}, so that there are revisions left to write at"
+    )]
     Jump {
         /// The backup's revision.
         revision: u64,

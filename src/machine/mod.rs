@@ -70,7 +70,7 @@ pub use follow::{ChangesPage, RowsPage};
 pub use image::{Image, ImageError, ImageRelease};
 pub use lease::{BOUND_KEY_BYTES, LEASE_BYTES, LeaseHead, LeaseInfo, SessionOf};
 pub use reader::{HistoryPage, Reader};
-pub use reseed::{RESEEDED_AT, REVISION_JUMP, Reseed};
+pub use reseed::{RESEEDED_AT, RESEEDED_REVISION_MAX, REVISION_JUMP, Reseed};
 pub use restore::{Restore, RestoreError};
 pub use txn::{is_wide, only_reads};
 

@@ -36,6 +36,9 @@ pub const REVISION_JUMP: u64 = 1_000_000_000;
 /// The greatest revision: etcd's clients read revisions as signed numbers.
 const REVISION_MAX: u64 = i64::MAX as u64;
 
+/// The greatest revision that a new cluster may begin with: it is left at least as many to write at.
+pub const RESEEDED_REVISION_MAX: u64 = REVISION_MAX / 2;
+
 /// How a state begins a new cluster.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reseed {
@@ -54,13 +57,13 @@ impl Machine {
     /// of leases. See the module.
     ///
     /// # Errors
-    /// The revisions have no room for the jump, or a row has changed in memory.
+    /// The jump is 0 or leads beyond [`RESEEDED_REVISION_MAX`], or a row has changed in memory.
     pub fn reseed(self, how: Reseed) -> Result<Machine, RestoreError> {
         let before = self.store.revision();
         let Some(revision) = before
             .get()
             .checked_add(how.revision_jump)
-            .filter(|&revision| how.revision_jump > 0 && revision <= REVISION_MAX)
+            .filter(|&revision| how.revision_jump > 0 && revision <= RESEEDED_REVISION_MAX)
             .map(Revision)
         else {
             let jump = how.revision_jump;

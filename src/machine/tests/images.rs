@@ -388,9 +388,18 @@ fn a_state_that_begins_a_new_cluster_has_higher_revisions_no_leases_and_a_past_t
 
 #[test]
 fn revisions_never_go_back_nor_beyond_what_clients_can_read() {
-    for revision_jump in [0, i64::MAX as u64, u64::MAX] {
+    // As many are left as were jumped over.
+    let most = i64::MAX as u64 / 2;
+    let mut world = founded();
+    let before = world.put("a", "1").get();
+    let how = Reseed { members: Members::default(), revision_jump: most - before };
+    let machine = world.machine.reseed(how).unwrap();
+    assert_eq!(machine.revision(), Revision(most));
+    let mut world = World { reader: machine.reader(), machine, seq: 0, term: Term(1) };
+    assert_eq!(world.put("b", "2"), Revision(most + 1));
+    for revision_jump in [0, most - before + 1, i64::MAX as u64 - before, u64::MAX] {
         let mut world = founded();
-        world.put("a", "1");
+        assert_eq!(world.put("a", "1").get(), before);
         let members = Members::default();
         let error = world.machine.reseed(Reseed { members, revision_jump }).unwrap_err();
         assert!(matches!(error, RestoreError::Malformed(_)), "{error}");
