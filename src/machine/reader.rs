@@ -23,6 +23,12 @@ use crate::model::{
 /// The most changes of rows that one page of history looks at, unless one revision has more.
 const PAGE_ROWS: usize = 1024;
 
+#[cfg(test)]
+thread_local! {
+    /// The most rows of history that this thread has passed in one hold.
+    pub(super) static MOST_HELD: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 /// Reads the state that the machine has published. Cheap to clone.
 #[derive(Clone)]
 pub struct Reader {
@@ -195,34 +201,50 @@ impl Reader {
         from: Revision,
         bytes_max: usize,
     ) -> Result<HistoryPage, Unfit> {
-        let state = self.shared.state();
+        let mut state = self.shared.state();
         let Published { revision: newest, compacted } = state.published;
         if let Some(compacted) = compacted
             && from < compacted
         {
             return Err(Refusal::Compacted { asked: from, compacted }.into());
         }
+        // From here on nothing that is not compacted now is swept, whatever is compacted meanwhile.
+        let oldest = compacted.unwrap_or(Revision::FIRST);
+        let generation = state.generation();
+        let _kept = self.shared.register(&state, oldest);
         // Nothing happened at revision 1.
         let mut next = from.max(Revision::FIRST.next());
         let mut found: Vec<(Revision, Vec<Row>)> = Vec::new();
-        let (mut looked, mut bytes) = (0, 0);
+        let (mut looked, mut bytes, mut held) = (0, 0, 0);
         while next <= newest && looked < PAGE_ROWS && bytes < bytes_max.max(1) {
-            let rows = state.history.get(next).expect("published, and not compacted");
-            looked += rows.len();
-            let rows: Vec<Row> = (0..rows.len())
-                .map(|at| rows.get(at))
-                .filter(|row| range.contains(row.key()))
-                .inspect(|row| bytes += row.key().len() + row.value().len())
-                .map(RowRef::to_row)
-                .collect();
+            // A revision may have more rows than are passed in one hold.
+            let (mut rows, mut at): (Vec<Row>, _) = (Vec::new(), 0);
+            loop {
+                if held == HOLD_KEYS {
+                    drop(state);
+                    state = self.shared.state();
+                    state.expect(generation)?;
+                    held = 0;
+                }
+                let all = state.history.get(next).expect("kept from the sweep");
+                let until = all.len().min(at + HOLD_KEYS - held);
+                let some = (at..until).map(|at| all.get(at));
+                let some = some.filter(|row| range.contains(row.key()));
+                let some = some.inspect(|row| bytes += row.key().len() + row.value().len());
+                rows.extend(some.map(RowRef::to_row));
+                held += until - at;
+                #[cfg(test)]
+                MOST_HELD.set(held.max(MOST_HELD.get()));
+                (at, looked) = (until, looked + until - at);
+                if at == all.len() {
+                    break;
+                }
+            }
             if !rows.is_empty() {
                 found.push((next, rows));
             }
             next = next.next();
         }
-        let oldest = compacted.unwrap_or(Revision::FIRST);
-        let generation = state.generation();
-        let _kept = self.shared.register(&state, oldest);
         drop(state);
         let mut changes = Vec::with_capacity(found.len());
         for (revision, rows) in found {

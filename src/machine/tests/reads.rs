@@ -190,6 +190,84 @@ fn rows_before_count_for_a_page_of_history() {
     assert_eq!(revisions, (2..2 + 2 * keys).collect::<Vec<_>>(), "no gap, and none twice");
 }
 
+/// A revision may have as many rows as a lease has keys.
+#[test]
+fn a_revision_with_many_rows_is_told_whole_and_passed_in_several_holds() {
+    const KEYS: usize = 1_700;
+    let mut world = World::new();
+    let mut told = Vec::new();
+    for (from, value) in [(0, "1"), (KEYS, "2"), (0, "3")] {
+        let ops = (from..from + KEYS).map(|key| Op::put(format!("{key:05}"), value));
+        let txn = Txn { success: ops.collect(), ..Txn::default() };
+        told.extend(world.apply(Command::Txn(txn)).changes);
+        told.extend(world.apply(put("between", value)).changes);
+    }
+    told.extend(world.apply(Command::Delete(Delete::new(KeyRange::all()))).changes);
+    let (mut next, mut found) = (Revision(1), Vec::new());
+    super::super::reader::MOST_HELD.set(0);
+    while next <= world.reader.revision() {
+        let page = world.reader.events(&KeyRange::all(), next, usize::MAX).unwrap();
+        assert!(page.next > next);
+        (next, found) = (page.next, [found, page.changes].concat());
+    }
+    assert!(found == told, "other changes than those that were made");
+    let most = super::super::reader::MOST_HELD.get();
+    assert!((1..=super::super::shared::HOLD_KEYS).contains(&most), "{most} rows in one hold");
+}
+
+/// Whoever reads such a revision finds all of it or is told that it is compacted, whatever happens between two holds.
+#[test]
+fn a_revision_is_never_torn_by_what_is_compacted_and_swept_or_installed_while_it_is_read() {
+    const KEYS: u64 = 1_700;
+    let all = |value: u64| {
+        let ops = (0..KEYS).map(|key| Op::put(format!("{key:05}"), value.to_string()));
+        Command::Txn(Txn { success: ops.collect(), ..Txn::default() })
+    };
+    let mut world = World::new();
+    world.run(all(0)).unwrap();
+    let reader = world.reader.clone();
+    let (done, looks) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        let look = scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                let from = reader.compacted();
+                match reader.events(&KeyRange::all(), from, usize::MAX) {
+                    Ok(page) => {
+                        assert!(!page.changes.is_empty());
+                        for change in &page.changes {
+                            assert_eq!(change.events.len() as u64, KEYS, "torn");
+                            let value = |event: &crate::model::Event| event.kv.value.clone();
+                            let first = value(&change.events[0]);
+                            assert!(change.events.iter().all(|event| value(event) == first));
+                            let is_of =
+                                |event: &crate::model::Event| event.revision() == change.revision;
+                            assert!(change.events.iter().all(is_of));
+                        }
+                        looks.fetch_add(1, Ordering::Relaxed);
+                    }
+                    Err(refusal) => assert!(matches!(refusal, Refusal::Compacted { .. })),
+                }
+            }
+        });
+        let mut value = 0;
+        while value < 20 || (looks.load(Ordering::Relaxed) < 3 && !look.is_finished()) {
+            value += 1;
+            world.run(all(value)).unwrap();
+            let newest = world.reader.revision();
+            world.run(Command::Compact(newest)).unwrap();
+            world.machine.sweep(10 * KEYS as usize);
+            if value % 5 == 0 {
+                let mut later = restored(&world.machine);
+                let (index, term) = (later.applied().next(), later.term());
+                later.apply(index, term, Vec::new()).unwrap();
+                world.machine.install(later).unwrap();
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+        look.join().unwrap();
+    });
+}
+
 #[test]
 fn the_changes_of_an_entry_are_what_history_tells_later() {
     let mut world = World::new();
