@@ -158,7 +158,7 @@ fn own(range: KeyRange) -> KeyRange {
     match range.end() {
         RangeEnd::Single => KeyRange::key(start),
         RangeEnd::Before(end) => KeyRange::between(start, Bytes::copy_from_slice(end)),
-        RangeEnd::Unbounded => KeyRange::from(start),
+        RangeEnd::Unbounded => KeyRange::starting_at(start),
     }
 }
 

@@ -238,7 +238,7 @@ impl Decode for KeyRange {
         Ok(match kind {
             0 => KeyRange::key(start),
             1 => KeyRange::between(start, from.bytes()?),
-            _ => KeyRange::from(start),
+            _ => KeyRange::starting_at(start),
         })
     }
 }

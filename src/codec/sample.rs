@@ -82,7 +82,7 @@ impl Sample {
         match self.below(3) {
             0 => KeyRange::key(self.bytes()),
             1 => KeyRange::between(self.bytes(), self.bytes()),
-            _ => KeyRange::from(self.bytes()),
+            _ => KeyRange::starting_at(self.bytes()),
         }
     }
 

@@ -59,7 +59,7 @@ fn golden_entries() -> Vec<(&'static str, Vec<Item>)> {
             Compare::version("k").eq(1u64),
             Compare::create_revision("k").ne(2),
             Compare::mod_revision("k").gt(3),
-            Compare::value(KeyRange::from("k")).lt("v"),
+            Compare::value(KeyRange::starting_at("k")).lt("v"),
             Compare::lease(KeyRange::all()).eq(4u64),
         ],
         success: vec![range.into(), Op::get("k"), Op::Txn(Txn::default())],

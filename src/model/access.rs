@@ -600,7 +600,7 @@ mod tests {
             (KeyRange::between("b", "d"), read),
             (KeyRange::key("d"), read),
             (KeyRange::between("e", "f"), read),
-            (KeyRange::from("x"), both),
+            (KeyRange::starting_at("x"), both),
         ]);
         let ann = caller(&access, Some(ANN));
         let may = |keys: KeyRange| access.may_read(&ann, &keys).is_ok();
@@ -610,7 +610,7 @@ mod tests {
             KeyRange::between("a", "d"),
             KeyRange::between("a", "d\0"),
             KeyRange::between("x", "zzz"),
-            KeyRange::from("y"),
+            KeyRange::starting_at("y"),
             KeyRange::prefix("e"),
         ] {
             assert!(may(open.clone()), "{open:?}");
@@ -620,8 +620,8 @@ mod tests {
             KeyRange::key("d1"),
             KeyRange::between("a", "e"),
             KeyRange::between("0", "b"),
-            KeyRange::from("a"),
-            KeyRange::from("e"),
+            KeyRange::starting_at("a"),
+            KeyRange::starting_at("e"),
             KeyRange::all(),
             KeyRange::between("g", "a"),
             KeyRange::key("f"),

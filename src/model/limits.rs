@@ -225,7 +225,7 @@ mod tests {
         );
         let long = KeyRange::between("a", "sixsix");
         assert_eq!(delete(long), Err(Refusal::KeyTooLarge { bytes: 6, max: 4 }));
-        assert_eq!(delete(KeyRange::from("")), Err(Refusal::EmptyKey));
+        assert_eq!(delete(KeyRange::starting_at("")), Err(Refusal::EmptyKey));
         assert_eq!(small().check_range(&Range::new("")), Err(Refusal::EmptyKey));
         assert_eq!(small().check_range(&Range::new("four")), Ok(()));
         let compare = |compare| {

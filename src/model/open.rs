@@ -87,7 +87,7 @@ mod tests {
         let pairs = keys.iter().flat_map(|from| keys.iter().map(move |to| (*from, *to)));
         let between = pairs.map(|(from, to)| KeyRange::between(from, to));
         let single = keys.iter().map(|key| KeyRange::key(*key));
-        let behind = keys.iter().map(|key| KeyRange::from(*key));
+        let behind = keys.iter().map(|key| KeyRange::starting_at(*key));
         between.chain(single).chain(behind).collect()
     }
 

@@ -47,8 +47,15 @@ impl KeyRange {
         Self { start, end }
     }
 
-    /// Every key from `start` on.
-    pub fn from(start: impl Into<Bytes>) -> Self {
+    /// Every key from `start` on, `start` too. Its name is not `from`: that is what makes of anything that turns into
+    /// bytes a single key.
+    ///
+    /// ```
+    /// use bowline::KeyRange;
+    /// assert!(KeyRange::starting_at("k").contains(b"z"));
+    /// assert_eq!(KeyRange::from("k"), KeyRange::key("k"));
+    /// ```
+    pub fn starting_at(start: impl Into<Bytes>) -> Self {
         Self { start: start.into(), end: RangeEnd::Unbounded }
     }
 
@@ -137,14 +144,16 @@ mod tests {
         assert!(range.contains(b"b") && range.contains(b"c") && range.contains(b"cz"));
         assert!(!range.contains(b"a") && !range.contains(b"d"));
         assert!(!KeyRange::between("d", "b").contains(b"c"));
-        assert!(KeyRange::from("b").contains(b"zzz"));
+        assert!(KeyRange::starting_at("b").contains(b"zzz"));
         assert!(KeyRange::all().contains(b"\0"));
     }
 
     #[test]
     fn a_range_below_a_prefix_never_leaves_it() {
         let prefix = Bytes::from_static(b"app/");
-        for range in [KeyRange::all(), KeyRange::from("x"), KeyRange::prefix("k"), "k".into()] {
+        for range in
+            [KeyRange::all(), KeyRange::starting_at("x"), KeyRange::prefix("k"), "k".into()]
+        {
             let below = range.below(&prefix);
             assert!(!below.contains(b"app") && !below.contains(b"app0"), "{range:?} {below:?}");
         }

@@ -194,7 +194,7 @@ mod tests {
             12 => keys().prop_map(KeyRange::key),
             4 => keys().prop_map(KeyRange::prefix),
             4 => (keys(), keys()).prop_map(|(start, end)| KeyRange::between(start, end)),
-            1 => keys().prop_map(KeyRange::from),
+            1 => keys().prop_map(KeyRange::starting_at),
         ]
     }
 

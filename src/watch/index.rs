@@ -272,7 +272,7 @@ mod tests {
             let range = match random(5) {
                 0 => KeyRange::key(a),
                 1 => KeyRange::prefix(a),
-                2 => KeyRange::from(a),
+                2 => KeyRange::starting_at(a),
                 _ => KeyRange::between(a, b),
             };
             index.insert(inbox(id, range.clone()));

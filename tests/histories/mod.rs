@@ -422,7 +422,7 @@ pub(crate) fn keys(random: &mut Random) -> KeyRange {
         0..3 if random.is_wide => few_keys(random),
         0..4 => KeyRange::key(start),
         4..6 => KeyRange::prefix(start),
-        6 => KeyRange::from(start),
+        6 => KeyRange::starting_at(start),
         7 => KeyRange::all(),
         _ => KeyRange::between(start, key(random)),
     }

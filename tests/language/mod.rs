@@ -378,7 +378,7 @@ fn keys(text: &str) -> Parsed<KeyRange> {
         return Ok(KeyRange::prefix(bytes(prefix)?));
     }
     match text.split_once("..") {
-        Some((start, "")) => Ok(KeyRange::from(bytes(start)?)),
+        Some((start, "")) => Ok(KeyRange::starting_at(bytes(start)?)),
         Some((start, end)) => Ok(KeyRange::between(bytes(start)?, bytes(end)?)),
         None => Ok(KeyRange::key(bytes(text)?)),
     }

@@ -57,7 +57,11 @@ fn ops(lease: LeaseId, bare: LeaseId) -> Vec<(&'static str, Op, Needs)> {
     vec![
         ("get", Op::get("a"), vec![("a", false)]),
         ("range", Op::range(between()), vec![("a", false), ("b", false)]),
-        ("range to the end", Op::range(KeyRange::from("b")), vec![("b", false), ("x", false)]),
+        (
+            "range to the end",
+            Op::range(KeyRange::starting_at("b")),
+            vec![("b", false), ("x", false)],
+        ),
         ("put", Op::Put(put("a")), vec![("a", true)]),
         (
             "put with the row before",
@@ -82,7 +86,11 @@ fn ops(lease: LeaseId, bare: LeaseId) -> Vec<(&'static str, Op, Needs)> {
             Op::Delete(Delete { prev_kv: true, ..Delete::new("a") }),
             vec![("a", true), ("a", false)],
         ),
-        ("delete to the end", Op::delete(KeyRange::from("b")), vec![("b", true), ("x", true)]),
+        (
+            "delete to the end",
+            Op::delete(KeyRange::starting_at("b")),
+            vec![("b", true), ("x", true)],
+        ),
     ]
 }
 
@@ -109,7 +117,8 @@ fn commands(lease: LeaseId, bare: LeaseId) -> Vec<(String, Command, Needs)> {
     let below = Txn { failure: vec![Op::Txn(compare.clone())], ..Txn::default() };
     all.push((text("compare"), Command::Txn(compare), vec![("a", false)]));
     all.push((text("compare, hidden"), Command::Txn(below), vec![("a", false)]));
-    let wide = Txn { compares: vec![Compare::missing(KeyRange::from("b"))], ..Txn::default() };
+    let wide =
+        Txn { compares: vec![Compare::missing(KeyRange::starting_at("b"))], ..Txn::default() };
     all.push((text("compare of a range"), Command::Txn(wide), vec![("b", false), ("x", false)]));
     all.push((text("revoke"), Command::Revoke(lease), vec![("b", true)]));
     all.push((text("revoke of a bare lease"), Command::Revoke(bare), vec![]));

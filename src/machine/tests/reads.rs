@@ -42,7 +42,9 @@ fn a_page_looks_no_further_than_the_row_behind_its_limit() {
         assert_eq!(page.kvs, world.reader.range(&range).unwrap().kvs);
         (rows, looked_at) = (rows + page.kvs.len(), looked_at + page.count);
         match page.kvs.last() {
-            Some(last) if page.more => from = KeyRange::from([&last.key[..], b"\0"].concat()),
+            Some(last) if page.more => {
+                from = KeyRange::starting_at([&last.key[..], b"\0"].concat())
+            }
             _ => break,
         }
     }
@@ -74,7 +76,7 @@ fn limit_bounds_count_and_more_mean_what_they_mean_in_etcd() {
     assert_eq!(ask(&|range| range.count_only = true), is("", false, 4));
     assert_eq!(ask(&|range| range.range = KeyRange::between("b", "d")), is("bc", false, 2));
     assert_eq!(ask(&|range| range.range = KeyRange::between("d", "b")), is("", false, 0));
-    assert_eq!(ask(&|range| range.range = KeyRange::from("c")), is("cd", false, 2));
+    assert_eq!(ask(&|range| range.range = KeyRange::starting_at("c")), is("cd", false, 2));
     let bounds = RevisionBounds { mod_max: at(5), mod_min: at(3), ..RevisionBounds::default() };
     assert_eq!(ask(&|range| range.bounds = bounds), is("cd", false, 4));
     let limited = |range: &mut Range| (range.bounds, range.limit) = (bounds, Some(1));
@@ -349,7 +351,10 @@ fn what_a_transaction_passes_over_is_counted_before_it_is_carried_out() {
         (txn(vec![range(KeyRange::between("k0100", "k0612"))]), 512),
         (Txn { compares: vec![Compare::exists(KeyRange::all())], ..txn(vec![tens()]) }, 1210),
         (
-            Txn { failure: vec![Op::delete(KeyRange::from("k1190")), tens()], ..txn(vec![tens()]) },
+            Txn {
+                failure: vec![Op::delete(KeyRange::starting_at("k1190")), tens()],
+                ..txn(vec![tens()])
+            },
             30,
         ),
         (txn(vec![Op::Txn(txn(vec![tens(), Op::Txn(txn(vec![tens()]))])), tens()]), 30),

@@ -75,7 +75,7 @@ impl Dice {
     fn range(&mut self) -> KeyRange {
         match self.below(6) {
             0 => KeyRange::all(),
-            1 => KeyRange::from(self.key()),
+            1 => KeyRange::starting_at(self.key()),
             2 => KeyRange::between(self.key(), self.key()),
             3 => KeyRange::prefix(self.key()),
             _ => KeyRange::key(self.key()),

@@ -431,7 +431,7 @@ fn range(word: &str) -> KeyRange {
         return KeyRange::prefix(prefix.to_owned());
     }
     match word.split_once("..") {
-        Some((start, "")) => KeyRange::from(start.to_owned()),
+        Some((start, "")) => KeyRange::starting_at(start.to_owned()),
         Some((start, end)) => KeyRange::between(start.to_owned(), end.to_owned()),
         None => KeyRange::key(word.to_owned()),
     }

@@ -100,7 +100,7 @@ fn keys(random: &mut Random) -> KeyRange {
     match random.below(6) {
         0 => KeyRange::key(start),
         1 => KeyRange::prefix(start),
-        2 => KeyRange::from(start),
+        2 => KeyRange::starting_at(start),
         3 => KeyRange::all(),
         _ => KeyRange::between(start, key(random)),
     }

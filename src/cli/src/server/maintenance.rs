@@ -229,7 +229,9 @@ async fn hash_at(client: &Client, asked: Option<Revision>) -> Result<(u32, Revis
             hash.part(&row.lease.map_or(0, bowline::LeaseId::get).to_be_bytes());
         }
         match page.kvs.last() {
-            Some(last) if page.more => from = KeyRange::from([&last.key[..], b"\0"].concat()),
+            Some(last) if page.more => {
+                from = KeyRange::starting_at([&last.key[..], b"\0"].concat())
+            }
             _ => return Ok((hash.0.finalize(), at)),
         }
         // Nothing of it waits: without this the others of its thread would.

@@ -15,7 +15,7 @@ use pb::request_op::Request;
 pub(crate) fn key_range(key: Bytes, range_end: Bytes) -> KeyRange {
     match &range_end[..] {
         [] => KeyRange::key(key),
-        [0] => KeyRange::from(key),
+        [0] => KeyRange::starting_at(key),
         _ => KeyRange::between(key, range_end),
     }
 }
