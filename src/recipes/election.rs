@@ -13,6 +13,7 @@ use crate::model::{KeyRange, Op, Put, PutLease, PutValue};
 
 use super::call::pause;
 use super::error::LockError;
+use super::guard::OfHold;
 use super::guard_txn::GuardError;
 use super::hold::{Hold, Released};
 use super::line::prefix_of;
@@ -198,8 +199,8 @@ impl Deref for Leadership {
     }
 }
 
-impl From<Hold> for Leadership {
-    fn from(hold: Hold) -> Self {
+impl OfHold for Leadership {
+    fn of(hold: Hold) -> Self {
         Leadership(hold)
     }
 }

@@ -1,5 +1,21 @@
 //! What all guards are: a hold, with a type that says of what.
 
+use super::hold::Hold;
+
+/// What a wish becomes. Nobody outside can name this: a type of guard is given by its lock, and not by whoever has
+/// another's hold.
+pub trait OfHold: Sized {
+    /// What says of this hold whose it is.
+    fn of(hold: Hold) -> Self;
+}
+
+/// What is part of a guard, and is none itself.
+impl OfHold for Hold {
+    fn of(hold: Hold) -> Self {
+        hold
+    }
+}
+
 /// A guard around a [`Hold`](super::hold::Hold): released when it is dropped, or by a call that waits.
 macro_rules! guard {
     ($(#[$about:meta])* $name:ident) => {
@@ -29,8 +45,8 @@ macro_rules! guard {
             }
         }
 
-        impl From<$crate::recipes::hold::Hold> for $name {
-            fn from(hold: $crate::recipes::hold::Hold) -> Self {
+        impl $crate::recipes::guard::OfHold for $name {
+            fn of(hold: $crate::recipes::hold::Hold) -> Self {
                 $name(hold)
             }
         }

@@ -45,6 +45,20 @@ pub enum LockState {
 /// program that was paused, or cut off, sees the loss at its first look afterwards. What was begun
 /// before the pause is another matter: write through [`Hold::txn`], which the store judges, or hand
 /// [`Hold::token`] to whatever is written to, and let it refuse older ones ([`Fence`](crate::Fence)).
+///
+/// A guard becomes its hold where only that is wanted. A hold becomes no guard: of which kind one is, its lock says.
+///
+/// ```
+/// fn plain(read: bowline::ReadGuard) -> bowline::Hold {
+///     bowline::Hold::from(read)
+/// }
+/// ```
+///
+/// ```compile_fail,E0308
+/// fn forged(read: bowline::ReadGuard) -> bowline::WriteGuard {
+///     bowline::WriteGuard::from(bowline::Hold::from(read))
+/// }
+/// ```
 pub struct Hold {
     session: Session,
     lines: Arc<Lines>,

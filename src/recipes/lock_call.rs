@@ -11,7 +11,7 @@ use crate::api::Session;
 use crate::model::Moment;
 
 use super::error::LockError;
-use super::hold::Hold;
+use super::guard::OfHold;
 use super::mutex::Guard;
 use super::owner::{Mode, Owner};
 use super::rule::Rule;
@@ -92,7 +92,7 @@ impl<G> LockCall<G> {
     }
 }
 
-impl<G: From<Hold>> LockCall<G> {
+impl<G: OfHold> LockCall<G> {
     /// Steps into line now. What comes back is the wish, which can be asked where it stands, and becomes
     /// the guard when it is awaited.
     ///
@@ -136,7 +136,7 @@ pub(super) fn deadline_of(
     timeout.map(|timeout| shared.now() + timeout)
 }
 
-impl<G: From<Hold>> Enters for LockCall<G> {
+impl<G: OfHold> Enters for LockCall<G> {
     type Guard = G;
 
     fn enter(self) -> Result<Wish<G>, LockError> {
@@ -144,7 +144,7 @@ impl<G: From<Hold>> Enters for LockCall<G> {
     }
 }
 
-impl<G: From<Hold>> IntoFuture for LockCall<G> {
+impl<G: OfHold> IntoFuture for LockCall<G> {
     type Output = Result<G, LockError>;
     type IntoFuture = Locking<LockCall<G>>;
 

@@ -27,6 +27,7 @@ use crate::watch::waking;
 use super::book::{Book, Standing};
 use super::election::{Election, Leadership};
 use super::error::{LockError, Loss};
+use super::guard::OfHold;
 use super::hold::Hold;
 use super::line::{Lines, parent, prefix_of, still_mine};
 use super::mutex::{Guard, Mutex};
@@ -152,7 +153,7 @@ impl Election {
     }
 }
 
-async fn resume<G: From<Hold> + 'static>(
+async fn resume<G: OfHold + 'static>(
     session: &Session,
     name: &Bytes,
     ticket: &Ticket,

@@ -29,6 +29,7 @@ use crate::node::{CallError, CallResult, ReplyTo, Shared};
 use crate::watch::waking;
 
 use super::error::LockError;
+use super::guard::OfHold;
 use super::hold::Hold;
 use super::line::{lock_of, prefix_of};
 use super::lock_call::deadline_of;
@@ -106,7 +107,7 @@ impl Upgrade {
     /// Stays the reader. `None` after the end of the future, which has given the guard to somebody.
     pub fn give_up(mut self) -> Option<ReadGuard> {
         self.turn_back();
-        self.read.take().map(ReadGuard::from)
+        self.read.take().map(ReadGuard::of)
     }
 
     /// If the row may have been rewritten meanwhile, it is rewritten back.
@@ -336,10 +337,10 @@ impl Future for Upgrade {
                         owner.keep(&names, Mode::Write, &read);
                         owner.keep(&names, Mode::Read, &read);
                     }
-                    return Poll::Ready(Ok(read.into()));
+                    return Poll::Ready(Ok(WriteGuard::of(read)));
                 }
                 Poll::Ready(Some(Err(why))) => {
-                    let guard = ReadGuard::from(read);
+                    let guard = ReadGuard::of(read);
                     return Poll::Ready(Err(UpgradeError { guard, why }));
                 }
             }

@@ -16,6 +16,7 @@ use crate::mutant::{self, Mutant};
 
 use super::call::after_pause;
 use super::error::{LockError, Loss};
+use super::guard::OfHold;
 use super::hold::Hold;
 use super::line::{Ask, Lines};
 use super::owner::{Mode, Owner};
@@ -64,7 +65,7 @@ struct Waits {
     is_over: bool,
 }
 
-impl<G: From<Hold>> Wish<G> {
+impl<G: OfHold> Wish<G> {
     /// A wish that has come true already.
     pub(crate) fn come_true(hold: Hold) -> Self {
         Self { inner: Inner::True(Some(hold)), guard: PhantomData }
@@ -296,16 +297,16 @@ impl Drop for Waits {
     }
 }
 
-impl<G: From<Hold>> Future for Wish<G> {
+impl<G: OfHold> Future for Wish<G> {
     type Output = Result<G, LockError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.inner {
             Inner::True(hold) => match hold.take() {
-                Some(hold) => Poll::Ready(Ok(hold.into())),
+                Some(hold) => Poll::Ready(Ok(G::of(hold))),
                 None => Poll::Pending,
             },
-            Inner::Waits(waits) => waits.poll(context).map_ok(G::from),
+            Inner::Waits(waits) => waits.poll(context).map_ok(G::of),
         }
     }
 }
@@ -319,7 +320,7 @@ impl<G> std::fmt::Debug for Wish<G> {
 /// A call that steps into line when it is first polled.
 pub trait Enters {
     /// What it becomes.
-    type Guard: From<Hold>;
+    type Guard: OfHold;
 
     /// Steps into line.
     ///
