@@ -30,6 +30,13 @@ pub enum GuardError {
     /// changed, but that [`GuardTxn::commit_and_release`] has released the lock.
     #[error("not applied: the item is not this taker's any more")]
     NotOurs,
+    /// The guard that was given to [`GuardTxn::commit_and_release`] is of another hold than the transaction. Nothing
+    /// was changed, but that this guard is dropped by it: what it held is released. What the transaction is of is
+    /// held as before.
+    #[error(
+        "not applied: the guard that was to be released is of another hold than the transaction"
+    )]
+    ForeignGuard,
     /// A leader's value that begins as what Bowline writes into other lines. Nothing was changed.
     #[error("a leader's value must not begin with \"bowline:1 \"")]
     ReservedValue,
@@ -244,14 +251,17 @@ impl GuardTxn {
     /// or a condition does not hold, the lock is released all the same.
     ///
     /// # Errors
-    /// [`GuardError::NotHeld`] if the lock was lost: nothing was changed. If the outcome is unknown the
-    /// lock is released as soon as that is possible.
+    /// [`GuardError::NotHeld`] if the lock was lost: nothing was changed. [`GuardError::ForeignGuard`] if
+    /// `guard` is another than the one that this transaction is from. If the outcome is unknown the lock is
+    /// released as soon as that is possible.
     pub async fn commit_and_release(
         mut self,
         guard: impl Into<Hold>,
     ) -> Result<TxnReply, GuardError> {
         let hold: Hold = guard.into();
-        assert!(Arc::ptr_eq(hold.parts().2, &self.turn), "the guard that the transaction is from");
+        if !Arc::ptr_eq(hold.parts().2, &self.turn) {
+            return Err(GuardError::ForeignGuard);
+        }
         if hold.is_lost().is_some() {
             return Err(GuardError::NotHeld);
         }

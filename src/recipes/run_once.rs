@@ -191,9 +191,12 @@ impl RunOnce {
                 let result = look_until::<_, Error>(client, range, until, found).await?;
                 Ok(Ran { result, is_here: false })
             }
-            Err(GuardError::NotHeld | GuardError::NotOurs | GuardError::ReservedValue) => {
-                Err(RunOnceError::Lost(begun.lost().await))
-            }
+            Err(
+                GuardError::NotHeld
+                | GuardError::NotOurs
+                | GuardError::ForeignGuard
+                | GuardError::ReservedValue,
+            ) => Err(RunOnceError::Lost(begun.lost().await)),
             Err(GuardError::Store(error)) => Err(error.into()),
         }
     }

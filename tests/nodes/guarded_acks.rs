@@ -106,6 +106,21 @@ fn an_item_that_is_another_takers_takes_the_result_with_it_and_frees_the_lock_al
 }
 
 #[test]
+fn a_guard_of_another_hold_is_not_released_with_the_transaction_in_one_step_and_nothing_is_done() {
+    let cluster = lasting(1);
+    let (node, session) = (cluster.node(0), session(&cluster, 0));
+    let (job, guard) = begin(&session);
+    let other = session.mutex("other").lock().wait().unwrap();
+    let refused = guard.txn().then(result()).ack(job).commit_and_release(other).wait();
+    assert_eq!(refused, Err(GuardError::ForeignGuard));
+    assert!(!is_there(node, "result") && guard.is_held());
+    was_given_back(&session);
+    // What was given away is free, as whatever is dropped.
+    until_places(node, "other", 0);
+    assert!(guard.txn().then(result()).commit_and_release(guard).wait().unwrap().succeeded);
+}
+
+#[test]
 fn a_lock_that_was_lost_takes_the_result_with_it_and_the_item_is_given_back() {
     let cluster = lasting(1);
     let (node, session) = (cluster.node(0), session(&cluster, 0));

@@ -74,9 +74,12 @@ async fn proclaim(player: &Player, holding: &Holding<Leadership>) {
             judge.wrote("proclaim", floor, at, &puts);
             judge.stands_to_hold(holding.lock(), Share::All, &key, holding.held.since(), at);
         }
-        Err(GuardError::NotHeld | GuardError::NotOurs | GuardError::ReservedValue) => {
-            judge.not_applied(&puts)
-        }
+        Err(
+            GuardError::NotHeld
+            | GuardError::NotOurs
+            | GuardError::ForeignGuard
+            | GuardError::ReservedValue,
+        ) => judge.not_applied(&puts),
         Err(GuardError::Store(error)) => match error.effect() {
             Effect::NotApplied => judge.not_applied(&puts),
             Effect::Unknown | Effect::Applied => judge.unknown(),

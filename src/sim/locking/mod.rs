@@ -351,7 +351,12 @@ impl Player {
                 judge.wrote(what, floor, reply.revision, &puts);
                 judge.wrote_under_lock(&holding.parts, &of, read.as_ref(), reply.revision);
             }
-            Err(GuardError::NotHeld | GuardError::NotOurs | GuardError::ReservedValue) => {
+            Err(
+                GuardError::NotHeld
+                | GuardError::NotOurs
+                | GuardError::ForeignGuard
+                | GuardError::ReservedValue,
+            ) => {
                 judge.not_applied(&puts);
                 judge.count("guarded write refused");
             }
