@@ -81,7 +81,7 @@ pub use bytes::Bytes;
 
 pub use api::{
     ActingClient, Client, Config, ConfigError, DeleteCall, Effect, Error, GetCall, GrantCall,
-    Lease, LeaseStatus, Node, OpenSession, PutCall, RangeCall, ResumeSession, Session,
+    JoinFault, Lease, LeaseStatus, Node, OpenSession, PutCall, RangeCall, ResumeSession, Session,
     SessionStatus, Shutdown, StartError, TxnCall, Wait, Watch, WatchCall,
 };
 pub use metrics::{
@@ -101,8 +101,8 @@ pub use model::{
     Sort, SortOrder, SortTarget, Term, Txn, TxnReply, TxnResult,
 };
 pub use node::{
-    DIGEST_EVERY, Health, History, MemberStatus, NodeStatus, Progress, ResumeRefusal, Role,
-    SessionEnd, Standing, StopReason, Verdict,
+    DIGEST_EVERY, DataFault, Health, History, MemberStatus, NodeStatus, Progress, ResumeRefusal,
+    Role, SessionEnd, Standing, StopReason, Verdict,
 };
 pub use recipes::{Barrier, BarrierError, BarrierHold};
 pub use recipes::{Cached, CachedCall, View};

@@ -55,7 +55,7 @@ use tokio::sync::oneshot;
 use crate::model::{NodeId, Revision};
 use crate::node::{NodeStatus, Role};
 use crate::transport::MemoryHub;
-use crate::{Config, Node, Shutdown, StartError};
+use crate::{Config, DataFault, Node, Shutdown, StartError};
 
 #[cfg(feature = "testing-tls")]
 pub use authority::{DevAuthority, Revocable};
@@ -97,8 +97,10 @@ impl ClusterOptions {
     /// # Errors
     /// See [`StartError`].
     pub async fn start(self) -> Result<Cluster, StartError> {
-        let dir = TempDir::with_prefix("bowline-cluster-")
-            .map_err(|error| StartError::Data(format!("no temporary directory: {error}")))?;
+        let dir = TempDir::with_prefix("bowline-cluster-").map_err(|error| StartError::Data {
+            kind: DataFault::Io,
+            why: format!("no temporary directory: {error}"),
+        })?;
         let mut cluster = Cluster {
             nodes: (0..self.members).map(|_| None).collect(),
             hub: MemoryHub::default(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use thiserror::Error as ThisError;
 
 use crate::model::{MemberRefusal, Refusal, Revision};
-use crate::node::{CallError, ResumeRefusal, SessionEnd, Shared, StopReason};
+use crate::node::{CallError, DataFault, ResumeRefusal, SessionEnd, Shared, StopReason};
 use crate::transport::{JoinError, TransportError};
 
 use super::ConfigError;
@@ -195,38 +195,67 @@ impl From<CallError> for Error {
     }
 }
 
-/// Why a node did not start. Nothing of its data was changed.
+/// Why a node did not start. Nothing of what it stores was changed, and nothing is in the way of another start: what
+/// one leaves behind (the directory; that it was started once more; of a node that joins, the id with which it asks) the
+/// next one takes up.
 #[derive(Debug, ThisError)]
 #[non_exhaustive]
 pub enum StartError {
     /// The configuration makes no sense.
     #[error("configuration: {0}")]
     Config(#[from] ConfigError),
-    /// The data directory cannot be used, in words that say what to do.
-    #[error("data directory: {0}")]
-    Data(String),
+    /// The data directory cannot be used.
+    #[error("data directory: {why}")]
+    Data {
+        /// Of what kind it is, for programs.
+        kind: DataFault,
+        /// In words that say what to do, for people.
+        why: String,
+    },
     /// The network cannot be used.
     #[error("network: {0}")]
     Network(#[from] TransportError),
-    /// The cluster was not joined.
-    #[error("joining: {0}")]
-    Join(String),
+    /// The cluster has not let it in, or nobody has answered: the node does not run. Whether it may be a member all
+    /// the same, the kind says.
+    #[error("joining: {why}")]
+    Join {
+        /// Of what kind it is, for programs.
+        kind: JoinFault,
+        /// In words, for people.
+        why: String,
+    },
     /// The operating system gives no thread.
     #[error("thread: {0}")]
     Thread(#[source] io::Error),
 }
 
+/// Why a node has not joined a cluster: the kind of [`StartError::Join`], and what a supervisor does about it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum JoinFault {
+    /// Who was asked says no: another token, a certificate of another name, no room, nobody to replace. Starting again
+    /// ends the same until somebody has mended what the words name.
+    Refused,
+    /// Nobody has said yes or no within [`Config::join_deadline`](crate::Config::join_deadline). It may have been added
+    /// all the same, as a learner that does not run. Start again, on the same directory: with that, it becomes one
+    /// member and not two. If it is not to be started again, look for it in
+    /// [`Node::members`](crate::Node::members) and remove it.
+    TimedOut,
+}
+
 impl From<JoinError> for StartError {
     fn from(error: JoinError) -> Self {
-        match error {
-            JoinError::Transport(error) => StartError::Network(error),
-            error => StartError::Join(error.to_string()),
-        }
+        let kind = match error {
+            JoinError::Transport(error) => return StartError::Network(error),
+            JoinError::Refused(_) => JoinFault::Refused,
+            JoinError::TooLate(_) => JoinFault::TimedOut,
+        };
+        StartError::Join { kind, why: error.to_string() }
     }
 }
 
 impl From<crate::node::StartError> for StartError {
     fn from(error: crate::node::StartError) -> Self {
-        StartError::Data(error.to_string())
+        StartError::Data { kind: DataFault::of(&error), why: error.to_string() }
     }
 }

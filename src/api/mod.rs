@@ -28,7 +28,7 @@ pub(crate) use checked::Beginning;
 pub use client::Client;
 pub use config::{Config, ConfigError};
 pub(crate) use error::stopped;
-pub use error::{Effect, Error, StartError};
+pub use error::{Effect, Error, JoinFault, StartError};
 pub use lease::{GrantCall, Lease, LeaseStatus, SessionStatus};
 pub use node::{Node, Shutdown};
 pub use session::{OpenSession, ResumeSession, Session};

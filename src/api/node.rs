@@ -1,5 +1,6 @@
 //! A member of a cluster, inside this program.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
@@ -13,8 +14,8 @@ use crate::model::{
     Moment, NodeId, Reply, SnapshotId, Term, is_address,
 };
 use crate::node::{
-    Assembly, Bells, Contact, Health, Joined, NodeStatus, Origin, Role, Running, Settings, Shared,
-    StopReason, contacts, disk_to_join, is_joining, told_of, was_told, whose,
+    Assembly, Bells, Contact, DataFault, Health, Joined, NodeStatus, Origin, Role, Running,
+    Settings, Shared, StopReason, contacts, disk_to_join, is_joining, told_of, was_told, whose,
 };
 use crate::transport::{self, JoinError, MemoryHub, TcpBound, TcpHandle};
 
@@ -485,12 +486,18 @@ fn begin(
     ask_around: impl FnOnce(&[String], &JoinAsk) -> Result<model::Joined, JoinError>,
 ) -> Result<(Settings, Option<Joined>), StartError> {
     let origin = Origin::of(env, checked.dir());
-    let origin = origin.map_err(|error| StartError::Data(error.to_string()))?;
+    let origin = origin.map_err(|error| StartError::Data {
+        kind: DataFault::of_origin(&error),
+        why: error.to_string(),
+    })?;
     let checked = &checked.clone().restored_from(origin.as_ref());
     if let Some((node, cluster)) = whose(env, checked.dir())?
         && !is_joining(env, checked.dir())
     {
-        let why = |why| StartError::Data(format!("{} {why}", checked.dir().display()));
+        let why = |why| StartError::Data {
+            kind: DataFault::Foreign,
+            why: format!("{} {why}", checked.dir().display()),
+        };
         let mut settings = checked.belongs(node, cluster).map_err(why)?;
         for (id, contact) in told_of(env, checked.dir(), (node, cluster)) {
             settings.members.entry(id).or_insert(contact);
@@ -503,7 +510,10 @@ fn begin(
         }
         Beginning::Join { addresses, replaces } => (addresses, replaces.clone()),
     };
-    let of_disk = |error| StartError::Data(format!("{}: {error}", checked.dir().display()));
+    let of_disk = |error: io::Error| StartError::Data {
+        kind: DataFault::of_io(&error),
+        why: format!("{}: {error}", checked.dir().display()),
+    };
     let disk = disk_to_join(env, checked.dir()).map_err(of_disk)?;
     let Contact { name, address } = checked.contact().clone();
     let ask = JoinAsk { disk, name, address, replaces };
@@ -522,9 +532,11 @@ async fn off_thread<T: Send + 'static>(
         .name("bowline-start".into())
         .spawn(move || drop(sender.send(work())))
         .map_err(StartError::Thread)?;
-    receiver
-        .await
-        .unwrap_or_else(|_| Err(StartError::Data("the thread that opened it fell".to_owned())))
+    let fell = || StartError::Data {
+        kind: DataFault::Other,
+        why: "the thread that opened it fell".to_owned(),
+    };
+    receiver.await.unwrap_or_else(|_| Err(fell()))
 }
 
 const _: () = {

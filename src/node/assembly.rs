@@ -41,9 +41,15 @@ pub(crate) enum StartError {
     /// The log says no.
     #[error(transparent)]
     Log(#[from] LogError),
-    /// What the log holds cannot be applied.
+    /// An entry of the log cannot be applied.
+    #[error(transparent)]
+    Entry(#[from] Fault),
+    /// The consensus cannot start from what the log holds.
     #[error("{0}")]
     Replay(String),
+    /// There is no room to write down who founded the cluster.
+    #[error("the disk is full")]
+    Full,
     /// The snapshots cannot be read.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
@@ -178,7 +184,7 @@ impl Assembly {
         if let (Some(Joined { founders, .. }), None) = (joined, &opened.recovered.founding) {
             let group = wal::Group { founding: Some(founders.clone()), ..wal::Group::default() };
             if opened.writer.commit(&[group])?.waiting > 0 {
-                return Err(StartError::Replay("the disk is full".to_owned()));
+                return Err(StartError::Full);
             }
             opened.recovered.founding = Some(founders);
         }
@@ -424,7 +430,7 @@ fn load_snapshot(
             && reader.head().version > settings.speaks
         {
             let (version, known) = (reader.head().version, settings.speaks);
-            return Err(StartError::Replay(Fault::Outgrown { version, known }.to_string()));
+            return Err(StartError::Entry(Fault::Outgrown { version, known }));
         }
         match read_snapshot(folder, &candidate, settings.machine_options()) {
             Ok(state) => {
@@ -502,7 +508,7 @@ fn replay(loaded: &mut Loaded, log: &wal::LogReader, commit: LogIndex) -> Result
         for entry in log.entries(next, commit.next(), REPLAY_BYTES)? {
             next = entry.index.next();
             loaded.log_bytes += entry.data.len() as u64;
-            apply_entry(machine, entry).map_err(StartError::Replay)?;
+            apply_entry(machine, entry)?;
         }
         machine.publish();
     }

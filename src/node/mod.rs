@@ -5,13 +5,14 @@
 //! read, and the leader's rounds), `sessions` and `lessor` (the two sides of a lease's life; `session`
 //! is what its holders see), `founding` (how a cluster begins), `lease_calls` (leases that callers keep), `digests` (whether replicas still agree), `log_times` and `story` (where the time of a
 //! request went). `inbox` is the way in; `shared` is
-//! what handles hold; `log_worker`, `snapshot_worker` and `backups` are the threads of the disk; `assembly` puts a node together out of them (`joining`: what one that joins has before it has a state),
+//! what handles hold; `log_worker`, `snapshot_worker` and `backups` are the threads of the disk; `assembly` puts a node together out of them (`joining`: what one that joins has before it has a state; `data_fault`: what keeps one from starting),
 //! and `thread` runs it for real.
 
 mod answer;
 mod assembly;
 mod backups;
 mod bell;
+mod data_fault;
 mod digests;
 mod driver;
 mod founding;
@@ -48,6 +49,7 @@ mod writing;
 pub use answer::StopReason;
 pub(crate) use answer::{CallError, CallResult, ReplyTo};
 pub(crate) use assembly::{Assembly, Bells, Joined, StartError, whose};
+pub use data_fault::DataFault;
 pub use digests::EVERY as DIGEST_EVERY;
 pub use health::{Health, Verdict};
 pub(crate) use inbox::Input;

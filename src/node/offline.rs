@@ -184,7 +184,8 @@ impl Offline {
         while next <= up_to.min(last) {
             for entry in self.log.reader.entries(next, up_to.min(last).next(), REPLAY_BYTES)? {
                 next = entry.index.next();
-                apply_entry(machine, entry).map_err(OfflineError::Entry)?;
+                apply_entry(machine, entry)
+                    .map_err(|fault| OfflineError::Entry(fault.to_string()))?;
             }
             machine.publish();
             let done = next.get().saturating_sub(begin.next().get());

@@ -77,7 +77,7 @@ pub(crate) enum LogError {
 
 impl LogError {
     /// Whether the disk (or what this user may use of it) is full.
-    pub(super) fn is_no_space(&self) -> bool {
+    pub(crate) fn is_no_space(&self) -> bool {
         let kind = match self {
             Self::Io { source, .. } => source.kind(),
             _ => return false,

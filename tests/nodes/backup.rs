@@ -326,7 +326,9 @@ fn a_restored_directory_is_started_with_what_it_was_made_for_or_refused() {
     let file = some_backup(place.dir.path(), "some", 3);
     place.restore(&file, "a", "a");
     let refused = |config: Config, words: &str| match Node::start(config).wait() {
-        Err(StartError::Data(why)) => assert!(why.contains(words), "{why:?} lacks {words:?}"),
+        Err(StartError::Data { why, .. }) => {
+            assert!(why.contains(words), "{why:?} lacks {words:?}")
+        }
         other => panic!("{other:?}, not {words:?}"),
     };
     let config = place.config("a", "a");

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use bowline::testing::{self, Cluster};
 use bowline::{
-    Client, Compare, Config, Effect, Error, KeyRange, LeaseId, Node, Op, Refusal, Revision, Role,
-    StartError, StopReason, Wait, WatchError,
+    Client, Compare, Config, Effect, Error, JoinFault, KeyRange, LeaseId, Node, Op, Refusal,
+    Revision, Role, StartError, StopReason, Wait, WatchError,
 };
 
 use crate::{loopback, stage};
@@ -119,6 +119,29 @@ fn a_directory_that_is_a_file_is_refused() {
     fs::write(&path, "precious").unwrap();
     refused(Config::new(&path, "solo"), "Not a directory");
     assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+}
+
+#[test]
+fn who_does_not_join_is_told_whether_it_was_refused_or_may_be_in_all_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = loopback::address();
+    let founder = Config::new(dir.path().join("a"), "a").members([("a", &at)]).cluster_token("red");
+    let founder = Node::start(founder).wait().unwrap();
+    let own = loopback::address();
+    let joins = |token: &str| {
+        Config::new(dir.path().join("b"), "b").join([&at]).advertise(&own).cluster_token(token)
+    };
+    let kind = |config: Config, words: &str| match refused(config, words) {
+        StartError::Join { kind, .. } => kind,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(kind(joins("blue"), "the token is not this cluster's"), JoinFault::Refused);
+    let nobody = joins("red").join([loopback::address()]).join_deadline(Duration::from_millis(300));
+    assert_eq!(kind(nobody, "no member has taken this one in in time"), JoinFault::TimedOut);
+    // Neither is in the way of another start.
+    let joined = Node::start(joins("red")).wait().unwrap();
+    works(&joined.client());
+    assert_eq!(founder.members().rows().len(), 2);
 }
 
 fn wipe(dir: &Path) {

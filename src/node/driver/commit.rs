@@ -25,7 +25,8 @@ impl Driver {
                 false => entry,
                 true => backwards(entry),
             };
-            let applied = apply_entry(&mut self.machine, entry)?;
+            let applied =
+                apply_entry(&mut self.machine, entry).map_err(|fault| fault.to_string())?;
             if let Some(entry) = membership {
                 self.follow_membership(&entry)?;
             }
@@ -214,10 +215,10 @@ fn backwards(mut entry: wal::Entry) -> wal::Entry {
 }
 
 /// Applies one entry of the log.
-pub(crate) fn apply_entry(machine: &mut Machine, entry: wal::Entry) -> Result<Applied, Fatal> {
+pub(crate) fn apply_entry(machine: &mut Machine, entry: wal::Entry) -> Result<Applied, Fault> {
     let (index, term) = (entry.index, entry.term);
-    let unreadable = |why: String| Fault::Unreadable { index, why }.to_string();
-    let applied = match entry.kind {
+    let unreadable = |why: String| Fault::Unreadable { index, why };
+    match entry.kind {
         wal::EntryKind::Membership => {
             let change =
                 consensus::member_change(&entry).map_err(|error| unreadable(error.to_string()))?;
@@ -230,6 +231,5 @@ pub(crate) fn apply_entry(machine: &mut Machine, entry: wal::Entry) -> Result<Ap
                 codec::decode_items(entry.data).map_err(|error| unreadable(error.to_string()))?;
             machine.apply(index, term, items)
         }
-    };
-    applied.map_err(|fault| fault.to_string())
+    }
 }

@@ -5,9 +5,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bowline::testing::{self, Cluster};
-use bowline::{Config, Error, Node, NodeStatus, StartError, Wait};
+use bowline::{Config, DataFault, Error, Node, NodeStatus, StartError, Wait};
 
-use super::files::{Files, SOON, config, count, has_everything, solo, three, three_with};
+use super::files::{
+    Files, HEADER_BYTES, SOON, config, count, has_everything, solo, three, three_with,
+};
 
 /// A cluster of three that has some keys, and how many.
 fn with_keys(keys: &mut usize) -> Cluster {
@@ -64,7 +66,7 @@ fn a_directory_of_another_cluster_or_member_is_refused_and_left_alone() {
     let files = Files::of(dir.path());
     for (name, token) in [("b", "red"), ("a", "blue"), ("c", "blue")] {
         match Node::start(of(name, token)).wait() {
-            Err(StartError::Data(why)) => {
+            Err(StartError::Data { kind: DataFault::Foreign, why }) => {
                 for words in ["a directory of its own", dir.path().to_str().unwrap()] {
                     assert!(why.contains(words), "{why:?} lacks {words:?}");
                 }
@@ -98,6 +100,49 @@ fn members_whose_directories_are_swapped_refuse_them_and_leave_them_alone() {
         cluster.restart(member).wait().unwrap();
     }
     has_everything(&cluster, 0..3, &mut keys, "everybody has its own again");
+}
+
+/// Of what kind it is that keeps a node from starting, in words that have these in them.
+fn fault(config: Config, words: &str) -> DataFault {
+    match Node::start(config).wait() {
+        Err(StartError::Data { kind, why }) => {
+            assert!(why.contains(words), "{why:?} lacks {words:?}");
+            kind
+        }
+        other => panic!("{other:?}, not {words:?}"),
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_directory_can_be_told_apart_by_a_program() {
+    let (dir, files) = solo(12, 40);
+    let config = || config(dir.path());
+    let node = start(config());
+    assert_eq!(fault(config(), "another node is running on"), DataFault::InUse);
+    stop(node);
+    let token = config().cluster_token("another");
+    assert_eq!(fault(token, "of a cluster with another token"), DataFault::Foreign);
+    let name = config().members([("other", "127.0.0.1:1"), ("solo", "127.0.0.1:2")]);
+    let name = name.listen("127.0.0.1:0");
+    assert_eq!(fault(name, "a directory of its own"), DataFault::Foreign);
+
+    files.with(1, |bytes| bytes[HEADER_BYTES + 48] ^= 1).put(dir.path());
+    assert_eq!(fault(config(), "replace the member"), DataFault::Damaged);
+    let newer = files.with(1, |bytes| {
+        bytes[8..12].copy_from_slice(&99_u32.to_le_bytes());
+        let checksum = crc32fast::hash(&bytes[..68]);
+        bytes[68..72].copy_from_slice(&checksum.to_le_bytes());
+    });
+    newer.put(dir.path());
+    assert_eq!(fault(config(), "upgrade me"), DataFault::Newer);
+    files.put(dir.path());
+    fs::write(dir.path().join("RESTORING"), "").unwrap();
+    assert_eq!(fault(config(), "and restore again"), DataFault::HalfRestored);
+    fs::remove_file(dir.path().join("RESTORING")).unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    assert_eq!(fault(super::files::config(&file), "Not a directory"), DataFault::Io);
+    assert_eq!(count(&start(config())), 12, "without any of it, it starts");
 }
 
 #[test]

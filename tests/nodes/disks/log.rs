@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use bowline::testing;
-use bowline::{Node, StartError, Wait};
+use bowline::{DataFault, Node, StartError, Wait};
 
 use super::files::{
     Files, HEADER_BYTES, Records, config, count, has_everything, name_of, solo, three,
@@ -21,7 +21,7 @@ fn start_on(dir: &Path, files: &Files) -> Result<u64, String> {
             assert!(testing::shutdown(node).wait().hanging.is_empty());
             Ok(count)
         }
-        Err(error @ StartError::Data(_)) => {
+        Err(error @ StartError::Data { kind: DataFault::Damaged, .. }) => {
             assert_eq!(&Files::of(dir), files, "it has changed what it refused");
             Err(error.to_string())
         }
