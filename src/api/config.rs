@@ -7,7 +7,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::env::Env;
-use crate::model::{ClusterVersion, Introduction, Limits, NodeId, is_address};
+use crate::model::{ClusterVersion, Introduction, Limits, NodeId, is_address, is_nowhere};
 use crate::node::{Contact, History};
 #[cfg(feature = "tls")]
 use crate::transport::PeerTls;
@@ -77,6 +77,17 @@ pub enum ConfigError {
     /// An address is not `host:port`.
     #[error("the address {address:?} of member {name:?} is not of the form host:port")]
     BadAddress {
+        /// Whose it is.
+        name: String,
+        /// What was given.
+        address: String,
+    },
+    /// An address at which nobody is found: of port 0, or of all interfaces.
+    #[error(
+        "nobody finds member {name:?} at {address:?}: say the host and the port that the others dial; where \
+         to listen is said with listen()"
+    )]
+    Unreachable {
         /// Whose it is.
         name: String,
         /// What was given.
@@ -155,7 +166,8 @@ impl Config {
         }
     }
 
-    /// The members that found a new cluster, this node too: a name and an address `host:port` for each.
+    /// The members that found a new cluster, this node too: a name and an address `host:port` for each, at which the
+    /// others reach it.
     /// The same on all. Once the cluster exists its members are kept in it, and change with
     /// [`Config::join`] and [`Node::remove_member`](crate::Node::remove_member): then this list says no
     /// more than where to look for the others first.
@@ -186,15 +198,15 @@ impl Config {
         self
     }
 
-    /// How long a node that joins asks around before it gives up. Default a minute.
+    /// How long a node that joins asks around before it gives up. Default a minute; a millisecond to a year.
     pub fn join_deadline(mut self, deadline: Duration) -> Self {
         self.join_deadline = deadline;
         self
     }
 
-    /// Where the other members reach this one, `host:port`. Default: its address in
-    /// [`Config::members`]. A name is resolved again at each connect. When it changes, restart the
-    /// node with the new one: the others hear of it.
+    /// Where the other members reach this one, `host:port`: neither port 0 nor an address of all interfaces, which are
+    /// for [`Config::listen`] only. Default: its address in [`Config::members`]. A name is resolved again at each
+    /// connect. When it changes, restart the node with the new one: the others hear of it.
     pub fn advertise(mut self, address: impl Into<String>) -> Self {
         self.advertise = Some(address.into());
         self
@@ -261,7 +273,8 @@ impl Config {
         self
     }
 
-    /// How long a session, with its locks, outlives its node's silence. Default 5 s. One that is shorter
+    /// How long a session, with its locks, outlives its node's silence. Default 5 s; 100 ms to 9,000,000,000 s, which
+    /// are 285 years. One that is shorter
     /// than four election timeouts can be ended by a change of the leader.
     pub fn session_ttl(mut self, ttl: Duration) -> Self {
         self.session_ttl = ttl;
@@ -275,14 +288,14 @@ impl Config {
         self
     }
 
-    /// How long a call may take that says nothing else. Default 5 s.
+    /// How long a call may take that says nothing else. Default 5 s; a millisecond to a day.
     pub fn call_deadline(mut self, deadline: Duration) -> Self {
         self.call_deadline = deadline;
         self
     }
 
     /// How many wishes of this node may wait for one lock; another is refused as
-    /// [`LockError::QueueFull`](crate::LockError::QueueFull). Default 100,000.
+    /// [`LockError::QueueFull`](crate::LockError::QueueFull). Default 100,000; 1 to 16,777,216.
     pub fn lock_waiters_max(mut self, waiters: usize) -> Self {
         self.lock_waiters_max = waiters;
         self
@@ -294,15 +307,16 @@ impl Config {
         self
     }
 
-    /// How large requests may be. The same on all members.
+    /// How large requests may be; each in the range that stands at it in [`Limits`]. The same on all members.
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
     /// How many writes of this node's callers, and how many bytes of them, may be without an answer
-    /// before a call is refused with [`Error::Busy`](crate::Error::Busy). Default 16,384 and 64 MiB. Each key that the
-    /// ranges of one pass over counts for 160 bytes, but all of them for no more than half of what is allowed.
+    /// before a call is refused with [`Error::Busy`](crate::Error::Busy). Default 16,384 and 64 MiB; 1 to
+    /// 1,048,576, and 1 MiB to 1 TiB. Each key that the ranges of one pass over counts for 160 bytes, but all of them
+    /// for no more than half of what is allowed.
     pub fn open_writes_max(mut self, writes: usize, bytes: usize) -> Self {
         self.open_writes_max = writes;
         self.open_bytes_max = bytes;
@@ -310,7 +324,8 @@ impl Config {
     }
 
     /// How many linearizable reads, and waits for a revision, of this node's callers may be without an
-    /// answer before one is refused with [`Error::Busy`](crate::Error::Busy). Default 65,536.
+    /// answer before one is refused with [`Error::Busy`](crate::Error::Busy). Default 65,536; 1 to
+    /// 16,777,216.
     pub fn open_reads_max(mut self, reads: usize) -> Self {
         self.open_reads_max = reads;
         self
@@ -334,7 +349,7 @@ impl Config {
     }
 
     /// How many bytes of entries the log grows by before a snapshot of the state is taken and the log is
-    /// cut; half the size of the state, if that is more. Default 32 MiB; at least 64 KiB.
+    /// cut; half the size of the state, if that is more. Default 32 MiB; 64 KiB to 1 PiB.
     pub fn snapshot_log_bytes(mut self, bytes: u64) -> Self {
         self.snapshot_log_bytes = bytes;
         self
@@ -400,12 +415,15 @@ impl Config {
         let timeout = self.election_timeout;
         let least = self.heartbeat * 3;
         within("election_timeout", timeout, least, ms(60_000), "3 heartbeats to 60 s")?;
-        within("session_ttl", self.session_ttl, ms(100), Limits::LEASE_TTL_MAX, "at least 100 ms")?;
+        let (least, most) = (Limits::SESSION_TTL_MIN, Limits::LEASE_TTL_MAX);
+        within("session_ttl", self.session_ttl, least, most, "100 ms to 9,000,000,000 s")?;
+        let year = Duration::from_secs(365 * 86_400);
+        within("join_deadline", self.join_deadline, ms(1), year, "1 ms to a year")?;
         within("call_deadline", self.call_deadline, ms(1), ms(86_400_000), "1 ms to a day")?;
         within("lock_waiters_max", self.lock_waiters_max, 1, 1 << 24, "1 to 16,777,216")?;
         within("drift_percent", self.drift_percent, 0, 30, "0 to 30")?;
         within("open_writes_max", self.open_writes_max, 1, 1 << 20, "1 to 1,048,576")?;
-        within("open_bytes_max", self.open_bytes_max, 1 << 20, 1 << 40, "at least 1 MiB")?;
+        within("open_bytes_max", self.open_bytes_max, 1 << 20, 1 << 40, "1 MiB to 1 TiB")?;
         within("open_reads_max", self.open_reads_max, 1, 1 << 24, "1 to 16,777,216")?;
         within("quota_bytes", self.quota_bytes, 1 << 10, u64::MAX, "at least 1 KiB")?;
         self.check_history()?;
@@ -415,12 +433,9 @@ impl Config {
             self.snapshot_log_bytes,
             64 << 10,
             1 << 50,
-            "at least 64 KiB",
+            "64 KiB to 1 PiB",
         )?;
-        // One request is one entry of the log at most, which has a largest size.
-        let (bytes, ops) = (self.limits.request_bytes_max, self.limits.txn_ops_max);
-        within("limits.request_bytes_max", bytes, 1, 3 << 20, "1 byte to 3 MiB")?;
-        within("limits.txn_ops_max", ops, 1, 10_000, "1 to 10,000")?;
+        self.check_limits()?;
         if self.session_ttl < timeout * 4 {
             tracing::warn!(
                 session_ttl = ?self.session_ttl, election_timeout = ?timeout,
@@ -473,6 +488,9 @@ impl Config {
         if !address.is_empty() && !is_address(&address) {
             return Err(ConfigError::BadAddress { name, address });
         }
+        if is_nowhere(&address) {
+            return Err(ConfigError::Unreachable { name, address });
+        }
         Ok(Contact { name, address })
     }
 
@@ -490,6 +508,24 @@ impl Config {
             tls: self.peer_tls.clone(),
             ..TcpSettings::default()
         }
+    }
+
+    fn check_limits(&self) -> Result<(), ConfigError> {
+        let limits = &self.limits;
+        // One request is one entry of the log at most, which has a largest size.
+        let (request, least) = (limits.request_bytes_max, Limits::REQUEST_BYTES_LEAST);
+        within("limits.request_bytes_max", request, least, 3 << 20, "8 KiB to 3 MiB")?;
+        let (key, least) = (limits.key_bytes_max, Limits::KEY_BYTES_LEAST);
+        let must = "128 bytes to limits.request_bytes_max";
+        within("limits.key_bytes_max", key, least, request, must)?;
+        let (value, least) = (limits.value_bytes_max, Limits::VALUE_BYTES_LEAST);
+        let must = "1 KiB to limits.request_bytes_max";
+        within("limits.value_bytes_max", value, least, request, must)?;
+        let (ops, least) = (limits.txn_ops_max, Limits::TXN_OPS_LEAST);
+        within("limits.txn_ops_max", ops, least, 10_000, "16 to 10,000")?;
+        let (depth, most) = (limits.txn_depth_max, Limits::TXN_DEPTH_CEILING);
+        within("limits.txn_depth_max", depth, 3, most, "3 to 16")?;
+        within("limits.txn_keys_max", limits.txn_keys_max, 1, usize::MAX, "at least 1")
     }
 
     fn check_history(&self) -> Result<(), ConfigError> {
@@ -544,6 +580,10 @@ impl Config {
             if !alone && !is_address(address) {
                 let (name, address) = (name.clone(), address.clone());
                 return Err(ConfigError::BadAddress { name, address });
+            }
+            if is_nowhere(address) {
+                let (name, address) = (name.clone(), address.clone());
+                return Err(ConfigError::Unreachable { name, address });
             }
             if let Some(other) = members[..i].iter().find(|other| other.address == *address) {
                 let (one, two) = (other.name.clone(), name.clone());
@@ -608,6 +648,19 @@ mod tests {
         assert!(three().check().unwrap().belongs(four, fewer.cluster).is_ok(), "of another list");
     }
 
+    fn limited(change: impl FnOnce(&mut Limits)) -> Config {
+        let mut limits = Limits::default();
+        change(&mut limits);
+        three().limits(limits)
+    }
+
+    #[test]
+    fn a_node_may_listen_at_any_port_and_on_all_interfaces() {
+        for listen in ["127.0.0.1:0", "0.0.0.0:7000", "[::]:0"] {
+            assert!(three().listen(listen).check().is_ok(), "{listen}");
+        }
+    }
+
     #[test]
     fn what_makes_no_sense_is_refused_in_words() {
         let cases = [
@@ -617,6 +670,11 @@ mod tests {
             (Config::new("d", "a").members([("a", "h")]), "not of the form host:port"),
             (Config::new("d", "a").members([("a", "h:99999")]), "not of the form host:port"),
             (Config::new("d", "").members([("", "h:1")]), "name is empty"),
+            (Config::new("d", "a").members([("a", "h:0")]), "nobody finds member \"a\" at \"h:0\""),
+            (Config::new("d", "a").members([("a", "h:1"), ("b", "0.0.0.0:2")]), "member \"b\" at"),
+            (Config::new("d", "a").members([("a", "[::]:1")]), "nobody finds member"),
+            (three().advertise("0.0.0.0:1"), "where to listen is said with listen()"),
+            (Config::new("d", "x").join(["h:1"]).advertise("127.0.0.1:0"), "nobody finds member"),
             (three().join(["h:1"]), "founds a cluster or joins one"),
             (three().replacing("a"), "without join()"),
             (Config::new("d", "x").join(["h:1"]), "has no address"),
@@ -624,13 +682,33 @@ mod tests {
             (Config::new("d", "x").join(["h:1"]).advertise("h"), "not of the form host:port"),
             (three().heartbeat(Duration::ZERO), "heartbeat is 0ns, and must be 4 ms to 10 s"),
             (three().election_timeout(Duration::from_millis(150)), "3 heartbeats to 60 s"),
+            (three().session_ttl(Duration::from_millis(99)), "100 ms to 9,000,000,000 s"),
+            (three().session_ttl(Duration::MAX), "100 ms to 9,000,000,000 s"),
+            (
+                three().join_deadline(Duration::ZERO),
+                "join_deadline is 0ns, and must be 1 ms to a year",
+            ),
+            (three().join_deadline(Duration::MAX), "1 ms to a year"),
+            (three().call_deadline(Duration::MAX), "1 ms to a day"),
+            (three().lock_waiters_max(0), "1 to 16,777,216"),
+            (three().open_writes_max(0, 1 << 20), "1 to 1,048,576"),
+            (three().open_writes_max(1, usize::MAX), "1 MiB to 1 TiB"),
+            (three().open_reads_max(usize::MAX), "1 to 16,777,216"),
+            (three().snapshot_log_bytes(u64::MAX), "64 KiB to 1 PiB"),
             (three().drift_percent(40), "drift_percent is 40, and must be 0 to 30"),
             (three().log_segment_bytes(1), "64 KiB to 1 GiB"),
-            (
-                three().limits(Limits { request_bytes_max: 4 << 20, ..Limits::default() }),
-                "1 byte to 3 MiB",
-            ),
-            (three().limits(Limits { txn_ops_max: 0, ..Limits::default() }), "1 to 10,000"),
+            (limited(|limits| limits.request_bytes_max = 4 << 20), "8 KiB to 3 MiB"),
+            (limited(|limits| limits.request_bytes_max = 8191), "8 KiB to 3 MiB"),
+            (limited(|limits| limits.key_bytes_max = 0), "128 bytes to limits.request_bytes_max"),
+            (limited(|limits| limits.key_bytes_max = 2 << 20), "to limits.request_bytes_max"),
+            (limited(|limits| limits.value_bytes_max = 0), "1 KiB to limits.request_bytes_max"),
+            (limited(|limits| limits.value_bytes_max = 2 << 20), "to limits.request_bytes_max"),
+            (limited(|limits| limits.txn_ops_max = 1), "1, and must be 16 to 10,000"),
+            (limited(|limits| limits.txn_ops_max = 10_001), "16 to 10,000"),
+            (limited(|limits| limits.txn_depth_max = 0), "0, and must be 3 to 16"),
+            (limited(|limits| limits.txn_depth_max = 2), "2, and must be 3 to 16"),
+            (limited(|limits| limits.txn_depth_max = 17), "17, and must be 3 to 16"),
+            (limited(|limits| limits.txn_keys_max = 0), "0, and must be at least 1"),
             (
                 Config::new("d", "1").members((1..=8).map(|i| (i.to_string(), format!("h:{i}")))),
                 "8 members, at most 7",

@@ -6,25 +6,27 @@ use super::written;
 use super::{Command, Introduction, KeyRange, Op, PutValue, Range, RangeEnd, Refusal, Txn};
 
 /// How large requests may be. Judged where the call is made, before anything is proposed, so all
-/// members should be configured alike; the state machine itself takes what the log holds.
+/// members should be configured alike; the state machine itself takes what the log holds. Each has a least
+/// value, with which locks, elections and queues still do what one caller asks of them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// The longest key, in bytes. Default 4 KiB.
+    /// The longest key, in bytes. Default 4 KiB; 128 bytes to `request_bytes_max`.
     pub key_bytes_max: usize,
-    /// The longest value, in bytes. Default 1 MiB.
+    /// The longest value, in bytes. Default 1 MiB; 1 KiB to `request_bytes_max`.
     pub value_bytes_max: usize,
     /// The largest request, all keys, values and a fixed cost for each operation together, in bytes.
-    /// Default 1.5 MiB, etcd's.
+    /// Default 1.5 MiB, etcd's; 8 KiB to 3 MiB.
     pub request_bytes_max: usize,
     /// The most compares, or operations of one branch, in one level of a transaction; the operations
-    /// of a parent count against its children. Default 128, etcd's.
+    /// of a parent count against its children. Default 128, etcd's; 16 to 10,000.
     pub txn_ops_max: usize,
-    /// How deep transactions may be nested, at most [`Limits::TXN_DEPTH_CEILING`]. Default 8.
+    /// How deep transactions may be nested. One under a lock stands two deep, and three if it acknowledges an item of
+    /// a queue. Default 8; 3 to [`Limits::TXN_DEPTH_CEILING`].
     pub txn_depth_max: usize,
     /// The most keys that the ranges of one transaction may pass over, those of its compares, of both branches and of
     /// what is nested in them added up, keys included that are deleted and not compacted; four times as many as there
     /// are such, if that is more. Every replica carries a transaction out, and does nothing else meanwhile. Default
-    /// 262,144.
+    /// 262,144; at least 1.
     pub txn_keys_max: usize,
 }
 
@@ -44,6 +46,21 @@ impl Default for Limits {
 impl Limits {
     /// The longest life of a lease: etcd's nine thousand million seconds.
     pub const LEASE_TTL_MAX: Duration = Duration::from_secs(9_000_000_000);
+
+    /// The shortest TTL of a session: 100 milliseconds. One that lives for less has ended before it is used.
+    pub const SESSION_TTL_MIN: Duration = Duration::from_millis(100);
+
+    /// The least `key_bytes_max`, in bytes: a short name of a lock, with what stands behind it in the line.
+    pub const KEY_BYTES_LEAST: usize = 128;
+
+    /// The least `value_bytes_max`, in bytes: what a lock's row says of its holder.
+    pub const VALUE_BYTES_LEAST: usize = 1 << 10;
+
+    /// The least `request_bytes_max`, in bytes.
+    pub const REQUEST_BYTES_LEAST: usize = 8 << 10;
+
+    /// The least `txn_ops_max`.
+    pub const TXN_OPS_LEAST: usize = 16;
 
     /// The longest lock delay of a session: ten minutes. What keeps others from a lock for longer is
     /// better said by a longer TTL, which its holder may use.

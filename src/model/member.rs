@@ -78,6 +78,14 @@ pub(crate) fn is_address(address: &str) -> bool {
         && (address.parse::<SocketAddr>().is_ok() || address.rsplit_once(':').is_some_and(is_name))
 }
 
+/// Whether it says where to listen only: nobody finds a member at port 0, or at the address of all interfaces.
+pub(crate) fn is_nowhere(address: &str) -> bool {
+    match address.parse::<SocketAddr>() {
+        Ok(at) => at.port() == 0 || at.ip().is_unspecified(),
+        Err(_) => address.rsplit_once(':').is_some_and(|(_, port)| port.parse() == Ok(0_u16)),
+    }
+}
+
 /// What a member says of itself.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Introduction {

@@ -34,10 +34,10 @@ pub use id::{
 pub use join::{JoinAnswer, JoinAsk, Joined};
 pub use kv::{Event, EventKind, KeyValue};
 pub use limits::Limits;
-pub(crate) use member::is_address;
 pub use member::{
     Introduction, Member, MemberChange, MemberRefusal, MemberRole, MemberWish, Members, SnapshotId,
 };
+pub(crate) use member::{is_address, is_nowhere};
 pub use message::{Hello, Lane, LeaseLife, MemberAnswer, PeerMessage, ProposeRefusal, Standing};
 pub use moment::Moment;
 pub(crate) use open::OpenKeys;

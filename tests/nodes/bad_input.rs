@@ -78,8 +78,8 @@ fn the_directory_of_another_cluster_is_refused_and_keeps_its_data() {
     assert!(testing::shutdown(node).wait().hanging.is_empty());
     refused(config().cluster_token("other"), "is of a cluster with another token");
     // The same name, in a cluster of three.
-    let members = [("solo", "127.0.0.1:0"), ("b", "127.0.0.1:2"), ("c", "127.0.0.1:3")];
-    refused(config().members(members), "was founded by 1 member(s)");
+    let members = [("solo", "127.0.0.1:1"), ("b", "127.0.0.1:2"), ("c", "127.0.0.1:3")];
+    refused(config().members(members).listen("127.0.0.1:0"), "was founded by 1 member(s)");
     let node = Node::start(config()).wait().unwrap();
     assert_eq!(node.client().get("k").wait().unwrap().unwrap().value, "v");
     works(&node.client());
@@ -247,7 +247,7 @@ fn addresses_beyond_this_machine_need_leave() {
     let data = dir.path().join("data");
     let config = |members: [(&str, &str); 2]| Config::new(&data, "a").members(members);
     let outside = "is not on loopback, and connections between members are neither encrypted";
-    refused(config([("a", "0.0.0.0:7400"), ("b", "127.0.0.1:7401")]), outside);
+    refused(config([("a", "192.0.2.1:7400"), ("b", "127.0.0.1:7401")]), outside);
     let own = config([("a", "127.0.0.1:7400"), ("b", "127.0.0.1:7401")]);
     refused(own.listen("0.0.0.0:7400"), outside);
     assert!(!data.exists());

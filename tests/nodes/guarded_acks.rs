@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use bowline::{
-    Compare, Delivery, Effect, Error, Guard, GuardError, Node, Op, Session, TxnResult, Wait,
+    Compare, Delivery, Effect, Error, Guard, GuardError, Limits, Node, Op, Session, TxnResult, Wait,
 };
 
 use crate::stage::{
-    Begun, SOON, another_leader, lasting, places, roles, session, stand_in_line, until_places,
-    until_true,
+    self, Begun, SOON, another_leader, lasting, places, roles, session, stand_in_line,
+    until_places, until_true,
 };
 
 /// An item in its taker's hands, and the lock that it needs.
@@ -118,6 +118,33 @@ fn a_guard_of_another_hold_is_not_released_with_the_transaction_in_one_step_and_
     // What was given away is free, as whatever is dropped.
     until_places(node, "other", 0);
     assert!(guard.txn().then(result()).commit_and_release(guard).wait().unwrap().succeeded);
+}
+
+#[test]
+fn with_the_least_limits_that_a_configuration_may_have_it_is_one_step_too() {
+    let least = Limits {
+        key_bytes_max: Limits::KEY_BYTES_LEAST,
+        value_bytes_max: Limits::VALUE_BYTES_LEAST,
+        request_bytes_max: Limits::REQUEST_BYTES_LEAST,
+        txn_ops_max: Limits::TXN_OPS_LEAST,
+        txn_depth_max: 3,
+        txn_keys_max: 1,
+    };
+    let cluster = stage::with(1, move |config| config.limits(least.clone()));
+    let session = session(&cluster, 0);
+    let (job, guard) = begin(&session);
+    let txn = guard.txn().when(Compare::missing("result")).then(result());
+    assert!(txn.ack(job).commit_and_release(guard).wait().unwrap().succeeded);
+    let leads = session.election("leader").campaign("a").wait().unwrap();
+    leads.proclaim("b").wait().unwrap();
+    leads.resign().wait().unwrap();
+    let lock = session.rw_lock("shared");
+    let write = lock.read().wait().unwrap().upgrade().wait().unwrap();
+    write.downgrade().wait().unwrap().release().wait().unwrap();
+    let pool = session.semaphore("pool", 3);
+    pool.acquire().wait().unwrap().release().wait().unwrap();
+    let both = session.lock_all(["one", "two"]).wait().unwrap();
+    both.release().wait().unwrap();
 }
 
 #[test]

@@ -198,12 +198,14 @@ impl Options {
     pub(crate) fn config(&self) -> Config {
         let Bootstrap { members, listen, advertise, joins, token, tls } = &self.bootstrap;
         let limits = Limits {
-            // etcd knows no limit but that of the request.
-            key_bytes_max: self.request_bytes_max,
-            value_bytes_max: self.request_bytes_max,
+            // etcd knows no limit but that of the request. What is smaller than the library takes is judged on the
+            // wire alone.
+            key_bytes_max: self.request_bytes_max.max(Limits::KEY_BYTES_LEAST),
+            value_bytes_max: self.request_bytes_max.max(Limits::VALUE_BYTES_LEAST),
             // What is small enough on the wire is let in: there, a request is measured with what surrounds it.
-            request_bytes_max: (self.request_bytes_max + self.request_bytes_max / 8).min(3 << 20),
-            txn_ops_max: self.txn_ops_max,
+            request_bytes_max: (self.request_bytes_max + self.request_bytes_max / 8)
+                .clamp(Limits::REQUEST_BYTES_LEAST, 3 << 20),
+            txn_ops_max: self.txn_ops_max.max(Limits::TXN_OPS_LEAST),
             txn_depth_max: Limits::TXN_DEPTH_CEILING,
             ..Limits::default()
         };
@@ -416,6 +418,8 @@ fn log_format(word: &str) -> Result<LogFormat, FlagError> {
 
 #[cfg(test)]
 mod tests {
+    use bowline::{Node, Wait};
+
     use super::*;
 
     fn options(arguments: &[&str]) -> Result<Options, FlagError> {
@@ -506,6 +510,19 @@ mod tests {
         for (arguments, words) in cases {
             let error = options(arguments).unwrap_err().to_string();
             assert!(error.contains(words), "{error:?} lacks {words:?}");
+        }
+    }
+
+    #[test]
+    fn whatever_may_be_said_of_requests_the_library_takes() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = format!("--data-dir={}", dir.path().display());
+        let least = ["--max-request-bytes=1", "--max-txn-ops=1"];
+        let most = ["--max-request-bytes=3145728", "--max-txn-ops=10000"];
+        for [bytes, ops] in [least, most] {
+            let said = [&data, "--listen-peer-urls=http://127.0.0.1:0", bytes, ops];
+            let node = Node::start(options(&said).unwrap().config()).wait().expect(bytes);
+            assert!(node.shutdown().wait().hanging.is_empty());
         }
     }
 
