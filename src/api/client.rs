@@ -111,8 +111,10 @@ impl Client {
         Ok(self.propose(Command::Compact(revision), None).await?.revision())
     }
 
-    /// Makes a lease that lives for `ttl`. Nobody renews it: for one that lives as long as this node
-    /// does, open a [`Session`](crate::Session).
+    /// Makes a lease that lives for `ttl`: a millisecond to
+    /// [`Limits::LEASE_TTL_MAX`](crate::Limits::LEASE_TTL_MAX), 285 years, else
+    /// [`Refusal::LeaseTtl`](crate::Refusal::LeaseTtl). Nobody renews it: for one that lives as long as this node
+    /// does, open a [`Session`](crate::Session), which lives for 100 ms at least.
     pub fn grant(&self, ttl: Duration) -> GrantCall {
         GrantCall::new(self.clone(), ttl)
     }

@@ -89,6 +89,17 @@ pub enum Error {
         /// The longest.
         max: Duration,
     },
+    /// A session that would live for less than [`Limits::SESSION_TTL_MIN`](crate::Limits::SESSION_TTL_MIN), or for
+    /// more than [`Limits::LEASE_TTL_MAX`](crate::Limits::LEASE_TTL_MAX). Nothing was changed.
+    #[error("not applied: a session's TTL of {asked:?}: {min:?} to {max:?}")]
+    SessionTtl {
+        /// The TTL that was asked for.
+        asked: Duration,
+        /// The shortest.
+        min: Duration,
+        /// The longest.
+        max: Duration,
+    },
     /// A lease is not kept alive as was asked for. Nothing was changed.
     #[error("not resumed: {0}")]
     NotResumed(#[source] ResumeRefusal),
@@ -125,6 +136,7 @@ impl Error {
             | Error::NoSpace
             | Error::SessionEnded(_)
             | Error::LockDelay { .. }
+            | Error::SessionTtl { .. }
             | Error::NotResumed(_)
             | Error::Members(_)
             | Error::Backup(_)

@@ -216,7 +216,8 @@ impl OpenSession {
         Self { ttl: settings.session_ttl, delay: Duration::ZERO, info, deadline: None, client }
     }
 
-    /// How long it lives without renewal. Default: the configuration's.
+    /// How long it lives without renewal: [`Limits::SESSION_TTL_MIN`], 100 ms, to [`Limits::LEASE_TTL_MAX`], 285
+    /// years, else [`Error::SessionTtl`]. Default: the configuration's.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
@@ -254,6 +255,7 @@ impl IntoFuture for OpenSession {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let Self { client, ttl, delay, info, deadline: timeout } = self;
+            check_ttl(ttl)?;
             check_delay(delay)?;
             let session = Some(info.clone());
             let command = Command::Grant { id: None, ttl, session };
@@ -319,6 +321,14 @@ impl IntoFuture for ResumeSession {
             }
         })
     }
+}
+
+fn check_ttl(asked: Duration) -> Result<(), Error> {
+    let (min, max) = (Limits::SESSION_TTL_MIN, Limits::LEASE_TTL_MAX);
+    if asked < min || asked > max {
+        return Err(Error::SessionTtl { asked, min, max });
+    }
+    Ok(())
 }
 
 fn check_delay(asked: Duration) -> Result<(), Error> {

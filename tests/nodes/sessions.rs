@@ -332,9 +332,23 @@ fn a_lock_delay_that_is_too_long_is_refused_by_its_name() {
     assert_eq!(resume(asked).unwrap_err(), expected);
     assert!(matches!(resume(TTL), Err(Error::NotResumed(ResumeRefusal::KeptOtherwise { .. }))));
     assert!(resume(max).is_ok());
-    // Nothing lives for no time, however long the delay.
-    let nothing = node.open_session().ttl(Duration::ZERO).lock_delay(max).wait().unwrap_err();
-    assert!(matches!(nothing, Error::Refused(Refusal::LeaseTtl { .. })), "{nothing:?}");
+}
+
+#[test]
+fn a_session_that_would_have_ended_before_it_is_used_is_refused_at_once() {
+    let cluster = quick(1);
+    let node = cluster.node(0);
+    let (min, max) = (Limits::SESSION_TTL_MIN, Limits::LEASE_TTL_MAX);
+    let ms = Duration::from_millis(1);
+    for asked in [Duration::ZERO, ms, min - ms, max + ms] {
+        // However long the delay.
+        for delay in [Duration::ZERO, Limits::LOCK_DELAY_MAX] {
+            let refused = node.open_session().ttl(asked).lock_delay(delay).wait().unwrap_err();
+            assert_eq!(refused, Error::SessionTtl { asked, min, max });
+        }
+    }
+    let words = Error::SessionTtl { asked: ms, min, max }.to_string();
+    assert_eq!(words, "not applied: a session's TTL of 1ms: 100ms to 9000000000s");
 }
 
 #[test]
