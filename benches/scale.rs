@@ -81,7 +81,7 @@ fn measure(situation: &str, size: u64, calls: u64) {
             let restart = begun.elapsed().as_millis();
             let besides = format!("{bytes} bytes a key; restart to first put {restart} ms");
             report(&name, &row, &besides);
-            let _ = node.shutdown().wait();
+            node.shutdown().wait();
         }
         "watchers" => {
             fill(&node, SOME_KEYS);

@@ -172,7 +172,7 @@ fn a_slow_request_gets_a_line_that_says_where_its_time_went() {
     let count = about.count();
     assert!(count < 30, "{count} lines: one a second at most");
     drop(all);
-    let _ = node.shutdown().wait();
+    node.shutdown().wait();
 }
 
 #[test]

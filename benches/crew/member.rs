@@ -227,7 +227,7 @@ pub(crate) fn live<T: Trade>(plan: &Plan, orders: impl BufRead, mut answers: imp
             break;
         }
     }
-    let _ = runtime.block_on(trade.node().shutdown());
+    runtime.block_on(trade.node().shutdown());
 }
 
 fn standing(node: &Node) -> String {

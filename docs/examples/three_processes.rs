@@ -47,6 +47,6 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     println!("done; the member runs until you press Enter");
     std::io::stdin().read_line(&mut String::new())?;
-    let _ = node.shutdown().await;
+    node.shutdown().await;
     Ok(())
 }

@@ -391,7 +391,7 @@ mod tests {
         };
         assert!(matches!(reply(&node, &slots, stands), Ok(Reply::Granted { .. })));
         // What is held ends with its node.
-        drop(node.shutdown().wait());
+        node.shutdown().wait();
         let look = look(&slots, slot());
         assert!(matches!(look, Ok(Reply::Held { held: false, at: None })));
     }

@@ -52,7 +52,6 @@ enum Link {
 
 /// How a shutdown went.
 #[derive(Clone, PartialEq, Eq, Debug)]
-#[must_use = "a thread may be left behind"]
 pub struct Shutdown {
     /// The threads that had not ended after a second: they hang in the disk. Empty if all is well.
     pub hanging: Vec<&'static str>,

@@ -309,6 +309,6 @@ mod tests {
         };
         assert_eq!(adopt().err(), Some(ResumeError::InUse));
         assert!(guard.is_held());
-        drop(node.shutdown().wait());
+        node.shutdown().wait();
     }
 }

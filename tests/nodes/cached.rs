@@ -278,5 +278,5 @@ fn each_row_is_parsed_once_and_a_parser_that_fell_loses_nothing() {
     falls.store(false, Ordering::Relaxed);
     let view = look().unwrap().unwrap();
     assert_eq!(view.iter().map(|(_, len)| *len).collect::<Vec<_>>(), [3]);
-    let _ = node.shutdown().wait();
+    node.shutdown().wait();
 }

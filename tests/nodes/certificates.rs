@@ -76,7 +76,7 @@ fn the_commands_of_the_page_make_a_cluster_and_take_a_member_out_of_it() {
     let read = nodes[2].client().get("k").deadline(deadline).wait().unwrap();
     assert_eq!(read.unwrap().value, "v");
     for node in nodes {
-        let _ = node.shutdown().wait();
+        node.shutdown().wait();
     }
     run(revoked, dir);
     let nodes = shop.start_all(true);

@@ -57,7 +57,7 @@ impl Place {
     /// Stops a node, and waits until nothing of it works in its directory any more: a shutdown waits for a slow disk only
     /// so long.
     fn end(&self, node: Node, dir: &str) {
-        drop(node.shutdown().wait());
+        node.shutdown().wait();
         let begun = Instant::now();
         loop {
             let inspected = self.run(&["inspect", dir]);
