@@ -75,7 +75,8 @@ pub struct RangeReply {
     pub kvs: Vec<KeyValue>,
     /// Whether the limit cut rows off.
     pub more: bool,
-    /// How many keys the range had at the revision asked for, whatever limit and bounds say.
+    /// How many keys the range had at the revision asked for, whatever limit and bounds say; after
+    /// [`RangeCall::uncounted`](crate::RangeCall::uncounted), of the rows that were looked at.
     pub count: u64,
 }
 
