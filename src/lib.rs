@@ -96,9 +96,9 @@ pub use model::{Alarm, AlarmChange, AlarmKind, Alarms};
 pub use model::{
     ClusterId, ClusterVersion, Compare, CompareBuilder, CompareOp, CompareTarget, Delete,
     DeleteReply, DiskId, Event, EventKind, Incarnation, KeyRange, KeyValue, LeaseId, Limits,
-    LogIndex, Member, MemberRefusal, MemberRole, Members, Moment, NodeId, Op, Put, PutLease,
-    PutReply, PutValue, Range, RangeEnd, RangeReply, Refusal, Revision, RevisionBounds, SnapshotId,
-    Sort, SortOrder, SortTarget, Term, Txn, TxnReply, TxnResult,
+    LogIndex, Member, MemberRefusal, MemberRole, Members, Moment, NodeId, NotALeaseId, Op, Put,
+    PutLease, PutReply, PutValue, Range, RangeEnd, RangeReply, Refusal, Revision, RevisionBounds,
+    SnapshotId, Sort, SortOrder, SortTarget, Term, Txn, TxnReply, TxnResult,
 };
 pub use node::{
     DIGEST_EVERY, DataFault, Health, History, MemberStatus, NodeStatus, Progress, ResumeRefusal,

@@ -63,8 +63,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     drop(lock);
 
     cluster.restart(0).await?;
-    let id = u64::from_str_radix(&saved, 16).ok().and_then(LeaseId::new).ok_or("no id")?;
-    let lock = Lock::found_again(cluster.node(0), "import", id).await?;
+    let lock = Lock::found_again(cluster.node(0), "import", saved.parse()?).await?;
     println!("found again after the restart: acquired is {}", lock.is_acquired().await?);
     let other = cluster.node(1).session().await?.mutex("import").try_lock().await;
     println!("another one gets it: {}", other.is_ok());

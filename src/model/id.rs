@@ -2,6 +2,9 @@
 
 use std::fmt;
 use std::num::NonZeroU64;
+use std::str::FromStr;
+
+use thiserror::Error;
 
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
@@ -110,7 +113,17 @@ impl fmt::Debug for NodeId {
     }
 }
 
-/// A lease. Printed in hexadecimal, as etcd prints it and as lock keys carry it.
+/// A lease, and by that a session. Printed in hexadecimal, as etcd prints it and as lock keys carry it, and read back
+/// from there.
+///
+/// ```
+/// use bowline::LeaseId;
+/// let lease = LeaseId::try_from(0x7f3a_u64)?;
+/// assert_eq!((lease.to_string(), "7f3a".parse()), ("7f3a".to_owned(), Ok(lease)));
+/// assert_eq!(u64::from(lease), 0x7f3a);
+/// assert!("0".parse::<LeaseId>().is_err());
+/// # Ok::<(), bowline::NotALeaseId>(())
+/// ```
 ///
 /// etcd allows any 64-bit number but 0 as an id, negative ones too; here the same 64 bits are read
 /// as an unsigned number.
@@ -135,6 +148,39 @@ impl LeaseId {
 impl fmt::Display for LeaseId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}", self.0)
+    }
+}
+
+/// No lease has this id: it is 0, or not written in 1 to 16 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[error(
+    "not the id of a lease, which is a number of 64 bits, not 0, in hexadecimal digits when it is written"
+)]
+pub struct NotALeaseId;
+
+/// As [`LeaseId`] is printed, in letters of either case.
+impl FromStr for LeaseId {
+    type Err = NotALeaseId;
+
+    fn from_str(text: &str) -> Result<Self, NotALeaseId> {
+        // Longer numbers are refused there, and so is an empty text; a sign is not.
+        let digits = Some(text).filter(|text| text.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        let number = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+        number.and_then(LeaseId::new).ok_or(NotALeaseId)
+    }
+}
+
+impl TryFrom<u64> for LeaseId {
+    type Error = NotALeaseId;
+
+    fn try_from(id: u64) -> Result<Self, NotALeaseId> {
+        LeaseId::new(id).ok_or(NotALeaseId)
+    }
+}
+
+impl From<LeaseId> for u64 {
+    fn from(lease: LeaseId) -> Self {
+        lease.get()
     }
 }
 
@@ -177,4 +223,23 @@ wide!(
 impl DiskId {
     /// No disk: that of a place which nobody has taken yet. Never drawn.
     pub const NONE: Self = Self(0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_is_read_back_as_it_is_printed_and_nothing_else_is_read() {
+        for id in [1, 0xf, 0x7f3a, u64::MAX >> 1, u64::MAX] {
+            let lease = LeaseId::new(id).unwrap();
+            assert_eq!(lease.to_string().parse(), Ok(lease));
+            assert_eq!(lease.to_string().to_uppercase().parse(), Ok(lease));
+            assert_eq!((LeaseId::try_from(id), u64::from(lease)), (Ok(lease), id));
+        }
+        for text in ["", "0", "000", "+1", "-1", "0x1", " 1", "1 ", "g", "10000000000000000"] {
+            assert_eq!(text.parse::<LeaseId>(), Err(NotALeaseId), "{text:?}");
+        }
+        assert_eq!(LeaseId::try_from(0), Err(NotALeaseId));
+    }
 }

@@ -29,7 +29,8 @@ pub use access::{
 pub use alarm::{Alarm, AlarmChange, AlarmKind, Alarms};
 pub use command::{AckWindow, Command, Item, Proposal, RequestId, SessionInfo};
 pub use id::{
-    ClusterId, ClusterVersion, DiskId, Incarnation, LeaseId, LogIndex, NodeId, Revision, Term,
+    ClusterId, ClusterVersion, DiskId, Incarnation, LeaseId, LogIndex, NodeId, NotALeaseId,
+    Revision, Term,
 };
 pub use join::{JoinAnswer, JoinAsk, Joined};
 pub use kv::{Event, EventKind, KeyValue};

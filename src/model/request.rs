@@ -319,6 +319,18 @@ impl Compare {
     }
 
     /// On the id of the lease; 0 for none.
+    ///
+    /// ```
+    /// # use bowline::{Compare, Config, Node, Op, Wait};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// # let (kv, session) = (node.client(), node.session().wait()?);
+    /// kv.put("mine", "").lease(session.lease()).wait()?;
+    /// let mine = Compare::lease("mine").eq(session.lease());
+    /// assert!(kv.txn().when(mine).then(Op::delete("mine")).commit().wait()?.succeeded);
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn lease(keys: impl Into<KeyRange>) -> CompareBuilder<u64> {
         CompareBuilder { range: keys.into(), target: CompareTarget::Lease }
     }
