@@ -260,7 +260,8 @@ impl From<JoinError> for StartError {
         let kind = match error {
             JoinError::Transport(error) => return StartError::Network(error),
             JoinError::Refused(_) => JoinFault::Refused,
-            JoinError::TooLate(_) => JoinFault::TimedOut,
+            // Who gave it up does not hear of it.
+            JoinError::TooLate(_) | JoinError::GivenUp => JoinFault::TimedOut,
         };
         StartError::Join { kind, why: error.to_string() }
     }

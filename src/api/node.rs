@@ -61,20 +61,25 @@ impl Node {
     /// Starts a member: opens its data, replays it, listens, and lets it look for the others. Answers
     /// when it runs, which is before it has found them: calls wait for that, up to their deadlines.
     ///
+    /// A start whose future is dropped is given up: one that asks to [join](Config::join) ends within about a second,
+    /// and any other as soon as it has come to its end; until then it holds the directory and the port. It may have
+    /// been let into the cluster by then: as after [`JoinFault::TimedOut`](crate::JoinFault::TimedOut), a start on the
+    /// same directory becomes that member.
+    ///
     /// # Errors
     /// See [`StartError`]. Nothing keeps running then.
     pub async fn start(config: Config) -> Result<Node, StartError> {
         let checked = config.check()?;
-        off_thread(move || {
+        off_thread(move |given_up| {
             let env = config.world().clone();
             let Some(listen) = checked.listen_address() else {
-                return Self::open_in_memory(&checked, env, &MemoryHub::default());
+                return Self::open_in_memory(&checked, env, &MemoryHub::default(), given_up);
             };
             // The port is taken first: a second node on it must not touch the data.
             let tcp = config.tcp_settings();
             let bound = TcpBound::bind(&listen, tcp.clone())?;
             let ask = |addresses: &[String], ask: &JoinAsk| {
-                transport::join(&env, &tcp, addresses, ask, checked.join_deadline())
+                transport::join(&env, &tcp, addresses, ask, checked.join_deadline(), given_up)
             };
             let (settings, joined) = begin(&env, &checked, ask)?;
             let assembly = Assembly::open(settings, env.clone(), Bells::silent(), joined)?;
@@ -104,11 +109,17 @@ impl Node {
         hub: MemoryHub,
     ) -> Result<Node, StartError> {
         let (checked, env) = (config.check()?, config.world().clone());
-        off_thread(move || Self::open_in_memory(&checked, env, &hub)).await
+        off_thread(move |given_up| Self::open_in_memory(&checked, env, &hub, given_up)).await
     }
 
-    fn open_in_memory(checked: &Checked, env: Env, hub: &MemoryHub) -> Result<Node, StartError> {
-        let ask = |_: &[String], ask: &JoinAsk| hub.ask_to_join(ask, checked.join_deadline());
+    fn open_in_memory(
+        checked: &Checked,
+        env: Env,
+        hub: &MemoryHub,
+        given_up: &dyn Fn() -> bool,
+    ) -> Result<Node, StartError> {
+        let ask =
+            |_: &[String], ask: &JoinAsk| hub.ask_to_join(ask, checked.join_deadline(), given_up);
         let (settings, joined) = begin(&env, checked, ask)?;
         let node = settings.node;
         let assembly = Assembly::open(settings, env, Bells::silent(), joined)?;
@@ -522,14 +533,18 @@ fn begin(
     Ok((settings, Some(Joined { disk, founders: told.founding })))
 }
 
-/// Runs what waits for the disk on a thread of its own, so that no executor waits for it.
+/// Runs what waits for the disk on a thread of its own, so that no executor waits for it. The work can ask whether
+/// anybody still waits for what comes of it.
 async fn off_thread<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, StartError> + Send + 'static,
+    work: impl FnOnce(&dyn Fn() -> bool) -> Result<T, StartError> + Send + 'static,
 ) -> Result<T, StartError> {
     let (sender, receiver) = oneshot::channel();
     thread::Builder::new()
         .name("bowline-start".into())
-        .spawn(move || drop(sender.send(work())))
+        .spawn(move || {
+            let outcome = work(&|| sender.is_closed());
+            drop(sender.send(outcome));
+        })
         .map_err(StartError::Thread)?;
     let fell = || StartError::Data {
         kind: DataFault::Other,

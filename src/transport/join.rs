@@ -21,7 +21,8 @@
 //! time, and only so many a second reach the node.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use thiserror::Error;
 use tokio::sync::oneshot;
@@ -42,6 +43,8 @@ use crate::model::{JoinAnswer, JoinAsk, Joined, Moment};
 
 /// How many questions reach the node in a second.
 const ASKS_PER_SECOND_MAX: usize = 16;
+/// How often a joiner looks whether anybody still waits for it.
+const LOOK: Duration = Duration::from_millis(200);
 /// How long the joiner waits before it asks again.
 const PAUSE: Duration = Duration::from_millis(200);
 /// After the node's own time for an answer, the joiner gives the connection so much more.
@@ -78,6 +81,9 @@ pub(crate) enum JoinError {
     /// told so.
     #[error("no member has taken this one in in time: {0}")]
     TooLate(String),
+    /// Nobody waits for it any more. It may have been added all the same.
+    #[error("it was given up")]
+    GivenUp,
     /// Nobody could be asked.
     #[error(transparent)]
     Transport(#[from] TransportError),
@@ -196,7 +202,7 @@ pub(super) async fn answer(context: &Context, mut stream: Wire, ask: JoinAsk) {
 // ---- the joiner's side ---------------------------------------------------------------------
 
 /// Asks the members at `addresses`, and whomever they name, one after the other and again and again,
-/// until one has an answer or `limit` is over. Blocks; not for a thread that runs tasks.
+/// until one has an answer, `limit` is over, or it is `given_up`. Blocks; not for a thread that runs tasks.
 ///
 /// # Errors
 /// See [`JoinError`].
@@ -206,6 +212,7 @@ pub(crate) fn join(
     addresses: &[String],
     ask: &JoinAsk,
     limit: Duration,
+    given_up: &dyn Fn() -> bool,
 ) -> Result<Joined, JoinError> {
     for address in addresses {
         check_address("address of a member", address)?;
@@ -222,15 +229,24 @@ pub(crate) fn join(
     let asking = Arc::new(asking);
     let (sender, done) = mpsc::channel();
     let (task, addresses) = (asking.clone(), addresses.to_vec());
-    drop(runtime.handle().spawn(async move {
+    let asks = runtime.handle().spawn(async move {
         let joined = tokio::time::timeout(limit, task.ask_around(addresses)).await;
         let _ = sender.send(joined);
-    }));
+    });
     let last = || asking.last.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    match done.recv() {
-        Ok(Ok(answer)) => answer.map_err(JoinError::Refused),
-        Ok(Err(_)) => Err(JoinError::TooLate(last())),
-        Err(_) => Err(JoinError::TooLate("the network's threads have ended".to_owned())),
+    loop {
+        return match done.recv_timeout(LOOK) {
+            Ok(Ok(answer)) => answer.map_err(JoinError::Refused),
+            Ok(Err(_)) => Err(JoinError::TooLate(last())),
+            Err(RecvTimeoutError::Timeout) if !given_up() => continue,
+            Err(RecvTimeoutError::Timeout) => {
+                asks.abort();
+                Err(JoinError::GivenUp)
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(JoinError::TooLate("the network's threads have ended".to_owned()))
+            }
+        };
     }
 }
 

@@ -86,8 +86,14 @@ impl MemoryHub {
         MemoryNetwork { hub: self.clone(), me, number }
     }
 
-    /// Asks the members that are there, one after the other, until one has an answer. Blocks.
-    pub(crate) fn ask_to_join(&self, ask: &JoinAsk, limit: Duration) -> Result<Joined, JoinError> {
+    /// Asks the members that are there, one after the other, until one has an answer, or it is
+    /// `given_up`. Blocks.
+    pub(crate) fn ask_to_join(
+        &self,
+        ask: &JoinAsk,
+        limit: Duration,
+        given_up: &dyn Fn() -> bool,
+    ) -> Result<Joined, JoinError> {
         let mut last = "nobody is here".to_owned();
         let pauses = limit.as_millis() / ASK_AGAIN.as_millis();
         let (_silent, pause) = mpsc::channel::<()>();
@@ -103,6 +109,9 @@ impl MemoryHub {
                     Ok(JoinAnswer::Later(why)) => last = why,
                     Ok(JoinAnswer::NotLeader(_)) | Err(_) => {}
                 }
+            }
+            if given_up() {
+                return Err(JoinError::GivenUp);
             }
             // Nobody sends: it is a pause.
             let _ = pause.recv_timeout(ASK_AGAIN);

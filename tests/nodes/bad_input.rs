@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bowline::testing::{self, Cluster};
 use bowline::{
@@ -142,6 +142,31 @@ fn who_does_not_join_is_told_whether_it_was_refused_or_may_be_in_all_the_same() 
     let joined = Node::start(joins("red")).wait().unwrap();
     works(&joined.client());
     assert_eq!(founder.members().rows().len(), 2);
+}
+
+#[tokio::test]
+async fn a_start_that_is_given_up_gives_the_port_and_the_directory_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (own, nobody) = (loopback::address(), loopback::address());
+    let joins = Config::new(dir.path(), "b").join([&nobody]).advertise(&own);
+    let joins = joins.join_deadline(Duration::from_secs(3600));
+    let started = tokio::time::timeout(Duration::from_millis(100), Node::start(joins)).await;
+    assert!(started.is_err(), "nobody can have let it in: {started:?}");
+    let begun = Instant::now();
+    let founds = || Config::new(dir.path(), "b").members([("b", &own)]);
+    let node = loop {
+        match Node::start(founds()).await {
+            Err(StartError::Network(_)) if begun.elapsed() < stage::SOON => {
+                tokio::task::yield_now().await;
+            }
+            started => break started.unwrap(),
+        }
+    };
+    works_async(&node.client()).await;
+}
+
+async fn works_async(kv: &Client) {
+    kv.put("proof", "of no damage").await.unwrap();
 }
 
 fn wipe(dir: &Path) {

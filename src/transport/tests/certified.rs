@@ -398,7 +398,7 @@ fn a_joiner_asks_in_the_name_of_its_certificate() {
     };
     let knock = |files: PeerTls, ask: JoinAsk, limit| {
         let (settings, at) = (with(files), at.clone());
-        std::thread::spawn(move || join(&Env::real(), &settings, &at, &ask, limit))
+        std::thread::spawn(move || join(&Env::real(), &settings, &at, &ask, limit, &|| false))
     };
     let joining = knock(office.right(4), ask("m4"), DEADLINE);
     let (asked, reply) = one.inbox.wait_for_ask();

@@ -34,7 +34,7 @@ fn start_join(
     limit: Duration,
 ) -> JoinHandle<Result<Joined, JoinError>> {
     let addresses: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
-    thread::spawn(move || join(&Env::real(), &settings, &addresses, &ask(), limit))
+    thread::spawn(move || join(&Env::real(), &settings, &addresses, &ask(), limit, &|| false))
 }
 
 fn end(joining: JoinHandle<Result<Joined, JoinError>>) -> Result<Joined, JoinError> {
