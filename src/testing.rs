@@ -115,6 +115,12 @@ impl ClusterOptions {
     }
 }
 
+impl std::fmt::Debug for ClusterOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClusterOptions").field("members", &self.members).finish_non_exhaustive()
+    }
+}
+
 /// A cluster in this process; see the module. Members are numbered from 0. Dropping it stops them and
 /// removes their data.
 pub struct Cluster {
@@ -122,6 +128,12 @@ pub struct Cluster {
     hub: MemoryHub,
     options: ClusterOptions,
     dir: TempDir,
+}
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cluster").field("nodes", &self.nodes).finish_non_exhaustive()
+    }
 }
 
 /// A condition that was waited for has not come true in time.

@@ -86,6 +86,7 @@ impl Limits {
     ///
     /// # Errors
     /// The [`Refusal`] that names the limit and the figure.
+    #[doc(hidden)]
     pub fn check(&self, command: &Command) -> Result<(), Refusal> {
         let bytes = match command {
             Command::Put(put) => self.check_put(put)?,
@@ -118,6 +119,7 @@ impl Limits {
     ///
     /// # Errors
     /// The [`Refusal`] that names the limit and the figure.
+    #[doc(hidden)]
     pub fn check_range(&self, range: &Range) -> Result<(), Refusal> {
         self.check_keys(&range.range).map(|_| ())
     }

@@ -36,6 +36,7 @@ pub enum MemberRole {
 
 /// A member, as all members know it.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Member {
     /// The data directory that its id is bound to; [`DiskId::NONE`] until somebody has taken its place.
     pub disk: DiskId,
@@ -359,6 +360,7 @@ impl Members {
     ///
     /// # Errors
     /// Why not.
+    #[doc(hidden)]
     pub fn judge(&self, change: &MemberChange) -> Result<(), MemberRefusal> {
         let known = |id: &NodeId| self.get(*id).ok_or(MemberRefusal::Unknown(*id));
         let voter = |id: &NodeId| match known(id)?.role {
@@ -431,6 +433,7 @@ impl Members {
     ///
     /// # Panics
     /// If it may not be taken.
+    #[doc(hidden)]
     pub fn apply(&mut self, index: LogIndex, change: &MemberChange) {
         assert_eq!(self.judge(change), Ok(()), "a step was taken that may not be");
         match change.clone() {
@@ -475,6 +478,7 @@ impl Members {
     }
 
     /// A member says what it is called and where it is. False if there is no such member.
+    #[doc(hidden)]
     pub fn announce(&mut self, id: NodeId, introduction: &Introduction) -> bool {
         let Some(member) = self.rows.get_mut(&id) else { return false };
         let Introduction { name, address, endpoints } = introduction.clone();

@@ -45,6 +45,7 @@ pub(crate) enum Rule {
 
 /// What a line is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum LockKind {
     /// A mutex, an election, or something that Bowline did not put there.
     Mutex,

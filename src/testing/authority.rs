@@ -33,6 +33,12 @@ pub struct DevAuthority {
     lists: u64,
 }
 
+impl std::fmt::Debug for DevAuthority {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DevAuthority").field("cluster", &self.cluster).finish_non_exhaustive()
+    }
+}
+
 fn failed(error: rcgen::Error) -> io::Error {
     io::Error::other(error)
 }

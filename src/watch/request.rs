@@ -51,6 +51,7 @@ impl Filter {
 
 /// Some whole revisions of a watch.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct WatchBatch {
     /// The changes, oldest first; those of one revision are together, in the order in which the
     /// request made them. Empty only as the answer to

@@ -59,6 +59,7 @@ impl Queue {
     /// before the put: those who put at the same time may exceed it by as many items as they put. A matter of
     /// this handle: other handles know nothing of it. Each put looks at all keys of the queue: for limits of
     /// some thousands.
+    #[must_use]
     pub fn limit(&self, items: u64) -> Self {
         Self { limit: Some(items), ..self.clone() }
     }

@@ -79,6 +79,7 @@ impl QueueTaker {
     /// The same queue, but items that were taken so often without being acknowledged are not taken
     /// again: they are moved to the queue [`Queue::dead`] as they come to their turn. At least 1. It is a
     /// matter of this handle: give all takers of a queue the same.
+    #[must_use]
     pub fn attempts_max(&self, attempts: u64) -> Self {
         let session = self.inner.board.session().clone();
         Self::new(session, self.queue.name().clone(), Some(attempts.max(1)))
