@@ -58,9 +58,12 @@ fn the_quick_start_runs() {
 }
 
 #[test]
-fn a_cron_job_has_another_leader_when_the_first_is_killed() {
+fn a_cron_job_goes_on_when_it_fails_when_its_leader_is_killed_and_after_an_outage() {
     let words = run("cron");
-    assert!(words.contains("runs the job now"), "{words}");
+    assert!(words.contains("has resigned: the job failed: the printer is on fire"), "{words}");
+    assert!(words.contains("runs the job now; it is killed"), "{words}");
+    assert!(words.contains("after the outage instance"), "{words}");
+    assert!(words.contains("they have resigned: true"), "{words}");
 }
 
 #[test]

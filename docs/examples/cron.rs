@@ -1,4 +1,6 @@
-//! A leader-elected cron: of three instances one runs the job; when it is gone, another one takes over.
+//! A leader-elected cron: of three instances one runs the job. Where the job fails, the next instance leads; when an
+//! instance is gone, another one takes over; after an outage of the whole cluster they go on; and with Ctrl-C the
+//! one that leads resigns.
 //! `cargo run --example cron`
 //!
 //! Here the three instances live in one process, so that the example can kill one. In your program each
@@ -6,13 +8,32 @@
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
+use std::error::Error;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bowline::testing::{Cluster, ClusterOptions};
-use bowline::{LeadError, Leadership, Op, Session};
-use tokio::sync::mpsc;
+use bowline::{LeadError, Leadership, Leading, Op};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+
+/// How often the job runs.
+const EVERY: Duration = Duration::from_millis(100);
+
+/// How long a job that is inside when the program is to end may take.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// Why a job has failed.
+type Failure = Box<dyn Error + Send + Sync>;
+
+/// The job, and what the example wants to know of it.
+#[derive(Clone)]
+struct Job {
+    running: Arc<AtomicUsize>,
+    fails: Arc<AtomicBool>,
+    ran: mpsc::UnboundedSender<usize>,
+}
 
 /// How many instances are inside the job, for as long as it is there: a job that is dropped in the
 /// middle is inside no more.
@@ -31,61 +52,113 @@ impl Drop for Inside {
     }
 }
 
-/// One instance: runs the job while it leads, and stands again when it has lost. Ends with its session.
-async fn instance(
-    session: Session,
-    name: usize,
-    running: Arc<AtomicUsize>,
-    ran: mpsc::UnboundedSender<usize>,
-) -> Result<(), LeadError> {
-    let election = session.election("cron/leader");
-    let work = async |leadership: Arc<Leadership>| {
-        println!("instance {name} leads, token {}", leadership.token());
-        let mut clock = tokio::time::interval(Duration::from_millis(100));
-        loop {
-            clock.tick().await;
-            let inside = Inside::enter(&running);
-            // The job's result is written only if this instance still leads.
-            let job = leadership.txn().then(Op::put("cron/last", name.to_string())).commit().await;
-            drop(inside);
-            match job {
-                Ok(_) if ran.send(name).is_err() => return,
-                Ok(_) => {}
-                Err(error) => println!("instance {name}: the job failed: {error}"),
-            }
+impl Job {
+    async fn run(&self, name: usize, leadership: &Leadership) -> Result<(), Failure> {
+        let _inside = Inside::enter(&self.running);
+        if self.fails.swap(false, Ordering::SeqCst) {
+            return Err("the printer is on fire".into());
         }
-    };
-    election.run_while_leader(name.to_string(), work).await
+        // The job's result is written only if this instance still leads.
+        leadership.txn().then(Op::put("cron/last", name.to_string())).commit().await?;
+        self.ran.send(name)?;
+        Ok(())
+    }
+}
+
+/// One instance: runs the job while it leads, for as long as its node runs, whatever becomes of sessions. Where the
+/// job fails it resigns, and stands again behind the others. Ends when it is told to stop.
+async fn instance(
+    leading: Leading,
+    name: usize,
+    job: Job,
+    mut stop: watch::Receiver<bool>,
+) -> Result<(), LeadError> {
+    while !*stop.borrow() {
+        let work = async |leadership: Arc<Leadership>| {
+            println!("instance {name} leads, token {}", leadership.token());
+            loop {
+                tokio::select! {
+                    // The program stops, or an operator wants another one to lead.
+                    _ = leadership.asked_to_release() => return Ok::<(), Failure>(()),
+                    () = tokio::time::sleep(EVERY) => {}
+                }
+                job.run(name, &leadership).await?;
+            }
+        };
+        let stopped = async { stop.wait_for(|stop| *stop).await.is_ok() };
+        if let Some(Err(error)) = leading.clone().run_until(stopped, GRACE, work).await? {
+            println!("instance {name} has resigned: the job failed: {error}");
+        }
+    }
+    Ok(())
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
+async fn main() -> Result<(), Box<dyn Error>> {
     let mut cluster: Cluster = ClusterOptions::new(3)
         .configure(|config| config.session_ttl(Duration::from_secs(4)))
         .start()
         .await?;
+    let (stop, stopped) = watch::channel(false);
     let (sender, mut ran) = mpsc::unbounded_channel();
-    let running = Arc::new(AtomicUsize::new(0));
+    let fails = Arc::new(AtomicBool::new(false));
+    let job = Job { running: Arc::default(), fails: Arc::clone(&fails), ran: sender };
+    let mut instances = JoinSet::new();
     for name in 0..3 {
-        let session = cluster.node(name).session().await?;
-        let (running, sender) = (Arc::clone(&running), sender.clone());
-        tokio::spawn(async move {
-            match instance(session, name, running, sender).await {
-                Ok(()) => {}
-                Err(error) => println!("instance {name} ended: {error}"),
+        let leading = cluster.node(name).leading("cron/leader", name.to_string());
+        let running = instance(leading, name, job.clone(), stopped.clone());
+        instances.spawn(async move {
+            match running.await {
+                Ok(()) => println!("instance {name} has ended"),
+                Err(error) => println!("instance {name}: {error}"),
             }
         });
     }
-    drop(sender);
+    drop(job);
+    let interrupted = stop.clone();
+    tokio::spawn(async move {
+        if tokio::signal::ctrl_c().await.is_ok() {
+            interrupted.send_replace(true);
+        }
+    });
 
-    let first = ran.recv().await.ok_or("no job ran")?;
-    println!("instance {first} runs the job; it is killed");
-    cluster.kill(first).await;
+    // Nothing comes any more when all instances have ended: after Ctrl-C.
+    let Some(first) = ran.recv().await else { return Ok(()) };
+    fails.store(true, Ordering::SeqCst);
+    let Some(second) = another(&mut ran, &[first]).await else { return Ok(()) };
+    println!("instance {second} runs the job now; it is killed");
+    cluster.kill(second).await;
+
+    let Some(third) = another(&mut ran, &[second]).await else { return Ok(()) };
+    println!("instance {third} runs the job now; the cluster loses its quorum");
+    let rest: Vec<usize> = cluster.running().map(|(name, _)| name).collect();
+    let mut sessions = Vec::new();
+    for name in &rest {
+        sessions.push(cluster.node(*name).session().await?);
+    }
+    cluster.partition(&rest[..1]);
+    for session in sessions {
+        session.ended().await;
+    }
+    // Whatever ran before the end of the sessions has been told by now.
+    while ran.try_recv().is_ok() {}
+    cluster.heal();
+    let Some(next) = ran.recv().await else { return Ok(()) };
+    println!("after the outage instance {next} runs the job");
+
+    stop.send_replace(true);
+    while instances.join_next().await.is_some() {}
+    let leader = cluster.node(rest[0]).session().await?.election("cron/leader").leader().await?;
+    println!("they have resigned: {}", leader.is_none());
+    Ok(())
+}
+
+/// Waits until an instance runs the job that is none of these.
+async fn another(ran: &mut mpsc::UnboundedReceiver<usize>, but: &[usize]) -> Option<usize> {
     loop {
-        let next = ran.recv().await.ok_or("no other instance took over")?;
-        if next != first {
-            println!("instance {next} runs the job now");
-            return Ok(());
+        let name = ran.recv().await?;
+        if !but.contains(&name) {
+            return Some(name);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
-use tokio::sync::{Mutex, oneshot};
+use tokio::sync::oneshot;
 
 use crate::env::Env;
 use crate::metrics::Metrics;
@@ -20,7 +20,8 @@ use crate::node::{
 use crate::transport::{self, JoinError, MemoryHub, TcpBound, TcpHandle};
 
 use super::checked::{Beginning, Checked};
-use super::{Client, Config, Effect, Error, OpenSession, ResumeSession, Session, StartError};
+use super::own_session::OwnSession;
+use super::{Client, Config, Error, OpenSession, ResumeSession, Session, StartError};
 
 /// A member of a cluster, inside this program. It runs on threads of its own, needs no particular
 /// async runtime, and stops when it is shut down or dropped.
@@ -38,8 +39,7 @@ pub struct Node {
     shared: Arc<Shared>,
     running: Running,
     link: Link,
-    /// The node's own session, opened on first use and again when it has ended.
-    session: Mutex<Option<Session>>,
+    session: Arc<OwnSession>,
 }
 
 /// What connects a node with its peers.
@@ -135,7 +135,8 @@ impl Node {
         let assembled = assembly.finish(network)?;
         let shared = Arc::clone(&assembled.shared);
         let running = Running::start(assembled).map_err(StartError::Thread)?;
-        Ok(Node { shared, running, link, session: Mutex::new(None) })
+        let session = OwnSession::of(Client::new(Arc::clone(&shared)));
+        Ok(Node { shared, running, link, session })
     }
 
     /// A client that works through this node.
@@ -149,22 +150,12 @@ impl Node {
     /// # Errors
     /// See [`Error`].
     pub async fn session(&self) -> Result<Session, Error> {
-        let deadline = self.shared.deadline(None);
-        // Who opens it may need its whole deadline, and so may everybody before this call.
-        let mut session = tokio::select! {
-            biased;
-            session = self.session.lock() => session,
-            () = self.shared.sleep_until(deadline) => {
-                return Err(Error::Deadline { effect: Effect::NotApplied });
-            }
-        };
-        if let Some(session) = session.as_ref().filter(|session| session.end().is_none()) {
-            return Ok(session.clone());
-        }
-        let left = deadline.since(self.shared.now());
-        let opened = OpenSession::new(self, true).deadline(left).await?;
-        *session = Some(opened.clone());
-        Ok(opened)
+        self.session.get().await
+    }
+
+    /// For those who go on with the next one when it has ended.
+    pub(crate) fn own_session(&self) -> &Arc<OwnSession> {
+        &self.session
     }
 
     /// Opens a session beside the node's own, for what should live and die apart from it. It is closed
@@ -172,7 +163,7 @@ impl Node {
     /// session it outlives a crash of the program, for its TTL: until then it can be
     /// [resumed](Node::resume_session), here or elsewhere.
     pub fn open_session(&self) -> OpenSession {
-        OpenSession::new(self, false)
+        OpenSession::on(self.client(), false)
     }
 
     /// Goes on with the session of a lease that was opened by [`Node::open_session`], in an earlier life of

@@ -205,10 +205,6 @@ pub struct OpenSession {
 }
 
 impl OpenSession {
-    pub(crate) fn new(node: &Node, own: bool) -> Self {
-        Self::on(node.client(), own)
-    }
-
     /// On the node of a client.
     pub(crate) fn on(client: Client, own: bool) -> Self {
         let settings = &client.shared.settings;

@@ -11,7 +11,6 @@ use bytes::Bytes;
 use crate::api::{Client, Error, Session};
 use crate::model::{KeyRange, Op, Put, PutLease, PutValue};
 
-use super::call::pause;
 use super::error::LockError;
 use super::guard::OfHold;
 use super::guard_txn::GuardError;
@@ -85,18 +84,6 @@ impl Election {
     /// after a crash: see [`LeaderEvent`](crate::LeaderEvent).
     pub fn observe(&self) -> Observe {
         Observe::new(self.client(), prefix_of(&self.name))
-    }
-
-    /// Stands until it leads; where it cannot now, but may later, again.
-    pub(super) async fn campaign_again(&self, value: &Bytes) -> Result<Leadership, LockError> {
-        loop {
-            match self.campaign(value.clone()).await {
-                Err(why) if why.may_pass() => {
-                    pause(self.session.shared()).await;
-                }
-                answer => return answer,
-            }
-        }
     }
 
     pub(super) fn session(&self) -> &Session {

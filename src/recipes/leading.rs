@@ -6,6 +6,9 @@
 //!      └────── work is dropped ┴ lost
 //! ```
 //!
+//! It stands with a session of the program's, as long as that lives, or with the node's own, and then with the
+//! next one when a session has ended.
+//!
 //! Nothing here decides who leads. What it adds is an order that programs get wrong: the work is over
 //! before leadership is given up, and before anything else happens after a loss; and only work that
 //! has begun can end.
@@ -18,20 +21,24 @@ use std::time::Duration;
 use bytes::Bytes;
 use thiserror::Error as ThisError;
 
+use crate::api::{Error, Node, OwnSession};
+use crate::node::Shared as NodeShared;
+
+use super::call::pause;
 use super::election::{Election, Leadership};
 use super::error::{LockError, Loss};
 use super::hold::LockState;
 use super::order::Request;
 
-/// Why [`Election::run_while_leader`] has ended without the result of its work. The work does not run
-/// any more, and nobody stands for it.
+/// Why [`Leading`] has ended without the result of its work. The work does not run any more, and nobody
+/// stands for it.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum LeadError {
-    /// It can be elected no more, whether it has led before or not: above all [`LockError::SessionEnded`], and
-    /// with a new session it may be begun again; or [`LockError::NodeStopped`].
+    /// It can be elected no more, whether it has led before or not: above all [`LockError::NodeStopped`]; and,
+    /// for [`Election::leading`] alone, [`LockError::SessionEnded`]: with a new session it may be begun again.
     #[error("{}", why_no_more(.0))]
-    NotElected(#[source] LockError),
+    NotElected(LockError),
     /// It led, and lost that before the work had ended; only after [`Leading::once`].
     #[error("leads no more: {0}")]
     Lost(Loss),
@@ -56,46 +63,91 @@ fn why_no_more(why: &LockError) -> String {
     }
 }
 
-/// Work for a leader; made by [`Election::leading`].
+/// Work for a leader; made by [`Node::leading`], and by [`Election::leading`]. Clones are candidates of
+/// their own.
+///
+/// What it guarantees:
+/// - The work runs only while this leads, judged at every poll by this machine's clock: as long as
+///   ownership passes by release or expiry and clocks keep within the drift bound, at most one
+///   leader's work is polled at a time in the whole cluster. At the loss the first thing that
+///   happens is that the work is dropped.
+/// - Another leads only after the work has ended or was dropped: leadership is not given up before,
+///   also where this future is dropped, or the work panics. Shares of it that the work has passed on
+///   are lost then.
+/// - The end of leading is told only to work that has begun.
+///
+/// What it does not: work that does not come to an await point cannot be stopped. It is out of
+/// date when it goes on after a pause, so let it write through [`Hold::txn`](crate::Hold::txn), or
+/// hand on its [`Hold::token`](crate::Hold::token). [`Hold::at_risk`](crate::Hold::at_risk) tells it
+/// in advance. What it has spawned is not dropped with it.
+///
+/// The work is a closure that is called once a term. An async closure must borrow what it uses
+/// (`async |leadership|`, and no `&mut`) rather than own it, or clone it: `move |leadership| { let x =
+/// x.clone(); async move { .. } }`.
+///
+/// There are no durations to choose, as Kubernetes' lease duration, renew deadline and retry period
+/// with their inequality. The session's TTL is the lease duration: the cluster counts it in full. A
+/// holder believes in it for the TTL less the drift bound, counted from the sending of the last
+/// renewal that was confirmed, which is the renew deadline, and always the shorter one. Renewals
+/// are sent by the node's own thread on the traffic that flows anyway, and candidates do not retry:
+/// they are woken.
 #[derive(Clone, Debug)]
 #[must_use = "it does not stand for election until it is run"]
 pub struct Leading {
-    election: Election,
+    stands: Stands,
     value: Bytes,
     is_once: bool,
     may_finish: bool,
 }
 
+/// With which sessions it stands.
+#[derive(Clone, Debug)]
+enum Stands {
+    /// With this one, as long as it lives.
+    With(Election),
+    /// With the node's own, in the election of this name: when it has ended, with the next one.
+    ByNode(Arc<OwnSession>, Bytes),
+}
+
+impl Node {
+    /// Work for whoever leads in the election `name`, for as long as this node runs: stands for election, runs
+    /// the work while it leads, and stands again after every loss, whatever becomes of sessions. It stands with
+    /// the [node's own](Node::session); when that has ended (the cluster had no quorum for longer than the TTL,
+    /// the program stood still, somebody revoked the lease), it opens the next one, which it tries for as long as
+    /// that takes. Keys below `name/` are the candidates, each known by its `value`, as in
+    /// [`Session::election`](crate::Session::election).
+    ///
+    /// It ends when the work has, and gives its result: let work that fails return its error, and run a clone
+    /// again, which stands behind the others then. It ends when it is told to ([`Leading::run_until`]), with
+    /// the node, and where it is dropped; [`LeadError`] says what else can end it.
+    ///
+    /// ```
+    /// # use bowline::{Config, Node, Op, Wait};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// let leading = node.leading("reports/leader", "10.0.0.7");
+    /// let done = leading
+    ///     .run(async |leadership| {
+    ///         leadership.txn().then(Op::put("reports/last", "monday")).commit().await
+    ///     })
+    ///     .wait()?;
+    /// assert!(done?.succeeded);
+    /// assert_eq!(node.session().wait()?.election("reports/leader").leader().wait()?, None);
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn leading(&self, name: impl Into<Bytes>, value: impl Into<Bytes>) -> Leading {
+        let stands = Stands::ByNode(Arc::clone(self.own_session()), name.into());
+        Leading { stands, value: value.into(), is_once: false, may_finish: false }
+    }
+}
+
 impl Election {
     /// Stands for election, runs `work` while it leads, resigns when that has ended, and gives its
     /// result. Where leadership is lost before, `work` is dropped at the next await point, and it stands
-    /// for election again, to run `work` anew. [`Election::leading`] has more to choose from.
-    ///
-    /// What it guarantees:
-    /// - `work` runs only while this leads, judged at every poll by this machine's clock: as long as
-    ///   ownership passes by release or expiry and clocks keep within the drift bound, at most one
-    ///   leader's work is polled at a time in the whole cluster. At the loss the first thing that
-    ///   happens is that `work` is dropped.
-    /// - Another leads only after `work` has ended or was dropped: leadership is not given up before,
-    ///   also where this future is dropped, or `work` panics. Shares of it that `work` has passed on
-    ///   are lost then.
-    /// - The end of leading is told only to work that has begun.
-    ///
-    /// What it does not: a `work` that does not come to an await point cannot be stopped. It is out of
-    /// date when it goes on after a pause, so let it write through [`Hold::txn`](crate::Hold::txn), or
-    /// hand on its [`Hold::token`](crate::Hold::token). [`Hold::at_risk`](crate::Hold::at_risk) tells it
-    /// in advance. What it has spawned is not dropped with it.
-    ///
-    /// `work` is called once a term. An async closure must borrow what it uses (`async |leadership|`, and
-    /// no `&mut`) rather than own it, or clone it: `move |leadership| { let x = x.clone(); async move
-    /// { .. } }`.
-    ///
-    /// There are no durations to choose, as Kubernetes' lease duration, renew deadline and retry period
-    /// with their inequality. The session's TTL is the lease duration: the cluster counts it in full. A
-    /// holder believes in it for the TTL less the drift bound, counted from the sending of the last
-    /// renewal that was confirmed, which is the renew deadline, and always the shorter one. Renewals
-    /// are sent by the node's own thread on the traffic that flows anyway, and candidates do not retry:
-    /// they are woken.
+    /// for election again, to run `work` anew, as long as its session lives, and no longer: a partition or a
+    /// pause beyond the TTL ends it. What is to go on for as long as the program does: [`Node::leading`].
+    /// [`Leading`] has the guarantees.
     ///
     /// ```
     /// # use bowline::{Config, Node, Op, Wait};
@@ -126,9 +178,10 @@ impl Election {
 
     /// Work for a leader, as [`Election::run_while_leader`], with more to choose from: until when
     /// ([`Leading::run_until`]: a program that ends hands over in order), for how many terms, how a loss is met.
+    /// It ends with its session: for a lock delay, or a TTL of its own. Otherwise [`Node::leading`].
     pub fn leading(&self, value: impl Into<Bytes>) -> Leading {
-        let (election, value) = (self.clone(), value.into());
-        Leading { election, value, is_once: false, may_finish: false }
+        let (stands, value) = (Stands::With(self.clone()), value.into());
+        Leading { stands, value, is_once: false, may_finish: false }
     }
 }
 
@@ -148,7 +201,7 @@ impl Leading {
         self
     }
 
-    /// Runs `work` while it leads; see [`Election::run_while_leader`].
+    /// Runs `work` while it leads, resigns when that has ended, and gives its result.
     ///
     /// # Errors
     /// See [`LeadError`].
@@ -184,7 +237,7 @@ impl Leading {
     ) -> Result<Option<F::Output>, LeadError> {
         let mut stop = pin!(stop);
         loop {
-            let campaigning = self.election.campaign_again(&self.value);
+            let campaigning = self.stands.elected(&self.value);
             // Declared before the work, and so dropped behind it.
             let leadership = tokio::select! {
                 biased;
@@ -216,7 +269,7 @@ impl Leading {
         let stopping = async {
             stop.await;
             is_stopping = true;
-            let session = self.election.session();
+            let session = leadership.session();
             let by = session.label().to_owned();
             leadership.ask(Request { by, why: "its program stops".to_owned() });
             let shared = session.shared();
@@ -239,6 +292,46 @@ impl Leading {
             LockState::Lost(loss) if !is_stopping => TermEnd::Lost(loss),
             LockState::Lost(_) => TermEnd::Done(None),
             LockState::Held(_) | LockState::Unconfirmed(_) => TermEnd::Done(result),
+        }
+    }
+}
+
+impl Stands {
+    /// Stands until it leads; where it cannot now, but may later, again.
+    async fn elected(&self, value: &Bytes) -> Result<Leadership, LockError> {
+        loop {
+            let why = match self.campaign(value).await {
+                Ok(leadership) => return Ok(leadership),
+                Err(why) => why,
+            };
+            if !why.may_pass() && !self.outlives(&why) {
+                return Err(why);
+            }
+            pause(self.shared()).await;
+        }
+    }
+
+    async fn campaign(&self, value: &Bytes) -> Result<Leadership, LockError> {
+        let election = match self {
+            Stands::With(election) => election.clone(),
+            Stands::ByNode(own, name) => match own.get().await {
+                Ok(session) => session.election(name.clone()),
+                Err(Error::Stopped { reason, .. }) => return Err(LockError::NodeStopped(reason)),
+                Err(error) => return Err(LockError::Refused(error)),
+            },
+        };
+        election.campaign(value.clone()).await
+    }
+
+    /// Whether there is another session when this one has ended.
+    fn outlives(&self, why: &LockError) -> bool {
+        matches!((self, why), (Stands::ByNode(..), LockError::SessionEnded(_)))
+    }
+
+    fn shared(&self) -> &NodeShared {
+        match self {
+            Stands::With(election) => election.session().shared(),
+            Stands::ByNode(own, _) => own.shared(),
         }
     }
 }

@@ -1,17 +1,19 @@
 //! Elections: work that runs only while its node leads, over losses, kills and partitions; and holds that
 //! are taken up again in the program's next life.
 
+use std::collections::BTreeMap;
 use std::future::pending;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bowline::env::{BootClock, Clock};
 use bowline::testing::Cluster;
 use bowline::{
-    GuardError, LeadError, LeaderEvent, Leadership, LockError, Loss, Moment, Node, Released,
-    ResumeError, Revision, Session, SessionEnd, Ticket, Wait,
+    GuardError, LeadError, LeaderEvent, Leadership, LeaseId, LockError, Loss, Moment, Node, NodeId,
+    Released, ResumeError, Revision, Session, SessionEnd, Ticket, Token, Wait,
 };
 use tokio::sync::oneshot;
 
@@ -166,6 +168,77 @@ fn it_ends_with_its_session_whether_it_leads_or_not() {
     }
     assert_eq!(counted.begun(), counted.ended());
     assert!(counted.begun() <= 1, "who never led is told nothing");
+}
+
+/// Leads by its node until it is told to stop; says who has led when, and with which session.
+fn lead_by_node(
+    node: &Node,
+    sender: &mpsc::Sender<(NodeId, LeaseId, Token)>,
+) -> (oneshot::Sender<()>, JoinHandle<Result<Option<&'static str>, LeadError>>) {
+    let (stop, stopped) = oneshot::channel();
+    let (id, leading, sender) = (node.status().id, node.leading("jobs", "a"), sender.clone());
+    let running = std::thread::spawn(move || {
+        let work = async |leadership: Arc<Leadership>| {
+            sender.send((id, leadership.session().lease(), leadership.token())).unwrap();
+            leadership.asked_to_release().await;
+            "handed over"
+        };
+        leading.run_until(stopped, LONG, work).wait()
+    });
+    (stop, running)
+}
+
+#[test]
+fn who_leads_by_its_node_leads_again_when_its_session_has_ended() {
+    let cluster = lasting(3);
+    let (_, one, two) = roles(&cluster);
+    let (sender, terms) = mpsc::channel();
+    let (stop, running) = lead_by_node(cluster.node(one), &sender);
+    let mut last = None;
+    for _ in 0..2 {
+        let (_, lease, token) = terms.recv_timeout(SOON).expect("it leads");
+        assert!(last < Some(token), "{token} after {last:?}");
+        last = Some(token);
+        cluster.node(two).client().revoke(lease).wait().unwrap();
+    }
+    let (_, lease, token) = terms.recv_timeout(SOON).expect("it leads again");
+    assert!(last < Some(token));
+    assert_eq!(session(&cluster, one).lease(), lease, "it leads with the node's own");
+    session(&cluster, one).close().wait().unwrap();
+    let _ = terms.recv_timeout(SOON).expect("it leads again");
+    stop.send(()).unwrap();
+    assert_eq!(running.join().unwrap(), Ok(Some("handed over")));
+    until_places(cluster.node(two), "jobs", 0);
+}
+
+#[test]
+fn after_an_outage_of_the_quorum_that_no_session_outlives_all_stand_again() {
+    let cluster = steady(3);
+    let (sender, terms) = mpsc::channel();
+    let mut running: BTreeMap<NodeId, _> = cluster
+        .running()
+        .map(|(_, node)| (node.status().id, lead_by_node(node, &sender)))
+        .collect();
+    terms.recv_timeout(SOON).expect("somebody leads");
+    until_places(cluster.node(0), "jobs", 3);
+    let sessions: Vec<_> = (0..3).map(|member| session(&cluster, member)).collect();
+    for (from, to) in [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)] {
+        cluster.cut(from, to);
+    }
+    for session in sessions {
+        session.ended().wait();
+    }
+    // Nobody can lead now: what comes from here on is from after the outage.
+    while terms.try_recv().is_ok() {}
+    cluster.heal();
+    while !running.is_empty() {
+        let (member, ..) = terms.recv_timeout(SOON).expect("the next one leads");
+        if let Some((stop, thread)) = running.remove(&member) {
+            stop.send(()).unwrap();
+            let ended = thread.join().unwrap();
+            assert!(ended.is_ok(), "{ended:?}");
+        }
+    }
 }
 
 /// Of Kubernetes' "release on cancel", which let the next one lead while the work still ran.

@@ -1,0 +1,51 @@
+//! The node's own session: for whoever wants to go on with the next one when it has ended.
+
+use std::sync::Arc;
+
+use tokio::sync::Mutex;
+
+use crate::node::Shared;
+
+use super::{Client, Effect, Error, OpenSession, Session};
+
+/// Opened on first use, shared by all who ask, opened anew when it has ended.
+#[derive(Debug)]
+pub(crate) struct OwnSession {
+    client: Client,
+    session: Mutex<Option<Session>>,
+}
+
+impl OwnSession {
+    /// That of the node of a client.
+    pub(super) fn of(client: Client) -> Arc<Self> {
+        Arc::new(Self { client, session: Mutex::new(None) })
+    }
+
+    /// The one that has not ended.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub(crate) async fn get(&self) -> Result<Session, Error> {
+        let shared = self.shared();
+        let deadline = shared.deadline(None);
+        // Who opens it may need its whole deadline, and so may everybody before this call.
+        let mut session = tokio::select! {
+            biased;
+            session = self.session.lock() => session,
+            () = shared.sleep_until(deadline) => {
+                return Err(Error::Deadline { effect: Effect::NotApplied });
+            }
+        };
+        if let Some(session) = session.as_ref().filter(|session| session.end().is_none()) {
+            return Ok(session.clone());
+        }
+        let left = deadline.since(shared.now());
+        let opened = OpenSession::on(self.client.clone(), true).deadline(left).await?;
+        *session = Some(opened.clone());
+        Ok(opened)
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.client.shared
+    }
+}
