@@ -106,7 +106,7 @@ pub use node::{
 };
 pub use recipes::{Barrier, BarrierError, BarrierHold};
 pub use recipes::{Cached, CachedCall, View};
-pub use recipes::{Call, Expected, PutIfAbsent, Swap};
+pub use recipes::{Call, CompareAndSet, Expected, PutIfAbsent, Swap};
 pub use recipes::{
     Campaign, Candidacy, Election, LeadError, Leader, LeaderEvent, Leadership, Leading, Observe,
 };

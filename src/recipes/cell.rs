@@ -6,11 +6,11 @@
 use bytes::Bytes;
 
 use crate::api::{Client, Error};
-use crate::model::{Compare, KeyRange, KeyValue, Op, Revision};
+use crate::model::{Compare, KeyRange, KeyValue, Revision};
 
 use super::call::Call;
 use super::chain::{Way, try_ways};
-use super::conditional::{Expected, Swap};
+use super::conditional::{CompareAndSet, Expected, put_over};
 use super::look::look_until;
 
 /// A value that many change; made by [`Client::cell`].
@@ -72,7 +72,8 @@ impl Cell {
         })
     }
 
-    /// Writes a value, whatever was there, and answers with its version.
+    /// Writes a value, whatever was there, and answers with its version. As with [`Client::put`], a key that had a
+    /// lease has none then, and lives on when that ends: what only changes the value is [`Cell::update`].
     pub fn set(&self, value: impl Into<Bytes>) -> Call<'static, Revision> {
         let (Self { client, key }, value) = (self.clone(), value.into());
         Call::new(&self.client, move |until| async move {
@@ -81,17 +82,17 @@ impl Cell {
     }
 
     /// Writes a value if the present one is as expected: [`CellValue::version`], as it was read, or
-    /// [`Expected::Missing`].
+    /// [`Expected::Missing`]. A key that has a lease keeps it.
     pub fn compare_and_set(
         &self,
         expected: impl Into<Expected>,
         value: impl Into<Bytes>,
-    ) -> Call<'static, Swap> {
+    ) -> CompareAndSet {
         self.client.compare_and_set(self.key.clone(), expected, value)
     }
 
     /// Makes a new value from the old one, `None` if there is none, and writes it unless the value has
-    /// been changed meanwhile; then again. Answers with what was written.
+    /// been changed meanwhile; then again. Answers with what was written. A key that has a lease keeps it.
     ///
     /// `change` is called once for each try, and must do nothing else. One of those who try at the same
     /// time always gets through, but not always the same one: where many change one cell all the time,
@@ -112,7 +113,7 @@ impl Cell {
                 let version = row.as_ref().map_or(Revision(0), |row| row.mod_revision);
                 let value: Bytes = change(row.as_ref().map(|row| &row.value[..])).into();
                 let when = vec![Compare::mod_revision(key.clone()).eq(version)];
-                let then = vec![Op::put(key.clone(), value.clone())];
+                let then = vec![put_over(row.is_some(), key.clone(), value.clone())];
                 let (taken, version) = try_ways(&client, vec![Way { when, then }], &until).await?;
                 if taken.is_some() {
                     return Ok(CellValue { value, version });

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::api::{Client, Error, TxnCall};
+use crate::api::{Client, Effect, Error, TxnCall};
 use crate::model::{
-    Command, Compare, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Reply, Revision,
+    Command, Compare, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Reply, Revision, TxnReply,
 };
 use crate::node::{ReplyTo, Shared};
 
@@ -38,6 +38,12 @@ impl Swap {
     pub fn is_done(&self) -> bool {
         matches!(self, Swap::Done { .. })
     }
+}
+
+/// What changes a key and leaves it the lease that it has, if it is there; without one, if it is not.
+pub(super) fn put_over(is_there: bool, key: Bytes, value: impl Into<Bytes>) -> Op {
+    let lease = if is_there { PutLease::Keep } else { PutLease::None };
+    Op::Put(Put { key, value: PutValue::Set(value.into()), lease, prev_kv: false })
 }
 
 /// What a key must be like for a change of it.
@@ -112,7 +118,7 @@ impl Client {
     }
 
     /// Writes `value` to `key` if the key is as expected: `kv.compare_and_set("k", row.mod_revision, "v")`.
-    /// A key that has a lease keeps it.
+    /// A key that has a lease keeps it; with [`CompareAndSet::ttl`] it gets another time to live.
     ///
     /// ```
     /// # use bowline::{Config, Expected, Node, Wait};
@@ -132,15 +138,9 @@ impl Client {
         key: impl Into<Bytes>,
         expected: impl Into<Expected>,
         value: impl Into<Bytes>,
-    ) -> Call<'static, Swap> {
-        let (client, key, expected) = (self.clone(), key.into(), expected.into());
-        let lease = if expected.is_missing() { PutLease::None } else { PutLease::Keep };
-        let value = PutValue::Set(value.into());
-        let put = Put { key: key.clone(), value, lease, prev_kv: false };
-        Call::new(self, move |until| async move {
-            let txn = client.txn().when(expected.compare(key.clone())).then(put);
-            swap(&client, txn, key, &until).await
-        })
+    ) -> CompareAndSet {
+        let (key, expected, value) = (key.into(), expected.into(), value.into());
+        CompareAndSet { client: self.clone(), key, expected, value, ttl: None, deadline: None }
     }
 
     /// Deletes `key` if it is as expected: with a value that only this caller knows, what Redis needs a
@@ -161,10 +161,97 @@ impl Client {
 /// Carries out a transaction with one condition on one key.
 async fn swap(client: &Client, txn: TxnCall, key: Bytes, until: &Until) -> Result<Swap, Error> {
     let reply = txn.deadline(until.left()).commit().await.map_err(which_is_unknown)?;
+    swapped(client, &reply, key).await
+}
+
+/// What it came to.
+async fn swapped(client: &Client, reply: &TxnReply, key: Bytes) -> Result<Swap, Error> {
     if reply.succeeded {
         return Ok(Swap::Done { revision: reply.revision });
     }
     Ok(Swap::Lost { row: client.get(key).local().await? })
+}
+
+/// Writes a key if it is as expected; see [`Client::compare_and_set`].
+#[derive(Debug)]
+#[must_use = "a call does nothing until it is awaited"]
+pub struct CompareAndSet {
+    client: Client,
+    key: Bytes,
+    expected: Expected,
+    value: Bytes,
+    ttl: Option<Duration>,
+    deadline: Option<Duration>,
+}
+
+impl CompareAndSet {
+    /// The key lives this long from then on, from 1 ms up, whatever lease it had. With the value that it has, it
+    /// is what Redis needs a script for: it expires later if it is mine. Costs two commits: a lease is granted
+    /// for it, and ended at once if the change is not made. Nobody renews it; where it is not known whether the
+    /// change was made, or nobody waits for that any more, it runs out.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use bowline::{Config, Expected, Node, Wait};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// # let kv = node.client();
+    /// let (minute, mine) = (Duration::from_secs(60), "worker-7 4f1c");
+    /// assert!(kv.put_if_absent("jobs/nightly", mine).ttl(minute).wait()?.is_done());
+    /// let longer = kv.compare_and_set("jobs/nightly", Expected::value(mine), mine).ttl(10 * minute);
+    /// assert!(longer.wait()?.is_done());
+    /// # node.shutdown().wait();
+    /// # Ok::<(), bowline::Error>(())
+    /// ```
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = Some(ttl);
+        self
+    }
+
+    /// How long the call may take.
+    #[doc(alias = "timeout")]
+    pub fn deadline(mut self, timeout: Duration) -> Self {
+        self.deadline = Some(timeout);
+        self
+    }
+
+    async fn carry_out(self, until: &Until) -> Result<Swap, Error> {
+        let Self { client, key, expected, value, ttl, .. } = self;
+        let granted = match ttl {
+            Some(ttl) => Some(Granted::of(&client, ttl, until).await?),
+            None => None,
+        };
+        // From here on it is the key's: what was there before must not go with a lease that is ended.
+        let lease = granted.map(Granted::keep);
+        let put = match lease {
+            Some(lease) => Put::new(key.clone(), value).lease(lease).into(),
+            None => put_over(!expected.is_missing(), key.clone(), value),
+        };
+        let txn = client.txn().when(expected.compare(key.clone())).then(put);
+        let reply = txn.deadline(until.left()).commit().await.map_err(which_is_unknown);
+        let is_made = match &reply {
+            Ok(reply) => reply.succeeded,
+            Err(error) => error.effect() != Effect::NotApplied,
+        };
+        if let Some(lease) = lease.filter(|_| !is_made) {
+            client.shared.insist(Command::Revoke(lease), ReplyTo::Nobody);
+        }
+        swapped(&client, &reply?, key).await
+    }
+}
+
+impl IntoFuture for CompareAndSet {
+    type Output = Result<Swap, Error>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let (client, timeout) = (self.client.clone(), self.deadline);
+        let call = Call::new(&client, move |until| async move { self.carry_out(&until).await });
+        match timeout {
+            Some(timeout) => call.deadline(timeout).into_future(),
+            None => call.into_future(),
+        }
+    }
 }
 
 /// How long a key that was put lives.

@@ -11,10 +11,12 @@ use thiserror::Error as ThisError;
 use tokio::sync::Semaphore;
 
 use crate::api::{Client, Error};
-use crate::model::{Compare, KeyValue, Op, Revision};
+use crate::model::{Compare, KeyValue, Revision};
 
 use super::call::{Call, Until};
 use super::chain::{TRIES_MAX, Way, try_ways, ways_max};
+use super::conditional::put_over;
+use super::digits::number_in;
 
 /// A number that many change, an [`i64`]; made by [`Client::counter`].
 ///
@@ -99,7 +101,7 @@ impl Counter {
     }
 
     /// Adds a number, which may be negative, once, and answers with the sum. Answers of several who add
-    /// 1 to one counter are all different.
+    /// 1 to one counter are all different. A key that has a lease keeps it.
     ///
     /// One commit if nobody is in the way. A task that keeps losing to others goes on until its
     /// deadline.
@@ -146,7 +148,7 @@ impl Counter {
         }
     }
 
-    /// Sets the number, whatever it was.
+    /// Sets the number, whatever it was. As with [`Client::put`], a key that had a lease has none then.
     pub fn set(&self, value: i64) -> Call<'static, (), CounterError> {
         let Self { client, key, .. } = self.clone();
         Call::new(&self.client, move |until| async move {
@@ -155,7 +157,7 @@ impl Counter {
         })
     }
 
-    /// Sets the number if it is the one expected.
+    /// Sets the number if it is the one expected. A key that has a lease keeps it.
     ///
     /// # Errors
     /// [`CounterError::Changed`] if it is another one; [`CounterError::NotANumber`]; and
@@ -163,11 +165,11 @@ impl Counter {
     pub fn compare_and_set(&self, expected: i64, new: i64) -> Call<'static, (), CounterError> {
         let Self { client, key, .. } = self.clone();
         Call::new(&self.client, move |until| async move {
-            let put = || vec![Op::put(key.clone(), new.to_string())];
+            let put = |is_there| vec![put_over(is_there, key.clone(), new.to_string())];
             let is = Compare::value(key.clone()).eq(expected.to_string());
-            let mut ways = vec![Way { when: vec![is], then: put() }];
+            let mut ways = vec![Way { when: vec![is], then: put(true) }];
             if expected == 0 {
-                ways.push(Way { when: vec![Compare::missing(key.clone())], then: put() });
+                ways.push(Way { when: vec![Compare::missing(key.clone())], then: put(false) });
             }
             match try_ways(&client, ways, &until).await? {
                 (Some(_), _) => Ok(()),
@@ -183,13 +185,7 @@ impl Counter {
 /// What a row says, if it says it as this module would.
 fn number(row: Option<&KeyValue>) -> Result<i64, CounterError> {
     let Some(row) = row else { return Ok(0) };
-    let text = std::str::from_utf8(&row.value).ok();
-    let number: Option<i64> = text.and_then(|text| text.parse().ok());
-    // Other ways to write a number would not be found when numbers are compared.
-    match number.filter(|number| number.to_string().as_bytes() == &row.value[..]) {
-        Some(number) => Ok(number),
-        None => Err(CounterError::NotANumber(row.value.clone())),
-    }
+    number_in(&row.value).ok_or_else(|| CounterError::NotANumber(row.value.clone()))
 }
 
 /// The ways to add, with the sum of each: to the number as it was seen, and to what it becomes when
@@ -202,7 +198,9 @@ fn steps(key: &Bytes, seen: Revision, value: i64, add: i64, ways: usize) -> Vec<
             true => Compare::mod_revision(key.clone()).eq(seen),
             false => Compare::value(key.clone()).eq(value.to_string()),
         };
-        let then = vec![Op::put(key.clone(), sum.to_string())];
+        // Who has added before has made the key, if it was not there.
+        let is_there = seen.get() > 0 || !steps.is_empty();
+        let then = vec![put_over(is_there, key.clone(), sum.to_string())];
         steps.push((sum, Way { when: vec![when], then }));
         (value, next) = (sum, sum.checked_add(add));
     }
@@ -249,6 +247,6 @@ mod tests {
         let steps = steps(&key, Revision(7), 5, 1, 4);
         assert_eq!(steps[0].1.when, [Compare::mod_revision("k").eq(7)]);
         assert_eq!(steps[1].1.when, [Compare::value("k").eq("6")]);
-        assert_eq!(steps[1].1.then, [Op::put("k", "7")]);
+        assert_eq!(steps[1].1.then, [put_over(true, key.clone(), "7")]);
     }
 }

@@ -16,6 +16,8 @@ use crate::mutant::{self, Mutant};
 
 use super::call::{Call, Until};
 use super::chain::{TRIES_MAX, Way, try_ways, ways_max};
+use super::conditional::put_over;
+use super::digits::number_in;
 use super::look::look_until;
 
 /// A count-down latch; made by [`Client::latch`].
@@ -87,7 +89,7 @@ impl Latch {
         })
     }
 
-    /// Counts down by one, once, and answers with what is left. At 0 it stays 0.
+    /// Counts down by one, once, and answers with what is left. At 0 it stays 0. A key that has a lease keeps it.
     ///
     /// One commit if nobody is in the way.
     ///
@@ -161,13 +163,8 @@ impl Latch {
 /// What a row says, if it says it as this module would.
 fn count(row: Option<&KeyValue>) -> Result<u64, LatchError> {
     let Some(row) = row else { return Ok(0) };
-    let text = std::str::from_utf8(&row.value).ok();
-    let count: Option<u64> = text.and_then(|text| text.parse().ok());
-    // Other ways to write a number would not be found when numbers are compared.
-    match count.filter(|count| *count > 0 && count.to_string().as_bytes() == &row.value[..]) {
-        Some(count) => Ok(count),
-        None => Err(LatchError::NotACount(row.value.clone())),
-    }
+    let count = number_in(&row.value).filter(|count| *count > 0);
+    count.ok_or_else(|| LatchError::NotACount(row.value.clone()))
 }
 
 /// The ways to count down: from the count as it was seen, and from what others will have left of it.
@@ -179,7 +176,7 @@ fn steps(key: &Bytes, row: Option<&KeyValue>, left: u64, ways: usize) -> Vec<Way
         };
         let then = match from - 1 {
             0 => Op::delete(key.clone()),
-            less => Op::put(key.clone(), less.to_string()),
+            less => put_over(true, key.clone(), less.to_string()),
         };
         Way { when: vec![when], then: vec![then] }
     };
@@ -217,7 +214,8 @@ mod tests {
         let key = Bytes::from_static(b"k");
         let steps = steps(&key, Some(&row("3")), 3, 8);
         let then: Vec<_> = steps.iter().map(|way| way.then[0].clone()).collect();
-        assert_eq!(then, [Op::put("k", "2"), Op::put("k", "1"), Op::delete("k")]);
+        let put = |count: &'static str| put_over(true, key.clone(), count);
+        assert_eq!(then, [put("2"), put("1"), Op::delete("k")]);
         assert_eq!(steps[0].when, [Compare::mod_revision("k").eq(2)]);
         assert_eq!(steps[2].when, [Compare::value("k").eq("1")]);
     }

@@ -33,6 +33,7 @@
 //!   following                 what is below a prefix, and every change of it
 //!   deed                      what is taken back when nobody waits for it any more
 //!   chain                     a transaction that guesses what others will have done by then
+//!   digits                    numbers as rows have them
 //! ```
 
 mod guard;
@@ -74,6 +75,7 @@ mod queue;
 mod call;
 mod chain;
 mod deed;
+mod digits;
 mod following;
 mod look;
 
@@ -94,7 +96,7 @@ pub use cached::{Cached, CachedCall, View};
 pub use call::Call;
 pub use candidacy::Candidacy;
 pub use cell::{Cell, CellValue};
-pub use conditional::{Expected, PutIfAbsent, Swap};
+pub use conditional::{CompareAndSet, Expected, PutIfAbsent, Swap};
 pub use counter::{Counter, CounterError};
 pub use double_barrier::{DoubleBarrier, DoubleBarrierError, Inside};
 pub use election::{Campaign, Election, Leadership};

@@ -19,6 +19,7 @@ use crate::node::SessionEnd;
 use super::call::{Call, Until};
 use super::chain::{TRIES_MAX, Way, chain, taken, try_ways, ways_max};
 use super::deed::{carry_out, delete_of};
+use super::digits::number_in;
 
 /// Where the next numbers are: below this, the prefix.
 const NUMBERS: &[u8] = b"__sequence/";
@@ -236,12 +237,7 @@ fn numbered(prefix: &Bytes, number: u64) -> Result<Bytes, SequenceError> {
 /// What the row of the next number says, if it says it as this module would.
 fn next_number(row: Option<&KeyValue>) -> Result<u64, SequenceError> {
     let Some(row) = row else { return Ok(0) };
-    let text = std::str::from_utf8(&row.value).ok();
-    let number: Option<u64> = text.and_then(|text| text.parse().ok());
-    match number.filter(|number| number.to_string().as_bytes() == &row.value[..]) {
-        Some(number) => Ok(number),
-        None => Err(SequenceError::NotANumber(row.value.clone())),
-    }
+    number_in(&row.value).ok_or_else(|| SequenceError::NotANumber(row.value.clone()))
 }
 
 #[cfg(test)]

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::task::Poll;
 use std::time::Duration;
 
-use bowline::{Expected, Revision, Swap, Wait};
+use bowline::{Client, Error, Expected, LeaseId, Refusal, Revision, Swap, Wait};
 
 use super::{LONG, begin_to_wait, on_all, poll, quick};
+use crate::stage::until_true;
 
 #[test]
 fn a_cell_is_changed_by_who_has_seen_it_last() {
@@ -136,4 +137,61 @@ fn a_conditional_change_is_made_only_if_the_key_is_as_expected() {
     assert!(kv.compare_and_delete("k", row.mod_revision).wait().unwrap().is_done());
     assert!(kv.compare_and_set("k", Revision(0), "new").wait().unwrap().is_done());
     assert_eq!(node.client().get("app/k").wait().unwrap().unwrap().value, "new");
+}
+
+/// The lease of the key `k`.
+fn lease_of(kv: &Client) -> Option<LeaseId> {
+    kv.get("k").wait().unwrap().expect("it is there").lease
+}
+
+#[test]
+fn what_changes_a_key_leaves_it_its_lease_and_what_sets_it_does_not() {
+    let cluster = quick(1);
+    let (kv, hour) = (cluster.node(0).client(), Duration::from_secs(3600));
+    assert!(kv.put_if_absent("k", "3").ttl(hour).wait().unwrap().is_done());
+    let lease = lease_of(&kv);
+    assert!(lease.is_some());
+    kv.cell("k").update(|old| [&b"1"[..], old.unwrap()].concat()).wait().unwrap();
+    assert_eq!(lease_of(&kv), lease, "of Cell::update");
+    assert_eq!(kv.counter("k").increment().wait(), Ok(14));
+    assert_eq!(lease_of(&kv), lease, "of Counter::add");
+    kv.counter("k").compare_and_set(14, 3).wait().unwrap();
+    assert_eq!(lease_of(&kv), lease, "of Counter::compare_and_set");
+    assert_eq!(kv.latch("k").count_down().wait(), Ok(2));
+    assert_eq!(lease_of(&kv), lease, "of Latch::count_down");
+    kv.cell("k").set("5").wait().unwrap();
+    assert_eq!(lease_of(&kv), None, "of Cell::set");
+
+    // And what is not there yet is made without one.
+    kv.delete("k").wait().unwrap();
+    kv.cell("k").update(|_| "5").wait().unwrap();
+    assert_eq!(lease_of(&kv), None);
+    kv.delete("k").wait().unwrap();
+    assert_eq!(kv.counter("k").compare_and_set(0, 3).wait(), Ok(()));
+    kv.delete("k").wait().unwrap();
+    assert_eq!(kv.counter("k").add(2).wait(), Ok(2));
+}
+
+#[test]
+fn a_change_with_a_time_to_live_binds_the_key_to_it_and_leaves_no_lease_where_it_is_not_made() {
+    let cluster = quick(1);
+    let (kv, node, hour) = (cluster.node(0).client(), cluster.node(0), Duration::from_secs(3600));
+    kv.put("k", "mine").wait().unwrap();
+    let longer = |expected: &'static str| {
+        kv.compare_and_set("k", Expected::value(expected), "mine").ttl(hour).wait()
+    };
+    assert!(longer("mine").unwrap().is_done());
+    let lease = lease_of(&kv).expect("it has one now");
+    assert_eq!(kv.lease(lease).wait().unwrap().unwrap().ttl, hour);
+    assert!(!longer("other").unwrap().is_done());
+    let zero = kv.compare_and_set("k", Expected::value("mine"), "mine").ttl(Duration::ZERO);
+    assert!(matches!(zero.wait(), Err(Error::Refused(Refusal::LeaseTtl { .. }))));
+    let long = "k".repeat(1 << 20);
+    let refused = kv.compare_and_set(long, Expected::Missing, "mine").ttl(hour).wait();
+    assert!(matches!(refused, Err(Error::Refused(Refusal::KeyTooLarge { .. }))), "{refused:?}");
+    until_true(node, "the leases of those that were not made are ended", || {
+        kv.put("mark", "").wait().unwrap();
+        kv.leases() == [lease]
+    });
+    assert_eq!(lease_of(&kv), Some(lease));
 }

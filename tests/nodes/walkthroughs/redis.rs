@@ -34,11 +34,9 @@ fn compare_and_delete(kv: &Client, name: &str, value: &str) -> bool {
 
 /// Gives the key another time to live if it has this value.
 fn compare_and_expire(kv: &Client, name: &str, value: &str, ttl: Duration) -> bool {
-    let lease = kv.grant(ttl).wait().unwrap().id;
-    let mut put = Put::new(name.to_owned(), value.to_owned());
-    put.lease = PutLease::Attach(lease);
-    let mine = Compare::value(name.to_owned()).eq(value.to_owned());
-    kv.txn().when(mine).then(Op::Put(put)).commit().wait().unwrap().succeeded
+    let mine = Expected::value(value.to_owned());
+    let longer = kv.compare_and_set(name.to_owned(), mine, value.to_owned()).ttl(ttl);
+    longer.wait().unwrap().is_done()
 }
 
 const HALF_A_MINUTE: Duration = Duration::from_secs(30);

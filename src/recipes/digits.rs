@@ -1,0 +1,29 @@
+//! Numbers in rows: decimal digits, and one way to write each. Other ways would not be found where numbers are
+//! compared as values.
+
+use std::fmt::Display;
+use std::str::FromStr;
+
+/// The number that a value is, if it is written as it is written here.
+pub(super) fn number_in<N: FromStr + Display>(value: &[u8]) -> Option<N> {
+    let number: N = std::str::from_utf8(value).ok()?.parse().ok()?;
+    (number.to_string().as_bytes() == value).then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_read_only_as_it_is_written() {
+        for text in ["", "x", " 5", "5 ", "+5", "05", "-0", "5.0"] {
+            assert_eq!(number_in::<i64>(text.as_bytes()), None, "{text:?}");
+            assert_eq!(number_in::<u64>(text.as_bytes()), None, "{text:?}");
+        }
+        assert_eq!(number_in::<u64>(b"-1"), None);
+        assert_eq!(number_in::<u64>(b"18446744073709551615"), Some(u64::MAX));
+        assert_eq!(number_in::<i64>(b"-5"), Some(-5));
+        assert_eq!(number_in::<i64>(b"9223372036854775808"), None);
+        assert_eq!(number_in::<u64>(b"\xff"), None);
+    }
+}
