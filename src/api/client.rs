@@ -38,6 +38,10 @@ impl Client {
     /// A client for the keys below `prefix`: it is put before every key that goes in and taken off
     /// every key that comes out. Nothing outside can be reached through it.
     ///
+    /// Sessions have no scope: what is made by one (locks, elections, groups, the taking end of a queue), and
+    /// transactions under what it holds, are given whole keys and names. A queue says its own:
+    /// [`Queue::name`](crate::Queue::name).
+    ///
     /// ```
     /// # use bowline::{Config, KeyRange, Node, Wait};
     /// # let dir = tempfile::tempdir().unwrap();

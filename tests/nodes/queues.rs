@@ -705,10 +705,29 @@ fn a_queue_needs_a_name_and_one_inside_another_is_another() {
     inner.put("inner").wait().unwrap();
     assert!(outer.try_take().wait().unwrap().is_none());
     assert_eq!(take(&inner), "inner");
-    let scoped = cluster.node(0).client().scoped("a/").queue("b");
+}
+
+#[test]
+fn a_queue_of_a_scoped_client_says_the_name_by_which_it_is_taken_from() {
+    let cluster = quick(1);
+    let kv = cluster.node(0).client();
+    let app = kv.scoped("app/");
+    let scoped = app.queue("jobs");
+    let session = cluster.node(0).session().wait().unwrap();
+    let taker = session.queue(scoped.name().clone()).attempts_max(1);
     scoped.put("scoped").wait().unwrap();
     assert_eq!(scoped.items().wait().unwrap()[0].value, "scoped");
-    assert_eq!(take(&inner), "scoped");
+    assert_eq!(take(&taker), "scoped");
+    app.txn().then(scoped.op("of its client", 0)).commit().wait().unwrap();
+    let delivery = taker.take().wait().unwrap();
+    // What is under no scope names whole keys.
+    let next = kv.queue(scoped.name().clone()).op("next", 0);
+    delivery.ack_with([next]).wait().unwrap();
+    taker.take().wait().unwrap().nack().wait().unwrap();
+    assert!(taker.try_take().wait().unwrap().is_none(), "it was taken too often");
+    let dead = session.queue(scoped.dead().name().clone());
+    assert_eq!(take(&dead), "next");
+    assert_eq!(scoped.limit(3).name(), "app/jobs");
 }
 
 #[test]

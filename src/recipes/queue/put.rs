@@ -36,7 +36,9 @@ impl Client {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn queue(&self, name: impl Into<Bytes>) -> Queue {
-        Queue { client: self.clone(), keys: Keys { name: name.into() }, limit: None }
+        let keys = Keys { name: name.into() };
+        let name = self.scope.key(keys.name.clone());
+        Queue { client: self.clone(), keys, name, limit: None }
     }
 }
 
@@ -50,6 +52,8 @@ impl Client {
 pub struct Queue {
     client: Client,
     keys: Keys,
+    /// With the scope of the client.
+    name: Bytes,
     limit: Option<u64>,
 }
 
@@ -64,9 +68,10 @@ impl Queue {
         Self { limit: Some(items), ..self.clone() }
     }
 
-    /// Its name.
+    /// Its whole name, with the [scope](Client::scoped) of its client: the one by which
+    /// [`Session::queue`](crate::Session::queue) takes from it.
     pub fn name(&self) -> &Bytes {
-        &self.keys.name
+        &self.name
     }
 
     /// Puts an item at the end.
@@ -84,8 +89,13 @@ impl Queue {
 
     /// The operation that puts an item, for a transaction of your own: with a condition that makes it
     /// safe to repeat, or with [`Delivery::ack_with`](super::Delivery::ack_with), so that an item moves from
-    /// queue to queue without being lost or doubled. Its key is in the scope of this queue's client. No
-    /// limit is looked at. An operation is for one transaction: another one would put the same item.
+    /// queue to queue without being lost or doubled. No limit is looked at. An operation is for one
+    /// transaction: another one would put the same item.
+    ///
+    /// Its key is in the scope of this queue's client, and so it is for transactions of that client, which add the
+    /// scope. `ack_with`, and transactions under a lock ([`Hold::txn`](crate::Hold::txn)), know no
+    /// [scope](Client::scoped): for them, ask the queue of the whole name for it,
+    /// `node.client().queue(jobs.name().clone()).op(..)`.
     ///
     /// ```
     /// # use bowline::{Compare, Config, Node, Op, Wait};
@@ -172,7 +182,7 @@ impl Queue {
     /// [`QueueTaker::attempts_max`](super::QueueTaker::attempts_max). To take from it, give its
     /// [`name`](Queue::name) to [`Session::queue`](crate::Session::queue).
     pub fn dead(&self) -> Queue {
-        Queue { client: self.client.clone(), keys: self.keys.dead(), limit: None }
+        self.client.queue(self.keys.dead().name)
     }
 
     pub(super) fn check(&self) -> Result<(), QueueError> {
