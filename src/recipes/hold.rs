@@ -211,7 +211,13 @@ impl Hold {
     }
 
     /// A transaction that is carried out only if this still is the holder, judged where the data is:
-    /// even a holder that believes too long in its lock changes nothing.
+    /// even a holder that believes too long in its lock changes nothing. Its keys are whole ones: no
+    /// [scope](Client::scoped) is added.
+    ///
+    /// The conditions that it still holds count among [`Limits::txn_ops_max`](crate::Limits::txn_ops_max): two for
+    /// each key that makes it the holder, and a third for a writer's. Of 128 operations 126 are left to a mutex, a
+    /// reader, a permit or a leader, 125 to a writer, 68 to 30 locks at once. [`GuardTxn::ack`] takes three
+    /// for each item.
     pub fn txn(&self) -> GuardTxn {
         let client = Client::new(Arc::clone(self.session.shared()));
         GuardTxn::new(client, self.parts())

@@ -1,7 +1,9 @@
 //! Keys that live exactly as long as a hold: what is refused binds nothing and ends nothing, and what goes with a
-//! hold goes with it, however much that is.
+//! hold goes with it, however much that is. And how much may be done under a hold at once.
 
-use bowline::{Client, Compare, Error, Guard, GuardError, KeyRange, Op, Refusal, Session, Wait};
+use bowline::{
+    Client, Compare, Error, Guard, GuardError, Hold, KeyRange, Op, Refusal, Session, Wait,
+};
 
 use crate::stage::{lasting, roles, session};
 
@@ -95,4 +97,30 @@ fn work_is_committed_and_the_lock_released_however_much_goes_with_it() {
         assert_eq!(keys(&kv), 0);
         drop(mine.mutex("lock").try_lock().wait().unwrap());
     }
+}
+
+/// As many operations go in one transaction under this hold as its page says, and not one more.
+fn holds_at_most(hold: &Hold, ops: usize) {
+    let commit = |count: usize| {
+        let put = |n: usize| Op::put(format!("data/{n}"), "");
+        (0..count).map(put).fold(hold.txn(), bowline::GuardTxn::then).commit().wait().map(drop)
+    };
+    assert_eq!(commit(ops), Ok(()));
+    let (count, max) = (ops + 1, ops);
+    let refusal = Refusal::TooManyOps { count, max };
+    assert_eq!(commit(ops + 1), Err(GuardError::Store(Error::Refused(refusal))));
+}
+
+#[test]
+fn how_many_operations_go_under_each_kind_of_lock() {
+    let cluster = lasting(1);
+    let mine = session(&cluster, 0);
+    holds_at_most(&lock(&mine), 126);
+    holds_at_most(&mine.election("election").campaign("a").wait().unwrap(), 126);
+    holds_at_most(&mine.semaphore("permits", 3).acquire_many(2).wait().unwrap(), 126);
+    let shelf = mine.rw_lock("shelf");
+    holds_at_most(&shelf.read().wait().unwrap(), 126);
+    holds_at_most(&shelf.write().wait().unwrap(), 125);
+    let names = (0..30).map(|n| format!("locks/{n}"));
+    holds_at_most(&mine.lock_all(names).wait().unwrap(), 68);
 }
