@@ -3,6 +3,7 @@
 use std::future::IntoFuture;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures_core::Stream;
 
@@ -18,12 +19,13 @@ use super::{Client, Error};
 pub struct WatchCall {
     client: Client,
     request: WatchRequest,
+    deadline: Option<Duration>,
 }
 
 impl WatchCall {
     pub(crate) fn new(client: Client, keys: KeyRange) -> Self {
         let request = WatchRequest::new(client.scope.range(keys));
-        Self { client, request }
+        Self { client, request, deadline: None }
     }
 
     /// Every change from this revision on, past ones too. Without it: what happens from now on.
@@ -43,12 +45,20 @@ impl WatchCall {
         self.request.filter = filter;
         self
     }
+
+    /// How long it may take until the watch begins: what happens from now on is known to a member that has a
+    /// state of its cluster, and one that is new waits for it. From a revision on, nothing is waited for.
+    #[doc(alias = "timeout")]
+    pub fn deadline(mut self, timeout: Duration) -> Self {
+        self.deadline = Some(timeout);
+        self
+    }
 }
 
 impl WatchCall {
     /// Begins now: nothing has to be waited for.
     pub(crate) fn begin(self) -> Result<Watch, Error> {
-        let Self { client, request } = self;
+        let Self { client, request, .. } = self;
         let range = crate::model::Range::new(request.range.clone());
         client.shared.settings.limits.check_range(&range)?;
         client.may_read(&request.range)?;
@@ -66,7 +76,7 @@ impl IntoFuture for WatchCall {
         Box::pin(async move {
             // What is new is so beside what there is: a member without a state does not know that yet.
             if self.request.from.is_none() {
-                let deadline = self.client.shared.deadline(None);
+                let deadline = self.client.shared.deadline(self.deadline);
                 self.client.be_current(Consistency::Local, deadline).await?;
             }
             self.begin()
