@@ -1,4 +1,7 @@
 //! What can go wrong, and what that means for what was asked.
+//!
+//! One rule for all public errors of the crate: printed by itself, an error says all, the reason too, and so that is
+//! not its `source` once more. One that only passes another on is that one (`transparent`).
 
 use std::io;
 use std::time::Duration;
@@ -102,7 +105,7 @@ pub enum Error {
     },
     /// A lease is not kept alive as was asked for. Nothing was changed.
     #[error("not resumed: {0}")]
-    NotResumed(#[source] ResumeRefusal),
+    NotResumed(ResumeRefusal),
     /// The change was applied. What it answered was large, and was gone when this node, which had been
     /// cut off meanwhile, could hear of it: read what you need.
     #[error("applied, at revision {revision}; its answer came too late to be kept")]
@@ -112,7 +115,7 @@ pub enum Error {
     },
     /// The members of the cluster stay as they are.
     #[error("not applied: {0}")]
-    Members(#[source] MemberRefusal),
+    Members(MemberRefusal),
     /// A backup could not be made, in words that say why. Nothing was changed.
     #[error("no backup was made: {0}")]
     Backup(String),
@@ -215,7 +218,7 @@ impl From<CallError> for Error {
 pub enum StartError {
     /// The configuration makes no sense.
     #[error("configuration: {0}")]
-    Config(#[from] ConfigError),
+    Config(ConfigError),
     /// The data directory cannot be used.
     #[error("data directory: {why}")]
     Data {
@@ -226,7 +229,7 @@ pub enum StartError {
     },
     /// The network cannot be used.
     #[error("network: {0}")]
-    Network(#[from] TransportError),
+    Network(TransportError),
     /// The cluster has not let it in, or nobody has answered: the node does not run. Whether it may be a member all
     /// the same, the kind says.
     #[error("joining: {why}")]
@@ -238,7 +241,19 @@ pub enum StartError {
     },
     /// The operating system gives no thread.
     #[error("thread: {0}")]
-    Thread(#[source] io::Error),
+    Thread(io::Error),
+}
+
+impl From<ConfigError> for StartError {
+    fn from(error: ConfigError) -> Self {
+        StartError::Config(error)
+    }
+}
+
+impl From<TransportError> for StartError {
+    fn from(error: TransportError) -> Self {
+        StartError::Network(error)
+    }
 }
 
 /// Why a node has not joined a cluster: the kind of [`StartError::Join`], and what a supervisor does about it.

@@ -110,7 +110,7 @@ pub enum LineFault {
     TooLong,
     /// It is no JSON.
     #[error("it is no JSON: {0}")]
-    NotJson(#[from] serde_json::Error),
+    NotJson(serde_json::Error),
     /// It is JSON, but no object.
     #[error("it is no JSON object")]
     NotAnObject,
@@ -137,6 +137,12 @@ pub enum LineFault {
         /// `complete`.
         completed: u64,
     },
+}
+
+impl From<serde_json::Error> for LineFault {
+    fn from(error: serde_json::Error) -> Self {
+        LineFault::NotJson(error)
+    }
 }
 
 /// A history that cannot be read.

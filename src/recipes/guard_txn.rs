@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use thiserror::Error as ThisError;
 
-use crate::api::{Client, Error};
+use crate::api::{Client, Effect, Error};
 use crate::model::{Compare, Op, Put, PutLease, PutValue, Reply, Txn, TxnReply, TxnResult};
 use crate::mutant::{self, Mutant};
 use crate::node::{CallError, CallResult, ReplyTo};
@@ -46,6 +46,16 @@ pub enum GuardError {
 }
 
 impl GuardError {
+    /// Whether the transaction has changed anything.
+    pub fn effect(&self) -> Effect {
+        match self {
+            GuardError::NotHeld | GuardError::NotOurs | GuardError::ReservedValue => {
+                Effect::NotApplied
+            }
+            GuardError::Store(error) => error.effect(),
+        }
+    }
+
     /// Whether the same transaction may succeed later under the same guard: the cluster had no quorum.
     pub fn is_transient(&self) -> bool {
         matches!(self, GuardError::Store(error) if error.is_transient())

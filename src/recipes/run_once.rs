@@ -56,10 +56,16 @@ pub enum RunOnceError<E> {
     Lost(Loss),
     /// It was not begun.
     #[error("it was not begun: {0}")]
-    NotBegun(#[from] LockError),
+    NotBegun(LockError),
     /// The store could not, or would not. If the effect is unknown, call again: the result may be there.
     #[error(transparent)]
     Store(#[from] Error),
+}
+
+impl<E> From<LockError> for RunOnceError<E> {
+    fn from(why: LockError) -> Self {
+        RunOnceError::NotBegun(why)
+    }
 }
 
 impl Client {

@@ -82,7 +82,6 @@ pub struct UpgradeError {
     pub guard: ReadGuard,
     /// Why: [`LockError::UpgradeTaken`], [`LockError::Lost`] if the reader is lost, and whatever may come
     /// of any wish.
-    #[source]
     pub why: LockError,
 }
 

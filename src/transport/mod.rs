@@ -211,12 +211,12 @@ pub enum TransportError {
         address: String,
     },
     /// The port cannot be listened on.
-    #[error("cannot listen on {address}: {source}")]
+    #[error("cannot listen on {address}: {error}")]
     Bind {
         /// The address.
         address: String,
         /// Why.
-        source: std::io::Error,
+        error: std::io::Error,
     },
     /// The files with certificates cannot be used.
     #[error("the certificates for connections between members cannot be used: {0}")]

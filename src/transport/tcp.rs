@@ -151,7 +151,7 @@ impl TcpBound {
     /// # Errors
     /// If the address is off loopback without leave, not an address, or taken.
     pub(crate) fn bind(listen: &str, settings: TcpSettings) -> Result<Self, TransportError> {
-        let bind = |source| TransportError::Bind { address: listen.to_owned(), source };
+        let bind = |error| TransportError::Bind { address: listen.to_owned(), error };
         check_address("listen address", listen)?;
         let mut addresses: Vec<SocketAddr> = listen.to_socket_addrs().map_err(bind)?.collect();
         // A name is first of all where those look for it that do not know of IPv6.

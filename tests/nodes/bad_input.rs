@@ -1,16 +1,20 @@
 //! Bad input is met everywhere: each is refused in clear words, and a write and a read afterwards show
 //! that it did no damage.
 
+use std::error::Error as StdError;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use bowline::check::{RegisterCall, lines};
 use bowline::testing::{self, Cluster};
 use bowline::{
-    Client, Compare, Config, Effect, Error, JoinFault, KeyRange, LeaseId, Node, Op, Refusal,
-    Revision, Role, StartError, StopReason, Wait, WatchError,
+    AccessRefusal, Client, Compare, Config, ConfigError, Effect, Error, GuardError, JoinFault,
+    KeyRange, LeadError, LeaseId, LockError, MemberRefusal, Node, Op, QueueError, Refusal,
+    ResumeError, ResumeRefusal, Revision, Role, RunOnceError, SessionEnd, StartError, StopReason,
+    TransportError, Wait, WatchError, backup,
 };
 
 use crate::{loopback, stage};
@@ -482,5 +486,68 @@ fn a_peer_port_that_is_fed_garbage_floods_or_silence_costs_the_cluster_nothing()
     }
     for node in nodes {
         assert!(testing::shutdown(node).wait().hanging.is_empty());
+    }
+}
+
+/// As `anyhow` prints it, for one: an error, and each source behind it.
+fn chain(error: &dyn StdError) -> Vec<String> {
+    let (mut said, mut source) = (vec![error.to_string()], error.source());
+    while let Some(error) = source {
+        said.push(error.to_string());
+        source = error.source();
+    }
+    said
+}
+
+#[test]
+fn no_error_says_anything_twice_when_it_is_printed_with_its_sources() {
+    let cluster = quick(1);
+    let session = cluster.node(0).session().wait().unwrap();
+    let lock = session.rw_lock("lock");
+    let (one, two) = (lock.read().wait().unwrap(), lock.read().wait().unwrap());
+    let upgrade = one.try_upgrade().wait().unwrap_err();
+    drop(two);
+    let no_line = lines::read::<RegisterCall>(&b"{"[..]).unwrap_err();
+
+    let bind = || {
+        let error = io::Error::new(io::ErrorKind::AddrInUse, "address in use");
+        TransportError::Bind { address: "10.0.0.7:7400".to_owned(), error }
+    };
+    let no_name = || ConfigError::DuplicateName("a".to_owned());
+    let too_long = ResumeRefusal::DelayTooLong {
+        lease_ttl: Duration::from_secs(1),
+        delay: Duration::from_secs(2),
+    };
+    let busy = || Error::Busy;
+    let denied = || Error::Refused(Refusal::Access(AccessRefusal::Denied));
+    let ended = || LockError::SessionEnded(SessionEnd::NotRenewed);
+    let errors: Vec<Box<dyn StdError>> = vec![
+        Box::new(StartError::from(no_name())),
+        Box::new(StartError::from(bind())),
+        Box::new(StartError::Thread(io::Error::other("no thread"))),
+        Box::new(bind()),
+        Box::new(backup::BackupError::from(no_name())),
+        Box::new(denied()),
+        Box::new(Error::NotResumed(too_long)),
+        Box::new(Error::Members(MemberRefusal::Pending)),
+        Box::new(LockError::Refused(denied())),
+        Box::new(LeadError::from(ended())),
+        Box::new(LeadError::from(LockError::Refused(busy()))),
+        Box::new(RunOnceError::<io::Error>::from(ended())),
+        Box::new(RunOnceError::Failed(io::Error::other("no paper"))),
+        Box::new(ResumeError::from(LockError::Refused(busy()))),
+        Box::new(GuardError::from(denied())),
+        Box::new(QueueError::from(denied())),
+        Box::new(upgrade),
+        Box::new(no_line),
+    ];
+    for error in errors {
+        let said = chain(&*error);
+        assert!(!said[0].is_empty());
+        for (at, source) in said.iter().enumerate() {
+            for before in &said[..at] {
+                assert!(!before.contains(source.as_str()), "{}", said.join(": "));
+            }
+        }
     }
 }

@@ -35,7 +35,7 @@ mod take;
 use bytes::Bytes;
 use thiserror::Error as ThisError;
 
-use crate::api::Error;
+use crate::api::{Effect, Error};
 use crate::model::KeyRange;
 use crate::node::{SessionEnd, Shared};
 
@@ -73,6 +73,18 @@ pub enum QueueError {
 }
 
 impl QueueError {
+    /// Whether anything was put, taken or acknowledged.
+    pub fn effect(&self) -> Effect {
+        match self {
+            QueueError::Full { .. }
+            | QueueError::NotOurs
+            | QueueError::SessionEnded(_)
+            | QueueError::TimedOut
+            | QueueError::EmptyName => Effect::NotApplied,
+            QueueError::Store(error) => error.effect(),
+        }
+    }
+
     /// Whether the same call may succeed later without anybody changing the program: the queue was full or
     /// empty, or the cluster had no quorum.
     pub fn is_transient(&self) -> bool {
