@@ -522,7 +522,9 @@ mod tests {
         proposals.refused_growth(1, CallError::NoSpace).unwrap().tell();
         // An attempt of which nothing was heard.
         let many = [None, None, Some(at(10))];
-        many.map(|deadline| proposals.add(write(&results, deadline)));
+        for deadline in many {
+            proposals.add(write(&results, deadline));
+        }
         proposals.batch(at(2), 1 << 20).unwrap();
         proposals.leader_changed();
         proposals.batch(at(3), 1 << 20).unwrap();

@@ -49,9 +49,10 @@ impl GuardError {
     /// Whether the transaction has changed anything.
     pub fn effect(&self) -> Effect {
         match self {
-            GuardError::NotHeld | GuardError::NotOurs | GuardError::ReservedValue => {
-                Effect::NotApplied
-            }
+            GuardError::NotHeld
+            | GuardError::NotOurs
+            | GuardError::ForeignGuard
+            | GuardError::ReservedValue => Effect::NotApplied,
             GuardError::Store(error) => error.effect(),
         }
     }
