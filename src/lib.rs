@@ -85,8 +85,8 @@ pub use api::{
     SessionStatus, Shutdown, StartError, TxnCall, Wait, Watch, WatchCall,
 };
 pub use metrics::{
-    ByLabel, Ending, Histogram, Metrics, MetricsSnapshot, PeerLag, PeerQueue, Refused, RequestKind,
-    Stage,
+    ByLabel, Ending, Histogram, Metrics, MetricsSnapshot, PeerLag, PeerLink, PeerQueue, Refused,
+    RequestKind, Stage,
 };
 pub use model::{
     Access, AccessChange, AccessGrant, AccessRefusal, AccessRole, Caller, ROOT, Rights, Secret,

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 pub(crate) use cell::{Counter, Gauge, Seconds, Sizes};
-pub use snapshot::{Histogram, PeerLag, PeerQueue};
+pub use snapshot::{Histogram, PeerLag, PeerLink, PeerQueue};
 pub use words::{Ending, Refused, RequestKind, Stage};
 
 use cell::{SECONDS_FIRST, SIZES_FIRST};
@@ -136,6 +136,7 @@ pub(crate) struct Told<T>(Mutex<Vec<T>>);
 
 type Peers = Told<PeerLag>;
 type PeerBytes = Told<PeerQueue>;
+type PeerLinks = Told<PeerLink>;
 
 impl<T> Default for Told<T> {
     fn default() -> Self {
@@ -238,6 +239,8 @@ catalogue! {
     messages_unreachable_total: Counter => u64, "counter";
     /// Bytes that wait on their way to each other member, behind what the sockets have taken.
     peer_queue_bytes: PeerBytes => Vec<PeerQueue>, "gauge";
+    /// 1 for each other member with which there is a connection, whoever has dialed; 0 for the others.
+    peer_connected: PeerLinks => Vec<PeerLink>, "gauge";
     /// Groups that wait for the log's thread.
     log_queue_groups: Gauge => u64, "gauge";
     /// Time to write and sync what was queued for the log.

@@ -76,3 +76,13 @@ pub struct PeerQueue {
     /// How many bytes wait.
     pub bytes: u64,
 }
+
+/// Whether there is a connection with another member.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct PeerLink {
+    /// Its name.
+    pub peer: String,
+    /// Whether one is up, whoever of the two has dialed.
+    pub connected: bool,
+}

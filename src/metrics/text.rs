@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::Label;
-use super::snapshot::{Histogram, PeerLag, PeerQueue};
+use super::snapshot::{Histogram, PeerLag, PeerLink, PeerQueue};
 
 /// A text in the making.
 #[derive(Default)]
@@ -105,6 +105,14 @@ impl Show for Vec<PeerQueue> {
     fn show(&self, text: &mut Text, labels: &Labels) {
         for queue in self {
             text.sample("", &labels.and("peer", &queue.peer), queue.bytes);
+        }
+    }
+}
+
+impl Show for Vec<PeerLink> {
+    fn show(&self, text: &mut Text, labels: &Labels) {
+        for link in self {
+            text.sample("", &labels.and("peer", &link.peer), u8::from(link.connected));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What the driver measures of itself and of the requests that end, and what it says of slow ones.
 
 use super::*;
-use crate::metrics::{self, Ending, PeerLag, PeerQueue};
+use crate::metrics::{self, Ending, PeerLag, PeerLink, PeerQueue};
 use crate::node::health::Pulse;
 use crate::node::slow::Slow;
 use crate::node::status::{MemberStatus, Progress};
@@ -208,6 +208,11 @@ impl Driver {
             bytes: self.network.queued_bytes(peer) as u64,
         };
         meters.peer_queue_bytes.set(self.roster.peers().into_iter().map(queued).collect());
+        let link = |peer: NodeId| PeerLink {
+            peer: self.roster.name_of(peer),
+            connected: self.spoken.contains_key(&peer),
+        };
+        meters.peer_connected.set(self.roster.peers().into_iter().map(link).collect());
         meters.keys.set(shared.reader.keys());
         meters.state_bytes.set(shared.reader.bytes());
         meters.history_bytes.set(shared.reader.history_bytes());
