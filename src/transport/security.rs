@@ -48,13 +48,14 @@ impl Security {
         }
     }
 
-    /// For a connection that has just come up.
+    /// For a connection that has just come up. What is trusted may have changed since its handshake began.
     pub(super) fn doubt(&self) -> Doubt {
         match self {
             Security::None => Doubt::default(),
             #[cfg(feature = "tls")]
             Security::Tls(tls) => {
-                let changes = tls.changes();
+                let mut changes = tls.changes();
+                changes.mark_changed();
                 let mut look = tokio::time::interval(EXPIRY_LOOK_EVERY);
                 look.reset();
                 Doubt { trust: Some((changes, look)) }

@@ -107,9 +107,23 @@ impl PeerTls {
 pub(super) struct Tls {
     env: Env,
     paths: PeerTls,
-    /// What the files held when they were last read, good or bad.
-    seen: Mutex<Files>,
+    seen: Mutex<Seen>,
     trust: watch::Sender<Arc<Trust>>,
+}
+
+/// What has come of reading the files.
+struct Seen {
+    /// What they held when they were last read, good or bad.
+    files: Files,
+    /// Why they could not be read this time.
+    unreadable: Option<String>,
+}
+
+/// Says so if nobody will accept this member's own certificate.
+fn warn_of_own(trust: &Trust) {
+    if let Err(why) = trust.check_own() {
+        tracing::warn!("other members will refuse this one: its own certificate {why}");
+    }
 }
 
 impl Tls {
@@ -137,12 +151,10 @@ impl Tls {
             ),
             _ => {}
         }
-        if let Err(why) = trust.check_own() {
-            tracing::warn!("other members will refuse this one: its own certificate {why}");
-        }
-        let (env, seen, trust) =
-            (env.clone(), Mutex::new(files), watch::Sender::new(Arc::new(trust)));
-        Ok(Self { env, paths, seen, trust })
+        warn_of_own(&trust);
+        let seen = Mutex::new(Seen { files, unreadable: None });
+        let trust = watch::Sender::new(Arc::new(trust));
+        Ok(Self { env: env.clone(), paths, seen, trust })
     }
 
     /// What is trusted now.
@@ -166,17 +178,23 @@ impl Tls {
     }
 
     /// Reads the files again. What cannot be used changes nothing, and is said once.
-    fn refresh(&self) {
-        let files = match Files::read(&*self.env.disk, &self.paths) {
+    pub(super) fn refresh(&self) {
+        let files = Files::read(&*self.env.disk, &self.paths);
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let files = match files {
             Ok(files) => files,
             // Perhaps it is just being replaced.
             Err(error) => {
-                tracing::warn!("the certificates in use stay: {error}");
+                let why = Some(error.to_string());
+                if seen.unreadable != why {
+                    tracing::warn!("the certificates in use stay: {error}");
+                    seen.unreadable = why;
+                }
                 return;
             }
         };
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        if *seen == files {
+        seen.unreadable = None;
+        if seen.files == files {
             return;
         }
         let trust = Trust::new(&files, &self.paths).and_then(|trust| {
@@ -188,12 +206,13 @@ impl Tls {
             };
             Err(TrustError::Name { was: named(self.trust().uri()), is: named(trust.uri()) })
         });
-        *seen = files;
+        seen.files = files;
         drop(seen);
         match trust {
             Ok(trust) => {
                 let member = trust.uri().map(|uri| uri.member.as_str());
                 tracing::info!(member, "new certificates are in use");
+                warn_of_own(&trust);
                 self.trust.send_replace(Arc::new(trust));
             }
             Err(error) => tracing::warn!("the certificates in use stay: {error}"),
