@@ -395,3 +395,32 @@ fn too_many_reads_and_waits_are_refused_as_busy_and_leave_nothing_behind() {
         assert!(matches!(late, Err(Error::Deadline { .. })), "there is room again: {late:?}");
     });
 }
+
+#[test]
+fn why_a_member_cannot_be_reached_is_said_once_a_minute_with_its_address() {
+    lines();
+    let dir = tempfile::tempdir().unwrap();
+    let lost = [("named", "nowhere.invalid:1"), ("refusing", "127.0.0.1:1")];
+    let members = [("lonely", "127.0.0.1:0"), lost[0], lost[1]];
+    let config = Config::new(dir.path(), "lonely").members(members).insecure_peers(true);
+    let node = Node::start(config).wait().unwrap();
+    let about = |level: &str, (name, address): (&str, &str)| {
+        let all = lines().lines.lock().unwrap();
+        let words = match level {
+            "WARN" => format!("member {name:?} cannot be reached at {address}: "),
+            _ => format!("address={address:?}"),
+        };
+        all.iter().filter(|line| line.starts_with(level) && line.contains(&words)).count()
+    };
+    let begun = node.now();
+    for peer in lost {
+        while about("WARN", peer) + about("DEBUG", peer) < 5 {
+            assert!(node.now().since(begun) < Duration::from_secs(50), "{peer:?} is not dialed");
+            std::thread::yield_now();
+        }
+        assert_eq!(about("WARN", peer), 1, "{peer:?}");
+    }
+    let links = node.metrics().snapshot().peer_connected;
+    assert!(links.len() == 2 && links.iter().all(|link| !link.connected), "{links:?}");
+    let _ = node.shutdown().wait();
+}

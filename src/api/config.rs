@@ -506,7 +506,7 @@ impl Config {
             token: self.token.clone(),
             #[cfg(feature = "tls")]
             tls: self.peer_tls.clone(),
-            ..TcpSettings::default()
+            ..TcpSettings::with_election_timeout(self.election_timeout)
         }
     }
 

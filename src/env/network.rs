@@ -8,6 +8,8 @@ use crate::model::{Lane, NodeId, PeerMessage};
 /// any message may be, and the caller is told so that it can tell the consensus.
 ///
 /// What comes in does not pass through here: whoever listens puts it into the node's inbox.
+///
+/// It is dropped when the node has stopped, for whatever reason: the node has left its peers then.
 pub trait Network: Send + 'static {
     /// Hands a message over. Messages to one peer on one lane arrive in order or not at all.
     fn send(&mut self, to: NodeId, lane: Lane, message: PeerMessage) -> SendOutcome;

@@ -1,14 +1,16 @@
 //! The receiving end: the listener, and the connections that peers have dialed.
 //!
 //! A connection is nobody's until its handshake is over. Those in between are counted; one too many
-//! ends the oldest of those that have not sent a preface (and with certificates, not proven
+//! ends one of the address that has most: the oldest of those that have not sent a preface (and with certificates, not proven
 //! anything before it), because members need milliseconds for it and the silent stay; only if there are none, the
-//! oldest of the others. So any number of silent connections costs a few tasks. After it, there is
+//! oldest of the others. So any number of silent connections costs a few tasks, and whoever makes them at one
+//! address ends its own. After it, there is
 //! one connection for each peer and lane: a newer one ends the older, and begins to read only when
 //! that has delivered its last message, so that the order holds.
 
 use std::collections::BTreeMap;
 use std::io;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
@@ -20,24 +22,28 @@ use super::exchange::{self, Broken, Met, Preface};
 use super::frame::{self, Frame, FrameKind, FrameReader};
 use super::handshake::HelloRefusal;
 use super::join;
+use super::peers::{Life, life_of};
 use super::pipe::is_passing;
-use super::tcp::ALIVE_PER_IDLE;
 use super::wire::Wire;
 use crate::codec;
-use crate::model::{DiskId, Hello, Incarnation, Lane, NodeId, PeerMessage};
+use crate::model::{Hello, Lane, Moment, NodeId, PeerMessage};
 
 /// How long to wait after the operating system would not give a connection: it is out of something.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// In this time connections that take the place of living ones are counted.
+const CONTEST_TIME: Duration = Duration::from_secs(60);
+/// As often no member does that whose connections die by themselves.
+const CONTESTS_MAX: u32 = 30;
 
 /// Accepts connections until the transport stops.
 pub(super) async fn listen(context: Arc<Context>, listener: TcpListener) {
     let mut failing = false;
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => {
+            Ok((stream, from)) => {
                 failing = false;
                 // Counted before the task runs, so that a flood is bounded while it comes in.
-                let waiting = Waiting::begin(context.clone());
+                let waiting = Waiting::begin(context.clone(), origin(from.ip()));
                 let context = context.clone();
                 tokio::spawn(async move {
                     context.until_stopped(welcome(&context, stream, waiting)).await;
@@ -54,6 +60,15 @@ pub(super) async fn listen(context: Arc<Context>, listener: TcpListener) {
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
+    }
+}
+
+/// Whose connections are counted together: those of one address, or of one network of IPv6, in which anybody has
+/// addresses without number.
+fn origin(from: IpAddr) -> IpAddr {
+    match from.to_canonical() {
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
+        v4 @ IpAddr::V4(_) => v4,
     }
 }
 
@@ -86,22 +101,33 @@ async fn welcome(context: &Context, tcp: TcpStream, waiting: Waiting) {
 /// A connection of a member, after its handshake.
 async fn serve(context: &Context, stream: Wire, hello: Hello, lane: Lane) {
     let peer = hello.from;
-    let (seat, before) = context.incoming.seat(lane, &hello);
+    let (seat, before) = context.incoming.seat(lane, &hello, context.env.clock.now());
+    if seat.contests == CONTESTS_MAX {
+        let (me, name) = (context.admission.me(), context.admission.name(peer));
+        tracing::warn!(
+            %me, %peer, name, ?lane,
+            "a member has dialed {CONTESTS_MAX} times in a minute while its connection before was still there: if two \
+             processes run with copies of one data directory, stop one of them, empty its directory, and let it join \
+             as a new member"
+        );
+    }
     if let Some(before) = before {
         // Ends with an error when the older connection drops its end.
         let _ = before.await;
     }
-    context.peers.heard_from(peer);
+    context.peers.heard_from(peer, life_of(&hello));
     let presence = context.presence.enter(peer, hello.clone());
     let end = tokio::select! {
         biased;
-        () = seat.replaced.notified() => Broken::Garbage("replaced by a newer connection".to_owned()),
+        () = seat.replaced.notified() => {
+            Broken::Socket(io::Error::other("replaced by a newer connection"))
+        }
         end = receive(context, stream, &hello, lane, &seat) => end,
     };
     drop(presence);
     context.incoming.leave(peer, lane, seat.number);
     tracing::debug!(me = %context.admission.me(), %peer, ?lane, "connection from it lost: {end}");
-    if matches!(end, Broken::Refused { .. } | Broken::Untrusted(_)) {
+    if !matches!(end, Broken::Socket(_)) {
         context.report(Side::Acceptor, Some(peer), &end);
     }
 }
@@ -120,7 +146,9 @@ async fn receive(
     let mut doubt = context.security.doubt();
     let mut tick = tokio::time::interval(context.settings.tick());
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut silent_ticks = 0;
+    let (mut silent_ticks, silent_ticks_max) = (0, context.settings.silent_ticks_max());
+    // Something has come since this end has last said that it lives.
+    let mut owes = false;
     loop {
         tokio::select! {
             ready = stream.readable() => {
@@ -129,16 +157,22 @@ async fn receive(
                 }
                 match stream.try_read_buf(frames.buffer()) {
                     Ok(0) => return Broken::Socket(io::ErrorKind::UnexpectedEof.into()),
-                    Ok(_) => silent_ticks = 0,
+                    Ok(_) => (silent_ticks, owes) = (0, true),
                     Err(error) if is_passing(&error) => continue,
                     Err(error) => return error.into(),
                 }
             }
             _ = tick.tick() => {
-                if silent_ticks >= ALIVE_PER_IDLE {
+                if silent_ticks >= silent_ticks_max {
                     return Broken::Socket(io::ErrorKind::TimedOut.into());
                 }
                 silent_ticks += 1;
+                // The dialer's own sign of life may stand behind much else that is on its way.
+                if std::mem::take(&mut owes)
+                    && let Err(broken) = say_alive(&stream, &alive)
+                {
+                    return broken;
+                }
                 frames.rest();
                 continue;
             }
@@ -159,12 +193,9 @@ async fn receive(
             match frames.next() {
                 Ok(None) => break,
                 Ok(Some(frame)) if frame.kind == FrameKind::Alive => {
-                    match stream.try_write(&alive) {
-                        Ok(written) if written == alive.len() => {}
-                        Ok(_) => return Broken::Garbage("half an echo".to_owned()),
-                        // The dialer reads nothing. It will hear the next one, or hang up.
-                        Err(error) if is_passing(&error) => {}
-                        Err(error) => return error.into(),
+                    owes = false;
+                    if let Err(broken) = say_alive(&stream, &alive) {
+                        return broken;
                     }
                 }
                 Ok(Some(frame)) => {
@@ -184,6 +215,17 @@ async fn receive(
             // There is always more of it: whoever else has something to do comes first.
             tokio::task::yield_now().await;
         }
+    }
+}
+
+/// Answers a sign of life.
+fn say_alive(stream: &Wire, alive: &[u8]) -> Result<(), Broken> {
+    match stream.try_write(alive) {
+        Ok(written) if written == alive.len() => Ok(()),
+        Ok(_) => Err(Broken::Socket(io::Error::other("half a sign of life was written"))),
+        // The dialer reads nothing. It will hear the next one, or hang up.
+        Err(error) if is_passing(&error) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -227,16 +269,45 @@ struct IncomingState {
     /// Counts connections; names each.
     last_number: u64,
     /// In their handshake, and no preface was heard of them yet; the oldest first.
-    silent: BTreeMap<u64, Arc<Notify>>,
+    silent: BTreeMap<u64, Newcomer>,
     /// In their handshake, and they have begun it; the oldest first.
-    speaking: BTreeMap<u64, Arc<Notify>>,
+    speaking: BTreeMap<u64, Newcomer>,
     /// After it.
     seated: BTreeMap<(NodeId, Lane), Seated>,
 }
 
+/// One in its handshake.
+struct Newcomer {
+    origin: IpAddr,
+    evicted: Arc<Notify>,
+}
+
+impl IncomingState {
+    /// Ends a connection in its handshake: see the module for which.
+    fn evict_one(&mut self) {
+        let mut crowds: BTreeMap<IpAddr, usize> = BTreeMap::new();
+        for newcomer in self.silent.values().chain(self.speaking.values()) {
+            *crowds.entry(newcomer.origin).or_default() += 1;
+        }
+        let most = crowds.values().copied().max();
+        let oldest = |newcomers: &BTreeMap<u64, Newcomer>| {
+            let mut all = newcomers.iter();
+            let of_most = all.find(|(_, one)| crowds.get(&one.origin).copied() == most);
+            of_most.map(|(number, _)| *number)
+        };
+        let evicted = match oldest(&self.silent) {
+            Some(number) => self.silent.remove(&number),
+            None => oldest(&self.speaking).and_then(|number| self.speaking.remove(&number)),
+        };
+        evicted.expect("there are some").evicted.notify_one();
+    }
+}
+
 struct Seated {
     number: u64,
-    life: (DiskId, Incarnation),
+    life: Life,
+    /// Since when connections that take its place are counted, and how many there were.
+    contests: (Moment, u32),
     replaced: Arc<Notify>,
     judge_again: Arc<Notify>,
     ended: oneshot::Receiver<()>,
@@ -250,16 +321,15 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Counts a new connection, and ends the oldest handshake if there are too many.
-    fn begin(context: Arc<Context>) -> Self {
+    /// Counts a new connection, and ends another if there are too many.
+    fn begin(context: Arc<Context>, origin: IpAddr) -> Self {
         let mut state = context.incoming.state();
         while state.silent.len() + state.speaking.len() >= context.settings.handshakes_max.max(1) {
-            let oldest = state.silent.pop_first().or_else(|| state.speaking.pop_first());
-            oldest.expect("not both empty").1.notify_one();
+            state.evict_one();
         }
         state.last_number += 1;
         let (number, evicted) = (state.last_number, Arc::new(Notify::new()));
-        state.silent.insert(number, evicted.clone());
+        state.silent.insert(number, Newcomer { origin, evicted: evicted.clone() });
         drop(state);
         Self { context, number, evicted }
     }
@@ -267,8 +337,8 @@ impl Waiting {
     /// A preface was heard.
     fn speaks(&self) {
         let mut state = self.context.incoming.state();
-        if let Some(evicted) = state.silent.remove(&self.number) {
-            state.speaking.insert(self.number, evicted);
+        if let Some(newcomer) = state.silent.remove(&self.number) {
+            state.speaking.insert(self.number, newcomer);
         }
     }
 }
@@ -284,6 +354,8 @@ impl Drop for Waiting {
 /// A connection after its handshake.
 struct Seat {
     number: u64,
+    /// How many connections of this life have taken a living one's place of late, with this one.
+    contests: u32,
     /// A newer connection has taken its place.
     replaced: Arc<Notify>,
     /// Who belongs to the cluster has changed.
@@ -299,9 +371,14 @@ impl Incoming {
 
     /// Takes the connection's place on its lane. Whoever had it is told to end; the receiver waits
     /// until it has.
-    fn seat(&self, lane: Lane, hello: &Hello) -> (Seat, Option<oneshot::Receiver<()>>) {
+    fn seat(
+        &self,
+        lane: Lane,
+        hello: &Hello,
+        now: Moment,
+    ) -> (Seat, Option<oneshot::Receiver<()>>) {
         let mut state = self.state();
-        let life = (hello.disk, hello.incarnation);
+        let life = life_of(hello);
         // A connection of an earlier life on another lane is of a process that has gone.
         for (place, seated) in &state.seated {
             if *place == (hello.from, lane) || (place.0 == hello.from && seated.life != life) {
@@ -314,15 +391,23 @@ impl Incoming {
         // Who belongs to the cluster may have changed since it was judged.
         judge_again.notify_one();
         let (sender, ended) = oneshot::channel();
+        let before = state.seated.remove(&(hello.from, lane));
+        let contests = match &before {
+            Some(before) if before.life != life => (now, 0),
+            Some(before) if now.since(before.contests.0) > CONTEST_TIME => (now, 1),
+            Some(before) => (before.contests.0, before.contests.1.saturating_add(1)),
+            None => (now, 0),
+        };
         let seated = Seated {
             number,
             life,
+            contests,
             replaced: replaced.clone(),
             judge_again: judge_again.clone(),
             ended,
         };
-        let before = state.seated.insert((hello.from, lane), seated);
-        let seat = Seat { number, replaced, judge_again, _ended: sender };
+        state.seated.insert((hello.from, lane), seated);
+        let seat = Seat { number, contests: contests.1, replaced, judge_again, _ended: sender };
         (seat, before.map(|before| before.ended))
     }
 
@@ -345,13 +430,15 @@ impl Incoming {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{ClusterId, Standing};
+    use crate::model::{ClusterId, DiskId, Incarnation, Standing};
     use crate::model::{ClusterVersion, LogIndex};
 
-    #[test]
-    fn a_newer_connection_waits_until_the_older_has_ended() {
-        let node = |id| NodeId::new(id).expect("not 0");
-        let hello = |incarnation| Hello {
+    fn node(id: u64) -> NodeId {
+        NodeId::new(id).expect("not 0")
+    }
+
+    fn hello(incarnation: u64) -> Hello {
+        Hello {
             cluster: ClusterId(7),
             from: node(2),
             to: node(1),
@@ -361,20 +448,42 @@ mod tests {
             since: LogIndex(1),
             address: String::new(),
             speaks: ClusterVersion::NEWEST,
+        }
+    }
+
+    #[test]
+    fn connections_that_take_each_others_place_are_counted() {
+        let (incoming, begin) = (Incoming::default(), Moment::since_boot(Duration::ZERO));
+        let seat = |incarnation, seconds| {
+            let now = begin + Duration::from_secs(seconds);
+            incoming.seat(Lane::Control, &hello(incarnation), now).0
         };
-        let incoming = Incoming::default();
-        let (first, before) = incoming.seat(Lane::Control, &hello(1));
+        let counts: Vec<u32> = (0..4).map(|second| seat(1, second).contests).collect();
+        assert_eq!(counts, [0, 1, 2, 3]);
+        assert_eq!(seat(1, 60).contests, 4);
+        assert_eq!(seat(1, 61).contests, 1, "another minute");
+        // A later life, and one that comes when the one before has gone, take nobody's place.
+        assert_eq!(seat(2, 61).contests, 0);
+        let last = seat(2, 62);
+        incoming.leave(node(2), Lane::Control, last.number);
+        assert_eq!((last.contests, seat(2, 62).contests), (1, 0));
+    }
+
+    #[test]
+    fn a_newer_connection_waits_until_the_older_has_ended() {
+        let (incoming, now) = (Incoming::default(), Moment::since_boot(Duration::ZERO));
+        let (first, before) = incoming.seat(Lane::Control, &hello(1), now);
         assert!(before.is_none());
-        let (other_lane, before) = incoming.seat(Lane::Bulk, &hello(1));
+        let (other_lane, before) = incoming.seat(Lane::Bulk, &hello(1), now);
         assert!(before.is_none());
-        let (second, before) = incoming.seat(Lane::Control, &hello(1));
+        let (second, before) = incoming.seat(Lane::Control, &hello(1), now);
         let mut before = before.expect("the first");
         assert_eq!(before.try_recv(), Err(oneshot::error::TryRecvError::Empty));
         // The first leaves its place to the second and not to nobody.
         incoming.leave(node(2), Lane::Control, first.number);
         drop(first);
         assert_eq!(before.try_recv(), Err(oneshot::error::TryRecvError::Closed));
-        let (_third, before) = incoming.seat(Lane::Control, &hello(2));
+        let (_third, before) = incoming.seat(Lane::Control, &hello(2), now);
         assert!(before.is_some(), "the second has lost its place");
         drop((second, other_lane));
     }

@@ -11,7 +11,7 @@ use super::exchange::Broken;
 use super::handshake::Admission;
 use super::join::Joiners;
 use super::names::Names;
-use super::peers::Peers;
+use super::peers::{Peer, Peers};
 use super::security::Security;
 use super::tcp::TcpSettings;
 use crate::env::Env;
@@ -94,10 +94,26 @@ impl Context {
             (Broken::Untrusted(why), Some(peer)) if self.may_report(side, Some(peer)) => {
                 self.receiver.refused(peer, why.clone().into());
             }
+            (Broken::Garbage(why), Some(peer)) if self.may_report(side, Some(peer)) => {
+                tracing::warn!(%me, %peer, ?side, "a connection has ended, for no member says this: {why}");
+            }
             (Broken::Untrusted(why), None) if self.may_report(side, None) => {
                 tracing::warn!(%me, "somebody who dialed was not let in: {why}");
             }
             _ => tracing::debug!(%me, ?side, "no connection: {broken}"),
+        }
+    }
+
+    /// Reports why `peer`, which this member has dialed at `address`, was not reached there.
+    pub(super) fn report_unreached(&self, peer: &Peer, address: &str, broken: &Broken) {
+        let (me, id) = (self.admission.me(), peer.id);
+        if matches!(broken, Broken::Refused { .. } | Broken::Untrusted(_)) {
+            self.report(Side::Dialer, Some(id), broken);
+        } else if peer.may_complain(self.env.clock.now()) {
+            let name = self.admission.name(id).unwrap_or_default();
+            tracing::warn!(%me, peer = %id, name, address, "member {name:?} cannot be reached at {address}: {broken}");
+        } else {
+            tracing::debug!(%me, peer = %id, address, "no connection: {broken}");
         }
     }
 

@@ -7,10 +7,11 @@
 //! ```
 //!
 //! One that is going to move is looked for where it is and where it will be, in turn. The name is resolved again at each
-//! connect (`names`). The pause grows to its maximum while connects or
-//! handshakes fail and begins small again after a connection that was not refused; it ends early when
-//! the peer itself dials, for it has come back, and when the peer moves to another address. A
-//! connection to the address that it has left is given up.
+//! connect (`names`); of several addresses the one behind that is next at which a handshake has failed, for somebody else may listen
+//! there. The pause grows to its maximum while connects or
+//! handshakes fail or connections die young, and begins small again after one that lived and was not refused; it ends early when
+//! the peer itself dials, for it has come back, and when the peer moves to another address. So does an attempt
+//! that hangs. A connection to the address that it has left, or to an earlier life of the peer, is given up.
 //!
 //! A lane that is used now and then is dialed when something is to be sent, and closed when nothing
 //! was for a while: see [`Pipe::wanted`].
@@ -26,9 +27,9 @@ use super::context::{Context, Side};
 use super::exchange::{self, Broken};
 use super::frame::{self, FrameKind, FrameReader};
 use super::names::Names;
-use super::peers::Peer;
+use super::peers::{Peer, life_of};
 use super::pipe::{Batch, Pipe, is_passing};
-use super::tcp::{ALIVE_PER_IDLE, TcpSettings, is_loopback};
+use super::tcp::{TcpSettings, is_loopback};
 use super::wire::Wire;
 use crate::env::Entropy;
 use crate::model::{Hello, Lane, NodeId};
@@ -38,7 +39,8 @@ pub(super) async fn keep(context: Arc<Context>, peer: Arc<Peer>, lane: Lane) {
     let pipe = peer.pipe(lane);
     let mut target = peer.target();
     let mut pause = Pause::new(context.settings.pause_min, context.settings.pause_max);
-    let mut turn = 0;
+    // Which of its places is next, and which of the addresses that the name of one has.
+    let (mut turn, mut first) = (0, 0);
     loop {
         let address = match target.borrow_and_update().as_deref() {
             Some(places) => places[turn % places.len()].clone(),
@@ -48,10 +50,10 @@ pub(super) async fn keep(context: Arc<Context>, peer: Arc<Peer>, lane: Lane) {
             biased;
             () = left(&mut target, &address) => {
                 pause.restart();
-                turn = 0;
+                (turn, first) = (0, 0);
                 continue;
             }
-            was_there = once(&context, &peer, lane, &address, &mut pause) => {
+            was_there = once(&context, &peer, lane, &address, &mut first, &mut pause) => {
                 turn += usize::from(!was_there);
             }
         }
@@ -77,39 +79,64 @@ async fn once(
     peer: &Peer,
     lane: Lane,
     address: &str,
+    first: &mut usize,
     pause: &mut Pause,
 ) -> bool {
     let (id, pipe) = (peer.id, peer.pipe(lane));
     let dialing = pipe.wanted().await;
     let limit = context.settings.handshake_timeout;
-    match tokio::time::timeout(limit, connect(context, id, lane, address)).await {
+    let tried = loop {
+        tokio::select! {
+            biased;
+            tried = tokio::time::timeout(limit, connect(context, id, lane, address, first)) => break tried,
+            () = heard_meanwhile(pipe, &context.settings) => {}
+        }
+    };
+    match tried {
         Ok(Ok((stream, hello))) => {
             tracing::debug!(me = %context.admission.me(), peer = %id, ?lane, "connected");
+            let began = context.env.clock.now();
+            let life = life_of(&hello);
+            peer.met(life);
             let presence = context.presence.enter(id, hello);
             let stream = Arc::new(stream);
             let up = pipe.up(stream.clone());
             // What has waited for it is on its way.
             drop(dialing);
-            let end = serve(context, pipe, &stream, id).await;
+            let end = tokio::select! {
+                biased;
+                () = peer.born_again(life) => {
+                    Broken::Socket(io::Error::other("it was met in another life"))
+                }
+                end = serve(context, pipe, &stream, id) => end,
+            };
             drop((up, presence));
             tracing::debug!(me = %context.admission.me(), peer = %id, ?lane, "connection lost: {end}");
-            if matches!(end, Broken::Refused { .. } | Broken::Untrusted(_)) {
-                context.report(Side::Dialer, Some(id), &end);
-            } else {
-                pause.restart();
+            let lasted = context.env.clock.now().since(began);
+            match end {
+                Broken::Socket(_) if lasted >= context.settings.pause_max => pause.restart(),
+                Broken::Socket(_) => {}
+                end => context.report(Side::Dialer, Some(id), &end),
             }
             true
         }
         Ok(Err(broken)) => {
-            context.report(Side::Dialer, Some(id), &broken);
+            context.report_unreached(peer, address, &broken);
             false
         }
         Err(_) => {
             let silent = Broken::Socket(io::ErrorKind::TimedOut.into());
-            context.report(Side::Dialer, Some(id), &silent);
+            context.report_unreached(peer, address, &silent);
             false
         }
     }
+}
+
+/// Until the peer itself dials, so that an attempt to reach it that hangs is best begun anew. One that is younger
+/// than the shortest pause does not hang.
+async fn heard_meanwhile(pipe: &Pipe, settings: &TcpSettings) {
+    tokio::time::sleep(settings.pause_min).await;
+    pipe.retry.notified().await;
 }
 
 async fn connect(
@@ -117,24 +144,32 @@ async fn connect(
     peer: NodeId,
     lane: Lane,
     address: &str,
+    first: &mut usize,
 ) -> Result<(Wire, Hello), Broken> {
-    let tcp = open(address, &context.names, &context.settings).await?;
+    let (tcp, at) = open(address, &context.names, &context.settings, *first).await?;
+    // Unless it turns out to be the peer: then it stays the first.
+    *first = at + 1;
     let mut stream = context.security.dial(tcp).await?;
     let hello = exchange::dial(&mut stream, peer, lane, &context.admission).await?;
+    *first = at;
     Ok((stream, hello))
 }
 
-/// Connects to the first address of the name that answers.
+/// Connects to the first address of the name that answers, beginning with a certain one. Says which it was.
 pub(super) async fn open(
     address: &str,
     names: &Names,
     settings: &TcpSettings,
-) -> io::Result<TcpStream> {
+    first: usize,
+) -> io::Result<(TcpStream, usize)> {
     let addresses = names.addresses(address, settings.handshake_timeout / 4).await?;
     let mut error = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     // An address that swallows packets must not use up the time of the next.
-    let limit = settings.handshake_timeout / u32::try_from(addresses.len()).unwrap_or(1).max(1);
-    for address in addresses {
+    let count = addresses.len();
+    let share = settings.handshake_timeout / u32::try_from(count).unwrap_or(1).max(1);
+    let limit = share.min(settings.connect_timeout);
+    for at in (first..first + count).map(|at| at % count) {
+        let address = addresses[at];
         if !settings.may_leave_loopback() && !is_loopback(address.ip()) {
             error = io::Error::other("the name leads off loopback and insecure_peers is not set");
             continue;
@@ -142,7 +177,7 @@ pub(super) async fn open(
         match tokio::time::timeout(limit, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => {
                 stream.set_nodelay(true)?;
-                return Ok(stream);
+                return Ok((stream, at));
             }
             Ok(Err(refused)) => error = refused,
             Err(_) => error = io::ErrorKind::TimedOut.into(),
@@ -157,7 +192,8 @@ async fn serve(context: &Context, pipe: &Pipe, stream: &Wire, peer: NodeId) -> B
     frame::put_frame(&mut alive, FrameKind::Alive, |_| {});
     let mut tick = tokio::time::interval(context.settings.tick());
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut silent_ticks = 0;
+    let (mut ticks, mut silent_ticks) = (0_u32, 0);
+    let silent_ticks_max = context.settings.silent_ticks_max();
     let mut doubt = context.security.doubt();
     let mut echoes = FrameReader::new(frame::REFUSED_BODY_BYTES_MAX);
     // What is being written: `batch[at..]`.
@@ -174,8 +210,8 @@ async fn serve(context: &Context, pipe: &Pipe, stream: &Wire, peer: NodeId) -> B
                     stream.try_flush().map(|()| 0)
                 };
                 match written {
-                    // Room was made, so the other end acknowledges: it lives.
-                    Ok(written) => (at, silent_ticks) = (at + written, 0),
+                    // No sign of life: the system takes a lot that nobody acknowledges.
+                    Ok(written) => at += written,
                     Err(error) if is_passing(&error) => {}
                     Err(error) => return error.into(),
                 }
@@ -216,12 +252,12 @@ async fn serve(context: &Context, pipe: &Pipe, stream: &Wire, peer: NodeId) -> B
                 }
             }
             _ = tick.tick() => {
-                if silent_ticks >= ALIVE_PER_IDLE {
+                if silent_ticks >= silent_ticks_max {
                     return Broken::Socket(io::ErrorKind::TimedOut.into());
                 }
-                silent_ticks += 1;
+                (ticks, silent_ticks) = (ticks.wrapping_add(1), silent_ticks + 1);
                 echoes.rest();
-                if pipe.rest_if_unused() {
+                if ticks.is_multiple_of(silent_ticks_max) && pipe.rest_if_unused() {
                     return Broken::Socket(io::Error::other("nothing was sent for a while"));
                 }
                 pipe.send_alive(&alive);

@@ -251,6 +251,11 @@ impl Admission {
         self.me
     }
 
+    /// What a member is called, as far as this one knows.
+    pub(super) fn name(&self, of: NodeId) -> Option<String> {
+        self.introducer.name(of)
+    }
+
     /// Whether this is a member.
     pub(super) fn knows(&self, id: NodeId) -> bool {
         self.introducer.known().knows(id)

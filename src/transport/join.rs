@@ -311,7 +311,7 @@ impl Asking {
 
     /// Puts the question.
     async fn put(&self, address: &str) -> Result<Wire, Broken> {
-        let tcp = dialer::open(address, &self.names, &self.settings).await?;
+        let (tcp, _) = dialer::open(address, &self.names, &self.settings, 0).await?;
         let mut stream = self.security.dial(tcp).await?;
         stream.write_all(&Preface::new(JOIN_LANE).bytes()).await?;
         match Preface::read_answer(&mut stream).await {

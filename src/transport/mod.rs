@@ -40,12 +40,16 @@
 //! **Who comes.** Somebody who is no member yet knows one address and the cluster's token: [`join()`].
 //!
 //! **What a stranger can cost.** A limited number of connections may be in their handshake at a time,
-//! for a limited time, each for a few kilobytes; when there are too many, the oldest silent one goes, so that a
-//! flood of silent ones does not keep a member out. A frame's length is checked before a byte is
+//! for a limited time, each for a few kilobytes; when there are too many, the oldest silent one goes of the address that
+//! has most, so that a flood of silent ones does not keep a member out. A frame's length is checked before a byte is
 //! allocated for it, its checksum before it is decoded ([`frame`]).
 //!
 //! **Half-open connections.** The dialer says that it lives a few times in each idle timeout and the
-//! acceptor echoes it. Whoever hears nothing for the whole of it closes.
+//! acceptor echoes it; and it answers as often for whatever else has come, since the dialer's word may stand
+//! behind megabytes. Whoever hears nothing for the whole of it closes: what the system takes to be sent
+//! is no sign of life. The timeout follows the election timeout, so that a network that has forgotten its
+//! connections and takes new ones costs no session. A connection to an earlier life of a peer, however
+//! alive it seems, is given up when a later one is met.
 
 mod acceptor;
 mod context;

@@ -18,7 +18,7 @@ const NAMES_MAX: usize = 256;
 
 /// What the system says of a name.
 type Answer = Result<Vec<SocketAddr>, Arc<io::Error>>;
-type Asking = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>;
+pub(super) type Asking = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>;
 
 /// See the module. Cheap to clone.
 #[derive(Clone)]
@@ -42,7 +42,7 @@ impl Default for Names {
 }
 
 impl Names {
-    fn by(ask: fn(String) -> Asking) -> Self {
+    pub(super) fn by(ask: fn(String) -> Asking) -> Self {
         Self { known: Arc::default(), ask }
     }
 

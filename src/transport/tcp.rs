@@ -21,8 +21,12 @@ use crate::codec;
 use crate::env::{Env, Network, SendOutcome};
 use crate::model::{Lane, NodeId, PeerMessage, is_address};
 
-/// How often the dialer says in one idle timeout that it lives.
-pub(super) const ALIVE_PER_IDLE: u32 = 3;
+/// How often the dialer says in one idle timeout that it lives, at the least.
+const ALIVE_PER_IDLE: u32 = 3;
+/// The shortest idle timeout of a member: pauses of a busy machine are shorter.
+const IDLE_MIN: Duration = Duration::from_secs(2);
+/// The longest.
+const IDLE_MAX: Duration = Duration::from_secs(10);
 /// How many connections may wait to be accepted: when there are too many, the operating system drops
 /// attempts, and whoever dials tries again only after a second. The system may have a lower limit.
 const BACKLOG: u32 = 4096;
@@ -55,9 +59,14 @@ pub(crate) struct TcpSettings {
     pub(crate) joiners_max: usize,
     /// How long each of them may wait. Default 10 s.
     pub(crate) join_timeout: Duration,
-    /// A connection on which nothing was heard for so long, or up to a third longer, is closed. The
-    /// same on all members. Default 10 s.
+    /// How long one address may take to answer a connect. Default 1 s.
+    pub(crate) connect_timeout: Duration,
+    /// A connection on which nothing was heard for so long, or up to a third longer, is closed.
+    /// Default 10 s.
     pub(crate) idle_timeout: Duration,
+    /// How often signs of life are said at the least, so that they are enough for a member with a
+    /// shorter idle timeout. Default a third of the shortest.
+    pub(crate) alive_every: Duration,
     /// The first pause before dialing again. Default 20 ms.
     pub(crate) pause_min: Duration,
     /// The longest pause before dialing again. Default 500 ms.
@@ -83,7 +92,9 @@ impl Default for TcpSettings {
             handshakes_max: 64,
             joiners_max: 16,
             join_timeout: Duration::from_secs(10),
-            idle_timeout: Duration::from_secs(10),
+            connect_timeout: Duration::from_secs(1),
+            idle_timeout: IDLE_MAX,
+            alive_every: IDLE_MIN / ALIVE_PER_IDLE,
             pause_min: Duration::from_millis(20),
             pause_max: Duration::from_millis(500),
             control_queue: QueueLimit { bytes: 4 << 20, messages: 16_384 },
@@ -94,9 +105,23 @@ impl Default for TcpSettings {
 }
 
 impl TcpSettings {
-    /// How often a connection looks whether the other end lives, and the dialer says that it does.
+    /// Those of a member that stands for election after so long a silence. Sessions live for at least
+    /// four such times, so a connection that has died without a word is noticed, and dialed again, in less than
+    /// half of that, unless two seconds are longer.
+    pub(crate) fn with_election_timeout(timeout: Duration) -> Self {
+        let idle_timeout = (timeout * 3 / 2).clamp(IDLE_MIN, IDLE_MAX);
+        Self { idle_timeout, connect_timeout: idle_timeout / 2, ..Self::default() }
+    }
+
+    /// How often a connection looks whether the other end lives, and both say that they do.
     pub(super) fn tick(&self) -> Duration {
-        (self.idle_timeout / ALIVE_PER_IDLE).max(TICK_MIN)
+        (self.idle_timeout / self.silent_ticks_max()).max(TICK_MIN)
+    }
+
+    /// After so many looks in a row at which nothing was heard the other end counts as gone.
+    pub(super) fn silent_ticks_max(&self) -> u32 {
+        let ticks = self.idle_timeout.as_nanos().div_ceil(self.alive_every.as_nanos().max(1));
+        u32::try_from(ticks).unwrap_or(u32::MAX).max(ALIVE_PER_IDLE)
     }
 
     /// Whether others than this machine's programs may be dialed and dial.
@@ -202,12 +227,14 @@ impl TcpBound {
             stopped,
             alive,
         ));
+        let stopping = Arc::new(stopping);
         let mut network = TcpNetwork {
             me,
             peers: BTreeMap::new(),
             context: Arc::downgrade(&context),
             runtime: runtime.handle().clone(),
             scratch: Vec::new(),
+            stopping: Arc::clone(&stopping),
         };
         network.spawn(&context, acceptor::listen(context.clone(), self.listener));
         #[cfg(feature = "tls")]
@@ -221,7 +248,8 @@ impl TcpBound {
     }
 }
 
-/// Sends over TCP. Dropping it stops nothing: [`TcpHandle`] does.
+/// Sends over TCP. Whoever has it is the member: when it is dropped, the port and all connections are
+/// closed, in a moment and without being waited for, which is what [`TcpHandle`] is for.
 pub(crate) struct TcpNetwork {
     me: NodeId,
     peers: BTreeMap<NodeId, Arc<Peer>>,
@@ -229,6 +257,14 @@ pub(crate) struct TcpNetwork {
     runtime: Handle,
     /// The frame being sent.
     scratch: Vec<u8>,
+    stopping: Arc<watch::Sender<bool>>,
+}
+
+impl Drop for TcpNetwork {
+    fn drop(&mut self) {
+        // A node that has stopped by itself must not look alive to its peers.
+        self.stopping.send_replace(true);
+    }
 }
 
 impl TcpNetwork {
@@ -307,7 +343,7 @@ pub(crate) struct TcpHandle {
 }
 
 struct Running {
-    stopping: watch::Sender<bool>,
+    stopping: Arc<watch::Sender<bool>>,
     ended: mpsc::Receiver<()>,
     runtime: Arc<NetRuntime>,
 }
@@ -340,22 +376,32 @@ impl Drop for TcpHandle {
     }
 }
 
-/// Listens on the first of the addresses that can be had.
+/// Listens on the first of the addresses that this machine has. If the port is taken there, somebody else
+/// is who is meant by the name, and the next address would hide it.
 fn listen_on(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
-    let mut error = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    let mut first = None;
     for address in addresses {
-        let socket = match address {
-            SocketAddr::V4(_) => TcpSocket::new_v4()?,
-            SocketAddr::V6(_) => TcpSocket::new_v6()?,
-        };
-        // Or the port stays taken for minutes after a member has stopped.
-        socket.set_reuseaddr(true)?;
-        match socket.bind(*address).and_then(|()| socket.listen(BACKLOG)) {
-            Ok(listener) => return Ok(listener),
-            Err(refused) => error = refused,
+        match listen_at(*address) {
+            Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
+                // What is said of the next may only be that this machine has no IPv6.
+                first.get_or_insert(error);
+            }
+            listener_or_taken => return listener_or_taken,
         }
     }
-    Err(error)
+    let nowhere = || io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    Err(first.unwrap_or_else(nowhere))
+}
+
+fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    // Or the port stays taken for minutes after a member has stopped.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 pub(super) fn is_loopback(ip: IpAddr) -> bool {
@@ -389,6 +435,35 @@ mod tests {
         }
         for address in ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "example.com:1", "localhost.evil:1"] {
             assert!(!says_loopback(address), "{address}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_port_that_is_taken_at_the_first_address_is_not_looked_for_at_the_next() {
+        let taken = listen_on(&["127.0.0.1:0".parse().unwrap()]).unwrap().into_std().unwrap();
+        let first = taken.local_addr().unwrap();
+        let next = SocketAddr::new("127.0.0.2".parse().unwrap(), first.port());
+        let error = listen_on(&[first, next]).expect_err("the first is taken");
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        // An address that this machine does not have is passed over.
+        let foreign = SocketAddr::new("192.0.2.1".parse().unwrap(), first.port());
+        assert_eq!(listen_on(&[foreign, next]).unwrap().local_addr().unwrap(), next);
+        let error = listen_on(&[foreign]).expect_err("nothing else");
+        assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable);
+    }
+
+    #[test]
+    fn what_has_died_is_noticed_long_before_sessions_end() {
+        for (election, idle) in
+            [(60, 2_000), (500, 2_000), (1_000, 2_000), (2_000, 3_000), (60_000, 10_000)]
+        {
+            let settings = TcpSettings::with_election_timeout(Duration::from_millis(election));
+            assert_eq!(settings.idle_timeout, Duration::from_millis(idle));
+            let (tick, ticks) = (settings.tick(), settings.silent_ticks_max());
+            let longest = settings.idle_timeout * 4 / 3;
+            assert!(tick * (ticks + 1) <= longest, "{tick:?}, {ticks} times");
+            // Whoever has the shortest timeout hears enough of one that has the longest.
+            assert!(tick * ALIVE_PER_IDLE <= IDLE_MIN, "{tick:?}");
         }
     }
 

@@ -521,3 +521,29 @@ fn a_joiner_that_stops_before_its_first_state_is_found_at_another_address() {
     }
     .wait();
 }
+
+/// Its program may go on for long, and hold on to it.
+#[test]
+fn a_node_that_was_removed_lets_go_of_its_port_and_of_its_peers() {
+    async {
+        let dir = tempfile::tempdir().unwrap();
+        let names = ["a", "b", "c"];
+        let at: Vec<_> = names.iter().map(|_| loopback::address()).collect();
+        let mut nodes = Vec::new();
+        for name in names {
+            let members = names.into_iter().zip(at.iter().cloned());
+            let config = Config::new(dir.path().join(name), name).members(members);
+            nodes.push(Node::start(config.call_deadline(SOON)).await.unwrap());
+        }
+        nodes[0].client().put("k", "1").await.unwrap();
+        let gone = nodes[2].status().id;
+        remove(&nodes[0], gone).await;
+        assert_eq!(nodes[2].stopped().await, StopReason::Removed);
+        let begun = Instant::now();
+        while let Err(error) = std::net::TcpListener::bind(&at[2]) {
+            assert!(begun.elapsed() < SOON, "{error}");
+            std::thread::yield_now();
+        }
+    }
+    .wait();
+}

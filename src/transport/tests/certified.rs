@@ -117,7 +117,8 @@ fn members_with_right_certificates_talk_on_every_lane() {
     let office = Office::new("shop");
     // No sign of life pushes on what is stuck.
     let idle_timeout = Duration::from_secs(3600);
-    let settings = |id| TcpSettings { idle_timeout, ..with(office.right(id)) };
+    let alive_every = idle_timeout;
+    let settings = |id| TcpSettings { idle_timeout, alive_every, ..with(office.right(id)) };
     let [mut one, mut two] = pair(settings(1), settings(2));
     talk(&mut one, &mut two, 1);
     let large = load(3 << 20, 5);
@@ -160,7 +161,8 @@ fn dial_once(files: &PeerTls, lane: Lane, to: SocketAddr) -> Result<Hello, Broke
 fn what_comes_in_one_piece_with_the_end_of_the_handshake_is_heard() {
     let office = Office::new("shop");
     let idle_timeout = Duration::from_secs(3600);
-    let one = start(1, TcpSettings { idle_timeout, ..with(office.right(1)) }, &[]);
+    let alive_every = idle_timeout;
+    let one = start(1, TcpSettings { idle_timeout, alive_every, ..with(office.right(1)) }, &[]);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime").block_on(async {
         let settings = with(office.right(2));
@@ -316,6 +318,108 @@ fn a_certificate_that_is_revoked_ends_the_connections_that_it_made() {
     // A new certificate heals it.
     drop(office.right(2));
     talk(&mut one, &mut two, 2);
+}
+
+#[test]
+fn a_certificate_that_is_revoked_during_a_handshake_is_noticed_at_its_end() {
+    let mut office = Office::new("shop");
+    let (files, revocable) = office.authority.issue_revocable("m2").expect("a certificate");
+    let (handshake_timeout, idle_timeout) = (Duration::from_secs(600), Duration::from_secs(600));
+    let settings = TcpSettings { handshake_timeout, idle_timeout, ..with(office.right(1)) };
+    let one = start(1, settings, &[]);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let security = with(files.clone()).security(&Env::real(), None).expect("good files");
+        let dial = async || {
+            let tcp = tokio::net::TcpStream::connect(one.handle.address()).await?;
+            security.dial(tcp).await
+        };
+        let admission = Admission::new(node(2), Spoken::new(hello(2, 1)));
+        // It has proven who it is, and dawdles.
+        let dawdler = dial().await.expect("a right certificate");
+        dawdler.write_all(&preface(0)[..8]).await.expect("written");
+        office.authority.revoke(revocable).expect("a list");
+        let began = Instant::now();
+        let refused = async || {
+            let mut wire = dial().await?;
+            exchange::dial(&mut wire, node(1), Lane::Bulk, &admission).await
+        };
+        while refused().await.is_ok() {
+            assert!(began.elapsed() < DEADLINE, "the list was not read");
+        }
+        let said = [&preface(0)[8..], &hello_frame(&hello(2, 1))].concat();
+        dawdler.write_all(&said).await.expect("written");
+        let answer = hello_frame(&hello(1, 2)).len() + 16;
+        dawdler.read_exact(&mut vec![0; answer]).await.expect("a hello");
+        dawdler.write_all(&framed(FrameKind::Alive, b"")).await.expect("written");
+        let mut byte = [0];
+        let end = async { while dawdler.read_exact(&mut byte).await.is_ok() {} };
+        tokio::time::timeout(DEADLINE, end).await.expect("a revoked member stays connected");
+    });
+}
+
+/// Writes down every warning as a line.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl tracing::field::Visit for Warnings {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "message" {
+            self.0.lock().expect("no fall").push(format!("{value:?}"));
+        }
+    }
+}
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN && metadata.target().starts_with("bowline")
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut self.clone());
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn what_is_wrong_with_files_that_are_read_again_is_said_once_and_as_at_the_start() {
+    let office = Office::new("shop");
+    let (files, said) = (office.right(2), Warnings::default());
+    let unaccepted = "other members will refuse this one: its own certificate";
+    tracing::subscriber::with_default(said.clone(), || {
+        let take = || std::mem::take(&mut *said.0.lock().expect("no fall"));
+        let tls = tls::Tls::load(&Env::real(), files.clone(), Some("m2")).expect("good files");
+        let refreshed = || {
+            (0..3).for_each(|_| tls.refresh());
+            take()
+        };
+        assert_eq!(take().len() + refreshed().len(), 0);
+        drop(office.authority.issue_expired("m2").expect("a certificate"));
+        let lines = refreshed();
+        assert!(lines.len() == 1 && lines[0].contains(unaccepted), "{lines:?}");
+        assert!(lines[0].contains("has expired"), "{lines:?}");
+        // Now there is none, then nonsense, then none again.
+        for _ in 0..2 {
+            std::fs::remove_file(&files.cert).expect("removed");
+            let lines = refreshed();
+            assert!(lines.len() == 1 && lines[0].contains("cannot read"), "{lines:?}");
+            std::fs::write(&files.cert, "-----BEGIN NONSENSE-----").expect("written");
+            let _ = refreshed();
+        }
+        drop(office.right(2));
+        assert_eq!(refreshed(), [""; 0]);
+    });
 }
 
 #[test]

@@ -25,6 +25,42 @@ fn a_thousand_silent_connections_keep_no_member_out() {
     drop(peer);
 }
 
+/// Connects from an address of its own.
+#[cfg(target_os = "linux")]
+fn connect_from(from: [u8; 4], to: SocketAddr) -> TcpStream {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
+    runtime.expect("a runtime").block_on(async {
+        let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+        socket.bind(SocketAddr::from((from, 0))).expect("all of 127.0.0.0/8 is this machine");
+        let stream = socket.connect(to).await.expect("the port is open").into_std();
+        let stream = stream.expect("a socket");
+        stream.set_nonblocking(false).expect("a mode");
+        stream.set_read_timeout(Some(DEADLINE)).expect("a timeout");
+        stream
+    })
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_crowd_from_one_address_keeps_nobody_out_who_comes_from_another() {
+    let handshake_timeout = Duration::from_secs(600);
+    for words in [vec![], preface(0)] {
+        let one = alone(TcpSettings { handshake_timeout, ..settings() });
+        let address = one.handle.address();
+        // Between its connect and its first word come more than there is room for.
+        let mut member = connect(address);
+        let mut crowd = Vec::new();
+        for number in 0..settings().handshakes_max * 2 {
+            crowd.push(connect_from([127, 0, 0, 2], address));
+            let _ = crowd[number].write_all(&words);
+        }
+        read_to_close(&mut crowd[0]);
+        let said = [preface(0), hello_frame(&hello(2, 1)), framed(FrameKind::Alive, b"")].concat();
+        member.write_all(&said).expect("written");
+        one.inbox.wait_for_connection(node(2));
+    }
+}
+
 #[test]
 fn who_speaks_is_not_cut_for_those_who_do_not() {
     let handshakes_max = 4;

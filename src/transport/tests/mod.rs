@@ -6,6 +6,7 @@
 #[cfg(feature = "testing-tls")]
 mod certified;
 mod changing;
+mod dying;
 mod flooded;
 mod in_memory;
 mod joining;
@@ -71,6 +72,12 @@ impl Inbox {
             "waited in vain until {what}; heard {} events, the last: {last:?}",
             heard.len()
         );
+    }
+
+    /// Until something more is heard, or so much time has passed.
+    fn wait_a_little(&self, time: Duration) {
+        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.more.wait_timeout(heard, time).unwrap_or_else(PoisonError::into_inner));
     }
 
     /// The next question of a joiner.

@@ -25,7 +25,8 @@ fn lanes_of(listener: &TcpListener, count: usize) -> Vec<(u8, TcpStream)> {
 fn the_lane_is_dialed_when_it_is_used_and_closed_when_it_is_not() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let peers = [(2, listener.local_addr().expect("bound"))];
-    let settings = TcpSettings { idle_timeout: Duration::from_secs(3), ..settings() };
+    let (idle_timeout, alive_every) = (Duration::from_secs(3), Duration::from_secs(1));
+    let settings = TcpSettings { idle_timeout, alive_every, ..settings() };
     let mut one = Member::start(bind(settings), hello(1, 2), &peers, &Arc::default());
     let mut others = lanes_of(&listener, 2);
     others.sort_by_key(|(lane, _)| *lane);

@@ -129,7 +129,12 @@ fn a_message_that_no_frame_has_room_for_is_dropped() {
 
 /// A hand-made member 2 that member 1 dials: it goes through both handshakes and returns the
 /// connections, control first.
-fn be_dialed(listener: &TcpListener) -> [TcpStream; 2] {
+pub(super) fn be_dialed(listener: &TcpListener) -> [TcpStream; 2] {
+    be_dialed_as(listener, &hello(2, 1))
+}
+
+/// The same, with other words.
+pub(super) fn be_dialed_as(listener: &TcpListener, mine: &Hello) -> [TcpStream; 2] {
     let mut lanes = [None, None];
     while lanes.iter().any(Option::is_none) {
         let (mut stream, _) = listener.accept().expect("dialed");
@@ -137,7 +142,7 @@ fn be_dialed(listener: &TcpListener) -> [TcpStream; 2] {
         let mut preface = [0; 16];
         stream.read_exact(&mut preface).expect("a preface");
         assert_eq!(read_frame(&mut stream, 0).0, 1, "a hello");
-        stream.write_all(&[&preface[..], &hello_frame(&hello(2, 1))].concat()).expect("written");
+        stream.write_all(&[&preface[..], &hello_frame(mine)].concat()).expect("written");
         assert_eq!(read_frame(&mut stream, 0).0, 4, "a sign of life");
         lanes[usize::from(preface[12])] = Some(stream);
     }
@@ -149,7 +154,9 @@ fn a_queue_before_a_peer_that_does_not_read_fills_up_and_does_not_delay_control(
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let peers = [(2, listener.local_addr().expect("bound"))];
     let bulk_queue = pipe::QueueLimit { bytes: 64 << 20, messages: 1000 };
-    let settings = TcpSettings { bulk_queue, ..settings() };
+    // The peer gives no sign of life.
+    let idle_timeout = Duration::from_secs(3600);
+    let settings = TcpSettings { bulk_queue, idle_timeout, ..settings() };
     let mut one = Member::start(bind(settings), hello(1, 2), &peers, &Arc::default());
     let [mut control, mut bulk] = be_dialed(&listener);
     one.send(2, Lane::Bulk, &load(1 << 20, 1));

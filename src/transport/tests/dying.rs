@@ -1,0 +1,207 @@
+//! Connections that die, some without a word, and peers that come back.
+
+use super::talking::{be_dialed, be_dialed_as};
+use super::*;
+use crate::transport::peers::LANES;
+use crate::transport::security::Security;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+/// Longer than any test.
+const NEVER: Duration = Duration::from_secs(3600);
+
+/// A firewall between a member and its peers that can forget the connections that it has seen.
+struct Firewall {
+    address: SocketAddr,
+    /// Connections with lower numbers are swallowed.
+    forgotten: Arc<AtomicUsize>,
+    seen: Arc<AtomicUsize>,
+}
+
+impl Firewall {
+    fn before(peer: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let (forgotten, seen) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let firewall = Self { address, forgotten: forgotten.clone(), seen: seen.clone() };
+        std::thread::spawn(move || {
+            while let Ok((near, _)) = listener.accept() {
+                let number = seen.fetch_add(1, Ordering::SeqCst);
+                let Ok(far) = TcpStream::connect(peer) else { continue };
+                let both = [(near.try_clone(), far.try_clone()), (Ok(far), Ok(near))];
+                for (from, to) in both {
+                    let (mut from, mut to) = (from.expect("a socket"), to.expect("a socket"));
+                    let forgotten = forgotten.clone();
+                    std::thread::spawn(move || {
+                        let mut piece = [0; 4096];
+                        while let Ok(len @ 1..) = from.read(&mut piece) {
+                            let is_known = forgotten.load(Ordering::SeqCst) <= number;
+                            if is_known && to.write_all(&piece[..len]).is_err() {
+                                break;
+                            }
+                        }
+                        let _ = to.shutdown(std::net::Shutdown::Both);
+                    });
+                }
+            }
+        });
+        firewall
+    }
+
+    /// What was connected up to now is swallowed, and nobody is told.
+    fn forget_all(&self) {
+        self.forgotten.store(self.seen.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn connections_that_die_without_a_word_are_replaced_on_every_lane_before_sessions_end() {
+    let settings = TcpSettings::with_election_timeout(Duration::from_millis(500));
+    let two = Member::start(bind(settings.clone()), hello(2, 1), &[], &Arc::default());
+    let firewall = Firewall::before(two.handle.address());
+    let peers = [(2, firewall.address)];
+    let mut one = Member::start(bind(settings), hello(1, 2), &peers, &Arc::default());
+    for lane in LANES {
+        one.send(2, lane, &ping(lane as u64));
+        two.inbox.wait_for_message(node(1), &ping(lane as u64));
+    }
+    firewall.forget_all();
+    let (began, mut number) = (Instant::now(), 100);
+    let mut missing = LANES.to_vec();
+    while !missing.is_empty() {
+        // As long as the old connections are believed in, all this is lost. That the system takes it proves nothing.
+        number += 10;
+        for lane in &missing {
+            let _ = one.network.send(node(2), *lane, ping(number + *lane as u64));
+        }
+        let came = |lane: Lane| {
+            two.inbox.messages().iter().any(|message| {
+                matches!(message, PeerMessage::Digest { digest, .. }
+                    if *digest > 100 && digest % 10 == lane as u64)
+            })
+        };
+        two.inbox.wait_a_little(Duration::from_millis(20));
+        missing.retain(|lane| !came(*lane));
+        // With a timeout of ten seconds it took these.
+        assert!(began.elapsed() < Duration::from_secs(8), "still mute: {missing:?}");
+    }
+}
+
+#[test]
+fn what_has_come_is_answered_for_although_no_sign_of_life_was_asked_for() {
+    let one = alone(settings());
+    let mut peer = introduce(one.handle.address(), 1, &hello(2, 1));
+    for number in 0..2 {
+        peer.write_all(&message_frame(&ping(number))).expect("written");
+        assert_eq!(read_frame(&mut peer, 0).0, 4, "a sign of life");
+    }
+}
+
+#[test]
+fn connections_to_an_earlier_life_are_given_up_when_a_later_one_is_met() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let peers = [(2, listener.local_addr().expect("bound"))];
+    // Nobody is silent for too long: the earlier life seems to be well.
+    let settings = TcpSettings { idle_timeout: NEVER, alive_every: NEVER, ..settings() };
+    let mut one = Member::start(bind(settings), hello(1, 2), &peers, &Arc::default());
+    let mut earlier = be_dialed(&listener);
+    one.inbox.wait_for_connection(node(2));
+    let later = Hello { incarnation: Incarnation(2), ..hello(2, 1) };
+    let _dialed = introduce(one.handle.address(), 0, &later);
+    for lane in &mut earlier {
+        read_to_close(lane);
+    }
+    let [mut control, _bulk] = be_dialed_as(&listener, &later);
+    one.send(2, Lane::Control, &ping(1));
+    while read_frame(&mut control, 0) != (3, encoded(&ping(1))) {}
+}
+
+#[test]
+fn a_member_whose_network_is_dropped_is_gone() {
+    let [one, two] = two(settings(), [hello(1, 2), hello(2, 1)]);
+    one.inbox.wait_for_connection(node(2));
+    two.inbox.wait_for_connection(node(1));
+    let Member { network, handle, .. } = two;
+    drop(network);
+    one.inbox.wait("gone", |heard| heard.last() == Some(&Heard::Disconnected(node(2))));
+    let (began, address) = (Instant::now(), handle.address().to_string());
+    while let Err(error) = TcpBound::bind(&address, settings()) {
+        assert!(began.elapsed() < DEADLINE, "{error}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn connections_that_die_young_are_dialed_less_and_less_often() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let peers = [(2, listener.local_addr().expect("bound"))];
+    let _one = Member::start(bind(settings()), hello(1, 2), &peers, &Arc::default());
+    // Two lanes. With pauses of 20 ms there would be a hundred in each second.
+    let (began, mut dialed) = (Instant::now(), 0);
+    while began.elapsed() < Duration::from_secs(3) {
+        drop(be_dialed(&listener));
+        dialed += 2;
+    }
+    assert!(dialed < 60, "dialed {dialed} times in three seconds");
+}
+
+#[test]
+fn who_is_heard_from_is_dialed_anew_where_an_attempt_hangs() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let peers = [(2, listener.local_addr().expect("bound"))];
+    let settings = TcpSettings { handshake_timeout: NEVER, ..settings() };
+    let one = Member::start(bind(settings), hello(1, 2), &peers, &Arc::default());
+    // Both lanes are dialed, and nobody answers.
+    let _hanging: Vec<_> = (0..2).map(|_| listener.accept().expect("dialed")).collect();
+    listener.set_nonblocking(true).expect("a mode");
+    let (began, mut again) = (Instant::now(), Vec::new());
+    while again.len() < 2 {
+        let _dialed = introduce(one.handle.address(), 0, &hello(2, 1));
+        again.extend(std::iter::from_fn(|| listener.accept().ok()));
+        assert!(began.elapsed() < DEADLINE, "dialed anew {} times", again.len());
+    }
+}
+
+#[test]
+fn where_a_handshake_fails_the_next_address_of_the_name_is_tried() {
+    // Of the two addresses of the name the first is somebody else's.
+    let [other, right] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
+    let name = [&other, &right].map(|at| at.local_addr().expect("bound").to_string()).join("+");
+    std::thread::spawn(move || {
+        while let Ok((mut stream, _)) = other.accept() {
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        }
+    });
+    let found = std::thread::spawn(move || be_dialed(&right));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let inbox: Arc<Inbox> = Arc::default();
+        let (stop, stopping) = tokio::sync::watch::channel(false);
+        let mut context = context::Context::new(
+            Env::real(),
+            settings(),
+            Security::None,
+            handshake::Admission::new(node(1), Spoken::new(hello(1, 2))),
+            inbox.clone(),
+            stopping,
+            std::sync::mpsc::channel().0,
+        );
+        context.names = names::Names::by(|name| {
+            let addresses = name.split('+').map(|one| one.parse().expect("an address")).collect();
+            Box::pin(async move { Ok(addresses) })
+        });
+        let context = Arc::new(context);
+        let (new, _) = context.peers.set(&[(node(2), vec![name])].into(), &context.settings);
+        for lane in [Lane::Control, Lane::Bulk] {
+            let (context, peer) = (context.clone(), new[0].clone());
+            tokio::spawn(async move { dialer::keep(context, peer, lane).await });
+        }
+        let both = |heard: &Heard| matches!(heard, Heard::Connected(..));
+        let began = Instant::now();
+        while !(inbox.has(both) && found.is_finished()) {
+            assert!(began.elapsed() < DEADLINE, "it stays with the first address");
+            tokio::task::yield_now().await;
+        }
+        drop(stop);
+    });
+}
