@@ -713,6 +713,7 @@ fn a_queue_of_a_scoped_client_says_the_name_by_which_it_is_taken_from() {
     let kv = cluster.node(0).client();
     let app = kv.scoped("app/");
     let scoped = app.queue("jobs");
+    assert_eq!(scoped.name(), "app/jobs");
     let session = cluster.node(0).session().wait().unwrap();
     let taker = session.queue(scoped.name().clone()).attempts_max(1);
     scoped.put("scoped").wait().unwrap();
