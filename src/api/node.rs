@@ -26,6 +26,9 @@ use super::{Client, Config, Error, OpenSession, ResumeSession, Session, StartErr
 /// A member of a cluster, inside this program. It runs on threads of its own, needs no particular
 /// async runtime, and stops when it is shut down or dropped.
 ///
+/// End it with [`Node::shutdown`]. To the others a node that is dropped has crashed: what its sessions hold they wait for
+/// until its time is over, leadership is not handed over, and it may take a second until its directory is free.
+///
 /// ```
 /// use bowline::{Config, Node, Wait};
 /// # let dir = tempfile::tempdir().unwrap();

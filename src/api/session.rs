@@ -29,7 +29,7 @@ use super::{Effect, Error, Node};
 /// |---|---|
 /// | closed, last handle dropped, node shut down | revoked at once |
 /// | orphaned | runs out after its TTL, unless it is resumed |
-/// | not renewed in time (a partition, a pause), or the node has crashed | runs out after its TTL, plus the [lock delay](OpenSession::lock_delay) |
+/// | not renewed in time (a partition, a pause), or the node has crashed or was dropped | runs out after its TTL, plus the [lock delay](OpenSession::lock_delay) |
 ///
 /// The node's own session is revoked as soon as its node, or the next life of it, can say so.
 #[derive(Clone)]
