@@ -401,8 +401,9 @@ fn why_a_member_cannot_be_reached_is_said_once_a_minute_with_its_address() {
     lines();
     let dir = tempfile::tempdir().unwrap();
     let lost = [("named", "nowhere.invalid:1"), ("refusing", "127.0.0.1:1")];
-    let members = [("lonely", "127.0.0.1:0"), lost[0], lost[1]];
+    let members = [("lonely", "127.0.0.1:9"), lost[0], lost[1]];
     let config = Config::new(dir.path(), "lonely").members(members).insecure_peers(true);
+    let config = config.listen("127.0.0.1:0");
     let node = Node::start(config).wait().unwrap();
     let about = |level: &str, (name, address): (&str, &str)| {
         let all = lines().lines.lock().unwrap();
