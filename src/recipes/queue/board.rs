@@ -268,9 +268,13 @@ impl Board {
             Err(error) => {
                 // Nobody waits any more: if its row is there, that is what the next proposal is for.
                 state.stands = proposed.may_stand;
-                if matches!(error, CallError::Deadline { maybe_applied: true }) {
-                    let Proposed { claims, known, .. } = proposed;
-                    state.doubtful.extend(claims.into_iter().map(|id| (id, known)));
+                let Proposed { claims, known, .. } = proposed;
+                match error {
+                    CallError::Deadline { maybe_applied: true } => {
+                        state.doubtful.extend(claims.into_iter().map(|id| (id, known)));
+                    }
+                    // The node has stopped: nobody here can give them back.
+                    _ => state.doubtful.clear(),
                 }
                 let error = match (self.session.end(), error) {
                     (Some(end), _) => QueueError::ended(end, self.session.shared()),
