@@ -470,23 +470,7 @@ mod tests {
             let numbered = outcomes.into_iter().zip(200..).map(|(outcome, seq)| (id(seq), outcome));
             Piece::Answers(numbered.collect())
         };
-        let of_access = [
-            AccessRefusal::Denied,
-            AccessRefusal::Outdated,
-            AccessRefusal::NoUser,
-            AccessRefusal::NoRoot,
-            AccessRefusal::RootWithoutRole,
-            AccessRefusal::UserExists,
-            AccessRefusal::UserNotFound,
-            AccessRefusal::RoleExists,
-            AccessRefusal::RoleNotFound,
-            AccessRefusal::NoRole,
-            AccessRefusal::RoleNotGranted,
-            AccessRefusal::NotGranted,
-            AccessRefusal::Invalid,
-            AccessRefusal::TooMuch,
-        ];
-        let of_access = of_access.map(|refusal| Err(Refusal::Access(refusal))).to_vec();
+        let of_access = AccessRefusal::ALL.map(|refusal| Err(Refusal::Access(refusal))).to_vec();
         let of_alarms = vec![
             Ok(Reply::Alarms { revision, alarms: alarms() }),
             Err(Refusal::Alarm(AlarmKind::NoSpace)),

@@ -337,23 +337,7 @@ mod tests {
             Refusal::NotMember(node),
             Refusal::AddressTaken(node),
         ];
-        let access = [
-            AccessRefusal::Denied,
-            AccessRefusal::Outdated,
-            AccessRefusal::NoUser,
-            AccessRefusal::NoRoot,
-            AccessRefusal::RootWithoutRole,
-            AccessRefusal::UserExists,
-            AccessRefusal::UserNotFound,
-            AccessRefusal::RoleExists,
-            AccessRefusal::RoleNotFound,
-            AccessRefusal::NoRole,
-            AccessRefusal::RoleNotGranted,
-            AccessRefusal::NotGranted,
-            AccessRefusal::Invalid,
-            AccessRefusal::TooMuch,
-        ];
-        refusals.extend(access.map(Refusal::Access));
+        refusals.extend(AccessRefusal::ALL.map(Refusal::Access));
         for refusal in &refusals {
             assert_eq!(Some(&*refusal.to_string()), words(refusal));
         }

@@ -244,6 +244,27 @@ pub enum AccessRefusal {
     TooMuch,
 }
 
+#[cfg(test)]
+impl AccessRefusal {
+    /// Each of them.
+    pub(crate) const ALL: [Self; 14] = [
+        Self::Denied,
+        Self::Outdated,
+        Self::NoUser,
+        Self::NoRoot,
+        Self::RootWithoutRole,
+        Self::UserExists,
+        Self::UserNotFound,
+        Self::RoleExists,
+        Self::RoleNotFound,
+        Self::NoRole,
+        Self::RoleNotGranted,
+        Self::NotGranted,
+        Self::Invalid,
+        Self::TooMuch,
+    ];
+}
+
 /// What a caller wants with keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Right {

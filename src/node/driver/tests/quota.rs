@@ -65,15 +65,20 @@ fn a_grant_counts_as_growth_and_a_revocation_does_not() {
     three.write(0, Command::Revoke(lease)).unwrap();
 }
 
-#[test]
-fn the_leader_refuses_what_a_node_with_another_quota_has_let_in() {
-    let small = |node, settings: &mut Settings| {
+/// Led by one with a small quota that is nearly reached; the others would let more in.
+fn nearly_full() -> Three {
+    let mut three = Three::led_by(0, |node, settings| {
         settings.quota_bytes = if node == 0 { 1 << 20 } else { 1 << 30 };
-    };
-    let mut three = Three::led_by(0, small);
+    });
     for round in 0..10 {
         three.put(1, &format!("k{round}"), 100_000).unwrap();
     }
+    three
+}
+
+#[test]
+fn the_leader_refuses_what_a_node_with_another_quota_has_let_in() {
+    let mut three = nearly_full();
     let before = three.clock.now();
     assert!(is_quota(&three.put(1, "more", 100_000)), "told, and not left to wait");
     assert!(three.clock.now().since(before) < Duration::from_millis(100));
@@ -83,13 +88,7 @@ fn the_leader_refuses_what_a_node_with_another_quota_has_let_in() {
 
 #[test]
 fn what_an_earlier_attempt_may_have_brought_into_a_log_is_not_called_unapplied() {
-    let small = |node, settings: &mut Settings| {
-        settings.quota_bytes = if node == 0 { 1 << 20 } else { 1 << 30 };
-    };
-    let mut three = Three::led_by(0, small);
-    for round in 0..10 {
-        three.put(1, &format!("k{round}"), 100_000).unwrap();
-    }
+    let mut three = nearly_full();
     // The first attempt is lost on its way; nobody can know that. The second is refused.
     three.hub.cut(id(1), id(0));
     let call = three.call(1, put("more", 100_000), 2_000);
@@ -102,13 +101,7 @@ fn what_an_earlier_attempt_may_have_brought_into_a_log_is_not_called_unapplied()
 /// What a recipe insists on waits for no room: it would hold up what makes some.
 #[test]
 fn what_grows_and_has_no_deadline_is_given_up_where_there_is_no_room() {
-    let small = |node, settings: &mut Settings| {
-        settings.quota_bytes = if node == 0 { 1 << 20 } else { 1 << 30 };
-    };
-    let mut three = Three::led_by(0, small);
-    for round in 0..10 {
-        three.put(1, &format!("k{round}"), 100_000).unwrap();
-    }
+    let mut three = nearly_full();
     three.hub.cut(id(1), id(0));
     let (sender, mut told) = tokio::sync::oneshot::channel();
     let handed = txn(vec![Op::delete("k1"), Op::put("more", vec![b'v'; 100_000])]);
