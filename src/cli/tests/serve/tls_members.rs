@@ -104,12 +104,10 @@ fn no_certificate_but_a_members_lets_anybody_in_among_members_and_the_log_says_w
         let mut stream = rustls::StreamOwned::new(session, stream);
         let refused = stream.read(&mut [0]).expect_err(why).to_string();
         assert!(refused.contains("received fatal alert: "), "{why}: {refused}");
+        server.until_said(why);
     }
     let (status, said) = server.stop();
     assert!(status.success(), "{said}");
-    for (why, _) in &cards {
-        assert!(said.contains(why), "{why:?} is not in {said}");
-    }
 }
 
 #[test]
