@@ -82,7 +82,7 @@ pub enum ConfigError {
         /// What was given.
         address: String,
     },
-    /// An address at which nobody is found: of port 0, or of all interfaces.
+    /// An address at which nobody is found: of port 0, or of all interfaces. Who founds a cluster alone may have one.
     #[error(
         "nobody finds member {name:?} at {address:?}: say the host and the port that the others dial; where \
          to listen is said with listen()"
@@ -442,6 +442,9 @@ impl Config {
                 "sessions live shorter than four election timeouts: a change of the leader can end them"
             );
         }
+        if is_nowhere(&contact.address) {
+            tracing::warn!(address = contact.address, "no other member could dial this one there");
+        }
         Ok(Checked::new(self.clone(), contact, beginning))
     }
 
@@ -488,10 +491,17 @@ impl Config {
         if !address.is_empty() && !is_address(&address) {
             return Err(ConfigError::BadAddress { name, address });
         }
-        if is_nowhere(&address) {
-            return Err(ConfigError::Unreachable { name, address });
-        }
+        self.check_found(&name, &address)?;
         Ok(Contact { name, address })
+    }
+
+    /// Others can find a member there. For one that founds a cluster alone nobody looks yet.
+    fn check_found(&self, name: &str, address: &str) -> Result<(), ConfigError> {
+        let founds_alone = self.join.is_empty() && self.members.len() <= 1;
+        if founds_alone || !is_nowhere(address) {
+            return Ok(());
+        }
+        Err(ConfigError::Unreachable { name: name.to_owned(), address: address.to_owned() })
     }
 
     /// Whether it says that a member is at this address.
@@ -581,10 +591,7 @@ impl Config {
                 let (name, address) = (name.clone(), address.clone());
                 return Err(ConfigError::BadAddress { name, address });
             }
-            if is_nowhere(address) {
-                let (name, address) = (name.clone(), address.clone());
-                return Err(ConfigError::Unreachable { name, address });
-            }
+            self.check_found(name, address)?;
             if let Some(other) = members[..i].iter().find(|other| other.address == *address) {
                 let (one, two) = (other.name.clone(), name.clone());
                 return Err(ConfigError::DuplicateAddress(one, two, address.clone()));
@@ -661,6 +668,16 @@ mod tests {
         }
     }
 
+    /// As etcd's own first steps have it; and a directory that was begun so goes on.
+    #[test]
+    fn who_founds_alone_may_say_no_more_than_where_it_listens() {
+        for address in ["0.0.0.0:2380", "127.0.0.1:0"] {
+            let config = Config::new("d", "a").members([("a", address)]);
+            assert!(config.check().is_ok(), "{address}");
+            assert!(config.advertise(address).check().is_ok(), "{address}");
+        }
+    }
+
     #[test]
     fn what_makes_no_sense_is_refused_in_words() {
         let cases = [
@@ -670,9 +687,9 @@ mod tests {
             (Config::new("d", "a").members([("a", "h")]), "not of the form host:port"),
             (Config::new("d", "a").members([("a", "h:99999")]), "not of the form host:port"),
             (Config::new("d", "").members([("", "h:1")]), "name is empty"),
-            (Config::new("d", "a").members([("a", "h:0")]), "nobody finds member \"a\" at \"h:0\""),
+            (Config::new("d", "a").members([("a", "h:0"), ("b", "h:1")]), "\"a\" at \"h:0\""),
             (Config::new("d", "a").members([("a", "h:1"), ("b", "0.0.0.0:2")]), "member \"b\" at"),
-            (Config::new("d", "a").members([("a", "[::]:1")]), "nobody finds member"),
+            (Config::new("d", "a").members([("a", "[::]:1"), ("b", "h:1")]), "nobody finds member"),
             (three().advertise("0.0.0.0:1"), "where to listen is said with listen()"),
             (Config::new("d", "x").join(["h:1"]).advertise("127.0.0.1:0"), "nobody finds member"),
             (three().join(["h:1"]), "founds a cluster or joins one"),

@@ -32,9 +32,11 @@ impl OwnSession {
         let mut session = tokio::select! {
             biased;
             session = self.session.lock() => session,
-            () = shared.sleep_until(deadline) => {
-                return Err(Error::Deadline { effect: Effect::NotApplied });
-            }
+            // Of a node that has stopped, nothing is waited for.
+            () = shared.sleep_until(deadline) => return Err(match shared.stop_reason() {
+                Some(reason) => Error::Stopped { reason, effect: Effect::NotApplied },
+                None => Error::Deadline { effect: Effect::NotApplied },
+            }),
         };
         if let Some(session) = session.as_ref().filter(|session| session.end().is_none()) {
             return Ok(session.clone());

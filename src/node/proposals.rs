@@ -15,6 +15,7 @@ use std::time::Duration;
 use crate::codec::encoded_len_hint;
 use crate::model::{
     AckWindow, Command, Incarnation, LogIndex, Moment, NodeId, Outcome, Proposal, Refusal, Reply,
+    Revision,
 };
 use crate::mutant::{self, Mutant};
 
@@ -26,6 +27,10 @@ use super::story::Story;
 /// How far apart the oldest open request and the newest one sent may be. The state machine
 /// remembers more than that.
 const WINDOW: u64 = 32_768;
+
+/// What is refused wherever it is carried out: under the number of a request that is given up and may be in some log, it
+/// settles what becomes of that. If it comes first, the request can do nothing any more; else that one's answer stands.
+const NEVER: Revision = Revision(u64::MAX);
 
 /// See the module.
 pub(crate) struct Proposals {
@@ -55,6 +60,8 @@ struct Open {
     maybe_applied: bool,
     /// How often it was handed over and did not come back.
     attempts: u32,
+    /// Why it was given up, if [`NEVER`] is asked for in its place.
+    given_up: Option<CallError>,
 }
 
 /// Requests to hand over together.
@@ -126,8 +133,17 @@ impl Proposals {
         }
         let Write { command, deadline, bytes, reply, mut story } = write;
         story.numbered(seq);
-        let (sent, maybe_applied, attempts) = (None, false, 0);
-        let open = Open { command, deadline, bytes, reply, story, sent, maybe_applied, attempts };
+        let open = Open {
+            command,
+            deadline,
+            bytes,
+            reply,
+            story,
+            sent: None,
+            maybe_applied: false,
+            attempts: 0,
+            given_up: None,
+        };
         self.open.insert(seq, open);
         seq
     }
@@ -216,18 +232,10 @@ impl Proposals {
         }
     }
 
-    /// The leader says that it did not take these: hand them over again, later. A refusal is the answer to one
-    /// attempt: if there was only this one, no log has them.
+    /// The leader says that it did not take these: hand them over again, later. An attempt may be in a log all the same: a
+    /// message may be doubled, and a refusal with it.
     pub(crate) fn refused(&mut self, seqs: &[u64]) {
-        for seq in seqs {
-            if let Some(open) = self.open.get_mut(seq) {
-                self.unsent.insert(*seq);
-                if open.attempts == 1 {
-                    (open.attempts, open.maybe_applied, open.sent) = (0, false, None);
-                    open.story.came_back();
-                }
-            }
-        }
+        self.unsent.extend(seqs.iter().filter(|seq| self.open.contains_key(seq)));
     }
 
     /// Another leader: whatever was handed over must be handed over again.
@@ -256,7 +264,10 @@ impl Proposals {
         if outcome == Err(Refusal::Closed) {
             debug_assert!(!self.open.contains_key(&seq), "an open request was taken for closed");
         }
-        self.close(seq, |_| outcome.map_err(CallError::from))
+        self.close(seq, |open| match (outcome, &open.given_up) {
+            (Err(Refusal::Future { asked: NEVER, .. }), Some(why)) => Err(why.clone()),
+            (outcome, _) => outcome.map_err(CallError::from),
+        })
     }
 
     /// The numbers of those without an answer.
@@ -276,8 +287,8 @@ impl Proposals {
         self.close(seq, |_| Err(error))
     }
 
-    /// As [`Proposals::refuse`], for what would have made the state grow: nobody relies on its being
-    /// carried out. `None` if some log may have it: then it is tried on, up to its deadline.
+    /// As [`Proposals::refuse`], for what would have made the state grow: nobody relies on its being carried out, also
+    /// where it has no deadline. `None` if some log may have it: then it is told once that is settled.
     pub(crate) fn refuse_growth(&mut self, seq: u64, error: CallError) -> Option<Closed> {
         let nobody_has_it = !self.open.get(&seq)?.maybe_applied;
         self.close_growth(seq, nobody_has_it, error)
@@ -290,15 +301,15 @@ impl Proposals {
         self.close_growth(seq, nobody_has_it, error)
     }
 
-    /// What has no deadline would be tried until there is room, with all that comes behind it waiting at last: it is
-    /// given up instead, and whoever wanted it makes room.
+    /// What might be in a log would be tried until there is room, with all that comes behind it waiting at last. It is
+    /// given up instead, and what became of it is found out by what needs no room: see [`NEVER`].
     fn close_growth(&mut self, seq: u64, nobody_has_it: bool, error: CallError) -> Option<Closed> {
         if nobody_has_it {
             return self.close(seq, |_| Err(error));
         }
-        if self.open.get(&seq)?.deadline.is_none() {
-            return self.close(seq, |_| Err(CallError::Deadline { maybe_applied: true }));
-        }
+        let open = self.open.get_mut(&seq)?;
+        open.command = Command::Compact(NEVER);
+        open.given_up = Some(error);
         self.unsent.insert(seq);
         None
     }
@@ -396,7 +407,7 @@ impl Spans {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Put, PutReply, Revision};
+    use crate::model::{LeaseId, Put, PutReply};
     use std::sync::{Arc, Mutex};
 
     type Results = Arc<Mutex<Vec<CallResult<Reply>>>>;
@@ -512,42 +523,67 @@ mod tests {
         assert_eq!(seqs(proposals.batch(at(1), 1 << 20)), [1]);
     }
 
-    #[test]
-    fn what_grows_and_has_no_deadline_is_given_up_where_there_is_no_room() {
-        let (mut proposals, results) = (proposals(), Results::default());
-        proposals.add(write(&results, None));
+    /// What the driver does with a refusal of a growing request that an earlier attempt may have brought into a log.
+    fn given_up(results: &Results, deadline: Option<Moment>) -> Proposals {
+        let (mut proposals, told) = (proposals(), results.lock().unwrap().len());
+        proposals.add(write(results, deadline));
         proposals.batch(at(0), 1 << 20).unwrap();
-        proposals.refused(&[1]);
-        proposals.batch(at(1), 1 << 20).unwrap();
-        proposals.refused_growth(1, CallError::NoSpace).unwrap().tell();
-        // An attempt of which nothing was heard.
-        let many = [None, None, Some(at(10))];
-        for deadline in many {
-            proposals.add(write(&results, deadline));
-        }
-        proposals.batch(at(2), 1 << 20).unwrap();
         proposals.leader_changed();
-        proposals.batch(at(3), 1 << 20).unwrap();
-        proposals.refused_growth(2, CallError::NoSpace).unwrap().tell();
-        proposals.put_back([3], &[]);
-        proposals.refuse_growth(3, CallError::NoSpace).unwrap().tell();
-        assert!(proposals.refused_growth(4, CallError::NoSpace).is_none());
-        let unknown = Err(CallError::Deadline { maybe_applied: true });
-        let told = [Err(CallError::NoSpace), unknown.clone(), unknown];
-        assert_eq!(*results.lock().unwrap(), told);
-        assert_eq!(seqs(proposals.batch(at(4), 1 << 20)), [4]);
+        proposals.batch(at(1), 1 << 20).unwrap();
+        assert!(proposals.refused_growth(1, CallError::NoSpace).is_none());
+        assert_eq!(results.lock().unwrap().len(), told, "nobody knows yet what became of it");
+        let Batch { proposal, fresh } = proposals.batch(at(2), 1 << 20).unwrap();
+        assert_eq!(proposal.requests, [(1, Command::Compact(NEVER))]);
+        assert!(fresh.is_empty());
+        assert_eq!(proposal.window, AckWindow { frontier: 2, open: vec![1..2] });
+        proposals
     }
 
     #[test]
-    fn what_a_leader_did_not_take_is_in_no_log() {
+    fn what_grows_where_there_is_no_room_is_told_once_it_is_settled() {
+        let never = || Err(Refusal::Future { asked: NEVER, newest: Revision(7) });
+        for deadline in [None, Some(at(10))] {
+            let results = Results::default();
+            given_up(&results, deadline).applied(1, never()).unwrap().tell();
+            given_up(&results, deadline).applied(1, put_reply()).unwrap().tell();
+            let refused = Err(Refusal::LeaseNotFound(LeaseId::new(1).unwrap()));
+            given_up(&results, deadline).applied(1, refused.clone()).unwrap().tell();
+            let told = [
+                Err(CallError::NoSpace),
+                put_reply().map_err(CallError::from),
+                refused.map_err(CallError::from),
+            ];
+            assert_eq!(*results.lock().unwrap(), told);
+        }
+        // Its time is up before it is settled.
+        let results = Results::default();
+        given_up(&results, Some(at(10))).expire(at(10)).into_iter().for_each(Closed::tell);
+        let unknown = Err(CallError::Deadline { maybe_applied: true });
+        assert_eq!(*results.lock().unwrap(), [unknown]);
+    }
+
+    #[test]
+    fn what_grows_and_nobody_has_seen_is_refused_at_once() {
+        let (mut proposals, results) = (proposals(), Results::default());
+        proposals.add(write(&results, None));
+        proposals.batch(at(0), 1 << 20).unwrap();
+        proposals.refused_growth(1, CallError::NoSpace).unwrap().tell();
+        proposals.add(write(&results, None));
+        let batch = proposals.batch(at(1), 1 << 20).unwrap();
+        proposals.put_back([2], &batch.fresh);
+        proposals.refuse_growth(2, CallError::NoSpace).unwrap().tell();
+        assert_eq!(*results.lock().unwrap(), [Err(CallError::NoSpace), Err(CallError::NoSpace)]);
+    }
+
+    /// A refusal says nothing of the other attempts, and none of which attempt it speaks.
+    #[test]
+    fn what_was_handed_over_again_may_be_in_a_log_however_often_it_was_refused() {
         let (mut proposals, results) = (proposals(), Results::default());
         proposals.add(write(&results, Some(at(10))));
         proposals.batch(at(0), 1 << 20).unwrap();
         proposals.refused(&[1]);
-        assert_eq!(proposals.batch(at(1), 1 << 20).unwrap().fresh, [1]);
-        proposals.leader_changed();
-        proposals.batch(at(2), 1 << 20).unwrap();
-        // An answer to one of two attempts.
+        assert_eq!(seqs(proposals.batch(at(1), 1 << 20)), [1]);
+        // The same refusal once more.
         proposals.refused(&[1]);
         proposals.expire(at(10)).into_iter().for_each(Closed::tell);
         let expected = Err(CallError::Deadline { maybe_applied: true });

@@ -332,13 +332,15 @@ impl Shared {
         let looked =
             keys.saturating_mul(LOOK_BYTES).min(self.look_bytes_max().saturating_sub(bytes));
         let bytes = bytes + looked;
-        self.admit(bytes)?;
+        let most = self.settings.open_bytes_max;
+        // An eighth is left to those who look at single keys.
+        self.admit(bytes, if looked > 0 { most - most / 8 } else { most })?;
         Ok(bytes)
     }
 
-    /// The most that admission counts for one command on account of what it looks at.
+    /// The most that admission counts for one command on account of what it looks at: two of those may be open.
     fn look_bytes_max(&self) -> usize {
-        self.settings.open_bytes_max / 2
+        self.settings.open_bytes_max / 8 * 3
     }
 
     /// Whether this replica may become so many bytes larger. What is under way at the same time is not
@@ -680,11 +682,12 @@ impl Shared {
         if reads > self.settings.open_reads_max { Err(CallError::Busy) } else { Ok(open) }
     }
 
-    fn admit(&self, bytes: usize) -> CallResult<()> {
+    /// Counts it, if all that is open takes `most` bytes with it at the most.
+    fn admit(&self, bytes: usize, most: usize) -> CallResult<()> {
         assert!(bytes > 0, "a command of no bytes");
         let writes = self.open_writes.fetch_add(1, Ordering::Relaxed) + 1;
         let total = self.open_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if writes > self.settings.open_writes_max || total > self.settings.open_bytes_max {
+        if writes > self.settings.open_writes_max || total > most {
             self.release(bytes);
             return Err(CallError::Busy);
         }

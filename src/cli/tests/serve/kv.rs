@@ -255,6 +255,31 @@ fn what_cannot_be_done_is_said_and_not_done() {
     assert!(String::from_utf8(help.stdout).unwrap().contains("--initial-cluster"));
 }
 
+/// The command of etcd's first steps, for one member in a container.
+#[test]
+fn one_member_may_be_told_to_be_at_all_interfaces() {
+    let (dir, [peer, client]) = (tempdir().unwrap(), free_ports());
+    let at = |port: u16| format!("http://0.0.0.0:{port}");
+    let flags = [
+        "--name=s1".to_owned(),
+        format!("--data-dir={}", dir.path().display()),
+        format!("--listen-client-urls={}", at(client)),
+        format!("--advertise-client-urls={}", at(client)),
+        format!("--listen-peer-urls={}", at(peer)),
+        format!("--initial-advertise-peer-urls={}", at(peer)),
+        format!("--initial-cluster=s1={}", at(peer)),
+        "--initial-cluster-token=tkn".to_owned(),
+        "--initial-cluster-state=new".to_owned(),
+    ];
+    // It begins, and goes on with what it has.
+    for _ in 0..2 {
+        let server = Server::start(&flags, client, &[]).ready();
+        let (status, said) = server.stop();
+        assert!(status.success(), "{said}");
+        assert!(said.contains("no other member could dial this one there"), "{said}");
+    }
+}
+
 #[test]
 fn version_and_health_are_told_over_plain_http() {
     let dir = tempdir().unwrap();
