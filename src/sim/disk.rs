@@ -50,6 +50,7 @@ struct Faults {
     writes_fail: bool,
     bytes_max: Option<usize>,
     steps_left: Option<u64>,
+    has_stopped: bool,
 }
 
 #[derive(Clone, Default, Debug)]
@@ -150,6 +151,15 @@ impl SimDisk {
         self.state().faults.steps_left = Some(steps);
     }
 
+    /// Whether something has failed after the steps of [`SimDisk::stop_after`]. If not, there is no end to them any more.
+    pub fn has_stopped(&self) -> bool {
+        let faults = &mut self.state().faults;
+        if !faults.has_stopped {
+            faults.steps_left = None;
+        }
+        faults.has_stopped
+    }
+
     /// Ends all faults.
     pub fn clear_faults(&self) {
         self.state().faults = Faults::default();
@@ -244,7 +254,10 @@ impl State {
     fn step(&mut self) -> io::Result<()> {
         match &mut self.faults.steps_left {
             None => Ok(()),
-            Some(0) => Err(io::Error::other("the machine has stopped")),
+            Some(0) => {
+                self.faults.has_stopped = true;
+                Err(io::Error::other("the machine has stopped"))
+            }
             Some(steps) => {
                 *steps -= 1;
                 Ok(())

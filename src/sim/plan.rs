@@ -76,7 +76,7 @@ pub(crate) enum Fault {
     Clog { time: Duration },
     /// Syncs take this much longer.
     SlowDisk { who: Who, extra: Duration, time: Duration },
-    /// A sync fails; the node must stop, and is started again.
+    /// A sync fails, or all writes do; the node must stop, and is started again.
     DiskError { who: Who, down: Duration },
     /// All clocks run at other rates.
     Drift,
@@ -118,7 +118,7 @@ impl Fault {
             Fault::Partition { .. } => "fault: partition",
             Fault::Clog { .. } => "fault: clogged link",
             Fault::SlowDisk { .. } => "fault: slow disk",
-            Fault::DiskError { .. } => "fault: failing sync",
+            Fault::DiskError { .. } => "fault: failing disk",
             Fault::Drift => "fault: clocks' rates",
             Fault::Transfer => "fault: leadership handed over",
             Fault::Rot { .. } => "fault: rot",

@@ -7,6 +7,9 @@ use tokio::sync::oneshot::error::TryRecvError;
 use super::*;
 use crate::node::CallError;
 
+/// A machine that loses power again while it starts does so after fewer changes and syncs of its disk.
+const STEPS_OF_STARTS: u64 = 10;
+
 impl World {
     /// Lets something go wrong.
     pub(crate) fn strike(&mut self, fault: Fault) {
@@ -70,7 +73,11 @@ impl World {
                 let Some(at) = self.find(who) else { return };
                 self.nodes[at].armed_down = down;
                 self.nodes[at].may_stop = true;
-                self.nodes[at].disk.fail_next_sync();
+                let disk = &self.nodes[at].disk;
+                match one_in(&self.rng, 3) {
+                    true => disk.fail_writes(),
+                    false => disk.fail_next_sync(),
+                }
             }
             Fault::Drift => {
                 for node in &self.nodes {
@@ -130,8 +137,10 @@ impl World {
             Err(TryRecvError::Empty) => true,
             answer => {
                 judge.returned(*call);
-                if matches!(answer, Ok(Err(CallError::Deadline { .. }))) {
-                    judge.count("leadership did not move");
+                match answer {
+                    Ok(Ok(())) => judge.count("leadership moved"),
+                    Ok(Err(CallError::Deadline { .. })) => judge.count("leadership did not move"),
+                    _ => {}
                 }
                 false
             }
@@ -144,8 +153,7 @@ impl World {
             return;
         }
         if what.is_while_down() {
-            let ending = [Ending::Killed, Ending::PowerLost][index(&self.rng, 2)];
-            self.crash(at, ending);
+            self.crash_any(at);
         }
         if what.strike(&self.nodes[at].disk, Path::new(DIR), &self.rng) {
             let id = self.nodes[at].id;
@@ -178,6 +186,9 @@ impl World {
     pub(super) fn down(&mut self, who: Who, ending: Ending, down: Duration) {
         if let Some(at) = self.find(who) {
             self.crash(at, ending);
+            if one_in(&self.rng, 3) {
+                self.nodes[at].start_breaks_off = Some(self.rng.below(STEPS_OF_STARTS));
+            }
             self.start_in(at, down);
         }
     }
@@ -241,6 +252,9 @@ impl World {
             self.disk_recovers(at);
             self.nodes[at].points.disarm();
             self.nodes[at].disk.clear_faults();
+            self.nodes[at].start_breaks_off = None;
+            // Who has stopped is still to be started again.
+            self.nodes[at].may_stop = self.nodes[at].stopped;
             self.resume(at);
         }
         for &at in core {

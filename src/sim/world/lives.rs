@@ -31,7 +31,7 @@ impl World {
     /// A process whose node has stopped ends.
     fn end_stopped(&mut self, at: usize) {
         if self.nodes[at].stopped {
-            self.crash(at, Ending::PowerLost);
+            self.crash_any(at);
             self.nodes[at].stopped = false;
         }
     }
@@ -57,14 +57,21 @@ impl World {
             network: self.net.network_of(id),
             wakes,
         };
-        let started = catch_unwind(AssertUnwindSafe(|| Process::start(parts)));
+        if let Some(steps) = self.nodes[at].start_breaks_off.take() {
+            self.nodes[at].disk.stop_after(steps);
+        }
+        let started = Process::start(parts);
+        if self.nodes[at].disk.has_stopped() {
+            drop(started);
+            self.note(37, &[id.get()], || format!("{id:?} loses power while it starts"));
+            self.judge.borrow_mut().count("power lost while starting");
+            self.nodes[at].disk.crash();
+            self.start_in(at, Duration::from_millis(200));
+            return Ok(());
+        }
         let process = match started {
-            Ok(Ok(process)) => process,
-            Ok(Err(why)) => return self.does_not_start(at, &why),
-            Err(panic) => {
-                self.cut_off(at, panic)?;
-                return Ok(());
-            }
+            Ok(process) => process,
+            Err(why) => return self.does_not_start(at, &why),
         };
         if self.nodes[at].has_rotten_log() {
             return Violation::found("S-ROT", format!("{id:?} starts, and its log has rotted"));
@@ -105,6 +112,12 @@ impl World {
             }
             _ => Violation::found("S-REOPEN", format!("{id:?} does not start: {why}")),
         }
+    }
+
+    /// Ends a process in one way or the other.
+    pub(super) fn crash_any(&mut self, at: usize) {
+        let ending = [Ending::Killed, Ending::PowerLost][index(&self.rng, 2)];
+        self.crash(at, ending);
     }
 
     /// Ends a process.

@@ -162,6 +162,8 @@ struct SimNode {
     armed_down: Duration,
     /// Whether the node may stop by itself: a fault was injected that it must not survive.
     may_stop: bool,
+    /// After how many changes and syncs of the disk its next start loses power, if it gets that far.
+    start_breaks_off: Option<u64>,
     /// Since when its program waits for it to shut down, in time that it has not stood still.
     stopping: Option<Duration>,
     /// Whether it has stopped. Its program goes on, and gets errors, until the process ends.
@@ -569,6 +571,7 @@ fn new_node(id: u64, origin: Origin, timeline: &Arc<Timeline>, rng: &Rng) -> Sim
         spell: 0,
         armed_down: Duration::from_millis(500),
         may_stop: false,
+        start_breaks_off: None,
         stopping: None,
         stopped: false,
         origin,

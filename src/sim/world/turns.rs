@@ -130,11 +130,8 @@ impl World {
         let down = self.nodes[at].armed_down;
         let id = self.nodes[at].id;
         self.note(7, &[id.get()], || format!("{id:?} comes to its point"));
-        if self.nodes[at].process.is_some() {
-            self.crash(at, Ending::PowerLost);
-        } else {
-            self.nodes[at].disk.crash();
-        }
+        self.judge.borrow_mut().count("power lost at a point");
+        self.crash(at, Ending::PowerLost);
         self.start_in(at, down);
         Ok(())
     }
@@ -158,6 +155,7 @@ impl World {
         if !self.nodes[at].may_stop {
             return Violation::found("C-STOP", format!("{id:?} has stopped by itself: {words}"));
         }
+        self.judge.borrow_mut().count("disk failed");
         let down = self.nodes[at].armed_down;
         self.start_in(at, down);
         Ok(())
