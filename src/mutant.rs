@@ -142,6 +142,7 @@ mutants! {
     B52 "who was removed goes while the others may need it still",
     B53 "who was the only member asks nobody before a read when there are others",
     B54 "what comes last in a queue is taken first",
+    B55 "recovery does not write again what was not proven",
     N01 "programs write under a lock without a condition",
     N02 "programs take what their own replica has for the newest",
     N03 "disks do not sync",

@@ -8,7 +8,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::model::{ClusterId, NodeId};
-use crate::node::{Contact, Drift, Origin, Settings, WarmCopy};
+use crate::node::{Contact, Drift, Origin, PART_BYTES, Settings, WarmCopy};
 
 use super::Config;
 
@@ -158,6 +158,7 @@ impl Checked {
             history: config.history.clone(),
             snapshot_log_bytes: config.snapshot_log_bytes,
             log_segment_bytes: config.log_segment_bytes,
+            snapshot_part_bytes: PART_BYTES,
             warm_copy: config.warm_copy.then_some(WarmCopy::OnDisk),
             slow_request: config.slow_request,
             slow_apply: config.slow_apply,

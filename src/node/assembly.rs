@@ -303,6 +303,7 @@ impl Assembly {
             env.clone(),
             folder,
             settings.machine_options(),
+            settings.snapshot_part_bytes,
             Arc::clone(&snapshot_queue),
             Arc::clone(&inbox),
         );

@@ -13,7 +13,7 @@ use crate::model::{DiskId, Moment, SnapshotId};
 use crate::snapshot::Folder;
 
 use super::answer::{CallError, ReplyTo, StopReason};
-use super::writing::{Writing, Written};
+use super::writing::{PART_BYTES, Writing, Written};
 
 /// How many may wait for the one that is being written; more are refused as busy. Each holds on to a state of its own.
 const BACKUPS_MAX: usize = 4;
@@ -193,7 +193,7 @@ impl BackupWorker {
         let mut pause = Duration::ZERO;
         loop {
             let began = self.pause(pause)?;
-            match writing.step(|head| self.folder.begin_at(path, self.disk, head)) {
+            match writing.step(PART_BYTES, |head| self.folder.begin_at(path, self.disk, head)) {
                 Ok(Written::On(next)) => writing = next,
                 Ok(Written::Done(id)) => return Some(Ok(id)),
                 Err(why) => return Some(Err(CallError::Backup(why.to_string().into()))),

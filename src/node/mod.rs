@@ -64,6 +64,7 @@ pub(crate) use settings::{Contact, Drift, Settings};
 pub(crate) use shared::{Follower, Shared};
 pub use status::{MemberStatus, NodeStatus, Progress, Role};
 pub(crate) use thread::Running;
+pub(crate) use writing::PART_BYTES;
 
 pub(crate) use crate::warm::WarmCopy;
 

@@ -62,6 +62,8 @@ pub(crate) struct Settings {
     pub(crate) snapshot_log_bytes: u64,
     /// The size of a segment of the log, in bytes.
     pub(crate) log_segment_bytes: u64,
+    /// How much of a snapshot is written, or sent, at a time, in bytes.
+    pub(crate) snapshot_part_bytes: usize,
     /// Where the warm copy of the state is kept, if there is one.
     pub(crate) warm_copy: Option<WarmCopy>,
     /// A request that takes longer is worth a line in the log.

@@ -31,7 +31,7 @@ use crate::snapshot::{Appended, Check, Folder, Partial, Reader, SnapshotError};
 
 use super::bell::{Bell, Sleeper};
 use super::inbox::{Inbox, Input};
-use super::writing::{PART_BYTES, WriteError, Writing, Written};
+use super::writing::{WriteError, Writing, Written};
 
 /// How many parts may be waited for by peers, and how many bytes of parts may wait to be written; more are
 /// dropped, and asked for again. As many as peers have under way at once, several times over.
@@ -195,6 +195,7 @@ pub(crate) struct SnapshotWorker {
     env: Env,
     folder: Folder,
     options: MachineOptions,
+    part_bytes: usize,
     queue: Arc<SnapshotQueue>,
     inbox: Arc<Inbox>,
     writing: Option<Own>,
@@ -243,11 +244,12 @@ pub(crate) enum SnapshotTurn {
 }
 
 impl SnapshotWorker {
-    /// A worker on the snapshots of `folder`.
+    /// A worker on the snapshots of `folder`, which writes and sends them in parts of so many bytes.
     pub(crate) fn new(
         env: Env,
         folder: Folder,
         options: MachineOptions,
+        part_bytes: usize,
         queue: Arc<SnapshotQueue>,
         inbox: Arc<Inbox>,
     ) -> Self {
@@ -255,6 +257,7 @@ impl SnapshotWorker {
             env,
             folder,
             options,
+            part_bytes,
             queue,
             inbox,
             writing: None,
@@ -332,7 +335,7 @@ impl SnapshotWorker {
     /// A step of what is to be written. Whether there was anything to do.
     fn write_on(&mut self) -> bool {
         let Some(Own { writing, members, began }) = self.writing.take() else { return false };
-        match writing.step(|head| self.folder.begin(head)) {
+        match writing.step(self.part_bytes, |head| self.folder.begin(head)) {
             Ok(Written::On(writing)) => self.writing = Some(Own { writing, members, began }),
             Ok(Written::Done(id)) => {
                 let took = self.env.clock.now().since(began);
@@ -378,7 +381,7 @@ impl SnapshotWorker {
 
     fn send(&self, to: NodeId, id: SnapshotId, offset: u64) {
         let source = self.folder.source(id);
-        match source.and_then(|source| source.part(offset, PART_BYTES)) {
+        match source.and_then(|source| source.part(offset, self.part_bytes)) {
             Ok(data) => self.tell(News::Part { to, id, offset, data: Ok(data) }),
             Err(error) => self.cannot_send([(to, offset)].into(), id, &error),
         }
@@ -529,6 +532,7 @@ mod tests {
     use std::path::Path;
     use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+    use super::super::writing::PART_BYTES;
     use super::*;
     use crate::env::{Clock, Disk, NoPoints, OsEntropy};
     use crate::metrics::Meters;
@@ -574,7 +578,8 @@ mod tests {
             let queue = Arc::new(SnapshotQueue::new(Box::new(|| {})));
             let inbox = Arc::new(Inbox::new(1 << 20, Arc::new(Meters::default()), Box::new(|| {})));
             let (jobs, news) = (Arc::clone(&queue), Arc::clone(&inbox));
-            let worker = SnapshotWorker::new(env, folder, MachineOptions::default(), jobs, news);
+            let worker =
+                SnapshotWorker::new(env, folder, MachineOptions::default(), PART_BYTES, jobs, news);
             Self { disk, clock, opened, worker, queue, inbox }
         }
 

@@ -8,10 +8,8 @@ use std::time::Duration;
 
 use crate::model::{LogIndex, Members, Moment, NodeId, SnapshotId};
 
-use super::writing::PART_BYTES;
-
 /// How many parts of a snapshot are asked for ahead.
-const WINDOW_BYTES: u64 = 4 * PART_BYTES as u64;
+const WINDOW_PARTS: u64 = 4;
 
 /// A snapshot that could not be written is tried again after so long; where the disk has no room for it after twice as
 /// long each time, at most so long: each attempt takes all the room that there is, for a while.
@@ -33,6 +31,8 @@ pub(crate) struct Snapshots {
     /// A snapshot is due when so many bytes of entries were applied since the last one, or half the
     /// size of the state, if that is more.
     log_bytes_min: u64,
+    /// How much is asked for at a time.
+    part_bytes: u64,
     /// How long nothing may come of a question before it is put again.
     patience: Duration,
     newest: Option<(SnapshotId, Members)>,
@@ -69,9 +69,11 @@ struct Fetch {
 }
 
 impl Snapshots {
-    /// A node that has `newest`, and has applied so many bytes of entries since; and a part of `left`.
+    /// A node that has `newest`, and has applied so many bytes of entries since; and a part of `left`. It asks for
+    /// `part_bytes` at a time.
     pub(crate) fn new(
         log_bytes_min: u64,
+        part_bytes: u64,
         patience: Duration,
         newest: Option<(SnapshotId, Members)>,
         left: Option<SnapshotId>,
@@ -80,6 +82,7 @@ impl Snapshots {
     ) -> Self {
         Self {
             log_bytes_min,
+            part_bytes,
             patience,
             newest,
             is_taking: false,
@@ -243,12 +246,13 @@ impl Snapshots {
     /// From which byte on the next part is to be asked for, and of whom.
     pub(crate) fn ask(&mut self) -> Option<(NodeId, SnapshotId, u64)> {
         let fetch = self.fetch.as_mut()?;
-        let is_open = fetch.asked < fetch.id.bytes && fetch.asked < fetch.received + WINDOW_BYTES;
+        let is_open = fetch.asked < fetch.id.bytes
+            && fetch.asked < fetch.received + WINDOW_PARTS * self.part_bytes;
         if !is_open {
             return None;
         }
         let offset = fetch.asked;
-        fetch.asked += PART_BYTES as u64;
+        fetch.asked += self.part_bytes;
         Some((fetch.from, fetch.id, offset))
     }
 
@@ -335,8 +339,11 @@ mod tests {
         NodeId::new(number).unwrap()
     }
 
+    /// How much these ask for at a time.
+    const PART: u64 = 16 << 10;
+
     fn snapshots() -> Snapshots {
-        Snapshots::new(1000, Duration::from_millis(500), None, None, 0, at(0))
+        Snapshots::new(1000, PART, Duration::from_millis(500), None, None, 0, at(0))
     }
 
     #[test]
@@ -431,19 +438,18 @@ mod tests {
         let mut snapshots = snapshots();
         assert!(snapshots.fetch(node(2), id(9), at(0)) && !snapshots.fetch(node(3), id(9), at(0)));
         assert_eq!(snapshots.ask(), None, "the disk has not said how much is here");
-        let part = PART_BYTES as u64;
         snapshots.received(id(9), 100, at(0));
         let offsets = |snapshots: &mut Snapshots| -> Vec<u64> {
             std::iter::from_fn(|| snapshots.ask().map(|(_, _, offset)| offset)).collect()
         };
-        let expected: Vec<u64> = (0..4).map(|n| 100 + n * part).collect();
+        let expected: Vec<u64> = (0..4).map(|n| 100 + n * PART).collect();
         assert_eq!(offsets(&mut snapshots), expected);
-        snapshots.received(id(9), 100 + part, at(10));
-        assert_eq!(snapshots.ask().unwrap(), (node(3), id(9), 100 + 4 * part));
+        snapshots.received(id(9), 100 + PART, at(10));
+        assert_eq!(snapshots.ask().unwrap(), (node(3), id(9), 100 + 4 * PART));
         snapshots.tick(at(510));
         assert_eq!(snapshots.ask(), None);
         snapshots.tick(at(511));
-        assert_eq!(offsets(&mut snapshots)[0], 100 + part);
+        assert_eq!(offsets(&mut snapshots)[0], 100 + PART);
         snapshots.received(id(9), id(9).bytes, at(600));
         assert_eq!((snapshots.ask(), snapshots.tick(at(1100))), (None, None));
         assert_eq!(snapshots.tick(at(1101)), Some((node(3), id(9))), "it is being worked on");

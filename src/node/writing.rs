@@ -7,7 +7,7 @@ use crate::machine::{Image, ImageError};
 use crate::model::{SnapshotId, StateHead};
 use crate::snapshot::{Check, SnapshotError, Writer};
 
-/// How much of a state is written, or sent, at a time.
+/// How much of a state is written, or sent, at a time, if nobody says otherwise.
 pub(crate) const PART_BYTES: usize = 256 << 10;
 
 /// See the module.
@@ -46,12 +46,13 @@ pub(crate) enum WriteError {
 }
 
 impl Writing {
-    /// Does a step. `begin` makes its file.
+    /// Does a step: of the rows, `part_bytes` or about that. `begin` makes its file.
     ///
     /// # Errors
     /// Why it cannot be written.
     pub(super) fn step(
         self,
+        part_bytes: usize,
         begin: impl FnOnce(&StateHead) -> Result<Writer, SnapshotError>,
     ) -> Result<Written, WriteError> {
         let next = match self {
@@ -59,7 +60,7 @@ impl Writing {
                 let writer = begin(image.head())?;
                 Writing::Rows { image, writer }
             }
-            Writing::Rows { mut image, mut writer } => match image.next(PART_BYTES)? {
+            Writing::Rows { mut image, mut writer } => match image.next(part_bytes)? {
                 Some(piece) => {
                     writer.write(&piece)?;
                     Writing::Rows { image, writer }

@@ -258,10 +258,10 @@ impl Stage {
         self.net.lose(self.victim.node, None);
         if let Some((session, holding)) = theirs {
             self.rival.let_go(holding).await;
-            drop(session.close().await);
+            self.rival.close(&session).await;
         }
         self.take_over().await;
-        drop(session.close().await);
+        self.victim.close(&session).await;
     }
 
     fn now(&self) -> Duration {
@@ -350,7 +350,7 @@ impl Stage {
         judge.borrow_mut().expect(took <= bound, "K-LIVE", || {
             format!("after a dropped wish {LOCK} was taken in {took:?}, not in {bound:?}")
         });
-        drop(session.close().await);
+        self.third.close(&session).await;
         while judge.borrow().line_left(LOCK).is_some() {
             self.third.scene.timers.sleep(Duration::from_millis(50)).await;
             let left = judge.borrow().line_left(LOCK);

@@ -49,6 +49,7 @@ struct Faults {
     sync_fails: bool,
     writes_fail: bool,
     bytes_max: Option<usize>,
+    has_been_full: bool,
     steps_left: Option<u64>,
     has_stopped: bool,
 }
@@ -142,7 +143,13 @@ impl SimDisk {
 
     /// How many bytes all files may have together; `None` is no limit.
     pub fn limit(&self, bytes_max: Option<usize>) {
-        self.state().faults.bytes_max = bytes_max;
+        let faults = &mut self.state().faults;
+        (faults.bytes_max, faults.has_been_full) = (bytes_max, false);
+    }
+
+    /// Whether something has found no room since the last [`SimDisk::limit`].
+    pub fn has_been_full(&self) -> bool {
+        self.state().faults.has_been_full
     }
 
     /// Lets the next `steps` changes and syncs happen; everything after them fails, until the
@@ -218,7 +225,8 @@ impl State {
     fn next_life(&mut self) {
         self.life += 1;
         self.locked.clear();
-        self.faults = Faults { bytes_max: self.faults.bytes_max, ..Faults::default() };
+        let Faults { bytes_max, has_been_full, .. } = self.faults;
+        self.faults = Faults { bytes_max, has_been_full, ..Faults::default() };
         let named = self.named();
         self.files.retain(|id, _| named.contains(id));
     }
@@ -286,7 +294,11 @@ impl State {
         let written = sectors(offset, fits);
         file.unreadable.retain(|sector| !written.contains(sector));
         file.writes.push((offset, bytes[..fits].to_vec()));
-        if fits < bytes.len() { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+        if fits < bytes.len() {
+            self.faults.has_been_full = true;
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        Ok(())
     }
 
     fn sync(&mut self, id: u64) -> io::Result<()> {

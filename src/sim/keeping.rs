@@ -188,7 +188,7 @@ impl Keeper {
                 if believes || session.lock_delay().is_zero() {
                     self.scene.judge.borrow_mut().lease_may_end(session.lease());
                 }
-                drop(session.close().await);
+                self.scene.close(self.node, &session).await;
             }
         }
     }

@@ -39,6 +39,9 @@ const SEGMENT_BYTES: u64 = 16 << 10;
 /// Small, so that snapshots are taken, and the log is cut, while faults go on.
 const SNAPSHOT_LOG_BYTES: u64 = 16 << 10;
 
+/// Small, so that a snapshot has many parts, and something goes wrong between them.
+const SNAPSHOT_PART_BYTES: usize = 4 << 10;
+
 /// How much of the history is read at once.
 const PAGE_BYTES: usize = 256 << 10;
 
@@ -376,6 +379,7 @@ fn settings(id: NodeId, nodes: u64) -> Settings {
         history: History::default(),
         snapshot_log_bytes: SNAPSHOT_LOG_BYTES,
         log_segment_bytes: SEGMENT_BYTES,
+        snapshot_part_bytes: SNAPSHOT_PART_BYTES,
         warm_copy: None,
         slow_request: Duration::MAX,
         slow_apply: Duration::MAX,

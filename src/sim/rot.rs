@@ -45,37 +45,37 @@ impl Rot {
         Self::WHILE_DOWN.contains(&self)
     }
 
-    /// Lets it happen. Whether there was anything to rot.
-    pub(crate) fn strike(self, disk: &SimDisk, dir: &Path, rng: &Rng) -> bool {
+    /// Lets it happen, and says to which file; `None` if there was nothing to rot.
+    pub(crate) fn strike(self, disk: &SimDisk, dir: &Path, rng: &Rng) -> Option<PathBuf> {
         let any =
             |length: usize| usize::try_from(rng.below(length as u64)).expect("below a length");
         match self {
             Rot::LogBit => {
-                let Some((path, length)) = vouched(disk, dir) else { return false };
+                let (path, length) = vouched(disk, dir)?;
                 disk.flip_bit(&path, any(length * 8));
-                true
+                Some(path)
             }
             Rot::LogSector => {
-                let Some((path, length)) = vouched(disk, dir) else { return false };
+                let (path, length) = vouched(disk, dir)?;
                 let sectors = length / SECTOR_BYTES;
                 if sectors < 2 {
-                    return false;
+                    return None;
                 }
                 let (from, to) = (any(sectors), any(sectors - 1));
                 let to = if to >= from { to + 1 } else { to };
-                misdirect(disk, &path, from, to)
+                misdirect(disk, &path, from, to).then_some(path)
             }
             Rot::SnapshotBit | Rot::SnapshotMeanwhile => {
-                let Some(path) = newest_snapshot(disk, dir) else { return false };
+                let path = newest_snapshot(disk, dir)?;
                 let length = disk.read(&path).map_or(0, |bytes| bytes.len());
                 if length == 0 {
-                    return false;
+                    return None;
                 }
                 match self {
                     Rot::SnapshotMeanwhile if any(2) == 0 => disk.spoil_sector(&path, any(length)),
                     _ => disk.flip_bit(&path, any(length * 8)),
                 }
-                true
+                Some(path)
             }
         }
     }

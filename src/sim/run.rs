@@ -32,7 +32,7 @@ const CALM: Duration = Duration::from_secs(30);
 const LEASES_END_WITHIN: Duration = Duration::from_secs(9);
 
 /// A seed counts only if at least so much has happened.
-const ACKNOWLEDGED_MIN: u64 = 200;
+const ACKNOWLEDGED_MIN: u64 = 600;
 
 /// And only if each lock that it is about was granted so often.
 const GRANTS_MIN: u64 = 5;
@@ -62,7 +62,7 @@ pub struct Report {
     pub recoverable: bool,
     /// How often that of its locks was granted that was granted least.
     pub grants_min: u64,
-    /// What else happened, by name.
+    /// What was done and what happened, by name.
     pub counts: BTreeMap<&'static str, u64>,
     /// In words.
     pub story: String,
@@ -255,19 +255,20 @@ impl Run {
         Ok(())
     }
 
-    /// A core of the nodes, at least a quorum, must come together. The others stay as they are, some
-    /// of them dead for good. Where the members change, all that are members by then are the core.
+    /// A core of the nodes, at least a quorum, must come together. Where it is no more than that, the others are dead
+    /// for good. Where the members change, all that are members by then are the core.
     fn calm(&mut self) -> Result<(), Violation> {
         if !self.world.is_recoverable() {
             self.recoverable = false;
             return self.nobody_to_ask("too many machines are lost for the others to decide");
         }
         let mut core = self.world.members();
-        if !self.plan.members_change && one_in(&self.rng, 3) {
+        if !self.plan.members_change && self.world.is_as_founded() && one_in(&self.rng, 3) {
             let quorum = core.len() / 2 + 1;
             while core.len() > quorum {
                 core.remove(super::plan::index(&self.rng, core.len()));
             }
+            self.world.leave_alone(&core);
         }
         // Whoever may be needed still is there, too.
         self.world.heal(&[&core[..], &self.world.leaving()].concat())?;
@@ -397,7 +398,7 @@ impl Run {
             crashes,
             recoverable: self.recoverable,
             grants_min: grants.min().unwrap_or(GRANTS_MIN),
-            counts: judge.tally.others.clone(),
+            counts: judge.tally.counts(),
             story: self.story(&judge.tally),
         }
     }

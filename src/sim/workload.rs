@@ -25,10 +25,11 @@ use super::locking::{Player, Program};
 use super::plan::{between, index, one_in};
 use super::rng::Rng;
 use super::watching;
+use crate::api::{Error, Session};
 use crate::env::Entropy;
 use crate::model::{
     Command, Compare, Delete, KeyRange, KeyValue, LeaseId, NodeId, Op, Put, PutLease, PutValue,
-    Reply, Revision, Txn,
+    Reply, Revision, Txn, TxnResult,
 };
 use crate::recipes::Ticket;
 
@@ -99,6 +100,23 @@ impl Scene {
     pub(crate) fn lease(&self) -> LeaseId {
         self.unique.set(self.unique.get() + 1);
         LeaseId::new(LEASES_FROM + self.unique.get()).expect("not zero")
+    }
+
+    /// Closes a session of a program on a node: that takes no longer than a call, and what was closed is gone.
+    pub(crate) async fn close(&self, node: NodeId, session: &Session) {
+        let may_take = session.shared().settings.call_deadline;
+        let call = self.judge.borrow_mut().call(node, "close session", may_take);
+        let answer = session.close().await;
+        let mut judge = self.judge.borrow_mut();
+        match answer {
+            Ok(()) => {
+                judge.returned(call);
+                judge.session_closed(session.lease());
+            }
+            // Orphaned, or not renewed in time: it runs out.
+            Err(Error::SessionEnded(_)) => judge.returned(call),
+            Err(_) => judge.returned_in_vain(call),
+        }
     }
 
     pub(crate) async fn think(&self, rng: &Rng) {
@@ -331,7 +349,7 @@ impl Client {
     /// Puts a key if it is as it was when last read.
     async fn compare_and_set(&mut self) {
         let key = self.key();
-        let Some((row, _)) = self.caller.get_local(&key).await else { return };
+        let Some((row, _)) = self.get_local(&key).await else { return };
         if one_in(&self.rng, 2) {
             self.scene.think(&self.rng).await;
         }
@@ -393,7 +411,7 @@ impl Client {
 
     async fn transact(&mut self, what: &'static str, txn: Txn, puts: &[(Bytes, Bytes)]) {
         let floor = self.scene.judge.borrow().floor();
-        let compares = txn.compares.clone();
+        let (compares, looks) = (txn.compares.clone(), txn.failure.clone());
         let answer = self.change(what, Command::Txn(txn), Sign::Puts(puts)).await;
         let Some(Ok(Reply::Txn(reply))) = answer else { return };
         let mut judge = self.scene.judge.borrow_mut();
@@ -404,6 +422,15 @@ impl Client {
             judge.changed_nothing(what, floor, reply.revision);
             judge.compared(&compares, false, reply.revision);
             judge.not_applied(puts);
+            let range = KeyRange::key(puts[0].0.clone());
+            match &reply.results[..] {
+                [TxnResult::Range(read)] => {
+                    judge.check_rows("M-TXN", &range, reply.revision, &read.kvs);
+                }
+                results => judge.expect(looks.is_empty() && results.is_empty(), "M-TXN", || {
+                    format!("{what} asks for {looks:?} and is told {results:?}")
+                }),
+            }
         }
         drop(judge);
         self.saw(reply.revision);
@@ -440,9 +467,18 @@ impl Client {
         Some((reply.kvs, reply.revision))
     }
 
+    /// What this replica has, which waits for nobody.
+    async fn get_local(&self, key: &Bytes) -> Option<(Option<KeyValue>, Revision)> {
+        let call =
+            self.scene.judge.borrow_mut().call(self.node, "local read", self.caller.deadline());
+        let answer = self.caller.get_local(key).await;
+        self.scene.judge.borrow_mut().returned(call);
+        answer
+    }
+
     async fn local_read(&mut self) {
         let key = self.key();
-        let Some((row, revision)) = self.caller.get_local(&key).await else { return };
+        let Some((row, revision)) = self.get_local(&key).await else { return };
         let rows: Vec<KeyValue> = row.into_iter().collect();
         let mut judge = self.scene.judge.borrow_mut();
         judge.local_read(self.seen, &KeyRange::key(key), revision, &rows);
@@ -457,8 +493,14 @@ impl Client {
             return;
         }
         let (range, at) = (KeyRange::prefix("kv/"), Revision(at));
+        let call = self.scene.judge.borrow_mut().call(
+            self.node,
+            "read of the past",
+            self.caller.deadline(),
+        );
         let answer = self.caller.range_at(range.clone(), at).await;
         let mut judge = self.scene.judge.borrow_mut();
+        judge.returned(call);
         match answer {
             Ok(reply) => judge.past_read(&range, at, &reply.kvs),
             Err(Fate::Refused(why)) => judge.past_is_gone(at, &why),

@@ -317,6 +317,7 @@ impl Driver {
             steps: Steps::new(heartbeat * 2),
             snapshots: Snapshots::new(
                 settings.snapshot_log_bytes,
+                settings.snapshot_part_bytes as u64,
                 settings.election_timeout,
                 newest_snapshot,
                 unfinished_snapshot,

@@ -237,7 +237,7 @@ impl Judge {
         self.count("past that is gone");
     }
 
-    pub(super) fn check_rows(
+    pub(crate) fn check_rows(
         &mut self,
         invariant: &'static str,
         range: &KeyRange,

@@ -91,6 +91,13 @@ impl Judge {
         self.leases.counted.insert(lease, counted);
     }
 
+    /// A session was closed, as its program was told.
+    pub(crate) fn session_closed(&mut self, lease: LeaseId) {
+        let is_there = self.leases.table.1.contains(&lease);
+        self.expect(!is_there, "L-CLOSE", || format!("{lease:?} was closed, and is there"));
+        self.done("close");
+    }
+
     /// What the newest state says that any replica has come to: which leases there are.
     pub(super) fn follow_leases(&mut self, applied: LogIndex, process: &Process) {
         if applied <= self.leases.table.0 {

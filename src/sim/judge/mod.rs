@@ -102,6 +102,15 @@ impl Tally {
     pub(crate) fn acknowledged(&self) -> u64 {
         self.done.values().sum()
     }
+
+    /// All that was done or happened, by name.
+    pub(crate) fn counts(&self) -> BTreeMap<&'static str, u64> {
+        let mut counts = self.others.clone();
+        for (what, times) in &self.done {
+            *counts.entry(what).or_default() += times;
+        }
+        counts
+    }
 }
 
 /// See the module.

@@ -21,7 +21,7 @@ async fn live(player: Player, election: &'static str) {
             turn(&player, &session, election).await;
             player.think().await;
         }
-        drop(session.close().await);
+        player.close(&session).await;
     }
 }
 
@@ -93,7 +93,7 @@ async fn observe(player: Player, election: &'static str) {
     let id = player.scene.judge.borrow_mut().observer_begins(player.node, election);
     let mut observer = session.election(election).observe();
     // It is good for as long as the node, not only for as long as this.
-    drop(session.close().await);
+    player.close(&session).await;
     loop {
         match observer.next().await {
             Some(Ok(LeaderEvent::Leads(Leader { key, value, since }))) => {

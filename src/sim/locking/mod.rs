@@ -100,6 +100,11 @@ impl Player {
         }
     }
 
+    /// Closes a session, and waits.
+    pub(super) async fn close(&self, session: &Session) {
+        self.scene.close(self.node, session).await;
+    }
+
     /// Takes a lock with a session of its own, however long that takes.
     pub(super) async fn take_surely(&self, lock: &'static str) -> (Session, Holding<Guard>) {
         loop {
@@ -110,7 +115,7 @@ impl Player {
             if let Ok(guard) = guard {
                 return (session, self.believe("lock", lock, guard));
             }
-            drop(session.close().await);
+            self.close(&session).await;
         }
     }
 
@@ -351,15 +356,17 @@ impl Player {
                 judge.wrote(what, floor, reply.revision, &puts);
                 judge.wrote_under_lock(&holding.parts, &of, read.as_ref(), reply.revision);
             }
-            Err(
-                GuardError::NotHeld
-                | GuardError::NotOurs
-                | GuardError::ForeignGuard
-                | GuardError::ReservedValue,
-            ) => {
+            Err(GuardError::NotHeld) => {
                 judge.not_applied(&puts);
                 judge.count("guarded write refused");
+                let loss = holding.held.loss();
+                judge.expect(loss.is_some(), "K-GUARD", || {
+                    format!("{what} under {:?} is refused, and that is held", holding.parts)
+                });
             }
+            Err(
+                why @ (GuardError::NotOurs | GuardError::ForeignGuard | GuardError::ReservedValue),
+            ) => judge.expect(false, "K-GUARD", || format!("{what} is refused: {why}")),
             Err(GuardError::Store(error)) => match error.effect() {
                 Effect::NotApplied => judge.not_applied(&puts),
                 Effect::Unknown | Effect::Applied => {

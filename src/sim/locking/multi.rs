@@ -20,7 +20,7 @@ async fn live(player: Player, locks: &'static [&'static str]) {
             turn(&player, &session, locks).await;
             player.think().await;
         }
-        drop(session.close().await);
+        player.close(&session).await;
     }
 }
 

@@ -44,7 +44,7 @@ async fn live(player: Player, lock: &'static str) {
             }
         }
         match left {
-            Left::Free => drop(session.close().await),
+            Left::Free => player.close(&session).await,
             Left::ToTheNext => drop(session.orphan()),
         }
     }

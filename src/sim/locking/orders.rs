@@ -42,7 +42,7 @@ async fn live(player: Player, lock: &'static str) {
             turn(&player, &session, lock).await;
             player.think().await;
         }
-        drop(session.close().await);
+        player.close(&session).await;
     }
 }
 

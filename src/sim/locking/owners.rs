@@ -24,7 +24,7 @@ async fn live(player: Player, locks: [&'static str; 2], any_order: bool) {
             work(&player, &session, order, any_order).await;
             player.think().await;
         }
-        drop(session.close().await);
+        player.close(&session).await;
     }
 }
 

@@ -118,7 +118,7 @@ impl Program {
             Program::Permits => permits::once(player, &session, lock).await,
             _ => mutex::once(player, &session, lock).await,
         };
-        drop(session.close().await);
+        player.close(&session).await;
         taken
     }
 }

@@ -81,7 +81,7 @@ async fn take_for_ever(player: Player, queue: &'static str) {
                 break;
             }
         }
-        drop(session.close().await);
+        player.close(&session).await;
     }
 }
 
@@ -234,7 +234,7 @@ pub(super) async fn drain(player: &Player, queue: &'static str) {
             }
         };
         drop(taker);
-        drop(session.close().await);
+        player.close(&session).await;
         if !left {
             return;
         }

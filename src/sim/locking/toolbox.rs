@@ -61,7 +61,7 @@ async fn live(player: Player) {
             turn(&player, &session).await;
             player.think().await;
         }
-        drop(session.close().await);
+        player.close(&session).await;
     }
 }
 
@@ -182,7 +182,15 @@ async fn swap(player: &Player) {
             });
             judge.count("swap");
         }
-        Ok(Swap::Lost { .. }) => judge.not_applied(&puts),
+        Ok(Swap::Lost { row }) => {
+            judge.not_applied(&puts);
+            let at = row.as_ref().map_or(Revision(0), |row| row.mod_revision);
+            let is_so =
+                row.as_ref().is_none_or(|row| judge.truth().row_at(&row.key, at) == Some(row));
+            judge.expect(is_so && at != version, "T-CELL", || {
+                format!("{version:?} was not swapped for {row:?}, it is said")
+            });
+        }
         Err(error) if may_be(&error) => judge.unknown(),
         Err(_) => judge.not_applied(&puts),
     }
@@ -307,7 +315,7 @@ async fn follow(player: Player) {
     let id = player.scene.judge.borrow_mut().follower_begins(player.node, GROUP);
     let mut watch = session.group(GROUP).watch();
     // It is good for as long as the node, not only for as long as this.
-    drop(session.close().await);
+    player.close(&session).await;
     while let Some(news) = watch.next().await {
         let members = watch.members().map(|member| (member.key.clone(), member.since));
         let members: BTreeSet<_> = members.collect();

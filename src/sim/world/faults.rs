@@ -126,24 +126,34 @@ impl World {
     fn transfer(&mut self, at: usize) {
         let Some(process) = &self.nodes[at].process else { return };
         let (answer, may_take) = (process.transfer_leadership(), process.caller().deadline());
+        let term = process.look().term;
         let call = self.judge.borrow_mut().call(self.nodes[at].id, "transfer", may_take);
-        self.transfers.push((call, answer));
+        self.transfers.push(Transfer { call, at, term, answer });
     }
 
     /// Sees who was told that leadership has moved, or that it has not.
     pub(super) fn hear_of_transfers(&mut self) {
-        let mut judge = self.judge.borrow_mut();
-        self.transfers.retain_mut(|(call, answer)| match answer.try_recv() {
-            Err(TryRecvError::Empty) => true,
-            answer => {
-                judge.returned(*call);
-                match answer {
-                    Ok(Ok(())) => judge.count("leadership moved"),
-                    Ok(Err(CallError::Deadline { .. })) => judge.count("leadership did not move"),
-                    _ => {}
+        let (mut judge, nodes) = (self.judge.borrow_mut(), &self.nodes);
+        self.transfers.retain_mut(|Transfer { call, at, term, answer }| {
+            let answer = match answer.try_recv() {
+                Err(TryRecvError::Empty) => return true,
+                answer => answer,
+            };
+            judge.returned(*call);
+            match answer {
+                Ok(Ok(())) => {
+                    judge.count("leadership moved");
+                    let look = nodes[*at].running().map(Process::look);
+                    let leads = look.is_some_and(|look| look.leads && look.term == *term);
+                    judge.expect(!leads, "R-TRANSFER", || {
+                        let id = nodes[*at].id;
+                        format!("{id:?} has handed leadership over, and still leads {term:?}")
+                    });
                 }
-                false
+                Ok(Err(CallError::Deadline { .. })) => judge.count("leadership did not move"),
+                _ => {}
             }
+            false
         });
     }
 
@@ -155,7 +165,7 @@ impl World {
         if what.is_while_down() {
             self.crash_any(at);
         }
-        if what.strike(&self.nodes[at].disk, Path::new(DIR), &self.rng) {
+        if let Some(path) = what.strike(&self.nodes[at].disk, Path::new(DIR), &self.rng) {
             let id = self.nodes[at].id;
             self.note(35, &[id.get()], || format!("{what:?} of {id:?} rots"));
             self.judge.borrow_mut().count(match what {
@@ -164,7 +174,7 @@ impl World {
                 Rot::SnapshotBit => "snapshot bit flipped",
                 Rot::SnapshotMeanwhile => "snapshot rotten meanwhile",
             });
-            self.nodes[at].rotten = Some(what);
+            self.nodes[at].rotten = Some((what, path));
             self.judge.borrow_mut().disk_is_damaged(id);
         }
         if what.is_while_down() {
@@ -177,6 +187,9 @@ impl World {
         let node = &mut self.nodes[at];
         node.slow_disk = Duration::ZERO;
         node.full = false;
+        if node.disk.has_been_full() {
+            self.judge.borrow_mut().count("disk was full");
+        }
         node.disk.limit(None);
         // What found no room before is tried again.
         self.log_soon(at);

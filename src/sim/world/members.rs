@@ -10,7 +10,7 @@ impl World {
     /// Whether a voter's disk may be lost, and the cluster still go on.
     pub(super) fn can_lose(&self, at: usize) -> bool {
         let members = self.judge.borrow().members();
-        let rots = |id: &NodeId| self.nodes[place(*id)].rotten.is_some();
+        let rots = |id: &NodeId| self.nodes[place(*id)].is_rotten();
         let sound = |id: &NodeId| place(*id) != at && self.is_there(*id) && !rots(id);
         let enough =
             |voters: &[NodeId]| voters.iter().filter(|id| sound(id)).count() > voters.len() / 2;
@@ -81,6 +81,23 @@ impl World {
         self.crash(at, Ending::PowerLost);
         self.nodes[at].gone = true;
         self.judge.borrow_mut().count("machine lost");
+    }
+
+    /// Whether the members are those who have founded the cluster, and all machines are there.
+    pub(crate) fn is_as_founded(&self) -> bool {
+        let members = self.judge.borrow().members();
+        members.rows().len() == self.nodes.len()
+            && self.nodes.len() as u64 == self.options.nodes
+            && members.rows().keys().all(|id| self.is_there(*id))
+    }
+
+    /// All but these are lost.
+    pub(crate) fn leave_alone(&mut self, core: &[usize]) {
+        let others: Vec<usize> = (0..self.nodes.len()).filter(|at| !core.contains(at)).collect();
+        if !others.is_empty() {
+            self.judge.borrow_mut().count("core alone");
+        }
+        others.into_iter().for_each(|at| self.lose(at));
     }
 
     /// Some learner is to vote.

@@ -24,6 +24,7 @@ use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -174,7 +175,7 @@ struct SimNode {
     /// from the cluster.
     gone: bool,
     /// What of its disk has rotted.
-    rotten: Option<Rot>,
+    rotten: Option<(Rot, PathBuf)>,
     /// Whether its disk is full, or will soon be.
     full: bool,
     /// How often it was started again after it was removed from the cluster.
@@ -231,8 +232,8 @@ pub(crate) struct World {
     next_newcomer: NewcomerId,
     /// What newcomers were told, by tasks that waited for it.
     admitted: Admitted,
-    /// Who waits until leadership has moved.
-    transfers: Vec<(CallId, oneshot::Receiver<CallResult<()>>)>,
+    /// Those who wait until leadership has moved.
+    transfers: Vec<Transfer>,
     judge: Rc<RefCell<Judge>>,
     trace: Trace,
     on_start: Option<OnStart>,
@@ -588,9 +589,22 @@ impl SimNode {
         self.process.as_ref().filter(|_| !self.stopped)
     }
 
-    fn has_rotten_log(&self) -> bool {
-        self.rotten.is_some_and(Rot::is_of_log)
+    /// Whether what has rotted is still there.
+    fn is_rotten(&self) -> bool {
+        self.rotten.as_ref().is_some_and(|(_, path)| self.disk.read(path).is_some())
     }
+
+    fn has_rotten_log(&self) -> bool {
+        self.rotten.as_ref().is_some_and(|(what, _)| what.is_of_log())
+    }
+}
+
+/// A program on a node has asked for another leader, in this term, and waits for it.
+struct Transfer {
+    call: CallId,
+    at: usize,
+    term: Term,
+    answer: oneshot::Receiver<CallResult<()>>,
 }
 
 /// The place of a node among the nodes.

@@ -81,6 +81,7 @@ fn settings(node: usize) -> Settings {
         history: History::keep_all(),
         snapshot_log_bytes: u64::MAX,
         log_segment_bytes: 1 << 20,
+        snapshot_part_bytes: crate::node::PART_BYTES,
         warm_copy: None,
         slow_request: Duration::MAX,
         slow_apply: Duration::MAX,
