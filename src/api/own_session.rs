@@ -51,3 +51,25 @@ impl OwnSession {
         &self.client.shared
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+    use crate::{Config, LeadError, LockError, Node, Wait};
+
+    #[test]
+    fn who_waits_behind_another_is_told_that_the_node_has_stopped() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+        let (own, leading) = (Arc::clone(node.own_session()), node.leading("a", "b"));
+        let _held = own.session.try_lock().unwrap();
+        node.shutdown().wait();
+        let told = pin!(leading.run(async |_| ())).poll(&mut Context::from_waker(Waker::noop()));
+        let is_told =
+            matches!(told, Poll::Ready(Err(LeadError::NotElected(LockError::NodeStopped(_)))));
+        assert!(is_told, "{told:?}");
+    }
+}

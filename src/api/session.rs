@@ -136,7 +136,8 @@ impl Session {
     /// closed already, or if its lease has ended.
     ///
     /// # Errors
-    /// [`Error::Deadline`] if that could not be confirmed in time; the node goes on trying.
+    /// [`Error::Deadline`] if that could not be confirmed in time; the node goes on trying. If the session had not been
+    /// renewed in time before this, it does not: the lease runs out by itself.
     /// [`Error::SessionEnded`], and nothing is done, if it was orphaned, or if it has a lock delay and was
     /// not renewed in time: then its keys stay for the delay, for which it was asked.
     pub async fn close(&self) -> Result<(), Error> {

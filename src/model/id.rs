@@ -163,8 +163,10 @@ impl FromStr for LeaseId {
     type Err = NotALeaseId;
 
     fn from_str(text: &str) -> Result<Self, NotALeaseId> {
-        // Longer numbers are refused there, and so is an empty text; a sign is not.
-        let digits = Some(text).filter(|text| text.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        // An empty text is refused by the number; neither a sign is, nor zeros before it.
+        let is_number =
+            |text: &&str| text.len() <= 16 && text.bytes().all(|b| b.is_ascii_hexdigit());
+        let digits = Some(text).filter(is_number);
         let number = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
         number.and_then(LeaseId::new).ok_or(NotALeaseId)
     }
@@ -237,7 +239,19 @@ mod tests {
             assert_eq!(lease.to_string().to_uppercase().parse(), Ok(lease));
             assert_eq!((LeaseId::try_from(id), u64::from(lease)), (Ok(lease), id));
         }
-        for text in ["", "0", "000", "+1", "-1", "0x1", " 1", "1 ", "g", "10000000000000000"] {
+        for text in [
+            "",
+            "0",
+            "000",
+            "+1",
+            "-1",
+            "0x1",
+            " 1",
+            "1 ",
+            "g",
+            "10000000000000000",
+            "0000000000000000f",
+        ] {
             assert_eq!(text.parse::<LeaseId>(), Err(NotALeaseId), "{text:?}");
         }
         assert_eq!(LeaseId::try_from(0), Err(NotALeaseId));

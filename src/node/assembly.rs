@@ -366,6 +366,8 @@ fn load(
     // What a restored cluster begins with knows no members: those are known once they have met, and only
     // what knows them can be sent to others.
     loaded.newest.take_if(|(_, members)| members.rows().is_empty());
+    // What earlier lives have asked for is answered to nobody.
+    loaded.machine.answer_only(settings.node, opened.recovered.incarnation);
     if loaded.lost.is_none() {
         let recovered = &opened.recovered;
         if let (Some(founders), true) =

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::env::Env;
 use crate::machine::{Machine, MachineOptions, Restore};
-use crate::model::{ClusterId, LogIndex, Members, Revision, SnapshotId};
+use crate::model::{ClusterId, Incarnation, LogIndex, Members, Revision, SnapshotId};
 use crate::snapshot::{Folder, Reader, SnapshotError};
 use crate::wal::{self, LogError};
 
@@ -181,6 +181,8 @@ impl Offline {
         observe: Observer<'_>,
     ) -> Result<(), OfflineError> {
         let mut next = machine.applied().next();
+        // No life has this number: nobody is answered.
+        machine.answer_only(self.identity().node, Incarnation(0));
         while next <= up_to.min(last) {
             for entry in self.log.reader.entries(next, up_to.min(last).next(), REPLAY_BYTES)? {
                 next = entry.index.next();

@@ -226,7 +226,11 @@ impl LockError {
     /// Whether who stands for as long as it lives tries again: also where somebody must do something first, who has
     /// nothing to do with it.
     pub(super) fn may_pass(&self) -> bool {
-        let needs_room = matches!(self, LockError::Refused(error) if error.needs_room());
-        needs_room || *self == LockError::Evicted || self.is_transient()
+        let is_waited_for = match self {
+            LockError::Refused(error) => error.needs_room() || *error == Error::Diverged,
+            LockError::Evicted => true,
+            _ => false,
+        };
+        is_waited_for || self.is_transient()
     }
 }

@@ -247,6 +247,10 @@ impl Leading {
             let working = work(Arc::clone(&leadership.0));
             match self.term(&leadership.0, stop.as_mut(), grace, working).await {
                 TermEnd::Lost(loss) if self.is_once => return Err(LeadError::Lost(loss)),
+                // It has ended its sessions, and another would be left behind.
+                TermEnd::Lost(Loss::NodeStopped(reason)) => {
+                    return Err(LeadError::NotElected(LockError::NodeStopped(reason)));
+                }
                 TermEnd::Lost(_) => {}
                 TermEnd::Done(result) => {
                     // Where it cannot be confirmed the node goes on trying.

@@ -1,7 +1,7 @@
 //! The receiving end: the listener, and the connections that peers have dialed.
 //!
 //! A connection is nobody's until its handshake is over. Those in between are counted; one too many
-//! ends one of the address that has most: the oldest of those that have not sent a preface (and with certificates, not proven
+//! ends one of the address that has most, if that is more than a quarter, or else of any: the oldest of those that have not sent a preface (and with certificates, not proven
 //! anything before it), because members need milliseconds for it and the silent stay; only if there are none, the
 //! oldest of the others. So any number of silent connections costs a few tasks, and whoever makes them at one
 //! address ends its own. After it, there is
@@ -284,15 +284,19 @@ struct Newcomer {
 
 impl IncomingState {
     /// Ends a connection in its handshake: see the module for which.
-    fn evict_one(&mut self) {
+    fn evict_one(&mut self, handshakes_max: usize) {
         let mut crowds: BTreeMap<IpAddr, usize> = BTreeMap::new();
         for newcomer in self.silent.values().chain(self.speaking.values()) {
             *crowds.entry(newcomer.origin).or_default() += 1;
         }
-        let most = crowds.values().copied().max();
+        // A peer has a few: no more than a quarter of all is no crowd.
+        let size = |origin: &IpAddr| {
+            crowds.get(origin).copied().unwrap_or_default().max(handshakes_max / 4)
+        };
+        let most = crowds.keys().map(size).max();
         let oldest = |newcomers: &BTreeMap<u64, Newcomer>| {
             let mut all = newcomers.iter();
-            let of_most = all.find(|(_, one)| crowds.get(&one.origin).copied() == most);
+            let of_most = all.find(|(_, one)| Some(size(&one.origin)) == most);
             of_most.map(|(number, _)| *number)
         };
         let evicted = match oldest(&self.silent) {
@@ -325,7 +329,7 @@ impl Waiting {
     fn begin(context: Arc<Context>, origin: IpAddr) -> Self {
         let mut state = context.incoming.state();
         while state.silent.len() + state.speaking.len() >= context.settings.handshakes_max.max(1) {
-            state.evict_one();
+            state.evict_one(context.settings.handshakes_max);
         }
         state.last_number += 1;
         let (number, evicted) = (state.last_number, Arc::new(Notify::new()));

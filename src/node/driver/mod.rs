@@ -284,7 +284,7 @@ impl Driver {
             network,
             log,
             log_reader,
-            mut machine,
+            machine,
             hard_state,
             founded,
             state_lost,
@@ -297,7 +297,6 @@ impl Driver {
         } = parts;
         let settings = &shared.settings;
         let (node, incarnation) = (settings.node, identity.incarnation());
-        machine.answer_only(node, incarnation);
         let (heartbeat, now) = (settings.heartbeat, shared.now());
         let mut driver = Self {
             proposals: Proposals::new(node, incarnation, settings.election_timeout),

@@ -61,6 +61,28 @@ fn a_crowd_from_one_address_keeps_nobody_out_who_comes_from_another() {
     }
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn two_of_a_member_are_no_crowd_beside_many_silent_ones_of_an_address_each() {
+    let (handshakes_max, handshake_timeout) = (16, Duration::from_secs(600));
+    let one = alone(TcpSettings { handshakes_max, handshake_timeout, ..settings() });
+    let address = one.handle.address();
+    // In the middle of their handshakes.
+    let mut member: Vec<_> = (0..2).map(|_| connect(address)).collect();
+    for stream in &mut member {
+        stream.write_all(&[preface(0), hello_frame(&hello(2, 1))].concat()).expect("written");
+        assert_eq!(read_frame(stream, 16).0, 1, "a hello");
+    }
+    let silent = |number: u8| connect_from([127, 0, 1, number], address);
+    let mut silent: Vec<_> = (1..=40).map(silent).collect();
+    read_to_close(&mut silent[0]);
+    read_to_close(&mut silent[20]);
+    let stream = &mut member[1];
+    stream.write_all(&framed(FrameKind::Alive, b"")).expect("written");
+    stream.write_all(&message_frame(&ping(1))).expect("written");
+    one.inbox.wait_for_message(node(2), &ping(1));
+}
+
 #[test]
 fn who_speaks_is_not_cut_for_those_who_do_not() {
     let handshakes_max = 4;
