@@ -189,6 +189,8 @@ impl CompareAndSet {
     /// is what Redis needs a script for: it expires later if it is mine. Costs two commits: a lease is granted
     /// for it, and ended at once if the change is not made. Nobody renews it; where it is not known whether the
     /// change was made, or nobody waits for that any more, it runs out.
+    /// The lease that the key had before stays, without the key, until its own time is up: whoever prolongs often has
+    /// as many of them as fit into a time to live.
     ///
     /// ```
     /// # use std::time::Duration;
