@@ -18,6 +18,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Mutex;
@@ -206,10 +207,13 @@ fn hunt(mutant: Option<Mutant>) -> Found {
                         return;
                     }
                     under_way.lock().unwrap().insert(seed, cpu_time());
-                    let ran = sim::run_seed(seed, false);
+                    let ran = catch_unwind(|| sim::run_seed(seed, false));
                     under_way.lock().unwrap().remove(&seed);
-                    if let Err(failure) = ran {
-                        fell(seed, words(&failure.violation));
+                    match ran {
+                        Ok(Ok(_)) => {}
+                        Ok(Err(failure)) => fell(seed, words(&failure.violation)),
+                        // Nothing was found, and then the world was dropped.
+                        Err(_) => fell(seed, "an assertion, in its end".to_owned()),
                     }
                 }
             });

@@ -227,16 +227,15 @@ impl Run {
     /// Runs it to its end. Whoever panics breaks a promise too.
     pub(super) fn finish(mut self) -> Result<Report, Box<Failure>> {
         let gone = catch_unwind(AssertUnwindSafe(|| self.go()));
-        match gone {
-            Ok(Ok(())) => Ok(self.report()),
-            Ok(Err(violation)) => Err(Box::new(self.failure(violation))),
-            Err(panic) => {
-                let failure = self.failure(Violation::new("PANIC", words(panic.as_ref())));
-                // What a panic has left behind may panic again when it is dropped, and hide what happened.
-                std::mem::forget(self);
-                Err(Box::new(failure))
-            }
-        }
+        let violation = match gone {
+            Ok(Ok(())) => return Ok(self.report()),
+            Ok(Err(violation)) => violation,
+            Err(panic) => Violation::new("PANIC", words(panic.as_ref())),
+        };
+        let failure = self.failure(violation);
+        // What is broken may panic when it is dropped, and hide what happened.
+        std::mem::forget(self);
+        Err(Box::new(failure))
     }
 
     fn go(&mut self) -> Result<(), Violation> {
