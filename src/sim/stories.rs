@@ -212,7 +212,7 @@ fn a_new_leader_counts_all_leases_also_those_that_have_no_keys_yet() {
     failovers(&[Program::Mutex])
         .holds(&["lease end"])
         .falls(Mutant::B37, &["L-EARLY"])
-        .falls(Mutant::B38, &["L-KEPT", "L-LATE"]);
+        .falls(Mutant::B38, &["L-CLOSE", "L-KEPT", "L-LATE"]);
 }
 
 /// Leadership is to move to the other one, which has just been cut off: nothing comes of it, and the leader leads on.
