@@ -124,7 +124,7 @@ const OFTEN: &[(&str, u64)] = &[
     ("disk failed", 10),
     ("leadership moved", 12),
     ("disk was full", 10),
-    ("core alone", 20),
+    ("core alone", 50),
     ("fault: kill", 10),
     ("fault: power loss", 10),
     ("fault: power loss of all", 10),

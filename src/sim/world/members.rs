@@ -83,12 +83,14 @@ impl World {
         self.judge.borrow_mut().count("machine lost");
     }
 
-    /// Whether the members are those who have founded the cluster, and all machines are there.
+    /// Whether the members are those who have founded the cluster, and all machines are there with all
+    /// that they stored.
     pub(crate) fn is_as_founded(&self) -> bool {
         let members = self.judge.borrow().members();
         members.rows().len() == self.nodes.len()
             && self.nodes.len() as u64 == self.options.nodes
             && members.rows().keys().all(|id| self.is_there(*id))
+            && self.nodes.iter().all(|node| !node.is_rotten())
     }
 
     /// All but these are lost.
