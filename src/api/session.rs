@@ -155,7 +155,8 @@ impl Session {
         let effect = Effect::Unknown;
         match self.client().propose(Command::Revoke(state.lease), None).await {
             Ok(_) | Err(Error::Refused(Refusal::LeaseNotFound(_))) => Ok(()),
-            // Whatever became of this request, the node has one of its own, and goes on trying.
+            // What this request has done is unknown; unless the session was not renewed in time before, the
+            // node has one of its own, and goes on trying.
             Err(Error::Stopped { reason, .. }) => Err(Error::Stopped { reason, effect }),
             Err(error) if error.effect() == Effect::NotApplied => Err(Error::Deadline { effect }),
             Err(error) => Err(error),

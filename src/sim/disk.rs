@@ -48,6 +48,7 @@ struct State {
 struct Faults {
     sync_fails: bool,
     writes_fail: bool,
+    has_failed: bool,
     bytes_max: Option<usize>,
     has_been_full: bool,
     steps_left: Option<u64>,
@@ -167,6 +168,11 @@ impl SimDisk {
         faults.has_stopped
     }
 
+    /// Whether a write or a sync has failed since the last crash or [`SimDisk::clear_faults`].
+    pub fn has_failed(&self) -> bool {
+        self.state().faults.has_failed
+    }
+
     /// Ends all faults.
     pub fn clear_faults(&self) {
         self.state().faults = Faults::default();
@@ -284,6 +290,7 @@ impl State {
     fn write(&mut self, id: u64, offset: usize, bytes: &[u8]) -> io::Result<()> {
         self.step()?;
         if self.faults.writes_fail {
+            self.faults.has_failed = true;
             return Err(io::Error::other("the simulated disk failed a write"));
         }
         let room = self.faults.bytes_max.map_or(usize::MAX, |max| max.saturating_sub(self.used()));
@@ -304,6 +311,7 @@ impl State {
     fn sync(&mut self, id: u64) -> io::Result<()> {
         self.step()?;
         let fails = std::mem::take(&mut self.faults.sync_fails);
+        self.faults.has_failed |= fails;
         let file = self.files.get_mut(&id).ok_or(io::ErrorKind::NotFound)?;
         if mutant::is(Mutant::N03) {
             return Ok(());

@@ -227,14 +227,18 @@ impl Run {
     /// Runs it to its end. Whoever panics breaks a promise too.
     pub(super) fn finish(mut self) -> Result<Report, Box<Failure>> {
         let gone = catch_unwind(AssertUnwindSafe(|| self.go()));
-        let violation = match gone {
+        let (violation, has_panicked) = match gone {
             Ok(Ok(())) => return Ok(self.report()),
-            Ok(Err(violation)) => violation,
-            Err(panic) => Violation::new("PANIC", words(panic.as_ref())),
+            Ok(Err(violation)) => (violation, false),
+            Err(panic) => (Violation::new("PANIC", words(panic.as_ref())), true),
         };
         let failure = self.failure(violation);
-        // What is broken may panic when it is dropped, and hide what happened.
-        std::mem::forget(self);
+        // What is broken may panic when it is dropped, and hide what happened; after a panic, in more
+        // places than one, which ends the process.
+        match has_panicked {
+            true => std::mem::forget(self),
+            false => drop(catch_unwind(AssertUnwindSafe(|| drop(self)))),
+        }
         Err(Box::new(failure))
     }
 

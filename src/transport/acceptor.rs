@@ -1,12 +1,12 @@
 //! The receiving end: the listener, and the connections that peers have dialed.
 //!
 //! A connection is nobody's until its handshake is over. Those in between are counted; one too many
-//! ends one of the address that has most, if that is more than a quarter, or else of any: the oldest of those that have not sent a preface (and with certificates, not proven
-//! anything before it), because members need milliseconds for it and the silent stay; only if there are none, the
-//! oldest of the others. So any number of silent connections costs a few tasks, and whoever makes them at one
-//! address ends its own. After it, there is
-//! one connection for each peer and lane: a newer one ends the older, and begins to read only when
-//! that has delivered its last message, so that the order holds.
+//! ends one of the address that has most, if that has more than a member makes, or else of any: the
+//! oldest of those that have not sent a preface (and with certificates, not proven anything before it),
+//! because members need milliseconds for it and the silent stay; only if there are none, the oldest of
+//! the others. So any number of silent connections costs a few tasks, and whoever makes them at one
+//! address ends its own. After it, there is one connection for each peer and lane: a newer one ends the
+//! older, and begins to read only when that has delivered its last message, so that the order holds.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,7 +22,7 @@ use super::exchange::{self, Broken, Met, Preface};
 use super::frame::{self, Frame, FrameKind, FrameReader};
 use super::handshake::HelloRefusal;
 use super::join;
-use super::peers::{Life, life_of};
+use super::peers::{LANES, Life, life_of};
 use super::pipe::is_passing;
 use super::wire::Wire;
 use crate::codec;
@@ -284,15 +284,14 @@ struct Newcomer {
 
 impl IncomingState {
     /// Ends a connection in its handshake: see the module for which.
-    fn evict_one(&mut self, handshakes_max: usize) {
+    fn evict_one(&mut self) {
         let mut crowds: BTreeMap<IpAddr, usize> = BTreeMap::new();
         for newcomer in self.silent.values().chain(self.speaking.values()) {
             *crowds.entry(newcomer.origin).or_default() += 1;
         }
-        // A peer has a few: no more than a quarter of all is no crowd.
-        let size = |origin: &IpAddr| {
-            crowds.get(origin).copied().unwrap_or_default().max(handshakes_max / 4)
-        };
+        // A member that dials all lanes, and one of them again, is no crowd.
+        let few = LANES.len() + 1;
+        let size = |origin: &IpAddr| crowds.get(origin).copied().unwrap_or_default().max(few);
         let most = crowds.keys().map(size).max();
         let oldest = |newcomers: &BTreeMap<u64, Newcomer>| {
             let mut all = newcomers.iter();
@@ -329,7 +328,7 @@ impl Waiting {
     fn begin(context: Arc<Context>, origin: IpAddr) -> Self {
         let mut state = context.incoming.state();
         while state.silent.len() + state.speaking.len() >= context.settings.handshakes_max.max(1) {
-            state.evict_one(context.settings.handshakes_max);
+            state.evict_one();
         }
         state.last_number += 1;
         let (number, evicted) = (state.last_number, Arc::new(Notify::new()));

@@ -184,10 +184,18 @@ async fn swap(player: &Player) {
         }
         Ok(Swap::Lost { row }) => {
             judge.not_applied(&puts);
-            let at = row.as_ref().map_or(Revision(0), |row| row.mod_revision);
-            let is_so =
-                row.as_ref().is_none_or(|row| judge.truth().row_at(&row.key, at) == Some(row));
-            judge.expect(is_so && at != version, "T-CELL", || {
+            let truth = judge.truth();
+            let is_so = match &row {
+                Some(row) => {
+                    let at = row.mod_revision;
+                    at > version && truth.row_at(CELL.as_bytes(), at) == Some(row)
+                }
+                None => {
+                    let mut changes = truth.changes(CELL.as_bytes()).iter();
+                    changes.any(|(at, row)| *at > version && row.is_none())
+                }
+            };
+            judge.expect(is_so, "T-CELL", || {
                 format!("{version:?} was not swapped for {row:?}, it is said")
             });
         }

@@ -126,31 +126,32 @@ impl World {
     fn transfer(&mut self, at: usize) {
         let Some(process) = &self.nodes[at].process else { return };
         let (answer, may_take) = (process.transfer_leadership(), process.caller().deadline());
-        let term = process.look().term;
+        let look = process.look();
+        let led = look.leads.then_some(look.term);
         let call = self.judge.borrow_mut().call(self.nodes[at].id, "transfer", may_take);
-        self.transfers.push(Transfer { call, at, term, answer });
+        self.transfers.push(Transfer { call, at, led, answer });
     }
 
     /// Sees who was told that leadership has moved, or that it has not.
     pub(super) fn hear_of_transfers(&mut self) {
         let (mut judge, nodes) = (self.judge.borrow_mut(), &self.nodes);
-        self.transfers.retain_mut(|Transfer { call, at, term, answer }| {
+        self.transfers.retain_mut(|Transfer { call, at, led, answer }| {
             let answer = match answer.try_recv() {
                 Err(TryRecvError::Empty) => return true,
                 answer => answer,
             };
             judge.returned(*call);
-            match answer {
-                Ok(Ok(())) => {
+            match (answer, *led) {
+                (Ok(Ok(())), Some(term)) => {
                     judge.count("leadership moved");
                     let look = nodes[*at].running().map(Process::look);
-                    let leads = look.is_some_and(|look| look.leads && look.term == *term);
+                    let leads = look.is_some_and(|look| look.leads && look.term == term);
                     judge.expect(!leads, "R-TRANSFER", || {
                         let id = nodes[*at].id;
                         format!("{id:?} has handed leadership over, and still leads {term:?}")
                     });
                 }
-                Ok(Err(CallError::Deadline { .. })) => judge.count("leadership did not move"),
+                (Ok(Err(CallError::Deadline { .. })), _) => judge.count("leadership did not move"),
                 _ => {}
             }
             false
@@ -264,10 +265,10 @@ impl World {
         for at in 0..self.nodes.len() {
             self.disk_recovers(at);
             self.nodes[at].points.disarm();
+            // Whose disk has failed has stopped, and is still to be started again, or is about to stop.
+            self.nodes[at].may_stop = self.nodes[at].disk.has_failed();
             self.nodes[at].disk.clear_faults();
             self.nodes[at].start_breaks_off = None;
-            // Who has stopped is still to be started again.
-            self.nodes[at].may_stop = self.nodes[at].stopped;
             self.resume(at);
         }
         for &at in core {

@@ -70,6 +70,7 @@ impl World {
         let Some(at) = self.some_member(|role| role == MemberRole::Voter) else { return };
         if lost && self.can_lose(at) {
             self.lose(at);
+            self.judge.borrow_mut().count("machine lost");
         }
         self.arrive_newcomer(Some(at));
     }
@@ -80,7 +81,6 @@ impl World {
         self.note(33, &[id.get()], || format!("{id:?} is lost with its disk"));
         self.crash(at, Ending::PowerLost);
         self.nodes[at].gone = true;
-        self.judge.borrow_mut().count("machine lost");
     }
 
     /// Whether the members are those who have founded the cluster, and all machines are there with all

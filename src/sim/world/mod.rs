@@ -603,7 +603,8 @@ impl SimNode {
 struct Transfer {
     call: CallId,
     at: usize,
-    term: Term,
+    /// The term that it led when it was asked.
+    led: Option<Term>,
     answer: oneshot::Receiver<CallResult<()>>,
 }
 
