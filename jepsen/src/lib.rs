@@ -31,7 +31,8 @@
 //!
 //! Data directories may stand on file systems of their own ([`volume`]), which lose their power or fill up.
 //!
-//! Nothing here knows the library's inside but the names of its crash points.
+//! Beside the library's public API this uses its hidden `env`, the doors to the world with the names of the crash points, and
+//! `mutant` with the feature `mutants`. Nothing else of its inside is known here.
 
 /// The protocol's messages and clients: the server's own.
 #[path = "../../src/cli/src/generated/mod.rs"]

@@ -41,8 +41,8 @@
 //!
 //! **What a stranger can cost.** A limited number of connections may be in their handshake at a time,
 //! for a limited time, each for a few kilobytes; when there are too many, the oldest silent one goes of the address that
-//! has most, so that a flood of silent ones does not keep a member out. A frame's length is checked before a byte is
-//! allocated for it, its checksum before it is decoded ([`frame`]).
+//! has most, if those are more than a member makes, or else of any, so that a flood of silent ones does not keep a member
+//! out. A frame's length is checked before a byte is allocated for it, its checksum before it is decoded ([`frame`]).
 //!
 //! **Half-open connections.** The dialer says that it lives a few times in each idle timeout and the
 //! acceptor echoes it; and it answers as often for whatever else has come, since the dialer's word may stand

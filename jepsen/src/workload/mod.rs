@@ -4,8 +4,8 @@
 //! [`Book`](crate::ledger::Book)s, and reads what is there in the end. What it has taken down it gives to the judges as
 //! [`Exhibit`]s: the public checkers of `bowline::check`, wherever one knows what must be true.
 //!
-//! To write one: a file here with a type, one line in [`ALL`]. `register.rs` is the shortest that a public checker
-//! judges, `counter.rs` one that judges by itself.
+//! To write one: a file here with a type, one line in [`ALL`]. `register.rs` is a plain one that a public checker judges,
+//! `counter.rs` one that judges by itself.
 
 mod append;
 mod bank;

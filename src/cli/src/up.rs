@@ -39,8 +39,8 @@ const COLOURS: [&str; 6] = ["36", "33", "32", "35", "34", "31"];
 /// Exit codes: 0 stopped when it was told to; 1 a server did not start, or ended by itself; 2 wrong arguments.
 #[derive(Args, Debug)]
 pub(crate) struct UpOptions {
-    /// How many servers
-    #[arg(long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=9))]
+    /// How many servers, 1 to 7
+    #[arg(long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=7))]
     nodes: u16,
 
     /// Where their directories are, or are made

@@ -180,7 +180,7 @@ Example:
 This is `bowline import --mirror --overwrite`, in the words of etcdctl: --endpoints is the source here. What it
 prints, how it ends and what it does with leases: bowline import --help.";
 
-/// As `import --mirror`, in etcdctl's words: from --endpoints to a destination
+/// As `import --mirror --overwrite`, in etcdctl's words: from --endpoints to a destination
 #[derive(Args, Debug)]
 #[command(after_long_help = MIRROR_EXAMPLES)]
 pub(crate) struct MakeMirrorOptions {

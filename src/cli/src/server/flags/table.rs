@@ -250,7 +250,10 @@ pub(super) const FLAGS: &[Flag] = &[
         "watch-progress-notify-interval",
         "how often a watch that wants it hears how far it is ['10m']",
     ),
-    used("warning-apply-duration", "a batch that takes longer to apply does, too ['100ms']"),
+    used(
+        "warning-apply-duration",
+        "a batch of entries that takes longer to apply gets a line in the log ['100ms']",
+    ),
     ignored("bootstrap-defrag-threshold-megabytes", "there is nothing to defragment"),
     ignored("v2-deprecation", "there is no v2 store"),
     // Of no etcd any more, and in its sample of a file still.
@@ -260,7 +263,10 @@ pub(super) const FLAGS: &[Flag] = &[
     ignored("proxy-dial-timeout", NO_PROXY),
     ignored("proxy-write-timeout", NO_PROXY),
     ignored("proxy-read-timeout", NO_PROXY),
-    ignored("max-learners", "there may be as many learners as members"),
+    ignored(
+        "max-learners",
+        "there may be as many learners as there is room for: 64 members in all",
+    ),
     ignored("downgrade-check-time", "there is no downgrade"),
     ignored("snapshot-catchup-entries", "the log keeps what a connected member lacks"),
     refused_switch(
