@@ -16,21 +16,31 @@ pub(super) struct ElectionTimeouts {
     ticks_min: u64,
     /// Campaigns so far: two members that collided once draw again.
     attempts: u64,
+    /// What was drawn last, for which term: it is asked for after every call of raft's.
+    drawn: Option<(Term, usize)>,
 }
 
 impl ElectionTimeouts {
     pub(super) fn new(seed: u64, node: NodeId, ticks_min: usize) -> Self {
         assert!(ticks_min > 0, "an election timeout of no ticks");
-        Self { seed, node, ticks_min: ticks_min as u64, attempts: 0 }
+        Self { seed, node, ticks_min: ticks_min as u64, attempts: 0, drawn: None }
     }
 
     /// A campaign has begun.
     pub(super) fn attempted(&mut self) {
         self.attempts += 1;
+        self.drawn = None;
     }
 
     /// The timeout to use in this term, in ticks: at least T, less than 2 T.
-    pub(super) fn ticks(&self, term: Term) -> usize {
+    pub(super) fn ticks(&mut self, term: Term) -> usize {
+        match self.drawn {
+            Some((of, ticks)) if of == term => ticks,
+            _ => self.drawn.insert((term, self.draw(term))).1,
+        }
+    }
+
+    fn draw(&self, term: Term) -> usize {
         let mixed = [self.node.get(), term.get(), self.attempts]
             .into_iter()
             .fold(self.seed, |mixed, number| mix(mixed ^ mix(number)));

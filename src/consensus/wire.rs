@@ -113,13 +113,14 @@ pub(super) fn decode(bytes: &Bytes) -> Result<Message, WireError> {
 }
 
 /// Cuts a message with too many entries into several, which say the same one after the other.
-pub(super) fn split(mut message: Message) -> Vec<Message> {
-    if message.get_msg_type() != MessageType::MsgAppend {
-        return vec![message];
+pub(super) fn split(mut message: Message, mut each: impl FnMut(Message)) {
+    let bytes: usize = message.entries.iter().map(|entry| entry.data.len()).sum();
+    let fits = message.entries.len() <= ENTRIES_MAX && bytes <= APPEND_BYTES_MAX;
+    if fits || message.get_msg_type() != MessageType::MsgAppend {
+        return each(message);
     }
     let mut entries = message.take_entries().into_iter().peekable();
-    let mut messages = Vec::new();
-    loop {
+    while entries.peek().is_some() {
         let mut part = message.clone();
         let mut bytes = 0;
         while let Some(entry) = entries.peek()
@@ -133,10 +134,7 @@ pub(super) fn split(mut message: Message) -> Vec<Message> {
         if let Some(last) = part.entries.last() {
             (message.index, message.log_term) = (last.index, last.term);
         }
-        messages.push(part);
-        if entries.peek().is_none() {
-            return messages;
-        }
+        each(part);
     }
 }
 
@@ -443,6 +441,12 @@ mod tests {
     fn a_frame_above_the_cap_is_refused_unread() {
         let error = refused(vec![0; FRAME_BYTES_MAX + 1]);
         assert_eq!(error, WireError::TooLong { bytes: FRAME_BYTES_MAX + 1 });
+    }
+
+    fn split(message: Message) -> Vec<Message> {
+        let mut parts = Vec::new();
+        super::split(message, |part| parts.push(part));
+        parts
     }
 
     #[test]

@@ -180,12 +180,12 @@ impl Inbox {
         Ok(())
     }
 
-    /// Takes everything.
-    pub(crate) fn take(&self) -> Vec<Input> {
+    /// Takes everything, and leaves `room`, which is empty, for what comes next.
+    pub(crate) fn take(&self, room: Vec<Input>) -> Vec<Input> {
+        debug_assert!(room.is_empty());
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.peer_bytes = 0;
-        let room = state.inputs.len().min(1024);
-        std::mem::replace(&mut state.inputs, Vec::with_capacity(room))
+        std::mem::replace(&mut state.inputs, room)
     }
 
     /// Waits until there is something, but no longer than `at_most`.
@@ -312,9 +312,9 @@ mod tests {
         let now = metrics.snapshot();
         assert!(now.inbox_bytes_peak <= 64 << 10 && now.inbox_dropped_total > dropped);
         assert!(inbox.push(Input::Stop).is_ok(), "what is the node's own is never dropped");
-        let taken = inbox.take().len();
+        let taken = inbox.take(Vec::new()).len();
         assert_eq!(taken as u64 + now.inbox_dropped_total, 100 + 5 + 1000 + 1);
         say(4 << 10);
-        assert_eq!(inbox.take().len(), 1, "there is room again");
+        assert_eq!(inbox.take(Vec::new()).len(), 1, "there is room again");
     }
 }

@@ -588,7 +588,7 @@ mod tests {
             let before = self.opened.load(Ordering::Relaxed);
             self.queue.push(job);
             while self.worker.turn() == SnapshotTurn::Worked {}
-            let news = self.inbox.take().into_iter().filter_map(|input| match input {
+            let news = self.inbox.take(Vec::new()).into_iter().filter_map(|input| match input {
                 Input::Snapshot(news) => Some(news),
                 _ => None,
             });
@@ -641,7 +641,7 @@ mod tests {
             let mut told = Vec::new();
             while told.len() < 3 {
                 bench.worker.turn();
-                told.extend(bench.inbox.take());
+                told.extend(bench.inbox.take(Vec::new()));
                 assert_eq!(named(&bench), usize::from(is_sound && told.len() == 3));
             }
             let Some(Input::Snapshot(last)) = told.pop() else { panic!("news") };

@@ -30,7 +30,14 @@ struct Task {
 
 /// Tasks that were woken. A set: in which order they were woken must not matter, because what wakes
 /// them may not do it in the same order each time (tokio's `watch` does not).
-type Ready = Arc<Mutex<BTreeSet<TaskId>>>;
+type Ready = Arc<Woken>;
+
+#[derive(Default)]
+struct Woken {
+    /// Whether there may be any: most looks find none.
+    any: AtomicBool,
+    ids: Mutex<BTreeSet<TaskId>>,
+}
 
 struct TaskWake {
     id: TaskId,
@@ -45,7 +52,8 @@ impl Wake for TaskWake {
 
     fn wake_by_ref(self: &Arc<Self>) {
         if !self.queued.swap(true, Ordering::Relaxed) {
-            self.ready.lock().unwrap_or_else(PoisonError::into_inner).insert(self.id);
+            self.ready.ids.lock().unwrap_or_else(PoisonError::into_inner).insert(self.id);
+            self.ready.any.store(true, Ordering::Relaxed);
         }
     }
 }
@@ -95,14 +103,11 @@ impl Executor {
     ) -> bool {
         self.admit();
         let Some(id) = self.pick(entropy, may_run) else { return false };
-        let Some(mut task) = self.tasks.remove(&id) else { return true };
+        let Some(task) = self.tasks.get_mut(&id) else { return true };
         task.wake.queued.store(false, Ordering::Relaxed);
         let waker = Waker::from(task.wake.clone());
-        match task.future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(()) => {}
-            Poll::Pending => {
-                self.tasks.insert(id, task);
-            }
+        if task.future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
+            self.tasks.remove(&id);
         }
         true
     }
@@ -143,19 +148,24 @@ impl Executor {
     }
 
     fn pick(&self, entropy: &dyn Entropy, may_run: impl Fn(Owner) -> bool) -> Option<TaskId> {
-        let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
-        if ready.is_empty() {
+        if !self.ready.any.load(Ordering::Relaxed) {
             return None;
         }
+        let mut ready = self.ready.ids.lock().unwrap_or_else(PoisonError::into_inner);
         ready.retain(|id| self.tasks.contains_key(id));
-        let able: Vec<TaskId> =
-            ready.iter().copied().filter(|id| may_run(self.tasks[id].owner)).collect();
-        if able.is_empty() {
+        if ready.is_empty() {
+            self.ready.any.store(false, Ordering::Relaxed);
             return None;
         }
-        let chosen = usize::try_from(entropy.below(able.len() as u64)).expect("an index");
-        ready.remove(&able[chosen]);
-        Some(able[chosen])
+        let able = |id: &&TaskId| may_run(self.tasks[id].owner);
+        let count = ready.iter().filter(able).count();
+        if count == 0 {
+            return None;
+        }
+        let chosen = usize::try_from(entropy.below(count as u64)).expect("an index");
+        let chosen = ready.iter().filter(able).nth(chosen).copied()?;
+        ready.remove(&chosen);
+        Some(chosen)
     }
 }
 

@@ -6,6 +6,7 @@
 //! older connection on a newer one.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -121,6 +122,8 @@ struct State {
 pub(crate) struct SimNet {
     timeline: Arc<Timeline>,
     state: Arc<Mutex<State>>,
+    /// Whether something may have been sent since the last look: most looks find nothing.
+    news: Arc<AtomicBool>,
 }
 
 impl SimNet {
@@ -136,7 +139,7 @@ impl SimNet {
             sent: 0,
             losses: BTreeMap::new(),
         };
-        Self { timeline, state: Arc::new(Mutex::new(state)) }
+        Self { timeline, state: Arc::new(Mutex::new(state)), news: Arc::default() }
     }
 
     /// A node's way out, from the start of its process.
@@ -220,6 +223,10 @@ impl SimNet {
 
     /// What was sent since the last call.
     pub(crate) fn take_outgoing(&self) -> Vec<Flight> {
+        if !self.news.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
+        self.news.store(false, Ordering::Relaxed);
         std::mem::take(&mut self.state().outgoing)
     }
 
@@ -359,6 +366,7 @@ pub(crate) struct SimNetwork {
 impl Network for SimNetwork {
     fn send(&mut self, to: NodeId, lane: Lane, message: PeerMessage) -> SendOutcome {
         let now = self.net.timeline.now();
+        self.net.news.store(true, Ordering::Relaxed);
         self.net.state().send(now, self.from, to, lane, &message)
     }
 

@@ -18,7 +18,8 @@ pub(crate) struct SimPoints {
 #[derive(Debug, Default)]
 struct State {
     armed: Option<Point>,
-    reached: BTreeMap<Point, u64>,
+    /// By the place in [`Point::ALL`].
+    reached: [u64; Point::ALL.len()],
 }
 
 impl SimPoints {
@@ -34,7 +35,8 @@ impl SimPoints {
 
     /// How often each point was reached.
     pub(crate) fn reached(&self) -> BTreeMap<Point, u64> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).reached.clone()
+        let reached = self.state.lock().unwrap_or_else(PoisonError::into_inner).reached;
+        Point::ALL.into_iter().zip(reached).filter(|(_, times)| *times > 0).collect()
     }
 }
 
@@ -42,7 +44,7 @@ impl Points for SimPoints {
     fn reach(&self, point: Point) {
         let struck = {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            *state.reached.entry(point).or_default() += 1;
+            state.reached[point as usize] += 1;
             let struck = state.armed == Some(point);
             if struck {
                 state.armed = None;

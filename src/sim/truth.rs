@@ -3,7 +3,7 @@
 //! every answer that a caller gets is held against it. It is a fold over events and nothing more: it
 //! shares no code with the state machine.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use bytes::Bytes;
 
@@ -15,21 +15,21 @@ use crate::model::{Event, EventKind, KeyRange, KeyValue, LeaseId, Revision};
 pub(crate) struct Truth {
     /// From revision 2 on.
     revisions: Vec<Vec<Event>>,
-    /// What each key became, and when.
-    history: BTreeMap<Bytes, Vec<(Revision, Option<KeyValue>)>>,
+    /// What each key became, and when. Asked for single keys only, as all that is hashed here: no order decides anything.
+    history: HashMap<Bytes, Vec<(Revision, Option<KeyValue>)>>,
     /// Every value that was ever put, with the revision of its put. The workload never puts a value
     /// twice, so a second one is a request that was applied twice.
-    put_at: BTreeMap<Bytes, Revision>,
+    put_at: HashMap<Bytes, Revision>,
     /// Values of requests whose callers were told that nothing was applied.
-    refused: BTreeSet<Bytes>,
+    refused: HashSet<Bytes>,
     /// Keys that nobody has asked to delete any more, and the promise that is broken if one is deleted.
-    stay: BTreeMap<Bytes, &'static str>,
+    stay: HashMap<Bytes, &'static str>,
     /// Whether values may be put more than once, by a program that is not ours.
     repeats: bool,
     /// Leases that have ended, and at which revision at the latest.
     ended: BTreeMap<LeaseId, Revision>,
-    /// The keys that are there at the newest revision.
-    alive: BTreeSet<Bytes>,
+    /// The rows that are there at the newest revision.
+    alive: BTreeMap<Bytes, KeyValue>,
     /// The keys that were ever put with a lease.
     leased: BTreeMap<LeaseId, BTreeSet<Bytes>>,
 }
@@ -59,7 +59,7 @@ impl Truth {
         }
         let mut keys = BTreeSet::new();
         for event in events {
-            if !keys.insert(event.kv.key.clone()) {
+            if events.len() > 1 && !keys.insert(&event.kv.key) {
                 return Violation::found(
                     "W-UNIQUE",
                     format!("{revision:?} has a key twice: {event:?}"),
@@ -114,7 +114,7 @@ impl Truth {
         let key = &event.kv.key;
         match &after {
             Some(row) => {
-                self.alive.insert(key.clone());
+                self.alive.insert(key.clone(), row.clone());
                 if let Some(lease) = row.lease {
                     self.leased.entry(lease).or_default().insert(key.clone());
                 }
@@ -258,11 +258,18 @@ impl Truth {
 
     /// The rows of a range at a revision, by key.
     pub(crate) fn rows_at(&self, range: &KeyRange, revision: Revision) -> Vec<&KeyValue> {
-        // Whoever was there then is there now, or has changed since.
         let alive = self.alive.range(range.start().clone()..);
-        let mut keys: BTreeSet<&Bytes> = alive.take_while(|key| range.contains(key)).collect();
-        keys.extend(self.events(range, revision, self.newest()).map(|event| &event.kv.key));
-        keys.into_iter().filter_map(|key| self.row_at(key, revision)).collect()
+        let alive = alive.map(|(_, row)| row).take_while(|row| range.contains(&row.key));
+        // Whoever was there then is there now, or has changed since.
+        let since = self.events(range, revision, self.newest());
+        let changed: BTreeSet<&Bytes> = since.map(|event| &event.kv.key).collect();
+        if changed.is_empty() {
+            return alive.collect();
+        }
+        let mut rows: Vec<&KeyValue> = alive.filter(|row| !changed.contains(&row.key)).collect();
+        rows.extend(changed.into_iter().filter_map(|key| self.row_at(key, revision)));
+        rows.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+        rows
     }
 
     /// The events of a range after one revision, up to and with another.

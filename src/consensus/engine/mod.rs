@@ -119,7 +119,7 @@ pub(crate) struct Consensus {
     term_group: u64,
     /// The newest proof.
     proof: Option<wal::Durable>,
-    sealed: VecDeque<Sealed<Message>>,
+    sealed: VecDeque<Sealed<Outbound>>,
     /// Read rounds begun.
     rounds: u64,
     /// A snapshot that raft has taken over and that is not in place yet.
@@ -225,7 +225,8 @@ impl Consensus {
     /// that no seed replays.
     fn with_raft<R>(&mut self, call: impl FnOnce(&mut RawNode<RaftStore>) -> R) -> R {
         let result = call(&mut self.raw);
-        let ticks = self.timeouts.ticks(self.term());
+        let term = self.term();
+        let ticks = self.timeouts.ticks(term);
         self.raw.raft.set_randomized_election_timeout(ticks);
         result
     }

@@ -103,9 +103,9 @@ impl Consensus {
         if kind == MessageType::MsgAppend && !self.mend(&mut message) {
             return;
         }
-        for part in wire::split(message) {
-            self.sealed.push_back(Sealed::new(group, part));
-        }
+        wire::split(message, |part| {
+            self.sealed.extend(outbound(&part).map(|out| Sealed::new(group, out)));
+        });
         while self.sealed.len() > SEALED_MAX {
             drop(self.sealed.pop_front());
         }
@@ -136,9 +136,10 @@ impl Consensus {
     /// The messages whose state is durable.
     pub(super) fn unseal(&mut self) -> Vec<Outbound> {
         let mut open = Vec::new();
-        for sealed in std::mem::take(&mut self.sealed) {
+        for _ in 0..self.sealed.len() {
+            let sealed = self.sealed.pop_front().expect("counted a line ago");
             match sealed.open(self.proof.as_ref()) {
-                Ok(message) => open.extend(outbound(&message)),
+                Ok(message) => open.push(message),
                 Err(sealed) => self.sealed.push_back(sealed),
             }
         }

@@ -112,6 +112,9 @@ const TRANSFERS_MAX: usize = 256;
 /// Rows whose checksums are looked at after each applied entry.
 const SCRUB_ROWS: usize = 16;
 
+/// Room for so many inputs is kept from turn to turn.
+const INPUT_ROOM_MAX: usize = 1_024;
+
 /// How long a stopping node waits for its sessions to end, and for another leader.
 const FAREWELL: Duration = Duration::from_millis(400);
 
@@ -140,6 +143,8 @@ pub(crate) struct Driver {
     log_reader: wal::LogReader,
     machine: Machine,
     stage: Stage,
+    /// Where the next inputs are gathered, while these are taken.
+    input_room: Vec<Input>,
     proposals: Proposals,
     reads: Reads,
     rounds: Rounds,
@@ -339,6 +344,7 @@ impl Driver {
                 settings.members.keys().copied().collect(),
             )),
             at_least: BTreeMap::new(),
+            input_room: Vec::new(),
             leading: None,
             known_leader: (Term(0), None),
             stood_in: Term(0),
@@ -401,11 +407,13 @@ impl Driver {
     }
 
     fn work(&mut self, now: Moment) -> Result<(), Fatal> {
-        let inputs = self.shared.inbox.take();
+        let mut inputs = self.shared.inbox.take(std::mem::take(&mut self.input_room));
         self.shared.meters.inbox_inputs.add(inputs.len());
-        for input in inputs {
+        for input in inputs.drain(..) {
             self.take(input, now)?;
         }
+        inputs.shrink_to(INPUT_ROOM_MAX);
+        self.input_room = inputs;
         if self.aborted {
             return Ok(());
         }

@@ -160,6 +160,12 @@ impl Judge {
     pub(crate) fn follow_members(&mut self, id: NodeId, process: &Process, before: LogIndex) {
         let applied = process.look().applied;
         let members = process.members();
+        // Most turns change nothing of it.
+        let known = self.roll.of.get(&id).is_some_and(|known| Arc::ptr_eq(known, &members));
+        if known && Arc::ptr_eq(&self.roll.newest, &members) {
+            self.roll.newest_at = self.roll.newest_at.max(applied);
+            return;
+        }
         if self.roll.deciders.is_empty() && !members.rows().is_empty() {
             self.roll.deciders.insert(LogIndex(1), Deciders::of(&members));
         }

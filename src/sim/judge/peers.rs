@@ -2,6 +2,7 @@
 //! who hear from nobody.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::process::Process;
@@ -9,7 +10,7 @@ use super::super::world::place;
 use super::Judge;
 use super::members::Deciders;
 use crate::consensus::{Durable, Vote};
-use crate::model::{Event, Incarnation, LeaseId, LogIndex, NodeId, PeerMessage, Term};
+use crate::model::{Event, Incarnation, LeaseId, LogIndex, Members, NodeId, PeerMessage, Term};
 use crate::node::Look;
 
 /// A leader that has not heard from a quorum for so long, while it ran, leads no more: the votes that
@@ -36,7 +37,15 @@ pub(super) struct Peers {
     /// The most that a leader has called committed, and in which term.
     committed: (Term, LogIndex),
     /// Since when a leader leads with those whom it must hear from, in time that it ran.
-    leads_since: BTreeMap<NodeId, (Term, Deciders, Duration)>,
+    leads_since: BTreeMap<NodeId, Leads>,
+}
+
+/// A leader, and whom it must hear from.
+struct Leads {
+    term: Term,
+    members: Arc<Members>,
+    deciders: Deciders,
+    since: Duration,
 }
 
 impl Peers {
@@ -176,17 +185,20 @@ impl Judge {
             return;
         }
         let now = self.running_time(id);
-        let deciders = Deciders::of(&process.members());
-        // Whoever decides only since a moment ago, a leader need not have heard from before.
-        let with = (look.term, &deciders);
-        let since = match self.peers.leads_since.get(&id) {
-            Some((term, before, since)) if (*term, before) == with => *since,
-            _ => {
-                self.peers.leads_since.insert(id, (look.term, deciders.clone(), now));
-                now
+        let members = process.members();
+        let before = self.peers.leads_since.remove(&id).filter(|leads| leads.term == look.term);
+        let leads = match before {
+            Some(leads) if Arc::ptr_eq(&leads.members, &members) => leads,
+            before => {
+                let deciders = Deciders::of(&members);
+                // Whoever decides only since a moment ago, a leader need not have heard from before.
+                let same = before.filter(|leads| leads.deciders == deciders);
+                let since = same.map_or(now, |leads| leads.since);
+                Leads { term: look.term, members, deciders, since }
             }
         };
-        if now - since < LEADS_ALONE_MAX {
+        let Leads { deciders, since, .. } = self.peers.leads_since.entry(id).or_insert(leads);
+        if now - *since < LEADS_ALONE_MAX {
             return;
         }
         let heard = self.peers.heard.get(&id);
@@ -195,9 +207,9 @@ impl Judge {
             node == id || at.is_some_and(|at| now - *at < LEADS_ALONE_MAX)
         };
         if !deciders.agree(is_near) {
-            self.broken("R-STEP", || {
-                format!("{id:?} leads {:?} and hears from too few of {deciders:?}", look.term)
-            });
+            let detail =
+                format!("{id:?} leads {:?} and hears from too few of {deciders:?}", look.term);
+            self.broken("R-STEP", || detail);
         }
     }
 }
