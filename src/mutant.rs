@@ -143,6 +143,8 @@ mutants! {
     B53 "who was the only member asks nobody before a read when there are others",
     B54 "what comes last in a queue is taken first",
     B55 "recovery does not write again what was not proven",
+    B56 "a write under guard asks for a younger key than the guard's",
+    B57 "who is asked to hand leadership over says that it has, and leads on",
     N01 "programs write under a lock without a condition",
     N02 "programs take what their own replica has for the newest",
     N03 "disks do not sync",

@@ -74,15 +74,15 @@ mod tests {
 
     #[test]
     fn a_timeout_depends_on_seed_node_term_and_attempt_and_on_nothing_else() {
-        let a = ElectionTimeouts::new(7, NodeId::new(1).unwrap(), 1_000_000);
+        let mut a = ElectionTimeouts::new(7, NodeId::new(1).unwrap(), 1_000_000);
         let mut again = a;
         assert_eq!(a.ticks(Term(3)), again.ticks(Term(3)));
         assert_ne!(a.ticks(Term(3)), a.ticks(Term(4)));
         again.attempted();
         assert_ne!(a.ticks(Term(3)), again.ticks(Term(3)));
-        let other_node = ElectionTimeouts::new(7, NodeId::new(2).unwrap(), 1_000_000);
+        let mut other_node = ElectionTimeouts::new(7, NodeId::new(2).unwrap(), 1_000_000);
         assert_ne!(a.ticks(Term(3)), other_node.ticks(Term(3)));
-        let other_seed = ElectionTimeouts::new(8, NodeId::new(1).unwrap(), 1_000_000);
+        let mut other_seed = ElectionTimeouts::new(8, NodeId::new(1).unwrap(), 1_000_000);
         assert_ne!(a.ticks(Term(3)), other_seed.ticks(Term(3)));
     }
 }

@@ -218,6 +218,11 @@ impl Truth {
         self.stay.insert(key.clone(), "X-ONCE");
     }
 
+    /// From now on somebody asks for the deletion of this key.
+    pub(crate) fn may_go(&mut self, key: &Bytes) {
+        self.stay.remove(key);
+    }
+
     /// A lease ended, no later than at `revision`: no row has it there or later.
     pub(crate) fn lease_ended(
         &mut self,

@@ -62,6 +62,8 @@ pub(crate) struct Scene {
     pub(crate) known_leases: Rc<RefCell<VecDeque<(LeaseId, Duration)>>>,
     /// What programs have saved of their holds, by node and lock, as if on its disk.
     pub(crate) tickets: Rc<RefCell<BTreeMap<(NodeId, &'static str), Ticket>>>,
+    /// Keys of clients' own that have been put again and have stayed, the oldest first.
+    kept: Rc<RefCell<VecDeque<Bytes>>>,
     unique: Rc<Cell<u64>>,
 }
 
@@ -74,7 +76,7 @@ impl Scene {
         think_max: Duration,
         session_ttl: Duration,
     ) -> Self {
-        let (closing, putting, unique, known_leases, tickets) = Default::default();
+        let (closing, putting, unique, known_leases, tickets, kept) = Default::default();
         Self {
             judge,
             timers,
@@ -86,6 +88,7 @@ impl Scene {
             putting,
             known_leases,
             tickets,
+            kept,
             unique,
         }
     }

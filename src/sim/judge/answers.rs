@@ -332,6 +332,11 @@ impl Judge {
         self.count("own key deleted");
     }
 
+    /// Somebody will ask for the deletion of a key that was to stay.
+    pub(crate) fn may_go(&mut self, key: &Bytes) {
+        self.truth.may_go(key);
+    }
+
     /// A caller was told that nothing was applied: what would show that it was must never appear.
     pub(crate) fn left_no_sign(&mut self, sign: Sign<'_>) {
         let what = match sign {

@@ -10,6 +10,9 @@ use super::Client;
 use crate::model::Revision;
 use crate::recipes::{Expected, Swap};
 
+/// How many keys stay that have been put again: more than come together in a seed.
+const KEPT_MAX: usize = 128;
+
 impl Client {
     /// A key of the client's own comes, or the one that is there goes, and may come again.
     pub(super) async fn come_or_go(&mut self) {
@@ -36,9 +39,22 @@ impl Client {
         };
         if is_gone {
             self.scene.judge.borrow_mut().deleted_once(&key);
-            if one_in(&self.rng, 2) {
-                self.put_at(key).await;
+            if one_in(&self.rng, 2) && self.put_at(key.clone()).await.is_some() {
+                self.keep(key).await;
             }
+        }
+    }
+
+    /// The key stays for a long while. So that no run fills up with such keys, the oldest goes after that.
+    async fn keep(&mut self, key: Bytes) {
+        let oldest = {
+            let mut kept = self.scene.kept.borrow_mut();
+            kept.push_back(key);
+            (kept.len() > KEPT_MAX).then(|| kept.pop_front()).flatten()
+        };
+        if let Some(oldest) = oldest {
+            self.scene.judge.borrow_mut().may_go(&oldest);
+            self.delete(oldest, false).await;
         }
     }
 
