@@ -314,6 +314,12 @@ impl Reader {
         self.shared.leases().ids().collect()
     }
 
+    /// What says, nearly always, whether the leases and what is bound to them are others than before.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn leases_fingerprint(&self) -> [u64; 2] {
+        self.shared.leases().fingerprint()
+    }
+
     /// What the kept versions of all keys, and the leases, take in memory, in bytes. On disk they take about
     /// as much. What is compacted counts until it is swept.
     pub fn bytes(&self) -> u64 {

@@ -199,6 +199,11 @@ impl Process {
         self.node.shared.reader.leases().into_iter().map(|(lease, _)| lease).collect()
     }
 
+    /// What says, nearly always, whether these are others than before.
+    pub(crate) fn leases_fingerprint(&self) -> [u64; 2] {
+        self.node.shared.reader.leases_fingerprint()
+    }
+
     /// Somebody who is no member asks to become one.
     pub(crate) fn ask_to_join(&self, ask: JoinAsk, reply: JoinReply) {
         self.receiver.join(ask, reply);

@@ -9,6 +9,9 @@ use super::Judge;
 use crate::model::{Event, LeaseId, LogIndex, NodeId, Refusal, Revision};
 use crate::node::SessionEnd;
 
+/// After so many entries the leases are looked through, though nothing says that they are others.
+const LOOK_ENTRIES: u64 = 64;
+
 /// A lease that somebody counts on, from a moment on for that long.
 struct CountedOn {
     from: Duration,
@@ -27,6 +30,8 @@ pub(super) struct Leases {
     session_ttls: BTreeMap<LeaseId, Duration>,
     /// Which there are, in the newest state that any replica has come to, and which that is.
     table: (LogIndex, BTreeSet<LeaseId>),
+    /// Up to where that was looked through, and what it was told apart by then.
+    looked: (LogIndex, [u64; 2]),
     /// Those that are never granted: who asked for one of these ids was told that nothing was applied.
     refused: BTreeSet<LeaseId>,
     /// Since when nothing goes wrong.
@@ -103,6 +108,13 @@ impl Judge {
         if applied <= self.leases.table.0 {
             return;
         }
+        let (up_to, known) = self.leases.looked;
+        let fingerprint = process.leases_fingerprint();
+        if fingerprint == known && applied.get() < up_to.get() + LOOK_ENTRIES {
+            self.leases.table.0 = applied;
+            return;
+        }
+        self.leases.looked = (applied, fingerprint);
         let there = process.leases();
         let before = std::mem::replace(&mut self.leases.table, (applied, there)).1;
         let refused = self.leases.refused.intersection(&self.leases.table.1).next().copied();
