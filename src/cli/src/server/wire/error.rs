@@ -216,6 +216,35 @@ fn members(refusal: &MemberRefusal, error: &Error) -> Status {
         MemberRefusal::NotCaughtUp(_) => Reason::LearnerNotReady.into(),
         MemberRefusal::BadAddress(_) => Reason::BadUrls.into(),
         MemberRefusal::LastVoter(_) => Reason::NotEnoughStarted.into(),
+        MemberRefusal::LosesQuorum { .. } => Reason::Unhealthy.into(),
         _ => ours(Code::FailedPrecondition, error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_of_the_members_are_refused_in_etcds_words() {
+        let id = bowline::NodeId::new(4).unwrap();
+        for (refusal, code, words) in [
+            (MemberRefusal::Unknown(id), Code::NotFound, "member not found"),
+            (MemberRefusal::Voter(id), Code::FailedPrecondition, "can only promote a learner member"),
+            (
+                MemberRefusal::LastVoter(id),
+                Code::FailedPrecondition,
+                "re-configuration failed due to not enough started members",
+            ),
+            (
+                MemberRefusal::LosesQuorum { active: 1, voters: 2, needed: 2 },
+                Code::Unavailable,
+                "unhealthy cluster",
+            ),
+        ] {
+            let status = refused(Error::Members(refusal));
+            let expected = (code, format!("etcdserver: {words}"));
+            assert_eq!((status.code(), status.message().to_owned()), expected);
+        }
     }
 }
