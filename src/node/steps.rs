@@ -6,11 +6,14 @@
 //!
 //! A refusal is final only if no other asking may still be granted: each has a number of its own, and is open until
 //! it is answered, or a leader of a later term has refused. That one had applied whatever is left of earlier terms.
+//!
+//! That another change is under way passes by itself, so such a wish is asked for again, too, until its time is up. Then
+//! that is why it did not come true, if no asking is open.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::model::{LogIndex, MemberAnswer, MemberWish, Moment, NodeId, Term};
+use crate::model::{LogIndex, MemberAnswer, MemberRefusal, MemberWish, Moment, NodeId, Term};
 
 use super::answer::{CallError, ReplyTo, StopReason};
 
@@ -33,6 +36,8 @@ struct Wanted {
     deadline: Moment,
     reply: ReplyTo<NodeId>,
     ask_at: Moment,
+    /// It was refused last because another change is under way.
+    waits: bool,
     /// The leader has made it, there.
     done: Option<(NodeId, LogIndex)>,
 }
@@ -55,7 +60,7 @@ impl Steps {
             return reply.send(Err(CallError::Busy));
         }
         let asked = BTreeSet::new();
-        let wanted = Wanted { asked, wish, deadline, reply, ask_at: now, done: None };
+        let wanted = Wanted { asked, wish, deadline, reply, ask_at: now, waits: false, done: None };
         self.open.insert(self.next, wanted);
         self.next += 1;
     }
@@ -90,6 +95,10 @@ impl Steps {
             MemberAnswer::NotLeader(_) => {}
             MemberAnswer::Refused(refusal) => {
                 wanted.asked.retain(|(term, _)| *term >= asking.0);
+                wanted.waits = refusal == MemberRefusal::Pending;
+                if wanted.waits {
+                    return;
+                }
                 let is_final = wanted.asked.is_empty() && wanted.done.is_none();
                 if is_final && let Some(wanted) = self.open.remove(&number) {
                     wanted.reply.send(Err(CallError::Members(refusal)));
@@ -120,12 +129,17 @@ impl Steps {
         }
     }
 
-    /// Gives up those whose time is up: they may have come true, or may still.
+    /// Gives up those whose time is up: they may have come true, or may still, unless it is known that each asking was
+    /// refused.
     pub(crate) fn expire(&mut self, now: Moment) {
         let over =
             |wanted: &Wanted| (wanted.deadline <= now || wanted.reply.is_gone()).then_some(());
         for (wanted, ()) in self.take(over) {
-            wanted.reply.send(Err(CallError::Deadline { maybe_applied: true }));
+            let is_refused = wanted.waits && wanted.asked.is_empty() && wanted.done.is_none();
+            wanted.reply.send(Err(match is_refused {
+                true => CallError::Members(MemberRefusal::Pending),
+                false => CallError::Deadline { maybe_applied: true },
+            }));
         }
     }
 
@@ -149,7 +163,6 @@ impl Steps {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::MemberRefusal;
     use std::sync::{Arc, Mutex};
 
     fn at(ms: u64) -> Moment {
@@ -174,14 +187,14 @@ mod tests {
         steps.answered(3, MemberAnswer::NotLeader(None));
         assert_eq!(steps.ask(t, at(100)), Some((5, MemberWish::Promote(id))));
         steps.answered(5, MemberAnswer::Done { id, index: LogIndex(9) });
-        steps.answered(4, MemberAnswer::Refused(MemberRefusal::Pending));
+        steps.answered(4, MemberAnswer::Refused(MemberRefusal::LastVoter(id)));
         steps.applied(LogIndex(8));
         assert_eq!(told.lock().unwrap().len(), 1);
         steps.applied(LogIndex(9));
         steps.add(MemberWish::Remove(id), at(1000), reply(), at(200));
         steps.expire(at(1000));
         let expected = [
-            Err(CallError::Members(MemberRefusal::Pending)),
+            Err(CallError::Members(MemberRefusal::LastVoter(id))),
             Ok(id),
             Err(CallError::Deadline { maybe_applied: true }),
         ];
@@ -196,7 +209,7 @@ mod tests {
             ReplyTo::Call(Box::new(move |result| told.lock().unwrap().push(result)))
         };
         let id = NodeId::new(4).unwrap();
-        let refused = || MemberAnswer::Refused(MemberRefusal::Pending);
+        let refused = || MemberAnswer::Refused(MemberRefusal::LastVoter(id));
         let mut steps = Steps::new(Duration::from_millis(100));
         let ask = |steps: &mut Steps, term, ms| steps.ask(Term(term), at(ms)).unwrap().0;
 
@@ -226,7 +239,57 @@ mod tests {
         let (first, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 1, 100));
         steps.not_asked(first);
         steps.answered(second, refused());
-        let pending = || Err(CallError::Members(MemberRefusal::Pending));
-        assert_eq!(*told.lock().unwrap(), [pending(), pending()]);
+        let refused = || Err(CallError::Members(MemberRefusal::LastVoter(id)));
+        assert_eq!(*told.lock().unwrap(), [refused(), refused()]);
+    }
+
+    #[test]
+    fn a_wish_waits_for_another_change_until_its_time_is_up() {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let reply = || {
+            let told = told.clone();
+            ReplyTo::Call(Box::new(move |result| told.lock().unwrap().push(result)))
+        };
+        let id = NodeId::new(4).unwrap();
+        let pending = || MemberAnswer::Refused(MemberRefusal::Pending);
+        let heard = || told.lock().unwrap().drain(..).collect::<Vec<_>>();
+        let mut steps = Steps::new(Duration::from_millis(100));
+        let ask = |steps: &mut Steps, term, ms| steps.ask(Term(term), at(ms)).map(|asked| asked.0);
+
+        // It is granted once the other one is made.
+        steps.add(MemberWish::Remove(id), at(1000), reply(), at(0));
+        let first = ask(&mut steps, 1, 0).unwrap();
+        steps.answered(first, pending());
+        assert_eq!((ask(&mut steps, 1, 99), heard().len()), (None, 0));
+        let second = ask(&mut steps, 1, 100).unwrap();
+        steps.answered(second, MemberAnswer::Done { id, index: LogIndex(9) });
+        steps.applied(LogIndex(9));
+        assert_eq!(heard(), [Ok(id)]);
+
+        // Or it is not, and that is known as long as no asking is open. Who has lost the lead meanwhile changes nothing.
+        let busy = || Err(CallError::Members(MemberRefusal::Pending));
+        let unknown = || Err(CallError::Deadline { maybe_applied: true });
+        for (last, expected) in [
+            (Some(pending()), busy()),
+            (Some(MemberAnswer::NotLeader(None)), busy()),
+            (Some(MemberAnswer::Done { id, index: LogIndex(99) }), unknown()),
+            (None, unknown()),
+        ] {
+            steps.add(MemberWish::Remove(id), at(1000), reply(), at(0));
+            let first = ask(&mut steps, 1, 0).unwrap();
+            steps.answered(first, pending());
+            let second = ask(&mut steps, 1, 100).unwrap();
+            if let Some(last) = last {
+                steps.answered(second, last);
+            }
+            steps.expire(at(1000));
+            assert_eq!(heard(), [expected]);
+        }
+        // A leader of a later term has applied what was asked of earlier ones: what is left open of these is no doubt.
+        steps.add(MemberWish::Remove(id), at(1000), reply(), at(0));
+        let (_, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 2, 100).unwrap());
+        steps.answered(second, pending());
+        steps.expire(at(1000));
+        assert_eq!(heard(), [busy()]);
     }
 }

@@ -211,6 +211,22 @@ fn two_wishes_for_another_leader_are_told_apart() {
 }
 
 #[test]
+fn changes_that_are_wished_for_at_once_are_made_one_after_the_other() {
+    async {
+        let cluster = three().await;
+        let keep = |at: usize| {
+            let address = format!("192.0.2.{at}:7400");
+            cluster.node(at % 3).keep_place(address, MemberRole::Learner)
+        };
+        let (one, two, three, four) = tokio::join!(keep(1), keep(2), keep(3), keep(4));
+        let mut ids = [one, two, three, four].map(Result::unwrap);
+        ids.sort_unstable();
+        assert!(ids.windows(2).all(|pair| pair[0] < pair[1]), "{ids:?}");
+    }
+    .wait();
+}
+
+#[test]
 fn a_member_that_has_not_met_the_others_has_no_state_to_give() {
     async {
         let mut cluster = three().await;

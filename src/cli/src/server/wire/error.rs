@@ -216,7 +216,7 @@ fn members(refusal: &MemberRefusal, error: &Error) -> Status {
         MemberRefusal::NotCaughtUp(_) => Reason::LearnerNotReady.into(),
         MemberRefusal::BadAddress(_) => Reason::BadUrls.into(),
         MemberRefusal::LastVoter(_) => Reason::NotEnoughStarted.into(),
-        MemberRefusal::LosesQuorum { .. } => Reason::Unhealthy.into(),
+        MemberRefusal::LosesQuorum { .. } | MemberRefusal::Pending => Reason::Unhealthy.into(),
         _ => ours(Code::FailedPrecondition, error),
     }
 }
@@ -230,7 +230,11 @@ mod tests {
         let id = bowline::NodeId::new(4).unwrap();
         for (refusal, code, words) in [
             (MemberRefusal::Unknown(id), Code::NotFound, "member not found"),
-            (MemberRefusal::Voter(id), Code::FailedPrecondition, "can only promote a learner member"),
+            (
+                MemberRefusal::Voter(id),
+                Code::FailedPrecondition,
+                "can only promote a learner member",
+            ),
             (
                 MemberRefusal::LastVoter(id),
                 Code::FailedPrecondition,
@@ -241,6 +245,7 @@ mod tests {
                 Code::Unavailable,
                 "unhealthy cluster",
             ),
+            (MemberRefusal::Pending, Code::Unavailable, "unhealthy cluster"),
         ] {
             let status = refused(Error::Members(refusal));
             let expected = (code, format!("etcdserver: {words}"));
