@@ -28,8 +28,8 @@ enum EndpointCommand {
     /// Say whether each server answers reads that a majority confirms, and has no alarm
     #[command(after_long_help = EXIT_CODES)]
     Health,
-    /// Say of each server: endpoint, id, version, size, whether it leads, is a learner, term, index, applied index,
-    /// errors
+    /// Say of each server: endpoint, id, version, version of the storage, size, how much of it is in use, which share is
+    /// not, quota, whether it leads, is a learner, term, index, applied index, errors, downgrade
     #[command(after_long_help = EXIT_CODES)]
     Status,
     /// Say a hash of each server's keys: equal where their states are equal

@@ -25,13 +25,13 @@ fn members_and_servers_are_shown() {
         command.args(arguments);
         crate::ask::run(command, b"")
     };
-    let leads = |line: &str| line.split(", ").nth(4) == Some("true");
+    let leads = |line: &str| line.split(", ").nth(8) == Some("true");
     // Who leads whom in which term, once all agree.
     let led = || {
         let begun = Instant::now();
         loop {
             let status = everywhere(&["endpoint", "status"]).done();
-            let term = |line: &str| line.split(", ").nth(6).unwrap().parse::<u64>().unwrap();
+            let term = |line: &str| line.split(", ").nth(10).unwrap().parse::<u64>().unwrap();
             let terms: Vec<_> = status.lines().map(term).collect();
             let leaders = status.lines().filter(|line| leads(line)).count();
             if terms.iter().all(|term| *term == terms[0]) && leaders == 1 {
@@ -106,6 +106,33 @@ fn alarms_are_listed_and_ended_whoever_was_asked_to_raise_them() {
         ask(server, &["put", "k", "v"]).done();
         ask(server, &["endpoint", "health"]).done();
     }
+}
+
+/// As etcdctl 3.6 says it.
+#[test]
+fn a_servers_status_has_all_that_it_says() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let line = ask(&server, &["endpoint", "status"]).done();
+    let cells: Vec<_> = line.trim_end_matches('\n').split(", ").collect();
+    let address = server.address.as_str();
+    let expected = [(0, address), (3, "3.6.0"), (7, "2.1 GB"), (8, "true"), (9, "false")];
+    for (at, cell) in expected.into_iter().chain([(13, ""), (14, ""), (15, "false")]) {
+        assert_eq!(cells[at], cell, "{at}: {line}");
+    }
+    assert!(cells.len() == 16 && cells[6].ends_with('%'), "{line}");
+    let table = ask(&server, &["-w", "table", "endpoint", "status"]).done();
+    let titles = "| STORAGE VERSION | DB SIZE | IN USE  | PERCENTAGE NOT IN USE | QUOTA  | IS LEADER |";
+    let squeezed = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(squeezed(&table).contains(&squeezed(titles)), "{table}");
+    assert!(table.contains("| DOWNGRADE TARGET VERSION | DOWNGRADE ENABLED |"), "{table}");
+    let fields = ask(&server, &["-w", "fields", "endpoint", "status"]).done();
+    let names = fields.lines().filter_map(|line| line.split('"').nth(1)).collect::<Vec<_>>();
+    let expected = "ClusterID MemberID Revision RaftTerm Version StorageVersion DBSize DBSizeInUse DBSizeQuota Leader \
+                    IsLearner RaftIndex RaftAppliedIndex Errors Endpoint DowngradeTargetVersion DowngradeEnabled";
+    assert_eq!(names, expected.split_whitespace().collect::<Vec<_>>());
+    let json = ask(&server, &["-w", "json", "endpoint", "status"]).done();
+    assert!(json.contains(r#""dbSizeQuota":2147483648,"downgradeInfo":{}}"#), "{json}");
 }
 
 #[test]

@@ -13,17 +13,23 @@ const MEMBER_TITLES: [&str; 6] =
     ["ID", "Status", "Name", "Peer Addrs", "Client Addrs", "Is Learner"];
 
 /// What a server's status is shown by.
-const STATUS_TITLES: [&str; 10] = [
+const STATUS_TITLES: [&str; 16] = [
     "endpoint",
     "ID",
     "version",
+    "storage version",
     "db size",
+    "in use",
+    "percentage not in use",
+    "quota",
     "is leader",
     "is learner",
     "raft term",
     "raft index",
     "raft applied index",
     "errors",
+    "downgrade target version",
+    "downgrade enabled",
 ];
 
 fn texts(list: &[String]) -> impl Iterator<Item = String> {
@@ -228,17 +234,26 @@ pub(crate) struct Statuses(pub(crate) Vec<(String, pb::StatusResponse)>);
 
 fn status_cells((endpoint, status): &(String, pb::StatusResponse)) -> Vec<String> {
     let member = status.header.map(|header| header.member_id).unwrap_or_default();
+    let downgrade = status.downgrade_info.clone().unwrap_or_default();
+    // An old server does not say how much is in use, and one that says nothing has no percentage.
+    let in_use = status.db_size_in_use.saturating_mul(100).checked_div(status.db_size);
     vec![
         endpoint.clone(),
         format!("{member:x}"),
         status.version.clone(),
+        status.storage_version.clone(),
         size(status.db_size),
+        size(status.db_size_in_use),
+        format!("{}%", 100 - in_use.unwrap_or(100)),
+        size(status.db_size_quota),
         (status.leader == member).to_string(),
         status.is_learner.to_string(),
         status.raft_term.to_string(),
         status.raft_index.to_string(),
         status.raft_applied_index.to_string(),
         status.errors.join(", "),
+        downgrade.target_version,
+        downgrade.enabled.to_string(),
     ]
 }
 
@@ -253,20 +268,29 @@ impl Show for Statuses {
         for (endpoint, status) in &self.0 {
             page.header(&status.header);
             page.quoted("Version", &status.version);
+            page.quoted("StorageVersion", &status.storage_version);
             page.field("DBSize", status.db_size);
+            page.field("DBSizeInUse", status.db_size_in_use);
+            page.field("DBSizeQuota", status.db_size_quota);
             page.field("Leader", status.leader);
             page.field("IsLearner", status.is_learner);
             page.field("RaftIndex", status.raft_index);
-            page.field("RaftTerm", status.raft_term);
             page.field("RaftAppliedIndex", status.raft_applied_index);
             page.field("Errors", format!("[{}]", status.errors.join(" ")));
             page.quoted("Endpoint", endpoint);
+            let downgrade = status.downgrade_info.clone().unwrap_or_default();
+            page.quoted("DowngradeTargetVersion", downgrade.target_version);
+            page.field("DowngradeEnabled", downgrade.enabled);
             page.line("");
         }
     }
 
     fn json(&self) -> String {
         list(self.0.iter().map(|(endpoint, status)| {
+            let downgrade = |info: &pb::DowngradeInfo| {
+                let object = Object::default().flag("enabled", info.enabled);
+                object.text("targetVersion", &info.target_version)
+            };
             let answer = Object::default()
                 .object("header", header_json(&status.header))
                 .text("version", &status.version)
@@ -279,7 +303,8 @@ impl Show for Statuses {
                 .number("dbSizeInUse", status.db_size_in_use)
                 .flag("isLearner", status.is_learner)
                 .text("storageVersion", &status.storage_version)
-                .number("dbSizeQuota", status.db_size_quota);
+                .number("dbSizeQuota", status.db_size_quota)
+                .object("downgradeInfo", status.downgrade_info.as_ref().map(downgrade));
             let object = Object::default().raw("Endpoint", quote::json(endpoint));
             object.object("Status", Some(answer)).end()
         }))
