@@ -136,6 +136,19 @@ fn a_servers_status_has_all_that_it_says() {
 }
 
 #[test]
+fn a_hash_is_said_with_the_revision_that_it_is_of() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    ask(&server, &["put", "k", "v"]).done();
+    let hash_kv = |format: &str, rev: &str| {
+        ask(&server, &["-w", format, "endpoint", "hashkv", "--rev", rev]).done()
+    };
+    assert!(hash_kv("simple", "0").ends_with(", 2\n"));
+    assert!(hash_kv("fields", "0").ends_with("\n\"HashRevision\" : 2\n\n"));
+    assert!(hash_kv("table", "1").contains("| HASH REVISION |"));
+}
+
+#[test]
 fn who_is_sick_is_named_and_the_exit_code_says_so() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);

@@ -321,7 +321,7 @@ pub(crate) struct Hashes(pub(crate) Vec<(String, pb::HashKvResponse)>);
 impl Show for Hashes {
     fn simple(&self, page: &mut Page) {
         for (endpoint, hash) in &self.0 {
-            page.line(format!("{endpoint}, {}", hash.hash));
+            page.line(format!("{endpoint}, {}, {}", hash.hash, hash.hash_revision));
         }
     }
 
@@ -330,6 +330,7 @@ impl Show for Hashes {
             page.header(&hash.header);
             page.quoted("Endpoint", endpoint);
             page.field("Hash", hash.hash);
+            page.field("HashRevision", hash.hash_revision);
             page.line("");
         }
     }
@@ -348,9 +349,9 @@ impl Show for Hashes {
 
     fn table(&self) -> Option<Table> {
         let row = |(endpoint, hash): &(String, pb::HashKvResponse)| {
-            vec![endpoint.clone(), hash.hash.to_string()]
+            vec![endpoint.clone(), hash.hash.to_string(), hash.hash_revision.to_string()]
         };
-        Some(Table::new(&["endpoint", "hash"], self.0.iter().map(row).collect()))
+        Some(Table::new(&["endpoint", "hash", "hash_revision"], self.0.iter().map(row).collect()))
     }
 }
 

@@ -8,9 +8,9 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Of these columns.
+    /// Of these columns; their titles have spaces, whatever their fields are called.
     pub(crate) fn new(titles: &[&str], rows: Vec<Vec<String>>) -> Self {
-        let titles = titles.iter().map(|title| title.to_uppercase()).collect();
+        let titles = titles.iter().map(|title| title.to_uppercase().replace('_', " ")).collect();
         Self { titles, rows }
     }
 }
