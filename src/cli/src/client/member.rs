@@ -88,7 +88,9 @@ pub(crate) async fn run(
             let id = answer.member.as_ref().map(|member| member.id).unwrap_or_default();
             let more = environment(&name, id, &peer_urls, &answer.members);
             let pb::MemberAddResponse { header, member, members } = answer;
-            MemberDone { id, what: "added to", header, member, members, more }
+            let is_learner = member.as_ref().is_some_and(|member| member.is_learner);
+            let what = if is_learner { "added as learner to" } else { "added to" };
+            MemberDone { id, what, header, member, members, more }
         }
         MemberCommand::Remove { id } => {
             let request = pb::MemberRemoveRequest { id };

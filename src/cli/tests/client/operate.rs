@@ -149,6 +149,17 @@ fn a_hash_is_said_with_the_revision_that_it_is_of() {
 }
 
 #[test]
+fn a_member_that_is_added_is_said_to_be_a_learner_if_it_is_to_stay_one() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let add = |name: &str, more: &[&str]| {
+        ask(&server, &[&["member", "add", name, "--peer-urls", &format!("http://{name}:1")], more].concat()).done()
+    };
+    assert!(add("a", &["--learner"]).contains(" added as learner to cluster "));
+    assert!(add("b", &[]).contains(" added to cluster "));
+}
+
+#[test]
 fn who_is_sick_is_named_and_the_exit_code_says_so() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
