@@ -1,11 +1,15 @@
 //! `bowline defrag`: has servers give back room on their disks.
 
+use std::io::{self, Write};
+use std::time::Instant;
+
 use clap::Args;
 
 use super::connect::{Client, Effect, Link};
 use super::endpoint::endpoints;
 use super::failure::{EXIT_CODES, Failure};
 use super::print::Output;
+use super::print::cluster::took;
 use crate::generated::etcdserverpb::DefragmentRequest;
 
 /// Have servers give back room on their disks
@@ -28,10 +32,17 @@ pub(crate) async fn run(
     let mut failed = Ok(());
     for endpoint in endpoints(client, options.cluster).await? {
         let call = async |link: Link| link.maintenance().defragment(DefragmentRequest {}).await;
-        match client.of_one(&endpoint).ask(Effect::Settled, call).await {
-            Ok(_) => output.say(format!("Finished defragmenting etcd member[{endpoint}]"))?,
+        let begun = Instant::now();
+        let asked = client.of_one(&endpoint).ask(Effect::Settled, call).await;
+        let took = took(begun.elapsed());
+        match asked {
+            Ok(_) => output
+                .say(format!("Finished defragmenting etcd member[{endpoint}]. took {took}"))?,
             Err(failure) => {
-                crate::complain(&format!("{endpoint} was not defragmented: {failure}"));
+                // In etcdctl's words from the first one on.
+                let words =
+                    format!("Failed to defragment etcd member[{endpoint}]. took {took}. ({failure})");
+                drop(writeln!(io::stderr().lock(), "{words}"));
                 failed = Err(Failure::Exit(failure.code()));
             }
         }

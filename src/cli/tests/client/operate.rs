@@ -160,6 +160,20 @@ fn a_member_that_is_added_is_said_to_be_a_learner_if_it_is_to_stay_one() {
 }
 
 #[test]
+fn who_gives_back_room_is_named_and_how_long_it_took() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let mut defrag = crate::ask::command_at(&format!("{},127.0.0.1:1", server.address));
+    defrag.arg("defrag");
+    let said = crate::ask::run(defrag, b"");
+    let done = format!("Finished defragmenting etcd member[{}]. took ", server.address);
+    assert!(said.text().starts_with(&done) && said.text().ends_with("s\n"), "{said:?}");
+    let failed = "Failed to defragment etcd member[127.0.0.1:1]. took ";
+    assert!(said.err.starts_with(failed) && said.err.ends_with(")\n"), "{said:?}");
+    assert_ne!(said.code, 0);
+}
+
+#[test]
 fn who_is_sick_is_named_and_the_exit_code_says_so() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
