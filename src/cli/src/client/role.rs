@@ -51,7 +51,7 @@ enum RoleCommand {
         /// The role
         role: String,
         /// What it may do
-        #[arg(value_enum)]
+        #[arg(value_enum, ignore_case = true)]
         kind: Kind,
         #[command(flatten)]
         keys: Keys,

@@ -186,6 +186,18 @@ fn who_is_sick_is_named_and_the_exit_code_says_so() {
 }
 
 #[test]
+fn what_a_role_may_do_is_named_in_large_letters_too() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    ask(&server, &["role", "add", "r"]).done();
+    for (kind, key) in [("READ", "a"), ("READWRITE", "b"), ("Write", "c")] {
+        ask(&server, &["role", "grant-permission", "r", kind, key]).done();
+    }
+    let role = ask(&server, &["role", "get", "r"]).done();
+    assert_eq!(role, "Role r\nKV Read:\n\ta\n\tb\nKV Write:\n\tb\n\tc\n");
+}
+
+#[test]
 fn authentication_is_off_at_first() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
