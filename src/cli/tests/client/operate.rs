@@ -198,6 +198,20 @@ fn what_a_role_may_do_is_named_in_large_letters_too() {
 }
 
 #[test]
+fn the_role_of_who_may_do_all_has_all_keys() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    for line in [&["role", "add", "root"][..], &["role", "add", "r"]] {
+        ask(&server, line).done();
+    }
+    ask(&server, &["role", "grant-permission", "r", "read", "p", "--prefix"]).done();
+    let all = "Role root\nKV Read:\n\t[, <open ended>\nKV Write:\n\t[, <open ended>\n";
+    assert_eq!(ask(&server, &["role", "get", "root"]).done(), all);
+    let one = "Role r\nKV Read:\n\t[p, q) (prefix p)\nKV Write:\n";
+    assert_eq!(ask(&server, &["role", "get", "r"]).done(), one);
+}
+
+#[test]
 fn authentication_is_off_at_first() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);

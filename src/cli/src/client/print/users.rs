@@ -142,7 +142,8 @@ fn permission_line(permission: &Permission) -> Vec<u8> {
                 b"\0" => [b"\t[", key.as_slice(), b", <open ended>"].concat(),
                 end => [b"\t[", key.as_slice(), b", ", end, b")"].concat(),
             };
-            if prefix_end(key) == end {
+            // All keys are no prefix of anything, as etcdctl 3.6 has it.
+            if !key.is_empty() && prefix_end(key) == end {
                 line.extend_from_slice(&[b" (prefix ", key.as_slice(), b")"].concat());
             }
             line
