@@ -114,6 +114,19 @@ impl GetOptions {
             Some(Target::Value) => SortTarget::Value,
             Some(Target::Version) => SortTarget::Version,
         };
+        let usage = |why: String| Err(Failure::Usage(why));
+        if self.keys_only && self.count_only {
+            let why = "`--keys-only` and `--count-only` cannot be set at the same time, choose one";
+            return usage(why.to_owned());
+        }
+        for (what, least, most) in [
+            ("Create", self.min_create_rev, self.max_create_rev),
+            ("Mod", self.min_mod_rev, self.max_mod_rev),
+        ] {
+            if most > 0 && least > most {
+                return usage(format!("getMin{what}Rev(={least}) > getMax{what}Rev(={most})"));
+            }
+        }
         let (key, range_end) = self.keys.range()?;
         // In the order of keys rows come anyway.
         let order = match (target, order) {

@@ -146,3 +146,26 @@ fn a_lease_takes_its_keys_with_it() {
     assert_eq!(gone.code, 1);
     assert!(gone.err.contains("lease not found") && gone.err.contains("hint:"), "{}", gone.err);
 }
+
+/// In the words of etcdctl 3.6.
+#[test]
+fn a_question_that_contradicts_itself_is_refused() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    for (line, why) in [
+        (
+            "get k --keys-only --count-only",
+            "`--keys-only` and `--count-only` cannot be set at the same time, choose one",
+        ),
+        (
+            "get k --min-create-rev 3 --max-create-rev 2",
+            "getMinCreateRev(=3) > getMaxCreateRev(=2)",
+        ),
+        ("get k --min-mod-rev 3 --max-mod-rev 2", "getMinModRev(=3) > getMaxModRev(=2)"),
+    ] {
+        let said = ask(&server, &line.split(' ').collect::<Vec<_>>());
+        assert!(said.code == 2 && said.err.contains(why), "{line}: {said:?}");
+    }
+    ask(&server, &["get", "k", "--min-mod-rev", "3", "--max-mod-rev", "3"]).done();
+    ask(&server, &["get", "k", "--min-mod-rev", "3"]).done();
+}
