@@ -96,16 +96,17 @@ pub(crate) async fn run(
 ) -> Result<(), Failure> {
     let (words, header) = match options.command {
         UserCommand::Add { name, new_user_password, no_password, how } => {
-            let (name, password) = match (name.split_once(':'), new_user_password) {
+            let said = new_user_password.filter(|password| !password.is_empty());
+            let (name, password) = match (name.split_once(':'), said) {
+                // Nothing behind a colon is a password then.
+                _ if no_password => (name, String::new()),
                 (_, Some(password)) => (name, password),
                 (Some((name, password)), None) => (name.to_owned(), password.to_owned()),
-                (None, None) if no_password => (name, String::new()),
                 (None, None) => {
                     let password = new_password(&name, how)?;
                     (name, password)
                 }
             };
-            let password = if no_password { password } else { no_empty(password)? };
             if name.is_empty() {
                 return Err(Failure::Usage("empty user name is not allowed".to_owned()));
             }
@@ -169,24 +170,19 @@ async fn get(client: &Client, output: Output, name: String, detail: bool) -> Res
     Ok(())
 }
 
-/// A password for a user, typed twice, or read.
+/// A password for a user, typed twice, or read. Only one that is typed must not be empty, as in etcdctl: it is nothing to
+/// log in with.
 fn new_password(name: &str, how: How) -> Result<String, Failure> {
     if !how.interactive {
-        let line = read_line().map_err(|error| Failure::Local("the password".to_owned(), error));
-        return no_empty(line?);
+        return read_line().map_err(|error| Failure::Local("the password".to_owned(), error));
     }
-    let password = no_empty(secret(&format!("Password of {name}: "))?)?;
+    let password = secret(&format!("Password of {name}: "))?;
+    if password.is_empty() {
+        let why = "an empty password is none: --no-password adds a user without";
+        return Err(Failure::Usage(why.to_owned()));
+    }
     if secret(&format!("Type password of {name} again for confirmation: "))? != password {
         return Err(Failure::Usage("given passwords are different".to_owned()));
     }
     Ok(password)
-}
-
-fn no_empty(password: String) -> Result<String, Failure> {
-    match password.is_empty() {
-        true => Err(Failure::Usage(
-            "an empty password is none: --no-password adds a user without".to_owned(),
-        )),
-        false => Ok(password),
-    }
 }

@@ -1,4 +1,4 @@
-//! Passwords that are asked for: at a terminal, once, and never an empty one for a user.
+//! Passwords that are asked for: at a terminal, once, and never an empty one of who types it.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -86,28 +86,38 @@ fn who_does_not_want_to_type_a_password_has_the_terminal_back_as_it_was() {
 }
 
 #[test]
-fn an_empty_password_is_none() {
+fn an_empty_password_is_typed_by_nobody() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     ask(&server, &["user", "add", "bob:bp"]).done();
-    let read = "--interactive=false";
-    let wrong: [(&[&str], &[u8]); 6] = [
-        (&["user", "add", "ann", read], b""),
-        (&["user", "add", "ann", read], b"\n"),
-        (&["user", "add", "ann"], b"\n\n"),
-        (&["user", "add", "ann:"], b""),
-        (&["user", "passwd", "bob", read], b""),
-        (&["user", "passwd", "bob", read], b"\n"),
-    ];
-    for (arguments, input) in wrong {
+    let of = |arguments: &[&str], input: &[u8]| {
         let mut command = command(&server);
         command.args(arguments);
-        let said = run(command, input);
+        run(command, input)
+    };
+    for arguments in [["user", "add", "ann"], ["user", "passwd", "bob"]] {
+        let said = of(&arguments, b"\n\n");
         assert_eq!(said.code, 2, "{arguments:?}: {said:?}");
         assert!(said.err.contains("empty password"), "{said:?}");
     }
+    let nameless = of(&["user", "add", ":x"], b"");
+    assert!(nameless.code == 2 && nameless.err.contains("empty user name"), "{nameless:?}");
     assert_eq!(ask(&server, &["user", "list"]).done(), "bob\n");
-    assert_eq!(ask(&server, &["user", "add", "ann", "--no-password"]).done(), "User ann created\n");
+    // Where nobody types it, it is what was said. Without one the name is all of the word.
+    let read = "--interactive=false";
+    let said: [(&[&str], &[u8]); 7] = [
+        (&["user", "add", "a", read], b""),
+        (&["user", "add", "b", read], b"\n"),
+        (&["user", "add", "c:"], b""),
+        (&["user", "add", "d", "--no-password"], b""),
+        (&["user", "add", "e:x", "--no-password", "--new-user-password", "y"], b""),
+        (&["user", "passwd", "bob", read], b""),
+        (&["user", "passwd", "bob", read], b"\n"),
+    ];
+    for (arguments, input) in said {
+        of(arguments, input).done();
+    }
+    assert_eq!(ask(&server, &["user", "list"]).done(), "a\nb\nbob\nc\nd\ne:x\n");
     let nowhere = ask(&server, &["--user", "bob", "get", "k"]);
     assert_eq!(nowhere.code, 2, "{nowhere:?}");
     assert!(nowhere.err.contains("BOWLINE_PASSWORD"), "{nowhere:?}");
