@@ -74,7 +74,7 @@ impl Show for pb::MemberListResponse {
     fn fields(&self, page: &mut Page) {
         page.header(&self.header);
         for member in &self.members {
-            page.field("ID", member.id);
+            page.id("ID", member.id);
             page.quoted("Name", &member.name);
             for url in &member.peer_ur_ls {
                 page.quoted("PeerURL", url);
@@ -130,7 +130,7 @@ impl Show for MemberDone {
 
     fn fields(&self, page: &mut Page) {
         page.header(&self.header);
-        page.field("MemberID", self.id);
+        page.id("MemberID", self.id);
     }
 
     fn json(&self) -> String {
@@ -369,7 +369,7 @@ impl Show for pb::AlarmResponse {
     fn fields(&self, page: &mut Page) {
         page.header(&self.header);
         for alarm in &self.alarms {
-            page.field("MemberID", alarm.member_id);
+            page.id("MemberID", alarm.member_id);
             page.field("AlarmType", alarm.alarm().as_str_name());
             page.line("");
         }

@@ -23,7 +23,7 @@ impl Show for pb::LeaseGrantResponse {
 
     fn fields(&self, page: &mut Page) {
         page.header(&self.header);
-        page.field("ID", self.id);
+        page.lease("ID", self.id);
         page.field("TTL", self.ttl);
     }
 
@@ -68,7 +68,7 @@ impl Show for pb::LeaseKeepAliveResponse {
 
     fn fields(&self, page: &mut Page) {
         page.header(&self.header);
-        page.field("ID", self.id);
+        page.lease("ID", self.id);
         page.field("TTL", self.ttl);
     }
 
@@ -105,7 +105,7 @@ impl Show for Life {
 
     fn fields(&self, page: &mut Page) {
         page.header(&self.answer.header);
-        page.field("ID", self.answer.id);
+        page.lease("ID", self.answer.id);
         page.field("TTL", self.answer.ttl);
         page.field("GrantedTTL", self.answer.granted_ttl);
         for key in &self.answer.keys {
@@ -143,7 +143,7 @@ impl Show for pb::LeaseLeasesResponse {
     fn fields(&self, page: &mut Page) {
         page.header(&self.header);
         for lease in &self.leases {
-            page.field("ID", lease.id);
+            page.lease("ID", lease.id);
         }
     }
 

@@ -84,12 +84,24 @@ impl Page {
         self.line(format!("\"{name}\" : {}", quote::go(value.as_ref())));
     }
 
-    /// The fields of a header.
+    /// A field that is the id of a member, or of a cluster.
+    pub(crate) fn id(&mut self, name: &str, id: u64) {
+        if self.hex { self.field(name, format_args!("{id:x}")) } else { self.field(name, id) }
+    }
+
+    /// A field that is the id of a lease.
+    pub(crate) fn lease(&mut self, name: &str, id: i64) {
+        if self.hex { self.field(name, format_args!("{id:016x}")) } else { self.field(name, id) }
+    }
+
+    /// The fields of a header. What is about no keys has no revision.
     pub(crate) fn header(&mut self, header: &Option<ResponseHeader>) {
         let header = header.unwrap_or_default();
-        self.field("ClusterID", header.cluster_id);
-        self.field("MemberID", header.member_id);
-        self.field("Revision", header.revision);
+        self.id("ClusterID", header.cluster_id);
+        self.id("MemberID", header.member_id);
+        if header.revision > 0 {
+            self.field("Revision", header.revision);
+        }
         self.field("RaftTerm", header.raft_term);
     }
 
@@ -100,7 +112,7 @@ impl Page {
         self.field(&format!("{prefix}ModRevision"), row.mod_revision);
         self.field(&format!("{prefix}Version"), row.version);
         self.quoted(&format!("{prefix}Value"), &row.value);
-        self.field(&format!("{prefix}Lease"), row.lease);
+        self.lease(&format!("{prefix}Lease"), row.lease);
     }
 }
 
@@ -189,6 +201,26 @@ fn print(bytes: &[u8]) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ids_are_hexadecimal_where_that_is_asked_for_and_a_revision_is_said_where_there_is_one() {
+        let printed = |hex, revision| {
+            let mut page = Page { hex, ..Page::default() };
+            let header =
+                ResponseHeader { cluster_id: 0xab, member_id: 0x1f, revision, raft_term: 12 };
+            page.header(&Some(header));
+            page.row_fields("", &KeyValue { lease: 0xbeef, ..Default::default() });
+            String::from_utf8(page.bytes).unwrap()
+        };
+        let row = |lease| {
+            let revisions = "\"CreateRevision\" : 0\n\"ModRevision\" : 0\n\"Version\" : 0\n";
+            format!("\"Key\" : \"\"\n{revisions}\"Value\" : \"\"\n\"Lease\" : {lease}\n")
+        };
+        let header = "\"ClusterID\" : 171\n\"MemberID\" : 31\n\"Revision\" : 7\n\"RaftTerm\" : 12\n";
+        assert_eq!(printed(false, 7), [header, &row("48879")].concat());
+        let header = "\"ClusterID\" : ab\n\"MemberID\" : 1f\n\"RaftTerm\" : 12\n";
+        assert_eq!(printed(true, 0), [header, &row("000000000000beef")].concat());
+    }
 
     #[test]
     fn what_a_terminal_cannot_show_is_quoted_there_and_nowhere_else() {
