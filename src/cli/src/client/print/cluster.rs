@@ -92,6 +92,30 @@ impl Show for pb::MemberListResponse {
         object.list("members", members_json(&self.members)).end()
     }
 
+    /// Ids are texts, as shells read them best. Like etcdctl's it does not say who learns.
+    fn json_with_hex(&self) -> String {
+        let hex = |id: u64| format!("\"{id:x}\"");
+        let urls = |urls: &[String]| match urls {
+            [] => "null".to_owned(),
+            urls => list(texts(urls)),
+        };
+        let member = |member: &pb::Member| {
+            Object::default()
+                .raw("ID", hex(member.id))
+                .raw("name", quote::json(&member.name))
+                .raw("peerURLs", urls(&member.peer_ur_ls))
+                .raw("clientURLs", urls(&member.client_ur_ls))
+                .end()
+        };
+        let header = self.header.unwrap_or_default();
+        let header = Object::default()
+            .raw("cluster_id", hex(header.cluster_id))
+            .raw("member_id", hex(header.member_id))
+            .raw("raft_term", header.raft_term);
+        let object = Object::default().object("header", Some(header));
+        object.list("members", self.members.iter().map(member)).end()
+    }
+
     fn table(&self) -> Option<Table> {
         Some(Table::new(&MEMBER_TITLES, self.members.iter().map(member_cells).collect()))
     }
@@ -388,6 +412,26 @@ impl Show for pb::AlarmResponse {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn members_are_listed_in_hexadecimal_as_etcdctl_lists_them() {
+        let header =
+            pb::ResponseHeader { cluster_id: 0xab, member_id: 1, revision: 0, raft_term: 7 };
+        let one = pb::Member {
+            id: 1,
+            name: "m0".to_owned(),
+            peer_ur_ls: vec!["http://a:1".to_owned(), "http://b:1".to_owned()],
+            ..Default::default()
+        };
+        let two = pb::Member { id: 0x1f, is_learner: true, ..Default::default() };
+        let listed = pb::MemberListResponse { header: Some(header), members: vec![one, two] };
+        let expected = concat!(
+            r#"{"header":{"cluster_id":"ab","member_id":"1","raft_term":7},"members":["#,
+            r#"{"ID":"1","name":"m0","peerURLs":["http://a:1","http://b:1"],"clientURLs":null},"#,
+            r#"{"ID":"1f","name":"","peerURLs":null,"clientURLs":null}]}"#,
+        );
+        assert_eq!(listed.json_with_hex(), expected);
+    }
 
     #[test]
     fn sizes_and_spans_are_written_as_etcdctl_writes_them() {

@@ -29,6 +29,10 @@ pub(crate) trait Show {
     fn fields(&self, page: &mut Page);
     /// As JSON.
     fn json(&self) -> String;
+    /// As JSON where hexadecimal is asked for.
+    fn json_with_hex(&self) -> String {
+        self.json()
+    }
     /// As the protocol has it, where it is a message of the protocol.
     fn protobuf(&self) -> Option<Vec<u8>> {
         None
@@ -161,6 +165,7 @@ impl Output {
         match self.format {
             Format::Simple => answer.simple(&mut page),
             Format::Fields => answer.fields(&mut page),
+            Format::Json if self.hex => page.line(answer.json_with_hex()),
             Format::Json => page.line(answer.json()),
             Format::Protobuf => match answer.protobuf() {
                 Some(bytes) => page.bytes = bytes,
@@ -216,7 +221,8 @@ mod tests {
             let revisions = "\"CreateRevision\" : 0\n\"ModRevision\" : 0\n\"Version\" : 0\n";
             format!("\"Key\" : \"\"\n{revisions}\"Value\" : \"\"\n\"Lease\" : {lease}\n")
         };
-        let header = "\"ClusterID\" : 171\n\"MemberID\" : 31\n\"Revision\" : 7\n\"RaftTerm\" : 12\n";
+        let header =
+            "\"ClusterID\" : 171\n\"MemberID\" : 31\n\"Revision\" : 7\n\"RaftTerm\" : 12\n";
         assert_eq!(printed(false, 7), [header, &row("48879")].concat());
         let header = "\"ClusterID\" : ab\n\"MemberID\" : 1f\n\"RaftTerm\" : 12\n";
         assert_eq!(printed(true, 0), [header, &row("000000000000beef")].concat());
