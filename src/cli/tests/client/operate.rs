@@ -1,5 +1,7 @@
 //! Members, servers, users and roles.
 
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
 use tempfile::tempdir;
@@ -97,7 +99,7 @@ fn alarms_are_listed_and_ended_whoever_was_asked_to_raise_them() {
     assert!(refused.err.contains("hint:"), "{refused:?}");
     let health = ask(&servers[1], &["endpoint", "health"]);
     assert_eq!(health.code, 1, "{health:?}");
-    assert!(health.err.contains("Active Alarm(s): NOSPACE CORRUPT"), "{health:?}");
+    assert!(health.err.contains("Active Alarm(s): NOSPACE CORRUPT \n"), "{health:?}");
     let status = ask(&servers[1], &["endpoint", "status"]).done();
     assert!(status.contains("alarm:NOSPACE , memberID:77 alarm:CORRUPT"), "{status}");
     assert_eq!(ask(&servers[1], &["alarm", "disarm"]).done(), listed);
@@ -209,6 +211,45 @@ fn the_role_of_who_may_do_all_has_all_keys() {
     assert_eq!(ask(&server, &["role", "get", "root"]).done(), all);
     let one = "Role r\nKV Read:\n\t[p, q) (prefix p)\nKV Write:\n";
     assert_eq!(ask(&server, &["role", "get", "r"]).done(), one);
+}
+
+/// Who may read and may not ask for alarms has no word that there are none.
+#[test]
+fn a_server_that_does_not_tell_its_alarms_is_not_well() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    // Between both: it lets one request through, that for a key, and no other.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let between = listener.local_addr().unwrap().to_string();
+    let address = server.address.clone();
+    std::thread::spawn(move || {
+        let mut requests = 0;
+        for client in listener.incoming() {
+            let (mut client, mut server) = (client.unwrap(), TcpStream::connect(&address).unwrap());
+            let (mut back, mut to) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut back, &mut to));
+            let mut preface = [0; 24];
+            client.read_exact(&mut preface).unwrap();
+            server.write_all(&preface).unwrap();
+            let mut head = [0; 9];
+            while client.read_exact(&mut head).is_ok() {
+                // A frame of the kind HEADERS begins a request.
+                requests += u32::from(head[3] == 1);
+                if requests > 1 {
+                    break;
+                }
+                let mut frame = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+                client.read_exact(&mut frame).unwrap();
+                server.write_all(&[&head[..], &frame].concat()).unwrap();
+            }
+            drop((client.shutdown(Shutdown::Both), server.shutdown(Shutdown::Both)));
+        }
+    });
+    let mut health = crate::ask::command_at(&between);
+    health.args(["endpoint", "health"]);
+    let health = crate::ask::run(health, b"");
+    assert_eq!(health.code, 1, "{health:?}");
+    assert!(health.err.contains("Unable to fetch the alarm list"), "{health:?}");
 }
 
 #[test]
