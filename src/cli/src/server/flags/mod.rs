@@ -59,7 +59,8 @@ pub(super) fn help() -> String {
         "A server that speaks etcd's v3 protocol\n\nUsage: bowline serve [--FLAG VALUE]...\n\nEvery flag can \
          also be given as a variable, ETCD_ and its name in capitals with _ for -, or in a file.\n\nFlags:\n",
     );
-    let section = |fate: Fate| FLAGS.iter().filter(move |flag| flag.fate == fate);
+    let section =
+        |fate: Fate| FLAGS.iter().filter(move |flag| flag.fate == fate && !flag.is_hidden);
     for flag in section(Fate::Used) {
         text += &format!("  --{:<32} {}\n", flag.name, flag.what);
     }

@@ -9,6 +9,8 @@ pub(super) struct Flag {
     pub(super) name: &'static str,
     /// Whether it may stand without a value, which is then `true`.
     pub(super) is_switch: bool,
+    /// Whether the help says nothing of it.
+    pub(super) is_hidden: bool,
     /// What becomes of it.
     pub(super) fate: Fate,
     /// What it is, for the help.
@@ -16,27 +18,32 @@ pub(super) struct Flag {
 }
 
 const fn used(name: &'static str, what: &'static str) -> Flag {
-    Flag { name, is_switch: false, fate: Used, what }
+    Flag { name, is_switch: false, is_hidden: false, fate: Used, what }
 }
 
 const fn used_switch(name: &'static str, what: &'static str) -> Flag {
-    Flag { name, is_switch: true, fate: Used, what }
+    Flag { name, is_switch: true, is_hidden: false, fate: Used, what }
 }
 
 const fn ignored(name: &'static str, why: &'static str) -> Flag {
-    Flag { name, is_switch: false, fate: Ignored, what: why }
+    Flag { name, is_switch: false, is_hidden: false, fate: Ignored, what: why }
 }
 
 const fn ignored_switch(name: &'static str, why: &'static str) -> Flag {
-    Flag { name, is_switch: true, fate: Ignored, what: why }
+    Flag { name, is_switch: true, is_hidden: false, fate: Ignored, what: why }
+}
+
+/// For programs that give it to whatever server they start; nobody who reads the help shall.
+const fn hidden_switch(name: &'static str, why: &'static str) -> Flag {
+    Flag { name, is_switch: true, is_hidden: true, fate: Ignored, what: why }
 }
 
 const fn refused(name: &'static str, instead: &'static str) -> Flag {
-    Flag { name, is_switch: false, fate: Refused, what: instead }
+    Flag { name, is_switch: false, is_hidden: false, fate: Refused, what: instead }
 }
 
 const fn refused_switch(name: &'static str, instead: &'static str) -> Flag {
-    Flag { name, is_switch: true, fate: Refused, what: instead }
+    Flag { name, is_switch: true, is_hidden: false, fate: Refused, what: instead }
 }
 
 const NO_DISCOVERY: &str = "there is no discovery service: name the members with --initial-cluster";
@@ -273,5 +280,5 @@ pub(super) const FLAGS: &[Flag] = &[
         "force-new-cluster",
         "make a new cluster of what this member has: bowline recover",
     ),
-    refused_switch("unsafe-no-fsync", "a write that is acknowledged is durable, always"),
+    hidden_switch("unsafe-no-fsync", "every write is synced all the same"),
 ];

@@ -327,7 +327,7 @@ mod tests {
             (&["--name"], "--name needs a value"),
             (&["--discovery", "x"], "name the members with --initial-cluster"),
             (&["--peer-cert-allowed-cn=x"], "has the URI bowline://CLUSTER/MEMBER"),
-            (&["--unsafe-no-fsync"], "durable, always"),
+            (&["--memory-mlock"], "LimitMEMLOCK"),
             (&["--experimental-enable-distributed-tracing"], "--log-level debug"),
         ];
         for (arguments, words) in cases {
@@ -335,13 +335,23 @@ mod tests {
             assert!(error.contains(words), "{error:?} lacks {words:?}");
         }
         for off in ["false", "0", "f", "F", "FALSE", "False"] {
-            let flag = format!("--unsafe-no-fsync={off}");
+            let flag = format!("--memory-mlock={off}");
             assert!(read(&[&flag], &[]).is_ok(), "{off}: it asks for nothing");
-            assert!(Values::read_file("f", &format!("unsafe-no-fsync: {off}")).is_ok(), "{off}");
+            assert!(Values::read_file("f", &format!("memory-mlock: {off}")).is_ok(), "{off}");
         }
         assert!(read(&[both[1], both[1]], &[]).is_ok(), "the last counts");
-        let error = read(&[], &[("ETCD_UNSAFE_NO_FSYNC", "true")]).unwrap_err().to_string();
-        assert!(error.contains("--unsafe-no-fsync"), "{error}");
+        let error = read(&[], &[("ETCD_MEMORY_MLOCK", "true")]).unwrap_err().to_string();
+        assert!(error.contains("--memory-mlock"), "{error}");
+    }
+
+    /// Test suites give it to whatever server they start.
+    #[test]
+    fn who_wants_no_syncing_is_told_that_there_is_all_the_same_and_the_help_does_not_offer_it() {
+        let values = read(&["--unsafe-no-fsync"], &[]).unwrap();
+        let idle: Vec<_> = values.idle().collect();
+        assert_eq!(idle, [("unsafe-no-fsync", "every write is synced all the same")]);
+        let help = crate::server::flags::help();
+        assert!(!help.contains("unsafe-no-fsync") && help.contains("snapshot-count"), "{help}");
     }
 
     #[test]
