@@ -1,7 +1,8 @@
 //! `/livez` and `/readyz`: what is looked at, one thing after the other, and what is said of each.
 //!
 //! `?verbose` names them all, `?exclude=NAME` leaves one out, and each can be asked for alone, as in `/readyz/non_learner`.
-//! The names are etcd's, but for the first of each: what the member itself thinks of its health.
+//! The names are etcd's, but for the first of each: what the member itself thinks of its health. Whoever leaves out one of
+//! etcd's knows nothing of ours: that which would fail for the same reason is left out with it.
 
 use bowline::{AlarmKind, KeyRange, Verdict};
 
@@ -43,6 +44,15 @@ impl Check {
             Check::SerializableRead => "serializable_read",
             Check::LinearizableRead => "linearizable_read",
             Check::NonLearner => "non_learner",
+        }
+    }
+
+    /// The one of etcd's that fails whenever this one does; itself, if it is etcd's.
+    fn stands_for(self) -> Self {
+        match self {
+            Check::Alive => Check::SerializableRead,
+            Check::Serving => Check::LinearizableRead,
+            check => check,
         }
     }
 
@@ -94,16 +104,24 @@ pub(super) fn is_probe(path: &str) -> bool {
     checks(path).is_some()
 }
 
+/// What is said in a query.
+fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
+    query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+}
+
+/// What is looked at for a path and a query.
+fn wanted(path: &str, query: &str) -> Vec<Check> {
+    let is_left_out =
+        |check: Check| pairs(query).any(|(key, value)| key == "exclude" && value == check.name());
+    let mut checks = checks(path).unwrap_or_default();
+    checks.retain(|check| !is_left_out(*check) && !is_left_out(check.stands_for()));
+    checks
+}
+
 /// Whether all is well, and what there is to be said.
 pub(super) async fn answer(member: &Member, path: &str, query: &str) -> (bool, String) {
-    let pairs = || query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-    let is_left_out =
-        |check: &Check| pairs().any(|(key, value)| key == "exclude" && value == check.name());
     let (mut is_well, mut said) = (true, String::new());
-    for check in checks(path).unwrap_or_default() {
-        if is_left_out(&check) {
-            continue;
-        }
+    for check in wanted(path, query) {
         let name = check.name();
         match check.fails(member).await {
             None => said += &format!("[+]{name} ok\n"),
@@ -113,7 +131,7 @@ pub(super) async fn answer(member: &Member, path: &str, query: &str) -> (bool, S
             }
         }
     }
-    let is_verbose = pairs().any(|(key, _)| key == "verbose");
+    let is_verbose = pairs(query).any(|(key, _)| key == "verbose");
     match is_well {
         true if is_verbose => (true, said + "ok\n"),
         true => (true, "ok\n".to_owned()),
@@ -132,6 +150,28 @@ mod tests {
         assert_eq!(checks("/readyz/non_learner").unwrap(), [Check::NonLearner]);
         for path in ["/", "livez", "/livez/", "/livez/non_learner", "/readyz/alive/x", "/healthz"] {
             assert_eq!(checks(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn what_is_left_out_takes_along_what_would_fail_for_the_same_reason() {
+        use Check::*;
+        for (path, query, expected) in [
+            ("/livez", "exclude=serializable_read", &[][..]),
+            ("/livez", "verbose&exclude=alive&exclude=nothing", &[SerializableRead]),
+            (
+                "/readyz",
+                "exclude=linearizable_read",
+                &[DataCorruption, SerializableRead, NonLearner],
+            ),
+            (
+                "/readyz",
+                "exclude=non_learner&exclude=serving",
+                &[DataCorruption, SerializableRead, LinearizableRead],
+            ),
+            ("/readyz/serving", "", &[Serving]),
+        ] {
+            assert_eq!(wanted(path, query), expected, "{path}?{query}");
         }
     }
 }

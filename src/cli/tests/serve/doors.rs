@@ -107,6 +107,8 @@ fn a_member_without_a_quorum_says_how_it_is() {
         };
         let found = ["/livez", "/metrics", "/health", "/readyz/serving"].map(ask);
         assert_eq!(found, [200, 200, 503, 503], "{has_met_the_others}");
+        // It is fine but for that.
+        assert_eq!(ask("/readyz?exclude=linearizable_read"), 200, "{has_met_the_others}");
         assert!(!alone.has_said("ready to serve client requests"));
         assert!(alone.stop().0.success());
     }
