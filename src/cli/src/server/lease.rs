@@ -57,8 +57,16 @@ impl LeaseService {
             // None is what is said of one that has ended.
             Ok(ttl) => Ok(ttl.as_secs().max(1) as i64),
             Err(Error::Refused(Refusal::LeaseNotFound(_))) => Ok(0),
-            Err(error) => Err(refused(error)),
+            Err(error) => Err(unanswered(member, error)),
         }
+    }
+}
+
+/// Why the leader has not answered: as in etcd it is said where there is none.
+fn unanswered(member: &Member, error: Error) -> Status {
+    match error {
+        Error::Deadline { .. } if !member.has_leader() => Reason::NoLeader.into(),
+        error => refused(error),
     }
 }
 
@@ -240,16 +248,17 @@ impl Lease for LeaseService {
         request: Request<LeaseTimeToLiveRequest>,
     ) -> Result<Response<LeaseTimeToLiveResponse>, Status> {
         let client = self.0.acting(&Identity::in_request(&request))?;
+        let unanswered = |error| unanswered(&self.0, error);
         let LeaseTimeToLiveRequest { id, keys } = request.into_inner();
         let mut response = LeaseTimeToLiveResponse { id, ttl: NO_TTL, ..Default::default() };
         if let Some(lease) = lease_id(id)
-            && let Some(left) = client.lease_left(lease).await.map_err(refused)?
+            && let Some(left) = client.lease_left(lease).await.map_err(unanswered)?
             && let Some(status) =
-                self.0.client().lease_without_keys(lease).await.map_err(refused)?
+                self.0.client().lease_without_keys(lease).await.map_err(unanswered)?
         {
             response.ttl = left.as_secs() as i64;
             response.granted_ttl = status.ttl.as_secs() as i64;
-            if keys && let Some(status) = client.lease(lease).await.map_err(refused)? {
+            if keys && let Some(status) = client.lease(lease).await.map_err(unanswered)? {
                 response.keys = status.keys;
             }
         }
