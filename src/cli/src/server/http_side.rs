@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bowline::{AlarmKind, KeyRange, Role};
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
+use http::header::{ALLOW, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -34,20 +34,22 @@ impl HttpSide {
     async fn answer_whole(&self, request: Request<Incoming>) -> Response<Body> {
         let path = request.uri().path();
         let query = request.uri().query().unwrap_or_default();
-        let asks = [Method::GET, Method::HEAD].contains(request.method());
-        if probes::is_probe(path) && asks {
+        let is_probe = probes::is_probe(path);
+        let is_for_get = is_probe || ["/version", "/health", "/debug/vars"].contains(&path);
+        // As etcd: only what Prometheus asks may be asked otherwise.
+        if is_for_get && request.method() != Method::GET {
+            let words = "Method Not Allowed\n".to_owned();
+            let mut response = text(StatusCode::METHOD_NOT_ALLOWED, words);
+            response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
+            return response;
+        }
+        if is_probe {
             let (is_well, said) = probes::answer(&self.member, path, query).await;
             let status = if is_well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
             return text(status, said);
         }
         match path {
-            "/version" | "/health" | "/livez" | "/readyz" | "/metrics" | "/debug/vars" if !asks => {
-                text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed\n".into())
-            }
-            "/version" => {
-                let versions = json!({"etcdserver": VERSION, "etcdcluster": CLUSTER_VERSION, "storage": CLUSTER_VERSION});
-                answer_json(StatusCode::OK, versions.to_string())
-            }
+            "/version" => answer_json(StatusCode::OK, versions()),
             "/health" => self.health(query).await,
             "/metrics" => text(StatusCode::OK, metrics::text(&self.member)),
             "/debug/vars" => answer_json(StatusCode::OK, self.vars().to_string()),
@@ -99,6 +101,13 @@ impl HttpSide {
         let body = json!({"health": health, "reason": reason.unwrap_or_default()});
         answer_json(status, body.to_string())
     }
+}
+
+/// In etcd's order, which scripts without a parser rely on.
+fn versions() -> String {
+    format!(
+        r#"{{"etcdserver":"{VERSION}","etcdcluster":"{CLUSTER_VERSION}","storage":"{CLUSTER_VERSION}"}}"#
+    )
 }
 
 /// Whether a path asks how the member is.
