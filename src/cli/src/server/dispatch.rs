@@ -111,7 +111,7 @@ impl Needs {
             | ("v3lockpb.Lock" | "v3electionpb.Election", _)
             | ("etcdserverpb.Auth", "UserGet" | "RoleGet")
             | ("etcdserverpb.Cluster", "MemberList")
-            | ("etcdserverpb.Maintenance", "Alarm") => Self::User,
+            | ("etcdserverpb.Maintenance", "Alarm" | "Status") => Self::User,
             _ => Self::Root,
         }
     }

@@ -248,7 +248,7 @@ fn rows_of_servers() -> Vec<Row> {
             Root,
             alarm(pb::alarm_request::AlarmAction::Deactivate),
         ),
-        row("/etcdserverpb.Maintenance/Status", Root, pb::StatusRequest {}),
+        row("/etcdserverpb.Maintenance/Status", User, pb::StatusRequest {}),
         row("/etcdserverpb.Maintenance/Defragment", Root, pb::DefragmentRequest {}),
         row("/etcdserverpb.Maintenance/Hash", Root, pb::HashRequest {}),
         row("/etcdserverpb.Maintenance/HashKV", Root, pb::HashKvRequest::default()),
