@@ -19,6 +19,7 @@ use tracing::Instrument as _;
 use super::aside::{Aside, Large};
 use super::auth::AuthService;
 use super::cluster::ClusterService;
+use super::deadline::Deadline;
 use super::election::ElectionService;
 use super::flags::Offer;
 use super::gateway;
@@ -257,8 +258,10 @@ impl Dispatch {
             Some(call) => call.follow(response),
             None => response,
         };
-        let who = match self.admit(request.headers(), &path) {
-            Ok(who) => who,
+        let admitted = Deadline::of(request.headers())
+            .and_then(|deadline| Ok((deadline, self.admit(request.headers(), &path)?)));
+        let (deadline, who) = match admitted {
+            Ok(admitted) => admitted,
             Err(status) => return Box::pin(async move { Ok(counted(status.into_http())) }),
         };
         let (needs, is_one) = (Needs::of(&path), !STREAMS.contains(&path.as_str()));
@@ -294,7 +297,10 @@ impl Dispatch {
         let (bytes_max, member) = (self.bytes_max_of(&path), Arc::clone(&self.member));
         let within = span.clone();
         let answer = async move {
-            let mut response = answer.await?;
+            let mut response = match deadline.within(answer).await {
+                Ok(answered) => answered?,
+                Err(status) => return Ok(counted(status.into_http())),
+            };
             say_too_large(&mut response, bytes_max);
             if is_for_space(&response) {
                 member.no_space().refused(member.state_bytes());
@@ -303,7 +309,8 @@ impl Dispatch {
             let response =
                 response.map(|body| if is_large { Body::new(Aside(body)) } else { body });
             let sent = |body| Body::new(Counted::new(body, &traffic, Way::Out, &span));
-            Ok(counted(response.map(sent).map(|body| holding(body, held))))
+            let response = response.map(sent).map(|body| deadline.ending(holding(body, held)));
+            Ok(counted(response))
         };
         Box::pin(answer.instrument(within))
     }

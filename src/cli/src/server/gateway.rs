@@ -25,6 +25,7 @@ use serde_json::{Value, json};
 use tonic::body::Body;
 use tonic::{Code, Status};
 
+use super::deadline::{self, Deadline};
 use super::dispatch::Dispatch;
 use super::late::{MESSAGE_TIME_MAX, too_slow};
 pub(super) use routes::methods;
@@ -56,6 +57,11 @@ pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -
     let metadata = metadata(&head.headers);
     let path = format!("/{}/{}", method.parent_service().full_name(), method.name());
     let streams = method.is_server_streaming();
+    if let Err(status) = Deadline::of(&metadata) {
+        forget(body).await;
+        // It is no header of the protocol there, and the client's own mistake.
+        return refusal(&Status::invalid_argument(status.message()));
+    }
     let held = match dispatch.may_be_read(&metadata, &path) {
         Ok(held) => held,
         Err(status) => {
@@ -129,7 +135,7 @@ fn metadata(headers: &HeaderMap) -> HeaderMap {
     let mut metadata = HeaderMap::new();
     for (name, value) in headers {
         let name = match name.as_str().strip_prefix(METADATA_PREFIX) {
-            _ if name == AUTHORIZATION => Ok(name.clone()),
+            _ if name == AUTHORIZATION || name == deadline::HEADER => Ok(name.clone()),
             // What belongs to the protocol itself is not for clients to say.
             Some(rest) if !rest.starts_with("grpc-") => HeaderName::try_from(rest),
             _ => continue,
@@ -231,6 +237,7 @@ mod tests {
             ("authorization", "token.1"),
             ("grpc-metadata-hasleader", "true"),
             ("grpc-metadata-grpc-timeout", "1S"),
+            ("grpc-timeout", "5S"),
             ("grpc-metadata-content-type", "text/plain"),
             ("content-type", "application/json"),
             ("content-length", "7"),
@@ -246,6 +253,7 @@ mod tests {
         let expected = [
             ("authorization", "token.1"),
             ("content-type", "application/grpc"),
+            ("grpc-timeout", "5S"),
             ("hasleader", "true"),
         ];
         assert_eq!(passed, expected);

@@ -7,7 +7,7 @@
 //!     │
 //!   greet        the first words: TLS or none, whose certificate; tls is what is shown and asked for
 //!     │
-//!   dispatch     which service; what is asked of every request
+//!   dispatch     which service; what is asked of every request; deadline is when it ends
 //!     │
 //!   identity     who asks: token, password and certificate are what it is found out by; late asks once more
 //!     │
@@ -26,6 +26,7 @@ mod aside;
 mod auth;
 mod calls;
 mod cluster;
+mod deadline;
 mod dispatch;
 mod driven;
 mod election;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::tempdir;
 
-use crate::process::{Etcd, HttpBody, Server, http};
+use crate::process::{Etcd, HttpBody, Server, http, http_with};
 
 /// Requests in the order in which they are made of a new store, and what is answered: the code, and the body without
 /// what differs from server to server. All but the last column's are the same in etcd 3.4; what is said of JSON that
@@ -514,6 +514,44 @@ fn headers_reach_the_service() {
     let body = until(&left, 503);
     assert!(body.contains("etcdserver: no leader"), "{body}");
     assert_eq!(ask(&left, "").0, 200, "a local read");
+}
+
+/// What `Grpc-Timeout` says: the call ends as if the client had gone, and it is told so.
+#[test]
+fn a_call_ends_when_the_time_is_over_that_its_client_gives_it() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let ask = |path: &str, timeout: &str, body: &str| {
+        let header = format!("Grpc-Timeout: {timeout}\r\n");
+        http_with(&server.address, "POST", path, &header, body)
+    };
+    // Both take the lock `m`.
+    let lock = |timeout: &str| ask("/v3/lock/lock", timeout, r#"{"name":"bQ=="}"#);
+    let (code, mut held) = lock("60S");
+    assert_eq!(code, 200, "{}", held.text());
+    let (code, mut late) = lock("300m");
+    let late: Value = serde_json::from_str(&late.text()).unwrap();
+    assert_eq!((code, &late["code"]), (504, &json!(4)), "{late}");
+    assert_eq!(late["message"], json!("context deadline exceeded"));
+    let begun = Instant::now();
+    loop {
+        let body = r#"{"key":"bS8=","range_end":"bTA=","count_only":true}"#;
+        let (_, rows) = server.http("POST", "/v3/kv/range", body);
+        if rows.contains(r#""count":"1""#) {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "its key stays: {rows}");
+    }
+    // What streams ends in the middle.
+    let (code, mut watch) = ask("/v3/watch", "300m", r#"{"create_request":{"key":"YQ=="}}"#);
+    assert_eq!(code, 200);
+    assert!(watch.line().unwrap().contains(r#""created":true"#));
+    let last: Value = serde_json::from_str(&watch.line().unwrap()).unwrap();
+    assert_eq!((&last["error"]["code"], &last["error"]["http_code"]), (&json!(4), &json!(504)));
+    assert_eq!(watch.line(), None, "that was the end");
+    let (code, mut wrong) = ask("/v3/kv/range", "soon", r#"{"key":"YQ=="}"#);
+    let wrong = wrong.text();
+    assert!(code == 400 && wrong.contains("malformed grpc-timeout"), "{wrong}");
 }
 
 #[test]

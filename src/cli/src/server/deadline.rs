@@ -1,0 +1,182 @@
+//! The time that a client gives its call. When it is over the call ends, however far it is, as if the client had gone; and
+//! it is told so, if it is still there.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
+use tonic::Status;
+use tonic::body::Body;
+
+/// The header that says it.
+pub(super) const HEADER: &str = "grpc-timeout";
+
+/// When a call ends at the latest, if its client has said so.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Deadline(Option<Instant>);
+
+/// What is said when the time is over, as servers in Go do.
+fn over() -> Status {
+    Status::deadline_exceeded("context deadline exceeded")
+}
+
+/// Up to eight digits, and a unit.
+fn span(text: &str) -> Result<Duration, String> {
+    let digits = text.get(..text.len().saturating_sub(1)).unwrap_or_default();
+    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(format!("{text:?} is not up to eight digits and a unit"));
+    }
+    let count: u64 = digits.parse().map_err(|_| format!("{text:?} begins with no number"))?;
+    Ok(match text.as_bytes()[digits.len()] {
+        b'H' => Duration::from_secs(count * 3600),
+        b'M' => Duration::from_secs(count * 60),
+        b'S' => Duration::from_secs(count),
+        b'm' => Duration::from_millis(count),
+        b'u' => Duration::from_micros(count),
+        b'n' => Duration::from_nanos(count),
+        _ => return Err(format!("{text:?} has no unit of H, M, S, m, u and n")),
+    })
+}
+
+impl Deadline {
+    /// What a request's headers say.
+    pub(super) fn of(headers: &HeaderMap) -> Result<Self, Status> {
+        let Some(value) = headers.get(HEADER) else { return Ok(Self(None)) };
+        let said = value.to_str().map_err(|error| error.to_string()).and_then(span);
+        match said {
+            // Later than any clock goes is never.
+            Ok(span) => Ok(Self(Instant::now().checked_add(span))),
+            Err(why) => Err(Status::internal(format!("malformed grpc-timeout: {why}"))),
+        }
+    }
+
+    /// What comes of some work within the time. After it the work is dropped.
+    pub(super) async fn within<F: Future>(self, work: F) -> Result<F::Output, Status> {
+        match self.0 {
+            Some(end) => timeout_at(end, work).await.map_err(|_| over()),
+            None => Ok(work.await),
+        }
+    }
+
+    /// A body that ends with the time.
+    pub(super) fn ending(self, body: Body) -> Body {
+        match self.0 {
+            Some(end) => Body::new(Ending { body: Some(body), end: Box::pin(sleep_until(end)) }),
+            None => body,
+        }
+    }
+}
+
+/// An answer that ends at a moment.
+struct Ending {
+    /// None when that is over.
+    body: Option<Body>,
+    end: Pin<Box<Sleep>>,
+}
+
+impl HttpBody for Ending {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = &mut *self;
+        let Some(body) = &mut this.body else { return Poll::Ready(None) };
+        if body.is_end_stream() || this.end.as_mut().poll(context).is_pending() {
+            return Pin::new(body).poll_frame(context);
+        }
+        // With it goes what makes it.
+        this.body = None;
+        let mut trailers = HeaderMap::new();
+        Poll::Ready(Some(over().add_header(&mut trailers).map(|()| Frame::trailers(trailers))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(HttpBody::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use http::HeaderValue;
+    use http_body_util::BodyExt as _;
+    use tonic::Code;
+
+    use super::super::driven::Driven;
+    use super::*;
+
+    #[test]
+    fn a_time_is_a_number_and_its_unit() {
+        for (text, nanos) in [
+            ("1H", 3_600_000_000_000_u64),
+            ("2M", 120_000_000_000),
+            ("3S", 3_000_000_000),
+            ("00000500m", 500_000_000),
+            ("7u", 7_000),
+            ("0n", 0),
+        ] {
+            assert_eq!(span(text), Ok(Duration::from_nanos(nanos)), "{text}");
+        }
+        for text in ["", "S", "5", "5s", "-5S", "+5S", "1.5S", "123456789S", "5\u{fc}", " 5S"] {
+            assert!(span(text).is_err(), "{text:?}");
+        }
+        let of = |text: &'static str| {
+            let header = (http::HeaderName::from_static(HEADER), HeaderValue::from_static(text));
+            Deadline::of(&HeaderMap::from_iter([header]))
+        };
+        assert_eq!(of("5x").unwrap_err().code(), Code::Internal);
+        assert!(of("99999999H").unwrap().0.is_some_and(|end| end > Instant::now()));
+        assert!(Deadline::of(&HeaderMap::new()).unwrap().0.is_none());
+    }
+
+    fn is_over(status: &Status) -> bool {
+        (status.code(), status.message()) == (Code::DeadlineExceeded, "context deadline exceeded")
+    }
+
+    fn soon() -> Deadline {
+        Deadline(Some(Instant::now() + Duration::from_millis(50)))
+    }
+
+    #[tokio::test]
+    async fn what_is_not_done_in_time_is_dropped_and_that_is_said() {
+        let held = Arc::new(());
+        let works = Arc::clone(&held);
+        let work = async move {
+            let _held = works;
+            std::future::pending::<()>().await;
+        };
+        assert!(is_over(&soon().within(work).await.unwrap_err()));
+        assert_eq!(Arc::strong_count(&held), 1);
+        assert_eq!(soon().within(async { 7 }).await.unwrap(), 7);
+        assert_eq!(Deadline(None).within(async { 7 }).await.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_goes_on_ends_with_its_time_and_so_does_what_makes_it() {
+        let held = Arc::new(());
+        let works = Arc::clone(&held);
+        let answers = Driven::by(move |answers| async move {
+            let _held = works;
+            drop(answers.send(Ok(Frame::data(Bytes::from_static(b"one")))).await);
+            std::future::pending().await
+        });
+        let body = Body::new(http_body_util::StreamBody::new(answers));
+        let told = soon().ending(body).collect().await.unwrap();
+        let status = Status::from_header_map(told.trailers().unwrap()).unwrap();
+        assert!(is_over(&status), "{status:?}");
+        assert_eq!(told.to_bytes(), "one");
+        assert_eq!(Arc::strong_count(&held), 1);
+    }
+}
