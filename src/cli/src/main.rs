@@ -13,6 +13,7 @@ mod data;
 mod demo;
 #[rustfmt::skip]
 mod generated;
+mod go_flags;
 mod server;
 mod up;
 
@@ -148,7 +149,9 @@ fn main() -> ExitCode {
 /// The arguments. What all commands have that ask a server is shown once, with those of the whole; and not taken
 /// where none is asked.
 fn parsed() -> Result<Arguments, clap::Error> {
-    let matches = command().try_get_matches_from_mut(std::env::args_os())?;
+    let mut command = command();
+    let words: Vec<_> = std::env::args_os().collect();
+    let matches = command.try_get_matches_from_mut(go_flags::plain(&command, words.clone()))?;
     let arguments = Arguments::from_arg_matches(&matches)?;
     let asks = match &arguments.command {
         Command::Client(_) => true,
@@ -165,7 +168,7 @@ fn parsed() -> Result<Arguments, clap::Error> {
 
 /// The whole, and each of its commands with a help that is about itself.
 fn command() -> clap::Command {
-    let mut command = Arguments::command();
+    let mut command = go_flags::lenient(Arguments::command());
     command.build();
     let names: Vec<_> = command.get_subcommands().map(|c| c.get_name().to_owned()).collect();
     for name in names {

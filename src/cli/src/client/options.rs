@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use super::failure::Failure;
+use crate::go_flags::truth;
 
 /// Where a server is asked if nothing is said.
 const ENDPOINT_DEFAULT: &str = "127.0.0.1:2379";
@@ -34,8 +35,9 @@ pub(crate) struct Globals {
     write_out: Option<Format>,
 
     /// Print keys and values in hexadecimal
-    #[arg(long, global = true)]
-    hex: bool,
+    #[arg(long, global = true, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", value_parser = truth)]
+    hex: Option<bool>,
 
     /// How long to wait for a connection: 500ms, 2s, 1m [default: 2s]
     #[arg(long, global = true, value_name = "DURATION", value_parser = duration)]
@@ -74,12 +76,13 @@ pub(crate) struct Globals {
     tls_key: Option<PathBuf>,
 
     /// Take any certificate for the server's: for trying things out only
-    #[arg(long, global = true)]
-    insecure_skip_tls_verify: bool,
+    #[arg(long, global = true, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", value_parser = truth)]
+    insecure_skip_tls_verify: Option<bool>,
 
     /// Whether connections without TLS are allowed [default: true]
     #[arg(long, global = true, value_name = "BOOL", num_args = 0..=1, require_equals = true,
-          default_missing_value = "true", hide_short_help = true)]
+          default_missing_value = "true", value_parser = truth, hide_short_help = true)]
     insecure_transport: Option<bool>,
 }
 
@@ -163,9 +166,7 @@ impl Globals {
         let flag = |chosen: Option<bool>, name: &str| match (chosen, given(name).as_deref()) {
             (Some(chosen), _) => Ok(Some(chosen)),
             (None, None) => Ok(None),
-            (None, Some("true" | "1")) => Ok(Some(true)),
-            (None, Some("false" | "0")) => Ok(Some(false)),
-            (None, Some(text)) => Err(wrong(name, text, "true or false is meant")),
+            (None, Some(text)) => truth(text).map(Some).map_err(|why| wrong(name, text, &why)),
         };
         let file = |chosen: &Option<PathBuf>, name: &str| {
             chosen.clone().or_else(|| given(name).map(PathBuf::from))
@@ -188,11 +189,8 @@ impl Globals {
             cacert: file(&self.cacert, "CACERT"),
             cert: file(&self.cert, "CERT"),
             key: file(&self.tls_key, "KEY"),
-            skip_verify: flag(
-                self.insecure_skip_tls_verify.then_some(true),
-                "INSECURE_SKIP_TLS_VERIFY",
-            )?
-            .unwrap_or(false),
+            skip_verify: flag(self.insecure_skip_tls_verify, "INSECURE_SKIP_TLS_VERIFY")?
+                .unwrap_or(false),
             required: flag(self.insecure_transport, "INSECURE_TRANSPORT")? == Some(false),
         };
         if tls.cert.is_some() != tls.key.is_some() {
@@ -204,7 +202,7 @@ impl Globals {
         Ok(Settings {
             endpoints,
             format,
-            hex: flag(self.hex.then_some(true), "HEX")?.unwrap_or(false),
+            hex: flag(self.hex, "HEX")?.unwrap_or(false),
             dial_timeout: span(self.dial_timeout, "DIAL_TIMEOUT")?.unwrap_or(DIAL_TIMEOUT_DEFAULT),
             command_timeout: said_timeout.unwrap_or(COMMAND_TIMEOUT_DEFAULT),
             said_timeout,

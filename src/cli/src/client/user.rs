@@ -84,7 +84,8 @@ enum UserCommand {
 struct How {
     /// Ask for the password at the terminal; otherwise it is a line of standard input
     #[arg(long, value_name = "BOOL", default_value_t = true, num_args = 0..=1, require_equals = true,
-          default_missing_value = "true", action = clap::ArgAction::Set)]
+          default_missing_value = "true", action = clap::ArgAction::Set,
+          value_parser = crate::go_flags::truth)]
     interactive: bool,
 }
 

@@ -135,7 +135,7 @@ async fn interactive(client: Arc<Client>, output: Output) -> Result<(), Failure>
             None => {}
             Some(b"watch") => {
                 let words = words.into_iter().map(OsString::from_vec);
-                let watching = Line::try_parse_from(words)
+                let watching = crate::go_flags::parsed::<Line>(words)
                     .map_err(|error| Failure::Usage(error.to_string()))
                     .and_then(|line| Watching::new(Arc::clone(&client), output, line.what));
                 let (ended, asked) = (ended.clone(), asked.clone());

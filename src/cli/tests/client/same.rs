@@ -119,6 +119,8 @@ fn answers_are_printed_as_etcdctl_prints_them() {
             "get ~ --prefix --sort-by version",
             "get ~ --prefix --keys-only",
             "get k --rev 3",
+            "get k --prefix=false",
+            "ge ~ --prefix=true --keys-only=F --limit 9 --limit 1",
             "get k --consistency=s",
             "get k --rev 5000",
             "get k --consistency=x",

@@ -1,0 +1,245 @@
+//! Flags as etcdctl takes them, whose Go library is more lenient: each switch may have a value (`--prefix=true`,
+//! `--prefix=false`), of a flag that is given twice the last one counts, and of a command's name its beginning will do
+//! where nothing else begins so.
+
+use std::ffi::OsString;
+
+use clap::{Arg, ArgAction, Command, CommandFactory, FromArgMatches, Id};
+
+/// The same command, that takes flags twice and the beginnings of names. To be said before it is built.
+pub(crate) fn lenient(command: Command) -> Command {
+    command.args_override_self(true).infer_subcommands(true)
+}
+
+/// Parses the words of a command of its own.
+pub(crate) fn parsed<P: CommandFactory + FromArgMatches>(
+    words: impl IntoIterator<Item = OsString>,
+) -> Result<P, clap::Error> {
+    let mut command = lenient(P::command());
+    command.build();
+    let words = plain(&command, words);
+    P::from_arg_matches(&command.try_get_matches_from_mut(words)?)
+}
+
+/// A truth in one of the words that Go knows.
+pub(crate) fn truth(text: &str) -> Result<bool, String> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err("true or false is meant".to_owned()),
+    }
+}
+
+/// The words, with switches that have no values: what is switched off is not there. `command` has been built.
+pub(crate) fn plain(command: &Command, words: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut words = words.into_iter();
+    let mut plain = Plain { command, places: 0, words: Vec::new() };
+    if !command.is_no_binary_name_set() {
+        plain.words.extend(words.next().map(|program| (program, None)));
+    }
+    while let Some(word) = words.next() {
+        match plain.take(word) {
+            Next::Flag => {}
+            Next::Value => plain.words.extend(words.next().map(|value| (value, None))),
+            Next::Words => break,
+        }
+    }
+    plain.words.into_iter().map(|(word, _)| word).chain(words).collect()
+}
+
+/// What comes behind a word.
+enum Next {
+    /// A flag, or anything else.
+    Flag,
+    /// The value of the flag that it is.
+    Value,
+    /// Nothing that is this program's.
+    Words,
+}
+
+struct Plain<'a> {
+    /// Whose flags come now.
+    command: &'a Command,
+    /// How many of its words that are no flags have come.
+    places: usize,
+    /// What is left, and which switches these are.
+    words: Vec<(OsString, Option<Id>)>,
+}
+
+impl Plain<'_> {
+    fn take(&mut self, word: OsString) -> Next {
+        let text = word.to_string_lossy().into_owned();
+        if text == "--" {
+            self.words.push((word, None));
+            return Next::Words;
+        }
+        if let Some(long) = text.strip_prefix("--") {
+            let (name, value) =
+                long.split_once('=').map_or((long, None), |(name, value)| (name, Some(value)));
+            let arg = self.find(|arg| {
+                arg.get_long_and_visible_aliases().is_some_and(|all| all.contains(&name))
+            });
+            return self.flag(word, arg, value);
+        }
+        if let Some(short) = text.strip_prefix('-').filter(|short| !short.is_empty()) {
+            let mut letters = short.chars();
+            let letter = letters.next();
+            let arg = self.find(|arg| arg.get_short() == letter);
+            // What comes behind the letter is its value, or more switches: no other word is.
+            let arg = arg.filter(|_| letters.next().is_none());
+            return self.flag(word, arg, None);
+        }
+        self.words.push((word, None));
+        if let Some(below) = below(self.command, &text) {
+            (self.command, self.places) = (below, 0);
+        } else {
+            self.places += 1;
+        }
+        // What runs under a lock has flags of its own, and so has the server.
+        let place = |at: usize| self.command.get_positionals().nth(at);
+        let is_first = self.places == 0;
+        let at = if is_first { place(0) } else { place(self.places - 1) };
+        match at.is_some_and(|arg| {
+            arg.is_trailing_var_arg_set() && (!is_first || arg.is_allow_hyphen_values_set())
+        }) {
+            true => Next::Words,
+            false => Next::Flag,
+        }
+    }
+
+    fn find(&self, is_it: impl Fn(&Arg) -> bool) -> Option<Arg> {
+        self.command.get_arguments().find(|arg| is_it(arg)).cloned()
+    }
+
+    fn flag(&mut self, word: OsString, arg: Option<Arg>, value: Option<&str>) -> Next {
+        let Some(arg) = arg else {
+            self.words.push((word, None));
+            return Next::Flag;
+        };
+        if !matches!(arg.get_action(), ArgAction::SetTrue) {
+            self.words.push((word, None));
+            let has_own = value.is_some() || arg.is_require_equals_set();
+            return if arg.get_action().takes_values() && !has_own {
+                Next::Value
+            } else {
+                Next::Flag
+            };
+        }
+        match value.map(truth) {
+            None => self.words.push((word, Some(arg.get_id().clone()))),
+            Some(Ok(is_on)) => {
+                // The last one counts.
+                self.words.retain(|(_, switch)| switch.as_ref() != Some(arg.get_id()));
+                if is_on {
+                    let name = format!("--{}", arg.get_long().unwrap_or_default());
+                    self.words.push((name.into(), Some(arg.get_id().clone())));
+                }
+            }
+            // That this is none is said when it is parsed.
+            Some(Err(_)) => self.words.push((word, None)),
+        }
+        Next::Flag
+    }
+}
+
+/// The command that a word names, by its beginning if need be.
+fn below<'a>(command: &'a Command, word: &str) -> Option<&'a Command> {
+    if let Some(found) = command.find_subcommand(word) {
+        return Some(found);
+    }
+    let begins = |below: &&Command| {
+        let mut names = std::iter::once(below.get_name()).chain(below.get_all_aliases());
+        names.any(|name| name.starts_with(word))
+    };
+    let mut found = command.get_subcommands().filter(begins);
+    let first = found.next();
+    if found.next().is_some() { None } else { first }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::error::ErrorKind;
+
+    use super::*;
+
+    fn words(line: &str) -> Vec<OsString> {
+        std::iter::once("bowline").chain(line.split(' ')).map(OsString::from).collect()
+    }
+
+    #[test]
+    fn a_switch_with_a_value_is_there_or_it_is_not() {
+        let command = crate::command();
+        for (line, expected) in [
+            ("get k --prefix=true", "get k --prefix"),
+            ("get k --prefix=false", "get k"),
+            ("get k --prefix --prefix=false", "get k"),
+            ("get k --prefix=f --prefix=T", "get k --prefix"),
+            ("elect e v -l --listen=0", "elect e v"),
+            ("-w json g k --keys-only=1", "-w json g k --keys-only"),
+            ("endpoint --cluster=true status", "endpoint --cluster status"),
+            ("endpoint status --cluster=false", "endpoint status"),
+            ("lock m --shared=true ./job --shared=true", "lock m --shared ./job --shared=true"),
+            // What is no truth, no switch, a value, or not ours.
+            ("get k --prefix=maybe", "get k --prefix=maybe"),
+            ("get k --hex=false", "get k --hex=false"),
+            ("check perf --prefix=true", "check perf --prefix=true"),
+            ("--endpoints put get k --prefix=1", "--endpoints put get k --prefix"),
+            ("lock m -- ./job --shared=true", "lock m -- ./job --shared=true"),
+            ("serve --cors=true --pre-vote=true", "serve --cors=true --pre-vote=true"),
+        ] {
+            assert_eq!(plain(&command, words(line)), words(expected), "{line}");
+        }
+    }
+
+    /// The command that a line names.
+    fn named(line: &str) -> Result<String, ErrorKind> {
+        let mut command = crate::command();
+        let line = plain(&command, words(line));
+        let matches = command.try_get_matches_from_mut(line).map_err(|error| error.kind())?;
+        let (mut names, mut at) = (Vec::new(), &matches);
+        while let Some((name, below)) = at.subcommand() {
+            names.push(name.to_owned());
+            at = below;
+        }
+        Ok(names.join(" "))
+    }
+
+    #[test]
+    fn a_commands_name_may_be_cut_short_where_it_is_the_only_one_that_begins_so() {
+        for (line, expected) in [
+            ("pu k v", Ok("put")),
+            ("me l", Ok("member list")),
+            ("lock m", Ok("lock")),
+            ("locks", Ok("locks")),
+            ("lease keep 7b", Ok("lease keep-alive")),
+            ("compacti 5", Ok("compact")),
+            ("end hea --cluster", Ok("endpoint health")),
+            // More than one begins so.
+            ("loc m", Err(ErrorKind::InvalidSubcommand)),
+            ("comp 5", Err(ErrorKind::InvalidSubcommand)),
+            ("x", Err(ErrorKind::InvalidSubcommand)),
+        ] {
+            assert_eq!(named(line), expected.map(str::to_owned), "{line}");
+        }
+        let mut levels = vec![crate::command()];
+        while let Some(level) = levels.pop() {
+            for whole in level.get_subcommands() {
+                let found = below(&level, whole.get_name()).unwrap();
+                assert_eq!(found.get_name(), whole.get_name());
+                levels.push(whole.clone());
+            }
+        }
+    }
+
+    #[test]
+    fn of_a_flag_that_is_given_twice_the_last_one_counts() {
+        let line = "--hex --endpoints a get k --limit 1 --prefix --limit 2 --prefix --endpoints b --hex=false";
+        let mut command = crate::command();
+        let matches = command.try_get_matches_from_mut(plain(&command, words(line))).unwrap();
+        let get = matches.subcommand_matches("get").unwrap();
+        assert_eq!(get.get_one::<i64>("limit"), Some(&2));
+        assert_eq!(get.get_one::<String>("endpoints").map(String::as_str), Some("b"));
+        assert_eq!(get.get_one::<bool>("hex"), Some(&false));
+        assert!(get.get_flag("prefix"));
+    }
+}
