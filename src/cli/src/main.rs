@@ -26,8 +26,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const EXIT_USAGE: u8 = 2;
 
 /// The commands that ask no server.
-const LOCAL: [&str; 8] =
-    ["recover", "inspect", "check", "demo", "serve", "up", "completion", "man"];
+const LOCAL: [&str; 9] =
+    ["recover", "inspect", "check", "demo", "serve", "up", "completion", "man", "version"];
 
 /// For who has never used it.
 const BEGINNING: &str = "\
@@ -79,6 +79,8 @@ enum Command {
         /// The directory that they are written to
         dir: std::path::PathBuf,
     },
+    /// Print the version of etcd's commands and API that is spoken, and Bowline's own
+    Version,
     #[command(hide = true)]
     HeldChild(client::HeldChild),
     /// One process of the demo; reads its orders from standard input
@@ -95,7 +97,7 @@ enum Command {
 ///
 /// Exit codes: 0 ok; 1 violation; 2 wrong arguments, or a file that cannot be read; 3 undecided.
 ///
-/// `bowline check perf` asks a server whether it bears a load.
+/// `bowline check perf` asks a server whether it bears a load, `bowline check datascale` how much memory keys take.
 #[derive(clap::Args, Debug)]
 #[command(subcommand_negates_reqs = true, args_conflicts_with_subcommands = true)]
 struct CheckArguments {
@@ -109,6 +111,16 @@ struct CheckArguments {
 #[derive(Subcommand, Debug)]
 enum CheckCommand {
     Perf(client::PerfOptions),
+    Datascale(client::DatascaleOptions),
+}
+
+impl CheckCommand {
+    fn name(&self) -> &'static str {
+        match self {
+            CheckCommand::Perf(_) => "perf",
+            CheckCommand::Datascale(_) => "datascale",
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -123,6 +135,9 @@ fn main() -> ExitCode {
         Command::Check(CheckArguments { command: Some(CheckCommand::Perf(options)), .. }) => {
             client::main(client::Command::CheckPerf(options), &arguments.globals)
         }
+        Command::Check(CheckArguments {
+            command: Some(CheckCommand::Datascale(options)), ..
+        }) => client::main(client::Command::CheckDatascale(options), &arguments.globals),
         Command::Check(CheckArguments { history: Some(options), .. }) => {
             check::check_main(&options)
         }
@@ -141,6 +156,11 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Command::Man { dir } => manual(&dir),
+        Command::Version => {
+            // Where nobody reads it nothing is lost.
+            drop(writeln!(io::stdout().lock(), "{}", server::versions()));
+            ExitCode::SUCCESS
+        }
         Command::HeldChild(child) => child.main(),
         Command::DemoNode => demo::node_main(),
     }
@@ -156,8 +176,17 @@ fn parsed() -> Result<Arguments, clap::Error> {
     let asks = match &arguments.command {
         Command::Client(_) => true,
         Command::Check(arguments) => arguments.command.is_some(),
+        // It asks nobody, and etcdctl's takes them.
+        Command::Version => true,
         _ => false,
     };
+    // A file may be called `data`, and no load shall come of it.
+    if let Command::Check(CheckArguments { command: Some(command), .. }) = &arguments.command
+        && !words.iter().any(|word| word == command.name())
+    {
+        let why = format!("to be clear, write `check {}`, or ./ before a file", command.name());
+        return Err(Arguments::command().error(ErrorKind::InvalidSubcommand, why));
+    }
     if !asks && !arguments.globals.is_empty() {
         let why =
             "this command asks no server: --endpoints and what belongs to it have no meaning here";
@@ -206,7 +235,7 @@ fn focused(command: clap::Command, asks: bool) -> clap::Command {
     let names: Vec<_> = command.get_subcommands().map(|c| c.get_name().to_owned()).collect();
     for name in names {
         // What is done with files needs no server, but this does.
-        let asks = asks || name == "perf";
+        let asks = asks || ["perf", "datascale"].contains(&name.as_str());
         command = command.mut_subcommand(name, |command| focused(command, asks));
     }
     command

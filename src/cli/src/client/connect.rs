@@ -222,16 +222,21 @@ impl Client {
         }
     }
 
-    fn endpoint(&self, name: &str) -> Result<Endpoint, Failure> {
-        let (is_secure, rest) = match name.split_once("://") {
-            Some(("http", rest)) => (self.settings.tls.required, rest),
-            Some(("https", rest)) => (true, rest),
+    /// Whether an endpoint is reached with TLS, and where.
+    pub(crate) fn place<'a>(&self, name: &'a str) -> Result<(bool, &'a str), Failure> {
+        match name.split_once("://") {
+            Some(("http", rest)) => Ok((self.settings.tls.required, rest.trim_end_matches('/'))),
+            Some(("https", rest)) => Ok((true, rest.trim_end_matches('/'))),
             Some((scheme, _)) => {
                 let why = format!("{name}: {scheme} is not known: http or https is meant");
-                return Err(Failure::Usage(why));
+                Err(Failure::Usage(why))
             }
-            None => (self.settings.tls.is_wanted(), name),
-        };
+            None => Ok((self.settings.tls.is_wanted(), name)),
+        }
+    }
+
+    fn endpoint(&self, name: &str) -> Result<Endpoint, Failure> {
+        let (is_secure, rest) = self.place(name)?;
         let scheme = if is_secure { "https" } else { "http" };
         let endpoint = Channel::from_shared(format!("{scheme}://{rest}"))
             .map_err(|_| Failure::Usage(format!("{name:?} is no HOST:PORT")))?

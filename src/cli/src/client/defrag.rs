@@ -29,8 +29,18 @@ pub(crate) async fn run(
     output: Output,
     options: DefragOptions,
 ) -> Result<(), Failure> {
+    let endpoints = endpoints(client, options.cluster).await?;
+    each(client, output, endpoints).await
+}
+
+/// Has each of these do it, and says so.
+pub(super) async fn each(
+    client: &Client,
+    output: Output,
+    endpoints: Vec<String>,
+) -> Result<(), Failure> {
     let mut failed = Ok(());
-    for endpoint in endpoints(client, options.cluster).await? {
+    for endpoint in endpoints {
         let call = async |link: Link| link.maintenance().defragment(DefragmentRequest {}).await;
         let begun = Instant::now();
         let asked = client.of_one(&endpoint).ask(Effect::Settled, call).await;
@@ -40,8 +50,9 @@ pub(crate) async fn run(
                 .say(format!("Finished defragmenting etcd member[{endpoint}]. took {took}"))?,
             Err(failure) => {
                 // In etcdctl's words from the first one on.
-                let words =
-                    format!("Failed to defragment etcd member[{endpoint}]. took {took}. ({failure})");
+                let words = format!(
+                    "Failed to defragment etcd member[{endpoint}]. took {took}. ({failure})"
+                );
                 drop(writeln!(io::stderr().lock(), "{words}"));
                 failed = Err(Failure::Exit(failure.code()));
             }

@@ -23,6 +23,7 @@ mod auth;
 mod child;
 mod compact;
 mod connect;
+mod datascale;
 mod defrag;
 mod del;
 mod descendants;
@@ -43,6 +44,7 @@ mod move_leader;
 mod options;
 mod ordered;
 mod perf;
+mod plain_http;
 mod print;
 mod put;
 mod quote;
@@ -58,6 +60,7 @@ mod txn;
 mod user;
 mod watch;
 
+pub(crate) use datascale::DatascaleOptions;
 pub(crate) use keeper::{HeldChild, bound};
 pub(crate) use options::Globals;
 pub(crate) use perf::PerfOptions;
@@ -96,9 +99,12 @@ pub(crate) enum Command {
     User(user::UserOptions),
     Role(role::RoleOptions),
     Auth(auth::AuthOptions),
-    /// As `bowline check perf`
-    #[command(hide = true)]
+    /// As `bowline check perf`: no command of its own.
+    #[command(skip)]
     CheckPerf(perf::PerfOptions),
+    /// As `bowline check datascale`.
+    #[command(skip)]
+    CheckDatascale(datascale::DatascaleOptions),
 }
 
 impl Command {
@@ -115,6 +121,7 @@ impl Command {
                 | Command::Compact(_)
                 | Command::Snapshot(_)
                 | Command::CheckPerf(_)
+                | Command::CheckDatascale(_)
         )
     }
 
@@ -128,6 +135,7 @@ impl Command {
                 | Command::Import(_)
                 | Command::MakeMirror(_)
                 | Command::CheckPerf(_)
+                | Command::CheckDatascale(_)
         )
     }
 
@@ -211,5 +219,6 @@ async fn dispatch(command: Command, client: Arc<Client>, output: Output) -> Resu
         Command::Role(options) => role::run(&client, output, options).await,
         Command::Auth(options) => auth::run(&client, output, options).await,
         Command::CheckPerf(options) => perf::run(&client, output, options).await,
+        Command::CheckDatascale(options) => datascale::run(&client, output, options).await,
     }
 }

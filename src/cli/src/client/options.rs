@@ -84,6 +84,24 @@ pub(crate) struct Globals {
     #[arg(long, global = true, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", value_parser = truth, hide_short_help = true)]
     insecure_transport: Option<bool>,
+
+    /// Accepted as etcdctl's, and changes nothing
+    #[arg(long, global = true, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", value_parser = truth, hide_short_help = true)]
+    debug: Option<bool>,
+
+    /// Accepted as etcdctl's, and changes nothing: there is no discovery
+    #[arg(long, global = true, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", value_parser = truth, hide_short_help = true)]
+    insecure_discovery: Option<bool>,
+
+    /// Accepted as etcdctl's, and changes nothing: the server says how large a request may be
+    #[arg(long, global = true, value_name = "BYTES", hide_short_help = true)]
+    max_request_bytes: Option<u64>,
+
+    /// Accepted as etcdctl's, and changes nothing: any answer is taken
+    #[arg(long, global = true, value_name = "BYTES", hide_short_help = true)]
+    max_recv_bytes: Option<u64>,
 }
 
 /// How answers are printed.

@@ -40,7 +40,7 @@ const CLEANING: Duration = Duration::from_secs(30);
 #[derive(Args, Debug)]
 #[command(after_long_help = EXIT_CODES)]
 pub(crate) struct PerfOptions {
-    /// How much
+    /// How much: 150, 1000, 8000 or 15000 puts a second
     #[arg(long, value_enum, default_value = "s")]
     load: Load,
 
@@ -52,23 +52,35 @@ pub(crate) struct PerfOptions {
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "60s")]
     time: Duration,
 
+    #[command(flatten)]
+    cleaning: Cleaning,
+}
+
+/// What is done with what was written.
+#[derive(Args, Clone, Copy, Debug)]
+pub(super) struct Cleaning {
     /// Compact all that was written in the end
     #[arg(long)]
     auto_compact: bool,
+
+    /// Have servers give back room on their disks in the end, as `bowline defrag` does
+    #[arg(long)]
+    auto_defrag: bool,
 }
 
+/// In etcdctl's words.
 #[derive(ValueEnum, Clone, Copy, Debug)]
-enum Load {
-    /// 150 puts a second, 50 clients
+pub(super) enum Load {
+    /// Small: 50 clients
     #[value(alias = "small")]
     S,
-    /// 1000 puts a second, 200 clients
+    /// Medium: 200 clients
     #[value(alias = "medium")]
     M,
-    /// 8000 puts a second, 500 clients
+    /// Large: 500 clients
     #[value(alias = "large")]
     L,
-    /// 15000 puts a second, 1000 clients
+    /// Very large: 1000 clients
     #[value(alias = "xLarge")]
     Xl,
 }
@@ -95,7 +107,18 @@ pub(crate) async fn run(
     options: PerfOptions,
 ) -> Result<(), Failure> {
     let prefix = Bytes::from(options.prefix.into_vec());
-    let (key, range_end) = (prefix.clone(), prefix_end(&prefix));
+    no_keys(client, &prefix).await?;
+    let (rate, clients) = options.load.figures();
+    let begun = Instant::now();
+    let times = put_all(client, &prefix, rate, clients, options.time).await?;
+    let elapsed = begun.elapsed();
+    options.cleaning.clean(client, output, &prefix).await?;
+    judge(output, &times, rate, elapsed)
+}
+
+/// Refuses to write among keys of somebody else.
+pub(super) async fn no_keys(client: &Client, prefix: &Bytes) -> Result<(), Failure> {
+    let (key, range_end) = (prefix.clone(), prefix_end(prefix));
     let all = pb::RangeRequest { key, range_end, count_only: true, ..Default::default() };
     let call = async |link: Link| link.kv().range(all.clone()).await;
     if client.ask(Effect::Repeatable, call).await?.count > 0 {
@@ -105,22 +128,32 @@ pub(crate) async fn run(
         );
         return Err(Failure::Usage(why));
     }
-    let (rate, clients) = options.load.figures();
-    let begun = Instant::now();
-    let times = put_all(client, &prefix, rate, clients, options.time).await?;
-    let elapsed = begun.elapsed();
+    Ok(())
+}
 
-    let (key, range_end) = (prefix.clone(), prefix_end(&prefix));
-    let delete = pb::DeleteRangeRequest { key, range_end, prev_kv: false };
-    let call = async |link: Link| link.kv().delete_range(delete.clone()).await;
-    let deleted = client.ask_for(CLEANING, Effect::Repeatable, call).await?;
-    if options.auto_compact {
-        let revision = deleted.header.map(|header| header.revision).unwrap_or_default();
-        let request = pb::CompactionRequest { revision, physical: true };
-        let call = async |link: Link| link.kv().compact(request).await;
-        client.ask_for(CLEANING, Effect::Repeatable, call).await?;
+impl Cleaning {
+    /// Deletes what was written.
+    pub(super) async fn clean(
+        self,
+        client: &Client,
+        output: Output,
+        prefix: &Bytes,
+    ) -> Result<(), Failure> {
+        let (key, range_end) = (prefix.clone(), prefix_end(prefix));
+        let delete = pb::DeleteRangeRequest { key, range_end, prev_kv: false };
+        let call = async |link: Link| link.kv().delete_range(delete.clone()).await;
+        let deleted = client.ask_for(CLEANING, Effect::Repeatable, call).await?;
+        if self.auto_compact {
+            let revision = deleted.header.map(|header| header.revision).unwrap_or_default();
+            let request = pb::CompactionRequest { revision, physical: true };
+            let call = async |link: Link| link.kv().compact(request).await;
+            client.ask_for(CLEANING, Effect::Repeatable, call).await?;
+        }
+        if self.auto_defrag {
+            super::defrag::each(client, output, client.settings.endpoints.clone()).await?;
+        }
+        Ok(())
     }
-    judge(output, &times, rate, elapsed)
 }
 
 /// Puts at a rate for a time, from several clients with a connection each.

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{DigitallySignedStruct, SignatureScheme};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 use super::failure::{Failure, root_cause};
@@ -36,6 +37,34 @@ pub(crate) fn secured(endpoint: Endpoint, options: &Tls) -> Result<Endpoint, Fai
     secured.map_err(|error| {
         Failure::Usage(format!("the files of --cacert, --cert and --key: {}", root_cause(&error)))
     })
+}
+
+/// The same, for connections that speak nothing in particular.
+pub(crate) fn config(options: &Tls) -> Result<ClientConfig, Failure> {
+    let wrong = |error: &dyn std::error::Error| {
+        Failure::Usage(format!("the files of --cacert, --cert and --key: {error}"))
+    };
+    let provider = Arc::new(ring::default_provider());
+    let config =
+        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let config = config.map_err(|error| wrong(&error))?;
+    let config = if options.skip_verify {
+        let anybody = Arc::new(Anybody(ring::default_provider()));
+        config.dangerous().with_custom_certificate_verifier(anybody)
+    } else {
+        let mut roots = RootCertStore::empty();
+        let pem = read(&authorities(options)?)?;
+        let certificates: Vec<_> = CertificateDer::pem_slice_iter(&pem).flatten().collect();
+        roots.add_parsable_certificates(certificates);
+        config.with_root_certificates(roots)
+    };
+    let (Some(cert), Some(key)) = (&options.cert, &options.key) else {
+        return Ok(config.with_no_client_auth());
+    };
+    let chain = CertificateDer::pem_slice_iter(&read(cert)?).collect::<Result<Vec<_>, _>>();
+    let key = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|error| wrong(&error))?;
+    let chain = chain.map_err(|error| wrong(&error))?;
+    config.with_client_auth_cert(chain, key).map_err(|error| wrong(&error))
 }
 
 fn authorities(options: &Tls) -> Result<PathBuf, Failure> {

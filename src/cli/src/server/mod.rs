@@ -71,7 +71,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use dispatch::Dispatch;
 use flags::{Options, Values};
 use listen::Doors;
-use member::{Member, VERSION};
+use member::{CLUSTER_VERSION_SHORT, Member, VERSION};
 use tls::{Tls, TlsError};
 use token::{TokenError, Tokens};
 
@@ -107,6 +107,14 @@ enum ServeError {
 /// What `bowline serve --help` says of the flags.
 pub(crate) fn flags_help() -> String {
     flags::help()
+}
+
+/// What versions there are: etcd's, whose behaviour this is, as etcdctl says it, and our own.
+pub(crate) fn versions() -> String {
+    let own = env!("CARGO_PKG_VERSION");
+    format!(
+        "etcdctl version: {VERSION}\nAPI version: {CLUSTER_VERSION_SHORT}\nbowline version: {own}"
+    )
 }
 
 /// The command.

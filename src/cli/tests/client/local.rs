@@ -264,3 +264,18 @@ fn shells_are_told_what_to_complete() {
         assert!(text.contains("keep-alive") && text.contains("endpoints"), "{shell}");
     }
 }
+
+#[test]
+fn versions_are_said_as_etcdctl_says_them_and_so_are_options_that_change_nothing() {
+    let mut version = command_at("127.0.0.1:1");
+    version.arg("version");
+    let said = run(version, b"").done();
+    let own = env!("CARGO_PKG_VERSION");
+    let expected = format!("etcdctl version: 3.6.9\nAPI version: 3.6\nbowline version: {own}\n");
+    assert_eq!(said, expected);
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let idle =
+        ["--debug", "--insecure-discovery=false", "--max-request-bytes=9", "--max-recv-bytes", "9"];
+    assert_eq!(ask(&server, &[&idle[..], &["put", "k", "a longer one"]].concat()).done(), "OK\n");
+}

@@ -456,6 +456,14 @@ fn a_load_is_borne_or_not_and_nothing_of_it_stays() {
     assert_eq!(checked.code, i32::from(verdict == "FAIL"), "{checked:?}");
     assert!(checked.text().contains("hroughput"), "{checked:?}");
     assert_eq!(ask(&server, &["get", "", "--prefix", "--count-only"]).done(), "0\n");
+    let scaled = ask(&server, &["check", "datascale", "--count", "200", "--auto-compact"]).done();
+    let begun = "Start data scale check for work load [200 key-value pairs, 1024 bytes per key-value, 50 concurrent";
+    assert!(scaled.starts_with(begun), "{scaled}");
+    assert!(scaled.contains("\nPASS: Approximate system memory used : "), "{scaled}");
+    assert_eq!(ask(&server, &["get", "", "--prefix", "--count-only"]).done(), "0\n");
+    // A file may be called so.
+    let unclear = ask(&server, &["check", "data"]);
+    assert!(unclear.code == 2 && unclear.err.contains("check datascale"), "{unclear:?}");
     let help = ask(&server, &["lock", "--help"]).done();
     assert!(help.contains("Examples:") && !help.contains("--cacert"), "{help}");
 }

@@ -1,0 +1,75 @@
+//! What a server says of itself over plain HTTP, with TLS where its connections have it.
+
+use std::sync::Arc;
+
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use super::connect::Client;
+use super::failure::{Failure, root_cause};
+use super::tls;
+
+/// How much a server may say.
+const ANSWER_BYTES_MAX: u64 = 64 << 20;
+
+/// What the server of the first endpoint measures under a name, at `/metrics`.
+pub(crate) async fn measured(client: &Client, name: &str) -> Result<f64, Failure> {
+    let endpoint = &client.settings.endpoints[0];
+    let limit = client.settings.command_timeout;
+    let text = tokio::time::timeout(limit, metrics(client, endpoint)).await;
+    let text = text.map_err(|_| Failure::Timeout(limit))??;
+    let value = value_of(&text, name);
+    value.ok_or_else(|| Failure::Failed(format!("{endpoint}/metrics does not say {name}")))
+}
+
+/// The value of a sample without labels.
+fn value_of(text: &str, name: &str) -> Option<f64> {
+    let mut values = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    values.next()?.trim().parse().ok()
+}
+
+async fn metrics(client: &Client, endpoint: &str) -> Result<String, Failure> {
+    let (is_secure, place) = client.place(endpoint)?;
+    let failed = |why: String| Failure::Unreachable(vec![(endpoint.to_owned(), why)]);
+    let stream = TcpStream::connect(place).await.map_err(|error| failed(error.to_string()))?;
+    let answer = if is_secure {
+        let host = place.rsplit_once(':').map_or(place, |(host, _)| host);
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let name = ServerName::try_from(host).map_err(|error| failed(error.to_string()))?;
+        let connector = TlsConnector::from(Arc::new(tls::config(&client.settings.tls)?));
+        let stream = connector.connect(name, stream).await;
+        get(stream.map_err(|error| failed(root_cause(&error)))?, place).await
+    } else {
+        get(stream, place).await
+    };
+    answer.map_err(|error| failed(root_cause(&error)))
+}
+
+/// All that is answered, which nobody cuts into pieces for who speaks so old a version.
+async fn get(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    host: &str,
+) -> Result<String, std::io::Error> {
+    stream.write_all(format!("GET /metrics HTTP/1.0\r\nHost: {host}\r\n\r\n").as_bytes()).await?;
+    let mut answer = Vec::new();
+    let read = stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer).await;
+    // Some end their connections without a word; then it is seen from what there is.
+    if answer.is_empty() {
+        read?;
+    }
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_stands_behind_its_name_and_nothing_else() {
+        let text = "HTTP/1.0 200 OK\r\n\r\n# HELP x a x\nx_total 3\nx{a=\"b\"} 4\nx 1.5e+07\nx 9\n";
+        assert_eq!(value_of(text, "x"), Some(1.5e7));
+        assert_eq!(value_of(text, "y"), None);
+    }
+}
