@@ -13,13 +13,13 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use rustix::net::sockopt;
 use rustix::process::{Resource, getrlimit, setrlimit};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
 use super::dispatch::Dispatch;
 use super::flags::{Door, Offer, Options};
+use super::gone::{Looked, Wire};
 use super::greet::{Doubt, Greeted, greet};
 use super::newcomers::{Newcomer, Newcomers};
 use super::tls::Tls;
@@ -288,15 +288,18 @@ async fn welcome(
 
 /// A connection that has been let in, with what is served to it.
 async fn serve(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    wire: impl Wire,
     hall: &Hall,
     dispatch: Dispatch,
     doubt: Doubt,
     mut stop: watch::Receiver<bool>,
 ) {
-    let mut connection = pin!(hall.builder.serve_connection(TokioIo::new(stream), dispatch));
+    let wire = Looked::new(wire);
+    let gone = wire.gone();
+    let mut connection = pin!(hall.builder.serve_connection(TokioIo::new(wire), dispatch));
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
+        () = gone => return tracing::debug!("a client has gone, and left something unread"),
         why = doubt.confirmed() => return hall.newcomers.complain(&why),
         () = told(&mut stop) => {
             connection.as_mut().graceful_shutdown();

@@ -3,7 +3,7 @@
 //! ```text
 //!   flags        what it is told: arguments, environment, file
 //!     │
-//!   listen       sockets, HTTP/1 and HTTP/2 on one port
+//!   listen       sockets, HTTP/1 and HTTP/2 on one port; gone looks at those that nobody reads
 //!     │
 //!   greet        the first words: TLS or none, whose certificate; tls is what is shown and asked for
 //!     │
@@ -32,6 +32,7 @@ mod driven;
 mod election;
 mod flags;
 mod gateway;
+mod gone;
 mod greet;
 mod health;
 mod http_side;

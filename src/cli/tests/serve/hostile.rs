@@ -565,6 +565,62 @@ fn who_goes_away_in_the_middle_of_a_request_leaves_nothing() {
     is_well(server);
 }
 
+/// A byte behind a request is the beginning of the next one, which nobody reads before the first is answered; and what is
+/// waited for here is answered never.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_goes_away_with_something_unread_leaves_nothing() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let lock = |lease: u64| format!(r#"{{"name":"bQ==","lease":"{lease}"}}"#);
+    let campaign = |lease: u64| format!(r#"{{"name":"bQ==","lease":"{lease}","value":"dg=="}}"#);
+    for lease in 1..=9 {
+        let grant = format!(r#"{{"ID":"{lease}","TTL":"600"}}"#);
+        assert_eq!(server.http("POST", "/v3/lease/grant", &grant).0, 200);
+    }
+    assert_eq!(server.http("POST", "/v3/lock/lock", &lock(1)).0, 200);
+    let before = server.descriptors();
+    let mut gone = Vec::new();
+    for (at, kind) in ["json", "json", "json", "grpc"].iter().cycle().take(16).enumerate() {
+        // Those that wait in the line are two of each.
+        let (path, body) = match at % 4 {
+            0 if at < 8 => ("/v3/lock/lock", lock(2 + at as u64)),
+            0 => ("/v3/watch", "{}".to_owned()),
+            1 if at < 8 => ("/v3/election/campaign", campaign(2 + at as u64)),
+            1 => ("/v3/watch", r#"{"create_request":{"key":"Zm9v"}}"#.to_owned()),
+            2 => ("/v3/election/observe", r#"{"name":"bm9uZQ=="}"#.to_owned()),
+            _ => ("/etcdserverpb.Watch/Watch", "\0\0\0\0\0".to_owned()),
+        };
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/{kind}\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        let mut stream = TcpStream::connect(&server.address).unwrap();
+        // By more than one, too.
+        let unread = if at % 2 == 0 { "X".to_owned() } else { "GET / HTTP/1.1\r\n".repeat(1000) };
+        stream.write_all(&[head, body, unread].concat().into_bytes()).unwrap();
+        gone.push(stream);
+    }
+    let in_line = || {
+        let range = r#"{"key":"bS8=","range_end":"bTA=","count_only":true}"#;
+        let (code, answer) = server.http("POST", "/v3/kv/range", range);
+        assert_eq!(code, 200, "{answer}");
+        serde_json::from_str::<Value>(&answer).unwrap()["count"].as_str().unwrap().to_owned()
+    };
+    let begun = Instant::now();
+    while in_line() != "5" {
+        assert!(begun.elapsed() < IN_TIME, "{} in the line", in_line());
+    }
+    drop(gone);
+    let begun = Instant::now();
+    while server.descriptors() > before || in_line() != "1" {
+        let open = server.descriptors();
+        let in_line = in_line();
+        assert!(begun.elapsed() < IN_TIME * 3, "{open} descriptors, before {before}; {in_line}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    is_well(server);
+}
+
 /// Who stood still for longer than its clients wait finds calls that were given up before it could look at them: no reason
 /// to end their connection, and what else is under way on it.
 #[test]
