@@ -49,6 +49,28 @@ pub(super) fn judge(
     }
 }
 
+/// The leases by all of whose keys the caller of a command is judged, each once.
+pub(super) fn leases_of(command: &Command) -> BTreeSet<LeaseId> {
+    fn attached(txn: &Txn, into: &mut BTreeSet<LeaseId>) {
+        for op in txn.success.iter().chain(&txn.failure) {
+            match op {
+                Op::Put(Put { lease: PutLease::Attach(lease), .. }) => into.extend([*lease]),
+                Op::Txn(nested) => attached(nested, into),
+                Op::Range(_) | Op::Put(_) | Op::Delete(_) => {}
+            }
+        }
+    }
+    let mut leases = BTreeSet::new();
+    match command {
+        Command::Put(Put { lease: PutLease::Attach(lease), .. }) | Command::Revoke(lease) => {
+            leases.extend([*lease]);
+        }
+        Command::Txn(txn) => attached(txn, &mut leases),
+        _ => {}
+    }
+    leases
+}
+
 /// How often is not yet often.
 const ASKED_FEW: u32 = 4;
 

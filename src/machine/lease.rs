@@ -250,6 +250,11 @@ impl LeaseTable {
         self.leases.get(&id).into_iter().flat_map(|lease| &lease.keys).map(|key| &key[..])
     }
 
+    /// How many those are.
+    pub(super) fn keys_of(&self, id: LeaseId) -> usize {
+        self.leases.get(&id).map_or(0, |lease| lease.keys.len())
+    }
+
     pub(super) fn head(&self, id: LeaseId) -> Option<LeaseHead> {
         let lease = self.leases.get(&id)?;
         Some(LeaseHead { ttl: lease.ttl, session: lease.session.as_deref().cloned() })

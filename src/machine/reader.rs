@@ -309,6 +309,11 @@ impl Reader {
         self.shared.leases().info(id)
     }
 
+    /// Whether there is such a lease, as of the last entry applied.
+    pub fn has_lease(&self, id: LeaseId) -> bool {
+        self.shared.leases().contains(id)
+    }
+
     /// Every lease with its time to live, by id, as of the last entry applied.
     pub fn leases(&self) -> Vec<(LeaseId, Duration)> {
         self.shared.leases().ids().collect()
@@ -360,6 +365,17 @@ impl Reader {
     /// See [`AccessRefusal`].
     pub fn judge(&self, caller: &Caller, command: &Command) -> Result<(), AccessRefusal> {
         access::judge(&self.access(), caller, command, &self.shared.leases())
+    }
+
+    /// How many keys the caller of a command is judged by before it is carried out, for the leases that it attaches or
+    /// ends; none, of who may do everything.
+    pub fn judged_by(&self, caller: &Caller, command: &Command) -> usize {
+        let attached = access::leases_of(command);
+        if attached.is_empty() || self.access().is_root(caller).is_ok() {
+            return 0;
+        }
+        let leases = self.shared.leases();
+        attached.into_iter().map(|lease| leases.keys_of(lease)).sum()
     }
 
     /// Who may do what, as of the last entry applied.

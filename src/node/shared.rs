@@ -83,8 +83,8 @@ impl<F: FnOnce(Option<&CallResult<Reply>>)> Drop for Hook<F> {
 /// and what a recipe may add to one.
 pub(super) const COMMAND_BYTES_MAX: usize = 7 << 19;
 
-/// What admission counts for each key that a command passes over, in bytes: what its row takes in an answer, without
-/// the value, which is shared.
+/// What admission counts for each key that a command passes over, or that its caller is judged by, in bytes: what its
+/// row takes in an answer, without the value, which is shared.
 const LOOK_BYTES: usize = 160;
 
 /// Adds to a transaction what is to be done behind it, in the same entry. The limits of callers are not for that.
@@ -323,7 +323,11 @@ impl Shared {
         if is_wide && self.open_bytes() >= self.settings.open_bytes_max {
             return Err(CallError::Busy);
         }
-        let keys = if is_wide { self.may_look(command)? } else { 0 };
+        let mut keys = if is_wide { self.may_look(command)? } else { 0 };
+        if let Command::As(caller, deed) = command {
+            // Each replica looks at all of them before it knows whether the caller may.
+            keys += self.reader.judged_by(caller, deed);
+        }
         if let Some(more) = growth(command, &|key| self.reader.value_len(key)) {
             self.may_grow(more)?;
         }

@@ -2,7 +2,10 @@
 //! much.
 
 use super::*;
-use crate::model::{KeyRange, Op, Range, Refusal, Revision, Txn};
+use crate::model::{
+    AccessChange, AccessGrant, AccessRefusal, Caller, KeyRange, Op, ROOT, Range, Refusal, Revision,
+    Rights, Secret, Txn,
+};
 
 fn txn(ops: Vec<Op>) -> Command {
     Command::Txn(Txn { success: ops, ..Txn::default() })
@@ -248,6 +251,65 @@ fn what_looks_at_many_keys_counts_for_them_until_it_is_answered() {
         assert!(results.iter().all(is_fine));
         assert_eq!(three.shared(0).open_bytes(), 0, "everything is given back");
     }
+}
+
+/// Whoever binds a key to a lease is judged by all keys of that lease, on each replica, whatever comes of it.
+#[test]
+fn who_attaches_a_lease_of_many_keys_counts_for_them() {
+    let mut three = Three::led_by(0, |_, settings| settings.open_writes_max = 16_384);
+    let Ok(Reply::Grant(granted)) = three.write(0, grant()) else { panic!("no lease") };
+    let lease = granted.id;
+    let text = |text: &str| text.to_owned();
+    let own = AccessGrant { range: KeyRange::prefix("k"), rights: Rights::Write };
+    for change in [
+        AccessChange::AddUser { user: text(ROOT), password: None },
+        AccessChange::GrantRole { user: text(ROOT), role: text(ROOT) },
+        AccessChange::AddUser { user: text("ann"), password: None },
+        AccessChange::AddRole(text("r")),
+        AccessChange::GrantRole { user: text("ann"), role: text("r") },
+        AccessChange::Grant { role: text("r"), grant: own },
+        AccessChange::Enable { secret: Secret::new("s") },
+    ] {
+        three.write(0, Command::Access(change)).unwrap();
+    }
+    let revision = three.shared(0).reader.access().revision();
+    let by = |user: &str, put: Put| {
+        let caller = Caller { user: Some(text(user)), revision };
+        Command::As(caller, Box::new(Command::Put(put)))
+    };
+    for key in 0..1_000 {
+        three.write(0, Command::Put(Put::new(format!("k{key:03}"), "").lease(lease))).unwrap();
+    }
+    let mut let_in = |command: Command| {
+        let calls: Vec<Call> = (0..2_000).map(|_| three.call(0, command.clone(), 5_000)).collect();
+        let results: Vec<_> = calls.into_iter().map(|call| three.finish(call)).collect();
+        assert_eq!(three.shared(0).open_bytes(), 0, "everything is given back");
+        results.iter().filter(|result| **result != Err(CallError::Busy)).count()
+    };
+    let put = |key| Put::new(key, "").lease(lease);
+    for (what, command, expected) in [
+        ("hers", by("ann", put("k000")), 350..400),
+        (
+            "in a transaction",
+            {
+                let ops = (0..3).map(|key| Op::Put(put(["k000", "k001", "k002"][key]))).collect();
+                let caller = Caller { user: Some(text("ann")), revision };
+                Command::As(caller, Box::new(txn(ops)))
+            },
+            350..400,
+        ),
+        ("without it", by("ann", Put::new("k000", "")), 2_000..2_001),
+        ("by root, who is not judged", by(ROOT, put("k000")), 2_000..2_001),
+    ] {
+        let count = let_in(command);
+        assert!(expected.contains(&count), "{what}: {count}");
+    }
+    // One that is nobody's but root's: she is refused, and has cost the same.
+    three.write(0, Command::Put(Put::new("x", "").lease(lease))).unwrap();
+    let refused = three.call(0, by("ann", put("k000")), 5_000);
+    assert!(three.shared(0).open_bytes() > 1_000 * 160);
+    let refused = three.finish(refused).unwrap_err();
+    assert_eq!(refused, CallError::Refused(AccessRefusal::Denied.into()));
 }
 
 /// Where there are more keys than all that may be open counts for, one that looks at all of them is still let in, and
