@@ -88,6 +88,27 @@ impl Client {
         RangeCall::new(self.clone(), keys.into())
     }
 
+    /// Over how many keys a look at all of a range passes here, counted up to `max`: what it costs, before it is done. Keys
+    /// that were deleted and are not swept yet count; a single key counts for none. Local, and no answer to what there is:
+    /// for that, ask for the range's count.
+    ///
+    /// ```
+    /// # use bowline::{Config, KeyRange, Node, Wait};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait().unwrap();
+    /// # let kv = node.client();
+    /// for key in ["a", "b", "c"] {
+    ///     kv.put(key, "").wait()?;
+    /// }
+    /// assert_eq!(kv.width(KeyRange::all(), 1_000), 3);
+    /// assert_eq!(kv.width(KeyRange::all(), 2), 2);
+    /// # node.shutdown().wait();
+    /// # Ok::<(), bowline::Error>(())
+    /// ```
+    pub fn width(&self, keys: impl Into<KeyRange>, max: usize) -> usize {
+        self.shared.reader.passed_over_by(&self.scope.range(keys.into()), max)
+    }
+
     /// Deletes the keys of a range: `kv.delete("k")` deletes one, `kv.delete(KeyRange::prefix("k/"))` all
     /// that begin so.
     #[doc(alias = "delete_prefix")]
@@ -201,6 +222,26 @@ impl Client {
     /// All leases, as this replica knows them, by id. Local: perhaps not the newest.
     pub fn leases(&self) -> Vec<LeaseId> {
         self.shared.reader.leases().into_iter().map(|(lease, _)| lease).collect()
+    }
+
+    /// Whether there is such a lease, as this replica knows. Local: perhaps not the newest. Costs the same however many
+    /// leases there are.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use bowline::{Config, Node, Wait};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// # let kv = node.client();
+    /// let lease = kv.grant(Duration::from_secs(60)).wait()?;
+    /// assert!(kv.has_lease(lease.id));
+    /// kv.revoke(lease.id).wait()?;
+    /// assert!(!kv.has_lease(lease.id));
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn has_lease(&self, lease: LeaseId) -> bool {
+        self.shared.reader.has_lease(lease)
     }
 
     /// The sessions of all nodes, as this replica knows them, by lease. Local: perhaps not the newest.
