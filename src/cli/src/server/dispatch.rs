@@ -16,7 +16,7 @@ use tonic::body::Body;
 use tonic::codegen::Service;
 use tracing::Instrument as _;
 
-use super::aside::{Aside, Large};
+use super::aside::{Aside, Large, Turns};
 use super::auth::AuthService;
 use super::cluster::ClusterService;
 use super::deadline::Deadline;
@@ -32,6 +32,7 @@ use super::lease::LeaseService;
 use super::lock::LockService;
 use super::maintenance::MaintenanceService;
 use super::member::Member;
+use super::room::Held;
 use super::traffic::{Counted, Way};
 use super::watch::WatchService;
 use super::wire::{Reason, access_refused};
@@ -72,6 +73,8 @@ pub(super) struct Dispatch {
     bytes_max: usize,
     /// Those of nobody that may still begin on the connection.
     nobodies: Arc<Semaphore>,
+    /// For what takes long.
+    turns: Turns,
     kv: KvServer<KvService>,
     watch: WatchServer<WatchService>,
     /// The same for nobody.
@@ -163,6 +166,7 @@ impl Dispatch {
         Self {
             bytes_max,
             nobodies: Arc::new(Semaphore::new(NOBODIES_MAX)),
+            turns: Turns::new(),
             kv: KvServer::new(KvService(Arc::clone(&member))).max_decoding_message_size(bytes_max),
             watch: WatchServer::new(WatchService(Arc::clone(&member)))
                 .max_decoding_message_size(bytes_max),
@@ -195,7 +199,13 @@ impl Dispatch {
 
     /// The same for one connection, to a port at which this is served.
     pub(super) fn offering(self, offer: Offer) -> Self {
-        Self { offer, nobodies: Arc::new(Semaphore::new(NOBODIES_MAX)), ..self }
+        let (nobodies, turns) = (Semaphore::new(NOBODIES_MAX), self.turns.of_another());
+        Self { offer, nobodies: Arc::new(nobodies), turns, ..self }
+    }
+
+    /// For what takes long and has come by this connection.
+    pub(super) fn turns(&self) -> &Turns {
+        &self.turns
     }
 
     /// How large a message may be.
@@ -276,6 +286,7 @@ impl Dispatch {
         let received = |body| Counted::new(body, &traffic, Way::In, &span);
         let mut request = request.map(|body| Late::new(received(body), doubt, patience));
         request.extensions_mut().insert(who);
+        request.extensions_mut().insert(self.turns.clone());
         let service = path.trim_start_matches('/').split('/').next().unwrap_or_default();
         let answer: Answer = match service {
             "etcdserverpb.KV" => self.kv.call(request),
@@ -295,6 +306,7 @@ impl Dispatch {
             }
         };
         let (bytes_max, member) = (self.bytes_max_of(&path), Arc::clone(&self.member));
+        let turns = self.turns.clone();
         let within = span.clone();
         let answer = async move {
             let mut response = match deadline.within(answer).await {
@@ -306,8 +318,15 @@ impl Dispatch {
                 member.no_space().refused(member.state_bytes());
             }
             let is_large = response.extensions().get::<Large>().is_some();
-            let response =
-                response.map(|body| if is_large { Body::new(Aside(body)) } else { body });
+            let room = response.extensions().get::<Held>().cloned();
+            let aside = |body| match is_large {
+                true => Body::new(Aside::new(body, &turns)),
+                false => body,
+            };
+            let response = response.map(aside).map(|body| match room {
+                Some(room) => room.by_body(body),
+                None => body,
+            });
             let sent = |body| Body::new(Counted::new(body, &traffic, Way::Out, &span));
             let response = response.map(sent).map(|body| deadline.ending(holding(body, held)));
             Ok(counted(response))

@@ -15,7 +15,7 @@ mod stream;
 
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
@@ -25,9 +25,11 @@ use serde_json::{Value, json};
 use tonic::body::Body;
 use tonic::{Code, Status};
 
+use super::aside::{LARGE_JSON_BYTES, Turns};
 use super::deadline::{self, Deadline};
 use super::dispatch::Dispatch;
 use super::late::{MESSAGE_TIME_MAX, too_slow};
+use super::room::Held;
 pub(super) use routes::methods;
 use stream::{Lines, Requests};
 
@@ -73,10 +75,15 @@ pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -
         Body::new(Requests::new(body, method.input()))
     } else {
         let bytes_max = dispatch.bytes_max_of(&path);
-        match tokio::time::timeout(MESSAGE_TIME_MAX, message(&method, body, bytes_max)).await {
-            Ok(Ok(message)) => Body::new(Full::new(message)),
+        let text = match tokio::time::timeout(MESSAGE_TIME_MAX, text(body, bytes_max)).await {
+            Ok(Ok(text)) => text,
             Ok(Err(status)) => return refusal(&status),
             Err(_) => return refusal(&too_slow()),
+        };
+        let message = async { message(&method, &text) };
+        match dispatch.turns().aside(text.len() >= LARGE_JSON_BYTES, message).await {
+            Ok(message) => Body::new(Full::new(message)),
+            Err(status) => return refusal(&status),
         }
     };
     let mut request = Request::new(body);
@@ -92,12 +99,19 @@ pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -
     if let Some(status) = failed(response.headers()) {
         return refusal_of(streams, &status);
     }
+    let room = response.extensions().get::<Held>().cloned();
     let body = response.into_body();
     if streams {
         return answer_with(StatusCode::OK, Body::new(Lines::new(body, method.output())));
     }
-    match single(&method, body).await {
-        Ok(json) => answer_with(StatusCode::OK, Body::new(Full::new(json.into()))),
+    match single(&method, body, dispatch.turns()).await {
+        Ok(json) => {
+            let json = match room {
+                Some(room) => room.by(json.into()),
+                None => json.into(),
+            };
+            answer_with(StatusCode::OK, Body::new(Full::new(json)))
+        }
         Err(status) => refusal(&status),
     }
 }
@@ -110,12 +124,8 @@ async fn forget(body: Incoming) {
     drop(tokio::time::timeout(FORGETTING_TIME_MAX, all).await);
 }
 
-/// The one message of a body, framed, of as many bytes as it may have there. No body is an empty message, and what comes after the first is not looked at.
-async fn message(
-    method: &MethodDescriptor,
-    body: Incoming,
-    bytes_max: usize,
-) -> Result<Bytes, Status> {
+/// The text of a body whose message, as one of gRPC, may have so many bytes.
+async fn text(body: Incoming, bytes_max: usize) -> Result<Bytes, Status> {
     // Base64 is longer than what it stands for by a third; names of fields are short.
     let json_bytes_max = bytes_max * 2;
     let body = Limited::new(body, json_bytes_max).collect().await.map_err(|error| {
@@ -123,7 +133,12 @@ async fn message(
             "bowline: no request of at most {json_bytes_max} bytes: {error}"
         ))
     })?;
-    match json::first(&body.to_bytes()) {
+    Ok(body.to_bytes())
+}
+
+/// The one message of a text, framed. No text is an empty message, and what comes after the first is not looked at.
+fn message(method: &MethodDescriptor, text: &[u8]) -> Result<Bytes, Status> {
+    match json::first(text) {
         Ok(Some((value, _))) => json::framed(&method.input(), value),
         Ok(None) => json::framed(&method.input(), json!({})),
         Err(error) => Err(Status::invalid_argument(error.to_string())),
@@ -149,13 +164,14 @@ fn metadata(headers: &HeaderMap) -> HeaderMap {
 }
 
 /// The one message of an answer, as JSON.
-async fn single(method: &MethodDescriptor, body: Body) -> Result<Vec<u8>, Status> {
+async fn single(method: &MethodDescriptor, body: Body, turns: &Turns) -> Result<Vec<u8>, Status> {
     let collected = body.collect().await?;
     if let Some(status) = collected.trailers().and_then(failed) {
         return Err(status);
     }
-    let mut read = BytesMut::from(collected.to_bytes());
-    json::written(&method.output(), json::unframed(&mut read).unwrap_or_default())
+    let message = json::only(&collected.to_bytes());
+    let is_large = message.len() >= LARGE_JSON_BYTES;
+    turns.aside(is_large, async { json::written(&method.output(), message) }).await
 }
 
 /// What headers or trailers say has gone wrong.

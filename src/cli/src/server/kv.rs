@@ -3,24 +3,30 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use bowline::{ActingClient, KeyRange, PutLease, PutValue, RangeCall, Revision};
+use bowline::{ActingClient, KeyRange, PutLease, PutValue, RangeCall, Revision, TxnCall};
 use prost::Message;
+use tokio::time::Instant;
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
-use super::aside::{LARGE_BYTES, Large, aside};
+use super::aside::{LARGE_BYTES, Large, Turns};
 use super::identity::Identity;
 use super::member::Member;
+use super::room::{Full, Held};
 use super::wire::{
     Reason, bounds, check_delete, check_put, check_range, check_size, check_txn, compare,
-    delete_response, is_local, is_long, is_long_delete, is_long_txn, key_range, op, put,
+    delete_response, is_local, is_long_delete, is_long_txn, key_range, only_reads, op, put,
     put_response, range_response, refused, revision, sort, txn_response,
 };
 use crate::generated::etcdserverpb::kv_server::Kv;
+use crate::generated::etcdserverpb::range_request::SortTarget;
 use crate::generated::etcdserverpb::{
     CompactionRequest, CompactionResponse, DeleteRangeRequest, DeleteRangeResponse, PutRequest,
     PutResponse, RangeRequest, RangeResponse, RangeStreamResponse, TxnRequest, TxnResponse,
 };
+
+/// How many keys are passed over in no time.
+const FEW_KEYS: usize = 1000;
 
 /// The service.
 #[derive(Clone)]
@@ -53,24 +59,88 @@ impl KvService {
         }
         Ok(call)
     }
+
+    /// Whether a range takes long to read: by the keys that it passes over, whatever it is to answer with.
+    fn is_long(&self, keys: &KeyRange, request: &RangeRequest) -> bool {
+        let by_value = request.sort_target() == SortTarget::Value && !request.range_end.is_empty();
+        by_value || self.0.client().width(keys.clone(), FEW_KEYS + 1) > FEW_KEYS
+    }
+
+    /// By when there must be room for an answer.
+    fn until(&self) -> Instant {
+        Instant::now() + self.0.options().request_timeout()
+    }
+
+    /// The answer to what may be asked again. Where there is no room for it, it is asked again once there is.
+    async fn read<T: Message, F: Future<Output = Result<T, Status>>>(
+        &self,
+        (turns, is_long): (&Turns, bool),
+        ask: impl Fn() -> Result<F, Status>,
+    ) -> Result<Response<T>, Status> {
+        let (until, mut kept) = (self.until(), None);
+        loop {
+            let (answer, bytes) = turns.aside(is_long, sized(ask()?)).await?;
+            match self.0.room().keep(bytes, kept) {
+                Ok(room) => return Ok(response(answer, bytes, room)),
+                Err(Full) => drop(answer),
+            }
+            kept = Some(self.0.room().wait(bytes, until).await?);
+        }
+    }
+
+    /// The answer to what is done once. Where there is no room for it, that is all that is said.
+    async fn write<T: Message>(
+        &self,
+        (turns, is_long): (&Turns, bool),
+        ask: impl Future<Output = Result<T, Status>>,
+    ) -> Result<Response<T>, Status> {
+        if is_long {
+            self.0.room().wait_for_some(self.until()).await?;
+        }
+        let (answer, bytes) = turns.aside(is_long, sized(ask)).await?;
+        match self.0.room().keep(bytes, None) {
+            Ok(room) => Ok(response(answer, bytes, room)),
+            // As whatever was applied, and no more can be said of it: whoever tries again must not be invited to.
+            Err(Full) => Err(Status::unknown(
+                "bowline: it is done, and there is no room for its answer: too many others are not taken",
+            )),
+        }
+    }
+
+    fn txn_call(&self, who: &Identity, request: TxnRequest) -> Result<TxnCall, Status> {
+        let local = is_local(&request);
+        let mut call = self.0.acting(who)?.txn();
+        for condition in request.compare {
+            call = call.when(compare(condition)?);
+        }
+        for then in request.success {
+            call = call.then(op(then)?);
+        }
+        for otherwise in request.failure {
+            call = call.or_else(op(otherwise)?);
+        }
+        Ok(if local { call.local() } else { call })
+    }
 }
 
-/// An answer that may take long to be made; then it may be large, too.
-async fn answer_aside<T: Message>(
-    is_long: bool,
+/// An answer, and how many bytes its message has.
+async fn sized<T: Message>(
     answer: impl Future<Output = Result<T, Status>>,
-) -> Result<Response<T>, Status> {
-    let answer = async {
-        let answer = answer.await?;
-        let is_large = is_long && answer.encoded_len() >= LARGE_BYTES;
-        Ok::<_, Status>((answer, is_large))
-    };
-    let (answer, is_large) = aside(is_long, answer).await?;
+) -> Result<(T, usize), Status> {
+    let answer = answer.await?;
+    let bytes = answer.encoded_len();
+    Ok((answer, bytes))
+}
+
+fn response<T>(answer: T, bytes: usize, room: Option<Held>) -> Response<T> {
     let mut response = Response::new(answer);
-    if is_large {
+    if bytes >= LARGE_BYTES {
         response.extensions_mut().insert(Large);
     }
-    Ok(response)
+    if let Some(room) = room {
+        response.extensions_mut().insert(room);
+    }
+    response
 }
 
 #[tonic::async_trait]
@@ -79,21 +149,23 @@ impl Kv for KvService {
         &self,
         request: Request<RangeRequest>,
     ) -> Result<Response<RangeResponse>, Status> {
-        let who = Identity::in_request(&request);
-        let mut request = request.into_inner();
+        let (who, turns) = (Identity::in_request(&request), Turns::in_request(&request));
+        let request = request.into_inner();
         check_range(&request)?;
-        let is_long = is_long(&request);
         if !request.serializable {
             self.0.not_for_learners()?;
         }
-        let (key, end) = (std::mem::take(&mut request.key), std::mem::take(&mut request.range_end));
-        let call = self.range_call(&who, key_range(key, end), &request)?;
-        let answer = async {
-            let reply = call.await.map_err(refused)?;
-            let header = self.0.header(reply.revision);
-            Ok(RangeResponse { header, ..range_response(reply) })
-        };
-        answer_aside(is_long, answer).await
+        let keys = key_range(request.key.clone(), request.range_end.clone());
+        let is_long = self.is_long(&keys, &request);
+        self.read((&turns, is_long), || {
+            let call = self.range_call(&who, keys.clone(), &request)?;
+            Ok::<_, Status>(async move {
+                let reply = call.await.map_err(refused)?;
+                let header = self.0.header(reply.revision);
+                Ok(RangeResponse { header, ..range_response(reply) })
+            })
+        })
+        .await
     }
 
     type RangeStreamStream =
@@ -108,7 +180,7 @@ impl Kv for KvService {
     }
 
     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutResponse>, Status> {
-        let who = Identity::in_request(&request);
+        let (who, turns) = (Identity::in_request(&request), Turns::in_request(&request));
         let request = request.into_inner();
         check_put(&request)?;
         check_size(&request, self.0.options().request_bytes_max)?;
@@ -129,16 +201,19 @@ impl Kv for KvService {
         if put.prev_kv {
             call = call.prev_kv();
         }
-        let reply = call.await.map_err(refused)?;
-        let header = self.0.header(reply.revision);
-        Ok(Response::new(PutResponse { header, ..put_response(reply) }))
+        let answer = async {
+            let reply = call.await.map_err(refused)?;
+            let header = self.0.header(reply.revision);
+            Ok(PutResponse { header, ..put_response(reply) })
+        };
+        self.write((&turns, false), answer).await
     }
 
     async fn delete_range(
         &self,
         request: Request<DeleteRangeRequest>,
     ) -> Result<Response<DeleteRangeResponse>, Status> {
-        let who = Identity::in_request(&request);
+        let (who, turns) = (Identity::in_request(&request), Turns::in_request(&request));
         let request = request.into_inner();
         check_delete(&request)?;
         check_size(&request, self.0.options().request_bytes_max)?;
@@ -152,34 +227,27 @@ impl Kv for KvService {
             let header = self.0.header(reply.revision);
             Ok(DeleteRangeResponse { header, ..delete_response(reply) })
         };
-        answer_aside(is_long, answer).await
+        self.write((&turns, is_long), answer).await
     }
 
     async fn txn(&self, request: Request<TxnRequest>) -> Result<Response<TxnResponse>, Status> {
-        let who = Identity::in_request(&request);
+        let (who, turns) = (Identity::in_request(&request), Turns::in_request(&request));
         let request = request.into_inner();
         check_txn(&request, self.0.options().txn_ops_max)?;
         check_size(&request, self.0.options().request_bytes_max)?;
-        let (local, is_long) = (is_local(&request), is_long_txn(&request));
-        let mut call = self.0.acting(&who)?.txn();
-        for condition in request.compare {
-            call = call.when(compare(condition)?);
-        }
-        for then in request.success {
-            call = call.then(op(then)?);
-        }
-        for otherwise in request.failure {
-            call = call.or_else(op(otherwise)?);
-        }
-        if local {
-            call = call.local();
-        }
-        let answer = async {
-            let reply = call.commit().await.map_err(refused)?;
-            let header = self.0.header(reply.revision);
-            Ok(TxnResponse { header, ..txn_response(reply) })
+        let is_long = is_long_txn(&request);
+        let answer = |request| {
+            let call = self.txn_call(&who, request)?;
+            Ok::<_, Status>(async move {
+                let reply = call.commit().await.map_err(refused)?;
+                let header = self.0.header(reply.revision);
+                Ok(TxnResponse { header, ..txn_response(reply) })
+            })
         };
-        answer_aside(is_long, answer).await
+        match only_reads(&request) {
+            true => self.read((&turns, is_long), || answer(request.clone())).await,
+            false => self.write((&turns, is_long), answer(request)?).await,
+        }
     }
 
     /// Physical or not: what is compacted cannot be read any more when the answer comes, and its memory is
@@ -200,19 +268,55 @@ impl Kv for KvService {
 
 #[cfg(test)]
 mod tests {
+    use bowline::{Config, Node, Op};
+
+    use super::super::flags::{Options, Values};
+    use super::super::token::Tokens;
     use super::*;
     use crate::generated::mvccpb::KeyValue;
 
-    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-    async fn only_a_large_answer_is_sent_aside() {
-        for (is_long, bytes, expected) in
-            [(true, LARGE_BYTES, true), (true, 1000, false), (false, LARGE_BYTES, false)]
-        {
+    #[test]
+    fn only_a_large_answer_is_sent_aside() {
+        for (bytes, expected) in [(LARGE_BYTES, true), (1000, false)] {
             let row = KeyValue { value: vec![0; bytes].into(), ..Default::default() };
             let answer = RangeResponse { kvs: vec![row], ..Default::default() };
-            let answer = answer_aside(is_long, async { Ok(answer) }).await.unwrap();
-            let is_large = answer.extensions().get::<Large>().is_some();
-            assert_eq!(is_large, expected, "{is_long}, {bytes} bytes");
+            let bytes = answer.encoded_len();
+            let is_large = response(answer, bytes, None).extensions().get::<Large>().is_some();
+            assert_eq!(is_large, expected, "{bytes} bytes");
         }
+    }
+
+    /// A limit bounds what is answered, and not what is looked at.
+    #[tokio::test]
+    async fn what_passes_over_many_keys_is_long_however_little_it_answers() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = Node::start(Config::new(dir.path(), "solo")).await.unwrap();
+        for some in 0..11 {
+            let puts = (0..100).map(|key| Op::put(format!("k{some:02}{key:02}"), ""));
+            let txn = puts.fold(node.client().txn(), |txn, put| txn.then(put));
+            txn.commit().await.unwrap();
+        }
+        let options = Options::new(&Values::read(&[], std::iter::empty()).unwrap()).unwrap();
+        let tokens = Tokens::load(&options.tokens).unwrap();
+        let service = KvService(Member::new(node, options, tokens));
+        let range = |key: &'static str, range_end: &'static str, limit| RangeRequest {
+            key: key.into(),
+            range_end: range_end.into(),
+            limit,
+            ..Default::default()
+        };
+        let by_value = RangeRequest { sort_target: SortTarget::Value.into(), ..range("k", "l", 1) };
+        for (request, expected) in [
+            (range("k", "l", 0), true),
+            (range("k", "l", 1), true),
+            (RangeRequest { count_only: true, ..range("k", "\0", 1) }, true),
+            (range("k03", "k04", 0), false),
+            (range("k0000", "", 0), false),
+            (by_value, true),
+        ] {
+            let keys = key_range(request.key.clone(), request.range_end.clone());
+            assert_eq!(service.is_long(&keys, &request), expected, "{request:?}");
+        }
+        service.0.node().shutdown().await;
     }
 }

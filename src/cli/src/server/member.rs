@@ -17,6 +17,7 @@ use super::flags::Options;
 use super::identity::Identity;
 use super::no_space::NoSpace;
 use super::password::Passwords;
+use super::room::Room;
 use super::token::Tokens;
 use super::wire::{Reason, refused};
 use crate::generated::etcdserverpb::ResponseHeader;
@@ -58,6 +59,7 @@ pub(super) struct Member {
     tokens: Tokens,
     calls: Calls,
     no_space: NoSpace,
+    room: Room,
 }
 
 impl Member {
@@ -82,6 +84,7 @@ impl Member {
             tokens,
             calls: Calls::new(),
             no_space: NoSpace::default(),
+            room: Room::new(),
         })
     }
 
@@ -177,6 +180,11 @@ impl Member {
     /// Whether something was refused for want of space.
     pub(super) fn no_space(&self) -> &NoSpace {
         &self.no_space
+    }
+
+    /// The room for answers that nobody has taken yet.
+    pub(super) fn room(&self) -> &Room {
+        &self.room
     }
 
     /// How many bytes its state had when it looked at itself last, with a tick.

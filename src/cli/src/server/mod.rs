@@ -11,8 +11,8 @@
 //!     │
 //!   identity     who asks: token, password and certificate are what it is found out by; late asks once more
 //!     │
-//!   kv ...       one file for each service of gRPC; gateway for the same as JSON; http_side for the rest
-//!     │
+//!   kv ...       one file for each service of gRPC; gateway for the same as JSON; http_side for the rest; aside is who
+//!     │          has its turn of what takes long, room what may wait to be read
 //!   wire         requests, answers and errors, translated both ways
 //!     │
 //!   member       the library's node, and what all services share
@@ -52,6 +52,7 @@ mod no_space;
 mod password;
 mod probes;
 mod process;
+mod room;
 mod snapshot;
 mod tls;
 mod token;

@@ -803,3 +803,79 @@ fn json_of_the_wrong_kind_is_the_clients_mistake() {
     }
     is_well(server);
 }
+
+/// Everything that there is, asked for on one stream after the other and never read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_answers_that_nobody_takes_have_so_much_room_and_no_more() {
+    let (rows, streams) = (48, 30);
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    for row in 0..rows {
+        let put = pb::PutRequest {
+            key: format!("r{row}").into(),
+            value: vec![b'v'; 1 << 20].into(),
+            ..Default::default()
+        };
+        KvClient::new(channel.clone()).put(put).await.unwrap();
+    }
+    let all = || pb::RangeRequest { key: "r".into(), range_end: "s".into(), ..Default::default() };
+    let reads_all = async || {
+        let mut kv = KvClient::new(server.channel().await).max_decoding_message_size(usize::MAX);
+        let read = kv.range(all()).await?.into_inner();
+        assert_eq!(read.kvs.len(), rows);
+        Ok::<_, Status>(())
+    };
+    reads_all().await.unwrap();
+    let before = server.memory_bytes();
+    // Nothing of what is sent is read but its beginning.
+    let narrow = Channel::from_shared(format!("http://{}", server.address)).unwrap();
+    let narrow =
+        narrow.initial_stream_window_size(64 << 10).initial_connection_window_size(8 << 20);
+    let narrow = narrow.connect().await.unwrap();
+    let ask = |_| {
+        let mut grpc = tonic::client::Grpc::new(narrow.clone());
+        tokio::spawn(async move {
+            grpc.ready().await.unwrap();
+            let path = "/etcdserverpb.KV/Range".parse().unwrap();
+            let message = Bytes::from(all().encode_to_vec());
+            grpc.streaming(by("", tokio_stream::once(message)), path, Raw).await
+        })
+    };
+    let asked: Vec<_> = (0..streams).map(ask).collect();
+    let mut unread = Vec::new();
+    for asked in asked {
+        answers(&channel).await;
+        match asked.await.unwrap() {
+            Ok(answer) => unread.push(answer),
+            Err(refused) => assert_eq!(refused.message(), "etcdserver: too many requests"),
+        }
+    }
+    // 512 MiB of them.
+    assert_eq!(unread.len(), 512 / rows);
+    let during = server.memory_bytes();
+    assert!(during < before + (640 << 20) + LEFT_MAX, "{during} bytes, before {before}");
+    // Whoever comes now waits, and is answered when somebody has gone.
+    let (waits, ()) = tokio::join!(reads_all(), async {
+        answers(&channel).await;
+        unread.truncate(unread.len() / 2);
+    });
+    waits.unwrap();
+    drop(unread);
+    // In JSON too.
+    for _ in 0..2 {
+        let mut stream = TcpStream::connect(&server.address).unwrap();
+        let body = r#"{"key":"cg==","range_end":"cw=="}"#;
+        let length = body.len();
+        write!(
+            stream,
+            "POST /v3/kv/range HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
+        let mut begin = [0; 12];
+        stream.read_exact(&mut begin).unwrap();
+        assert_eq!(&begin, b"HTTP/1.1 200");
+    }
+    reads_all().await.unwrap();
+    is_well(server);
+}

@@ -4,10 +4,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::Message;
 use prost_reflect::{DynamicMessage, Kind, MessageDescriptor, SerializeOptions};
 use serde_json::{Deserializer, Serializer, Value};
-use tokio::task::block_in_place;
 use tonic::Status;
-
-use super::super::aside::LARGE_BYTES;
 
 /// What comes before a message of gRPC: whether it is compressed, and its length.
 const PREFIX_BYTES: usize = 5;
@@ -53,15 +50,23 @@ fn leave_out_unknown(of: &MessageDescriptor, value: &mut Value) {
     }
 }
 
-/// The message of the next frame, if all of it is there.
-pub(super) fn unframed(read: &mut BytesMut) -> Option<Bytes> {
+/// How long the message of the next frame is, if all of it is there.
+fn length(read: &[u8]) -> Option<usize> {
     let length = read.get(1..PREFIX_BYTES)?;
     let length = u32::from_be_bytes(length.try_into().ok()?) as usize;
-    if read.len() < PREFIX_BYTES + length {
-        return None;
-    }
+    (read.len() >= PREFIX_BYTES + length).then_some(length)
+}
+
+/// The message of the next frame, if all of it is there.
+pub(super) fn unframed(read: &mut BytesMut) -> Option<Bytes> {
+    let length = length(read)?;
     read.advance(PREFIX_BYTES);
     Some(read.split_to(length).freeze())
+}
+
+/// The message of the only frame; an empty one, if there is none.
+pub(super) fn only(read: &Bytes) -> Bytes {
+    length(read).map_or_else(Bytes::new, |length| read.slice(PREFIX_BYTES..PREFIX_BYTES + length))
 }
 
 /// A message as JSON.
@@ -69,12 +74,6 @@ pub(super) fn unframed(read: &mut BytesMut) -> Option<Bytes> {
 /// # Errors
 /// It is not of this kind.
 pub(super) fn written(of: &MessageDescriptor, message: Bytes) -> Result<Vec<u8>, Status> {
-    let is_large = message.len() >= LARGE_BYTES;
-    let write = || written_here(of, message);
-    if is_large { block_in_place(write) } else { write() }
-}
-
-fn written_here(of: &MessageDescriptor, message: Bytes) -> Result<Vec<u8>, Status> {
     let message = DynamicMessage::decode(of.clone(), message)
         .map_err(|error| Status::internal(format!("bowline: {error}")))?;
     let mut json = Serializer::new(Vec::new());

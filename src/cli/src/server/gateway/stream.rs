@@ -10,6 +10,7 @@ use prost_reflect::MessageDescriptor;
 use tonic::Status;
 use tonic::body::Body;
 
+use super::super::aside::json_aside;
 use super::{failed, json, last_words};
 
 /// The largest request of a stream, in bytes: it is kept until all of it is there.
@@ -78,7 +79,7 @@ impl Requests {
         if !self.shape.may_be_whole(&self.read) && !is_due {
             return self.wait();
         }
-        match json::first(&self.read) {
+        match json_aside(self.read.len(), || json::first(&self.read)) {
             // Nothing but space between two requests.
             Ok(None) => {
                 self.read.clear();
@@ -88,7 +89,7 @@ impl Requests {
             Ok(Some((value, bytes))) => {
                 self.read.advance(bytes);
                 (self.shape, self.parsed_at) = (Shape::default(), 0);
-                json::framed(&self.of, value).map(Some)
+                json_aside(bytes, || json::framed(&self.of, value)).map(Some)
             }
             Err(error) if error.is_eof() && !self.ended => {
                 self.parsed_at = self.read.len();
@@ -175,7 +176,7 @@ impl HttpBody for Lines {
                 return Poll::Ready(None);
             }
             if let Some(message) = json::unframed(&mut this.read) {
-                return match json::written(&this.of, message) {
+                return match json_aside(message.len(), || json::written(&this.of, message)) {
                     Ok(json) => {
                         let line = [b"{\"result\":", &json[..], b"}\n"].concat();
                         Poll::Ready(Some(Ok(Frame::data(line.into()))))

@@ -12,6 +12,6 @@ pub(super) use answer::{
 pub(super) use check::{check_delete, check_put, check_range, check_size, check_txn};
 pub(super) use error::{Reason, access_refused, refused};
 pub(super) use request::{
-    bounds, compare, is_local, is_long, is_long_delete, is_long_txn, key_range, lease_id, op, put,
-    revision, sort,
+    bounds, compare, is_local, is_long_delete, is_long_txn, key_range, lease_id, only_reads, op,
+    put, revision, sort,
 };

@@ -106,14 +106,6 @@ fn txn(request: pb::TxnRequest) -> Result<Txn, Status> {
     })
 }
 
-/// How many rows are read in no time.
-const FEW_ROWS: i64 = 1000;
-
-/// Whether a range may have many rows.
-pub(crate) fn is_long(request: &pb::RangeRequest) -> bool {
-    !request.range_end.is_empty() && !(1..=FEW_ROWS).contains(&request.limit)
-}
-
 /// Whether a deletion may be of many keys, which admission counts.
 pub(crate) fn is_long_delete(request: &pb::DeleteRangeRequest) -> bool {
     !request.range_end.is_empty()
@@ -125,11 +117,20 @@ pub(crate) fn is_long_txn(request: &pb::TxnRequest) -> bool {
     let mut ops = request.success.iter().chain(&request.failure);
     request.compare.iter().any(is_compared)
         || ops.any(|op| match &op.request {
-            Some(Request::RequestRange(range)) => is_long(range),
+            Some(Request::RequestRange(range)) => !range.range_end.is_empty(),
             Some(Request::RequestDeleteRange(delete)) => is_long_delete(delete),
             Some(Request::RequestTxn(txn)) => is_long_txn(txn),
             Some(Request::RequestPut(_)) | None => false,
         })
+}
+
+/// Whether a transaction changes nothing, whichever branches it takes.
+pub(crate) fn only_reads(request: &pb::TxnRequest) -> bool {
+    let mut ops = request.success.iter().chain(&request.failure);
+    ops.all(|op| match &op.request {
+        Some(Request::RequestTxn(txn)) => only_reads(txn),
+        other => matches!(other, Some(Request::RequestRange(_))),
+    })
 }
 
 /// Whether a transaction is a local read: it only reads, every read of it asks for that, and there is one. One
@@ -224,29 +225,6 @@ fn numeric<T>(
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_key_and_a_few_rows_are_read_in_no_time() {
-        let range = |range_end: &'static str, limit| pb::RangeRequest {
-            key: "a".into(),
-            range_end: range_end.into(),
-            limit,
-            ..Default::default()
-        };
-        for (range, expected) in [
-            (range("", 0), false),
-            (range("b", 1), false),
-            (range("b", FEW_ROWS), false),
-            (range("b", FEW_ROWS + 1), true),
-            (range("b", 0), true),
-            (range("b", -1), true),
-        ] {
-            assert_eq!(is_long(&range), expected, "{range:?}");
-            let op = pb::RequestOp { request: Some(Request::RequestRange(range)) };
-            let within = pb::TxnRequest { failure: vec![op], ..Default::default() };
-            is_long_anywhere(within, expected);
-        }
-    }
-
     fn is_long_anywhere(within: pb::TxnRequest, expected: bool) {
         assert_eq!(is_long_txn(&within), expected, "{within:?}");
         let op = pb::RequestOp { request: Some(Request::RequestTxn(within)) };
@@ -267,9 +245,20 @@ mod tests {
                 ..Default::default()
             };
             assert_eq!(is_long_delete(&delete), expected);
-            let op = pb::RequestOp { request: Some(Request::RequestDeleteRange(delete)) };
-            let deletes = pb::TxnRequest { success: vec![op], ..Default::default() };
-            is_long_anywhere(deletes, expected);
+            // However few rows are asked for.
+            let range = pb::RangeRequest {
+                key: "a".into(),
+                range_end: range_end.into(),
+                limit: 1,
+                ..Default::default()
+            };
+            for request in [Request::RequestDeleteRange(delete), Request::RequestRange(range)] {
+                let reads = matches!(request, Request::RequestRange(_));
+                let op = pb::RequestOp { request: Some(request) };
+                let within = pb::TxnRequest { success: vec![op], ..Default::default() };
+                assert_eq!(only_reads(&within), reads);
+                is_long_anywhere(within, expected);
+            }
         }
         let put = Some(Request::RequestPut(pb::PutRequest::default()));
         let puts = vec![pb::RequestOp { request: put }, pb::RequestOp::default()];

@@ -1,0 +1,164 @@
+//! Room for answers that are made and that nobody has taken yet: a client may ask for all that there is on as many streams as
+//! it likes, and read none of it.
+//!
+//! ```text
+//!   asked ──▶ made ──▶ room for so many bytes? ──▶ sent; the room is free again when the last of its bytes has gone
+//!               ▲                │ no: thrown away
+//!               └── waits for ◀──┘
+//! ```
+//!
+//! One that is larger than all of it goes when it is alone. Small ones are not counted: they take no more than what a
+//! stream takes anyway.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+use tonic::Status;
+use tonic::body::Body;
+
+use super::wire::Reason;
+
+/// How many bytes there may be of all together, as messages of gRPC.
+const ROOM_BYTES: usize = 512 << 20;
+
+/// From how many bytes on an answer is counted.
+const COUNTED_BYTES: usize = 64 << 10;
+
+/// In what it is counted.
+const UNIT_BYTES: usize = 1 << 10;
+
+/// All of a member's.
+pub(super) struct Room(Arc<Semaphore>);
+
+/// The room of one answer, for as long as there is anything of it.
+#[derive(Clone, Debug)]
+pub(super) struct Held(Arc<OwnedSemaphorePermit>);
+
+/// There is not enough now.
+#[derive(Debug)]
+pub(super) struct Full;
+
+fn units(bytes: usize) -> u32 {
+    (bytes.min(ROOM_BYTES) / UNIT_BYTES) as u32
+}
+
+impl Room {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(Semaphore::new(ROOM_BYTES / UNIT_BYTES)))
+    }
+
+    /// Room for an answer that is made: what is kept for it already, if that is enough. None, if it is a small one.
+    pub(super) fn keep(&self, bytes: usize, kept: Option<Held>) -> Result<Option<Held>, Full> {
+        if bytes < COUNTED_BYTES {
+            return Ok(None);
+        }
+        if let Some(kept) = kept.filter(|kept| kept.0.num_permits() >= units(bytes) as usize) {
+            return Ok(Some(kept));
+        }
+        let held = Arc::clone(&self.0).try_acquire_many_owned(units(bytes)).map_err(|_| Full)?;
+        Ok(Some(Held(Arc::new(held))))
+    }
+
+    /// Waits for room for so many bytes, behind who waits already.
+    ///
+    /// # Errors
+    /// There was none in time.
+    pub(super) async fn wait(&self, bytes: usize, until: Instant) -> Result<Held, Status> {
+        let held = Arc::clone(&self.0).acquire_many_owned(units(bytes));
+        match tokio::time::timeout_at(until, held).await {
+            Ok(Ok(held)) => Ok(Held(Arc::new(held))),
+            Ok(Err(_)) | Err(_) => Err(Reason::TooManyRequests.into()),
+        }
+    }
+
+    /// Waits until there is any at all: for what cannot be thrown away.
+    ///
+    /// # Errors
+    /// There was none in time.
+    pub(super) async fn wait_for_some(&self, until: Instant) -> Result<(), Status> {
+        self.wait(COUNTED_BYTES, until).await.map(drop)
+    }
+}
+
+impl Held {
+    /// Bytes that have this room for as long as they are there.
+    pub(super) fn by(&self, bytes: Bytes) -> Bytes {
+        Bytes::from_owner(Kept { bytes, _held: self.clone() })
+    }
+
+    /// A body of such bytes.
+    pub(super) fn by_body(self, body: Body) -> Body {
+        Body::new(body.map_frame(move |frame| frame.map_data(|bytes| self.by(bytes))))
+    }
+}
+
+struct Kept {
+    bytes: Bytes,
+    _held: Held,
+}
+
+impl AsRef<[u8]> for Kept {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use http_body_util::Full as Whole;
+
+    use super::*;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_millis(20)
+    }
+
+    #[tokio::test]
+    async fn an_answer_has_its_room_until_its_last_bytes_have_gone() {
+        let room = Room::new();
+        assert!(room.keep(COUNTED_BYTES - 1, None).unwrap().is_none(), "a small one");
+        // Larger than all that there is, and alone.
+        let held = room.keep(ROOM_BYTES * 3, None).unwrap().unwrap();
+        room.keep(COUNTED_BYTES, None).unwrap_err();
+        assert_eq!(
+            room.wait_for_some(soon()).await.unwrap_err().code(),
+            tonic::Code::ResourceExhausted
+        );
+        let body = held.by_body(Body::new(Whole::new(Bytes::from_static(b"answer"))));
+        let bytes = body.collect().await.unwrap().to_bytes();
+        assert_eq!(bytes, "answer");
+        room.keep(COUNTED_BYTES, None).unwrap_err();
+        let some = bytes.slice(2..3);
+        drop(bytes);
+        room.keep(COUNTED_BYTES, None).unwrap_err();
+        drop(some);
+        assert!(room.keep(ROOM_BYTES, None).unwrap().is_some());
+    }
+
+    #[tokio::test]
+    async fn who_waits_has_what_is_kept_for_it_and_comes_before_who_does_not() {
+        let room = Arc::new(Room::new());
+        let half = room.keep(ROOM_BYTES / 2, None).unwrap();
+        let waits = tokio::spawn({
+            let (room, until) = (Arc::clone(&room), Instant::now() + Duration::from_secs(20));
+            async move { room.wait(ROOM_BYTES, until).await }
+        });
+        while room.0.available_permits() > 0 {
+            tokio::task::yield_now().await;
+        }
+        room.keep(COUNTED_BYTES, None).unwrap_err();
+        drop(half);
+        let kept = waits.await.unwrap().unwrap();
+        // What has grown beyond all of it meanwhile is counted as all of it.
+        let kept = room.keep(ROOM_BYTES + 1, Some(kept)).unwrap();
+        drop(kept);
+        let kept = room.wait(ROOM_BYTES / 4, soon()).await.unwrap();
+        // Larger than it was, and there is room.
+        assert!(room.keep(ROOM_BYTES / 2, Some(kept)).unwrap().is_some());
+    }
+}
