@@ -1,9 +1,18 @@
 //! The line before a lock or an election, as etcd's concurrency package forms it: a key below the name for each
 //! lease, in the order of their creation. The keys are the same as those of the library's own locks and elections,
 //! so all of them stand in one line.
+//!
+//! A lease has one key in a line, which belongs to all calls that ask with it. When the last of them that came to it is
+//! over, and none was answered by it, the key goes:
+//!
+//! ```text
+//!   come ──▶ enter or leave, one at a time ──▶ wait to be the first ──▶ answered: the key stays
+//!                                                        └────────────▶ nobody heard it: the last of them deletes it
+//! ```
 
+use std::collections::HashMap;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bowline::{
@@ -12,6 +21,7 @@ use bowline::{
 };
 use bytes::Bytes;
 use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep_until};
 use tonic::Status;
 use tracing::Instrument as _;
 
@@ -26,8 +36,67 @@ const LENT_TTL: Duration = Duration::from_secs(60);
 /// knows how it ended can take back what may have become of it.
 const ENTERS_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How long it waits before it tries again to leave the line.
+/// How long it waits before it tries again to leave the line: twice as long each time.
 const LEAVES_AGAIN: Duration = Duration::from_millis(50);
+const LEAVES_AGAIN_MAX: Duration = Duration::from_secs(5);
+
+/// The keys in all lines to which calls of this member have come, for as long as those are under way.
+#[derive(Default)]
+pub(super) struct Spots(Mutex<HashMap<Bytes, Arc<Spot>>>);
+
+/// One key. Whoever enters the line, or leaves it, has it to itself meanwhile.
+#[derive(Default)]
+struct Spot(tokio::sync::Mutex<Made>);
+
+/// What the calls have made of a key.
+#[derive(Default, Debug)]
+struct Made {
+    /// How many of them have entered, and are not over.
+    entered: usize,
+    /// When it was created, by one of them, and when one of them came to it last. None, if it was there before, and so is
+    /// somebody else's.
+    own: Option<(Revision, Revision)>,
+    /// One was answered: it is its client's now.
+    is_told: bool,
+}
+
+impl Made {
+    /// Another call has entered.
+    fn enters(&mut self, entered: &Entered) {
+        self.entered += 1;
+        let Place { created, revision, .. } = entered.place;
+        self.own = match self.own {
+            _ if entered.is_new => {
+                self.is_told = false;
+                Some((created, revision))
+            }
+            Some((own, _)) if own == created => Some((created, revision)),
+            _ => None,
+        };
+    }
+
+    /// One is over. What there is for it to delete, if it is the last.
+    fn is_over(&mut self) -> Option<(Revision, Revision)> {
+        self.entered -= 1;
+        self.own.filter(|_| self.entered == 0 && !self.is_told)
+    }
+}
+
+impl Spots {
+    fn at(&self, key: &Bytes) -> Arc<Spot> {
+        let mut spots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(spots.entry(key.clone()).or_default())
+    }
+
+    /// Whose it was is done with it.
+    fn give_back(&self, key: &Bytes, spot: Arc<Spot>) {
+        let mut spots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(spot);
+        if spots.get(key).is_some_and(|spot| Arc::strong_count(spot) == 1) {
+            spots.remove(key);
+        }
+    }
+}
 
 /// A place in the line.
 #[derive(Clone, Debug)]
@@ -69,9 +138,9 @@ pub(super) async fn take_place(
     gone: &'static str,
 ) -> Result<Place, Status> {
     let (caller, place) = oneshot::channel();
-    let member = Arc::clone(member);
+    let (member, call) = (Arc::clone(member), Call { who, name, value, gone });
     // A task of its own: it must not end where its caller does.
-    let stands = async move { stand(&member, &who, &name, lease, value, gone, caller).await };
+    let stands = async move { stand(&member, &call, lease, caller).await };
     tokio::spawn(stands.in_current_span());
     place.await.unwrap_or_else(|_| Err(Reason::Stopped.into()))
 }
@@ -79,52 +148,101 @@ pub(super) async fn take_place(
 /// Who waits for a place.
 type Caller = oneshot::Sender<Result<Place, Status>>;
 
-async fn stand(
-    member: &Member,
-    who: &Identity,
-    name: &[u8],
-    lease: i64,
+/// What is asked for, but for the lease.
+struct Call {
+    who: Identity,
+    name: Bytes,
     value: Bytes,
     gone: &'static str,
-    mut caller: Caller,
-) {
-    let mut entering = pin!(enter(member, who, name, lease, value));
-    let in_time = tokio::time::sleep(member.options().request_timeout());
-    let entered = tokio::select! {
+}
+
+async fn stand(member: &Member, call: &Call, lease: i64, mut caller: Caller) {
+    let in_time = Instant::now() + member.options().request_timeout();
+    let lease = tokio::select! {
         biased;
-        entered = &mut entering => entered,
-        () = in_time => {
-            // Nobody waits for it any more. When it is known whether it is there, it goes.
-            drop(caller.send(Err(Reason::Timeout.into())));
-            if let Ok(entered) = entering.await && entered.is_new {
-                leave(member, &entered.place).await;
-            }
-            return;
-        }
+        lease = lease_of(member, &call.who, lease) => lease,
+        () = sleep_until(in_time) => Err(Reason::Timeout.into()),
+        () = caller.closed() => return,
     };
-    let entered = match entered {
-        Ok(entered) => entered,
+    let lease = match lease {
+        Ok(lease) => lease,
         // If nobody listens there is nobody to tell.
         Err(status) => return drop(caller.send(Err(status))),
     };
+    let key = Bytes::from([&call.name, &b"/"[..], hexadecimal(lease).as_bytes()].concat());
+    let spot = member.spots().at(&key);
+    stand_at(member, call, (key.clone(), lease), &spot, caller, in_time).await;
+    member.spots().give_back(&key, spot);
+}
+
+async fn stand_at(
+    member: &Member,
+    call: &Call,
+    at: (Bytes, LeaseId),
+    spot: &Spot,
+    mut caller: Caller,
+    in_time: Instant,
+) {
+    let made = tokio::select! {
+        biased;
+        made = spot.0.lock() => Some(made),
+        () = sleep_until(in_time) => None,
+        () = caller.closed() => return,
+    };
+    // Nothing has been asked for so far, and nothing will be.
+    let Some(mut made) = made else { return drop(caller.send(Err(Reason::Timeout.into()))) };
+    let mut caller = Some(caller);
+    let entered = {
+        let mut entering = pin!(enter(member, call, at, &mut made));
+        tokio::select! {
+            biased;
+            entered = &mut entering => entered,
+            () = sleep_until(in_time) => {
+                // Nobody waits for it any more. When it is known whether it is there, it is over.
+                caller.take().map(|caller| caller.send(Err(Reason::Timeout.into())));
+                entering.await
+            }
+        }
+    };
+    let entered = match (entered, caller.as_ref()) {
+        (Ok(entered), Some(_)) => entered,
+        (Ok(entered), None) => return over(member, &entered.place, &mut made).await,
+        (Err(status), _) => {
+            drop(caller.map(|caller| caller.send(Err(status))));
+            return;
+        }
+    };
+    drop(made);
+    let Some(mut caller) = caller else { return };
     let outcome = tokio::select! {
         biased;
-        outcome = wait(member, who, name, &entered, gone) => Some(outcome),
+        outcome = wait(member, call, &entered) => Some(outcome),
         () = caller.closed() => None,
     };
-    let left = match outcome {
-        Some(outcome) => {
-            let failed = outcome.is_err();
-            let place = outcome.map(|revision| Place { revision, ..entered.place.clone() });
-            let heard = caller.send(place).is_ok();
-            failed || !heard
-        }
-        None => true,
-    };
-    // A place that was there before belongs to another call of the same lease, and so does one that another call has
-    // come to since: its row says so.
-    if left && entered.is_new {
-        leave(member, &entered.place).await;
+    let is_told = outcome.is_some_and(|outcome| {
+        let is_first = outcome.is_ok();
+        let place = outcome.map(|revision| Place { revision, ..entered.place.clone() });
+        caller.send(place).is_ok() && is_first
+    });
+    let mut made = spot.0.lock().await;
+    let is_own = made.own.is_some_and(|(created, _)| created == entered.place.created);
+    made.is_told |= is_told && is_own;
+    over(member, &entered.place, &mut made).await;
+}
+
+/// A call that has entered is over. If it is the last of its key, and none was answered by it, the key goes.
+async fn over(member: &Member, place: &Place, made: &mut Made) {
+    if let Some((created, last)) = made.is_over() {
+        leave(member, place, created, last).await;
+        made.own = None;
+    }
+}
+
+/// The lease that a call has brought, or one that it is lent.
+async fn lease_of(member: &Member, who: &Identity, lease: i64) -> Result<LeaseId, Status> {
+    match super::wire::lease_id(lease) {
+        Some(lease) => Ok(lease),
+        None => Ok(member.grant(who, LENT_TTL, None).await?.id),
     }
 }
 
@@ -143,16 +261,10 @@ fn hexadecimal(lease: LeaseId) -> String {
 
 async fn enter(
     member: &Member,
-    who: &Identity,
-    name: &[u8],
-    lease: i64,
-    value: Bytes,
+    Call { who, name, value, .. }: &Call,
+    (key, lease): (Bytes, LeaseId),
+    made: &mut Made,
 ) -> Result<Entered, Status> {
-    let lease = match super::wire::lease_id(lease) {
-        Some(lease) => lease,
-        None => member.grant(who, LENT_TTL, None).await?.id,
-    };
-    let key = Bytes::from([name, b"/", hexadecimal(lease).as_bytes()].concat());
     let txn = member.acting(who)?.txn().when(Compare::create_revision(key.clone()).eq(0u64));
     let put = Put::new(key.clone(), value.clone()).lease(lease);
     // Who is first is said in the same breath: where nobody waits, entering is all that there is to do.
@@ -170,9 +282,15 @@ async fn enter(
         Ok(reply) => reply,
         Err(error) => {
             if let Error::AnswerLost { revision } = error {
-                // If it has come, then with this revision.
-                let place = Place { key, lease, created: revision, revision };
-                leave(member, &place).await;
+                match &mut made.own {
+                    // It has come to what others have, who will see to it.
+                    Some((_, last)) if made.entered > 0 => *last = revision,
+                    // If it has come, then with this revision.
+                    _ => {
+                        let place = Place { key, lease, created: revision, revision };
+                        leave(member, &place, revision, revision).await;
+                    }
+                }
             }
             return Err(refused(error));
         }
@@ -182,7 +300,9 @@ async fn enter(
     let (row, is_first) = match &reply.results[..] {
         [TxnResult::Put(_), TxnResult::Range(line)] => {
             let (place, is_first) = (place(reply.revision), is_first(line));
-            return Ok(Entered { place, is_new: true, is_first });
+            let entered = Entered { place, is_new: true, is_first };
+            made.enters(&entered);
+            return Ok(entered);
         }
         [TxnResult::Put(_), TxnResult::Range(own), TxnResult::Range(line)] => {
             (own.kvs.first(), is_first(line))
@@ -192,42 +312,53 @@ async fn enter(
     let Some(row) = row else {
         return Err(Status::internal("bowline: a key that is there and is not"));
     };
-    let place = place(row.create_revision);
-    if row.value != value {
-        rename(member, who, &place, value).await?;
+    let mut entered = Entered { place: place(row.create_revision), is_new: false, is_first };
+    if row.value != *value {
+        let renamed = rename(member, who, &entered.place, value.clone()).await;
+        match renamed {
+            Ok(revision) => entered.place.revision = revision,
+            Err(status) => {
+                made.enters(&entered);
+                over(member, &entered.place, made).await;
+                return Err(status);
+            }
+        }
     }
-    Ok(Entered { place, is_new: false, is_first })
+    made.enters(&entered);
+    Ok(entered)
 }
 
-/// Gives a place another value.
+/// Gives a place another value. Says the revision at which it has it.
 async fn rename(
     member: &Member,
     who: &Identity,
     place: &Place,
     value: Bytes,
-) -> Result<(), Status> {
+) -> Result<Revision, Status> {
     let held = Compare::create_revision(place.key.clone()).eq(place.created);
     let put = Put::new(place.key.clone(), value).lease(place.lease);
     let reply = member.acting(who)?.txn().when(held).then(put).commit().await.map_err(refused)?;
-    if reply.succeeded { Ok(()) } else { Err(Status::unknown("election: not leader")) }
+    if reply.succeeded { Ok(reply.revision) } else { Err(Status::unknown("election: not leader")) }
 }
 
-/// Deletes a place, if it is still this one, and no other call has come to it: by the member itself, whatever its user
-/// may do by now.
-async fn leave(member: &Member, place: &Place) {
-    let held = || Compare::create_revision(place.key.clone()).eq(place.created);
-    let is_only = || Compare::version(place.key.clone()).eq(1u64);
+/// Deletes a place, if it is still the one that was created then, and no other call has come to it since: by the member
+/// itself, whatever its user may do by now.
+async fn leave(member: &Member, place: &Place, created: Revision, last: Revision) {
+    let held = || Compare::create_revision(place.key.clone()).eq(created);
+    // Another call, of another member, says in the row that it has come.
+    let is_last = || Compare::mod_revision(place.key.clone()).eq(last);
+    let mut pause = LEAVES_AGAIN;
     loop {
-        let txn = member.client().txn().when(held()).when(is_only());
+        let txn = member.client().txn().when(held()).when(is_last());
         let txn = txn.then(Op::delete(place.key.clone()));
         match txn.commit().await {
             Err(error) if error.is_transient() => {
                 // Too much to do, or no leader: its lease ends it at the latest.
-                let lives = member.client().leases().contains(&place.lease);
-                if !lives {
+                if !member.client().has_lease(place.lease) {
                     return;
                 }
-                tokio::time::sleep(LEAVES_AGAIN).await;
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LEAVES_AGAIN_MAX);
             }
             _ => return,
         }
@@ -237,10 +368,8 @@ async fn leave(member: &Member, place: &Place) {
 /// Waits until nobody stands before a place. Says the store's revision.
 async fn wait(
     member: &Member,
-    who: &Identity,
-    name: &[u8],
+    Call { who, name, gone, .. }: &Call,
     entered: &Entered,
-    gone: &'static str,
 ) -> Result<Revision, Status> {
     let place = &entered.place;
     if entered.is_first {
@@ -251,7 +380,7 @@ async fn wait(
         // Read after the line was: the replica is at least as new.
         let row = member.acting_still(who).get(place.key.clone()).local().await.map_err(refused)?;
         if row.is_none_or(|row| row.create_revision != place.created) {
-            return Err(Status::unknown(gone));
+            return Err(Status::unknown(*gone));
         }
         let (before, revision) = match before {
             (Some(before), revision) => (before, revision),

@@ -15,6 +15,7 @@ use super::calls::Calls;
 use super::dispatch::Needs;
 use super::flags::Options;
 use super::identity::Identity;
+use super::line::Spots;
 use super::no_space::NoSpace;
 use super::password::Passwords;
 use super::room::Room;
@@ -60,6 +61,7 @@ pub(super) struct Member {
     calls: Calls,
     no_space: NoSpace,
     room: Room,
+    spots: Spots,
 }
 
 impl Member {
@@ -85,6 +87,7 @@ impl Member {
             calls: Calls::new(),
             no_space: NoSpace::default(),
             room: Room::new(),
+            spots: Spots::default(),
         })
     }
 
@@ -185,6 +188,11 @@ impl Member {
     /// The room for answers that nobody has taken yet.
     pub(super) fn room(&self) -> &Room {
         &self.room
+    }
+
+    /// Where calls stand in lines.
+    pub(super) fn spots(&self) -> &Spots {
+        &self.spots
     }
 
     /// How many bytes its state had when it looked at itself last, with a tick.

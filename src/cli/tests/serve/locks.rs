@@ -128,6 +128,99 @@ async fn a_call_that_is_given_up_takes_nothing_from_the_next_one_of_its_lease() 
     assert!(!waits.is_finished(), "it is held still");
 }
 
+/// Each has come to what the other had: the last one takes it away, whoever made it.
+#[tokio::test]
+async fn calls_of_one_lease_that_are_all_given_up_leave_nothing() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let mut locks = LockClient::new(channel.clone());
+    let (first, own) = (grant(&channel).await, grant(&channel).await);
+    let held = locks.lock(lock("m", first)).await.unwrap().into_inner();
+    let version = async || {
+        let key = format!("m/{own:x}").into();
+        let range = pb::RangeRequest { key, ..Default::default() };
+        let rows = KvClient::new(channel.clone()).range(range).await.unwrap().into_inner().kvs;
+        rows.first().map_or(0, |row| row.version)
+    };
+    for first_goes_first in [true, false] {
+        let mut calls = Vec::new();
+        for at in 1..=3 {
+            let mut locks = LockClient::new(channel.clone());
+            calls.push(tokio::spawn(async move { locks.lock(lock("m", own)).await }));
+            while version().await < at {}
+        }
+        if !first_goes_first {
+            calls.reverse();
+        }
+        for call in calls {
+            assert_eq!(rows(&channel, "m/", "m0").await.len(), 2);
+            call.abort();
+            call.await.unwrap_err();
+        }
+        until(&channel, "m/", "m0", 1).await;
+    }
+    // One that is answered is another thing: nobody who comes to it takes it away.
+    let holds = format!("m/{first:x}");
+    assert_eq!(locks.lock(lock("m", first)).await.unwrap().into_inner().key, holds);
+    for _ in 0..20 {
+        let lock = locks.lock(lock("n", own)).await.unwrap().into_inner();
+        locks.unlock(v3lockpb::UnlockRequest { key: lock.key }).await.unwrap();
+    }
+    assert_eq!(rows(&channel, "m/", "m0").await, [holds]);
+    locks.unlock(v3lockpb::UnlockRequest { key: held.key }).await.unwrap();
+}
+
+/// What was told that it timed out may come to be when the others are back, and is taken back then.
+#[tokio::test]
+async fn calls_of_one_lease_that_time_out_together_hold_nothing_in_the_end() {
+    let dirs = [(); 3].map(|()| tempdir().unwrap());
+    let servers = Server::three(&dirs);
+    let channel = servers[0].channel().await;
+    let lease = grant(&channel).await;
+    for others in &servers[1..] {
+        others.pause();
+    }
+    let calls: Vec<_> = (0..2)
+        .map(|_| {
+            let mut locks = LockClient::new(channel.clone());
+            tokio::spawn(async move { locks.lock(lock("m", lease)).await })
+        })
+        .collect();
+    for call in calls {
+        let refused = call.await.unwrap().unwrap_err();
+        assert_eq!(refused.message(), "etcdserver: request timed out");
+    }
+    for others in &servers[1..] {
+        others.go_on();
+    }
+    let create = pb::WatchCreateRequest {
+        key: format!("m/{lease:x}").into(),
+        start_revision: 1,
+        ..Default::default()
+    };
+    let create = pb::WatchRequest {
+        request_union: Some(pb::watch_request::RequestUnion::CreateRequest(create)),
+    };
+    let requests = tokio_stream::StreamExt::chain(
+        tokio_stream::once(create),
+        tokio_stream::pending::<pb::WatchRequest>(),
+    );
+    let mut watch = pb::watch_client::WatchClient::new(channel.clone());
+    let mut told = watch.watch(requests).await.unwrap().into_inner();
+    let is_taken_back = async {
+        loop {
+            let response = told.message().await.unwrap().unwrap();
+            // The second of the two kinds.
+            if response.events.iter().any(|event| event.r#type == 1) {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), is_taken_back).await.expect("it stays");
+    assert!(rows(&channel, "m/", "m0").await.is_empty());
+}
+
 #[tokio::test]
 async fn an_election_has_one_leader_that_proclaims_and_resigns() {
     let dir = tempdir().unwrap();
