@@ -9,9 +9,9 @@ use tonic::{Request, Response, Status};
 
 use super::driven::{Answers, Driven};
 use super::identity::Identity;
+use super::leader::{leader_lost, needs_leader};
 use super::line::{first, keys_of, take_place};
 use super::member::Member;
-use super::watch::{leader_lost, needs_leader};
 use super::wire::{Reason, key_value, lease_id, refused};
 use crate::generated::v3electionpb::election_server::Election;
 use crate::generated::v3electionpb::{

@@ -13,8 +13,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::driven::{Answers, Driven};
 use super::identity::Identity;
+use super::leader::{leader_lost, needs_leader};
 use super::member::Member;
-use super::watch::{leader_lost, needs_leader};
 use super::wire::{Reason, access_refused, lease_id, refused};
 use crate::generated::etcdserverpb::lease_server::Lease;
 use crate::generated::etcdserverpb::{

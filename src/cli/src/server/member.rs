@@ -15,6 +15,7 @@ use super::calls::Calls;
 use super::dispatch::Needs;
 use super::flags::Options;
 use super::identity::Identity;
+use super::leader::Leaderless;
 use super::line::Spots;
 use super::no_space::NoSpace;
 use super::password::Passwords;
@@ -62,6 +63,7 @@ pub(super) struct Member {
     no_space: NoSpace,
     room: Room,
     spots: Spots,
+    leaderless: Leaderless,
 }
 
 impl Member {
@@ -73,7 +75,7 @@ impl Member {
         let next_lease = AtomicU64::new(first_lease(id));
         let (snapshots, snapshot) = (Arc::new(Semaphore::new(SNAPSHOTS_MAX)), Mutex::default());
         let passwords = Passwords::new(options.bcrypt_cost);
-        Arc::new(Self {
+        let member = Arc::new(Self {
             node,
             client,
             options,
@@ -88,7 +90,10 @@ impl Member {
             no_space: NoSpace::default(),
             room: Room::new(),
             spots: Spots::default(),
-        })
+            leaderless: Leaderless::new(),
+        });
+        member.leaderless.keep_looking(&member);
+        member
     }
 
     pub(super) fn id(&self) -> NodeId {
@@ -193,6 +198,11 @@ impl Member {
     /// Where calls stand in lines.
     pub(super) fn spots(&self) -> &Spots {
         &self.spots
+    }
+
+    /// Since when it has had no leader.
+    pub(super) fn leaderless(&self) -> &Leaderless {
+        &self.leaderless
     }
 
     /// How many bytes its state had when it looked at itself last, with a tick.

@@ -39,6 +39,7 @@ mod http_side;
 mod identity;
 mod kv;
 mod late;
+mod leader;
 mod lease;
 mod line;
 mod listen;

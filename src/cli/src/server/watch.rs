@@ -17,7 +17,6 @@ mod task;
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bowline::{Error, Revision};
 use tokio::sync::mpsc;
@@ -28,6 +27,7 @@ use tracing::Instrument as _;
 
 use super::driven::{Answers, Driven};
 use super::identity::Identity;
+use super::leader::{leader_lost, needs_leader};
 use super::member::Member;
 use super::wire::{Reason, key_range, refused, revision};
 use crate::generated::etcdserverpb as pb;
@@ -40,9 +40,6 @@ use task::{Command, Task};
 
 /// The id of no watch.
 const NO_WATCH: i64 = -1;
-
-/// How often a stream that requires a leader looks for it.
-const LOOK_FOR_LEADER: Duration = Duration::from_millis(100);
 
 /// How many requests of one stream are taken before others have their turn.
 const REQUESTS_AT_ONCE: usize = 64;
@@ -72,24 +69,6 @@ impl Watch for WatchService {
                 }
             }
         })))
-    }
-}
-
-/// Whether a stream is to end when there is no leader.
-pub(super) fn needs_leader<T>(request: &Request<T>) -> bool {
-    request.metadata().get("hasleader").is_some_and(|value| value == "true")
-}
-
-/// Ends when there was no leader for too long.
-pub(super) async fn leader_lost(member: &Member) -> Status {
-    let mut seen = tokio::time::Instant::now();
-    loop {
-        tokio::time::sleep(LOOK_FOR_LEADER).await;
-        if member.has_leader() {
-            seen = tokio::time::Instant::now();
-        } else if seen.elapsed() >= member.patience() {
-            return Reason::NoLeader.into();
-        }
     }
 }
 
