@@ -149,7 +149,7 @@ impl HttpBody for Aside {
 mod tests {
     use std::sync::Mutex;
     use std::sync::mpsc::{Receiver, channel};
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use http_body_util::BodyExt as _;
     use tokio::runtime::Builder;
@@ -251,7 +251,12 @@ mod tests {
             all.spawn(async move {
                 own.aside(true, async move { begun.recv().unwrap() }).await;
             });
-            while turns.all.available_permits() > 0 {
+            let begun = Instant::now();
+            let has_taken = |turns: &Semaphore| {
+                assert!(begun.elapsed() < Duration::from_secs(20), "nobody takes a turn");
+                turns.available_permits() == 0
+            };
+            while !has_taken(&turns.all) {
                 tokio::task::yield_now().await;
             }
             for (who, turns) in std::iter::repeat_n(("many", &turns), 50).chain([("other", &other)])
@@ -262,7 +267,7 @@ mod tests {
                 });
                 tokio::task::yield_now().await;
             }
-            while other.own.available_permits() > 0 {
+            while !has_taken(&other.own) {
                 tokio::task::yield_now().await;
             }
             first.send(()).unwrap();
