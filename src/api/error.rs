@@ -80,9 +80,18 @@ pub enum Error {
         /// Whether anything was changed.
         effect: Effect,
     },
-    /// The session has ended, and its node has not stopped. Nothing was changed by this call.
-    #[error("not applied: the session has ended: {0}; open another one")]
-    SessionEnded(SessionEnd),
+    /// The session has ended, and its node has not stopped.
+    #[error("{}: the session has ended: {end}; open another one", words(*effect))]
+    SessionEnded {
+        /// Why.
+        end: SessionEnd,
+        /// Whether this call has changed anything.
+        effect: Effect,
+    },
+    /// A call of several steps has failed behind the first of them: what those have done, or may have done, stands,
+    /// unless the call says that it takes it back.
+    #[error("may have been applied in part, before this: {0}")]
+    Halfway(Box<Error>),
     /// A lock delay is longer than [`Limits::LOCK_DELAY_MAX`](crate::Limits::LOCK_DELAY_MAX). Nothing
     /// was changed.
     #[error("not applied: a lock delay of {asked:?}: the longest is {max:?}")]
@@ -130,14 +139,16 @@ impl Error {
     /// Whether anything was changed.
     pub fn effect(&self) -> Effect {
         match self {
-            Error::Deadline { effect } | Error::Stopped { effect, .. } => *effect,
+            Error::Deadline { effect }
+            | Error::Stopped { effect, .. }
+            | Error::SessionEnded { effect, .. } => *effect,
+            Error::Halfway(_) => Effect::Unknown,
             Error::AnswerLost { .. } => Effect::Applied,
             Error::Refused(_)
             | Error::Busy
             | Error::Diverged
             | Error::QuotaExceeded { .. }
             | Error::NoSpace
-            | Error::SessionEnded(_)
             | Error::LockDelay { .. }
             | Error::SessionTtl { .. }
             | Error::NotResumed(_)
@@ -153,14 +164,31 @@ impl Error {
             SessionEnd::NodeStopped => {
                 Error::Stopped { reason: stopped(shared), effect: Effect::NotApplied }
             }
-            end => Error::SessionEnded(end),
+            end => Error::SessionEnded { end, effect: Effect::NotApplied },
+        }
+    }
+
+    /// As it is told where this call has changed something before, or may have: that nothing was changed is not true
+    /// then.
+    pub(crate) fn halfway(self) -> Self {
+        let effect = Effect::Unknown;
+        match self {
+            error if error.effect() != Effect::NotApplied => error,
+            Error::Deadline { .. } => Error::Deadline { effect },
+            Error::Stopped { reason, .. } => Error::Stopped { reason, effect },
+            Error::SessionEnded { end, .. } => Error::SessionEnded { end, effect },
+            error => Error::Halfway(Box::new(error)),
         }
     }
 
     /// Whether the same call may succeed later without anybody doing anything. One whose effect is
     /// unknown may then be applied twice, unless it is a transaction that guards against that.
     pub fn is_transient(&self) -> bool {
-        matches!(self, Error::Busy | Error::Deadline { .. })
+        match self {
+            Error::Busy | Error::Deadline { .. } => true,
+            Error::Halfway(why) => why.is_transient(),
+            _ => false,
+        }
     }
 
     /// Whether it was refused for what it puts: what only deletes would not have been.

@@ -145,9 +145,9 @@ impl Session {
         match state.finish(SessionEnd::Closed, shared.now()) {
             None => shared.push(Input::PartSession(Arc::clone(state), Parting::Closed)),
             Some(end @ SessionEnd::NotRenewed) if state.delay > Duration::ZERO => {
-                return Err(Error::SessionEnded(end));
+                return Err(Error::ended(end, shared));
             }
-            Some(end @ SessionEnd::Orphaned) => return Err(Error::SessionEnded(end)),
+            Some(end @ SessionEnd::Orphaned) => return Err(Error::ended(end, shared)),
             // Whoever is granted a lease of that name now is somebody else.
             Some(SessionEnd::LeaseEnded) => return Ok(()),
             Some(_) => {}

@@ -69,7 +69,8 @@ impl Barrier {
     /// is held.
     ///
     /// # Errors
-    /// [`BarrierError::Held`]; [`Error::SessionEnded`], [`Error::Deadline`]: nothing is left behind.
+    /// [`BarrierError::Held`]; [`Error::SessionEnded`], [`Error::Deadline`]: nothing is left behind. Where the effect is
+    /// unknown it may have been held for a moment.
     pub fn hold(&self, session: &Session) -> Call<'static, BarrierHold, BarrierError> {
         let (Self { client, key }, session) = (self.clone(), session.clone());
         Call::new(&self.client, move |until| async move {

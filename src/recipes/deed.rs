@@ -34,24 +34,36 @@ pub(crate) async fn carry_out(
     command: Command,
     undo: impl Fn(&Reply) -> Option<Command> + Send + Sync + 'static,
 ) -> Result<Reply, Error> {
-    let undo: Arc<Undo> = Arc::new(undo);
-    let (sender, receiver) = oneshot::channel();
-    let (weak, undone) = (Arc::downgrade(shared), Arc::clone(&undo));
-    let reply = ReplyTo::Call(Box::new(move |outcome| {
-        if let Some(Err(outcome)) = waking(|| sender.send(outcome)) {
-            take_back(&weak, &*undone, outcome);
+    Deed::begin(shared, command, undo)?.outcome().await
+}
+
+/// As [`carry_out`], for something of a session, in the time that there is: with that, and with the session's end, it
+/// is taken back.
+///
+/// # Errors
+/// See [`Error`]. What is taken back may be applied before: then that is [unknown](Effect::Unknown).
+pub(crate) async fn carry_out_within(
+    session: &Session,
+    command: Command,
+    until: &Until,
+    undo: impl Fn(&Reply) -> Option<Command> + Send + Sync + 'static,
+) -> Result<Reply, Error> {
+    if let Some(end) = session.end() {
+        return Err(Error::ended(end, session.shared()));
+    }
+    let deed = Deed::begin(session.shared(), command, undo)?;
+    let outcome = async {
+        tokio::select! {
+            biased;
+            reply = deed.outcome() => reply,
+            end = session.ended() => Err(Error::ended(end, session.shared()).halfway()),
         }
-    }));
-    let mut deed = Deed { shared: Arc::downgrade(shared), receiver, undo };
-    shared.insist_admitted(command, reply)?;
-    match (&mut deed.receiver).await {
-        Ok(Ok(reply @ Reply::AppliedBefore { .. })) => {
-            take_back(&deed.shared, &*deed.undo, Ok(reply));
-            Err(Error::Deadline { effect: Effect::Unknown })
+    };
+    match until.within(outcome).await.map_err(Error::halfway)? {
+        Err(Error::Refused(Refusal::LeaseNotFound(_))) => {
+            Err(Error::ended(SessionEnd::LeaseEnded, session.shared()))
         }
-        Ok(outcome) => Ok(outcome?),
-        // The driver went away with the call inside.
-        Err(_) => Err(Error::Deadline { effect: Effect::Unknown }),
+        outcome => outcome,
     }
 }
 
@@ -60,6 +72,42 @@ struct Deed {
     shared: Weak<Shared>,
     receiver: oneshot::Receiver<CallResult<Reply>>,
     undo: Arc<Undo>,
+}
+
+impl Deed {
+    /// Asks for it.
+    ///
+    /// # Errors
+    /// See [`Error`]: nothing will be changed.
+    fn begin(
+        shared: &Arc<Shared>,
+        command: Command,
+        undo: impl Fn(&Reply) -> Option<Command> + Send + Sync + 'static,
+    ) -> Result<Deed, Error> {
+        let undo: Arc<Undo> = Arc::new(undo);
+        let (sender, receiver) = oneshot::channel();
+        let (weak, undone) = (Arc::downgrade(shared), Arc::clone(&undo));
+        let reply = ReplyTo::Call(Box::new(move |outcome| {
+            if let Some(Err(outcome)) = waking(|| sender.send(outcome)) {
+                take_back(&weak, &*undone, outcome);
+            }
+        }));
+        let deed = Deed { shared: Arc::downgrade(shared), receiver, undo };
+        shared.insist_admitted(command, reply)?;
+        Ok(deed)
+    }
+
+    async fn outcome(mut self) -> Result<Reply, Error> {
+        match (&mut self.receiver).await {
+            Ok(Ok(reply @ Reply::AppliedBefore { .. })) => {
+                take_back(&self.shared, &*self.undo, Ok(reply));
+                Err(Error::Deadline { effect: Effect::Unknown })
+            }
+            Ok(outcome) => Ok(outcome?),
+            // The driver went away with the call inside.
+            Err(_) => Err(Error::Deadline { effect: Effect::Unknown }),
+        }
+    }
 }
 
 impl Drop for Deed {
@@ -105,7 +153,8 @@ impl Entry {
     /// Makes the key, unless there is one. Dropping the future leaves nothing behind.
     ///
     /// # Errors
-    /// See [`Error`]; [`Error::SessionEnded`] as soon as that is known. Nothing is left behind.
+    /// See [`Error`]; [`Error::SessionEnded`] as soon as that is known. Nothing is left behind. Where the effect is
+    /// unknown, others may see the key, or have seen it, until it is deleted.
     pub(crate) async fn make(
         session: &Session,
         key: Bytes,
@@ -113,9 +162,6 @@ impl Entry {
         until: &Until,
         farewell: Farewell,
     ) -> Result<Option<Entry>, Error> {
-        if let Some(end) = session.end() {
-            return Err(Error::ended(end, session.shared()));
-        }
         let put = Put {
             key: key.clone(),
             value: PutValue::Set(value),
@@ -133,26 +179,15 @@ impl Entry {
             // If it is not known, the revision tells whether the key is this one.
             reply => Some(farewell(&made, reply.revision())),
         };
-        let making = async {
-            tokio::select! {
-                biased;
-                reply = carry_out(session.shared(), command, undo) => reply,
-                end = session.ended() => Err(Error::ended(end, session.shared())),
-            }
-        };
-        match until.within(making).await? {
-            Ok(Reply::Txn(reply)) => Ok(reply.succeeded.then(|| Entry {
+        match carry_out_within(session, command, until, undo).await? {
+            Reply::Txn(reply) => Ok(reply.succeeded.then(|| Entry {
                 session: session.clone(),
                 key,
                 since: reply.revision,
                 farewell,
                 is_left: false,
             })),
-            Ok(other) => unreachable!("a transaction is answered by {other:?}"),
-            Err(Error::Refused(Refusal::LeaseNotFound(_))) => {
-                Err(Error::SessionEnded(SessionEnd::LeaseEnded))
-            }
-            Err(error) => Err(error),
+            other => unreachable!("a transaction is answered by {other:?}"),
         }
     }
 

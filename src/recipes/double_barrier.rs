@@ -108,8 +108,8 @@ impl DoubleBarrier {
     /// Two commits for each participant, one to come and one to leave, and one for all.
     ///
     /// # Errors
-    /// See [`DoubleBarrierError`]: whatever it is, this participant leaves again. After [`Error::Deadline`] with
-    /// [`Effect::Unknown`](crate::Effect::Unknown) the others may have begun, and have counted it.
+    /// See [`DoubleBarrierError`]: whatever it is, this participant leaves again. After one whose effect is
+    /// [unknown](crate::Effect::Unknown) the others may have begun, and have counted it.
     pub fn enter(&self) -> Call<'static, Inside, DoubleBarrierError> {
         let barrier = self.clone();
         let client = barrier.client();
@@ -120,7 +120,9 @@ impl DoubleBarrier {
             let passed = tokio::select! {
                 biased;
                 passed = passing => passed.map_err(perhaps_counted),
-                end = session.ended() => Err(Error::ended(end, session.shared()).into()),
+                end = session.ended() => {
+                    Err(perhaps_counted(Error::ended(end, session.shared()).into()))
+                }
             };
             match passed {
                 Ok(round) => Ok(Inside { client, entry, prefix: barrier.prefix, round }),
@@ -139,8 +141,7 @@ impl DoubleBarrier {
     /// Waits without end unless it is given a deadline. Dropping it leaves the barrier.
     ///
     /// # Errors
-    /// See [`DoubleBarrierError`]. After [`Error::Deadline`] with
-    /// [`Effect::Unknown`](crate::Effect::Unknown) all may have come.
+    /// See [`DoubleBarrierError`]. After one whose effect is [unknown](crate::Effect::Unknown) all may have come.
     pub fn meet(&self) -> Call<'static, (), DoubleBarrierError> {
         let barrier = self.clone();
         let client = barrier.client();
@@ -151,7 +152,7 @@ impl DoubleBarrier {
                 biased;
                 passed = barrier.pass(&client, &entry, &until) => passed.map_err(perhaps_counted)?,
                 end = session.ended() => {
-                    return Err(Error::ended(end, session.shared()).into());
+                    return Err(perhaps_counted(Error::ended(end, session.shared()).into()));
                 }
             };
             // Otherwise it could be counted twice when it comes again.
@@ -240,7 +241,8 @@ impl Inside {
     /// # Errors
     /// [`DoubleBarrierError::KeyDeleted`], or [`Error::SessionEnded`] inside it: this one had left
     /// before, as the others see it, and nobody was waited for. [`Error::Deadline`]: others are still
-    /// inside, or it is not known whether they are.
+    /// inside, or it is not known whether they are; with [`Effect::Applied`](crate::Effect::Applied) this one has
+    /// left.
     pub fn leave(self) -> Call<'static, (), DoubleBarrierError> {
         let Self { client, entry, prefix, round } = self;
         Call::endless(&client.clone(), move |until| async move {
@@ -256,7 +258,7 @@ impl Inside {
                     over.then(|| now.places.is_empty() && now.ready.get() > 0),
                 )
             });
-            if is_empty.await? {
+            if is_empty.await.map_err(when_left)? {
                 // The last one inside has crashed.
                 client.shared.insist(Command::Txn(tidying(&prefix)), ReplyTo::Nobody);
             }
@@ -267,13 +269,21 @@ impl Inside {
 
 /// Why somebody did not pass whose place is there: until that is gone, the others may begin with it.
 fn perhaps_counted(error: DoubleBarrierError) -> DoubleBarrierError {
-    let effect = Effect::Unknown;
+    match error {
+        DoubleBarrierError::Store(error) => error.halfway().into(),
+        error => error,
+    }
+}
+
+/// Why somebody who has left does not know that the others have.
+fn when_left(error: DoubleBarrierError) -> DoubleBarrierError {
+    let effect = Effect::Applied;
     match error {
         DoubleBarrierError::Store(Error::Deadline { .. }) => Error::Deadline { effect }.into(),
         DoubleBarrierError::Store(Error::Stopped { reason, .. }) => {
             Error::Stopped { reason, effect }.into()
         }
-        error => error,
+        error => perhaps_counted(error),
     }
 }
 

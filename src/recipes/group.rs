@@ -106,7 +106,8 @@ impl Group {
     /// member. If the future is dropped, none is left behind.
     ///
     /// # Errors
-    /// [`Error::SessionEnded`], [`Error::Deadline`] and others: nothing is left behind.
+    /// [`Error::SessionEnded`], [`Error::Deadline`] and others: nothing is left behind. Where the effect is unknown,
+    /// others may see the member for a moment.
     pub fn join(&self, meta: impl Into<Bytes>) -> Call<'static, Membership> {
         let (Self { session, prefix }, meta) = (self.clone(), meta.into());
         let client = client_of(&session);

@@ -219,7 +219,7 @@ async fn try_bound(
         Ok(Reply::Txn(reply)) => Ok((taken(&reply), reply.revision)),
         Ok(other) => unreachable!("a transaction is answered by {other:?}"),
         Err(Error::Refused(Refusal::LeaseNotFound(_))) => {
-            Err(Error::SessionEnded(SessionEnd::LeaseEnded))
+            Err(Error::ended(SessionEnd::LeaseEnded, session.shared()))
         }
         Err(error) => Err(error),
     }

@@ -117,7 +117,7 @@ impl Scene {
                 judge.session_closed(session.lease());
             }
             // Orphaned, or not renewed in time: it runs out.
-            Err(Error::SessionEnded(_)) => judge.returned(call),
+            Err(Error::SessionEnded { .. }) => judge.returned(call),
             Err(_) => judge.returned_in_vain(call),
         }
     }

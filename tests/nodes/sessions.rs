@@ -19,6 +19,11 @@ const TTL: Duration = Duration::from_secs(3);
 /// The TTL of sessions that outlive any test.
 const LONG: Duration = Duration::from_secs(600);
 
+/// What closing a session that has ended so comes to.
+fn not_closed(end: SessionEnd) -> Error {
+    Error::SessionEnded { end, effect: Effect::NotApplied }
+}
+
 /// Short times, so that what takes a few of them takes little.
 fn quick(members: usize) -> Cluster {
     electing(members, Duration::from_millis(150))
@@ -115,7 +120,7 @@ fn a_session_passes_to_another_node_and_its_keys_stay() {
     bind(&session, "address");
     let lease = session.orphan();
     assert_eq!(handle.standing(), Standing::Ended(SessionEnd::Orphaned));
-    assert_eq!(handle.close().wait(), Err(Error::SessionEnded(SessionEnd::Orphaned)));
+    assert_eq!(handle.close().wait(), Err(not_closed(SessionEnd::Orphaned)));
     let session = cluster.node(to).resume_session(lease).wait().unwrap();
     drop(handle);
     renewed(&session, 4);
@@ -209,7 +214,7 @@ fn a_holder_that_was_cut_off_cannot_shorten_its_lock_delay() {
     cluster.partition(&[holder]);
     assert_eq!(session.ended().wait(), SessionEnd::NotRenewed);
     cluster.heal();
-    assert_eq!(session.close().wait(), Err(Error::SessionEnded(SessionEnd::NotRenewed)));
+    assert_eq!(session.close().wait(), Err(not_closed(SessionEnd::NotRenewed)));
     let lease = session.lease();
     drop(session);
     // What its node still had to say has been said when this is read.

@@ -98,7 +98,7 @@ impl QueueError {
     /// The session of a taker has ended. That its node has stopped is said as always.
     fn ended(end: SessionEnd, shared: &Shared) -> Self {
         match Error::ended(end, shared) {
-            Error::SessionEnded(end) => QueueError::SessionEnded(end),
+            Error::SessionEnded { end, .. } => QueueError::SessionEnded(end),
             error => QueueError::Store(error),
         }
     }

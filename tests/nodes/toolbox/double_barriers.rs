@@ -9,6 +9,14 @@ use bowline::testing::Cluster;
 use bowline::{DoubleBarrier, DoubleBarrierError, Effect, Error, KeyRange, Revision, Wait};
 
 use super::{LONG, begin, on_all, quick, wait_for_keys};
+use crate::stage;
+
+fn effect_of(error: &DoubleBarrierError) -> Effect {
+    match error {
+        DoubleBarrierError::Store(error) => error.effect(),
+        _ => Effect::NotApplied,
+    }
+}
 
 fn step(cluster: &Cluster, member: usize, participants: usize) -> DoubleBarrier {
     cluster.node(member).session().wait().unwrap().double_barrier("step", participants)
@@ -122,7 +130,7 @@ fn who_crashes_inside_has_left_and_the_next_round_can_begin() {
     }
     for one in inside {
         let left = one.leave().wait().unwrap_err();
-        assert!(matches!(left, DoubleBarrierError::Store(Error::SessionEnded(_))), "{left:?}");
+        assert!(matches!(left, DoubleBarrierError::Store(Error::SessionEnded { .. })), "{left:?}");
     }
     wait_for_keys(cluster.node(1), "step/", 1);
     let inside = enter(&cluster);
@@ -130,4 +138,34 @@ fn who_crashes_inside_has_left_and_the_next_round_can_begin() {
     for one in inside {
         assert_eq!(one.leave().wait(), Err(DoubleBarrierError::KeyDeleted));
     }
+}
+
+#[test]
+fn who_was_counted_and_did_not_hear_of_it_is_not_told_that_it_had_not_come() {
+    let cluster = quick(3);
+    let (leader, other, late) = stage::roles(&cluster);
+    let waiting = begin(step(&cluster, other, 2).enter().deadline(LONG));
+    wait_for_keys(cluster.node(late), "step/", 1);
+    let barrier = step(&cluster, late, 2);
+    // What it asks for is heard, and what comes of it is not.
+    cluster.cut(leader, late);
+    cluster.cut(other, late);
+    let told = barrier.enter().deadline(Duration::from_millis(100)).wait().unwrap_err();
+    let inside = waiting.wait().unwrap();
+    assert_eq!(effect_of(&told), Effect::Unknown, "{told:?}");
+    cluster.heal();
+    // It has left, as far as it knows of itself.
+    inside.leave().deadline(LONG).wait().unwrap();
+}
+
+#[test]
+fn who_has_left_and_waits_for_the_others_in_vain_has_left_all_the_same() {
+    let cluster = quick(1);
+    let waiting = begin(step(&cluster, 0, 2).enter().deadline(LONG));
+    let stays = step(&cluster, 0, 2).enter().deadline(LONG).wait().unwrap();
+    let leaves = waiting.wait().unwrap();
+    let late = leaves.leave().deadline(Duration::from_millis(200)).wait().unwrap_err();
+    let applied = Error::Deadline { effect: Effect::Applied };
+    assert_eq!(late, DoubleBarrierError::Store(applied));
+    stays.leave().deadline(LONG).wait().unwrap();
 }

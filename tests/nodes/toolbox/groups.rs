@@ -1,8 +1,10 @@
 //! Groups: joined, left, followed.
 
-use bowline::{Error, GroupError, GroupEvent, GroupWatch, Wait};
+use std::time::Duration;
 
-use super::{give_up, quick, wait_for_keys};
+use bowline::{BarrierError, Effect, Error, GroupError, GroupEvent, GroupWatch, SessionEnd, Wait};
+
+use super::{begin, deadline, give_up, quick, wait_for_keys};
 
 /// The next event, as a word and what the member says of itself.
 fn next(watch: &mut GroupWatch) -> (&'static str, String) {
@@ -62,7 +64,7 @@ fn one_session_may_be_in_a_group_more_than_once_and_a_dropped_joining_is_no_memb
     assert_eq!(first.leave().wait(), Ok(false));
     session.close().wait().unwrap();
     assert_eq!(group.members().wait().unwrap(), []);
-    assert!(matches!(group.join("late").wait(), Err(Error::SessionEnded(_))));
+    assert!(matches!(group.join("late").wait(), Err(Error::SessionEnded { .. })));
 }
 
 #[test]
@@ -91,4 +93,26 @@ fn who_follows_a_group_and_falls_behind_compaction_hears_the_difference() {
     );
     assert!(told.len() < 1000, "it has fallen behind: {}", told.len());
     drop(comes);
+}
+
+#[test]
+fn what_was_asked_for_and_is_taken_back_may_have_been_there() {
+    let cluster = quick(3);
+    let node = cluster.node(0);
+    let session = node.open_session().wait().unwrap();
+    let (group, gate) = (session.group("g"), node.client().barrier("gate"));
+    cluster.partition(&[0]);
+    let late = group.join("late").deadline(Duration::from_millis(100)).wait();
+    assert_eq!(late.unwrap_err(), deadline::<()>(Effect::Unknown).unwrap_err());
+    let late = gate.hold(&session).deadline(Duration::from_millis(100)).wait().unwrap_err();
+    assert_eq!(late, BarrierError::Store(deadline::<()>(Effect::Unknown).unwrap_err()));
+    let (joins, holds) = (begin(group.join("late")), begin(gate.hold(&session)));
+    drop(begin(session.close()));
+    let ended = Error::SessionEnded { end: SessionEnd::Closed, effect: Effect::Unknown };
+    assert_eq!(joins.wait().unwrap_err(), ended);
+    assert_eq!(holds.wait().unwrap_err(), BarrierError::Store(ended));
+    cluster.heal();
+    let ended = Error::SessionEnded { end: SessionEnd::Closed, effect: Effect::NotApplied };
+    assert_eq!(group.join("later").wait().unwrap_err(), ended, "it was not asked for");
+    wait_for_keys(node, "", 0);
 }

@@ -148,5 +148,5 @@ fn a_sequential_key_that_is_bound_to_a_session_goes_with_it() {
     let session = cluster.node(1).open_session().wait().unwrap();
     session.close().wait().unwrap();
     let late = cluster.node(1).client().sequential("line/").put_bound("", &session).wait();
-    assert!(matches!(late, Err(SequenceError::Store(Error::SessionEnded(_)))), "{late:?}");
+    assert!(matches!(late, Err(SequenceError::Store(Error::SessionEnded { .. }))), "{late:?}");
 }

@@ -99,7 +99,7 @@ fn a_hold_that_is_dropped_at_any_point_frees_the_barrier() {
     }
     cluster.partition(&[1]);
     let late = gate.hold(&session).deadline(Duration::from_millis(100)).wait().unwrap_err();
-    assert_eq!(late, BarrierError::Store(deadline::<()>(Effect::NotApplied).unwrap_err()));
+    assert_eq!(late, BarrierError::Store(deadline::<()>(Effect::Unknown).unwrap_err()));
     cluster.heal();
     let other = cluster.node(0).client().barrier("gate");
     let session = cluster.node(0).session().wait().unwrap();
