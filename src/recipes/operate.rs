@@ -10,6 +10,7 @@ use crate::model::{
     Command, KeyRange, KeyValue, Op, Put, PutLease, PutValue, Range, Reply, Revision, Txn,
 };
 
+use super::call::{Call, Until};
 use super::line::{parent, prefix_of, still_mine};
 use super::order::{self, Order, Request, What};
 use super::view::{self, Contender};
@@ -38,14 +39,14 @@ pub struct LockInfo {
     pub strays: Vec<Bytes>,
 }
 
-/// Why an order was not given. Nothing was changed.
+/// Why an order was not given, or what became of it is not known: [`OrderError::effect`] says which.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum OrderError {
-    /// The place is not there any more, or is another one by now.
+    /// The place is not there any more, or is another one by now. Nothing was changed.
     #[error("not ordered: that place is not in the line any more")]
     Gone,
-    /// The place is not Bowline's, so that nobody would carry the order out.
+    /// The place is not Bowline's, so that nobody would carry the order out. Nothing was changed.
     #[error(
         "not ordered: {} is not kept by a Bowline session: it can only be broken at once",
         key.escape_ascii()
@@ -55,7 +56,7 @@ pub enum OrderError {
         key: Bytes,
     },
     /// The heir does not wait in that line with another session than the holder's: within one session a
-    /// hand-over could not be told from no hand-over.
+    /// hand-over could not be told from no hand-over. Nothing was changed.
     #[error(
         "not ordered: {} does not wait in that line with another session than the holder's",
         heir.escape_ascii()
@@ -64,7 +65,7 @@ pub enum OrderError {
         /// The key that was named.
         heir: Bytes,
     },
-    /// The store could not, or would not.
+    /// The store could not, or would not. Its [effect](Error::effect) says whether the order stands.
     #[error(transparent)]
     Store(#[from] Error),
 }
@@ -142,27 +143,38 @@ impl Locks {
     ///
     /// # Errors
     /// See [`OrderError`].
-    pub async fn ask(&self, place: &Contender, why: impl Into<String>) -> Result<(), OrderError> {
-        self.order(place, What::Ask, why.into()).await.map(drop)
+    pub fn ask(
+        &self,
+        place: &Contender,
+        why: impl Into<String>,
+    ) -> Call<'static, (), OrderError> {
+        let (locks, place, why) = (self.clone(), place.clone(), why.into());
+        Call::new(&self.client, move |until| async move {
+            locks.order(&place, What::Ask, why, &until).await.map(drop)
+        })
     }
 
     /// Breaks a hold, or evicts who waits. Its node ends the holder's belief, and the lock is another's
     /// after that; a node that does not answer keeps the lock until its session has expired. Answers
-    /// when the place is gone. Giving up the waiting does not take the order back.
+    /// when the place is gone: waits without end unless it is given a deadline, also while the cluster cannot answer.
+    /// Giving up the waiting does not take the order back.
     ///
     /// Nobody carries it out where nobody knows of the hold, whose key somebody's lease keeps all the same: what a
     /// program held before a crash, after which it has [resumed](crate::Node::resume_session) its session, and what
     /// was lost with a session that had a lock delay. [`Locks::break_lock_now`] frees both.
     ///
     /// # Errors
-    /// See [`OrderError`].
-    pub async fn break_lock(
+    /// See [`OrderError`]. Where the effect is unknown the order stands, and may have been carried out.
+    pub fn break_lock(
         &self,
         place: &Contender,
         why: impl Into<String>,
-    ) -> Result<(), OrderError> {
-        let ordered = self.order(place, What::Break, why.into()).await?;
-        self.until_gone(place, ordered).await
+    ) -> Call<'static, (), OrderError> {
+        let (locks, place, why) = (self.clone(), place.clone(), why.into());
+        Call::endless(&self.client, move |until| async move {
+            let ordered = locks.order(&place, What::Break, why, &until).await?;
+            locks.until_gone(&place, ordered, &until).await
+        })
     }
 
     /// Breaks a hold at once, without waiting until its holder knows: for a moment two may believe to hold
@@ -170,54 +182,70 @@ impl Locks {
     /// those whose machine is known to be gone.
     ///
     /// # Errors
-    /// See [`OrderError`].
-    pub async fn break_lock_now(
+    /// See [`OrderError`]. Where the effect is unknown the place may be there still, and its node be ordered to leave
+    /// it, as by [`Locks::break_lock`].
+    pub fn break_lock_now(
         &self,
         place: &Contender,
         why: impl Into<String>,
-    ) -> Result<(), OrderError> {
-        let why = why.into();
-        match self.order(place, What::Break, why.clone()).await {
-            Ok(_) | Err(OrderError::Foreign { .. }) => {}
-            // What is deleted needs no room: its holder is not told first.
-            Err(OrderError::Store(error)) if error.needs_room() => {}
-            Err(error) => return Err(error),
-        }
-        let Contender { key, since, lease, .. } = place;
-        tracing::warn!(by = self.label, why, lock = %key.escape_ascii(), "a lock is broken at once");
-        let order = order::key_for(key);
-        let txn = Txn {
-            compares: still_mine(key, *since, *lease).to_vec(),
-            success: vec![Op::delete(key.clone()), Op::delete(order)],
-            failure: Vec::new(),
-        };
-        self.client.propose(Command::Txn(txn), None).await?;
-        Ok(())
+    ) -> Call<'static, (), OrderError> {
+        let (locks, place, why) = (self.clone(), place.clone(), why.into());
+        Call::new(&self.client, move |until| async move {
+            let is_ordered = match locks.order(&place, What::Break, why.clone(), &until).await {
+                Ok(_) => true,
+                Err(OrderError::Foreign { .. }) => false,
+                // What is deleted needs no room: its holder is not told first.
+                Err(OrderError::Store(error)) if error.needs_room() => false,
+                Err(error) => return Err(error),
+            };
+            let (Contender { key, since, lease, .. }, by) = (&place, &locks.label);
+            tracing::warn!(by, why, lock = %key.escape_ascii(), "a lock is broken at once");
+            let order = order::key_for(key);
+            let txn = Txn {
+                compares: still_mine(key, *since, *lease).to_vec(),
+                success: vec![Op::delete(key.clone()), Op::delete(order)],
+                failure: Vec::new(),
+            };
+            loop {
+                let breaking = Command::Txn(txn.clone());
+                match locks.client.propose(breaking, Some(until.left())).await {
+                    Ok(_) => return Ok(()),
+                    // Of several at most one finds the place.
+                    Err(error) if error.is_transient() && !until.is_over() => until.pause().await,
+                    Err(error) if is_ordered => return Err(error.halfway().into()),
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        })
     }
 
     /// Hands a hold to one who waits for it, past those before that one. The present holder's node ends
     /// its belief first; the heir gets a token of its own. Refused while a client that is not Bowline's
     /// stands in the line: it would not know.
     ///
-    /// Answers when the holder has lost the lock. If the heir has gone by then, the next in line gets it.
+    /// Answers when the holder has lost the lock: waits without end unless it is given a deadline, as
+    /// [`Locks::break_lock`]. If the heir has gone by then, the next in line gets it.
     ///
     /// # Errors
-    /// See [`OrderError`].
-    pub async fn hand_over(
+    /// See [`OrderError`]. Where the effect is unknown the order stands, and may have been carried out.
+    pub fn hand_over(
         &self,
         holder: &Contender,
         heir: &Contender,
         why: impl Into<String>,
-    ) -> Result<(), OrderError> {
-        if parent(&holder.key) != parent(&heir.key) {
-            return Err(OrderError::NoHeir { heir: heir.key.clone() });
-        }
-        view::may_be_handed(heir, holder.lease)?;
-        let prefix = parent(&holder.key).map(Bytes::copy_from_slice).unwrap_or_default();
-        view::is_for_ours_alone(&self.client.shared, &prefix)?;
-        let what = What::HandOver(heir.key.clone());
-        let ordered = self.order(holder, what, why.into()).await?;
-        self.until_gone(holder, ordered).await
+    ) -> Call<'static, (), OrderError> {
+        let (locks, holder, heir, why) = (self.clone(), holder.clone(), heir.clone(), why.into());
+        Call::endless(&self.client, move |until| async move {
+            if parent(&holder.key) != parent(&heir.key) {
+                return Err(OrderError::NoHeir { heir: heir.key });
+            }
+            view::may_be_handed(&heir, holder.lease)?;
+            let prefix = parent(&holder.key).map(Bytes::copy_from_slice).unwrap_or_default();
+            view::is_for_ours_alone(&locks.client.shared, &prefix)?;
+            let what = What::HandOver(heir.key);
+            let ordered = locks.order(&holder, what, why, &until).await?;
+            locks.until_gone(&holder, ordered, &until).await
+        })
     }
 
     /// Puts an order before the node that keeps a place. Answers with the revision at which it stands.
@@ -226,6 +254,7 @@ impl Locks {
         place: &Contender,
         what: What,
         why: String,
+        until: &Until,
     ) -> Result<Revision, OrderError> {
         let Contender { key, since, lease, node, .. } = place;
         if node.is_none() {
@@ -244,32 +273,55 @@ impl Locks {
             success: vec![Op::Put(put)],
             failure: Vec::new(),
         };
-        match self.client.propose(Command::Txn(txn), None).await? {
+        match self.client.propose(Command::Txn(txn), Some(until.left())).await? {
             Reply::Txn(reply) if reply.succeeded => Ok(reply.revision),
             _ => Err(OrderError::Gone),
         }
     }
 
-    /// Waits until a place is not that one's any more.
-    async fn until_gone(&self, place: &Contender, from: Revision) -> Result<(), OrderError> {
+    /// Waits until a place that was ordered away is not that one's any more.
+    async fn until_gone(
+        &self,
+        place: &Contender,
+        ordered: Revision,
+        until: &Until,
+    ) -> Result<(), OrderError> {
         let Contender { key, since, lease, .. } = place;
         let is_there = |row: &KeyValue| row.create_revision == *since && row.lease == Some(*lease);
         loop {
-            let key = KeyRange::key(key.clone());
-            let look = self.client.range(key.clone()).at_least(from).await?;
-            if !look.kvs.first().is_some_and(is_there) {
-                return Ok(());
-            }
-            // From what was just seen on: `from` itself may be compacted long before the place is gone, and
-            // a watch that can never begin would be begun for ever.
-            let mut watch = self.client.watch(key).from(look.revision.next()).await?;
-            // Compacted, or the node has stopped: the next look says which.
-            while let Some(Ok(batch)) = watch.next().await {
-                if batch.events.iter().any(|event| !is_there(&event.kv)) {
-                    return Ok(());
-                }
+            match self.is_gone(key, &is_there, ordered, until).await {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) if error.is_transient() && !until.is_over() => until.pause().await,
+                // The order is given, whatever came of it.
+                Err(error) => return Err(error.halfway().into()),
             }
         }
+    }
+
+    /// Looks whether a place is gone, and follows it until it is; false if it cannot be followed any further.
+    async fn is_gone(
+        &self,
+        key: &Bytes,
+        is_there: &impl Fn(&KeyValue) -> bool,
+        ordered: Revision,
+        until: &Until,
+    ) -> Result<bool, Error> {
+        let key = KeyRange::key(key.clone());
+        let look = self.client.range(key.clone()).at_least(ordered).deadline(until.left()).await?;
+        if !look.kvs.first().is_some_and(is_there) {
+            return Ok(true);
+        }
+        // From what was just seen on: where the order stands may be compacted long before the place is gone, and
+        // a watch that can never begin would be begun for ever.
+        let mut watch = self.client.watch(key).from(look.revision.next()).await?;
+        // Compacted, or the node has stopped: the next look says which.
+        while let Some(Ok(batch)) = until.within(watch.next()).await? {
+            if batch.events.iter().any(|event| !is_there(&event.kv)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 }
 

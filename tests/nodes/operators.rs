@@ -5,12 +5,12 @@ use std::thread;
 use std::time::Duration;
 
 use bowline::{
-    Alarm, AlarmChange, AlarmKind, Contender, Error, KeyRange, Leadership, LockError, LockState,
+    Alarm, AlarmChange, AlarmKind, Contender, Effect, Error, KeyRange, Leadership, LockError, LockState,
     Loss, Node, Op, OrderError, ReadGuard, Refusal, Released, Wait, WriteGuard,
 };
 
 use crate::stage::{
-    Begun, SOON, another_session, lasting, mortal, places, roles, session, stand_in_line,
+    Begun, SHORT, SOON, another_session, lasting, mortal, places, roles, session, stand_in_line,
     until_places, until_true,
 };
 
@@ -460,4 +460,35 @@ fn under_an_alarm_locks_are_given_back_and_broken_and_who_hands_one_over_hears_t
     far.finish().unwrap().release().wait().unwrap();
     assert_eq!(guard.lost().wait(), Loss::KeyDeleted);
     until_places(cluster.node(0), "lock", 0);
+}
+
+#[test]
+fn an_order_that_was_given_stands_whatever_becomes_of_the_waiting() {
+    let mut cluster = lasting(3);
+    let (leader, cut, other) = roles(&cluster);
+    let guard = session(&cluster, cut).mutex("lock").lock().wait().unwrap();
+    let heir = stand_in_line(&session(&cluster, leader), cluster.node(leader), "lock");
+    until_places(cluster.node(other), "lock", 2);
+    let line = cluster.node(other).locks().of("lock").unwrap().line;
+    cluster.partition(&[cut]);
+    // Its holder does not hear of it.
+    let locks = cluster.node(other).locks();
+    let late = locks.break_lock(&line[0], "it hangs").deadline(SHORT).wait().unwrap_err();
+    assert_eq!(late, OrderError::Store(Error::Deadline { effect: Effect::Unknown }));
+    let late = locks.hand_over(&line[0], &line[1], "").deadline(SHORT).wait().unwrap_err();
+    assert_eq!(late, OrderError::Store(Error::Deadline { effect: Effect::Unknown }));
+    let order = Begun::new(locks.break_lock(&line[0], "it hangs still"));
+    let written = || {
+        let orders = cluster.node(leader).client().range(KeyRange::prefix("lock/")).local();
+        let orders = orders.wait().unwrap().kvs;
+        orders.iter().any(|row| row.value.ends_with(b"it hangs still"))
+    };
+    until_true(cluster.node(leader), "the order is there", written);
+    cluster.shutdown(other).wait();
+    let stopped = order.finish().unwrap_err();
+    let is_unknown = |error: &Error| error.effect() == Effect::Unknown;
+    assert!(matches!(&stopped, OrderError::Store(error) if is_unknown(error)), "{stopped:?}");
+    cluster.heal();
+    heir.finish().unwrap();
+    assert!(matches!(guard.lost().wait(), Loss::Broken { .. }));
 }

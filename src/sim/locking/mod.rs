@@ -194,7 +194,7 @@ impl Player {
         self.spawn(async move {
             let locks = player.caller.locks();
             let order = locks.break_lock(&place, "it is too late");
-            drop(player.for_at_most(PATIENCE, order).await);
+            drop(player.for_at_most(PATIENCE, order.into_future()).await);
         });
     }
 
