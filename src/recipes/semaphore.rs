@@ -152,8 +152,8 @@ impl Semaphore {
     /// own, so that there are never too many; call it again then.
     ///
     /// # Errors
-    /// [`LockError::KindMismatch`] if the name is in use for something else. [`LockError::Refused`] if it
-    /// took too long: some rows may have been rewritten.
+    /// [`LockError::KindMismatch`] if the name is in use for something else. [`LockError::Refused`] if the store could
+    /// not, or would not: where the effect is unknown, some rows may have been rewritten, or all of them.
     pub fn resize(&self, limit: u32) -> Call<'static, Semaphore, LockError> {
         let semaphore = Semaphore { limit, ..self.clone() };
         let client = Client::new(Arc::clone(self.session.shared()));
@@ -166,8 +166,11 @@ impl Semaphore {
     async fn rewrite(&self, client: &Client, until: &Until) -> Result<(), LockError> {
         let prefix = prefix_of(&self.name);
         let rows_max = client.shared.settings.limits.txn_ops_max.saturating_sub(1);
-        let refused = LockError::Refused;
+        let mut is_begun = false;
         loop {
+            let refused = |error: Error| {
+                LockError::Refused(if is_begun { error.halfway() } else { error })
+            };
             let range = client.range(KeyRange::prefix(prefix.clone())).deadline(until.left());
             let mut rows = range.await.map_err(refused)?.kvs;
             rows.retain(|row| is_place(row, &prefix));
@@ -182,11 +185,11 @@ impl Semaphore {
                 return Ok(());
             }
             if until.is_over() {
-                let effect = Effect::Unknown;
-                return Err(refused(Error::Deadline { effect }));
+                return Err(refused(Error::Deadline { effect: Effect::NotApplied }));
             }
             let txn = Txn { success, ..Txn::default() };
             client.propose(Command::Txn(txn), Some(until.left())).await.map_err(refused)?;
+            is_begun = true;
         }
     }
 

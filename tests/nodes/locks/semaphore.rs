@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 
 use bowline::{
-    Compare, GuardError, KeyRange, LockError, LockKind, Loss, Node, Permit, Semaphore, Wait,
+    Compare, Effect, Error, GuardError, KeyRange, LockError, LockKind, Loss, Node, Permit,
+    Semaphore, Wait,
 };
 
 use crate::stage::{
     Begun, SOON, STEADY, another_session, lasting, mortal, places, roles, session, until,
-    until_places,
+    until_places, until_true,
 };
 
 const NAME: &str = "permits";
@@ -134,6 +135,24 @@ fn who_learns_of_its_place_and_of_a_resize_in_one_turn_is_told_that_it_wants_too
     assert_eq!(error, LockError::TooManyPermits { asked: 3, limit: 2 });
     assert!(held.is_held());
     until_places(cluster.node(leader), NAME, 1);
+}
+
+#[test]
+fn a_resize_that_was_applied_and_could_not_be_confirmed_is_not_told_as_nothing() {
+    let cluster = lasting(3);
+    let (_, far, other) = roles(&cluster);
+    let of = session(&cluster, far).semaphore(NAME, 1);
+    let _held = of.acquire().wait().unwrap();
+    let mut resize = Begun::new(of.resize(2).deadline(STEADY));
+    // It has read the line, and is about to rewrite it.
+    until_true(cluster.node(far), "the line is read", || resize.wakes() >= 1);
+    assert!(resize.poll().is_none());
+    until_true(cluster.node(far), "it is rewritten", || resize.wakes() >= 2);
+    cluster.partition(&[far]);
+    let error = resize.finish().unwrap_err();
+    assert_eq!(error, LockError::Refused(Error::Deadline { effect: Effect::Unknown }));
+    let kind = cluster.node(other).locks().of(NAME).unwrap().line[0].kind;
+    assert_eq!(kind, LockKind::Semaphore(2));
 }
 
 #[test]
