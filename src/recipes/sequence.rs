@@ -11,14 +11,11 @@ use thiserror::Error as ThisError;
 use tokio::sync::Semaphore;
 
 use crate::api::{Client, Error, Session};
-use crate::model::{
-    Command, Compare, KeyValue, Op, Put, PutLease, PutValue, Refusal, Reply, Revision,
-};
-use crate::node::SessionEnd;
+use crate::model::{Command, Compare, KeyValue, Op, Put, PutLease, PutValue, Reply, Revision};
 
 use super::call::{Call, Until};
 use super::chain::{TRIES_MAX, Way, chain, taken, try_ways, ways_max};
-use super::deed::{carry_out, delete_of};
+use super::deed::{carry_out_within, delete_of};
 use super::digits::number_in;
 
 /// Where the next numbers are: below this, the prefix.
@@ -33,9 +30,9 @@ const GUESSED_VALUE_BYTES_MAX: usize = 256;
 /// Makes keys `<prefix><number>`; made by [`Client::sequential`].
 ///
 /// Numbers begin at 0, have ten digits, and are dense: each key that was made took exactly the next one,
-/// and a call that fails takes none (only numbers whose keys somebody has made by hand are passed
-/// over). They are never given twice, also after their keys are gone. Keys are in the order in which they
-/// were made.
+/// and a call that changes nothing takes none (only numbers whose keys somebody has made by hand are passed
+/// over). They are never given twice, also after their keys are gone, or were taken back. Keys are in the order in
+/// which they were made.
 ///
 /// A call is one entry in the log, applied at most once whatever becomes of leaders and messages. What a
 /// crash, a pause or a partition leaves of it is either the key, or nothing.
@@ -115,10 +112,11 @@ impl Sequence {
 
     /// As [`Sequence::put`], for a key that lives as long as the session: what ZooKeeper calls an
     /// ephemeral sequential node. A key whose maker has crashed is gone when its session has ended. If
-    /// the future is dropped, no key stays.
+    /// the future is dropped, no key stays; it may have taken a number.
     ///
     /// # Errors
-    /// See [`SequenceError`]; [`Error::SessionEnded`] inside it.
+    /// See [`SequenceError`]; [`Error::SessionEnded`] inside it. No key stays. Where the effect is unknown a number may
+    /// be taken.
     pub fn put_bound(
         &self,
         value: impl Into<Bytes>,
@@ -198,9 +196,6 @@ async fn try_bound(
     session: &Session,
     until: &Until,
 ) -> Result<(Option<usize>, Revision), Error> {
-    if let Some(end) = session.end() {
-        return Err(Error::ended(end, session.shared()));
-    }
     let command = Command::Txn(client.scope.txn(chain(ways)));
     let keys: Vec<Bytes> = keys.iter().map(|key| client.scope.key(key.clone())).collect();
     let undo = move |reply: &Reply| match reply {
@@ -208,20 +203,9 @@ async fn try_bound(
         // One of them may have been made by it; the session's end will see to it.
         _ => None,
     };
-    let making = async {
-        tokio::select! {
-            biased;
-            reply = carry_out(session.shared(), command, undo) => reply,
-            end = session.ended() => Err(Error::ended(end, session.shared())),
-        }
-    };
-    match until.within(making).await? {
-        Ok(Reply::Txn(reply)) => Ok((taken(&reply), reply.revision)),
-        Ok(other) => unreachable!("a transaction is answered by {other:?}"),
-        Err(Error::Refused(Refusal::LeaseNotFound(_))) => {
-            Err(Error::ended(SessionEnd::LeaseEnded, session.shared()))
-        }
-        Err(error) => Err(error),
+    match carry_out_within(session, command, until, undo).await? {
+        Reply::Txn(reply) => Ok((taken(&reply), reply.revision)),
+        other => unreachable!("a transaction is answered by {other:?}"),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use bowline::testing::Cluster;
 use bowline::{CounterError, Effect, Error, KeyRange, Node, SequenceError, Wait};
@@ -149,4 +150,20 @@ fn a_sequential_key_that_is_bound_to_a_session_goes_with_it() {
     session.close().wait().unwrap();
     let late = cluster.node(1).client().sequential("line/").put_bound("", &session).wait();
     assert!(matches!(late, Err(SequenceError::Store(Error::SessionEnded { .. }))), "{late:?}");
+}
+
+#[test]
+fn a_bound_key_that_is_taken_back_may_have_taken_a_number() {
+    let cluster = quick(3);
+    let node = cluster.node(0);
+    let session = node.session().wait().unwrap();
+    let line = node.client().sequential("line/");
+    line.put_bound("first", &session).wait().unwrap();
+    cluster.partition(&[0]);
+    let late = line.put_bound("late", &session).deadline(Duration::from_millis(100)).wait();
+    let unknown = Error::Deadline { effect: Effect::Unknown };
+    assert_eq!(late, Err(SequenceError::Store(unknown)));
+    cluster.heal();
+    line.put_bound("next", &session).wait().unwrap();
+    wait_for_keys(node, "line/", 2);
 }
