@@ -68,9 +68,13 @@ impl Session {
         Client::new(Arc::clone(self.shared()))
     }
 
-    /// Until when the lease is known to live, if nothing renews it. Compare with [`Node::now`].
+    /// Until when the lease is known to live, if nothing renews it. Compare with [`Node::now`]. Once the session has
+    /// ended, for whatever reason, that is a moment long past: [`Moment::default`].
     pub fn valid_until(&self) -> Moment {
-        self.state().valid_until()
+        match self.end() {
+            Some(_) => Moment::default(),
+            None => self.state().valid_until(),
+        }
     }
 
     /// How it stands now, by this machine's clock: right even when the program, or the machine, was

@@ -110,8 +110,12 @@ impl Hold {
     }
 
     /// Until when the lock is surely held if nothing is renewed. Compare with
-    /// [`Node::now`](crate::Node::now).
+    /// [`Node::now`](crate::Node::now). Once it is known to be lost, for whatever reason, that is a moment long past:
+    /// [`Moment::default`].
     pub fn valid_until(&self) -> Moment {
+        if self.is_lost().is_some() {
+            return Moment::default();
+        }
         let until = self.session.valid_until();
         self.turn.until().map_or(until, |cap| cap.min(until))
     }

@@ -492,3 +492,22 @@ fn an_order_that_was_given_stands_whatever_becomes_of_the_waiting() {
     heir.finish().unwrap();
     assert!(matches!(guard.lost().wait(), Loss::Broken { .. }));
 }
+
+#[test]
+fn nothing_is_held_for_any_time_to_come_once_its_loss_is_known() {
+    let cluster = lasting(1);
+    let node = cluster.node(0);
+    let session = another_session(&cluster, 0, "holder");
+    let [broken, deleted, closed] =
+        ["broken", "deleted", "closed"].map(|name| session.mutex(name).lock().wait().unwrap());
+    assert!(broken.valid_until() > node.now() && session.valid_until() > node.now());
+    node.locks().break_lock(&place(node, "broken", 0), "it hangs").wait().unwrap();
+    assert!(matches!(broken.state(), LockState::Lost(Loss::Broken { .. })));
+    assert!(broken.valid_until() <= node.now());
+    node.client().delete(deleted.key().clone()).wait().unwrap();
+    assert_eq!(deleted.lost().wait(), Loss::KeyDeleted);
+    assert!(deleted.valid_until() <= node.now());
+    assert!(closed.valid_until() > node.now());
+    session.close().wait().unwrap();
+    assert!(closed.valid_until() <= node.now() && session.valid_until() <= node.now());
+}
