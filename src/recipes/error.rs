@@ -64,7 +64,8 @@ pub enum LockError {
     /// Somebody else holds it, or was there before; only from the `try_` calls.
     #[error("not taken: somebody else has it{}", holder.as_ref().map(|h| format!(": {h}")).unwrap_or_default())]
     WouldBlock {
-        /// Who is first in line, as this node's replica knows it.
+        /// Who is first in line, as this node's replica knows it; of several locks, in the first of those that are not
+        /// to be had. Whoever wants to become the writer is told of the first of the others.
         holder: Option<Box<Contender>>,
     },
     /// The deadline of the wait has passed; so many were still before this wish, holders and waiters.

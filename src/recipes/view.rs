@@ -10,7 +10,7 @@ use crate::node::Shared;
 
 use super::line::{is_place, prefix_of};
 use super::operate::OrderError;
-use super::rule::{LockKind, Queue};
+use super::rule::{LockKind, Queue, Rank};
 use super::stance::Stance;
 
 /// One place in a line, as the replica has it.
@@ -69,9 +69,10 @@ pub(crate) fn rows(shared: &Shared, prefix: &Bytes) -> Vec<KeyValue> {
     rows.into_iter().filter(|row| is_place(row, prefix)).collect()
 }
 
-/// Who is first in a line.
-pub(crate) fn first_in(shared: &Shared, prefix: &Bytes) -> Option<Contender> {
-    contenders(shared, rows(shared, prefix)).into_iter().next()
+/// Who stands at this rank of a line, if it still does.
+pub(crate) fn at(shared: &Shared, queue: &Queue, rank: &Rank) -> Option<Contender> {
+    let (row, _) = shared.reader.get(&rank.1);
+    contender(shared, queue, row.filter(|row| row.create_revision == rank.0)?)
 }
 
 /// The line of `name`, in order.
@@ -88,21 +89,23 @@ fn contenders(shared: &Shared, rows: Vec<KeyValue>) -> Vec<Contender> {
         let rule = Stance::rule_of(&row.key, &row.value);
         queue.insert((row.create_revision, row.key.clone()), rule);
     }
-    let contender = |row: KeyValue| {
-        let lease = row.lease?;
-        let session = shared.reader.lease_head(lease).and_then(|info| info.session);
-        let (node, label) = session.map(|(node, _, session)| (node, session.label)).unzip();
-        let rank = (row.create_revision, row.key.clone());
-        let kind = queue.rule(&rank)?.kind();
-        let holds = queue.may_hold(&rank);
-        let (site, owner, why) = match Stance::parse(&row.key, &row.value) {
-            Some(stance) => (stance.site, stance.owner_name, stance.why),
-            None => (String::new(), String::new(), row.value),
-        };
-        let (since, key) = rank;
-        Some(Contender { key, since, holds, kind, lease, label, node, site, owner, why })
+    rows.into_iter().filter_map(|row| contender(shared, &queue, row)).collect()
+}
+
+/// Whose a row of this line is.
+fn contender(shared: &Shared, queue: &Queue, row: KeyValue) -> Option<Contender> {
+    let lease = row.lease?;
+    let session = shared.reader.lease_head(lease).and_then(|info| info.session);
+    let (node, label) = session.map(|(node, _, session)| (node, session.label)).unzip();
+    let rank = (row.create_revision, row.key.clone());
+    let kind = queue.rule(&rank)?.kind();
+    let holds = queue.may_hold(&rank);
+    let (site, owner, why) = match Stance::parse(&row.key, &row.value) {
+        Some(stance) => (stance.site, stance.owner_name, stance.why),
+        None => (String::new(), String::new(), row.value),
     };
-    rows.into_iter().filter_map(contender).collect()
+    let (since, key) = rank;
+    Some(Contender { key, since, holds, kind, lease, label, node, site, owner, why })
 }
 
 /// Whether nobody but Bowline's sessions stands in a line.

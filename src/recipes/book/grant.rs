@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::super::error::LockError;
 use super::super::place::{Act, Acts, Inner, Phase, Place, Turn};
 use super::super::rule::{Misfit, Rank, Rule};
-use super::super::view;
+use super::super::view::{self, Contender};
 use super::{Book, fail_all, no_more, queue_of, says_anew};
 use crate::model::{KeyValue, Revision};
 use crate::mutant::{self, Mutant};
@@ -102,7 +102,7 @@ impl Book {
                 let why = match end {
                     Some(end) => LockError::SessionEnded(end),
                     None => {
-                        let holder = view::first_in(shared, &place.prefixes[0]).map(Box::new);
+                        let holder = self.in_the_way(shared, place, keys, since).map(Box::new);
                         LockError::WouldBlock { holder }
                     }
                 };
@@ -111,6 +111,25 @@ impl Book {
                 turn.stands(since, acts);
             }
         }
+    }
+
+    /// Who is first in a line in which a place must wait, without that one itself.
+    fn in_the_way(
+        &self,
+        shared: &Shared,
+        place: &Place,
+        keys: &[Bytes],
+        since: Revision,
+    ) -> Option<Contender> {
+        place.prefixes.iter().zip(keys).find_map(|(prefix, key)| {
+            let queue = self.lines.get(prefix)?.queue.as_ref()?;
+            let rank = (since, key.clone());
+            let own = queue.rule(&rank).filter(|_| !queue.may_hold(&rank))?;
+            // The reader that wants to become the writer stands in its own way.
+            let is_own = |other: &Rank| matches!(own, Rule::Upgrade(of) if *of == other.1);
+            let mut before = queue.iter().map(|(other, _)| other).take_while(|other| **other < rank);
+            view::at(shared, queue, before.find(|other| !is_own(other))?)
+        })
     }
 
     pub(super) fn judge(

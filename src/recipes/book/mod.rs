@@ -115,8 +115,10 @@ impl Book {
             && (inner.holder.is_some() || inner.waiting() > 0 || inner.phase != Phase::Entering)
         {
             drop(inner);
-            let holder = view::first_in(shared, &prefix).map(Box::new);
-            return Err(LockError::WouldBlock { holder });
+            let queue = self.lines.get(&prefix).and_then(|line| line.queue.as_ref());
+            let first = queue.and_then(|queue| Some((queue, queue.first()?.0)));
+            let holder = first.and_then(|(queue, first)| view::at(shared, queue, first));
+            return Err(LockError::WouldBlock { holder: holder.map(Box::new) });
         }
         if inner.waiting() >= max {
             return Err(LockError::QueueFull { max });

@@ -28,7 +28,8 @@ fn all_are_taken_or_none() {
     let sessions = [0, 1, 2].map(|member| session(&cluster, member));
     let held = sessions[0].mutex("b").lock().wait().unwrap();
     let refused = sessions[1].try_lock_all(["c", "b", "a"]).wait().unwrap_err();
-    assert!(matches!(refused, LockError::WouldBlock { .. }), "{refused:?}");
+    let LockError::WouldBlock { holder } = refused else { panic!("{refused:?}") };
+    assert_eq!(&holder.unwrap().key, held.key(), "who is in the way, and not the one who asks");
     for name in ["a", "c"] {
         until_places(cluster.node(0), name, 0);
     }

@@ -284,7 +284,9 @@ fn an_upgrade_that_only_tries_gives_the_reader_back() {
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let (one, two) = (read(&sessions[0]), read(&sessions[1]));
     let error = one.try_upgrade().wait().unwrap_err();
-    assert!(matches!(error.why, LockError::WouldBlock { .. }), "{error:?}");
+    let LockError::WouldBlock { holder } = &error.why else { panic!("{error:?}") };
+    let holder = holder.as_deref().map(|holder| &holder.key);
+    assert_eq!(holder, Some(two.key()), "the other reader, and not the one who asks");
     two.release().wait().unwrap();
     until_places(cluster.node(0), LOCK, 1);
     let writer = error.guard.try_upgrade().wait().unwrap();
