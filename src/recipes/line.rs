@@ -31,7 +31,7 @@ use super::book::{Book, end_place, no_more};
 use super::error::{LockError, Loss};
 use super::head_count::Part;
 use super::order::Request;
-use super::place::{Act, Acts, Bound, Load, Parting, Place, Turn, unbinding};
+use super::place::{Act, Acts, Bound, Load, Parting, Phase, Place, Turn, unbinding};
 use super::rule::{Queue, Rank, Rule};
 use super::stance::Stance;
 use super::token::Token;
@@ -224,6 +224,16 @@ impl Lines {
     pub(super) fn is_given_up(&self, (since, key): &Rank) -> bool {
         let book = self.lock();
         book.local(key).is_some_and(|place| place.lock().is_given_up(*since))
+    }
+
+    /// Whether a task of this node holds there and does not know it yet.
+    pub(super) fn is_undelivered(&self, (since, key): &Rank) -> bool {
+        let book = self.lock();
+        book.local(key).is_some_and(|place| {
+            let inner = place.lock();
+            let is_it = matches!(inner.phase, Phase::Held { since: held, .. } if held == *since);
+            is_it && inner.holder.as_ref().is_some_and(|turn| !turn.is_delivered())
+        })
     }
 
     /// How many are before a turn: in the line, as the replica has it, and in this node's own queue.

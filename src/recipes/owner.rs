@@ -9,10 +9,14 @@
 //! says whose it is, and a lease knows its keys. The youngest wish of a circle is the one that closes it
 //! and the one that is refused: only what entered before it is looked at, and that is there, on its
 //! node, when its own entering has been applied. A semaphore's permits do not point at anybody.
+//!
+//! What another task of the owner was granted, and has not looked at yet, closes no circle with this one in the same
+//! line: when that task has it, this one has it too, or looks again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Waker;
 
 use bytes::Bytes;
 
@@ -20,6 +24,7 @@ use crate::api::Session;
 use crate::model::{KeyRange, LeaseId, Range, Revision};
 use crate::mutant::{self, Mutant};
 use crate::node::Shared;
+use crate::watch::waking;
 
 use super::error::{LockError, WaitsFor};
 use super::hold::Hold;
@@ -61,6 +66,16 @@ struct Inner {
     name: String,
     holds_max: u32,
     holds: Mutex<BTreeMap<(Bytes, Mode), Kept>>,
+    waiting: Arc<Mutex<Waiting>>,
+}
+
+/// The tasks of an owner that wait.
+#[derive(Default)]
+struct Waiting {
+    /// How often the owner has come to hold something.
+    times: u64,
+    /// By the addresses of their turns.
+    wakers: BTreeMap<usize, Waker>,
 }
 
 /// In which way something is held.
@@ -116,6 +131,7 @@ impl Session {
             name: name.into(),
             holds_max: HOLDS_MAX,
             holds: Mutex::default(),
+            waiting: Arc::default(),
         };
         Owner { session: self.clone(), inner: Arc::new(inner) }
     }
@@ -131,9 +147,10 @@ impl Owner {
     /// 65,536. For a new owner: what it holds already is forgotten.
     #[must_use]
     pub fn holds_max(self, holds: u32) -> Self {
-        let Inner { id, name, .. } = &*self.inner;
+        let Inner { id, name, waiting, .. } = &*self.inner;
         let (id, name, holds_max) = (id.clone(), name.clone(), holds.max(1));
-        let inner = Inner { id, name, holds_max, holds: Mutex::default() };
+        let (holds, waiting) = (Mutex::default(), Arc::clone(waiting));
+        let inner = Inner { id, name, holds_max, holds, waiting };
         Owner { session: self.session, inner: Arc::new(inner) }
     }
 
@@ -193,6 +210,36 @@ impl Owner {
         for name in names {
             holds.insert((name.clone(), mode), Kept::of(hold));
         }
+        drop(holds);
+        // Another of its tasks may wait for just that: it has it by this, or would wait for itself.
+        let mut waiting = self.waiting();
+        waiting.times += 1;
+        let wakers = std::mem::take(&mut waiting.wakers);
+        drop(waiting);
+        for waker in wakers.into_values() {
+            _ = waking(|| waker.wake());
+        }
+    }
+
+    /// A task waits, and wants to know when the owner comes to hold something. Answers with how often it has.
+    pub(crate) fn wait(&self, turn: &Arc<Turn>, waker: &Waker) -> u64 {
+        let mut waiting = self.waiting();
+        let before = waiting.wakers.insert(Arc::as_ptr(turn).addr(), waker.clone());
+        let times = waiting.times;
+        drop(waiting);
+        // With the last of its wakers a task may go, and whatever it holds.
+        drop(before);
+        times
+    }
+
+    /// A task waits no more.
+    pub(crate) fn waits_no_more(&self, turn: &Arc<Turn>) {
+        let before = self.waiting().wakers.remove(&Arc::as_ptr(turn).addr());
+        drop(before);
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.inner.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What it has this hold by for writing too, if it has.
@@ -286,6 +333,10 @@ impl Search<'_> {
         }
         for Blocker { rank, stance, lease, holds } in self.blockers(prefix, rank) {
             if stance.owner == self.target {
+                // Another of its tasks holds what this waits for, and does not know it yet: when it does, this is told.
+                if holds && depth == 0 && Lines::of(self.shared).is_undelivered(&rank) {
+                    continue;
+                }
                 if holds {
                     return Some(Vec::new());
                 }

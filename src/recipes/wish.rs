@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::panic::Location;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -59,8 +59,8 @@ struct Waits {
     place: Arc<Place>,
     turn: Arc<Turn>,
     owner: Option<(Owner, Vec<Bytes>, Mode)>,
-    /// The revision of the place for which deadlocks were looked for.
-    looked: Option<Revision>,
+    /// The revision of the place for which deadlocks were looked for, and what its owner had come to hold by then.
+    looked: Option<(Revision, u64)>,
     /// Nothing is left to be given up.
     is_over: bool,
 }
@@ -212,6 +212,9 @@ impl Waits {
         match stage {
             Stage::Failed(why) => {
                 self.is_over = true;
+                if let Some((owner, ..)) = &self.owner {
+                    owner.waits_no_more(&self.turn);
+                }
                 self.lines.forget_deadline(&self.turn);
                 // The end of the session has deleted the key.
                 let ended = self.session.state().end(self.session.shared().now());
@@ -249,23 +252,40 @@ impl Waits {
                 let (session, lines) = (self.session.clone(), Arc::clone(&self.lines));
                 let (place, turn) = (Arc::clone(&self.place), Arc::clone(&self.turn));
                 let owner = self.owner.as_ref().map(|(owner, ..)| owner.clone());
+                turn.delivered();
                 let hold = Hold::new(session, lines, place, turn, grant, owner);
                 if let Some((owner, names, mode)) = self.owner.take() {
+                    owner.waits_no_more(&self.turn);
                     owner.keep(&names, mode, &hold);
                 }
                 Poll::Ready(Ok(hold))
             }
-            Stage::Stands(since) => {
-                if let Some((owner, _, _)) = &self.owner
-                    && self.looked.replace(since) != Some(since)
-                    && let Some(cycle) = owner.deadlock(&self.place, since)
-                {
+            Stage::Stands(since) => match self.look(since, context.waker()) {
+                Ok(None) => Poll::Pending,
+                settled => {
                     self.give_up(LockError::Evicted);
-                    return Poll::Ready(Err(LockError::Deadlock { cycle }));
+                    Poll::Ready(settled.map(|hold| hold.expect("it is one")))
                 }
-                Poll::Pending
-            }
+            },
             Stage::Asked | Stage::Failed(_) => Poll::Pending,
+        }
+    }
+
+    /// Whether its owner has come to hold meanwhile what this waits for, in another of its tasks; or would wait for
+    /// itself.
+    fn look(&mut self, since: Revision, waker: &Waker) -> Result<Option<Hold>, LockError> {
+        let Some((owner, names, mode)) = &self.owner else { return Ok(None) };
+        // Whatever it comes to hold from now on is heard of.
+        let now = Some((since, owner.wait(&self.turn, waker)));
+        if std::mem::replace(&mut self.looked, now) == now {
+            return Ok(None);
+        }
+        if let Some(again) = owner.again(names, *mode)? {
+            return Ok(Some(again));
+        }
+        match owner.deadlock(&self.place, since) {
+            Some(cycle) => Err(LockError::Deadlock { cycle }),
+            None => Ok(None),
         }
     }
 
@@ -286,6 +306,9 @@ impl Waits {
 
     fn give_up(&mut self, why: LockError) {
         if !std::mem::replace(&mut self.is_over, true) {
+            if let Some((owner, ..)) = &self.owner {
+                owner.waits_no_more(&self.turn);
+            }
             self.lines.withdraw(&self.place, &self.turn, why);
         }
     }

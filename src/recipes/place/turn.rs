@@ -1,6 +1,6 @@
 //! The turn of one task: how far its wish has come, and the hold that it comes to.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
@@ -58,6 +58,8 @@ pub(crate) struct Turn {
     count: Arc<HeadCount>,
     /// How many guards stand for its hold.
     shares: AtomicU32,
+    /// Its task has looked, and has what it holds.
+    is_delivered: AtomicBool,
     state: Mutex<TurnState>,
     /// Told when what it holds is lost, or somebody asks for it.
     pub(crate) changed: Notify,
@@ -112,8 +114,20 @@ impl Turn {
         let state = TurnState { stage, waker, loss: None, handed, until, request: None };
         count.moves(None, state.part());
         let (state, changed) = (Mutex::new(state), Notify::new());
-        let shares = AtomicU32::new(1);
-        Self { number, only_try, deadline, cap, is_owned, is_behind, count, shares, state, changed }
+        let (shares, is_delivered) = (AtomicU32::new(1), AtomicBool::new(false));
+        Self {
+            number,
+            only_try,
+            deadline,
+            cap,
+            is_owned,
+            is_behind,
+            count,
+            shares,
+            is_delivered,
+            state,
+            changed,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, TurnState> {
@@ -156,6 +170,16 @@ impl Turn {
         if self.is_owned {
             acts.0.extend(state.waker.take().map(Act::Wake));
         }
+    }
+
+    /// Its task has what it holds now.
+    pub(crate) fn delivered(&self) {
+        self.is_delivered.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether its task has what it holds.
+    pub(crate) fn is_delivered(&self) -> bool {
+        self.is_delivered.load(Ordering::Relaxed)
     }
 
     /// One more guard for its hold.

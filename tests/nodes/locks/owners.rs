@@ -303,3 +303,43 @@ fn an_owner_with_many_tasks_in_a_line_is_searched_for_circles_in_no_time() {
     drop((waiting, held));
     until_places(node, "lock", 0);
 }
+
+#[test]
+fn two_tasks_of_one_owner_that_ask_at_the_same_time_do_not_wait_for_each_other() {
+    let cluster = lasting(1);
+    let mine = session(&cluster, 0);
+    let (owner, lock) = (mine.owner("ann"), mine.mutex("lock"));
+    let one = Begun::new(lock.lock().owner(&owner));
+    let mut two = Begun::new(lock.lock().owner(&owner));
+    // It stands behind the first, which holds and has not looked.
+    until_true(cluster.node(0), "it stands in line", || two.wakes() > 0);
+    assert!(two.poll().is_none());
+    let before = two.wakes();
+    let one = one.finish().unwrap();
+    assert!(two.wakes() > before, "what the owner holds it holds at once");
+    let two = two.finish().unwrap();
+    assert_eq!(one.token(), two.token());
+    until_places(cluster.node(0), "lock", 1);
+    assert_eq!(one.release().wait().unwrap(), Released::StillHeld { times: 1 });
+    assert_eq!(two.release().wait().unwrap(), Released::Now);
+}
+
+#[test]
+fn two_tasks_of_one_owner_that_would_wait_for_each_other_are_told_so_when_one_of_them_holds() {
+    let cluster = lasting(1);
+    let mine = session(&cluster, 0);
+    let (owner, lock) = (mine.owner("ann"), mine.rw_lock("lock"));
+    // Another handle of the same owner, which does not know what this one holds.
+    let again = owner.clone().holds_max(3);
+    for owner_too in [&owner, &again] {
+        let one = Begun::new(lock.read().owner(&owner));
+        let mut two = Begun::new(lock.write().owner(owner_too));
+        until_true(cluster.node(0), "it stands in line", || two.wakes() > 0);
+        assert!(two.poll().is_none());
+        let one = one.finish().unwrap();
+        let error = two.finish().unwrap_err();
+        assert_eq!(circle(&error), steps(&[("ann", "lock")]));
+        assert_eq!(one.release().wait().unwrap(), Released::Now);
+        until_places(cluster.node(0), "lock", 0);
+    }
+}
