@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures_core::Stream;
 
 use crate::api::{Client, Error};
-use crate::model::{EventKind, KeyValue, Revision};
+use crate::model::{EventKind, KeyValue, LeaseId, Revision};
 
 use super::following::{Following, News};
 use super::line::is_place;
@@ -22,8 +22,12 @@ pub struct Leader {
     pub key: Bytes,
     /// What it wants to be known by.
     pub value: Bytes,
-    /// The revision of its candidacy: tells two terms of one leader apart.
+    /// The revision that made its key: tells two terms of one candidate apart. Who was [handed](crate::Guard::hand_over)
+    /// the lead, or has taken it up [again](crate::Election::resume), has the key and the revision of whoever led before,
+    /// with another lease.
     pub since: Revision,
+    /// The lease that it lives with.
+    pub lease: LeaseId,
 }
 
 /// What an observer sees: who stands first among the candidates, as the cluster knows it.
@@ -49,8 +53,8 @@ pub enum LeaderEvent {
 pub struct Observe {
     prefix: Bytes,
     following: Following,
-    /// By the revision of their candidacy.
-    candidates: BTreeMap<(Revision, Bytes), Bytes>,
+    /// By the revision of their candidacy: what they say, and the lease that they live with.
+    candidates: BTreeMap<(Revision, Bytes), (Bytes, LeaseId)>,
     told: Option<LeaderEvent>,
     to_tell: VecDeque<LeaderEvent>,
 }
@@ -74,7 +78,7 @@ impl Observe {
     fn begin(&mut self, rows: Vec<KeyValue>) {
         self.candidates = candidates(rows, &self.prefix)
             .into_iter()
-            .map(|candidate| ((candidate.since, candidate.key), candidate.value))
+            .map(|Candidate(Leader { key, value, since, lease })| ((since, key), (value, lease)))
             .collect();
         self.tell();
     }
@@ -88,16 +92,21 @@ impl Observe {
             }
             None => {}
         }
-        if kind == EventKind::Put && is_place(&row, &self.prefix) {
-            self.candidates.insert((row.create_revision, row.key), row.value);
+        if kind == EventKind::Put
+            && let Some(lease) = row.lease.filter(|_| is_place(&row, &self.prefix))
+        {
+            self.candidates.insert((row.create_revision, row.key), (row.value, lease));
         }
     }
 
     fn tell(&mut self) {
         let now = match self.candidates.first_key_value() {
-            Some(((since, key), value)) => {
-                LeaderEvent::Leads(Leader { key: key.clone(), value: value.clone(), since: *since })
-            }
+            Some(((since, key), (value, lease))) => LeaderEvent::Leads(Leader {
+                key: key.clone(),
+                value: value.clone(),
+                since: *since,
+                lease: *lease,
+            }),
             None => LeaderEvent::Vacant,
         };
         if self.told.as_ref() != Some(&now) {
@@ -139,15 +148,12 @@ impl std::fmt::Debug for Observe {
     }
 }
 
-pub(super) struct Candidate {
-    since: Revision,
-    key: Bytes,
-    value: Bytes,
-}
+/// Who would lead if it were the first.
+pub(super) struct Candidate(Leader);
 
 impl Candidate {
     pub(super) fn into_leader(self) -> Leader {
-        Leader { key: self.key, value: self.value, since: self.since }
+        self.0
     }
 }
 
@@ -156,8 +162,11 @@ pub(super) fn candidates(rows: Vec<KeyValue>, prefix: &[u8]) -> Vec<Candidate> {
     let mut candidates: Vec<Candidate> = rows
         .into_iter()
         .filter(|row| is_place(row, prefix))
-        .map(|row| Candidate { since: row.create_revision, key: row.key, value: row.value })
+        .filter_map(|row| {
+            let (key, value, since, lease) = (row.key, row.value, row.create_revision, row.lease?);
+            Some(Candidate(Leader { key, value, since, lease }))
+        })
         .collect();
-    candidates.sort_by(|a, b| (a.since, &a.key).cmp(&(b.since, &b.key)));
+    candidates.sort_by(|Candidate(a), Candidate(b)| (a.since, &a.key).cmp(&(b.since, &b.key)));
     candidates
 }

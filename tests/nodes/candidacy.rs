@@ -210,6 +210,27 @@ fn handed_over_it_stands_again_behind_its_heir() {
 }
 
 #[test]
+fn an_observer_sees_the_lead_handed_over_to_one_who_says_the_same() {
+    let cluster = lasting(3);
+    let mut observer = session(&cluster, 2).election("jobs").observe();
+    let mut next = || match observer.next().wait().unwrap().unwrap() {
+        LeaderEvent::Leads(leader) => Some(leader),
+        LeaderEvent::Vacant => None,
+    };
+    assert_eq!(next(), None);
+    let first = session(&cluster, 0).election("jobs").campaign("ready").wait().unwrap();
+    let behind = Begun::new(session(&cluster, 1).election("jobs").campaign("ready"));
+    until_places(cluster.node(0), "jobs", 2);
+    let before = next().unwrap();
+    let line = cluster.node(0).locks().of("jobs").unwrap().line;
+    cluster.node(0).locks().hand_over(&line[0], &line[1], "its turn").wait().unwrap();
+    let second = behind.finish().unwrap();
+    let after = next().unwrap();
+    assert_eq!((&before.key, before.since), (&after.key, after.since), "by the same key");
+    assert_eq!((before.lease, after.lease), (first.session().lease(), second.session().lease()));
+}
+
+#[test]
 fn dropped_it_leads_no_more_whoever_has_a_share_of_its_leadership() {
     let cluster = lasting(3);
     let first = stand(&cluster, 0, "a");

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::super::world::place;
 use super::Judge;
 use super::lines::{Head, Line};
-use crate::model::{NodeId, Revision};
+use crate::model::{LeaseId, NodeId, Revision};
 
 /// Names an observer of an election.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -34,13 +34,17 @@ impl Judge {
 
     /// An observer is told who leads: that is the next change after what it was told before, or
     /// a later one where what is between may be forgotten.
-    pub(crate) fn observed(&mut self, id: ObserverId, leader: Option<(&Bytes, Revision, &Bytes)>) {
+    pub(crate) fn observed(
+        &mut self,
+        id: ObserverId,
+        leader: Option<(&Bytes, Revision, &Bytes, LeaseId)>,
+    ) {
         let Some(Observer { node, election, seen }) = self.locks.observers.remove(&id) else {
             return;
         };
         let is_it = |head: &Option<Head>| {
             let head = head.as_ref();
-            head.map(|head| (&head.key, head.since, &head.value)) == leader
+            head.map(|head| (&head.key, head.since, &head.value, head.lease)) == leader
         };
         let never = Line::new();
         let line = self.line(election).unwrap_or(&never);
@@ -86,7 +90,7 @@ mod tests {
 
     use super::super::super::clock::Timeline;
     use super::*;
-    use crate::model::{Event, EventKind, KeyValue, LeaseId};
+    use crate::model::{Event, EventKind, KeyValue};
 
     const KEY: Bytes = Bytes::from_static(b"lock/e/7");
 
@@ -121,7 +125,8 @@ mod tests {
                 judge.may_compact(Revision(compacted));
             }
             let (key, value) = (KEY, Bytes::new());
-            let leader = (*since > 0).then_some((&key, Revision(*since), &value));
+            let lease = LeaseId::new(7).unwrap();
+            let leader = (*since > 0).then_some((&key, Revision(*since), &value, lease));
             judge.observed(id, leader);
         }
         judge.verdict().is_ok()

@@ -96,8 +96,8 @@ async fn observe(player: Player, election: &'static str) {
     player.close(&session).await;
     loop {
         match observer.next().await {
-            Some(Ok(LeaderEvent::Leads(Leader { key, value, since }))) => {
-                let leader = Some((&key, since, &value));
+            Some(Ok(LeaderEvent::Leads(Leader { key, value, since, lease }))) => {
+                let leader = Some((&key, since, &value, lease));
                 player.scene.judge.borrow_mut().observed(id, leader);
             }
             Some(Ok(LeaderEvent::Vacant)) => player.scene.judge.borrow_mut().observed(id, None),
