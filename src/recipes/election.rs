@@ -18,6 +18,7 @@ use super::hold::{Hold, Released};
 use super::line::prefix_of;
 use super::lock_call::deadline_of;
 use super::observe::{self, Candidate, Leader, Observe};
+use super::operate::OrderError;
 use super::stance::MARK;
 use super::view::{self, Contender};
 use super::wish::{Enters, Locking, Wish};
@@ -114,10 +115,26 @@ impl Campaign {
     }
 }
 
-impl Enters for Campaign {
-    type Guard = Leadership;
-
-    fn enter(self) -> Result<Wish<Leadership>, LockError> {
+impl Campaign {
+    /// Stands for election now. What comes back is the wish, which can be asked where it stands, and becomes the
+    /// leadership when it is awaited; dropping it withdraws the candidacy.
+    ///
+    /// ```
+    /// # use bowline::{Config, Node, Wait};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// let election = node.session().wait()?.election("jobs/leader");
+    /// let first = election.campaign("10.0.0.7:9000").enter()?;
+    /// let second = election.campaign("10.0.0.8:9000").enter()?;
+    /// first.wait()?.resign().wait()?;
+    /// assert!(second.wait()?.is_leader());
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// What can be said at once; see [`LockError`].
+    pub fn enter(self) -> Result<Wish<Leadership>, LockError> {
         let Campaign { election: Election { session, name }, value, deadline } = self;
         if value.starts_with(MARK) {
             return Err(LockError::ReservedValue);
@@ -126,6 +143,14 @@ impl Enters for Campaign {
         Wish::enter_with(&session, vec![name], &|| value.clone(), None, |ask| {
             ask.deadline = deadline
         })
+    }
+}
+
+impl Enters for Campaign {
+    type Guard = Leadership;
+
+    fn enter(self) -> Result<Wish<Leadership>, LockError> {
+        Campaign::enter(self)
     }
 }
 
@@ -166,6 +191,32 @@ impl Leadership {
             prev_kv: false,
         };
         self.0.txn().then(Op::Put(put)).commit().await.map(drop)
+    }
+
+    /// Gives the lead to one who stands for it ([`Election::candidates`]), past those before that one: as
+    /// [`Guard::hand_over`](crate::Guard::hand_over) does.
+    ///
+    /// ```
+    /// # use bowline::{Config, Node, Wait};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// let election = node.session().wait()?.election("jobs/leader");
+    /// let leadership = election.campaign("the old one").wait()?;
+    /// # let session = node.open_session().wait()?;
+    /// # let other = session.election("jobs/leader");
+    /// // Elsewhere:
+    /// let next = other.campaign("the new one").enter()?;
+    /// # while election.candidates()?.len() < 2 { std::thread::yield_now(); }
+    /// leadership.hand_over(&election.candidates()?[1]).wait()?;
+    /// assert!(next.wait()?.is_leader());
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`OrderError`]: this leads no more then, and the next in line does.
+    pub async fn hand_over(self, heir: &Contender) -> Result<(), OrderError> {
+        self.0.hand_over(heir).await
     }
 
     /// Leads no more, and waits until that is durable.

@@ -337,8 +337,28 @@ impl Hold {
         self.give_up(Loss::Released, ReplyTo::Nobody);
     }
 
-    /// Releases it, and waits until another may have it.
-    pub(crate) async fn release(mut self) -> Result<Released, Error> {
+    /// Releases it, and waits until others may have it: as its guard's release does. Releasing what is lost does no
+    /// harm and says so.
+    ///
+    /// ```
+    /// # use bowline::{Config, Hold, Node, Released, Wait};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// # let session = node.session().wait()?;
+    /// // Of different kinds, and all to be let go of:
+    /// let reads = Hold::from(session.rw_lock("index").read().wait()?);
+    /// let permit = Hold::from(session.semaphore("downloads", 3).acquire().wait()?);
+    /// for hold in [reads, permit] {
+    ///     assert_eq!(hold.release().wait()?, Released::Now);
+    /// }
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Deadline`] if it could not be confirmed in time; the node goes on trying.
+    #[doc(alias = "unlock")]
+    pub async fn release(mut self) -> Result<Released, Error> {
         if let Some(loss) = self.is_lost() {
             return Ok(Released::WasLost(loss));
         }
