@@ -180,7 +180,7 @@ impl Hold {
     /// Lets go of it without releasing it.
     pub(super) fn leak(mut self) -> Ticket {
         self.is_counted = false;
-        self.ticket()
+        self.to_ticket()
     }
 
     /// Asks this holder to give the lock up.

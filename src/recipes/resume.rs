@@ -16,7 +16,7 @@ use bytes::Bytes;
 use thiserror::Error as ThisError;
 use tokio::sync::oneshot;
 
-use crate::api::{Error, Session};
+use crate::api::{Effect, Error, Session};
 use crate::model::{
     Command, KeyValue, LeaseId, NodeId, Op, Put, PutLease, PutValue, Reply, Revision, Txn,
 };
@@ -38,7 +38,7 @@ use super::stance::{MARK, Stance};
 use super::ticket::Ticket;
 use super::wish::Wish;
 
-/// Why a hold was not taken up again. Nothing was changed, unless it says otherwise.
+/// Why a hold was not taken up again: [`ResumeError::effect`] says whether anything was changed.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum ResumeError {
@@ -67,7 +67,7 @@ pub enum ResumeError {
         /// The ticket's key.
         key: Bytes,
     },
-    /// It could not be waited for: nobody stands for it any more.
+    /// It could not be waited for: nobody stands for it any more. It may have been taken up, and given up then.
     #[error(transparent)]
     NotTaken(#[from] LockError),
     /// The store could not, or would not. It may be tried again.
@@ -75,11 +75,30 @@ pub enum ResumeError {
     Store(#[from] Error),
 }
 
+impl ResumeError {
+    /// Whether the hold was taken up. Where that is unknown it may have been given up then, so that there is none any
+    /// more.
+    pub fn effect(&self) -> Effect {
+        match self {
+            ResumeError::Over
+            | ResumeError::InUse
+            | ResumeError::AnotherNode { .. }
+            | ResumeError::SameLease(_)
+            | ResumeError::AnotherLock { .. } => Effect::NotApplied,
+            ResumeError::NotTaken(_) => Effect::Unknown,
+            ResumeError::Store(error) => error.effect(),
+        }
+    }
+
+    /// Whether the same call may succeed later without anybody changing the program.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, ResumeError::Store(error) if error.is_transient())
+    }
+}
+
 impl Hold {
-    /// What to save, to take this up again in the program's next life on this node. Of several locks that
-    /// are held at once, it names the first. From now on the lock is not passed on inside the node, but given
-    /// back to the cluster: the ticket is of this hold alone. That of a hold which is over takes up nothing.
-    pub fn ticket(&self) -> Ticket {
+    /// What to save, to take this up again.
+    pub(super) fn to_ticket(&self) -> Ticket {
         let node = self.session().shared().status.borrow().id;
         let (_, place, turn, _) = self.parts();
         place.spend(turn);
@@ -93,6 +112,13 @@ impl Hold {
 }
 
 impl Guard {
+    /// What to save, to take this up again in the program's next life on this node ([`Mutex::resume`]). From now on the
+    /// lock is not passed on inside the node, but given back to the cluster: the ticket is of this hold alone. That of a
+    /// hold which is over takes up nothing.
+    pub fn ticket(&self) -> Ticket {
+        self.to_ticket()
+    }
+
     /// Lets go of the guard without releasing the lock, for whoever resumes it: its key stays as long as
     /// the lease does. Let the session go by [`Session::orphan`], since it is closed when its last
     /// handle is dropped, and the lock is free then.
@@ -102,6 +128,11 @@ impl Guard {
 }
 
 impl Leadership {
+    /// What to save, to take this up again with [`Election::resume`]; see [`Guard::ticket`].
+    pub fn ticket(&self) -> Ticket {
+        self.to_ticket()
+    }
+
     /// Lets go of the handle without resigning; see [`Guard::leak`].
     pub fn leak(self) -> Ticket {
         Hold::from(self).leak()

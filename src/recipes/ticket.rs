@@ -11,8 +11,11 @@ use thiserror::Error as ThisError;
 
 use crate::model::{LeaseId, NodeId, Revision};
 
+use super::digits::number_in;
+
 /// Names one hold of a lock, or one leadership, for good: a later hold of the same lock has another one.
-/// Made by [`Hold::ticket`](crate::Hold::ticket) and written as text; a program saves it before it does
+/// Made by [`Guard::ticket`](crate::Guard::ticket) or
+/// [`Leadership::ticket`](crate::Leadership::ticket) and written as text; a program saves it before it does
 /// what must be gone on with after a crash, and takes the hold up again with
 /// [`Mutex::resume`](crate::Mutex::resume) or [`Election::resume`](crate::Election::resume).
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -70,9 +73,9 @@ impl FromStr for Ticket {
         let (node, rest) = text.split_once('/').ok_or(NotATicket)?;
         let (lease, rest) = rest.split_once('@').ok_or(NotATicket)?;
         let (since, key) = rest.split_once(':').ok_or(NotATicket)?;
-        let node = node.parse().ok().and_then(NodeId::new).ok_or(NotATicket)?;
-        let lease = u64::from_str_radix(lease, 16).ok().and_then(LeaseId::new);
-        let since = since.parse().map(Revision).map_err(|_| NotATicket)?;
+        let node = number_in(node.as_bytes()).and_then(NodeId::new).ok_or(NotATicket)?;
+        let lease: Option<LeaseId> = lease.parse().ok();
+        let since = number_in(since.as_bytes()).map(Revision).ok_or(NotATicket)?;
         let key = unescape(key).ok_or(NotATicket)?;
         Ok(Ticket { node, lease: lease.ok_or(NotATicket)?, since, key })
     }
@@ -115,7 +118,7 @@ mod tests {
             let text = format!("3/{rest}");
             assert_eq!(text.parse::<Ticket>(), Err(NotATicket), "{text:?}");
         }
-        for text in ["1@2:k", "0/1@2:k", "x/1@2:k"] {
+        for text in ["1@2:k", "0/1@2:k", "x/1@2:k", "+3/1@2:k", "3/+1@2:k", "3/1@+2:k", "3/1@02:k"] {
             assert_eq!(text.parse::<Ticket>(), Err(NotATicket), "{text:?}");
         }
     }

@@ -633,7 +633,9 @@ fn what_the_earlier_life_has_under_way_does_not_fit_what_was_resumed() {
     let mine = another_session(&cluster, one, "importer");
     let guard = mine.mutex("import").lock().wait().unwrap();
     let reader = mine.rw_lock("table").read().wait().unwrap();
-    let (stale, table) = (guard.still_held(), reader.ticket());
+    let (stale, of) = (guard.still_held(), guard.ticket());
+    let table = format!("{}/{}@{}:table/{}", of.node(), of.lease(), reader.since(), of.lease());
+    assert_eq!(reader.key(), &table[table.len() - reader.key().len()..]);
     let (ticket, kv) = (guard.leak(), cluster.node(one).client());
     let lease = mine.orphan();
     let next = session(&cluster, one);
@@ -641,7 +643,7 @@ fn what_the_earlier_life_has_under_way_does_not_fit_what_was_resumed() {
     let late = stale.into_iter().fold(kv.txn(), |txn, condition| txn.when(condition));
     assert!(!late.then(bowline::Op::put("imported", "late")).commit().wait().unwrap().succeeded);
     // A reader's place is no mutex's.
-    let other = next.mutex("table").resume(&table).wait().unwrap_err();
+    let other = next.mutex("table").resume(&table.parse().unwrap()).wait().unwrap_err();
     assert!(matches!(other, ResumeError::AnotherLock { .. }), "{other:?}");
     kv.revoke(lease).wait().unwrap();
     assert_eq!(places(cluster.node(one), "table"), 0);
