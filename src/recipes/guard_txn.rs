@@ -57,7 +57,9 @@ impl GuardError {
         }
     }
 
-    /// Whether the same transaction may succeed later under the same guard: the cluster had no quorum.
+    /// Whether the same transaction may succeed later under the same guard: the cluster had no quorum. After
+    /// [`GuardTxn::commit_and_release`] there is no guard: the lock was released, whatever came of the transaction, and
+    /// must be taken again.
     pub fn is_transient(&self) -> bool {
         matches!(self, GuardError::Store(error) if error.is_transient())
     }
@@ -263,8 +265,10 @@ impl GuardTxn {
     ///
     /// # Errors
     /// [`GuardError::NotHeld`] if the lock was lost: nothing was changed. [`GuardError::ForeignGuard`] if
-    /// `guard` is another than the one that this transaction is from. If the outcome is unknown the lock is
-    /// released as soon as that is possible.
+    /// `guard` is another than the one that this transaction is from. With any other error, also with one that has
+    /// changed nothing (too busy, no room), the lock is released as well, as soon as that is possible: what has failed
+    /// is begun anew by taking it again. To try again under the same guard, [commit](GuardTxn::commit), and
+    /// [release](crate::Guard::release) it then.
     pub async fn commit_and_release(
         mut self,
         guard: impl Into<Hold>,
