@@ -113,7 +113,7 @@ pub use recipes::{
 pub use recipes::{Cell, CellValue};
 pub use recipes::{
     Contender, Guard, GuardError, GuardTxn, Hold, LockCall, LockError, LockKind, LockState,
-    Locking, Loss, MultiGuard, Mutex, Owner, Released, Request, Token, WaitsFor, Wish,
+    Locking, Loss, MultiGuard, Mutex, NotAToken, Owner, Released, Request, Token, WaitsFor, Wish,
 };
 pub use recipes::{Counter, CounterError};
 pub use recipes::{

@@ -127,7 +127,7 @@ pub use rw_lock::{DowngradeError, ReadGuard, RwLock, WriteGuard};
 pub use semaphore::{Permit, Semaphore, Slot};
 pub use sequence::{Sequence, SequenceError, SequentialKey};
 pub use ticket::{NotATicket, Ticket};
-pub use token::Token;
+pub use token::{NotAToken, Token};
 pub use upgrade::{Upgrade, UpgradeError};
 pub use view::Contender;
 pub use wish::{Locking, Wish};

@@ -2,23 +2,44 @@
 
 use std::str::FromStr;
 
+use thiserror::Error;
+
 use crate::model::Revision;
+
+use super::digits::number_in;
 
 /// A fencing token: rises with every grant of a lock, over restarts, snapshots and leader changes too.
 /// Hand it to whatever the lock protects outside the store, and let that refuse tokens lower than the
 /// highest it has seen ([`Fence`](crate::Fence)): then a holder that was paused for too long does no
 /// harm.
 ///
-/// It is written `revision.hop` and can be parsed again: the revision that the holder's replica had
-/// reached when the lock came to this node, and how often the lock has passed from task to task inside
+/// It is written `revision.hop` and can be parsed again, from that and nothing else: the revision that the holder's
+/// replica had reached when the lock came to this node, and how often the lock has passed from task to task inside
 /// the node since. Ordered by the one, then the other.
+///
+/// ```
+/// use bowline::{Revision, Token};
+/// let token = Token::new(Revision(17), 2);
+/// assert_eq!((token.to_string(), "17.2".parse()), ("17.2".to_owned(), Ok(token)));
+/// assert!(token > Token::new(Revision(9), 30));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Token {
     pub(super) revision: Revision,
     pub(super) hop: u64,
 }
 
+/// A text is not that of a [`Token`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[error("not a token: it should read REVISION.HOP, two numbers in decimal digits, without zeros before them")]
+pub struct NotAToken;
+
 impl Token {
+    /// The token of these numbers: as a database has kept them, for one.
+    pub const fn new(revision: Revision, hop: u64) -> Self {
+        Self { revision, hop }
+    }
+
     /// The revision that the holder's replica had reached when the lock came to this node.
     pub fn revision(self) -> Revision {
         self.revision
@@ -37,10 +58,28 @@ impl std::fmt::Display for Token {
 }
 
 impl FromStr for Token {
-    type Err = std::num::ParseIntError;
+    type Err = NotAToken;
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (revision, hop) = text.split_once('.').unwrap_or((text, "0"));
-        Ok(Token { revision: Revision(revision.parse()?), hop: hop.parse()? })
+    fn from_str(text: &str) -> Result<Self, NotAToken> {
+        let (revision, hop) = text.split_once('.').ok_or(NotAToken)?;
+        let number = |text: &str| number_in(text.as_bytes()).ok_or(NotAToken);
+        Ok(Token { revision: Revision(number(revision)?), hop: number(hop)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_read_back_as_it_is_printed_and_nothing_else_is_read() {
+        for token in [(0, 0), (17, 2), (u64::MAX, u64::MAX)] {
+            let token = Token::new(Revision(token.0), token.1);
+            assert_eq!(token.to_string().parse(), Ok(token));
+        }
+        let others = ["", "17", "17.", ".2", "+17.2", "17.+2", "017.2", "17.02", "00.0", "17.2.1"];
+        for text in others.into_iter().chain(["-1.0", " 17.2", "18446744073709551616.0"]) {
+            assert_eq!(text.parse::<Token>(), Err(NotAToken), "{text:?}");
+        }
     }
 }
