@@ -381,6 +381,11 @@ impl Granted {
         }
     }
 
+    /// The lease.
+    pub(super) fn lease(&self) -> LeaseId {
+        self.lease
+    }
+
     /// It is not ended.
     pub(super) fn keep(mut self) -> LeaseId {
         self.is_kept = true;

@@ -814,3 +814,36 @@ fn whose_claim_an_alarm_forbids_leaves_the_line_and_gets_what_there_is_when_it_h
     kv.change_alarms(AlarmChange::End(full)).wait().unwrap();
     assert_eq!(take(&waiting), "one");
 }
+
+#[test]
+fn what_is_given_back_for_later_is_nobodys_until_then_and_stands_where_it_stood() {
+    let cluster = quick(3);
+    let (one, two) = (taker(&cluster, 0, "jobs"), taker(&cluster, 1, "jobs"));
+    let kv = cluster.node(2).client();
+    one.put("first").wait().unwrap();
+    let job = one.take().wait().unwrap();
+    one.put("second").wait().unwrap();
+    job.nack_after(Duration::from_millis(700)).wait().unwrap();
+    let state = |at: usize| two.items().wait().unwrap()[at].state;
+    assert_eq!((state(0), state(1)), (ItemState::Delayed, ItemState::Free));
+    assert_eq!(take(&two), "second");
+    let again = two.take().wait().unwrap();
+    assert_eq!((text(&again), again.attempt()), ("first".to_owned(), 2));
+    // Not for later at all.
+    again.nack_after(Duration::ZERO).wait().unwrap();
+    let again = two.take().wait().unwrap();
+    // What is not the taker's any more is not delayed for whoever has it.
+    kv.delete(KeyRange::prefix("jobs/claim/")).wait().unwrap();
+    let another = one.take().wait().unwrap();
+    let late = again.nack_after(Duration::from_secs(600)).wait();
+    assert_eq!(late, Err(QueueError::NotOurs));
+    assert_eq!(count(&kv, "jobs/delay/"), 0);
+    another.ack().wait().unwrap();
+    // Dropped in the middle, it is given back, now or then.
+    one.put("third").wait().unwrap();
+    let mut nack = Box::pin(one.take().wait().unwrap().nack_after(Duration::from_millis(300)));
+    assert!(nack.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    drop(nack);
+    assert_eq!(take(&two), "third");
+    until_count(&kv, "jobs/delay/", 0);
+}

@@ -1,14 +1,20 @@
 //! An item in a taker's hands.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use crate::api::{Client, Effect, Error, Session};
-use crate::model::{Command, Compare, KeyValue, Op, Reply, Revision, Txn, TxnReply, TxnResult};
+use crate::model::{
+    Command, Compare, KeyValue, Op, Put, PutLease, Refusal, Reply, Revision, Txn, TxnReply,
+    TxnResult,
+};
 use crate::mutant::{self, Mutant};
 use crate::node::{CallError, CallResult, ReplyTo, SessionEnd};
+use crate::recipes::call::Until;
+use crate::recipes::conditional::Granted;
 use crate::recipes::{Loss, Token};
 use crate::watch::{WatchError, waking};
 
@@ -308,6 +314,71 @@ impl Delivery {
         match self.until(deadline, outcome).await?.succeeded {
             true => Ok(()),
             false => Err(QueueError::NotOurs),
+        }
+    }
+
+    /// As [`Delivery::nack`], for later: nobody takes it again before this long has passed, in whole milliseconds,
+    /// counted as [`PutItem::delay`](super::PutItem::delay) is. It keeps its place.
+    ///
+    /// ```
+    /// # use bowline::{Config, ItemState, Node, Wait};
+    /// # use std::time::Duration;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).wait()?;
+    /// # let jobs = node.session().wait()?.queue("jobs");
+    /// # jobs.put("call ann").wait()?;
+    /// let job = jobs.take().wait()?;
+    /// // Ann is out: a minute for the first time, two for the second, ...
+    /// let attempt = u32::try_from(job.attempt())?;
+    /// job.nack_after(Duration::from_secs(60) * attempt).wait()?;
+    /// assert_eq!(jobs.items().wait()?[0].state, ItemState::Delayed);
+    /// # node.shutdown().wait();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`QueueError::NotOurs`], which does no harm. [`QueueError::Store`]: where nothing was changed, for want of room
+    /// perhaps, the item is given back without delay. After [`Error::Deadline`] it is given back with or without.
+    pub async fn nack_after(mut self, delay: Duration) -> Result<(), QueueError> {
+        // Whole milliseconds, and never less than was asked for.
+        let millis = delay.as_nanos().div_ceil(1_000_000);
+        let delay = Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
+        if delay.is_zero() || self.claim.is_left_to_its_lease() {
+            return self.nack().await;
+        }
+        let session = self.claim.session.clone();
+        let (shared, deadline) = (session.shared(), session.shared().deadline(None));
+        let client = Client::new(Arc::clone(shared));
+        // Until it is bound to the delay, it is ended if this is dropped.
+        let granted = Granted::of(&client, delay, &Until::by(shared, deadline)).await?;
+        let lease = granted.lease();
+        let mut delayed = Put::new(self.claim.keys.key(Part::Delay, &self.claim.id.0), "");
+        delayed.lease = PutLease::Attach(lease);
+        let command = Command::Txn(Txn {
+            compares: vec![self.claim.is_ours()],
+            success: vec![Op::Put(delayed), Op::delete(self.claim.key())],
+            failure: vec![],
+        });
+        // What is not carried out is given back by whoever hears of that.
+        let (reply, outcome) = self.settling();
+        shared.insist_admitted(command, reply).map_err(Error::from)?;
+        self.open = false;
+        // It ends by itself.
+        granted.keep();
+        let answer = self.until(deadline, outcome).await;
+        let is_delayed = match &answer {
+            Ok(reply) => reply.succeeded,
+            Err(error) => error.effect() != Effect::NotApplied,
+        };
+        if !is_delayed {
+            shared.insist(Command::Revoke(lease), ReplyTo::Nobody);
+        }
+        match answer {
+            Ok(reply) if reply.succeeded => Ok(()),
+            Ok(_) => Err(QueueError::NotOurs),
+            // The delay was shorter than the way to the log.
+            Err(Error::Refused(Refusal::LeaseNotFound(id))) if id == lease => Ok(()),
+            Err(error) => Err(error.into()),
         }
     }
 
