@@ -7,7 +7,7 @@
 use bytes::Bytes;
 use thiserror::Error as ThisError;
 
-use crate::api::{Client, Error, Session};
+use crate::api::{Client, Effect, Error, Session};
 use crate::model::{KeyRange, LeaseId, Revision};
 
 use super::call::Call;
@@ -42,6 +42,25 @@ pub enum BarrierError {
     /// The store could not, or would not.
     #[error(transparent)]
     Store(#[from] Error),
+}
+
+impl BarrierError {
+    /// Whether the barrier was held. A hold that is bound to a session stays only where the call succeeds.
+    pub fn effect(&self) -> Effect {
+        match self {
+            BarrierError::Held { .. } => Effect::NotApplied,
+            BarrierError::Store(error) => error.effect(),
+        }
+    }
+
+    /// Whether the same call may succeed later without anybody changing the program: it was held, or the cluster had no
+    /// quorum.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            BarrierError::Held { .. } => true,
+            BarrierError::Store(error) => error.is_transient(),
+        }
+    }
 }
 
 impl Client {

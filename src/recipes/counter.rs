@@ -10,7 +10,7 @@ use bytes::Bytes;
 use thiserror::Error as ThisError;
 use tokio::sync::Semaphore;
 
-use crate::api::{Client, Error};
+use crate::api::{Client, Effect, Error};
 use crate::model::{Compare, KeyValue, Revision};
 
 use super::call::{Call, Until};
@@ -57,6 +57,24 @@ pub enum CounterError {
     /// The store could not, or would not.
     #[error(transparent)]
     Store(#[from] Error),
+}
+
+impl CounterError {
+    /// Whether the number was changed.
+    pub fn effect(&self) -> Effect {
+        match self {
+            CounterError::Overflow { .. }
+            | CounterError::Changed { .. }
+            | CounterError::NotANumber(_) => Effect::NotApplied,
+            CounterError::Store(error) => error.effect(),
+        }
+    }
+
+    /// Whether the same call may succeed later without anybody changing the program. One whose effect is unknown
+    /// may then be applied twice.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, CounterError::Store(error) if error.is_transient())
+    }
 }
 
 impl Client {

@@ -78,6 +78,30 @@ pub enum DoubleBarrierError {
     Store(#[from] Error),
 }
 
+impl DoubleBarrierError {
+    /// Whether this participant was counted, so that the others may have begun; of [leaving](Inside::leave), whether it has
+    /// left by this call.
+    pub fn effect(&self) -> Effect {
+        match self {
+            DoubleBarrierError::Full { .. } | DoubleBarrierError::SizeMismatch { .. } => {
+                Effect::NotApplied
+            }
+            DoubleBarrierError::KeyDeleted => Effect::Unknown,
+            DoubleBarrierError::Store(error) => error.effect(),
+        }
+    }
+
+    /// Whether the same call may succeed later without anybody changing the program: there were enough already, or the
+    /// cluster had no quorum.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            DoubleBarrierError::Full { .. } => true,
+            DoubleBarrierError::Store(error) => error.is_transient(),
+            DoubleBarrierError::SizeMismatch { .. } | DoubleBarrierError::KeyDeleted => false,
+        }
+    }
+}
+
 impl Session {
     /// The double barrier of this name, for so many participants, of which this is one; all must say the
     /// same number. Keys below `name/` are its own: nothing else should be put there.

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use thiserror::Error as ThisError;
 
-use crate::api::{Error, stopped};
+use crate::api::{Effect, Error, stopped};
 use crate::node::{SessionEnd, Shared, StopReason};
 
 use super::rule::LockKind;
@@ -142,12 +142,6 @@ pub enum LockError {
         /// The limit.
         max: usize,
     },
-    /// Somebody stands in the line who does not know how to step aside (one of etcd's clients).
-    #[error("not possible while a client that is not Bowline's stands in the line: {}", key.escape_ascii())]
-    ForeignWaiter {
-        /// Its key.
-        key: Bytes,
-    },
     /// A lock needs a name.
     #[error("a lock's name must not be empty")]
     EmptyName,
@@ -162,7 +156,8 @@ pub enum LockError {
     /// A candidate's value that begins as what Bowline writes into other lines.
     #[error("a candidate's value must not begin with \"bowline:1 \"")]
     ReservedValue,
-    /// The key could not be put there. Nothing was changed.
+    /// The store could not, or would not. A key that may have been put all the same is deleted; where the effect is
+    /// unknown, a [resize](crate::Semaphore::resize) may have changed some of the line.
     #[error("not taken: {0}")]
     Refused(Error),
 }
@@ -207,6 +202,14 @@ impl LockError {
                 LockError::LimitMismatch { stored, asked }
             }
             _ => LockError::KindMismatch { stored },
+        }
+    }
+
+    /// Whether anything was changed that stays: the wish itself leaves nothing behind.
+    pub fn effect(&self) -> Effect {
+        match self {
+            LockError::Refused(error) => error.effect(),
+            _ => Effect::NotApplied,
         }
     }
 

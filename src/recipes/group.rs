@@ -13,7 +13,7 @@ use bytes::Bytes;
 use futures_core::Stream;
 use thiserror::Error as ThisError;
 
-use crate::api::{Client, Error, Session};
+use crate::api::{Client, Effect, Error, Session};
 use crate::model::{
     Compare, Event, EventKind, KeyRange, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Revision,
 };
@@ -75,6 +75,21 @@ pub enum GroupError {
     /// The store could not, or would not.
     #[error(transparent)]
     Store(#[from] Error),
+}
+
+impl GroupError {
+    /// Whether it was said.
+    pub fn effect(&self) -> Effect {
+        match self {
+            GroupError::NotAMember => Effect::NotApplied,
+            GroupError::Store(error) => error.effect(),
+        }
+    }
+
+    /// Whether the same call may succeed later without anybody changing the program.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, GroupError::Store(error) if error.is_transient())
+    }
 }
 
 impl Session {

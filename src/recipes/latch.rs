@@ -10,7 +10,7 @@ use bytes::Bytes;
 use thiserror::Error as ThisError;
 use tokio::sync::Semaphore;
 
-use crate::api::{Client, Error};
+use crate::api::{Client, Effect, Error};
 use crate::model::{Compare, KeyRange, KeyValue, Op};
 use crate::mutant::{self, Mutant};
 
@@ -46,6 +46,22 @@ pub enum LatchError {
     /// The store could not, or would not.
     #[error(transparent)]
     Store(#[from] Error),
+}
+
+impl LatchError {
+    /// Whether the count was changed.
+    pub fn effect(&self) -> Effect {
+        match self {
+            LatchError::NotACount(_) => Effect::NotApplied,
+            LatchError::Store(error) => error.effect(),
+        }
+    }
+
+    /// Whether the same call may succeed later without anybody changing the program. One whose effect is unknown
+    /// may then be applied twice.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, LatchError::Store(error) if error.is_transient())
+    }
 }
 
 impl Client {

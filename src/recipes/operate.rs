@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use thiserror::Error as ThisError;
 
-use crate::api::{Client, Error, Node};
+use crate::api::{Client, Effect, Error, Node};
 use crate::model::{
     Command, KeyRange, KeyValue, Op, Put, PutLease, PutValue, Range, Reply, Revision, Txn,
 };
@@ -68,6 +68,24 @@ pub enum OrderError {
     /// The store could not, or would not. Its [effect](Error::effect) says whether the order stands.
     #[error(transparent)]
     Store(#[from] Error),
+}
+
+impl OrderError {
+    /// Whether the order stands, or was carried out.
+    pub fn effect(&self) -> Effect {
+        match self {
+            OrderError::Gone | OrderError::Foreign { .. } | OrderError::NoHeir { .. } => {
+                Effect::NotApplied
+            }
+            OrderError::Store(error) => error.effect(),
+        }
+    }
+
+    /// Whether the same call may succeed later without anybody changing the program. An order that stands is
+    /// the same when it is given again.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, OrderError::Store(error) if error.is_transient())
+    }
 }
 
 impl Node {

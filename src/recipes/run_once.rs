@@ -10,7 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use thiserror::Error as ThisError;
 
-use crate::api::{Client, Error, Session};
+use crate::api::{Client, Effect, Error, Session};
 use crate::model::{Compare, KeyRange, KeyValue, Op};
 use crate::mutant::{self, Mutant};
 
@@ -60,6 +60,30 @@ pub enum RunOnceError<E> {
     /// The store could not, or would not. If the effect is unknown, call again: the result may be there.
     #[error(transparent)]
     Store(#[from] Error),
+}
+
+impl<E> RunOnceError<E> {
+    /// Whether a result was kept.
+    pub fn effect(&self) -> Effect {
+        match self {
+            RunOnceError::Failed(_) | RunOnceError::Lost(_) | RunOnceError::NotBegun(_) => {
+                Effect::NotApplied
+            }
+            RunOnceError::Store(error) => error.effect(),
+        }
+    }
+
+    /// Whether the same call may succeed later without anybody changing the program: what is kept by then is not run
+    /// again. Whether what has failed would fail again only the program knows.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            RunOnceError::Failed(_) => false,
+            RunOnceError::Lost(Loss::SessionEnded(_) | Loss::NodeStopped(_)) => false,
+            RunOnceError::Lost(_) => true,
+            RunOnceError::NotBegun(why) => why.is_transient(),
+            RunOnceError::Store(error) => error.is_transient(),
+        }
+    }
 }
 
 impl<E> From<LockError> for RunOnceError<E> {

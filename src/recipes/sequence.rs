@@ -10,7 +10,7 @@ use bytes::Bytes;
 use thiserror::Error as ThisError;
 use tokio::sync::Semaphore;
 
-use crate::api::{Client, Error, Session};
+use crate::api::{Client, Effect, Error, Session};
 use crate::model::{Command, Compare, KeyValue, Op, Put, PutLease, PutValue, Reply, Revision};
 
 use super::call::{Call, Until};
@@ -74,6 +74,22 @@ pub enum SequenceError {
     /// The store could not, or would not.
     #[error(transparent)]
     Store(#[from] Error),
+}
+
+impl SequenceError {
+    /// Whether a number was taken. A key that is bound to a session stays only where the call succeeds.
+    pub fn effect(&self) -> Effect {
+        match self {
+            SequenceError::Exhausted | SequenceError::NotANumber(_) => Effect::NotApplied,
+            SequenceError::Store(error) => error.effect(),
+        }
+    }
+
+    /// Whether the same call may succeed later without anybody changing the program. One whose effect is unknown
+    /// may then take two numbers.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, SequenceError::Store(error) if error.is_transient())
+    }
 }
 
 impl Client {
