@@ -135,9 +135,16 @@ impl Queue {
         self.places.get(rank)
     }
 
-    /// How many are before a place.
-    pub(crate) fn before(&self, rank: &Rank) -> usize {
-        self.places.range(..rank).count()
+    /// How many are before each of these places. The line is passed over once, up to the last of them.
+    pub(crate) fn before_each(&self, ranks: BTreeSet<Rank>) -> BTreeMap<Rank, usize> {
+        let (mut places, mut before) = (self.places.keys().peekable(), 0);
+        let count = |rank: Rank| {
+            while places.next_if(|place| **place < rank).is_some() {
+                before += 1;
+            }
+            (rank, before)
+        };
+        ranks.into_iter().map(count).collect()
     }
 
     /// All of them, in order.
@@ -260,6 +267,16 @@ mod tests {
             ranks.push(rank);
         }
         (queue, ranks)
+    }
+
+    #[test]
+    fn how_many_are_before_is_counted_for_all_who_ask_at_once() {
+        let rank = |revision| (Revision(revision), Bytes::from_static(b"l/1"));
+        let mut queue = Queue::default();
+        [2, 3, 5, 8].into_iter().for_each(|at| queue.insert(rank(at), Rule::Alone));
+        let before = queue.before_each([8, 1, 3, 4, 9].into_iter().map(rank).collect());
+        let counted: Vec<_> = before.into_iter().map(|((at, _), count)| (at.get(), count)).collect();
+        assert_eq!(counted, [(1, 0), (3, 1), (4, 2), (8, 3), (9, 4)]);
     }
 
     #[test]

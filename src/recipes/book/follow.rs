@@ -71,6 +71,11 @@ impl Book {
             } else {
                 says_anew(&place, key, &event.kv.value, acts);
             }
+            if event.kind == EventKind::Delete
+                && let Some(line) = self.lines.get_mut(prefix)
+            {
+                line.is_deleted(prefix, key, place.session.lease);
+            }
         }
     }
 

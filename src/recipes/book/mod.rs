@@ -16,6 +16,7 @@ mod grant;
 
 use follow::says_anew;
 
+use super::digits::number_in;
 use super::error::{LockError, Loss};
 use super::head_count::HeadCount;
 use super::line::{Ask, parent, prefix_of};
@@ -57,6 +58,33 @@ struct Line {
     open: BTreeMap<LeaseId, Arc<Place>>,
     /// Those of the waiting that are upgrades: they may pass others.
     upgrades: BTreeSet<Rank>,
+    /// The numbers of the keys that this node had here and has seen to be deleted, by their leases.
+    free: BTreeMap<LeaseId, BTreeSet<u64>>,
+}
+
+/// Of so many leases a line remembers which numbers are free: of the others they are not used again.
+const LEASES_WITH_FREE_NAMES_MAX: usize = 64;
+
+impl Line {
+    /// The key of a place of this lease was deleted: its name is free. Names are used again because each that was ever
+    /// used takes room in the store until that is compacted, and is passed over by whoever reads the line.
+    ///
+    /// Only here: what is otherwise known to be no key of this node may be another's, who was handed it and may hand it
+    /// back. Whatever may still come of the place that had it names the revision that had made the key, too.
+    fn is_deleted(&mut self, prefix: &[u8], key: &[u8], lease: LeaseId) {
+        let plain = [prefix, lease.to_string().as_bytes(), b"."].concat();
+        let Some(number) = key.strip_prefix(&plain[..]).and_then(number_in::<u64>) else { return };
+        if self.free.len() >= LEASES_WITH_FREE_NAMES_MAX && !self.free.contains_key(&lease) {
+            self.free.clear();
+        }
+        self.free.entry(lease).or_default().insert(number);
+    }
+}
+
+/// A key in a line: as etcd names it, or a further one of the same lease.
+fn numbered(prefix: &Bytes, lease: LeaseId, number: Option<u64>) -> Bytes {
+    let number = number.map(|number| format!(".{number}")).unwrap_or_default();
+    [&prefix[..], lease.to_string().as_bytes(), number.as_bytes()].concat().into()
 }
 
 impl Book {
@@ -161,12 +189,15 @@ impl Book {
     /// A key in a line that no place of this node has: etcd's own name if that is free, and one that
     /// cannot collide with it for the next. A name is free again only when its key is known to be gone.
     fn new_key(&mut self, prefix: &Bytes, lease: LeaseId) -> Bytes {
-        let plain: Bytes = [&prefix[..], lease.to_string().as_bytes()].concat().into();
-        let is_taken = self.lines.get(prefix).is_some_and(|line| line.local.contains_key(&plain));
-        if !is_taken {
-            return plain;
+        let mut name = numbered(prefix, lease, None);
+        while let Some(line) = self.lines.get_mut(prefix)
+            && line.local.contains_key(&name)
+        {
+            let free = line.free.get_mut(&lease).and_then(BTreeSet::pop_first);
+            let number = free.unwrap_or_else(|| self.number());
+            name = numbered(prefix, lease, Some(number));
         }
-        [&plain[..], format!(".{}", self.number()).as_bytes()].concat().into()
+        name
     }
 
     /// The place's keys are to be looked for in their lines.
@@ -257,39 +288,54 @@ impl Book {
     }
 
     pub(super) fn before(&self, place: &Arc<Place>, turn: &Turn) -> Option<usize> {
-        let inner = place.lock();
-        let since = match inner.phase {
-            Phase::Waiting { since } | Phase::Held { since, .. } => since,
-            Phase::Entering | Phase::Gone => return None,
-        };
-        let in_line = place.prefixes.iter().zip(inner.keys.iter()).map(|(prefix, key)| {
+        before(place, turn, &self.before_each([place]))
+    }
+
+    /// How many are before each of these places in its lines, by its ranks there.
+    fn before_each<'a>(
+        &self,
+        places: impl IntoIterator<Item = &'a Arc<Place>>,
+    ) -> BTreeMap<Rank, usize> {
+        let mut ranks: BTreeMap<&Bytes, BTreeSet<Rank>> = BTreeMap::new();
+        for place in places {
+            let inner = place.lock();
+            if let Some(since) = inner.since() {
+                for (prefix, key) in place.prefixes.iter().zip(inner.keys.iter()) {
+                    ranks.entry(prefix).or_default().insert((since, key.clone()));
+                }
+            }
+        }
+        let in_line = |(prefix, ranks)| {
             let queue = self.lines.get(prefix).and_then(|line| line.queue.as_ref());
-            queue.map_or(0, |queue| queue.before(&(since, key.clone())))
-        });
-        let holder = usize::from(inner.holder.is_some());
-        Some(in_line.max().unwrap_or_default() + holder + inner.before(turn))
+            queue.map(|queue| queue.before_each(ranks)).unwrap_or_default()
+        };
+        ranks.into_iter().flat_map(in_line).collect()
     }
 
     /// Ends what has waited, or was held, for too long. Answers with the holds to end.
     pub(super) fn ring(&mut self, now: Moment, acts: &mut Acts) -> Vec<Standing> {
-        let mut held_too_long = Vec::new();
+        let (mut held_too_long, mut late) = (Vec::new(), Vec::new());
         while let Some(timer) = self.timers.first_entry() {
             if timer.key().0 > now {
                 break;
             }
             let (place, turn) = timer.remove();
-            let why = match turn.stage(None) {
+            match turn.stage(None) {
                 Stage::Holds(_) => {
                     if turn.until().is_some_and(|until| until <= now) {
                         held_too_long.push((place, turn));
                     }
-                    continue;
                 }
-                Stage::Failed(_) => continue,
-                Stage::Asked | Stage::Stands(_) => match self.before(&place, &turn) {
-                    Some(before) => LockError::TimedOut { before },
-                    None => LockError::Unavailable,
-                },
+                Stage::Failed(_) => {}
+                Stage::Asked | Stage::Stands(_) => late.push((place, turn)),
+            }
+        }
+        // Where many are late at once, each line is passed over once.
+        let in_line = self.before_each(late.iter().map(|(place, _)| place));
+        for (place, turn) in late {
+            let why = match before(&place, &turn, &in_line) {
+                Some(before) => LockError::TimedOut { before },
+                None => LockError::Unavailable,
             };
             place.wait_no_more(&turn, why, acts);
         }
@@ -324,6 +370,15 @@ impl Book {
             end_place(&place, Loss::SessionEnded(end), &LockError::SessionEnded(end), acts);
         }
     }
+}
+
+/// How many are before a turn, with so many before its place `in_line`.
+fn before(place: &Place, turn: &Turn, in_line: &BTreeMap<Rank, usize>) -> Option<usize> {
+    let inner = place.lock();
+    let since = inner.since()?;
+    let in_line = inner.keys.iter().filter_map(|key| in_line.get(&(since, key.clone())));
+    let holder = usize::from(inner.holder.is_some());
+    Some(in_line.max().copied().unwrap_or_default() + holder + inner.before(turn))
 }
 
 /// What was lost: those of the keys that are left go.
@@ -393,6 +448,39 @@ mod tests {
         // The key is gone: deleted by hand, or with the lease.
         book.lines.get_mut(&prefix).unwrap().queue = Some(Queue::default());
         (book, place, turns)
+    }
+
+    #[test]
+    fn a_name_is_used_again_when_its_key_is_known_to_be_gone_and_not_before() {
+        let (mut book, place, [_turn]) = held();
+        let lease = place.session.lease;
+        let [prefix, plain] = ["lock/", "lock/5"].map(Bytes::from);
+        let stand = |book: &mut Book| {
+            let (id, key) = (book.number(), book.new_key(&prefix, lease));
+            let (session, count) = (Arc::clone(&place.session), Arc::clone(book.head_count()));
+            let (prefixes, keys) = ([prefix.clone()].into(), [key.clone()].into());
+            let next = Place::new(id, prefixes, keys, session, Bytes::new(), false, count);
+            let next = Arc::new(next);
+            book.welcome(&next);
+            (next, key)
+        };
+        let [one, two, three] = [(); 3].map(|()| stand(&mut book));
+        assert!(one.1 != two.1 && two.1 != three.1 && three.1 != one.1);
+        // Given up, its key may be there still; or it is not this node's any more, and another's.
+        two.0.lock().phase = Phase::Gone;
+        book.forget(&one.0, &prefix, &one.1);
+        let four = stand(&mut book);
+        assert!([&one.1, &two.1, &three.1].iter().all(|name| **name != four.1));
+        let mut is_deleted = |(place, key): &(Arc<Place>, Bytes)| {
+            book.forget(place, &prefix, key);
+            book.lines.get_mut(&prefix).unwrap().is_deleted(&prefix, key, lease);
+        };
+        is_deleted(&two);
+        is_deleted(&four);
+        let again = BTreeSet::from([stand(&mut book).1, stand(&mut book).1]);
+        assert_eq!(again, BTreeSet::from([two.1, four.1]));
+        book.forget(&place, &prefix, &plain);
+        assert_eq!(stand(&mut book).1, plain, "etcd's own name first");
     }
 
     fn evict(book: &mut Book, place: &Arc<Place>, keys: &Arc<[Bytes]>, acts: &mut Acts) {

@@ -74,6 +74,14 @@ impl Inner {
         self.turns.values()
     }
 
+    /// Since when its keys stand in their lines, if they do.
+    pub(crate) fn since(&self) -> Option<Revision> {
+        match self.phase {
+            Phase::Waiting { since } | Phase::Held { since, .. } => Some(since),
+            Phase::Entering | Phase::Gone => None,
+        }
+    }
+
     /// How many wait before a turn.
     pub(crate) fn before(&self, turn: &Turn) -> usize {
         self.turns.range(..turn.number).count()

@@ -318,3 +318,21 @@ fn waits_deep(semaphore: &Semaphore, node: &Node) -> Waits {
     crate::stage::until_true(node, "in line", || rows() == 3);
     begun
 }
+
+#[test]
+fn whoever_comes_and_goes_leaves_few_names_behind() {
+    let cluster = lasting(1);
+    let of = session(&cluster, 0).semaphore(NAME, 4);
+    // As long as somebody of this node is in the line.
+    let _stays = of.acquire().wait().unwrap();
+    let mut names = BTreeSet::new();
+    for _ in 0..20 {
+        let held = [(); 3].map(|()| of.acquire().wait().unwrap());
+        names.extend(held.iter().map(|permit| permit.key().clone()));
+        for permit in held {
+            permit.release().wait().unwrap();
+        }
+    }
+    // A name is used again as soon as its key is known to be gone, which may be a moment later.
+    assert!(names.len() <= 6, "{names:?}");
+}
