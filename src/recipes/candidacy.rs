@@ -30,7 +30,7 @@ use super::election::{Election, Leadership};
 use super::error::{LockError, Loss};
 use super::hold::Released;
 use super::leading::Shared;
-use super::wish::{Enters, Wish};
+use super::wish::Wish;
 
 /// A standing candidacy; made by [`Election::stand`]. To share it among tasks, put it into an [`Arc`].
 /// Dropping it resigns, or leaves the line, in the background; [`Candidacy::withdraw`] waits for that.

@@ -1,6 +1,6 @@
 //! The double barrier: a number of participants begin together, and end together.
 //!
-//! Each participant has a place, `name/<lease hex>.<number>`, bound to its session; its value is the
+//! Each participant has a place, `name/<lease hex>-<number>`, bound to its session; its value is the
 //! number of participants. When there are enough places, one of those who see it writes `name/ready`,
 //! which says up to which place the round goes, by the revision that made it. That row decides: who
 //! stands in a place of the round has passed, whatever becomes of the others afterwards. A round is over

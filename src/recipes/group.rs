@@ -1,6 +1,6 @@
 //! Groups: who is there, and who comes and goes.
 //!
-//! A member is a key below the group's name that is bound to a session, `name/<lease hex>.<number>`, with
+//! A member is a key below the group's name that is bound to a session, `name/<lease hex>-<number>`, with
 //! what the member says of itself as the value. So who crashes leaves, when its session has ended.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -170,9 +170,10 @@ fn client_of(session: &Session) -> Client {
     Client::new(Arc::clone(session.shared()))
 }
 
-/// A key for one more place of a session below a prefix.
+/// A key for one more place of a session below a prefix. Not as places in the lines of locks are named, with a dot: who
+/// looks for locks must not take this for one.
 pub(crate) fn place(prefix: &Bytes, session: &Session) -> Bytes {
-    let name = format!("{}.{}", session.lease(), session.state().next_number());
+    let name = format!("{}-{}", session.lease(), session.state().next_number());
     [&prefix[..], name.as_bytes()].concat().into()
 }
 

@@ -511,3 +511,25 @@ fn nothing_is_held_for_any_time_to_come_once_its_loss_is_known() {
     session.close().wait().unwrap();
     assert!(closed.valid_until() <= node.now() && session.valid_until() <= node.now());
 }
+
+#[test]
+fn members_of_groups_and_barriers_and_takers_of_queues_are_no_locks() {
+    let cluster = lasting(1);
+    let (node, mine) = (cluster.node(0), session(&cluster, 0));
+    let _member = mine.group("group").join("a").wait().unwrap();
+    let _waits = Begun::new(mine.double_barrier("barrier", 2).enter());
+    let _takes = Begun::new(mine.queue("queue").take());
+    for prefix in ["barrier/", "queue/idle/"] {
+        let is_there = || {
+            let rows = node.client().range(KeyRange::prefix(prefix)).local().wait().unwrap();
+            rows.count == 1
+        };
+        until_true(node, prefix, is_there);
+    }
+    let holds = mine.mutex("lock").lock().why("alone").wait().unwrap();
+    let waits = stand_in_line(&mine, node, "lock");
+    let locks = node.locks().list("").unwrap();
+    let names: Vec<_> = locks.iter().map(|lock| &lock.name[..]).collect();
+    assert_eq!((names, locks[0].line.len()), (vec![&b"lock"[..]], 2));
+    drop((holds, waits));
+}

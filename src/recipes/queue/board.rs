@@ -116,7 +116,7 @@ struct Work {
 impl Board {
     pub(super) fn new(session: Session, keys: Keys, attempts_max: Option<u64>) -> Arc<Self> {
         let unique = session.shared().env.entropy.next_u64();
-        let idle = format!("{}.{unique:016x}", session.lease()).into();
+        let idle = format!("{}-{unique:016x}", session.lease()).into();
         let state = State {
             index: Index::new(keys.clone()),
             watch: None,

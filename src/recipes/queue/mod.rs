@@ -5,7 +5,7 @@
 //!                                       place, its version less one how often it was taken
 //!   name/delay/<id>                     it is not to be taken yet; bound to a lease that nobody renews
 //!   name/claim/<id>                     it is taken; bound to the taker's session
-//!   name/idle/<lease>.<random>          a node whose takers wait, the longest waiting first; bound to
+//!   name/idle/<lease>-<random>          a node whose takers wait, the longest waiting first; bound to
 //!                                       the session
 //!   name/dead/...                       a queue of those that were taken too often
 //! ```
