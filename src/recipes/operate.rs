@@ -161,11 +161,7 @@ impl Locks {
     ///
     /// # Errors
     /// See [`OrderError`].
-    pub fn ask(
-        &self,
-        place: &Contender,
-        why: impl Into<String>,
-    ) -> Call<'static, (), OrderError> {
+    pub fn ask(&self, place: &Contender, why: impl Into<String>) -> Call<'static, (), OrderError> {
         let (locks, place, why) = (self.clone(), place.clone(), why.into());
         Call::new(&self.client, move |until| async move {
             locks.order(&place, What::Ask, why, &until).await.map(drop)

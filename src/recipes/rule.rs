@@ -275,7 +275,8 @@ mod tests {
         let mut queue = Queue::default();
         [2, 3, 5, 8].into_iter().for_each(|at| queue.insert(rank(at), Rule::Alone));
         let before = queue.before_each([8, 1, 3, 4, 9].into_iter().map(rank).collect());
-        let counted: Vec<_> = before.into_iter().map(|((at, _), count)| (at.get(), count)).collect();
+        let counted: Vec<_> =
+            before.into_iter().map(|((at, _), count)| (at.get(), count)).collect();
         assert_eq!(counted, [(1, 0), (3, 1), (4, 2), (8, 3), (9, 4)]);
     }
 

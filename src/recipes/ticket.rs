@@ -118,7 +118,8 @@ mod tests {
             let text = format!("3/{rest}");
             assert_eq!(text.parse::<Ticket>(), Err(NotATicket), "{text:?}");
         }
-        for text in ["1@2:k", "0/1@2:k", "x/1@2:k", "+3/1@2:k", "3/+1@2:k", "3/1@+2:k", "3/1@02:k"] {
+        for text in ["1@2:k", "0/1@2:k", "x/1@2:k", "+3/1@2:k", "3/+1@2:k", "3/1@+2:k", "3/1@02:k"]
+        {
             assert_eq!(text.parse::<Ticket>(), Err(NotATicket), "{text:?}");
         }
     }

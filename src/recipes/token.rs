@@ -31,7 +31,9 @@ pub struct Token {
 
 /// A text is not that of a [`Token`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
-#[error("not a token: it should read REVISION.HOP, two numbers in decimal digits, without zeros before them")]
+#[error(
+    "not a token: it should read REVISION.HOP, two numbers in decimal digits, without zeros before them"
+)]
 pub struct NotAToken;
 
 impl Token {

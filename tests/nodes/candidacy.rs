@@ -225,9 +225,12 @@ fn an_observer_sees_the_lead_handed_over_to_one_who_says_the_same() {
     let line = cluster.node(0).locks().of("jobs").unwrap().line;
     cluster.node(0).locks().hand_over(&line[0], &line[1], "its turn").wait().unwrap();
     let second = behind.finish().unwrap();
-    let after = next().unwrap();
+    let heir = second.session().lease();
+    second.resign().wait().unwrap();
+    let after = next().expect("it is told before it resigns");
     assert_eq!((&before.key, before.since), (&after.key, after.since), "by the same key");
-    assert_eq!((before.lease, after.lease), (first.session().lease(), second.session().lease()));
+    assert_eq!((before.lease, after.lease), (first.session().lease(), heir));
+    assert_eq!(next(), None);
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use bowline::{
-    Alarm, AlarmChange, AlarmKind, Contender, Effect, Error, KeyRange, Leadership, LockError, LockState,
-    Loss, Node, Op, OrderError, ReadGuard, Refusal, Released, Wait, WriteGuard,
+    Alarm, AlarmChange, AlarmKind, Contender, Effect, Error, KeyRange, Leadership, LockError,
+    LockState, Loss, Node, Op, OrderError, ReadGuard, Refusal, Released, Wait, WriteGuard,
 };
 
 use crate::stage::{
@@ -489,7 +489,7 @@ fn an_order_that_was_given_stands_whatever_becomes_of_the_waiting() {
     let is_unknown = |error: &Error| error.effect() == Effect::Unknown;
     assert!(matches!(&stopped, OrderError::Store(error) if is_unknown(error)), "{stopped:?}");
     cluster.heal();
-    heir.finish().unwrap();
+    assert!(heir.finish().unwrap().is_held());
     assert!(matches!(guard.lost().wait(), Loss::Broken { .. }));
 }
 

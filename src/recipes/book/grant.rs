@@ -127,7 +127,8 @@ impl Book {
             let own = queue.rule(&rank).filter(|_| !queue.may_hold(&rank))?;
             // The reader that wants to become the writer stands in its own way.
             let is_own = |other: &Rank| matches!(own, Rule::Upgrade(of) if *of == other.1);
-            let mut before = queue.iter().map(|(other, _)| other).take_while(|other| **other < rank);
+            let mut before =
+                queue.iter().map(|(other, _)| other).take_while(|other| **other < rank);
             view::at(shared, queue, before.find(|other| !is_own(other))?)
         })
     }
