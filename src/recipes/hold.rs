@@ -462,10 +462,14 @@ impl Grant {
     /// its lease still, and does not hold what it held.
     pub(super) fn still_held(&self, place: &Place) -> Vec<Compare> {
         let lease = place.session.lease;
+        let since = match mutant::is(Mutant::B56) {
+            true => self.since.next(),
+            false => self.since,
+        };
         let is_still = |key: &Bytes| {
             let writes = Stance::rule_of(key, &self.value) == Rule::Write;
             let says = writes.then(|| Compare::value(key.clone()).eq(self.value.clone()));
-            still_mine(key, self.since, lease).into_iter().chain(says)
+            still_mine(key, since, lease).into_iter().chain(says)
         };
         self.keys.iter().flat_map(is_still).collect()
     }
