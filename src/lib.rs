@@ -154,6 +154,8 @@ mod pages {
     struct Sql;
     #[doc = include_str!("../docs/coming-from/zookeeper.md")]
     struct ZooKeeper;
+    #[doc = include_str!("../docs/errors.md")]
+    struct Errors;
     #[doc = include_str!("../docs/operating/members.md")]
     struct Members;
     #[doc = include_str!("../docs/operating/sizes.md")]

@@ -324,7 +324,8 @@ impl Node {
     /// a place is kept at the address already. [`remove_member`](Self::remove_member) gives it up.
     ///
     /// # Errors
-    /// [`Error::Members`], with nothing changed; [`Error::Deadline`], when it may have come true.
+    /// [`Error::Members`], with nothing changed; [`Error::Deadline`] and [`Error::Stopped`], when it may have come
+    /// true.
     ///
     /// ```
     /// use bowline::{Config, MemberRole, Node, Wait};
@@ -388,7 +389,8 @@ impl Node {
     /// when this node has applied it; fine if it votes already.
     ///
     /// # Errors
-    /// [`Error::Members`], with nothing changed; [`Error::Deadline`], when it may have come true.
+    /// [`Error::Members`], with nothing changed; [`Error::Deadline`] and [`Error::Stopped`], when it may have come
+    /// true.
     pub async fn promote(&self, member: NodeId) -> Result<(), Error> {
         self.step(MemberWish::Promote(member)).await
     }
@@ -398,7 +400,8 @@ impl Node {
     /// applied it; fine if it is gone already. Refused if too few voters would be left that are there.
     ///
     /// # Errors
-    /// [`Error::Members`], with nothing changed; [`Error::Deadline`], when it may have come true.
+    /// [`Error::Members`], with nothing changed; [`Error::Deadline`] and [`Error::Stopped`], when it may have come
+    /// true.
     pub async fn remove_member(&self, member: NodeId) -> Result<(), Error> {
         self.step(MemberWish::Remove(member)).await
     }

@@ -53,7 +53,8 @@ pub(crate) struct TcpSettings {
     pub(crate) tls_reload_every: Duration,
     /// From connecting to the end of the handshake. Default 5 s.
     pub(crate) handshake_timeout: Duration,
-    /// How many connections may be in their handshake; one more ends the oldest. Default 64.
+    /// How many connections may be in their handshake; of which one more ends one, [`acceptor`](super::acceptor) says.
+    /// Default 64.
     pub(crate) handshakes_max: usize,
     /// How many that want to join may wait for their answers. Default 16.
     pub(crate) joiners_max: usize,
