@@ -95,7 +95,7 @@ impl Driver {
         self.judge_renewals();
         self.tell_applied(closed, times, count);
         self.shared.env.points.reach(Point::DriverAfterReply);
-        self.machine.scrub(SCRUB_ROWS_AN_ENTRY * count).map_err(|fault| fault.to_string())
+        self.machine.scrub(SCRUB_ROWS * count).map_err(|fault| fault.to_string())
     }
 
     fn count_done(&self, tally: &Tally) {

@@ -109,11 +109,8 @@ const LEASES_ENDING_MAX: usize = 4_000;
 /// How many callers may wait for a change of the leader; more are refused as busy.
 const TRANSFERS_MAX: usize = 256;
 
-/// Rows whose checksums are looked at in each tick.
+/// Rows whose checksums are looked at after each applied entry.
 const SCRUB_ROWS: usize = 16;
-
-/// And after each applied entry: each is a row that lies anywhere in memory.
-const SCRUB_ROWS_AN_ENTRY: usize = 4;
 
 /// Room for so many inputs is kept from turn to turn.
 const INPUT_ROOM_MAX: usize = 1_024;
