@@ -182,7 +182,7 @@ impl Inbox {
 
     /// Takes everything, and leaves `room`, which is empty, for what comes next.
     pub(crate) fn take(&self, room: Vec<Input>) -> Vec<Input> {
-        debug_assert!(room.is_empty());
+        assert!(room.is_empty(), "room that is taken");
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.peer_bytes = 0;
         std::mem::replace(&mut state.inputs, room)

@@ -56,3 +56,18 @@ impl Points for SimPoints {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_point_is_counted_as_itself() {
+        let points = SimPoints::default();
+        for (times, point) in (1..).zip(Point::ALL) {
+            (0..times).for_each(|_| points.reach(point));
+        }
+        assert_eq!(points.reached(), Point::ALL.into_iter().zip(1..).collect());
+        assert_eq!(SimPoints::default().reached(), BTreeMap::new());
+    }
+}
