@@ -28,6 +28,7 @@ use super::http_side::{self, HttpSide};
 use super::identity::Identity;
 use super::kv::KvService;
 use super::late::{Doubt, Late, MESSAGE_TIME_MAX, Patience};
+use super::leader::asks_for_leader;
 use super::lease::LeaseService;
 use super::lock::LockService;
 use super::maintenance::MaintenanceService;
@@ -363,8 +364,7 @@ impl Dispatch {
     /// Refuses what needs a leader where there is none, what a learner does not do, and what users may not. What
     /// streams, and ranges, are looked at where they are answered. Says who asks.
     fn admit(&self, headers: &HeaderMap, path: &str) -> Result<Identity, Status> {
-        let requires = headers.get("hasleader").is_some_and(|value| value == "true");
-        if requires && !self.member.has_leader() {
+        if asks_for_leader(headers) && !self.member.has_leader() {
             return Err(Reason::NoLeader.into());
         }
         let is_for_all = path.starts_with(HEALTH)

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use http::HeaderMap;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::{Request, Status};
@@ -41,9 +42,14 @@ async fn look(member: Weak<Member>, says: watch::Sender<Option<Instant>>) {
     }
 }
 
+/// Whether a call is refused where there is no leader.
+pub(super) fn asks_for_leader(headers: &HeaderMap) -> bool {
+    headers.get("hasleader").is_some_and(|value| value == "true")
+}
+
 /// Whether a stream is to end when there is no leader.
 pub(super) fn needs_leader<T>(request: &Request<T>) -> bool {
-    request.metadata().get("hasleader").is_some_and(|value| value == "true")
+    asks_for_leader(request.metadata().as_ref())
 }
 
 /// Ends when there was no leader for too long, from now on.

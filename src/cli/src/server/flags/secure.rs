@@ -12,8 +12,8 @@ use rustls::version::{TLS12, TLS13};
 
 use super::options::{number, split, wrong};
 use super::urls::{Door, Offer, Url};
-use super::values::OFF;
 use super::{FlagError, Values};
+use crate::go_flags::truth;
 
 /// How clients are met at URLs that are `https://`.
 #[derive(Clone, Debug)]
@@ -52,9 +52,7 @@ pub(crate) enum Shown {
 fn switch(values: &Values, name: &'static str) -> Result<bool, FlagError> {
     match values.get(name) {
         None => Ok(false),
-        Some("1" | "t" | "T" | "true" | "TRUE" | "True") => Ok(true),
-        Some(off) if OFF.contains(&off) => Ok(false),
-        Some(other) => Err(wrong(name, other, "true or false")),
+        Some(said) => truth(said).map_err(|_| wrong(name, said, "true or false")),
     }
 }
 

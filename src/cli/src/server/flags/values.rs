@@ -6,6 +6,7 @@ use std::fs;
 use super::options::split;
 use super::table::{FLAGS, Flag};
 use super::{Fate, FlagError};
+use crate::go_flags::truth;
 
 /// What was given. A flag that was not is not in it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -165,7 +166,7 @@ impl Values {
             Fate::Used => drop(self.given.insert(flag.name, value)),
             Fate::Ignored => self.idle.push((flag.name, flag.what)),
             // Not asked for.
-            Fate::Refused if flag.is_switch && OFF.contains(&value.as_str()) => {}
+            Fate::Refused if flag.is_switch && truth(&value) == Ok(false) => {}
             Fate::Refused => {
                 return Err(FlagError::Refused { name: flag.name, instead: flag.what });
             }
@@ -173,9 +174,6 @@ impl Values {
         Ok(())
     }
 }
-
-/// How Go reads that a switch is off.
-pub(super) const OFF: [&str; 6] = ["0", "f", "F", "false", "FALSE", "False"];
 
 /// The part of a file that is about TLS with clients, or among members.
 #[derive(Clone, Copy, PartialEq, Eq)]
