@@ -44,6 +44,15 @@ impl Sleeper for State {
     }
 }
 
+impl State {
+    fn take(&mut self) -> Option<(Vec<wal::Group>, Option<LogIndex>)> {
+        if self.closed && self.groups.is_empty() {
+            return None;
+        }
+        Some((std::mem::take(&mut self.groups), self.cut.take()))
+    }
+}
+
 impl LogQueue {
     /// An empty queue. `on_push` is called after each group, for whoever runs the worker without
     /// waiting.
@@ -90,11 +99,13 @@ impl LogQueue {
     /// `at_most`.
     fn take(&self, at_most: Option<Duration>) -> Option<(Vec<wal::Group>, Option<LogIndex>)> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut state = self.bell.wait(state, at_most);
-        if state.closed && state.groups.is_empty() {
-            return None;
-        }
-        Some((std::mem::take(&mut state.groups), state.cut.take()))
+        self.bell.wait(state, at_most).take()
+    }
+
+    /// As [`LogQueue::take`], without waiting.
+    #[cfg(any(test, feature = "sim"))]
+    fn take_now(&self) -> Option<(Vec<wal::Group>, Option<LogIndex>)> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
@@ -140,7 +151,7 @@ impl LogWorker {
     /// Writes what is queued, without waiting: for whoever runs a node by hand.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn turn(&mut self) -> LogTurn {
-        match self.queue.take(Some(Duration::ZERO)) {
+        match self.queue.take_now() {
             None => LogTurn::Ended,
             Some((groups, cut)) => self.write(groups, cut),
         }

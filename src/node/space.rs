@@ -62,6 +62,11 @@ impl SpaceTable {
         due
     }
 
+    /// Whether everybody has room, as far as is known.
+    pub(crate) fn is_plenty(&self) -> bool {
+        !self.low && self.peers.is_empty()
+    }
+
     /// Whether a member has room, as far as is known.
     pub(crate) fn has_room(&self, member: NodeId) -> bool {
         if member == self.me { !self.low } else { !self.peers.contains_key(&member) }

@@ -1,8 +1,8 @@
 //! Simulated time: one true time line, and for every node a clock of its own that starts anywhere
 //! and runs a little too fast or too slow. Nothing here reads a real clock.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::env::Clock;
@@ -16,7 +16,11 @@ pub(crate) struct Timeline {
 
 impl Timeline {
     pub(crate) fn now(&self) -> Duration {
-        Duration::from_nanos(self.nanos.load(Ordering::Relaxed))
+        Duration::from_nanos(self.nanos())
+    }
+
+    fn nanos(&self) -> u64 {
+        self.nanos.load(Ordering::Relaxed)
     }
 
     pub(crate) fn advance_to(&self, to: Duration) {
@@ -30,23 +34,25 @@ impl Timeline {
 /// How much faster than true time a clock runs, in parts per million; negative is slower.
 pub(crate) type DriftPpm = i64;
 
-/// One machine's clock.
+/// One machine's clock. It is read several times in each turn; nothing is locked, since a world has one thread.
 #[derive(Debug)]
 pub(crate) struct SimClock {
     timeline: Arc<Timeline>,
-    line: Mutex<Line>,
+    from: AtomicU64,
+    shown: AtomicU64,
+    drift: AtomicI64,
 }
 
-/// Where a clock was at a point of true time, and how it goes on from there.
+/// Where a clock was at a point of true time, in nanoseconds both, and how it goes on from there.
 #[derive(Clone, Copy, Debug)]
 struct Line {
-    from: Duration,
-    shown: Duration,
+    from: u64,
+    shown: u64,
     drift: DriftPpm,
 }
 
 impl Line {
-    fn at(&self, now: Duration) -> Duration {
+    fn at(&self, now: u64) -> u64 {
         self.shown + scale(now.saturating_sub(self.from), self.drift)
     }
 }
@@ -54,41 +60,47 @@ impl Line {
 impl SimClock {
     /// A clock that shows `shown` now.
     pub(crate) fn new(timeline: Arc<Timeline>, shown: Duration, drift: DriftPpm) -> Self {
-        let line = Mutex::new(Line { from: timeline.now(), shown, drift });
-        Self { timeline, line }
+        let from = AtomicU64::new(timeline.nanos());
+        Self { timeline, from, shown: AtomicU64::new(nanos(shown)), drift: AtomicI64::new(drift) }
     }
 
     /// From now on the clock runs at another rate. It does not jump.
     pub(crate) fn set_drift(&self, drift: DriftPpm) {
-        let now = self.timeline.now();
-        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        *line = Line { from: now, shown: line.at(now), drift };
+        let now = self.timeline.nanos();
+        self.shown.store(self.line().at(now), Ordering::Relaxed);
+        self.from.store(now, Ordering::Relaxed);
+        self.drift.store(drift, Ordering::Relaxed);
     }
 
     /// The true time at which this clock will show `moment`, if its rate stays; now, if it does
     /// already. Never a nanosecond early.
     pub(crate) fn true_time_of(&self, moment: Moment) -> Duration {
-        let now = self.timeline.now();
-        let line = *self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        let missing = moment.elapsed_since_boot().saturating_sub(line.at(now));
-        if missing.is_zero() {
-            return now;
+        let now = self.timeline.nanos();
+        let line = self.line();
+        let missing = nanos(moment.elapsed_since_boot()).saturating_sub(line.at(now));
+        if missing == 0 {
+            return Duration::from_nanos(now);
         }
         // Dividing by the rate, rounded up, with a nanosecond for the rounding in `at`.
-        let rate = rate(line.drift);
-        let nanos = match u64::try_from(missing.as_nanos()).ok().and_then(|n| n.checked_mul(PARTS))
-        {
-            Some(parts) => parts.div_ceil(rate) + 1,
+        let wait = match missing.checked_mul(PARTS) {
+            Some(parts) => parts.div_ceil(rate(line.drift)) + 1,
             None => u64::MAX / 4,
         };
-        now + Duration::from_nanos(nanos)
+        Duration::from_nanos(now + wait)
+    }
+
+    fn line(&self) -> Line {
+        Line {
+            from: self.from.load(Ordering::Relaxed),
+            shown: self.shown.load(Ordering::Relaxed),
+            drift: self.drift.load(Ordering::Relaxed),
+        }
     }
 }
 
 impl Clock for SimClock {
     fn now(&self) -> Moment {
-        let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        Moment::since_boot(line.at(self.timeline.now()))
+        Moment::since_boot(Duration::from_nanos(self.line().at(self.timeline.nanos())))
     }
 }
 
@@ -100,11 +112,10 @@ fn rate(drift: DriftPpm) -> u64 {
     PARTS.checked_add_signed(drift).filter(|rate| *rate > 0).expect("a clock runs forwards")
 }
 
-/// `true_time` as a clock with this drift measures it.
-fn scale(true_time: Duration, drift: DriftPpm) -> Duration {
-    let nanos = nanos(true_time);
-    // The same as `nanos * rate / PARTS`, in 64 bits: this is asked for several times in each turn.
-    Duration::from_nanos(nanos / PARTS * rate(drift) + nanos % PARTS * rate(drift) / PARTS)
+/// So much of true time as a clock with this drift measures it, in nanoseconds both.
+fn scale(true_nanos: u64, drift: DriftPpm) -> u64 {
+    // The same as `true_nanos * rate / PARTS`, in 64 bits.
+    true_nanos / PARTS * rate(drift) + true_nanos % PARTS * rate(drift) / PARTS
 }
 
 fn nanos(time: Duration) -> u64 {

@@ -76,6 +76,8 @@ struct Content {
     writes: Vec<(usize, Vec<u8>)>,
     /// Sectors that cannot be read until they are written again.
     unreadable: BTreeSet<usize>,
+    /// How many have it open in this life.
+    open: usize,
 }
 
 impl SimDisk {
@@ -198,7 +200,8 @@ impl SimDisk {
             id
         });
         let (seen, durable) = (bytes.to_vec(), bytes.to_vec());
-        state.files.insert(id, Content { seen, durable, ..Content::default() });
+        let open = state.files.get(&id).map_or(0, |file| file.open);
+        state.files.insert(id, Content { seen, durable, open, ..Content::default() });
     }
 
     /// Flips one bit of a file, durably: the medium rots. `bit` counts from the file's start.
@@ -233,8 +236,14 @@ impl State {
         self.locked.clear();
         let Faults { bytes_max, has_been_full, .. } = self.faults;
         self.faults = Faults { bytes_max, has_been_full, ..Faults::default() };
+        self.files.values_mut().for_each(|file| file.open = 0);
+        self.forget_nameless();
+    }
+
+    /// What has lost its name for good is there only for those who have it open.
+    fn forget_nameless(&mut self) {
         let named = self.named();
-        self.files.retain(|id, _| named.contains(id));
+        self.files.retain(|id, file| file.open > 0 || named.contains(id));
     }
 
     /// The files that have a name, or may have one after a crash.
@@ -321,7 +330,10 @@ impl State {
             return Err(io::Error::other("the simulated disk failed a sync"));
         }
         for (offset, bytes) in writes {
-            put(&mut file.durable, offset, &bytes);
+            match offset == 0 && file.durable.is_empty() {
+                true => file.durable = bytes,
+                false => put(&mut file.durable, offset, &bytes),
+            }
         }
         Ok(())
     }
@@ -381,11 +393,12 @@ fn sectors(offset: usize, length: usize) -> Range<usize> {
 }
 
 fn put(content: &mut Vec<u8>, offset: usize, bytes: &[u8]) {
-    let end = offset + bytes.len();
-    if content.len() < end {
-        content.resize(end, 0);
+    if content.len() < offset {
+        content.resize(offset, 0);
     }
-    content[offset..end].copy_from_slice(bytes);
+    let (over, behind) = bytes.split_at(bytes.len().min(content.len() - offset));
+    content[offset..offset + over.len()].copy_from_slice(over);
+    content.extend_from_slice(behind);
 }
 
 fn split(path: &Path) -> io::Result<(PathBuf, String)> {
@@ -424,6 +437,7 @@ impl Disk for SimDisk {
             (OpenMode::Write | OpenMode::Read, found) => found?,
         };
         let writable = mode != OpenMode::Read;
+        state.files.get_mut(&file).expect("a file with a name").open += 1;
         Ok(Box::new(SimFile { disk: Arc::clone(&self.state), life: state.life, file, writable }))
     }
 
@@ -457,6 +471,7 @@ impl Disk for SimDisk {
         let dir = state.dir(dir)?;
         dir.changes.clear();
         dir.durable = dir.seen.clone();
+        state.forget_nameless();
         Ok(())
     }
 
@@ -508,6 +523,15 @@ impl SimFile {
             return Err(io::Error::other("the file was opened before the machine went down"));
         }
         Ok(state)
+    }
+}
+
+impl Drop for SimFile {
+    fn drop(&mut self) {
+        let Ok(mut state) = self.state() else { return };
+        if let Some(file) = state.files.get_mut(&self.file) {
+            file.open -= 1;
+        }
     }
 }
 
@@ -652,6 +676,27 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
         assert_eq!(file.len().unwrap(), 10);
         file.write_all_at(&[2; 10], 0).unwrap();
+    }
+
+    #[test]
+    fn what_has_lost_its_name_is_there_for_whoever_has_it_open() {
+        let disk = disk(1);
+        let file = disk.open(path(), OpenMode::CreateNew).unwrap();
+        file.write_all_at(b"abc", 0).unwrap();
+        let again = disk.open(path(), OpenMode::Read).unwrap();
+        disk.sync_dir(Path::new("d")).unwrap();
+        disk.remove(path()).unwrap();
+        // Nothing says yet that it is gone for good.
+        drop(file);
+        assert_eq!(disk.used(), 3);
+        disk.sync_dir(Path::new("d")).unwrap();
+        assert_eq!(disk.used(), 0);
+        let mut bytes = [0; 3];
+        again.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(&bytes, b"abc");
+        drop(again);
+        disk.sync_dir(Path::new("d")).unwrap();
+        assert!(disk.state().files.is_empty());
     }
 
     #[test]

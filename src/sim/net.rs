@@ -22,6 +22,9 @@ use crate::transport;
 /// Messages under way on one lane of one link; more are refused, as a full socket buffer does.
 const IN_FLIGHT_MAX: usize = 4096;
 
+/// Most messages are no larger: a frame begins with so much room, in bytes.
+const FRAME_BYTES: usize = 256;
+
 /// How the network treats messages.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct NetConditions {
@@ -98,9 +101,22 @@ struct Link {
     cut: bool,
     /// Nothing arrives before this time.
     clogged_until: Duration,
-    /// When the last message of each lane arrives: the next one comes after it.
-    last: BTreeMap<Lane, Duration>,
-    in_flight: BTreeMap<Lane, usize>,
+    /// By lane.
+    lanes: [LaneState; 3],
+}
+
+/// Of one lane of a link.
+#[derive(Default)]
+struct LaneState {
+    /// When the last message arrives: the next one comes after it.
+    last: Duration,
+    in_flight: usize,
+}
+
+impl Link {
+    fn lane(&mut self, lane: Lane) -> &mut LaneState {
+        &mut self.lanes[lane as usize]
+    }
 }
 
 struct State {
@@ -210,9 +226,7 @@ impl SimNet {
         assert!(before.is_none(), "{a:?} and {b:?} were connected already");
         // A new connection owes no order to an older one.
         for (from, to) in [(a, b), (b, a)] {
-            let link = state.link(from, to);
-            link.last.clear();
-            link.in_flight.clear();
+            state.link(from, to).lanes = Default::default();
         }
     }
 
@@ -239,10 +253,8 @@ impl SimNet {
         if state.connections.get(&pair(flight.from, flight.to)) != Some(&flight.connection) {
             return Arrival::Late;
         }
-        let link = state.link(flight.from, flight.to);
-        if let Some(count) = link.in_flight.get_mut(&flight.lane) {
-            *count = count.saturating_sub(1);
-        }
+        let lane = state.link(flight.from, flight.to).lane(flight.lane);
+        lane.in_flight = lane.in_flight.saturating_sub(1);
         if flight.damaged {
             let body = transport::unframed(&flight.frame, flight.lane);
             let message = body.and_then(|body| codec::decode_message(body).ok());
@@ -278,7 +290,7 @@ impl State {
         let Some(connection) = self.connections.get(&pair(from, to)).copied() else {
             return SendOutcome::Unreachable;
         };
-        if self.link(from, to).in_flight.get(&lane).is_some_and(|&count| count >= IN_FLIGHT_MAX) {
+        if self.link(from, to).lane(lane).in_flight >= IN_FLIGHT_MAX {
             return SendOutcome::Full;
         }
         self.sent += 1;
@@ -290,17 +302,20 @@ impl State {
         let frame = match damaged {
             true => self.damage(transport::framed(message)),
             false => {
-                let mut frame = BytesMut::new();
+                let mut frame = BytesMut::with_capacity(FRAME_BYTES);
                 codec::encode_message(message, &mut frame);
                 frame.freeze()
             }
         };
-        let copies = if self.chance(self.conditions.duplicate_ppm) { 2 } else { 1 };
-        for _ in 0..copies {
+        let is_doubled = self.chance(self.conditions.duplicate_ppm);
+        let mut queue = |frame| {
             let at = self.arrival(now, from, to, lane);
-            let frame = frame.clone();
             self.outgoing.push(Flight { at, from, to, lane, connection, frame, damaged });
+        };
+        if is_doubled {
+            queue(frame.clone());
         }
+        queue(frame);
         SendOutcome::Queued
     }
 
@@ -319,18 +334,18 @@ impl State {
     }
 
     fn arrival(&mut self, now: Duration, from: NodeId, to: NodeId, lane: Lane) -> Duration {
-        let conditions = self.conditions.clone();
-        let mut travel = self.between(conditions.delay_min, conditions.delay_max);
-        if self.chance(conditions.straggle_ppm) {
-            travel += self.between(Duration::ZERO, conditions.straggle_max);
+        let mut travel = self.between(self.conditions.delay_min, self.conditions.delay_max);
+        if self.chance(self.conditions.straggle_ppm) {
+            travel += self.between(Duration::ZERO, self.conditions.straggle_max);
         }
+        let keeps_order = !self.conditions.reorder;
         let link = self.link(from, to);
-        *link.in_flight.entry(lane).or_default() += 1;
         let mut at = (now + travel).max(link.clogged_until);
-        if !conditions.reorder {
-            let last = link.last.entry(lane).or_default();
-            at = at.max(*last);
-            *last = at;
+        let lane = link.lane(lane);
+        lane.in_flight += 1;
+        if keeps_order {
+            at = at.max(lane.last);
+            lane.last = at;
         }
         at
     }

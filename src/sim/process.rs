@@ -262,6 +262,11 @@ impl Process {
         self.node.driver.lessor()
     }
 
+    /// The newest revision that the judge was shown.
+    pub(crate) fn shown(&self) -> Revision {
+        self.shown.get()
+    }
+
     /// What has become visible since the last call, revision by revision. What was compacted before
     /// anybody looked is left out.
     pub(crate) fn take_changes(&self) -> Vec<Change> {

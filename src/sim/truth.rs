@@ -13,7 +13,7 @@ use crate::model::{Event, EventKind, KeyRange, KeyValue, LeaseId, Revision};
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Truth {
-    /// From revision 2 on.
+    /// From revision 2 on, without the rows before.
     revisions: Vec<Vec<Event>>,
     /// What each key became, and when. Asked for single keys only, as all that is hashed here: no order decides anything.
     history: HashMap<Bytes, Vec<(Revision, Option<KeyValue>)>>,
@@ -67,7 +67,8 @@ impl Truth {
             }
             self.fold(revision, event)?;
         }
-        self.revisions.push(events.to_vec());
+        let bare = |event: &Event| Event { kind: event.kind, kv: event.kv.clone(), prev: None };
+        self.revisions.push(events.iter().map(bare).collect());
         Ok(())
     }
 
@@ -88,7 +89,8 @@ impl Truth {
     }
 
     fn fold(&mut self, revision: Revision, event: &Event) -> Result<(), Violation> {
-        let before = self.row_at(&event.kv.key, Revision(revision.get() - 1)).cloned();
+        let before = self.row_at(&event.kv.key, Revision(revision.get() - 1));
+        let before = before.map(|row| (row.create_revision, row.version));
         if event.kv.mod_revision != revision {
             return Violation::found(
                 "M-KEY",
@@ -97,7 +99,7 @@ impl Truth {
         }
         let after = match event.kind {
             EventKind::Put => {
-                self.fold_put(revision, event, before.as_ref())?;
+                self.fold_put(revision, event, before)?;
                 Some(event.kv.clone())
             }
             EventKind::Delete if before.is_none() => {
@@ -131,12 +133,10 @@ impl Truth {
         &mut self,
         revision: Revision,
         event: &Event,
-        before: Option<&KeyValue>,
+        before: Option<(Revision, u64)>,
     ) -> Result<(), Violation> {
-        let (create, version) = match before {
-            Some(row) => (row.create_revision, row.version + 1),
-            None => (revision, 1),
-        };
+        let (create, version) =
+            before.map_or((revision, 1), |(create, version)| (create, version + 1));
         if (event.kv.create_revision, event.kv.version) != (create, version) {
             return Violation::found("M-KEY", format!("{event:?} after {before:?}"));
         }

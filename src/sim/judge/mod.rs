@@ -45,6 +45,10 @@ use crate::node::Look;
 /// Reading a log costs more than comparing: entries are compared so many at a time.
 const COMPARE_AT_ONCE: u64 = 64;
 
+/// So does reading a history: that of a replica that brings nothing new is compared so many revisions at a time. Its
+/// digest is, each time.
+const HEAR_AT_ONCE: u64 = 16;
+
 /// Digests of older entries than so many are forgotten.
 const DIGESTS_KEPT: usize = 20_000;
 
@@ -259,7 +263,10 @@ impl Judge {
 
     /// A driver has had a turn. What it had before.
     pub(crate) fn look(&mut self, id: NodeId, process: &Process, look: &Look) -> Before {
-        self.hear(process);
+        let is_news = look.revision > self.truth.newest();
+        if is_news || look.revision.get() >= process.shown().get() + HEAR_AT_ONCE {
+            self.hear(process);
+        }
         self.follow_members(id, process, self.seen[place(id)].applied);
         let Seen { term, commit, applied, revision, .. } = self.seen[place(id)];
         if look.term < term {
@@ -383,6 +390,7 @@ impl Judge {
 
     /// Compares what a node has applied and nobody has looked at yet.
     pub(crate) fn compare_rest(&mut self, id: NodeId, process: &Process) {
+        self.hear(process);
         let Seen { compared, applied, .. } = self.seen[place(id)];
         self.check_entries(id, process, compared, applied);
     }

@@ -186,18 +186,22 @@ impl Judge {
         }
         let now = self.running_time(id);
         let members = process.members();
-        let before = self.peers.leads_since.remove(&id).filter(|leads| leads.term == look.term);
-        let leads = match before {
-            Some(leads) if Arc::ptr_eq(&leads.members, &members) => leads,
-            before => {
-                let deciders = Deciders::of(&members);
-                // Whoever decides only since a moment ago, a leader need not have heard from before.
-                let same = before.filter(|leads| leads.deciders == deciders);
-                let since = same.map_or(now, |leads| leads.since);
-                Leads { term: look.term, members, deciders, since }
-            }
+        let begins = || Leads {
+            term: look.term,
+            members: Arc::clone(&members),
+            deciders: Deciders::of(&members),
+            since: now,
         };
-        let Leads { deciders, since, .. } = self.peers.leads_since.entry(id).or_insert(leads);
+        let leads = self.peers.leads_since.entry(id).or_insert_with(begins);
+        if leads.term != look.term {
+            *leads = begins();
+        } else if !Arc::ptr_eq(&leads.members, &members) {
+            // Whoever decides only since a moment ago, a leader need not have heard from before.
+            let changed = begins();
+            let is_same = leads.deciders == changed.deciders;
+            *leads = Leads { since: if is_same { leads.since } else { now }, ..changed };
+        }
+        let Leads { deciders, since, .. } = &*leads;
         if now - *since < LEADS_ALONE_MAX {
             return;
         }

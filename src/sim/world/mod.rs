@@ -13,6 +13,7 @@
 //!     └───────────────────────────────────────────────────┘
 //! ```
 
+mod agenda;
 mod faults;
 mod links;
 mod lives;
@@ -21,8 +22,7 @@ mod newcomers;
 mod turns;
 
 use std::cell::RefCell;
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -49,6 +49,7 @@ use crate::model::{JoinAnswer, Joined, LeaseId, LogIndex, MemberRole, MemberWish
 use crate::node::{CallResult, Contact, Look, StartError, StopReason};
 use crate::wal::LogError;
 
+use agenda::{Agenda, When};
 use newcomers::{Newcomer, NewcomerId};
 
 /// How often the nodes look whether they can reach each other, about.
@@ -94,9 +95,8 @@ pub(crate) enum Ending {
     PowerLost,
 }
 
-/// One thing that will happen.
+/// One thing that will happen, other than the turn of a driver.
 enum Happening {
-    DriverTurn { node: usize, life: u64 },
     LogTurn { node: usize, life: u64 },
     SnapshotTurn { node: usize, life: u64 },
     Arrive(Flight),
@@ -110,32 +110,6 @@ enum Happening {
     Ask { newcomer: NewcomerId },
     Admit { newcomer: NewcomerId, joined: Box<Joined> },
     ArmedTooLong { node: usize, life: u64 },
-}
-
-struct Scheduled {
-    at: Duration,
-    number: u64,
-    what: Happening,
-}
-
-impl PartialEq for Scheduled {
-    fn eq(&self, other: &Self) -> bool {
-        self.number == other.number
-    }
-}
-
-impl Eq for Scheduled {}
-
-impl PartialOrd for Scheduled {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Scheduled {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.number).cmp(&(other.at, other.number))
-    }
 }
 
 /// A machine with the process on it.
@@ -152,8 +126,8 @@ struct SimNode {
     /// Counts the ends of processes: what was scheduled for an earlier one is void.
     life: u64,
     paused: bool,
-    /// When the next turn of the driver is due.
-    driver_due: Option<Duration>,
+    /// When the next turn of the driver is due. Kept here, since that changes with whatever comes.
+    driver_due: Option<When>,
     log_due: Option<Duration>,
     snapshots_due: Option<Duration>,
     /// How much longer a sync takes now, and the number of the spell.
@@ -222,8 +196,7 @@ pub(crate) struct World {
     nodes: Vec<SimNode>,
     executor: Executor,
     timers: Timers,
-    queue: BinaryHeap<Reverse<Scheduled>>,
-    next_number: u64,
+    agenda: Agenda<Happening>,
     partition: u64,
     /// How often everything has healed: what a fault had in store for later is over then.
     storm: u64,
@@ -262,8 +235,7 @@ impl World {
             nodes,
             executor: Executor::new(),
             timers,
-            queue: BinaryHeap::new(),
-            next_number: 0,
+            agenda: Agenda::new(),
             partition: 0,
             storm: 0,
             silent_since: BTreeMap::new(),
@@ -424,21 +396,34 @@ impl World {
 
     /// The next thing, if it is before `end`; else time goes on to `end`.
     fn step(&mut self, end: Duration) -> Result<bool, Violation> {
-        let queued = self.queue.peek().map(|Reverse(next)| next.at);
+        let queued = self.agenda.next();
+        let driver = self.next_driver();
         let sleeper = self.timers.next();
-        let Some(at) = queued.into_iter().chain(sleeper).min().filter(|at| *at < end) else {
+        let first = queued.into_iter().chain(driver.map(|(due, _)| due)).min();
+        let ats = first.map(|(at, _)| at).into_iter().chain(sleeper);
+        let Some(at) = ats.min().filter(|at| *at < end) else {
             self.timeline.advance_to(end.max(self.timeline.now()));
             return Ok(false);
         };
         self.timeline.advance_to(at.max(self.timeline.now()));
-        if queued == Some(at) {
-            let Reverse(next) = self.queue.pop().expect("peeked a line ago");
-            self.happen(next.what)?;
-        } else {
-            self.timers.wake_due();
+        match first.filter(|(due, _)| *due == at) {
+            None => self.timers.wake_due(),
+            Some(first) => match driver.filter(|(due, _)| *due == first) {
+                Some((_, node)) => self.driver_turn(node)?,
+                None => {
+                    let next = self.agenda.pop().expect("it was there a line ago");
+                    self.happen(next)?;
+                }
+            },
         }
         self.settle()?;
         Ok(true)
+    }
+
+    /// The driver whose turn is due first.
+    fn next_driver(&self) -> Option<(When, usize)> {
+        let due = |(at, node): (usize, &SimNode)| Some((node.driver_due?, at));
+        self.nodes.iter().enumerate().filter_map(due).min()
     }
 
     /// Runs the tasks that were woken, and schedules what they and the last happening asked for.
@@ -483,7 +468,6 @@ impl World {
 
     fn happen(&mut self, what: Happening) -> Result<(), Violation> {
         match what {
-            Happening::DriverTurn { node, life } => self.driver_turn(node, life),
             Happening::LogTurn { node, life } => self.log_turn(node, life),
             Happening::SnapshotTurn { node, life } => self.snapshot_turn(node, life),
             Happening::Arrive(flight) => {
@@ -537,9 +521,7 @@ impl World {
     }
 
     fn schedule_at(&mut self, at: Duration, what: Happening) {
-        let number = self.next_number;
-        self.next_number += 1;
-        self.queue.push(Reverse(Scheduled { at, number, what }));
+        self.agenda.push(at, what);
     }
 
     fn scheduling(&self) -> Duration {

@@ -5,12 +5,10 @@ use super::*;
 impl World {
     pub(super) fn driver_by(&mut self, at: usize, due: Duration) {
         let node = &mut self.nodes[at];
-        if node.process.is_none() || node.driver_due.is_some_and(|before| before <= due) {
+        if node.process.is_none() || node.driver_due.is_some_and(|(before, _)| before <= due) {
             return;
         }
-        node.driver_due = Some(due);
-        let life = node.life;
-        self.schedule_at(due, Happening::DriverTurn { node: at, life });
+        node.driver_due = Some(self.agenda.when(due));
     }
 
     pub(super) fn log_soon(&mut self, at: usize) {
@@ -60,12 +58,9 @@ impl World {
         }
     }
 
-    pub(super) fn driver_turn(&mut self, at: usize, life: u64) -> Result<(), Violation> {
+    pub(super) fn driver_turn(&mut self, at: usize) -> Result<(), Violation> {
         let now = self.timeline.now();
         let node = &mut self.nodes[at];
-        if node.life != life || node.driver_due != Some(now) {
-            return Ok(());
-        }
         node.driver_due = None;
         if node.paused || node.stopped {
             return Ok(());
