@@ -110,7 +110,7 @@ impl Lines {
             if let Some(found) = book.share(&shared, ask, max)? {
                 return Ok(found);
             }
-            let place = book.new_place(ask, max)?;
+            let place = book.new_place(&shared, ask, max)?;
             let deadline = ask.deadline.map(|deadline| (deadline, book.number()));
             let turn = place.lock().queue(ask.only_try, deadline, ask.cap, ask.is_owned);
             book.keep_timer(deadline, &place, &turn);
@@ -357,7 +357,7 @@ impl Lines {
     /// A place whose hold has ended, with tasks that wait for the next.
     fn enter_anew(self: &Arc<Self>, place: &Arc<Place>, parting: Option<&Parting>) {
         let Some(shared) = self.shared.upgrade() else { return };
-        let keys = self.lock().rename(place);
+        let keys = self.lock().rename(&shared, place);
         let lease = place.session.lease;
         if let Some(parting) = parting {
             self.keep_spent(parting, lease);

@@ -332,6 +332,57 @@ fn what_was_conditional_on_a_hold_is_not_done_under_a_later_one_of_the_same_sess
 }
 
 #[test]
+fn what_is_handed_back_while_its_session_asks_for_the_lock_anew_is_whose_it_was_handed_to() {
+    // What is asked for anew comes to the log before the hold is handed back, or behind it.
+    for comes_before in [false, true] {
+        let cluster = lasting(3);
+        let (leader, one, two) = roles(&cluster);
+        let (mine, other, name) = (session(&cluster, one), session(&cluster, two), "lock");
+        let first = mine.rw_lock(name).write().wait().unwrap();
+        let read = Begun::new(mine.rw_lock(name).read());
+        until_places(cluster.node(leader), name, 2);
+        let beside = Begun::new(session(&cluster, leader).rw_lock(name).read());
+        until_places(cluster.node(two), name, 3);
+        let between = Begun::new(other.rw_lock(name).write());
+        until_places(cluster.node(two), name, 4);
+        let locks = cluster.node(two).locks();
+        let line = locks.of(name).unwrap().line;
+        locks.hand_over(&line[0], &line[3], "").wait().unwrap();
+        let between = between.finish().unwrap();
+        assert_eq!((between.key(), first.is_held()), (first.key(), false));
+        let kv = cluster.node(leader).client();
+        cluster.all_at(kv.put("any", "").wait().unwrap().revision).wait().unwrap();
+
+        // Its node knows of nothing but that it has asked anew.
+        cluster.pause(one);
+        let mut anew = Begun::new(mine.rw_lock(name).write());
+        if comes_before {
+            let behind = Begun::asked(cluster.node(one).client().put("behind", ""));
+            cluster.cut(leader, one);
+            cluster.cut(two, one);
+            cluster.resume(one);
+            let has_come = || kv.get("behind").wait().unwrap().is_some();
+            until_true(cluster.node(leader), "the wish comes", has_come);
+            drop(behind);
+        }
+        let line = locks.of(name).unwrap().line;
+        locks.hand_over(&line[0], &line[1], "").wait().unwrap();
+        assert!(!between.is_held());
+        cluster.heal();
+        cluster.resume(one);
+
+        let (read, beside) = (read.finish().unwrap(), beside.finish().unwrap());
+        assert_eq!((read.key(), read.is_held()), (between.key(), true));
+        cluster.all_at(kv.put("any", "").wait().unwrap().revision).wait().unwrap();
+        assert!(beside.is_held() && anew.poll().is_none(), "a writer holds beside readers");
+        read.release().wait().unwrap();
+        beside.release().wait().unwrap();
+        anew.finish().unwrap().release().wait().unwrap();
+        until_places(cluster.node(leader), name, 0);
+    }
+}
+
+#[test]
 fn a_reader_that_has_come_to_hold_does_not_lose_that_to_a_hand_over() {
     let cluster = lasting(3);
     let (leader, one, two) = roles(&cluster);

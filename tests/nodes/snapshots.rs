@@ -6,6 +6,8 @@ use std::time::Duration;
 use bowline::testing::{self, Cluster, ClusterOptions};
 use bowline::{Config, KeyRange, LockError, Loss, Node, Revision, Role, Wait};
 
+use crate::stage::{Begun, until_places};
+
 /// A log that is cut every few hundred writes.
 fn small(config: Config) -> Config {
     let config = config.snapshot_log_bytes(64 << 10).log_segment_bytes(64 << 10);
@@ -185,6 +187,56 @@ fn who_waits_for_more_permits_than_a_snapshot_says_there_are_is_told() {
         while line().await > 1 {}
     };
     tokio::runtime::Runtime::new().unwrap().block_on(run);
+}
+
+#[test]
+fn what_is_handed_there_and_back_in_what_a_snapshot_passes_over_is_whose_it_was_handed_to() {
+    // The node misses that the hold was handed away, and that it was handed back, or the first alone.
+    for misses_all in [true, false] {
+        let cluster = three().wait();
+        let leader = cluster.leader().wait().unwrap();
+        let cut = (leader + 1) % 3;
+        let (near, far) = (cluster.node(leader), cluster.node(cut));
+        put_many(near, 0, 10).wait();
+        let lasting = |node: &Node| node.open_session().ttl(Duration::from_secs(600)).wait();
+        let (mine, other) = (lasting(far).unwrap().mutex("door"), lasting(near).unwrap());
+        let first = mine.lock().wait().unwrap();
+        let again = Begun::new(mine.lock().why("another task"));
+        until_places(near, "door", 2);
+        let between = Begun::new(other.mutex("door").lock());
+        until_places(far, "door", 3);
+        let line = mine.line().unwrap();
+
+        // What it asks for arrives, and it hears of nothing. Paused, it cannot notice that before it has asked.
+        cluster.pause(cut);
+        let away = Begun::new(async move { first.hand_over(&line[2]).await });
+        cluster.cut(leader, cut);
+        cluster.cut(3 - leader - cut, cut);
+        cluster.resume(cut);
+        let between = between.finish().unwrap();
+        let heir = other.mutex("door").line().unwrap()[1].clone();
+        let mut back = Box::pin(async move { between.hand_over(&heir).await.unwrap() });
+        if misses_all {
+            back.as_mut().wait();
+        }
+        // The log does not reach it any more.
+        cluster.partition(&[cut]);
+        let mut revision = put_many(near, 10, 1000).wait();
+        while files(&cluster, leader, ".log").contains(&"0000000001.log".to_owned()) {
+            revision = put_many(near, 0, 100).wait();
+        }
+        cluster.heal();
+        cluster.all_at(revision).wait().unwrap();
+        assert!(far.metrics().snapshot().snapshots_installed_total > 0);
+        away.finish().unwrap();
+        if !misses_all {
+            back.wait();
+        }
+        let again = again.finish().unwrap();
+        assert!(again.is_held());
+        again.release().wait().unwrap();
+        until_places(near, "door", 0);
+    }
 }
 
 #[test]

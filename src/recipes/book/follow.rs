@@ -68,7 +68,7 @@ impl Book {
             if !is_place || event.kv.lease != Some(place.session.lease) {
                 let handed = handed.get_or_init(|| handed_in(change));
                 self.has_gone(handed, event, &place, acts);
-            } else {
+            } else if !changes_hands(event) {
                 says_anew(&place, key, &event.kv.value, acts);
             }
             if event.kind == EventKind::Delete
@@ -121,16 +121,12 @@ impl Book {
             return self.forget(place, &prefix, key);
         }
         let line = self.lines.get(&prefix);
-        let is_own = |key: &Bytes| {
-            let known = line.and_then(|line| line.local.get(key));
-            known.is_some_and(|known| known.session.lease == place.session.lease)
-        };
-        let is_handed = |other: &&&Event| {
+        let is_its = |other: &&&Event| {
             other.kv.lease == Some(place.session.lease)
                 && parent(&other.kv.key) == Some(&prefix)
-                && !is_own(&other.kv.key)
+                && !line.is_some_and(|line| line.has(&other.kv.key))
         };
-        if let Some(other) = handed.iter().find(is_handed) {
+        if let Some(other) = handed.iter().find(is_its) {
             let (handed, since) = (other.kv.key.clone(), other.kv.create_revision);
             if keys.len() == 1 {
                 return self.is_handed(place, &handed, since, acts);
@@ -209,13 +205,18 @@ impl Book {
     ) -> bool {
         let [prefix] = &*place.prefixes else { return false };
         let Some(line) = self.lines.get(prefix) else { return false };
-        let (rows, value) = (view::rows(shared, prefix), place.lock().value.clone());
+        let rows = view::rows(shared, prefix);
+        let (value, since) = {
+            let inner = place.lock();
+            (inner.value.clone(), inner.since())
+        };
         let handed = rows.into_iter().find(|row| {
-            // What was handed was put anew, with what the heir's own row said.
+            // What was handed was put anew while the heir waited, with what the heir's own row said.
             row.lease == Some(place.session.lease)
                 && row.version > 1
+                && Some(row.mod_revision) > since
                 && row.value == value
-                && !line.local.contains_key(&row.key)
+                && !line.has(&row.key)
         });
         let Some(row) = handed else { return false };
         self.is_handed(place, &row.key, row.create_revision, acts);
@@ -238,7 +239,6 @@ impl Book {
             let queue = queue_of(view::rows(shared, prefix));
             let places: Vec<(Bytes, Arc<Place>)> =
                 line.local.iter().map(|(key, place)| (key.clone(), Arc::clone(place))).collect();
-            let keys: BTreeSet<Bytes> = queue.iter().map(|((_, key), _)| key.clone()).collect();
             line.waiting.retain(|rank, _| queue.contains(rank));
             line.upgrades.retain(|rank| queue.contains(rank));
             line.queue = Some(queue);
@@ -256,9 +256,9 @@ impl Book {
                     says_anew(&place, &key, &row.value, acts);
                 }
                 match phase {
-                    // One that it had before, whose deletion may be in what was passed over.
+                    // One that it had before: that it was deleted, or handed to another, may be in what was passed over.
                     _ if !now.contains(&key) => {
-                        if !keys.contains(&key) {
+                        if row.is_none() {
                             self.forget(&place, prefix, &key);
                         }
                     }
@@ -270,7 +270,7 @@ impl Book {
                         }
                     }
                     Phase::Gone => {
-                        if !keys.contains(&key) {
+                        if row.is_none() {
                             self.forget(&place, prefix, &key);
                         }
                     }
@@ -286,14 +286,15 @@ impl Book {
     }
 }
 
-/// The rows of a change that may have been given to another lease: those that were there before.
+/// The rows of a change that were given to another lease.
 fn handed_in(change: &Change) -> Vec<&Event> {
-    let is_kept = |event: &&Event| {
-        event.kind == EventKind::Put
-            && event.kv.lease.is_some()
-            && event.kv.create_revision < event.kv.mod_revision
-    };
-    change.events.iter().filter(is_kept).collect()
+    change.events.iter().filter(|event| changes_hands(event)).collect()
+}
+
+/// Whether a row is another lease's than before: what it says is its heir's word, whoever else asks for its name.
+fn changes_hands(event: &Event) -> bool {
+    let before = event.prev.as_ref().and_then(|before| before.lease);
+    event.prev.is_some() && event.kv.lease.is_some() && event.kv.lease != before
 }
 
 /// Somebody, perhaps the place itself, has put another value into its row.

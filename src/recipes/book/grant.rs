@@ -56,13 +56,13 @@ impl Book {
             let rank = (since, key.clone());
             if !line.queue.as_ref().is_some_and(|queue| queue.contains(&rank)) {
                 // Deleted by somebody else already, in the same turn.
-                if !self.find_handed(shared, place, acts) {
-                    {
-                        let mut inner = place.lock();
-                        if inner.phase == Phase::Entering && Arc::ptr_eq(&inner.keys, keys) {
-                            inner.phase = Phase::Waiting { since };
-                        }
+                {
+                    let mut inner = place.lock();
+                    if inner.phase == Phase::Entering && Arc::ptr_eq(&inner.keys, keys) {
+                        inner.phase = Phase::Waiting { since };
                     }
+                }
+                if !self.find_handed(shared, place, acts) {
                     self.is_evicted(place, keys, since, Some(key), acts);
                 }
                 return;

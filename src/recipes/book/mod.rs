@@ -66,6 +66,15 @@ struct Line {
 const LEASES_WITH_FREE_NAMES_MAX: usize = 64;
 
 impl Line {
+    /// Whether one of this node's places has this key now, or will when its entering has come true. Of a place that is
+    /// over, or has stepped into line anew, the key may be another's by now.
+    fn has(&self, key: &Bytes) -> bool {
+        self.local.get(key).is_some_and(|place| {
+            let inner = place.lock();
+            inner.phase != Phase::Gone && inner.keys.contains(key)
+        })
+    }
+
     /// The key of a place of this lease was deleted: its name is free. Names are used again because each that was ever
     /// used takes room in the store until that is compacted, and is passed over by whoever reads the line.
     ///
@@ -158,13 +167,18 @@ impl Book {
         Ok(Some((place, turn)))
     }
 
-    pub(super) fn new_place(&mut self, ask: &Ask<'_>, max: usize) -> Result<Arc<Place>, LockError> {
+    pub(super) fn new_place(
+        &mut self,
+        shared: &Shared,
+        ask: &Ask<'_>,
+        max: usize,
+    ) -> Result<Arc<Place>, LockError> {
         let prefixes: Box<[Bytes]> = ask.names.iter().map(prefix_of).collect();
         let waits = |prefix| self.lines.get(prefix).map_or(0, |line: &Line| line.local.len());
         if prefixes.iter().any(|prefix| waits(prefix) >= max) {
             return Err(LockError::QueueFull { max });
         }
-        let keys = prefixes.iter().map(|prefix| self.new_key(prefix, ask.session.lease)).collect();
+        let keys = self.new_keys(shared, &prefixes, ask.session.lease);
         let (id, session) = (self.number(), Arc::clone(ask.session));
         let value = (ask.value)();
         let count = Arc::clone(&self.head_count);
@@ -186,14 +200,26 @@ impl Book {
         self.lines.get(parent(key)?)?.local.get(key)
     }
 
-    /// A key in a line that no place of this node has: etcd's own name if that is free, and one that
-    /// cannot collide with it for the next. A name is free again only when its key is known to be gone.
-    fn new_key(&mut self, prefix: &Bytes, lease: LeaseId) -> Bytes {
+    /// New keys in these lines, for a place of this lease.
+    fn new_keys(&mut self, shared: &Shared, prefixes: &[Bytes], lease: LeaseId) -> Arc<[Bytes]> {
+        let stands = |key: &Bytes| shared.reader.get(key).0.is_some();
+        prefixes.iter().map(|prefix| self.new_key(prefix, lease, stands)).collect()
+    }
+
+    /// A key in a line that no place of this node has, and that does not stand there: etcd's own name if that is free,
+    /// and one that cannot collide with it for the next. A name is free again only when its key is known to be gone.
+    /// One that stands and is nobody's here was handed to another, who may hand it back while what is asked for now is
+    /// under way: then nobody could tell which of two places has it.
+    fn new_key(
+        &mut self,
+        prefix: &Bytes,
+        lease: LeaseId,
+        stands: impl Fn(&Bytes) -> bool,
+    ) -> Bytes {
         let mut name = numbered(prefix, lease, None);
-        while let Some(line) = self.lines.get_mut(prefix)
-            && line.local.contains_key(&name)
-        {
-            let free = line.free.get_mut(&lease).and_then(BTreeSet::pop_first);
+        while self.local(&name).is_some() || stands(&name) {
+            let line = self.lines.get_mut(prefix);
+            let free = line.and_then(|line| line.free.get_mut(&lease)?.pop_first());
             let number = free.unwrap_or_else(|| self.number());
             name = numbered(prefix, lease, Some(number));
         }
@@ -213,10 +239,8 @@ impl Book {
     }
 
     /// New keys for a place that will stand in line anew.
-    pub(super) fn rename(&mut self, place: &Arc<Place>) -> Arc<[Bytes]> {
-        let lease = place.session.lease;
-        let keys: Arc<[Bytes]> =
-            place.prefixes.iter().map(|prefix| self.new_key(prefix, lease)).collect();
+    pub(super) fn rename(&mut self, shared: &Shared, place: &Arc<Place>) -> Arc<[Bytes]> {
+        let keys = self.new_keys(shared, &place.prefixes, place.session.lease);
         place.lock().keys = Arc::clone(&keys);
         self.keep(place);
         keys
@@ -426,6 +450,8 @@ fn queue_of(rows: Vec<KeyValue>) -> Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::Change;
+    use crate::model::{Event, EventKind};
     use crate::node::SessionEnd;
     use crate::recipes::place::{Act, Bound, Load};
 
@@ -456,7 +482,7 @@ mod tests {
         let lease = place.session.lease;
         let [prefix, plain] = ["lock/", "lock/5"].map(Bytes::from);
         let stand = |book: &mut Book| {
-            let (id, key) = (book.number(), book.new_key(&prefix, lease));
+            let (id, key) = (book.number(), book.new_key(&prefix, lease, |_| false));
             let (session, count) = (Arc::clone(&place.session), Arc::clone(book.head_count()));
             let (prefixes, keys) = ([prefix.clone()].into(), [key.clone()].into());
             let next = Place::new(id, prefixes, keys, session, Bytes::new(), false, count);
@@ -480,7 +506,64 @@ mod tests {
         let again = BTreeSet::from([stand(&mut book).1, stand(&mut book).1]);
         assert_eq!(again, BTreeSet::from([two.1, four.1]));
         book.forget(&place, &prefix, &plain);
+        // It was handed to another, and stands.
+        let other = book.new_key(&prefix, lease, |name| *name == plain);
+        assert_ne!(other, plain);
         assert_eq!(stand(&mut book).1, plain, "etcd's own name first");
+    }
+
+    /// A change: by each key, the lease that had its row and the one that has it now, since revision 2 always.
+    fn change(rows: &[(&'static str, Option<u64>, Option<u64>)]) -> Change {
+        let row = |key: &'static str, lease: u64, modified| KeyValue {
+            key: Bytes::from_static(key.as_bytes()),
+            value: Bytes::from_static(b"of the heir"),
+            create_revision: SINCE,
+            mod_revision: modified,
+            version: 2,
+            lease: LeaseId::new(lease),
+        };
+        let event = |&(key, before, now): &(_, Option<u64>, Option<u64>)| Event {
+            kind: if now.is_some() { EventKind::Put } else { EventKind::Delete },
+            kv: row(key, now.unwrap_or_default(), Revision(9)),
+            prev: before.map(|lease| row(key, lease, Revision(8))),
+        };
+        Change { revision: Revision(9), events: rows.iter().map(event).collect() }
+    }
+
+    fn follow(book: &mut Book, rows: &[(&'static str, Option<u64>, Option<u64>)]) {
+        let change = change(rows);
+        let (mut touched, mut orders, mut acts) = Default::default();
+        book.follow(&change, &mut touched, &mut orders, &mut acts);
+    }
+
+    #[test]
+    fn what_is_handed_back_is_its_heirs_though_who_had_it_before_is_not_forgotten() {
+        // That the key was another's meanwhile this node has not followed.
+        let (mut book, before, [_turn]) = held();
+        before.lock().phase = Phase::Gone;
+        let (prefix, count) = (before.prefixes[0].clone(), Arc::clone(book.head_count()));
+        let key = book.new_key(&prefix, before.session.lease, |_| false);
+        let (prefixes, keys, session) = ([prefix].into(), [key].into(), &before.session);
+        let heir = Place::new(2, prefixes, keys, Arc::clone(session), Bytes::new(), false, count);
+        let heir = Arc::new(heir);
+        book.welcome(&heir);
+        let turn = heir.lock().queue(false, None, None, false);
+        heir.lock().phase = Phase::Waiting { since: SINCE };
+        follow(&mut book, &[("lock/5", Some(7), Some(5)), ("lock/5.1", Some(5), None)]);
+        assert!(matches!(turn.stage(None), Stage::Asked));
+        assert_eq!(heir.lock().keys[..], ["lock/5"]);
+        assert!(book.local(b"lock/5").is_some_and(|place| Arc::ptr_eq(place, &heir)));
+        assert!(book.local(b"lock/5.1").is_none());
+    }
+
+    #[test]
+    fn what_a_row_says_that_changes_hands_is_not_said_by_who_asks_for_its_name() {
+        let (mut book, place, [_turn]) = held();
+        place.lock().phase = Phase::Entering;
+        follow(&mut book, &[("lock/5", Some(7), Some(5))]);
+        assert_eq!(place.lock().value, "");
+        follow(&mut book, &[("lock/5", Some(5), Some(5))]);
+        assert_eq!(place.lock().value, "of the heir");
     }
 
     fn evict(book: &mut Book, place: &Arc<Place>, keys: &Arc<[Bytes]>, acts: &mut Acts) {
