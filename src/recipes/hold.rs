@@ -414,7 +414,7 @@ impl Hold {
         view::may_be_handed(heir, self.place.session.lease)?;
         view::is_for_ours_alone(&shared, &line)?;
         let (sender, receiver) = oneshot::channel();
-        let (heir, reply) = (heir.key.clone(), ReplyTo::Waiting(sender));
+        let (heir, reply) = ((heir.since, heir.key.clone()), ReplyTo::Waiting(sender));
         if !self.lines.hand_over(&self.place, &self.turn, heir, reply) {
             return Err(OrderError::Gone);
         }

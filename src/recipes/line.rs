@@ -181,13 +181,13 @@ impl Lines {
         found.is_some_and(|(place, turn)| self.release(&place, &turn, Loss::Released, reply))
     }
 
-    /// A task hands its hold to the place of this key; false if the hold is over already. If that place
+    /// A task hands its hold to the place of this rank; false if the hold is over already. If that place
     /// does not wait any more, the lock is released.
     pub(crate) fn hand_over(
         self: &Arc<Self>,
         place: &Arc<Place>,
         turn: &Arc<Turn>,
-        heir: Bytes,
+        heir: Rank,
         reply: ReplyTo<Reply>,
     ) -> bool {
         self.look_at_the_clock(place);
@@ -544,8 +544,9 @@ impl Parting {
     /// What is to be carried out.
     fn to_txn(&self, shared: &Shared, lease: LeaseId) -> Txn {
         let leaving = self.leaving(lease);
-        let ([key], Some(heir)) = (&*self.keys, &self.heir) else { return leaving };
-        let (Some(row), _) = shared.reader.get(heir) else { return leaving };
+        let ([key], Some((since, heir))) = (&*self.keys, &self.heir) else { return leaving };
+        let row = shared.reader.get(heir).0.filter(|row| row.create_revision == *since);
+        let Some(row) = row else { return leaving };
         let Some(heir_lease) = row.lease.filter(|heir| *heir != lease) else { return leaving };
         // A reader's place is no writer's: other readers hold with it.
         let (Some(held), _) = shared.reader.get(key) else { return leaving };

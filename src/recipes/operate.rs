@@ -256,7 +256,7 @@ impl Locks {
             view::may_be_handed(&heir, holder.lease)?;
             let prefix = parent(&holder.key).map(Bytes::copy_from_slice).unwrap_or_default();
             view::is_for_ours_alone(&locks.client.shared, &prefix)?;
-            let what = What::HandOver(heir.key);
+            let what = What::HandOver((heir.since, heir.key));
             let ordered = locks.order(&holder, what, why, &until).await?;
             locks.until_gone(&holder, ordered, &until).await
         })

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use crate::model::{KeyRange, KeyValue, Range, Revision};
 use crate::node::Shared;
 
+use super::rule::Rank;
 use super::stance::MARK;
 
 /// What follows the key of the place.
@@ -32,8 +33,8 @@ pub(crate) enum What {
     Ask,
     /// That it lose the lock.
     Break,
-    /// That it hand the lock to the place of this key.
-    HandOver(Bytes),
+    /// That it hand the lock to the place of this rank: a later one of its name is not meant.
+    HandOver(Rank),
 }
 
 /// An order.
@@ -63,20 +64,21 @@ pub(crate) fn rows(shared: &Shared, prefix: &Bytes) -> Vec<KeyValue> {
 }
 
 impl Order {
-    /// As a row's value: what, the key of the heir, to whom, who, and why, in lines.
+    /// As a row's value: what, with the key and the revision of the heir, to whom, who, and why, in lines.
     pub(crate) fn to_value(&self) -> Bytes {
-        let (what, heir): (&[u8], &[u8]) = match &self.what {
-            What::Ask => (b"ask", b""),
-            What::Break => (b"break", b""),
-            What::HandOver(heir) => (b"hand over ", heir),
+        let what = match &self.what {
+            What::Ask => "ask".to_owned(),
+            What::Break => "break".to_owned(),
+            What::HandOver((since, heir)) => {
+                let heir: String = heir.iter().map(|byte| format!("{byte:02x}")).collect();
+                format!("hand over {heir} {since}")
+            }
         };
         let by = self.request.by.replace('\n', " ");
-        let heir: String = heir.iter().map(|byte| format!("{byte:02x}")).collect();
         let since = self.since.to_string();
         [
             MARK,
-            what,
-            heir.as_bytes(),
+            what.as_bytes(),
             b"\n",
             since.as_bytes(),
             b"\n",
@@ -95,7 +97,10 @@ impl Order {
         let what = match lines.next()? {
             "ask" => What::Ask,
             "break" => What::Break,
-            other => What::HandOver(from_hex(other.strip_prefix("hand over ")?)?),
+            other => {
+                let (heir, since) = other.strip_prefix("hand over ")?.split_once(' ')?;
+                What::HandOver((Revision(since.parse().ok()?), from_hex(heir)?))
+            }
         };
         let since = Revision(lines.next()?.parse().ok()?);
         let (by, why) = (lines.next()?.to_owned(), lines.next()?.to_owned());
@@ -117,14 +122,20 @@ mod tests {
 
     #[test]
     fn an_order_is_read_back_and_anything_else_is_none() {
-        for what in [What::Ask, What::Break, What::HandOver(Bytes::from_static(b"l/\xff\n1"))] {
+        let heir = (Revision(5), Bytes::from_static(b"l/\xff\n1"));
+        for what in [What::Ask, What::Break, What::HandOver(heir)] {
             let request = Request { by: "ops".to_owned(), why: "two\nlines".to_owned() };
             let order = Order { what, since: Revision(7), request };
             assert_eq!(Order::parse(&order.to_value()), Some(order));
         }
-        for other in
-            [&b""[..], b"ask\n7\na\nb", b"bowline:1 dance\n7\na\nb", b"bowline:1 ask\n7\na"]
-        {
+        for other in [
+            &b""[..],
+            b"ask\n7\na\nb",
+            b"bowline:1 dance\n7\na\nb",
+            b"bowline:1 ask\n7\na",
+            // Of which place of that name?
+            b"bowline:1 hand over 6c31\n7\na\nb",
+        ] {
             assert_eq!(Order::parse(other), None);
         }
         assert_eq!(addressee(&key_for(&Bytes::from_static(b"l/1"))), Some(&b"l/1"[..]));

@@ -431,6 +431,33 @@ fn an_operator_hands_leadership_to_a_named_candidate() {
 }
 
 #[test]
+fn a_later_place_of_the_heirs_name_is_no_heir() {
+    for by_order in [false, true] {
+        let cluster = lasting(3);
+        let guard = session(&cluster, 0).mutex("lock").lock().wait().unwrap();
+        let heirs = session(&cluster, 2);
+        let heir = stand_in_line(&heirs, cluster.node(2), "lock");
+        let next = stand_in_line(&session(&cluster, 1), cluster.node(1), "lock");
+        until_places(cluster.node(0), "lock", 3);
+        let line = cluster.node(0).locks().of("lock").unwrap().line;
+        drop(heir);
+        until_places(cluster.node(2), "lock", 2);
+        let later = stand_in_line(&heirs, cluster.node(2), "lock");
+        until_places(cluster.node(0), "lock", 3);
+        assert_eq!(place(cluster.node(0), "lock", 2).key, line[1].key);
+        // Its heir has gone, as the caller has seen it: the next in line gets it.
+        match by_order {
+            false => guard.hand_over(&line[1]).wait().unwrap(),
+            true => cluster.node(0).locks().hand_over(&line[0], &line[1], "").wait().unwrap(),
+        }
+        assert_eq!(place(cluster.node(0), "lock", 0).key, line[2].key);
+        next.finish().unwrap().release().wait().unwrap();
+        later.finish().unwrap().release().wait().unwrap();
+        until_places(cluster.node(0), "lock", 0);
+    }
+}
+
+#[test]
 fn nothing_is_handed_past_a_client_that_is_not_ours_or_to_one_who_does_not_wait() {
     let cluster = lasting(1);
     let (node, kv) = (cluster.node(0), cluster.node(0).client());

@@ -8,6 +8,7 @@ use bytes::Bytes;
 
 use super::super::error::{LockError, Loss};
 use super::super::head_count::HeadCount;
+use super::super::rule::Rank;
 use super::super::token::Token;
 use super::{Act, Acts, Bound, Grant, Load, Ordered, Parting, Phase, Stage, Turn};
 use crate::model::{LeaseId, Moment, Reply, Revision};
@@ -41,8 +42,8 @@ pub(crate) struct Inner {
     pub(super) bound: Vec<Bound>,
     /// Who waits for the release, while transactions are open.
     pub(super) releasing: Option<ReplyTo<Reply>>,
-    /// The key of the place that the hold is to be handed to.
-    pub(super) heir: Option<Bytes>,
+    /// The place that the hold is to be handed to.
+    pub(super) heir: Option<Rank>,
     /// Whoever waits for the release has named it.
     pub(super) is_told: bool,
     /// What it was ordered before it was known here where it stands.

@@ -40,7 +40,7 @@ use super::book::no_more;
 use super::error::{LockError, Loss};
 use super::head_count::HeadCount;
 use super::order::{Order, What};
-use super::rule::LockKind;
+use super::rule::{LockKind, Rank};
 use super::stance::Stance;
 
 /// How often a lock passes from task to task inside a node while others in the cluster wait for it.
@@ -159,7 +159,7 @@ pub(crate) struct Parting {
     /// Something done under the hold may still come true.
     pub(crate) is_spent: bool,
     /// Whose the hold becomes, if that one still waits; otherwise the keys are deleted.
-    pub(crate) heir: Option<Bytes>,
+    pub(crate) heir: Option<Rank>,
     /// Whoever waits for the reply has named the heir, and is told if it cannot be.
     pub(crate) is_told: bool,
 }
@@ -282,7 +282,7 @@ impl Place {
     pub(crate) fn hand_over(
         self: &Arc<Self>,
         turn: &Arc<Turn>,
-        heir: Bytes,
+        heir: Rank,
         reply: ReplyTo<Reply>,
         acts: &mut Acts,
     ) -> bool {
