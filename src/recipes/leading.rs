@@ -21,7 +21,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use thiserror::Error as ThisError;
 
-use crate::api::{Error, Node, OwnSession};
+use crate::api::{Effect, Error, Node, OwnSession};
 use crate::node::Shared as NodeShared;
 
 use super::call::pause;
@@ -42,6 +42,27 @@ pub enum LeadError {
     /// It led, and lost that before the work had ended; only after [`Leading::once`].
     #[error("leads no more: {0}")]
     Lost(Loss),
+}
+
+impl LeadError {
+    /// Whether standing for election has left anything behind. What the work has done, in this term and in those before
+    /// it, the work knows: nothing of that is taken back.
+    pub fn effect(&self) -> Effect {
+        match self {
+            LeadError::NotElected(why) => why.effect(),
+            LeadError::Lost(_) => Effect::NotApplied,
+        }
+    }
+
+    /// Whether a clone that is run later may lead without anybody changing the program: it was lost alone, and not its
+    /// session with it. Whether the work may be begun again only the program knows.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            LeadError::NotElected(why) => why.is_transient(),
+            LeadError::Lost(Loss::SessionEnded(_) | Loss::NodeStopped(_)) => false,
+            LeadError::Lost(_) => true,
+        }
+    }
 }
 
 impl From<LockError> for LeadError {

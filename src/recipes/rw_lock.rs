@@ -6,7 +6,7 @@ use bytes::Bytes;
 use thiserror::Error as ThisError;
 use tokio::sync::oneshot;
 
-use crate::api::{Error, Session};
+use crate::api::{Effect, Error, Session};
 use crate::model::{Command, Reply};
 use crate::node::ReplyTo;
 
@@ -146,6 +146,27 @@ pub enum DowngradeError {
         /// Why it is not confirmed.
         error: Error,
     },
+}
+
+impl DowngradeError {
+    /// Whether its row in the line says that it reads, so that others may read beside it.
+    pub fn effect(&self) -> Effect {
+        match self {
+            DowngradeError::Lost(_) | DowngradeError::HeldAgain(_) => Effect::NotApplied,
+            DowngradeError::Unconfirmed { error, .. } => error.effect(),
+        }
+    }
+
+    /// Whether the same call may succeed later without anybody changing the program: never. What is lost stays lost, an
+    /// owner lets go of its other guards first, and who only reads already has nothing to ask again: where that could
+    /// not be confirmed in time, the node goes on trying.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            DowngradeError::Lost(_)
+            | DowngradeError::HeldAgain(_)
+            | DowngradeError::Unconfirmed { .. } => false,
+        }
+    }
 }
 
 impl WriteGuard {

@@ -23,6 +23,7 @@ use bytes::Bytes;
 use thiserror::Error as ThisError;
 use tokio::sync::oneshot;
 
+use crate::api::Effect;
 use crate::model::{Command, Compare, KeyValue, Moment, Op, Reply, Revision, Txn};
 use crate::mutant::{self, Mutant};
 use crate::node::{CallError, CallResult, ReplyTo, Shared};
@@ -83,6 +84,20 @@ pub struct UpgradeError {
     /// Why: [`LockError::UpgradeTaken`], [`LockError::Lost`] if the reader is lost, and whatever may come
     /// of any wish.
     pub why: LockError,
+}
+
+impl UpgradeError {
+    /// Whether anything was changed that stays. Where that is unknown its row may say that it writes, so that other readers
+    /// wait until the guard is released, or upgraded after all.
+    pub fn effect(&self) -> Effect {
+        self.why.effect()
+    }
+
+    /// Whether the guard may become the writer later without anybody changing the program: others were reading, or the
+    /// cluster had no quorum.
+    pub fn is_transient(&self) -> bool {
+        self.why.is_transient()
+    }
 }
 
 impl Upgrade {

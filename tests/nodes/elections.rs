@@ -12,8 +12,8 @@ use std::time::Duration;
 use bowline::env::{BootClock, Clock};
 use bowline::testing::Cluster;
 use bowline::{
-    GuardError, LeadError, LeaderEvent, Leadership, LeaseId, LockError, Loss, Moment, Node, NodeId,
-    Released, ResumeError, Revision, Session, SessionEnd, Ticket, Token, Wait,
+    Effect, GuardError, LeadError, LeaderEvent, Leadership, LeaseId, LockError, Loss, Moment, Node,
+    NodeId, Released, ResumeError, Revision, Session, SessionEnd, Ticket, Token, Wait,
 };
 use tokio::sync::oneshot;
 
@@ -137,8 +137,9 @@ fn who_leads_once_hears_of_the_loss() {
         kv.delete(leadership.key().clone()).await.unwrap();
         pending::<()>().await;
     };
-    let result = election.leading("a").once().run(work).wait();
-    assert_eq!(result, Err(LeadError::Lost(Loss::KeyDeleted)));
+    let lost = election.leading("a").once().run(work).wait().unwrap_err();
+    assert_eq!(lost, LeadError::Lost(Loss::KeyDeleted));
+    assert_eq!((lost.effect(), lost.is_transient()), (Effect::NotApplied, true));
     assert_eq!(election.leader().wait().unwrap(), None, "it does not stand any more");
 }
 
@@ -165,6 +166,7 @@ fn it_ends_with_its_session_whether_it_leads_or_not() {
         session.close().wait().unwrap();
         let error = running.finish().unwrap_err();
         assert!(matches!(error, LeadError::NotElected(LockError::SessionEnded(_))), "{error:?}");
+        assert_eq!((error.effect(), error.is_transient()), (Effect::NotApplied, false));
     }
     assert_eq!(counted.begun(), counted.ended());
     assert!(counted.begun() <= 1, "who never led is told nothing");

@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
 
 use bowline::{
-    Alarm, AlarmChange, AlarmKind, Compare, DowngradeError, Error, GuardError, GuardTxn, LockError,
-    LockKind, Loss, Node, Op, ReadGuard, Refusal, Released, Session, SessionEnd, Upgrade,
-    UpgradeError, Wait, WriteGuard,
+    Alarm, AlarmChange, AlarmKind, Compare, DowngradeError, Effect, Error, GuardError, GuardTxn,
+    LockError, LockKind, Loss, Node, Op, ReadGuard, Refusal, Released, Session, SessionEnd,
+    Upgrade, UpgradeError, Wait, WriteGuard,
 };
 
 use crate::stage::{
-    Begun, SHORT, SOON, another_session, lasting, mortal, places, roles, session, until,
-    until_places, until_true,
+    Begun, SHORT, SOON, STEADY, another_session, lasting, lasting_with, mortal, places, roles,
+    session, until, until_places, until_true,
 };
 
 const LOCK: &str = "lock";
@@ -191,13 +191,15 @@ fn who_was_refused_to_become_a_reader_is_refused_to_become_the_writer_and_does_n
     let full = Alarm { member: None, kind: AlarmKind::NoSpace };
     let refusal = Error::Refused(Refusal::Alarm(AlarmKind::NoSpace));
     kv.change_alarms(AlarmChange::Raise(full)).wait().unwrap();
-    let DowngradeError::Unconfirmed { guard, error } = writer.downgrade().wait().unwrap_err()
-    else {
+    let unconfirmed = writer.downgrade().wait().unwrap_err();
+    assert_eq!((unconfirmed.effect(), unconfirmed.is_transient()), (Effect::NotApplied, false));
+    let DowngradeError::Unconfirmed { guard, error } = unconfirmed else {
         panic!("what puts something is refused");
     };
     assert_eq!(error, refusal);
     let refused = guard.upgrade().deadline(SOON).wait().unwrap_err();
     assert_eq!(refused.why, LockError::Refused(refusal));
+    assert_eq!((refused.effect(), refused.is_transient()), (Effect::NotApplied, false));
     kv.change_alarms(AlarmChange::End(full)).wait().unwrap();
     let writer = refused.guard.upgrade().deadline(SOON).wait().unwrap();
     writer.txn().then(Op::put("row", "written")).commit().wait().unwrap();
@@ -212,7 +214,23 @@ fn a_downgrade_of_what_is_lost_says_so() {
     mine.client().delete(writer.key().clone()).wait().unwrap();
     let error = writer.downgrade().wait().unwrap_err();
     assert!(matches!(error, DowngradeError::Lost(Loss::KeyDeleted)), "{error:?}");
+    assert_eq!((error.effect(), error.is_transient()), (Effect::NotApplied, false));
     until_places(cluster.node(0), LOCK, 0);
+}
+
+#[test]
+fn a_downgrade_that_is_not_confirmed_in_time_reads_and_others_read_beside_it_sooner_or_later() {
+    let cluster = lasting_with(3, |config| config.call_deadline(STEADY));
+    let (leader, one, _) = roles(&cluster);
+    let read = session(&cluster, leader).rw_lock(LOCK).read();
+    let writer = session(&cluster, one).rw_lock(LOCK).write().wait().unwrap();
+    cluster.partition(&[one]);
+    let error = writer.downgrade().wait().unwrap_err();
+    assert_eq!((error.effect(), error.is_transient()), (Effect::Unknown, false));
+    let DowngradeError::Unconfirmed { guard, .. } = error else { panic!("{error:?}") };
+    let beside: Reads = Begun::new(read.deadline(SOON));
+    cluster.heal();
+    assert!(beside.finish().unwrap().is_held() && guard.is_held());
 }
 
 #[test]
@@ -271,7 +289,9 @@ fn a_second_upgrade_is_refused_at_once_and_goes_on_reading() {
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let (one, two) = (read(&sessions[0]), read(&sessions[1]));
     let first = upgrades(one, cluster.node(0));
-    let UpgradeError { guard, why, .. } = two.upgrade().wait().unwrap_err();
+    let error = two.upgrade().wait().unwrap_err();
+    assert!(!error.is_transient(), "it is in the way of the other one");
+    let UpgradeError { guard, why, .. } = error;
     assert_eq!(why, LockError::UpgradeTaken);
     assert!(guard.is_held());
     guard.release().wait().unwrap();
@@ -284,6 +304,7 @@ fn an_upgrade_that_only_tries_gives_the_reader_back() {
     let sessions = [0, 1].map(|member| session(&cluster, member));
     let (one, two) = (read(&sessions[0]), read(&sessions[1]));
     let error = one.try_upgrade().wait().unwrap_err();
+    assert_eq!((error.effect(), error.is_transient()), (Effect::NotApplied, true));
     let LockError::WouldBlock { holder } = &error.why else { panic!("{error:?}") };
     let holder = holder.as_deref().map(|holder| &holder.key);
     assert_eq!(holder, Some(two.key()), "the other reader, and not the one who asks");
