@@ -99,11 +99,12 @@ impl Options {
     pub(crate) fn new(values: &Values) -> Result<Self, FlagError> {
         let text = |name, default: &str| values.get(name).unwrap_or(default).to_owned();
         let name = text("name", "default");
-        let millis = |name: &'static str, default: u64| {
-            number(values, name, default, 1, 50_000).map(Duration::from_millis)
+        // What the library takes, and of that what etcd does: five heartbeats, and at most 50 s.
+        let millis = |name: &'static str, default: u64, least, most| {
+            number(values, name, default, least, most).map(Duration::from_millis)
         };
-        let heartbeat = millis("heartbeat-interval", 100)?;
-        let election_timeout = millis("election-timeout", 1000)?;
+        let heartbeat = millis("heartbeat-interval", 100, 4, 10_000)?;
+        let election_timeout = millis("election-timeout", 1000, 20, 50_000)?;
         if election_timeout < heartbeat * 5 {
             return Err(FlagError::Together(format!(
                 "--election-timeout ({election_timeout:?}) must be at least five times --heartbeat-interval \
@@ -314,7 +315,8 @@ pub(super) fn number<T: std::str::FromStr + PartialOrd>(
     let Some(value) = values.get(name) else { return Ok(default) };
     let number = value.parse().ok().filter(|number| *number >= least && *number <= most);
     let must = match name {
-        "heartbeat-interval" | "election-timeout" => "1 to 50000 milliseconds",
+        "heartbeat-interval" => "4 to 10000 milliseconds",
+        "election-timeout" => "20 to 50000 milliseconds",
         "max-request-bytes" => "1 byte to 3 MiB: larger requests would hold up all others",
         "max-txn-ops" => "1 to 10000",
         "bcrypt-cost" => "4 to 31",
@@ -494,9 +496,12 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused_in_words() {
-        let cases: [(&[&str], &str); 11] = [
+        let cases: [(&[&str], &str); 14] = [
             (&["--election-timeout=400"], "must be at least five times --heartbeat-interval"),
-            (&["--heartbeat-interval=x"], "must be 1 to 50000 milliseconds"),
+            (&["--heartbeat-interval=x"], "must be 4 to 10000 milliseconds"),
+            (&["--heartbeat-interval=3"], "must be 4 to 10000 milliseconds"),
+            (&["--heartbeat-interval=10001"], "must be 4 to 10000 milliseconds"),
+            (&["--election-timeout=50001"], "must be 20 to 50000 milliseconds"),
             (&["--listen-client-urls=unix://h:1"], "of the form http://host:port or https://"),
             (&["--listen-client-urls=http://h"], "of the form http://host:port"),
             (&["--initial-cluster=a"], "name=url,name=url"),
@@ -514,13 +519,24 @@ mod tests {
     }
 
     #[test]
-    fn whatever_may_be_said_of_requests_the_library_takes() {
+    fn whatever_may_be_said_of_requests_and_of_heartbeats_the_library_takes() {
         let dir = tempfile::tempdir().unwrap();
         let data = format!("--data-dir={}", dir.path().display());
-        let least = ["--max-request-bytes=1", "--max-txn-ops=1"];
-        let most = ["--max-request-bytes=3145728", "--max-txn-ops=10000"];
-        for [bytes, ops] in [least, most] {
-            let said = [&data, "--listen-peer-urls=http://127.0.0.1:0", bytes, ops];
+        let least = [
+            "--max-request-bytes=1",
+            "--max-txn-ops=1",
+            "--heartbeat-interval=4",
+            "--election-timeout=20",
+        ];
+        let most = [
+            "--max-request-bytes=3145728",
+            "--max-txn-ops=10000",
+            "--heartbeat-interval=10000",
+            "--election-timeout=50000",
+        ];
+        for [bytes, ops, heartbeat, election] in [least, most] {
+            let listen = "--listen-peer-urls=http://127.0.0.1:0";
+            let said = [&data, listen, bytes, ops, heartbeat, election];
             let node = Node::start(options(&said).unwrap().config()).wait().expect(bytes);
             assert!(node.shutdown().wait().hanging.is_empty());
         }
